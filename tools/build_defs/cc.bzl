@@ -1,0 +1,83 @@
+"""The C++ rules of this repository.
+
+They carry what a build of our code needs wherever it happens (the language
+standard, the include path) and the warnings we look at. That a warning ends the
+build is for .bazelrc to say.
+
+A header `comm/status.h` is included as `evenkeel/comm/status.h`, here and in
+every workspace that takes evenkeel in.
+"""
+
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+
+_COPTS = [
+    "-std=c++20",
+    "-Wall",
+    "-Wextra",
+    "-Wnon-virtual-dtor",
+    "-Woverloaded-virtual",
+    "-Wno-missing-field-initializers",  # {.cap = x} means: the rest by default
+    "-Wno-restrict",  # GCC 12 sees overlaps in std::string + (PR105651)
+]
+
+def _copts(kwargs):
+    return _COPTS + kwargs.pop("copts", [])
+
+def ek_cc_library(name, **kwargs):
+    """A library; its headers are included as evenkeel/<folder>/<header>."""
+    cc_library(
+        name = name,
+        copts = _copts(kwargs),
+        include_prefix = "evenkeel/" + native.package_name(),
+        **kwargs
+    )
+
+def ek_cc_binary(name, **kwargs):
+    """A program."""
+    cc_binary(
+        name = name,
+        copts = _copts(kwargs),
+        **kwargs
+    )
+
+def ek_cc_test(name, deps = [], **kwargs):
+    """A GoogleTest; gtest_main comes by itself."""
+    cc_test(
+        name = name,
+        copts = _copts(kwargs),
+        linkstatic = kwargs.pop("linkstatic", True),
+        deps = deps + ["@com_google_googletest//:gtest_main"],
+        **kwargs
+    )
+
+def ek_cc_benchmark(name, srcs, deps = [], tags = [], size = "small", **kwargs):
+    """A Google Benchmark program, and a test that runs each case for a moment.
+
+    `bazel run :x_benchmark` measures; `:x_benchmark_smoke_test` keeps it alive.
+    """
+    visibility = kwargs.pop("visibility", None)
+    cc_library(
+        name = name + "_cases",
+        testonly = True,
+        srcs = srcs,
+        copts = _copts(kwargs),
+        tags = tags,
+        deps = deps + ["@com_github_google_benchmark//:benchmark_main"],
+        alwayslink = True,
+        **kwargs
+    )
+    cc_binary(
+        name = name,
+        testonly = True,
+        tags = tags,
+        visibility = visibility,
+        deps = [":" + name + "_cases"],
+    )
+    cc_test(
+        name = name + "_smoke_test",
+        size = size,
+        args = ["--benchmark_min_time=0.001"],
+        linkstatic = True,
+        tags = tags + ["benchmark"],
+        deps = [":" + name + "_cases"],
+    )

@@ -1,0 +1,48 @@
+// The two macros that carry absl::Status through evenkeel (the packaged Abseil has none).
+//
+//   EK_RETURN_IF_ERROR(channel.Barrier().Wait());
+//   EK_ASSIGN_OR_RETURN(Plan plan, PlanBuckets(params, options));
+//
+// `EK_RETURN_IF_ERROR(expression)` returns the status of a failed expression from the enclosing function;
+// `EK_ASSIGN_OR_RETURN(declaration, expression)` moves out the value, or returns the status.
+
+#ifndef EVENKEEL_COMM_STATUS_H_
+#define EVENKEEL_COMM_STATUS_H_
+
+#include <utility>
+
+#include "absl/base/optimization.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+#define EK_RETURN_IF_ERROR(expression)                                                \
+  do {                                                                                \
+    if (absl::Status ek_status = (expression); ABSL_PREDICT_FALSE(!ek_status.ok())) { \
+      return ek_status;                                                               \
+    }                                                                                 \
+  } while (false)
+
+#define EK_ASSIGN_OR_RETURN(declaration, expression) \
+  EK_ASSIGN_OR_RETURN_IMPL_(EK_STATUS_CONCAT_(ek_status_or_, __LINE__), declaration, expression)
+
+#define EK_ASSIGN_OR_RETURN_IMPL_(name, declaration, expression)       \
+  auto name = (expression);                                            \
+  if (ABSL_PREDICT_FALSE(!name.ok())) return std::move(name).status(); \
+  declaration = *std::move(name)
+
+#define EK_STATUS_CONCAT_(a, b) EK_STATUS_CONCAT_IMPL_(a, b)
+#define EK_STATUS_CONCAT_IMPL_(a, b) a##b
+
+namespace evenkeel {
+
+// `status` with "<where>: " before its message; OK stays OK.
+inline absl::Status Annotate(const absl::Status& status, absl::string_view where) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(where, ": ", status.message()));
+}
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_STATUS_H_

@@ -1,0 +1,166 @@
+// The value types that every evenkeel library speaks: element types, devices, and a view of a tensor's memory.
+//
+//   std::vector<float> gradient(1000);
+//   TensorView view{absl::MakeSpan(gradient)};     // float32[1000] on the CPU
+//   view.Slice(10, 20).bytes();                    // 80
+//
+// evenkeel never sees a tensor class, an autograd engine or a model: it sees `TensorView`. That is what lets
+// any C++ tensor library plug in.
+//
+// Units:     elements (`count`) unless a name says bytes.
+// Ownership: a view owns nothing; the memory must outlive every use of the view.
+// Threads:   immutable values, safe from any thread.
+
+#ifndef EVENKEEL_COMM_TYPES_H_
+#define EVENKEEL_COMM_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace evenkeel {
+
+enum class DType : uint8_t { kFloat32, kFloat64, kFloat16, kBFloat16, kInt8, kUint8, kInt16, kInt32, kInt64 };
+inline constexpr DType kAllDTypes[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
+                                       DType::kBFloat16, DType::kInt8,    DType::kUint8,
+                                       DType::kInt16,    DType::kInt32,   DType::kInt64};
+
+// Bytes of one element.
+constexpr int64_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kInt8:
+    case DType::kUint8:
+      return 1;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kInt16:
+      return 2;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kFloat64:
+    case DType::kInt64:
+      return 8;
+  }
+  return 0;
+}
+
+// "float32", "bfloat16", "int8", ... and back; InvalidArgument names the unknown word.
+absl::string_view ToString(DType dtype);
+absl::StatusOr<DType> DTypeFromString(absl::string_view name);
+
+constexpr bool IsFloat(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+// The 16-bit floats as storage: IEEE binary16, and the upper half of a binary32. Conversion rounds to nearest even.
+struct Float16 {
+  uint16_t bits = 0;
+  Float16() = default;
+  explicit Float16(float value);
+  explicit operator float() const;
+};
+struct BFloat16 {
+  uint16_t bits = 0;
+  BFloat16() = default;
+  explicit BFloat16(float value);
+  explicit operator float() const;
+};
+
+// DTypeOf<float>::value == DType::kFloat32, and so on for each C++ type that an element can have.
+template <typename T>
+struct DTypeOf;
+template <DType kDType>
+struct DTypeIs {
+  static constexpr DType value = kDType;
+};
+template <>
+struct DTypeOf<float> : DTypeIs<DType::kFloat32> {};
+template <>
+struct DTypeOf<double> : DTypeIs<DType::kFloat64> {};
+template <>
+struct DTypeOf<Float16> : DTypeIs<DType::kFloat16> {};
+template <>
+struct DTypeOf<BFloat16> : DTypeIs<DType::kBFloat16> {};
+template <>
+struct DTypeOf<int8_t> : DTypeIs<DType::kInt8> {};
+template <>
+struct DTypeOf<uint8_t> : DTypeIs<DType::kUint8> {};
+template <>
+struct DTypeOf<int16_t> : DTypeIs<DType::kInt16> {};
+template <>
+struct DTypeOf<int32_t> : DTypeIs<DType::kInt32> {};
+template <>
+struct DTypeOf<int64_t> : DTypeIs<DType::kInt64> {};
+
+// A type of that kind, not const: a view's memory is written.
+template <typename T>
+concept ElementType = requires {
+  DTypeOf<T>::value;
+};
+
+struct Device {
+  enum class Kind : uint8_t { kCpu, kCuda };
+  Kind kind = Kind::kCpu;
+  int16_t index = 0;  // Which GPU; 0 on the CPU.
+
+  static constexpr Device Cpu() { return {}; }
+  static constexpr Device Cuda(int index) { return {Kind::kCuda, static_cast<int16_t>(index)}; }
+  bool is_cpu() const { return kind == Kind::kCpu; }
+  friend bool operator==(const Device&, const Device&) = default;
+};
+std::string ToString(Device device);  // "cpu", "cuda:1"
+
+enum class ReduceOp : uint8_t { kSum, kAverage, kMin, kMax, kProduct, kBitOr };
+inline constexpr ReduceOp kAllReduceOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
+                                             ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kBitOr};
+absl::string_view ToString(ReduceOp op);  // "sum", "average", ...
+
+// A queue of device work that an operation may be ordered after or before. The CPU has none: `handle` is null there.
+// On CUDA `handle` is a cudaStream_t; it must live until the operation ends.
+struct StreamRef {
+  void* handle = nullptr;
+  Device device;
+};
+
+// A contiguous piece of memory with an element type and a device.
+struct TensorView {
+  void* data = nullptr;
+  int64_t count = 0;
+  DType dtype = DType::kFloat32;
+  Device device;
+
+  TensorView() = default;
+  TensorView(void* data, int64_t count, DType dtype, Device device = Device::Cpu())
+      : data(data), count(count), dtype(dtype), device(device) {}
+  // From any contiguous range of a supported element type that lies in the CPU's memory.
+  template <ElementType T>
+  TensorView(absl::Span<T> span)  // NOLINT: a view is what a span is
+      : TensorView(span.data(), static_cast<int64_t>(span.size()), DTypeOf<T>::value) {}
+  template <ElementType T>
+  TensorView(std::span<T> span)  // NOLINT: as above
+      : TensorView(span.data(), static_cast<int64_t>(span.size()), DTypeOf<T>::value) {}
+
+  int64_t bytes() const { return count * SizeOf(dtype); }
+  // Elements [begin, begin + length), which must lie inside.
+  TensorView Slice(int64_t begin, int64_t length) const {
+    return {static_cast<char*>(data) + begin * SizeOf(dtype), length, dtype, device};
+  }
+  // The elements as a span; T must be the dtype's type and the memory the CPU's.
+  template <ElementType T>
+  std::span<T> as() const {
+    return {static_cast<T*>(data), static_cast<size_t>(count)};
+  }
+  friend bool operator==(const TensorView&, const TensorView&) = default;
+};
+// "float32[1000]", or "float32[1000] on cuda:1".
+std::string ToString(const TensorView& view);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_TYPES_H_

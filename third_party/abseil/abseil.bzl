@@ -74,6 +74,57 @@ def _pkg_config(repository_ctx, path):
                     flags.append(word)
     return requires, flags, library
 
+def _inline_namespace(repository_ctx):
+    """The namespace inside absl that carries the version, mangled."""
+    for line in repository_ctx.read("/usr/include/absl/base/options.h").splitlines():
+        if line.startswith("#define ABSL_OPTION_INLINE_NAMESPACE_NAME"):
+            name = line.split(" ")[-1]
+            return str(len(name)) + name
+    return ""
+
+def _wrap_options(text, namespace):
+    """The linker options that redirect what mutex_tsan.cc wraps."""
+    options = []
+    for part in text.split("EK_WRAP")[1:]:
+        symbol = part.split("\"")[1]
+        if symbol[0].isdigit():
+            kind = "_ZNK4absl" if part.startswith("_CONST") else "_ZN4absl"
+            options.append("-Wl,--wrap=" + kind + namespace + symbol)
+    return options
+
+def _synchronization(repository_ctx):
+    """absl_synchronization, in view of ThreadSanitizer where that is asked for."""
+    source = Label("//third_party/abseil:mutex_tsan.cc")
+    repository_ctx.symlink(source, "mutex_tsan.cc")
+    namespace = _inline_namespace(repository_ctx)
+    return """
+config_setting(
+    name = "tsan",
+    define_values = {{"sanitizer": "thread"}},
+)
+
+cc_library(
+    name = "mutex_tsan",
+    srcs = ["mutex_tsan.cc"],
+    copts = ["-std=c++20"],
+    linkopts = {options},
+    local_defines = ["EK_ABSL={namespace}"],
+    deps = [":absl_synchronization_archive"],
+    alwayslink = True,
+)
+
+cc_library(
+    name = "absl_synchronization",
+    deps = [":absl_synchronization_archive"] + select({{
+        ":tsan": [":mutex_tsan"],
+        "//conditions:default": [],
+    }}),
+)
+""".format(
+        namespace = namespace,
+        options = _wrap_options(repository_ctx.read(source), namespace),
+    )
+
 def _abseil_impl(repository_ctx):
     folder = None
     for candidate in library_folders(repository_ctx):
@@ -106,6 +157,9 @@ def _abseil_impl(repository_ctx):
                 srcs = [archive]
             else:
                 flags.append("-l:" + library + ".so")
+        if name == "absl_synchronization":
+            text += _synchronization(repository_ctx)
+            name = "absl_synchronization_archive"
         text += """
 cc_library(
     name = "{}",

@@ -23,7 +23,8 @@ cc_library(
 """
 
 def missing_sentence(what, package):
-    return "{} is not installed: apt-get install {}".format(what, package)
+    # A running Bazel server has looked already.
+    return "{} is not installed: apt-get install {} && bazel shutdown".format(what, package)
 
 def missing_head(sentence):
     """The BUILD text that defines the failing header."""

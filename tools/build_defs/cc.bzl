@@ -20,6 +20,11 @@ _COPTS = [
     "-Wno-restrict",  # GCC 12 sees overlaps in std::string + (PR105651)
 ]
 
+_PROGRAM_DEPS = select({
+    "//tools/build_defs:tsan": ["//tools/build_defs:tsan_suppressions"],
+    "//conditions:default": [],
+})
+
 def _copts(kwargs):
     return _COPTS + kwargs.pop("copts", [])
 
@@ -32,11 +37,12 @@ def ek_cc_library(name, **kwargs):
         **kwargs
     )
 
-def ek_cc_binary(name, **kwargs):
+def ek_cc_binary(name, deps = [], **kwargs):
     """A program."""
     cc_binary(
         name = name,
         copts = _copts(kwargs),
+        deps = deps + _PROGRAM_DEPS,
         **kwargs
     )
 
@@ -46,7 +52,7 @@ def ek_cc_test(name, deps = [], **kwargs):
         name = name,
         copts = _copts(kwargs),
         linkstatic = kwargs.pop("linkstatic", True),
-        deps = deps + ["@com_google_googletest//:gtest_main"],
+        deps = deps + ["@com_google_googletest//:gtest_main"] + _PROGRAM_DEPS,
         **kwargs
     )
 

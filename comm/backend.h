@@ -1,0 +1,79 @@
+// What moves the bytes: the interface that a transport implements to become a backend of Communicator.
+//
+// A backend is one rank's half of a group. It executes operations; sequence numbers, argument checks, deadlines of
+// waiters, failure notices and positions are Communicator's, the same for every backend. Users call Communicator.
+//
+// Contract of an implementation:
+// - Start() never blocks on a peer. It ends each operation exactly once through `work->Finish()`.
+// - Operations of one channel run in sequence order; operations of different channels must not wait for each other,
+//   because ranks may interleave channels differently.
+// - Rank a's operation meets rank b's of the same channel and sequence. A backend whose transport carries a header or a
+//   tag never lets two different `Collective`s complete as a pair.
+// - Abort() is thread-safe, may come at any time, ends everything in flight and everything later with `why`, and after
+//   it returns no buffer of an ended operation is touched any more.
+// - `what.op` kAverage on floats arrives with `scale` already divided by the world size; on integers the backend divides
+//   the sum by the world size, rounding towards zero.
+// - No exception leaves it; no wait is without the operation's `deadline`.
+
+#ifndef EVENKEEL_COMM_BACKEND_H_
+#define EVENKEEL_COMM_BACKEND_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+
+namespace evenkeel {
+
+using TensorList = absl::InlinedVector<TensorView, 1>;
+
+// One rank's part in one collective.
+struct Operation {
+  Collective what;
+  uint64_t channel = 0;   // Which channel: equal on all ranks, unique within the group.
+  int64_t sequence = 0;   // Position in the channel, from 0. For send and recv: position among those of this pair
+                          // and direction.
+  // Coalesced operations have several views, which together behave like one of `what.count` elements. In-place
+  // operations (all_reduce, reduce, broadcast) have their views in both lists; send and barrier have no `out`, recv and
+  // barrier no `in`.
+  TensorList in;
+  TensorList out;
+  double scale = 1.0;       // Float reductions: the result is multiplied by it. A backend whose sums could overflow in
+                            // between multiplies the contributions instead.
+  bool contributes = true;  // False: take the reduction's identity for this rank, `in` is not read.
+  absl::Time deadline = absl::InfiniteFuture();
+  StreamRef after;          // Start after the work that is on this stream now.
+};
+
+// Memory that belongs to the caller, freed when the last copy of the handle goes.
+struct Memory {
+  std::shared_ptr<void> data;
+  int64_t bytes = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual absl::string_view name() const = 0;
+  // Where its tensors lie.
+  virtual Device device() const { return Device::Cpu(); }
+  // OK, or Unimplemented with the reason, for a collective that is valid in itself.
+  virtual absl::Status Supports(const Collective& what) const = 0;
+  virtual void Start(Operation operation, std::shared_ptr<WorkState> work) = 0;
+  virtual void Abort(const absl::Status& why) = 0;
+  // Memory that the transport uses without a copy, aligned to 64 bytes at least, zeroed. Plain memory by default.
+  virtual absl::StatusOr<Memory> Allocate(int64_t bytes);
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_BACKEND_H_

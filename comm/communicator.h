@@ -1,0 +1,194 @@
+// One rank's membership of a group, and the channels on which its collectives run.
+//
+//   absl::Status Train(Communicator& comm) {
+//     std::vector<float> data(1000, comm.rank());
+//     EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));        // blocking, on the user channel
+//
+//     EK_ASSIGN_OR_RETURN(Channel* channel, comm.OpenChannel("gradients"));
+//     Work work = channel->AllReduce(absl::MakeSpan(data), ReduceOp::kAverage);         // asynchronous
+//     return work.Wait();
+//   }
+//
+// A Communicator is made by a backend's factory (comm/local.h, comm/gloo.h, comm/factory.h) and is the same type for all
+// of them.
+//
+// Order:   Within a channel every rank issues the same collectives in the same order. Channels are independent: ranks may
+//          interleave them differently. Channels are told apart by name; opening is local and costs nothing.
+// Threads: Communicator is thread-safe. A Channel is thread-safe too, but the order that ranks must agree on is the order
+//          of calls, so one thread at a time normally uses it.
+// Errors:  InvalidArgument or Unimplemented for a call that is wrong in itself: nothing was issued, the channel goes on.
+//          Everything else ends the communicator (an operation alone cannot be undone): a missed deadline, a lost rank, a
+//          contradiction between ranks, Abort(). From then on every call, on every rank, answers the first cause.
+// Ending:  Finalize() is the clean leave. Destruction without it is an abort to the peers.
+
+#ifndef EVENKEEL_COMM_COMMUNICATOR_H_
+#define EVENKEEL_COMM_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+
+namespace evenkeel {
+
+class Communicator;
+class StepControl;
+
+inline constexpr absl::Duration kDefaultTimeout = absl::Minutes(10);
+
+// What a caller may say about one operation beside its tensors.
+struct CallOptions {
+  Role role = Role::kUser;
+  int index = -1;
+  int index_count = 0;
+  double scale = 1.0;        // Float reductions: the result is multiplied by it. Must be equal on all ranks.
+  bool contributes = true;   // False: this rank only receives the reduction's result.
+  StreamRef after;           // Device work that must end first.
+  absl::Duration timeout = absl::ZeroDuration();  // Zero: the communicator's.
+};
+
+class Channel {
+ public:
+  Channel(Communicator* communicator, std::string name);
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  const std::string& name() const { return name_; }
+  uint64_t id() const { return id_; }
+
+  // Shapes: w = world size. `parts` of a coalesced call have one dtype. Tensors lie on the backend's device.
+  Work AllReduce(TensorView data, ReduceOp op, const CallOptions& options = {});
+  Work AllReduce(absl::Span<const TensorView> parts, ReduceOp op, const CallOptions& options = {});
+  Work Reduce(TensorView data, ReduceOp op, int root, const CallOptions& options = {});
+  Work Broadcast(TensorView data, int root, const CallOptions& options = {});
+  Work Broadcast(absl::Span<const TensorView> parts, int root, const CallOptions& options = {});
+  Work AllGather(TensorView input /*[n]*/, TensorView output /*[w * n]*/, const CallOptions& options = {});
+  Work ReduceScatter(TensorView input /*[w * n]*/, TensorView output /*[n]*/, ReduceOp op,
+                     const CallOptions& options = {});
+  Work AllToAll(TensorView input /*[w * n]*/, TensorView output /*[w * n]*/, const CallOptions& options = {});
+  Work Send(TensorView data, int to, const CallOptions& options = {});
+  Work Recv(TensorView data, int from, const CallOptions& options = {});
+  Work Barrier(const CallOptions& options = {});
+
+  // The general form: `what` says it all, `in` and `out` as in Operation. What a schedule's entries are issued with.
+  Work Issue(const Collective& what, TensorList in, TensorList out, const CallOptions& options = {});
+
+  // Collectives issued so far, and the rolling hash of them; send and recv are not counted.
+  int64_t position() const;
+  uint64_t issued_hash() const;
+
+ private:
+  friend class Communicator;
+
+  Communicator* const communicator_;
+  const std::string name_;
+  const uint64_t id_;
+  mutable absl::Mutex mutex_;  // Held while an operation is handed to the backend, so that sequence order is start order.
+  int64_t position_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t issued_hash_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string last_issued_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<int, CollectiveKind>, int64_t> pair_positions_ ABSL_GUARDED_BY(mutex_);  // Of send and recv.
+};
+
+struct CommunicatorOptions {
+  absl::Duration timeout = kDefaultTimeout;  // Deadline of an operation and of a control exchange.
+};
+
+class Communicator {
+ public:
+  // For factories. `control` must be connected; rank and world size are its.
+  Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
+               CommunicatorOptions options = {});
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  Device device() const { return backend_->device(); }
+  absl::string_view backend_name() const { return backend_->name(); }
+  absl::Duration timeout() const { return options_.timeout; }
+
+  // The channel of that name, opened by the first call. Lives as long as the communicator. Library parts take names of
+  // the form "part#n" (see UniqueName), "user" is the user channel.
+  absl::StatusOr<Channel*> OpenChannel(absl::string_view name);
+  Channel& user() { return *user_; }
+  // "base#0", "base#1", ...: equal on ranks that ask in the same order.
+  std::string UniqueName(absl::string_view base);
+
+  // Blocking calls on the user channel.
+  absl::Status AllReduce(TensorView data, ReduceOp op) { return user_->AllReduce(data, op).Wait(); }
+  absl::Status Broadcast(TensorView data, int root) { return user_->Broadcast(data, root).Wait(); }
+  absl::Status AllGather(TensorView input, TensorView output) { return user_->AllGather(input, output).Wait(); }
+  absl::Status ReduceScatter(TensorView input, TensorView output, ReduceOp op) {
+    return user_->ReduceScatter(input, output, op).Wait();
+  }
+  absl::Status Barrier() { return user_->Barrier().Wait(); }
+
+  // The control plane: small messages on the host, beside the data. Steps are agreed through steps().
+  ControlChannel& control() { return *control_; }
+  StepControl& steps() { return *steps_; }
+
+  // Memory that the transport uses without a copy.
+  absl::StatusOr<Memory> Allocate(int64_t bytes) { return backend_->Allocate(bytes); }
+  // OK, or why this backend cannot do that.
+  absl::Status Supports(const Collective& what) const { return backend_->Supports(what); }
+
+  // OK while the group works; then the first cause of its end.
+  absl::Status status() const;
+  // Ends the group on every rank: peers see "rank <r> aborted: <why>". From any thread; only the first call counts.
+  void Abort(const absl::Status& why);
+  // The clean leave: waits until every rank has come here with the same collectives behind it, else fails on all of them
+  // with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
+  absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
+
+ private:
+  friend class Channel;
+  friend class StepControl;
+
+  // Keeps the first cause; false if there was one.
+  bool SetStatus(const absl::Status& why);
+  // Ends the group on this rank: the peers know, or have been told.
+  void Fail(const absl::Status& why);
+  // An operation failed: ends the group on every rank. May be called with locks held.
+  void OnBackendFailure(const absl::Status& why);
+  void OnFinalizeNotice(int peer, absl::string_view positions);
+  std::string SerializePositions() const;
+  // An error, which also ends the group, if a peer that is leaving will never come to `position` of `channel`.
+  absl::Status CheckAgainstLeft(absl::string_view channel, int64_t position, absl::string_view next);
+
+  const std::unique_ptr<Backend> backend_;
+  const std::unique_ptr<ControlChannel> control_;
+  const CommunicatorOptions options_;
+  const int rank_;
+  const int world_size_;
+  std::unique_ptr<StepControl> steps_;
+  Channel* user_ = nullptr;
+
+  mutable absl::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool finalized_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::string, std::unique_ptr<Channel>, std::less<>> channels_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, int> name_counts_ ABSL_GUARDED_BY(mutex_);
+  // Where peers were when they said that they leave: rank -> channel -> position.
+  std::map<int, std::map<std::string, int64_t>> left_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_COMMUNICATOR_H_

@@ -1,0 +1,385 @@
+#include "evenkeel/comm/step_control.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr size_t kMaxUnanswered = 64;
+constexpr char kStepTopic[] = "step";
+
+std::string StateTopic(absl::string_view name, int64_t step) { return absl::StrCat("state/", name, "/", step); }
+std::string ActionTopic(int64_t step) { return absl::StrCat("action/", step); }
+
+// Plain little-endian fields; the same layout on every machine that evenkeel runs on.
+template <typename T>
+void Append(std::string& bytes, T value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+template <typename T>
+bool Take(absl::string_view& bytes, T& value) {
+  if (bytes.size() < sizeof(value)) return false;
+  std::memcpy(&value, bytes.data(), sizeof(value));
+  bytes.remove_prefix(sizeof(value));
+  return true;
+}
+
+void AppendText(std::string& bytes, absl::string_view text) {
+  text = text.substr(0, 256);
+  Append(bytes, static_cast<uint16_t>(text.size()));
+  bytes.append(text.data(), text.size());
+}
+
+bool TakeText(absl::string_view& bytes, std::string& text) {
+  uint16_t size = 0;
+  if (!Take(bytes, size) || bytes.size() < size) return false;
+  text = std::string(bytes.substr(0, size));
+  bytes.remove_prefix(size);
+  return true;
+}
+
+const ParticipantState* FindState(const StepRecord& record, uint64_t name_hash) {
+  for (const ParticipantState& state : record.participants) {
+    if (state.name_hash == name_hash) return &state;
+  }
+  return nullptr;
+}
+
+// One field of one participant, as a value to compare and a way to say it.
+struct Aspect {
+  absl::string_view what;
+  std::string (*value)(const ParticipantState&);
+};
+
+std::string NoteOr(const ParticipantState& state, std::string otherwise) {
+  return state.note.empty() ? otherwise : state.note;
+}
+
+const Aspect kAspects[] = {
+    {"synchronising", [](const ParticipantState& s) -> std::string { return s.sync ? "synchronises" : "accumulates"; }},
+    {"the set of trained parameters",
+     [](const ParticipantState& s) { return NoteOr(s, absl::StrCat("mask ", absl::Hex(s.mask_hash))); }},
+    {"the plan generation", [](const ParticipantState& s) { return absl::StrCat("generation ", s.generation); }},
+    {"the schedule", [](const ParticipantState& s) { return absl::StrCat("schedule ", absl::Hex(s.schedule_hash)); }},
+};
+
+bool Differs(int aspect, const ParticipantState& a, const ParticipantState& b) {
+  switch (aspect) {
+    case 0:
+      return a.sync != b.sync;
+    case 1:
+      return a.mask_hash != b.mask_hash;
+    case 2:
+      return a.generation != b.generation;
+    default:
+      return a.schedule_hash != b.schedule_hash;
+  }
+}
+
+// OK if all active ranks are about to do the same; all ranks compute it from the same records.
+absl::Status CompareActive(int64_t step, const StepAnswer& answer, const std::vector<StepParticipant*>& participants) {
+  if (answer.lowest_active < 0) return absl::OkStatus();
+  const StepRecord& leader = answer.records[answer.lowest_active];
+  for (size_t p = 0; p < leader.participants.size(); ++p) {
+    const ParticipantState& expected = leader.participants[p];
+    std::string name = absl::StrCat("participant ", p);
+    for (const StepParticipant* participant : participants) {
+      if (StableHash(0, participant->participant_name()) == expected.name_hash) name = participant->participant_name();
+    }
+    for (int aspect = 0; aspect < 4; ++aspect) {
+      std::vector<int> same, other;
+      std::string other_value;
+      for (int rank = 0; rank < answer.world_size; ++rank) {
+        const StepRecord& record = answer.records[rank];
+        if (record.joined) continue;
+        const ParticipantState* state = FindState(record, expected.name_hash);
+        if (state != nullptr && !Differs(aspect, *state, expected)) {
+          same.push_back(rank);
+        } else {
+          other.push_back(rank);
+          other_value = state == nullptr ? "without it" : kAspects[aspect].value(*state);
+        }
+      }
+      if (other.empty()) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "step ", step, ", ", name, ": the ranks disagree about ", kAspects[aspect].what, ": ", RankList(same), ": ",
+          kAspects[aspect].value(expected), "; ", RankList(other), ": ", other_value));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string StepRecord::Serialize() const {
+  std::string bytes;
+  Append(bytes, static_cast<uint8_t>(joined));
+  Append(bytes, requests);
+  Append(bytes, samples);
+  Append(bytes, issued_hash);
+  Append(bytes, static_cast<uint16_t>(participants.size()));
+  for (const ParticipantState& state : participants) {
+    Append(bytes, state.name_hash);
+    Append(bytes, state.generation);
+    Append(bytes, state.schedule_hash);
+    Append(bytes, state.mask_hash);
+    Append(bytes, static_cast<uint8_t>(state.sync));
+    AppendText(bytes, state.note);
+  }
+  return bytes;
+}
+
+absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
+  StepRecord record;
+  uint8_t joined = 0, sync = 0;
+  uint16_t count = 0;
+  bool good = Take(bytes, joined) && Take(bytes, record.requests) && Take(bytes, record.samples) &&
+              Take(bytes, record.issued_hash) && Take(bytes, count);
+  record.joined = joined != 0;
+  for (int i = 0; good && i < count; ++i) {
+    ParticipantState state;
+    good = Take(bytes, state.name_hash) && Take(bytes, state.generation) && Take(bytes, state.schedule_hash) &&
+           Take(bytes, state.mask_hash) && Take(bytes, sync) && TakeText(bytes, state.note);
+    state.sync = sync != 0;
+    record.participants.push_back(std::move(state));
+  }
+  if (!good || !bytes.empty()) return absl::InvalidArgumentError("a control record is malformed");
+  return record;
+}
+
+ParticipantState StepAnswer::LeaderState(absl::string_view participant_name) const {
+  if (lowest_active >= 0 && lowest_active < static_cast<int>(records.size())) {
+    const ParticipantState* state = FindState(records[lowest_active], StableHash(0, participant_name));
+    if (state != nullptr) return *state;
+  }
+  return {};
+}
+
+// StepTicket ---------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<StepAnswer> StepTicket::Wait() const {
+  auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answer_ != nullptr; };
+  {
+    absl::MutexLock lock(&mutex_);
+    if (mutex_.AwaitWithDeadline(absl::Condition(&answered), deadline_)) return *answer_;
+  }
+  const std::string missing = comm_->control().WhoIsMissing(kStepTopic, step_);
+  comm_->Abort(absl::DeadlineExceededError(absl::StrCat("rank ", comm_->rank(), " waited until the deadline at step ",
+                                                        step_, " for ",
+                                                        missing.empty() ? "the other ranks" : missing)));
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&answered));  // Abort() ends every exchange.
+  return *answer_;
+}
+
+bool StepTicket::IsAnswered() const {
+  absl::MutexLock lock(&mutex_);
+  return answer_ != nullptr;
+}
+
+void StepTicket::OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)> callback) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (answer_ == nullptr) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback(*answer_);  // Never changes once it is there.
+}
+
+void StepTicket::Resolve(absl::StatusOr<StepAnswer> answer) {
+  std::vector<std::function<void(const absl::StatusOr<StepAnswer>&)>> callbacks;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (answer_ != nullptr) return;
+    answer_ = std::make_unique<absl::StatusOr<StepAnswer>>(std::move(answer));
+    callbacks.swap(callbacks_);
+  }
+  for (const auto& callback : callbacks) callback(*answer_);
+}
+
+// StepControl --------------------------------------------------------------------------------------------------------
+
+void StepControl::Register(StepParticipant* participant) {
+  absl::MutexLock lock(&mutex_);
+  participants_.push_back(participant);
+}
+
+void StepControl::Unregister(StepParticipant* participant) {
+  absl::MutexLock lock(&mutex_);
+  participants_.erase(std::remove(participants_.begin(), participants_.end(), participant), participants_.end());
+}
+
+std::vector<StepParticipant*> StepControl::participants() const {
+  absl::MutexLock lock(&mutex_);
+  return participants_;
+}
+
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who) {
+  if (!ended_ && !entered_.contains(who)) {
+    entered_.insert(who);
+    return current_;
+  }
+  EndStep();
+  StepRecord record;
+  for (StepParticipant* participant : participants()) {
+    EK_ASSIGN_OR_RETURN(ParticipantState state, participant->PrepareStep());
+    state.name_hash = StableHash(0, participant->participant_name());
+    record.participants.push_back(std::move(state));
+  }
+  record.samples = samples_;
+  record.requests = requests_;
+  samples_ = 0;
+  requests_ = 0;
+  EK_ASSIGN_OR_RETURN(current_, Begin(std::move(record)));
+  entered_ = {who};
+  ended_ = false;
+  return current_;
+}
+
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
+  EndStep();
+  StepRecord record;
+  record.joined = true;
+  for (StepParticipant* participant : participants()) {
+    ParticipantState state = participant->CurrentState();
+    state.name_hash = StableHash(0, participant->participant_name());
+    record.participants.push_back(std::move(state));
+  }
+  return Begin(std::move(record));
+}
+
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record) {
+  EK_RETURN_IF_ERROR(comm_->status());
+  if (!agreement_) {
+    auto ticket = std::shared_ptr<StepTicket>(new StepTicket(0, comm_));
+    ticket->Resolve(StepAnswer{.world_size = comm_->world_size(),
+                               .active = comm_->world_size(),
+                               .highest_active = comm_->world_size() - 1,
+                               .requests = record.requests,
+                               .samples = record.samples});
+    return ticket;
+  }
+  while (!unanswered_.empty() && (unanswered_.size() >= kMaxUnanswered || unanswered_.front()->IsAnswered())) {
+    EK_RETURN_IF_ERROR(unanswered_.front()->Wait().status());
+    unanswered_.pop_front();
+  }
+  const int64_t step = records_sent_;
+  EK_RETURN_IF_ERROR(comm_->CheckAgainstLeft("training steps", step, ""));
+  ++records_sent_;
+  auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, comm_));
+  unanswered_.push_back(ticket);
+  comm_->control().Exchange(kStepTopic, record.Serialize(),
+                            [this, step, ticket](const absl::StatusOr<std::vector<std::string>>& parts) {
+                              OnRecords(step, *ticket, parts);
+                            });
+  return ticket;
+}
+
+void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::StatusOr<std::vector<std::string>>& parts) {
+  if (!parts.ok()) return ticket.Resolve(parts.status());
+  StepAnswer answer{.step = step, .world_size = comm_->world_size(), .active = 0, .lowest_active = -1,
+                    .highest_active = -1};
+  absl::Status status;
+  for (int rank = 0; rank < answer.world_size && status.ok(); ++rank) {
+    absl::StatusOr<StepRecord> record = StepRecord::Parse((*parts)[rank]);
+    if (!record.ok()) {
+      status = Annotate(record.status(), absl::StrCat("step ", step, ", rank ", rank));
+      break;
+    }
+    answer.requests |= record->requests;
+    if (!record->joined) {
+      ++answer.active;
+      answer.samples += record->samples;
+      if (answer.lowest_active < 0) answer.lowest_active = rank;
+      answer.highest_active = rank;
+    }
+    answer.records.push_back(*std::move(record));
+  }
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    status = CompareActive(step, answer, participants_);
+  }
+  if (!status.ok()) {
+    // Every rank sees the same records and comes to the same verdict; nobody needs to be told.
+    ticket.Resolve(status);
+    return comm_->Fail(status);
+  }
+  HelpThoseBehind(answer);
+  ticket.Resolve(std::move(answer));
+}
+
+void StepControl::HelpThoseBehind(const StepAnswer& answer) {
+  if (answer.lowest_active != comm_->rank() || answer.everyone_active()) return;
+  absl::MutexLock lock(&mutex_);
+  for (StepParticipant* participant : participants_) {
+    const std::string& name = participant->participant_name();
+    const uint64_t name_hash = StableHash(0, name);
+    const ParticipantState mine = answer.LeaderState(name);
+    std::string state;
+    for (int rank = 0; rank < answer.world_size; ++rank) {
+      const StepRecord& record = answer.records[rank];
+      const ParticipantState* theirs = FindState(record, name_hash);
+      if (!record.joined || (theirs != nullptr && theirs->SamePlan(mine))) continue;
+      if (state.empty()) state = participant->ExportState();
+      comm_->control().Send(rank, StateTopic(name, answer.step), state);
+    }
+  }
+}
+
+absl::Status StepControl::CatchUp(const StepAnswer& answer) {
+  const StepRecord& mine = answer.records[comm_->rank()];
+  for (StepParticipant* participant : participants()) {
+    const std::string& name = participant->participant_name();
+    const ParticipantState* state = FindState(mine, StableHash(0, name));
+    if (state != nullptr && state->SamePlan(answer.LeaderState(name))) continue;
+    EK_ASSIGN_OR_RETURN(std::string newer, comm_->control().Receive(StateTopic(name, answer.step), comm_->timeout()));
+    EK_RETURN_IF_ERROR(Annotate(participant->ImportState(newer), absl::StrCat(name, ", step ", answer.step)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepControl::Announce(absl::string_view actor, std::string payload) {
+  if (current_ == nullptr || ended_) return absl::FailedPreconditionError("Announce: no step has begun");
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, current_->Wait());
+  if (answer.everyone_active() || answer.lowest_active != comm_->rank()) return absl::OkStatus();
+  const std::string message = absl::StrCat(actor, "\n", payload);
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    if (answer.records[rank].joined) comm_->control().Send(rank, ActionTopic(answer.step), message);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
+  EK_ASSIGN_OR_RETURN(std::string message, comm_->control().Receive(ActionTopic(answer.step), comm_->timeout()));
+  StepAction action;
+  const size_t newline = message.find('\n');
+  if (newline == std::string::npos) {
+    action.end_of_step = true;
+    return action;
+  }
+  action.actor = message.substr(0, newline);
+  action.payload = message.substr(newline + 1);
+  return action;
+}
+
+void StepControl::EndStep() {
+  if (ended_ || current_ == nullptr) return;
+  ended_ = true;
+  // The answer of a step without reduction may still be on its way.
+  current_->OnAnswer([this](const absl::StatusOr<StepAnswer>& answer) {
+    if (!answer.ok() || answer->everyone_active() || answer->lowest_active != comm_->rank()) return;
+    for (int rank = 0; rank < answer->world_size; ++rank) {
+      if (answer->records[rank].joined) comm_->control().Send(rank, ActionTopic(answer->step), "");
+    }
+  });
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,183 @@
+// The agreement of a training step: one small record per rank and step, gathered and spread over the control plane.
+//
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, comm.steps().Enter(this));   // sends; does not wait
+//   ...
+//   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());      // who is active, whether the ranks synchronise
+//
+// It replaces the small all-reduces that other systems add to each step: nothing of it is on the data plane. A rank that
+// has run out of inputs sends records too, as a joined rank, and so learns what the active ranks do.
+//
+// Participants are the parts whose per-step state the ranks must agree on: reducers and sharded optimizers register
+// themselves. In each step the states of all active ranks are compared; a joined rank whose state is older is not wrong
+// but behind: the lowest active rank sends it the newer one.
+//
+// Threads: thread-compatible except where said; one thread per rank runs steps. Callbacks come on the control thread.
+// Errors:  FailedPrecondition on every rank when active ranks disagree, naming ranks and values; the group ends then.
+
+#ifndef EVENKEEL_COMM_STEP_CONTROL_H_
+#define EVENKEEL_COMM_STEP_CONTROL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+
+namespace evenkeel {
+
+// What one participant of one rank is about to do in a step.
+struct ParticipantState {
+  uint64_t name_hash = 0;       // Filled in by StepControl.
+  uint64_t generation = 0;      // Of the plan.
+  uint64_t schedule_hash = 0;   // Of the collectives that the step will issue.
+  uint64_t mask_hash = 0;       // Of the set of trained parameters.
+  bool sync = true;             // Whether gradients are reduced in this step.
+  std::string note;             // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
+
+  // Whether a joined rank in this state can shadow a rank in `other`.
+  bool SamePlan(const ParticipantState& other) const {
+    return generation == other.generation && schedule_hash == other.schedule_hash && mask_hash == other.mask_hash;
+  }
+};
+
+class StepParticipant {
+ public:
+  virtual ~StepParticipant() = default;
+  // Equal on all ranks: comm.UniqueName("data_parallel").
+  virtual const std::string& participant_name() const = 0;
+  // A step begins on this active rank: bring the plan up to date and say what it is.
+  virtual absl::StatusOr<ParticipantState> PrepareStep() = 0;
+  // What it is, on a joined rank.
+  virtual ParticipantState CurrentState() const = 0;
+  // For ranks that are behind: everything that makes another rank's CurrentState() equal to this one's. Called on the
+  // control thread, at any time.
+  virtual std::string ExportState() const = 0;
+  virtual absl::Status ImportState(absl::string_view state) = 0;
+};
+
+// What one rank says when its step begins.
+struct StepRecord {
+  bool joined = false;             // Has run out of inputs.
+  uint32_t requests = 0;           // Bits that a user asks all ranks to see: save, evaluate, stop.
+  int64_t samples = 0;             // In this rank's batch, if the user says so.
+  uint64_t issued_hash = 0;        // Of the collectives that this rank has issued.
+  std::vector<ParticipantState> participants;
+
+  std::string Serialize() const;
+  static absl::StatusOr<StepRecord> Parse(absl::string_view bytes);
+};
+
+// What all ranks know after all records are in. Equal on all ranks.
+struct StepAnswer {
+  int64_t step = 0;
+  int world_size = 1;
+  int active = 1;          // How many ranks have inputs.
+  int lowest_active = 0;   // -1: none.
+  int highest_active = 0;
+  uint32_t requests = 0;   // Or of all.
+  int64_t samples = 0;     // Sum over active ranks.
+  std::vector<StepRecord> records;  // By rank; empty in a step without agreement.
+
+  bool everyone_active() const { return active == world_size; }
+  // What the lowest active rank does with that participant; the neutral state if it is unknown.
+  ParticipantState LeaderState(absl::string_view participant_name) const;
+};
+
+class StepTicket {
+ public:
+  // Blocks until all records are in; from any thread.
+  absl::StatusOr<StepAnswer> Wait() const;
+  // Runs on the control thread, or at once if the answer is there. Must not block.
+  void OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)> callback);
+  bool IsAnswered() const;
+
+ private:
+  friend class StepControl;
+  StepTicket(int64_t step, Communicator* comm) : step_(step), deadline_(absl::Now() + comm->timeout()), comm_(comm) {}
+  void Resolve(absl::StatusOr<StepAnswer> answer);
+
+  const int64_t step_;
+  const absl::Time deadline_;
+  Communicator* const comm_;
+  mutable absl::Mutex mutex_;
+  std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<void(const absl::StatusOr<StepAnswer>&)>> callbacks_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Something that the lowest active rank did in a step and that joined ranks must do too.
+struct StepAction {
+  std::string actor;    // Name of the Joinable that acts.
+  std::string payload;
+  bool end_of_step = false;  // No more actions in this step.
+};
+
+class StepControl {
+ public:
+  explicit StepControl(Communicator* comm) : comm_(comm) {}
+
+  // Registration is local, in the same order on all ranks.
+  void Register(StepParticipant* participant);
+  void Unregister(StepParticipant* participant);
+
+  // `who` takes part in the current step. A new step begins, and its record is sent, if there is none or `who` has taken
+  // part in this one already. At most 64 steps may be unanswered; then it waits.
+  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who);
+  // A joined rank's next step.
+  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();
+  // Joined rank: brings every participant to the state that the lowest active rank has in this step.
+  absl::Status CatchUp(const StepAnswer& answer);
+  // The step that Enter() last began on this rank; null before the first.
+  std::shared_ptr<StepTicket> current() const { return current_; }
+
+  // On the lowest active rank, while ranks are joined: has them do the same. Elsewhere, and while all ranks are active,
+  // it does nothing. The answer of the current step must be there.
+  absl::Status Announce(absl::string_view actor, std::string payload);
+  // Joined rank: the next thing that the lowest active rank did in step `answer.step`.
+  absl::StatusOr<StepAction> NextAction(const StepAnswer& answer);
+  // The current step is over on this rank; Enter() does it by itself. Idempotent.
+  void EndStep();
+
+  // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no agreement.
+  void SetAgreement(bool on) { agreement_ = on; }
+  bool agreement() const { return agreement_; }
+  // For the next record that this rank sends.
+  void SetSamples(int64_t samples) { samples_ = samples; }
+  void Request(uint32_t bits) { requests_ |= bits; }
+
+  // Steps that this rank has told the others of, as an active or a joined rank.
+  int64_t records_sent() const { return records_sent_; }
+
+ private:
+  std::vector<StepParticipant*> participants() const;
+  absl::StatusOr<std::shared_ptr<StepTicket>> Begin(StepRecord record);
+  void OnRecords(int64_t step, StepTicket& ticket, const absl::StatusOr<std::vector<std::string>>& parts);
+  void HelpThoseBehind(const StepAnswer& answer);
+
+  Communicator* const comm_;
+  mutable absl::Mutex mutex_;
+  std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<StepTicket> current_;
+  std::deque<std::shared_ptr<StepTicket>> unanswered_;
+  std::set<const void*> entered_;
+  bool ended_ = true;
+  bool agreement_ = true;
+  std::atomic<int64_t> records_sent_ = 0;  // Also read by the control thread.
+  int64_t samples_ = 0;
+  uint32_t requests_ = 0;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_STEP_CONTROL_H_

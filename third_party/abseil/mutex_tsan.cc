@@ -58,8 +58,7 @@ bool TryLocking(Mutex* mutex, unsigned how, Call call) {
   how |= __tsan_mutex_try_lock;
   __tsan_mutex_pre_lock(mutex, how);
   bool locked = call();
-  __tsan_mutex_post_lock(mutex,
-                         locked ? how : how | __tsan_mutex_try_lock_failed, 0);
+  __tsan_mutex_post_lock(mutex, locked ? how : how | __tsan_mutex_try_lock_failed, 0);
   return locked;
 }
 
@@ -73,8 +72,7 @@ void Unlocking(Mutex* mutex, unsigned how, Call call) {
 // How the calling thread holds `mutex`: the writer bit of its first word.
 unsigned HeldHow(Mutex* mutex) {
   constexpr intptr_t kWriterBit = 8;
-  intptr_t word =
-      __atomic_load_n(reinterpret_cast<intptr_t*>(mutex), __ATOMIC_RELAXED);
+  intptr_t word = __atomic_load_n(reinterpret_cast<intptr_t*>(mutex), __ATOMIC_RELAXED);
   return (word & kWriterBit) != 0 ? kWrite : kRead;
 }
 
@@ -92,8 +90,7 @@ auto Waiting(Mutex* mutex, Call call) {
 
 // The flag that Notification::HasBeenNotified() reads inline.
 char* Flag(const Notification* notification) {
-  return reinterpret_cast<char*>(const_cast<Notification*>(notification)) +
-         sizeof(Mutex);
+  return reinterpret_cast<char*>(const_cast<Notification*>(notification)) + sizeof(Mutex);
 }
 
 }  // namespace
@@ -136,8 +133,7 @@ void WrappedDestroy(Mutex* mutex) {
   __tsan_mutex_destroy(mutex, __tsan_mutex_not_static);
 }
 
-EK_WRAP(void, Release, "19ReleasableMutexLock7ReleaseEv",
-        ReleasableMutexLock* lock);
+EK_WRAP(void, Release, "19ReleasableMutexLock7ReleaseEv", ReleasableMutexLock* lock);
 void WrappedRelease(ReleasableMutexLock* lock) {
   Mutex* mutex = *reinterpret_cast<Mutex**>(lock);  // its only member
   Unlocking(mutex, kWrite, [&] { RealRelease(lock); });
@@ -145,66 +141,49 @@ void WrappedRelease(ReleasableMutexLock* lock) {
 
 // Mutex with conditions
 
-EK_WRAP(void, LockWhen, "5Mutex8LockWhenERKNS0_9ConditionE", Mutex* mutex,
-        const Condition& condition);
+EK_WRAP(void, LockWhen, "5Mutex8LockWhenERKNS0_9ConditionE", Mutex* mutex, const Condition& condition);
 void WrappedLockWhen(Mutex* mutex, const Condition& condition) {
   Locking(mutex, kWrite, [&] { RealLockWhen(mutex, condition); });
 }
 
-EK_WRAP(void, ReaderLockWhen, "5Mutex14ReaderLockWhenERKNS0_9ConditionE",
-        Mutex* mutex, const Condition& condition);
+EK_WRAP(void, ReaderLockWhen, "5Mutex14ReaderLockWhenERKNS0_9ConditionE", Mutex* mutex, const Condition& condition);
 void WrappedReaderLockWhen(Mutex* mutex, const Condition& condition) {
   Locking(mutex, kRead, [&] { RealReaderLockWhen(mutex, condition); });
 }
 
-EK_WRAP(bool, LockWhenWithTimeout,
-        "5Mutex19LockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE",
+EK_WRAP(bool, LockWhenWithTimeout, "5Mutex19LockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE", Mutex* mutex,
+        const Condition& condition, Duration timeout);
+bool WrappedLockWhenWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout) {
+  bool met = false;
+  Locking(mutex, kWrite, [&] { met = RealLockWhenWithTimeout(mutex, condition, timeout); });
+  return met;
+}
+
+EK_WRAP(bool, LockWhenWithDeadline, "5Mutex20LockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE", Mutex* mutex,
+        const Condition& condition, Time deadline);
+bool WrappedLockWhenWithDeadline(Mutex* mutex, const Condition& condition, Time deadline) {
+  bool met = false;
+  Locking(mutex, kWrite, [&] { met = RealLockWhenWithDeadline(mutex, condition, deadline); });
+  return met;
+}
+
+EK_WRAP(bool, ReaderLockWhenWithTimeout, "5Mutex25ReaderLockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE",
         Mutex* mutex, const Condition& condition, Duration timeout);
-bool WrappedLockWhenWithTimeout(Mutex* mutex, const Condition& condition,
-                                Duration timeout) {
+bool WrappedReaderLockWhenWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout) {
   bool met = false;
-  Locking(mutex, kWrite,
-          [&] { met = RealLockWhenWithTimeout(mutex, condition, timeout); });
+  Locking(mutex, kRead, [&] { met = RealReaderLockWhenWithTimeout(mutex, condition, timeout); });
   return met;
 }
 
-EK_WRAP(bool, LockWhenWithDeadline,
-        "5Mutex20LockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE",
+EK_WRAP(bool, ReaderLockWhenWithDeadline, "5Mutex26ReaderLockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE",
         Mutex* mutex, const Condition& condition, Time deadline);
-bool WrappedLockWhenWithDeadline(Mutex* mutex, const Condition& condition,
-                                 Time deadline) {
+bool WrappedReaderLockWhenWithDeadline(Mutex* mutex, const Condition& condition, Time deadline) {
   bool met = false;
-  Locking(mutex, kWrite,
-          [&] { met = RealLockWhenWithDeadline(mutex, condition, deadline); });
+  Locking(mutex, kRead, [&] { met = RealReaderLockWhenWithDeadline(mutex, condition, deadline); });
   return met;
 }
 
-EK_WRAP(bool, ReaderLockWhenWithTimeout,
-        "5Mutex25ReaderLockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE",
-        Mutex* mutex, const Condition& condition, Duration timeout);
-bool WrappedReaderLockWhenWithTimeout(Mutex* mutex, const Condition& condition,
-                                      Duration timeout) {
-  bool met = false;
-  Locking(mutex, kRead, [&] {
-    met = RealReaderLockWhenWithTimeout(mutex, condition, timeout);
-  });
-  return met;
-}
-
-EK_WRAP(bool, ReaderLockWhenWithDeadline,
-        "5Mutex26ReaderLockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE",
-        Mutex* mutex, const Condition& condition, Time deadline);
-bool WrappedReaderLockWhenWithDeadline(Mutex* mutex, const Condition& condition,
-                                       Time deadline) {
-  bool met = false;
-  Locking(mutex, kRead, [&] {
-    met = RealReaderLockWhenWithDeadline(mutex, condition, deadline);
-  });
-  return met;
-}
-
-EK_WRAP(void, Await, "5Mutex5AwaitERKNS0_9ConditionE", Mutex* mutex,
-        const Condition& condition);
+EK_WRAP(void, Await, "5Mutex5AwaitERKNS0_9ConditionE", Mutex* mutex, const Condition& condition);
 void WrappedAwait(Mutex* mutex, const Condition& condition) {
   Waiting(mutex, [&] {
     RealAwait(mutex, condition);
@@ -212,28 +191,21 @@ void WrappedAwait(Mutex* mutex, const Condition& condition) {
   });
 }
 
-EK_WRAP(bool, AwaitWithTimeout,
-        "5Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE",
-        Mutex* mutex, const Condition& condition, Duration timeout);
-bool WrappedAwaitWithTimeout(Mutex* mutex, const Condition& condition,
-                             Duration timeout) {
-  return Waiting(
-      mutex, [&] { return RealAwaitWithTimeout(mutex, condition, timeout); });
+EK_WRAP(bool, AwaitWithTimeout, "5Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE", Mutex* mutex,
+        const Condition& condition, Duration timeout);
+bool WrappedAwaitWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout) {
+  return Waiting(mutex, [&] { return RealAwaitWithTimeout(mutex, condition, timeout); });
 }
 
-EK_WRAP(bool, AwaitWithDeadline,
-        "5Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE", Mutex* mutex,
+EK_WRAP(bool, AwaitWithDeadline, "5Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE", Mutex* mutex,
         const Condition& condition, Time deadline);
-bool WrappedAwaitWithDeadline(Mutex* mutex, const Condition& condition,
-                              Time deadline) {
-  return Waiting(
-      mutex, [&] { return RealAwaitWithDeadline(mutex, condition, deadline); });
+bool WrappedAwaitWithDeadline(Mutex* mutex, const Condition& condition, Time deadline) {
+  return Waiting(mutex, [&] { return RealAwaitWithDeadline(mutex, condition, deadline); });
 }
 
 // CondVar
 
-EK_WRAP(void, Wait, "7CondVar4WaitEPNS0_5MutexE", CondVar* variable,
-        Mutex* mutex);
+EK_WRAP(void, Wait, "7CondVar4WaitEPNS0_5MutexE", CondVar* variable, Mutex* mutex);
 void WrappedWait(CondVar* variable, Mutex* mutex) {
   Waiting(mutex, [&] {
     RealWait(variable, mutex);
@@ -241,20 +213,16 @@ void WrappedWait(CondVar* variable, Mutex* mutex) {
   });
 }
 
-EK_WRAP(bool, WaitWithTimeout,
-        "7CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE",
-        CondVar* variable, Mutex* mutex, Duration timeout);
+EK_WRAP(bool, WaitWithTimeout, "7CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE", CondVar* variable, Mutex* mutex,
+        Duration timeout);
 bool WrappedWaitWithTimeout(CondVar* variable, Mutex* mutex, Duration timeout) {
-  return Waiting(mutex,
-                 [&] { return RealWaitWithTimeout(variable, mutex, timeout); });
+  return Waiting(mutex, [&] { return RealWaitWithTimeout(variable, mutex, timeout); });
 }
 
-EK_WRAP(bool, WaitWithDeadline,
-        "7CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE", CondVar* variable,
-        Mutex* mutex, Time deadline);
+EK_WRAP(bool, WaitWithDeadline, "7CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE", CondVar* variable, Mutex* mutex,
+        Time deadline);
 bool WrappedWaitWithDeadline(CondVar* variable, Mutex* mutex, Time deadline) {
-  return Waiting(
-      mutex, [&] { return RealWaitWithDeadline(variable, mutex, deadline); });
+  return Waiting(mutex, [&] { return RealWaitWithDeadline(variable, mutex, deadline); });
 }
 
 // Notification and BlockingCounter, whose fast paths take no lock
@@ -265,43 +233,35 @@ void WrappedNotify(Notification* notification) {
   RealNotify(notification);
 }
 
-EK_WRAP_CONST(void, WaitForNotification,
-              "12Notification19WaitForNotificationEv",
-              const Notification* notification);
+EK_WRAP_CONST(void, WaitForNotification, "12Notification19WaitForNotificationEv", const Notification* notification);
 void WrappedWaitForNotification(const Notification* notification) {
   RealWaitForNotification(notification);
   __atomic_load_n(Flag(notification), __ATOMIC_ACQUIRE);
 }
 
-EK_WRAP_CONST(bool, WaitForNotificationWithTimeout,
-              "12Notification30WaitForNotificationWithTimeoutENS0_8DurationE",
+EK_WRAP_CONST(bool, WaitForNotificationWithTimeout, "12Notification30WaitForNotificationWithTimeoutENS0_8DurationE",
               const Notification* notification, Duration timeout);
-bool WrappedWaitForNotificationWithTimeout(const Notification* notification,
-                                           Duration timeout) {
+bool WrappedWaitForNotificationWithTimeout(const Notification* notification, Duration timeout) {
   bool notified = RealWaitForNotificationWithTimeout(notification, timeout);
   __atomic_load_n(Flag(notification), __ATOMIC_ACQUIRE);
   return notified;
 }
 
-EK_WRAP_CONST(bool, WaitForNotificationWithDeadline,
-              "12Notification31WaitForNotificationWithDeadlineENS0_4TimeE",
+EK_WRAP_CONST(bool, WaitForNotificationWithDeadline, "12Notification31WaitForNotificationWithDeadlineENS0_4TimeE",
               const Notification* notification, Time deadline);
-bool WrappedWaitForNotificationWithDeadline(const Notification* notification,
-                                            Time deadline) {
+bool WrappedWaitForNotificationWithDeadline(const Notification* notification, Time deadline) {
   bool notified = RealWaitForNotificationWithDeadline(notification, deadline);
   __atomic_load_n(Flag(notification), __ATOMIC_ACQUIRE);
   return notified;
 }
 
-EK_WRAP(bool, DecrementCount, "15BlockingCounter14DecrementCountEv",
-        BlockingCounter* counter);
+EK_WRAP(bool, DecrementCount, "15BlockingCounter14DecrementCountEv", BlockingCounter* counter);
 bool WrappedDecrementCount(BlockingCounter* counter) {
   __tsan_release(counter);
   return RealDecrementCount(counter);
 }
 
-EK_WRAP(void, WaitForCount, "15BlockingCounter4WaitEv",
-        BlockingCounter* counter);
+EK_WRAP(void, WaitForCount, "15BlockingCounter4WaitEv", BlockingCounter* counter);
 void WrappedWaitForCount(BlockingCounter* counter) {
   RealWaitForCount(counter);
   __tsan_acquire(counter);

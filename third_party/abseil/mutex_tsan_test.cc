@@ -90,8 +90,7 @@ TEST(MutexTest, OrdersThroughConditions) {
 
   absl::ReaderMutexLock lock(&mutex, absl::Condition(&IsFull, &arrived));
   arrived = 0;  // no other thread is left
-  EXPECT_FALSE(mutex.AwaitWithTimeout(absl::Condition(&IsFull, &arrived),
-                                      absl::Milliseconds(1)));
+  EXPECT_FALSE(mutex.AwaitWithTimeout(absl::Condition(&IsFull, &arrived), absl::Milliseconds(1)));
 }
 
 TEST(CondVarTest, OrdersWhatTheSignalAnnounces) {

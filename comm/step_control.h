@@ -149,6 +149,12 @@ class StepControl {
   // The current step is over on this rank; Enter() does it by itself. Idempotent.
   void EndStep();
 
+  // The same without a word to joined ranks: all ranks have ended the step early.
+  void AbandonStep() { ended_ = true; }
+
+  // Who runs the loop at the moment; null outside of RunJoined().
+  void SetScope(const void* scope) { scope_ = scope; }
+  const void* scope() const { return scope_; }
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no agreement.
   void SetAgreement(bool on) { agreement_ = on; }
   bool agreement() const { return agreement_; }
@@ -172,6 +178,7 @@ class StepControl {
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
   std::set<const void*> entered_;
   bool ended_ = true;
+  const void* scope_ = nullptr;
   bool agreement_ = true;
   std::atomic<int64_t> records_sent_ = 0;  // Also read by the control thread.
   int64_t samples_ = 0;

@@ -1,0 +1,173 @@
+// The loop runs; then this rank is dry and takes part in the others' steps until nobody is active:
+//
+//   record {joined} -> answer -> catch up with the plan -> main hooks, gradients first -> actions of the lowest active
+//   rank, until it says that the step is over -> next record
+//
+// What the lowest active rank does beside the gradients (an optimizer's step, with its learning rate) is announced by it
+// over the control plane, so a dry rank guesses nothing.
+
+#include "evenkeel/join/join.h"
+
+#include <algorithm>
+#include <iostream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+absl::Status CheckList(absl::Span<Joinable* const> joinables) {
+  if (joinables.empty()) return absl::InvalidArgumentError("RunJoined needs at least one Joinable");
+  for (size_t i = 0; i < joinables.size(); ++i) {
+    if (joinables[i] == nullptr) return absl::InvalidArgumentError(absl::StrCat("RunJoined: entry ", i, " is null"));
+    if (&joinables[i]->communicator() != &joinables[0]->communicator()) {
+      return absl::InvalidArgumentError(absl::StrCat("RunJoined: ", joinables[i]->join_name(), " and ",
+                                                     joinables[0]->join_name(), " use different communicators"));
+    }
+    if (std::count(joinables.begin(), joinables.end(), joinables[i]) > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("RunJoined: ", joinables[i]->join_name(), " is in the list more than once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// One call of RunJoined(). Its lifetime is the scope: construction configures the Joinables, destruction resets them.
+class JoinRun {
+ public:
+  JoinRun(absl::Span<Joinable* const> joinables, const JoinOptions& options)
+      : joinables_(joinables.begin(), joinables.end()), options_(options), comm_(joinables[0]->communicator()) {
+    JoinConfig config{.enable = options.enable,
+                      .throw_on_early_termination = options.throw_on_early_termination,
+                      .divide_by_initial_world_size = options.divide_by_initial_world_size || !options.enable,
+                      .is_first = true,
+                      .scope = this};
+    for (const Joinable* joinable : joinables_) {
+      config.has_optimizer = config.has_optimizer || joinable->join_phase() == JoinPhase::kOptimizer;
+    }
+    for (Joinable* joinable : joinables_) {
+      joinable->config_ = config;
+      config.is_first = false;
+    }
+    std::stable_sort(joinables_.begin(), joinables_.end(),
+                     [](const Joinable* a, const Joinable* b) { return a->join_phase() < b->join_phase(); });
+    steps().SetScope(this);
+    steps().SetAgreement(options.enable);
+    first_record_ = steps().records_sent();
+  }
+
+  ~JoinRun() {
+    for (Joinable* joinable : joinables_) joinable->config_ = JoinConfig();
+    steps().SetScope(nullptr);
+    steps().SetAgreement(true);
+  }
+
+  absl::Status MakeHooks() {
+    for (Joinable* joinable : joinables_) {
+      EK_ASSIGN_OR_RETURN(std::unique_ptr<JoinHook> hook, joinable->MakeJoinHook(options_));
+      if (hook == nullptr) {
+        return absl::InternalError(absl::StrCat("RunJoined: ", joinable->join_name(), " made no hook"));
+      }
+      hooks_.push_back(std::move(hook));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Run(absl::FunctionRef<absl::Status(JoinScope&)> loop) {
+    JoinScope scope(&comm_);
+    absl::Status status = loop(scope);
+    if (!options_.enable) {
+      steps().AbandonStep();
+    } else if (status.ok()) {
+      status = Shadow();
+    }
+    if (absl::IsOutOfRange(status) && options_.enable && options_.throw_on_early_termination) {
+      steps().AbandonStep();
+      return status;
+    }
+    if (!status.ok()) comm_.Abort(status);
+    return status;
+  }
+
+ private:
+  StepControl& steps() { return comm_.steps(); }
+
+  absl::Status Shadow() {
+    steps().EndStep();
+    const int64_t steps_done = steps().records_sent() - first_record_;
+    bool is_last_joiner = true;
+    for (int64_t shadowed = 0;; ++shadowed) {
+      EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined());
+      EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+      if (answer.active == 0) break;
+      is_last_joiner = false;
+      if (options_.throw_on_early_termination) {
+        return absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ", steps_done,
+                                                  " steps; all ranks stop at step ", answer.step));
+      }
+      if (shadowed == 0 && options_.on_dry) options_.on_dry(steps_done);
+      if (shadowed == options_.skew_warning_steps) Warn(steps_done);
+      EK_RETURN_IF_ERROR(ShadowStep(answer));
+    }
+    for (size_t i = 0; i < joinables_.size(); ++i) {
+      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->PostHook(is_last_joiner), joinables_[i]->join_name()));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ShadowStep(const StepAnswer& answer) {
+    EK_RETURN_IF_ERROR(steps().CatchUp(answer));
+    for (size_t i = 0; i < joinables_.size(); ++i) {
+      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->MainHook(answer), joinables_[i]->join_name()));
+    }
+    while (true) {
+      EK_ASSIGN_OR_RETURN(const StepAction action, steps().NextAction(answer));
+      if (action.end_of_step) return absl::OkStatus();
+      size_t i = 0;
+      while (i < joinables_.size() && joinables_[i]->join_name() != action.actor) ++i;
+      if (i == joinables_.size()) {
+        return absl::FailedPreconditionError(absl::StrCat("rank ", comm_.rank(), ": ", action.actor, " acts on rank ",
+                                                          answer.lowest_active, " but is not in the list of this rank"));
+      }
+      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnAction(answer, action.payload), action.actor));
+    }
+  }
+
+  void Warn(int64_t steps_done) {
+    const std::string text = absl::StrCat("rank ", comm_.rank(), " had inputs for ", steps_done,
+                                          " steps and has shadowed ", options_.skew_warning_steps,
+                                          " since: with inputs so uneven training is slower than it need be");
+    if (options_.warn) return options_.warn(text);
+    std::cerr << text << std::endl;
+  }
+
+  std::vector<Joinable*> joinables_;  // By phase.
+  std::vector<std::unique_ptr<JoinHook>> hooks_;
+  const JoinOptions& options_;
+  Communicator& comm_;
+  int64_t first_record_ = 0;
+};
+
+absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions& options,
+                       absl::FunctionRef<absl::Status(JoinScope&)> loop) {
+  EK_RETURN_IF_ERROR(CheckList(joinables));
+  Communicator& comm = joinables[0]->communicator();
+  EK_RETURN_IF_ERROR(comm.status());
+  if (comm.steps().scope() != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("RunJoined is already running on rank ", comm.rank(), " of this communicator"));
+  }
+  JoinRun run(joinables, options);
+  if (absl::Status status = run.MakeHooks(); !status.ok()) {
+    comm.Abort(status);  // The other ranks' loops would wait for this one.
+    return status;
+  }
+  return run.Run(loop);
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,50 @@
+// Runs a training loop whose number of steps differs between ranks.
+//
+//   absl::Status status = RunJoined({&data_parallel, &optimizer}, {}, [&](JoinScope& scope) -> absl::Status {
+//     while (loader.Next(batch)) {
+//       params.ClearGradients();
+//       EK_RETURN_IF_ERROR(data_parallel.BeginStep());
+//       ... forward, backward ...
+//       EK_RETURN_IF_ERROR(data_parallel.FinishStep());
+//       EK_RETURN_IF_ERROR(optimizer.Step());
+//     }
+//     return absl::OkStatus();           // this rank has run dry; the call returns when all ranks have
+//   });
+//
+// A rank whose loop has returned shadows the others: it contributes nothing to the gradients, receives the reduced ones
+// and takes the optimizer's step with them, so weights, moments and step counts are equal on all ranks after every step.
+//
+// Order:   the list's order does not matter: gradients come before optimizers. Every rank gives the same list.
+// Threads: one RunJoined() at a time per communicator.
+// Errors:  InvalidArgument: empty list, a null entry, one named twice, or different communicators.
+//          FailedPrecondition: a RunJoined() is already running on this communicator.
+//          OutOfRange: stopped early, all ranks in the same step (throw_on_early_termination); the group goes on.
+//          An error of the loop is returned as it is and ends the group: other ranks get it with this rank's number.
+// After it returns, however it returns, every Joinable is as it was before.
+
+#ifndef EVENKEEL_JOIN_JOIN_H_
+#define EVENKEEL_JOIN_JOIN_H_
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "evenkeel/join/joinable.h"
+
+namespace evenkeel {
+
+// The running RunJoined() as the loop sees it.
+class JoinScope {
+ public:
+  explicit JoinScope(Communicator* comm) : comm_(comm) {}
+  Communicator& communicator() const { return *comm_; }
+
+ private:
+  Communicator* const comm_;
+};
+
+absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions& options,
+                       absl::FunctionRef<absl::Status(JoinScope&)> loop);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_JOIN_JOIN_H_

@@ -1,0 +1,27 @@
+#include "evenkeel/join/joinable.h"
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+
+absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
+  StepControl& steps = comm_->steps();
+  if (steps.scope() != config_.scope) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name_, " on rank ", comm_->rank(),
+                     " is used inside RunJoined() but is not in its list: ranks that run dry could not shadow it"));
+  }
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(this));
+  if (config_.enable && config_.throw_on_early_termination) {
+    EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+    if (!answer.everyone_active()) {
+      return absl::OutOfRangeError(absl::StrCat("rank ", comm_->rank(),
+                                                ": at least one rank has exhausted its inputs; all ranks stop at step ",
+                                                answer.step));
+    }
+  }
+  return ticket;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,170 @@
+#include "evenkeel/bucket/parameter_set.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/comm/types.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+// Parameters of three floats each, with gradients.
+class ParameterSetTest : public testing::Test {
+ protected:
+  ParameterSetTest() {
+    for (const char* name : {"fc1.weight", "fc1.bias", "fc10.weight", "fc2.weight"}) {
+      params_.Add(name, View(values_), View(grads_));
+    }
+  }
+  static TensorView View(std::vector<float>& floats) { return TensorView(absl::MakeSpan(floats)); }
+  std::vector<bool> Trainable() const {
+    std::vector<bool> flags;
+    for (int i = 0; i < params_.size(); ++i) flags.push_back(params_.trainable(i));
+    return flags;
+  }
+
+  std::vector<float> values_ = std::vector<float>(3);
+  std::vector<float> grads_ = std::vector<float>(3);
+  ParameterSet params_;
+};
+
+TEST_F(ParameterSetTest, KeepsWhatWasAdded) {
+  EXPECT_EQ(params_.size(), 4);
+  EXPECT_EQ(params_[1].name, "fc1.bias");
+  EXPECT_EQ(params_[1].value, View(values_));
+  EXPECT_EQ(params_[1].grad, View(grads_));
+  EXPECT_EQ(params_.grad_state(1), GradState::kNone);
+  EXPECT_TRUE(params_.Validate().ok()) << params_.Validate();
+}
+
+TEST_F(ParameterSetTest, FindsByName) {
+  EXPECT_EQ(params_.Find("fc10.weight"), 2);
+  EXPECT_EQ(params_.Find("fc1"), -1);
+  EXPECT_EQ(ParameterSet().Find(""), -1);
+}
+
+TEST_F(ParameterSetTest, SurvivesAMove) {
+  params_.SetTrainable(0, false);
+  const uint64_t version = params_.mask_version();
+  const ParameterSet moved = std::move(params_);
+  EXPECT_EQ(moved.Find("fc2.weight"), 3);
+  EXPECT_FALSE(moved.trainable(0));
+  EXPECT_EQ(moved.mask_version(), version);
+}
+
+TEST_F(ParameterSetTest, AGradientLeftOutTakesTheShapeOfItsValue) {
+  std::vector<Float16> halves(5);
+  const int index = params_.Add("half", TensorView(absl::MakeSpan(halves)));
+  EXPECT_EQ(params_[index].grad, TensorView(nullptr, 5, DType::kFloat16));
+  EXPECT_TRUE(params_.Validate().ok());
+}
+
+TEST_F(ParameterSetTest, GradientStatesAndMemoryAreSetOneByOneAndClearedTogether) {
+  params_.SetGradState(2, GradState::kLocal);
+  params_.SetGradState(3, GradState::kReduced);
+  EXPECT_EQ(params_.grad_state(2), GradState::kLocal);
+  std::vector<float> bucket = {1, 2, 3};
+  params_.SetGradMemory(2, View(bucket));
+  params_.ClearGradients();
+  for (int i = 0; i < params_.size(); ++i) EXPECT_EQ(params_.grad_state(i), GradState::kNone);
+  EXPECT_EQ(params_[2].grad, View(bucket));
+  EXPECT_THAT(bucket, testing::ElementsAre(1, 2, 3));
+}
+
+TEST_F(ParameterSetTest, FreezesByPrefixAndCounts) {
+  EXPECT_EQ(params_.SetTrainable("fc1.", false), 2);
+  EXPECT_THAT(Trainable(), testing::ElementsAre(false, false, true, true));
+  EXPECT_EQ(params_.SetTrainable("fc1", true), 3);
+  EXPECT_EQ(params_.SetTrainable("", false), 4);
+  EXPECT_EQ(params_.SetTrainable("conv", true), 0);
+  EXPECT_THAT(Trainable(), testing::Each(false));
+}
+
+TEST_F(ParameterSetTest, TheVersionGrowsWithChangesOnly) {
+  uint64_t version = params_.mask_version();
+  auto changed = [&] {
+    const uint64_t before = std::exchange(version, params_.mask_version());
+    EXPECT_GE(version, before);
+    return version != before;
+  };
+  params_.SetTrainable(0, true);
+  EXPECT_FALSE(changed());
+  params_.SetTrainable(0, false);
+  EXPECT_TRUE(changed());
+  params_.SetTrainable("fc2", true);
+  EXPECT_FALSE(changed());
+  params_.SetTrainable("fc2", false);
+  EXPECT_TRUE(changed());
+
+  const std::vector<uint8_t> flags = {0, 1, 1, 0};
+  EXPECT_TRUE(params_.SetTrainable(flags).ok());
+  EXPECT_FALSE(changed());
+  EXPECT_TRUE(params_.SetTrainable(std::vector<uint8_t>{0, 1, 1, 7}).ok());
+  EXPECT_TRUE(changed());
+  EXPECT_THAT(Trainable(), testing::ElementsAre(false, true, true, true));
+
+  EXPECT_TRUE(params_.SetTrainable(TrainableMask(params_.mask())).ok());
+  EXPECT_FALSE(changed());
+  EXPECT_TRUE(params_.SetTrainable(TrainableMask(4)).ok());
+  EXPECT_TRUE(changed());
+  EXPECT_EQ(params_.mask(), TrainableMask(4));
+
+  params_.ClearGradients();
+  params_.SetGradState(0, GradState::kLocal);
+  EXPECT_FALSE(changed());
+  params_.Add("more", View(values_));
+  EXPECT_TRUE(changed());
+}
+
+TEST_F(ParameterSetTest, FlagsAndMasksOfAnotherSizeAreRefused) {
+  const uint64_t version = params_.mask_version();
+  for (int size : {0, 3, 5}) {
+    const absl::Status flags = params_.SetTrainable(std::vector<uint8_t>(size, 0));
+    const absl::Status mask = params_.SetTrainable(TrainableMask(size, false));
+    for (const absl::Status& status : {flags, mask}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("4 parameters"));
+    }
+  }
+  EXPECT_EQ(params_.mask_version(), version);
+}
+
+TEST_F(ParameterSetTest, ValidateNamesWhatDoesNotFit) {
+  std::vector<float> two(2);
+  std::vector<double> doubles(3);
+  struct Case {
+    std::string name;
+    TensorView value, grad;
+    std::string message;
+  };
+  const Case cases[] = {
+      {"fc1.bias", View(values_), View(grads_), "parameters 1 and 4 are both named \"fc1.bias\""},
+      {"x", View(values_), View(two), "parameter \"x\" is float32[3], its gradient float32[2]"},
+      {"x", View(values_), TensorView(absl::MakeSpan(doubles)),
+       "parameter \"x\" is float32[3], its gradient float64[3]"},
+      {"x", View(values_), TensorView(grads_.data(), 3, DType::kFloat32, Device::Cuda(0)),
+       "parameter \"x\" is float32[3], its gradient float32[3] on cuda:0"},
+      {"x", TensorView(nullptr, 3, DType::kFloat32), View(grads_), "parameter \"x\" has no memory for float32[3]"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.message);
+    ParameterSet params;
+    for (int i = 0; i < params_.size(); ++i) params.Add(params_[i].name, params_[i].value, params_[i].grad);
+    params.Add(c.name, c.value, c.grad);
+    EXPECT_EQ(params.Validate(), absl::InvalidArgumentError(c.message));
+  }
+  ParameterSet empty;
+  empty.Add("none", TensorView());
+  EXPECT_TRUE(empty.Validate().ok()) << empty.Validate();
+}
+
+}  // namespace
+}  // namespace evenkeel

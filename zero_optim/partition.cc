@@ -1,0 +1,69 @@
+#include "evenkeel/zero_optim/partition.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <queue>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace evenkeel {
+
+OwnerTable::OwnerTable(std::vector<int64_t> sizes, int world_size)
+    : sizes_(std::move(sizes)), owners_(sizes_.size(), kNoOwner), loads_(world_size, 0) {}
+
+absl::Status OwnerTable::Assign(std::span<const int> params) {
+  std::vector<int> by_size(params.begin(), params.end());
+  std::vector<bool> named(owners_.size(), false);
+  for (int param : by_size) {
+    if (param < 0 || param >= this->params()) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is not one of the ", this->params()));
+    }
+    if (named[param]) return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is named twice"));
+    if (owners_[param] != kNoOwner) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is owned by rank ", owners_[param]));
+    }
+    named[param] = true;
+  }
+  std::stable_sort(by_size.begin(), by_size.end(), [this](int a, int b) { return sizes_[a] > sizes_[b]; });
+
+  using Load = std::pair<int64_t, int>;  // Elements, rank: the smallest rank wins a tie.
+  std::priority_queue<Load, std::vector<Load>, std::greater<Load>> ranks;
+  for (int rank = 0; rank < world_size(); ++rank) ranks.push({loads_[rank], rank});
+  for (int param : by_size) {
+    const int rank = ranks.top().second;
+    ranks.pop();
+    owners_[param] = rank;
+    loads_[rank] += sizes_[param];
+    ranks.push({loads_[rank], rank});
+  }
+  return absl::OkStatus();
+}
+
+std::string OwnerTable::Serialize() const {
+  return std::string(reinterpret_cast<const char*>(owners_.data()), owners_.size() * sizeof(int));
+}
+
+absl::Status OwnerTable::Restore(absl::string_view bytes) {
+  std::vector<int> owners(owners_.size());
+  if (bytes.size() != owners.size() * sizeof(int)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an owner table of ", bytes.size(), " bytes for ", owners.size(), " parameters"));
+  }
+  if (!owners.empty()) std::memcpy(owners.data(), bytes.data(), bytes.size());
+  std::vector<int64_t> loads(world_size(), 0);
+  for (size_t param = 0; param < owners.size(); ++param) {
+    if (owners[param] == kNoOwner) continue;
+    if (owners[param] < 0 || owners[param] >= world_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", param, " is owned by rank ", owners[param], " of ", world_size()));
+    }
+    loads[owners[param]] += sizes_[param];
+  }
+  owners_ = std::move(owners);
+  loads_ = std::move(loads);
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

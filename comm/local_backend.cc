@@ -1,0 +1,419 @@
+// How a collective goes through a group:
+//
+//   Start() on each rank     puts its operation into a seat of a Meeting, which is found by lane and sequence;
+//   the last one to arrive   makes the meeting ready; the meetings of a lane run one after the other;
+//   a worker                 opens it: cuts it into slices and posts them;
+//   all workers              move the slices' data;
+//   the last slice           closes it: finishes the ranks' works, then lets the lane's next meeting run.
+//
+// A rank that is aborted breaks its meetings: they never run any more, and slices that run give up. The other ranks'
+// works stay until these are aborted too, by the notice that they get over the control plane. Only a contradiction ends
+// the group for all ranks from here.
+//
+// Works are finished without the lock, because that runs callbacks; and by workers, because Start() runs under its
+// caller's locks.
+
+#include "evenkeel/comm/local_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/local_exchange.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// Below this a slice takes no longer than waking up another thread, some ten microseconds.
+constexpr int64_t kSliceBytes = 256 << 10;
+
+// One rank's part in a meeting.
+struct Seat {
+  int rank = -1;
+  Operation operation;
+  std::shared_ptr<WorkState> work;  // Null once somebody is finishing it.
+};
+
+// The group's mutex guards all of it, but what the seats' operations and `exchange` hold belongs to the slices while
+// they run.
+struct Meeting {
+  enum class State { kGathering, kRunning, kOver };  // In this order, moved on by a lane's turn and by Close().
+  State state = State::kGathering;
+  std::map<int, Seat> seats;  // By rank; of a pair: 0 the sender, 1 the receiver.
+  std::unique_ptr<LocalExchange> exchange;
+  int slices_left = 0;
+  std::atomic<bool> is_broken = false;  // One of its ranks was aborted.
+};
+
+// What runs one after the other: the collectives of a channel, or its messages from one rank to another.
+struct Lane {
+  size_t seats = 0;
+  int64_t first = 0;  // Sequence of the front.
+  std::deque<std::shared_ptr<Meeting>> meetings;
+
+  Meeting& At(int64_t sequence) {
+    while (first + static_cast<int64_t>(meetings.size()) <= sequence) meetings.push_back(std::make_shared<Meeting>());
+    return *meetings[sequence - first];
+  }
+};
+
+struct Ending {
+  int rank = -1;
+  std::shared_ptr<WorkState> work;
+  absl::Status status;
+};
+using Endings = std::vector<Ending>;
+
+bool IsPair(const Collective& what) { return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv; }
+
+// What the two sides of a pair, or all ranks, have in common.
+Collective CommonPart(Collective what) {
+  if (IsPair(what)) {
+    what.kind = CollectiveKind::kSend;
+    what.root = -1;
+  }
+  return what;
+}
+
+// "60+40" for two parts.
+std::string Parts(const Operation& operation) {
+  const TensorList& views = operation.out.empty() ? operation.in : operation.out;
+  return absl::StrJoin(views, "+", [](std::string* text, const TensorView& v) { absl::StrAppend(text, v.count); });
+}
+
+bool HaveEqualParts(const Operation& a, const Operation& b) {
+  const TensorList& x = a.out.empty() ? a.in : a.out;
+  const TensorList& y = b.out.empty() ? b.in : b.out;
+  return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                    [](const TensorView& v, const TensorView& w) { return v.count == w.count; });
+}
+
+bool Agree(const Operation& a, const Operation& b) {
+  return CommonPart(a.what) == CommonPart(b.what) && HaveEqualParts(a, b) && a.scale == b.scale;
+}
+
+// "rank 1 is at #412 barrier (user); ranks 0,2,3 are at #412 all_reduce float32[10] sum: the ranks disagree", the
+// smallest party first.
+std::string DescribeDisagreement(const std::map<int, Seat>& seats) {
+  const Operation& first = seats.begin()->second.operation;
+  const bool differ_in_kind = std::any_of(seats.begin(), seats.end(), [&](const auto& seat) {
+    return CommonPart(seat.second.operation.what) != CommonPart(first.what);
+  });
+  std::map<std::string, std::vector<int>> parties;
+  for (const auto& [index, seat] : seats) {
+    std::string place = absl::StrCat("#", seat.operation.sequence, " ", ToString(seat.operation.what));
+    if (!differ_in_kind) absl::StrAppend(&place, " in parts ", Parts(seat.operation), ", scale ", seat.operation.scale);
+    parties[place].push_back(seat.rank);
+  }
+  std::vector<std::pair<std::string, std::vector<int>>> sorted(parties.begin(), parties.end());
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
+    return std::tuple(a.second.size(), a.second) < std::tuple(b.second.size(), b.second);
+  });
+  const std::string text = absl::StrJoin(sorted, "; ", [](std::string* out, const auto& party) {
+    const auto& [place, ranks] = party;
+    const char* const words[] = {"rank ", "ranks ", " is at ", " are at "};
+    const int many = ranks.size() > 1;
+    absl::StrAppend(out, words[many], absl::StrJoin(ranks, ","), words[2 + many], place);
+  });
+  return absl::StrCat(text, ": the ranks disagree");
+}
+
+int SlicesFor(const LocalExchange& exchange, int workers) {
+  const int64_t most = std::min<int64_t>(workers, exchange.elements());
+  return static_cast<int>(std::max<int64_t>(1, std::min(most, exchange.bytes() / kSliceBytes)));
+}
+
+absl::Condition IsZero(const int* count) {
+  return absl::Condition(
+      +[](const int* n) { return *n == 0; }, count);
+}
+
+class LocalGroup {
+ public:
+  explicit LocalGroup(int world_size)
+      : world_size_(world_size),
+        ended_(world_size),
+        running_(world_size),
+        finishing_(world_size),
+        leaving_(world_size),
+        workers_(world_size) {}
+
+  void Start(int rank, Operation operation, std::shared_ptr<WorkState> work);
+  void Abort(int rank, const absl::Status& why);
+
+  // Runs tasks, of all ranks, until StopWorker(rank).
+  void RunWorker(int rank);
+  void StopWorker(int rank);
+
+ private:
+  Lane& LaneOf(int rank, const Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunFrontIfReady(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Open(Lane& lane, const std::shared_ptr<Meeting>& meeting);
+  void RunSlice(Lane& lane, const std::shared_ptr<Meeting>& meeting, int index, int count);
+  void Close(Lane& lane, Meeting& meeting);
+
+  // Brackets around touching the buffers of a meeting. False: they may not be touched.
+  bool BeginTouching(const Meeting& meeting) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndTouching(const Meeting& meeting) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  template <typename Visit>
+  void ForEachSeatOf(int rank, Visit visit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndForAll(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the work out of the seat if nobody has done so yet.
+  void Take(Seat& seat, const absl::Status& status, Endings& endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Finish(Endings endings) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Post(std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The group whose works this thread is finishing.
+  static thread_local const LocalGroup* finishing_here_;
+
+  const int world_size_;
+  absl::Mutex mutex_;
+  absl::CondVar tasks_posted_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::tuple<uint64_t, int, int>, Lane> lanes_ ABSL_GUARDED_BY(mutex_);  // Channel; sender, receiver or -1.
+  // By rank:
+  std::vector<absl::Status> ended_ ABSL_GUARDED_BY(mutex_);  // Why; OK while it lives.
+  std::vector<int> running_ ABSL_GUARDED_BY(mutex_);         // Slices that touch its buffers now.
+  std::vector<int> finishing_ ABSL_GUARDED_BY(mutex_);       // Works that are being finished now.
+  std::vector<bool> leaving_ ABSL_GUARDED_BY(mutex_);        // Its worker is to stop.
+  int workers_ ABSL_GUARDED_BY(mutex_);
+};
+
+thread_local const LocalGroup* LocalGroup::finishing_here_ = nullptr;
+
+void LocalGroup::Start(int rank, Operation operation, std::shared_ptr<WorkState> work) {
+  absl::MutexLock lock(&mutex_);
+  const int index = IsPair(operation.what) ? operation.what.kind == CollectiveKind::kRecv : rank;
+  Seat seat{.rank = rank, .operation = std::move(operation), .work = std::move(work)};
+  if (!ended_[rank].ok()) {
+    Endings endings;
+    Take(seat, ended_[rank], endings);
+    return Post([this, endings] { Finish(endings); });
+  }
+  Lane& lane = LaneOf(rank, seat.operation);
+  Meeting& meeting = lane.At(seat.operation.sequence);
+  const bool agree = meeting.seats.empty() || Agree(meeting.seats.begin()->second.operation, seat.operation);
+  meeting.seats[index] = std::move(seat);
+  if (!agree) return EndForAll(absl::FailedPreconditionError(DescribeDisagreement(meeting.seats)));
+  RunFrontIfReady(lane);
+}
+
+Lane& LocalGroup::LaneOf(int rank, const Operation& operation) {
+  const Collective& what = operation.what;
+  if (!IsPair(what)) {
+    Lane& lane = lanes_[{operation.channel, -1, -1}];
+    lane.seats = world_size_;
+    return lane;
+  }
+  const bool sends = what.kind == CollectiveKind::kSend;
+  Lane& lane = lanes_[{operation.channel, sends ? rank : what.root, sends ? what.root : rank}];
+  lane.seats = 2;
+  return lane;
+}
+
+void LocalGroup::RunFrontIfReady(Lane& lane) {
+  if (lane.meetings.empty()) return;
+  const std::shared_ptr<Meeting>& front = lane.meetings.front();
+  if (front->state != Meeting::State::kGathering || front->seats.size() < lane.seats || front->is_broken) return;
+  front->state = Meeting::State::kRunning;
+  Post([this, &lane, front] { Open(lane, front); });
+}
+
+void LocalGroup::Open(Lane& lane, const std::shared_ptr<Meeting>& meeting) {
+  int slices = 1;
+  if (BeginTouching(*meeting)) {
+    std::vector<Operation*> operations;
+    for (auto& [index, seat] : meeting->seats) operations.push_back(&seat.operation);
+    meeting->exchange = std::make_unique<LocalExchange>(std::move(operations));
+    meeting->exchange->Prepare();
+    slices = SlicesFor(*meeting->exchange, world_size_);
+    EndTouching(*meeting);
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    meeting->slices_left = slices;
+    for (int i = 1; i < slices; ++i) Post([this, &lane, meeting, i, slices] { RunSlice(lane, meeting, i, slices); });
+  }
+  RunSlice(lane, meeting, 0, slices);
+}
+
+void LocalGroup::RunSlice(Lane& lane, const std::shared_ptr<Meeting>& meeting, int index, int count) {
+  if (BeginTouching(*meeting)) {
+    const LocalExchange& exchange = *meeting->exchange;
+    const int64_t elements = exchange.elements();
+    exchange.Run(elements * index / count, elements * (index + 1) / count, meeting->is_broken);
+    EndTouching(*meeting);
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    if (--meeting->slices_left > 0) return;
+  }
+  Close(lane, *meeting);
+}
+
+void LocalGroup::Close(Lane& lane, Meeting& meeting) {
+  Endings endings;
+  bool is_broken = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    meeting.state = Meeting::State::kOver;
+    is_broken = meeting.is_broken;
+    for (auto& [index, seat] : meeting.seats) {
+      if (!is_broken || !ended_[seat.rank].ok()) Take(seat, ended_[seat.rank], endings);
+    }
+  }
+  Finish(std::move(endings));
+  if (is_broken) return;
+  absl::MutexLock lock(&mutex_);
+  lane.meetings.pop_front();
+  ++lane.first;
+  RunFrontIfReady(lane);
+}
+
+bool LocalGroup::BeginTouching(const Meeting& meeting) {
+  absl::MutexLock lock(&mutex_);
+  if (meeting.is_broken) return false;
+  for (const auto& [index, seat] : meeting.seats) ++running_[seat.rank];
+  return true;
+}
+
+void LocalGroup::EndTouching(const Meeting& meeting) {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [index, seat] : meeting.seats) --running_[seat.rank];
+}
+
+void LocalGroup::Abort(int rank, const absl::Status& why) {
+  Endings endings;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_[rank].ok()) ended_[rank] = why;
+    ForEachSeatOf(rank, [](Meeting& meeting, Seat&) { meeting.is_broken = true; });
+    mutex_.Await(IsZero(&running_[rank]));
+    ForEachSeatOf(rank, [&](Meeting&, Seat& seat) { Take(seat, ended_[rank], endings); });
+  }
+  Finish(std::move(endings));
+  // A callback can't wait for itself, nor for another one that may wait for it.
+  if (finishing_here_ == this) return;
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(IsZero(&finishing_[rank]));
+}
+
+void LocalGroup::EndForAll(const absl::Status& why) {
+  Endings endings;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (!ended_[rank].ok()) continue;
+    ended_[rank] = why;
+    ForEachSeatOf(rank, [&](Meeting& meeting, Seat& seat) {
+      meeting.is_broken = true;
+      if (meeting.state != Meeting::State::kRunning) Take(seat, why, endings);  // Else Close() does it.
+    });
+  }
+  Post([this, endings] { Finish(endings); });
+}
+
+template <typename Visit>
+void LocalGroup::ForEachSeatOf(int rank, Visit visit) {
+  for (auto& [key, lane] : lanes_) {
+    for (const std::shared_ptr<Meeting>& meeting : lane.meetings) {
+      for (auto& [index, seat] : meeting->seats) {
+        if (seat.rank == rank) visit(*meeting, seat);
+      }
+    }
+  }
+}
+
+void LocalGroup::Take(Seat& seat, const absl::Status& status, Endings& endings) {
+  if (seat.work == nullptr) return;
+  ++finishing_[seat.rank];
+  endings.push_back({seat.rank, std::move(seat.work), status});
+}
+
+void LocalGroup::Finish(Endings endings) {
+  const LocalGroup* const outer = std::exchange(finishing_here_, this);
+  for (Ending& ending : endings) ending.work->Finish(ending.status);
+  finishing_here_ = outer;
+  absl::MutexLock lock(&mutex_);
+  for (Ending& ending : endings) --finishing_[ending.rank];
+}
+
+void LocalGroup::Post(std::function<void()> task) {
+  tasks_.push_back(std::move(task));
+  tasks_posted_.Signal();
+}
+
+void LocalGroup::RunWorker(int rank) {
+  while (true) {
+    std::function<void()> task;
+    {
+      absl::MutexLock lock(&mutex_);
+      while (tasks_.empty() && !leaving_[rank]) tasks_posted_.Wait(&mutex_);
+      if (leaving_[rank] && (tasks_.empty() || workers_ > 1)) {
+        --workers_;
+        tasks_posted_.Signal();  // The wake-up may have been meant for another one.
+        return;
+      }
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+}
+
+void LocalGroup::StopWorker(int rank) {
+  absl::MutexLock lock(&mutex_);
+  leaving_[rank] = true;
+  tasks_posted_.SignalAll();
+}
+
+class LocalBackend : public Backend {
+ public:
+  LocalBackend(std::shared_ptr<LocalGroup> group, int rank)
+      : group_(std::move(group)), rank_(rank), worker_([this] { group_->RunWorker(rank_); }) {}
+
+  ~LocalBackend() override {
+    group_->Abort(rank_, absl::UnavailableError(absl::StrCat("rank ", rank_, " left the group")));
+    group_->StopWorker(rank_);
+    worker_.join();
+  }
+
+  absl::string_view name() const override { return "local"; }
+  absl::Status Supports(const Collective&) const override { return absl::OkStatus(); }
+  void Start(Operation operation, std::shared_ptr<WorkState> work) override {
+    group_->Start(rank_, std::move(operation), std::move(work));
+  }
+  void Abort(const absl::Status& why) override { group_->Abort(rank_, why); }
+
+ private:
+  const std::shared_ptr<LocalGroup> group_;
+  const int rank_;
+  std::thread worker_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Backend>> CreateLocalBackends(int world_size) {
+  auto group = std::make_shared<LocalGroup>(world_size);
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int rank = 0; rank < world_size; ++rank) backends.push_back(std::make_unique<LocalBackend>(group, rank));
+  return backends;
+}
+
+}  // namespace evenkeel::internal

@@ -309,6 +309,7 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
 
 Communicator::~Communicator() {
   Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")));
+  control_->Stop();  // Its handlers use the other members.
 }
 
 absl::StatusOr<Channel*> Communicator::OpenChannel(absl::string_view name) {

@@ -167,7 +167,9 @@ ControlChannel::ControlChannel(int rank, int world_size, std::unique_ptr<Control
                [this](absl::Status why) { OnLost(why); });
 }
 
-ControlChannel::~ControlChannel() {
+ControlChannel::~ControlChannel() { Stop(); }
+
+void ControlChannel::Stop() {
   Close(absl::CancelledError("the communicator is gone"));
   link_->Stop();
 }

@@ -154,6 +154,8 @@ class ControlChannel {
                    std::function<void(int from, absl::string_view topic, absl::string_view payload)> on_notice);
   // Ends every wait, now and later, with `why`. Local; tells nobody.
   void Close(const absl::Status& why);
+  // Ends the connection: no handler or callback runs after it returns. Not to be called by one.
+  void Stop();
 
  private:
   void OnMessage(ControlMessage message);

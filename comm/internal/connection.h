@@ -1,0 +1,79 @@
+// One framed connection to a store, with a thread of its own.
+//
+//   EK_ASSIGN_OR_RETURN(Greeted greeted, Greet(find, hello, job, deadline));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection, Connection::Create(std::move(greeted)));
+//   connection->Start(on_frame, on_lost);
+//   connection->Send(payload);
+//
+// Threads: Send() from any thread, it never waits. Callbacks run on the connection's thread, one at a time. Close() and
+//          destruction from any other thread; no callback runs after them.
+
+#ifndef EVENKEEL_COMM_INTERNAL_CONNECTION_H_
+#define EVENKEEL_COMM_INTERNAL_CONNECTION_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/internal/greet.h"
+#include "evenkeel/comm/internal/socket.h"
+
+namespace evenkeel::internal {
+
+class Connection {
+ public:
+  static absl::StatusOr<std::unique_ptr<Connection>> Create(Greeted greeted);
+  ~Connection() { Close(absl::ZeroDuration()); }
+
+  // Called once. `on_lost` is called at most once, after the last frame.
+  void Start(std::function<void(std::string)> on_frame, std::function<void(absl::Status)> on_lost);
+  // Queues a frame; a connection that is lost swallows it.
+  void Send(absl::string_view payload);
+  // Sends what is queued and says goodbye, for at most `linger`; then ends the thread.
+  void Close(absl::Duration linger);
+
+  const HostPort& local_address() const { return greeted_.local; }
+  // "the store at 10.0.0.7:29400 is gone: rank 0, which hosts it, is gone".
+  absl::Status GoneStatus() const;
+
+ private:
+  Connection(Greeted greeted, WakeUp wake) : greeted_(std::move(greeted)), wake_(std::move(wake)) {}
+
+  void Run();
+  // What is to be done with the socket now.
+  struct Plan {
+    absl::Status error;  // Of Send().
+    bool has_data = false;
+    absl::Time close_by;  // Finite: Close() was called.
+  };
+  Plan NextPlan();
+  void Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Receive();
+  absl::Status HandleFrames();
+
+  Greeted greeted_;
+  const WakeUp wake_;
+  std::function<void(std::string)> on_frame_;
+  std::function<void(absl::Status)> on_lost_;
+  std::thread thread_;
+
+  absl::Mutex mutex_;
+  std::string outgoing_ ABSL_GUARDED_BY(mutex_);
+  size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;  // Of outgoing_.
+  absl::Status send_error_ ABSL_GUARDED_BY(mutex_);
+  bool is_lost_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time close_by_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_CONNECTION_H_

@@ -1,0 +1,86 @@
+#include "evenkeel/comm/internal/control_groups.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/control_wire.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+
+absl::Status ControlGroups::Check(const Hello& hello) const {
+  const auto found = groups_.find(hello.group);
+  if (found == groups_.end()) return absl::OkStatus();
+  const Group& group = found->second;
+  const int world_size = group.hub->world_size();
+  if (hello.world_size != world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank, " says that the group ", hello.group, " has ",
+                                                   hello.world_size, " ranks, the others say ", world_size));
+  }
+  const Member& member = group.members[hello.rank];
+  if (member.is_here) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("two processes say that they are rank ", hello.rank, " of the group ", hello.group));
+  }
+  if (member.has_come) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", hello.rank, " of the group ", hello.group, " has gone: it can't come back to it"));
+  }
+  return absl::OkStatus();
+}
+
+void ControlGroups::Join(PeerId peer, const Hello& hello) {
+  Group& group = groups_[hello.group];
+  if (group.hub == nullptr) {
+    group.members.resize(hello.world_size);
+    group.hub = std::make_unique<ControlHub>(
+        hello.world_size, [this, &group](int rank, ControlMessage message) { Deliver(group, rank, message); });
+  }
+  Member& member = group.members[hello.rank];
+  member.has_come = member.is_here = true;
+  member.peer = peer;
+  ++group.here;
+  seats_[peer] = {hello.group, hello.rank};
+  for (const std::string& payload : std::exchange(member.waiting, {})) send_(peer, payload);
+}
+
+absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
+  const auto seat = seats_.find(peer);
+  if (seat == seats_.end()) return absl::InternalError("a control message from nobody");
+  EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
+  groups_.at(seat->second.group).hub->OnMessage(seat->second.rank, std::move(message));
+  return absl::OkStatus();
+}
+
+void ControlGroups::OnDisconnect(PeerId peer) {
+  const auto found = seats_.find(peer);
+  if (found == seats_.end()) return;
+  const Seat seat = found->second;
+  seats_.erase(found);
+  Group& group = groups_.at(seat.group);
+  group.members[seat.rank].is_here = false;
+  --group.here;
+  ++group.gone;
+  group.hub->OnDisconnect(seat.rank);
+  if (group.gone == group.hub->world_size()) groups_.erase(seat.group);
+}
+
+bool ControlGroups::HasLivingGroup() const {
+  for (const auto& [name, group] : groups_) {
+    if (group.here > 0 && !group.has_failed) return true;
+  }
+  return false;
+}
+
+void ControlGroups::Deliver(Group& group, int rank, const ControlMessage& message) {
+  if (message.type == ControlMessage::Type::kFailed) group.has_failed = true;
+  Member& member = group.members[rank];
+  if (member.is_here) {
+    send_(member.peer, Serialize(message));
+  } else if (!member.has_come) {
+    member.waiting.push_back(Serialize(message));
+  }
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,44 @@
+#include "evenkeel/comm/internal/control_wire.h"
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+
+std::string Serialize(const ControlMessage& message) {
+  ByteWriter writer;
+  writer.U8(static_cast<uint8_t>(message.type)).I32(message.rank).I64(message.sequence).I64(message.request);
+  writer.I32(static_cast<int>(message.code)).Bytes(message.topic).Bytes(message.payload);
+  writer.U32(static_cast<uint32_t>(message.parts.size()));
+  for (const std::string& part : message.parts) writer.Bytes(part);
+  return writer.Take();
+}
+
+absl::StatusOr<ControlMessage> ParseControlMessage(absl::string_view bytes) {
+  ByteReader reader(bytes);
+  ControlMessage message;
+  const uint8_t type = reader.U8();
+  message.type = static_cast<ControlMessage::Type>(type);
+  message.rank = reader.I32();
+  message.sequence = reader.I64();
+  message.request = reader.I64();
+  const int code = reader.I32();
+  message.code = static_cast<absl::StatusCode>(code);
+  message.topic = std::string(reader.Bytes());
+  message.payload = std::string(reader.Bytes());
+  const uint32_t parts = reader.U32();
+  for (uint32_t i = 0; i < parts && reader.ok(); ++i) message.parts.emplace_back(reader.Bytes());
+  EK_RETURN_IF_ERROR(reader.Finish("control message"));
+  if (type > static_cast<uint8_t>(ControlMessage::Type::kLeave)) {
+    return absl::InvalidArgumentError("control message: unknown type");
+  }
+  if (code < 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
+    return absl::InvalidArgumentError("control message: unknown code");
+  }
+  return message;
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,27 @@
+// Keyed hashes and random bytes, from OpenSSL.
+
+#ifndef EVENKEEL_COMM_INTERNAL_HMAC_H_
+#define EVENKEEL_COMM_INTERNAL_HMAC_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel::internal {
+
+inline constexpr size_t kDigestSize = 32;
+
+// HMAC-SHA256 of `data` (RFC 2104): kDigestSize bytes; empty, which is no digest, where OpenSSL has no SHA-256.
+std::string HmacSha256(absl::string_view key, absl::string_view data);
+
+// Whether `proof` is that digest, in a time that says nothing about where they differ. Nothing equals an empty digest.
+bool IsDigest(absl::string_view proof, absl::string_view digest);
+
+// Bytes that nobody can guess.
+absl::StatusOr<std::string> RandomBytes(size_t size);
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_HMAC_H_

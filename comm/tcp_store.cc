@@ -1,0 +1,177 @@
+#include "evenkeel/comm/tcp_store.h"
+
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/internal/connection.h"
+#include "evenkeel/comm/internal/control_wire.h"
+#include "evenkeel/comm/internal/greet.h"
+#include "evenkeel/comm/internal/handshake.h"
+#include "evenkeel/comm/internal/key_value.h"
+#include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::Connection;
+using internal::Hello;
+using internal::HostPort;
+using internal::StoreReply;
+using internal::StoreRequest;
+
+// Long enough for what is queued to leave, short enough not to be noticed where the server hangs.
+constexpr absl::Duration kLinger = absl::Seconds(1);
+
+absl::StatusOr<std::vector<HostPort>> ParseAddresses(const std::vector<std::string>& addresses) {
+  std::vector<HostPort> parsed;
+  for (const std::string& address : addresses) {
+    EK_ASSIGN_OR_RETURN(HostPort one, HostPort::Parse(address));
+    parsed.push_back(std::move(one));
+  }
+  return parsed;
+}
+
+absl::StatusOr<std::vector<HostPort>> FindServer(const TcpStoreOptions& options) {
+  if (options.published == nullptr) return ParseAddresses(options.addresses);
+  const absl::StatusOr<std::string> address = options.published->Get(kAddressKey, absl::ZeroDuration());
+  if (absl::IsDeadlineExceeded(address.status())) return std::vector<HostPort>();
+  EK_RETURN_IF_ERROR(address.status());
+  return ParseAddresses({*address});
+}
+
+absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(const TcpStoreOptions& options, const Hello& hello) {
+  if (options.secret.empty()) return absl::InvalidArgumentError("a store's client needs the job's secret");
+  if (hello.group.size() > internal::kMaxName) {
+    return absl::InvalidArgumentError(absl::StrCat("a group's name may have ", internal::kMaxName, " bytes"));
+  }
+  EK_ASSIGN_OR_RETURN(internal::Greeted greeted, Greet([&options] { return FindServer(options); }, hello,
+                                                       {options.job, options.secret}, absl::Now() + options.timeout));
+  return Connection::Create(std::move(greeted));
+}
+
+}  // namespace
+
+// TcpStore -----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(const TcpStoreOptions& options) {
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<Connection> connection,
+      ConnectAs(options, {.kind = Hello::Kind::kStore, .rank = options.rank, .world_size = options.world_size}));
+  return absl::WrapUnique(new TcpStore(std::move(connection), options.timeout));
+}
+
+TcpStore::TcpStore(std::unique_ptr<Connection> connection, absl::Duration timeout)
+    : timeout_(timeout), connection_(std::move(connection)) {
+  connection_->Start([this](const std::string& frame) { OnFrame(frame); },
+                     [this](const absl::Status& why) { OnLost(why); });
+}
+
+TcpStore::~TcpStore() { connection_->Close(kLinger); }
+
+absl::Status TcpStore::Set(absl::string_view key, absl::string_view value) {
+  return Call({.op = StoreRequest::Op::kSet, .key = std::string(key), .value = std::string(value)}, timeout_).status();
+}
+
+absl::StatusOr<std::string> TcpStore::Get(absl::string_view key, absl::Duration timeout) {
+  EK_ASSIGN_OR_RETURN(StoreReply reply, Call({.op = StoreRequest::Op::kGet, .key = std::string(key)}, timeout));
+  return std::move(reply.value);
+}
+
+absl::StatusOr<std::string> TcpStore::GetOrSet(absl::string_view key, absl::string_view value) {
+  EK_ASSIGN_OR_RETURN(
+      StoreReply reply,
+      Call({.op = StoreRequest::Op::kGetOrSet, .key = std::string(key), .value = std::string(value)}, timeout_));
+  return std::move(reply.value);
+}
+
+absl::StatusOr<int64_t> TcpStore::Add(absl::string_view key, int64_t amount) {
+  EK_ASSIGN_OR_RETURN(const StoreReply reply,
+                      Call({.op = StoreRequest::Op::kAdd, .key = std::string(key), .amount = amount}, timeout_));
+  return reply.number;
+}
+
+absl::StatusOr<bool> TcpStore::Check(absl::string_view key) {
+  EK_ASSIGN_OR_RETURN(const StoreReply reply,
+                      Call({.op = StoreRequest::Op::kCheck, .key = std::string(key)}, timeout_));
+  return reply.number != 0;
+}
+
+absl::StatusOr<bool> TcpStore::Delete(absl::string_view key) {
+  EK_ASSIGN_OR_RETURN(const StoreReply reply,
+                      Call({.op = StoreRequest::Op::kDelete, .key = std::string(key)}, timeout_));
+  return reply.number != 0;
+}
+
+absl::StatusOr<StoreReply> TcpStore::Call(StoreRequest request, absl::Duration timeout) {
+  const std::string key = request.key;
+  {
+    absl::MutexLock lock(&mutex_);
+    request.id = next_id_++;
+    pending_[request.id] = nullptr;
+  }
+  connection_->Send(request.Serialize());
+  absl::MutexLock lock(&mutex_);
+  std::unique_ptr<StoreReply>& reply = pending_[request.id];
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return reply != nullptr || !lost_.ok(); };
+  mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout);
+  absl::StatusOr<StoreReply> result =
+      lost_.ok() ? absl::DeadlineExceededError(
+                       absl::StrCat("no value \"", key, "\" in the store within ", absl::FormatDuration(timeout)))
+                 : lost_;
+  if (reply != nullptr) {
+    result = std::move(*reply);
+    if (!result->status.ok()) result = absl::Status(result->status);
+  }
+  pending_.erase(request.id);
+  return result;
+}
+
+void TcpStore::OnFrame(absl::string_view frame) {
+  absl::StatusOr<StoreReply> reply = StoreReply::Parse(frame);
+  if (!reply.ok()) return OnLost(reply.status());
+  absl::MutexLock lock(&mutex_);
+  const auto pending = pending_.find(reply->id);
+  if (pending != pending_.end()) pending->second = std::make_unique<StoreReply>(*std::move(reply));  // Else: too late.
+}
+
+void TcpStore::OnLost(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  if (lost_.ok()) lost_ = why;
+}
+
+// TcpControlLink -----------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(const TcpStoreOptions& options,
+                                                                        const GroupSeat& seat,
+                                                                        std::shared_ptr<void> keep) {
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
+                      ConnectAs(options, {.kind = Hello::Kind::kControl,
+                                          .group = seat.name,
+                                          .rank = seat.rank < 0 ? options.rank : seat.rank,
+                                          .world_size = seat.world_size < 0 ? options.world_size : seat.world_size}));
+  std::string local_host = connection->local_address().host;
+  return absl::WrapUnique(new TcpControlLink(std::move(connection), std::move(local_host), std::move(keep)));
+}
+
+TcpControlLink::TcpControlLink(std::unique_ptr<Connection> connection, std::string local_host,
+                               std::shared_ptr<void> keep)
+    : keep_(std::move(keep)), local_host_(std::move(local_host)), connection_(std::move(connection)) {}
+
+TcpControlLink::~TcpControlLink() { Stop(); }
+
+void TcpControlLink::Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) {
+  auto on_frame = [receive = std::move(receive)](const std::string& frame) {
+    absl::StatusOr<ControlMessage> message = internal::ParseControlMessage(frame);
+    if (message.ok()) receive(*std::move(message));  // The server sends nothing else.
+  };
+  connection_->Start(std::move(on_frame), std::move(lost));
+}
+
+void TcpControlLink::Send(ControlMessage message) { connection_->Send(internal::Serialize(message)); }
+
+void TcpControlLink::Stop() { connection_->Close(kLinger); }
+
+}  // namespace evenkeel

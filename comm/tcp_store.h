@@ -1,0 +1,110 @@
+// Clients of a job's server (comm/tcp_store_server.h): the key-value store, and a rank's link to its control hub.
+//
+//   TcpStoreOptions options{.addresses = {"10.0.0.7:29400"}, .secret = secret, .rank = 1, .world_size = 4};
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStore> store, TcpStore::Connect(options));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link, TcpControlLink::Connect(options, {.name = "world"}));
+//
+// Connecting tries again, further and further apart, until the timeout: ranks start in any order.
+//
+// Errors: DeadlineExceeded with the address when no server of the job answers; PermissionDenied: another secret;
+//         InvalidArgument: this rank or world size does not fit; FailedPrecondition: another build.
+//         Unavailable when the server has gone, with its address and whose process it was.
+
+#ifndef EVENKEEL_COMM_TCP_STORE_H_
+#define EVENKEEL_COMM_TCP_STORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/store.h"
+
+namespace evenkeel {
+
+namespace internal {
+class Connection;
+struct StoreReply;
+struct StoreRequest;
+}  // namespace internal
+
+struct TcpStoreOptions {
+  std::vector<std::string> addresses;  // "host:port"; of several, the job's server is at one.
+  std::shared_ptr<Store> published;    // Instead: the server's address will be in here, under kAddressKey.
+  std::string job;                     // Empty: whatever job the server serves.
+  std::string secret;
+  int rank = 0;  // Within the job.
+  int world_size = 1;
+  absl::Duration timeout = absl::Minutes(2);  // To connect; and for an answer that need not wait for another rank.
+};
+
+inline constexpr char kAddressKey[] = "address";
+
+class TcpStore : public Store {
+ public:
+  static absl::StatusOr<std::unique_ptr<TcpStore>> Connect(const TcpStoreOptions& options);
+  ~TcpStore() override;
+
+  absl::Status Set(absl::string_view key, absl::string_view value) override;
+  absl::StatusOr<std::string> Get(absl::string_view key, absl::Duration timeout) override;
+  absl::StatusOr<std::string> GetOrSet(absl::string_view key, absl::string_view value) override;
+  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t amount) override;
+  absl::StatusOr<bool> Check(absl::string_view key) override;
+  absl::StatusOr<bool> Delete(absl::string_view key) override;
+
+ private:
+  TcpStore(std::unique_ptr<internal::Connection> connection, absl::Duration timeout);
+  absl::StatusOr<internal::StoreReply> Call(internal::StoreRequest request, absl::Duration timeout);
+  void OnFrame(absl::string_view frame);
+  void OnLost(const absl::Status& why);
+
+  const absl::Duration timeout_;
+  absl::Mutex mutex_;
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, std::unique_ptr<internal::StoreReply>> pending_ ABSL_GUARDED_BY(mutex_);  // Null: no answer yet.
+  const std::unique_ptr<internal::Connection> connection_;  // Last, because its thread uses the rest.
+};
+
+// A group of ranks within the job.
+struct GroupSeat {
+  std::string name = "world";
+  int rank = -1;        // -1: as in the job.
+  int world_size = -1;  // -1: as the job.
+};
+
+class TcpControlLink : public ControlLink {
+ public:
+  // `keep` lives as long as the link: what hosts the server, for instance.
+  static absl::StatusOr<std::unique_ptr<TcpControlLink>> Connect(const TcpStoreOptions& options,
+                                                                 const GroupSeat& seat = {},
+                                                                 std::shared_ptr<void> keep = nullptr);
+  ~TcpControlLink() override;
+
+  void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) override;
+  void Send(ControlMessage message) override;
+  void Stop() override;
+
+  // The address of this host on the way to the server, without port: what other hosts that see the server see too.
+  const std::string& local_host() const { return local_host_; }
+
+ private:
+  TcpControlLink(std::unique_ptr<internal::Connection> connection, std::string local_host, std::shared_ptr<void> keep);
+
+  const std::shared_ptr<void> keep_;  // First, so that it goes last.
+  const std::string local_host_;
+  const std::unique_ptr<internal::Connection> connection_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_TCP_STORE_H_

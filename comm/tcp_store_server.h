@@ -1,0 +1,63 @@
+// The server of a job: its key-value store, and the middle of its control plane.
+//
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
+//                       TcpStoreServer::Create({.address = "10.0.0.7:0", .secret = secret, .world_size = 4}));
+//   Publish(server->address());                   // "10.0.0.7:41873"
+//
+// It lives in rank 0's process or in the launcher; clients are in comm/tcp_store.h. It listens on the given address and
+// nowhere else, and lets in who proves to know the job's secret, which is never sent. What follows the proof is not
+// encrypted: a network on which others can rewrite packets needs a tunnel.
+//
+// Threads: thread-safe; one thread serves all connections, and no connection can hold up another one.
+// Errors:  Unavailable if it can't listen there; InvalidArgument without a secret.
+// Ending:  destruction lets clients that are about to leave do so, at most for `linger`.
+
+#ifndef EVENKEEL_COMM_TCP_STORE_SERVER_H_
+#define EVENKEEL_COMM_TCP_STORE_SERVER_H_
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace evenkeel {
+
+namespace internal {
+class ServerLoop;
+}  // namespace internal
+
+struct TcpStoreServerOptions {
+  std::string address = "127.0.0.1:0";  // Port 0: the system chooses one.
+  std::string job;                      // Ranks of another job are told that they are wrong here; empty: not asked.
+  std::string secret;
+  int world_size = 0;                                   // Of the job; 0: not known.
+  std::string host = "rank 0";                          // Whose process this is, for the message when it dies.
+  absl::Duration greeting_timeout = absl::Seconds(10);  // For a connection to say who it is.
+  absl::Duration linger = absl::Seconds(5);
+};
+
+class TcpStoreServer {
+ public:
+  static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Create(const TcpStoreServerOptions& options);
+  ~TcpStoreServer();
+  TcpStoreServer(const TcpStoreServer&) = delete;
+  TcpStoreServer& operator=(const TcpStoreServer&) = delete;
+
+  // "host:port", with the host as it was given and the port that it has.
+  const std::string& address() const { return address_; }
+  int port() const { return port_; }
+
+ private:
+  TcpStoreServer(std::unique_ptr<internal::ServerLoop> loop, std::string address, int port);
+
+  const std::string address_;
+  const int port_;
+  const std::unique_ptr<internal::ServerLoop> loop_;
+  std::thread thread_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_TCP_STORE_SERVER_H_

@@ -1,0 +1,333 @@
+#include "evenkeel/comm/tcp_store.h"
+
+#include <poll.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/internal/frame.h"
+#include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/tcp_store_server.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr absl::Duration kSoon = absl::Seconds(20);  // For what takes milliseconds when the machine is free.
+
+std::unique_ptr<TcpStoreServer> Serve(TcpStoreServerOptions options = {}) {
+  options.secret = "secret";
+  return TcpStoreServer::Create(options).value();
+}
+
+TcpStoreOptions ClientOf(const TcpStoreServer& server, int rank, int world_size) {
+  return {
+      .addresses = {server.address()}, .secret = "secret", .rank = rank, .world_size = world_size, .timeout = kSoon};
+}
+
+// A rank's end of the control plane, and what it has been told.
+class Member {
+ public:
+  Member(const TcpStoreServer& server, int rank, int world_size, std::string group = "world")
+      : channel_(rank, world_size, TcpControlLink::Connect(ClientOf(server, rank, world_size), {group}).value()) {
+    channel_.SetHandlers(
+        [this](int culprit, const absl::Status& why) {
+          absl::MutexLock lock(&mutex_);
+          culprit_ = culprit;
+          failure_ = why;
+        },
+        [this](int from, absl::string_view topic, absl::string_view payload) {
+          absl::MutexLock lock(&mutex_);
+          notices_.push_back(absl::StrCat(from, " ", topic, " ", payload));
+        });
+  }
+
+  ControlChannel& operator*() { return channel_; }
+  ControlChannel* operator->() { return &channel_; }
+  absl::Status WaitForFailure() {
+    absl::MutexLock lock(&mutex_);
+    const auto failed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok(); };
+    mutex_.AwaitWithTimeout(absl::Condition(&failed), kSoon);
+    return failure_;
+  }
+  std::string WaitForNotice() {
+    absl::MutexLock lock(&mutex_);
+    const auto noticed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !notices_.empty(); };
+    return mutex_.AwaitWithTimeout(absl::Condition(&noticed), kSoon) ? notices_[0] : "";
+  }
+  int culprit() {
+    absl::MutexLock lock(&mutex_);
+    return culprit_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  int culprit_ ABSL_GUARDED_BY(mutex_) = -2;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> notices_ ABSL_GUARDED_BY(mutex_);
+  ControlChannel channel_;
+};
+
+internal::UniqueFd Stranger(const TcpStoreServer& server) {
+  return internal::ConnectTo(internal::HostPort::Parse(server.address()).value(), absl::Now() + kSoon).value();
+}
+
+bool IsCutOff(const internal::UniqueFd& fd) {
+  std::string bytes;
+  const absl::Time deadline = absl::Now() + kSoon;
+  while (absl::Now() < deadline) {
+    if (!internal::WaitFor(fd, POLLIN, deadline).ok()) return false;
+    if (internal::ReceiveSome(fd, bytes).is_over) return true;
+  }
+  return false;
+}
+
+TEST(TcpStoreServerTest, ListensOnTheGivenAddressOnly) {
+  const std::unique_ptr<TcpStoreServer> server = Serve({.address = "127.0.0.1:0"});
+  EXPECT_GT(server->port(), 0);
+  EXPECT_EQ(server->address(), absl::StrCat("127.0.0.1:", server->port()));
+  // The whole of 127/8 is this host; a server on all interfaces would answer here.
+  EXPECT_FALSE(internal::ConnectTo({"127.0.0.2", server->port()}, absl::Now() + kSoon).ok());
+}
+
+TEST(TcpStoreServerTest, RefusesWhatItCannotDo) {
+  EXPECT_TRUE(absl::IsInvalidArgument(TcpStoreServer::Create({}).status())) << "no secret";
+  EXPECT_TRUE(absl::IsInvalidArgument(TcpStoreServer::Create({.address = "here", .secret = "s"}).status()));
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  const absl::Status taken = TcpStoreServer::Create({.address = server->address(), .secret = "s"}).status();
+  EXPECT_TRUE(absl::IsUnavailable(taken));
+  EXPECT_THAT(std::string(taken.message()), HasSubstr(server->address()));
+}
+
+TEST(TcpStoreTest, RefusesAWrongSecretOnBothSides) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  TcpStoreOptions options = ClientOf(*server, 1, 2);
+  options.secret = "another";
+  const absl::Status status = TcpStore::Connect(options).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(server->address()), HasSubstr("rank 1"),
+                                                   HasSubstr("EVENKEEL_SECRET"), testing::Not(HasSubstr("another"))));
+  EXPECT_TRUE(absl::IsPermissionDenied(TcpControlLink::Connect(options).status()));
+}
+
+TEST(TcpStoreTest, RefusesAWrongWorldSize) {
+  const std::unique_ptr<TcpStoreServer> server = Serve({.world_size = 4});
+  EXPECT_TRUE(TcpStore::Connect(ClientOf(*server, 1, 4)).ok());
+  const absl::Status status = TcpStore::Connect(ClientOf(*server, 1, 3)).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 1"), HasSubstr("3 ranks"), HasSubstr("has 4")));
+  EXPECT_TRUE(absl::IsInvalidArgument(TcpStore::Connect(ClientOf(*server, 4, 4)).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(TcpStore::Connect(ClientOf(*server, -1, 4)).status()));
+}
+
+TEST(TcpStoreTest, ARankComesToAGroupOnce) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  {
+    const auto link = TcpControlLink::Connect(ClientOf(*server, 1, 2));
+    ASSERT_TRUE(link.ok()) << link.status();
+    const absl::Status twice = TcpControlLink::Connect(ClientOf(*server, 1, 2)).status();
+    EXPECT_THAT(std::string(twice.message()), HasSubstr("two processes say that they are rank 1"));
+    const absl::Status larger = TcpControlLink::Connect(ClientOf(*server, 0, 3)).status();
+    EXPECT_THAT(std::string(larger.message()), HasSubstr("3 ranks, the others say 2"));
+    EXPECT_TRUE(TcpControlLink::Connect(ClientOf(*server, 1, 2), {"another group"}).ok());
+  }
+  absl::Status back = absl::OkStatus();
+  const absl::Time deadline = absl::Now() + kSoon;  // The server may need a moment to see that it has gone.
+  do {
+    back = TcpControlLink::Connect(ClientOf(*server, 1, 2)).status();
+  } while (absl::IsInvalidArgument(back) && absl::Now() < deadline);
+  EXPECT_TRUE(absl::IsFailedPrecondition(back)) << back;
+}
+
+TEST(TcpStoreTest, AnotherJobsServerIsNotTaken) {
+  const std::unique_ptr<TcpStoreServer> other = Serve({.job = "other"}), mine = Serve({.job = "mine"});
+  TcpStoreOptions options = ClientOf(*other, 0, 1);
+  options.job = "mine";
+  options.timeout = absl::Milliseconds(50);
+  const absl::Status status = TcpStore::Connect(options).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(other->address()), HasSubstr("the job other")));
+  options.addresses.push_back(mine->address());
+  options.timeout = kSoon;
+  EXPECT_TRUE(TcpStore::Connect(options).ok());
+}
+
+TEST(TcpStoreTest, TriesAgainUntilTheServerIsThere) {
+  const int port = Serve()->port();  // Free now, most likely still in a moment.
+  TcpStoreOptions options{.addresses = {absl::StrCat("127.0.0.1:", port)}, .secret = "secret", .timeout = kSoon};
+  std::unique_ptr<TcpStoreServer> server;
+  std::thread late([&] {
+    absl::SleepFor(absl::Milliseconds(30));
+    server = Serve({.address = options.addresses[0]});
+  });
+  const absl::Status status = TcpStore::Connect(options).status();
+  late.join();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(TcpStoreTest, SaysWhereItFoundNobody) {
+  const absl::Status status = TcpStore::Connect({.addresses = {"127.0.0.1:1"},
+                                                 .secret = "secret",
+                                                 .rank = 3,
+                                                 .world_size = 4,
+                                                 .timeout = absl::Milliseconds(30)})
+                                  .status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("rank 3"), HasSubstr("127.0.0.1:1"), HasSubstr("refused")));
+}
+
+TEST(TcpStoreTest, SaysWhoHasGoneWithTheServer) {
+  std::unique_ptr<TcpStoreServer> server = Serve({.linger = absl::ZeroDuration()});
+  const std::string address = server->address();
+  const std::unique_ptr<TcpStore> store = TcpStore::Connect(ClientOf(*server, 1, 2)).value();
+  Member member(*server, 1, 2);
+  std::thread killer([&] { server = nullptr; });
+  const absl::Status status = store->Get("never", kSoon).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(address), HasSubstr("rank 0, which hosts it, is gone")));
+  EXPECT_EQ(member.WaitForFailure().message(), status.message());
+  EXPECT_EQ(member.culprit(), -1);
+  killer.join();
+}
+
+TEST(TcpControlLinkTest, CarriesWhatAControlChannelDoes) {
+  constexpr int kWorld = 3;
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Member member(*server, rank, kWorld);
+      for (int step = 0; step < 100; ++step) {
+        const auto parts = member->Exchange("step", absl::StrCat(rank, ":", step), kSoon);
+        ASSERT_TRUE(parts.ok()) << parts.status();
+        for (int r = 0; r < kWorld; ++r) EXPECT_EQ((*parts)[r], absl::StrCat(r, ":", step));
+      }
+      if (rank == 1) member->Put("plan", std::string(1 << 20, 'p'));
+      EXPECT_EQ(member->Get("plan", kSoon).value().size(), size_t{1} << 20);
+      member->Send((rank + 1) % kWorld, "ring", absl::StrCat("from ", rank));
+      EXPECT_EQ(member->Receive("ring", kSoon).value(), absl::StrCat("from ", (rank + kWorld - 1) % kWorld));
+      if (rank == 2) {
+        member->Notify("hear", "this");
+      } else {
+        EXPECT_EQ(member.WaitForNotice(), "2 hear this");
+      }
+      EXPECT_TRUE(member->Exchange("end", "", kSoon).ok());
+      member->Leave();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(TcpControlLinkTest, AllLearnOfALostRankAtOnce) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  Member a(*server, 0, 3), b(*server, 1, 3);
+  auto c = std::make_unique<Member>(*server, 2, 3);
+  const absl::Time start = absl::Now();
+  c = nullptr;  // Without Leave().
+  for (Member* member : {&a, &b}) {
+    EXPECT_THAT(std::string(member->WaitForFailure().message()), HasSubstr("rank 2"));
+    EXPECT_EQ(member->culprit(), 2);
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+}
+
+TEST(TcpControlLinkTest, WhoComesLateLearnsOfTheFailureBefore) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  { Member first(*server, 0, 2); }
+  Member late(*server, 1, 2);
+  EXPECT_THAT(std::string(late.WaitForFailure().message()), HasSubstr("rank 0"));
+}
+
+TEST(TcpControlLinkTest, AGroupsNameCanBeUsedAgainWhenAllHaveLeft) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  for (int round = 0; round < 3; ++round) {
+    Member a(*server, 0, 1);
+    EXPECT_TRUE(a->Exchange("x", "", kSoon).ok());
+    a->Leave();
+  }
+}
+
+TEST(TcpStoreServerTest, AHostThatEndsLetsTheOthersLeaveFirst) {
+  std::unique_ptr<TcpStoreServer> server = Serve({.linger = absl::Minutes(10)});
+  auto other = std::make_unique<Member>(*server, 1, 2);
+  {
+    Member host(*server, 0, 2);
+    host->Leave();
+  }
+  std::thread ending([&] { server = nullptr; });
+  absl::SleepFor(absl::Milliseconds(50));  // Not needed for the outcome: gives a wrong server time to cut off.
+  (*other)->Put("still", "served");
+  EXPECT_EQ((*other)->Get("still", kSoon).value(), "served");
+  (*other)->Leave();
+  other = nullptr;
+  ending.join();
+}
+
+// A live group, and strangers that connect and say nothing, or nonsense, or half of something.
+TEST(TcpStoreServerTest, StrangersDisturbNobody) {
+  const std::unique_ptr<TcpStoreServer> server = Serve({.greeting_timeout = absl::Milliseconds(200)});
+  Member a(*server, 0, 2), b(*server, 1, 2);
+  constexpr int kSeed = 99;
+  std::mt19937 random(kSeed);
+  std::vector<internal::UniqueFd> strangers;
+  for (int round = 0; round < 100; ++round) {
+    strangers.push_back(Stranger(*server));
+    std::string bytes(random() % 3000, '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    switch (round % 5) {
+      case 0:
+        bytes.clear();  // Half-open.
+        break;
+      case 1:
+        bytes = internal::Frame(bytes);
+        break;
+      case 2:
+        bytes = internal::Frame(bytes.substr(0, 100)).substr(0, 50);
+        break;
+      case 3:
+        bytes = std::string(4, '\xff');  // Announces four gigabytes.
+        break;
+      case 4:
+        break;
+    }
+    (void)internal::SendAll(strangers.back(), bytes, absl::Now() + kSoon);
+    std::thread peer([&] { EXPECT_TRUE(b->Exchange("live", "b", kSoon).ok()); });
+    EXPECT_TRUE(a->Exchange("live", "a", kSoon).ok());
+    peer.join();
+  }
+  for (const internal::UniqueFd& stranger : strangers) EXPECT_TRUE(IsCutOff(stranger));
+  a->Leave();
+  b->Leave();
+}
+
+TEST(TcpStoreServerTest, ASlowReaderHoldsUpNobody) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  const std::unique_ptr<TcpStore> store = TcpStore::Connect(ClientOf(*server, 0, 1)).value();
+  ASSERT_TRUE(store->Set("large", std::string(8 << 20, 'x')).ok());
+  // A rank of the job that is sent much and reads nothing: its link is never started.
+  const auto deaf = TcpControlLink::Connect(ClientOf(*server, 0, 2), {"g"}).value();
+  Member talker(*server, 1, 2, "g");
+  for (int i = 0; i < 20; ++i) talker->Send(0, "flood", std::string(1 << 20, 'f'));
+  talker->Put("last", "done");
+  EXPECT_EQ(talker->Get("last", kSoon).value(), "done");
+  EXPECT_EQ(store->Get("large", kSoon).value().size(), size_t{8} << 20);
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -107,6 +107,7 @@ class JoinRun {
       if (answer.active == 0) break;
       is_last_joiner = false;
       if (options_.throw_on_early_termination) {
+        EK_RETURN_IF_ERROR(steps().CatchUp(answer));  // The next loop begins with the same plan everywhere.
         return absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ", steps_done,
                                                   " steps; all ranks stop at step ", answer.step));
       }

@@ -1,0 +1,234 @@
+#include "evenkeel/bucket/data_parallel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/state_sync.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+std::vector<TensorView> Values(const ParameterSet& params) {
+  std::vector<TensorView> values;
+  for (int i = 0; i < params.size(); ++i) values.push_back(params[i].value);
+  return values;
+}
+
+// "frozen: fc1.weight, fc1.bias"; empty if nothing is.
+std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
+  constexpr int kNames = 4;
+  const int frozen = mask.size() - mask.CountTrained();
+  std::string note;
+  int named = 0;
+  for (int i = 0; i < mask.size() && named < std::min(frozen, kNames); ++i) {
+    if (!mask[i]) absl::StrAppend(&note, named++ == 0 ? "frozen: " : ", ", params[i].name);
+  }
+  if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
+  return note;
+}
+
+}  // namespace
+
+class DataParallel::Hook : public JoinHook {
+ public:
+  explicit Hook(DataParallel* owner) : owner_(owner) {}
+  absl::Status MainHook(const StepAnswer& step) override { return owner_->Shadow(step); }
+  absl::Status PostHook(bool is_last_joiner) override { return owner_->EndJoin(is_last_joiner); }
+
+ private:
+  DataParallel* const owner_;
+};
+
+absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator* comm, ParameterSet* params,
+                                                                   std::vector<TensorView> buffers,
+                                                                   DataParallelOptions options,
+                                                                   std::unique_ptr<BucketReduction> reduction) {
+  std::unique_ptr<DataParallel> ddp(new DataParallel(comm, params, std::move(buffers), options));
+  const std::string& name = ddp->join_name();
+  if (options.refresh_every < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": refresh_every is ", options.refresh_every));
+  }
+  EK_RETURN_IF_ERROR(Annotate(VerifySameParameters(*params, comm->control(), comm->timeout()), name));
+  EK_ASSIGN_OR_RETURN(ddp->state_channel_, comm->OpenChannel(absl::StrCat(name, ".state")));
+  if (options.broadcast_initial_state) {
+    std::vector<TensorView> state = Values(*params);
+    if (options.broadcast_buffers) state.insert(state.end(), ddp->buffers_.begin(), ddp->buffers_.end());
+    EK_RETURN_IF_ERROR(BroadcastState(*ddp->state_channel_, state, 0, Role::kState));
+  }
+  EK_ASSIGN_OR_RETURN(ddp->reducer_, Reducer::Create(comm, params, name, options.reducer, std::move(reduction)));
+  ddp->PublishPlan();
+  comm->steps().Register(ddp.get());
+  return ddp;
+}
+
+DataParallel::~DataParallel() { communicator().steps().Unregister(this); }
+
+void DataParallel::PublishPlan() {
+  const PlanState& plan = reducer_->plan_state();
+  note_ = FrozenNote(*params_, plan.mask);
+  mask_hash_ = plan.mask.Hash();
+  absl::MutexLock lock(&mutex_);
+  exported_ = plan.Serialize();
+}
+
+absl::Status DataParallel::BeginStep(StepMode mode) {
+  if (reducer_->in_step()) return reducer_->BeginStep(nullptr, mode, true);  // Answers what is wrong.
+  mode_ = mode;
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  if (join_config().enable) {
+    ticket->OnAnswer([saw_uneven = saw_uneven_](const absl::StatusOr<StepAnswer>& answer) {
+      if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
+    });
+  }
+  if (WillSyncBuffers()) {
+    EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+    EK_RETURN_IF_ERROR(SyncBuffers(answer));
+  }
+  last_step_synced_ = mode == StepMode::kSync;
+  return reducer_->BeginStep(std::move(ticket), mode, join_config().divide_by_initial_world_size);
+}
+
+absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
+  const uint64_t generation = reducer_->generation();
+  EK_RETURN_IF_ERROR(reducer_->RebuildNow());
+  if (options_.refresh_every > 0 && steps_prepared_ % options_.refresh_every == 0) {
+    EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
+  }
+  ++steps_prepared_;
+  if (reducer_->generation() != generation) PublishPlan();
+  return CurrentState();
+}
+
+ParticipantState DataParallel::CurrentState() const {
+  const PlanState& plan = reducer_->plan_state();
+  return {.generation = plan.generation,
+          .schedule_hash = StepSchedule().Hash(),
+          .mask_hash = mask_hash_,
+          .sync = mode_ == StepMode::kSync,
+          .note = note_};
+}
+
+std::string DataParallel::ExportState() const {
+  absl::MutexLock lock(&mutex_);
+  return exported_;
+}
+
+absl::Status DataParallel::ImportState(absl::string_view bytes) {
+  EK_ASSIGN_OR_RETURN(const PlanState plan, PlanState::Parse(bytes, params_->size()));
+  EK_RETURN_IF_ERROR(reducer_->ImportPlan(plan));
+  PublishPlan();
+  return absl::OkStatus();
+}
+
+absl::Status DataParallel::RefreshTrainable() {
+  const uint64_t generation = reducer_->generation();
+  EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
+  if (reducer_->generation() != generation) PublishPlan();
+  return absl::OkStatus();
+}
+
+absl::Status DataParallel::RebuildNow() {
+  EK_RETURN_IF_ERROR(reducer_->RebuildNow());
+  PublishPlan();
+  return absl::OkStatus();
+}
+
+bool DataParallel::WillSyncBuffers() const {
+  return options_.broadcast_buffers && !buffers_.empty() && last_step_synced_;
+}
+
+int DataParallel::BufferRoot(const StepAnswer& answer) const {
+  return join_config().enable ? answer.highest_active : 0;
+}
+
+absl::Status DataParallel::SyncBuffers(const StepAnswer& answer) {
+  return BroadcastState(*state_channel_, buffers_, BufferRoot(answer), Role::kBuffers);
+}
+
+Schedule DataParallel::StepSchedule() const {
+  Schedule schedule = reducer_->schedule();
+  if (!WillSyncBuffers()) return schedule;
+  const std::vector<std::vector<TensorView>> groups = GroupForBroadcast(buffers_);
+  std::vector<Collective> entries;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    Collective what{.kind = CollectiveKind::kBroadcast, .dtype = groups[g][0].dtype, .role = Role::kBuffers,
+                    .index = static_cast<int>(g), .index_count = static_cast<int>(groups.size()),
+                    .joined = Contribution::kOwned};
+    for (const TensorView& part : groups[g]) what.count += part.count;
+    entries.push_back(what);
+  }
+  schedule.entries.insert(schedule.entries.begin(), entries.begin(), entries.end());
+  return schedule;
+}
+
+void DataParallel::SetOptimizerState(std::vector<TensorView> state) {
+  optimizer_state_ = std::move(state);
+  has_optimizer_state_ = true;
+}
+
+// Join ---------------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions& options) {
+  if (!refusal_.empty() && options.enable && !join_config().has_optimizer && !has_optimizer_state_) {
+    return absl::FailedPreconditionError(refusal_);
+  }
+  refusal_.clear();
+  saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
+  return std::make_unique<Hook>(this);
+}
+
+absl::Status DataParallel::Shadow(const StepAnswer& answer) {
+  *saw_uneven_ = true;
+  ++steps_prepared_;
+  if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
+  last_step_synced_ = answer.LeaderState(join_name()).sync;
+  if (!last_step_synced_) return absl::OkStatus();
+  return reducer_->ShadowStep(answer, join_config().divide_by_initial_world_size);
+}
+
+absl::Status DataParallel::EndJoin(bool is_last_joiner) {
+  if (!*saw_uneven_) return absl::OkStatus();
+  // The ranks that were active to the end have what the others lack; the highest of them stands for all.
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      communicator().control().Exchange(absl::StrCat("join/", join_name()), is_last_joiner ? "1" : "0",
+                                                        communicator().timeout()));
+  int root = -1;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    if (parts[rank] == "1") root = static_cast<int>(rank);
+  }
+  if (root < 0) return absl::InternalError("no rank was active to the end of an uneven loop");
+  std::vector<TensorView> state;
+  if (options_.broadcast_buffers) state = buffers_;
+  if (!join_config().has_optimizer) {
+    // Somebody unknown stepped: the dry ranks' weights are stale.
+    const std::vector<TensorView> values = Values(*params_);
+    state.insert(state.end(), values.begin(), values.end());
+    state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
+    if (!has_optimizer_state_) {
+      refusal_ = absl::StrCat(join_name(), ": the ranks ran dry at different steps of the loop before, and the state of "
+                              "the optimizer that stepped differs between them now: put the optimizer into RunJoined()'s "
+                              "list, or name its state with SetOptimizerState()");
+    }
+  }
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, root, Role::kState));
+  return join_config().has_optimizer ? CheckReplicas() : absl::OkStatus();
+}
+
+// Dry ranks took every step, so this finds nothing unless something is broken.
+absl::Status DataParallel::CheckReplicas() {
+  const std::string mine = absl::StrCat(HashOfBytes(Values(*params_)));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      communicator().control().Exchange(absl::StrCat("replicas/", join_name()), mine,
+                                                        communicator().timeout()));
+  std::vector<int> others;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    if (parts[rank] != parts[0]) others.push_back(static_cast<int>(rank));
+  }
+  if (others.empty()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(join_name(), ": the parameters of ", RankList(others),
+                                          " differ from those of rank 0 after the loop"));
+}
+
+}  // namespace evenkeel

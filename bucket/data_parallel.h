@@ -1,0 +1,132 @@
+// Replicas of a model on every rank that train as one: equal parameters at the start, averaged gradients in each step,
+// buffers that follow one rank.
+//
+//   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers, {}));
+//   for (...) {
+//     params.ClearGradients();
+//     EK_RETURN_IF_ERROR(ddp->BeginStep());                    // before forward
+//     ... forward; backward calls ddp->GradientReady(i) as the gradient of parameter i becomes final ...
+//     EK_RETURN_IF_ERROR(ddp->FinishStep());                   // gradients are averages over the ranks now
+//     EK_RETURN_IF_ERROR(optimizer->Step());
+//   }
+//
+// Where ranks have different numbers of steps, run the loop in RunJoined({ddp.get(), optimizer.get()}, ...).
+//
+// Accumulation:  BeginStep(StepMode::kAccumulate) for all but the last backward of a batch. Its gradients stay local and
+//                add up. What a rank had accumulated when it ran dry still goes into the next reduction.
+// Trainability:  params.SetTrainable(...) between steps is seen by the next BeginStep(), on all ranks in the same step;
+//                dry ranks follow. Choose refresh_every to check less often.
+// Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast; inside RunJoined()
+//                those of the highest rank that has inputs.
+// Clear gradients before the first backward of a step: a reduced gradient that is not cleared would be reduced again.
+//
+// Ownership: communicator, parameters and buffers outlive it. Create it on all ranks in the same order.
+// Threads:   thread-compatible: one thread runs steps.
+// Errors:    see Reducer. InvalidArgument at creation if the ranks' parameters differ: names ranks, parameter and sizes.
+
+#ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
+#define EVENKEEL_BUCKET_DATA_PARALLEL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/reducer.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/joinable.h"
+
+namespace evenkeel {
+
+struct DataParallelOptions {
+  ReducerOptions reducer;
+  bool broadcast_buffers = true;
+  bool broadcast_initial_state = true;  // From rank 0: parameters, and buffers if they are broadcast.
+  // What is trained is checked at the begin of every n-th step; 0: only by RefreshTrainable(). A change that no check has
+  // seen is an error of the step, never a wrong gradient.
+  int refresh_every = 1;
+};
+
+class DataParallel : public Joinable, private StepParticipant {
+ public:
+  // All ranks together. `buffers` (running statistics) may be empty; `reduction` null means all-reduce.
+  static absl::StatusOr<std::unique_ptr<DataParallel>> Create(Communicator* comm, ParameterSet* params,
+                                                              std::vector<TensorView> buffers,
+                                                              DataParallelOptions options = {},
+                                                              std::unique_ptr<BucketReduction> reduction = nullptr);
+  ~DataParallel() override;
+
+  // Waits for the other ranks only if buffers are broadcast, or with throw_on_early_termination.
+  absl::Status BeginStep(StepMode mode = StepMode::kSync);
+  absl::Status GradientReady(int param) { return reducer_->GradientReady(param); }
+  absl::Status FinishStep() { return reducer_->FinishStep(); }
+
+  // Takes a change of what is trained into account now. Needed only where refresh_every does not; all ranks together.
+  absl::Status RefreshTrainable();
+  // Whether the next BeginStep() broadcasts buffers.
+  bool WillSyncBuffers() const;
+  // The state of an optimizer of your own that is not in RunJoined()'s list, to be made equal after an uneven loop; empty
+  // for one without state. Without it the next RunJoined() refuses to start after an uneven one.
+  void SetOptimizerState(std::vector<TensorView> state);
+
+  const Reducer& reducer() const { return *reducer_; }
+  std::vector<BucketInfo> buckets() const { return reducer_->buckets(); }
+  // Adopts the recorded gradient order now instead of with the next step. All ranks together.
+  absl::Status RebuildNow();
+  // All collectives of the next synchronising step: buffers, then buckets. Joined ranks run the same list.
+  Schedule StepSchedule() const;
+
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  JoinPhase join_phase() const override { return JoinPhase::kGradients; }
+
+ private:
+  class Hook;
+
+  DataParallel(Communicator* comm, ParameterSet* params, std::vector<TensorView> buffers, DataParallelOptions options)
+      : Joinable(comm, "data_parallel"), params_(params), buffers_(std::move(buffers)), options_(options) {}
+
+  // StepParticipant.
+  const std::string& participant_name() const override { return join_name(); }
+  absl::StatusOr<ParticipantState> PrepareStep() override;
+  ParticipantState CurrentState() const override;
+  std::string ExportState() const override;
+  absl::Status ImportState(absl::string_view state) override;
+
+  // Whose buffers count in this step.
+  int BufferRoot(const StepAnswer& answer) const;
+  absl::Status SyncBuffers(const StepAnswer& answer);
+  absl::Status Shadow(const StepAnswer& answer);
+  absl::Status EndJoin(bool is_last_joiner);
+  absl::Status CheckReplicas();
+  void PublishPlan();
+
+  ParameterSet* const params_;
+  const std::vector<TensorView> buffers_;
+  const DataParallelOptions options_;
+  std::unique_ptr<Reducer> reducer_;
+  Channel* state_channel_ = nullptr;  // Buffers and initial state; gradients have the reducer's.
+
+  int64_t steps_prepared_ = 0;
+  StepMode mode_ = StepMode::kSync;
+  bool last_step_synced_ = true;
+  // Whether a rank had run dry in a step of this loop. Shared, because answers may come after this object's end.
+  std::shared_ptr<std::atomic<bool>> saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
+  bool has_optimizer_state_ = false;
+  std::vector<TensorView> optimizer_state_;
+  std::string refusal_;  // Why the next RunJoined() can't start; empty if it can.
+
+  mutable absl::Mutex mutex_;
+  std::string exported_ ABSL_GUARDED_BY(mutex_);  // The plan, for ranks that are behind.
+  std::string note_;
+  uint64_t mask_hash_ = 0;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_DATA_PARALLEL_H_

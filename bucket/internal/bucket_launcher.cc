@@ -1,0 +1,64 @@
+#include "evenkeel/bucket/internal/bucket_launcher.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace evenkeel {
+
+BucketLauncher::BucketLauncher(Channel* channel, std::vector<Bucket> buckets)
+    : channel_(channel), buckets_(std::move(buckets)), ready_(buckets_.size(), false), times_(buckets_.size()) {}
+
+void BucketLauncher::BucketReady(int bucket) {
+  absl::MutexLock lock(&mutex_);
+  ready_[bucket] = true;
+  times_[bucket].ready = absl::Now();
+  LaunchReady();
+}
+
+void BucketLauncher::Open(double scale) {
+  absl::MutexLock lock(&mutex_);
+  if (open_) return;
+  open_ = true;
+  scale_ = scale;
+  LaunchReady();
+}
+
+void BucketLauncher::CountGradient() {
+  absl::MutexLock lock(&mutex_);
+  ++gradients_;
+}
+
+void BucketLauncher::LaunchReady() {
+  while (open_ && works_.size() < buckets_.size() && ready_[works_.size()]) {
+    const size_t next = works_.size();
+    const Bucket& bucket = buckets_[next];
+    times_[next].launched = absl::Now();
+    times_[next].gradients_at_launch = gradients_;
+    works_.push_back(channel_->Issue(bucket.what, {bucket.data}, {bucket.data},
+                                     {.scale = scale_, .contributes = bucket.contributes}));
+  }
+}
+
+absl::Status BucketLauncher::Wait() {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    Work work;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (b >= works_.size()) return absl::InternalError(absl::StrCat("bucket ", b, " was never launched"));
+      work = works_[b];
+    }
+    if (absl::Status status = work.Wait(); !status.ok()) return status;
+    absl::MutexLock lock(&mutex_);
+    times_[b].reduced = absl::Now();
+  }
+  return absl::OkStatus();
+}
+
+std::vector<BucketTimes> BucketLauncher::times() const {
+  absl::MutexLock lock(&mutex_);
+  return times_;
+}
+
+}  // namespace evenkeel

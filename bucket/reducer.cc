@@ -1,0 +1,309 @@
+#include "evenkeel/bucket/reducer.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+std::string SerializeOrder(const std::vector<int>& order) {
+  return std::string(reinterpret_cast<const char*>(order.data()), order.size() * sizeof(int));
+}
+
+absl::StatusOr<std::vector<int>> ParseOrder(absl::string_view bytes, int param_count) {
+  std::vector<int> order(bytes.size() / sizeof(int));
+  if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(int));
+  std::vector<bool> seen(param_count, false);
+  for (int param : order) {
+    if (param < 0 || param >= param_count || seen[param]) {
+      return absl::InternalError(absl::StrCat("a recorded gradient order names parameter ", param, " wrongly"));
+    }
+    seen[param] = true;
+  }
+  return order;
+}
+
+absl::Status CheckParameters(const ParameterSet& params, const Communicator& comm, bool views) {
+  if (params.size() == 0) return absl::InvalidArgumentError("there are no parameters");
+  for (int i = 0; i < params.size(); ++i) {
+    const Parameter& param = params[i];
+    if (!(param.value.device == comm.device())) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter \"", param.name, "\" lies on ",
+                                                     ToString(param.value.device), ", the group's tensors on ",
+                                                     ToString(comm.device())));
+    }
+    if (!IsFloat(param.value.dtype)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), ": gradients are floats"));
+    }
+    if (param.grad.data == nullptr && (views || param.value.count == 0)) continue;
+    if (param.grad.data == nullptr || param.grad.count != param.value.count ||
+        param.grad.dtype != param.value.dtype || !(param.grad.device == param.value.device)) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value),
+                                                     " and its gradient ",
+                                                     param.grad.data == nullptr ? "has no memory" : ToString(param.grad)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Reducer::Reducer(Communicator* comm, ParameterSet* params, absl::string_view name, ReducerOptions options,
+                 std::unique_ptr<BucketReduction> reduction)
+    : comm_(comm),
+      params_(params),
+      name_(name),
+      options_(std::move(options)),
+      reduction_(reduction != nullptr ? std::move(reduction) : std::make_unique<AllReduceBuckets>()) {}
+
+absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, ParameterSet* params,
+                                                         absl::string_view name, ReducerOptions options,
+                                                         std::unique_ptr<BucketReduction> reduction) {
+  EK_RETURN_IF_ERROR(Annotate(CheckParameters(*params, *comm, options.gradient_as_bucket_view), name));
+  std::unique_ptr<Reducer> reducer(new Reducer(comm, params, name, std::move(options), std::move(reduction)));
+  EK_ASSIGN_OR_RETURN(reducer->channel_, comm->OpenChannel(name));
+  for (int i = 0; i < params->size(); ++i) {
+    const Parameter& param = (*params)[i];
+    reducer->specs_.push_back({.count = param.value.count, .dtype = param.value.dtype, .device = param.value.device});
+    reducer->own_grads_.push_back(param.grad);
+  }
+  EK_RETURN_IF_ERROR(Annotate(reducer->Install({.mask = params->mask()}), name));
+  return reducer;
+}
+
+Reducer::~Reducer() {
+  if (!options_.gradient_as_bucket_view) return;
+  for (int i = 0; i < params_->size(); ++i) {
+    if (storage_ != nullptr && storage_->SlotOf(i).data != nullptr) MoveGradient(i, own_grads_[i]);
+  }
+}
+
+absl::Status Reducer::Install(PlanState state) {
+  EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps));
+  if (storage_ == nullptr || !(plan == storage_->plan())) {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage, BucketStorage::Create(std::move(plan), *params_, *comm_));
+    storage.swap(storage_);
+    if (options_.gradient_as_bucket_view) AttachViews();  // Moves contents out of the old buckets, which go here.
+    tracker_ = ReadyTracker(storage_->plan(), params_);
+  }
+  state_ = std::move(state);
+  seen_mask_version_ = params_->mask_version();
+  schedule_ = {.generation = state_.generation};
+  for (int b = 0; b < storage_->size(); ++b) {
+    const BucketInfo& bucket = storage_->bucket(b);
+    Collective what = reduction_->CollectiveFor(bucket);
+    what.dtype = bucket.data.dtype;
+    what.count = bucket.data.count;
+    what.op = ReduceOp::kSum;
+    what.role = Role::kBucket;
+    what.index = b;
+    what.index_count = storage_->size();
+    what.joined = Contribution::kIdentity;
+    schedule_.entries.push_back(what);
+  }
+  return absl::OkStatus();
+}
+
+void Reducer::AttachViews() {
+  for (int i = 0; i < params_->size(); ++i) {
+    const TensorView slot = storage_->SlotOf(i);
+    MoveGradient(i, slot.data != nullptr ? slot : own_grads_[i]);
+  }
+}
+
+void Reducer::MoveGradient(int param, TensorView to) {
+  const TensorView from = (*params_)[param].grad;
+  if (from.data == to.data || from.count == 0) return;
+  if (params_->grad_state(param) != GradState::kNone) {
+    if (to.data != nullptr) {
+      std::memcpy(to.data, from.data, from.bytes());
+    } else {
+      params_->SetGradState(param, GradState::kNone);  // Nowhere to keep it: it was made without memory of its own.
+    }
+  }
+  params_->SetGradMemory(param, to);
+}
+
+std::vector<BucketInfo> Reducer::buckets() const {
+  std::vector<BucketInfo> infos;
+  for (int b = 0; b < storage_->size(); ++b) infos.push_back(storage_->bucket(b));
+  return infos;
+}
+
+absl::Status Reducer::RebuildNow() {
+  if (recorded_key_.empty()) return absl::OkStatus();
+  if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't rebuild inside a step"));
+  EK_ASSIGN_OR_RETURN(std::string bytes, comm_->control().Get(recorded_key_, comm_->timeout()));
+  EK_ASSIGN_OR_RETURN(std::vector<int> order, ParseOrder(bytes, params_->size()));
+  PlanState next = state_;
+  AdoptOrder(next, order);
+  EK_RETURN_IF_ERROR(Install(std::move(next)));
+  recorded_key_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::RefreshTrainable() {
+  if (params_->mask_version() == seen_mask_version_) return absl::OkStatus();
+  if (in_step()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name_, ": what is trained can't change inside a step; call FinishStep() first"));
+  }
+  if (params_->mask() == state_.mask) {
+    seen_mask_version_ = params_->mask_version();
+    return absl::OkStatus();
+  }
+  for (int i = 0; i < params_->size(); ++i) {
+    if (state_.mask[i] && !params_->trainable(i) && params_->grad_state(i) == GradState::kLocal) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(name_, ": parameter \"", (*params_)[i].name, "\" (", i,
+                       ") was frozen while it holds a gradient that was accumulated and not reduced; it would be lost: "
+                       "synchronise first, or clear it"));
+    }
+  }
+  PlanState next = state_;
+  AdoptMask(next, params_->mask());
+  EK_RETURN_IF_ERROR(Install(std::move(next)));
+  recorded_key_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::ImportPlan(const PlanState& state) {
+  if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't take over a plan inside a step"));
+  EK_RETURN_IF_ERROR(params_->SetTrainable(state.mask));
+  recorded_key_.clear();
+  return Install(state);
+}
+
+double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {
+  return 1.0 / (divide_by_initial_world_size ? answer.world_size : answer.active);
+}
+
+std::shared_ptr<BucketLauncher> Reducer::MakeLauncher(const std::vector<bool>& contributes) {
+  std::vector<BucketLauncher::Bucket> buckets;
+  for (int b = 0; b < storage_->size(); ++b) {
+    buckets.push_back({schedule_.entries[b], storage_->bucket(b).data, contributes[b]});
+  }
+  return std::make_shared<BucketLauncher>(channel_, std::move(buckets));
+}
+
+absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size) {
+  if (in_step()) {
+    return EndWith(absl::FailedPreconditionError(
+        absl::StrCat(name_, ": a step began before FinishStep() ended the one before it")));
+  }
+  ticket_ = std::move(ticket);
+  mode_ = mode;
+  divide_by_initial_ = divide_by_initial_world_size;
+  step_error_ = absl::OkStatus();
+  if (mode == StepMode::kAccumulate) return absl::OkStatus();
+  tracker_.Reset();
+  times_ = {.begin = absl::Now()};
+  launcher_ = MakeLauncher(std::vector<bool>(storage_->size(), true));
+  // Runs on the control thread; the launcher is shared, so it may come after this step, and this object, have ended.
+  const bool initial = divide_by_initial_;
+  ticket_->OnAnswer([launcher = launcher_, initial](const absl::StatusOr<StepAnswer>& answer) {
+    if (answer.ok()) launcher->Open(1.0 / (initial ? answer->world_size : answer->active));
+  });
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::GradientReady(int param) {
+  if (!in_step()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name_, ": the gradient of parameter ", param, " came outside of a step; call BeginStep() first"));
+  }
+  if (mode_ == StepMode::kAccumulate) {
+    if (param < 0 || param >= params_->size()) {
+      return absl::InvalidArgumentError(absl::StrCat(name_, ": there is no parameter ", param));
+    }
+    return absl::OkStatus();
+  }
+  absl::StatusOr<int> complete = tracker_.Announce(param);
+  if (!complete.ok()) {
+    step_error_.Update(Annotate(complete.status(), name_));
+    return step_error_;
+  }
+  storage_->CopyIn(*params_, param);
+  if (options_.gradient_as_bucket_view) params_->SetGradMemory(param, storage_->SlotOf(param));
+  launcher_->CountGradient();
+  times_.last_gradient = absl::Now();
+  if (*complete >= 0) launcher_->BucketReady(*complete);
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::FinishStep() {
+  if (!in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": FinishStep() without BeginStep()"));
+  if (mode_ == StepMode::kAccumulate) {
+    ticket_.reset();
+    return absl::OkStatus();
+  }
+  step_error_.Update(Annotate(tracker_.CheckComplete(), name_));
+  if (!step_error_.ok()) return EndWith(step_error_);
+  absl::StatusOr<StepAnswer> answer = ticket_->Wait();
+  if (!answer.ok()) return EndWith(answer.status());
+  launcher_->Open(ScaleFor(*answer, divide_by_initial_));  // The ticket's callback may not have come to it yet.
+  if (absl::Status status = Complete(*launcher_); !status.ok()) return EndWith(status);
+  times_.end = absl::Now();
+  times_.gradients = static_cast<int>(tracker_.order().size());
+  times_.buckets = launcher_->times();
+  RecordFor(*answer);
+  ticket_.reset();
+  launcher_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::Complete(BucketLauncher& launcher) {
+  EK_RETURN_IF_ERROR(launcher.Wait());
+  for (int b = 0; b < storage_->size(); ++b) {
+    const BucketInfo& bucket = storage_->bucket(b);
+    for (int param : bucket.params) {
+      storage_->CopyOut(*params_, param);
+      params_->SetGradState(param, GradState::kReduced);
+    }
+    EK_RETURN_IF_ERROR(reduction_->OnReduced(bucket));
+  }
+  return absl::OkStatus();
+}
+
+// The order of the lowest rank active in the recorded step becomes everybody's: a rank without inputs has none to give.
+void Reducer::RecordFor(const StepAnswer& answer) {
+  if (state_.order_final || !recorded_key_.empty()) return;
+  recorded_key_ = absl::StrCat("order/", name_, "/", state_.generation);
+  if (answer.lowest_active == comm_->rank()) comm_->control().Put(recorded_key_, SerializeOrder(tracker_.order()));
+}
+
+absl::Status Reducer::EndWith(const absl::Status& error) {
+  ticket_.reset();
+  launcher_.reset();
+  comm_->Abort(error);  // The other ranks wait for buckets that will not come. Keeps the first cause, if there is one.
+  return error;
+}
+
+absl::Status Reducer::ShadowStep(const StepAnswer& answer, bool divide_by_initial_world_size) {
+  std::vector<bool> contributes(storage_->size(), false);
+  for (int b = 0; b < storage_->size(); ++b) {
+    for (int param : storage_->bucket(b).params) {
+      if (params_->grad_state(param) == GradState::kLocal) contributes[b] = true;
+    }
+    if (!contributes[b]) continue;
+    for (int param : storage_->bucket(b).params) {
+      // What an earlier step left reduced is the group's already; only what this rank accumulated counts.
+      if (params_->grad_state(param) == GradState::kReduced) params_->SetGradState(param, GradState::kNone);
+      storage_->CopyIn(*params_, param);
+    }
+  }
+  std::shared_ptr<BucketLauncher> launcher = MakeLauncher(contributes);
+  for (int b = 0; b < storage_->size(); ++b) launcher->BucketReady(b);
+  launcher->Open(ScaleFor(answer, divide_by_initial_world_size));
+  EK_RETURN_IF_ERROR(Complete(*launcher));
+  tracker_.Reset();
+  RecordFor(answer);
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

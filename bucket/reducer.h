@@ -1,0 +1,149 @@
+// Reduces gradients over the ranks while backward still runs: the engine under DataParallel.
+//
+//   EK_ASSIGN_OR_RETURN(auto reducer, Reducer::Create(&comm, &params, "my_reducer", {}));
+//   EK_ASSIGN_OR_RETURN(auto ticket, comm.steps().Enter(...));       // who takes part in this step
+//   EK_RETURN_IF_ERROR(reducer->BeginStep(ticket, StepMode::kSync, divide));
+//   ... backward: EK_RETURN_IF_ERROR(reducer->GradientReady(i)) as each gradient becomes final ...
+//   EK_RETURN_IF_ERROR(reducer->FinishStep());                       // every gradient is the group's average
+//
+// A step:  BeginStep -> GradientReady for each trained parameter, in any order -> FinishStep. Buckets go out in index
+//          order, asynchronously, as soon as all their gradients are there and all ranks have said that they reduce.
+// Plans:   the first has one bucket per (dtype, device); the first synchronising step records the order in which
+//          gradients arrive, and all ranks adopt the one of the lowest rank that was active in it when the next step
+//          begins. A change of what is trained makes a new plan, and records again. Each plan is a new generation.
+// Modes:   copy (gradients are copied into buckets and back), or gradients as bucket views (no copy; `grad` of each
+//          trained parameter points into its bucket, stable within a generation). Zeroing gradients and setting them
+//          to none are both safe in both.
+//
+// Ownership: communicator and parameters outlive the reducer. Destruction gives gradients their own memory back.
+// Threads:   thread-compatible: one thread runs steps.
+// Errors:    FailedPrecondition names the parameters that got no gradient, or two, or were not expected; the group ends,
+//            because other ranks can't finish the step. No gradient is ever silently left local.
+// Source:    Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.
+
+#ifndef EVENKEEL_BUCKET_REDUCER_H_
+#define EVENKEEL_BUCKET_REDUCER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/bucket/internal/bucket_launcher.h"
+#include "evenkeel/bucket/internal/bucket_storage.h"
+#include "evenkeel/bucket/internal/ready_tracker.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/plan_state.h"
+#include "evenkeel/bucket/reduction.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/step_control.h"
+
+namespace evenkeel {
+
+enum class StepMode {
+  kSync,        // This step's gradients, with all that was accumulated before, are reduced.
+  kAccumulate,  // Gradients stay local and add up.
+};
+
+struct ReducerOptions {
+  std::vector<Bytes> caps = {kDefaultFirstCap, kDefaultCap};
+  bool gradient_as_bucket_view = false;
+};
+
+// What the last synchronising step did on this rank.
+struct StepTimes {
+  absl::Time begin;
+  absl::Time last_gradient;  // Backward had nothing left to announce.
+  absl::Time end;
+  int gradients = 0;
+  std::vector<BucketTimes> buckets;
+};
+
+class Reducer {
+ public:
+  // `name` must be unique in the group and equal on all ranks; `reduction` null means all-reduce.
+  static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* comm, ParameterSet* params,
+                                                         absl::string_view name, ReducerOptions options,
+                                                         std::unique_ptr<BucketReduction> reduction = nullptr);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Before a step, on active ranks ---------------------------------------------------------------
+  // Adopts the recorded order, if one waits to be adopted. Done before each step; public for those who want the buckets
+  // earlier. All ranks together.
+  absl::Status RebuildNow();
+  // Makes a new plan if the set of trained parameters has changed. FailedPrecondition, and nothing is changed, if a
+  // parameter that is frozen now holds a local gradient that would be lost.
+  absl::Status RefreshTrainable();
+
+  // A step ---------------------------------------------------------------------------------------
+  absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size);
+  absl::Status GradientReady(int param);
+  absl::Status FinishStep();
+  bool in_step() const { return ticket_ != nullptr; }
+
+  // On a rank that ran dry: the same step, contributing nothing but what it had accumulated before.
+  absl::Status ShadowStep(const StepAnswer& answer, bool divide_by_initial_world_size);
+
+  // What it runs ---------------------------------------------------------------------------------
+  const BucketPlan& plan() const { return storage_->plan(); }
+  std::vector<BucketInfo> buckets() const;
+  uint64_t generation() const { return state_.generation; }
+  // The collectives of a synchronising step, in order.
+  const Schedule& schedule() const { return schedule_; }
+  const PlanState& plan_state() const { return state_; }
+  // Takes over another rank's plan, its trained parameters included.
+  absl::Status ImportPlan(const PlanState& state);
+  const StepTimes& last_step() const { return times_; }
+
+ private:
+  Reducer(Communicator* comm, ParameterSet* params, absl::string_view name, ReducerOptions options,
+          std::unique_ptr<BucketReduction> reduction);
+
+  // Makes buckets for `state` and moves gradients over; on failure everything is as before.
+  absl::Status Install(PlanState state);
+  void AttachViews();
+  void MoveGradient(int param, TensorView to);
+  std::shared_ptr<BucketLauncher> MakeLauncher(const std::vector<bool>& contributes);
+  absl::Status Complete(BucketLauncher& launcher);
+  void RecordFor(const StepAnswer& answer);
+  absl::Status EndWith(const absl::Status& error);
+  double ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const;
+
+  Communicator* const comm_;
+  ParameterSet* const params_;
+  const std::string name_;
+  const ReducerOptions options_;
+  const std::unique_ptr<BucketReduction> reduction_;
+  Channel* channel_ = nullptr;
+  std::vector<ParamSpec> specs_;
+  std::vector<TensorView> own_grads_;  // The gradients' memory before any was a view.
+
+  PlanState state_;
+  uint64_t seen_mask_version_ = 0;
+  std::unique_ptr<BucketStorage> storage_;
+  Schedule schedule_;
+  ReadyTracker tracker_;
+
+  // Under which key the order waits to be adopted: while state_.order_final is false, a synchronising step records it
+  // and the next step adopts it. Empty: nothing waits.
+  std::string recorded_key_;
+
+  // The step that is running.
+  std::shared_ptr<StepTicket> ticket_;
+  StepMode mode_ = StepMode::kSync;
+  bool divide_by_initial_ = true;
+  std::shared_ptr<BucketLauncher> launcher_;
+  absl::Status step_error_;
+  StepTimes times_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_REDUCER_H_

@@ -1,0 +1,37 @@
+// Makes the ranks' tensors equal, and finds out whether they are.
+//
+//   EK_RETURN_IF_ERROR(VerifySameParameters(params, comm.control(), comm.timeout()));
+//   EK_RETURN_IF_ERROR(BroadcastState(channel, views, /*root=*/0, Role::kState));
+//
+// Threads: blocking; every rank calls with tensors of the same sizes.
+
+#ifndef EVENKEEL_BUCKET_STATE_SYNC_H_
+#define EVENKEEL_BUCKET_STATE_SYNC_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+
+namespace evenkeel {
+
+// Groups of one dtype and at most 250 MiB (or one tensor), in order of first appearance: what is broadcast together.
+std::vector<std::vector<TensorView>> GroupForBroadcast(absl::Span<const TensorView> tensors);
+
+// One broadcast per group, all in flight at once.
+absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role);
+
+// InvalidArgument on every rank if counts, names, sizes or types of the parameters differ; it names the ranks, the
+// parameter and both values.
+absl::Status VerifySameParameters(const ParameterSet& params, ControlChannel& control, absl::Duration timeout);
+
+// A hash of the tensors' bytes, the same on all machines of one byte order. Tensors lie in the CPU's memory.
+uint64_t HashOfBytes(absl::Span<const TensorView> tensors);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_STATE_SYNC_H_

@@ -1,0 +1,394 @@
+#include "evenkeel/join/join.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Adds up, over the ranks, a one from each rank that is active; a dry rank adds nothing but sees the sum too.
+class Counter : public Joinable {
+ public:
+  explicit Counter(Communicator* comm, JoinPhase phase = JoinPhase::kDefault)
+      : Joinable(comm, "counter"), phase_(phase), channel_(*comm->OpenChannel(join_name())) {}
+
+  absl::Status Count() {
+    EK_RETURN_IF_ERROR(Notify().status());
+    return Add(1.0f);
+  }
+
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override {
+    argument = options.hook_args.contains("argument") ? options.hook_args.at("argument") : "";
+    return std::make_unique<Hook>(this);
+  }
+  JoinPhase join_phase() const override { return phase_; }
+
+  float total = 0;
+  int shadowed = 0;
+  int post_hooks = 0;
+  int last_joiner = 0;
+  std::string argument;
+  std::vector<std::string> actions;
+  std::vector<std::string>* log = nullptr;  // Names of Joinables in the order of their main hooks.
+
+ private:
+  class Hook : public JoinHook {
+   public:
+    explicit Hook(Counter* owner) : owner_(owner) {}
+    absl::Status MainHook(const StepAnswer&) override {
+      ++owner_->shadowed;
+      if (owner_->log != nullptr) owner_->log->push_back(owner_->join_name());
+      return owner_->Add(0.0f);
+    }
+    absl::Status OnAction(const StepAnswer&, absl::string_view payload) override {
+      owner_->actions.emplace_back(payload);
+      return absl::OkStatus();
+    }
+    absl::Status PostHook(bool is_last_joiner) override {
+      ++owner_->post_hooks;
+      owner_->last_joiner += is_last_joiner;
+      return absl::OkStatus();
+    }
+
+   private:
+    Counter* const owner_;
+  };
+
+  absl::Status Add(float one) {
+    EK_RETURN_IF_ERROR(channel_->AllReduce(TensorView(&one, 1, DType::kFloat32), ReduceOp::kSum).Wait());
+    total += one;
+    return absl::OkStatus();
+  }
+
+  const JoinPhase phase_;
+  Channel* const channel_;
+};
+
+absl::Status CountTo(Counter& counter, int steps) {
+  for (int i = 0; i < steps; ++i) EK_RETURN_IF_ERROR(counter.Count());
+  return absl::OkStatus();
+}
+
+class JoinTest : public testing::TestWithParam<int> {};
+
+// Every step of the longest rank is counted by those that are active in it, on all ranks alike.
+TEST_P(JoinTest, MainHooksShadowEveryStep) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    const int steps = 2 * comm.rank() + 1;
+    EK_RETURN_IF_ERROR(
+        RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
+    float expected = 0;
+    for (int r = 0; r < world; ++r) expected += 2 * r + 1;
+    EXPECT_EQ(counter.total, expected) << "rank " << comm.rank();
+    EXPECT_EQ(counter.shadowed, 2 * (world - 1 - comm.rank()));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, PostHooksRunOnceAndNameTheLastJoiners) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    const int steps = comm.rank() % 2 == 0 ? 3 : 1;  // Ranks 0, 2, 4, ... finish together.
+    EK_RETURN_IF_ERROR(
+        RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
+    EXPECT_EQ(counter.post_hooks, 1);
+    EXPECT_EQ(counter.last_joiner, comm.rank() % 2 == 0 ? 1 : 0) << "rank " << comm.rank();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, ARankWithoutInputsTakesPart) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status {
+      return CountTo(counter, comm.rank() == 0 ? 0 : 4);
+    }));
+    EXPECT_EQ(counter.total, 4.0f * (world - 1));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, SeveralJoinablesShareTheStep) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter a(&comm), b(&comm, JoinPhase::kOptimizer), c(&comm, JoinPhase::kGradients);
+    std::vector<std::string> log;
+    a.log = b.log = c.log = &log;
+    const int64_t before = comm.steps().records_sent();
+    EK_RETURN_IF_ERROR(RunJoined({&a, &b, &c}, {}, [&](JoinScope&) -> absl::Status {
+      for (int i = 0; i < comm.rank() + 1; ++i) {
+        EK_RETURN_IF_ERROR(c.Count());
+        EK_RETURN_IF_ERROR(a.Count());
+        EK_RETURN_IF_ERROR(b.Count());
+      }
+      return absl::OkStatus();
+    }));
+    const float expected = world * (world + 1) / 2;
+    EXPECT_EQ(a.total, expected);
+    EXPECT_EQ(b.total, expected);
+    EXPECT_EQ(c.total, expected);
+    // One record per step, and the one with which all learn that nobody is active.
+    EXPECT_EQ(comm.steps().records_sent() - before, world + 1);
+    // Gradients first, optimizers last, whatever the order of the list.
+    for (size_t i = 0; i + 2 < log.size(); i += 3) {
+      EXPECT_THAT(std::vector<std::string>(log.begin() + i, log.begin() + i + 3),
+                  ElementsAre(c.join_name(), a.join_name(), b.join_name()));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, AddsNoCollectiveToTheDataPlane) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
+    EXPECT_EQ((*comm.OpenChannel(counter.join_name()))->position(), 3);
+    EXPECT_EQ(comm.user().position(), 0);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, DisabledSendsNothing) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.enable = false},
+                                 [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
+    EXPECT_EQ(counter.total, 3.0f * comm.world_size());
+    EXPECT_EQ(comm.steps().records_sent(), 0);
+    EXPECT_EQ(counter.post_hooks, 0);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, EarlyTerminationStopsAllRanksInTheSameStep) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    auto loop = [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank() + 2); };
+    for (int epoch = 0; epoch < 2; ++epoch) {  // The group goes on afterwards.
+      counter.total = 0;
+      absl::Status stopped = RunJoined({&counter}, {.throw_on_early_termination = true}, loop);
+      EXPECT_EQ(counter.total, 2.0f * world);
+      EXPECT_EQ(counter.post_hooks, world == 1 ? epoch + 1 : 0);
+      if (world == 1) {
+        EXPECT_TRUE(stopped.ok()) << stopped;  // Nobody stopped early.
+      } else if (comm.rank() == 0) {
+        EXPECT_EQ(stopped.code(), absl::StatusCode::kOutOfRange) << stopped;
+        EXPECT_THAT(std::string(stopped.message()), HasSubstr("rank 0 has exhausted all inputs"));
+      } else {
+        EXPECT_EQ(stopped.code(), absl::StatusCode::kOutOfRange) << stopped;
+        EXPECT_THAT(std::string(stopped.message()), HasSubstr("at least one rank has exhausted its inputs"));
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, EvenInputsDoNotStopEarly) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    return RunJoined({&counter}, {.throw_on_early_termination = true},
+                     [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); });
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, AFailingLoopIsToldToAllRanks) {
+  const int world = GetParam();
+  std::vector<absl::Status> results(world);
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    results[comm.rank()] = RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status {
+      EK_RETURN_IF_ERROR(CountTo(counter, 2));
+      if (comm.rank() == world - 1) return absl::DataLossError("the disk is on fire");
+      return CountTo(counter, 5);
+    });
+    return results[comm.rank()];
+  });
+  EXPECT_EQ(results[world - 1], absl::DataLossError("the disk is on fire"));
+  for (int r = 0; r < world - 1; ++r) {
+    EXPECT_EQ(results[r].code(), absl::StatusCode::kUnavailable) << results[r];
+    EXPECT_THAT(std::string(results[r].message()), HasSubstr(absl::StrCat("rank ", world - 1))) << r;
+    EXPECT_THAT(std::string(results[r].message()), HasSubstr("the disk is on fire")) << r;
+  }
+  EXPECT_FALSE(status.ok());
+}
+
+TEST_P(JoinTest, ActionsOfTheLowestActiveRankReachDryRanksOnly) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    const int steps = comm.rank() == world - 1 ? 3 : 1;  // Only the last rank is active in steps 1 and 2.
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope& scope) -> absl::Status {
+      for (int i = 0; i < steps; ++i) {
+        EK_RETURN_IF_ERROR(counter.Count());
+        EK_RETURN_IF_ERROR(scope.communicator().steps().Announce(counter.join_name(), absl::StrCat("lr ", i)));
+      }
+      return absl::OkStatus();
+    }));
+    if (comm.rank() == world - 1) {
+      EXPECT_TRUE(counter.actions.empty());
+    } else {
+      EXPECT_THAT(counter.actions, ElementsAre("lr 1", "lr 2"));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.throw_on_early_termination = true,
+                                              .divide_by_initial_world_size = false},
+                                 [&](JoinScope&) -> absl::Status {
+                                   EXPECT_TRUE(counter.join_config().enable);
+                                   EXPECT_FALSE(counter.join_config().divide_by_initial_world_size);
+                                   return CountTo(counter, 1);
+                                 }));
+    EXPECT_FALSE(counter.join_config().enable);
+    EXPECT_FALSE(counter.join_config().throw_on_early_termination);
+    EXPECT_TRUE(counter.join_config().divide_by_initial_world_size);
+    EXPECT_EQ(counter.join_config().scope, nullptr);
+    return CountTo(counter, 2);  // Usable outside.
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, JoinTest, testing::Values(1, 2, 3, 5, 8));
+
+TEST(RunJoinedTest, HooksGetTheirArguments) {
+  absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.hook_args = {{"argument", "value"}}},
+                                 [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank()); }));
+    EXPECT_EQ(counter.argument, "value");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(RunJoinedTest, WarnsOnceAboutSkewAndTellsWhenARankRunsDry) {
+  absl::Mutex mutex;
+  std::vector<std::string> warnings;
+  std::vector<std::pair<int, int64_t>> dry;
+  absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    JoinOptions options;
+    options.skew_warning_steps = 3;
+    options.warn = [&](absl::string_view text) {
+      absl::MutexLock lock(&mutex);
+      warnings.emplace_back(text);
+    };
+    options.on_dry = [&, rank = comm.rank()](int64_t steps) {
+      absl::MutexLock lock(&mutex);
+      dry.emplace_back(rank, steps);
+    };
+    return RunJoined({&counter}, options, [&](JoinScope&) -> absl::Status {
+      return CountTo(counter, comm.rank() == 0 ? 2 : comm.rank() == 1 ? 7 : 9);
+    });
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("rank 0 had inputs for 2 steps")));
+  std::sort(dry.begin(), dry.end());
+  EXPECT_THAT(dry, ElementsAre(std::pair<int, int64_t>(0, 2), std::pair<int, int64_t>(1, 7)));
+}
+
+TEST(RunJoinedTest, RefusesABadList) {
+  auto first = CreateLocalGroup(1), second = CreateLocalGroup(1);
+  ASSERT_TRUE(first.ok() && second.ok());
+  Counter a((*first)[0].get()), other((*second)[0].get());
+  auto never = [](JoinScope&) -> absl::Status { return absl::InternalError("the loop ran"); };
+  auto message = [&](absl::Span<Joinable* const> list) {
+    absl::Status status = RunJoined(list, {}, never);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message({}), HasSubstr("at least one"));
+  EXPECT_THAT(message({&a, nullptr}), HasSubstr("entry 1 is null"));
+  EXPECT_THAT(message({&a, &other}), HasSubstr("different communicators"));
+  EXPECT_THAT(message({&a, &a}), HasSubstr("more than once"));
+}
+
+TEST(RunJoinedTest, RefusesToRunInsideItself) {
+  absl::Status status = RunRanks(1, [](Communicator& comm) -> absl::Status {
+    Counter a(&comm), b(&comm);
+    return RunJoined({&a}, {}, [&](JoinScope&) -> absl::Status {
+      return RunJoined({&b}, {}, [](JoinScope&) -> absl::Status { return absl::OkStatus(); });
+    });
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+}
+
+TEST(RunJoinedTest, NamesAJoinableThatIsMissingFromTheList) {
+  absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+    Counter listed(&comm), missing(&comm);
+    return RunJoined({&listed}, {}, [&](JoinScope&) -> absl::Status {
+      EK_RETURN_IF_ERROR(listed.Count());
+      return missing.Count();
+    });
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("counter#1"));
+}
+
+// Without RunJoined() a rank that does one step more is a contradiction, and both learn it at once.
+TEST(StepsTest, UnevenStepsWithoutJoinAreAnErrorOnAllRanks) {
+  std::vector<absl::Status> results(2);
+  absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    absl::Status loop = CountTo(counter, 5 + comm.rank());
+    results[comm.rank()] = loop.ok() ? comm.Finalize() : loop;
+    return results[comm.rank()];
+  });
+  EXPECT_FALSE(status.ok());
+  for (const absl::Status& result : results) {
+    EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition) << result;
+    EXPECT_THAT(std::string(result.message()), HasSubstr("disagree"));
+  }
+}
+
+TEST(StepRecordTest, SurvivesTheWireAndRefusesEverythingElse) {
+  StepRecord record{.joined = true, .requests = 5, .samples = 64, .issued_hash = 77,
+                    .participants = {{.name_hash = 1, .generation = 2, .schedule_hash = 3, .mask_hash = 4,
+                                      .sync = false, .note = "frozen: a"}}};
+  const std::string bytes = record.Serialize();
+  absl::StatusOr<StepRecord> parsed = StepRecord::Parse(bytes);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->Serialize(), bytes);
+  EXPECT_EQ(parsed->participants[0].note, "frozen: a");
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(StepRecord::Parse(bytes.substr(0, size)).ok()) << size;
+  }
+  EXPECT_FALSE(StepRecord::Parse(bytes + "x").ok());
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,382 @@
+// Shows into which buckets parameters would be put.
+//
+//   echo '{"params":[{"numel":100,"dtype":"float32"},{"numel":50,"dtype":"float32"}],"caps":[400]}' |
+//     bazel run //tools:plan
+//   {"buckets":[[0],[1]],"limits":[400,400]}
+//
+// Reads a description of the parameters, asks the planner, prints the plan; or refuses the input with one sentence.
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <initializer_list>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/bucket/planner.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "nlohmann/json.hpp"
+
+namespace evenkeel {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kUsage[] = R"(plan: shows into which buckets parameters would be put.
+
+  plan [FILE]        FILE, or standard input without one, holds JSON:
+
+  {"params": [{"name": "w", "numel": 100, "dtype": "float32", "device": "cpu", "sparse": false}, ...],
+   "caps":   [1048576, 26214400],
+   "order":  [1, 0]}
+
+  numel    elements of the parameter
+  dtype    float32, float64, float16, bfloat16, int8, uint8, int16, int32 or int64
+  device   "cpu" if left out; only parameters of one dtype and device share a bucket
+  sparse   true: its gradient is sparse, so it gets a bucket of its own
+  caps     bytes at which the first, second, ... bucket of a dtype and device closes; the last one stays. 0: one
+           parameter per bucket
+  order    parameters in the order in which their gradients become ready, by index or by name; those left out are not
+           planned. Left out or empty: all, by index
+
+It prints {"buckets": [[...], ...], "limits": [...]}: indices of parameters per bucket, and the cap in force for each
+(0: none, a sparse one). What is still open at the end comes last, by first index.
+)";
+
+constexpr size_t kMaxInputBytes = size_t{1} << 30;
+constexpr size_t kMaxShownBytes = 60;
+
+struct FileCloser {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using UniqueFile = std::unique_ptr<std::FILE, FileCloser>;
+
+// A value as a message shows it: on one line, and not all of a long one.
+std::string Shown(const Json& value) {
+  if (value.is_array()) return absl::StrCat("a list of ", value.size());
+  if (value.is_object()) return "an object";
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);
+  if (text.size() > kMaxShownBytes) text = absl::StrCat(text.substr(0, kMaxShownBytes), "...");
+  return text;
+}
+
+absl::Status Wanted(absl::string_view where, const Json& value, absl::string_view wanted) {
+  return absl::InvalidArgumentError(absl::StrCat(where, " is ", Shown(value), ", not ", wanted));
+}
+
+absl::StatusOr<int64_t> WholeNumber(const Json& value, absl::string_view where) {
+  constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > kMax) {
+    return Wanted(where, value, absl::StrCat("a whole number from 0 to ", kMax));
+  }
+  return static_cast<int64_t>(value.get<uint64_t>());
+}
+
+// A key that nobody reads is a misspelt one.
+absl::Status CheckKeys(const Json& object, absl::string_view where, std::initializer_list<absl::string_view> required,
+                       std::initializer_list<absl::string_view> optional) {
+  for (absl::string_view key : required) {
+    if (object.contains(std::string(key))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(where, " has no \"", key, "\""));
+  }
+  for (const auto& [key, value] : object.items()) {
+    if (absl::c_linear_search(required, key) || absl::c_linear_search(optional, key)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(where, " has an unknown key ", Shown(key), "; known are ",
+                                                   absl::StrJoin(required, ", "), optional.size() > 0 ? ", " : "",
+                                                   absl::StrJoin(optional, ", ")));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DType> ReadDType(const Json& value, absl::string_view where) {
+  if (value.is_string()) {
+    const absl::StatusOr<DType> dtype = DTypeFromString(value.get_ref<const std::string&>());
+    if (dtype.ok()) return dtype;
+  }
+  auto append_name = [](std::string* out, DType dtype) { absl::StrAppend(out, ToString(dtype)); };
+  return Wanted(where, value, absl::StrCat("one of ", absl::StrJoin(kAllDTypes, ", ", append_name)));
+}
+
+// "cpu", "cuda:1", "meta": a word, and maybe a colon and a number.
+bool IsDeviceName(absl::string_view name) {
+  const size_t colon = name.find(':');
+  const absl::string_view word = name.substr(0, colon);
+  if (word.empty() || !absl::c_all_of(word, absl::ascii_islower)) return false;
+  if (colon == absl::string_view::npos) return true;
+  const absl::string_view number = name.substr(colon + 1);
+  return !number.empty() && absl::c_all_of(number, absl::ascii_isdigit);
+}
+
+// The planner only tells devices apart, so that any name will do: each new one becomes the next device.
+class Devices {
+ public:
+  absl::StatusOr<Device> Of(const Json& value, absl::string_view where) {
+    if (!value.is_string() || !IsDeviceName(value.get_ref<const std::string&>())) {
+      return Wanted(where, value, "a device such as \"cpu\" or \"cuda:0\"");
+    }
+    const auto [named, is_new] = devices_.try_emplace(value.get<std::string>());
+    if (!is_new) return named->second;
+    const int index = static_cast<int>(devices_.size()) - 2;  // "cpu" and the new one are in it.
+    if (index > std::numeric_limits<int16_t>::max()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, " is one device too many: there are ", index, " others"));
+    }
+    return named->second = Device::Cuda(index);
+  }
+
+ private:
+  std::map<std::string, Device> devices_ = {{"cpu", Device::Cpu()}};
+};
+
+absl::StatusOr<ParamSpec> ReadParam(const Json& value, absl::string_view where, Devices* devices) {
+  if (!value.is_object()) return Wanted(where, value, "an object with \"numel\" and \"dtype\"");
+  EK_RETURN_IF_ERROR(CheckKeys(value, where, {"numel", "dtype"}, {"name", "device", "sparse"}));
+  ParamSpec param;
+  EK_ASSIGN_OR_RETURN(param.count, WholeNumber(value["numel"], absl::StrCat(where, ".numel")));
+  EK_ASSIGN_OR_RETURN(param.dtype, ReadDType(value["dtype"], absl::StrCat(where, ".dtype")));
+  if (value.contains("device")) {
+    EK_ASSIGN_OR_RETURN(param.device, devices->Of(value["device"], absl::StrCat(where, ".device")));
+  }
+  if (value.contains("sparse")) {
+    const Json& sparse = value["sparse"];
+    if (!sparse.is_boolean()) return Wanted(absl::StrCat(where, ".sparse"), sparse, "true or false");
+    param.sparse = sparse.get<bool>();
+  }
+  if (value.contains("name") && !value["name"].is_string()) {
+    return Wanted(absl::StrCat(where, ".name"), value["name"], "a text");
+  }
+  return param;
+}
+
+absl::StatusOr<std::vector<ParamSpec>> ReadParams(const Json& value) {
+  if (!value.is_array() || value.empty()) return Wanted("\"params\"", value, "a list of one or more parameters");
+  Devices devices;
+  std::vector<ParamSpec> params;
+  for (const Json& entry : value) {
+    EK_ASSIGN_OR_RETURN(ParamSpec param, ReadParam(entry, absl::StrCat("params[", params.size(), "]"), &devices));
+    params.push_back(param);
+  }
+  return params;
+}
+
+absl::StatusOr<std::vector<Bytes>> ReadCaps(const Json& value) {
+  if (!value.is_array() || value.empty()) return Wanted("\"caps\"", value, "a list of one or more numbers of bytes");
+  std::vector<Bytes> caps;
+  for (const Json& entry : value) {
+    EK_ASSIGN_OR_RETURN(const int64_t bytes, WholeNumber(entry, absl::StrCat("caps[", caps.size(), "]")));
+    caps.push_back(Bytes{bytes});
+  }
+  return caps;
+}
+
+// Which parameter has which name; several for a name that is not unique.
+std::multimap<std::string, int> IndicesByName(const Json& params) {
+  std::multimap<std::string, int> indices;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].contains("name")) indices.emplace(params[i]["name"].get<std::string>(), static_cast<int>(i));
+  }
+  return indices;
+}
+
+absl::StatusOr<int> ReadNamed(const Json& value, absl::string_view where,
+                              const std::multimap<std::string, int>& indices) {
+  const auto [first, last] = indices.equal_range(value.get_ref<const std::string&>());
+  if (first == last) return Wanted(where, value, "the name of a parameter");
+  if (std::next(first) != last) {
+    return absl::InvalidArgumentError(absl::StrCat(where, " is ", Shown(value), ", the name of parameters ",
+                                                   first->second, " and ", std::next(first)->second));
+  }
+  return first->second;
+}
+
+absl::StatusOr<std::vector<int>> ReadOrder(const Json& value, const Json& params) {
+  if (!value.is_array()) return Wanted("\"order\"", value, "a list of parameters");
+  std::multimap<std::string, int> indices;  // Made for the first name.
+  std::vector<int> order;
+  for (const Json& entry : value) {
+    const std::string where = absl::StrCat("order[", order.size(), "]");
+    if (entry.is_string()) {
+      if (indices.empty()) indices = IndicesByName(params);
+      EK_ASSIGN_OR_RETURN(const int index, ReadNamed(entry, where, indices));
+      order.push_back(index);
+    } else if (!entry.is_number_unsigned() || entry.get<uint64_t>() >= params.size()) {
+      return Wanted(where, entry, absl::StrCat("a parameter's index from 0 to ", params.size() - 1, " or its name"));
+    } else {
+      order.push_back(static_cast<int>(entry.get<uint64_t>()));
+    }
+  }
+  return order;
+}
+
+// "line 3, column 7" of a position in the text.
+std::string PlaceOf(absl::string_view text, size_t position) {
+  const absl::string_view before = text.substr(0, position);
+  const size_t line = 1 + static_cast<size_t>(absl::c_count(before, '\n'));
+  const size_t line_begin = before.rfind('\n') == absl::string_view::npos ? 0 : before.rfind('\n') + 1;
+  return absl::StrCat("line ", line, ", column ", before.size() - line_begin + 1);
+}
+
+// Walks through a text without keeping it, and finds what is wrong with it: no JSON, or an object with the same key
+// twice (of which the library would keep the last without a word).
+class JsonChecker : public nlohmann::json_sax<Json> {
+ public:
+  explicit JsonChecker(absl::string_view text) : text_(text) {}
+  const absl::Status& status() const { return status_; }
+
+  bool start_object(size_t) override {
+    keys_of_open_objects_.emplace_back();
+    return true;
+  }
+  bool key(std::string& key) override {
+    if (keys_of_open_objects_.back().insert(key).second) return true;
+    status_ = absl::InvalidArgumentError(absl::StrCat("the key ", Shown(key), " comes twice in one object"));
+    return false;
+  }
+  bool end_object() override {
+    keys_of_open_objects_.pop_back();
+    return true;
+  }
+  bool parse_error(size_t position, const std::string& last_token, const Json::exception& error) override {
+    constexpr int kNumberOverflow = 406;
+    if (error.id == kNumberOverflow) {
+      status_ = absl::InvalidArgumentError(absl::StrCat("the number ", Shown(last_token), " is too large"));
+    } else if (position > text_.size()) {
+      status_ = absl::InvalidArgumentError("the JSON ends before it is complete");
+    } else {
+      status_ = absl::InvalidArgumentError(absl::StrCat("no valid JSON from ", PlaceOf(text_, position - 1), " on"));
+    }
+    return false;
+  }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+
+ private:
+  const absl::string_view text_;
+  std::vector<std::set<std::string>> keys_of_open_objects_;
+  absl::Status status_;
+};
+
+absl::StatusOr<Json> ParseJson(absl::string_view text) {
+  if (absl::c_all_of(text, absl::ascii_isspace)) return absl::InvalidArgumentError("there is nothing in it");
+  JsonChecker checker(text);
+  Json::sax_parse(text.begin(), text.end(), &checker);
+  EK_RETURN_IF_ERROR(checker.status());
+  return Json::parse(text.begin(), text.end());
+}
+
+absl::StatusOr<BucketPlan> PlanFromJson(absl::string_view text) {
+  EK_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  if (!json.is_object()) return Wanted("the input", json, "an object with \"params\" and \"caps\"");
+  EK_RETURN_IF_ERROR(CheckKeys(json, "the input", {"params", "caps"}, {"order"}));
+  EK_ASSIGN_OR_RETURN(const std::vector<ParamSpec> params, ReadParams(json["params"]));
+  PlanOptions options;
+  EK_ASSIGN_OR_RETURN(options.caps, ReadCaps(json["caps"]));
+  if (json.contains("order")) {
+    EK_ASSIGN_OR_RETURN(options.order, ReadOrder(json["order"], json["params"]));
+  }
+  return PlanBuckets(params, options);
+}
+
+std::string ToJson(const BucketPlan& plan) {
+  auto append_bucket = [](std::string* out, const std::vector<int>& bucket) {
+    absl::StrAppend(out, "[", absl::StrJoin(bucket, ","), "]");
+  };
+  auto append_limit = [](std::string* out, Bytes limit) { absl::StrAppend(out, limit.value); };
+  return absl::StrCat("{\"buckets\":[", absl::StrJoin(plan.buckets, ",", append_bucket), "],\"limits\":[",
+                      absl::StrJoin(plan.limits, ",", append_limit), "]}\n");
+}
+
+// Under `bazel run` a relative path means the user's directory, not the program's.
+std::string UserPath(absl::string_view path) {
+  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (directory == nullptr || absl::StartsWith(path, "/")) return std::string(path);
+  return absl::StrCat(directory, "/", path);
+}
+
+absl::Status SystemError(absl::string_view what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+absl::StatusOr<std::string> ReadAll(std::FILE* file) {
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), file)) {
+    text.append(buffer, count);
+    if (text.size() > kMaxInputBytes) return absl::InvalidArgumentError("larger than 1 GiB");
+  }
+  if (std::ferror(file)) return SystemError("cannot be read");
+  return text;
+}
+
+absl::StatusOr<std::string> ReadInput(const std::string& path) {
+  if (path.empty()) return ReadAll(stdin);
+  const UniqueFile file(std::fopen(UserPath(path).c_str(), "rb"));
+  if (file == nullptr) return SystemError("cannot be opened");
+  return ReadAll(file.get());
+}
+
+absl::Status Print(absl::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    return SystemError("the output cannot be written");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<BucketPlan> PlanFromFile(const std::string& path) {
+  EK_ASSIGN_OR_RETURN(const std::string text, ReadInput(path));
+  return PlanFromJson(text);
+}
+
+absl::Status Run(const std::vector<std::string>& args) {
+  if (absl::c_linear_search(args, "--help")) return Print(kUsage);
+  const bool is_flag = !args.empty() && args[0] != "-" && absl::StartsWith(args[0], "-");
+  if (args.size() > 1 || is_flag) return absl::InvalidArgumentError("takes one file or none, and no flags but --help");
+  const std::string path = args.empty() || args[0] == "-" ? "" : args[0];
+  const absl::StatusOr<BucketPlan> plan = PlanFromFile(path);
+  if (!plan.ok()) return Annotate(plan.status(), path.empty() ? "standard input" : path);
+  return Print(ToJson(*plan));
+}
+
+absl::Status RunWithoutExceptions(const std::vector<std::string>& args) {
+  try {
+    return Run(args);
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  const absl::Status status = evenkeel::RunWithoutExceptions({argv + 1, argv + argc});
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "plan: %s\n", std::string(status.message()).c_str());
+  return 1;
+}

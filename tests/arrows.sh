@@ -1,0 +1,95 @@
+#!/bin/bash
+# Asks `bazel query` whether the arrows between the folders point one way:
+#
+#   comm <- join <- {bucket, zero_optim} <- trainer
+#
+#   tests/arrows.sh                            uses ./bazelw
+#   BAZEL="bazel --batch" tests/arrows.sh      uses that
+#
+# Prints one line per promise, "ok" or "FAILED" first, and exits with 1 if one
+# is broken. A folder or target that a promise names and that does not exist is
+# a broken promise, never a silent pass.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+read -r -a bazel <<<"${BAZEL:-./bazelw}"
+errors=$(mktemp)
+trap 'rm -f "$errors"' EXIT
+failed=0
+
+query() {
+  "${bazel[@]}" query --noshow_progress --keep_going=false \
+    --order_output=full "$1" 2>"$errors"
+}
+
+ok() { printf 'ok      %s\n' "$1"; }
+
+broken() {
+  printf 'FAILED  %s\n' "$1"
+  sed 's/^/        /'
+  failed=1
+}
+
+# never SENTENCE FROM TO [EXCEPT]: no target of FROM reaches one of TO.
+never() {
+  local sentence=$1 from=$2 to=$3 except=${4:-"set()"} found
+  if ! found=$(query "deps($from) intersect (($to) except ($except))"); then
+    broken "$sentence" <"$errors"
+  elif [[ -n $found ]]; then
+    query "somepath($from, $(head -n 1 <<<"$found"))" | tac | broken "$sentence"
+  else
+    ok "$sentence"
+  fi
+}
+
+# only SENTENCE PATTERN DEPENDENCY: who names DEPENDENCY directly is in PATTERN,
+# and there is such a target (otherwise the question has lost its meaning).
+only() {
+  local sentence=$1 pattern=$2 dependency=$3 users others
+  if ! users=$(query "kind(rule, rdeps(//..., $dependency, 1)) except kind(rule, $dependency)"); then
+    broken "$sentence" <"$errors"
+    return
+  fi
+  users=$(grep '^//' <<<"$users")
+  others=$(grep -Ev "$pattern" <<<"$users")
+  if [[ -z $users ]]; then
+    broken "$sentence" <<<"no target depends on $dependency"
+  elif [[ -n $others ]]; then
+    broken "$sentence" <<<"$others"
+  else
+    ok "$sentence"
+  fi
+}
+
+core='//comm/... + //join/... + //bucket/... + //zero_optim/...'
+products="($core) except tests($core) except attr(testonly, 1, $core)"
+above='(//tools/... except //tools/build_defs/...) + //tests/...'
+
+never 'comm knows no other library' \
+  //comm/... '//join/... + //bucket/... + //zero_optim/... + //trainer/...'
+never 'join knows comm' \
+  //join/... '//bucket/... + //zero_optim/... + //trainer/...'
+never 'bucket knows comm and join' \
+  //bucket/... '//zero_optim/... + //trainer/...'
+never 'zero_optim knows comm, join and of bucket the plan, the parameters and the reduction' \
+  //zero_optim/... '//bucket/... + //trainer/...' \
+  'deps(//bucket:planner + //bucket:parameter_set + //bucket:reduction)'
+never 'no library needs tests or tools' \
+  "$products" "$above"
+never 'the planner sees only values of comm' \
+  //bucket:planner '//... except //tools/build_defs/... except //bucket/...' \
+  'deps(//comm:types + //comm:collective + //comm:status)'
+never 'the planner sees only Abseil of what others wrote' \
+  //bucket:planner 'filter("^@", deps(//bucket:planner))' \
+  'filter("^@(com_google_absl|bazel_tools|bazel_skylib|local_config_.*|platforms|rules_cc|rules_java|rules_proto|remote_coverage_tools)//", deps(//bucket:planner))'
+never 'the trainer is used by tests and tools alone' \
+  '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
+only 'Gloo is seen by its backend alone' '^//comm:gloo' @gloo//:gloo
+only 'NCCL is seen by its backend alone' '^//comm:nccl' @cuda//:nccl
+only 'CUDA is seen by the backend and the CUDA targets alone' \
+  '^//comm:(nccl|cuda)' '@cuda//:cudart'
+only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
+never 'flags are read by programs alone' \
+  "$products" @com_github_gflags_gflags//...
+
+exit $failed

@@ -36,7 +36,7 @@ never() {
   if ! found=$(query "deps($from) intersect (($to) except ($except))"); then
     broken "$sentence" <"$errors"
   elif [[ -n $found ]]; then
-    query "somepath($from, $(head -n 1 <<<"$found"))" | tac | broken "$sentence"
+    query "somepath($from, $(head -n 1 <<<"$found"))" | broken "$sentence"
   else
     ok "$sentence"
   fi

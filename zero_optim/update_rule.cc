@@ -1,7 +1,9 @@
 #include "evenkeel/zero_optim/update_rule.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <string>
@@ -53,15 +55,22 @@ absl::Status ValidateRule(const AdamLike& rule) {
   return CheckRange("weight_decay", rule.weight_decay, 0, kNoLimit);
 }
 
+// The shortest text that reads as the same number, so that rules with equal texts are equal.
+std::string Text(double value) {
+  char text[32];
+  return std::string(text, std::to_chars(std::begin(text), std::end(text), value).ptr);
+}
+
 std::string SettingsOf(const Sgd& rule) {
-  return absl::StrCat("learning_rate=", rule.learning_rate, ", momentum=", rule.momentum,
-                      ", weight_decay=", rule.weight_decay, rule.nesterov ? ", nesterov" : "");
+  return absl::StrCat("learning_rate=", Text(rule.learning_rate), ", momentum=", Text(rule.momentum),
+                      ", weight_decay=", Text(rule.weight_decay), rule.nesterov ? ", nesterov" : "");
 }
 
 template <typename AdamLike>
 std::string SettingsOf(const AdamLike& rule) {
-  return absl::StrCat("learning_rate=", rule.learning_rate, ", beta1=", rule.beta1, ", beta2=", rule.beta2,
-                      ", epsilon=", rule.epsilon, ", weight_decay=", rule.weight_decay);
+  return absl::StrCat("learning_rate=", Text(rule.learning_rate), ", beta1=", Text(rule.beta1),
+                      ", beta2=", Text(rule.beta2), ", epsilon=", Text(rule.epsilon),
+                      ", weight_decay=", Text(rule.weight_decay));
 }
 
 template <typename T>

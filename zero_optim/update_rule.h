@@ -61,7 +61,8 @@ absl::Status Validate(const UpdateRule& rule);
 double LearningRate(const UpdateRule& rule);
 void SetLearningRate(UpdateRule& rule, double learning_rate);
 
-// "AdamW(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08, weight_decay=0.01)"
+// Every setting with all its digits: "AdamW(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08,
+// weight_decay=0.01)".
 std::string ToString(const UpdateRule& rule);
 
 // What the rule remembers of each parameter, in the order that ApplyUpdate() takes it: at most kMaxStateTensors.

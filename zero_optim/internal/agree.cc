@@ -1,0 +1,94 @@
+#include "evenkeel/zero_optim/internal/agree.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/pod_bytes.h"
+
+// Two rounds: first a hash of everything; only if those differ, everything.
+
+namespace evenkeel::internal {
+namespace {
+
+// What must be equal, line by line.
+std::string Line(const ParameterSet& params, const UpdateRule& rule, int line) {
+  if (line == 0) return ToString(rule);
+  if (line == 1) return absl::StrCat(params.size(), " parameters");
+  const int i = line - 2;
+  return absl::StrCat("parameter ", i, " = ", params[i].name, " ", ToString(params[i].value),
+                      params.trainable(i) ? "" : ", frozen");
+}
+
+int LineCount(const ParameterSet& params) { return params.size() + 2; }
+
+std::string Summary(const absl::Status& own, const ParameterSet& params, const UpdateRule& rule) {
+  std::string bytes;
+  AppendPod(bytes, static_cast<int32_t>(own.code()));
+  AppendBlob(bytes, own.message());
+  uint64_t hash = 0;
+  if (own.ok()) {
+    for (int line = 0; line < LineCount(params); ++line) hash = StableHash(hash, Line(params, rule, line));
+  }
+  AppendPod(bytes, hash);
+  return bytes;
+}
+
+// The status that a rank's summary says, with the rank.
+absl::Status StatusOf(int rank, absl::string_view summary) {
+  int32_t code = 0;
+  absl::string_view message;
+  if (!TakePod(summary, code) || !TakeBlob(summary, message)) {
+    return absl::InternalError(absl::StrCat("rank ", rank, " sent a malformed summary"));
+  }
+  return Annotate(absl::Status(static_cast<absl::StatusCode>(code), message), absl::StrCat("rank ", rank));
+}
+
+absl::Status FirstDifference(const std::string& name, const std::vector<std::string>& texts) {
+  std::vector<std::vector<std::string>> lines;
+  for (const std::string& text : texts) lines.push_back(absl::StrSplit(text, '\n'));
+  for (size_t line = 0; line < lines[0].size(); ++line) {
+    std::vector<int> same, other;
+    for (int rank = 0; rank < static_cast<int>(lines.size()); ++rank) {
+      const bool is_same = line < lines[rank].size() && lines[rank][line] == lines[0][line];
+      (is_same ? same : other).push_back(rank);
+    }
+    if (other.empty()) continue;
+    std::vector<std::string> values = {absl::StrCat(RankList(same), ": ", lines[0][line])};
+    for (int rank : other) {
+      values.push_back(absl::StrCat("rank ", rank, ": ", line < lines[rank].size() ? lines[rank][line] : "nothing"));
+      if (values.size() > 8) break;  // Enough to see what is wrong.
+    }
+    return absl::InvalidArgumentError(absl::StrCat(name, ": the ranks differ: ", absl::StrJoin(values, "; ")));
+  }
+  return absl::InternalError(absl::StrCat(name, ": the ranks differ in what they can't tell"));
+}
+
+}  // namespace
+
+absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
+                                 const ParameterSet& params, const UpdateRule& rule) {
+  if (comm.world_size() == 1) return Annotate(own, name);
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> summaries,
+                      comm.control().Exchange(absl::StrCat(name, "/same"), Summary(own, params, rule), comm.timeout()));
+  bool is_same = true;
+  for (int rank = 0; rank < comm.world_size(); ++rank) {
+    EK_RETURN_IF_ERROR(Annotate(StatusOf(rank, summaries[rank]), name));
+    is_same = is_same && summaries[rank] == summaries[0];
+  }
+  if (is_same) return absl::OkStatus();
+  std::vector<std::string> lines;
+  for (int line = 0; line < LineCount(params); ++line) lines.push_back(Line(params, rule, line));
+  EK_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      comm.control().Exchange(absl::StrCat(name, "/lines"), absl::StrJoin(lines, "\n"), comm.timeout()));
+  return FirstDifference(name, texts);
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,108 @@
+#include "evenkeel/zero_optim/internal/gradient_reduction.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// The only element of `view`, a float32 or float64.
+double ElementOf(const TensorView& view) {
+  return view.dtype == DType::kFloat64 ? view.as<double>()[0] : view.as<float>()[0];
+}
+
+void SetElement(const TensorView& view, double value) {
+  if (view.dtype == DType::kFloat64) {
+    view.as<double>()[0] = value;
+  } else {
+    view.as<float>()[0] = static_cast<float>(value);
+  }
+}
+
+}  // namespace
+
+GradientReduction::GradientReduction(Communicator* comm, Channel* channel, const ParameterSet* params,
+                                     std::span<const ParamSpec> specs, Bytes cap)
+    : comm_(comm), channel_(channel), params_(params), specs_(specs), cap_(cap) {}
+
+absl::Status GradientReduction::Lay(const OwnerTable& owners, std::span<const int> chosen) {
+  if (owners == owners_ && std::ranges::equal(chosen, chosen_)) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::vector<ShardBucket> layout, BucketsByOwner(specs_, owners, chosen, cap_));
+  buckets_.clear();
+  chosen_.clear();  // Stays so if memory runs out.
+  places_.assign(specs_.size(), Place());
+  for (const ShardBucket& what : layout) {
+    const int64_t total = what.count + static_cast<int64_t>(what.params.size());
+    Bucket bucket{.what = what};
+    EK_ASSIGN_OR_RETURN(bucket.memory, comm_->Allocate(total * SizeOf(what.dtype)));
+    const TensorView all(bucket.memory.data.get(), total, what.dtype);
+    bucket.gradients = all.Slice(0, what.count);
+    bucket.present = all.Slice(what.count, total - what.count);
+    int64_t offset = 0;
+    for (int position = 0; position < bucket.present.count; ++position) {
+      const int param = what.params[position];
+      places_[param] = {static_cast<int>(buckets_.size()), position, offset};
+      offset += specs_[param].count;
+    }
+    buckets_.push_back(std::move(bucket));
+  }
+  owners_ = owners;
+  chosen_.assign(chosen.begin(), chosen.end());
+  return absl::OkStatus();
+}
+
+void GradientReduction::Fill(Bucket& bucket) {
+  for (int param : bucket.what.params) {
+    const Place& place = places_[param];
+    const TensorView to = bucket.gradients.Slice(place.offset, specs_[param].count);
+    const bool is_present = params_->grad_state(param) != GradState::kNone;
+    SetElement(bucket.present.Slice(place.position, 1), is_present ? 1 : 0);
+    if (to.count == 0) continue;
+    if (is_present) {
+      std::memcpy(to.data, (*params_)[param].grad.data, to.bytes());
+    } else {
+      std::memset(to.data, 0, to.bytes());
+    }
+  }
+}
+
+absl::Status GradientReduction::Start(const OwnerTable& owners, std::span<const int> chosen,
+                                      const StartOptions& options) {
+  EK_RETURN_IF_ERROR(Lay(owners, chosen));
+  for (int index = 0; index < static_cast<int>(buckets_.size()); ++index) {
+    Bucket& bucket = buckets_[index];
+    if (options.contributes) Fill(bucket);
+    const TensorView all(bucket.memory.data.get(), bucket.gradients.count + bucket.present.count, bucket.what.dtype);
+    const Collective what{.kind = CollectiveKind::kReduce,
+                          .dtype = all.dtype,
+                          .count = all.count,
+                          .op = ReduceOp::kSum,
+                          .root = bucket.what.owner,
+                          .role = Role::kBucket,
+                          .index = index,
+                          .index_count = static_cast<int>(buckets_.size())};
+    bucket.reduced = channel_->Issue(what, {all}, {all}, {.scale = options.scale, .contributes = options.contributes});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TensorView> GradientReduction::Wait(int param) {
+  const Place& place = places_[param];
+  const Bucket& bucket = buckets_[place.bucket];
+  EK_RETURN_IF_ERROR(bucket.reduced.Wait());
+  TensorView gradient = bucket.gradients.Slice(place.offset, specs_[param].count);
+  if (ElementOf(bucket.present.Slice(place.position, 1)) == 0) gradient.data = nullptr;
+  return gradient;
+}
+
+absl::Status GradientReduction::WaitAll() {
+  absl::Status status;
+  for (const Bucket& bucket : buckets_) status.Update(bucket.reduced.Wait());
+  return status;
+}
+
+}  // namespace evenkeel::internal

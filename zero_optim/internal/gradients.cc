@@ -1,0 +1,63 @@
+#include "evenkeel/zero_optim/internal/gradients.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+absl::Status GradientError(const ParameterSet& params, int param, int rank, absl::string_view problem) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", rank, ": parameter ", param, " \"", params[param].name, "\" ", problem));
+}
+
+absl::Status CheckMemory(const ParameterSet& params, int param, int rank) {
+  const TensorView& grad = params[param].grad;
+  if (grad.data != nullptr || grad.count == 0) return absl::OkStatus();
+  return GradientError(params, param, rank, "is said to have a gradient, which has no memory");
+}
+
+GradientSource SourceOfLocal(LocalGradients local) {
+  return local == LocalGradients::kReduced ? GradientSource::kToReduce : GradientSource::kHere;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params, const TrainableMask& mask,
+                                                          LocalGradients local, int rank) {
+  std::vector<GradientSource> sources(params.size(), GradientSource::kNone);
+  for (int i = 0; i < params.size(); ++i) {
+    const GradState state = params.grad_state(i);
+    if (!mask[i] || !params.trainable(i) || state == GradState::kNone) continue;
+    if (state == GradState::kLocal && local == LocalGradients::kRefused) {
+      return GradientError(params, i, rank, "holds this rank's own gradient, not reduced: the replicas would diverge");
+    }
+    EK_RETURN_IF_ERROR(CheckMemory(params, i, rank));
+    sources[i] = state == GradState::kLocal ? SourceOfLocal(local) : GradientSource::kHere;
+  }
+  const auto is_among = [&](GradientSource source) { return std::ranges::find(sources, source) != sources.end(); };
+  if (local != LocalGradients::kReduced) return sources;
+  if (is_among(GradientSource::kHere) && !is_among(GradientSource::kToReduce)) return sources;
+  for (int i = 0; i < params.size(); ++i) {
+    if (mask[i] && params.trainable(i) && sources[i] == GradientSource::kNone) sources[i] = GradientSource::kToReduce;
+  }
+  return sources;
+}
+
+absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources, int rank) {
+  for (int i = 0; i < params.size(); ++i) {
+    if (sources[i] != GradientSource::kHere) continue;
+    if (params.grad_state(i) != GradState::kReduced) {
+      return GradientError(params, i, rank,
+                           "has not got the group's gradient on this rank, which has no inputs: is the DataParallel in "
+                           "RunJoined()'s list?");
+    }
+    EK_RETURN_IF_ERROR(CheckMemory(params, i, rank));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel::internal

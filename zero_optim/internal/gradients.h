@@ -1,0 +1,39 @@
+// What a step does with each parameter's gradient, decided from the gradients' states.
+//
+//   EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(params, params.mask(), LocalGradients::kRefused, rank));
+//
+// Threads: pure functions of the parameter set.
+// Errors:  FailedPrecondition that names the parameter and the rank.
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_GRADIENTS_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_GRADIENTS_H_
+
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
+
+namespace evenkeel::internal {
+
+// What a gradient that was not reduced is to a step.
+enum class LocalGradients {
+  kComplete,  // The group's gradient: there is one rank.
+  kRefused,   // An error.
+  kReduced,   // Something that the step reduces.
+};
+
+// By parameter. Trained is what is trained now and in `mask`. When the step reduces anything, or has no reduced
+// gradient at all, then every trained parameter without one is reduced, so that ranks may lack different gradients.
+absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params, const TrainableMask& mask,
+                                                          LocalGradients local, int rank);
+
+// On a rank without inputs: OK if each gradient that `sources` expects here has arrived.
+absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources, int rank);
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_GRADIENTS_H_

@@ -1,0 +1,46 @@
+// Everything that makes one optimizer step, so that a rank without inputs can take the same one.
+//
+//   StepMessage step{.rule = rule, .options = options, .sources = {GradientSource::kHere, ...}};
+//   comm.steps().Announce(join_name(), step.Serialize());                          // on the lowest active rank
+//   EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(payload, params));    // on a joined one
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_STEP_MESSAGE_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_STEP_MESSAGE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/zero_optim/step_options.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel::internal {
+
+// InvalidArgument unless the scale is finite.
+absl::Status CheckOptions(const StepOptions& options);
+
+// Where a step finds the gradient of a parameter.
+enum class GradientSource : uint8_t {
+  kNone,      // There is none: the parameter is left alone.
+  kHere,      // The group's gradient is in the parameter's gradient memory.
+  kToReduce,  // Ranks hold their own, or none; the optimizer reduces them.
+};
+
+struct StepMessage {
+  UpdateRule rule;
+  StepOptions options;
+  std::vector<GradientSource> sources;  // By parameter.
+
+  std::string Serialize() const;
+  // InvalidArgument for what Serialize() with `param_count` sources can't have made.
+  static absl::StatusOr<StepMessage> Parse(absl::string_view bytes, int param_count);
+
+  friend bool operator==(const StepMessage&, const StepMessage&) = default;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_STEP_MESSAGE_H_

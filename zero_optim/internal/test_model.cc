@@ -1,0 +1,161 @@
+#include "evenkeel/zero_optim/internal/test_model.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// Between -1 and 1, from the position alone.
+double Noise(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  const uint64_t hash = StableHash(StableHash(StableHash(StableHash(1, a), b), c), d);
+  return static_cast<double>(hash >> 11) / static_cast<double>(uint64_t{1} << 52) - 1.0;
+}
+
+template <typename Visitor>
+void Visit(DType dtype, Visitor visit) {
+  if (dtype == DType::kFloat64) {
+    visit(double{});
+  } else {
+    visit(float{});
+  }
+}
+
+}  // namespace
+
+TestModel::TestModel(std::vector<int64_t> sizes, DType dtype) {
+  values_.reserve(sizes.size());
+  gradients_.reserve(sizes.size());
+  for (int64_t size : sizes) {
+    const int param = static_cast<int>(values_.size());
+    values_.emplace_back(dtype, size);
+    gradients_.emplace_back(dtype, size);
+    Visit(dtype, [&](auto type) {
+      using T = decltype(type);
+      for (int64_t k = 0; k < size; ++k) values_.back().view().as<T>()[k] = static_cast<T>(Noise(9, 9, param, k));
+    });
+    params_.Add(absl::StrCat("p", param), values_.back().view(), gradients_.back().view());
+  }
+}
+
+void TestModel::ComputeGradient(int rank, int step, int param, TensorView into) const {
+  Visit(into.dtype, [&](auto type) {
+    using T = decltype(type);
+    const std::span<T> value = params_[param].value.as<T>(), gradient = into.as<T>();
+    for (size_t k = 0; k < value.size(); ++k) {
+      gradient[k] = static_cast<T>(Noise(rank, step, param, k)) + value[k] / 2;
+    }
+  });
+}
+
+void TestModel::Backward(int rank, int step, bool accumulate) {
+  for (int param = 0; param < size(); ++param) {
+    if (!params_.trainable(param)) continue;
+    const TensorView gradient = params_[param].grad;
+    StateTensor fresh(gradient.dtype, gradient.count);
+    ComputeGradient(rank, step, param, fresh.view());
+    Visit(gradient.dtype, [&](auto type) {
+      using T = decltype(type);
+      const bool adds = accumulate && params_.grad_state(param) == GradState::kLocal;
+      for (int64_t k = 0; k < gradient.count; ++k) {
+        const T value = fresh.as<T>()[k];
+        gradient.as<T>()[k] = adds ? gradient.as<T>()[k] + value : value;
+      }
+    });
+    params_.SetGradState(param, GradState::kLocal);
+  }
+}
+
+std::string TestModel::Bytes() const {
+  std::string bytes;
+  for (const StateTensor& value : values_) {
+    bytes.append(reinterpret_cast<const char*>(value.data()), value.bytes());
+  }
+  return bytes;
+}
+
+void PlainTraining::Step(const std::vector<int>& active, int step, double scale, const StepOptions& options) {
+  std::vector<StateTensor> sums;
+  std::vector<std::optional<TensorView>> gradients(model_->size());
+  sums.reserve(model_->size());
+  for (int param = 0; param < model_->size(); ++param) {
+    if (!model_->params().trainable(param)) continue;
+    const TensorView value = model_->params()[param].value;
+    StateTensor own(value.dtype, value.count);
+    sums.emplace_back(value.dtype, value.count);
+    Visit(value.dtype, [&](auto type) {
+      using T = decltype(type);
+      const std::span<T> sum = sums.back().view().template as<T>();
+      for (int rank : active) {
+        model_->ComputeGradient(rank, step, param, own.view());
+        for (size_t k = 0; k < sum.size(); ++k) {
+          sum[k] = rank == active.front() ? own.as<T>()[k] : sum[k] + own.as<T>()[k];
+        }
+      }
+      for (T& element : sum) element *= static_cast<T>(scale);
+    });
+    gradients[param] = sums.back().view();
+  }
+  Update(gradients, options);
+}
+
+void PlainTraining::Update(const std::vector<std::optional<TensorView>>& gradients, const StepOptions& options) {
+  if (options.skip) return;
+  const auto names = StateTensorNames(rule_);
+  for (int param = 0; param < model_->size(); ++param) {
+    if (!gradients[param].has_value()) continue;
+    const TensorView value = model_->params()[param].value;
+    ParameterState& entry = state_.params[param];
+    absl::InlinedVector<TensorView, kMaxStateTensors> tensors;
+    for (absl::string_view name : names) {
+      tensors.push_back(entry.tensors.try_emplace(std::string(name), value.dtype, value.count).first->second.view());
+    }
+    ApplyUpdate(rule_, ++entry.step, options.grad_scale, value, *gradients[param], tensors);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<TestDataParallel>> TestDataParallel::Create(Communicator* comm, ParameterSet* params) {
+  std::unique_ptr<TestDataParallel> made(new TestDataParallel(comm, params));
+  EK_ASSIGN_OR_RETURN(made->channel_, comm->OpenChannel(made->join_name()));
+  return made;
+}
+
+absl::Status TestDataParallel::Reduce() {
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, communicator().steps().current()->Wait());
+  return AllReduce(answer, /*contributes=*/true);
+}
+
+absl::Status TestDataParallel::AllReduce(const StepAnswer& answer, bool contributes) {
+  const int divisor = join_config().divide_by_initial_world_size ? answer.world_size : answer.active;
+  for (int param = 0; param < params_->size(); ++param) {
+    if (!params_->trainable(param)) continue;
+    EK_RETURN_IF_ERROR(channel_
+                           ->AllReduce((*params_)[param].grad, ReduceOp::kSum,
+                                       {.role = Role::kBucket, .scale = 1.0 / divisor, .contributes = contributes})
+                           .Wait());
+    params_->SetGradState(param, GradState::kReduced);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<JoinHook>> TestDataParallel::MakeJoinHook(const JoinOptions& /*options*/) {
+  class Hook : public JoinHook {
+   public:
+    explicit Hook(TestDataParallel* owner) : owner_(owner) {}
+    absl::Status MainHook(const StepAnswer& answer) override {
+      owner_->params_->ClearGradients();
+      return owner_->AllReduce(answer, /*contributes=*/false);
+    }
+
+   private:
+    TestDataParallel* const owner_;
+  };
+  return std::make_unique<Hook>(this);
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,88 @@
+// For tests: a made-up model whose gradients are computed, ranks and steps included, and the plain single-process
+// training that distributed runs are compared with.
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_TEST_MODEL_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_TEST_MODEL_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/join/joinable.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
+#include "evenkeel/zero_optim/step_options.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel::internal {
+
+// Parameters "p0", "p1", ... with equal values on every rank.
+class TestModel {
+ public:
+  explicit TestModel(std::vector<int64_t> sizes, DType dtype = DType::kFloat32);
+
+  ParameterSet& params() { return params_; }
+  int size() const { return params_.size(); }
+
+  // The gradient that rank `rank` has of parameter `param` in step `step`; depends on the values that it has now.
+  void ComputeGradient(int rank, int step, int param, TensorView into) const;
+  // All trained parameters' gradients into their memory, as this rank's own; with `accumulate` added to what is there.
+  void Backward(int rank, int step, bool accumulate = false);
+
+  // All values, for comparison bit for bit.
+  std::string Bytes() const;
+
+ private:
+  std::vector<StateTensor> values_;
+  std::vector<StateTensor> gradients_;
+  ParameterSet params_;
+};
+
+// One step of training in one process, on the sum over `active` ranks' gradients times `scale`.
+class PlainTraining {
+ public:
+  PlainTraining(TestModel* model, UpdateRule rule) : model_(model), rule_(std::move(rule)) {}
+
+  UpdateRule& rule() { return rule_; }
+  void Step(const std::vector<int>& active, int step, double scale, const StepOptions& options = {});
+  // The same with gradients that have been summed and scaled already; a parameter without one is left alone.
+  void Update(const std::vector<std::optional<TensorView>>& gradients, const StepOptions& options = {});
+  const OptimizerState& state() const { return state_; }
+
+ private:
+  TestModel* const model_;
+  UpdateRule rule_;
+  OptimizerState state_;
+};
+
+// Averages gradients over the ranks, as a DataParallel would.
+class TestDataParallel : public Joinable {
+ public:
+  static absl::StatusOr<std::unique_ptr<TestDataParallel>> Create(Communicator* comm, ParameterSet* params);
+
+  // Begins a step of all ranks.
+  absl::Status BeginStep() { return Notify().status(); }
+  // All local gradients become reduced ones.
+  absl::Status Reduce();
+
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  JoinPhase join_phase() const override { return JoinPhase::kGradients; }
+
+ private:
+  TestDataParallel(Communicator* comm, ParameterSet* params) : Joinable(comm, "test_data_parallel"), params_(params) {}
+  absl::Status AllReduce(const StepAnswer& answer, bool contributes);
+
+  ParameterSet* const params_;
+  Channel* channel_ = nullptr;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_TEST_MODEL_H_

@@ -1,0 +1,73 @@
+#include "evenkeel/zero_optim/optimizer.h"
+
+#include <utility>
+
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/action_hook.h"
+#include "evenkeel/zero_optim/internal/agree.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
+
+namespace evenkeel {
+
+using internal::GradientSource;
+using internal::LocalGradients;
+using internal::StepMessage;
+
+Optimizer::Optimizer(Communicator* comm, const ParameterSet* params, UpdateRule rule)
+    : Joinable(comm, "optimizer"), params_(params), updater_(params, std::move(rule)) {}
+
+absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(Communicator* comm, const ParameterSet* params,
+                                                             UpdateRule rule) {
+  std::unique_ptr<Optimizer> optimizer(new Optimizer(comm, params, std::move(rule)));
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), optimizer->updater_.Check(), *params,
+                                                   optimizer->rule()));
+  return optimizer;
+}
+
+absl::Status Optimizer::Step(const StepOptions& options) {
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep(options));
+  if (!answer.everyone_active()) {
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), step.Serialize()));
+  }
+  Apply(step);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepMessage> Optimizer::PlanStep(const StepOptions& options) const {
+  EK_RETURN_IF_ERROR(internal::CheckOptions(options));
+  const LocalGradients local = communicator().world_size() == 1 ? LocalGradients::kComplete : LocalGradients::kRefused;
+  StepMessage step{.rule = rule(), .options = options};
+  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, params_->mask(), local, communicator().rank()));
+  return step;
+}
+
+absl::Status Optimizer::RepeatStep(absl::string_view payload) {
+  EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(payload, params_->size()));
+  EK_RETURN_IF_ERROR(updater_.Adopt(step.rule));
+  EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
+  Apply(step);
+  return absl::OkStatus();
+}
+
+void Optimizer::Apply(const StepMessage& step) {
+  if (step.options.skip) return;
+  for (int i = 0; i < params_->size(); ++i) {
+    if (step.sources[i] == GradientSource::kNone) continue;
+    updater_.Update(i, (*params_)[i].grad, step.options.grad_scale);
+  }
+}
+
+absl::Status Optimizer::LoadState(const OptimizerState& state) {
+  EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
+  updater_.Import(state, [](int) { return true; });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<JoinHook>> Optimizer::MakeJoinHook(const JoinOptions& /*options*/) {
+  return std::make_unique<internal::ActionHook>(
+      [this](const StepAnswer& /*step*/, absl::string_view payload) { return RepeatStep(payload); });
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,74 @@
+// An optimizer with all of its state on every rank: SGD, Adam or AdamW.
+//
+//   EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &params, AdamW{.learning_rate = 3e-4}));
+//   for (...) {
+//     ... gradients, reduced by a DataParallel ...
+//     EK_RETURN_IF_ERROR(optimizer->Step());
+//   }
+//
+// Step() updates every parameter that is trained and has a gradient; the others are left alone, decay and step count
+// included. It communicates nothing as long as all ranks have inputs. In RunJoined() ranks that ran dry take the same
+// step with the reduced gradients, so that weights, moments and step counts stay equal on all ranks.
+//
+// sharded_optimizer.h splits the state over the ranks, with the same results.
+//
+// Ownership: communicator and parameters outlive it. Create it on all ranks in the same order.
+// Threads:   thread-compatible.
+// Errors:    InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
+//            FailedPrecondition from Step() if a gradient is this rank's own although there are others: the replicas
+//            would diverge. Nothing was updated then.
+
+#ifndef EVENKEEL_ZERO_OPTIM_OPTIMIZER_H_
+#define EVENKEEL_ZERO_OPTIM_OPTIMIZER_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/joinable.h"
+#include "evenkeel/zero_optim/internal/parameter_updater.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
+#include "evenkeel/zero_optim/step_options.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+
+class Optimizer : public Joinable {
+ public:
+  // All ranks together.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(Communicator* comm, const ParameterSet* params,
+                                                           UpdateRule rule);
+
+  absl::Status Step(const StepOptions& options = {});
+
+  const UpdateRule& rule() const { return updater_.rule(); }
+  // On all ranks alike; a dry rank gets it with the next step.
+  absl::Status SetLearningRate(double learning_rate) { return updater_.SetLearningRate(learning_rate); }
+
+  OptimizerState state() const { return updater_.Export(); }
+  int64_t state_bytes() const { return updater_.state_bytes(); }
+  // Replaces all state.
+  absl::Status LoadState(const OptimizerState& state);
+
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
+
+ private:
+  Optimizer(Communicator* comm, const ParameterSet* params, UpdateRule rule);
+
+  absl::StatusOr<internal::StepMessage> PlanStep(const StepOptions& options) const;
+  absl::Status RepeatStep(absl::string_view payload);
+  void Apply(const internal::StepMessage& step);
+
+  const ParameterSet* const params_;
+  internal::ParameterUpdater updater_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_ZERO_OPTIM_OPTIMIZER_H_

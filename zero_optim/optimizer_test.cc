@@ -1,0 +1,327 @@
+#include "evenkeel/zero_optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/zero_optim/internal/test_model.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::PlainTraining;
+using internal::TestDataParallel;
+using internal::TestModel;
+
+const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 33};
+const Sgd kMomentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};
+
+std::vector<UpdateRule> OneOfEach() {
+  return {Sgd{.learning_rate = 0.1}, kMomentum, Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true},
+          Adam{.weight_decay = 0.1}, AdamW{}};
+}
+
+// `body` on a group of one.
+void RunAlone(absl::FunctionRef<absl::Status(Communicator&)> body) {
+  const absl::Status status = RunRanks(1, body);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(OptimizerTest, UpdatesEachParameterByTheRule) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+    for (const UpdateRule& rule : OneOfEach()) {
+      SCOPED_TRACE(absl::StrCat(ToString(rule), " ", ToString(dtype)));
+      RunAlone([&](Communicator& comm) -> absl::Status {
+        TestModel model(kSizes, dtype), plain_model(kSizes, dtype);
+        PlainTraining plain(&plain_model, rule);
+        EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), rule));
+        for (int step = 0; step < 4; ++step) {
+          model.Backward(0, step);
+          EK_RETURN_IF_ERROR(optimizer->Step());
+          plain.Step({0}, step, 1.0);
+        }
+        EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+        EXPECT_EQ(optimizer->state(), plain.state());
+        return absl::OkStatus();
+      });
+    }
+  }
+}
+
+TEST(OptimizerTest, LeavesAloneWhatIsFrozenOrHasNoGradient) {
+  RunAlone([&](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes), plain_model(kSizes);
+    PlainTraining plain(&plain_model, kMomentum);
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
+    for (int step = 0; step < 6; ++step) {
+      const bool freezes = step == 2 || step == 3;
+      model.params().SetTrainable(1, !freezes);
+      plain_model.params().SetTrainable(1, !freezes);
+      model.Backward(0, step);  // Parameter 1 keeps the state and memory of its last gradient.
+      model.params().SetTrainable(4, false);
+      plain_model.params().SetTrainable(4, false);
+      EK_RETURN_IF_ERROR(optimizer->Step());
+      plain.Step({0}, step, 1.0);
+    }
+    EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+    EXPECT_EQ(optimizer->state(), plain.state());
+    EXPECT_EQ(optimizer->state().params.at(0).step, 6);
+    EXPECT_EQ(optimizer->state().params.at(1).step, 4);
+    EXPECT_FALSE(optimizer->state().params.contains(4));
+
+    const std::string before = model.Bytes();
+    model.params().ClearGradients();
+    EK_RETURN_IF_ERROR(optimizer->Step());
+    EXPECT_EQ(model.Bytes(), before);
+    EXPECT_EQ(optimizer->state(), plain.state());
+    return absl::OkStatus();
+  });
+}
+
+TEST(OptimizerTest, ScalesGradientsAndSkipsSteps) {
+  RunAlone([&](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes), plain_model(kSizes);
+    PlainTraining plain(&plain_model, AdamW{});
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    const StepOptions options[] = {{.grad_scale = 0.25}, {.skip = true}, {.grad_scale = 3.0}};
+    for (int step = 0; step < 3; ++step) {
+      model.Backward(0, step);
+      EK_RETURN_IF_ERROR(optimizer->Step(options[step]));
+      plain.Step({0}, step, 1.0, options[step]);
+    }
+    EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+    EXPECT_EQ(optimizer->state(), plain.state());
+    EXPECT_TRUE(absl::IsInvalidArgument(optimizer->Step({.grad_scale = std::nan("")})));
+    return absl::OkStatus();
+  });
+}
+
+TEST(OptimizerTest, TakesANewLearningRate) {
+  RunAlone([&](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes), plain_model(kSizes);
+    PlainTraining plain(&plain_model, AdamW{});
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    for (int step = 0; step < 3; ++step) {
+      EK_RETURN_IF_ERROR(optimizer->SetLearningRate(0.1 / (step + 1)));
+      SetLearningRate(plain.rule(), 0.1 / (step + 1));
+      model.Backward(0, step);
+      EK_RETURN_IF_ERROR(optimizer->Step());
+      plain.Step({0}, step, 1.0);
+    }
+    EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+    EXPECT_TRUE(absl::IsInvalidArgument(optimizer->SetLearningRate(-1)));
+    EXPECT_EQ(LearningRate(optimizer->rule()), 0.1 / 3);
+    return absl::OkStatus();
+  });
+}
+
+TEST(OptimizerTest, GoesOnFromALoadedState) {
+  RunAlone([&](Communicator& comm) -> absl::Status {
+    for (const UpdateRule& rule : OneOfEach()) {
+      TestModel model(kSizes), resumed_model(kSizes);
+      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), rule));
+      EK_ASSIGN_OR_RETURN(auto resumed, Optimizer::Create(&comm, &resumed_model.params(), rule));
+      for (int step = 0; step < 3; ++step) {
+        model.Backward(0, step);
+        EK_RETURN_IF_ERROR(optimizer->Step());
+      }
+      for (int i = 0; i < model.size(); ++i) {
+        const auto from = model.params()[i].value.as<float>();
+        std::copy(from.begin(), from.end(), resumed_model.params()[i].value.as<float>().begin());
+      }
+      const OptimizerState saved = optimizer->state();
+      EK_RETURN_IF_ERROR(resumed->LoadState(saved));
+      model.Backward(0, 3);
+      resumed_model.Backward(0, 3);
+      EK_RETURN_IF_ERROR(optimizer->Step());
+      EK_RETURN_IF_ERROR(resumed->Step());
+      EXPECT_EQ(model.Bytes(), resumed_model.Bytes());
+      EXPECT_EQ(resumed->state(), optimizer->state());
+      EXPECT_NE(saved, optimizer->state());
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(OptimizerTest, RefusesAStateThatDoesNotFit) {
+  RunAlone([&](Communicator& comm) -> absl::Status {
+    TestModel model({4, 2});
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    model.Backward(0, 0);
+    EK_RETURN_IF_ERROR(optimizer->Step());
+    const OptimizerState good = optimizer->state();
+    const auto refused = [&](OptimizerState state, absl::string_view says) {
+      const absl::Status status = optimizer->LoadState(state);
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), says)) << status;
+    };
+    OptimizerState wrong = good;
+    wrong.params[2] = wrong.params[1];
+    refused(wrong, "optimizer state of parameter 2, but there are 2 parameters");
+    wrong = good;
+    wrong.params[0].step = 0;
+    refused(wrong, "parameter 0 \"p0\": its step is 0");
+    wrong = good;
+    wrong.params[1].tensors["exp_avg"] = StateTensor(DType::kFloat32, 3);
+    refused(wrong, "parameter 1 \"p1\": exp_avg is float32[3], the parameter float32[2]");
+    wrong = good;
+    wrong.params[1].tensors["exp_avg"] = StateTensor(DType::kFloat64, 2);
+    refused(wrong, "exp_avg is float64[2]");
+    wrong = good;
+    wrong.params[1].tensors.erase("exp_avg_sq");
+    refused(wrong, "holds {exp_avg}, but AdamW(");
+    EXPECT_EQ(optimizer->state(), good);
+    return absl::OkStatus();
+  });
+}
+
+TEST(OptimizerTest, RefusesWhatItCannotUpdate) {
+  RunAlone([&](Communicator& comm) -> absl::Status {
+    TestModel model({4});
+    EXPECT_TRUE(absl::IsInvalidArgument(Optimizer::Create(&comm, &model.params(), AdamW{.beta1 = 2}).status()));
+    ParameterSet params;
+    std::vector<BFloat16> memory(3);
+    params.Add("half", absl::MakeSpan(memory));
+    const absl::Status status = Optimizer::Create(&comm, &params, AdamW{}).status();
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "parameter \"half\"")) << status;
+
+    ParameterSet without;
+    std::vector<float> value(3);
+    without.Add("w", absl::MakeSpan(value));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &without, AdamW{}));
+    without.SetGradState(0, GradState::kReduced);
+    const absl::Status no_memory = optimizer->Step();
+    EXPECT_TRUE(absl::IsFailedPrecondition(no_memory)) << no_memory;
+    EXPECT_TRUE(absl::StrContains(no_memory.message(), "\"w\"")) << no_memory;
+    return absl::OkStatus();
+  });
+}
+
+TEST(OptimizerTest, RefusesAGradientThatNobodyReduced) {
+  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
+    const std::string before = model.Bytes();
+    model.params().SetGradState(0, GradState::kReduced);
+    model.params().SetGradState(2, GradState::kLocal);
+    const absl::Status refused = optimizer->Step();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message(), "\"p2\" holds this rank's own gradient, not reduced")) << refused;
+    EXPECT_EQ(model.Bytes(), before);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(OptimizerTest, TellsEveryRankHowTheRanksDiffer) {
+  const struct {
+    std::vector<int64_t> sizes;
+    UpdateRule rule;
+    const char* says;
+  } cases[] = {
+      {{4, 9}, AdamW{}, "ranks 0,1: parameter 1 = p1 float32[8]; rank 2: parameter 1 = p1 float32[9]"},
+      {{4}, AdamW{}, "ranks 0,1: 2 parameters; rank 2: 1 parameters"},
+      {{4, 8}, AdamW{.learning_rate = 0.5}, "rank 2: AdamW(learning_rate=0.5"},
+      {{4, 8}, AdamW{.beta1 = 7}, "rank 2: AdamW: beta1 is 7"},
+  };
+  for (const auto& wrong : cases) {
+    const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+      const bool is_odd_one = comm.rank() == 2;
+      TestModel model(is_odd_one ? wrong.sizes : std::vector<int64_t>{4, 8});
+      const auto made = Optimizer::Create(&comm, &model.params(), is_odd_one ? wrong.rule : AdamW{});
+      EXPECT_TRUE(absl::IsInvalidArgument(made.status())) << made.status();
+      EXPECT_TRUE(absl::StrContains(made.status().message(), wrong.says)) << made.status();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Inputs per rank and epoch, next to what the ranks have in each step of the group.
+std::vector<int> ActiveIn(const std::vector<int>& inputs, int step) {
+  std::vector<int> active;
+  for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    if (step < inputs[rank]) active.push_back(static_cast<int>(rank));
+  }
+  return active;
+}
+
+// The learning rate that each loop sets before a step.
+double Scheduled(int step) { return 0.1 / (1 + step % 3); }
+
+absl::Status TrainJoined(Communicator& comm, const std::vector<std::vector<int>>& epochs, const UpdateRule& rule) {
+  const int world_size = comm.world_size();
+  TestModel model(kSizes), plain_model(kSizes);
+  PlainTraining plain(&plain_model, rule);
+  EK_ASSIGN_OR_RETURN(auto ddp, TestDataParallel::Create(&comm, &model.params()));
+  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), rule));
+  for (size_t epoch = 0; epoch < epochs.size(); ++epoch) {
+    const int first = static_cast<int>(epoch) * 100;
+    EK_RETURN_IF_ERROR(RunJoined({optimizer.get(), ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < epochs[epoch][comm.rank()]; ++step) {
+        EK_RETURN_IF_ERROR(optimizer->SetLearningRate(Scheduled(step)));
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        model.params().ClearGradients();
+        model.Backward(comm.rank(), first + step);
+        EK_RETURN_IF_ERROR(ddp->Reduce());
+        EK_RETURN_IF_ERROR(optimizer->Step({.grad_scale = 0.5, .skip = step == 2}));
+      }
+      return absl::OkStatus();
+    }));
+    for (int step = 0;; ++step) {
+      const std::vector<int> active = ActiveIn(epochs[epoch], step);
+      if (active.empty()) break;
+      SetLearningRate(plain.rule(), Scheduled(step));
+      plain.Step(active, first + step, 1.0 / world_size, {.grad_scale = 0.5, .skip = step == 2});
+    }
+    EXPECT_EQ(model.Bytes(), plain_model.Bytes()) << "rank " << comm.rank() << " epoch " << epoch;
+    EXPECT_EQ(optimizer->state(), plain.state()) << "rank " << comm.rank() << " epoch " << epoch;
+    EXPECT_EQ(optimizer->rule(), plain.rule());
+  }
+  return absl::OkStatus();
+}
+
+TEST(JoinedOptimizerTest, IsThePlainTrainingOnEveryRankWithStateAndLearningRate) {
+  const std::vector<std::vector<std::vector<int>>> patterns = {
+      {{2, 5}, {2, 2}},         {{4, 1}, {1, 3}},       {{0, 3}, {2, 2}},
+      {{3, 0}, {0, 0}, {1, 1}}, {{3, 1, 2}, {1, 1, 1}}, {{0, 4, 0}, {2, 0, 1}},
+  };
+  for (const auto& epochs : patterns) {
+    for (const UpdateRule& rule : {UpdateRule(kMomentum), UpdateRule(AdamW{})}) {
+      SCOPED_TRACE(testing::PrintToString(epochs) + " " + ToString(rule));
+      const absl::Status status = RunRanks(static_cast<int>(epochs[0].size()),
+                                           [&](Communicator& comm) { return TrainJoined(comm, epochs, rule); });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+TEST(JoinedOptimizerTest, RefusesToRepeatAStepWithoutTheGroupsGradients) {
+  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
+    return RunJoined({optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
+      if (comm.rank() == 1) return absl::OkStatus();
+      model.Backward(0, 0);
+      for (int i = 0; i < model.size(); ++i) model.params().SetGradState(i, GradState::kReduced);
+      return optimizer->Step();
+    });
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "is the DataParallel in RunJoined()'s list?")) << status;
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,347 @@
+// A step, on every rank:
+//
+//   reduce this rank's own gradients towards their owners   (only those that nobody has reduced)
+//   for each bucket of the schedule: its owner updates it, then all issue its broadcast
+//   wait for the broadcasts
+//
+// A rank issues the broadcasts of owners before it, then updates its own buckets while those arrive. Before it begins,
+// the lowest active rank tells dry ranks what the step is (StepMessage), and they run the same code.
+
+#include "evenkeel/zero_optim/sharded_optimizer.h"
+
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/zero_optim/internal/action_hook.h"
+#include "evenkeel/zero_optim/internal/agree.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
+#include "evenkeel/zero_optim/internal/pod_bytes.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::GradientSource;
+using internal::LocalGradients;
+using internal::ShardBucket;
+using internal::ShardPlan;
+using internal::StepMessage;
+
+// First byte of what the lowest active rank announces.
+enum class Action : char { kStep = 's', kConsolidate = 'c' };
+
+constexpr int kNamesInNote = 3;
+
+std::vector<ParamSpec> SpecsOf(const ParameterSet& params) {
+  std::vector<ParamSpec> specs;
+  for (int i = 0; i < params.size(); ++i) {
+    const TensorView& value = params[i].value;
+    specs.push_back({.count = value.count, .dtype = value.dtype, .device = value.device});
+  }
+  return specs;
+}
+
+// "frozen: fc1.weight, fc1.bias"; empty if nothing is.
+std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
+  std::string note;
+  int frozen = 0;
+  for (int i = 0; i < mask.size(); ++i) {
+    if (mask[i] || ++frozen > kNamesInNote) continue;
+    absl::StrAppend(&note, frozen == 1 ? "frozen: " : ", ", params[i].name);
+  }
+  if (frozen > kNamesInNote) absl::StrAppend(&note, " and ", frozen - kNamesInNote, " more");
+  return note;
+}
+
+absl::Status WaitForAll(const std::vector<Work>& works) {
+  absl::Status status;
+  for (const Work& work : works) status.Update(work.Wait());
+  return status;
+}
+
+}  // namespace
+
+// Creation -----------------------------------------------------------------------------------------------------------
+
+ShardedOptimizer::ShardedOptimizer(Communicator* comm, ParameterSet* params, UpdateRule rule,
+                                   ShardedOptimizerOptions options)
+    : Joinable(comm, "sharded_optimizer"),
+      params_(params),
+      options_(options),
+      specs_(SpecsOf(*params)),
+      updater_(params, std::move(rule)) {}
+
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Communicator* comm, ParameterSet* params,
+                                                                           UpdateRule rule,
+                                                                           ShardedOptimizerOptions options) {
+  std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(comm, params, std::move(rule), options));
+  absl::Status own = optimizer->updater_.Check();
+  if (own.ok()) own = optimizer->Init();
+  EK_RETURN_IF_ERROR(
+      internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->updater_.rule()));
+  comm->steps().Register(optimizer.get());
+  optimizer->is_registered_ = true;
+  return optimizer;
+}
+
+absl::Status ShardedOptimizer::Init() {
+  EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
+  reduction_ =
+      std::make_unique<internal::GradientReduction>(&communicator(), channel_, params_, specs_, options_.bucket_cap);
+  std::vector<int64_t> sizes;
+  for (const ParamSpec& spec : specs_) sizes.push_back(spec.count);
+  EK_RETURN_IF_ERROR(
+      SetPlan(OwnerTable(std::move(sizes), communicator().world_size()), TrainableMask(params_->size(), false), 0));
+  seen_mask_version_ = params_->mask_version();
+  return AdoptMask(params_->mask(), {});
+}
+
+ShardedOptimizer::~ShardedOptimizer() {
+  if (is_registered_) communicator().steps().Unregister(this);
+}
+
+// The plan -----------------------------------------------------------------------------------------------------------
+
+ShardedOptimizer::PlanPtr ShardedOptimizer::plan() const {
+  absl::MutexLock lock(&mutex_);
+  return plan_;
+}
+
+absl::Status ShardedOptimizer::SetPlan(OwnerTable owners, const TrainableMask& mask, uint64_t generation) {
+  EK_ASSIGN_OR_RETURN(ShardPlan plan,
+                      internal::PlanShards(specs_, std::move(owners), mask, generation, options_.bucket_cap));
+  plan.note = FrozenNote(*params_, mask);
+  absl::MutexLock lock(&mutex_);
+  plan_ = std::make_shared<const ShardPlan>(std::move(plan));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::AdoptMask(const TrainableMask& mask, std::vector<int> to_own) {
+  const PlanPtr old = plan();
+  for (int param = 0; param < mask.size(); ++param) {
+    if (mask[param] && old->owners.owner(param) == kNoOwner) to_own.push_back(param);
+  }
+  OwnerTable owners = old->owners;
+  EK_RETURN_IF_ERROR(owners.Assign(to_own));
+  return SetPlan(std::move(owners), mask, old->generation + 1);
+}
+
+absl::StatusOr<ParticipantState> ShardedOptimizer::PrepareStep() {
+  if (seen_mask_version_ != params_->mask_version()) {
+    if (params_->mask() != plan()->mask) EK_RETURN_IF_ERROR(AdoptMask(params_->mask(), {}));
+    seen_mask_version_ = params_->mask_version();
+  }
+  return CurrentState();
+}
+
+ParticipantState ShardedOptimizer::CurrentState() const {
+  const PlanPtr plan = this->plan();
+  const bool has_own_mask = seen_mask_version_ != params_->mask_version();  // Changed since; only on a dry rank.
+  return {.generation = plan->generation,
+          .schedule_hash = plan->hash,
+          .mask_hash = has_own_mask ? params_->mask().Hash() : plan->mask_hash,
+          .note = plan->note};
+}
+
+std::string ShardedOptimizer::ExportState() const {
+  const PlanPtr plan = this->plan();
+  std::string bytes;
+  internal::AppendPod(bytes, plan->generation);
+  internal::AppendBlob(bytes, plan->mask.Serialize());
+  internal::AppendBlob(bytes, plan->owners.Serialize());
+  return bytes;
+}
+
+absl::Status ShardedOptimizer::ImportState(absl::string_view state) {
+  uint64_t generation = 0;
+  absl::string_view mask_bytes, owner_bytes;
+  if (!internal::TakePod(state, generation) || !internal::TakeBlob(state, mask_bytes) ||
+      !internal::TakeBlob(state, owner_bytes) || !state.empty()) {
+    return absl::InvalidArgumentError("a sharded optimizer's state is malformed");
+  }
+  EK_ASSIGN_OR_RETURN(const TrainableMask mask, TrainableMask::Parse(mask_bytes));
+  OwnerTable owners = plan()->owners;
+  EK_RETURN_IF_ERROR(owners.Restore(owner_bytes));
+  EK_RETURN_IF_ERROR(params_->SetTrainable(mask));
+  seen_mask_version_ = params_->mask_version();
+  return SetPlan(std::move(owners), mask, generation);
+}
+
+// A step -------------------------------------------------------------------------------------------------------------
+
+absl::Status ShardedOptimizer::Step(const StepOptions& options) {
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  EK_RETURN_IF_ERROR(internal::CheckOptions(options));
+  const LocalGradients local = communicator().world_size() == 1 ? LocalGradients::kComplete : LocalGradients::kReduced;
+  StepMessage step{.rule = rule(), .options = options};
+  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, plan()->mask, local, communicator().rank()));
+  last_step_ = std::move(ticket);
+  if (!answer.everyone_active()) {
+    const std::string payload = absl::StrCat(std::string(1, static_cast<char>(Action::kStep)), step.Serialize());
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
+  }
+  return Run(step, answer, /*contributes=*/true);
+}
+
+absl::Status ShardedOptimizer::RepeatStep(const StepAnswer& answer, absl::string_view message) {
+  EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(message, params_->size()));
+  EK_RETURN_IF_ERROR(updater_.Adopt(step.rule));
+  const PlanPtr plan = this->plan();
+  for (int i = 0; i < params_->size(); ++i) {
+    const bool is_owner = plan->owners.owner(i) == communicator().rank();
+    if (!is_owner && step.sources[i] == GradientSource::kHere) step.sources[i] = GradientSource::kNone;
+  }
+  if (!step.options.skip) EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
+  return Run(step, answer, /*contributes=*/false);
+}
+
+absl::Status ShardedOptimizer::Run(const StepMessage& step, const StepAnswer& answer, bool contributes) {
+  if (step.options.skip) return absl::OkStatus();
+  const PlanPtr plan = this->plan();
+  std::vector<int> to_reduce;
+  for (int i = 0; i < params_->size(); ++i) {
+    if (step.sources[i] == GradientSource::kToReduce) to_reduce.push_back(i);
+  }
+  const int divisor = join_config().divide_by_initial_world_size ? answer.world_size : answer.active;
+  EK_RETURN_IF_ERROR(reduction_->Start(plan->owners, to_reduce, {.scale = 1.0 / divisor, .contributes = contributes}));
+
+  absl::Status status;
+  std::vector<Work> broadcasts;
+  for (size_t b = 0; b < plan->buckets.size() && status.ok(); ++b) {
+    const ShardBucket& bucket = plan->buckets[b];
+    if (bucket.owner == communicator().rank()) status = UpdateBucket(bucket, step);
+    if (!status.ok() || answer.world_size == 1) continue;
+    TensorList values;
+    for (int param : bucket.params) values.push_back((*params_)[param].value);
+    broadcasts.push_back(channel_->Issue(plan->schedule.entries[b], values, values));
+  }
+  status.Update(WaitForAll(broadcasts));
+  status.Update(reduction_->WaitAll());
+  return status;
+}
+
+absl::Status ShardedOptimizer::UpdateBucket(const ShardBucket& bucket, const StepMessage& step) {
+  for (int param : bucket.params) {
+    TensorView gradient;
+    switch (step.sources[param]) {
+      case GradientSource::kNone:
+        continue;
+      case GradientSource::kHere:
+        gradient = (*params_)[param].grad;
+        break;
+      case GradientSource::kToReduce:
+        EK_ASSIGN_OR_RETURN(gradient, reduction_->Wait(param));
+        if (gradient.data == nullptr) continue;  // No rank had one.
+        break;
+    }
+    updater_.Update(param, gradient, step.options.grad_scale);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<JoinHook>> ShardedOptimizer::MakeJoinHook(const JoinOptions& /*options*/) {
+  return std::make_unique<internal::ActionHook>(
+      [this](const StepAnswer& step, absl::string_view payload) { return OnAction(step, payload); });
+}
+
+absl::Status ShardedOptimizer::OnAction(const StepAnswer& answer, absl::string_view payload) {
+  if (payload.empty()) return absl::InvalidArgumentError("an action without a word");
+  const auto action = static_cast<Action>(payload.front());
+  payload.remove_prefix(1);
+  if (action == Action::kStep) return RepeatStep(answer, payload);
+  int to = 0;
+  if (action != Action::kConsolidate || !internal::TakePod(payload, to)) {
+    return absl::InvalidArgumentError("an action that this optimizer doesn't know");
+  }
+  return Gather(to).status();
+}
+
+// State --------------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<OptimizerState> ShardedOptimizer::Consolidate(int to) {
+  if (to != kAllRanks && (to < 0 || to >= communicator().world_size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(join_name(), ": Consolidate to rank ", to, " of ", communicator().world_size()));
+  }
+  if (join_config().enable) {
+    if (last_step_ == nullptr || last_step_ != communicator().steps().current()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(join_name(), ": inside RunJoined() Consolidate comes after Step(), in the same step"));
+    }
+    std::string payload(1, static_cast<char>(Action::kConsolidate));
+    internal::AppendPod(payload, to);
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
+  }
+  return Gather(to);
+}
+
+absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
+  const int rank = communicator().rank();
+  const PlanPtr plan = this->plan();
+
+  // Who has been updated how often: only owners know.
+  std::vector<int64_t> steps;
+  for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
+  EK_RETURN_IF_ERROR(channel_->AllReduce(absl::MakeSpan(steps), ReduceOp::kSum, {.role = Role::kState}).Wait());
+  std::vector<int> updated;
+  for (int i = 0; i < params_->size(); ++i) {
+    if (steps[i] > 0) updated.push_back(i);
+  }
+
+  const auto names = StateTensorNames(rule());
+  const bool receives = to == kAllRanks || to == rank;
+  EK_ASSIGN_OR_RETURN(const std::vector<ShardBucket> buckets,
+                      internal::BucketsByOwner(specs_, plan->owners, updated, options_.bucket_cap));
+  OptimizerState state;
+  std::vector<Work> works;
+  for (const ShardBucket& bucket : buckets) {
+    for (size_t t = 0; t < names.size(); ++t) {
+      TensorList parts;
+      for (int param : bucket.params) {
+        StateTensor* tensor = bucket.owner == rank ? &updater_.tensors(param)[t] : nullptr;
+        if (receives) {
+          StateTensor& copy = state.params[param].tensors[std::string(names[t])];
+          copy = tensor != nullptr ? *tensor : StateTensor(bucket.dtype, specs_[param].count);
+          tensor = &copy;
+        }
+        if (tensor != nullptr) parts.push_back(tensor->view());
+      }
+      if (to == kAllRanks) {
+        works.push_back(channel_->Broadcast(absl::MakeConstSpan(parts), bucket.owner, {.role = Role::kState}));
+      } else if (to != bucket.owner) {
+        for (const TensorView& part : parts) {
+          works.push_back(rank == to ? channel_->Recv(part, bucket.owner, {.role = Role::kState})
+                                     : channel_->Send(part, to, {.role = Role::kState}));
+        }
+      }
+    }
+  }
+  EK_RETURN_IF_ERROR(WaitForAll(works));
+  if (receives) {
+    for (int param : updated) state.params[param].step = steps[param];
+  }
+  return state;
+}
+
+absl::Status ShardedOptimizer::LoadState(const OptimizerState& state) {
+  if (join_config().enable) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(), ": LoadState inside RunJoined(): ranks without inputs would go on with what they have"));
+  }
+  EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
+  const PlanPtr old = plan();
+  std::vector<int> to_own;  // Trained in the past, but not since this optimizer was made.
+  for (const auto& [param, entry] : state.params) {
+    if (old->owners.owner(param) == kNoOwner) to_own.push_back(param);
+  }
+  if (!to_own.empty()) EK_RETURN_IF_ERROR(AdoptMask(old->mask, std::move(to_own)));
+  const PlanPtr now = plan();
+  updater_.Import(state, [&](int param) { return now->owners.owner(param) == communicator().rank(); });
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

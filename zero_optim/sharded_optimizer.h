@@ -1,0 +1,134 @@
+// An optimizer whose state is split over the ranks: each parameter has one owner, which alone keeps its moments,
+// updates it and sends out the result. Same weights and state as Optimizer, bit for bit where sums have a fixed order.
+//
+//   EK_ASSIGN_OR_RETURN(auto optimizer, ShardedOptimizer::Create(&comm, &params, AdamW{.learning_rate = 3e-4}));
+//   for (...) {
+//     params.ClearGradients();
+//     ... forward and backward set gradients ...
+//     EK_RETURN_IF_ERROR(optimizer->Step());
+//   }
+//   EK_ASSIGN_OR_RETURN(OptimizerState all, optimizer->Consolidate());     // on all ranks together
+//
+// Gradients that a DataParallel reduced are used as they are. Those that are still this rank's own are averaged by
+// Step() itself, towards their owner only, and left as they were; ranks may lack different ones, but either all ranks
+// or none must have some parameter's gradient reduced.
+//
+// Trainability: what was never trained has no owner and no state. A parameter that is frozen keeps both and is neither
+//               updated nor sent. One that is trained for the first time gets an owner and fresh state. A change counts
+//               from the next step on.
+// Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank; a
+// DataParallel
+//               that is used in the loop must be in the list too.
+// Ownership:    communicator and parameters outlive it. Create it on all ranks in the same order.
+// Threads:      thread-compatible. It waits in Step() for what it sent and received there.
+// Errors:       InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
+//               FailedPrecondition for a gradient without memory, or ranks that train different parameters.
+// Source:       Rajbhandari et al., "ZeRO", SC 2020, stage 1; whole tensors as PyTorch's ZeroRedundancyOptimizer.
+
+#ifndef EVENKEEL_ZERO_OPTIM_SHARDED_OPTIMIZER_H_
+#define EVENKEEL_ZERO_OPTIM_SHARDED_OPTIMIZER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/step_control.h"
+#include "evenkeel/join/joinable.h"
+#include "evenkeel/zero_optim/internal/gradient_reduction.h"
+#include "evenkeel/zero_optim/internal/parameter_updater.h"
+#include "evenkeel/zero_optim/internal/shard_plan.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
+#include "evenkeel/zero_optim/partition.h"
+#include "evenkeel/zero_optim/step_options.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+
+struct ShardedOptimizerOptions {
+  Bytes bucket_cap = kDefaultCap;  // Of what travels together: updated parameters, and gradients that Step() reduces.
+};
+
+inline constexpr int kAllRanks = -1;
+
+class ShardedOptimizer : public Joinable, private StepParticipant {
+ public:
+  // All ranks together.
+  static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(Communicator* comm, ParameterSet* params,
+                                                                  UpdateRule rule,
+                                                                  ShardedOptimizerOptions options = {});
+  ~ShardedOptimizer() override;
+
+  // All ranks that have inputs together, with equal options.
+  absl::Status Step(const StepOptions& options = {});
+
+  const UpdateRule& rule() const { return updater_.rule(); }
+  // On all ranks alike; a dry rank gets it with the next step.
+  absl::Status SetLearningRate(double learning_rate) { return updater_.SetLearningRate(learning_rate); }
+
+  // kNoOwner: never trained.
+  int owner(int param) const { return plan()->owners.owner(param); }
+  // Of what this rank owns.
+  OptimizerState state() const { return updater_.Export(); }
+  int64_t state_bytes() const { return updater_.state_bytes(); }
+
+  // What an unsharded optimizer would hold: on the rank `to`, or on all; empty elsewhere. All ranks together; inside
+  // RunJoined() only after Step(), and dry ranks that `to` names get nothing.
+  absl::StatusOr<OptimizerState> Consolidate(int to = kAllRanks);
+  // Replaces all state by what this rank owns of `state`, which is the whole of it and equal on all ranks. All ranks
+  // together, between steps, not inside RunJoined().
+  absl::Status LoadState(const OptimizerState& state);
+
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
+
+ private:
+  using PlanPtr = std::shared_ptr<const internal::ShardPlan>;
+
+  ShardedOptimizer(Communicator* comm, ParameterSet* params, UpdateRule rule, ShardedOptimizerOptions options);
+  absl::Status Init();
+
+  const std::string& participant_name() const override { return join_name(); }
+  absl::StatusOr<ParticipantState> PrepareStep() override;
+  ParticipantState CurrentState() const override;
+  std::string ExportState() const override;
+  absl::Status ImportState(absl::string_view state) override;
+
+  PlanPtr plan() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Owners for what in `params` has none, and the plan that follows.
+  absl::Status AdoptMask(const TrainableMask& mask, std::vector<int> to_own);
+  absl::Status SetPlan(OwnerTable owners, const TrainableMask& mask, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
+  absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message);
+  absl::Status Run(const internal::StepMessage& step, const StepAnswer& answer, bool contributes);
+  absl::Status UpdateBucket(const internal::ShardBucket& bucket, const internal::StepMessage& step);
+  absl::StatusOr<OptimizerState> Gather(int to);
+
+  ParameterSet* const params_;
+  const ShardedOptimizerOptions options_;
+  const std::vector<ParamSpec> specs_;
+  internal::ParameterUpdater updater_;
+  Channel* channel_ = nullptr;
+  std::unique_ptr<internal::GradientReduction> reduction_;
+  bool is_registered_ = false;
+  uint64_t seen_mask_version_ = 0;         // Of the mask that the plan was made for.
+  std::shared_ptr<StepTicket> last_step_;  // Step() ran in it.
+
+  mutable absl::Mutex mutex_;  // The control thread reads the plan, too.
+  PlanPtr plan_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_ZERO_OPTIM_SHARDED_OPTIMIZER_H_

@@ -10,6 +10,10 @@
 namespace evenkeel {
 namespace {
 
+// What the lowest active rank announces to dry ranks when it begins a step.
+constexpr char kSyncAction[] = "sync";
+constexpr char kAccumulateAction[] = "accumulate";
+
 std::vector<TensorView> Values(const ParameterSet& params) {
   std::vector<TensorView> values;
   for (int i = 0; i < params.size(); ++i) values.push_back(params[i].value);
@@ -34,7 +38,10 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
 class DataParallel::Hook : public JoinHook {
  public:
   explicit Hook(DataParallel* owner) : owner_(owner) {}
-  absl::Status MainHook(const StepAnswer& step) override { return owner_->Shadow(step); }
+  // The lowest active rank has begun a step of this object.
+  absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override {
+    return owner_->Shadow(step, payload == kSyncAction ? StepMode::kSync : StepMode::kAccumulate);
+  }
   absl::Status PostHook(bool is_last_joiner) override { return owner_->EndJoin(is_last_joiner); }
 
  private:
@@ -78,6 +85,8 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   mode_ = mode;
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   if (join_config().enable) {
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(
+        join_name(), mode == StepMode::kSync ? kSyncAction : kAccumulateAction));
     ticket->OnAnswer([saw_uneven = saw_uneven_](const absl::StatusOr<StepAnswer>& answer) {
       if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
     });
@@ -93,10 +102,9 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
 absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
   const uint64_t generation = reducer_->generation();
   EK_RETURN_IF_ERROR(reducer_->RebuildNow());
-  if (options_.refresh_every > 0 && steps_prepared_ % options_.refresh_every == 0) {
+  if (options_.refresh_every > 0 && communicator().steps().steps_begun() % options_.refresh_every == 0) {
     EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
   }
-  ++steps_prepared_;
   if (reducer_->generation() != generation) PublishPlan();
   return CurrentState();
 }
@@ -179,12 +187,11 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
   return std::make_unique<Hook>(this);
 }
 
-absl::Status DataParallel::Shadow(const StepAnswer& answer) {
+absl::Status DataParallel::Shadow(const StepAnswer& answer, StepMode mode) {
   *saw_uneven_ = true;
-  ++steps_prepared_;
   if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
-  last_step_synced_ = answer.LeaderState(join_name()).sync;
-  if (!last_step_synced_) return absl::OkStatus();
+  last_step_synced_ = mode == StepMode::kSync;
+  if (mode == StepMode::kAccumulate) return absl::OkStatus();
   return reducer_->ShadowStep(answer, join_config().divide_by_initial_world_size);
 }
 

@@ -101,7 +101,7 @@ class DataParallel : public Joinable, private StepParticipant {
   // Whose buffers count in this step.
   int BufferRoot(const StepAnswer& answer) const;
   absl::Status SyncBuffers(const StepAnswer& answer);
-  absl::Status Shadow(const StepAnswer& answer);
+  absl::Status Shadow(const StepAnswer& answer, StepMode mode);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
   void PublishPlan();
@@ -112,7 +112,6 @@ class DataParallel : public Joinable, private StepParticipant {
   std::unique_ptr<Reducer> reducer_;
   Channel* state_channel_ = nullptr;  // Buffers and initial state; gradients have the reducer's.
 
-  int64_t steps_prepared_ = 0;
   StepMode mode_ = StepMode::kSync;
   bool last_step_synced_ = true;
   // Whether a rank had run dry in a step of this loop. Shared, because answers may come after this object's end.

@@ -73,6 +73,7 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, Par
     reducer->own_grads_.push_back(param.grad);
   }
   EK_RETURN_IF_ERROR(Annotate(reducer->Install({.mask = params->mask()}), name));
+  reducer->seen_mask_version_ = params->mask_version();
   return reducer;
 }
 
@@ -92,7 +93,6 @@ absl::Status Reducer::Install(PlanState state) {
     tracker_ = ReadyTracker(storage_->plan(), params_);
   }
   state_ = std::move(state);
-  seen_mask_version_ = params_->mask_version();
   schedule_ = {.generation = state_.generation};
   for (int b = 0; b < storage_->size(); ++b) {
     const BucketInfo& bucket = storage_->bucket(b);
@@ -168,6 +168,7 @@ absl::Status Reducer::RefreshTrainable() {
   PlanState next = state_;
   AdoptMask(next, params_->mask());
   EK_RETURN_IF_ERROR(Install(std::move(next)));
+  seen_mask_version_ = params_->mask_version();
   recorded_key_.clear();
   return absl::OkStatus();
 }
@@ -175,8 +176,10 @@ absl::Status Reducer::RefreshTrainable() {
 absl::Status Reducer::ImportPlan(const PlanState& state) {
   if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't take over a plan inside a step"));
   EK_RETURN_IF_ERROR(params_->SetTrainable(state.mask));
+  EK_RETURN_IF_ERROR(Install(state));
+  seen_mask_version_ = params_->mask_version();
   recorded_key_.clear();
-  return Install(state);
+  return absl::OkStatus();
 }
 
 double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {

@@ -222,9 +222,10 @@ std::vector<StepParticipant*> StepControl::participants() const {
   return participants_;
 }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who) {
-  if (!ended_ && !entered_.contains(who)) {
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, int phase) {
+  if (!ended_ && !entered_.contains(who) && phase >= entered_phase_) {
     entered_.insert(who);
+    entered_phase_ = phase;
     return current_;
   }
   EndStep();
@@ -240,6 +241,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who) 
   requests_ = 0;
   EK_ASSIGN_OR_RETURN(current_, Begin(std::move(record)));
   entered_ = {who};
+  entered_phase_ = phase;
   ended_ = false;
   return current_;
 }
@@ -258,6 +260,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record) {
   EK_RETURN_IF_ERROR(comm_->status());
+  ++steps_begun_;
   if (!agreement_) {
     auto ticket = std::shared_ptr<StepTicket>(new StepTicket(0, comm_));
     ticket->Resolve(StepAnswer{.world_size = comm_->world_size(),
@@ -346,15 +349,20 @@ absl::Status StepControl::CatchUp(const StepAnswer& answer) {
   return absl::OkStatus();
 }
 
-absl::Status StepControl::Announce(absl::string_view actor, std::string payload) {
+absl::Status StepControl::Announce(absl::string_view actor, absl::string_view payload) {
   if (current_ == nullptr || ended_) return absl::FailedPreconditionError("Announce: no step has begun");
-  EK_ASSIGN_OR_RETURN(const StepAnswer answer, current_->Wait());
-  if (answer.everyone_active() || answer.lowest_active != comm_->rank()) return absl::OkStatus();
-  const std::string message = absl::StrCat(actor, "\n", payload);
-  for (int rank = 0; rank < answer.world_size; ++rank) {
-    if (answer.records[rank].joined) comm_->control().Send(rank, ActionTopic(answer.step), message);
-  }
+  TellJoined(absl::StrCat(actor, "\n", payload));
   return absl::OkStatus();
+}
+
+// By the lowest active rank, if there are joined ones; the control thread does it once that is known.
+void StepControl::TellJoined(std::string message) {
+  current_->OnAnswer([comm = comm_, message = std::move(message)](const absl::StatusOr<StepAnswer>& answer) {
+    if (!answer.ok() || answer->everyone_active() || answer->lowest_active != comm->rank()) return;
+    for (int rank = 0; rank < answer->world_size; ++rank) {
+      if (answer->records[rank].joined) comm->control().Send(rank, ActionTopic(answer->step), message);
+    }
+  });
 }
 
 absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
@@ -373,13 +381,7 @@ absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
 void StepControl::EndStep() {
   if (ended_ || current_ == nullptr) return;
   ended_ = true;
-  // The answer of a step without reduction may still be on its way.
-  current_->OnAnswer([this](const absl::StatusOr<StepAnswer>& answer) {
-    if (!answer.ok() || answer->everyone_active() || answer->lowest_active != comm_->rank()) return;
-    for (int rank = 0; rank < answer->world_size; ++rank) {
-      if (answer->records[rank].joined) comm_->control().Send(rank, ActionTopic(answer->step), "");
-    }
-  });
+  TellJoined("");  // The answer of a step without reduction may still be on its way.
 }
 
 }  // namespace evenkeel

@@ -1,6 +1,6 @@
 // The agreement of a training step: one small record per rank and step, gathered and spread over the control plane.
 //
-//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, comm.steps().Enter(this));   // sends; does not wait
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, comm.steps().Enter(this, 0));   // sends, waits not
 //   ...
 //   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());      // who is active, whether the ranks synchronise
 //
@@ -131,9 +131,10 @@ class StepControl {
   void Register(StepParticipant* participant);
   void Unregister(StepParticipant* participant);
 
-  // `who` takes part in the current step. A new step begins, and its record is sent, if there is none or `who` has taken
-  // part in this one already. At most 64 steps may be unanswered; then it waits.
-  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who);
+  // `who` takes part in the current step. A new step begins, and its record is sent, if there is none, or `who` has taken
+  // part in this one already, or somebody of a later phase has (gradients: 0, optimizers: last). At most 64 steps may be
+  // unanswered; then it waits.
+  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, int phase);
   // A joined rank's next step.
   absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();
   // Joined rank: brings every participant to the state that the lowest active rank has in this step.
@@ -142,8 +143,8 @@ class StepControl {
   std::shared_ptr<StepTicket> current() const { return current_; }
 
   // On the lowest active rank, while ranks are joined: has them do the same. Elsewhere, and while all ranks are active,
-  // it does nothing. The answer of the current step must be there.
-  absl::Status Announce(absl::string_view actor, std::string payload);
+  // it does nothing. Does not wait: while the answer is on its way, so is the announcement.
+  absl::Status Announce(absl::string_view actor, absl::string_view payload);
   // Joined rank: the next thing that the lowest active rank did in step `answer.step`.
   absl::StatusOr<StepAction> NextAction(const StepAnswer& answer);
   // The current step is over on this rank; Enter() does it by itself. Idempotent.
@@ -164,23 +165,28 @@ class StepControl {
 
   // Steps that this rank has told the others of, as an active or a joined rank.
   int64_t records_sent() const { return records_sent_; }
+  // Those, and the steps without agreement.
+  int64_t steps_begun() const { return steps_begun_; }
 
  private:
   std::vector<StepParticipant*> participants() const;
   absl::StatusOr<std::shared_ptr<StepTicket>> Begin(StepRecord record);
   void OnRecords(int64_t step, StepTicket& ticket, const absl::StatusOr<std::vector<std::string>>& parts);
   void HelpThoseBehind(const StepAnswer& answer);
+  void TellJoined(std::string message);
 
   Communicator* const comm_;
   mutable absl::Mutex mutex_;
   std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StepTicket> current_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
-  std::set<const void*> entered_;
+  std::set<const void*> entered_;  // Who takes part in the current step, and the latest of their phases.
+  int entered_phase_ = 0;
   bool ended_ = true;
   const void* scope_ = nullptr;
   bool agreement_ = true;
   std::atomic<int64_t> records_sent_ = 0;  // Also read by the control thread.
+  int64_t steps_begun_ = 0;
   int64_t samples_ = 0;
   uint32_t requests_ = 0;
 };

@@ -164,10 +164,7 @@ absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions&
         absl::StrCat("RunJoined is already running on rank ", comm.rank(), " of this communicator"));
   }
   JoinRun run(joinables, options);
-  if (absl::Status status = run.MakeHooks(); !status.ok()) {
-    comm.Abort(status);  // The other ranks' loops would wait for this one.
-    return status;
-  }
+  EK_RETURN_IF_ERROR(run.MakeHooks());
   return run.Run(loop);
 }
 

@@ -19,6 +19,7 @@
 // Errors:  InvalidArgument: empty list, a null entry, one named twice, or different communicators.
 //          FailedPrecondition: a RunJoined() is already running on this communicator.
 //          OutOfRange: stopped early, all ranks in the same step (throw_on_early_termination); the group goes on.
+//          A Joinable that can't take part says so before the loop begins, and the group goes on.
 //          An error of the loop is returned as it is and ends the group: other ranks get it with this rank's number.
 // After it returns, however it returns, every Joinable is as it was before.
 

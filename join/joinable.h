@@ -76,7 +76,7 @@ struct JoinConfig {
 class Joinable {
  public:
   // `kind` names it in messages: "data_parallel" becomes "data_parallel#0", equal on all ranks.
-  Joinable(Communicator* comm, absl::string_view kind) : comm_(comm), name_(comm->UniqueName(kind)) {}
+  Joinable(Communicator* comm, absl::string_view kind);
   virtual ~Joinable() = default;
   Joinable(const Joinable&) = delete;
   Joinable& operator=(const Joinable&) = delete;

@@ -1,0 +1,463 @@
+#include "evenkeel/bucket/data_parallel.h"
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const std::vector<int> kSizes = {3, 5, 1, 8, 2};
+const std::vector<Bytes> kSmallCaps = {Bytes{8}, Bytes{24}};
+
+DataParallelOptions Options(bool views = false) {
+  return {.reducer = {.caps = kSmallCaps, .gradient_as_bucket_view = views}};
+}
+
+auto Announcer(DataParallel& ddp) {
+  return [&ddp](int param) { return ddp.GradientReady(param); };
+}
+
+// One step of plain gradient descent, as a user's loop has it.
+absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch) {
+  model.params().ClearGradients();
+  EK_RETURN_IF_ERROR(ddp.BeginStep());
+  model.Forward(rank, batch);
+  EK_RETURN_IF_ERROR(model.Backward(rank, batch, Announcer(ddp)));
+  return ddp.FinishStep();
+}
+
+void Descend(ToyModel& model) {
+  for (int p = 0; p < model.params().size(); ++p) {
+    if (model.params().grad_state(p) == GradState::kNone) continue;
+    float* value = static_cast<float*>(model.params()[p].value.data);
+    const float* grad = static_cast<const float*>(model.params()[p].grad.data);
+    for (int64_t j = 0; j < model.params()[p].value.count; ++j) value[j] -= 0.5f * grad[j];
+  }
+}
+
+class DataParallelTest : public testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  int world() const { return std::get<0>(GetParam()); }
+  bool views() const { return std::get<1>(GetParam()); }
+  // Runs `body(comm)` on every rank and expects OK.
+  void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
+    absl::Status status = RunRanks(world(), body);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+};
+
+TEST_P(DataParallelTest, GradientsAreTheSumInRankOrderTimesOneOverWorld) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    for (int step = 0; step < 4; ++step) {  // Before and after the rebuild.
+      EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+      for (size_t p = 0; p < kSizes.size(); ++p) {
+        EXPECT_EQ(model.params().grad_state(p), GradState::kReduced);
+        std::vector<float> expected;
+        for (int j = 0; j < kSizes[p]; ++j) {
+          ToyModel other(kSizes);  // No descent here: weights are the initial ones; buffers follow each rank's own.
+          float sum = 0;
+          for (int r = 0; r < comm.world_size(); ++r) {
+            ToyModel replica(kSizes);
+            for (int s = 0; s <= step; ++s) replica.Forward(r, s);
+            const float gradient = replica.GradientAt(p, j, r, step);
+            sum = r == 0 ? gradient : sum + gradient;
+          }
+          expected.push_back(sum * (1.0f / comm.world_size()));
+        }
+        EXPECT_THAT(model.Gradient(p), testing::Pointwise(testing::FloatEq(), expected)) << "p" << p;
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(DataParallelTest, StartsFromRankZerosState) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes, /*seed=*/comm.rank()), first(kSizes, 0);
+    model.buffer()[0] = comm.rank();
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views())));
+    EXPECT_EQ(model.values(), first.values());
+    EXPECT_EQ(model.buffer()[0], 0.0f);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(DataParallelTest, AdoptsTheOrderInWhichGradientsArrived) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EXPECT_THAT(ddp->reducer().plan().buckets, ElementsAre(ElementsAre(4, 3, 2, 1, 0)));
+    const std::vector<int> arrival = {1, 3, 0, 4, 2};
+    for (int step = 0; step < 3; ++step) {
+      model.params().ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      for (int p : arrival) EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), step, Announcer(*ddp)));
+      EK_RETURN_IF_ERROR(ddp->FinishStep());
+    }
+    EXPECT_EQ(ddp->reducer().generation(), 1u);
+    EXPECT_THAT(ddp->reducer().plan().buckets,
+                ElementsAre(ElementsAre(1), ElementsAre(3), ElementsAre(0, 4, 2)));
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(DataParallelTest, ARankZeroWithoutInputsDoesNotSpoilTheOrder) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    ddp->SetOptimizerState({});
+    const int steps = comm.rank() == 0 && comm.world_size() > 1 ? 0 : 3;
+    EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < steps; ++step) {
+        model.params().ClearGradients();
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        for (int p : {1, 3, 0, 4, 2}) EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), step, Announcer(*ddp)));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+      }
+      return absl::OkStatus();
+    }));
+    EXPECT_THAT(ddp->reducer().plan_state().order, ElementsAre(1, 3, 0, 4, 2)) << "rank " << comm.rank();
+    EXPECT_EQ(ddp->reducer().plan().buckets.size(), 3u);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(DataParallelTest, AccumulatedGradientsAreReducedOnce) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    for (int round = 0; round < 2; ++round) {
+      model.params().ClearGradients();
+      for (int batch = 0; batch < 3; ++batch) {
+        EK_RETURN_IF_ERROR(ddp->BeginStep(batch < 2 ? StepMode::kAccumulate : StepMode::kSync));
+        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), batch, Announcer(*ddp)));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+      }
+      for (size_t p = 0; p < kSizes.size(); ++p) {
+        const std::vector<float> reduced = model.Gradient(p);
+        for (int j = 0; j < kSizes[p]; ++j) {
+          double expected = 0;
+          for (int r = 0; r < comm.world_size(); ++r) {
+            for (int batch = 0; batch < 3; ++batch) expected += model.GradientAt(p, j, r, batch);
+          }
+          EXPECT_NEAR(reduced[j], expected / comm.world_size(), 1e-5);
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(DataParallelTest, BuffersFollowRankZeroAndSkipTheStepAfterAnAccumulatingOne) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes), first(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views())));
+    EXPECT_TRUE(ddp->WillSyncBuffers());
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+    first.Forward(0, 0);
+    EXPECT_TRUE(ddp->WillSyncBuffers());
+    model.params().ClearGradients();
+    EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
+    EXPECT_EQ(model.buffer(), first.buffer());
+    EK_RETURN_IF_ERROR(ddp->FinishStep());
+    EXPECT_FALSE(ddp->WillSyncBuffers());
+    model.buffer()[0] = 5.0f + comm.rank();
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    EXPECT_EQ(model.buffer()[0], 5.0f + comm.rank());
+    EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 1, Announcer(*ddp)));
+    return ddp->FinishStep();
+  });
+}
+
+TEST_P(DataParallelTest, FreezingAndUnfreezingMakesNewPlansAndKeepsContents) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    ParameterSet& params = model.params();
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, {}, Options(views())));
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+    const std::vector<float> kept = model.Gradient(3);
+    params.SetTrainable("p1", false);
+    EK_RETURN_IF_ERROR(ddp->BeginStep());  // Replans; reduced gradients of other parameters move along.
+    EXPECT_EQ(model.Gradient(3), kept);
+    EXPECT_EQ(ddp->reducer().plan_state().mask[1], false);
+    params.ClearGradients();
+    EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 1, Announcer(*ddp)));
+    EK_RETURN_IF_ERROR(ddp->FinishStep());
+    EXPECT_EQ(params.grad_state(1), GradState::kNone);
+    EXPECT_EQ(params.grad_state(0), GradState::kReduced);
+    params.SetTrainable("p1", true);
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 2));
+    EXPECT_EQ(params.grad_state(1), GradState::kReduced);
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 3));
+    EXPECT_TRUE(ddp->reducer().plan_state().order_final);
+    const uint64_t generation = ddp->reducer().generation();
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 4));
+    EXPECT_EQ(ddp->reducer().generation(), generation);  // Nothing changed, nothing is planned.
+    params.SetTrainable("p", false);  // Everything.
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 5));
+    EXPECT_TRUE(ddp->buckets().empty());
+    params.SetTrainable("p", true);
+    return TrainStep(*ddp, model, comm.rank(), 6);
+  });
+}
+
+TEST_P(DataParallelTest, RefusesToLoseAnAccumulatedGradient) {
+  absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
+    EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 0, Announcer(*ddp)));
+    EK_RETURN_IF_ERROR(ddp->FinishStep());
+    model.params().SetTrainable("p3", false);
+    return ddp->BeginStep();
+  });
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("\"p3\" (3) was frozen while it holds a gradient"));
+}
+
+TEST_P(DataParallelTest, ChecksOnlyWhenTold) {
+  absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    DataParallelOptions options = Options(views());
+    options.refresh_every = 0;
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
+    model.params().SetTrainable("p1", false);
+    EK_RETURN_IF_ERROR(ddp->RefreshTrainable());
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+    model.params().SetTrainable("p2", false);
+    return TrainStep(*ddp, model, comm.rank(), 1);  // Not told: an error, never a wrong gradient.
+  });
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("\"p2\" (2)"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("RefreshTrainable()"));
+}
+
+TEST_P(DataParallelTest, ADryRankFollowsWhatIsTrained) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    ddp->SetOptimizerState({});
+    const int last = comm.world_size() - 1;
+    EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < (comm.rank() == last ? 5 : 1); ++step) {
+        if (step == 2) model.params().SetTrainable("p4", false);
+        if (step == 3) model.params().SetTrainable("p0", false);
+        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+      }
+      return absl::OkStatus();
+    }));
+    EXPECT_FALSE(model.params().trainable(0)) << "rank " << comm.rank();
+    EXPECT_FALSE(model.params().trainable(4)) << "rank " << comm.rank();
+    // And all go on together.
+    return TrainStep(*ddp, model, comm.rank(), 9);
+  });
+}
+
+TEST_P(DataParallelTest, DestructionLeavesGradientsWhereTheyWere) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    std::vector<void*> own;
+    for (int p = 0; p < model.params().size(); ++p) own.push_back(model.params()[p].grad.data);
+    std::vector<float> reduced;
+    for (int life = 0; life < 2; ++life) {  // And another may take over.
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+      EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+      EXPECT_EQ(model.params()[1].grad.data == own[1], !views());
+      reduced = model.Gradient(1);
+    }
+    for (int p = 0; p < model.params().size(); ++p) EXPECT_EQ(model.params()[p].grad.data, own[p]);
+    EXPECT_EQ(model.Gradient(1), reduced);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(DataParallelTest, AnAddressIsStableWithinAGenerationAndAForeignOneIsTakenBack) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 1));
+    const void* address = model.params()[3].grad.data;
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 2));
+    EXPECT_EQ(model.params()[3].grad.data, address);
+    model.buffer().assign(3, 1.0f);
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 2));
+    model.buffer().assign(3, 1.0f);
+    const std::vector<float> before = model.Gradient(3);
+    // Backward writes into a tensor of its own, as some libraries do.
+    std::vector<float> foreign(kSizes[3]);
+    const TensorView slot = model.params()[3].grad;
+    if (views()) model.params().SetGradMemory(3, absl::MakeSpan(foreign));
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 2));
+    EXPECT_EQ(model.Gradient(3), before);
+    EXPECT_EQ(model.params()[3].grad.data, slot.data);
+    return absl::OkStatus();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
+                         [](const testing::TestParamInfo<std::tuple<int, bool>>& info) {
+                           return absl::StrCat("World", std::get<0>(info.param),
+                                               std::get<1>(info.param) ? "Views" : "Copies");
+                         });
+
+// What goes wrong ----------------------------------------------------------------------------------------------------
+
+// Runs `body` on two ranks, and answers what each of them got.
+std::vector<absl::Status> OnTwoRanks(absl::FunctionRef<absl::Status(Communicator&, ToyModel&, DataParallel&)> body) {
+  std::vector<absl::Status> results(2);
+  (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options()));
+    results[comm.rank()] = body(comm, model, *ddp);
+    return results[comm.rank()];
+  });
+  return results;
+}
+
+void ExpectError(const absl::Status& status, absl::StatusCode code, const std::vector<std::string>& parts) {
+  EXPECT_EQ(status.code(), code) << status;
+  for (const std::string& part : parts) EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+}
+
+TEST(DataParallelErrorsTest, AMissingGradientIsAnErrorInTheSameStepOnAllRanks) {
+  const std::vector<absl::Status> results =
+      OnTwoRanks([](Communicator& comm, ToyModel& model, DataParallel& ddp) -> absl::Status {
+        EK_RETURN_IF_ERROR(ddp.BeginStep());
+        for (int p : {4, 3, 2, 1, 0}) {
+          if (comm.rank() == 1 && (p == 2 || p == 0)) continue;
+          EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), 0, Announcer(ddp)));
+        }
+        return ddp.FinishStep();
+      });
+  ExpectError(results[1], absl::StatusCode::kFailedPrecondition, {"data_parallel#0", "2 trained parameters", "\"p0\" (0), \"p2\" (2)"});
+  ExpectError(results[0], absl::StatusCode::kUnavailable, {"rank 1", "\"p0\" (0), \"p2\" (2)"});
+}
+
+TEST(DataParallelErrorsTest, AGradientThatComesTwiceIsNamed) {
+  const std::vector<absl::Status> results =
+      OnTwoRanks([](Communicator& comm, ToyModel& model, DataParallel& ddp) -> absl::Status {
+        EK_RETURN_IF_ERROR(ddp.BeginStep());
+        EK_RETURN_IF_ERROR(model.BackwardOf(3, comm.rank(), 0, Announcer(ddp)));
+        return model.BackwardOf(3, comm.rank(), 0, Announcer(ddp));
+      });
+  for (const absl::Status& result : results) {
+    if (!absl::IsUnavailable(result)) ExpectError(result, absl::StatusCode::kFailedPrecondition, {"\"p3\" (3)", "twice"});
+  }
+  EXPECT_TRUE(absl::IsFailedPrecondition(results[0]) || absl::IsFailedPrecondition(results[1]));
+}
+
+TEST(DataParallelErrorsTest, CallsInTheWrongOrderAreRefused) {
+  absl::Status status = RunRanks(1, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
+    ExpectError(ddp->GradientReady(0), absl::StatusCode::kFailedPrecondition, {"outside of a step"});
+    ExpectError(ddp->FinishStep(), absl::StatusCode::kFailedPrecondition, {"FinishStep() without BeginStep()"});
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    ExpectError(ddp->GradientReady(17), absl::StatusCode::kInvalidArgument, {"17", "there are 5"});
+    return ddp->BeginStep();
+  });
+  ExpectError(status, absl::StatusCode::kFailedPrecondition, {"before FinishStep()"});
+}
+
+TEST(DataParallelErrorsTest, AFrozenParameterHasNoGradientToAnnounce) {
+  absl::Status status = RunRanks(1, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    model.params().SetTrainable("p1", false);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    return ddp->GradientReady(1);
+  });
+  ExpectError(status, absl::StatusCode::kFailedPrecondition, {"\"p1\" (1)", "frozen"});
+}
+
+TEST(DataParallelErrorsTest, RanksThatDisagreeAboutSynchronisingAreBothNamed) {
+  const std::vector<absl::Status> results =
+      OnTwoRanks([](Communicator& comm, ToyModel& model, DataParallel& ddp) -> absl::Status {
+        EK_RETURN_IF_ERROR(ddp.BeginStep(comm.rank() == 0 ? StepMode::kSync : StepMode::kAccumulate));
+        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 0, Announcer(ddp)));
+        EK_RETURN_IF_ERROR(ddp.FinishStep());
+        return comm.Finalize();
+      });
+  for (const absl::Status& result : results) {
+    ExpectError(result, absl::StatusCode::kFailedPrecondition,
+                {"data_parallel#0", "rank 0: synchronises", "rank 1: accumulates"});
+  }
+}
+
+TEST(DataParallelErrorsTest, RanksThatTrainDifferentParametersAreNamedWithThem) {
+  const std::vector<absl::Status> results =
+      OnTwoRanks([](Communicator& comm, ToyModel& model, DataParallel& ddp) -> absl::Status {
+        if (comm.rank() == 1) model.params().SetTrainable("p3", false);
+        return TrainStep(ddp, model, comm.rank(), 0);
+      });
+  for (const absl::Status& result : results) {
+    ExpectError(result, absl::StatusCode::kFailedPrecondition, {"trained parameters", "rank 1: frozen: p3"});
+  }
+}
+
+TEST(DataParallelErrorsTest, DifferentModelsAreRefusedOnAllRanks) {
+  struct Case {
+    std::vector<int> sizes;
+    std::string expected;
+  };
+  for (const Case& other : {Case{{3, 5, 1, 8}, "rank 0 has 5 parameters, rank 1 has 4"},
+                            Case{{3, 5, 1, 9, 2}, "parameter 3 is \"p3\" float32[8] on rank 0 and \"p3\" float32[9] on rank 1"}}) {
+    std::vector<absl::Status> results(2);
+    (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+      ToyModel model(comm.rank() == 0 ? kSizes : other.sizes);
+      results[comm.rank()] = DataParallel::Create(&comm, &model.params(), {}, Options()).status();
+      return absl::OkStatus();
+    });
+    for (const absl::Status& result : results) {
+      ExpectError(result, absl::StatusCode::kInvalidArgument, {"data_parallel#0", other.expected});
+    }
+  }
+}
+
+TEST(DataParallelErrorsTest, AnUnknownOptimizersStateIsNotSilentlyStale) {
+  absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
+    auto loop = [&](int steps) {
+      return RunJoined({ddp.get()}, {}, [&, steps](JoinScope&) -> absl::Status {
+        for (int step = 0; step < steps; ++step) {
+          EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+          Descend(model);
+        }
+        return absl::OkStatus();
+      });
+    };
+    EK_RETURN_IF_ERROR(loop(3));  // Even: nothing to refuse.
+    EK_RETURN_IF_ERROR(loop(2 + comm.rank()));
+    ToyModel last(kSizes);
+    std::vector<float> gathered(2 * kSizes[3]);
+    std::vector<float> mine = model.values()[3];
+    EK_RETURN_IF_ERROR(comm.AllGather(absl::MakeSpan(mine), absl::MakeSpan(gathered)));
+    EXPECT_TRUE(std::equal(gathered.begin(), gathered.begin() + kSizes[3], gathered.begin() + kSizes[3]));
+    ExpectError(loop(2), absl::StatusCode::kFailedPrecondition, {"SetOptimizerState()"});
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,51 @@
+#include "evenkeel/trainer/metrics.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/trainer/file_io.h"
+
+namespace evenkeel {
+namespace {
+
+std::string Line(std::vector<MetricsField> fields) { return MetricsLine(fields); }
+
+TEST(MetricsTest, WritesEachTypeInOrder) {
+  EXPECT_EQ(Line({{"step", 12}, {"big", int64_t{1} << 60}, {"loss", 0.25}, {"done", true}, {"split", "test"}}),
+            R"({"step":12,"big":1152921504606846976,"loss":0.25,"done":true,"split":"test"})");
+}
+
+TEST(MetricsTest, IsAlwaysJson) {
+  EXPECT_EQ(Line({}), "{}");
+  EXPECT_EQ(Line({{"nan", NAN}, {"inf", -INFINITY}}), R"({"nan":null,"inf":null})");
+  EXPECT_EQ(Line({{"text", "a \"b\"\n"}}), R"({"text":"a \"b\"\n"})");
+  EXPECT_EQ(Line({{"text", "\xff"}}), "{\"text\":\"\xef\xbf\xbd\"}");
+}
+
+TEST(MetricsTest, NumbersSurviveTheTextForm) { EXPECT_EQ(Line({{"x", 0.1 + 0.2}}), R"({"x":0.30000000000000004})"); }
+
+TEST(MetricsTest, LinesAreInTheFileAtOnce) {
+  const std::string path = testing::TempDir() + "/metrics.jsonl";
+  const auto metrics = MetricsWriter::Create(path);
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  EXPECT_TRUE((*metrics)->Write({{"step", 1}}).ok());
+  EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n");
+  EXPECT_TRUE((*metrics)->Write({{"step", 2}}).ok());
+  EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n{\"step\":2}\n");
+}
+
+TEST(MetricsTest, SaysWhatCannotBeWritten) {
+  const absl::Status status = MetricsWriter::Create(testing::TempDir() + "/no/such/folder/m").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  const auto full = MetricsWriter::Create("/dev/full");
+  ASSERT_TRUE(full.ok());
+  EXPECT_EQ((*full)->Write({{"step", 1}}).code(), absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,77 @@
+// The line that tells a person how training goes.
+//
+//   ProgressLine progress(stdout, {.total_steps = 1875, .epochs = 4});
+//   progress.Update({.step = 12, .epoch = 0, .samples = 1536, .loss = 0.61, .accuracy = 0.78}, absl::Now());
+//   progress.Finish();                        // before anything else is printed
+//
+//   epoch 1/4  step 12/1875  loss 0.6100  accuracy 78.0%  9876 samples/s  0:31 left
+//
+// On a terminal the line is rewritten in place, ten times a second at most; elsewhere (a file, a pipe) it is printed as
+// a line of its own every few seconds.
+//
+// Units:   `samples` counts from the start of training, over all ranks if the caller can say.
+// Threads: thread-compatible.
+
+#ifndef EVENKEEL_TRAINER_PROGRESS_H_
+#define EVENKEEL_TRAINER_PROGRESS_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace evenkeel {
+
+struct ProgressState {
+  int64_t step = 0;  // Steps done.
+  int epoch = 0;     // From 0.
+  int64_t samples = 0;
+  double loss = 0;
+  double accuracy = 0;  // From 0 to 1.
+};
+
+struct ProgressOptions {
+  int64_t total_steps = 0;  // 0: not known; no time left is shown.
+  int epochs = 0;           // 0: not known.
+  absl::Duration terminal_period = absl::Milliseconds(100);
+  absl::Duration plain_period = absl::Seconds(5);
+};
+
+class ProgressLine {
+ public:
+  // `out` must outlive the object.
+  ProgressLine(std::FILE* out, const ProgressOptions& options);
+  // The same with a terminal (or none) that `out` is not: for tests.
+  ProgressLine(std::FILE* out, const ProgressOptions& options, bool is_terminal);
+
+  // Shows `state` if it is time to. The first call starts the clock.
+  void Update(const ProgressState& state, absl::Time now);
+  // Shows the last state if it has not been shown, and ends the line.
+  void Finish();
+
+ private:
+  struct Mark {
+    absl::Time time;
+    int64_t step;
+    int64_t samples;
+  };
+
+  std::string Text() const;
+  void Show(absl::Time now);
+
+  std::FILE* const out_;
+  const ProgressOptions options_;
+  const bool is_terminal_;
+
+  ProgressState state_;
+  std::deque<Mark> marks_;  // The last half minute or so; rates are taken over them.
+  absl::Time shown_ = absl::InfinitePast();
+  bool is_pending_ = false;    // `state_` has not been shown.
+  bool is_line_open_ = false;  // On a terminal: the cursor is behind our text.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_PROGRESS_H_

@@ -1,0 +1,57 @@
+// Which samples a rank sees, in which batch.
+//
+//   const BatchPlan plan{.samples = 60000, .batch_size = 64, .rank = rank, .world_size = world_size};
+//   std::vector<int32_t> order = ShuffledOrder(plan.samples, seed, epoch);   // or InOrder(plan.samples)
+//   for (int64_t b = 0; b < BatchCount(plan); ++b) {
+//     std::span<const int32_t> batch = BatchSamples(plan, order, b);
+//   }
+//
+// Batch b of rank r is the samples from position (b * world_size + r) * batch_size of the epoch's order on. Nothing is
+// dropped: the last batch may be smaller, and ranks may run out at different times; over all ranks each sample comes
+// exactly once per epoch.
+//
+// Threads: pure functions.
+// Errors:  InvalidArgument from CheckBatchPlan, which the others rely on.
+
+#ifndef EVENKEEL_TRAINER_SAMPLER_H_
+#define EVENKEEL_TRAINER_SAMPLER_H_
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace evenkeel {
+
+inline constexpr int64_t kNoBatchLimit = std::numeric_limits<int64_t>::max();
+
+struct BatchPlan {
+  int64_t samples = 0;  // In the whole data set, below 2^31.
+  int64_t batch_size = 1;
+  int rank = 0;
+  int world_size = 1;
+  int64_t max_batches = kNoBatchLimit;  // For this rank, per epoch.
+};
+
+// Counts and rank are possible, and each rank gets at least one sample unless `max_batches` is 0.
+absl::Status CheckBatchPlan(const BatchPlan& plan);
+
+// Batches that `plan.rank` has in an epoch.
+int64_t BatchCount(const BatchPlan& plan);
+
+// Samples that `plan.rank` has in an epoch.
+int64_t SampleCount(const BatchPlan& plan);
+
+// The part of `order` [samples] that is batch `batch`, which must be below BatchCount(plan).
+std::span<const int32_t> BatchSamples(const BatchPlan& plan, std::span<const int32_t> order, int64_t batch);
+
+// 0, 1, ... samples - 1.
+std::vector<int32_t> InOrder(int64_t samples);
+// A permutation of them that depends on seed and epoch alone: equal on all ranks and machines.
+std::vector<int32_t> ShuffledOrder(int64_t samples, uint64_t seed, int epoch);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_SAMPLER_H_

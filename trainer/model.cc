@@ -1,0 +1,65 @@
+#include "evenkeel/trainer/model.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/image_shape.h"
+
+namespace evenkeel {
+namespace {
+
+int64_t CountOf(std::span<const int64_t> shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+absl::Status CheckBatch(std::span<const float> images, std::span<const uint8_t> labels) {
+  if (labels.empty()) return absl::InvalidArgumentError("forward: the batch is empty");
+  if (images.size() != labels.size() * kImagePixels) {
+    return absl::InvalidArgumentError(absl::StrCat("forward: ", labels.size(), " labels need ",
+                                                   labels.size() * kImagePixels, " pixels, got ", images.size()));
+  }
+  const uint8_t highest = *std::max_element(labels.begin(), labels.end());
+  if (highest >= kClasses) {
+    return absl::InvalidArgumentError(absl::StrCat("forward: label ", highest, " is not below ", kClasses));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int Model::AddParameter(std::string name, DType dtype, std::vector<int64_t> shape) {
+  const int64_t count = CountOf(shape);
+  shapes_.push_back(std::move(shape));
+  const TensorView value = memory_.Allocate(dtype, count);
+  return parameters_.Add(std::move(name), value, memory_.Allocate(dtype, count));
+}
+
+std::span<float> Model::AddBuffer(std::string name, std::vector<int64_t> shape, float fill) {
+  const TensorView value = memory_.Allocate(DType::kFloat32, CountOf(shape));
+  buffers_.push_back({std::move(name), std::move(shape), value});
+  std::ranges::fill(value.as<float>(), fill);
+  return value.as<float>();
+}
+
+absl::StatusOr<BatchResult> Model::Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode) {
+  EK_RETURN_IF_ERROR(CheckBatch(images, labels));
+  has_activations_ = false;
+  EK_ASSIGN_OR_RETURN(BatchResult result, DoForward(images, labels, mode));
+  has_activations_ = mode == Mode::kTraining;
+  return result;
+}
+
+absl::Status Model::Backward(absl::FunctionRef<absl::Status(int)> on_gradient) {
+  if (!std::exchange(has_activations_, false)) {
+    return absl::FailedPreconditionError("backward: needs a forward pass in training mode right before it");
+  }
+  GradientSink sink(parameters_, on_gradient);
+  EK_RETURN_IF_ERROR(sink.Check());
+  return DoBackward(sink);
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,93 @@
+// A classifier of 28x28 images with a forward and a backward pass that one calls by hand.
+//
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = 64}));
+//   model->parameters().ClearGradients();
+//   EK_ASSIGN_OR_RETURN(BatchResult result, model->Forward(images, labels, Mode::kTraining));
+//   EK_RETURN_IF_ERROR(model->Backward([&](int index) { return reducer.MarkReady(index); }));
+//
+// Backward announces each gradient the moment it is final, last layer first. A gradient is written to
+// `parameters()[index].grad` as that is when Backward comes to it, added to what lies there unless its state is none,
+// and its state becomes local. A frozen parameter gets no gradient and is not announced; below the lowest trained
+// parameter nothing is computed.
+//
+// Shapes:    images [n, 784] with values in [0, 1], labels [n]; n may differ from call to call.
+// Order:     parameters are numbered in forward order, so that announcements come in falling order of the index.
+// Ownership: the model owns values, buffers and default memory for the gradients, each at a multiple of 64 bytes.
+// Threads:   thread-compatible.
+// Errors:    InvalidArgument for sizes or labels that do not fit, before anything is changed; FailedPrecondition for
+//            a Backward without a training Forward before it; the status of `on_gradient`, which ends Backward.
+
+#ifndef EVENKEEL_TRAINER_MODEL_H_
+#define EVENKEEL_TRAINER_MODEL_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/image_shape.h"
+#include "evenkeel/trainer/tensor_memory.h"
+
+namespace evenkeel {
+
+enum class Mode {
+  kTraining,    // Keeps what Backward needs; batch norm uses the batch's statistics and updates the running ones.
+  kEvaluation,  // Batch norm uses the running statistics; nothing in the model changes.
+};
+
+struct BatchResult {
+  double loss_mean = 0;  // Mean cross-entropy over the batch.
+  int correct = 0;       // How many samples' highest score is their label's.
+};
+
+// State that is not trained but belongs to the model, such as running statistics.
+struct NamedBuffer {
+  std::string name;
+  std::vector<int64_t> shape;
+  TensorView value;
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  ParameterSet& parameters() { return parameters_; }
+  const ParameterSet& parameters() const { return parameters_; }
+  std::span<const int64_t> shape(int index) const { return shapes_[index]; }
+  std::span<const NamedBuffer> buffers() const { return buffers_; }
+
+  absl::StatusOr<BatchResult> Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode);
+  absl::Status Backward(absl::FunctionRef<absl::Status(int)> on_gradient);
+
+ protected:
+  Model() = default;
+
+  int AddParameter(std::string name, DType dtype, std::vector<int64_t> shape);
+  // `fill` is the value all elements start with.
+  std::span<float> AddBuffer(std::string name, std::vector<int64_t> shape, float fill);
+
+  // The arguments fit, and the batch is not empty.
+  virtual absl::StatusOr<BatchResult> DoForward(std::span<const float> images, std::span<const uint8_t> labels,
+                                                Mode mode) = 0;
+  // Follows a successful DoForward in training mode.
+  virtual absl::Status DoBackward(GradientSink& sink) = 0;
+
+ private:
+  TensorMemory memory_;
+  ParameterSet parameters_;
+  std::vector<std::vector<int64_t>> shapes_;
+  std::vector<NamedBuffer> buffers_;
+  bool has_activations_ = false;  // From a training Forward that no Backward has used yet.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_MODEL_H_

@@ -1,0 +1,40 @@
+// A small residual network with batch normalisation for 28x28 images.
+//
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeCnn({.seed = 1}));
+//
+// A 3x3 convolution (`stem`), then one residual block (`block1`, `block2`, ...) per further width, each of which halves
+// the image's side, then batch norm, rectifier, the mean over the image, and a fully connected layer (`fc`).
+//
+// Parameters, in forward order: stem.weight; blockN.norm1.weight, .norm1.bias, .shortcut.weight, .conv1.weight,
+// .norm2.weight, .norm2.bias, .conv2.weight; norm.weight, norm.bias; fc.weight, fc.bias. Convolutions start uniformly
+// in +-sqrt(6 / inputs of a neuron), as He proposes.
+// Buffers: running_mean and running_variance of every norm, [channels].
+//
+// float32 only, on oneDNN. For each of the last few batch sizes the model keeps kernels and activations, some
+// 300 KB per training sample: evaluate in batches of a few hundred.
+//
+// Errors: InvalidArgument unless there are 1 to 5 widths of 1 to 1024 channels; Unimplemented or Internal if oneDNN
+//         has no kernel.
+
+#ifndef EVENKEEL_TRAINER_CNN_H_
+#define EVENKEEL_TRAINER_CNN_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/trainer/model.h"
+
+namespace evenkeel {
+
+struct CnnOptions {
+  std::vector<int> widths = {16, 32, 64};  // Channels of the stem, then of each block.
+  uint64_t seed = 0;
+};
+
+absl::StatusOr<std::unique_ptr<Model>> MakeCnn(const CnnOptions& options);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_CNN_H_

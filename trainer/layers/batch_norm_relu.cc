@@ -1,0 +1,98 @@
+#include "evenkeel/trainer/layers/batch_norm_relu.h"
+
+#include <algorithm>
+
+namespace evenkeel {
+namespace {
+
+using Desc = dnnl::memory::desc;
+using Flags = dnnl::normalization_flags;
+
+constexpr float kEpsilon = 1e-5f;
+constexpr float kMomentum = 0.1f;  // Weight of the new batch in the running statistics.
+
+Flags FlagsFor(Mode mode) {
+  const Flags flags = Flags::use_scale | Flags::use_shift | Flags::fuse_norm_relu;
+  return mode == Mode::kTraining ? flags : flags | Flags::use_global_stats;
+}
+
+void Deliver(const dnnl::memory& gradient, int count, GradTarget<float> target) {
+  if (!target) return;
+  const float* from = static_cast<const float*>(gradient.get_data_handle());
+  if (!target.add) std::fill_n(target.data, count, 0.0f);
+  for (int i = 0; i < count; ++i) target.data[i] += from[i];
+}
+
+}  // namespace
+
+BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mode)
+    : dnn_(dnn),
+      mode_(mode),
+      channels_(static_cast<int>(source_desc.dims()[1])),
+      samples_per_channel_(static_cast<double>(source_desc.dims()[0] * source_desc.dims()[2] * source_desc.dims()[3])),
+      channel_desc_({channels_}, dnnl::memory::data_type::f32, dnnl::memory::format_tag::a) {
+  output_ = dnn.Allocate(source_desc);
+  if (mode == Mode::kEvaluation) {
+    forward_ = dnnl::batch_normalization_forward(
+        {{dnnl::prop_kind::forward_inference, source_desc, kEpsilon, FlagsFor(mode)}, dnn.engine});
+    return;
+  }
+  const dnnl::batch_normalization_forward::primitive_desc plan(
+      {dnnl::prop_kind::forward_training, source_desc, kEpsilon, FlagsFor(mode)}, dnn.engine);
+  forward_ = dnnl::batch_normalization_forward(plan);
+  mean_ = dnn.Allocate(channel_desc_);
+  variance_ = dnn.Allocate(channel_desc_);
+  workspace_ = dnn.Allocate(plan.workspace_desc());
+  backward_ = dnnl::batch_normalization_backward(
+      {{dnnl::prop_kind::backward, source_desc, source_desc, kEpsilon, FlagsFor(mode)}, dnn.engine, plan});
+  diff_source_ = dnn.Allocate(source_desc);
+  diff_weight_ = dnn.Allocate(channel_desc_);
+  diff_bias_ = dnn.Allocate(channel_desc_);
+}
+
+dnnl::memory BatchNormRelu::Forward(const dnnl::memory& source, const BatchNormState& state) {
+  source_ = source;
+  state_ = state;
+  const bool training = mode_ == Mode::kTraining;
+  std::unordered_map<int, dnnl::memory> arguments = {
+      {DNNL_ARG_SRC, source},
+      {DNNL_ARG_SCALE, dnn_.Wrap(channel_desc_, state.weight)},
+      {DNNL_ARG_SHIFT, dnn_.Wrap(channel_desc_, state.bias)},
+      {DNNL_ARG_MEAN, training ? mean_ : dnn_.Wrap(channel_desc_, state.running_mean)},
+      {DNNL_ARG_VARIANCE, training ? variance_ : dnn_.Wrap(channel_desc_, state.running_variance)},
+      {DNNL_ARG_DST, output_}};
+  if (training) arguments[DNNL_ARG_WORKSPACE] = workspace_;
+  forward_.execute(dnn_.stream, arguments);
+  if (training) UpdateRunning(state);
+  return output_;
+}
+
+void BatchNormRelu::UpdateRunning(const BatchNormState& state) const {
+  const float* mean = static_cast<const float*>(mean_.get_data_handle());
+  const float* variance = static_cast<const float*>(variance_.get_data_handle());
+  // One sample per channel has no unbiased variance; the biased one, zero, stands in.
+  const float unbiased = static_cast<float>(samples_per_channel_ / std::max(1.0, samples_per_channel_ - 1));
+  for (int i = 0; i < channels_; ++i) {
+    state.running_mean[i] += kMomentum * (mean[i] - state.running_mean[i]);
+    state.running_variance[i] += kMomentum * (variance[i] * unbiased - state.running_variance[i]);
+  }
+}
+
+dnnl::memory BatchNormRelu::Backward(const dnnl::memory& diff_output, GradTarget<float> weight,
+                                     GradTarget<float> bias) {
+  backward_.execute(dnn_.stream, {{DNNL_ARG_SRC, source_},
+                                  {DNNL_ARG_MEAN, mean_},
+                                  {DNNL_ARG_VARIANCE, variance_},
+                                  {DNNL_ARG_SCALE, dnn_.Wrap(channel_desc_, state_.weight)},
+                                  {DNNL_ARG_SHIFT, dnn_.Wrap(channel_desc_, state_.bias)},
+                                  {DNNL_ARG_WORKSPACE, workspace_},
+                                  {DNNL_ARG_DIFF_DST, diff_output},
+                                  {DNNL_ARG_DIFF_SRC, diff_source_},
+                                  {DNNL_ARG_DIFF_SCALE, diff_weight_},
+                                  {DNNL_ARG_DIFF_SHIFT, diff_bias_}});
+  Deliver(diff_weight_, channels_, weight);
+  Deliver(diff_bias_, channels_, bias);
+  return diff_source_;
+}
+
+}  // namespace evenkeel

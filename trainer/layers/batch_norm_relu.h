@@ -1,0 +1,67 @@
+// Batch normalisation followed by a rectifier, for one batch size:
+// output = max(0, (source - mean) / sqrt(variance + 1e-5) * weight + bias), per channel.
+//
+//   BatchNormRelu norm(dnn, source_desc, Mode::kTraining);
+//   dnnl::memory output = norm.Forward(source, state);
+//   dnnl::memory diff_source = norm.Backward(diff_output, weight_target, bias_target);
+//
+// In training mode mean and (biased) variance are the batch's, and the running statistics move a tenth of the way to
+// them, the running variance to the unbiased one, as PyTorch's do. In evaluation mode the running ones are used.
+//
+// Shapes:    source [batch, channels, height, width] in a layout of float32; output and gradients in the same one;
+//            everything in `state` [channels].
+// Ownership: results are the layer's memory, valid until its next call; `source` and `state` must outlive Backward.
+// Errors:    throws dnnl::error. In evaluation mode there is no backward.
+// Source:    Ioffe and Szegedy, "Batch normalization", ICML 2015.
+
+#ifndef EVENKEEL_TRAINER_LAYERS_BATCH_NORM_RELU_H_
+#define EVENKEEL_TRAINER_LAYERS_BATCH_NORM_RELU_H_
+
+#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/onednn.h"
+#include "evenkeel/trainer/model.h"
+
+namespace evenkeel {
+
+struct BatchNormState {
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+  float* running_mean = nullptr;
+  float* running_variance = nullptr;
+};
+
+class BatchNormRelu {
+ public:
+  BatchNormRelu(const OneDnn& dnn, const dnnl::memory::desc& source_desc, Mode mode);
+
+  dnnl::memory Forward(const dnnl::memory& source, const BatchNormState& state);
+  // Either target may be unwanted.
+  dnnl::memory Backward(const dnnl::memory& diff_output, GradTarget<float> weight, GradTarget<float> bias);
+
+ private:
+  void UpdateRunning(const BatchNormState& state) const;
+
+  const OneDnn& dnn_;
+  const Mode mode_;
+  const int channels_;
+  const double samples_per_channel_;
+  const dnnl::memory::desc channel_desc_;
+
+  dnnl::batch_normalization_forward forward_;
+  dnnl::memory output_;
+  dnnl::memory mean_;
+  dnnl::memory variance_;
+  dnnl::memory workspace_;
+
+  dnnl::batch_normalization_backward backward_;
+  dnnl::memory diff_source_;
+  dnnl::memory diff_weight_;
+  dnnl::memory diff_bias_;
+
+  dnnl::memory source_;  // As the last Forward got them.
+  BatchNormState state_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_LAYERS_BATCH_NORM_RELU_H_

@@ -11,7 +11,7 @@
 // Buffers: running_mean and running_variance of every norm, [channels].
 //
 // float32 only, on oneDNN. For each of the last few batch sizes the model keeps kernels and activations, some
-// 300 KB per training sample: evaluate in batches of a few hundred.
+// 600 KB per training sample and 300 KB per evaluated one: evaluate in batches of a few hundred.
 //
 // Errors: InvalidArgument unless there are 1 to 5 widths of 1 to 1024 channels; Unimplemented or Internal if oneDNN
 //         has no kernel.

@@ -1,0 +1,212 @@
+// Calls that are wrong in themselves, which do no harm; and ranks that issue different collectives, which end the
+// group.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/tests/conformance/tested_backend.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+TensorView View(std::vector<float>& data) { return TensorView(absl::MakeSpan(data)); }
+
+struct WrongCall {
+  const char* what;
+  std::function<Work(Communicator& comm, TensorView a, TensorView b)> call;  // Two tensors of 12 elements.
+};
+
+const std::vector<WrongCall>& WrongCalls() {
+  static const auto& calls = *new std::vector<WrongCall>{
+      {"root below 0", [](auto& comm, auto a, auto) { return comm.user().Broadcast(a, -1); }},
+      {"root above the group", [](auto& comm, auto a, auto) { return comm.user().Broadcast(a, comm.world_size()); }},
+      {"reduce to nobody",
+       [](auto& comm, auto a, auto) { return comm.user().Reduce(a, ReduceOp::kSum, comm.world_size()); }},
+      {"send to nobody", [](auto& comm, auto a, auto) { return comm.user().Send(a, comm.world_size()); }},
+      {"send to oneself", [](auto& comm, auto a, auto) { return comm.user().Send(a, comm.rank()); }},
+      {"receive from nobody", [](auto& comm, auto a, auto) { return comm.user().Recv(a, -1); }},
+      {"bits of floats", [](auto& comm, auto a, auto) { return comm.user().AllReduce(a, ReduceOp::kBitOr); }},
+      {"all_gather into too much",
+       [](auto& comm, auto a, auto b) {
+         return comm.user().AllGather(a.Slice(0, 1), b.Slice(0, comm.world_size() + 1));
+       }},
+      {"reduce_scatter of too little",
+       [](auto& comm, auto a, auto b) {
+         return comm.user().ReduceScatter(a.Slice(0, comm.world_size() - 1), b.Slice(0, 1), ReduceOp::kSum);
+       }},
+      {"all_to_all into something else",
+       [](auto& comm, auto a, auto b) { return comm.user().AllToAll(a.Slice(0, comm.world_size()), b.Slice(0, 0)); }},
+      {"two types in one operation",
+       [](auto& comm, auto a, auto b) {
+         b.dtype = DType::kInt32;
+         return comm.user().AllReduce({a, b}, ReduceOp::kSum);
+       }},
+      {"another type out than in",
+       [](auto& comm, auto a, auto b) {
+         b.dtype = DType::kInt32;
+         return comm.user().AllGather(a.Slice(0, 1), b.Slice(0, comm.world_size()));
+       }},
+      {"no memory",
+       [](auto& comm, auto a, auto) {
+         a.data = nullptr;
+         return comm.user().AllReduce(a, ReduceOp::kSum);
+       }},
+      {"a negative count",
+       [](auto& comm, auto a, auto) {
+         a.count = -1;
+         return comm.user().AllReduce(a, ReduceOp::kSum);
+       }},
+      {"another device",
+       [](auto& comm, auto a, auto) {
+         a.device = comm.device().is_cpu() ? Device::Cuda(0) : Device::Cpu();
+         return comm.user().AllReduce(a, ReduceOp::kSum);
+       }},
+      {"a count that is not that of the tensors",
+       [](auto& comm, auto a, auto) {
+         return comm.user().Issue({.kind = CollectiveKind::kAllReduce, .count = 11}, {a}, {a});
+       }},
+  };
+  return calls;
+}
+
+class MisuseTest : public testing::TestWithParam<int> {};  // World size.
+
+TEST_P(MisuseTest, AWrongCallIsRefusedAndTheChannelGoesOn) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    for (const WrongCall& wrong : WrongCalls()) {
+      std::vector<float> a(12), b(12);
+      const int64_t before = comm.user().position();
+      const absl::Status refused = wrong.call(comm, View(a), View(b)).Wait();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << wrong.what << ": " << refused;
+      EXPECT_EQ(comm.user().position(), before) << wrong.what;
+      std::vector<float> ones(3, 1.0f);
+      EK_RETURN_IF_ERROR(Annotate(comm.AllReduce(View(ones), ReduceOp::kSum), wrong.what));
+      EXPECT_EQ(ones[2], comm.world_size());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// One rank alone may be wrong: the others' operation still waits for it, and it can still come.
+TEST_P(MisuseTest, AWrongCallOfOneRankLeavesTheOthersWaiting) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    std::vector<float> ones(4, 1.0f);
+    if (comm.rank() == 0) {
+      EXPECT_FALSE(comm.user().Broadcast(View(ones), -1).Wait().ok());
+      EXPECT_FALSE(comm.AllReduce(View(ones), ReduceOp::kBitOr).ok());
+    }
+    EK_RETURN_IF_ERROR(comm.AllReduce(View(ones), ReduceOp::kSum));
+    EXPECT_EQ(ones[0], comm.world_size());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(MisuseTest, ChannelsNeedAName) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    EXPECT_EQ(comm.OpenChannel("").status().code(), absl::StatusCode::kInvalidArgument);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSize, MisuseTest, testing::Values(1, 2, 3, 5, 8), testing::PrintToStringParamName());
+
+// What one rank issues while the others issue all_reduce float32[12] sum, or broadcast it from rank 0.
+struct Disagreement {
+  const char* what;
+  std::function<Work(Channel& channel, TensorView data)> others;
+  std::function<Work(Channel& channel, TensorView data)> one;
+};
+
+Work Sum(Channel& channel, TensorView data) { return channel.AllReduce(data, ReduceOp::kSum); }
+
+const std::vector<Disagreement>& Disagreements() {
+  static const auto& disagreements = *new std::vector<Disagreement>{
+      {"kind", Sum, [](auto& channel, auto) { return channel.Barrier(); }},
+      {"type", Sum,
+       [](auto& channel, auto data) {
+         data.dtype = DType::kInt32;
+         return channel.AllReduce(data, ReduceOp::kSum);
+       }},
+      {"count", Sum, [](auto& channel, auto data) { return channel.AllReduce(data.Slice(0, 11), ReduceOp::kSum); }},
+      {"reduction", Sum, [](auto& channel, auto data) { return channel.AllReduce(data, ReduceOp::kMax); }},
+      {"role", Sum,
+       [](auto& channel, auto data) {
+         return channel.AllReduce(data, ReduceOp::kSum, {.role = Role::kBucket, .index = 0, .index_count = 2});
+       }},
+      {"root", [](auto& channel, auto data) { return channel.Broadcast(data, 0); },
+       [](auto& channel, auto data) { return channel.Broadcast(data, 1); }},
+  };
+  return disagreements;
+}
+
+class DisagreementTest : public testing::TestWithParam<int> {};  // World size.
+
+TEST_P(DisagreementTest, EndsTheGroupOnEveryRank) {
+  for (const Disagreement& disagreement : Disagreements()) {
+    SCOPED_TRACE(disagreement.what);
+    const absl::Time start = absl::Now();
+    absl::Status status = RunTested(GetParam(),
+                                    [&](Communicator& comm) -> absl::Status {
+                                      std::vector<float> data(12, 1.0f);
+                                      EK_RETURN_IF_ERROR(comm.Barrier());
+                                      Work work = comm.rank() == 1 ? disagreement.one(comm.user(), View(data))
+                                                                   : disagreement.others(comm.user(), View(data));
+                                      absl::Status ended = work.Wait();
+                                      // What a root sent may have left it in good order; then the next operation says
+                                      // it.
+                                      if (ended.ok()) ended = comm.Barrier();
+                                      EXPECT_FALSE(ended.ok()) << "rank " << comm.rank();
+                                      EXPECT_FALSE(comm.Barrier().ok()) << "rank " << comm.rank();
+                                      EXPECT_TRUE(absl::StrContains(ended.message(), "rank")) << ended;
+                                      if (Tested().finds_disagreement_at_once) {
+                                        EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition) << ended;
+                                        EXPECT_TRUE(absl::StrContains(ended.message(), "rank 1 is at #1 ")) << ended;
+                                        EXPECT_TRUE(absl::StrContains(ended.message(), "the ranks disagree")) << ended;
+                                      }
+                                      return ended;
+                                    },
+                                    {.timeout = Tested().finds_disagreement_at_once ? kPatience : absl::Seconds(1)});
+    EXPECT_FALSE(status.ok());
+    EXPECT_LT(absl::Now() - start, kAtOnce);
+  }
+}
+
+TEST_P(DisagreementTest, MessagesOfDifferentSizeEndTheGroup) {
+  const absl::Time start = absl::Now();
+  absl::Status status = RunTested(GetParam(),
+                                  [](Communicator& comm) -> absl::Status {
+                                    std::vector<float> data(12, 1.0f);
+                                    Work work;
+                                    if (comm.rank() == 0) work = comm.user().Send(View(data), 1);
+                                    if (comm.rank() == 1) work = comm.user().Recv(View(data).Slice(0, 11), 0);
+                                    absl::Status ended = work.Wait();
+                                    if (ended.ok()) ended = comm.Barrier();
+                                    EXPECT_FALSE(ended.ok()) << "rank " << comm.rank();
+                                    return ended;
+                                  },
+                                  {.timeout = Tested().finds_disagreement_at_once ? kPatience : absl::Seconds(1)});
+  EXPECT_FALSE(status.ok());
+  EXPECT_LT(absl::Now() - start, kAtOnce);
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSize, DisagreementTest, testing::Values(2, 3, 5), testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace evenkeel

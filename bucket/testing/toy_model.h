@@ -10,6 +10,7 @@
 #ifndef EVENKEEL_BUCKET_TESTING_TOY_MODEL_H_
 #define EVENKEEL_BUCKET_TESTING_TOY_MODEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -37,6 +38,9 @@ class ToyModel {
   }
 
   ParameterSet& params() { return params_; }
+  void CopyValuesFrom(const ToyModel& other) {
+    for (size_t p = 0; p < values_.size(); ++p) std::copy(other.values_[p].begin(), other.values_[p].end(), values_[p].begin());
+  }
   const std::vector<std::vector<float>>& values() const { return values_; }
   std::vector<float>& buffer() { return buffer_; }
   std::vector<TensorView> buffers() { return {TensorView(absl::MakeSpan(buffer_))}; }

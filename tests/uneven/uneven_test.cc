@@ -1,0 +1,261 @@
+// Every pattern of 0 to 3 inputs per rank, at world sizes 2, 3 and 5: training always ends, and on all ranks weights and
+// optimizer state are those that one process computes from the same sums, bit for bit. Two epochs each, the second with
+// the pattern rotated by a rank, so that what the first left behind (stale moments, plans, flags) would show.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+const std::vector<int> kSizes = {3, 7, 1, 5, 2};
+const std::vector<Bytes> kCaps = {Bytes{8}, Bytes{24}};
+constexpr int kEpochs = 2;
+
+enum class Optimizing { kUnsharded, kSharded, kShardedAlone };
+
+struct Scenario {
+  UpdateRule rule = Sgd{.learning_rate = 0.1, .momentum = 0.9};
+  Optimizing optimizing = Optimizing::kUnsharded;
+  bool buffers = false;
+  bool views = false;
+  bool freezing = false;      // p1 is frozen in the third step of an epoch; p3 is not trained before the second step of all.
+  bool accumulating = false;  // The first step of an epoch does not synchronise.
+  bool initial_divisor = true;
+  bool optimizer_first = false;  // In RunJoined()'s list.
+};
+
+// What step `step` of an epoch does, the same on every rank that has an input for it.
+bool Syncs(const Scenario& scenario, int step) { return !scenario.accumulating || step % 3 != 0; }
+
+void SetTrainable(const Scenario& scenario, int epoch, int step, ParameterSet& params) {
+  if (!scenario.freezing) return;
+  params.SetTrainable("p1", step != 2);
+  params.SetTrainable("p3", epoch > 0 || step >= 1);
+}
+
+int InputsOf(const std::vector<int>& pattern, int rank, int epoch) {
+  return pattern[(rank + epoch) % pattern.size()];
+}
+
+double LearningRate(int epoch, int step) { return 0.1 / (1 + epoch + 0.5 * step); }
+
+struct Outcome {
+  std::vector<std::vector<float>> values;
+  std::vector<float> buffer;
+  OptimizerState state;
+};
+
+// One process that holds a replica per rank, and adds gradients in rank order.
+absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int>& pattern) {
+  const int world = static_cast<int>(pattern.size());
+  EK_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(1));
+  ToyModel master(kSizes);
+  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(group[0].get(), &master.params(), scenario.rule));
+  std::vector<std::unique_ptr<ToyModel>> replicas;
+  for (int r = 0; r < world; ++r) replicas.push_back(std::make_unique<ToyModel>(kSizes));
+  auto nothing = [](int) -> absl::Status { return absl::OkStatus(); };
+
+  bool last_synced = true;
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    std::vector<int> inputs;
+    for (int r = 0; r < world; ++r) inputs.push_back(InputsOf(pattern, r, epoch));
+    const int steps = *std::max_element(inputs.begin(), inputs.end());
+    bool clear = true;
+    int last_root = -1;
+    for (int step = 0; step < steps; ++step) {
+      int active = 0, root = -1;
+      for (int r = 0; r < world; ++r) {
+        if (inputs[r] <= step) continue;
+        ++active;
+        root = r;
+      }
+      last_root = root;
+      SetTrainable(scenario, epoch, step, master.params());
+      for (int r = 0; r < world; ++r) {
+        if (scenario.buffers && last_synced) replicas[r]->buffer() = replicas[root]->buffer();
+        replicas[r]->CopyValuesFrom(master);
+        EK_RETURN_IF_ERROR(replicas[r]->params().SetTrainable(master.params().mask()));
+        if (inputs[r] <= step) continue;
+        if (clear) replicas[r]->params().ClearGradients();
+        replicas[r]->Forward(r, 10 * epoch + step);
+        EK_RETURN_IF_ERROR(replicas[r]->Backward(r, 10 * epoch + step, nothing));
+      }
+      clear = last_synced = Syncs(scenario, step);
+      if (!last_synced) continue;
+      const float scale = static_cast<float>(1.0 / (scenario.initial_divisor ? world : active));
+      master.params().ClearGradients();
+      for (int p = 0; p < master.params().size(); ++p) {
+        if (!master.params().trainable(p)) continue;
+        float* sum = static_cast<float*>(master.params()[p].grad.data);
+        std::fill(sum, sum + kSizes[p], 0.0f);
+        for (int r = 0; r < world; ++r) {
+          if (replicas[r]->params().grad_state(p) != GradState::kLocal) continue;
+          const std::vector<float> gradient = replicas[r]->Gradient(p);
+          for (int j = 0; j < kSizes[p]; ++j) sum[j] += gradient[j];
+        }
+        for (int j = 0; j < kSizes[p]; ++j) sum[j] *= scale;
+        master.params().SetGradState(p, GradState::kReduced);
+      }
+      for (auto& replica : replicas) replica->params().ClearGradients();
+      EK_RETURN_IF_ERROR(optimizer->SetLearningRate(LearningRate(epoch, step)));
+      EK_RETURN_IF_ERROR(optimizer->Step());
+    }
+    const bool uneven = *std::min_element(inputs.begin(), inputs.end()) != steps;
+    for (int r = 0; r < world; ++r) {
+      replicas[r]->params().ClearGradients();
+      if (scenario.buffers && uneven) replicas[r]->buffer() = replicas[last_root]->buffer();
+    }
+  }
+  EK_RETURN_IF_ERROR(group[0]->Finalize());
+  return Outcome{master.values(), replicas[0]->buffer(), optimizer->state()};
+}
+
+// What a user's program does on one rank.
+absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& pattern, Communicator& comm) {
+  ToyModel model(kSizes);
+  ParameterSet& params = model.params();
+  std::unique_ptr<DataParallel> ddp;
+  if (scenario.optimizing != Optimizing::kShardedAlone) {
+    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(
+                                 &comm, &params, scenario.buffers ? model.buffers() : std::vector<TensorView>(),
+                                 {.reducer = {.caps = kCaps, .gradient_as_bucket_view = scenario.views}}));
+  }
+  std::unique_ptr<Optimizer> unsharded;
+  std::unique_ptr<ShardedOptimizer> sharded;
+  if (scenario.freezing) params.SetTrainable("p3", false);  // Owned by nobody until it is trained.
+  if (scenario.optimizing == Optimizing::kUnsharded) {
+    EK_ASSIGN_OR_RETURN(unsharded, Optimizer::Create(&comm, &params, scenario.rule));
+  } else {
+    EK_ASSIGN_OR_RETURN(sharded, ShardedOptimizer::Create(&comm, &params, scenario.rule, {.bucket_cap = Bytes{16}}));
+  }
+  Joinable* const optimizer = unsharded != nullptr ? static_cast<Joinable*>(unsharded.get()) : sharded.get();
+  std::vector<Joinable*> list = {optimizer};
+  if (ddp != nullptr) list.insert(scenario.optimizer_first ? list.end() : list.begin(), ddp.get());
+
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    const int inputs = InputsOf(pattern, comm.rank(), epoch);
+    EK_RETURN_IF_ERROR(RunJoined(
+        list, {.divide_by_initial_world_size = scenario.initial_divisor}, [&](JoinScope&) -> absl::Status {
+          bool clear = true;
+          for (int step = 0; step < inputs; ++step) {
+            SetTrainable(scenario, epoch, step, params);
+            if (clear) params.ClearGradients();
+            const bool sync = clear = Syncs(scenario, step);
+            if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(sync ? StepMode::kSync : StepMode::kAccumulate));
+            model.Forward(comm.rank(), 10 * epoch + step);
+            EK_RETURN_IF_ERROR(
+                model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
+                  return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
+                }));
+            if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
+            if (!sync) continue;
+            const double rate = LearningRate(epoch, step);
+            EK_RETURN_IF_ERROR(unsharded != nullptr ? unsharded->SetLearningRate(rate) : sharded->SetLearningRate(rate));
+            EK_RETURN_IF_ERROR(unsharded != nullptr ? unsharded->Step() : sharded->Step());
+          }
+          return absl::OkStatus();
+        }));
+    params.ClearGradients();  // What nobody reduced is dropped, as a user's next epoch would.
+  }
+  Outcome outcome{model.values(), model.buffer(), {}};
+  if (unsharded != nullptr) {
+    outcome.state = unsharded->state();
+  } else {
+    EK_ASSIGN_OR_RETURN(outcome.state, sharded->Consolidate());
+  }
+  return outcome;
+}
+
+// All patterns of 0 to 3 inputs of `world` ranks; `stride` > 1 takes every stride-th.
+std::vector<std::vector<int>> Patterns(int world, int stride) {
+  int count = 1;
+  for (int r = 0; r < world; ++r) count *= 4;
+  std::vector<std::vector<int>> patterns;
+  for (int n = 0; n < count; n += stride) {
+    std::vector<int> pattern;
+    for (int r = 0, rest = n; r < world; ++r, rest /= 4) pattern.push_back(rest % 4);
+    patterns.push_back(std::move(pattern));
+  }
+  return patterns;
+}
+
+void Check(const Scenario& scenario, const std::vector<int>& pattern) {
+  SCOPED_TRACE(absl::StrCat("inputs ", absl::StrJoin(pattern, ",")));
+  absl::StatusOr<Outcome> expected = Simulate(scenario, pattern);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  const int world = static_cast<int>(pattern.size());
+  std::vector<std::optional<Outcome>> outcomes(world);
+  absl::Status status = RunRanks(
+      world,
+      [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(outcomes[comm.rank()], Train(scenario, pattern, comm));
+        return absl::OkStatus();
+      },
+      {.timeout = absl::Seconds(20)});
+  ASSERT_TRUE(status.ok()) << status;
+  for (int r = 0; r < world; ++r) {
+    EXPECT_EQ(outcomes[r]->values, expected->values) << "rank " << r;
+    EXPECT_TRUE(outcomes[r]->state == expected->state) << "optimizer state of rank " << r;
+    if (scenario.buffers && *std::min_element(pattern.begin(), pattern.end()) !=
+                                *std::max_element(pattern.begin(), pattern.end())) {
+      EXPECT_EQ(outcomes[r]->buffer, expected->buffer) << "rank " << r;
+    }
+  }
+}
+
+// The first pattern that fails ends it: the rest would only repeat it.
+void CheckAll(const Scenario& scenario, int stride_of_five = 3) {
+  for (int world : {2, 3, 5}) {
+    for (const std::vector<int>& pattern : Patterns(world, world == 5 ? stride_of_five : 1)) {
+      Check(scenario, pattern);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+const UpdateRule kMomentum = Sgd{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};
+const UpdateRule kAdamW = AdamW{.learning_rate = 0.1, .weight_decay = 0.1};
+
+// World 5 has 1024 patterns: this one test takes all of them.
+TEST(UnevenTest, EveryPatternWithMomentum) { CheckAll({.rule = kMomentum}, /*stride_of_five=*/1); }
+TEST(UnevenTest, AdamW) { CheckAll({.rule = kAdamW}); }
+TEST(UnevenTest, EffectiveDivisor) { CheckAll({.rule = kMomentum, .initial_divisor = false}); }
+TEST(UnevenTest, Buffers) { CheckAll({.rule = kMomentum, .buffers = true}); }
+TEST(UnevenTest, Views) { CheckAll({.rule = kMomentum, .views = true}); }
+TEST(UnevenTest, Freezing) { CheckAll({.rule = kAdamW, .freezing = true}); }
+TEST(UnevenTest, Accumulating) { CheckAll({.rule = kMomentum, .accumulating = true}); }
+TEST(UnevenTest, Sharded) { CheckAll({.rule = kAdamW, .optimizing = Optimizing::kSharded}); }
+TEST(UnevenTest, ShardedListedFirst) {
+  CheckAll({.rule = kMomentum, .optimizing = Optimizing::kSharded, .optimizer_first = true});
+}
+TEST(UnevenTest, ShardedAlone) { CheckAll({.rule = kMomentum, .optimizing = Optimizing::kShardedAlone}); }
+TEST(UnevenTest, ShardedAloneFreezing) {
+  CheckAll({.rule = kAdamW, .optimizing = Optimizing::kShardedAlone, .freezing = true});
+}
+TEST(UnevenTest, EverythingUnsharded) {
+  CheckAll({.rule = kAdamW, .buffers = true, .views = true, .freezing = true, .accumulating = true,
+            .initial_divisor = false});
+}
+TEST(UnevenTest, EverythingSharded) {
+  CheckAll({.rule = kAdamW, .optimizing = Optimizing::kSharded, .buffers = true, .views = true, .freezing = true,
+            .accumulating = true, .optimizer_first = true});
+}
+
+}  // namespace
+}  // namespace evenkeel

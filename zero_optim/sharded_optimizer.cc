@@ -1,6 +1,6 @@
 // A step, on every rank:
 //
-//   reduce this rank's own gradients towards their owners   (only those that nobody has reduced)
+//   reduce this rank's own gradients towards their owners     (only those that nobody has reduced)
 //   for each bucket of the schedule: its owner updates it, then all issue its broadcast
 //   wait for the broadcasts
 //
@@ -184,7 +184,7 @@ absl::Status ShardedOptimizer::Step(const StepOptions& options) {
     const std::string payload = absl::StrCat(std::string(1, static_cast<char>(Action::kStep)), step.Serialize());
     EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
   }
-  return Run(step, answer, /*contributes=*/true);
+  return Run(step, answer, /*has_inputs=*/true);
 }
 
 absl::Status ShardedOptimizer::RepeatStep(const StepAnswer& answer, absl::string_view message) {
@@ -196,18 +196,24 @@ absl::Status ShardedOptimizer::RepeatStep(const StepAnswer& answer, absl::string
     if (!is_owner && step.sources[i] == GradientSource::kHere) step.sources[i] = GradientSource::kNone;
   }
   if (!step.options.skip) EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
-  return Run(step, answer, /*contributes=*/false);
+  return Run(step, answer, /*has_inputs=*/false);
 }
 
-absl::Status ShardedOptimizer::Run(const StepMessage& step, const StepAnswer& answer, bool contributes) {
-  if (step.options.skip) return absl::OkStatus();
-  const PlanPtr plan = this->plan();
+absl::Status ShardedOptimizer::Run(const StepMessage& step, const StepAnswer& answer, bool has_inputs) {
   std::vector<int> to_reduce;
   for (int i = 0; i < params_->size(); ++i) {
     if (step.sources[i] == GradientSource::kToReduce) to_reduce.push_back(i);
   }
+  if (!step.options.skip) EK_RETURN_IF_ERROR(ReduceAndUpdate(step, answer, to_reduce, has_inputs));
+  for (int param : to_reduce) params_->SetGradState(param, GradState::kNone);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::ReduceAndUpdate(const StepMessage& step, const StepAnswer& answer,
+                                               const std::vector<int>& to_reduce, bool has_inputs) {
+  const PlanPtr plan = this->plan();
   const int divisor = join_config().divide_by_initial_world_size ? answer.world_size : answer.active;
-  EK_RETURN_IF_ERROR(reduction_->Start(plan->owners, to_reduce, {.scale = 1.0 / divisor, .contributes = contributes}));
+  EK_RETURN_IF_ERROR(reduction_->Start(plan->owners, to_reduce, {.scale = 1.0 / divisor, .has_inputs = has_inputs}));
 
   absl::Status status;
   std::vector<Work> broadcasts;

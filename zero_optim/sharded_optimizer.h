@@ -111,7 +111,9 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
 
   absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
   absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message);
-  absl::Status Run(const internal::StepMessage& step, const StepAnswer& answer, bool contributes);
+  absl::Status Run(const internal::StepMessage& step, const StepAnswer& answer, bool has_inputs);
+  absl::Status ReduceAndUpdate(const internal::StepMessage& step, const StepAnswer& answer,
+                               const std::vector<int>& to_reduce, bool has_inputs);
   absl::Status UpdateBucket(const internal::ShardBucket& bucket, const internal::StepMessage& step);
   absl::StatusOr<OptimizerState> Gather(int to);
 

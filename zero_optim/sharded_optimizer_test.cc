@@ -155,18 +155,20 @@ TEST(ShardedOptimizerTest, HasRanksWithoutParametersTakePart) {
   }
 }
 
-TEST(ShardedOptimizerTest, LeavesTheOwnGradientsAsTheyWere) {
-  RunGroup(2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, kMomentum));
-    TestModel same(kSizes);
-    same.Backward(comm.rank(), 0);
-    EK_RETURN_IF_ERROR(trainer->Step(0));
-    for (int i = 0; i < same.size(); ++i) {
-      EXPECT_EQ(trainer->model.params().grad_state(i), GradState::kLocal);
-      EXPECT_TRUE(std::ranges::equal(trainer->model.params()[i].grad.as<float>(), same.params()[i].grad.as<float>()));
-    }
-    return absl::OkStatus();
-  });
+TEST(ShardedOptimizerTest, UsesUpOwnGradientsAndLeavesReducedOnes) {
+  for (bool skip : {false, true}) {
+    RunGroup(2, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, kMomentum));
+      ParameterSet& params = trainer->model.params();
+      trainer->model.Backward(comm.rank(), 0);
+      params.SetGradState(0, GradState::kReduced);
+      EK_RETURN_IF_ERROR(trainer->zero->Step({.skip = skip}));
+      for (int i = 0; i < params.size(); ++i) {
+        EXPECT_EQ(params.grad_state(i), i == 0 ? GradState::kReduced : GradState::kNone);
+      }
+      return absl::OkStatus();
+    });
+  }
 }
 
 // Gradients that only some ranks have count; a parameter that no rank has one of is left alone.
@@ -679,6 +681,44 @@ TEST(JoinedShardedOptimizerTest, TakesWhatARankFrozeWhenItRanDryFromTheOthers) {
     for (int step = 0; step < 3; ++step)
       plain.Step(step == 0 ? std::vector<int>{0, 1} : std::vector<int>{1}, step, 0.5);
     EXPECT_TRUE(trainer->model.params().trainable(1));
+    return ExpectEqual(*trainer, plain_model, plain);
+  });
+}
+
+// Two backwards per step; rank 0 runs dry in mid-step, and what it had goes into the next step of the others.
+TEST(JoinedShardedOptimizerTest, TakesAlongWhatARankHadAccumulatedWhenItRanDry) {
+  constexpr int kInputs[] = {3, 8, 6};
+  RunGroup(3, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+    TestModel& model = trainer->model;
+    EK_RETURN_IF_ERROR(RunJoined({trainer->zero.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int input = 0; input < kInputs[comm.rank()]; ++input) {
+        model.Backward(comm.rank(), input, /*accumulate=*/true);
+        if (input % 2 == 1) EK_RETURN_IF_ERROR(trainer->zero->Step());
+      }
+      return absl::OkStatus();
+    }));
+    TestModel plain_model(kSizes);
+    PlainTraining plain(&plain_model, AdamW{});
+    for (int step = 0; step < 4; ++step) {
+      std::vector<std::vector<float>> sums;
+      std::vector<std::optional<TensorView>> gradients;
+      for (int param = 0; param < model.size(); ++param) {
+        std::vector<float>& sum = sums.emplace_back(kSizes[param], -0.0f);  // Changes nothing that is added to it.
+        std::vector<float> own(kSizes[param]);
+        for (int rank = 0; rank < 3; ++rank) {
+          std::vector<float> of_rank(kSizes[param], -0.0f);
+          for (int input = 2 * step; input < std::min(2 * step + 2, kInputs[rank]); ++input) {
+            plain_model.ComputeGradient(rank, input, param, absl::MakeSpan(own));
+            for (size_t k = 0; k < own.size(); ++k) of_rank[k] += own[k];
+          }
+          for (size_t k = 0; k < own.size(); ++k) sum[k] += of_rank[k];
+        }
+        for (float& element : sum) element *= static_cast<float>(1.0 / 3);
+      }
+      for (std::vector<float>& sum : sums) gradients.push_back(TensorView(absl::MakeSpan(sum)));
+      plain.Update(gradients);
+    }
     return ExpectEqual(*trainer, plain_model, plain);
   });
 }

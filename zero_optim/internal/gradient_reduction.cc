@@ -55,11 +55,13 @@ absl::Status GradientReduction::Lay(const OwnerTable& owners, std::span<const in
   return absl::OkStatus();
 }
 
+bool GradientReduction::HasOwnGradient(int param) const { return params_->grad_state(param) == GradState::kLocal; }
+
 void GradientReduction::Fill(Bucket& bucket) {
   for (int param : bucket.what.params) {
     const Place& place = places_[param];
     const TensorView to = bucket.gradients.Slice(place.offset, specs_[param].count);
-    const bool is_present = params_->grad_state(param) != GradState::kNone;
+    const bool is_present = HasOwnGradient(param);
     SetElement(bucket.present.Slice(place.position, 1), is_present ? 1 : 0);
     if (to.count == 0) continue;
     if (is_present) {
@@ -75,7 +77,10 @@ absl::Status GradientReduction::Start(const OwnerTable& owners, std::span<const 
   EK_RETURN_IF_ERROR(Lay(owners, chosen));
   for (int index = 0; index < static_cast<int>(buckets_.size()); ++index) {
     Bucket& bucket = buckets_[index];
-    if (options.contributes) Fill(bucket);
+    const bool contributes = options.has_inputs || std::ranges::any_of(bucket.what.params, [this](int param) {
+                               return HasOwnGradient(param);
+                             });
+    if (contributes) Fill(bucket);
     const TensorView all(bucket.memory.data.get(), bucket.gradients.count + bucket.present.count, bucket.what.dtype);
     const Collective what{.kind = CollectiveKind::kReduce,
                           .dtype = all.dtype,
@@ -85,7 +90,7 @@ absl::Status GradientReduction::Start(const OwnerTable& owners, std::span<const 
                           .role = Role::kBucket,
                           .index = index,
                           .index_count = static_cast<int>(buckets_.size())};
-    bucket.reduced = channel_->Issue(what, {all}, {all}, {.scale = options.scale, .contributes = options.contributes});
+    bucket.reduced = channel_->Issue(what, {all}, {all}, {.scale = options.scale, .contributes = contributes});
   }
   return absl::OkStatus();
 }

@@ -38,7 +38,7 @@ class GradientReduction {
 
   struct StartOptions {
     double scale = 1.0;
-    bool contributes = true;  // False: this rank has no gradients, and only receives as an owner.
+    bool has_inputs = true;  // False: this rank contributes only what it had accumulated when it ran dry.
   };
   // Issues the reductions of `chosen` (ascending). The previous ones must have been waited for.
   absl::Status Start(const OwnerTable& owners, std::span<const int> chosen, const StartOptions& options);
@@ -64,6 +64,7 @@ class GradientReduction {
   };
 
   absl::Status Lay(const OwnerTable& owners, std::span<const int> chosen);
+  bool HasOwnGradient(int param) const;
   void Fill(Bucket& bucket);
 
   Communicator* const comm_;

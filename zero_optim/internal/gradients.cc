@@ -49,13 +49,13 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
 
 absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources, int rank) {
   for (int i = 0; i < params.size(); ++i) {
-    if (sources[i] != GradientSource::kHere) continue;
-    if (params.grad_state(i) != GradState::kReduced) {
+    if (sources[i] == GradientSource::kNone) continue;
+    if (sources[i] == GradientSource::kHere && params.grad_state(i) != GradState::kReduced) {
       return GradientError(params, i, rank,
                            "has not got the group's gradient on this rank, which has no inputs: is the DataParallel in "
                            "RunJoined()'s list?");
     }
-    EK_RETURN_IF_ERROR(CheckMemory(params, i, rank));
+    if (params.grad_state(i) != GradState::kNone) EK_RETURN_IF_ERROR(CheckMemory(params, i, rank));
   }
   return absl::OkStatus();
 }

@@ -51,7 +51,7 @@ TEST(OptimizerTest, UpdatesEachParameterByTheRule) {
           EK_RETURN_IF_ERROR(optimizer->Step());
           plain.Step({0}, step, 1.0);
         }
-        EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+        EXPECT_TRUE(model.Bytes() == plain_model.Bytes());
         EXPECT_EQ(optimizer->state(), plain.state());
         return absl::OkStatus();
       });
@@ -74,7 +74,7 @@ TEST(OptimizerTest, LeavesAloneWhatIsFrozenOrHasNoGradient) {
       EK_RETURN_IF_ERROR(optimizer->Step());
       plain.Step({0}, step, 1.0);
     }
-    EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+    EXPECT_TRUE(model.Bytes() == plain_model.Bytes());
     EXPECT_EQ(optimizer->state(), plain.state());
     EXPECT_EQ(optimizer->state().params.at(0).step, 6);
     EXPECT_EQ(optimizer->state().params.at(1).step, 4);
@@ -83,7 +83,7 @@ TEST(OptimizerTest, LeavesAloneWhatIsFrozenOrHasNoGradient) {
     const std::string before = model.Bytes();
     model.params().ClearGradients();
     EK_RETURN_IF_ERROR(optimizer->Step());
-    EXPECT_EQ(model.Bytes(), before);
+    EXPECT_TRUE(model.Bytes() == before);
     EXPECT_EQ(optimizer->state(), plain.state());
     return absl::OkStatus();
   });
@@ -100,7 +100,7 @@ TEST(OptimizerTest, ScalesGradientsAndSkipsSteps) {
       EK_RETURN_IF_ERROR(optimizer->Step(options[step]));
       plain.Step({0}, step, 1.0, options[step]);
     }
-    EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+    EXPECT_TRUE(model.Bytes() == plain_model.Bytes());
     EXPECT_EQ(optimizer->state(), plain.state());
     EXPECT_TRUE(absl::IsInvalidArgument(optimizer->Step({.grad_scale = std::nan("")})));
     return absl::OkStatus();
@@ -119,7 +119,7 @@ TEST(OptimizerTest, TakesANewLearningRate) {
       EK_RETURN_IF_ERROR(optimizer->Step());
       plain.Step({0}, step, 1.0);
     }
-    EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+    EXPECT_TRUE(model.Bytes() == plain_model.Bytes());
     EXPECT_TRUE(absl::IsInvalidArgument(optimizer->SetLearningRate(-1)));
     EXPECT_EQ(LearningRate(optimizer->rule()), 0.1 / 3);
     return absl::OkStatus();
@@ -146,7 +146,7 @@ TEST(OptimizerTest, GoesOnFromALoadedState) {
       resumed_model.Backward(0, 3);
       EK_RETURN_IF_ERROR(optimizer->Step());
       EK_RETURN_IF_ERROR(resumed->Step());
-      EXPECT_EQ(model.Bytes(), resumed_model.Bytes());
+      EXPECT_TRUE(model.Bytes() == resumed_model.Bytes());
       EXPECT_EQ(resumed->state(), optimizer->state());
       EXPECT_NE(saved, optimizer->state());
     }
@@ -219,7 +219,7 @@ TEST(OptimizerTest, RefusesAGradientThatNobodyReduced) {
     const absl::Status refused = optimizer->Step();
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
     EXPECT_TRUE(absl::StrContains(refused.message(), "\"p2\" holds this rank's own gradient, not reduced")) << refused;
-    EXPECT_EQ(model.Bytes(), before);
+    EXPECT_TRUE(model.Bytes() == before);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -286,7 +286,7 @@ absl::Status TrainJoined(Communicator& comm, const std::vector<std::vector<int>>
       SetLearningRate(plain.rule(), Scheduled(step));
       plain.Step(active, first + step, 1.0 / world_size, {.grad_scale = 0.5, .skip = step == 2});
     }
-    EXPECT_EQ(model.Bytes(), plain_model.Bytes()) << "rank " << comm.rank() << " epoch " << epoch;
+    EXPECT_TRUE(model.Bytes() == plain_model.Bytes()) << "rank " << comm.rank() << " epoch " << epoch;
     EXPECT_EQ(optimizer->state(), plain.state()) << "rank " << comm.rank() << " epoch " << epoch;
     EXPECT_EQ(optimizer->rule(), plain.rule());
   }

@@ -89,7 +89,7 @@ struct Trainer {
 
 // The rank's weights, and the state of all ranks together.
 absl::Status ExpectEqual(Trainer& trainer, TestModel& plain_model, const PlainTraining& plain) {
-  EXPECT_EQ(trainer.model.Bytes(), plain_model.Bytes()) << "rank " << trainer.comm->rank();
+  EXPECT_TRUE(trainer.model.Bytes() == plain_model.Bytes()) << "rank " << trainer.comm->rank();
   EK_ASSIGN_OR_RETURN(const OptimizerState all, trainer.zero->Consolidate());
   EXPECT_TRUE(all == plain.state()) << "rank " << trainer.comm->rank();
   return absl::OkStatus();
@@ -258,6 +258,24 @@ TEST(ShardedOptimizerTest, AccumulatesOverSeveralBackwards) {
     }
     return ExpectEqual(*trainer, plain_model, plain);
   });
+}
+
+TEST(ShardedOptimizerTest, EndsOnEveryRankWhenOneFailsOrLeaves) {
+  for (bool leaves : {false, true}) {
+    const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+      for (int step = 0; step < 3; ++step) {
+        if (comm.rank() == 1 && step == 2) return leaves ? absl::OkStatus() : absl::DataLossError("no more data");
+        const absl::Status stepped = trainer->Step(step);
+        EXPECT_EQ(stepped.ok(), step < 2) << stepped;
+        EXPECT_TRUE(stepped.ok() || absl::StrContains(stepped.message(), "rank 1")) << stepped;
+        EK_RETURN_IF_ERROR(stepped);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(absl::StrContains(status.message(), leaves ? "rank 1" : "no more data")) << status;
+  }
 }
 
 TEST(ShardedOptimizerTest, NamesAGradientWithoutMemory) {
@@ -458,7 +476,7 @@ TEST(ShardedOptimizerStateTest, GoesOnFromAStateOfAnyWorldSizeShardedOrNot) {
           for (int i = 0; i < model.size(); ++i) model.params().SetGradState(i, GradState::kReduced);
           EK_RETURN_IF_ERROR(unsharded != nullptr ? unsharded->Step() : sharded->Step());
         }
-        EXPECT_EQ(model.Bytes(), at_save.Bytes());
+        EXPECT_TRUE(model.Bytes() == at_save.Bytes());
         OptimizerState state;
         if (unsharded != nullptr) {
           state = unsharded->state();
@@ -489,7 +507,7 @@ TEST(ShardedOptimizerStateTest, GoesOnFromAStateOfAnyWorldSizeShardedOrNot) {
             }
             whole.Step({0}, step, 1.0);
           }
-          EXPECT_EQ(model.Bytes(), plain_model.Bytes());
+          EXPECT_TRUE(model.Bytes() == plain_model.Bytes());
           EK_ASSIGN_OR_RETURN(const OptimizerState all, zero->Consolidate());
           EXPECT_TRUE(all == whole.state());
           return absl::OkStatus();

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -9,7 +11,12 @@ namespace evenkeel::internal {
 absl::StatusOr<std::vector<ShardBucket>> BucketsByOwner(std::span<const ParamSpec> specs, const OwnerTable& owners,
                                                         std::span<const int> chosen, Bytes cap) {
   std::vector<std::vector<int>> owned(owners.world_size());
-  for (int param : chosen) owned[owners.owner(param)].push_back(param);
+  for (int param : chosen) {
+    if (owners.owner(param) == kNoOwner) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " has no owner"));
+    }
+    owned[owners.owner(param)].push_back(param);
+  }
 
   std::vector<ShardBucket> buckets;
   for (int rank = 0; rank < owners.world_size(); ++rank) {

@@ -7,6 +7,7 @@
 // Units:   counts in elements.
 // Order:   buckets by owner, then by their first parameter; parameters ascending. One dtype per bucket.
 // Threads: immutable values and pure functions.
+// Errors:  InvalidArgument for a chosen or trained parameter without owner, or a negative cap.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_SHARD_PLAN_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_SHARD_PLAN_H_
@@ -33,7 +34,7 @@ struct ShardBucket {
   friend bool operator==(const ShardBucket&, const ShardBucket&) = default;
 };
 
-// The parameters `chosen` (ascending, all owned), in buckets that close at `cap`.
+// The parameters `chosen` (ascending), in buckets that close at `cap`.
 absl::StatusOr<std::vector<ShardBucket>> BucketsByOwner(std::span<const ParamSpec> specs, const OwnerTable& owners,
                                                         std::span<const int> chosen, Bytes cap);
 
@@ -48,7 +49,6 @@ struct ShardPlan {
   std::string note;   // For messages: what is frozen.
 };
 
-// Every trained parameter must have an owner.
 absl::StatusOr<ShardPlan> PlanShards(std::span<const ParamSpec> specs, OwnerTable owners, TrainableMask mask,
                                      uint64_t generation, Bytes cap);
 

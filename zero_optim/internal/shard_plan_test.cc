@@ -4,15 +4,13 @@
 #include <set>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/types.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::internal {
 namespace {
-
-using testing::ElementsAre;
 
 OwnerTable OwnersOf(const std::vector<ParamSpec>& specs, const TrainableMask& mask, int world_size) {
   std::vector<int64_t> sizes;
@@ -50,6 +48,14 @@ TEST(PlanShardsTest, IsEmptyIfNothingIsTrained) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_TRUE(plan->buckets.empty());
   EXPECT_TRUE(plan->schedule.entries.empty());
+}
+
+TEST(PlanShardsTest, RefusesATrainedParameterWithoutOwner) {
+  const std::vector<ParamSpec> specs = {{.count = 10}, {.count = 10}};
+  TrainableMask first(2);
+  first.Set(1, false);
+  const auto plan = PlanShards(specs, OwnersOf(specs, first, 2), TrainableMask(2), 0, kDefaultCap);
+  EXPECT_TRUE(absl::IsInvalidArgument(plan.status())) << plan.status();
 }
 
 TEST(PlanShardsTest, TellsPlansApartByOwnersAndByGeneration) {

@@ -1,5 +1,6 @@
 #include "evenkeel/bucket/data_parallel.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -308,6 +309,73 @@ TEST_P(DataParallelTest, AnAddressIsStableWithinAGenerationAndAForeignOneIsTaken
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 2));
     EXPECT_EQ(model.Gradient(3), before);
     EXPECT_EQ(model.params()[3].grad.data, slot.data);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(DataParallelTest, ReducesEachElementTypeInBucketsOfItsOwn) {
+  Run([&](Communicator& comm) -> absl::Status {
+    std::vector<float> a(5), da(5);
+    std::vector<double> b(3), db(3);
+    std::vector<BFloat16> c(4), dc(4);
+    ParameterSet params;
+    params.Add("a", absl::MakeSpan(a), absl::MakeSpan(da));
+    params.Add("b", absl::MakeSpan(b), absl::MakeSpan(db));
+    params.Add("c", absl::MakeSpan(c), absl::MakeSpan(dc));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, {}, Options(views())));
+    EXPECT_EQ(ddp->buckets().size(), 3u);
+    for (int step = 0; step < 3; ++step) {
+      params.ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      const double gradient = comm.rank() + 1;
+      for (float& g : params[0].grad.as<float>()) g = static_cast<float>(gradient);
+      for (double& g : params[1].grad.as<double>()) g = gradient;
+      for (BFloat16& g : params[2].grad.as<BFloat16>()) g = BFloat16(static_cast<float>(gradient));
+      for (int p = 0; p < 3; ++p) {
+        params.SetGradState(p, GradState::kLocal);
+        EK_RETURN_IF_ERROR(ddp->GradientReady(p));
+      }
+      EK_RETURN_IF_ERROR(ddp->FinishStep());
+      const double mean = (comm.world_size() + 1) / 2.0;
+      EXPECT_FLOAT_EQ(params[0].grad.as<float>()[4], static_cast<float>(mean));
+      EXPECT_DOUBLE_EQ(params[1].grad.as<double>()[2], mean);
+      EXPECT_NEAR(static_cast<float>(params[2].grad.as<BFloat16>()[3]), mean, mean / 128);
+    }
+    return absl::OkStatus();
+  });
+}
+
+// What a sharded optimizer may bring: each bucket goes to one rank only, which is told when it is there.
+class ToOwner : public BucketReduction {
+ public:
+  ToOwner(int world_size, std::vector<int>* arrived) : world_size_(world_size), arrived_(arrived) {}
+  Collective CollectiveFor(const BucketInfo& bucket) const override {
+    return {.kind = CollectiveKind::kReduce, .root = bucket.index % world_size_};
+  }
+  absl::Status OnReduced(const BucketInfo& bucket) override {
+    arrived_->push_back(bucket.index);
+    return absl::OkStatus();
+  }
+
+ private:
+  const int world_size_;
+  std::vector<int>* const arrived_;
+};
+
+TEST_P(DataParallelTest, AReductionOfOnesOwnTakesThePlaceOfAllReduce) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    std::vector<int> arrived;
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
+                                                       std::make_unique<ToOwner>(comm.world_size(), &arrived)));
+    for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+    for (const BucketInfo& bucket : ddp->buckets()) {
+      const bool is_owner = bucket.index % comm.world_size() == comm.rank();
+      for (int param : bucket.params) {
+        EXPECT_EQ(model.params().grad_state(param), is_owner ? GradState::kReduced : GradState::kNone);
+      }
+      EXPECT_EQ(std::count(arrived.begin() + (comm.rank() == 0 ? 1 : 0), arrived.end(), bucket.index), is_owner ? 2 : 0);
+    }
     return absl::OkStatus();
   });
 }

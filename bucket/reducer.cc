@@ -136,14 +136,14 @@ std::vector<BucketInfo> Reducer::buckets() const {
 }
 
 absl::Status Reducer::RebuildNow() {
-  if (recorded_key_.empty()) return absl::OkStatus();
+  if (recorded_topic_.empty()) return absl::OkStatus();
   if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't rebuild inside a step"));
-  EK_ASSIGN_OR_RETURN(std::string bytes, comm_->control().Get(recorded_key_, comm_->timeout()));
+  EK_ASSIGN_OR_RETURN(std::string bytes, comm_->control().Receive(recorded_topic_, comm_->timeout()));
   EK_ASSIGN_OR_RETURN(std::vector<int> order, ParseOrder(bytes, params_->size()));
   PlanState next = state_;
   AdoptOrder(next, order);
   EK_RETURN_IF_ERROR(Install(std::move(next)));
-  recorded_key_.clear();
+  recorded_topic_.clear();
   return absl::OkStatus();
 }
 
@@ -169,7 +169,7 @@ absl::Status Reducer::RefreshTrainable() {
   AdoptMask(next, params_->mask());
   EK_RETURN_IF_ERROR(Install(std::move(next)));
   seen_mask_version_ = params_->mask_version();
-  recorded_key_.clear();
+  recorded_topic_.clear();
   return absl::OkStatus();
 }
 
@@ -178,7 +178,7 @@ absl::Status Reducer::ImportPlan(const PlanState& state) {
   EK_RETURN_IF_ERROR(params_->SetTrainable(state.mask));
   EK_RETURN_IF_ERROR(Install(state));
   seen_mask_version_ = params_->mask_version();
-  recorded_key_.clear();
+  recorded_topic_.clear();
   return absl::OkStatus();
 }
 
@@ -264,10 +264,13 @@ absl::Status Reducer::Complete(BucketLauncher& launcher) {
   EK_RETURN_IF_ERROR(launcher.Wait());
   for (int b = 0; b < storage_->size(); ++b) {
     const BucketInfo& bucket = storage_->bucket(b);
+    const Collective& what = schedule_.entries[b];
+    const bool is_here = what.kind != CollectiveKind::kReduce || what.root == comm_->rank();
     for (int param : bucket.params) {
-      storage_->CopyOut(*params_, param);
-      params_->SetGradState(param, GradState::kReduced);
+      if (is_here) storage_->CopyOut(*params_, param);
+      params_->SetGradState(param, is_here ? GradState::kReduced : GradState::kNone);
     }
+    if (!is_here) continue;
     EK_RETURN_IF_ERROR(reduction_->OnReduced(bucket));
   }
   return absl::OkStatus();
@@ -275,9 +278,11 @@ absl::Status Reducer::Complete(BucketLauncher& launcher) {
 
 // The order of the lowest rank active in the recorded step becomes everybody's: a rank without inputs has none to give.
 void Reducer::RecordFor(const StepAnswer& answer) {
-  if (state_.order_final || !recorded_key_.empty()) return;
-  recorded_key_ = absl::StrCat("order/", name_, "/", state_.generation);
-  if (answer.lowest_active == comm_->rank()) comm_->control().Put(recorded_key_, SerializeOrder(tracker_.order()));
+  if (state_.order_final || !recorded_topic_.empty()) return;
+  recorded_topic_ = absl::StrCat("order/", name_, "/", state_.generation);
+  if (answer.lowest_active != comm_->rank()) return;
+  const std::string order = SerializeOrder(tracker_.order());
+  for (int rank = 0; rank < comm_->world_size(); ++rank) comm_->control().Send(rank, recorded_topic_, order);
 }
 
 absl::Status Reducer::EndWith(const absl::Status& error) {

@@ -131,9 +131,9 @@ class Reducer {
   Schedule schedule_;
   ReadyTracker tracker_;
 
-  // Under which key the order waits to be adopted: while state_.order_final is false, a synchronising step records it
-  // and the next step adopts it. Empty: nothing waits.
-  std::string recorded_key_;
+  // Under which topic the order comes that is to be adopted: while state_.order_final is false, a synchronising step
+  // records it and the next step adopts it. Empty: none is to come.
+  std::string recorded_topic_;
 
   // The step that is running.
   std::shared_ptr<StepTicket> ticket_;

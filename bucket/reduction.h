@@ -35,8 +35,10 @@ struct BucketInfo {
 class BucketReduction {
  public:
   virtual ~BucketReduction() = default;
-  // Kind (all_reduce or reduce) and root; the reducer fills in the rest.
+  // Kind (all_reduce or reduce) and root; the reducer fills in the rest. After a reduce the root has the gradients; on
+  // other ranks they are none. Called on all ranks with the same buckets, and must answer the same.
   virtual Collective CollectiveFor(const BucketInfo& bucket) const = 0;
+  // The bucket is reduced, on this rank.
   virtual absl::Status OnReduced(const BucketInfo& /*bucket*/) { return absl::OkStatus(); }
 };
 

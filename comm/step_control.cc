@@ -186,7 +186,7 @@ bool StepTicket::IsAnswered() const {
 void StepTicket::OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)> callback) {
   {
     absl::MutexLock lock(&mutex_);
-    if (answer_ == nullptr) {
+    if (answer_ == nullptr || is_calling_back_) {
       callbacks_.push_back(std::move(callback));
       return;
     }
@@ -195,14 +195,19 @@ void StepTicket::OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)>
 }
 
 void StepTicket::Resolve(absl::StatusOr<StepAnswer> answer) {
-  std::vector<std::function<void(const absl::StatusOr<StepAnswer>&)>> callbacks;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (answer_ != nullptr) return;
-    answer_ = std::make_unique<absl::StatusOr<StepAnswer>>(std::move(answer));
-    callbacks.swap(callbacks_);
+  absl::MutexLock lock(&mutex_);
+  if (answer_ != nullptr) return;
+  answer_ = std::make_unique<absl::StatusOr<StepAnswer>>(std::move(answer));
+  // In order, whichever thread asks meanwhile: what is announced in a step must reach dry ranks before its end does.
+  is_calling_back_ = true;
+  while (!callbacks_.empty()) {
+    const auto callback = std::move(callbacks_.front());
+    callbacks_.pop_front();
+    mutex_.Unlock();
+    callback(*answer_);
+    mutex_.Lock();
   }
-  for (const auto& callback : callbacks) callback(*answer_);
+  is_calling_back_ = false;
 }
 
 // StepControl --------------------------------------------------------------------------------------------------------

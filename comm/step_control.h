@@ -99,7 +99,7 @@ class StepTicket {
  public:
   // Blocks until all records are in; from any thread.
   absl::StatusOr<StepAnswer> Wait() const;
-  // Runs on the control thread, or at once if the answer is there. Must not block.
+  // Runs on the control thread, or at once if the answer is there; always in the order of the calls. Must not block.
   void OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)> callback);
   bool IsAnswered() const;
 
@@ -113,7 +113,8 @@ class StepTicket {
   Communicator* const comm_;
   mutable absl::Mutex mutex_;
   std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::function<void(const absl::StatusOr<StepAnswer>&)>> callbacks_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<void(const absl::StatusOr<StepAnswer>&)>> callbacks_ ABSL_GUARDED_BY(mutex_);
+  bool is_calling_back_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // Something that the lowest active rank did in a step and that joined ranks must do too.

@@ -32,6 +32,8 @@ class Counter : public Joinable {
     EK_RETURN_IF_ERROR(Notify().status());
     return Add(1.0f);
   }
+  // Begins a step and waits for nobody.
+  absl::Status Touch() { return Notify().status(); }
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override {
     argument = options.hook_args.contains("argument") ? options.hook_args.at("argument") : "";
@@ -39,6 +41,7 @@ class Counter : public Joinable {
   }
   JoinPhase join_phase() const override { return phase_; }
 
+  bool only_touches = false;
   float total = 0;
   int shadowed = 0;
   int post_hooks = 0;
@@ -53,6 +56,7 @@ class Counter : public Joinable {
     explicit Hook(Counter* owner) : owner_(owner) {}
     absl::Status MainHook(const StepAnswer&) override {
       ++owner_->shadowed;
+      if (owner_->only_touches) return absl::OkStatus();
       if (owner_->log != nullptr) owner_->log->push_back(owner_->join_name());
       return owner_->Add(0.0f);
     }
@@ -257,6 +261,30 @@ TEST_P(JoinTest, ActionsOfTheLowestActiveRankReachDryRanksOnly) {
       EXPECT_TRUE(counter.actions.empty());
     } else {
       EXPECT_THAT(counter.actions, ElementsAre("lr 1", "lr 2"));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// The active rank is steps ahead, so answers, announcements and ends of steps race on its side.
+TEST_P(JoinTest, ActionsComeBeforeTheEndOfTheirStep) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    counter.only_touches = true;
+    const int steps = comm.rank() == 0 ? 300 : 0;
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope& scope) -> absl::Status {
+      for (int i = 0; i < steps; ++i) {
+        EK_RETURN_IF_ERROR(counter.Touch());
+        EK_RETURN_IF_ERROR(scope.communicator().steps().Announce(counter.join_name(), absl::StrCat(i)));
+      }
+      return absl::OkStatus();
+    }));
+    if (comm.rank() > 0) {
+      EXPECT_EQ(counter.shadowed, 300);
+      EXPECT_EQ(counter.actions.size(), 300u);
+      for (size_t i = 0; i < counter.actions.size(); ++i) EXPECT_EQ(counter.actions[i], absl::StrCat(i));
     }
     return absl::OkStatus();
   });

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
@@ -401,6 +402,31 @@ TEST(StepsTest, UnevenStepsWithoutJoinAreAnErrorOnAllRanks) {
     EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition) << result;
     EXPECT_THAT(std::string(result.message()), HasSubstr("disagree"));
   }
+}
+
+// What is announced in a step must leave before the step's end does, although another thread says that.
+TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
+  auto group = CreateLocalGroup(2);
+  ASSERT_TRUE(group.ok()) << group.status();
+  int who = 0;
+  auto ticket = (*group)[0]->steps().Enter(&who, 0);
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  absl::Notification started, go, done;
+  std::vector<std::string> order;
+  (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) {
+    started.Notify();
+    go.WaitForNotification();
+  });
+  (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) { order.push_back("announced"); });
+  ASSERT_TRUE((*group)[1]->steps().Enter(&who, 0).ok());
+  started.WaitForNotification();  // The control thread is in the first callback; the answer is there.
+  (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) {
+    order.push_back("ended");
+    done.Notify();
+  });
+  go.Notify();
+  done.WaitForNotification();
+  EXPECT_THAT(order, ElementsAre("announced", "ended"));
 }
 
 TEST(StepRecordTest, SurvivesTheWireAndRefusesEverythingElse) {

@@ -1,0 +1,96 @@
+#include "evenkeel/trainer/rank_setup.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/cnn.h"
+#include "evenkeel/trainer/freeze_schedule.h"
+#include "evenkeel/trainer/mlp.h"
+#include "evenkeel/trainer/model_file.h"
+
+namespace evenkeel {
+namespace {
+
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options) {
+  if (options.model == ModelKind::kMlp) return MakeMlp({.hidden = options.hidden, .seed = options.seed});
+  return MakeCnn({.seed = options.seed});
+}
+
+// A run should not find out at its end that it can't write what it is for.
+absl::Status CheckCanWrite(absl::string_view flag, const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const size_t slash = path.rfind('/');
+  std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
+  if (folder.empty()) folder = "/";
+  const std::string what = absl::StrCat("--", flag, "=", path);
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat(what, ": cannot write to the folder ", folder));
+  }
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return absl::OkStatus();
+  if (S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(what, ": this is a folder"));
+  if (access(path.c_str(), W_OK) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, absl::StrCat(what, ": cannot overwrite it"));
+}
+
+// A status as bytes that have room for any message: code, space, message. OK is empty.
+std::string Serialize(const absl::Status& status) {
+  return status.ok() ? "" : absl::StrCat(static_cast<int>(status.code()), " ", status.message());
+}
+
+absl::Status Parse(absl::string_view bytes) {
+  const size_t space = bytes.find(' ');
+  int code = 0;
+  if (space == absl::string_view::npos || !absl::SimpleAtoi(bytes.substr(0, space), &code) || code == 0) {
+    return absl::InternalError("a malformed status");
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code), bytes.substr(space + 1));
+}
+
+}  // namespace
+
+absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
+                                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, int rank,
+                                      int world_size) {
+  EK_RETURN_IF_ERROR(data.status());
+  RankSetup setup{.data = *data};
+  EK_ASSIGN_OR_RETURN(setup.plan, MakeStepPlan({.world_size = world_size,
+                                                .samples = setup.data->train.size(),
+                                                .batch_size = options.batch_size,
+                                                .epochs = options.epochs,
+                                                .max_steps = options.max_steps,
+                                                .rank_steps = options.rank_steps,
+                                                .must_be_even = !options.joins,
+                                                .stops_early = options.stops_early}));
+  EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options));
+  EK_RETURN_IF_ERROR(Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
+  if (rank != 0) return setup;
+  if (!options.init_file.empty()) {
+    EK_RETURN_IF_ERROR(Annotate(LoadModel(options.init_file, *setup.model), "--init"));
+  }
+  EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
+  EK_RETURN_IF_ERROR(CheckCanWrite("metrics", options.metrics_file));
+  return setup;
+}
+
+absl::Status AgreeOnSetup(Communicator& comm, const absl::Status& mine) {
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
+                      comm.control().Exchange("setup", Serialize(mine), comm.timeout()));
+  const auto failed = std::find_if(parts.begin(), parts.end(), [](const std::string& part) { return !part.empty(); });
+  if (failed == parts.end()) return absl::OkStatus();
+  const absl::Status status = Parse(*failed);
+  const bool is_everywhere = std::count(parts.begin(), parts.end(), *failed) == comm.world_size();
+  return is_everywhere ? status : Annotate(status, absl::StrCat("rank ", failed - parts.begin()));
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,177 @@
+#include "evenkeel/trainer/run_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/model.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr size_t kRanksToList = 8;
+constexpr double kLossMemory = 0.95;  // Of the running mean, per step.
+
+absl::string_view NameOf(ModelKind model) { return model == ModelKind::kMlp ? "mlp" : "cnn"; }
+
+int64_t CountElements(const Model& model) {
+  int64_t count = 0;
+  for (int i = 0; i < model.parameters().size(); ++i) count += model.parameters()[i].value.count;
+  return count;
+}
+
+// "rank 0: 313 batches, rank 1: 312".
+std::string DescribeBatches(const std::vector<int64_t>& batches) {
+  std::string text;
+  for (size_t rank = 0; rank < std::min(batches.size(), kRanksToList); ++rank) {
+    absl::StrAppend(&text, rank == 0 ? "" : ", ", "rank ", rank, ": ", batches[rank], rank == 0 ? " batches" : "");
+  }
+  if (batches.size() <= kRanksToList) return text;
+  const auto [fewest, most] = std::minmax_element(batches.begin(), batches.end());
+  return absl::StrCat(text, ", ...; ", *fewest, " to ", *most);
+}
+
+std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
+  if (!plan.is_uneven()) return "even";
+  if (options.stops_early) return "uneven, all stop with the first that runs dry";
+  if (!options.joins) return "cut to the same number";
+  return absl::StrCat("uneven, joined, gradients divided by the ", options.divides_by_initial ? "initial" : "effective",
+                      " number of ranks");
+}
+
+}  // namespace
+
+RunReport::RunReport(std::FILE* out, const StepPlan& plan, std::unique_ptr<MetricsWriter> metrics)
+    : out_(out),
+      plan_(plan),
+      metrics_(std::move(metrics)),
+      start_(absl::Now()),
+      progress_(out, {.total_steps = plan.total_steps, .epochs = plan.epochs()}) {}
+
+absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, const TrainOptions& options,
+                                                             absl::string_view backend, const TrainingRun& run) {
+  std::unique_ptr<MetricsWriter> metrics;
+  if (!options.metrics_file.empty()) {
+    EK_ASSIGN_OR_RETURN(metrics, MetricsWriter::Create(options.metrics_file));
+  }
+  std::unique_ptr<RunReport> report(new RunReport(out, run.plan(), std::move(metrics)));
+  EK_RETURN_IF_ERROR(report->OnStart(options, backend, run));
+  return report;
+}
+
+absl::Status RunReport::OnStart(const TrainOptions& options, absl::string_view backend, const TrainingRun& run) {
+  const int64_t elements = CountElements(run.model());
+  const size_t ranks = plan_.batches.size();
+  absl::FPrintF(out_, "%s with %d parameters on %d rank%s over %s\n", NameOf(options.model), elements, ranks,
+                ranks == 1 ? "" : "s", backend);
+  absl::FPrintF(out_, "%s%s, %s\n", ToString(options.rule), options.decay == Decay::kLinear ? " with linear decay" : "",
+                options.shards_optimizer ? "state sharded" : "state on every rank");
+  absl::FPrintF(out_, "batches of %d per epoch: %s (%s)\n", options.batch_size, DescribeBatches(plan_.batches),
+                DescribeJoin(options, plan_));
+  std::fflush(out_);
+  return WriteMetrics({{"event", "run"},
+                       {"model", std::string(NameOf(options.model))},
+                       {"parameters", elements},
+                       {"world_size", ranks},
+                       {"backend", std::string(backend)},
+                       {"optimizer", ToString(options.rule)},
+                       {"zero", options.shards_optimizer},
+                       {"join", options.joins},
+                       {"batch_size", options.batch_size},
+                       {"total_steps", plan_.total_steps}});
+}
+
+absl::Status RunReport::OnStep(const StepFacts& facts) {
+  if (state_.epoch != facts.epoch) rank0_samples_ = rank0_correct_ = 0;
+  state_.epoch = facts.epoch;
+  state_.step = facts.step + 1;
+  state_.samples += facts.samples;
+  if (facts.own.has_value()) {
+    const double memory = facts.step == 0 ? 0 : kLossMemory;
+    rank0_loss_ = memory * rank0_loss_ + (1 - memory) * facts.own->loss_mean;
+    rank0_samples_ += facts.own_samples;
+    rank0_correct_ += facts.own->correct;
+    state_.loss = rank0_loss_;
+    state_.accuracy = static_cast<double>(rank0_correct_) / static_cast<double>(rank0_samples_);
+  }
+  progress_.Update(state_, absl::Now());
+
+  if (metrics_ == nullptr) return absl::OkStatus();
+  const bool has_own = facts.own.has_value() && facts.own_samples > 0;
+  return WriteMetrics({{"event", "step"},
+                       {"epoch", facts.epoch},
+                       {"step", facts.step},
+                       {"active", facts.active},
+                       {"samples", facts.samples},
+                       {"learning_rate", facts.learning_rate},
+                       {"loss", has_own ? facts.own->loss_mean : NAN},
+                       {"accuracy", has_own ? facts.own->correct / static_cast<double>(facts.own_samples) : NAN},
+                       {"sync_ms", has_own ? absl::ToDoubleMilliseconds(facts.sync) : NAN},
+                       {"seconds", absl::ToDoubleSeconds(Elapsed())}});
+}
+
+absl::Status RunReport::ReportDryRanks(int epoch, const EpochResult& result) {
+  const auto [fewest, most] = std::minmax_element(result.batches_done.begin(), result.batches_done.end());
+  for (size_t rank = 0; rank < result.batches_done.size(); ++rank) {
+    const bool is_dry = result.stopped_early
+                            ? result.batches_done[rank] == plan_.BatchesOf(static_cast<int>(rank), epoch)
+                            : *fewest < *most && result.batches_done[rank] < *most;
+    if (!is_dry) continue;
+    EK_RETURN_IF_ERROR(
+        WriteMetrics({{"event", "dry"}, {"epoch", epoch}, {"rank", rank}, {"batches", result.batches_done[rank]}}));
+    if (!result.stopped_early) continue;
+    absl::FPrintF(out_, "rank %d has run out of batches after %d: all ranks stop (--stop_early)\n", rank,
+                  result.batches_done[rank]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
+  progress_.Finish();
+  EK_RETURN_IF_ERROR(ReportDryRanks(epoch, result));
+  absl::FPrintF(out_, "epoch %d/%d  training loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  after %.1f s\n",
+                epoch + 1, plan_.epochs(), result.training.loss_mean(), result.training.accuracy(), test.loss_mean(),
+                test.accuracy(), absl::ToDoubleSeconds(Elapsed()));
+  std::fflush(out_);
+  return WriteMetrics({{"event", "epoch"},
+                       {"epoch", epoch},
+                       {"train_samples", result.training.samples},
+                       {"train_loss", result.training.loss_mean()},
+                       {"train_accuracy", result.training.accuracy()},
+                       {"test_loss", test.loss_mean()},
+                       {"test_accuracy", test.accuracy()},
+                       {"stopped_early", result.stopped_early},
+                       {"seconds", absl::ToDoubleSeconds(Elapsed())}});
+}
+
+absl::Status RunReport::OnSaved(absl::string_view path) {
+  absl::FPrintF(out_, "saved %s\n", path);
+  return absl::OkStatus();
+}
+
+absl::Status RunReport::OnEnd(const Evaluation& test) {
+  EK_RETURN_IF_ERROR(WriteMetrics({{"event", "test"},
+                                   {"samples", test.samples},
+                                   {"correct", test.correct},
+                                   {"loss", test.loss_mean()},
+                                   {"accuracy", test.accuracy()},
+                                   {"seconds", absl::ToDoubleSeconds(Elapsed())}}));
+  absl::FPrintF(out_, "test_accuracy=%.4f\n", test.accuracy());
+  if (std::fflush(out_) == 0) return absl::OkStatus();
+  return absl::UnavailableError("cannot write to standard output");
+}
+
+absl::Status RunReport::WriteMetrics(std::initializer_list<MetricsField> fields) {
+  return metrics_ == nullptr ? absl::OkStatus() : metrics_->Write(fields);
+}
+
+absl::Duration RunReport::Elapsed() const { return absl::Now() - start_; }
+
+}  // namespace evenkeel

@@ -1,0 +1,187 @@
+// Trains a model on this host's CPU with several ranks: see --help.
+//
+//   no torchrun, Slurm or MPI around   check everything -> start --nproc processes of this program (or threads)
+//   one of them around                 be one rank: join the group -> agree that all is well -> train
+//
+// The process that starts the others runs no kernel, so that it forks before OpenMP has threads.
+
+#include <gflags/gflags.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/compute_threads.h"
+#include "evenkeel/trainer/flag_help.h"
+#include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/train_rank.h"
+#include "evenkeel/trainer/training_data.h"
+
+namespace {
+const evenkeel::TrainFlags kDefaults;
+}  // namespace
+
+DEFINE_string(model, kDefaults.model, "=M mlp (784-hidden-10) or cnn (a small ResNet with batch norm)");
+DEFINE_int32(hidden, kDefaults.hidden, "hidden units of the mlp");
+DEFINE_string(init, kDefaults.init, "=FILE start from these weights (safetensors)");
+DEFINE_string(save, kDefaults.save, "=FILE write the trained weights there (safetensors)");
+
+DEFINE_string(data_dir, kDefaults.data_dir, "=DIR folder with MNIST-style IDX files, plain or .gz");
+DEFINE_bool(shuffle, kDefaults.shuffle, "another order of the samples in each epoch");
+DEFINE_uint64(seed, kDefaults.seed, "of the first weights and the shuffling");
+DEFINE_int64(batch_size, kDefaults.batch_size, "samples per rank and step");
+DEFINE_int32(epochs, kDefaults.epochs, "passes over the data");
+DEFINE_int64(max_steps, kDefaults.max_steps, "end after so many steps of the group; 0 is no limit");
+DEFINE_string(rank_steps, kDefaults.rank_steps,
+              "=N,N,... batches of each rank per epoch, uneven on purpose (default: all the data)");
+
+DEFINE_string(optimizer, kDefaults.optimizer, "=O sgd, adam or adamw");
+DEFINE_double(lr, 0, "learning rate (default: adam and adamw 0.004 for cnn, 0.001 for mlp; sgd 0.1)");
+DEFINE_string(lr_decay, kDefaults.lr_decay,
+              "=D none, linear (to 0 at the end), or by default auto: linear for cnn without --lr, else none");
+DEFINE_double(momentum, kDefaults.momentum, "of sgd");
+DEFINE_double(weight_decay, 0, "decoupled for adamw, else L2 (default: adamw 0.01, else 0)");
+DEFINE_bool(zero, kDefaults.zero, "spread the optimizer's state over the ranks");
+
+DEFINE_int32(nproc, kDefaults.nproc, "ranks to start on this host; none under torchrun, Slurm or MPI");
+DEFINE_string(backend, kDefaults.backend,
+              "=B gloo (processes, TCP), local (threads of this process), or auto: what fits");
+DEFINE_bool(join, kDefaults.join, "ranks that run out of batches go on with the others");
+DEFINE_string(divide_by, kDefaults.divide_by,
+              "=D gradients are divided by the initial number of ranks, or the effective one: those with a batch");
+DEFINE_bool(stop_early, kDefaults.stop_early, "all ranks stop when the first has run out, then evaluate and save");
+
+DEFINE_double(bucket_cap_mb, kDefaults.bucket_cap_mb, "size of gradient buckets; 0 is a bucket per parameter");
+DEFINE_double(first_bucket_mb, kDefaults.first_bucket_mb, "size of the first one: smaller, so that it leaves early");
+DEFINE_bool(grad_view, kDefaults.grad_view, "gradients lie in the buckets: no copies");
+DEFINE_string(auto_refresh_trainable, kDefaults.auto_refresh_trainable,
+              "=W always, never or N: look for frozen parameters in each, no or every N-th step");
+DEFINE_string(freeze, kDefaults.freeze, "=P@A:B,... freeze parameters whose name begins with P from step A until B");
+
+DEFINE_string(metrics, kDefaults.metrics, "=FILE write JSON lines: every step, epoch and the end");
+
+namespace evenkeel {
+namespace {
+
+const FlagGroup kFlagGroups[] = {
+    {"Model", {"model", "hidden", "init", "save"}},
+    {"Data", {"data_dir", "shuffle", "seed", "batch_size", "epochs", "max_steps", "rank_steps"}},
+    {"Optimizer", {"optimizer", "lr", "lr_decay", "momentum", "weight_decay", "zero"}},
+    {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early"}},
+    {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
+    {"Output", {"metrics"}},
+};
+
+constexpr char kSummary[] = R"(Trains a model on Fashion-MNIST, or on your own images, with several ranks.
+
+  bazel run //trainer:train
+  bazel run //trainer:train -- --model=mlp --nproc=4 --epochs=1
+  bazel run //trainer:train -- --model=mlp --rank_steps=3,5 --divide_by=effective --save=mlp.safetensors
+  bazel run //trainer:train -- --model=mlp --freeze=fc1@100:200 --metrics=run.jsonl
+  torchrun --no_python --nproc_per_node=2 train --model=cnn
+
+The last line of the output is test_accuracy=0.xxxx. Relative paths mean the folder you are in.
+
+)";
+
+// Help, for whatever spelling of it gflags knows.
+bool WantsHelp() {
+  for (const char* name : {"help", "helpfull", "helpshort", "helppackage", "helpxml"}) {
+    std::string value;
+    if (gflags::GetCommandLineOption(name, &value) && value == "true") return true;
+  }
+  return false;
+}
+
+template <typename Value>
+std::optional<Value> IfGiven(const char* name, Value value) {
+  return gflags::GetCommandLineFlagInfoOrDie(name).is_default ? std::nullopt : std::optional<Value>(value);
+}
+
+TrainFlags FlagsAsGiven() {
+  return {
+      .model = FLAGS_model,
+      .hidden = FLAGS_hidden,
+      .data_dir = FLAGS_data_dir,
+      .shuffle = FLAGS_shuffle,
+      .seed = FLAGS_seed,
+      .nproc = FLAGS_nproc,
+      .backend = FLAGS_backend,
+      .epochs = FLAGS_epochs,
+      .max_steps = FLAGS_max_steps,
+      .batch_size = FLAGS_batch_size,
+      .rank_steps = FLAGS_rank_steps,
+      .optimizer = FLAGS_optimizer,
+      .lr = IfGiven("lr", FLAGS_lr),
+      .lr_decay = FLAGS_lr_decay,
+      .momentum = FLAGS_momentum,
+      .weight_decay = IfGiven("weight_decay", FLAGS_weight_decay),
+      .zero = FLAGS_zero,
+      .join = FLAGS_join,
+      .divide_by = FLAGS_divide_by,
+      .stop_early = FLAGS_stop_early,
+      .bucket_cap_mb = FLAGS_bucket_cap_mb,
+      .first_bucket_mb = FLAGS_first_bucket_mb,
+      .grad_view = FLAGS_grad_view,
+      .auto_refresh_trainable = FLAGS_auto_refresh_trainable,
+      .freeze = FLAGS_freeze,
+      .init = FLAGS_init,
+      .save = FLAGS_save,
+      .metrics = FLAGS_metrics,
+  };
+}
+
+int Fail(const absl::Status& status) {
+  std::cerr << absl::StrCat("train: ", status.message(), "\n");
+  return EXIT_FAILURE;
+}
+
+// An equal share of this host's cores.
+int ThreadsPerRank(int ranks_on_host) {
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, ranks_on_host));
+}
+
+absl::Status RunThreads(const TrainOptions& options) {
+  const auto data = LoadTrainingData(options.data_dir);
+  EK_RETURN_IF_ERROR(PrepareRank(options, data, 0, options.nproc).status());
+  return RunRanks(options.nproc, [&](Communicator& comm) {
+    SetComputeThreads(ThreadsPerRank(options.nproc));
+    return TrainRank(comm, options, data, stdout).status;
+  });
+}
+
+absl::Status Main() {
+  EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(FlagsAsGiven()));
+  return RunThreads(options);
+}
+
+}  // namespace
+}  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  // Under `bazel run` this is where the user is.
+  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
+    return evenkeel::Fail(absl::ErrnoToStatus(errno, absl::StrCat("cannot go to ", folder)));
+  }
+  gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
+  if (evenkeel::WantsHelp()) {
+    std::cout << evenkeel::kSummary << evenkeel::FlagHelp(evenkeel::kFlagGroups);
+    return EXIT_SUCCESS;
+  }
+  if (argc > 1) {
+    return evenkeel::Fail(absl::InvalidArgumentError(absl::StrCat("\"", argv[1], "\" is no flag; see --help")));
+  }
+  const absl::Status status = evenkeel::Main();
+  return status.ok() ? EXIT_SUCCESS : evenkeel::Fail(status);
+}

@@ -1,0 +1,170 @@
+#include "evenkeel/trainer/train_options.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr int kMaxRanksPerHost = 1024;  // More are a typing error, not a wish.
+constexpr double kMaxBucketMegabytes = 100000;
+
+template <typename Value>
+using Choices = std::initializer_list<std::pair<absl::string_view, Value>>;
+
+template <typename Value>
+absl::StatusOr<Value> Choose(absl::string_view flag, absl::string_view given, Choices<Value> choices) {
+  for (const auto& [name, value] : choices) {
+    if (name == given) return value;
+  }
+  const auto name_of = [](std::string* out, const auto& choice) { absl::StrAppend(out, choice.first); };
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", given, " is not possible; choose ", absl::StrJoin(choices, ", ", name_of)));
+}
+
+template <typename Number>
+absl::Status CheckRange(absl::string_view flag, Number given, Number lowest, Number highest) {
+  if (given >= lowest && given <= highest) return absl::OkStatus();  // False for NaN.
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", given, " is not possible; it goes from ", lowest, " to ", highest));
+}
+
+template <typename Number>
+absl::Status CheckAtLeast(absl::string_view flag, Number given, Number lowest) {
+  if (given >= lowest && std::isfinite(static_cast<double>(given))) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", given, " is not possible; it must be at least ", lowest));
+}
+
+bool ParseCount(absl::string_view text, int64_t& count) {
+  return !text.empty() && absl::ascii_isdigit(text[0]) && absl::SimpleAtoi(text, &count);
+}
+
+absl::StatusOr<std::vector<int64_t>> ParseRankSteps(absl::string_view text) {
+  std::vector<int64_t> steps;
+  if (text.empty()) return steps;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    if (!ParseCount(part, steps.emplace_back())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--rank_steps=", text, ": \"", part, "\" is no number of batches; an example is 3,5"));
+    }
+  }
+  return steps;
+}
+
+absl::StatusOr<int> ParseRefresh(absl::string_view text) {
+  if (text == "always") return 1;
+  if (text == "never") return 0;
+  int64_t every = 0;
+  if (ParseCount(text, every) && every >= 1 && every <= INT32_MAX) return static_cast<int>(every);
+  return absl::InvalidArgumentError(
+      absl::StrCat("--auto_refresh_trainable=", text, " is not possible; choose always, never, or a number of steps"));
+}
+
+double DefaultLearningRate(ModelKind model, absl::string_view optimizer) {
+  if (optimizer == "sgd") return 0.1;
+  return model == ModelKind::kCnn ? 4e-3 : 1e-3;
+}
+
+absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
+  enum class Kind { kSgd, kAdam, kAdamW };
+  EK_ASSIGN_OR_RETURN(const Kind kind,
+                      Choose<Kind>("optimizer", flags.optimizer,
+                                   {{"sgd", Kind::kSgd}, {"adam", Kind::kAdam}, {"adamw", Kind::kAdamW}}));
+  const double lr = flags.lr.value_or(DefaultLearningRate(model, flags.optimizer));
+  EK_RETURN_IF_ERROR(CheckAtLeast("lr", lr, 0.0));
+  EK_RETURN_IF_ERROR(CheckAtLeast("momentum", flags.momentum, 0.0));
+  if (kind != Kind::kSgd && flags.momentum != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--momentum is for --optimizer=sgd; ", flags.optimizer, " has its own"));
+  }
+  const double decay = flags.weight_decay.value_or(kind == Kind::kAdamW ? AdamW().weight_decay : 0);
+  EK_RETURN_IF_ERROR(CheckAtLeast("weight_decay", decay, 0.0));
+  switch (kind) {
+    case Kind::kSgd:
+      return Sgd{.learning_rate = lr, .momentum = flags.momentum, .weight_decay = decay};
+    case Kind::kAdam:
+      return Adam{.learning_rate = lr, .weight_decay = decay};
+    default:
+      return AdamW{.learning_rate = lr, .weight_decay = decay};
+  }
+}
+
+absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
+  const bool is_default_run = model == ModelKind::kCnn && !flags.lr.has_value();
+  return Choose<Decay>(
+      "lr_decay", flags.lr_decay,
+      {{"auto", is_default_run ? Decay::kLinear : Decay::kNone}, {"none", Decay::kNone}, {"linear", Decay::kLinear}});
+}
+
+absl::StatusOr<BackendKind> ParseBackend(absl::string_view text) {
+  if (text == "nccl") {
+    return absl::InvalidArgumentError(
+        "--backend=nccl is for tensors on a GPU, and the models of this trainer are on the CPU; choose gloo");
+  }
+  return Choose<BackendKind>(
+      "backend", text, {{"auto", BackendKind::kAuto}, {"local", BackendKind::kLocal}, {"gloo", BackendKind::kGloo}});
+}
+
+absl::Status CheckNumbers(const TrainFlags& flags) {
+  EK_RETURN_IF_ERROR(CheckRange("hidden", flags.hidden, 1, 65536));
+  EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc, 1, kMaxRanksPerHost));
+  EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs, 1));
+  EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckRange("batch_size", flags.batch_size, int64_t{1}, int64_t{INT32_MAX}));
+  EK_RETURN_IF_ERROR(CheckRange("bucket_cap_mb", flags.bucket_cap_mb, 0.0, kMaxBucketMegabytes));
+  return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
+}
+
+Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes * (1 << 20))}; }
+
+}  // namespace
+
+absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
+  EK_RETURN_IF_ERROR(CheckNumbers(flags));
+  TrainOptions options{
+      .hidden = flags.hidden,
+      .seed = flags.seed,
+      .data_dir = flags.data_dir,
+      .shuffle = flags.shuffle,
+      .epochs = flags.epochs,
+      .max_steps = flags.max_steps,
+      .batch_size = flags.batch_size,
+      .nproc = flags.nproc,
+      .shards_optimizer = flags.zero,
+      .joins = flags.join,
+      .stops_early = flags.stop_early,
+      .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)},
+      .gradients_are_views = flags.grad_view,
+      .init_file = flags.init,
+      .save_file = flags.save,
+      .metrics_file = flags.metrics,
+  };
+  EK_ASSIGN_OR_RETURN(options.model,
+                      Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}}));
+  EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
+  EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));
+  EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
+  EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
+  EK_ASSIGN_OR_RETURN(options.divides_by_initial,
+                      Choose<bool>("divide_by", flags.divide_by, {{"initial", true}, {"effective", false}}));
+  EK_ASSIGN_OR_RETURN(options.refresh_every, ParseRefresh(flags.auto_refresh_trainable));
+  absl::StatusOr<FreezeSchedule> freeze = ParseFreezeSchedule(flags.freeze);
+  if (!freeze.ok()) return Annotate(freeze.status(), "--freeze");
+  options.freeze = *std::move(freeze);
+  if (flags.stop_early && !flags.join) {
+    return absl::InvalidArgumentError("--stop_early needs --join: without it nobody notices that a rank has run dry");
+  }
+  return options;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,99 @@
+// What a training run is asked to do: the flags as they are typed, and the checked options that they become.
+//
+//   EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions({.optimizer = "sgd", .learning_rate = 0.1}));
+//
+// Defaults that depend on other flags are filled in: the learning rate and its decay, the weight decay.
+//
+// Threads: pure function.
+// Errors:  InvalidArgument: one sentence that names the flag, its value and what it may be.
+
+#ifndef EVENKEEL_TRAINER_TRAIN_OPTIONS_H_
+#define EVENKEEL_TRAINER_TRAIN_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/bucket/planner.h"
+#include "evenkeel/trainer/freeze_schedule.h"
+#include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/learning_rate.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+
+// Named like the flags, with their defaults.
+struct TrainFlags {
+  std::string model = "cnn";
+  int hidden = 64;
+  std::string data_dir = kFashionMnistFolder;
+  bool shuffle = true;
+  uint64_t seed = 0;
+  int nproc = 2;
+  std::string backend = "auto";
+  int epochs = 4;
+  int64_t max_steps = 0;
+  int64_t batch_size = 96;  // 60,000 samples are 625 batches: an odd number, so two ranks are uneven.
+  std::string rank_steps;
+  std::string optimizer = "adamw";
+  std::optional<double> lr;  // None: not given.
+  std::string lr_decay = "auto";
+  double momentum = 0;
+  std::optional<double> weight_decay;
+  bool zero = true;
+  bool join = true;
+  std::string divide_by = "initial";
+  bool stop_early = false;
+  double bucket_cap_mb = 25;
+  double first_bucket_mb = 1;
+  bool grad_view = false;
+  std::string auto_refresh_trainable = "always";
+  std::string freeze;
+  std::string init;
+  std::string save;
+  std::string metrics;
+};
+
+enum class ModelKind { kMlp, kCnn };
+enum class BackendKind { kAuto, kLocal, kGloo };
+
+struct TrainOptions {
+  ModelKind model = ModelKind::kCnn;
+  int hidden = 0;
+  uint64_t seed = 0;
+
+  std::string data_dir;
+  bool shuffle = true;
+  int epochs = 0;
+  int64_t max_steps = 0;  // 0: no limit.
+  int64_t batch_size = 0;
+  std::vector<int64_t> rank_steps;  // Empty: all that the data has.
+
+  int nproc = 0;
+  BackendKind backend = BackendKind::kAuto;
+
+  UpdateRule rule;
+  Decay decay = Decay::kNone;
+  bool shards_optimizer = true;
+
+  bool joins = true;
+  bool divides_by_initial = true;
+  bool stops_early = false;
+
+  std::vector<Bytes> bucket_caps;
+  bool gradients_are_views = false;
+  int refresh_every = 1;  // As in DataParallelOptions.
+  FreezeSchedule freeze;
+
+  std::string init_file;  // Of these three, empty: none.
+  std::string save_file;
+  std::string metrics_file;
+};
+
+absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_TRAIN_OPTIONS_H_

@@ -1,0 +1,125 @@
+#include "evenkeel/trainer/train_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
+  const absl::StatusOr<TrainOptions> options = MakeTrainOptions({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->model, ModelKind::kCnn);
+  EXPECT_TRUE(std::holds_alternative<AdamW>(options->rule));
+  EXPECT_EQ(options->decay, Decay::kLinear);
+  EXPECT_TRUE(options->shards_optimizer);
+  EXPECT_TRUE(options->joins);
+  EXPECT_TRUE(options->divides_by_initial);
+  EXPECT_EQ(options->nproc, 2);
+  EXPECT_EQ(60000 / options->batch_size % 2, 1);  // The ranks' numbers of batches differ.
+  EXPECT_THAT(options->bucket_caps, ElementsAre(kDefaultFirstCap, kDefaultCap));
+  EXPECT_EQ(options->refresh_every, 1);
+}
+
+TEST(TrainOptionsTest, FlagsBecomeOptions) {
+  const TrainOptions options = *MakeTrainOptions({.model = "mlp",
+                                                  .hidden = 7,
+                                                  .backend = "gloo",
+                                                  .rank_steps = "3,0,5",
+                                                  .optimizer = "sgd",
+                                                  .lr = 0.05,
+                                                  .momentum = 0.9,
+                                                  .weight_decay = 1e-4,
+                                                  .zero = false,
+                                                  .divide_by = "effective",
+                                                  .bucket_cap_mb = 0.5,
+                                                  .first_bucket_mb = 0,
+                                                  .auto_refresh_trainable = "25",
+                                                  .freeze = "fc1@3:5"});
+  EXPECT_EQ(options.model, ModelKind::kMlp);
+  EXPECT_EQ(options.hidden, 7);
+  EXPECT_EQ(options.backend, BackendKind::kGloo);
+  EXPECT_THAT(options.rank_steps, ElementsAre(3, 0, 5));
+  EXPECT_EQ(options.rule, UpdateRule(Sgd{.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-4}));
+  EXPECT_FALSE(options.divides_by_initial);
+  EXPECT_THAT(options.bucket_caps, ElementsAre(Bytes{0}, Bytes{1 << 19}));
+  EXPECT_EQ(options.refresh_every, 25);
+  EXPECT_EQ(options.freeze, (FreezeSchedule{{"fc1", 3, 5}}));
+  EXPECT_EQ(MakeTrainOptions({.auto_refresh_trainable = "never"})->refresh_every, 0);
+}
+
+TEST(TrainOptionsTest, DefaultsDependOnModelAndOptimizer) {
+  EXPECT_EQ(MakeTrainOptions({.model = "mlp"})->rule, UpdateRule(AdamW{.learning_rate = 1e-3, .weight_decay = 0.01}));
+  EXPECT_EQ(MakeTrainOptions({.model = "mlp", .optimizer = "adam"})->rule, UpdateRule(Adam{.learning_rate = 1e-3}));
+  EXPECT_EQ(MakeTrainOptions({.model = "mlp", .optimizer = "sgd"})->rule, UpdateRule(Sgd{.learning_rate = 0.1}));
+}
+
+TEST(TrainOptionsTest, AGivenLearningRateIsConstantUnlessADecayIsAskedFor) {
+  EXPECT_EQ(MakeTrainOptions({.lr = 0.01})->decay, Decay::kNone);
+  EXPECT_EQ(MakeTrainOptions({.model = "mlp"})->decay, Decay::kNone);
+  EXPECT_EQ(MakeTrainOptions({.model = "mlp", .lr = 0.01, .lr_decay = "linear"})->decay, Decay::kLinear);
+  EXPECT_EQ(MakeTrainOptions({.lr_decay = "none"})->decay, Decay::kNone);
+}
+
+TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
+  const struct {
+    std::string says;
+    std::function<void(TrainFlags&)> spoil;
+  } kCases[] = {
+      {"--model=gpt is not possible; choose mlp, cnn", [](TrainFlags& f) { f.model = "gpt"; }},
+      {"--model= is not possible", [](TrainFlags& f) { f.model = ""; }},
+      {"--hidden=0 is not possible; it goes from 1 to 65536", [](TrainFlags& f) { f.hidden = 0; }},
+      {"--hidden=65537", [](TrainFlags& f) { f.hidden = 65537; }},
+      {"--nproc=0", [](TrainFlags& f) { f.nproc = 0; }},
+      {"--nproc=-2", [](TrainFlags& f) { f.nproc = -2; }},
+      {"--nproc=100000", [](TrainFlags& f) { f.nproc = 100000; }},
+      {"--backend=mpi is not possible; choose auto, local, gloo", [](TrainFlags& f) { f.backend = "mpi"; }},
+      {"--backend=nccl is for tensors on a GPU", [](TrainFlags& f) { f.backend = "nccl"; }},
+      {"--epochs=0 is not possible; it must be at least 1", [](TrainFlags& f) { f.epochs = 0; }},
+      {"--max_steps=-1", [](TrainFlags& f) { f.max_steps = -1; }},
+      {"--batch_size=0", [](TrainFlags& f) { f.batch_size = 0; }},
+      {"--batch_size=4294967296", [](TrainFlags& f) { f.batch_size = int64_t{1} << 32; }},
+      {"--rank_steps=3,x: \"x\" is no number of batches", [](TrainFlags& f) { f.rank_steps = "3,x"; }},
+      {"--rank_steps=3,: \"\"", [](TrainFlags& f) { f.rank_steps = "3,"; }},
+      {"--rank_steps=-3", [](TrainFlags& f) { f.rank_steps = "-3"; }},
+      {"--optimizer=lion is not possible; choose sgd, adam, adamw", [](TrainFlags& f) { f.optimizer = "lion"; }},
+      {"--lr=-0.1 is not possible; it must be at least 0", [](TrainFlags& f) { f.lr = -0.1; }},
+      {"--lr=nan", [](TrainFlags& f) { f.lr = std::nan(""); }},
+      {"--lr=inf", [](TrainFlags& f) { f.lr = INFINITY; }},
+      {"--lr_decay=cosine is not possible; choose auto, none, linear", [](TrainFlags& f) { f.lr_decay = "cosine"; }},
+      {"--momentum is for --optimizer=sgd", [](TrainFlags& f) { f.momentum = 0.9; }},
+      {"--momentum=-1", [](TrainFlags& f) { f.optimizer = "sgd", f.momentum = -1; }},
+      {"--weight_decay=-1", [](TrainFlags& f) { f.weight_decay = -1; }},
+      {"--divide_by=samples is not possible; choose initial, effective",
+       [](TrainFlags& f) { f.divide_by = "samples"; }},
+      {"--bucket_cap_mb=-1", [](TrainFlags& f) { f.bucket_cap_mb = -1; }},
+      {"--first_bucket_mb=nan", [](TrainFlags& f) { f.first_bucket_mb = std::nan(""); }},
+      {"--auto_refresh_trainable=0", [](TrainFlags& f) { f.auto_refresh_trainable = "0"; }},
+      {"--auto_refresh_trainable=often", [](TrainFlags& f) { f.auto_refresh_trainable = "often"; }},
+      {"--freeze: \"fc1\" is not of the form", [](TrainFlags& f) { f.freeze = "fc1"; }},
+      {"--stop_early needs --join", [](TrainFlags& f) { f.stop_early = true, f.join = false; }},
+  };
+  for (const auto& c : kCases) {
+    SCOPED_TRACE(c.says);
+    TrainFlags flags;
+    c.spoil(flags);
+    const absl::Status status = MakeTrainOptions(flags).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.says));
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("\n")));
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel

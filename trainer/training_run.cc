@@ -1,0 +1,189 @@
+#include "evenkeel/trainer/training_run.h"
+
+#include <functional>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/step_control.h"
+#include "evenkeel/trainer/freeze_schedule.h"
+#include "evenkeel/trainer/image_shape.h"
+#include "evenkeel/trainer/learning_rate.h"
+
+namespace evenkeel {
+
+// Tells a rank that has run dry of the steps that the others take. It takes part in the join without a collective of
+// its own.
+class TrainingRun::Watch : public Joinable {
+ public:
+  explicit Watch(Communicator* comm) : Joinable(comm, "watch") {}
+
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
+    return std::make_unique<Hook>(this);
+  }
+
+  std::function<absl::Status(const StepAnswer&)> on_step;  // Set while an epoch runs.
+
+ private:
+  class Hook : public JoinHook {
+   public:
+    explicit Hook(Watch* watch) : watch_(watch) {}
+    absl::Status MainHook(const StepAnswer& step) override { return watch_->on_step(step); }
+
+   private:
+    Watch* const watch_;
+  };
+};
+
+TrainingRun::TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup)
+    : comm_(comm), options_(options), setup_(std::move(setup)), watch_(std::make_unique<Watch>(comm)) {}
+
+TrainingRun::~TrainingRun() = default;
+
+absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(Communicator* comm, const TrainOptions& options,
+                                                                 RankSetup setup) {
+  std::unique_ptr<TrainingRun> run(new TrainingRun(comm, options, std::move(setup)));
+  EK_RETURN_IF_ERROR(run->Init());
+  return run;
+}
+
+absl::Status TrainingRun::Init() {
+  ParameterSet& parameters = setup_.model->parameters();
+  // What is frozen from the first step on owns no optimizer state.
+  ApplyFreezeSchedule(options_.freeze, 0, parameters);
+  std::vector<TensorView> buffers;
+  for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
+  DataParallelOptions options;
+  options.reducer.caps = options_.bucket_caps;
+  options.reducer.gradient_as_bucket_view = options_.gradients_are_views;
+  options.refresh_every = options_.refresh_every;
+  EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options)));
+  if (options_.shards_optimizer) {
+    EK_ASSIGN_OR_RETURN(optimizer_, ShardedOptimizer::Create(comm_, &parameters, options_.rule));
+  } else {
+    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, &parameters, options_.rule));
+  }
+  return absl::OkStatus();
+}
+
+Joinable* TrainingRun::optimizer_joinable() const {
+  return std::visit([](const auto& optimizer) -> Joinable* { return optimizer.get(); }, optimizer_);
+}
+
+LearningRateSchedule TrainingRun::learning_rates() const {
+  return {.base = LearningRate(options_.rule), .decay = options_.decay, .total_steps = plan().total_steps};
+}
+
+absl::Status TrainingRun::Loop(absl::FunctionRef<absl::Status()> loop) {
+  if (!options_.joins) return loop();
+  const JoinOptions options{.throw_on_early_termination = options_.stops_early,
+                            .divide_by_initial_world_size = options_.divides_by_initial};
+  return RunJoined({ddp_.get(), optimizer_joinable(), watch_.get()}, options, [&](JoinScope&) { return loop(); });
+}
+
+absl::Status TrainingRun::Freeze(int64_t step) {
+  ParameterSet& parameters = setup_.model->parameters();
+  const uint64_t version = parameters.mask_version();
+  ApplyFreezeSchedule(options_.freeze, step, parameters);
+  // A check that comes only every n-th step, or never, would miss it.
+  if (parameters.mask_version() == version || options_.refresh_every == 1) return absl::OkStatus();
+  return ddp_->RefreshTrainable();
+}
+
+absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int32_t> samples) {
+  EK_RETURN_IF_ERROR(Freeze(step));
+  const double learning_rate = LearningRate(learning_rates(), step);
+  EK_RETURN_IF_ERROR(
+      std::visit([&](auto& optimizer) { return optimizer->SetLearningRate(learning_rate); }, optimizer_));
+
+  images_.resize(samples.size() * kImagePixels);
+  labels_.resize(samples.size());
+  setup_.data->train.Gather(samples, images_, labels_);
+
+  setup_.model->parameters().ClearGradients();
+  comm_->steps().SetSamples(static_cast<int64_t>(samples.size()));
+  EK_RETURN_IF_ERROR(ddp_->BeginStep());
+  EK_ASSIGN_OR_RETURN(const BatchResult result, setup_.model->Forward(images_, labels_, Mode::kTraining));
+  EK_RETURN_IF_ERROR(setup_.model->Backward([this](int index) { return ddp_->GradientReady(index); }));
+  EK_RETURN_IF_ERROR(ddp_->FinishStep());
+  EK_RETURN_IF_ERROR(std::visit([](auto& optimizer) { return optimizer->Step(); }, optimizer_));
+  return result;
+}
+
+absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
+                                                    absl::FunctionRef<absl::Status(const StepFacts&)> on_step) {
+  const int rank = comm_->rank();
+  const BatchPlan batches{.samples = setup_.data->train.size(),
+                          .batch_size = options_.batch_size,
+                          .rank = rank,
+                          .world_size = comm_->world_size()};
+  const std::vector<int32_t> order =
+      options_.shuffle ? ShuffledOrder(batches.samples, options_.seed, epoch) : InOrder(batches.samples);
+
+  Evaluation mine;
+  StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch)};
+  const auto finish_step = [&](const StepAnswer& answer) {
+    facts.active = answer.active;
+    facts.samples = answer.samples;
+    facts.learning_rate = LearningRate(learning_rates(), facts.step);
+    const absl::Status status = on_step(facts);
+    ++facts.step;
+    return status;
+  };
+  watch_->on_step = [&](const StepAnswer& answer) {
+    facts.own.reset();
+    facts.own_samples = 0;
+    facts.sync = absl::ZeroDuration();
+    return finish_step(answer);
+  };
+
+  EpochResult result;
+  int64_t done = 0;
+  const absl::Status status = Loop([&]() -> absl::Status {
+    for (; done < plan().BatchesOf(rank, epoch); ++done) {
+      const std::span<const int32_t> samples = BatchSamples(batches, order, done);
+      EK_ASSIGN_OR_RETURN(facts.own, Step(facts.step, samples));
+      facts.own_samples = static_cast<int64_t>(samples.size());
+      facts.sync = ddp_->reducer().last_step().end - ddp_->reducer().last_step().last_gradient;
+      mine.samples += facts.own_samples;
+      mine.correct += facts.own->correct;
+      mine.loss_sum += facts.own->loss_mean * static_cast<double>(facts.own_samples);
+      // The answer is there: gradients were reduced with it.
+      EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm_->steps().current()->Wait());
+      EK_RETURN_IF_ERROR(finish_step(answer));
+    }
+    return absl::OkStatus();
+  });
+  watch_->on_step = nullptr;
+  result.stopped_early = options_.stops_early && absl::IsOutOfRange(status);
+  if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
+
+  EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(mine));
+  result.batches_done.resize(comm_->world_size());
+  EK_RETURN_IF_ERROR(comm_->AllGather(absl::MakeSpan(&done, 1), absl::MakeSpan(result.batches_done)));
+  return result;
+}
+
+absl::StatusOr<Evaluation> TrainingRun::Test() {
+  // Those that the next step would begin with: the highest rank's after joined steps, rank 0's after others.
+  const int root = options_.joins ? comm_->world_size() - 1 : 0;
+  std::vector<TensorView> buffers;
+  for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
+  if (!buffers.empty()) EK_RETURN_IF_ERROR(comm_->user().Broadcast(buffers, root).Wait());
+
+  const int64_t size = setup_.data->test.size();
+  const int64_t begin = size * comm_->rank() / comm_->world_size();
+  const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
+  EK_ASSIGN_OR_RETURN(const Evaluation mine, Evaluate(*setup_.model, setup_.data->test, begin, end));
+  return SumOverRanks(mine);
+}
+
+absl::StatusOr<Evaluation> TrainingRun::SumOverRanks(const Evaluation& mine) {
+  int64_t counts[] = {mine.samples, mine.correct};
+  double loss_sum = mine.loss_sum;
+  EK_RETURN_IF_ERROR(comm_->AllReduce(absl::MakeSpan(counts), ReduceOp::kSum));
+  EK_RETURN_IF_ERROR(comm_->AllReduce(absl::MakeSpan(&loss_sum, 1), ReduceOp::kSum));
+  return Evaluation{.samples = counts[0], .correct = counts[1], .loss_sum = loss_sum};
+}
+
+}  // namespace evenkeel

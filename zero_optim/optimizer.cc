@@ -60,6 +60,7 @@ void Optimizer::Apply(const StepMessage& step) {
 }
 
 absl::Status Optimizer::LoadState(const OptimizerState& state) {
+  if (join_config().enable) return internal::LoadInsideJoinError(join_name());
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   updater_.Import(state, [](int) { return true; });
   return absl::OkStatus();

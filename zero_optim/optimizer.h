@@ -52,7 +52,7 @@ class Optimizer : public Joinable {
 
   OptimizerState state() const { return updater_.Export(); }
   int64_t state_bytes() const { return updater_.state_bytes(); }
-  // Replaces all state.
+  // Replaces all state. On all ranks alike, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;

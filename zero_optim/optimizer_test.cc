@@ -313,6 +313,7 @@ TEST(JoinedOptimizerTest, RefusesToRepeatAStepWithoutTheGroupsGradients) {
     TestModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
     const absl::Status joined = RunJoined({optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
+      EXPECT_TRUE(absl::IsFailedPrecondition(optimizer->LoadState({})));
       if (comm.rank() == 1) return absl::OkStatus();
       model.Backward(0, 0);
       for (int i = 0; i < model.size(); ++i) model.params().SetGradState(i, GradState::kReduced);

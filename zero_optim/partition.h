@@ -1,8 +1,7 @@
 // Which rank keeps the optimizer state of which parameter: whole tensors, spread by size.
 //
-//   OwnerTable owners({1000, 10, 600, 500}, /*world_size=*/2);   // elements of each parameter
-//   EK_RETURN_IF_ERROR(owners.Assign({0, 2, 3}));               // those that are trained: 1 is frozen, and owns
-//   nothing
+//   OwnerTable owners({1000, 10, 600, 500}, /*world_size=*/2);      // elements of each parameter
+//   EK_RETURN_IF_ERROR(owners.Assign(std::vector<int>{0, 2, 3}));   // what is trained; 1 is frozen
 //   // owners.owner(0) == 0, owners.owner(2) == 1, owners.owner(3) == 1, owners.owner(1) == kNoOwner
 //
 // Assign() gives each parameter, largest first, to the rank that owns the fewest elements so far. A parameter keeps its

@@ -285,36 +285,43 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Consolidate(int to) {
   return Gather(to);
 }
 
-absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
-  const int rank = communicator().rank();
-  const PlanPtr plan = this->plan();
-
-  // Who has been updated how often: only owners know.
+// How often each parameter was updated, which only its owner knows.
+absl::StatusOr<std::vector<int64_t>> ShardedOptimizer::GatherSteps() {
   std::vector<int64_t> steps;
   for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
   EK_RETURN_IF_ERROR(channel_->AllReduce(absl::MakeSpan(steps), ReduceOp::kSum, {.role = Role::kState}).Wait());
+  return steps;
+}
+
+absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
+  const int rank = communicator().rank();
+  const bool receives = to == kAllRanks || to == rank;
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
+  OptimizerState state;
   std::vector<int> updated;
   for (int i = 0; i < params_->size(); ++i) {
-    if (steps[i] > 0) updated.push_back(i);
+    if (steps[i] == 0) continue;
+    updated.push_back(i);
+    if (receives) state.params[i].step = steps[i];
   }
-
-  const auto names = StateTensorNames(rule());
-  const bool receives = to == kAllRanks || to == rank;
   EK_ASSIGN_OR_RETURN(const std::vector<ShardBucket> buckets,
-                      internal::BucketsByOwner(specs_, plan->owners, updated, options_.bucket_cap));
-  OptimizerState state;
+                      internal::BucketsByOwner(specs_, plan()->owners, updated, options_.bucket_cap));
+
+  // Straight from the owner's memory into that of the result.
+  const auto names = StateTensorNames(rule());
   std::vector<Work> works;
   for (const ShardBucket& bucket : buckets) {
     for (size_t t = 0; t < names.size(); ++t) {
       TensorList parts;
       for (int param : bucket.params) {
-        StateTensor* tensor = bucket.owner == rank ? &updater_.tensors(param)[t] : nullptr;
+        StateTensor* const own = bucket.owner == rank ? &updater_.tensors(param)[t] : nullptr;
         if (receives) {
-          StateTensor& copy = state.params[param].tensors[std::string(names[t])];
-          copy = tensor != nullptr ? *tensor : StateTensor(bucket.dtype, specs_[param].count);
-          tensor = &copy;
+          StateTensor& result = state.params[param].tensors[std::string(names[t])];
+          result = own != nullptr ? *own : StateTensor(bucket.dtype, specs_[param].count);
+          parts.push_back(result.view());
+        } else if (own != nullptr) {
+          parts.push_back(own->view());
         }
-        if (tensor != nullptr) parts.push_back(tensor->view());
       }
       if (to == kAllRanks) {
         works.push_back(channel_->Broadcast(absl::MakeConstSpan(parts), bucket.owner, {.role = Role::kState}));
@@ -327,17 +334,11 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
     }
   }
   EK_RETURN_IF_ERROR(WaitForAll(works));
-  if (receives) {
-    for (int param : updated) state.params[param].step = steps[param];
-  }
   return state;
 }
 
 absl::Status ShardedOptimizer::LoadState(const OptimizerState& state) {
-  if (join_config().enable) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        join_name(), ": LoadState inside RunJoined(): ranks without inputs would go on with what they have"));
-  }
+  if (join_config().enable) return internal::LoadInsideJoinError(join_name());
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   const PlanPtr old = plan();
   std::vector<int> to_own;  // Trained in the past, but not since this optimizer was made.

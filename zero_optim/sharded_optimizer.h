@@ -10,15 +10,14 @@
 //   EK_ASSIGN_OR_RETURN(OptimizerState all, optimizer->Consolidate());     // on all ranks together
 //
 // Gradients that a DataParallel reduced are used as they are. Those that are still this rank's own are averaged by
-// Step() itself, towards their owner only, and left as they were; ranks may lack different ones, but either all ranks
-// or none must have some parameter's gradient reduced.
+// Step() itself, towards their owner only, and used up: their state is none afterwards. Ranks may lack different ones.
+// What a rank had accumulated when it ran dry goes into the next step of the others.
 //
 // Trainability: what was never trained has no owner and no state. A parameter that is frozen keeps both and is neither
 //               updated nor sent. One that is trained for the first time gets an owner and fresh state. A change counts
 //               from the next step on.
-// Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank; a
-// DataParallel
-//               that is used in the loop must be in the list too.
+// Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank. A
+//               DataParallel that is used in the loop must be in the list too.
 // Ownership:    communicator and parameters outlive it. Create it on all ranks in the same order.
 // Threads:      thread-compatible. It waits in Step() for what it sent and received there.
 // Errors:       InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
@@ -105,7 +104,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status ImportState(absl::string_view state) override;
 
   PlanPtr plan() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Owners for what in `params` has none, and the plan that follows.
+  // The plan for `mask`, with owners for `to_own` and for what `mask` trains without one.
   absl::Status AdoptMask(const TrainableMask& mask, std::vector<int> to_own);
   absl::Status SetPlan(OwnerTable owners, const TrainableMask& mask, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -115,6 +114,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status ReduceAndUpdate(const internal::StepMessage& step, const StepAnswer& answer,
                                const std::vector<int>& to_reduce, bool has_inputs);
   absl::Status UpdateBucket(const internal::ShardBucket& bucket, const internal::StepMessage& step);
+  absl::StatusOr<std::vector<int64_t>> GatherSteps();
   absl::StatusOr<OptimizerState> Gather(int to);
 
   ParameterSet* const params_;

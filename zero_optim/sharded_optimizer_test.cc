@@ -741,6 +741,29 @@ TEST(JoinedShardedOptimizerTest, TakesAlongWhatARankHadAccumulatedWhenItRanDry) 
   });
 }
 
+TEST(JoinedShardedOptimizerTest, StandsBesideAnotherOneForOtherParameters) {
+  const std::vector<int64_t> other_sizes = {50, 60};
+  RunGroup(3, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+    EK_ASSIGN_OR_RETURN(auto other, Trainer::Create(comm, Mode::kZeroAlone, kMomentum, other_sizes));
+    EK_RETURN_IF_ERROR(RunJoined({other->zero.get(), trainer->zero.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < 2 * comm.rank(); ++step) {
+        EK_RETURN_IF_ERROR(trainer->Step(step));
+        EK_RETURN_IF_ERROR(other->Step(step));
+      }
+      return absl::OkStatus();
+    }));
+    TestModel plain_model(kSizes), other_plain_model(other_sizes);
+    PlainTraining plain(&plain_model, AdamW{}), other_plain(&other_plain_model, kMomentum);
+    for (int step = 0; step < 4; ++step) {
+      plain.Step(ActiveIn({0, 2, 4}, step), step, 1.0 / 3);
+      other_plain.Step(ActiveIn({0, 2, 4}, step), step, 1.0 / 3);
+    }
+    EK_RETURN_IF_ERROR(ExpectEqual(*other, other_plain_model, other_plain));
+    return ExpectEqual(*trainer, plain_model, plain);
+  });
+}
+
 TEST(JoinedShardedOptimizerTest, ConsolidatesInsideTheLoopRightAfterAStep) {
   RunGroup(3, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));

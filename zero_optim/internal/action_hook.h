@@ -1,4 +1,4 @@
-// The join hook of something that acts only when the lowest active rank announces that it did.
+// What optimizers share as Joinables: a hook that acts only when the lowest active rank announces that it did.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_ACTION_HOOK_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_ACTION_HOOK_H_
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/join/joinable.h"
 
@@ -22,6 +23,12 @@ class ActionHook : public JoinHook {
  private:
   const Action action_;
 };
+
+// Ranks without inputs do only what is announced, and a state is too large for that.
+inline absl::Status LoadInsideJoinError(absl::string_view name) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(name, ": LoadState inside RunJoined(): ranks without inputs would go on with what they have"));
+}
 
 }  // namespace evenkeel::internal
 

@@ -5,8 +5,8 @@
 //   EK_RETURN_IF_ERROR(reduction.WaitAll());
 //
 // Gradients are copied into flat buckets, one list of buckets per owner, so the parameters' own gradients stay as they
-// are. Behind a bucket's gradients travels one element per parameter that says whether a rank had a gradient; so ranks
-// may lack different ones, and a parameter without any is told from one whose gradients are zero.
+// are. Behind a bucket's gradients travels one element per parameter that says whether a rank had a gradient of its
+// own; so ranks may lack different ones, and a parameter without any is told from one whose gradients are zero.
 //
 // Order:   every rank starts with the same owners, parameters and scale; buckets are issued in one order.
 // Threads: thread-compatible.
@@ -43,8 +43,8 @@ class GradientReduction {
   // Issues the reductions of `chosen` (ascending). The previous ones must have been waited for.
   absl::Status Start(const OwnerTable& owners, std::span<const int> chosen, const StartOptions& options);
 
-  // On the owner: the reduced gradient of a chosen parameter, valid until the next Start(); without data if no rank had
-  // one.
+  // On the owner: the reduced gradient of a chosen parameter, without data if no rank had one. Valid until the next
+  // Start().
   absl::StatusOr<TensorView> Wait(int param);
   // Until nothing is in flight; the first error.
   absl::Status WaitAll();

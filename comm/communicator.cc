@@ -294,12 +294,12 @@ absl::Status ComparePositions(const std::vector<std::string>& parts) {
 
 Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
                            CommunicatorOptions options)
-    : backend_(std::move(backend)),
-      control_(std::move(control)),
+    : control_(std::move(control)),
       options_(options),
       rank_(control_->rank()),
       world_size_(control_->world_size()),
-      steps_(std::make_unique<StepControl>(this)) {
+      steps_(std::make_unique<StepControl>(this)),
+      backend_(std::move(backend)) {
   user_ = *OpenChannel("user");
   control_->SetHandlers([this](int, const absl::Status& why) { Fail(why); },
                         [this](int from, absl::string_view topic, absl::string_view payload) {

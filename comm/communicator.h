@@ -172,7 +172,6 @@ class Communicator {
   // An error, which also ends the group, if a peer that is leaving will never come to `position` of `channel`.
   absl::Status CheckAgainstLeft(absl::string_view channel, int64_t position, absl::string_view next);
 
-  const std::unique_ptr<Backend> backend_;
   const std::unique_ptr<ControlChannel> control_;
   const CommunicatorOptions options_;
   const int rank_;
@@ -187,6 +186,8 @@ class Communicator {
   absl::flat_hash_map<std::string, int> name_counts_ ABSL_GUARDED_BY(mutex_);
   // Where peers were when they said that they leave: rank -> channel -> position.
   std::map<int, std::map<std::string, int64_t>> left_ ABSL_GUARDED_BY(mutex_);
+
+  const std::unique_ptr<Backend> backend_;  // Last, so that its threads, which call back, end before the rest.
 };
 
 }  // namespace evenkeel

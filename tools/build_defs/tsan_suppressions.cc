@@ -9,7 +9,12 @@ extern "C" const char* __tsan_default_suppressions() {
   // GNU's OpenMP (below oneDNN) synchronises by futexes of its own, so memory
   // that its threads hand over looks unordered. Only what happens inside its
   // parallel regions is left out.
-  return "race:absl::*::Status::Unref\n"
+  //
+  // Gloo's buffers, when an operation fails, wait in their destructor for its
+  // own thread, by an atomic inside the library, so what that thread did looks
+  // unordered. asan sees whether it touches a buffer too late.
+  return "race:gloo::transport::tcp::\n"
+         "race:absl::*::Status::Unref\n"
          "race:libgomp.so\n"
          "thread:libgomp.so\n"
          "called_from_lib:libgomp.so\n";

@@ -1,0 +1,65 @@
+#include "evenkeel/comm/gloo.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/gloo_backend.h"
+#include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr char kTopic[] = "gloo addresses";
+
+// All ranks' addresses to all ranks over the control plane, which knows who is missing.
+absl::Status Connect(internal::GlooBackend& backend, Communicator& comm, absl::Duration timeout) {
+  if (comm.world_size() == 1) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::string mine, backend.Listen(timeout));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, comm.control().Exchange(kTopic, mine, timeout));
+  return backend.Connect(all);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int world_size,
+                                                              std::unique_ptr<ControlLink> control,
+                                                              const GlooOptions& options) {
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("CreateGlooGroup: there is no rank ", rank, " of ", world_size));
+  }
+  auto owner = std::make_unique<internal::GlooBackend>(rank, world_size, options.group, options.bind_address);
+  internal::GlooBackend& backend = *owner;
+  // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
+  auto comm = std::make_unique<Communicator>(
+      std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)), options.communicator);
+  absl::Status status = Connect(backend, *comm, options.connect_timeout);
+  if (status.ok()) return comm;
+  comm->Abort(status);
+  return Annotate(comm->status(), absl::StrCat("group ", options.group));
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroupInProcess(
+    int world_size, const CommunicatorOptions& options) {
+  if (world_size < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("CreateGlooGroupInProcess: a group of ", world_size, " ranks"));
+  }
+  std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(world_size);
+  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> made(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      made[rank] = CreateGlooGroup(rank, world_size, std::move(links[rank]), {.communicator = options});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::vector<std::unique_ptr<Communicator>> group;
+  for (absl::StatusOr<std::unique_ptr<Communicator>>& one : made) {
+    EK_RETURN_IF_ERROR(one.status());
+    group.push_back(*std::move(one));
+  }
+  return group;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,226 @@
+#include "evenkeel/comm/internal/gloo_backend.h"
+
+#include <deque>
+#include <exception>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/internal/block_sigpipe.h"
+#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/internal/gloo_collectives.h"
+#include "evenkeel/comm/internal/gloo_mesh.h"
+#include "evenkeel/comm/internal/reduce_kernels.h"
+#include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/status.h"
+#include "gloo/common/error.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// How long a broken connection waits for the control plane to say what happened. It usually takes milliseconds.
+constexpr absl::Duration kPatience = absl::Seconds(2);
+
+// Gloo puts a source file and a line in front, which mean nothing to our users.
+std::string TextOf(const std::exception& error) {
+  absl::string_view text = error.what();
+  const size_t end = text.find("] ");
+  if (absl::StartsWith(text, "[") && end != absl::string_view::npos) text.remove_prefix(end + 2);
+  return std::string(text);
+}
+
+template <typename Call>
+absl::Status StatusFromGloo(Call call) {
+  try {
+    call();
+    return absl::OkStatus();
+  } catch (const gloo::IoException& error) {
+    return absl::UnavailableError(TextOf(error));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory");
+  } catch (const std::exception& error) {
+    return absl::InternalError(TextOf(error));
+  }
+}
+
+bool IsMessage(const Collective& what) {
+  return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv;
+}
+
+}  // namespace
+
+// One thread, and the operations that wait for it.
+class GlooBackend::Lane {
+ public:
+  explicit Lane(GlooBackend* backend)
+      : backend_(backend),
+        collectives_(backend->mesh_ ? backend->mesh_->context() : nullptr, backend->rank_, backend->world_size_,
+                     backend->generation_),
+        thread_([this] { Run(); }) {}
+  // The group has ended, so nothing takes long.
+  ~Lane() {
+    {
+      absl::MutexLock lock(&mutex_);
+      is_closing_ = true;
+    }
+    thread_.join();
+  }
+
+  void Push(Operation operation, std::shared_ptr<WorkState> work) {
+    absl::MutexLock lock(&mutex_);
+    queue_.push_back({std::move(operation), std::move(work)});
+  }
+
+ private:
+  struct Entry {
+    Operation operation;
+    std::shared_ptr<WorkState> work;
+  };
+
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_closing_ || !queue_.empty(); }
+
+  void Run() {
+    const BlockSigpipe block;
+    while (true) {
+      Entry entry;
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(this, &Lane::HasNews));
+        if (queue_.empty()) return;
+        entry = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      entry.work->Finish(Execute(entry.operation));
+    }
+  }
+
+  absl::Status Execute(const Operation& operation) {
+    EK_RETURN_IF_ERROR(backend_->Enter());
+    absl::Status status = StatusFromGloo([&] { collectives_.Run(operation); });
+    backend_->Leave();
+    if (status.ok()) return status;
+    const std::string at =
+        absl::StrCat("rank ", backend_->rank_, " at #", operation.sequence, " ", ToString(operation.what));
+    if (absl::IsUnavailable(status) && absl::Now() >= operation.deadline) {
+      return backend_->FirstCause(absl::DeadlineExceededError(absl::StrCat(at, ": not through at its deadline")),
+                                  absl::ZeroDuration());
+    }
+    return backend_->FirstCause(Annotate(status, at), absl::IsUnavailable(status) ? kPatience : absl::ZeroDuration());
+  }
+
+  GlooBackend* const backend_;
+  GlooCollectives collectives_;
+  absl::Mutex mutex_;
+  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
+  bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+GlooBackend::GlooBackend(int rank, int world_size, std::string group, std::string bind_address)
+    : rank_(rank),
+      world_size_(world_size),
+      group_(std::move(group)),
+      bind_address_(std::move(bind_address)),
+      generation_(StableHash(0, group_)) {}
+
+GlooBackend::~GlooBackend() {
+  Abort(absl::CancelledError("the communicator is gone"));
+  std::map<LaneKey, std::unique_ptr<Lane>> lanes;
+  {
+    absl::MutexLock lock(&mutex_);
+    lanes.swap(lanes_);
+  }
+}
+
+absl::StatusOr<std::string> GlooBackend::Listen(absl::Duration connect_timeout) {
+  // Gloo would leak memory over an address that is not this host's.
+  if (const absl::StatusOr<UniqueFd> trial = ListenOn({bind_address_, 0}); !trial.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank_, ": ", trial.status().message()));
+  }
+  std::vector<std::string> addresses;
+  EK_RETURN_IF_ERROR(StatusFromGloo([&] {
+    auto mesh = std::make_unique<GlooMesh>(rank_, world_size_, bind_address_, connect_timeout);
+    addresses = mesh->Addresses();
+    absl::MutexLock lock(&mutex_);
+    mesh_ = std::move(mesh);
+  }));
+  ByteWriter writer;
+  for (const std::string& address : addresses) writer.Bytes(address);
+  return writer.Take();
+}
+
+absl::Status GlooBackend::Connect(const std::vector<std::string>& addresses) {
+  std::vector<std::string> theirs(world_size_);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    ByteReader reader(addresses[peer]);
+    for (int i = 0; i < world_size_; ++i) {
+      const absl::string_view address = reader.Bytes();
+      if (i == rank_) theirs[peer] = std::string(address);
+    }
+    EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("the addresses of rank ", peer)));
+  }
+  EK_RETURN_IF_ERROR(Enter());
+  absl::Status status = StatusFromGloo([&] { mesh_->Connect(theirs); });
+  Leave();
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    return ended_;
+  }
+  return FirstCause(Annotate(status, absl::StrCat("rank ", rank_, " could not connect to all others")), kPatience);
+}
+
+absl::Status GlooBackend::Supports(const Collective& what) const {
+  if (what.kind == CollectiveKind::kAllReduce || what.kind == CollectiveKind::kReduce ||
+      what.kind == CollectiveKind::kReduceScatter) {
+    return CheckReducible(what.op, what.dtype);
+  }
+  return absl::OkStatus();
+}
+
+void GlooBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
+  LaneKey key(operation.channel, CollectiveKind::kBarrier, -1);
+  if (IsMessage(operation.what)) key = {operation.channel, operation.what.kind, operation.what.root};
+  absl::MutexLock lock(&mutex_);
+  std::unique_ptr<Lane>& lane = lanes_[key];
+  if (lane == nullptr) lane = std::make_unique<Lane>(this);
+  lane->Push(std::move(operation), std::move(work));
+}
+
+void GlooBackend::Abort(const absl::Status& why) {
+  const auto nobody_inside = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
+  GlooMesh* mesh = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ended_.ok()) ended_ = why;
+    mesh = mesh_.get();
+    if (inside_ == 0 || mesh == nullptr) return;
+  }
+  // Who was between two waits when the connections broke runs into the next one.
+  for (bool done = false; !done;) {
+    mesh->Break();
+    absl::MutexLock lock(&mutex_);
+    done = mutex_.AwaitWithTimeout(absl::Condition(&nobody_inside), absl::Milliseconds(20));
+  }
+}
+
+absl::Status GlooBackend::Enter() {
+  absl::MutexLock lock(&mutex_);
+  if (ended_.ok()) ++inside_;
+  return ended_;
+}
+
+void GlooBackend::Leave() {
+  absl::MutexLock lock(&mutex_);
+  --inside_;
+}
+
+absl::Status GlooBackend::FirstCause(const absl::Status& seen, absl::Duration patience) {
+  const auto has_ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !ended_.ok(); };
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout(absl::Condition(&has_ended), patience) ? ended_ : seen;
+}
+
+}  // namespace evenkeel::internal

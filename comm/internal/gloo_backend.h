@@ -1,0 +1,76 @@
+// The backend over Gloo: a thread per lane that runs one operation after the other.
+//
+//   auto backend = std::make_unique<GlooBackend>(rank, world_size, "world", "127.0.0.1");
+//   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen(timeout));   // to be given to all ranks
+//   EK_RETURN_IF_ERROR(backend->Connect(everybodys));
+//
+// A lane is what runs in order: a channel's collectives, or its messages in one direction between two ranks.
+//
+// Threads: as Backend; Listen() and Connect() once, before the first operation.
+
+#ifndef EVENKEEL_COMM_INTERNAL_GLOO_BACKEND_H_
+#define EVENKEEL_COMM_INTERNAL_GLOO_BACKEND_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/work.h"
+
+namespace evenkeel::internal {
+
+class GlooMesh;
+
+class GlooBackend : public Backend {
+ public:
+  GlooBackend(int rank, int world_size, std::string group, std::string bind_address);
+  ~GlooBackend() override;
+
+  // Opens this rank's ends; their addresses as bytes for Connect() of all ranks.
+  absl::StatusOr<std::string> Listen(absl::Duration connect_timeout);
+  // `addresses`: what Listen() gave, by rank.
+  absl::Status Connect(const std::vector<std::string>& addresses);
+
+  absl::string_view name() const override { return "gloo"; }
+  absl::Status Supports(const Collective& what) const override;
+  void Start(Operation operation, std::shared_ptr<WorkState> work) override;
+  void Abort(const absl::Status& why) override;
+
+ private:
+  class Lane;
+  using LaneKey = std::tuple<uint64_t, CollectiveKind, int>;  // Channel; of messages: direction and peer.
+
+  // A lane that is inside Gloo, where buffers are in use; not OK: it must not go there, the group has ended.
+  absl::Status Enter();
+  void Leave();
+  // Why the group has ended, if it has or does so within `patience`; else what was seen here.
+  absl::Status FirstCause(const absl::Status& seen, absl::Duration patience);
+
+  const int rank_;
+  const int world_size_;
+  const std::string group_;
+  const std::string bind_address_;
+  const uint64_t generation_;  // In every tag.
+  std::unique_ptr<GlooMesh> mesh_;
+
+  absl::Mutex mutex_;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  int inside_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<LaneKey, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_GLOO_BACKEND_H_

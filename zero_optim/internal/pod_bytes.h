@@ -32,6 +32,14 @@ bool TakePod(absl::string_view& bytes, T& value) {
   return true;
 }
 
+// A bool is 0 or 1, whatever came.
+inline bool TakePod(absl::string_view& bytes, bool& value) {
+  uint8_t byte = 0;
+  if (!TakePod(bytes, byte) || byte > 1) return false;
+  value = byte != 0;
+  return true;
+}
+
 inline void AppendBlob(std::string& bytes, absl::string_view blob) {
   AppendPod<uint64_t>(bytes, blob.size());
   bytes.append(blob.data(), blob.size());

@@ -77,12 +77,11 @@ absl::StatusOr<StepMessage> StepMessage::Parse(absl::string_view bytes, int para
   const absl::Status malformed = absl::InvalidArgumentError(
       absl::StrCat("an optimizer step of ", bytes.size(), " bytes for ", param_count, " parameters is malformed"));
   StepMessage step;
-  uint8_t kind = 0, skip = 0;
+  uint8_t kind = 0;
   if (!TakePod(bytes, kind) || !TakeRuleOfKind(kind, bytes, step.rule) || !TakePod(bytes, step.options.grad_scale) ||
-      !TakePod(bytes, skip) || skip > 1) {
+      !TakePod(bytes, step.options.skip)) {
     return malformed;
   }
-  step.options.skip = skip != 0;
   if (bytes.size() != static_cast<size_t>((param_count + kSourcesPerByte - 1) / kSourcesPerByte)) return malformed;
   step.sources.resize(param_count);
   for (int i = 0; i < param_count; ++i) {

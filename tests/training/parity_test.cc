@@ -1,0 +1,103 @@
+// N ranks on the split batch give the weights of one process on the union batch.
+//
+// The bound is on max |a - b| / max |change since the start|: float32 sums in another order, which an optimizer that
+// divides by the gradient's size amplifies where a gradient is near epsilon.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/tests/training/program.h"
+#include "evenkeel/tests/training/small_data.h"
+#include "evenkeel/tests/training/train_program.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr int kUnionBatch = 24;  // 1 to 4 ranks share it evenly.
+
+struct Recipe {
+  std::string name;
+  std::vector<std::string> flags;
+  double bound;
+};
+
+const Recipe kRecipes[] = {
+    {"sgd", {"--optimizer=sgd", "--lr=0.1"}, 2e-4},
+    {"momentum", {"--optimizer=sgd", "--lr=0.1", "--momentum=0.9", "--weight_decay=0.001"}, 2e-4},
+    {"adam", {"--optimizer=adam", "--lr=0.002"}, 2e-2},
+    {"adamw", {"--optimizer=adamw", "--lr=0.002", "--weight_decay=0.05"}, 2e-2},
+};
+
+class ParityTest : public testing::TestWithParam<Recipe> {
+ protected:
+  static void SetUpTestSuite() {
+    data_ = new std::string(WriteSmallData("data", {.train = 10 * kUnionBatch, .test = 20}));
+    init_ = new std::string(TempPath("init.safetensors"));
+    // Any trained weights are a better start for a comparison than fresh ones.
+    const Ended ended = Train({"--model=mlp", "--hidden=24", "--nproc=1", "--data_dir=" + *data_, "--max_steps=3",
+                               "--seed=5", "--save=" + *init_});
+    ASSERT_EQ(ended.code, 0) << ended.err;
+  }
+
+  // The weights that `flags` lead to from *init_.
+  static Weights Trained(const std::vector<std::string>& recipe, int ranks, const std::vector<std::string>& more) {
+    const std::string save = TempPath("trained.safetensors");
+    std::vector<std::string> flags = {"--model=mlp",
+                                      "--hidden=24",
+                                      "--epochs=2",
+                                      "--shuffle=false",
+                                      "--data_dir=" + *data_,
+                                      "--init=" + *init_,
+                                      "--save=" + save,
+                                      absl::StrCat("--nproc=", ranks),
+                                      absl::StrCat("--batch_size=", kUnionBatch / ranks)};
+    flags.insert(flags.end(), recipe.begin(), recipe.end());
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Ended ended = Train(flags);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    return ReadWeights(save);
+  }
+
+  static std::string* data_;
+  static std::string* init_;
+};
+
+std::string* ParityTest::data_;
+std::string* ParityTest::init_;
+
+TEST_P(ParityTest, RanksGiveTheWeightsOfOneProcess) {
+  const Recipe& recipe = GetParam();
+  const Weights one = Trained(recipe.flags, 1, {"--backend=local", "--nozero"});
+  const double change = MaxDifference(one, ReadWeights(*init_));
+  ASSERT_GT(change, 1e-3);
+  for (const char* backend : kBackends) {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      for (const char* zero : {"--zero", "--nozero"}) {
+        SCOPED_TRACE(absl::StrCat(backend, ", ", ranks, " ranks, ", zero));
+        const Weights weights = Trained(recipe.flags, ranks, {absl::StrCat("--backend=", backend), zero});
+        EXPECT_LE(MaxDifference(weights, one) / change, recipe.bound);
+      }
+    }
+  }
+}
+
+// The same with everything else that may not change a result.
+TEST_P(ParityTest, BucketsViewsAndJoinChangeNothing) {
+  const Recipe& recipe = GetParam();
+  const Weights plain = Trained(recipe.flags, 2, {"--backend=local"});
+  for (const char* flag : {"--grad_view", "--nojoin", "--bucket_cap_mb=0", "--first_bucket_mb=0", "--stop_early",
+                           "--divide_by=effective", "--auto_refresh_trainable=never", "--nozero"}) {
+    SCOPED_TRACE(flag);
+    // The local backend adds in rank order, however gradients are cut into buckets: bit for bit.
+    EXPECT_EQ(MaxDifference(Trained(recipe.flags, 2, {"--backend=local", flag}), plain), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, ParityTest, testing::ValuesIn(kRecipes),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace evenkeel

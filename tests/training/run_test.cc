@@ -1,0 +1,320 @@
+// What a run does from its flags to its last line: uneven inputs with both divisors, early stopping, freezing, metrics.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/tests/training/program.h"
+#include "evenkeel/tests/training/small_data.h"
+#include "evenkeel/tests/training/train_program.h"
+#include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/image_shape.h"
+#include "evenkeel/trainer/mlp.h"
+#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/model_file.h"
+#include "evenkeel/trainer/sampler.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::MatchesRegex;
+
+constexpr int kHidden = 16;
+constexpr int kBatch = 6;
+constexpr int kSamples = 60;
+
+struct Optimizer {
+  std::string name;
+  std::vector<std::string> flags;
+  UpdateRule rule;
+  double bound;  // On max |a - b| / max |change|, see parity_test.
+};
+const Optimizer kOptimizers[] = {
+    {"sgd", {"--optimizer=sgd", "--lr=0.1"}, Sgd{.learning_rate = 0.1}, 2e-4},
+    {"momentum", {"--optimizer=sgd", "--lr=0.1", "--momentum=0.9"}, Sgd{.learning_rate = 0.1, .momentum = 0.9}, 2e-4},
+    {"adam", {"--optimizer=adam", "--lr=0.01"}, Adam{.learning_rate = 0.01}, 2e-2},
+    {"adamw",
+     {"--optimizer=adamw", "--lr=0.01", "--weight_decay=0.1"},
+     AdamW{.learning_rate = 0.01, .weight_decay = 0.1},
+     2e-2},
+};
+
+// A run as it should be: one process that computes each rank's gradient, adds them, divides, and steps.
+class PlainRun {
+ public:
+  PlainRun(const std::string& data, const std::string& init, const UpdateRule& rule)
+      : data_(*IdxDataset::Load(data, Split::kTrain)), model_(*MakeMlp({.hidden = kHidden})), rule_(rule) {
+    EXPECT_TRUE(LoadModel(init, *model_).ok());
+    state_.resize(parameters().size());
+    steps_.resize(parameters().size());
+    for (int i = 0; i < parameters().size(); ++i) {
+      state_[i].assign(StateTensorNames(rule).size(), std::vector<float>(parameters()[i].value.count));
+    }
+  }
+
+  // `before_step` may freeze parameters.
+  void Epoch(
+      const std::vector<int>& rank_steps, bool divides_by_initial, absl::FunctionRef<void()> before_step = [] {}) {
+    for (int batch = 0; batch < std::ranges::max(rank_steps); ++batch) {
+      before_step();
+      std::vector<int> active;
+      for (size_t rank = 0; rank < rank_steps.size(); ++rank) {
+        if (batch < rank_steps[rank]) active.push_back(static_cast<int>(rank));
+      }
+      const size_t divisor = divides_by_initial ? rank_steps.size() : active.size();
+      Step(batch, active, static_cast<int>(rank_steps.size()), 1.0 / static_cast<double>(divisor));
+    }
+  }
+
+  Weights weights() const {
+    Weights weights;
+    for (int i = 0; i < parameters().size(); ++i) {
+      const std::span<const float> value = parameters()[i].value.as<float>();
+      weights[parameters()[i].name].assign(value.begin(), value.end());
+    }
+    return weights;
+  }
+
+  ParameterSet& parameters() { return model_->parameters(); }
+  const ParameterSet& parameters() const { return model_->parameters(); }
+
+ private:
+  void Step(int batch, const std::vector<int>& active, int world_size, double scale) {
+    const std::vector<int32_t> order = InOrder(data_.size());
+    parameters().ClearGradients();  // The model adds to what is there.
+    for (int rank : active) {
+      const BatchPlan plan{.samples = data_.size(), .batch_size = kBatch, .rank = rank, .world_size = world_size};
+      const std::span<const int32_t> samples = BatchSamples(plan, order, batch);
+      std::vector<float> images(samples.size() * kImagePixels);
+      std::vector<uint8_t> labels(samples.size());
+      data_.Gather(samples, images, labels);
+      ASSERT_TRUE(model_->Forward(images, labels, Mode::kTraining).ok());
+      ASSERT_TRUE(model_->Backward([](int) { return absl::OkStatus(); }).ok());
+    }
+    for (int i = 0; i < parameters().size(); ++i) {
+      if (!parameters().trainable(i)) continue;
+      std::vector<TensorView> state;
+      for (std::vector<float>& tensor : state_[i]) state.push_back(absl::MakeSpan(tensor));
+      ApplyUpdate(rule_, ++steps_[i], scale, parameters()[i].value, parameters()[i].grad, state);
+    }
+  }
+
+  const IdxDataset data_;
+  const std::unique_ptr<Model> model_;
+  const UpdateRule rule_;
+  std::vector<std::vector<std::vector<float>>> state_;  // By parameter, then tensor.
+  std::vector<int64_t> steps_;
+};
+
+class RunTest : public testing::TestWithParam<const char*> {
+ protected:
+  static void SetUpTestSuite() {
+    data_ = new std::string(WriteSmallData("data", {.train = kSamples, .test = 31}));
+    init_ = new std::string(TempPath("init.safetensors"));
+    const Ended ended = Train({"--model=mlp", absl::StrCat("--hidden=", kHidden), "--nproc=1", "--data_dir=" + *data_,
+                               "--max_steps=1", "--batch_size=10", "--save=" + *init_});
+    ASSERT_EQ(ended.code, 0) << ended.err;
+  }
+
+  static Ended TrainMlp(const std::vector<std::string>& more, const ProgramOptions& options = {}) {
+    std::vector<std::string> flags = {"--model=mlp",      absl::StrCat("--hidden=", kHidden),    "--epochs=2",
+                                      "--shuffle=false",  absl::StrCat("--batch_size=", kBatch), "--data_dir=" + *data_,
+                                      "--init=" + *init_, absl::StrCat("--backend=", GetParam())};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Ended ended = Train(flags, options);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_EQ(ended.err, "");
+    const std::vector<std::string> lines = Lines(ended.out);
+    EXPECT_THAT(lines.empty() ? "" : lines.back(), MatchesRegex("test_accuracy=[01]\\.[0-9][0-9][0-9][0-9]"));
+    return ended;
+  }
+
+  static std::vector<std::string> Join(std::vector<std::string> a, const std::vector<std::string>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  }
+
+  static std::string* data_;
+  static std::string* init_;
+};
+
+std::string* RunTest::data_;
+std::string* RunTest::init_;
+
+TEST_P(RunTest, UnevenRanksComputeThePlainSums) {
+  const std::string save = TempPath("uneven.safetensors");
+  for (const Optimizer& optimizer : kOptimizers) {
+    for (const std::vector<int>& steps : std::vector<std::vector<int>>{{3, 5}, {0, 2, 3}}) {
+      for (const char* divide_by : {"initial", "effective"}) {
+        PlainRun plain(*data_, *init_, optimizer.rule);
+        for (int epoch = 0; epoch < 2; ++epoch) plain.Epoch(steps, divide_by == std::string("initial"));
+        const double change = MaxDifference(plain.weights(), ReadWeights(*init_));
+        for (const char* zero : {"--zero", "--nozero"}) {
+          SCOPED_TRACE(absl::StrCat(optimizer.name, ", ", steps.size(), " ranks, ", divide_by, ", ", zero));
+          TrainMlp(Join(optimizer.flags, {absl::StrCat("--nproc=", steps.size()),
+                                          absl::StrCat("--rank_steps=", absl::StrJoin(steps, ",")),
+                                          absl::StrCat("--divide_by=", divide_by), zero, "--save=" + save}));
+          EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / change, optimizer.bound);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RunTest, StopsEarlyOnAllRanksAndStillSaves) {
+  const std::string save = TempPath("early.safetensors");
+  PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1});
+  plain.Epoch({3, 3}, true);  // And no second epoch.
+  const Ended ended =
+      TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=3,5", "--stop_early", "--save=" + save});
+  EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / MaxDifference(plain.weights(), ReadWeights(*init_)),
+            2e-4);
+  EXPECT_THAT(ended.out, HasSubstr("rank 0 has run out of batches after 3"));
+}
+
+TEST_P(RunTest, StoppingEarlyBeforeTheFirstStepLeavesTheWeights) {
+  const std::string save = TempPath("zero.safetensors");
+  TrainMlp({"--nproc=2", "--rank_steps=2,0", "--stop_early", "--save=" + save});
+  EXPECT_EQ(MaxDifference(ReadWeights(save), ReadWeights(*init_)), 0);
+}
+
+TEST_P(RunTest, MaxStepsCountsTheGroupsSteps) {
+  const std::string save = TempPath("max_steps.safetensors");
+  PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1});
+  plain.Epoch({1, 3}, true);
+  plain.Epoch({1, 1}, true);
+  TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=1,3", "--max_steps=4", "--save=" + save});
+  EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / MaxDifference(plain.weights(), ReadWeights(*init_)),
+            2e-4);
+}
+
+// Frozen from step 2 until 6: rank 0 is dry then (it has two batches), and step 5 is the first of epoch 2.
+TEST_P(RunTest, FreezesByTheGroupsStepOnDryRanksToo) {
+  const std::string save = TempPath("freeze.safetensors");
+  for (const char* refresh : {"always", "never", "3"}) {
+    for (const char* more : {"--zero", "--nozero", "--grad_view"}) {
+      SCOPED_TRACE(absl::StrCat(refresh, " ", more));
+      TrainMlp({"--optimizer=sgd", "--lr=0.1", "--momentum=0.9", "--nproc=2", "--rank_steps=2,5", "--freeze=fc1@2:6",
+                absl::StrCat("--auto_refresh_trainable=", refresh), more, "--save=" + save});
+      // The plain run, step by step.
+      PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1, .momentum = 0.9});
+      int64_t step = 0;
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        plain.Epoch({2, 5}, true, [&] { plain.parameters().SetTrainable("fc1", step < 2 || step >= 6), ++step; });
+      }
+      EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / MaxDifference(plain.weights(), ReadWeights(*init_)),
+                2e-4);
+    }
+  }
+}
+
+TEST_P(RunTest, EverythingMayBeFrozen) {
+  const std::string save = TempPath("frozen.safetensors");
+  TrainMlp({"--nproc=2", "--rank_steps=2,3", "--freeze=fc@0:", "--save=" + save});
+  EXPECT_EQ(MaxDifference(ReadWeights(save), ReadWeights(*init_)), 0);
+}
+
+std::vector<nlohmann::json> ReadMetrics(const std::string& path) {
+  std::vector<nlohmann::json> lines;
+  for (const std::string& line : Lines(ReadText(path))) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+TEST_P(RunTest, MetricsHaveEveryStepAndWhoRanDry) {
+  const std::string path = TempPath("metrics.jsonl");
+  const Ended ended = TrainMlp({"--nproc=2", "--rank_steps=2,4", "--metrics=" + path});
+  std::map<std::string, std::vector<nlohmann::json>> by_event;
+  for (const nlohmann::json& line : ReadMetrics(path)) by_event[line.at("event")].push_back(line);
+
+  ASSERT_EQ(by_event["run"].size(), 1u);
+  EXPECT_EQ(by_event["run"][0].at("world_size"), 2);
+  ASSERT_EQ(by_event["step"].size(), 8u);  // Rank 0 writes it, and tells of steps it had no batch for.
+  for (int i = 0; i < 8; ++i) {
+    const nlohmann::json& step = by_event["step"][i];
+    const bool is_dry = i % 4 >= 2;
+    EXPECT_EQ(step.at("step"), i);
+    EXPECT_EQ(step.at("epoch"), i / 4);
+    EXPECT_EQ(step.at("active"), is_dry ? 1 : 2);
+    EXPECT_EQ(step.at("samples"), is_dry ? kBatch : 2 * kBatch);
+    EXPECT_EQ(step.at("loss").is_null(), is_dry);
+    EXPECT_EQ(step.at("sync_ms").is_null(), is_dry);
+  }
+  ASSERT_EQ(by_event["dry"].size(), 2u);
+  EXPECT_EQ(by_event["dry"][1].at("rank"), 0);
+  EXPECT_EQ(by_event["dry"][1].at("epoch"), 1);
+  EXPECT_EQ(by_event["dry"][1].at("batches"), 2);
+  ASSERT_EQ(by_event["epoch"].size(), 2u);
+  EXPECT_EQ(by_event["epoch"][0].at("train_samples"), 6 * kBatch);
+  ASSERT_EQ(by_event["test"].size(), 1u);
+  EXPECT_EQ(by_event["test"][0].at("samples"), 31);  // Uneven shards: 15 and 16.
+  EXPECT_THAT(ended.out,
+              HasSubstr(absl::StrFormat("test_accuracy=%.4f", by_event["test"][0].at("accuracy").get<double>())));
+}
+
+TEST_P(RunTest, EvaluationIsTheSameOverAnyNumberOfRanks) {
+  std::vector<std::string> last_lines;
+  for (const char* nproc : {"--nproc=1", "--nproc=2", "--nproc=3"}) {
+    const std::string metrics = TempPath("metrics.jsonl");
+    TrainMlp({nproc, "--lr=0", "--weight_decay=0", "--max_steps=1", "--metrics=" + metrics});
+    const nlohmann::json last = ReadMetrics(metrics).back();
+    EXPECT_EQ(last.at("samples"), 31);
+    last_lines.push_back(absl::StrCat(last.at("correct").get<int>()));
+  }
+  EXPECT_THAT(last_lines, ElementsAre(last_lines[0], last_lines[0], last_lines[0]));
+}
+
+// Batch norm has buffers: what is saved can be trained on, and ranks that differ in steps agree.
+TEST_P(RunTest, CnnTrainsSavesAndGoesOn) {
+  const std::string save = TempPath("cnn.safetensors");
+  const std::vector<std::string> flags = {
+      "--nproc=2",     "--epochs=1", "--batch_size=10", "--data_dir=" + *data_, absl::StrCat("--backend=", GetParam()),
+      "--save=" + save};
+  const Ended first = Train(flags);
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_TRUE(ReadWeights(save).contains("norm.running_mean"));
+  const Ended second = Train(Join(flags, {"--init=" + save, "--rank_steps=1,3"}));
+  EXPECT_EQ(second.code, 0) << second.err;
+}
+
+TEST_P(RunTest, RelativePathsMeanTheUsersFolder) {
+  const std::string folder = TempPath("user");
+  mkdir(folder.c_str(), 0755);
+  TrainMlp({"--nproc=2", "--save=w.safetensors"}, {.environment = {{"BUILD_WORKING_DIRECTORY", folder}}});
+  EXPECT_FALSE(ReadWeights(folder + "/w.safetensors").empty());
+}
+
+TEST_P(RunTest, EqualSeedsGiveEqualRuns) {
+  const std::string a = TempPath("a.safetensors"), b = TempPath("b.safetensors"), c = TempPath("c.safetensors");
+  TrainMlp({"--nproc=2", "--shuffle", "--seed=3", "--save=" + a});
+  TrainMlp({"--nproc=2", "--shuffle", "--seed=3", "--save=" + b});
+  TrainMlp({"--nproc=2", "--shuffle", "--seed=4", "--save=" + c});
+  EXPECT_EQ(MaxDifference(ReadWeights(a), ReadWeights(b)), 0);
+  EXPECT_GT(MaxDifference(ReadWeights(a), ReadWeights(c)), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, RunTest, testing::ValuesIn(kBackends),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace evenkeel

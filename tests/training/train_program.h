@@ -1,0 +1,66 @@
+// The trainer's program on small data, for tests.
+//
+//   const Ended ended = Train({"--model=mlp", "--backend=gloo", "--data_dir=" + WriteSmallData("data")});
+//   const Weights weights = ReadWeights(path);                    // of --save
+//
+// Every test of what the program does runs over each of kBackends.
+
+#ifndef EVENKEEL_TESTS_TRAINING_TRAIN_PROGRAM_H_
+#define EVENKEEL_TESTS_TRAINING_TRAIN_PROGRAM_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/tests/training/program.h"
+#include "evenkeel/trainer/safetensors.h"
+
+namespace evenkeel {
+
+inline constexpr char kTrain[] = "trainer/train";
+inline constexpr const char* kBackends[] = {"local"};
+
+inline Ended Train(std::vector<std::string> flags, const ProgramOptions& options = {}) {
+  flags.insert(flags.begin(), kTrain);
+  return Run(flags, options);
+}
+
+using Weights = std::map<std::string, std::vector<float>>;
+
+inline Weights ReadWeights(const std::string& path) {
+  const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Read(path);
+  EXPECT_TRUE(file.ok()) << file.status();
+  Weights weights;
+  if (!file.ok()) return weights;
+  for (const SafetensorsFile::Tensor& tensor : file->tensors()) {
+    std::vector<float>& values = weights[tensor.name];
+    values.resize(tensor.count());
+    std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+  }
+  return weights;
+}
+
+// max |a - b|; infinite if they have different tensors.
+inline double MaxDifference(const Weights& a, const Weights& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double most = 0;
+  for (const auto& [name, values] : a) {
+    const auto other = b.find(name);
+    if (other == b.end() || other->second.size() != values.size()) return INFINITY;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double difference = std::abs(double{values[i]} - other->second[i]);
+      if (!(difference <= most)) most = difference;  // NaN stays.
+    }
+  }
+  return most;
+}
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TESTS_TRAINING_TRAIN_PROGRAM_H_

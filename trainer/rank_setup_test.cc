@@ -1,0 +1,86 @@
+#include "evenkeel/trainer/rank_setup.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/mlp.h"
+#include "evenkeel/trainer/model_file.h"
+#include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/training_data.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+// `count` black images, all of class 0.
+IdxDataset Black(int count) {
+  std::string images = {0, 0, 8, 3, 0, 0, 0, static_cast<char>(count), 0, 0, 0, 28, 0, 0, 0, 28};
+  std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
+  return *IdxDataset::Parse(images + std::string(count * 784, 0), labels + std::string(count, 0));
+}
+
+absl::StatusOr<std::shared_ptr<const TrainingData>> Data() {
+  return std::make_shared<const TrainingData>(TrainingData{Black(40), Black(10)});
+}
+
+TrainOptions Options(TrainFlags flags) {
+  flags.model = "mlp";
+  flags.batch_size = 5;
+  return *MakeTrainOptions(flags);
+}
+
+TEST(PrepareRankTest, MakesTheModelAndThePlan) {
+  const absl::StatusOr<RankSetup> setup = PrepareRank(Options({.hidden = 9}), Data(), 1, 3);
+  ASSERT_TRUE(setup.ok()) << setup.status();
+  EXPECT_EQ(setup->model->shape(0)[0], 9);
+  EXPECT_THAT(setup->plan.batches, testing::ElementsAre(3, 3, 2));
+}
+
+TEST(PrepareRankTest, ErrorOfTheDataIsTheAnswer) {
+  EXPECT_EQ(PrepareRank(Options({}), absl::DataLossError("no"), 0, 1).status(), absl::DataLossError("no"));
+}
+
+TEST(PrepareRankTest, OnlyRankZeroNeedsTheFiles) {
+  const std::string missing = testing::TempDir() + "/missing.safetensors";
+  EXPECT_TRUE(PrepareRank(Options({.init = missing}), Data(), 1, 2).ok());
+  const absl::Status status = PrepareRank(Options({.init = missing}), Data(), 0, 2).status();
+  EXPECT_TRUE(absl::IsNotFound(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--init"));
+  EXPECT_FALSE(PrepareRank(Options({.save = "/proc/no/w"}), Data(), 0, 2).ok());
+  EXPECT_FALSE(PrepareRank(Options({.metrics = "/tmp"}), Data(), 0, 2).ok());
+}
+
+TEST(PrepareRankTest, StartsFromTheGivenWeights) {
+  const std::string path = testing::TempDir() + "/init.safetensors";
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = 4, .seed = 77});
+  ASSERT_TRUE(SaveModel(*model, path).ok());
+  const RankSetup setup = *PrepareRank(Options({.hidden = 4, .init = path}), Data(), 0, 2);
+  EXPECT_EQ(setup.model->parameters()[0].value.as<float>()[3], model->parameters()[0].value.as<float>()[3]);
+}
+
+TEST(AgreeOnSetupTest, AllRanksHearOfTheLowestThatFailed) {
+  const absl::Status status = RunRanks(4, [](Communicator& comm) -> absl::Status {
+    EK_RETURN_IF_ERROR(AgreeOnSetup(comm, absl::OkStatus()));
+    const absl::Status some = AgreeOnSetup(
+        comm, comm.rank() < 2 ? absl::OkStatus() : absl::NotFoundError(absl::StrCat("file ", comm.rank())));
+    EXPECT_EQ(some, absl::NotFoundError("rank 2: file 2"));
+    const absl::Status all = AgreeOnSetup(comm, absl::InvalidArgumentError("a flag: is wrong"));
+    EXPECT_EQ(all, absl::InvalidArgumentError("a flag: is wrong"));
+    return comm.Barrier();  // The group goes on.
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace evenkeel

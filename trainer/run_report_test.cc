@@ -1,0 +1,125 @@
+#include "evenkeel/trainer/run_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_split.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/evaluate.h"
+#include "evenkeel/trainer/file_io.h"
+#include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/training_data.h"
+#include "evenkeel/trainer/training_run.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::EndsWith;
+using testing::HasSubstr;
+
+IdxDataset Black(int count) {
+  std::string images = {0, 0, 8, 3, 0, 0, 0, static_cast<char>(count), 0, 0, 0, 28, 0, 0, 0, 28};
+  std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
+  return *IdxDataset::Parse(images + std::string(count * 784, 0), labels + std::string(count, 0));
+}
+
+// What a report of one rank's run says after `tell` has told it something: on `out`, and as JSON lines.
+struct Said {
+  std::string text;
+  std::vector<nlohmann::json> lines;
+};
+
+template <typename Tell>
+Said SaidAfter(TrainFlags flags, Tell tell) {
+  flags.model = "mlp";
+  flags.batch_size = 4;
+  flags.metrics = testing::TempDir() + "/metrics.jsonl";
+  const std::string out_path = testing::TempDir() + "/out.txt";
+  const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+    const TrainOptions options = *MakeTrainOptions(flags);
+    EK_ASSIGN_OR_RETURN(
+        RankSetup setup,
+        PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
+    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+    std::FILE* const out = std::fopen(out_path.c_str(), "w");
+    EK_ASSIGN_OR_RETURN(const auto report, RunReport::Create(out, options, "local", *run));
+    EK_RETURN_IF_ERROR(tell(*report));
+    std::fclose(out);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  Said said{.text = *ReadFile(out_path)};
+  for (absl::string_view line : absl::StrSplit(*ReadFile(flags.metrics), '\n', absl::SkipEmpty())) {
+    said.lines.push_back(nlohmann::json::parse(std::string(line)));
+  }
+  return said;
+}
+
+TEST(RunReportTest, BeginsWithWhatIsTrainedAndEndsWithTheAccuracy) {
+  const Said said =
+      SaidAfter({}, [](RunReport& report) { return report.OnEnd({.samples = 3, .correct = 2, .loss_sum = 1.5}); });
+  EXPECT_THAT(said.text, HasSubstr("mlp with 50890 parameters on 1 rank over local\n"));
+  EXPECT_THAT(said.text, HasSubstr("rank 0: 3 batches (even)\n"));
+  EXPECT_THAT(said.text, EndsWith("\ntest_accuracy=0.6667\n"));
+  ASSERT_EQ(said.lines.size(), 2u);
+  EXPECT_EQ(said.lines[0].at("event"), "run");
+  EXPECT_EQ(said.lines[0].at("total_steps"), 12);
+  EXPECT_EQ(said.lines[1].at("event"), "test");
+  EXPECT_EQ(said.lines[1].at("correct"), 2);
+}
+
+TEST(RunReportTest, StepsOfADryRankHaveNoLossOfTheirOwn) {
+  const Said said = SaidAfter({}, [](RunReport& report) -> absl::Status {
+    EK_RETURN_IF_ERROR(report.OnStep(
+        {.step = 0, .active = 2, .samples = 8, .own = BatchResult{.loss_mean = 0.5, .correct = 3}, .own_samples = 4}));
+    return report.OnStep({.step = 1, .active = 1, .samples = 4});
+  });
+  ASSERT_EQ(said.lines.size(), 3u);
+  EXPECT_EQ(said.lines[1].at("loss"), 0.5);
+  EXPECT_EQ(said.lines[1].at("accuracy"), 0.75);
+  EXPECT_EQ(said.lines[2].at("active"), 1);
+  EXPECT_TRUE(said.lines[2].at("loss").is_null());
+}
+
+TEST(RunReportTest, EpochNamesTheRanksThatRanDry) {
+  const Said said = SaidAfter({}, [](RunReport& report) {
+    return report.OnEpoch(1, {.training = {.samples = 10, .correct = 5, .loss_sum = 20}, .batches_done = {3, 1, 3, 2}},
+                          {.samples = 2, .correct = 1, .loss_sum = 1});
+  });
+  ASSERT_EQ(said.lines.size(), 4u);
+  EXPECT_EQ(said.lines[1].at("event"), "dry");
+  EXPECT_EQ(said.lines[1].at("rank"), 1);
+  EXPECT_EQ(said.lines[2].at("rank"), 3);
+  EXPECT_EQ(said.lines[2].at("batches"), 2);
+  EXPECT_EQ(said.lines[3].at("train_loss"), 2);
+  EXPECT_THAT(said.text, HasSubstr("epoch 2/4  training loss 2.0000 accuracy 0.5000"));
+}
+
+TEST(RunReportTest, NamesAMetricsFileThatCannotBeMade) {
+  const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+    TrainOptions options = *MakeTrainOptions({.model = "mlp", .batch_size = 4});
+    EK_ASSIGN_OR_RETURN(
+        RankSetup setup,
+        PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
+    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+    options.metrics_file = "/proc/no/metrics";
+    return RunReport::Create(stdout, options, "local", *run).status();
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/proc/no/metrics"));
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,159 @@
+// Runs the binary as a person does.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kLaunch[] = "tools/launch";
+
+std::string Folder() { return std::getenv("TEST_TMPDIR"); }
+
+std::string Read(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct Outcome {
+  int code = -1;
+  std::string output;  // Standard output and error.
+};
+
+Outcome RunLaunch(const std::string& arguments) {
+  Outcome outcome;
+  FILE* pipe = popen(absl::StrCat(kLaunch, " ", arguments, " 2>&1").c_str(), "r");
+  char buffer[4096];
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
+  const int status = pclose(pipe);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  return outcome;
+}
+
+// Waits until `condition` holds; a deadline, no race to win.
+template <typename Condition>
+bool Eventually(Condition condition) {
+  for (const absl::Time end = absl::Now() + absl::Seconds(20); absl::Now() < end;) {
+    if (condition()) return true;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return false;
+}
+
+bool IsRunning(const std::string& pid) { return kill(std::atoi(pid.c_str()), 0) == 0; }
+
+TEST(LaunchTest, GivesRanksTheirVariables) {
+  const Outcome outcome =
+      RunLaunch("--nproc=3 -- sh -c 'echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK/$LOCAL_WORLD_SIZE m=$MASTER_ADDR "
+          "s=${EVENKEEL_STORE%%:*} p=$([ \"${EVENKEEL_STORE##*:}\" = $MASTER_PORT ] && echo same) "
+          "h=$EVENKEEL_STORE_HOSTED n=${#EVENKEEL_SECRET}'");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("r=", rank, " w=3 l=", rank,
+                                                       "/3 m=127.0.0.1 s=127.0.0.1 p=same h=1 n=64\n")));
+  }
+}
+
+TEST(LaunchTest, EveryJobHasASecretOfItsOwn) {
+  const std::string first = RunLaunch("--nproc=1 -- sh -c 'echo $EVENKEEL_SECRET'").output;
+  EXPECT_NE(first, RunLaunch("--nproc=1 -- sh -c 'echo $EVENKEEL_SECRET'").output);
+}
+
+TEST(LaunchTest, SaysWhichRankFailedAndHow) {
+  Outcome outcome = RunLaunch("--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 1 ] && exec sleep 60; exit 7'");
+  EXPECT_EQ(outcome.code, 7);
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 ended with exit code 7"));
+  outcome = RunLaunch("--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 2 ] && exec sleep 60; kill -KILL $$'");
+  EXPECT_EQ(outcome.code, 128 + SIGKILL);
+  EXPECT_THAT(outcome.output, HasSubstr("rank 2 was killed by SIGKILL"));
+}
+
+TEST(LaunchTest, EndsRanksThatIgnoreSigterm) {
+  const absl::Time start = absl::Now();
+  const Outcome outcome =
+      RunLaunch("--nproc=2 --patience_s=0.2 -- sh -c 'trap \"\" TERM; [ $RANK = 0 ] && exit 1; while :; do sleep 1; done'");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.output, HasSubstr("rank 0 ended with exit code 1"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST(LaunchTest, LetsTheOthersEndByThemselves) {
+  const Outcome outcome = RunLaunch("--nproc=2 -- sh -c '[ $RANK = 0 ] && exit 3; sleep 0.3; echo rank 1 saw it'");
+  EXPECT_EQ(outcome.code, 3);
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 saw it"));
+}
+
+TEST(LaunchTest, LeavesNothingRunning) {
+  const std::string pid = absl::StrCat(Folder(), "/grandchild");
+  const Outcome outcome = RunLaunch(absl::StrCat("--nproc=1 -- sh -c 'sleep 300 & echo $! > ", pid, "'"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(Eventually([&] { return !IsRunning(Read(pid)); }));
+}
+
+// Starts the launcher itself as a child, with ranks that do `first`, note their process ids, and then do `then`.
+pid_t Start(const std::string& prefix, const std::string& first, const std::string& then) {
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    const std::string script = absl::StrCat(first, "echo $$ > ", prefix, ".$RANK.tmp; mv ", prefix, ".$RANK.tmp ", prefix,
+                                            ".$RANK; ", then);
+    execl(kLaunch, kLaunch, "--nproc=2", "--patience_s=5", "--", "sh", "-c", script.c_str(), nullptr);
+    _exit(127);
+  }
+  EXPECT_TRUE(Eventually([&] { return !Read(prefix + ".0").empty() && !Read(prefix + ".1").empty(); }));
+  return launcher;
+}
+
+TEST(LaunchTest, ForwardsASignalOnceAndWaits) {
+  const std::string prefix = absl::StrCat(Folder(), "/forward");
+  const pid_t launcher =
+      Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "), "while :; do sleep 0.05; done");
+  kill(launcher, SIGINT);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(Read(prefix + ".got.0"), "x\n");
+  EXPECT_EQ(Read(prefix + ".got.1"), "x\n");
+}
+
+TEST(LaunchTest, RanksDieWithTheLauncher) {
+  const std::string prefix = absl::StrCat(Folder(), "/orphan");
+  const pid_t launcher = Start(prefix, "", "exec sleep 300");
+  kill(launcher, SIGKILL);
+  waitpid(launcher, nullptr, 0);
+  EXPECT_TRUE(Eventually([&] { return !IsRunning(Read(prefix + ".0")) && !IsRunning(Read(prefix + ".1")); }));
+}
+
+TEST(LaunchTest, RefusesBadCallsWithOneSentence) {
+  for (const auto& [arguments, expected] : {std::pair<std::string, std::string>("", "there is no program to start"),
+                                            {"--nproc=0 -- true", "--nproc must be at least 1"},
+                                            {"--patience_s=-1 -- true", "--patience_s must not be negative"},
+                                            {"-- ./no_such_program", "can't run ./no_such_program: No such file"},
+                                            {"--nproc=two -- true", "illegal value 'two'"},
+                                            {"--procs=2 -- true", "unknown command line flag 'procs'"}}) {
+    const Outcome outcome = RunLaunch(arguments);
+    EXPECT_NE(outcome.code, 0) << arguments;
+    EXPECT_THAT(outcome.output, HasSubstr(expected)) << arguments;
+    EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 1) << outcome.output;
+  }
+  EXPECT_THAT(RunLaunch("--help").output, HasSubstr("launch [--nproc=2]"));
+}
+
+}  // namespace

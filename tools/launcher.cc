@@ -1,0 +1,236 @@
+#include "evenkeel/tools/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp_store_server.h"
+
+extern char** environ;
+
+namespace evenkeel {
+namespace {
+
+absl::StatusOr<std::string> NewSecret() {
+  char bytes[32];
+  if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) {
+    return absl::UnavailableError(absl::StrCat("no random bytes for a secret: ", std::strerror(errno)));
+  }
+  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+}
+
+// Blocks the signals that the launcher handles, and reads them; the old mask comes back at the end.
+class SignalReader {
+ public:
+  SignalReader() {
+    sigemptyset(&mask_);
+    for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask_, signal);
+    sigprocmask(SIG_BLOCK, &mask_, &before_);
+    fd_ = signalfd(-1, &mask_, SFD_CLOEXEC | SFD_NONBLOCK);
+  }
+  ~SignalReader() {
+    if (fd_ >= 0) close(fd_);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SignalReader(const SignalReader&) = delete;
+  SignalReader& operator=(const SignalReader&) = delete;
+
+  bool is_valid() const { return fd_ >= 0; }
+  const sigset_t& before() const { return before_; }
+
+  // Waits for signals, at most until `deadline`; answers those that came, without SIGCHLD.
+  std::vector<int> Wait(absl::Time deadline) {
+    pollfd poll_fd{.fd = fd_, .events = POLLIN, .revents = 0};
+    // A second at most: a child that ends between two looks is found even if its signal merged with another one.
+    const absl::Duration left = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Seconds(1));
+    poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+    std::vector<int> signals;
+    signalfd_siginfo info;
+    while (read(fd_, &info, sizeof(info)) == sizeof(info)) {
+      if (info.ssi_signo != SIGCHLD) signals.push_back(static_cast<int>(info.ssi_signo));
+    }
+    return signals;
+  }
+
+ private:
+  sigset_t mask_;
+  sigset_t before_;
+  int fd_ = -1;
+};
+
+std::vector<char*> Pointers(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (std::string& text : strings) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::vector<std::string> EnvironmentWith(const std::map<std::string, std::string>& variables) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const char* equals = std::strchr(*entry, '=');
+    if (equals == nullptr || !variables.contains(std::string(*entry, equals - *entry))) result.emplace_back(*entry);
+  }
+  for (const auto& [name, value] : variables) result.push_back(absl::StrCat(name, "=", value));
+  return result;
+}
+
+// Between fork and exec only calls that are safe beside other threads: everything is prepared before.
+[[noreturn]] void RunChild(pid_t parent, pid_t group, const sigset_t& signals, int error_fd, char* const* arguments,
+                           char* const* variables) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);  // It died before the line above.
+  setpgid(0, group);
+  const int null = open("/dev/null", O_RDONLY);
+  if (null >= 0) dup2(null, STDIN_FILENO);
+  sigprocmask(SIG_SETMASK, &signals, nullptr);
+  execvpe(arguments[0], arguments, variables);
+  const int error = errno;
+  (void)!write(error_fd, &error, sizeof(error));
+  _exit(127);
+}
+
+std::string SignalName(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? absl::StrCat("signal ", signal) : absl::StrCat("SIG", name);
+}
+
+class Job {
+ public:
+  explicit Job(const LaunchOptions& options) : options_(options) {}
+  ~Job() {
+    for (pid_t pid : pids_) {
+      if (pid > 0) kill(pid, SIGKILL);
+    }
+    for (pid_t pid : pids_) {
+      if (pid > 0) waitpid(pid, nullptr, 0);
+    }
+    if (group_ > 0) kill(-group_, SIGKILL);  // What ranks have started and left behind.
+  }
+
+  absl::Status Start(const std::map<std::string, std::string>& job_variables, const SignalReader& signals) {
+    std::vector<std::string> command = options_.command;
+    const std::vector<char*> arguments = Pointers(command);
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      std::map<std::string, std::string> variables = job_variables;
+      variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
+      std::vector<std::string> environment = EnvironmentWith(variables);
+      EK_RETURN_IF_ERROR(StartOne(arguments.data(), Pointers(environment).data(), signals));
+    }
+    return absl::OkStatus();
+  }
+
+  LaunchResult WaitForAll(SignalReader& signals) {
+    absl::Time next_measure = absl::InfiniteFuture();
+    int measure = 0;  // Of those to end the job: 0 none yet, 1 SIGTERM was sent, 2 SIGKILL was sent.
+    while (Reap() > 0) {
+      if (!result_.message.empty() && next_measure == absl::InfiniteFuture()) {
+        next_measure = absl::Now() + options_.patience;
+      }
+      for (int signal : signals.Wait(next_measure)) {
+        // The first one is the ranks' to handle; who asks twice means it.
+        kill(-group_, forwarded_ == 0 ? signal : SIGKILL);
+        if (forwarded_ == 0) forwarded_ = signal;
+        measure = std::max(measure, 1);
+        next_measure = absl::Now() + options_.patience;
+      }
+      if (absl::Now() < next_measure) continue;
+      kill(-group_, ++measure == 1 ? SIGTERM : SIGKILL);
+      next_measure = absl::Now() + options_.patience;
+    }
+    return result_;
+  }
+
+ private:
+  absl::Status StartOne(char* const* arguments, char* const* variables, const SignalReader& signals) {
+    int error_pipe[2];
+    if (pipe2(error_pipe, O_CLOEXEC) != 0) return absl::UnavailableError(std::strerror(errno));
+    const pid_t parent = getpid();
+    const pid_t pid = fork();
+    if (pid == 0) RunChild(parent, group_, signals.before(), error_pipe[1], arguments, variables);
+    close(error_pipe[1]);
+    int error = 0;
+    // The pipe closes when the program runs.
+    const bool has_failed = pid > 0 && read(error_pipe[0], &error, sizeof(error)) == sizeof(error);
+    close(error_pipe[0]);
+    if (pid < 0) {
+      return absl::UnavailableError(absl::StrCat("can't start rank ", pids_.size(), ": ", std::strerror(errno)));
+    }
+    setpgid(pid, group_);  // Also here, so that it is done whoever comes first.
+    if (group_ == 0) group_ = pid;
+    pids_.push_back(pid);
+    if (!has_failed) return absl::OkStatus();
+    return absl::NotFoundError(absl::StrCat("can't run ", arguments[0], ": ", std::strerror(error)));
+  }
+
+  // Takes note of ranks that have ended; answers how many have not.
+  int Reap() {
+    int running = 0;
+    LaunchResult killed, ended;  // The first of each kind among those found now.
+    for (size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (pids_[rank] == 0) continue;
+      int status = 0;
+      if (waitpid(pids_[rank], &status, WNOHANG) == 0) {
+        ++running;
+        continue;
+      }
+      pids_[rank] = 0;
+      if (WIFSIGNALED(status)) {
+        if (!killed.message.empty()) continue;
+        const int signal = WTERMSIG(status);
+        killed = {128 + signal, absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))};
+      } else if (WEXITSTATUS(status) != 0 && ended.message.empty()) {
+        const int code = WEXITSTATUS(status);
+        ended = {code, absl::StrCat("rank ", rank, " ended with exit code ", code)};
+      }
+    }
+    // Where both are found at once, the signal is the cause and the others gave up because of it.
+    if (result_.message.empty()) result_ = killed.message.empty() ? ended : killed;
+    return running;
+  }
+
+  const LaunchOptions& options_;
+  std::vector<pid_t> pids_;  // By rank; 0: has ended.
+  pid_t group_ = 0;
+  int forwarded_ = 0;  // The signal that the ranks were asked to end with.
+  LaunchResult result_;
+};
+
+}  // namespace
+
+absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
+  if (options.ranks < 1) return absl::InvalidArgumentError(absl::StrCat("can't start ", options.ranks, " ranks"));
+  if (options.command.empty()) return absl::InvalidArgumentError("there is no program to start");
+  SignalReader signals;  // Before the server's thread, which then has them blocked too.
+  if (!signals.is_valid()) return absl::UnavailableError(absl::StrCat("signalfd: ", std::strerror(errno)));
+  EK_ASSIGN_OR_RETURN(const std::string secret, NewSecret());
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
+                      TcpStoreServer::Create({.secret = secret, .world_size = options.ranks, .host = "the launcher"}));
+  std::map<std::string, std::string> variables = options.variables;
+  variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = absl::StrCat(options.ranks);
+  variables["MASTER_ADDR"] = "127.0.0.1";
+  variables["MASTER_PORT"] = absl::StrCat(server->port());
+  variables["EVENKEEL_STORE"] = server->address();
+  variables["EVENKEEL_STORE_HOSTED"] = "1";
+  variables["EVENKEEL_SECRET"] = secret;
+  Job job(options);
+  EK_RETURN_IF_ERROR(job.Start(variables, signals));
+  return job.WaitForAll(signals);
+}
+
+}  // namespace evenkeel

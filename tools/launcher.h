@@ -1,0 +1,49 @@
+// Starts the ranks of a job as processes on this host, and ends them together.
+//
+//   EK_ASSIGN_OR_RETURN(LaunchResult result, Launch({.ranks = 4, .command = {"./my_program", "--epochs=3"}}));
+//   if (!result.message.empty()) std::cerr << result.message << "\n";   // "rank 1 was killed by SIGSEGV"
+//   return result.exit_code;
+//
+// Each rank gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), the
+// address of a store that this process hosts, and a fresh secret. The secret is handed over in the environment: that is
+// readable for the same user only, as a file would be, and nothing is left to clean up when this process is killed.
+//
+// Ranks form a process group of their own, so that a terminal's Ctrl-C reaches them once, through here: SIGINT, SIGTERM
+// and SIGHUP are forwarded. Their standard input is /dev/null. If this process is killed, the kernel kills them.
+// When a rank fails, the others have `patience` to end by themselves, with their own message; then SIGTERM, then SIGKILL.
+//
+// Threads: blocking; call it from the main thread, before other threads are started: it blocks signals for a while.
+// Errors:  InvalidArgument for a number of ranks below 1 or no command; NotFound if the program can't be executed;
+//          Unavailable if a process or the store can't be made. A rank that fails is no error here, but in the result.
+
+#ifndef EVENKEEL_TOOLS_LAUNCHER_H_
+#define EVENKEEL_TOOLS_LAUNCHER_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace evenkeel {
+
+struct LaunchOptions {
+  int ranks = 1;
+  // Program and arguments. A name without '/' is looked for in PATH.
+  std::vector<std::string> command;
+  // Added to this process's environment, or in its place.
+  std::map<std::string, std::string> variables;
+  absl::Duration patience = absl::Seconds(5);  // Before SIGTERM, and again before SIGKILL.
+};
+
+struct LaunchResult {
+  int exit_code = 0;    // 0 if all ranks ended well; else the first failed rank's code, or 128 + its signal.
+  std::string message;  // Which rank failed first and how; empty if none did.
+};
+
+absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TOOLS_LAUNCHER_H_

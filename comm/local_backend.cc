@@ -16,13 +16,11 @@
 #include "evenkeel/comm/local_backend.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -31,11 +29,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/local_exchange.h"
-#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/local_meeting.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {
@@ -44,96 +41,13 @@ namespace {
 // Below this a slice takes no longer than waking up another thread, some ten microseconds.
 constexpr int64_t kSliceBytes = 256 << 10;
 
-// One rank's part in a meeting.
-struct Seat {
-  int rank = -1;
-  Operation operation;
-  std::shared_ptr<WorkState> work;  // Null once somebody is finishing it.
-};
-
-// The group's mutex guards all of it, but what the seats' operations and `exchange` hold belongs to the slices while
-// they run.
-struct Meeting {
-  enum class State { kGathering, kRunning, kOver };  // In this order, moved on by a lane's turn and by Close().
-  State state = State::kGathering;
-  std::map<int, Seat> seats;  // By rank; of a pair: 0 the sender, 1 the receiver.
-  std::unique_ptr<LocalExchange> exchange;
-  int slices_left = 0;
-  std::atomic<bool> is_broken = false;  // One of its ranks was aborted.
-};
-
-// What runs one after the other: the collectives of a channel, or its messages from one rank to another.
-struct Lane {
-  size_t seats = 0;
-  int64_t first = 0;  // Sequence of the front.
-  std::deque<std::shared_ptr<Meeting>> meetings;
-
-  Meeting& At(int64_t sequence) {
-    while (first + static_cast<int64_t>(meetings.size()) <= sequence) meetings.push_back(std::make_shared<Meeting>());
-    return *meetings[sequence - first];
-  }
-};
-
+// A work that is to be finished.
 struct Ending {
   int rank = -1;
   std::shared_ptr<WorkState> work;
   absl::Status status;
 };
 using Endings = std::vector<Ending>;
-
-bool IsPair(const Collective& what) { return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv; }
-
-// What the two sides of a pair, or all ranks, have in common.
-Collective CommonPart(Collective what) {
-  if (IsPair(what)) {
-    what.kind = CollectiveKind::kSend;
-    what.root = -1;
-  }
-  return what;
-}
-
-// "60+40" for two parts.
-std::string Parts(const Operation& operation) {
-  const TensorList& views = operation.out.empty() ? operation.in : operation.out;
-  return absl::StrJoin(views, "+", [](std::string* text, const TensorView& v) { absl::StrAppend(text, v.count); });
-}
-
-bool HaveEqualParts(const Operation& a, const Operation& b) {
-  const TensorList& x = a.out.empty() ? a.in : a.out;
-  const TensorList& y = b.out.empty() ? b.in : b.out;
-  return std::equal(x.begin(), x.end(), y.begin(), y.end(),
-                    [](const TensorView& v, const TensorView& w) { return v.count == w.count; });
-}
-
-bool Agree(const Operation& a, const Operation& b) {
-  return CommonPart(a.what) == CommonPart(b.what) && HaveEqualParts(a, b) && a.scale == b.scale;
-}
-
-// "rank 1 is at #412 barrier (user); ranks 0,2,3 are at #412 all_reduce float32[10] sum: the ranks disagree", the
-// smallest party first.
-std::string DescribeDisagreement(const std::map<int, Seat>& seats) {
-  const Operation& first = seats.begin()->second.operation;
-  const bool differ_in_kind = std::any_of(seats.begin(), seats.end(), [&](const auto& seat) {
-    return CommonPart(seat.second.operation.what) != CommonPart(first.what);
-  });
-  std::map<std::string, std::vector<int>> parties;
-  for (const auto& [index, seat] : seats) {
-    std::string place = absl::StrCat("#", seat.operation.sequence, " ", ToString(seat.operation.what));
-    if (!differ_in_kind) absl::StrAppend(&place, " in parts ", Parts(seat.operation), ", scale ", seat.operation.scale);
-    parties[place].push_back(seat.rank);
-  }
-  std::vector<std::pair<std::string, std::vector<int>>> sorted(parties.begin(), parties.end());
-  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
-    return std::tuple(a.second.size(), a.second) < std::tuple(b.second.size(), b.second);
-  });
-  const std::string text = absl::StrJoin(sorted, "; ", [](std::string* out, const auto& party) {
-    const auto& [place, ranks] = party;
-    const char* const words[] = {"rank ", "ranks ", " is at ", " are at "};
-    const int many = ranks.size() > 1;
-    absl::StrAppend(out, words[many], absl::StrJoin(ranks, ","), words[2 + many], place);
-  });
-  return absl::StrCat(text, ": the ranks disagree");
-}
 
 int SlicesFor(const LocalExchange& exchange, int workers) {
   const int64_t most = std::min<int64_t>(workers, exchange.elements());
@@ -158,9 +72,10 @@ class LocalGroup {
   void Start(int rank, Operation operation, std::shared_ptr<WorkState> work);
   void Abort(int rank, const absl::Status& why);
 
-  // Runs tasks, of all ranks, until StopWorker(rank).
+  // Runs tasks, of all ranks, until Leave(rank).
   void RunWorker(int rank);
-  void StopWorker(int rank);
+  // After Abort(): waits for callbacks of the rank's works that run, and lets its worker stop.
+  void Leave(int rank);
 
  private:
   Lane& LaneOf(int rank, const Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -181,9 +96,6 @@ class LocalGroup {
   void Finish(Endings endings) ABSL_LOCKS_EXCLUDED(mutex_);
   void Post(std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The group whose works this thread is finishing.
-  static thread_local const LocalGroup* finishing_here_;
-
   const int world_size_;
   absl::Mutex mutex_;
   absl::CondVar tasks_posted_;
@@ -196,8 +108,6 @@ class LocalGroup {
   std::vector<bool> leaving_ ABSL_GUARDED_BY(mutex_);        // Its worker is to stop.
   int workers_ ABSL_GUARDED_BY(mutex_);
 };
-
-thread_local const LocalGroup* LocalGroup::finishing_here_ = nullptr;
 
 void LocalGroup::Start(int rank, Operation operation, std::shared_ptr<WorkState> work) {
   absl::MutexLock lock(&mutex_);
@@ -310,10 +220,6 @@ void LocalGroup::Abort(int rank, const absl::Status& why) {
     ForEachSeatOf(rank, [&](Meeting&, Seat& seat) { Take(seat, ended_[rank], endings); });
   }
   Finish(std::move(endings));
-  // A callback can't wait for itself, nor for another one that may wait for it.
-  if (finishing_here_ == this) return;
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(IsZero(&finishing_[rank]));
 }
 
 void LocalGroup::EndForAll(const absl::Status& why) {
@@ -347,9 +253,7 @@ void LocalGroup::Take(Seat& seat, const absl::Status& status, Endings& endings) 
 }
 
 void LocalGroup::Finish(Endings endings) {
-  const LocalGroup* const outer = std::exchange(finishing_here_, this);
   for (Ending& ending : endings) ending.work->Finish(ending.status);
-  finishing_here_ = outer;
   absl::MutexLock lock(&mutex_);
   for (Ending& ending : endings) --finishing_[ending.rank];
 }
@@ -377,8 +281,9 @@ void LocalGroup::RunWorker(int rank) {
   }
 }
 
-void LocalGroup::StopWorker(int rank) {
+void LocalGroup::Leave(int rank) {
   absl::MutexLock lock(&mutex_);
+  mutex_.Await(IsZero(&finishing_[rank]));
   leaving_[rank] = true;
   tasks_posted_.SignalAll();
 }
@@ -390,7 +295,7 @@ class LocalBackend : public Backend {
 
   ~LocalBackend() override {
     group_->Abort(rank_, absl::UnavailableError(absl::StrCat("rank ", rank_, " left the group")));
-    group_->StopWorker(rank_);
+    group_->Leave(rank_);
     worker_.join();
   }
 

@@ -1,0 +1,69 @@
+#include "evenkeel/comm/local_meeting.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/types.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// What the two sides of a pair, or all ranks, have in common.
+Collective CommonPart(Collective what) {
+  if (IsPair(what)) {
+    what.kind = CollectiveKind::kSend;
+    what.root = -1;
+  }
+  return what;
+}
+
+// Sizes, in elements.
+std::vector<int64_t> PartsOf(const Operation& operation) {
+  std::vector<int64_t> parts;
+  for (const TensorView& view : operation.out.empty() ? operation.in : operation.out) parts.push_back(view.count);
+  return parts;
+}
+
+}  // namespace
+
+Meeting& Lane::At(int64_t sequence) {
+  while (first + static_cast<int64_t>(meetings.size()) <= sequence) meetings.push_back(std::make_shared<Meeting>());
+  return *meetings[sequence - first];
+}
+
+bool IsPair(const Collective& what) { return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv; }
+
+bool Agree(const Operation& a, const Operation& b) {
+  return CommonPart(a.what) == CommonPart(b.what) && PartsOf(a) == PartsOf(b) && a.scale == b.scale;
+}
+
+std::string DescribeDisagreement(const Seats& seats) {
+  const Collective first = CommonPart(seats.begin()->second.operation.what);
+  const bool only_details_differ = std::all_of(
+      seats.begin(), seats.end(), [&](const auto& seat) { return CommonPart(seat.second.operation.what) == first; });
+  std::map<std::string, std::vector<int>> ranks_at;
+  for (const auto& [index, seat] : seats) {
+    const Operation& operation = seat.operation;
+    std::string place = absl::StrCat("#", operation.sequence, " ", ToString(operation.what));
+    if (only_details_differ) {
+      absl::StrAppend(&place, " in parts ", absl::StrJoin(PartsOf(operation), "+"), ", scale ", operation.scale);
+    }
+    ranks_at[place].push_back(seat.rank);
+  }
+  std::vector<std::pair<std::string, std::vector<int>>> parties(ranks_at.begin(), ranks_at.end());
+  std::sort(parties.begin(), parties.end(), [](const auto& a, const auto& b) {
+    return std::tuple(a.second.size(), a.second) < std::tuple(b.second.size(), b.second);
+  });
+  const std::string text = absl::StrJoin(parties, "; ", [](std::string* out, const auto& party) {
+    const auto& [place, ranks] = party;
+    absl::StrAppend(out, RankList(ranks), ranks.size() == 1 ? " is at " : " are at ", place);
+  });
+  return absl::StrCat(text, ": the ranks disagree");
+}
+
+}  // namespace evenkeel::internal

@@ -9,39 +9,26 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/internal/key_value.h"
+#include "evenkeel/comm/internal/read_file.h"
 #include "evenkeel/comm/internal/socket.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
+using internal::FileError;
+using internal::Links;
+using internal::ReadFile;
 using internal::UniqueFd;
 
 constexpr size_t kMaxFileName = 250;
 constexpr absl::Duration kLockTimeout = absl::Seconds(30);
-
-absl::Status FileError(absl::string_view path) {
-  const int error = errno;
-  const std::string text = absl::StrCat(path, ": ", std::strerror(error));
-  switch (error) {
-    case ENOENT:
-      return absl::NotFoundError(text);
-    case EEXIST:
-      return absl::AlreadyExistsError(text);
-    case EACCES:
-    case EPERM:
-      return absl::PermissionDeniedError(text);
-    default:
-      return absl::UnavailableError(text);
-  }
-}
 
 // A name that no path can be made of: all but letters, digits, '-' and '_' as two hexadecimal digits.
 absl::StatusOr<std::string> FileName(absl::string_view key) {
@@ -59,20 +46,6 @@ absl::StatusOr<std::string> FileName(absl::string_view key) {
     return absl::InvalidArgumentError(absl::StrCat("the key \"", key, "\" is too long for a file store"));
   }
   return name;
-}
-
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd) return FileError(path);
-  std::string content;
-  char chunk[4096];
-  while (true) {
-    const ssize_t got = read(fd.get(), chunk, sizeof(chunk));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return FileError(path);
-    if (got == 0) return content;
-    content.append(chunk, got);
-  }
 }
 
 absl::Status WriteNewFile(const std::string& path, absl::string_view content) {
@@ -166,7 +139,7 @@ absl::StatusOr<std::string> FileStore::Get(absl::string_view key, absl::Duration
   const absl::Time deadline = absl::Now() + timeout;
   absl::Duration pause = absl::Milliseconds(1);
   while (true) {
-    absl::StatusOr<std::string> content = ReadFile(path);
+    absl::StatusOr<std::string> content = ReadFile(path, Links::kRefuse);
     if (!absl::IsNotFound(content.status())) return content;
     if (absl::Now() >= deadline) {
       return absl::DeadlineExceededError(
@@ -181,7 +154,7 @@ absl::StatusOr<std::string> FileStore::GetOrSet(absl::string_view key, absl::str
   EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
   const std::string path = absl::StrCat(folder_, "/", name);
   while (true) {
-    absl::StatusOr<std::string> content = ReadFile(path);
+    absl::StatusOr<std::string> content = ReadFile(path, Links::kRefuse);
     if (!absl::IsNotFound(content.status())) return content;
     EK_ASSIGN_OR_RETURN(const Draft draft, Draft::Write(folder_, value));
     const absl::Status placed = draft.PlaceAt(path);
@@ -193,7 +166,7 @@ absl::StatusOr<std::string> FileStore::GetOrSet(absl::string_view key, absl::str
 absl::StatusOr<int64_t> FileStore::Add(absl::string_view key, int64_t amount) {
   EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
   EK_ASSIGN_OR_RETURN(const UniqueFd lock, Lock(absl::StrCat(folder_, "/lock")));
-  absl::StatusOr<std::string> content = ReadFile(absl::StrCat(folder_, "/", name));
+  absl::StatusOr<std::string> content = ReadFile(absl::StrCat(folder_, "/", name), Links::kRefuse);
   if (!content.ok() && !absl::IsNotFound(content.status())) return content.status();
   EK_ASSIGN_OR_RETURN(const int64_t sum, internal::AddTo(key, content.value_or(""), amount));
   EK_RETURN_IF_ERROR(Set(key, absl::StrCat(sum)));

@@ -28,11 +28,17 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(const Tcp
                                                                      .host = options.host,
                                                                      .greeting_timeout = options.greeting_timeout,
                                                                      .linger = options.linger});
-  return absl::WrapUnique(new TcpStoreServer(std::move(loop), address.ToString(), address.port));
+  return absl::WrapUnique(
+      new TcpStoreServer(std::move(loop), address.ToString(), address.port, internal::IsLoopback(local.host)));
 }
 
-TcpStoreServer::TcpStoreServer(std::unique_ptr<internal::ServerLoop> loop, std::string address, int port)
-    : address_(std::move(address)), port_(port), loop_(std::move(loop)), thread_([this] { loop_->Run(); }) {}
+TcpStoreServer::TcpStoreServer(std::unique_ptr<internal::ServerLoop> loop, std::string address, int port,
+                               bool is_on_loopback)
+    : address_(std::move(address)),
+      port_(port),
+      is_on_loopback_(is_on_loopback),
+      loop_(std::move(loop)),
+      thread_([this] { loop_->Run(); }) {}
 
 TcpStoreServer::~TcpStoreServer() {
   loop_->Stop();

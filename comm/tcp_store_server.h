@@ -48,12 +48,15 @@ class TcpStoreServer {
   // "host:port", with the host as it was given and the port that it has.
   const std::string& address() const { return address_; }
   int port() const { return port_; }
+  // Whether only this host can reach it.
+  bool is_on_loopback() const { return is_on_loopback_; }
 
  private:
-  TcpStoreServer(std::unique_ptr<internal::ServerLoop> loop, std::string address, int port);
+  TcpStoreServer(std::unique_ptr<internal::ServerLoop> loop, std::string address, int port, bool is_on_loopback);
 
   const std::string address_;
   const int port_;
+  const bool is_on_loopback_;
   const std::unique_ptr<internal::ServerLoop> loop_;
   std::thread thread_;
 };

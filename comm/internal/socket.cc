@@ -17,6 +17,7 @@
 #include <iterator>
 #include <memory>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -144,6 +145,10 @@ absl::StatusOr<HostPort> HostPort::Parse(absl::string_view text) {
 std::string HostPort::ToString() const {
   const bool is_ipv6 = host.find(':') != std::string::npos;
   return absl::StrCat(is_ipv6 ? "[" : "", host, is_ipv6 ? "]:" : ":", port);
+}
+
+bool IsLoopback(absl::string_view host) {
+  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
 }
 
 absl::StatusOr<UniqueFd> ListenOn(const HostPort& address) {

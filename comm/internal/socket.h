@@ -61,6 +61,9 @@ struct HostPort {
   friend bool operator==(const HostPort&, const HostPort&) = default;
 };
 
+// Whether that name or number, as it is written, means this host to itself.
+bool IsLoopback(absl::string_view host);
+
 // Listens on that address only; port 0 lets the system choose.
 absl::StatusOr<UniqueFd> ListenOn(const HostPort& address);
 // A connection that waits at the listener; an empty owner if there is none.

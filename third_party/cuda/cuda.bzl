@@ -35,6 +35,14 @@ cc_library(
 )
 """
 
+# True or false for good: everything here runs on Linux, and nothing is incompatible with itself.
+_HAS = """
+config_setting(
+    name = "has_{}",
+    constraint_values = ["{}"],
+)
+"""
+
 _INCOMPATIBLE = """
 cc_library(
     name = "{}",
@@ -72,6 +80,7 @@ def _cuda_impl(repository_ctx):
                 if repository_ctx.path("{}/lib{}.so".format(candidate, name)).exists:
                     folder = candidate
                     break
+        text += _HAS.format(name, "@platforms//os:linux" if folder else "@platforms//:incompatible")
         if folder:
             text += _LIBRARY.format(
                 name = name,

@@ -1,0 +1,88 @@
+#include "evenkeel/comm/factory.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/gloo.h"
+#include "evenkeel/comm/internal/nccl_or_not.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp_store.h"
+
+namespace evenkeel {
+namespace {
+
+// A way to the control hub of the group, and which address of this host leads there.
+struct Way {
+  std::unique_ptr<ControlLink> link;
+  std::string local_host = "127.0.0.1";
+};
+
+absl::StatusOr<Way> Connect(const Environment& environment, const FactoryOptions& options) {
+  Way way;
+  if (environment.world_size == 1) {
+    way.link = std::move(internal::CreateLocalLinks(1)[0]);
+    return way;
+  }
+  std::shared_ptr<Rendezvous> rendezvous = options.rendezvous;
+  if (rendezvous == nullptr) {
+    EK_ASSIGN_OR_RETURN(rendezvous, Rendezvous::Join(environment, options.connect_timeout));
+  }
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link, rendezvous->OpenGroup({.name = options.group}));
+  way.local_host = environment.address.empty() ? link->local_host() : environment.address;
+  way.link = std::move(link);
+  return way;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGloo(const Environment& environment,
+                                                         const FactoryOptions& options) {
+  EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
+  return CreateGlooGroup(environment.rank, environment.world_size, std::move(way.link),
+                         {.group = options.group,
+                          .bind_address = way.local_host,
+                          .connect_timeout = options.connect_timeout,
+                          .communicator = options.communicator});
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const Environment& environment,
+                                                         const FactoryOptions& options) {
+  return internal::CreateNcclIfBuilt({.rank = environment.rank,
+                                      .world_size = environment.world_size,
+                                      .local_rank = environment.local_rank,
+                                      .connect_timeout = options.connect_timeout,
+                                      .communicator = options.communicator},
+                                     [&]() -> absl::StatusOr<std::unique_ptr<ControlLink>> {
+                                       EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
+                                       return std::move(way.link);
+                                     });
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& environment,
+                                                          const FactoryOptions& options) {
+  if (environment.world_size > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("backend local is for ranks that are threads of one process; ",
+                                                   "this job has ", environment.world_size,
+                                                   " processes: choose auto or gloo"));
+  }
+  EK_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(1, options.communicator));
+  return std::move(group[0]);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environment& environment,
+                                                                 const FactoryOptions& options) {
+  if (options.backend == "auto") {
+    return environment.world_size == 1 ? CreateLocal(environment, options) : CreateGloo(environment, options);
+  }
+  if (options.backend == "gloo") return CreateGloo(environment, options);
+  if (options.backend == "nccl") return CreateNccl(environment, options);
+  if (options.backend == "local") return CreateLocal(environment, options);
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown backend \"", options.backend, "\": it is one of auto, gloo, nccl, local"));
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,120 @@
+#include "evenkeel/comm/rendezvous.h"
+
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/hmac.h"
+#include "evenkeel/comm/internal/read_file.h"
+#include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr char kSecretKey[] = "secret";
+constexpr size_t kSecretBytes = 32;
+
+// The folder is <folder of this user>/<job>; both are the user's alone.
+absl::StatusOr<std::shared_ptr<FileStore>> OpenFolder(const std::string& folder, bool is_ours) {
+  if (is_ours) EK_RETURN_IF_ERROR(FileStore::Open(folder.substr(0, folder.rfind('/'))).status());
+  return FileStore::Open(folder);
+}
+
+absl::StatusOr<std::string> SecretOf(const Environment& environment, FileStore* folder) {
+  if (!environment.secret.empty()) return environment.secret;
+  if (environment.secret_file.empty()) {
+    EK_ASSIGN_OR_RETURN(const std::string fresh, internal::RandomBytes(kSecretBytes));
+    return folder->GetOrSet(kSecretKey, absl::BytesToHexString(fresh));
+  }
+  EK_ASSIGN_OR_RETURN(std::string secret, internal::ReadFile(environment.secret_file, internal::Links::kFollow));
+  absl::StripAsciiWhitespace(&secret);
+  if (!secret.empty()) return secret;
+  return absl::InvalidArgumentError(absl::StrCat("EVENKEEL_SECRET_FILE=", environment.secret_file, " is empty"));
+}
+
+// Where rank 0 may listen: of several addresses, at the first that is free.
+absl::StatusOr<std::vector<std::string>> PlacesToListen(const Environment& environment) {
+  if (environment.store_addresses.empty()) {
+    const std::string host = environment.address.empty() ? "127.0.0.1" : environment.address;
+    return std::vector<std::string>{internal::HostPort{host, 0}.ToString()};
+  }
+  std::vector<std::string> places;
+  for (const std::string& address : environment.store_addresses) {
+    EK_ASSIGN_OR_RETURN(internal::HostPort place, internal::HostPort::Parse(address));
+    if (!environment.address.empty()) place.host = environment.address;
+    places.push_back(place.ToString());
+  }
+  return places;
+}
+
+// Host names may stand for the loopback address on their own host, as Debian has them in /etc/hosts.
+absl::Status CheckReachable(const TcpStoreServer& server, const std::string& place) {
+  if (!server.is_on_loopback()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank 0 would listen on ", place, ", which is the loopback address here, and the other hosts can't ",
+                   "reach it: set EVENKEEL_ADDRESS on each host to an address that the others reach"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& environment, absl::Duration timeout) {
+  if (environment.world_size < 2) return absl::InvalidArgumentError("a job of one rank has nobody to meet");
+  auto job = absl::WrapUnique(new Rendezvous());
+  const std::string& folder = environment.store_folder.empty() ? environment.secret_folder : environment.store_folder;
+  if (!folder.empty()) {
+    const bool is_ours = environment.folder_is_ours || environment.store_folder.empty();
+    EK_ASSIGN_OR_RETURN(job->folder_, OpenFolder(folder, is_ours));
+    job->removes_folder_ = is_ours && environment.rank == 0;
+  }
+  job->options_ = {.addresses = environment.store_addresses,
+                   .job = environment.job,
+                   .rank = environment.rank,
+                   .world_size = environment.world_size,
+                   .timeout = timeout};
+  if (!environment.store_folder.empty()) job->options_.published = job->folder_;
+  EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, job->folder_.get()));
+  if (environment.hosts_store) EK_RETURN_IF_ERROR(job->Host(environment));
+  EK_ASSIGN_OR_RETURN(job->store_, TcpStore::Connect(job->options_));
+  return std::shared_ptr<Rendezvous>(std::move(job));
+}
+
+absl::Status Rendezvous::Host(const Environment& environment) {
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> places, PlacesToListen(environment));
+  absl::Status last;
+  for (const std::string& place : places) {
+    absl::StatusOr<std::unique_ptr<TcpStoreServer>> server = TcpStoreServer::Create({.address = place,
+                                                                                     .job = options_.job,
+                                                                                     .secret = options_.secret,
+                                                                                     .world_size = options_.world_size,
+                                                                                     .host = "rank 0"});
+    last = server.status();
+    if (!last.ok()) continue;
+    if (!environment.is_one_host) EK_RETURN_IF_ERROR(CheckReachable(**server, place));
+    server_ = *std::move(server);
+    break;
+  }
+  if (!last.ok()) return Annotate(last, "rank 0 hosts the job's store");
+  return options_.published == nullptr ? absl::OkStatus() : options_.published->Set(kAddressKey, server_->address());
+}
+
+Rendezvous::~Rendezvous() {
+  store_ = nullptr;
+  server_ = nullptr;  // Waits for the others.
+  if (!removes_folder_) return;
+  folder_->Delete(kAddressKey).IgnoreError();
+  folder_->Delete(kSecretKey).IgnoreError();
+  rmdir(folder_->folder().c_str());  // Unless somebody else has put something there.
+}
+
+absl::StatusOr<std::unique_ptr<TcpControlLink>> Rendezvous::OpenGroup(const GroupSeat& seat) {
+  return TcpControlLink::Connect(options_, seat, shared_from_this());
+}
+
+}  // namespace evenkeel

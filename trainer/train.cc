@@ -1,26 +1,37 @@
-// Trains a model on this host's CPU with several ranks: see --help.
+// Trains a model on the CPU with several ranks: see --help.
 //
 //   no torchrun, Slurm or MPI around   check everything -> start --nproc processes of this program (or threads)
 //   one of them around                 be one rank: join the group -> agree that all is well -> train
 //
-// The process that starts the others runs no kernel, so that it forks before OpenMP has threads.
+// The process that starts the others runs no kernel, so that it forks before OpenMP has threads. It has checked flags,
+// files and data, so that a mistake is told once, and nothing has been started.
 
 #include <gflags/gflags.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/environment.h"
+#include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/tools/launcher.h"
 #include "evenkeel/trainer/compute_threads.h"
 #include "evenkeel/trainer/flag_help.h"
 #include "evenkeel/trainer/rank_setup.h"
@@ -142,46 +153,109 @@ TrainFlags FlagsAsGiven() {
   };
 }
 
-int Fail(const absl::Status& status) {
-  std::cerr << absl::StrCat("train: ", status.message(), "\n");
+int Fail(absl::string_view sentence) {
+  std::cerr << absl::StrCat("train: ", sentence, "\n");  // One write, so that ranks do not mix their lines.
   return EXIT_FAILURE;
 }
 
-// An equal share of this host's cores.
-int ThreadsPerRank(int ranks_on_host) {
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, ranks_on_host));
+int ExitCode(const absl::Status& status) { return status.ok() ? EXIT_SUCCESS : Fail(status.message()); }
+
+// An equal share of this host's cores, unless the user has set the number.
+std::optional<int> ThreadsPerRank(int ranks_on_host) {
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return std::nullopt;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks_on_host);
 }
 
+absl::string_view NameOf(BackendKind backend) {
+  if (backend == BackendKind::kAuto) return "auto";
+  return backend == BackendKind::kGloo ? "gloo" : "local";
+}
+
+// What is wrong before anything has been started.
+absl::Status CheckSetup(const TrainOptions& options) {
+  return PrepareRank(options, LoadTrainingData(options.data_dir), /*rank=*/0, options.nproc).status();
+}
+
+// All ranks are threads.
 absl::Status RunThreads(const TrainOptions& options) {
   const auto data = LoadTrainingData(options.data_dir);
-  EK_RETURN_IF_ERROR(PrepareRank(options, data, 0, options.nproc).status());
+  EK_RETURN_IF_ERROR(PrepareRank(options, data, /*rank=*/0, options.nproc).status());
   return RunRanks(options.nproc, [&](Communicator& comm) {
-    SetComputeThreads(ThreadsPerRank(options.nproc));
+    if (const auto threads = ThreadsPerRank(options.nproc)) SetComputeThreads(*threads);
     return TrainRank(comm, options, data, stdout).status;
   });
 }
 
-absl::Status Main() {
-  EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(FlagsAsGiven()));
-  return RunThreads(options);
+// By its name argv[0] this program may be another one: it may have been found through PATH, or from another folder.
+std::string OwnPath() {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? "/proc/self/exe" : path.string();
+}
+
+// All ranks are processes that run this program with the same arguments.
+int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments) {
+  if (const absl::Status status = CheckSetup(options); !status.ok()) return ExitCode(status);
+  arguments[0] = OwnPath();
+  LaunchOptions launch{.ranks = options.nproc, .command = std::move(arguments)};
+  if (const auto threads = ThreadsPerRank(options.nproc)) {
+    launch.variables["OMP_NUM_THREADS"] = absl::StrCat(*threads);
+  }
+  const absl::StatusOr<LaunchResult> result = Launch(launch);
+  if (!result.ok()) return ExitCode(result.status());
+  // Who ends with EXIT_FAILURE has said why.
+  if (result->exit_code != EXIT_SUCCESS && result->exit_code != EXIT_FAILURE) Fail(result->message);
+  return result->exit_code;
+}
+
+// This process is one rank.
+TrainResult RunRank(const TrainOptions& options, const Environment& environment) {
+  if (environment.is_one_host) {
+    if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
+  }
+  const auto comm = CreateCommunicator(environment, {.backend = std::string(NameOf(options.backend))});
+  if (!comm.ok()) return {.status = comm.status()};
+  TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data_dir), stdout);
+  if (result.status.ok()) {
+    result.status = (*comm)->Finalize();
+  } else if (result.is_common) {
+    (*comm)->Finalize().IgnoreError();  // What is wrong is known.
+  } else {
+    (*comm)->Abort(result.status);
+  }
+  return result;
+}
+
+int Main(std::vector<std::string> arguments) {
+  const absl::StatusOr<TrainOptions> options = MakeTrainOptions(FlagsAsGiven());
+  if (!options.ok()) return ExitCode(options.status());
+  const absl::StatusOr<Environment> environment = ReadEnvironment();
+  if (!environment.ok()) return ExitCode(environment.status());
+  const bool is_rank = !environment->launcher.empty();
+  if (!is_rank && options->backend == BackendKind::kLocal) return ExitCode(RunThreads(*options));
+  if (!is_rank && options->nproc > 1) return RunProcesses(*options, std::move(arguments));
+
+  const TrainResult result = RunRank(*options, *environment);
+  if (result.status.ok()) return EXIT_SUCCESS;
+  if (environment->world_size == 1) return Fail(result.status.message());
+  if (!result.is_common) return Fail(absl::StrCat("rank ", environment->rank, ": ", result.status.message()));
+  return environment->rank == 0 ? Fail(result.status.message()) : EXIT_FAILURE;
 }
 
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
   // Under `bazel run` this is where the user is.
   if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
-    return evenkeel::Fail(absl::ErrnoToStatus(errno, absl::StrCat("cannot go to ", folder)));
+    return evenkeel::ExitCode(absl::ErrnoToStatus(errno, absl::StrCat("cannot go to ", folder)));
   }
   gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
   if (evenkeel::WantsHelp()) {
     std::cout << evenkeel::kSummary << evenkeel::FlagHelp(evenkeel::kFlagGroups);
     return EXIT_SUCCESS;
   }
-  if (argc > 1) {
-    return evenkeel::Fail(absl::InvalidArgumentError(absl::StrCat("\"", argv[1], "\" is no flag; see --help")));
-  }
-  const absl::Status status = evenkeel::Main();
-  return status.ok() ? EXIT_SUCCESS : evenkeel::Fail(status);
+  if (argc > 1) return evenkeel::Fail(absl::StrCat("\"", argv[1], "\" is no flag; see --help"));
+  return evenkeel::Main(std::move(arguments));
 }

@@ -24,7 +24,7 @@
 namespace evenkeel {
 
 inline constexpr char kTrain[] = "trainer/train";
-inline constexpr const char* kBackends[] = {"local"};
+inline constexpr const char* kBackends[] = {"local", "gloo"};
 
 inline Ended Train(std::vector<std::string> flags, const ProgramOptions& options = {}) {
   flags.insert(flags.begin(), kTrain);

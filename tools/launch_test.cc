@@ -38,9 +38,9 @@ struct Outcome {
   std::string output;  // Standard output and error.
 };
 
-Outcome RunLaunch(const std::string& arguments) {
+Outcome RunLaunch(const std::string& arguments, const std::string& wrapper = "") {
   Outcome outcome;
-  FILE* pipe = popen(absl::StrCat(kLaunch, " ", arguments, " 2>&1").c_str(), "r");
+  FILE* pipe = popen(absl::StrCat(wrapper, kLaunch, " ", arguments, " 2>&1").c_str(), "r");
   char buffer[4096];
   for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
   const int status = pclose(pipe);
@@ -61,14 +61,14 @@ bool Eventually(Condition condition) {
 bool IsRunning(const std::string& pid) { return kill(std::atoi(pid.c_str()), 0) == 0; }
 
 TEST(LaunchTest, GivesRanksTheirVariables) {
-  const Outcome outcome =
-      RunLaunch("--nproc=3 -- sh -c 'echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK/$LOCAL_WORLD_SIZE m=$MASTER_ADDR "
-          "s=${EVENKEEL_STORE%%:*} p=$([ \"${EVENKEEL_STORE##*:}\" = $MASTER_PORT ] && echo same) "
-          "h=$EVENKEEL_STORE_HOSTED n=${#EVENKEEL_SECRET}'");
+  const Outcome outcome = RunLaunch(
+      "--nproc=3 -- sh -c 'echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK/$LOCAL_WORLD_SIZE m=$MASTER_ADDR "
+      "s=${EVENKEEL_STORE%%:*} p=$([ \"${EVENKEEL_STORE##*:}\" != $MASTER_PORT ] && echo free) "
+      "h=$EVENKEEL_STORE_HOSTED n=${#EVENKEEL_SECRET}'");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("r=", rank, " w=3 l=", rank,
-                                                       "/3 m=127.0.0.1 s=127.0.0.1 p=same h=1 n=64\n")));
+    EXPECT_THAT(outcome.output,
+                HasSubstr(absl::StrCat("r=", rank, " w=3 l=", rank, "/3 m=127.0.0.1 s=127.0.0.1 p=free h=1 n=64\n")));
   }
 }
 
@@ -88,8 +88,8 @@ TEST(LaunchTest, SaysWhichRankFailedAndHow) {
 
 TEST(LaunchTest, EndsRanksThatIgnoreSigterm) {
   const absl::Time start = absl::Now();
-  const Outcome outcome =
-      RunLaunch("--nproc=2 --patience_s=0.2 -- sh -c 'trap \"\" TERM; [ $RANK = 0 ] && exit 1; while :; do sleep 1; done'");
+  const Outcome outcome = RunLaunch(
+      "--nproc=2 --patience_s=0.2 -- sh -c 'trap \"\" TERM; [ $RANK = 0 ] && exit 1; while :; do sleep 1; done'");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.output, HasSubstr("rank 0 ended with exit code 1"));
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
@@ -112,8 +112,8 @@ TEST(LaunchTest, LeavesNothingRunning) {
 pid_t Start(const std::string& prefix, const std::string& first, const std::string& then) {
   const pid_t launcher = fork();
   if (launcher == 0) {
-    const std::string script = absl::StrCat(first, "echo $$ > ", prefix, ".$RANK.tmp; mv ", prefix, ".$RANK.tmp ", prefix,
-                                            ".$RANK; ", then);
+    const std::string script =
+        absl::StrCat(first, "echo $$ > ", prefix, ".$RANK.tmp; mv ", prefix, ".$RANK.tmp ", prefix, ".$RANK; ", then);
     execl(kLaunch, kLaunch, "--nproc=2", "--patience_s=5", "--", "sh", "-c", script.c_str(), nullptr);
     _exit(127);
   }
@@ -123,14 +123,31 @@ pid_t Start(const std::string& prefix, const std::string& first, const std::stri
 
 TEST(LaunchTest, ForwardsASignalOnceAndWaits) {
   const std::string prefix = absl::StrCat(Folder(), "/forward");
-  const pid_t launcher =
-      Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "), "while :; do sleep 0.05; done");
+  const pid_t launcher = Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "),
+                               "while :; do sleep 0.05; done");
   kill(launcher, SIGINT);
   int status = 0;
   waitpid(launcher, &status, 0);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_EQ(Read(prefix + ".got.0"), "x\n");
   EXPECT_EQ(Read(prefix + ".got.1"), "x\n");
+}
+
+TEST(LaunchTest, ASecondSignalKills) {
+  const std::string prefix = absl::StrCat(Folder(), "/stubborn");
+  const pid_t launcher =
+      Start(prefix, absl::StrCat("trap 'echo x > ", prefix, ".got.$RANK' TERM; "), "while :; do sleep 0.05; done");
+  kill(launcher, SIGTERM);
+  EXPECT_TRUE(Eventually([&] { return !Read(prefix + ".got.0").empty() && !Read(prefix + ".got.1").empty(); }));
+  kill(launcher, SIGTERM);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGKILL) << status;
+}
+
+TEST(LaunchTest, LearnsHowRanksEndWhereThatIsIgnored) {
+  const Outcome outcome = RunLaunch("--nproc=2 -- sh -c 'exit 3'", "env --ignore-signal=CHLD ");
+  EXPECT_EQ(outcome.code, 3) << outcome.output;
 }
 
 TEST(LaunchTest, RanksDieWithTheLauncher) {
@@ -145,6 +162,7 @@ TEST(LaunchTest, RefusesBadCallsWithOneSentence) {
   for (const auto& [arguments, expected] : {std::pair<std::string, std::string>("", "there is no program to start"),
                                             {"--nproc=0 -- true", "--nproc must be at least 1"},
                                             {"--patience_s=-1 -- true", "--patience_s must not be negative"},
+                                            {"--on_failure=pray -- true", "--on_failure=pray is not known"},
                                             {"-- ./no_such_program", "can't run ./no_such_program: No such file"},
                                             {"--nproc=two -- true", "illegal value 'two'"},
                                             {"--procs=2 -- true", "unknown command line flag 'procs'"}}) {

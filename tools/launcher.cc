@@ -34,6 +34,12 @@ absl::StatusOr<std::string> NewSecret() {
   return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
 }
 
+// One that nobody listens at now. Programs that know nothing of our store meet there, and one of them listens.
+absl::StatusOr<int> FreePort() {
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TcpStoreServer> anybody, TcpStoreServer::Create({.secret = "unused"}));
+  return anybody->port();
+}
+
 // Blocks the signals that the launcher handles, and reads them; the old mask comes back at the end.
 class SignalReader {
  public:
@@ -41,10 +47,14 @@ class SignalReader {
     sigemptyset(&mask_);
     for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask_, signal);
     sigprocmask(SIG_BLOCK, &mask_, &before_);
+    struct sigaction by_default = {};
+    by_default.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &by_default, &child_before_);  // Where it is ignored, nobody learns how a child has ended.
     fd_ = signalfd(-1, &mask_, SFD_CLOEXEC | SFD_NONBLOCK);
   }
   ~SignalReader() {
     if (fd_ >= 0) close(fd_);
+    sigaction(SIGCHLD, &child_before_, nullptr);
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
   SignalReader(const SignalReader&) = delete;
@@ -70,6 +80,7 @@ class SignalReader {
  private:
   sigset_t mask_;
   sigset_t before_;
+  struct sigaction child_before_;
   int fd_ = -1;
 };
 
@@ -143,11 +154,9 @@ class Job {
         next_measure = absl::Now() + options_.patience;
       }
       for (int signal : signals.Wait(next_measure)) {
-        // The first one is the ranks' to handle; who asks twice means it.
-        kill(-group_, forwarded_ == 0 ? signal : SIGKILL);
-        if (forwarded_ == 0) forwarded_ = signal;
-        measure = std::max(measure, 1);
-        next_measure = absl::Now() + options_.patience;
+        // The first one is the ranks' to handle, and saving may take them long; who asks twice means it.
+        kill(-group_, was_forwarded_ ? SIGKILL : signal);
+        was_forwarded_ = true;
       }
       if (absl::Now() < next_measure) continue;
       kill(-group_, ++measure == 1 ? SIGTERM : SIGKILL);
@@ -207,7 +216,7 @@ class Job {
   const LaunchOptions& options_;
   std::vector<pid_t> pids_;  // By rank; 0: has ended.
   pid_t group_ = 0;
-  int forwarded_ = 0;  // The signal that the ranks were asked to end with.
+  bool was_forwarded_ = false;  // The ranks were asked to end.
   LaunchResult result_;
 };
 
@@ -224,7 +233,8 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
   std::map<std::string, std::string> variables = options.variables;
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = absl::StrCat(options.ranks);
   variables["MASTER_ADDR"] = "127.0.0.1";
-  variables["MASTER_PORT"] = absl::StrCat(server->port());
+  EK_ASSIGN_OR_RETURN(const int free_port, FreePort());
+  variables["MASTER_PORT"] = absl::StrCat(free_port);
   variables["EVENKEEL_STORE"] = server->address();
   variables["EVENKEEL_STORE_HOSTED"] = "1";
   variables["EVENKEEL_SECRET"] = secret;

@@ -4,13 +4,15 @@
 //   if (!result.message.empty()) std::cerr << result.message << "\n";   // "rank 1 was killed by SIGSEGV"
 //   return result.exit_code;
 //
-// Each rank gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), the
-// address of a store that this process hosts, and a fresh secret. The secret is handed over in the environment: that is
-// readable for the same user only, as a file would be, and nothing is left to clean up when this process is killed.
+// Each rank gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, and a free
+// MASTER_PORT, for programs whose rank 0 wants to listen there), the address of a store that this process hosts, and a
+// fresh secret. The secret is handed over in the environment: that is readable for the same user only, as a file would
+// be, and nothing is left to clean up when this process is killed.
 //
 // Ranks form a process group of their own, so that a terminal's Ctrl-C reaches them once, through here: SIGINT, SIGTERM
-// and SIGHUP are forwarded. Their standard input is /dev/null. If this process is killed, the kernel kills them.
-// When a rank fails, the others have `patience` to end by themselves, with their own message; then SIGTERM, then SIGKILL.
+// and SIGHUP are forwarded, and the ranks may take their time over the first one (to save, for instance); the second
+// one kills. Their standard input is /dev/null. If this process is killed, the kernel kills them. When a rank fails,
+// the others have `patience` to end by themselves, with their own message; then SIGTERM, then SIGKILL.
 //
 // Threads: blocking; call it from the main thread, before other threads are started: it blocks signals for a while.
 // Errors:  InvalidArgument for a number of ranks below 1 or no command; NotFound if the program can't be executed;

@@ -133,14 +133,22 @@ TEST(LocalGroupTest, ResultsDoNotDependOnTheCut) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// A small operation on the end of what a large one, in several slices, may not be done with.
 TEST(LocalGroupTest, ChainsOperationsOfAChannelOnOneBuffer) {
   absl::Status status = RunRanks(3, [](Communicator& comm) -> absl::Status {
     std::vector<int64_t> data(200000, 1);
+    const TensorView whole{absl::MakeSpan(data)};
+    const TensorView tail = whole.Slice(199990, 10);
     std::vector<Work> works;
-    for (int i = 0; i < 10; ++i) works.push_back(comm.user().AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+    for (int i = 0; i < 5; ++i) {
+      works.push_back(comm.user().AllReduce(whole, ReduceOp::kSum));
+      works.push_back(comm.user().AllReduce(tail, ReduceOp::kMax));
+      works.push_back(comm.user().AllReduce(tail, ReduceOp::kSum));
+    }
     EK_RETURN_IF_ERROR(works.back().Wait());
     for (const Work& work : works) EXPECT_TRUE(work.IsDone());
-    EXPECT_THAT(data, Each(59049));  // 3^10
+    EXPECT_EQ(data[0], 243);                       // 3^5
+    EXPECT_THAT(tail.as<int64_t>(), Each(59049));  // 3^10
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

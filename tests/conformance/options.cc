@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -138,7 +139,7 @@ TEST_P(OptionsTest, RanksThatDoNotContributeOnlyReceive) {
     return ForEachType([&](auto type) -> absl::Status {
       using T = typename decltype(type)::type;
       for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-        for (int active = 1; active <= w; ++active) {
+        for (int active : std::set<int>{1, (w + 1) / 2, w}) {
           // The ranks from `first` on, round the corner, so that the lowest rank is inactive too.
           const int first = active % w;
           const CallOptions options{.contributes = (comm.rank() - first + w) % w < active};
@@ -164,6 +165,22 @@ TEST_P(OptionsTest, RanksThatDoNotContributeOnlyReceive) {
       }
       return absl::OkStatus();
     });
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// The divisor is the group's size, whoever has something to add.
+TEST_P(OptionsTest, AverageCountsThoseWhoDoNotContribute) {
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    const int w = comm.world_size();
+    const CallOptions options{.contributes = comm.rank() == w - 1};
+    std::vector<int32_t> integers(10, 30);
+    EK_RETURN_IF_ERROR(comm.user().AllReduce(absl::MakeSpan(integers), ReduceOp::kAverage, options).Wait());
+    EXPECT_EQ(integers, std::vector<int32_t>(10, 30 / w));
+    std::vector<double> floats(10, 3.0 * w);
+    EK_RETURN_IF_ERROR(comm.user().AllReduce(absl::MakeSpan(floats), ReduceOp::kAverage, options).Wait());
+    EXPECT_NEAR(floats[9], 3.0, 1e-14);  // 1/w and the product with it are rounded.
+    return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
 }

@@ -18,7 +18,6 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,6 +37,7 @@
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/train_rank.h"
 #include "evenkeel/trainer/training_data.h"
+#include "evenkeel/trainer/usable_cores.h"
 
 namespace {
 const evenkeel::TrainFlags kDefaults;
@@ -160,10 +160,10 @@ int Fail(absl::string_view sentence) {
 
 int ExitCode(const absl::Status& status) { return status.ok() ? EXIT_SUCCESS : Fail(status.message()); }
 
-// An equal share of this host's cores, unless the user has set the number.
+// An equal share of the cores, unless the user has set the number.
 std::optional<int> ThreadsPerRank(int ranks_on_host) {
   if (std::getenv("OMP_NUM_THREADS") != nullptr) return std::nullopt;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks_on_host);
+  return std::max(1, UsableCores() / ranks_on_host);
 }
 
 absl::string_view NameOf(BackendKind backend) {

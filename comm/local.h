@@ -27,10 +27,10 @@ namespace evenkeel {
 
 // One communicator per rank. InvalidArgument unless world_size is at least 1.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateLocalGroup(int world_size,
-                                                                           CommunicatorOptions options = {});
+                                                                            CommunicatorOptions options = {});
 
-// Runs `body` once per rank, each in a thread of its own, over a local group. A rank that returns OK finalizes; one that
-// returns an error aborts the others. Answers OK, or the error of the rank that failed first, with its rank.
+// Runs `body` once per rank, each in a thread of its own, over a local group. A rank that returns OK finalizes; one
+// that returns an error aborts the others. Answers OK, or the error of the rank that failed first, with its rank.
 absl::Status RunRanks(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
                       CommunicatorOptions options = {});
 

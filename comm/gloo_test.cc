@@ -236,6 +236,25 @@ TEST(GlooTest, AbortInTheMiddleOfTrafficTouchesNoBufferAfterwards) {
   }
 }
 
+// What is half sent, or half received, when the group ends is something that Gloo itself does not wake up.
+TEST(GlooTest, AbortEndsAMessageThatIsHalfWayThrough) {
+  std::vector<std::vector<uint8_t>> data(2, std::vector<uint8_t>(size_t{128} << 20));
+  for (int aborts : {0, 1}) {
+    auto group = CreateGlooGroupInProcess(2, {.timeout = absl::Minutes(10)});
+    ASSERT_TRUE(group.ok()) << group.status();
+    const Work sent = (*group)[0]->user().Send(absl::MakeSpan(data[0]), 1);
+    const Work received = (*group)[1]->user().Recv(absl::MakeSpan(data[1]), 0);
+    absl::SleepFor(absl::Milliseconds(5));  // Any moment will do; most of them are in the middle.
+    const absl::Time start = absl::Now();
+    (*group)[aborts]->Abort(absl::CancelledError("enough"));
+    for (const Work& work : {sent, received}) {
+      const absl::Status status = work.Wait();
+      EXPECT_TRUE(status.ok() || absl::IsCancelled(status) || absl::IsUnavailable(status)) << status;
+    }
+    EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  }
+}
+
 TEST(GlooTest, ADeadlineEndsTheGroupAndSaysWhere) {
   const std::vector<absl::Status> statuses = RunGlooRanks(
       2,

@@ -24,6 +24,8 @@ class Pair;
 
 namespace evenkeel::internal {
 
+class EndableContext;
+
 class GlooMesh {
  public:
   // Starts to listen for each other rank, for `connect_timeout` in Connect().
@@ -43,6 +45,7 @@ class GlooMesh {
   void ForEachPair(absl::FunctionRef<void(int peer, gloo::transport::Pair& pair)> visit) const;
 
   std::shared_ptr<gloo::Context> context_;
+  std::shared_ptr<EndableContext> endable_;  // What context_ runs over.
   std::atomic<bool> is_connected_ = false;
   std::atomic<bool> is_broken_ = false;
 };

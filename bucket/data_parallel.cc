@@ -10,9 +10,10 @@
 namespace evenkeel {
 namespace {
 
-// What the lowest active rank announces to dry ranks when it begins a step.
+// What the lowest active rank announces to dry ranks: it begins a step, it waits for the buckets.
 constexpr char kSyncAction[] = "sync";
 constexpr char kAccumulateAction[] = "accumulate";
+constexpr char kFinishAction[] = "finish";
 
 std::vector<TensorView> Values(const ParameterSet& params) {
   std::vector<TensorView> values;
@@ -38,9 +39,12 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
 class DataParallel::Hook : public JoinHook {
  public:
   explicit Hook(DataParallel* owner) : owner_(owner) {}
-  // The lowest active rank has begun a step of this object.
+  absl::Status OnDry() override {
+    if (!owner_->reducer_->in_step()) return absl::OkStatus();
+    return absl::FailedPreconditionError("the loop ended inside a step: FinishStep() was not called");
+  }
   absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override {
-    return owner_->Shadow(step, payload == kSyncAction ? StepMode::kSync : StepMode::kAccumulate);
+    return owner_->Shadow(step, payload);
   }
   absl::Status PostHook(bool is_last_joiner) override { return owner_->EndJoin(is_last_joiner); }
 
@@ -97,6 +101,13 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   }
   last_step_synced_ = mode == StepMode::kSync;
   return reducer_->BeginStep(std::move(ticket), mode, join_config().divide_by_initial_world_size);
+}
+
+absl::Status DataParallel::FinishStep() {
+  if (reducer_->in_step() && mode_ == StepMode::kSync && join_config().enable) {
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), kFinishAction));
+  }
+  return reducer_->FinishStep();
 }
 
 absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
@@ -178,25 +189,30 @@ void DataParallel::SetOptimizerState(std::vector<TensorView> state) {
 
 // Join ---------------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions& options) {
-  if (!refusal_.empty() && options.enable && !join_config().has_optimizer && !has_optimizer_state_) {
-    return absl::FailedPreconditionError(refusal_);
+absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions&) {
+  if (!refusal_.empty()) {
+    if (!has_optimizer_state_) return absl::FailedPreconditionError(refusal_);
+    EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, optimizer_state_, stale_root_, Role::kState));
+    refusal_.clear();
   }
-  refusal_.clear();
   saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
+  shadowed_ = false;
   return std::make_unique<Hook>(this);
 }
 
-absl::Status DataParallel::Shadow(const StepAnswer& answer, StepMode mode) {
+absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view action) {
+  if (action == kFinishAction) return reducer_->FinishShadow();
   *saw_uneven_ = true;
+  shadowed_ = true;
   if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
-  last_step_synced_ = mode == StepMode::kSync;
-  if (mode == StepMode::kAccumulate) return absl::OkStatus();
-  return reducer_->ShadowStep(answer, join_config().divide_by_initial_world_size);
+  last_step_synced_ = action == kSyncAction;
+  if (action == kAccumulateAction) return absl::OkStatus();
+  return reducer_->BeginShadow(answer, join_config().divide_by_initial_world_size);
 }
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   if (!*saw_uneven_) return absl::OkStatus();
+  if (shadowed_) reducer_->ForgetReduced();
   // The ranks that were active to the end have what the others lack; the highest of them stands for all.
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       communicator().control().Exchange(absl::StrCat("join/", join_name()), is_last_joiner ? "1" : "0",
@@ -214,6 +230,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
     state.insert(state.end(), values.begin(), values.end());
     state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
     if (!has_optimizer_state_) {
+      stale_root_ = root;
       refusal_ = absl::StrCat(join_name(), ": the ranks ran dry at different steps of the loop before, and the state of "
                               "the optimizer that stepped differs between them now: put the optimizer into RunJoined()'s "
                               "list, or name its state with SetOptimizerState()");

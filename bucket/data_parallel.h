@@ -5,7 +5,8 @@
 //   for (...) {
 //     params.ClearGradients();
 //     EK_RETURN_IF_ERROR(ddp->BeginStep());                    // before forward
-//     ... forward; backward calls ddp->GradientReady(i) as the gradient of parameter i becomes final ...
+//     ... forward; in backward, as the gradient of parameter i becomes final in params[i].grad:
+//         params.SetGradState(i, GradState::kLocal), then ddp->GradientReady(i) ...
 //     EK_RETURN_IF_ERROR(ddp->FinishStep());                   // gradients are averages over the ranks now
 //     EK_RETURN_IF_ERROR(optimizer->Step());
 //   }
@@ -18,7 +19,8 @@
 //                dry ranks follow. Choose refresh_every to check less often.
 // Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast; inside RunJoined()
 //                those of the highest rank that has inputs.
-// Clear gradients before the first backward of a step: a reduced gradient that is not cleared would be reduced again.
+// Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
+// Several in one step: all ranks compare whether they synchronise only for the first that begins the step.
 //
 // Ownership: communicator, parameters and buffers outlive it. Create it on all ranks in the same order.
 // Threads:   thread-compatible: one thread runs steps.
@@ -48,7 +50,7 @@ struct DataParallelOptions {
   ReducerOptions reducer;
   bool broadcast_buffers = true;
   bool broadcast_initial_state = true;  // From rank 0: parameters, and buffers if they are broadcast.
-  // What is trained is checked at the begin of every n-th step; 0: only by RefreshTrainable(). A change that no check has
+  // What is trained is checked at the beginning of every n-th step; 0: only by RefreshTrainable(). A change that no check has
   // seen is an error of the step, never a wrong gradient.
   int refresh_every = 1;
 };
@@ -64,15 +66,20 @@ class DataParallel : public Joinable, private StepParticipant {
 
   // Waits for the other ranks only if buffers are broadcast, or with throw_on_early_termination.
   absl::Status BeginStep(StepMode mode = StepMode::kSync);
+  // From backward, when gradient `param` is final: written, or added to what is there unless its state is kNone, and its
+  // state set to kLocal.
   absl::Status GradientReady(int param) { return reducer_->GradientReady(param); }
-  absl::Status FinishStep() { return reducer_->FinishStep(); }
+  // Instead of it, where this rank has no gradient for a trained parameter: it adds nothing to the others'.
+  absl::Status NoGradient(int param) { return reducer_->NoGradient(param); }
+  absl::Status FinishStep();
 
   // Takes a change of what is trained into account now. Needed only where refresh_every does not; all ranks together.
   absl::Status RefreshTrainable();
   // Whether the next BeginStep() broadcasts buffers.
   bool WillSyncBuffers() const;
   // The state of an optimizer of your own that is not in RunJoined()'s list, to be made equal after an uneven loop; empty
-  // for one without state. Without it the next RunJoined() refuses to start after an uneven one.
+  // for one without state. Without it the next RunJoined() refuses to start after an uneven one; named then, on all ranks,
+  // the state is made equal when that starts.
   void SetOptimizerState(std::vector<TensorView> state);
 
   const Reducer& reducer() const { return *reducer_; }
@@ -101,7 +108,7 @@ class DataParallel : public Joinable, private StepParticipant {
   // Whose buffers count in this step.
   int BufferRoot(const StepAnswer& answer) const;
   absl::Status SyncBuffers(const StepAnswer& answer);
-  absl::Status Shadow(const StepAnswer& answer, StepMode mode);
+  absl::Status Shadow(const StepAnswer& answer, absl::string_view action);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
   void PublishPlan();
@@ -118,7 +125,9 @@ class DataParallel : public Joinable, private StepParticipant {
   std::shared_ptr<std::atomic<bool>> saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
   bool has_optimizer_state_ = false;
   std::vector<TensorView> optimizer_state_;
-  std::string refusal_;  // Why the next RunJoined() can't start; empty if it can.
+  bool shadowed_ = false;  // In this loop, this rank followed the others.
+  std::string refusal_;    // Why the next RunJoined() can't start; empty if it can.
+  int stale_root_ = -1;    // Who then has the right state of the optimizer.
 
   mutable absl::Mutex mutex_;
   std::string exported_ ABSL_GUARDED_BY(mutex_);  // The plan, for ranks that are behind.

@@ -440,10 +440,81 @@ TEST(DataParallelErrorsTest, CallsInTheWrongOrderAreRefused) {
     ExpectError(ddp->GradientReady(0), absl::StatusCode::kFailedPrecondition, {"outside of a step"});
     ExpectError(ddp->FinishStep(), absl::StatusCode::kFailedPrecondition, {"FinishStep() without BeginStep()"});
     EK_RETURN_IF_ERROR(ddp->BeginStep());
+    model.params().SetGradState(0, GradState::kLocal);
+    ExpectError(ddp->NoGradient(0), absl::StatusCode::kFailedPrecondition, {"\"p0\" (0)", "has a gradient"});
     ExpectError(ddp->GradientReady(17), absl::StatusCode::kInvalidArgument, {"17", "there are 5"});
     return ddp->BeginStep();
   });
   ExpectError(status, absl::StatusCode::kFailedPrecondition, {"before FinishStep()"});
+}
+
+TEST(DataParallelErrorsTest, AnAnnouncedGradientThatIsNoneIsNotSilentlyZero) {
+  absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    return ddp->GradientReady(4);  // Written, perhaps, but its state was forgotten.
+  });
+  ExpectError(status, absl::StatusCode::kFailedPrecondition, {"\"p4\" (4) was announced without a gradient", "kLocal"});
+}
+
+// What the hostile reader of a loop finds: each of these hung, or went on with wrong numbers.
+TEST(DataParallelErrorsTest, DestructionInsideAStepEndsTheGroupBeforeItsMemoryGoes) {
+  for (int round = 0; round < 20; ++round) {
+    std::vector<absl::Status> results(2);
+    (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+      auto step = [&]() -> absl::Status {
+        ToyModel model({100000, 100000});
+        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(true)));
+        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        EK_RETURN_IF_ERROR(model.BackwardOf(1, comm.rank(), 0, Announcer(*ddp)));
+        if (comm.rank() == 0) return absl::InternalError("loss is not a number");
+        EK_RETURN_IF_ERROR(model.BackwardOf(0, comm.rank(), 0, Announcer(*ddp)));
+        return ddp->FinishStep();
+      };
+      return results[comm.rank()] = step();
+    });
+    ExpectError(results[0], absl::StatusCode::kInternal, {"loss is not a number"});
+    ExpectError(results[1], absl::StatusCode::kUnavailable, {"rank 0", "destroyed inside a step"});
+  }
+}
+
+TEST(DataParallelErrorsTest, ALoopThatEndsInsideAStepIsNamed) {
+  std::vector<absl::Status> results(2);
+  (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
+    results[comm.rank()] = RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+      if (comm.rank() == 1) return TrainStep(*ddp, model, comm.rank(), 1);
+      return ddp->BeginStep();  // And then it finds that there is no more data.
+    });
+    return results[comm.rank()];
+  });
+  ExpectError(results[0], absl::StatusCode::kFailedPrecondition, {"data_parallel#0", "the loop ended inside a step"});
+  ExpectError(results[1], absl::StatusCode::kUnavailable, {"rank 0", "the loop ended inside a step"});
+}
+
+TEST(DataParallelErrorsTest, ADryRankLeavesNoReducedGradientBehind) {
+  absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
+    ddp->SetOptimizerState({});
+    EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < 1 + 2 * comm.rank(); ++step) {
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, Announcer(*ddp)));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+        Descend(model);
+        model.params().ClearGradients();  // After the step, as some programs do.
+      }
+      return absl::OkStatus();
+    }));
+    for (int p = 0; p < model.params().size(); ++p) EXPECT_EQ(model.params().grad_state(p), GradState::kNone);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(DataParallelErrorsTest, AFrozenParameterHasNoGradientToAnnounce) {
@@ -452,6 +523,7 @@ TEST(DataParallelErrorsTest, AFrozenParameterHasNoGradientToAnnounce) {
     model.params().SetTrainable("p1", false);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
     EK_RETURN_IF_ERROR(ddp->BeginStep());
+    model.params().SetGradState(1, GradState::kLocal);
     return ddp->GradientReady(1);
   });
   ExpectError(status, absl::StatusCode::kFailedPrecondition, {"\"p1\" (1)", "frozen"});
@@ -522,6 +594,13 @@ TEST(DataParallelErrorsTest, AnUnknownOptimizersStateIsNotSilentlyStale) {
     EK_RETURN_IF_ERROR(comm.AllGather(absl::MakeSpan(mine), absl::MakeSpan(gathered)));
     EXPECT_TRUE(std::equal(gathered.begin(), gathered.begin() + kSizes[3], gathered.begin() + kSizes[3]));
     ExpectError(loop(2), absl::StatusCode::kFailedPrecondition, {"SetOptimizerState()"});
+    // Going round it does not help, doing what it says does: the state becomes that of the last rank that stepped.
+    ExpectError(RunJoined({ddp.get()}, {.enable = false}, [](JoinScope&) -> absl::Status { return absl::OkStatus(); }),
+                absl::StatusCode::kFailedPrecondition, {"SetOptimizerState()"});
+    std::vector<float> momentum(3, comm.rank());
+    ddp->SetOptimizerState({TensorView(absl::MakeSpan(momentum))});
+    EK_RETURN_IF_ERROR(loop(2));
+    EXPECT_THAT(momentum, ElementsAre(1, 1, 1));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

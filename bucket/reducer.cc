@@ -78,6 +78,9 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, Par
 }
 
 Reducer::~Reducer() {
+  if (launcher_ != nullptr) {
+    (void)EndWith(absl::FailedPreconditionError(absl::StrCat(name_, " was destroyed inside a step")));
+  }
   if (!options_.gradient_as_bucket_view) return;
   for (int i = 0; i < params_->size(); ++i) {
     if (storage_ != nullptr && storage_->SlotOf(i).data != nullptr) MoveGradient(i, own_grads_[i]);
@@ -169,16 +172,31 @@ absl::Status Reducer::RefreshTrainable() {
   AdoptMask(next, params_->mask());
   EK_RETURN_IF_ERROR(Install(std::move(next)));
   seen_mask_version_ = params_->mask_version();
-  recorded_topic_.clear();
+  DropRecordedOrder();
   return absl::OkStatus();
+}
+
+void Reducer::DropRecordedOrder() {
+  if (!recorded_topic_.empty()) comm_->control().Discard(recorded_topic_);
+  recorded_topic_.clear();
+}
+
+void Reducer::ForgetReduced() {
+  for (int i = 0; i < params_->size(); ++i) {
+    if (params_->grad_state(i) == GradState::kReduced) params_->SetGradState(i, GradState::kNone);
+  }
 }
 
 absl::Status Reducer::ImportPlan(const PlanState& state) {
   if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't take over a plan inside a step"));
+  for (int i = 0; i < params_->size(); ++i) {
+    // Frozen by the others: what this rank had accumulated for it is not asked for any more.
+    if (state_.mask[i] && !state.mask[i]) params_->SetGradState(i, GradState::kNone);
+  }
   EK_RETURN_IF_ERROR(params_->SetTrainable(state.mask));
   EK_RETURN_IF_ERROR(Install(state));
   seen_mask_version_ = params_->mask_version();
-  recorded_topic_.clear();
+  DropRecordedOrder();
   return absl::OkStatus();
 }
 
@@ -216,6 +234,25 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
 }
 
 absl::Status Reducer::GradientReady(int param) {
+  if (in_step() && param >= 0 && param < params_->size() && params_->grad_state(param) == GradState::kNone) {
+    step_error_.Update(absl::FailedPreconditionError(
+        absl::StrCat(name_, ": parameter \"", (*params_)[param].name, "\" (", param,
+                     ") was announced without a gradient: backward sets its state to kLocal when it has written it, or "
+                     "calls NoGradient()")));
+    return step_error_;
+  }
+  return Announce(param);
+}
+
+absl::Status Reducer::NoGradient(int param) {
+  if (param >= 0 && param < params_->size() && params_->grad_state(param) != GradState::kNone) {
+    return absl::FailedPreconditionError(absl::StrCat(name_, ": parameter \"", (*params_)[param].name, "\" (", param,
+                                                      ") has a gradient; announce it with GradientReady()"));
+  }
+  return Announce(param);
+}
+
+absl::Status Reducer::Announce(int param) {
   if (!in_step()) {
     return absl::FailedPreconditionError(
         absl::StrCat(name_, ": the gradient of parameter ", param, " came outside of a step; call BeginStep() first"));
@@ -286,13 +323,14 @@ void Reducer::RecordFor(const StepAnswer& answer) {
 }
 
 absl::Status Reducer::EndWith(const absl::Status& error) {
+  comm_->Abort(error);  // The other ranks wait for buckets that will not come. Afterwards nothing uses ours any more.
   ticket_.reset();
   launcher_.reset();
-  comm_->Abort(error);  // The other ranks wait for buckets that will not come. Keeps the first cause, if there is one.
   return error;
 }
 
-absl::Status Reducer::ShadowStep(const StepAnswer& answer, bool divide_by_initial_world_size) {
+absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size) {
+  if (launcher_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
   std::vector<bool> contributes(storage_->size(), false);
   for (int b = 0; b < storage_->size(); ++b) {
     for (int param : storage_->bucket(b).params) {
@@ -305,12 +343,19 @@ absl::Status Reducer::ShadowStep(const StepAnswer& answer, bool divide_by_initia
       storage_->CopyIn(*params_, param);
     }
   }
-  std::shared_ptr<BucketLauncher> launcher = MakeLauncher(contributes);
-  for (int b = 0; b < storage_->size(); ++b) launcher->BucketReady(b);
-  launcher->Open(ScaleFor(answer, divide_by_initial_world_size));
-  EK_RETURN_IF_ERROR(Complete(*launcher));
+  launcher_ = MakeLauncher(contributes);
+  for (int b = 0; b < storage_->size(); ++b) launcher_->BucketReady(b);
+  launcher_->Open(ScaleFor(answer, divide_by_initial_world_size));
+  shadow_answer_ = answer;
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::FinishShadow() {
+  if (launcher_ == nullptr) return absl::InternalError(absl::StrCat(name_, ": no step is being shadowed"));
+  if (absl::Status status = Complete(*launcher_); !status.ok()) return EndWith(status);
+  launcher_.reset();
   tracker_.Reset();
-  RecordFor(answer);
+  RecordFor(shadow_answer_);
   return absl::OkStatus();
 }
 

@@ -15,7 +15,8 @@
 //          trained parameter points into its bucket, stable within a generation). Zeroing gradients and setting them
 //          to none are both safe in both.
 //
-// Ownership: communicator and parameters outlive the reducer. Destruction gives gradients their own memory back.
+// Ownership: communicator and parameters outlive the reducer. Destruction gives gradients their own memory back; inside
+//            a step it ends the group, whose operations use the buckets.
 // Threads:   thread-compatible: one thread runs steps.
 // Errors:    FailedPrecondition names the parameters that got no gradient, or two, or were not expected; the group ends,
 //            because other ranks can't finish the step. No gradient is ever silently left local.
@@ -84,12 +85,20 @@ class Reducer {
 
   // A step ---------------------------------------------------------------------------------------
   absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size);
+  // The gradient is final: it was written, or added to, and its state set to kLocal.
   absl::Status GradientReady(int param);
+  // This rank has none for this parameter in this step: it adds nothing, and gets the others' average all the same.
+  absl::Status NoGradient(int param);
   absl::Status FinishStep();
   bool in_step() const { return ticket_ != nullptr; }
 
-  // On a rank that ran dry: the same step, contributing nothing but what it had accumulated before.
-  absl::Status ShadowStep(const StepAnswer& answer, bool divide_by_initial_world_size);
+  // On a rank that ran dry: the same step, contributing nothing but what it had accumulated before. The first issues all
+  // buckets, the second waits for them.
+  absl::Status BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size);
+  absl::Status FinishShadow();
+
+  // Makes reduced gradients none: a rank that followed others has had no chance to clear what they left.
+  void ForgetReduced();
 
   // What it runs ---------------------------------------------------------------------------------
   const BucketPlan& plan() const { return storage_->plan(); }
@@ -113,6 +122,8 @@ class Reducer {
   std::shared_ptr<BucketLauncher> MakeLauncher(const std::vector<bool>& contributes);
   absl::Status Complete(BucketLauncher& launcher);
   void RecordFor(const StepAnswer& answer);
+  void DropRecordedOrder();
+  absl::Status Announce(int param);
   absl::Status EndWith(const absl::Status& error);
   double ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const;
 
@@ -140,6 +151,7 @@ class Reducer {
   StepMode mode_ = StepMode::kSync;
   bool divide_by_initial_ = true;
   std::shared_ptr<BucketLauncher> launcher_;
+  StepAnswer shadow_answer_;  // Of the step that is being shadowed.
   absl::Status step_error_;
   StepTimes times_;
 };

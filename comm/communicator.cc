@@ -213,7 +213,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
   auto work = std::make_shared<WorkState>(
       operation.deadline,
       [&comm, timeout, at = absl::StrCat("#", operation.sequence, " ", ToString(what), " on channel ", name_)] {
-        comm.OnBackendFailure(absl::DeadlineExceededError(
+        comm.OnDeadline(absl::DeadlineExceededError(
             absl::StrCat("rank ", comm.rank(), " waited ", absl::FormatDuration(timeout), " in ", at)));
       });
   work->OnDone([&comm](const absl::Status& status) {
@@ -246,6 +246,7 @@ struct ChannelPosition {
 using Positions = std::map<std::string, ChannelPosition>;
 
 constexpr char kStepsChannel[] = "training steps";
+constexpr absl::Duration kHubGrace = absl::Seconds(2);
 
 Positions ParsePositions(absl::string_view text) {
   Positions positions;
@@ -344,13 +345,27 @@ void Communicator::Fail(const absl::Status& why) {
   const absl::Status first = status();
   backend_->Abort(first);
   control_->Close(first);
+  absl::MutexLock lock(&mutex_);
+  has_ended_ = true;
 }
 
 void Communicator::Abort(const absl::Status& why) {
-  if (!SetStatus(why)) return;
-  control_->Fail(absl::UnavailableError(absl::StrCat("rank ", rank_, " aborted the group: ",
-                                                     absl::StatusCodeToString(why.code()), ": ", why.message())));
+  if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"));
+  if (SetStatus(why)) {
+    control_->Fail(absl::UnavailableError(absl::StrCat("rank ", rank_, " aborted the group: ",
+                                                       absl::StatusCodeToString(why.code()), ": ", why.message())));
+  }
+  Fail(why);  // Whoever was first: after it nothing is in flight here, whether the hub answers or not.
+}
+
+void Communicator::OnDeadline(const absl::Status& why) {
+  OnBackendFailure(why);
+  // The hub's answer ends everything here, as on the other ranks; a hub that is silent must not keep the waiter.
+  absl::MutexLock lock(&mutex_);
+  if (mutex_.AwaitWithTimeout(absl::Condition(&has_ended_), kHubGrace)) return;
+  mutex_.Unlock();
   Fail(why);
+  mutex_.Lock();
 }
 
 void Communicator::OnBackendFailure(const absl::Status& why) {

@@ -151,7 +151,7 @@ class Communicator {
 
   // OK while the group works; then the first cause of its end.
   absl::Status status() const;
-  // Ends the group on every rank: peers see "rank <r> aborted: <why>". From any thread; only the first call counts.
+  // Ends the group on every rank: peers see "rank <r> aborted the group: <why>". From any thread; only the first call counts.
   void Abort(const absl::Status& why);
   // The clean leave: waits until every rank has come here with the same collectives behind it, else fails on all of them
   // with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
@@ -167,6 +167,8 @@ class Communicator {
   void Fail(const absl::Status& why);
   // An operation failed: ends the group on every rank. May be called with locks held.
   void OnBackendFailure(const absl::Status& why);
+  // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
+  void OnDeadline(const absl::Status& why);
   void OnFinalizeNotice(int peer, absl::string_view positions);
   std::string SerializePositions() const;
   // An error, which also ends the group, if a peer that is leaving will never come to `position` of `channel`.
@@ -181,7 +183,7 @@ class Communicator {
 
   mutable absl::Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  bool finalized_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;  // Nothing is in flight any more.
   std::map<std::string, std::unique_ptr<Channel>, std::less<>> channels_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, int> name_counts_ ABSL_GUARDED_BY(mutex_);
   // Where peers were when they said that they leave: rank -> channel -> position.

@@ -280,6 +280,17 @@ absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, abs
   return payload;
 }
 
+void ControlChannel::Discard(absl::string_view topic) {
+  absl::MutexLock lock(&mutex_);
+  auto inbox = inbox_.find(topic);
+  if (inbox == inbox_.end()) {
+    unwanted_.insert(std::string(topic));
+    return;
+  }
+  inbox->second.pop_front();
+  if (inbox->second.empty()) inbox_.erase(inbox);
+}
+
 void ControlChannel::Notify(absl::string_view topic, std::string payload) {
   link_->Send({.type = ControlMessage::Type::kNotice, .topic = std::string(topic), .payload = std::move(payload)});
 }
@@ -340,7 +351,11 @@ void ControlChannel::OnMessage(ControlMessage message) {
     }
     case Type::kSend: {
       absl::MutexLock lock(&mutex_);
-      inbox_[message.topic].push_back(std::move(message.payload));
+      if (auto unwanted = unwanted_.find(message.topic); unwanted != unwanted_.end()) {
+        unwanted_.erase(unwanted);
+      } else {
+        inbox_[message.topic].push_back(std::move(message.payload));
+      }
       return;
     }
     case Type::kNotice:

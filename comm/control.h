@@ -136,6 +136,8 @@ class ControlChannel {
   // One message to one rank (to itself too); Receive() takes the oldest one of the topic, whoever sent it.
   void Send(int to, absl::string_view topic, std::string payload);
   absl::StatusOr<std::string> Receive(absl::string_view topic, absl::Duration timeout);
+  // One message of the topic will not be received: it is dropped, now or when it comes.
+  void Discard(absl::string_view topic);
 
   // A message to all other ranks, given to their notice handler on their control thread.
   void Notify(absl::string_view topic, std::string payload);
@@ -176,6 +178,7 @@ class ControlChannel {
   // Requests that wait for their answer; null until it is there.
   std::map<int64_t, std::unique_ptr<std::string>> requests_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<std::string>, std::less<>> inbox_ ABSL_GUARDED_BY(mutex_);
+  std::multiset<std::string> unwanted_ ABSL_GUARDED_BY(mutex_);  // Topics of messages to be dropped when they come.
   std::function<void(int, const absl::Status&)> on_failure_ ABSL_GUARDED_BY(mutex_);
   std::function<void(int, absl::string_view, absl::string_view)> on_notice_ ABSL_GUARDED_BY(mutex_);
   std::vector<ControlMessage> early_ ABSL_GUARDED_BY(mutex_);  // Failure and notices from before the handlers were set.

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -57,14 +59,12 @@ struct Aspect {
   std::string (*value)(const ParticipantState&);
 };
 
-std::string NoteOr(const ParticipantState& state, std::string otherwise) {
-  return state.note.empty() ? otherwise : state.note;
-}
-
 const Aspect kAspects[] = {
     {"synchronising", [](const ParticipantState& s) -> std::string { return s.sync ? "synchronises" : "accumulates"; }},
     {"the set of trained parameters",
-     [](const ParticipantState& s) { return NoteOr(s, absl::StrCat("mask ", absl::Hex(s.mask_hash))); }},
+     [](const ParticipantState& s) {
+       return absl::StrCat(s.note.empty() ? "nothing frozen" : s.note, " (mask ", absl::Hex(s.mask_hash), ")");
+     }},
     {"the plan generation", [](const ParticipantState& s) { return absl::StrCat("generation ", s.generation); }},
     {"the schedule", [](const ParticipantState& s) { return absl::StrCat("schedule ", absl::Hex(s.schedule_hash)); }},
 };
@@ -82,8 +82,27 @@ bool Differs(int aspect, const ParticipantState& a, const ParticipantState& b) {
   }
 }
 
+// "ranks 0,2: synchronises; rank 1: accumulates".
+std::string ByValue(const std::map<std::string, std::vector<int>>& ranks_by_value) {
+  std::vector<std::pair<int, std::string>> parts;  // By their first rank.
+  for (const auto& [value, ranks] : ranks_by_value) {
+    parts.emplace_back(ranks[0], absl::StrCat(RankList(ranks), ": ", value));
+  }
+  std::sort(parts.begin(), parts.end());
+  return absl::StrJoin(parts, "; ", [](std::string* out, const auto& part) { out->append(part.second); });
+}
+
 // OK if all active ranks are about to do the same; all ranks compute it from the same records.
-absl::Status CompareActive(int64_t step, const StepAnswer& answer, const std::vector<StepParticipant*>& participants) {
+absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::vector<StepParticipant*>& participants) {
+  std::map<std::string, std::vector<int>> ranks_by_scope;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const uint64_t scope = answer.records[rank].scope_hash;
+    ranks_by_scope[scope == 0 ? "no RunJoined()" : absl::StrCat("list and options ", absl::Hex(scope))].push_back(rank);
+  }
+  if (ranks_by_scope.size() > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", step, ": the ranks run different RunJoined() lists or options: ", ByValue(ranks_by_scope)));
+  }
   if (answer.lowest_active < 0) return absl::OkStatus();
   const StepRecord& leader = answer.records[answer.lowest_active];
   for (size_t p = 0; p < leader.participants.size(); ++p) {
@@ -93,23 +112,18 @@ absl::Status CompareActive(int64_t step, const StepAnswer& answer, const std::ve
       if (StableHash(0, participant->participant_name()) == expected.name_hash) name = participant->participant_name();
     }
     for (int aspect = 0; aspect < 4; ++aspect) {
-      std::vector<int> same, other;
-      std::string other_value;
+      std::map<std::string, std::vector<int>> ranks_by_value;
+      bool differs = false;
       for (int rank = 0; rank < answer.world_size; ++rank) {
         const StepRecord& record = answer.records[rank];
         if (record.joined) continue;
         const ParticipantState* state = FindState(record, expected.name_hash);
-        if (state != nullptr && !Differs(aspect, *state, expected)) {
-          same.push_back(rank);
-        } else {
-          other.push_back(rank);
-          other_value = state == nullptr ? "without it" : kAspects[aspect].value(*state);
-        }
+        differs = differs || state == nullptr || Differs(aspect, *state, expected);
+        ranks_by_value[state == nullptr ? "without it" : kAspects[aspect].value(*state)].push_back(rank);
       }
-      if (other.empty()) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "step ", step, ", ", name, ": the ranks disagree about ", kAspects[aspect].what, ": ", RankList(same), ": ",
-          kAspects[aspect].value(expected), "; ", RankList(other), ": ", other_value));
+      if (!differs) continue;
+      return absl::FailedPreconditionError(absl::StrCat("step ", step, ", ", name, ": the ranks disagree about ",
+                                                        kAspects[aspect].what, ": ", ByValue(ranks_by_value)));
     }
   }
   return absl::OkStatus();
@@ -122,7 +136,7 @@ std::string StepRecord::Serialize() const {
   Append(bytes, static_cast<uint8_t>(joined));
   Append(bytes, requests);
   Append(bytes, samples);
-  Append(bytes, issued_hash);
+  Append(bytes, scope_hash);
   Append(bytes, static_cast<uint16_t>(participants.size()));
   for (const ParticipantState& state : participants) {
     Append(bytes, state.name_hash);
@@ -140,7 +154,7 @@ absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
   uint8_t joined = 0, sync = 0;
   uint16_t count = 0;
   bool good = Take(bytes, joined) && Take(bytes, record.requests) && Take(bytes, record.samples) &&
-              Take(bytes, record.issued_hash) && Take(bytes, count);
+              Take(bytes, record.scope_hash) && Take(bytes, count);
   record.joined = joined != 0;
   for (int i = 0; good && i < count; ++i) {
     ParticipantState state;
@@ -227,10 +241,11 @@ std::vector<StepParticipant*> StepControl::participants() const {
   return participants_;
 }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, int phase) {
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, absl::string_view name, int phase) {
   if (!ended_ && !entered_.contains(who) && phase >= entered_phase_) {
     entered_.insert(who);
     entered_phase_ = phase;
+    TellJoined(StepAction::Kind::kEntered, name, "");
     return current_;
   }
   EndStep();
@@ -240,6 +255,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, 
     state.name_hash = StableHash(0, participant->participant_name());
     record.participants.push_back(std::move(state));
   }
+  record.scope_hash = scope_hash_;
   record.samples = samples_;
   record.requests = requests_;
   samples_ = 0;
@@ -248,6 +264,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, 
   entered_ = {who};
   entered_phase_ = phase;
   ended_ = false;
+  TellJoined(StepAction::Kind::kEntered, name, "");
   return current_;
 }
 
@@ -255,6 +272,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
   EndStep();
   StepRecord record;
   record.joined = true;
+  record.scope_hash = scope_hash_;
   for (StepParticipant* participant : participants()) {
     ParticipantState state = participant->CurrentState();
     state.name_hash = StableHash(0, participant->participant_name());
@@ -313,7 +331,7 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
   }
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
-    status = CompareActive(step, answer, participants_);
+    status = CompareRecords(step, answer, participants_);
   }
   if (!status.ok()) {
     // Every rank sees the same records and comes to the same verdict; nobody needs to be told.
@@ -356,12 +374,14 @@ absl::Status StepControl::CatchUp(const StepAnswer& answer) {
 
 absl::Status StepControl::Announce(absl::string_view actor, absl::string_view payload) {
   if (current_ == nullptr || ended_) return absl::FailedPreconditionError("Announce: no step has begun");
-  TellJoined(absl::StrCat(actor, "\n", payload));
+  TellJoined(StepAction::Kind::kAction, actor, payload);
   return absl::OkStatus();
 }
 
 // By the lowest active rank, if there are joined ones; the control thread does it once that is known.
-void StepControl::TellJoined(std::string message) {
+void StepControl::TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload) {
+  std::string message(1, static_cast<char>(kind));
+  absl::StrAppend(&message, actor, "\n", payload);
   current_->OnAnswer([comm = comm_, message = std::move(message)](const absl::StatusOr<StepAnswer>& answer) {
     if (!answer.ok() || answer->everyone_active() || answer->lowest_active != comm->rank()) return;
     for (int rank = 0; rank < answer->world_size; ++rank) {
@@ -374,11 +394,11 @@ absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
   EK_ASSIGN_OR_RETURN(std::string message, comm_->control().Receive(ActionTopic(answer.step), comm_->timeout()));
   StepAction action;
   const size_t newline = message.find('\n');
-  if (newline == std::string::npos) {
-    action.end_of_step = true;
-    return action;
+  if (message.empty() || message[0] > static_cast<char>(StepAction::Kind::kEnd) || newline == std::string::npos) {
+    return absl::InternalError("a step's action is malformed");
   }
-  action.actor = message.substr(0, newline);
+  action.kind = static_cast<StepAction::Kind>(message[0]);
+  action.actor = message.substr(1, newline - 1);
   action.payload = message.substr(newline + 1);
   return action;
 }
@@ -386,7 +406,7 @@ absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
 void StepControl::EndStep() {
   if (ended_ || current_ == nullptr) return;
   ended_ = true;
-  TellJoined("");  // The answer of a step without reduction may still be on its way.
+  TellJoined(StepAction::Kind::kEnd, "", "");  // The answer of a step without reduction may still be on its way.
 }
 
 }  // namespace evenkeel

@@ -1,6 +1,6 @@
 // The agreement of a training step: one small record per rank and step, gathered and spread over the control plane.
 //
-//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, comm.steps().Enter(this, 0));   // sends, waits not
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, comm.steps().Enter(this, name, 0));
 //   ...
 //   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());      // who is active, whether the ranks synchronise
 //
@@ -72,7 +72,7 @@ struct StepRecord {
   bool joined = false;             // Has run out of inputs.
   uint32_t requests = 0;           // Bits that a user asks all ranks to see: save, evaluate, stop.
   int64_t samples = 0;             // In this rank's batch, if the user says so.
-  uint64_t issued_hash = 0;        // Of the collectives that this rank has issued.
+  uint64_t scope_hash = 0;         // Of the RunJoined() that the rank is in: its list and options; 0: in none.
   std::vector<ParticipantState> participants;
 
   std::string Serialize() const;
@@ -119,9 +119,14 @@ class StepTicket {
 
 // Something that the lowest active rank did in a step and that joined ranks must do too.
 struct StepAction {
+  enum class Kind : uint8_t {
+    kEntered,  // The actor takes part in the step: Enter().
+    kAction,   // Announce().
+    kEnd,      // The step is over.
+  };
+  Kind kind = Kind::kEnd;
   std::string actor;    // Name of the Joinable that acts.
   std::string payload;
-  bool end_of_step = false;  // No more actions in this step.
 };
 
 class StepControl {
@@ -135,7 +140,8 @@ class StepControl {
   // `who` takes part in the current step. A new step begins, and its record is sent, if there is none, or `who` has taken
   // part in this one already, or somebody of a later phase has (gradients: 0, optimizers: last). At most 64 steps may be
   // unanswered; then it waits.
-  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, int phase);
+  // Joined ranks learn, in the order of these calls, that the actor called `name` takes part.
+  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, absl::string_view name, int phase);
   // A joined rank's next step.
   absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();
   // Joined rank: brings every participant to the state that the lowest active rank has in this step.
@@ -155,7 +161,10 @@ class StepControl {
   void AbandonStep() { ended_ = true; }
 
   // Who runs the loop at the moment; null outside of RunJoined().
-  void SetScope(const void* scope) { scope_ = scope; }
+  void SetScope(const void* scope, uint64_t hash) {
+    scope_ = scope;
+    scope_hash_ = hash;
+  }
   const void* scope() const { return scope_; }
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no agreement.
   void SetAgreement(bool on) { agreement_ = on; }
@@ -174,7 +183,7 @@ class StepControl {
   absl::StatusOr<std::shared_ptr<StepTicket>> Begin(StepRecord record);
   void OnRecords(int64_t step, StepTicket& ticket, const absl::StatusOr<std::vector<std::string>>& parts);
   void HelpThoseBehind(const StepAnswer& answer);
-  void TellJoined(std::string message);
+  void TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload);
 
   Communicator* const comm_;
   mutable absl::Mutex mutex_;
@@ -185,6 +194,7 @@ class StepControl {
   int entered_phase_ = 0;
   bool ended_ = true;
   const void* scope_ = nullptr;
+  uint64_t scope_hash_ = 0;
   bool agreement_ = true;
   std::atomic<int64_t> records_sent_ = 0;  // Also read by the control thread.
   int64_t steps_begun_ = 0;

@@ -1,19 +1,23 @@
 // The loop runs; then this rank is dry and takes part in the others' steps until nobody is active:
 //
-//   record {joined} -> answer -> catch up with the plan -> main hooks, gradients first -> actions of the lowest active
-//   rank, until it says that the step is over -> next record
+//   record {joined} -> answer -> catch up with the plan -> what the lowest active rank does, in its order, until it says
+//   that the step is over -> next record
 //
-// What the lowest active rank does beside the gradients (an optimizer's step, with its learning rate) is announced by it
-// over the control plane, so a dry rank guesses nothing.
+// Which Joinables take part in a step, and what they do there (an optimizer's step, with its learning rate), is told by
+// the lowest active rank over the control plane, so a dry rank guesses nothing.
 
 #include "evenkeel/join/join.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iostream>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -46,24 +50,31 @@ class JoinRun {
                       .throw_on_early_termination = options.throw_on_early_termination,
                       .divide_by_initial_world_size = options.divide_by_initial_world_size || !options.enable,
                       .is_first = true,
-                      .scope = this};
+                      .scope = this,
+                      .stopped_early = &stopped_early_};
+    std::vector<std::string> names;
     for (const Joinable* joinable : joinables_) {
       config.has_optimizer = config.has_optimizer || joinable->join_phase() == JoinPhase::kOptimizer;
+      names.push_back(joinable->join_name());
     }
+    std::sort(names.begin(), names.end());
+    const uint64_t scope_hash =
+        StableHash(config.throw_on_early_termination + 2 * config.divide_by_initial_world_size + 4,
+                   absl::StrJoin(names, ","));
     for (Joinable* joinable : joinables_) {
       joinable->config_ = config;
       config.is_first = false;
     }
     std::stable_sort(joinables_.begin(), joinables_.end(),
                      [](const Joinable* a, const Joinable* b) { return a->join_phase() < b->join_phase(); });
-    steps().SetScope(this);
+    steps().SetScope(this, scope_hash);
     steps().SetAgreement(options.enable);
     first_record_ = steps().records_sent();
   }
 
   ~JoinRun() {
     for (Joinable* joinable : joinables_) joinable->config_ = JoinConfig();
-    steps().SetScope(nullptr);
+    steps().SetScope(nullptr, 0);
     steps().SetAgreement(true);
   }
 
@@ -83,10 +94,12 @@ class JoinRun {
     absl::Status status = loop(scope);
     if (!options_.enable) {
       steps().AbandonStep();
+    } else if (status.ok() && stopped_early_) {
+      status = absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), ": all ranks have stopped early"));
     } else if (status.ok()) {
       status = Shadow();
     }
-    if (absl::IsOutOfRange(status) && options_.enable && options_.throw_on_early_termination) {
+    if (stopped_early_ && absl::IsOutOfRange(status)) {
       steps().AbandonStep();
       return status;
     }
@@ -98,6 +111,9 @@ class JoinRun {
   StepControl& steps() { return comm_.steps(); }
 
   absl::Status Shadow() {
+    for (size_t i = 0; i < joinables_.size(); ++i) {
+      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnDry(), joinables_[i]->join_name()));
+    }
     steps().EndStep();
     const int64_t steps_done = steps().records_sent() - first_record_;
     bool is_last_joiner = true;
@@ -107,6 +123,7 @@ class JoinRun {
       if (answer.active == 0) break;
       is_last_joiner = false;
       if (options_.throw_on_early_termination) {
+        stopped_early_ = true;
         EK_RETURN_IF_ERROR(steps().CatchUp(answer));  // The next loop begins with the same plan everywhere.
         return absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ", steps_done,
                                                   " steps; all ranks stop at step ", answer.step));
@@ -123,19 +140,19 @@ class JoinRun {
 
   absl::Status ShadowStep(const StepAnswer& answer) {
     EK_RETURN_IF_ERROR(steps().CatchUp(answer));
-    for (size_t i = 0; i < joinables_.size(); ++i) {
-      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->MainHook(answer), joinables_[i]->join_name()));
-    }
     while (true) {
       EK_ASSIGN_OR_RETURN(const StepAction action, steps().NextAction(answer));
-      if (action.end_of_step) return absl::OkStatus();
+      if (action.kind == StepAction::Kind::kEnd) return absl::OkStatus();
       size_t i = 0;
       while (i < joinables_.size() && joinables_[i]->join_name() != action.actor) ++i;
       if (i == joinables_.size()) {
         return absl::FailedPreconditionError(absl::StrCat("rank ", comm_.rank(), ": ", action.actor, " acts on rank ",
                                                           answer.lowest_active, " but is not in the list of this rank"));
       }
-      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnAction(answer, action.payload), action.actor));
+      EK_RETURN_IF_ERROR(Annotate(action.kind == StepAction::Kind::kEntered
+                                      ? hooks_[i]->MainHook(answer)
+                                      : hooks_[i]->OnAction(answer, action.payload),
+                                  action.actor));
     }
   }
 
@@ -152,6 +169,7 @@ class JoinRun {
   const JoinOptions& options_;
   Communicator& comm_;
   int64_t first_record_ = 0;
+  bool stopped_early_ = false;
 };
 
 absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions& options,

@@ -14,10 +14,12 @@
 // A rank whose loop has returned shadows the others: it contributes nothing to the gradients, receives the reduced ones
 // and takes the optimizer's step with them, so weights, moments and step counts are equal on all ranks after every step.
 //
-// Order:   the list's order does not matter: gradients come before optimizers. Every rank gives the same list.
+// Order:   every rank gives the same list, in any order: dry ranks follow the order in which the lowest active rank uses
+//          the entries, also if it does not use all of them in every step.
 // Threads: one RunJoined() at a time per communicator.
 // Errors:  InvalidArgument: empty list, a null entry, one named twice, or different communicators.
 //          FailedPrecondition: a RunJoined() is already running on this communicator.
+//          FailedPrecondition on all ranks: their lists or options differ; a loop ended inside a step that it began.
 //          OutOfRange: stopped early, all ranks in the same step (throw_on_early_termination); the group goes on.
 //          A Joinable that can't take part says so before the loop begins, and the group goes on.
 //          An error of the loop is returned as it is and ends the group: other ranks get it with this rank's number.

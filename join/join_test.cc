@@ -313,6 +313,62 @@ TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, JoinTest, testing::Values(1, 2, 3, 5, 8));
 
+// Dry ranks follow the order in which the lowest active rank uses the list, also where it skips one.
+TEST_P(JoinTest, JoinablesMayBeUsedInAnyOrderAndNotInEveryStep) {
+  const int world = GetParam();
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Counter a(&comm), b(&comm), c(&comm);
+    EK_RETURN_IF_ERROR(RunJoined({&a, &b, &c}, {}, [&](JoinScope&) -> absl::Status {
+      for (int i = 0; i < 2 + 3 * comm.rank(); ++i) {
+        EK_RETURN_IF_ERROR(b.Count());
+        if (i % 2 == 0) EK_RETURN_IF_ERROR(c.Count());
+        EK_RETURN_IF_ERROR(a.Count());
+      }
+      return absl::OkStatus();
+    }));
+    float steps = 0, even = 0;
+    for (int r = 0; r < world; ++r) {
+      steps += 2 + 3 * r;
+      even += (2 + 3 * r + 1) / 2;
+    }
+    EXPECT_EQ(a.total, steps);
+    EXPECT_EQ(b.total, steps);
+    EXPECT_EQ(c.total, even);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(RunJoinedTest, AnOutOfRangeOfTheLoopsOwnIsAFailureLikeAnyOther) {
+  std::vector<absl::Status> results(2);
+  absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    results[comm.rank()] =
+        RunJoined({&counter}, {.throw_on_early_termination = true}, [&](JoinScope&) -> absl::Status {
+          EK_RETURN_IF_ERROR(counter.Count());
+          if (comm.rank() == 1) return absl::OutOfRangeError("index 7 is beyond the end of the file");
+          return CountTo(counter, 3);
+        });
+    return results[comm.rank()];
+  });
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(results[0].code(), absl::StatusCode::kUnavailable) << results[0];
+  EXPECT_THAT(std::string(results[0].message()), HasSubstr("index 7 is beyond the end of the file"));
+}
+
+TEST(RunJoinedTest, DifferentOptionsAreNamedOnAllRanks) {
+  std::vector<absl::Status> results(2);
+  (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    results[comm.rank()] = RunJoined({&counter}, {.divide_by_initial_world_size = comm.rank() == 0},
+                                     [&](JoinScope&) -> absl::Status { return CountTo(counter, 2); });
+    return results[comm.rank()];
+  });
+  for (const absl::Status& result : results) {
+    EXPECT_THAT(std::string(result.message()), HasSubstr("different RunJoined() lists or options: rank 0: "));
+  }
+}
+
 TEST(RunJoinedTest, HooksGetTheirArguments) {
   absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
@@ -409,7 +465,7 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
   auto group = CreateLocalGroup(2);
   ASSERT_TRUE(group.ok()) << group.status();
   int who = 0;
-  auto ticket = (*group)[0]->steps().Enter(&who, 0);
+  auto ticket = (*group)[0]->steps().Enter(&who, "who", 0);
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   absl::Notification started, go, done;
   std::vector<std::string> order;
@@ -418,7 +474,7 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
     go.WaitForNotification();
   });
   (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) { order.push_back("announced"); });
-  ASSERT_TRUE((*group)[1]->steps().Enter(&who, 0).ok());
+  ASSERT_TRUE((*group)[1]->steps().Enter(&who, "who", 0).ok());
   started.WaitForNotification();  // The control thread is in the first callback; the answer is there.
   (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) {
     order.push_back("ended");
@@ -430,7 +486,7 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
 }
 
 TEST(StepRecordTest, SurvivesTheWireAndRefusesEverythingElse) {
-  StepRecord record{.joined = true, .requests = 5, .samples = 64, .issued_hash = 77,
+  StepRecord record{.joined = true, .requests = 5, .samples = 64, .scope_hash = 77,
                     .participants = {{.name_hash = 1, .generation = 2, .schedule_hash = 3, .mask_hash = 4,
                                       .sync = false, .note = "frozen: a"}}};
   const std::string bytes = record.Serialize();

@@ -16,10 +16,11 @@ absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
         absl::StrCat(name_, " on rank ", comm_->rank(),
                      " is used inside RunJoined() but is not in its list: ranks that run dry could not shadow it"));
   }
-  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(this, static_cast<int>(join_phase())));
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(this, name_, static_cast<int>(join_phase())));
   if (config_.enable && config_.throw_on_early_termination) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
     if (!answer.everyone_active()) {
+      *config_.stopped_early = true;
       return absl::OutOfRangeError(absl::StrCat("rank ", comm_->rank(),
                                                 ": at least one rank has exhausted its inputs; all ranks stop at step ",
                                                 answer.step));

@@ -42,7 +42,7 @@ struct JoinOptions {
   int64_t skew_warning_steps = 1000;
   // Where warnings go; null: standard error.
   std::function<void(absl::string_view)> warn;
-  // Called once on a rank when it has run dry, with the number of steps that it did.
+  // Called once on a rank when it has run dry while others have not, with the number of steps that it did.
   std::function<void(int64_t steps)> on_dry;
   // For the hooks of your own Joinables; RunJoined() does not look at it.
   std::map<std::string, std::string> hook_args;
@@ -52,7 +52,10 @@ struct JoinOptions {
 class JoinHook {
  public:
   virtual ~JoinHook() = default;
-  // Once for each step of the active ranks: issue what they issue. `step` tells who is active.
+  // This rank's loop has ended and it is about to follow the others; an error ends the group.
+  virtual absl::Status OnDry() { return absl::OkStatus(); }
+  // Once in each step in which the lowest active rank called this Joinable's Notify(), in the order of those calls: issue
+  // what active ranks issue. `step` tells who is active.
   virtual absl::Status MainHook(const StepAnswer& /*step*/) { return absl::OkStatus(); }
   // The lowest active rank announced `payload` in this step (StepControl::Announce): do the same.
   virtual absl::Status OnAction(const StepAnswer& /*step*/, absl::string_view /*payload*/) { return absl::OkStatus(); }
@@ -60,7 +63,7 @@ class JoinHook {
   virtual absl::Status PostHook(bool /*is_last_joiner*/) { return absl::OkStatus(); }
 };
 
-// In which order hooks of one step run, whatever the order of the list.
+// Where in a step it acts. A step ends when somebody of an earlier phase begins the next one.
 enum class JoinPhase { kGradients, kDefault, kOptimizer };
 
 // How a Joinable takes part at the moment; the default outside of RunJoined(), to which it goes back.
@@ -71,6 +74,7 @@ struct JoinConfig {
   bool is_first = false;          // First of the list.
   bool has_optimizer = false;     // The list has a Joinable of phase kOptimizer.
   const void* scope = nullptr;    // The RunJoined() that it is in.
+  bool* stopped_early = nullptr;  // There: whether this rank was told that all ranks stop.
 };
 
 class Joinable {

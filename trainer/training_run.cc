@@ -22,6 +22,8 @@ class TrainingRun::Watch : public Joinable {
     return std::make_unique<Hook>(this);
   }
 
+  absl::Status TakePart() { return Notify().status(); }
+
   std::function<absl::Status(const StepAnswer&)> on_step;  // Set while an epoch runs.
 
  private:
@@ -106,6 +108,7 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
   EK_ASSIGN_OR_RETURN(const BatchResult result, setup_.model->Forward(images_, labels_, Mode::kTraining));
   EK_RETURN_IF_ERROR(setup_.model->Backward([this](int index) { return ddp_->GradientReady(index); }));
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
+  EK_RETURN_IF_ERROR(watch_->TakePart());
   EK_RETURN_IF_ERROR(std::visit([](auto& optimizer) { return optimizer->Step(); }, optimizer_));
   return result;
 }

@@ -42,18 +42,22 @@ void BucketLauncher::LaunchReady() {
 }
 
 absl::Status BucketLauncher::Wait() {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
+  absl::Status first;
+  for (size_t b = 0; b < buckets_.size(); ++b) {  // All of them, also after a failure: they use the buckets' memory.
     Work work;
     {
       absl::MutexLock lock(&mutex_);
-      if (b >= works_.size()) return absl::InternalError(absl::StrCat("bucket ", b, " was never launched"));
+      if (b >= works_.size()) {
+        first.Update(absl::InternalError(absl::StrCat("bucket ", b, " was never launched")));
+        break;
+      }
       work = works_[b];
     }
-    if (absl::Status status = work.Wait(); !status.ok()) return status;
+    first.Update(work.Wait());
     absl::MutexLock lock(&mutex_);
     times_[b].reduced = absl::Now();
   }
-  return absl::OkStatus();
+  return first;
 }
 
 std::vector<BucketTimes> BucketLauncher::times() const {

@@ -25,12 +25,14 @@ absl::Status Call(Body body, Communicator& comm) {
   }
 }
 
-// Keeps the status that failed first.
+// Keeps the status that failed first; one that only says that a peer is gone gives way to that peer's own.
 class FirstFailure {
  public:
   void Note(int rank, const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
-    if (status_.ok()) status_ = Annotate(status, absl::StrCat("rank ", rank));
+    if (status_.ok() || (absl::IsUnavailable(status_) && !absl::IsUnavailable(status))) {
+      status_ = Annotate(status, absl::StrCat("rank ", rank));
+    }
   }
   absl::Status status() const {
     absl::MutexLock lock(&mutex_);

@@ -68,7 +68,12 @@ absl::Status Optimizer::LoadState(const OptimizerState& state) {
 
 absl::StatusOr<std::unique_ptr<JoinHook>> Optimizer::MakeJoinHook(const JoinOptions& /*options*/) {
   return std::make_unique<internal::ActionHook>(
-      [this](const StepAnswer& /*step*/, absl::string_view payload) { return RepeatStep(payload); });
+      [this](const StepAnswer& /*step*/, absl::string_view payload) { return RepeatStep(payload); },
+      [this](bool is_last_joiner) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const UpdateRule last,
+                            internal::RuleOfLastJoiners(communicator(), join_name(), rule(), is_last_joiner));
+        return updater_.Adopt(last);
+      });
 }
 
 }  // namespace evenkeel

@@ -47,7 +47,7 @@ class Optimizer : public Joinable {
   absl::Status Step(const StepOptions& options = {});
 
   const UpdateRule& rule() const { return updater_.rule(); }
-  // On all ranks alike; a dry rank gets it with the next step.
+  // On all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
   absl::Status SetLearningRate(double learning_rate) { return updater_.SetLearningRate(learning_rate); }
 
   OptimizerState state() const { return updater_.Export(); }

@@ -251,7 +251,12 @@ absl::Status ShardedOptimizer::UpdateBucket(const ShardBucket& bucket, const Ste
 
 absl::StatusOr<std::unique_ptr<JoinHook>> ShardedOptimizer::MakeJoinHook(const JoinOptions& /*options*/) {
   return std::make_unique<internal::ActionHook>(
-      [this](const StepAnswer& step, absl::string_view payload) { return OnAction(step, payload); });
+      [this](const StepAnswer& step, absl::string_view payload) { return OnAction(step, payload); },
+      [this](bool is_last_joiner) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const UpdateRule last,
+                            internal::RuleOfLastJoiners(communicator(), join_name(), rule(), is_last_joiner));
+        return updater_.Adopt(last);
+      });
 }
 
 absl::Status ShardedOptimizer::OnAction(const StepAnswer& answer, absl::string_view payload) {

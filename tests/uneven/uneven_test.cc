@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,6 +41,7 @@ struct Scenario {
   bool accumulating = false;  // The first step of an epoch does not synchronise.
   bool initial_divisor = true;
   bool optimizer_first = false;  // In RunJoined()'s list.
+  bool relative_rate = false;    // The learning rate is multiplied after each step, as schedulers do.
 };
 
 // What step `step` of an epoch does, the same on every rank that has an input for it.
@@ -55,7 +57,20 @@ int InputsOf(const std::vector<int>& pattern, int rank, int epoch) {
   return pattern[(rank + epoch) % pattern.size()];
 }
 
+double RateOf(const UpdateRule& rule) {
+  return std::visit([](const auto& settings) { return settings.learning_rate; }, rule);
+}
+
 double LearningRate(int epoch, int step) { return 0.1 / (1 + epoch + 0.5 * step); }
+
+// One step of an optimizer with what a program does around it.
+template <typename AnyOptimizer>
+absl::Status StepWithRate(const Scenario& scenario, int epoch, int step, AnyOptimizer& optimizer) {
+  if (!scenario.relative_rate) EK_RETURN_IF_ERROR(optimizer.SetLearningRate(LearningRate(epoch, step)));
+  EK_RETURN_IF_ERROR(optimizer.Step());
+  if (!scenario.relative_rate) return absl::OkStatus();
+  return optimizer.SetLearningRate(0.5 * RateOf(optimizer.rule()));
+}
 
 struct Outcome {
   std::vector<std::vector<float>> values;
@@ -115,8 +130,7 @@ absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int
         master.params().SetGradState(p, GradState::kReduced);
       }
       for (auto& replica : replicas) replica->params().ClearGradients();
-      EK_RETURN_IF_ERROR(optimizer->SetLearningRate(LearningRate(epoch, step)));
-      EK_RETURN_IF_ERROR(optimizer->Step());
+      EK_RETURN_IF_ERROR(StepWithRate(scenario, epoch, step, *optimizer));
     }
     const bool uneven = *std::min_element(inputs.begin(), inputs.end()) != steps;
     for (int r = 0; r < world; ++r) {
@@ -167,9 +181,8 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
                 }));
             if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
             if (!sync) continue;
-            const double rate = LearningRate(epoch, step);
-            EK_RETURN_IF_ERROR(unsharded != nullptr ? unsharded->SetLearningRate(rate) : sharded->SetLearningRate(rate));
-            EK_RETURN_IF_ERROR(unsharded != nullptr ? unsharded->Step() : sharded->Step());
+            EK_RETURN_IF_ERROR(unsharded != nullptr ? StepWithRate(scenario, epoch, step, *unsharded)
+                                                    : StepWithRate(scenario, epoch, step, *sharded));
           }
           return absl::OkStatus();
         }));
@@ -284,6 +297,10 @@ TEST(UnevenTest, ShardedListedFirst) {
 TEST(UnevenTest, ShardedAlone) { CheckAll({.rule = kMomentum, .optimizing = Optimizing::kShardedAlone}); }
 TEST(UnevenTest, ShardedAloneFreezing) {
   CheckAll({.rule = kAdamW, .optimizing = Optimizing::kShardedAlone, .freezing = true});
+}
+TEST(UnevenTest, RatesThatChangeAfterTheStep) { CheckAll({.rule = kMomentum, .relative_rate = true}); }
+TEST(UnevenTest, ShardedRatesThatChangeAfterTheStep) {
+  CheckAll({.rule = kAdamW, .optimizing = Optimizing::kSharded, .relative_rate = true});
 }
 TEST(UnevenTest, EverythingUnsharded) {
   CheckAll({.rule = kAdamW, .buffers = true, .views = true, .freezing = true, .accumulating = true,

@@ -17,11 +17,15 @@ class ActionHook : public JoinHook {
  public:
   using Action = std::function<absl::Status(const StepAnswer& step, absl::string_view payload)>;
 
-  explicit ActionHook(Action action) : action_(std::move(action)) {}
+  // `at_end` runs when all ranks have run dry.
+  ActionHook(Action action, std::function<absl::Status(bool is_last_joiner)> at_end)
+      : action_(std::move(action)), at_end_(std::move(at_end)) {}
   absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override { return action_(step, payload); }
+  absl::Status PostHook(bool is_last_joiner) override { return at_end_(is_last_joiner); }
 
  private:
   const Action action_;
+  const std::function<absl::Status(bool)> at_end_;
 };
 
 // Ranks without inputs do only what is announced, and a state is too large for that.

@@ -11,6 +11,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/pod_bytes.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
 
 // Two rounds: first a hash of everything; only if those differ, everything.
 
@@ -89,6 +90,25 @@ absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, co
       const std::vector<std::string> texts,
       comm.control().Exchange(absl::StrCat(name, "/lines"), absl::StrJoin(lines, "\n"), comm.timeout()));
   return FirstDifference(name, texts);
+}
+
+absl::StatusOr<UpdateRule> RuleOfLastJoiners(Communicator& comm, const std::string& name, const UpdateRule& rule,
+                                             bool is_last_joiner) {
+  const std::string mine = is_last_joiner ? StepMessage{.rule = rule}.Serialize() : "";
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange(absl::StrCat("rule/", name), mine, comm.timeout()));
+  int source = -1;
+  for (int rank = 0; rank < comm.world_size(); ++rank) {
+    if (parts[rank].empty()) continue;
+    if (source >= 0 && parts[rank] != parts[source]) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": ranks ", source, " and ", rank, " ended the loop with different settings"));
+    }
+    source = rank;
+  }
+  if (source < 0) return rule;
+  EK_ASSIGN_OR_RETURN(const StepMessage last, StepMessage::Parse(parts[source], 0));
+  return last.rule;
 }
 
 }  // namespace evenkeel::internal

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -19,6 +20,11 @@ namespace evenkeel::internal {
 
 absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
                                  const ParameterSet& params, const UpdateRule& rule);
+
+// The settings with which the ranks that were active to the end of a joined loop end it: others may have missed a change
+// after the last step. Every rank must call it; FailedPrecondition on all if those ranks differ.
+absl::StatusOr<UpdateRule> RuleOfLastJoiners(Communicator& comm, const std::string& name, const UpdateRule& rule,
+                                             bool is_last_joiner);
 
 }  // namespace evenkeel::internal
 

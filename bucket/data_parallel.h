@@ -13,8 +13,8 @@
 //
 // Where ranks have different numbers of steps, run the loop in RunJoined({ddp.get(), optimizer.get()}, ...).
 //
-// Accumulation:  BeginStep(StepMode::kAccumulate) for all but the last backward of a batch. Its gradients stay local and
-//                add up. What a rank had accumulated when it ran dry still goes into the next reduction.
+// Accumulation:  BeginStep(StepMode::kAccumulate) for all but the last backward of a batch. Its gradients stay local
+//                and add up. What a rank had accumulated when it ran dry still goes into the next reduction.
 // Trainability:  params.SetTrainable(...) between steps is seen by the next BeginStep(), on all ranks in the same step;
 //                dry ranks follow. Choose refresh_every to check less often.
 // Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast; inside RunJoined()
@@ -24,7 +24,8 @@
 //
 // Ownership: communicator, parameters and buffers outlive it. Create it on all ranks in the same order.
 // Threads:   thread-compatible: one thread runs steps.
-// Errors:    see Reducer. InvalidArgument at creation if the ranks' parameters differ: names ranks, parameter and sizes.
+// Errors:    see Reducer. InvalidArgument at creation if the ranks' parameters differ: names ranks, parameter and
+// sizes.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_
@@ -50,8 +51,8 @@ struct DataParallelOptions {
   ReducerOptions reducer;
   bool broadcast_buffers = true;
   bool broadcast_initial_state = true;  // From rank 0: parameters, and buffers if they are broadcast.
-  // What is trained is checked at the beginning of every n-th step; 0: only by RefreshTrainable(). A change that no check has
-  // seen is an error of the step, never a wrong gradient.
+  // What is trained is checked at the beginning of every n-th step; 0: only by RefreshTrainable(). A change that no
+  // check has seen is an error of the step, never a wrong gradient.
   int refresh_every = 1;
 };
 
@@ -66,8 +67,8 @@ class DataParallel : public Joinable, private StepParticipant {
 
   // Waits for the other ranks only if buffers are broadcast, or with throw_on_early_termination.
   absl::Status BeginStep(StepMode mode = StepMode::kSync);
-  // From backward, when gradient `param` is final: written, or added to what is there unless its state is kNone, and its
-  // state set to kLocal.
+  // From backward, when gradient `param` is final: written, or added to what is there unless its state is kNone, and
+  // its state set to kLocal.
   absl::Status GradientReady(int param) { return reducer_->GradientReady(param); }
   // Instead of it, where this rank has no gradient for a trained parameter: it adds nothing to the others'.
   absl::Status NoGradient(int param) { return reducer_->NoGradient(param); }
@@ -77,9 +78,9 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status RefreshTrainable();
   // Whether the next BeginStep() broadcasts buffers.
   bool WillSyncBuffers() const;
-  // The state of an optimizer of your own that is not in RunJoined()'s list, to be made equal after an uneven loop; empty
-  // for one without state. Without it the next RunJoined() refuses to start after an uneven one; named then, on all ranks,
-  // the state is made equal when that starts.
+  // The state of an optimizer of your own that is not in RunJoined()'s list, to be made equal after an uneven loop;
+  // empty for one without state. Without it the next RunJoined() refuses to start after an uneven one; named then, on
+  // all ranks, the state is made equal when that starts.
   void SetOptimizerState(std::vector<TensorView> state);
 
   const Reducer& reducer() const { return *reducer_; }

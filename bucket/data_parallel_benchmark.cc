@@ -1,5 +1,5 @@
-// What a step costs beside the model's own work: 24 parameters of 32768 float32 (3 MiB of gradients, one bucket per MiB),
-// nothing computed, over the in-process backend. "Bare" is the same bytes all-reduced by hand.
+// What a step costs beside the model's own work: 24 parameters of 32768 float32 (3 MiB of gradients, one bucket per
+// MiB), nothing computed, over the in-process backend. "Bare" is the same bytes all-reduced by hand.
 //
 //   bazel run //bucket:data_parallel_benchmark      # the column "step" is the time of one step
 

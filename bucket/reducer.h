@@ -18,8 +18,8 @@
 // Ownership: communicator and parameters outlive the reducer. Destruction gives gradients their own memory back; inside
 //            a step it ends the group, whose operations use the buckets.
 // Threads:   thread-compatible: one thread runs steps.
-// Errors:    FailedPrecondition names the parameters that got no gradient, or two, or were not expected; the group ends,
-//            because other ranks can't finish the step. No gradient is ever silently left local.
+// Errors:    FailedPrecondition names the parameters that got no gradient, or two, or were not expected; the group
+//            ends, because other ranks can't finish the step. No gradient is ever silently left local.
 // Source:    Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.
 
 #ifndef EVENKEEL_BUCKET_REDUCER_H_
@@ -92,8 +92,8 @@ class Reducer {
   absl::Status FinishStep();
   bool in_step() const { return ticket_ != nullptr; }
 
-  // On a rank that ran dry: the same step, contributing nothing but what it had accumulated before. The first issues all
-  // buckets, the second waits for them.
+  // On a rank that ran dry: the same step, contributing nothing but what it had accumulated before. The first issues
+  // all buckets, the second waits for them.
   absl::Status BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size);
   absl::Status FinishShadow();
 

@@ -9,8 +9,8 @@
 //
 // Data parallel brings all-reduce; a sharded optimizer may bring reduce to the owner, and step when a bucket is there.
 //
-// Threads: CollectiveFor() is const and is called when a plan is made; OnReduced() on the thread that finishes the step,
-//          in bucket order.
+// Threads: CollectiveFor() is const and is called when a plan is made; OnReduced() on the thread that finishes the
+//          step, in bucket order.
 
 #ifndef EVENKEEL_BUCKET_REDUCTION_H_
 #define EVENKEEL_BUCKET_REDUCTION_H_

@@ -1,7 +1,7 @@
 // The loop runs; then this rank is dry and takes part in the others' steps until nobody is active:
 //
-//   record {joined} -> answer -> catch up with the plan -> what the lowest active rank does, in its order, until it says
-//   that the step is over -> next record
+//   record {joined} -> answer -> catch up with the plan -> what the lowest active rank does, in its order, until it
+//   says that the step is over -> next record
 //
 // Which Joinables take part in a step, and what they do there (an optimizer's step, with its learning rate), is told by
 // the lowest active rank over the control plane, so a dry rank guesses nothing.

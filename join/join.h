@@ -11,11 +11,12 @@
 //     return absl::OkStatus();           // this rank has run dry; the call returns when all ranks have
 //   });
 //
-// A rank whose loop has returned shadows the others: it contributes nothing to the gradients, receives the reduced ones
-// and takes the optimizer's step with them, so weights, moments and step counts are equal on all ranks after every step.
+// A rank whose loop has returned shadows the others: it contributes nothing to the gradients, receives the reduced
+// ones and takes the optimizer's step with them, so weights, moments and step counts are equal on all ranks after
+// every step.
 //
-// Order:   every rank gives the same list, in any order: dry ranks follow the order in which the lowest active rank uses
-//          the entries, also if it does not use all of them in every step.
+// Order:   every rank gives the same list, in any order: dry ranks follow the order in which the lowest active rank
+//          uses the entries, also if it does not use all of them in every step.
 // Threads: one RunJoined() at a time per communicator.
 // Errors:  InvalidArgument: empty list, a null entry, one named twice, or different communicators.
 //          FailedPrecondition: a RunJoined() is already running on this communicator.

@@ -54,8 +54,8 @@ class JoinHook {
   virtual ~JoinHook() = default;
   // This rank's loop has ended and it is about to follow the others; an error ends the group.
   virtual absl::Status OnDry() { return absl::OkStatus(); }
-  // Once in each step in which the lowest active rank called this Joinable's Notify(), in the order of those calls: issue
-  // what active ranks issue. `step` tells who is active.
+  // Once in each step in which the lowest active rank called this Joinable's Notify(), in the order of those calls:
+  // issue what active ranks issue. `step` tells who is active.
   virtual absl::Status MainHook(const StepAnswer& /*step*/) { return absl::OkStatus(); }
   // The lowest active rank announced `payload` in this step (StepControl::Announce): do the same.
   virtual absl::Status OnAction(const StepAnswer& /*step*/, absl::string_view /*payload*/) { return absl::OkStatus(); }

@@ -3,7 +3,7 @@
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = 64}));
 //   model->parameters().ClearGradients();
 //   EK_ASSIGN_OR_RETURN(BatchResult result, model->Forward(images, labels, Mode::kTraining));
-//   EK_RETURN_IF_ERROR(model->Backward([&](int index) { return reducer.MarkReady(index); }));
+//   EK_RETURN_IF_ERROR(model->Backward([&](int index) { return ddp->GradientReady(index); }));
 //
 // Backward announces each gradient the moment it is final, last layer first. A gradient is written to
 // `parameters()[index].grad` as that is when Backward comes to it, added to what lies there unless its state is none,

@@ -32,7 +32,7 @@ TEST(ReadmeTest, BackwardAnnouncesWhatIsTrained) {
   ParameterSet& parameters = model->parameters();
   parameters.SetTrainable("fc1.", false);
   absl::StatusOr<BatchResult> batch = model->Forward(images, labels, Mode::kTraining);
-  absl::Status status = model->Backward([&](int index) { return reducer.MarkReady(index); });
+  absl::Status status = model->Backward([&](int index) { return ddp->GradientReady(index); });
 
   EXPECT_TRUE(batch.ok() && status.ok());
   EXPECT_EQ(reducer.ready, (std::vector<int>{3, 2}));

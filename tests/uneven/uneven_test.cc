@@ -1,6 +1,7 @@
-// Every pattern of 0 to 3 inputs per rank, at world sizes 2, 3 and 5: training always ends, and on all ranks weights and
-// optimizer state are those that one process computes from the same sums, bit for bit. Two epochs each, the second with
-// the pattern rotated by a rank, so that what the first left behind (stale moments, plans, flags) would show.
+// Every pattern of 0 to 3 inputs per rank, at world sizes 2, 3 and 5: training always ends, and on all ranks weights
+// and optimizer state are those that one process computes from the same sums, bit for bit. Two epochs each, the
+// second with the pattern rotated by a rank, so that what the first left behind (stale moments, plans, flags) would
+// show.
 
 #include <algorithm>
 #include <memory>

@@ -89,8 +89,8 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   mode_ = mode;
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   if (join_config().enable) {
-    EK_RETURN_IF_ERROR(communicator().steps().Announce(
-        join_name(), mode == StepMode::kSync ? kSyncAction : kAccumulateAction));
+    EK_RETURN_IF_ERROR(
+        communicator().steps().Announce(join_name(), mode == StepMode::kSync ? kSyncAction : kAccumulateAction));
     ticket->OnAnswer([saw_uneven = saw_uneven_](const absl::StatusOr<StepAnswer>& answer) {
       if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
     });
@@ -172,8 +172,11 @@ Schedule DataParallel::StepSchedule() const {
   const std::vector<std::vector<TensorView>> groups = GroupForBroadcast(buffers_);
   std::vector<Collective> entries;
   for (size_t g = 0; g < groups.size(); ++g) {
-    Collective what{.kind = CollectiveKind::kBroadcast, .dtype = groups[g][0].dtype, .role = Role::kBuffers,
-                    .index = static_cast<int>(g), .index_count = static_cast<int>(groups.size()),
+    Collective what{.kind = CollectiveKind::kBroadcast,
+                    .dtype = groups[g][0].dtype,
+                    .role = Role::kBuffers,
+                    .index = static_cast<int>(g),
+                    .index_count = static_cast<int>(groups.size()),
                     .joined = Contribution::kOwned};
     for (const TensorView& part : groups[g]) what.count += part.count;
     entries.push_back(what);
@@ -231,9 +234,11 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
     state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
     if (!has_optimizer_state_) {
       stale_root_ = root;
-      refusal_ = absl::StrCat(join_name(), ": the ranks ran dry at different steps of the loop before, and the state of "
-                              "the optimizer that stepped differs between them now: put the optimizer into RunJoined()'s "
-                              "list, or name its state with SetOptimizerState()");
+      refusal_ =
+          absl::StrCat(join_name(),
+                       ": the ranks ran dry at different steps of the loop before, and the state of "
+                       "the optimizer that stepped differs between them now: put the optimizer into RunJoined()'s "
+                       "list, or name its state with SetOptimizerState()");
     }
   }
   EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, root, Role::kState));
@@ -243,9 +248,9 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
 // Dry ranks took every step, so this finds nothing unless something is broken.
 absl::Status DataParallel::CheckReplicas() {
   const std::string mine = absl::StrCat(HashOfBytes(Values(*params_)));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      communicator().control().Exchange(absl::StrCat("replicas/", join_name()), mine,
-                                                        communicator().timeout()));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      communicator().control().Exchange(absl::StrCat("replicas/", join_name()), mine, communicator().timeout()));
   std::vector<int> others;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank] != parts[0]) others.push_back(static_cast<int>(rank));

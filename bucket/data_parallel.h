@@ -24,8 +24,8 @@
 //
 // Ownership: communicator, parameters and buffers outlive it. Create it on all ranks in the same order.
 // Threads:   thread-compatible: one thread runs steps.
-// Errors:    see Reducer. InvalidArgument at creation if the ranks' parameters differ: names ranks, parameter and
-// sizes.
+// Errors:    see Reducer. InvalidArgument at creation if the ranks' parameters differ: names ranks, parameter
+//            and sizes.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_

@@ -61,8 +61,8 @@ void Measure(benchmark::State& state, Body body) {
     if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
     state.SetIterationTime(absl::ToDoubleSeconds(time));
   }
-  state.counters["step"] = benchmark::Counter(
-      kSteps, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+  state.counters["step"] =
+      benchmark::Counter(kSteps, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
 void BM_BareAllReduce(benchmark::State& state) {
@@ -86,9 +86,9 @@ void BM_Step(benchmark::State& state) {
   const bool views = state.range(2) != 0;
   Measure(state, [=](Communicator& comm) -> absl::StatusOr<absl::Duration> {
     Model model;
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params, {},
-                                                       {.reducer = {.caps = {Bytes{1 << 20}},
-                                                                    .gradient_as_bucket_view = views}}));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params, {},
+                                       {.reducer = {.caps = {Bytes{1 << 20}}, .gradient_as_bucket_view = views}}));
     ddp->SetOptimizerState({});
     EK_RETURN_IF_ERROR(Steps(*ddp, model.params));  // Past the rebuild.
     const absl::Time start = absl::Now();

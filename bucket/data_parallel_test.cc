@@ -113,8 +113,7 @@ TEST_P(DataParallelTest, AdoptsTheOrderInWhichGradientsArrived) {
       EK_RETURN_IF_ERROR(ddp->FinishStep());
     }
     EXPECT_EQ(ddp->reducer().generation(), 1u);
-    EXPECT_THAT(ddp->reducer().plan().buckets,
-                ElementsAre(ElementsAre(1), ElementsAre(3), ElementsAre(0, 4, 2)));
+    EXPECT_THAT(ddp->reducer().plan().buckets, ElementsAre(ElementsAre(1), ElementsAre(3), ElementsAre(0, 4, 2)));
     return absl::OkStatus();
   });
 }
@@ -211,7 +210,7 @@ TEST_P(DataParallelTest, FreezingAndUnfreezingMakesNewPlansAndKeepsContents) {
     const uint64_t generation = ddp->reducer().generation();
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 4));
     EXPECT_EQ(ddp->reducer().generation(), generation);  // Nothing changed, nothing is planned.
-    params.SetTrainable("p", false);  // Everything.
+    params.SetTrainable("p", false);                     // Everything.
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 5));
     EXPECT_TRUE(ddp->buckets().empty());
     params.SetTrainable("p", true);
@@ -374,14 +373,14 @@ TEST_P(DataParallelTest, AReductionOfOnesOwnTakesThePlaceOfAllReduce) {
       for (int param : bucket.params) {
         EXPECT_EQ(model.params().grad_state(param), is_owner ? GradState::kReduced : GradState::kNone);
       }
-      EXPECT_EQ(std::count(arrived.begin() + (comm.rank() == 0 ? 1 : 0), arrived.end(), bucket.index), is_owner ? 2 : 0);
+      EXPECT_EQ(std::count(arrived.begin() + (comm.rank() == 0 ? 1 : 0), arrived.end(), bucket.index),
+                is_owner ? 2 : 0);
     }
     return absl::OkStatus();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest,
-                         testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest, testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
                          [](const testing::TestParamInfo<std::tuple<int, bool>>& info) {
                            return absl::StrCat("World", std::get<0>(info.param),
                                                std::get<1>(info.param) ? "Views" : "Copies");
@@ -416,7 +415,8 @@ TEST(DataParallelErrorsTest, AMissingGradientIsAnErrorInTheSameStepOnAllRanks) {
         }
         return ddp.FinishStep();
       });
-  ExpectError(results[1], absl::StatusCode::kFailedPrecondition, {"data_parallel#0", "2 trained parameters", "\"p0\" (0), \"p2\" (2)"});
+  ExpectError(results[1], absl::StatusCode::kFailedPrecondition,
+              {"data_parallel#0", "2 trained parameters", "\"p0\" (0), \"p2\" (2)"});
   ExpectError(results[0], absl::StatusCode::kUnavailable, {"rank 1", "\"p0\" (0), \"p2\" (2)"});
 }
 
@@ -428,7 +428,8 @@ TEST(DataParallelErrorsTest, AGradientThatComesTwiceIsNamed) {
         return model.BackwardOf(3, comm.rank(), 0, Announcer(ddp));
       });
   for (const absl::Status& result : results) {
-    if (!absl::IsUnavailable(result)) ExpectError(result, absl::StatusCode::kFailedPrecondition, {"\"p3\" (3)", "twice"});
+    if (!absl::IsUnavailable(result))
+      ExpectError(result, absl::StatusCode::kFailedPrecondition, {"\"p3\" (3)", "twice"});
   }
   EXPECT_TRUE(absl::IsFailedPrecondition(results[0]) || absl::IsFailedPrecondition(results[1]));
 }
@@ -559,8 +560,9 @@ TEST(DataParallelErrorsTest, DifferentModelsAreRefusedOnAllRanks) {
     std::vector<int> sizes;
     std::string expected;
   };
-  for (const Case& other : {Case{{3, 5, 1, 8}, "rank 0 has 5 parameters, rank 1 has 4"},
-                            Case{{3, 5, 1, 9, 2}, "parameter 3 is \"p3\" float32[8] on rank 0 and \"p3\" float32[9] on rank 1"}}) {
+  for (const Case& other :
+       {Case{{3, 5, 1, 8}, "rank 0 has 5 parameters, rank 1 has 4"},
+        Case{{3, 5, 1, 9, 2}, "parameter 3 is \"p3\" float32[8] on rank 0 and \"p3\" float32[9] on rank 1"}}) {
     std::vector<absl::Status> results(2);
     (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
       ToyModel model(comm.rank() == 0 ? kSizes : other.sizes);

@@ -41,11 +41,11 @@ absl::Status CheckParameters(const ParameterSet& params, const Communicator& com
           absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), ": gradients are floats"));
     }
     if (param.grad.data == nullptr && (views || param.value.count == 0)) continue;
-    if (param.grad.data == nullptr || param.grad.count != param.value.count ||
-        param.grad.dtype != param.value.dtype || !(param.grad.device == param.value.device)) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value),
-                                                     " and its gradient ",
-                                                     param.grad.data == nullptr ? "has no memory" : ToString(param.grad)));
+    if (param.grad.data == nullptr || param.grad.count != param.value.count || param.grad.dtype != param.value.dtype ||
+        !(param.grad.device == param.value.device)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), " and its gradient ",
+                       param.grad.data == nullptr ? "has no memory" : ToString(param.grad)));
     }
   }
   return absl::OkStatus();
@@ -90,7 +90,8 @@ Reducer::~Reducer() {
 absl::Status Reducer::Install(PlanState state) {
   EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps));
   if (storage_ == nullptr || !(plan == storage_->plan())) {
-    EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage, BucketStorage::Create(std::move(plan), *params_, *comm_));
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
+                        BucketStorage::Create(std::move(plan), *params_, *comm_));
     storage.swap(storage_);
     if (options_.gradient_as_bucket_view) AttachViews();  // Moves contents out of the old buckets, which go here.
     tracker_ = ReadyTracker(storage_->plan(), params_);

@@ -27,9 +27,9 @@ namespace evenkeel {
 struct BucketInfo {
   int index = 0;
   int bucket_count = 0;
-  TensorView data;                     // Flat; after the reduction the group's gradients.
-  std::span<const int> params;         // Which parameters, in the order of their place in `data`.
-  std::span<const int64_t> offsets;    // Where each begins in `data`, in elements.
+  TensorView data;                   // Flat; after the reduction the group's gradients.
+  std::span<const int> params;       // Which parameters, in the order of their place in `data`.
+  std::span<const int64_t> offsets;  // Where each begins in `data`, in elements.
 };
 
 class BucketReduction {

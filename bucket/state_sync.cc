@@ -28,8 +28,8 @@ absl::Status FirstDifference(const std::vector<std::string>& descriptions) {
   for (size_t rank = 1; rank < descriptions.size(); ++rank) {
     const std::vector<absl::string_view> other = absl::StrSplit(descriptions[rank], '\n');
     if (first.size() != other.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("rank 0 has ", first.size() - 1, " parameters, rank ", rank,
-                                                     " has ", other.size() - 1));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank 0 has ", first.size() - 1, " parameters, rank ", rank, " has ", other.size() - 1));
     }
     for (size_t i = 0; i < first.size(); ++i) {
       if (first[i] == other[i]) continue;
@@ -72,10 +72,8 @@ absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tenso
   const std::vector<std::vector<TensorView>> groups = GroupForBroadcast(tensors);
   std::vector<Work> works;
   for (size_t g = 0; g < groups.size(); ++g) {
-    works.push_back(channel.Broadcast(groups[g], root,
-                                      {.role = role,
-                                       .index = static_cast<int>(g),
-                                       .index_count = static_cast<int>(groups.size())}));
+    works.push_back(channel.Broadcast(
+        groups[g], root, {.role = role, .index = static_cast<int>(g), .index_count = static_cast<int>(groups.size())}));
   }
   absl::Status status;
   for (const Work& work : works) status.Update(work.Wait());

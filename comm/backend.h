@@ -11,8 +11,8 @@
 //   tag never lets two different `Collective`s complete as a pair.
 // - Abort() is thread-safe, may come at any time, ends everything in flight and everything later with `why`, and after
 //   it returns no buffer of an ended operation is touched any more.
-// - `what.op` kAverage on floats arrives with `scale` already divided by the world size; on integers the backend divides
-//   the sum by the world size, rounding towards zero.
+// - `what.op` kAverage on floats arrives with `scale` already divided by the world size; on integers the backend
+//   divides the sum by the world size, rounding towards zero.
 // - No exception leaves it; no wait is without the operation's `deadline`.
 
 #ifndef EVENKEEL_COMM_BACKEND_H_
@@ -38,9 +38,9 @@ using TensorList = absl::InlinedVector<TensorView, 1>;
 // One rank's part in one collective.
 struct Operation {
   Collective what;
-  uint64_t channel = 0;   // Which channel: equal on all ranks, unique within the group.
-  int64_t sequence = 0;   // Position in the channel, from 0. For send and recv: position among those of this pair
-                          // and direction.
+  uint64_t channel = 0;  // Which channel: equal on all ranks, unique within the group.
+  int64_t sequence = 0;  // Position in the channel, from 0. For send and recv: position among those of this pair
+                         // and direction.
   // Coalesced operations have several views, which together behave like one of `what.count` elements. In-place
   // operations (all_reduce, reduce, broadcast) have their views in both lists; send and barrier have no `out`, recv and
   // barrier no `in`.
@@ -50,7 +50,7 @@ struct Operation {
                             // between multiplies the contributions instead.
   bool contributes = true;  // False: take the reduction's identity for this rank, `in` is not read.
   absl::Time deadline = absl::InfiniteFuture();
-  StreamRef after;          // Start after the work that is on this stream now.
+  StreamRef after;  // Start after the work that is on this stream now.
 };
 
 // Memory that belongs to the caller, freed when the last copy of the handle goes.

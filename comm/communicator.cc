@@ -60,8 +60,8 @@ absl::Status CheckTensors(const Collective& what, const TensorList& tensors, int
           absl::StrCat(side, " has ", ToString(tensor), ", expected ", ToString(what.dtype)));
     }
     if (!(tensor.device == device)) {
-      return absl::InvalidArgumentError(absl::StrCat(side, " lies on ", ToString(tensor.device), ", the group's tensors on ",
-                                                     ToString(device)));
+      return absl::InvalidArgumentError(
+          absl::StrCat(side, " lies on ", ToString(tensor.device), ", the group's tensors on ", ToString(device)));
     }
     if (tensor.count < 0 || (tensor.data == nullptr && tensor.count > 0)) {
       return absl::InvalidArgumentError(absl::StrCat(side, " has no memory for ", ToString(tensor)));
@@ -78,8 +78,7 @@ absl::Status Validate(const Collective& what, const TensorList& in, const Tensor
   if (what.count < 0) return absl::InvalidArgumentError(absl::StrCat("count is ", what.count));
   if (HasRoot(what.kind)) {
     if (what.root < 0 || what.root >= comm.world_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank ", what.root, " is not in a group of ", comm.world_size()));
+      return absl::InvalidArgumentError(absl::StrCat("rank ", what.root, " is not in a group of ", comm.world_size()));
     }
     if (IsPointToPoint(what.kind) && what.root == comm.rank()) {
       return absl::InvalidArgumentError(absl::StrCat("rank ", comm.rank(), " named itself as the peer"));
@@ -95,7 +94,11 @@ absl::Status Validate(const Collective& what, const TensorList& in, const Tensor
 }
 
 Collective Describe(CollectiveKind kind, DType dtype, int64_t count, const CallOptions& options) {
-  return {.kind = kind, .dtype = dtype, .count = count, .role = options.role, .index = options.index,
+  return {.kind = kind,
+          .dtype = dtype,
+          .count = count,
+          .role = options.role,
+          .index = options.index,
           .index_count = options.index_count};
 }
 
@@ -263,7 +266,8 @@ Positions ParsePositions(absl::string_view text) {
 }
 
 std::string AtPosition(int rank, const ChannelPosition& at) {
-  return absl::StrCat("rank ", rank, " ended after ", at.position, at.last.empty() ? "" : absl::StrCat(" (", at.last, ")"));
+  return absl::StrCat("rank ", rank, " ended after ", at.position,
+                      at.last.empty() ? "" : absl::StrCat(" (", at.last, ")"));
 }
 
 // All ranks compute this from the same parts, so all get the same answer.
@@ -278,8 +282,8 @@ absl::Status ComparePositions(const std::vector<std::string>& parts) {
       const ChannelPosition mine = a == first.end() ? ChannelPosition{} : a->second;
       const ChannelPosition theirs = b == other.end() ? ChannelPosition{} : b->second;
       if (mine.position != theirs.position) {
-        return absl::FailedPreconditionError(absl::StrCat("Finalize: channel \"", name, "\": ", AtPosition(0, mine), ", ",
-                                                          AtPosition(rank, theirs), ": the ranks disagree"));
+        return absl::FailedPreconditionError(absl::StrCat("Finalize: channel \"", name, "\": ", AtPosition(0, mine),
+                                                          ", ", AtPosition(rank, theirs), ": the ranks disagree"));
       }
       if (mine.hash != theirs.hash) {
         return absl::FailedPreconditionError(absl::StrCat("Finalize: channel \"", name, "\": ranks 0 and ", rank,
@@ -352,8 +356,8 @@ void Communicator::Fail(const absl::Status& why) {
 void Communicator::Abort(const absl::Status& why) {
   if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"));
   if (SetStatus(why)) {
-    control_->Fail(absl::UnavailableError(absl::StrCat("rank ", rank_, " aborted the group: ",
-                                                       absl::StatusCodeToString(why.code()), ": ", why.message())));
+    control_->Fail(absl::UnavailableError(absl::StrCat(
+        "rank ", rank_, " aborted the group: ", absl::StatusCodeToString(why.code()), ": ", why.message())));
   }
   Fail(why);  // Whoever was first: after it nothing is in flight here, whether the hub answers or not.
 }
@@ -373,9 +377,8 @@ void Communicator::OnBackendFailure(const absl::Status& why) {
   // The hub sends it back to this rank too, and Fail() then runs on the control thread: here the caller may hold locks
   // that the callbacks of ended operations want.
   const bool of_the_group = why.code() == absl::StatusCode::kFailedPrecondition;
-  control_->Fail(of_the_group || absl::StartsWith(why.message(), "rank ")
-                     ? why
-                     : Annotate(why, absl::StrCat("rank ", rank_)));
+  control_->Fail(
+      of_the_group || absl::StartsWith(why.message(), "rank ") ? why : Annotate(why, absl::StrCat("rank ", rank_)));
 }
 
 std::string Communicator::SerializePositions() const {

@@ -9,16 +9,17 @@
 //     return work.Wait();
 //   }
 //
-// A Communicator is made by a backend's factory (comm/local.h, comm/gloo.h, comm/factory.h) and is the same type for all
-// of them.
+// A Communicator is made by a backend's factory (comm/local.h, comm/gloo.h, comm/factory.h) and is the same type for
+// all of them.
 //
-// Order:   Within a channel every rank issues the same collectives in the same order. Channels are independent: ranks may
-//          interleave them differently. Channels are told apart by name; opening is local and costs nothing.
-// Threads: Communicator is thread-safe. A Channel is thread-safe too, but the order that ranks must agree on is the order
-//          of calls, so one thread at a time normally uses it.
-// Errors:  InvalidArgument or Unimplemented for a call that is wrong in itself: nothing was issued, the channel goes on.
-//          Everything else ends the communicator (an operation alone cannot be undone): a missed deadline, a lost rank, a
-//          contradiction between ranks, Abort(). From then on every call, on every rank, answers the first cause.
+// Order:   Within a channel every rank issues the same collectives in the same order. Channels are independent: ranks
+//          may interleave them differently. Channels are told apart by name; opening is local and costs nothing.
+// Threads: Communicator is thread-safe. A Channel is thread-safe too, but the order that ranks must agree on is the
+//          order of calls, so one thread at a time normally uses it.
+// Errors:  InvalidArgument or Unimplemented for a call that is wrong in itself: nothing was issued, the channel goes
+//          on. Everything else ends the communicator (an operation alone cannot be undone): a missed deadline, a lost
+//          rank, a contradiction between ranks, Abort(). From then on every call, on every rank, answers the first
+//          cause.
 // Ending:  Finalize() is the clean leave. Destruction without it is an abort to the peers.
 
 #ifndef EVENKEEL_COMM_COMMUNICATOR_H_
@@ -56,9 +57,9 @@ struct CallOptions {
   Role role = Role::kUser;
   int index = -1;
   int index_count = 0;
-  double scale = 1.0;        // Float reductions: the result is multiplied by it. Must be equal on all ranks.
-  bool contributes = true;   // False: this rank only receives the reduction's result.
-  StreamRef after;           // Device work that must end first.
+  double scale = 1.0;       // Float reductions: the result is multiplied by it. Must be equal on all ranks.
+  bool contributes = true;  // False: this rank only receives the reduction's result.
+  StreamRef after;          // Device work that must end first.
   absl::Duration timeout = absl::ZeroDuration();  // Zero: the communicator's.
 };
 
@@ -98,7 +99,8 @@ class Channel {
   Communicator* const communicator_;
   const std::string name_;
   const uint64_t id_;
-  mutable absl::Mutex mutex_;  // Held while an operation is handed to the backend, so that sequence order is start order.
+  // Held while an operation is handed to the backend, so that sequence order is start order.
+  mutable absl::Mutex mutex_;
   int64_t position_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t issued_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string last_issued_ ABSL_GUARDED_BY(mutex_);
@@ -151,10 +153,11 @@ class Communicator {
 
   // OK while the group works; then the first cause of its end.
   absl::Status status() const;
-  // Ends the group on every rank: peers see "rank <r> aborted the group: <why>". From any thread; only the first call counts.
+  // Ends the group on every rank: peers see "rank <r> aborted the group: <why>". From any thread; only the first call
+  // counts.
   void Abort(const absl::Status& why);
-  // The clean leave: waits until every rank has come here with the same collectives behind it, else fails on all of them
-  // with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
+  // The clean leave: waits until every rank has come here with the same collectives behind it, else fails on all of
+  // them with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
   absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
 
  private:

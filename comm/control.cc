@@ -142,8 +142,8 @@ void ControlHub::HandleLeave(int rank, Outbox& outbox) {
       if (pending.arrived[r]) waiting.push_back(r);
     }
     return FailAll(rank, absl::StatusCode::kFailedPrecondition,
-                   absl::StrCat("rank ", rank, " has left (Finalize) while ", RankList(waiting), " wait at \"", key.first,
-                                "\" #", key.second, ": the ranks disagree"),
+                   absl::StrCat("rank ", rank, " has left (Finalize) while ", RankList(waiting), " wait at \"",
+                                key.first, "\" #", key.second, ": the ranks disagree"),
                    outbox);
   }
 }
@@ -175,8 +175,8 @@ void ControlChannel::Stop() {
 }
 
 void ControlChannel::Exchange(absl::string_view topic, std::string payload, ExchangeCallback done) {
-  ControlMessage message{.type = ControlMessage::Type::kExchange, .topic = std::string(topic),
-                         .payload = std::move(payload)};
+  ControlMessage message{
+      .type = ControlMessage::Type::kExchange, .topic = std::string(topic), .payload = std::move(payload)};
   absl::Status closed;
   {
     absl::MutexLock lock(&mutex_);
@@ -219,8 +219,7 @@ void ControlChannel::Put(absl::string_view key, std::string value) {
 }
 
 absl::StatusOr<std::string> ControlChannel::Get(absl::string_view key, absl::Duration timeout) {
-  absl::StatusOr<std::string> value =
-      Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)}, timeout);
+  absl::StatusOr<std::string> value = Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)}, timeout);
   if (absl::IsDeadlineExceeded(value.status())) {
     return absl::DeadlineExceededError(
         absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " for the value \"", key, "\""));
@@ -258,8 +257,8 @@ absl::StatusOr<std::string> ControlChannel::Request(ControlMessage message, absl
 }
 
 void ControlChannel::Send(int to, absl::string_view topic, std::string payload) {
-  link_->Send({.type = ControlMessage::Type::kSend, .rank = to, .topic = std::string(topic),
-               .payload = std::move(payload)});
+  link_->Send(
+      {.type = ControlMessage::Type::kSend, .rank = to, .topic = std::string(topic), .payload = std::move(payload)});
 }
 
 absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, absl::Duration timeout) {
@@ -388,8 +387,8 @@ void ControlChannel::OnLost(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (leaving_) return;
   }
-  OnMessage({.type = ControlMessage::Type::kFailed, .rank = -1, .code = why.code(),
-             .payload = std::string(why.message())});
+  OnMessage(
+      {.type = ControlMessage::Type::kFailed, .rank = -1, .code = why.code(), .payload = std::string(why.message())});
 }
 
 }  // namespace evenkeel

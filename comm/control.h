@@ -39,17 +39,17 @@ namespace evenkeel {
 // What travels between a rank and the hub. The comments say which fields count.
 struct ControlMessage {
   enum class Type : uint8_t {
-    kExchange,      // to hub: topic, sequence, payload.
-    kExchanged,     // to rank: topic, sequence, parts (one per rank).
-    kPut,           // to hub: topic = key, payload.
-    kGet,           // to hub: topic = key, request.
-    kMissing,       // to hub: topic and sequence of an exchange, request: which ranks have not arrived?
-    kValue,         // to rank: request, payload.
-    kSend,          // to hub: rank = receiver, topic, payload.  To rank: rank = sender.
-    kNotice,        // as kSend, to all other ranks.
-    kFailed,        // to hub: this rank ends the group, code, payload = message.  To every rank, the sender too:
-                    // rank = who failed.
-    kLeave,         // to hub: this rank leaves cleanly; its disconnection is no failure.
+    kExchange,   // to hub: topic, sequence, payload.
+    kExchanged,  // to rank: topic, sequence, parts (one per rank).
+    kPut,        // to hub: topic = key, payload.
+    kGet,        // to hub: topic = key, request.
+    kMissing,    // to hub: topic and sequence of an exchange, request: which ranks have not arrived?
+    kValue,      // to rank: request, payload.
+    kSend,       // to hub: rank = receiver, topic, payload.  To rank: rank = sender.
+    kNotice,     // as kSend, to all other ranks.
+    kFailed,     // to hub: this rank ends the group, code, payload = message.  To every rank, the sender too:
+                 // rank = who failed.
+    kLeave,      // to hub: this rank leaves cleanly; its disconnection is no failure.
   };
   Type type = Type::kNotice;
   int rank = -1;
@@ -75,7 +75,8 @@ class ControlLink {
   virtual void Stop() = 0;
 };
 
-// The middle of the star for one group. Pure bookkeeping: transports bring it messages and take away what it wants sent.
+// The middle of the star for one group. Pure bookkeeping: transports bring it messages and take away what it wants
+// sent.
 // Threads: thread-safe.
 class ControlHub {
  public:
@@ -113,7 +114,7 @@ class ControlHub {
 
 class ControlChannel {
  public:
-  using Parts = std::vector<std::string>;                    // One per rank.
+  using Parts = std::vector<std::string>;  // One per rank.
   using ExchangeCallback = std::function<void(const absl::StatusOr<Parts>&)>;
 
   ControlChannel(int rank, int world_size, std::unique_ptr<ControlLink> link);
@@ -150,8 +151,8 @@ class ControlChannel {
   // From now on this rank's silence is no failure.
   void Leave();
 
-  // Set once. The failure handler is called at most once, with every wait still open (it calls Close()); `culprit` is -1
-  // if the hub itself is gone. What came before they were set is given to them at once.
+  // Set once. The failure handler is called at most once, with every wait still open (it calls Close()); `culprit` is
+  // -1 if the hub itself is gone. What came before they were set is given to them at once.
   void SetHandlers(std::function<void(int culprit, const absl::Status& why)> on_failure,
                    std::function<void(int from, absl::string_view topic, absl::string_view payload)> on_notice);
   // Ends every wait, now and later, with `why`. Local; tells nobody.

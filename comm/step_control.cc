@@ -184,9 +184,9 @@ absl::StatusOr<StepAnswer> StepTicket::Wait() const {
     if (mutex_.AwaitWithDeadline(absl::Condition(&answered), deadline_)) return *answer_;
   }
   const std::string missing = comm_->control().WhoIsMissing(kStepTopic, step_);
-  comm_->Abort(absl::DeadlineExceededError(absl::StrCat("rank ", comm_->rank(), " waited until the deadline at step ",
-                                                        step_, " for ",
-                                                        missing.empty() ? "the other ranks" : missing)));
+  comm_->Abort(
+      absl::DeadlineExceededError(absl::StrCat("rank ", comm_->rank(), " waited until the deadline at step ", step_,
+                                               " for ", missing.empty() ? "the other ranks" : missing)));
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&answered));  // Abort() ends every exchange.
   return *answer_;
@@ -302,17 +302,16 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   ++records_sent_;
   auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, comm_));
   unanswered_.push_back(ticket);
-  comm_->control().Exchange(kStepTopic, record.Serialize(),
-                            [this, step, ticket](const absl::StatusOr<std::vector<std::string>>& parts) {
-                              OnRecords(step, *ticket, parts);
-                            });
+  comm_->control().Exchange(
+      kStepTopic, record.Serialize(),
+      [this, step, ticket](const absl::StatusOr<std::vector<std::string>>& parts) { OnRecords(step, *ticket, parts); });
   return ticket;
 }
 
 void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::StatusOr<std::vector<std::string>>& parts) {
   if (!parts.ok()) return ticket.Resolve(parts.status());
-  StepAnswer answer{.step = step, .world_size = comm_->world_size(), .active = 0, .lowest_active = -1,
-                    .highest_active = -1};
+  StepAnswer answer{
+      .step = step, .world_size = comm_->world_size(), .active = 0, .lowest_active = -1, .highest_active = -1};
   absl::Status status;
   for (int rank = 0; rank < answer.world_size && status.ok(); ++rank) {
     absl::StatusOr<StepRecord> record = StepRecord::Parse((*parts)[rank]);

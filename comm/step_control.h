@@ -4,8 +4,8 @@
 //   ...
 //   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());      // who is active, whether the ranks synchronise
 //
-// It replaces the small all-reduces that other systems add to each step: nothing of it is on the data plane. A rank that
-// has run out of inputs sends records too, as a joined rank, and so learns what the active ranks do.
+// It replaces the small all-reduces that other systems add to each step: nothing of it is on the data plane. A rank
+// that has run out of inputs sends records too, as a joined rank, and so learns what the active ranks do.
 //
 // Participants are the parts whose per-step state the ranks must agree on: reducers and sharded optimizers register
 // themselves. In each step the states of all active ranks are compared; a joined rank whose state is older is not wrong
@@ -39,12 +39,12 @@ namespace evenkeel {
 
 // What one participant of one rank is about to do in a step.
 struct ParticipantState {
-  uint64_t name_hash = 0;       // Filled in by StepControl.
-  uint64_t generation = 0;      // Of the plan.
-  uint64_t schedule_hash = 0;   // Of the collectives that the step will issue.
-  uint64_t mask_hash = 0;       // Of the set of trained parameters.
-  bool sync = true;             // Whether gradients are reduced in this step.
-  std::string note;             // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
+  uint64_t name_hash = 0;      // Filled in by StepControl.
+  uint64_t generation = 0;     // Of the plan.
+  uint64_t schedule_hash = 0;  // Of the collectives that the step will issue.
+  uint64_t mask_hash = 0;      // Of the set of trained parameters.
+  bool sync = true;            // Whether gradients are reduced in this step.
+  std::string note;            // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
 
   // Whether a joined rank in this state can shadow a rank in `other`.
   bool SamePlan(const ParticipantState& other) const {
@@ -69,10 +69,10 @@ class StepParticipant {
 
 // What one rank says when its step begins.
 struct StepRecord {
-  bool joined = false;             // Has run out of inputs.
-  uint32_t requests = 0;           // Bits that a user asks all ranks to see: save, evaluate, stop.
-  int64_t samples = 0;             // In this rank's batch, if the user says so.
-  uint64_t scope_hash = 0;         // Of the RunJoined() that the rank is in: its list and options; 0: in none.
+  bool joined = false;      // Has run out of inputs.
+  uint32_t requests = 0;    // Bits that a user asks all ranks to see: save, evaluate, stop.
+  int64_t samples = 0;      // In this rank's batch, if the user says so.
+  uint64_t scope_hash = 0;  // Of the RunJoined() that the rank is in: its list and options; 0: in none.
   std::vector<ParticipantState> participants;
 
   std::string Serialize() const;
@@ -83,11 +83,11 @@ struct StepRecord {
 struct StepAnswer {
   int64_t step = 0;
   int world_size = 1;
-  int active = 1;          // How many ranks have inputs.
-  int lowest_active = 0;   // -1: none.
+  int active = 1;         // How many ranks have inputs.
+  int lowest_active = 0;  // -1: none.
   int highest_active = 0;
-  uint32_t requests = 0;   // Or of all.
-  int64_t samples = 0;     // Sum over active ranks.
+  uint32_t requests = 0;            // Or of all.
+  int64_t samples = 0;              // Sum over active ranks.
   std::vector<StepRecord> records;  // By rank; empty in a step without agreement.
 
   bool everyone_active() const { return active == world_size; }
@@ -125,7 +125,7 @@ struct StepAction {
     kEnd,      // The step is over.
   };
   Kind kind = Kind::kEnd;
-  std::string actor;    // Name of the Joinable that acts.
+  std::string actor;  // Name of the Joinable that acts.
   std::string payload;
 };
 
@@ -137,10 +137,10 @@ class StepControl {
   void Register(StepParticipant* participant);
   void Unregister(StepParticipant* participant);
 
-  // `who` takes part in the current step. A new step begins, and its record is sent, if there is none, or `who` has taken
-  // part in this one already, or somebody of a later phase has (gradients: 0, optimizers: last). At most 64 steps may be
-  // unanswered; then it waits.
-  // Joined ranks learn, in the order of these calls, that the actor called `name` takes part.
+  // `who` takes part in the current step. A new step begins, and its record is sent, if there is none, or `who` has
+  // taken part in this one already, or somebody of a later phase has (gradients: 0, optimizers: last). At most 64
+  // steps may be unanswered; then it waits. Joined ranks learn, in the order of these calls, that the actor called
+  // `name` takes part.
   absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, absl::string_view name, int phase);
   // A joined rank's next step.
   absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();

@@ -58,9 +58,8 @@ class JoinRun {
       names.push_back(joinable->join_name());
     }
     std::sort(names.begin(), names.end());
-    const uint64_t scope_hash =
-        StableHash(config.throw_on_early_termination + 2 * config.divide_by_initial_world_size + 4,
-                   absl::StrJoin(names, ","));
+    const uint64_t scope_hash = StableHash(
+        config.throw_on_early_termination + 2 * config.divide_by_initial_world_size + 4, absl::StrJoin(names, ","));
     for (Joinable* joinable : joinables_) {
       joinable->config_ = config;
       config.is_first = false;
@@ -147,7 +146,8 @@ class JoinRun {
       while (i < joinables_.size() && joinables_[i]->join_name() != action.actor) ++i;
       if (i == joinables_.size()) {
         return absl::FailedPreconditionError(absl::StrCat("rank ", comm_.rank(), ": ", action.actor, " acts on rank ",
-                                                          answer.lowest_active, " but is not in the list of this rank"));
+                                                          answer.lowest_active,
+                                                          " but is not in the list of this rank"));
       }
       EK_RETURN_IF_ERROR(Annotate(action.kind == StepAction::Kind::kEntered
                                       ? hooks_[i]->MainHook(answer)
@@ -157,9 +157,9 @@ class JoinRun {
   }
 
   void Warn(int64_t steps_done) {
-    const std::string text = absl::StrCat("rank ", comm_.rank(), " had inputs for ", steps_done,
-                                          " steps and has shadowed ", options_.skew_warning_steps,
-                                          " since: with inputs so uneven training is slower than it need be");
+    const std::string text =
+        absl::StrCat("rank ", comm_.rank(), " had inputs for ", steps_done, " steps and has shadowed ",
+                     options_.skew_warning_steps, " since: with inputs so uneven training is slower than it need be");
     if (options_.warn) return options_.warn(text);
     std::cerr << text << std::endl;
   }

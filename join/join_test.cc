@@ -98,8 +98,7 @@ TEST_P(JoinTest, MainHooksShadowEveryStep) {
   absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
     const int steps = 2 * comm.rank() + 1;
-    EK_RETURN_IF_ERROR(
-        RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
     float expected = 0;
     for (int r = 0; r < world; ++r) expected += 2 * r + 1;
     EXPECT_EQ(counter.total, expected) << "rank " << comm.rank();
@@ -114,8 +113,7 @@ TEST_P(JoinTest, PostHooksRunOnceAndNameTheLastJoiners) {
   absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
     const int steps = comm.rank() % 2 == 0 ? 3 : 1;  // Ranks 0, 2, 4, ... finish together.
-    EK_RETURN_IF_ERROR(
-        RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
     EXPECT_EQ(counter.post_hooks, 1);
     EXPECT_EQ(counter.last_joiner, comm.rank() % 2 == 0 ? 1 : 0) << "rank " << comm.rank();
     return absl::OkStatus();
@@ -127,9 +125,8 @@ TEST_P(JoinTest, ARankWithoutInputsTakesPart) {
   const int world = GetParam();
   absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status {
-      return CountTo(counter, comm.rank() == 0 ? 0 : 4);
-    }));
+    EK_RETURN_IF_ERROR(RunJoined(
+        {&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank() == 0 ? 0 : 4); }));
     EXPECT_EQ(counter.total, 4.0f * (world - 1));
     return absl::OkStatus();
   });
@@ -181,8 +178,8 @@ TEST_P(JoinTest, AddsNoCollectiveToTheDataPlane) {
 TEST_P(JoinTest, DisabledSendsNothing) {
   absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.enable = false},
-                                 [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
+    EK_RETURN_IF_ERROR(
+        RunJoined({&counter}, {.enable = false}, [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
     EXPECT_EQ(counter.total, 3.0f * comm.world_size());
     EXPECT_EQ(comm.steps().records_sent(), 0);
     EXPECT_EQ(counter.post_hooks, 0);
@@ -295,8 +292,8 @@ TEST_P(JoinTest, ActionsComeBeforeTheEndOfTheirStep) {
 TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
   absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.throw_on_early_termination = true,
-                                              .divide_by_initial_world_size = false},
+    EK_RETURN_IF_ERROR(RunJoined({&counter},
+                                 {.throw_on_early_termination = true, .divide_by_initial_world_size = false},
                                  [&](JoinScope&) -> absl::Status {
                                    EXPECT_TRUE(counter.join_config().enable);
                                    EXPECT_FALSE(counter.join_config().divide_by_initial_world_size);
@@ -343,12 +340,11 @@ TEST(RunJoinedTest, AnOutOfRangeOfTheLoopsOwnIsAFailureLikeAnyOther) {
   std::vector<absl::Status> results(2);
   absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    results[comm.rank()] =
-        RunJoined({&counter}, {.throw_on_early_termination = true}, [&](JoinScope&) -> absl::Status {
-          EK_RETURN_IF_ERROR(counter.Count());
-          if (comm.rank() == 1) return absl::OutOfRangeError("index 7 is beyond the end of the file");
-          return CountTo(counter, 3);
-        });
+    results[comm.rank()] = RunJoined({&counter}, {.throw_on_early_termination = true}, [&](JoinScope&) -> absl::Status {
+      EK_RETURN_IF_ERROR(counter.Count());
+      if (comm.rank() == 1) return absl::OutOfRangeError("index 7 is beyond the end of the file");
+      return CountTo(counter, 3);
+    });
     return results[comm.rank()];
   });
   EXPECT_EQ(results[1].code(), absl::StatusCode::kOutOfRange);
@@ -486,9 +482,13 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
 }
 
 TEST(StepRecordTest, SurvivesTheWireAndRefusesEverythingElse) {
-  StepRecord record{.joined = true, .requests = 5, .samples = 64, .scope_hash = 77,
-                    .participants = {{.name_hash = 1, .generation = 2, .schedule_hash = 3, .mask_hash = 4,
-                                      .sync = false, .note = "frozen: a"}}};
+  StepRecord record{
+      .joined = true,
+      .requests = 5,
+      .samples = 64,
+      .scope_hash = 77,
+      .participants = {
+          {.name_hash = 1, .generation = 2, .schedule_hash = 3, .mask_hash = 4, .sync = false, .note = "frozen: a"}}};
   const std::string bytes = record.Serialize();
   absl::StatusOr<StepRecord> parsed = StepRecord::Parse(bytes);
   ASSERT_TRUE(parsed.ok()) << parsed.status();

@@ -23,8 +23,8 @@ constexpr char kUsage[] =
 
   launch [--nproc=2] [--on_failure=stop] [--patience_s=5] -- PROGRAM [ARGUMENT...]
 
-Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, and what
-evenkeel's ranks need to find and to trust each other. The exit code is the first failed rank's, or 128 + its signal.
+Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, and
+what evenkeel's ranks need to find and to trust each other. The exit code is the first failed rank's, or 128 + its signal.
 )";
 
 int Fail(const std::string& sentence) {

@@ -16,7 +16,7 @@ namespace evenkeel {
 namespace {
 
 struct ReadyList {
-  absl::Status MarkReady(int index) {
+  absl::Status GradientReady(int index) {
     ready.push_back(index);
     return absl::OkStatus();
   }
@@ -26,7 +26,8 @@ struct ReadyList {
 TEST(ReadmeTest, BackwardAnnouncesWhatIsTrained) {
   const std::vector<float> images(4 * kImagePixels, 0.5f);
   const std::vector<uint8_t> labels = {0, 1, 2, 3};
-  ReadyList reducer;
+  ReadyList list;
+  ReadyList* const ddp = &list;
 
   std::unique_ptr<Model> model = *MakeMlp({.hidden = 64, .seed = 1});
   ParameterSet& parameters = model->parameters();
@@ -35,7 +36,7 @@ TEST(ReadmeTest, BackwardAnnouncesWhatIsTrained) {
   absl::Status status = model->Backward([&](int index) { return ddp->GradientReady(index); });
 
   EXPECT_TRUE(batch.ok() && status.ok());
-  EXPECT_EQ(reducer.ready, (std::vector<int>{3, 2}));
+  EXPECT_EQ(ddp->ready, (std::vector<int>{3, 2}));
 }
 
 }  // namespace

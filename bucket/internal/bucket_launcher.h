@@ -1,9 +1,11 @@
 // Launches one step's buckets: in index order, each as soon as it is ready, none before the gate is open.
 //
-//   ready in any order  --BucketReady()-->  waits for its turn and the gate  --Open()-->  issued on the channel  -->  Wait()
+//   ready in any order  --BucketReady()-->  waits for its turn and the gate  --Open()-->  issued on the channel  -->
+//   Wait()
 //
-// The gate is the step's agreement: until all ranks' records are in, nobody knows the divisor, or that all ranks are about
-// to reduce the same. The user's thread does not wait for it; whoever opens the gate launches what has gathered.
+// The gate is the step's agreement: until all ranks' records are in, nobody knows the divisor, or that all ranks are
+// about to reduce the same. The user's thread does not wait for it; whoever opens the gate launches what has
+// gathered.
 //
 // Threads: thread-safe.
 

@@ -49,7 +49,8 @@ void BucketStorage::CopyIn(const ParameterSet& params, int param) {
 
 void BucketStorage::CopyOut(ParameterSet& params, int param) const {
   const TensorView slot = slots_[param];
-  if (slot.count > 0 && params[param].grad.data != slot.data) std::memcpy(params[param].grad.data, slot.data, slot.bytes());
+  if (slot.count > 0 && params[param].grad.data != slot.data)
+    std::memcpy(params[param].grad.data, slot.data, slot.bytes());
 }
 
 }  // namespace evenkeel

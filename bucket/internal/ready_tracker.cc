@@ -61,10 +61,10 @@ absl::Status ReadyTracker::CheckComplete() const {
     if (++missing <= kNamesInMessage) absl::StrAppend(&names, missing == 1 ? "" : ", ", Name(*params_, param));
   }
   if (missing > kNamesInMessage) absl::StrAppend(&names, " and ", missing - kNamesInMessage, " more");
-  return absl::FailedPreconditionError(
-      absl::StrCat("the step ended without a gradient of ", missing, " trained parameter", missing == 1 ? "" : "s", ": ",
-                   names, ": announce every trained parameter, freeze those that are not used, and call "
-                   "RefreshTrainable() after changing what is trained where that is not checked in each step"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the step ended without a gradient of ", missing, " trained parameter", missing == 1 ? "" : "s", ": ", names,
+      ": announce every trained parameter, freeze those that are not used, and call "
+      "RefreshTrainable() after changing what is trained where that is not checked in each step"));
 }
 
 }  // namespace evenkeel

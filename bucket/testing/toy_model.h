@@ -39,7 +39,8 @@ class ToyModel {
 
   ParameterSet& params() { return params_; }
   void CopyValuesFrom(const ToyModel& other) {
-    for (size_t p = 0; p < values_.size(); ++p) std::copy(other.values_[p].begin(), other.values_[p].end(), values_[p].begin());
+    for (size_t p = 0; p < values_.size(); ++p)
+      std::copy(other.values_[p].begin(), other.values_[p].end(), values_[p].begin());
   }
   const std::vector<std::vector<float>>& values() const { return values_; }
   std::vector<float>& buffer() { return buffer_; }

@@ -54,8 +54,8 @@ TEST_P(OverlapTest, ComesWithTheRebuildWhereRegistrationIsTheReverseOfExecution)
   const std::vector<int> sizes(6, 1000);
   Run(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(sizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {},
-                                                       {.reducer = {.caps = {Bytes{4000}}}}));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{4000}}}}));
     for (int step = 0; step < 3; ++step) {
       model.params().ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());
@@ -93,9 +93,8 @@ TEST_P(OverlapTest, AnAllToAllInBackwardNeverPairsWithABucket) {
   Run(2, [&](Communicator& comm) -> absl::Status {
     const int rank = comm.rank();
     ToyModel model(sizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {},
-                                                       {.reducer = {.caps = {Bytes{4}}}}));
-    EK_ASSIGN_OR_RETURN(Channel* experts, comm.OpenChannel("experts"));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{4}}}}));
+    EK_ASSIGN_OR_RETURN(Channel * experts, comm.OpenChannel("experts"));
     for (int step = 0; step < 4; ++step) {
       model.params().ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());

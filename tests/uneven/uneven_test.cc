@@ -38,7 +38,8 @@ struct Scenario {
   Optimizing optimizing = Optimizing::kUnsharded;
   bool buffers = false;
   bool views = false;
-  bool freezing = false;      // p1 is frozen in the third step of an epoch; p3 is not trained before the second step of all.
+  bool freezing =
+      false;  // p1 is frozen in the third step of an epoch; p3 is not trained before the second step of all.
   bool accumulating = false;  // The first step of an epoch does not synchronise.
   bool initial_divisor = true;
   bool optimizer_first = false;  // In RunJoined()'s list.
@@ -54,9 +55,7 @@ void SetTrainable(const Scenario& scenario, int epoch, int step, ParameterSet& p
   params.SetTrainable("p3", epoch > 0 || step >= 1);
 }
 
-int InputsOf(const std::vector<int>& pattern, int rank, int epoch) {
-  return pattern[(rank + epoch) % pattern.size()];
-}
+int InputsOf(const std::vector<int>& pattern, int rank, int epoch) { return pattern[(rank + epoch) % pattern.size()]; }
 
 double RateOf(const UpdateRule& rule) {
   return std::visit([](const auto& settings) { return settings.learning_rate; }, rule);
@@ -149,9 +148,9 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
   ParameterSet& params = model.params();
   std::unique_ptr<DataParallel> ddp;
   if (scenario.optimizing != Optimizing::kShardedAlone) {
-    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(
-                                 &comm, &params, scenario.buffers ? model.buffers() : std::vector<TensorView>(),
-                                 {.reducer = {.caps = kCaps, .gradient_as_bucket_view = scenario.views}}));
+    EK_ASSIGN_OR_RETURN(
+        ddp, DataParallel::Create(&comm, &params, scenario.buffers ? model.buffers() : std::vector<TensorView>(),
+                                  {.reducer = {.caps = kCaps, .gradient_as_bucket_view = scenario.views}}));
   }
   std::unique_ptr<Optimizer> unsharded;
   std::unique_ptr<ShardedOptimizer> sharded;
@@ -167,8 +166,8 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
 
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     const int inputs = InputsOf(pattern, comm.rank(), epoch);
-    EK_RETURN_IF_ERROR(RunJoined(
-        list, {.divide_by_initial_world_size = scenario.initial_divisor}, [&](JoinScope&) -> absl::Status {
+    EK_RETURN_IF_ERROR(
+        RunJoined(list, {.divide_by_initial_world_size = scenario.initial_divisor}, [&](JoinScope&) -> absl::Status {
           bool clear = true;
           for (int step = 0; step < inputs; ++step) {
             SetTrainable(scenario, epoch, step, params);
@@ -176,10 +175,9 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
             const bool sync = clear = Syncs(scenario, step);
             if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(sync ? StepMode::kSync : StepMode::kAccumulate));
             model.Forward(comm.rank(), 10 * epoch + step);
-            EK_RETURN_IF_ERROR(
-                model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
-                  return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
-                }));
+            EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
+              return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
+            }));
             if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
             if (!sync) continue;
             EK_RETURN_IF_ERROR(unsharded != nullptr ? StepWithRate(scenario, epoch, step, *unsharded)
@@ -304,18 +302,31 @@ TEST(UnevenTest, ShardedRatesThatChangeAfterTheStep) {
   CheckAll({.rule = kAdamW, .optimizing = Optimizing::kSharded, .relative_rate = true});
 }
 TEST(UnevenTest, EverythingUnsharded) {
-  CheckAll({.rule = kAdamW, .buffers = true, .views = true, .freezing = true, .accumulating = true,
+  CheckAll({.rule = kAdamW,
+            .buffers = true,
+            .views = true,
+            .freezing = true,
+            .accumulating = true,
             .initial_divisor = false});
 }
 TEST(UnevenTest, EverythingSharded) {
-  CheckAll({.rule = kAdamW, .optimizing = Optimizing::kSharded, .buffers = true, .views = true, .freezing = true,
-            .accumulating = true, .optimizer_first = true});
+  CheckAll({.rule = kAdamW,
+            .optimizing = Optimizing::kSharded,
+            .buffers = true,
+            .views = true,
+            .freezing = true,
+            .accumulating = true,
+            .optimizer_first = true});
 }
 
 TEST(UnevenTest, EverythingOverGloo) {
   for (Optimizing optimizing : {Optimizing::kUnsharded, Optimizing::kSharded}) {
-    const Scenario scenario{.rule = kMomentum, .optimizing = optimizing, .buffers = true, .views = true,
-                            .freezing = true, .accumulating = true};
+    const Scenario scenario{.rule = kMomentum,
+                            .optimizing = optimizing,
+                            .buffers = true,
+                            .views = true,
+                            .freezing = true,
+                            .accumulating = true};
     for (const std::vector<int>& pattern :
          {std::vector<int>{0, 3}, {3, 1}, {0, 2, 3}, {3, 0, 1}, {1, 1, 1}, {0, 3, 1, 2, 0}, {2, 0, 0, 0, 3}}) {
       CheckOverGloo(scenario, pattern);

@@ -43,6 +43,7 @@ struct Scenario {
   bool accumulating = false;  // The first step of an epoch does not synchronise.
   bool initial_divisor = true;
   bool optimizer_first = false;  // In RunJoined()'s list.
+  int count_at = 0;  // Where in the step a user's collective is: 1 first, 2 in forward, 3 last.
   bool relative_rate = false;    // The learning rate is multiplied after each step, as schedulers do.
 };
 
@@ -62,6 +63,33 @@ double RateOf(const UpdateRule& rule) {
 }
 
 double LearningRate(int epoch, int step) { return 0.1 / (1 + epoch + 0.5 * step); }
+
+// A user's own collective in the loop: adds up a one from each rank that has inputs.
+class Counter : public Joinable {
+ public:
+  explicit Counter(Communicator* comm) : Joinable(comm, "counter"), channel_(*comm->OpenChannel(join_name())) {}
+  absl::Status Count() {
+    EK_RETURN_IF_ERROR(Notify().status());
+    return Add(1.0f);
+  }
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
+    return std::make_unique<Hook>(this);
+  }
+  float total = 0;
+
+ private:
+  struct Hook : JoinHook {
+    explicit Hook(Counter* counter) : counter(counter) {}
+    absl::Status MainHook(const StepAnswer&) override { return counter->Add(0.0f); }
+    Counter* const counter;
+  };
+  absl::Status Add(float one) {
+    EK_RETURN_IF_ERROR(channel_->AllReduce(TensorView(&one, 1, DType::kFloat32), ReduceOp::kSum).Wait());
+    total += one;
+    return absl::OkStatus();
+  }
+  Channel* const channel_;
+};
 
 // One step of an optimizer with what a program does around it.
 template <typename AnyOptimizer>
@@ -164,8 +192,14 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
   std::vector<Joinable*> list = {optimizer};
   if (ddp != nullptr) list.insert(scenario.optimizer_first ? list.end() : list.begin(), ddp.get());
 
+  Counter counter(&comm);
+  if (scenario.count_at > 0) list.push_back(&counter);
+  auto count_at = [&](int place) { return scenario.count_at == place ? counter.Count() : absl::OkStatus(); };
+
+  float counted = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     const int inputs = InputsOf(pattern, comm.rank(), epoch);
+    for (size_t r = 0; r < pattern.size(); ++r) counted += InputsOf(pattern, static_cast<int>(r), epoch);
     EK_RETURN_IF_ERROR(
         RunJoined(list, {.divide_by_initial_world_size = scenario.initial_divisor}, [&](JoinScope&) -> absl::Status {
           bool clear = true;
@@ -173,7 +207,9 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
             SetTrainable(scenario, epoch, step, params);
             if (clear) params.ClearGradients();
             const bool sync = clear = Syncs(scenario, step);
+            EK_RETURN_IF_ERROR(count_at(1));
             if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(sync ? StepMode::kSync : StepMode::kAccumulate));
+            EK_RETURN_IF_ERROR(count_at(2));
             model.Forward(comm.rank(), 10 * epoch + step);
             EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
               return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
@@ -182,10 +218,14 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
             if (!sync) continue;
             EK_RETURN_IF_ERROR(unsharded != nullptr ? StepWithRate(scenario, epoch, step, *unsharded)
                                                     : StepWithRate(scenario, epoch, step, *sharded));
+            EK_RETURN_IF_ERROR(count_at(3));
           }
           return absl::OkStatus();
         }));
     params.ClearGradients();  // What nobody reduced is dropped, as a user's next epoch would.
+  }
+  if (scenario.count_at > 0) {
+    EXPECT_EQ(counter.total, counted) << "rank " << comm.rank();
   }
   Outcome outcome{model.values(), model.buffer(), {}};
   if (unsharded != nullptr) {
@@ -300,6 +340,13 @@ TEST(UnevenTest, ShardedAloneFreezing) {
 TEST(UnevenTest, RatesThatChangeAfterTheStep) { CheckAll({.rule = kMomentum, .relative_rate = true}); }
 TEST(UnevenTest, ShardedRatesThatChangeAfterTheStep) {
   CheckAll({.rule = kAdamW, .optimizing = Optimizing::kSharded, .relative_rate = true});
+}
+TEST(UnevenTest, AUsersCollectiveAnywhereInTheStep) {
+  for (int place : {1, 2, 3}) {
+    SCOPED_TRACE(place);
+    CheckAll({.rule = kMomentum, .buffers = true, .count_at = place}, /*stride_of_five=*/11);
+    CheckAll({.rule = kMomentum, .optimizing = Optimizing::kSharded, .optimizer_first = true, .count_at = place}, 11);
+  }
 }
 TEST(UnevenTest, EverythingUnsharded) {
   CheckAll({.rule = kAdamW,

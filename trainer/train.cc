@@ -106,11 +106,15 @@ The last line of the output is test_accuracy=0.xxxx. Relative paths mean the fol
 
 )";
 
+bool IsSet(const char* flag) {
+  std::string value;
+  return gflags::GetCommandLineOption(flag, &value) && value == "true";
+}
+
 // Help, for whatever spelling of it gflags knows.
 bool WantsHelp() {
   for (const char* name : {"help", "helpfull", "helpshort", "helppackage", "helpxml"}) {
-    std::string value;
-    if (gflags::GetCommandLineOption(name, &value) && value == "true") return true;
+    if (IsSet(name)) return true;
   }
   return false;
 }
@@ -256,6 +260,7 @@ int main(int argc, char** argv) {
     std::cout << evenkeel::kSummary << evenkeel::FlagHelp(evenkeel::kFlagGroups);
     return EXIT_SUCCESS;
   }
+  if (evenkeel::IsSet("version")) return evenkeel::Fail("--version is no flag; see --help");
   if (argc > 1) return evenkeel::Fail(absl::StrCat("\"", argv[1], "\" is no flag; see --help"));
   return evenkeel::Main(std::move(arguments));
 }

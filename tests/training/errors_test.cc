@@ -61,6 +61,7 @@ std::string* ErrorsTest::data_;
 std::string* ErrorsTest::weights_;
 
 TEST_P(ErrorsTest, WrongFlags) {
+  ExpectSentence({"--version"}, {"--version is no flag"});
   ExpectSentence({"--optimiser=sgd"}, {"optimiser"});
   ExpectSentence({"--epochs=many"}, {"epochs", "many"});
   ExpectSentence({"--batch_size=99999999999999999999"}, {"batch_size"});

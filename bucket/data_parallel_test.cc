@@ -72,7 +72,7 @@ TEST_P(DataParallelTest, GradientsAreTheSumInRankOrderTimesOneOverWorld) {
         EXPECT_EQ(model.params().grad_state(p), GradState::kReduced);
         std::vector<float> expected;
         for (int j = 0; j < kSizes[p]; ++j) {
-          ToyModel other(kSizes);  // No descent here: weights are the initial ones; buffers follow each rank's own.
+          // No descent here: weights are the initial ones; buffers follow each rank's own.
           float sum = 0;
           for (int r = 0; r < comm.world_size(); ++r) {
             ToyModel replica(kSizes);

@@ -1,10 +1,15 @@
 // Starts N ranks of a program on this host. See tools/launcher.h.
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <iostream>
 #include <string>
+#include <system_error>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -12,24 +17,41 @@
 #include "gflags/gflags.h"
 
 DEFINE_int32(nproc, 2, "How many ranks to start.");
-DEFINE_string(on_failure, "stop", "What happens to the others when a rank fails: stop.");
+DEFINE_string(on_failure, "stop", "What happens to the others when a rank fails: stop or continue.");
 DEFINE_double(patience_s, 5,
               "Seconds that the other ranks have when one has failed: before SIGTERM, and before SIGKILL.");
+DEFINE_string(flight, "", "Folder where a rank writes its last collectives when it fails.");
 
 namespace {
 
 constexpr char kUsage[] =
-    R"(Starts ranks of a program on this host, and ends all of them when one fails.
+    R"(Starts ranks of a program on this host, and ends all of them when one fails, or lets the others go on.
 
-  launch [--nproc=2] [--on_failure=stop] [--patience_s=5] -- PROGRAM [ARGUMENT...]
+  launch [--nproc=2] [--on_failure=stop] [--patience_s=5] [--flight=FOLDER] -- PROGRAM [ARGUMENT...]
 
 Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, and
-what evenkeel's ranks need to find and to trust each other. The exit code is the first failed rank's, or 128 + its signal.
+what evenkeel's ranks need to find and to trust each other.
+
+--on_failure=stop      When a rank fails, the others have --patience_s to end by themselves. The exit code is the first
+                       failed rank's, or 128 + its signal.
+--on_failure=continue  When a rank fails, the others go on, whichever it was: what they need to find each other is
+                       hosted here. The exit code is 0 if at least one rank ended well; else as with stop.
+--flight=FOLDER        Where ranks that fail, or see another one fail, write their last collectives, a file for each
+                       rank (EVENKEEL_FLIGHT). The folder is made if it is not there.
 )";
 
 int Fail(const std::string& sentence) {
   std::cerr << "launch: " << sentence << "\n";
   return 2;
+}
+
+// The folder's full path, for programs that go elsewhere; empty if it can't be written to, with errno.
+std::string MakeFolder(const std::string& folder) {
+  if (mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return "";
+  if (access((folder + "/").c_str(), W_OK | X_OK) != 0) return "";
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::canonical(folder, error);
+  return error ? folder : path.string();
 }
 
 }  // namespace
@@ -46,14 +68,23 @@ int main(int argc, char** argv) {
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   if (argc < 2) return Fail("there is no program to start; usage: launch --nproc=2 -- PROGRAM [ARGUMENT...]");
   if (FLAGS_nproc < 1) return Fail("--nproc must be at least 1");
-  if (FLAGS_on_failure != "stop") return Fail("--on_failure=" + FLAGS_on_failure + " is not known: it is stop");
+  if (FLAGS_on_failure != "stop" && FLAGS_on_failure != "continue") {
+    return Fail("--on_failure=" + FLAGS_on_failure + " is not known; choose stop, continue");
+  }
   if (!(FLAGS_patience_s >= 0)) return Fail("--patience_s must not be negative");
   // Under `bazel run` the program's path means the folder in which the user stands.
   if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
     return Fail(std::string("can't change to ") + folder);
   }
-  absl::StatusOr<evenkeel::LaunchResult> result = evenkeel::Launch(
-      {.ranks = FLAGS_nproc, .command = {argv + 1, argv + argc}, .patience = absl::Seconds(FLAGS_patience_s)});
+  evenkeel::LaunchOptions options{
+      .ranks = FLAGS_nproc, .command = {argv + 1, argv + argc}, .patience = absl::Seconds(FLAGS_patience_s)};
+  if (FLAGS_on_failure == "continue") options.on_failure = evenkeel::OnFailure::kContinue;
+  if (!FLAGS_flight.empty()) {
+    const std::string folder = MakeFolder(FLAGS_flight);
+    if (folder.empty()) return Fail("--flight=" + FLAGS_flight + ": can't write there: " + std::strerror(errno));
+    options.variables["EVENKEEL_FLIGHT"] = folder;
+  }
+  const absl::StatusOr<evenkeel::LaunchResult> result = evenkeel::Launch(options);
   if (!result.ok()) return Fail(std::string(result.status().message()));
   if (!result->message.empty()) std::cerr << "launch: " << result->message << "\n";
   return result->exit_code;

@@ -109,12 +109,13 @@ TEST(LaunchTest, LeavesNothingRunning) {
 }
 
 // Starts the launcher itself as a child, with ranks that do `first`, note their process ids, and then do `then`.
-pid_t Start(const std::string& prefix, const std::string& first, const std::string& then) {
+pid_t Start(const std::string& prefix, const std::string& first, const std::string& then,
+            const std::string& flag = "--on_failure=stop") {
   const pid_t launcher = fork();
   if (launcher == 0) {
     const std::string script =
         absl::StrCat(first, "echo $$ > ", prefix, ".$RANK.tmp; mv ", prefix, ".$RANK.tmp ", prefix, ".$RANK; ", then);
-    execl(kLaunch, kLaunch, "--nproc=2", "--patience_s=5", "--", "sh", "-c", script.c_str(), nullptr);
+    execl(kLaunch, kLaunch, "--nproc=2", "--patience_s=5", flag.c_str(), "--", "sh", "-c", script.c_str(), nullptr);
     _exit(127);
   }
   EXPECT_TRUE(Eventually([&] { return !Read(prefix + ".0").empty() && !Read(prefix + ".1").empty(); }));
@@ -158,14 +159,110 @@ TEST(LaunchTest, RanksDieWithTheLauncher) {
   EXPECT_TRUE(Eventually([&] { return !IsRunning(Read(prefix + ".0")) && !IsRunning(Read(prefix + ".1")); }));
 }
 
+// Ranks that wait for `file`, so that nobody is quicker than the one that makes it.
+std::string Await(const std::string& file) { return absl::StrCat("while [ ! -e ", file, " ]; do sleep 0.02; done; "); }
+
+TEST(LaunchTest, GoesOnWithoutAKilledRank) {
+  for (int lost : {0, 2}) {
+    const std::string gone = absl::StrCat(Folder(), "/gone", lost);
+    // The others see that the rank's process is no more, and only then go on.
+    const Outcome outcome = RunLaunch(absl::StrCat(
+        "--nproc=3 --on_failure=continue --patience_s=0 -- sh -c '[ $RANK = ", lost, " ] && { echo $$ > ", gone,
+        ".tmp; mv ", gone, ".tmp ", gone, "; kill -KILL $$; }; ", Await(gone), "while kill -0 $(cat ", gone,
+        ") 2> /dev/null; do sleep 0.02; done; echo rank $RANK goes on at ${EVENKEEL_STORE%%:*}'"));
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == lost) continue;
+      EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("rank ", rank, " goes on at 127.0.0.1\n")));
+    }
+    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("launch: rank ", lost,
+                                                       " was killed by SIGKILL; the other ranks went on and ended "
+                                                       "well\n")));
+  }
+}
+
+TEST(LaunchTest, HostsTheStoreUntilTheLastRankHasEnded) {
+  const std::string gone = absl::StrCat(Folder(), "/store_gone");
+  // bash can open a connection.
+  const Outcome outcome = RunLaunch(absl::StrCat(
+      "--nproc=2 --on_failure=continue --patience_s=0 -- bash -c '[ $RANK = 0 ] && { touch ", gone, "; exit 3; }; ",
+      Await(gone), "sleep 0.2; exec 3<>/dev/tcp/127.0.0.1/${EVENKEEL_STORE##*:} && echo the store is there'"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("the store is there"));
+  EXPECT_THAT(outcome.output, HasSubstr("rank 0 ended with exit code 3; the other rank went on and ended well"));
+}
+
+TEST(LaunchTest, NamesEveryRankThatFailedInTheirOrder) {
+  const std::string file = absl::StrCat(Folder(), "/order");
+  const Outcome outcome =
+      RunLaunch(absl::StrCat("--nproc=4 --on_failure=continue -- sh -c 'case $RANK in 3) echo $$ > ", file, ".tmp; mv ",
+                             file, ".tmp ", file, "; exit 5;; 1) ", Await(file), "while kill -0 $(cat ", file,
+                             ") 2> /dev/null; do sleep 0.02; done; ", "kill -KILL $$;; esac'"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("rank 3 ended with exit code 5, rank 1 was killed by SIGKILL; the other ranks "
+                                        "went on and ended well"));
+}
+
+TEST(LaunchTest, FailsWhereNoRankEndedWell) {
+  const std::string file = absl::StrCat(Folder(), "/none");
+  const Outcome outcome =
+      RunLaunch(absl::StrCat("--nproc=2 --on_failure=continue -- sh -c '[ $RANK = 1 ] && { echo $$ > ", file,
+                             ".tmp; mv ", file, ".tmp ", file, "; kill -KILL $$; }; ", Await(file),
+                             "while kill -0 $(cat ", file, ") 2> /dev/null; do sleep 0.02; done; exit 4'"));
+  EXPECT_EQ(outcome.code, 128 + SIGKILL) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              HasSubstr("rank 1 was killed by SIGKILL, rank 0 ended with exit code 4; no rank ended well"));
+}
+
+TEST(LaunchTest, AStoppedRankDoesNotKeepTheJobUp) {
+  const absl::Time start = absl::Now();
+  const Outcome outcome =
+      RunLaunch("--nproc=3 --on_failure=continue --patience_s=0.2 -- sh -c '[ $RANK = 1 ] && kill -STOP $$; exit 0'");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 was killed by SIGKILL; the other ranks went on and ended well"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+TEST(LaunchTest, ARankThatIsContinuedIsWaitedFor) {
+  const std::string file = absl::StrCat(Folder(), "/continued");
+  const Outcome outcome = RunLaunch(absl::StrCat(
+      "--nproc=2 --on_failure=continue --patience_s=0.2 -- sh -c '[ $RANK = 1 ] && { echo $$ > ", file, ".tmp; mv ",
+      file, ".tmp ", file, "; kill -STOP $$; sleep 1; echo late; exit 0; }; ", Await(file), "p=$(cat ", file,
+      "); until grep -q \"State:.T\" /proc/$p/status; do sleep 0.02; done; kill -CONT $p'"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_EQ(outcome.output, "late\n");
+}
+
+TEST(LaunchTest, ForwardsSignalsToRanksThatWentOn) {
+  const std::string prefix = absl::StrCat(Folder(), "/went_on");
+  const pid_t launcher = Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "),
+                               "[ $RANK = 0 ] && exit 3; while :; do sleep 0.05; done", "--on_failure=continue");
+  EXPECT_TRUE(Eventually([&] { return !IsRunning(Read(prefix + ".0")); }));
+  kill(launcher, SIGINT);
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(Read(prefix + ".got.1"), "x\n");
+}
+
+TEST(LaunchTest, TellsRanksWhereToWriteTheirLastCollectives) {
+  const std::string folder = absl::StrCat(Folder(), "/flight");
+  const Outcome outcome =
+      RunLaunch(absl::StrCat("--nproc=1 --flight=", folder, " -- sh -c 'cd /; echo here > $EVENKEEL_FLIGHT/$RANK'"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_EQ(Read(folder + "/0"), "here\n");
+}
+
 TEST(LaunchTest, RefusesBadCallsWithOneSentence) {
-  for (const auto& [arguments, expected] : {std::pair<std::string, std::string>("", "there is no program to start"),
-                                            {"--nproc=0 -- true", "--nproc must be at least 1"},
-                                            {"--patience_s=-1 -- true", "--patience_s must not be negative"},
-                                            {"--on_failure=pray -- true", "--on_failure=pray is not known"},
-                                            {"-- ./no_such_program", "can't run ./no_such_program: No such file"},
-                                            {"--nproc=two -- true", "illegal value 'two'"},
-                                            {"--procs=2 -- true", "unknown command line flag 'procs'"}}) {
+  for (const auto& [arguments, expected] :
+       {std::pair<std::string, std::string>("", "there is no program to start"),
+        {"--nproc=0 -- true", "--nproc must be at least 1"},
+        {"--patience_s=-1 -- true", "--patience_s must not be negative"},
+        {"--on_failure=pray -- true", "--on_failure=pray is not known; choose stop, continue"},
+        {"--flight=/proc/none -- true", "--flight=/proc/none: can't write there"},
+        {"-- ./no_such_program", "can't run ./no_such_program: No such file"},
+        {"--nproc=two -- true", "illegal value 'two'"},
+        {"--procs=2 -- true", "unknown command line flag 'procs'"}}) {
     const Outcome outcome = RunLaunch(arguments);
     EXPECT_NE(outcome.code, 0) << arguments;
     EXPECT_THAT(outcome.output, HasSubstr(expected)) << arguments;

@@ -121,6 +121,8 @@ std::string SignalName(int signal) {
   return name == nullptr ? absl::StrCat("signal ", signal) : absl::StrCat("SIG", name);
 }
 
+constexpr size_t kFailuresToList = 8;
+
 class Job {
  public:
   explicit Job(const LaunchOptions& options) : options_(options) {}
@@ -150,7 +152,10 @@ class Job {
     absl::Time next_measure = absl::InfiniteFuture();
     int measure = 0;  // Of those to end the job: 0 none yet, 1 SIGTERM was sent, 2 SIGKILL was sent.
     while (Reap() > 0) {
-      if (!result_.message.empty() && next_measure == absl::InfiniteFuture()) {
+      if (!MustEnd()) {
+        next_measure = absl::InfiniteFuture();
+        measure = 0;
+      } else if (next_measure == absl::InfiniteFuture()) {
         next_measure = absl::Now() + options_.patience;
       }
       for (int signal : signals.Wait(next_measure)) {
@@ -162,10 +167,16 @@ class Job {
       kill(-group_, ++measure == 1 ? SIGTERM : SIGKILL);
       next_measure = absl::Now() + options_.patience;
     }
-    return result_;
+    return Result();
   }
 
  private:
+  struct Failure {
+    int exit_code = 0;
+    bool by_signal = false;
+    std::string what;  // "rank 1 was killed by SIGSEGV"
+  };
+
   absl::Status StartOne(char* const* arguments, char* const* variables, const SignalReader& signals) {
     int error_pipe[2];
     if (pipe2(error_pipe, O_CLOEXEC) != 0) return absl::UnavailableError(std::strerror(errno));
@@ -183,41 +194,81 @@ class Job {
     setpgid(pid, group_);  // Also here, so that it is done whoever comes first.
     if (group_ == 0) group_ = pid;
     pids_.push_back(pid);
+    is_stopped_.push_back(false);
     if (!has_failed) return absl::OkStatus();
     return absl::NotFoundError(absl::StrCat("can't run ", arguments[0], ": ", std::strerror(error)));
   }
 
   // Takes note of ranks that have ended; answers how many have not.
   int Reap() {
-    int running = 0;
-    LaunchResult killed, ended;  // The first of each kind among those found now.
+    const size_t known = failures_.size();
+    stopped_ = running_ = 0;
     for (size_t rank = 0; rank < pids_.size(); ++rank) {
-      if (pids_[rank] == 0) continue;
-      int status = 0;
-      if (waitpid(pids_[rank], &status, WNOHANG) == 0) {
-        ++running;
-        continue;
-      }
-      pids_[rank] = 0;
-      if (WIFSIGNALED(status)) {
-        if (!killed.message.empty()) continue;
-        const int signal = WTERMSIG(status);
-        killed = {128 + signal, absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))};
-      } else if (WEXITSTATUS(status) != 0 && ended.message.empty()) {
-        const int code = WEXITSTATUS(status);
-        ended = {code, absl::StrCat("rank ", rank, " ended with exit code ", code)};
-      }
+      if (pids_[rank] > 0) Look(static_cast<int>(rank));
     }
     // Where both are found at once, the signal is the cause and the others gave up because of it.
-    if (result_.message.empty()) result_ = killed.message.empty() ? ended : killed;
-    return running;
+    std::stable_partition(failures_.begin() + known, failures_.end(), [](const Failure& f) { return f.by_signal; });
+    return running_;
+  }
+
+  void Look(int rank) {
+    pid_t& pid = pids_[rank];
+    int status = 0;
+    // Each call tells of one change, the last one is how things are.
+    while (const pid_t answer = waitpid(pid, &status, WNOHANG | WUNTRACED | WCONTINUED)) {
+      if (answer > 0 && (WIFSTOPPED(status) || WIFCONTINUED(status))) {
+        is_stopped_[rank] = WIFSTOPPED(status);
+        continue;
+      }
+      pid = 0;
+      if (answer < 0) {  // Somebody else in this process waits for children that are not its own.
+        failures_.push_back({1, false, absl::StrCat("rank ", rank, " ended, and how is not known")});
+      } else if (WIFSIGNALED(status)) {
+        const int signal = WTERMSIG(status);
+        failures_.push_back({128 + signal, true, absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))});
+      } else if (const int code = WEXITSTATUS(status); code != 0) {
+        failures_.push_back({code, false, absl::StrCat("rank ", rank, " ended with exit code ", code)});
+      } else {
+        ++ended_well_;
+      }
+      return;
+    }
+    ++running_;
+    if (is_stopped_[rank]) ++stopped_;
+  }
+
+  // Whether ranks that are running should not be for long.
+  bool MustEnd() const {
+    if (options_.on_failure == OnFailure::kStop) return !failures_.empty();
+    return ended_well_ > 0 && stopped_ == running_;
+  }
+
+  LaunchResult Result() const {
+    if (failures_.empty()) return {};
+    if (options_.on_failure == OnFailure::kStop) return {failures_[0].exit_code, failures_[0].what};
+    LaunchResult result{.exit_code = ended_well_ > 0 ? 0 : failures_[0].exit_code};
+    for (size_t i = 0; i < std::min(failures_.size(), kFailuresToList); ++i) {
+      absl::StrAppend(&result.message, i == 0 ? "" : ", ", failures_[i].what);
+    }
+    if (failures_.size() > kFailuresToList) {
+      absl::StrAppend(&result.message, ", and ", failures_.size() - kFailuresToList, " more failed");
+    }
+    absl::StrAppend(&result.message, ended_well_ == 0   ? "; no rank ended well"
+                                     : ended_well_ == 1 ? "; the other rank went on and ended well"
+                                                        : "; the other ranks went on and ended well");
+    return result;
   }
 
   const LaunchOptions& options_;
-  std::vector<pid_t> pids_;  // By rank; 0: has ended.
+  std::vector<pid_t> pids_;       // By rank; 0: has ended.
+  std::vector<bool> is_stopped_;  // By rank: by a signal, so that it does nothing until it is continued.
   pid_t group_ = 0;
   bool was_forwarded_ = false;  // The ranks were asked to end.
-  LaunchResult result_;
+  // As the last Reap() found it.
+  int running_ = 0;
+  int stopped_ = 0;
+  int ended_well_ = 0;
+  std::vector<Failure> failures_;  // In the order in which they were found.
 };
 
 }  // namespace

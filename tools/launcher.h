@@ -1,4 +1,4 @@
-// Starts the ranks of a job as processes on this host, and ends them together.
+// Starts the ranks of a job as processes on this host, and ends them together, or lets those that are left go on.
 //
 //   EK_ASSIGN_OR_RETURN(LaunchResult result, Launch({.ranks = 4, .command = {"./my_program", "--epochs=3"}}));
 //   if (!result.message.empty()) std::cerr << result.message << "\n";   // "rank 1 was killed by SIGSEGV"
@@ -11,8 +11,13 @@
 //
 // Ranks form a process group of their own, so that a terminal's Ctrl-C reaches them once, through here: SIGINT, SIGTERM
 // and SIGHUP are forwarded, and the ranks may take their time over the first one (to save, for instance); the second
-// one kills. Their standard input is /dev/null. If this process is killed, the kernel kills them. When a rank fails,
-// the others have `patience` to end by themselves, with their own message; then SIGTERM, then SIGKILL.
+// one kills. Their standard input is /dev/null. If this process is killed, the kernel kills them.
+//
+// A rank fails when a signal kills it or its exit code is not 0. What then happens to the others:
+//   kStop      they have `patience` to end by themselves, with their own message; then SIGTERM, then SIGKILL.
+//   kContinue  nothing: the store stays up until the last rank has ended, so that the ranks that are left can make a
+//              new group (join/recovery.h). A failed rank is not started again. A rank that is stopped (SIGSTOP) when
+//              all others have ended, one of them well, is ended as with kStop: they have gone on without it.
 //
 // Threads: blocking; call it from the main thread, before other threads are started: it blocks signals for a while.
 // Errors:  InvalidArgument for a number of ranks below 1 or no command; NotFound if the program can't be executed;
@@ -30,6 +35,8 @@
 
 namespace evenkeel {
 
+enum class OnFailure { kStop, kContinue };
+
 struct LaunchOptions {
   int ranks = 1;
   // Program and arguments. A name without '/' is looked for in PATH.
@@ -37,11 +44,17 @@ struct LaunchOptions {
   // Added to this process's environment, or in its place.
   std::map<std::string, std::string> variables;
   absl::Duration patience = absl::Seconds(5);  // Before SIGTERM, and again before SIGKILL.
+  OnFailure on_failure = OnFailure::kStop;
 };
 
 struct LaunchResult {
-  int exit_code = 0;    // 0 if all ranks ended well; else the first failed rank's code, or 128 + its signal.
-  std::string message;  // Which rank failed first and how; empty if none did.
+  // 0 if all ranks ended well, and with kContinue also if at least one did: each of the others was lost, and is in the
+  // message. Else the first failed rank's code, or 128 + its signal.
+  int exit_code = 0;
+  // Empty if no rank failed. With kStop, which one failed first and how: "rank 1 was killed by SIGSEGV". With kContinue,
+  // all that did, in the order in which they failed, and what became of the others: "rank 1 was killed by SIGKILL; the
+  // other ranks went on and ended well".
+  std::string message;
 };
 
 absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options);

@@ -2,11 +2,12 @@
 //
 //   waits->Use();                                            // at each call that issues something
 //   Waits::Scope scope(waits, [=] { return Wait{...}; }, [=] { return state->IsDone(); });   // around each blocking wait
-//   if (waits->EveryoneWaits()) ... waits->Current() ...     // on the watchdog's thread
+//   Waits::Snapshot now = waits->Now();                       // on the watchdog's thread
 //
 // A rank can make no step by itself while every thread that has ever used the group, and still runs, waits in a call of
 // the group for something that has not happened yet. That is what makes a deadlock of the group a fact and not a guess;
-// see comm/internal/whereabouts.h. Threads of the library itself do not count: they only do what others ask.
+// see comm/internal/whereabouts.h. Threads of the library itself do not count: they only do what others ask. Nor does
+// a thread that runs callbacks of ended operations: it was lent for that, and callbacks do not block.
 //
 // Threads: thread-safe. `describe` and `is_over` run on other threads, with the registry's lock held: they may take
 //          locks of what is waited for, and must not call this.
@@ -18,7 +19,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -30,37 +30,63 @@ namespace evenkeel::internal {
 
 class Waits : public std::enable_shared_from_this<Waits> {
  public:
-  // While it lives, this thread waits. `describe` is called only if somebody asks.
+  static std::shared_ptr<Waits> Create();
+
+  // While it lives, this thread uses the group, and waits. `describe` is called only if somebody asks. Scopes of one
+  // thread end in the opposite order of their beginning; the innermost is what the thread waits for.
   class Scope {
    public:
+    // `waits` null: nobody keeps account of this wait. The same on a thread of the library's own.
     Scope(std::shared_ptr<Waits> waits, std::function<Wait()> describe, std::function<bool()> is_over);
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
-    const std::shared_ptr<Waits> waits_;  // Null: nobody keeps account of this wait.
+    const std::shared_ptr<Waits> waits_;
   };
 
-  // The calling thread uses the group, until the thread ends. Cheap after the first call.
+  // The calling thread uses the group, until the thread ends. A look at a thread's own list after the first call.
   void Use();
-  // Whether there is a thread that uses the group, and all of them wait for what is not over.
-  bool EveryoneWaits() const;
-  // What is waited for at the moment.
-  std::vector<Wait> Current() const;
+
+  struct Snapshot {
+    bool everyone_waits = false;  // There is a thread that uses the group, and all wait for what is not over.
+    std::vector<Wait> waits;      // What is waited for and not over.
+  };
+  Snapshot Now() const;
+  bool EveryoneWaits() const { return Now().everyone_waits; }
+  std::vector<Wait> Current() const { return Now().waits; }
 
  private:
+  friend class Memberships;
   struct Waiting {
     std::function<Wait()> describe;
     std::function<bool()> is_over;
   };
 
+  Waits();
+  void Join(std::thread::id thread);
+  void Leave(std::thread::id thread);
+
+  const uint64_t id_;  // Never that of another one, which an address could be.
   mutable absl::Mutex mutex_;
   std::map<std::thread::id, std::vector<Waiting>> threads_ ABSL_GUARDED_BY(mutex_);  // Empty: it runs.
 };
 
-// Marks the calling thread as the library's own, for good.
+// Marks the calling thread as the library's own, for good: control threads, communication threads, workers.
 void ThisThreadIsTheLibrarys();
+
+// While it lives, the calling thread does the library's work: it runs callbacks.
+class LibrarysTurn {
+ public:
+  LibrarysTurn();
+  ~LibrarysTurn();
+  LibrarysTurn(const LibrarysTurn&) = delete;
+  LibrarysTurn& operator=(const LibrarysTurn&) = delete;
+
+ private:
+  const bool before_;
+};
 
 }  // namespace evenkeel::internal
 

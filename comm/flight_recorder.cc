@@ -1,0 +1,93 @@
+#include "evenkeel/comm/flight_recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace evenkeel {
+
+FlightRecorder::FlightRecorder(size_t capacity) : capacity_(std::max<size_t>(capacity, 1)) {}
+
+int64_t FlightRecorder::Begin(const FlightEntry& entry) {
+  absl::MutexLock lock(&mutex_);
+  const int64_t number = next_++;
+  if (ring_.size() < capacity_) {
+    ring_.push_back(entry);
+    ring_.back().number = number;
+    return number;
+  }
+  FlightEntry& place = ring_[number % capacity_];
+  if (place.is_open()) older_.emplace(place.number, place);
+  place = entry;
+  place.number = number;
+  return number;
+}
+
+void FlightRecorder::End(int64_t number, const absl::Status& status) {
+  const absl::Time now = absl::Now();
+  absl::MutexLock lock(&mutex_);
+  if (older_.erase(number) > 0) return;
+  FlightEntry* entry = Find(number);
+  if (entry == nullptr || !entry->is_open()) return;
+  entry->ended = now;
+  entry->code = status.code();
+}
+
+FlightEntry* FlightRecorder::Find(int64_t number) {
+  if (number < 0 || number >= next_) return nullptr;
+  FlightEntry& place = ring_[number % capacity_];
+  return place.number == number ? &place : nullptr;
+}
+
+template <typename Visit>
+void FlightRecorder::ForEach(Visit visit) const {
+  for (const auto& [number, entry] : older_) visit(entry);
+  for (int64_t n = next_ - static_cast<int64_t>(ring_.size()); n < next_; ++n) visit(ring_[n % capacity_]);
+}
+
+template <typename Visit>
+void FlightRecorder::ForEachBack(Visit visit) const {
+  for (int64_t n = next_ - 1; n >= next_ - static_cast<int64_t>(ring_.size()); --n) {
+    if (!visit(ring_[n % capacity_])) return;
+  }
+  for (auto older = older_.rbegin(); older != older_.rend(); ++older) {
+    if (!visit(older->second)) return;
+  }
+}
+
+std::vector<FlightEntry> FlightRecorder::Entries() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  std::vector<FlightEntry> entries;
+  entries.reserve(older_.size() + ring_.size());
+  ForEach([&](const FlightEntry& entry) { entries.push_back(entry); });
+  return entries;
+}
+
+std::vector<FlightEntry> FlightRecorder::OpenEntries() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  std::vector<FlightEntry> entries;
+  ForEach([&](const FlightEntry& entry) {
+    if (entry.is_open()) entries.push_back(entry);
+  });
+  return entries;
+}
+
+std::vector<FlightEntry> FlightRecorder::Recent(uint64_t channel, size_t count) const {
+  absl::ReaderMutexLock lock(&mutex_);
+  std::vector<FlightEntry> entries;
+  ForEachBack([&](const FlightEntry& entry) {
+    const bool is_pair = entry.what.kind == CollectiveKind::kSend || entry.what.kind == CollectiveKind::kRecv;
+    if (entries.size() < count && entry.channel == channel && !is_pair) entries.push_back(entry);
+    return entries.size() < count;
+  });
+  std::reverse(entries.begin(), entries.end());
+  return entries;
+}
+
+int64_t FlightRecorder::issued() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return next_;
+}
+
+}  // namespace evenkeel

@@ -1,5 +1,7 @@
 #include "evenkeel/comm/communicator.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -298,13 +300,17 @@ absl::Status ComparePositions(const std::vector<std::string>& parts) {
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
-                           CommunicatorOptions options)
+                           CommunicatorOptions options, absl::string_view group, GroupMaker make_group)
     : control_(std::move(control)),
       options_(options),
       rank_(control_->rank()),
       world_size_(control_->world_size()),
+      group_(group),
+      make_group_(std::move(make_group)),
+      members_(world_size_),
       steps_(std::make_unique<StepControl>(this)),
       backend_(std::move(backend)) {
+  std::iota(members_.begin(), members_.end(), 0);
   user_ = *OpenChannel("user");
   control_->SetHandlers([this](int, const absl::Status& why) { Fail(why); },
                         [this](int from, absl::string_view topic, absl::string_view payload) {
@@ -413,6 +419,27 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   control_->Leave();
   Fail(absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " has finalized its communicator")));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duration timeout) {
+  const std::string here = absl::StrCat("Shrink, rank ", rank_, " of the group ", group_);
+  if (status().ok()) return absl::FailedPreconditionError(absl::StrCat(here, ": the group has not failed"));
+  if (make_group_ == nullptr) return absl::UnimplementedError(absl::StrCat(here, ": its backend makes no other group"));
+  absl::StatusOr<ControlChannel::Survivors> survivors = control_->Regroup(timeout);
+  if (!survivors.ok()) return Annotate(survivors.status(), here);
+  const auto me = std::find(survivors->ranks.begin(), survivors->ranks.end(), rank_);
+  if (me == survivors->ranks.end()) {
+    return absl::UnavailableError(absl::StrCat(here, ": the other ranks have taken it for lost and go on without it"));
+  }
+  const int rank = static_cast<int>(me - survivors->ranks.begin());
+  const int world_size = static_cast<int>(survivors->ranks.size());
+  const std::string name = absl::StrCat(group_, "+", survivors->round);
+  absl::StatusOr<std::unique_ptr<ControlLink>> link = control_->link().Open(name, rank, world_size);
+  if (!link.ok()) return Annotate(link.status(), here);
+  absl::StatusOr<std::unique_ptr<Communicator>> next = make_group_(name, rank, world_size, *std::move(link));
+  if (!next.ok()) return Annotate(next.status(), here);
+  for (int i = 0; i < world_size; ++i) (*next)->members_[i] = members_[survivors->ranks[i]];
+  return next;
 }
 
 void Communicator::OnFinalizeNotice(int peer, absl::string_view text) {

@@ -26,6 +26,7 @@
 #define EVENKEEL_COMM_COMMUNICATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -111,17 +112,24 @@ struct CommunicatorOptions {
   absl::Duration timeout = kDefaultTimeout;  // Deadline of an operation and of a control exchange.
 };
 
+// This rank's half of another group, over that link: what Shrink() needs of the factory that made this one.
+using GroupMaker = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
+    absl::string_view group, int rank, int world_size, std::unique_ptr<ControlLink> link)>;
+
 class Communicator {
  public:
-  // For factories. `control` must be connected; rank and world size are its.
+  // For factories. `control` must be connected; rank and world size are its. Without `make_group` there is no Shrink().
   Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
-               CommunicatorOptions options = {});
+               CommunicatorOptions options = {}, absl::string_view group = "world", GroupMaker make_group = nullptr);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // The group's name, equal on all ranks, and which rank of the job's first group each of its ranks was.
+  const std::string& group() const { return group_; }
+  const std::vector<int>& members() const { return members_; }
   Device device() const { return backend_->device(); }
   absl::string_view backend_name() const { return backend_->name(); }
   absl::Duration timeout() const { return options_.timeout; }
@@ -160,6 +168,12 @@ class Communicator {
   // them with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
   absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
 
+  // After the group has failed: a new one of the ranks that are still there, in their order. Every survivor calls it;
+  // waits until each rank of the old group has, or is lost, or has left. The old group stays as it is, and may go.
+  // Errors: FailedPrecondition: the group has not failed. DeadlineExceeded names the ranks that neither came nor went.
+  //         Unavailable: whoever held the group together is gone, or the others took this rank for lost.
+  absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout = absl::Minutes(2));
+
  private:
   friend class Channel;
   friend class StepControl;
@@ -181,6 +195,9 @@ class Communicator {
   const CommunicatorOptions options_;
   const int rank_;
   const int world_size_;
+  const std::string group_;
+  const GroupMaker make_group_;
+  std::vector<int> members_;  // Constant once a factory or Shrink() has handed the communicator out.
   std::unique_ptr<StepControl> steps_;
   Channel* user_ = nullptr;
 

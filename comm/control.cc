@@ -1,12 +1,18 @@
 #include "evenkeel/comm/control.h"
 
-#include "absl/memory/memory.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 
 namespace evenkeel {
+namespace {
+
+constexpr char kRegroupTopic[] = "\tregroup";  // A tab: nobody's exchange is called so.
+
+}  // namespace
 
 std::string RankList(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ","));
@@ -31,22 +37,39 @@ void ControlHub::OnDisconnect(int rank) {
   {
     absl::MutexLock lock(&mutex_);
     if (!left_.contains(rank)) {
+      lost_.insert(rank);
       FailAll(rank, absl::StatusCode::kUnavailable,
               absl::StrCat("rank ", rank, " of ", world_size_,
                            " is lost: it was killed, crashed, or left without Finalize"),
               outbox);
     }
+    RegroupIfComplete(outbox);
   }
   for (auto& [to, out] : outbox) deliver_(to, std::move(out));
 }
 
 void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
   using Type = ControlMessage::Type;
+  // What goes on after a failure.
+  if (message.type == Type::kBeat) {
+    outbox.push_back({rank, {.type = Type::kBeat}});
+    return;
+  }
+  if (message.type == Type::kRegroup) {
+    regrouping_[rank] = message.request;
+    return RegroupIfComplete(outbox);
+  }
+  if (message.type == Type::kMissing) {
+    const std::vector<int> missing = MissingFrom(message.topic, message.sequence);
+    std::string text = missing.empty() ? "" : RankList(missing);
+    outbox.push_back({rank, {.type = Type::kValue, .request = message.request, .payload = std::move(text)}});
+    return;
+  }
   if (failure_.code != absl::StatusCode::kOk) {
     // Whoever still asks for something came too late to be told.
     if (message.type == Type::kExchange || message.type == Type::kGet) outbox.emplace_back(rank, failure_);
     if (message.type == Type::kLeave) left_.insert(rank);
-    return;
+    return RegroupIfComplete(outbox);
   }
   switch (message.type) {
     case Type::kExchange:
@@ -68,16 +91,6 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
       }
       return;
     }
-    case Type::kMissing: {
-      std::vector<int> missing;
-      auto pending = pending_.find({message.topic, message.sequence});
-      for (int r = 0; pending != pending_.end() && r < world_size_; ++r) {
-        if (!pending->second.arrived[r]) missing.push_back(r);
-      }
-      std::string text = missing.empty() ? "" : RankList(missing);
-      outbox.push_back({rank, {.type = Type::kValue, .request = message.request, .payload = std::move(text)}});
-      return;
-    }
     case Type::kSend: {
       const int to = message.rank;
       if (to < 0 || to >= world_size_) return;
@@ -96,7 +109,12 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
       return FailAll(rank, message.code, std::move(message.payload), outbox);
     case Type::kLeave:
       return HandleLeave(rank, outbox);
+    case Type::kBeat:
+    case Type::kMissing:
+    case Type::kRegroup:
+      return;  // Done above.
     case Type::kExchanged:
+    case Type::kRegrouped:
     case Type::kValue:
       return;  // Only the hub says these.
   }
@@ -146,6 +164,38 @@ void ControlHub::HandleLeave(int rank, Outbox& outbox) {
                                 key.first, "\" #", key.second, ": the ranks disagree"),
                    outbox);
   }
+}
+
+std::vector<int> ControlHub::MissingFrom(const std::string& topic, int64_t sequence) const {
+  std::vector<int> missing;
+  if (topic == kRegroupTopic) {
+    for (int r = 0; r < world_size_; ++r) {
+      if (!regrouping_.contains(r) && !left_.contains(r) && !lost_.contains(r)) missing.push_back(r);
+    }
+    return missing;
+  }
+  auto pending = pending_.find({topic, sequence});
+  for (int r = 0; pending != pending_.end() && r < world_size_; ++r) {
+    if (!pending->second.arrived[r]) missing.push_back(r);
+  }
+  return missing;
+}
+
+void ControlHub::RegroupIfComplete(Outbox& outbox) {
+  if (regrouping_.empty() || !MissingFrom(kRegroupTopic, 0).empty()) return;
+  ++regrouped_;
+  std::vector<int> survivors;
+  for (const auto& [rank, request] : regrouping_) {
+    if (!lost_.contains(rank)) survivors.push_back(rank);
+  }
+  for (const auto& [rank, request] : regrouping_) {
+    outbox.push_back({rank,
+                      {.type = ControlMessage::Type::kRegrouped,
+                       .sequence = regrouped_,
+                       .request = request,
+                       .payload = absl::StrJoin(survivors, ",")}});
+  }
+  regrouping_.clear();
 }
 
 void ControlHub::FailAll(int culprit, absl::StatusCode code, std::string message, Outbox& outbox) {
@@ -219,41 +269,71 @@ void ControlChannel::Put(absl::string_view key, std::string value) {
 }
 
 absl::StatusOr<std::string> ControlChannel::Get(absl::string_view key, absl::Duration timeout) {
-  absl::StatusOr<std::string> value = Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)}, timeout);
-  if (absl::IsDeadlineExceeded(value.status())) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " for the value \"", key, "\""));
-  }
-  return value;
+  absl::StatusOr<ControlMessage> value =
+      Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)}, timeout);
+  if (value.ok()) return std::move(value->payload);
+  if (!absl::IsDeadlineExceeded(value.status())) return value.status();
+  return absl::DeadlineExceededError(
+      absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " for the value \"", key, "\""));
 }
 
 std::string ControlChannel::WhoIsMissing(absl::string_view topic, int64_t sequence) {
-  absl::StatusOr<std::string> missing = Request(
-      {.type = ControlMessage::Type::kMissing, .sequence = sequence, .topic = std::string(topic)}, absl::Seconds(1));
-  return missing.value_or("");
+  absl::StatusOr<ControlMessage> missing =
+      Request({.type = ControlMessage::Type::kMissing, .sequence = sequence, .topic = std::string(topic)},
+              absl::Seconds(1), Until::kLost);
+  return missing.ok() ? std::move(missing->payload) : "";
 }
 
-absl::StatusOr<std::string> ControlChannel::Request(ControlMessage message, absl::Duration timeout) {
+absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message, absl::Duration timeout, Until until) {
+  const auto end = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return until == Until::kClosed ? closed_ : lost_; };
   int64_t id = 0;
   {
     absl::MutexLock lock(&mutex_);
-    if (!closed_.ok()) return closed_;
+    if (!end().ok()) return end();
     id = message.request = next_request_++;
     requests_[id] = nullptr;
   }
   link_->Send(std::move(message));
   absl::MutexLock lock(&mutex_);
-  std::unique_ptr<std::string>& answer = requests_[id];
-  auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answer != nullptr || !closed_.ok(); };
+  std::unique_ptr<ControlMessage>& answer = requests_[id];
+  auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answer != nullptr || !end().ok(); };
   mutex_.AwaitWithTimeout(absl::Condition(&ready), timeout);
-  absl::StatusOr<std::string> result = absl::DeadlineExceededError("no answer");
+  absl::StatusOr<ControlMessage> result = absl::DeadlineExceededError("no answer");
   if (answer != nullptr) {
     result = std::move(*answer);
-  } else if (!closed_.ok()) {
-    result = closed_;
+  } else if (!end().ok()) {
+    result = end();
   }
   requests_.erase(id);
   return result;
+}
+
+absl::StatusOr<ControlChannel::Survivors> ControlChannel::Regroup(absl::Duration timeout) {
+  absl::StatusOr<ControlMessage> answer = Request({.type = ControlMessage::Type::kRegroup}, timeout, Until::kLost);
+  if (absl::IsDeadlineExceeded(answer.status())) {
+    const std::string missing = WhoIsMissing(kRegroupTopic, 0);
+    return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " for ",
+                                                    missing.empty() ? "the other ranks" : missing,
+                                                    " to want a new group, too, or to be gone"));
+  }
+  if (!answer.ok()) return answer.status();
+  Survivors survivors{.ranks = {}, .round = answer->sequence};
+  for (absl::string_view text : absl::StrSplit(answer->payload, ',', absl::SkipEmpty())) {
+    int rank = 0;
+    if (absl::SimpleAtoi(text, &rank)) survivors.ranks.push_back(rank);
+  }
+  return survivors;
+}
+
+void ControlChannel::Beat(std::string whereabouts, absl::Duration silence) {
+  link_->Send({.type = ControlMessage::Type::kBeat,
+               .request = absl::ToInt64Microseconds(silence),
+               .payload = std::move(whereabouts)});
+}
+
+int64_t ControlChannel::received() const {
+  absl::MutexLock lock(&mutex_);
+  return received_;
 }
 
 void ControlChannel::Send(int to, absl::string_view topic, std::string payload) {
@@ -315,7 +395,7 @@ void ControlChannel::SetHandlers(std::function<void(int, const absl::Status&)> o
     on_notice_ = std::move(on_notice);
     early.swap(early_);
   }
-  for (ControlMessage& message : early) OnMessage(std::move(message));
+  for (ControlMessage& message : early) Handle(std::move(message));
 }
 
 void ControlChannel::Close(const absl::Status& why) {
@@ -329,6 +409,13 @@ void ControlChannel::Close(const absl::Status& why) {
 }
 
 void ControlChannel::OnMessage(ControlMessage message) {
+  if (message.type == ControlMessage::Type::kBeat) return;  // The link has noticed.
+  Handle(std::move(message));
+  absl::MutexLock lock(&mutex_);
+  ++received_;
+}
+
+void ControlChannel::Handle(ControlMessage message) {
   using Type = ControlMessage::Type;
   switch (message.type) {
     case Type::kExchanged: {
@@ -342,10 +429,11 @@ void ControlChannel::OnMessage(ControlMessage message) {
       }
       return done(std::move(message.parts));
     }
+    case Type::kRegrouped:
     case Type::kValue: {
       absl::MutexLock lock(&mutex_);
       auto request = requests_.find(message.request);
-      if (request != requests_.end()) request->second = std::make_unique<std::string>(std::move(message.payload));
+      if (request != requests_.end()) request->second = std::make_unique<ControlMessage>(std::move(message));
       return;
     }
     case Type::kSend: {
@@ -378,16 +466,19 @@ void ControlChannel::OnMessage(ControlMessage message) {
     case Type::kGet:
     case Type::kMissing:
     case Type::kLeave:
-      return;  // Only ranks say these.
+    case Type::kRegroup:
+    case Type::kBeat:
+      return;  // Only ranks say these; a beat says nothing more.
   }
 }
 
 void ControlChannel::OnLost(const absl::Status& why) {
   {
     absl::MutexLock lock(&mutex_);
+    lost_ = why;
     if (leaving_) return;
   }
-  OnMessage(
+  Handle(
       {.type = ControlMessage::Type::kFailed, .rank = -1, .code = why.code(), .payload = std::string(why.message())});
 }
 

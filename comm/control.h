@@ -50,6 +50,10 @@ struct ControlMessage {
     kFailed,     // to hub: this rank ends the group, code, payload = message.  To every rank, the sender too:
                  // rank = who failed.
     kLeave,      // to hub: this rank leaves cleanly; its disconnection is no failure.
+    kBeat,       // to hub: this rank lives; payload = its Whereabouts, or empty; request = how long, in microseconds,
+                 // its silence is to be borne.  To rank, in answer: the hub lives.
+    kRegroup,    // to hub, also after a failure: this rank wants a new group of those that are left; request.
+    kRegrouped,  // to rank: request, payload = the survivors as "0,2,3", sequence = how many times ranks have regrouped.
   };
   Type type = Type::kNotice;
   int rank = -1;
@@ -70,6 +74,12 @@ class ControlLink {
   virtual void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) = 0;
   // Never waits for a peer. A link that is lost swallows it.
   virtual void Send(ControlMessage message) = 0;
+  // This process's link to another group of the same job. The group begins with the first link to it.
+  virtual absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) = 0;
+  // 32 bytes that only processes of this job can compute: another value for each purpose, the same on all ranks.
+  virtual std::string Key(absl::string_view purpose) const = 0;
+  // How long nothing was heard of the hub; zero where it can't fall silent by itself.
+  virtual absl::Duration Silence() const { return absl::ZeroDuration(); }
   // Stops the link's thread; no callback runs after it returns. What was sent before is still delivered. Not to be
   // called on the link's own thread.
   virtual void Stop() = 0;
@@ -99,6 +109,9 @@ class ControlHub {
   void Handle(int rank, ControlMessage message, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleExchange(int rank, ControlMessage message, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleLeave(int rank, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Answers those that want a new group, once nobody else can come.
+  void RegroupIfComplete(Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<int> MissingFrom(const std::string& topic, int64_t sequence) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailAll(int culprit, absl::StatusCode code, std::string message, Outbox& outbox)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -107,6 +120,9 @@ class ControlHub {
   absl::Mutex mutex_;
   ControlMessage failure_ ABSL_GUARDED_BY(mutex_);  // Code not OK: the group has ended, and this told why.
   std::set<int> left_ ABSL_GUARDED_BY(mutex_);
+  std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // Rank, its request.
+  int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::pair<std::string, int64_t>, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<std::pair<int, int64_t>>> waiting_ ABSL_GUARDED_BY(mutex_);  // key: rank, request.
@@ -151,6 +167,21 @@ class ControlChannel {
   // From now on this rank's silence is no failure.
   void Leave();
 
+  // This rank lives, and is there; more than `silence` without such a message means that it is lost.
+  void Beat(std::string whereabouts, absl::Duration silence);
+  // How many messages of the hub have been dealt with, heartbeats left out.
+  int64_t received() const;
+
+  // After a failure: waits until every rank of the group has come here, has left, or is lost.
+  // Errors: DeadlineExceeded names the ranks that have done nothing of it; Unavailable: the hub is gone.
+  struct Survivors {
+    std::vector<int> ranks;  // In order; this one may be missing if the others took it for lost.
+    int64_t round = 0;       // Equal on all of them; another one each time.
+  };
+  absl::StatusOr<Survivors> Regroup(absl::Duration timeout);
+
+  ControlLink& link() { return *link_; }
+
   // Set once. The failure handler is called at most once, with every wait still open (it calls Close()); `culprit` is
   // -1 if the hub itself is gone. What came before they were set is given to them at once.
   void SetHandlers(std::function<void(int culprit, const absl::Status& why)> on_failure,
@@ -162,22 +193,27 @@ class ControlChannel {
 
  private:
   void OnMessage(ControlMessage message);
+  void Handle(ControlMessage message);
   void OnLost(const absl::Status& why);
 
-  absl::StatusOr<std::string> Request(ControlMessage message, absl::Duration timeout);
+  // What a request waits for; what ends it early.
+  enum class Until { kClosed, kLost };
+  absl::StatusOr<ControlMessage> Request(ControlMessage message, absl::Duration timeout, Until until = Until::kClosed);
 
   const int rank_;
   const int world_size_;
   const std::unique_ptr<ControlLink> link_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);  // The hub is gone.
+  int64_t received_ ABSL_GUARDED_BY(mutex_) = 0;
   bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::string, int64_t, std::less<>> sequences_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<std::string, int64_t>, ExchangeCallback> exchanges_ ABSL_GUARDED_BY(mutex_);
   int64_t next_request_ ABSL_GUARDED_BY(mutex_) = 0;
   // Requests that wait for their answer; null until it is there.
-  std::map<int64_t, std::unique_ptr<std::string>> requests_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, std::unique_ptr<ControlMessage>> requests_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::deque<std::string>, std::less<>> inbox_ ABSL_GUARDED_BY(mutex_);
   std::multiset<std::string> unwanted_ ABSL_GUARDED_BY(mutex_);  // Topics of messages to be dropped when they come.
   std::function<void(int, const absl::Status&)> on_failure_ ABSL_GUARDED_BY(mutex_);

@@ -33,7 +33,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int worl
   internal::GlooBackend& backend = *owner;
   // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
   auto comm = std::make_unique<Communicator>(
-      std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)), options.communicator);
+      std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)), options.communicator,
+      options.group,
+      [options](absl::string_view group, int next_rank, int next_world_size, std::unique_ptr<ControlLink> link) {
+        GlooOptions next = options;
+        next.group = std::string(group);
+        return CreateGlooGroup(next_rank, next_world_size, std::move(link), next);
+      });
   absl::Status status = Connect(backend, *comm, options.connect_timeout);
   if (status.ok()) return comm;
   comm->Abort(status);

@@ -2,12 +2,21 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/internal/hmac.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -63,9 +72,42 @@ class Star {
   ControlHub hub_;
 };
 
+// The groups of one set of ranks, and what only they know.
+class Job {
+ public:
+  Job() : secret_(RandomBytes(kDigestSize).value_or("")) {}
+
+  absl::StatusOr<std::shared_ptr<Star>> Sit(absl::string_view group, int rank, int world_size) {
+    absl::MutexLock lock(&mutex_);
+    Group& found = groups_[std::string(group)];
+    if (found.star == nullptr) found = {std::make_shared<Star>(world_size), world_size, {}};
+    if (found.world_size != world_size) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " says that the group ", group, " has ", world_size,
+                                                     " ranks, the others say ", found.world_size));
+    }
+    if (!found.seated.insert(rank).second) {
+      return absl::InvalidArgumentError(absl::StrCat("two threads say that they are rank ", rank, " of ", group));
+    }
+    return found.star;
+  }
+  std::string Key(absl::string_view purpose) const { return HmacSha256(secret_, purpose); }
+
+ private:
+  struct Group {
+    std::shared_ptr<Star> star;
+    int world_size = 0;
+    std::set<int> seated;
+  };
+
+  const std::string secret_;
+  absl::Mutex mutex_;
+  std::map<std::string, Group> groups_ ABSL_GUARDED_BY(mutex_);
+};
+
 class LocalLink : public ControlLink {
  public:
-  LocalLink(std::shared_ptr<Star> star, int rank) : star_(std::move(star)), rank_(rank) {}
+  LocalLink(std::shared_ptr<Job> job, std::shared_ptr<Star> star, int rank)
+      : job_(std::move(job)), star_(std::move(star)), rank_(rank) {}
   ~LocalLink() override { Stop(); }
 
   void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)>) override {
@@ -75,6 +117,11 @@ class LocalLink : public ControlLink {
     });
   }
   void Send(ControlMessage message) override { star_->Send(rank_, std::move(message)); }
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) override {
+    EK_ASSIGN_OR_RETURN(std::shared_ptr<Star> star, job_->Sit(group, rank, world_size));
+    return std::make_unique<LocalLink>(job_, std::move(star), rank);
+  }
+  std::string Key(absl::string_view purpose) const override { return job_->Key(purpose); }
   void Stop() override {
     if (has_stopped_) return;
     has_stopped_ = true;
@@ -84,6 +131,7 @@ class LocalLink : public ControlLink {
   }
 
  private:
+  const std::shared_ptr<Job> job_;
   const std::shared_ptr<Star> star_;
   const int rank_;
   std::thread thread_;
@@ -93,9 +141,10 @@ class LocalLink : public ControlLink {
 }  // namespace
 
 std::vector<std::unique_ptr<ControlLink>> CreateLocalLinks(int world_size) {
+  auto job = std::make_shared<Job>();
   auto star = std::make_shared<Star>(world_size);
   std::vector<std::unique_ptr<ControlLink>> links;
-  for (int rank = 0; rank < world_size; ++rank) links.push_back(std::make_unique<LocalLink>(star, rank));
+  for (int rank = 0; rank < world_size; ++rank) links.push_back(std::make_unique<LocalLink>(job, star, rank));
   return links;
 }
 

@@ -30,9 +30,10 @@
 namespace evenkeel {
 
 struct NcclOptions {
-  int device = 0;  // This rank's GPU, as CUDA numbers those that this process sees.
-  std::string
-      unique_id;  // What MakeNcclUniqueId() gave on one rank, equal on all; empty: rank 0 makes and spreads one.
+  std::string group = "world";  // Its name, equal on all ranks.
+  int device = 0;               // This rank's GPU, as CUDA numbers those that this process sees.
+  // What MakeNcclUniqueId() gave on one rank, equal on all; empty: rank 0 makes and spreads one.
+  std::string unique_id;
   absl::Duration connect_timeout = absl::Minutes(2);
   CommunicatorOptions communicator;
 };

@@ -9,6 +9,7 @@
 #include "evenkeel/comm/internal/control_wire.h"
 #include "evenkeel/comm/internal/greet.h"
 #include "evenkeel/comm/internal/handshake.h"
+#include "evenkeel/comm/internal/hmac.h"
 #include "evenkeel/comm/internal/key_value.h"
 #include "evenkeel/comm/internal/socket.h"
 #include "evenkeel/comm/status.h"
@@ -152,13 +153,15 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(const Tc
                                           .group = seat.name,
                                           .rank = seat.rank < 0 ? options.rank : seat.rank,
                                           .world_size = seat.world_size < 0 ? options.world_size : seat.world_size}));
-  std::string local_host = connection->local_address().host;
-  return absl::WrapUnique(new TcpControlLink(std::move(connection), std::move(local_host), std::move(keep)));
+  return absl::WrapUnique(new TcpControlLink(options, std::move(connection), std::move(keep)));
 }
 
-TcpControlLink::TcpControlLink(std::unique_ptr<Connection> connection, std::string local_host,
+TcpControlLink::TcpControlLink(const TcpStoreOptions& options, std::unique_ptr<Connection> connection,
                                std::shared_ptr<void> keep)
-    : keep_(std::move(keep)), local_host_(std::move(local_host)), connection_(std::move(connection)) {}
+    : keep_(std::move(keep)),
+      options_(options),
+      local_host_(connection->local_address().host),
+      connection_(std::move(connection)) {}
 
 TcpControlLink::~TcpControlLink() { Stop(); }
 
@@ -171,6 +174,15 @@ void TcpControlLink::Start(std::function<void(ControlMessage)> receive, std::fun
 }
 
 void TcpControlLink::Send(ControlMessage message) { connection_->Send(internal::Serialize(message)); }
+
+absl::StatusOr<std::unique_ptr<ControlLink>> TcpControlLink::Open(absl::string_view group, int rank, int world_size) {
+  return Connect(options_, {.name = std::string(group), .rank = rank, .world_size = world_size}, keep_);
+}
+
+std::string TcpControlLink::Key(absl::string_view purpose) const {
+  // The handshake's proofs are hashes under the same secret, of text that begins otherwise.
+  return internal::HmacSha256(options_.secret, absl::StrCat("evenkeel key\n", purpose));
+}
 
 void TcpControlLink::Stop() { connection_->Close(kLinger); }
 

@@ -92,15 +92,19 @@ class TcpControlLink : public ControlLink {
 
   void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) override;
   void Send(ControlMessage message) override;
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) override;
+  std::string Key(absl::string_view purpose) const override;
   void Stop() override;
 
   // The address of this host on the way to the server, without port: what other hosts that see the server see too.
   const std::string& local_host() const { return local_host_; }
 
  private:
-  TcpControlLink(std::unique_ptr<internal::Connection> connection, std::string local_host, std::shared_ptr<void> keep);
+  TcpControlLink(const TcpStoreOptions& options, std::unique_ptr<internal::Connection> connection,
+                 std::shared_ptr<void> keep);
 
   const std::shared_ptr<void> keep_;  // First, so that it goes last.
+  const TcpStoreOptions options_;
   const std::string local_host_;
   const std::unique_ptr<internal::Connection> connection_;
 };

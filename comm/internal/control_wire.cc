@@ -32,7 +32,7 @@ absl::StatusOr<ControlMessage> ParseControlMessage(absl::string_view bytes) {
   const uint32_t parts = reader.U32();
   for (uint32_t i = 0; i < parts && reader.ok(); ++i) message.parts.emplace_back(reader.Bytes());
   EK_RETURN_IF_ERROR(reader.Finish("control message"));
-  if (type > static_cast<uint8_t>(ControlMessage::Type::kLeave)) {
+  if (type > static_cast<uint8_t>(ControlMessage::Type::kRegrouped)) {
     return absl::InvalidArgumentError("control message: unknown type");
   }
   if (code < 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {

@@ -11,10 +11,12 @@ namespace evenkeel {
 namespace {
 
 // Batches of all ranks together, the last one perhaps smaller.
-int64_t GlobalBatchCount(const BatchPlan& plan) { return (plan.samples + plan.batch_size - 1) / plan.batch_size; }
+int64_t GlobalBatchCount(const BatchPlan& plan) {
+  return (plan.samples - plan.first + plan.batch_size - 1) / plan.batch_size;
+}
 
 int64_t FirstPosition(const BatchPlan& plan, int64_t batch) {
-  return (batch * plan.world_size + plan.rank) * plan.batch_size;
+  return plan.first + (batch * plan.world_size + plan.rank) * plan.batch_size;
 }
 
 int64_t BatchSize(const BatchPlan& plan, int64_t batch) {
@@ -36,7 +38,11 @@ absl::Status CheckBatchPlan(const BatchPlan& plan) {
   if (plan.max_batches < 0) {
     return absl::InvalidArgumentError(absl::StrCat("a limit of ", plan.max_batches, " batches is not possible"));
   }
-  if (GlobalBatchCount(plan) < plan.world_size && plan.max_batches > 0) {
+  if (plan.first < 0 || plan.first > plan.samples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no position ", plan.first, " in ", plan.samples, " samples"));
+  }
+  if (plan.first == 0 && GlobalBatchCount(plan) < plan.world_size && plan.max_batches > 0) {
     return absl::InvalidArgumentError(absl::StrCat(plan.samples, " samples in batches of ", plan.batch_size, " are ",
                                                    GlobalBatchCount(plan), " batches, too few for ", plan.world_size,
                                                    " ranks"));
@@ -54,6 +60,11 @@ int64_t SampleCount(const BatchPlan& plan) {
   const int64_t batches = BatchCount(plan);
   if (batches == 0) return 0;
   return (batches - 1) * plan.batch_size + BatchSize(plan, batches - 1);
+}
+
+int64_t SamplesDone(const BatchPlan& plan, int64_t steps) {
+  const int64_t most = (GlobalBatchCount(plan) + plan.world_size - 1) / plan.world_size;  // More steps have no samples.
+  return std::min(plan.samples, plan.first + std::min(steps, most) * plan.world_size * plan.batch_size);
 }
 
 std::span<const int32_t> BatchSamples(const BatchPlan& plan, std::span<const int32_t> order, int64_t batch) {

@@ -10,6 +10,12 @@
 // dropped: the last batch may be smaller, and ranks may run out at different times; over all ranks each sample comes
 // exactly once per epoch.
 //
+// An epoch can go on with another number of ranks: what SamplesDone(plan, steps) says is `first` of the plans that deal
+// out the rest, so that still each sample comes exactly once:
+//
+//   const BatchPlan rest{.samples = 60000, .first = SamplesDone(plan, 412), .batch_size = 64, .rank = 0,
+//                        .world_size = world_size - 1};
+//
 // Threads: pure functions.
 // Errors:  InvalidArgument from CheckBatchPlan, which the others rely on.
 
@@ -29,13 +35,15 @@ inline constexpr int64_t kNoBatchLimit = std::numeric_limits<int64_t>::max();
 
 struct BatchPlan {
   int64_t samples = 0;  // In the whole data set, below 2^31.
+  int64_t first = 0;    // Position in the epoch's order where batch 0 of rank 0 begins.
   int64_t batch_size = 1;
   int rank = 0;
   int world_size = 1;
   int64_t max_batches = kNoBatchLimit;  // For this rank, per epoch.
 };
 
-// Counts and rank are possible, and each rank gets at least one sample unless `max_batches` is 0.
+// Counts and rank are possible, and each rank gets at least one sample unless `max_batches` is 0 or this is the rest of
+// an epoch.
 absl::Status CheckBatchPlan(const BatchPlan& plan);
 
 // Batches that `plan.rank` has in an epoch.
@@ -43,6 +51,10 @@ int64_t BatchCount(const BatchPlan& plan);
 
 // Samples that `plan.rank` has in an epoch.
 int64_t SampleCount(const BatchPlan& plan);
+
+// The position in the epoch's order that is reached after `steps` of the group's steps, in each of which every rank that
+// has a batch has taken one. For a plan without max_batches.
+int64_t SamplesDone(const BatchPlan& plan, int64_t steps);
 
 // The part of `order` [samples] that is batch `batch`, which must be below BatchCount(plan).
 std::span<const int32_t> BatchSamples(const BatchPlan& plan, std::span<const int32_t> order, int64_t batch);

@@ -52,6 +52,68 @@ TEST(SamplerTest, AllRanksTogetherSeeEachSampleOnce) {
   }
 }
 
+// The batches that `plan` gives its ranks in the group's steps [0, steps), appended to `seen`.
+void Take(BatchPlan plan, const std::vector<int32_t>& order, int64_t steps, std::vector<int32_t>& seen) {
+  for (int64_t step = 0; step < steps; ++step) {
+    for (plan.rank = 0; plan.rank < plan.world_size; ++plan.rank) {
+      if (step >= BatchCount(plan)) continue;
+      const auto batch = BatchSamples(plan, order, step);
+      EXPECT_FALSE(batch.empty());
+      seen.insert(seen.end(), batch.begin(), batch.end());
+    }
+  }
+}
+
+TEST(SamplerTest, AnEpochGoesOnWithOtherRanksWithoutDroppingOrRepeatingASample) {
+  for (int64_t samples : {1, 7, 64, 97, 240}) {
+    const std::vector<int32_t> order = ShuffledOrder(samples, 1, 0);
+    for (int64_t batch_size : {1, 3, 5, 64}) {
+      for (int before : {2, 4, 5}) {
+        for (int after = 1; after < before; ++after) {
+          const BatchPlan plan{.samples = samples, .batch_size = batch_size, .world_size = before};
+          const int64_t all = BatchCount(plan);  // Rank 0 has most.
+          for (int64_t steps : {int64_t{0}, int64_t{1}, all / 2, all - 1, all, all + 3}) {
+            if (steps < 0) continue;
+            SCOPED_TRACE(testing::Message() << samples << " in " << batch_size << ", " << before << " ranks to "
+                                            << after << " after " << steps);
+            std::vector<int32_t> seen;
+            Take(plan, order, steps, seen);
+            EXPECT_EQ(SamplesDone(plan, steps), static_cast<int64_t>(seen.size()));
+            BatchPlan rest = plan;
+            rest.first = SamplesDone(plan, steps);
+            rest.world_size = after;
+            EXPECT_TRUE(CheckBatchPlan(rest).ok() || steps == 0);
+            // A second rank is lost one step later.
+            Take(rest, order, 1, seen);
+            EXPECT_EQ(SamplesDone(rest, 1), static_cast<int64_t>(seen.size()));
+            BatchPlan last = rest;
+            last.first = SamplesDone(rest, 1);
+            last.world_size = 1;
+            Take(last, order, BatchCount(last), seen);
+            // In this very order: what comes after a loss does not depend on which rank was lost.
+            EXPECT_EQ(seen, order);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SamplerTest, TheRestOfAnEpochMayBeTooShortForAllRanks) {
+  BatchPlan rest{.samples = 40, .first = 30, .batch_size = 8, .rank = 0, .world_size = 3};
+  EXPECT_TRUE(CheckBatchPlan(rest).ok());
+  EXPECT_EQ(BatchCount(rest), 1);
+  EXPECT_EQ(SampleCount(rest), 8);
+  rest.rank = 1;
+  EXPECT_EQ(BatchCount(rest), 1);
+  EXPECT_EQ(SampleCount(rest), 2);
+  rest.rank = 2;
+  EXPECT_EQ(BatchCount(rest), 0);
+  EXPECT_EQ(SampleCount(rest), 0);
+  rest.first = 40;
+  for (rest.rank = 0; rest.rank < 3; ++rest.rank) EXPECT_EQ(BatchCount(rest), 0);
+}
+
 TEST(SamplerTest, ALimitEndsARankEarlier) {
   BatchPlan plan{.samples = 100, .batch_size = 10, .rank = 0, .world_size = 2, .max_batches = 3};
   EXPECT_EQ(BatchCount(plan), 3);
@@ -103,6 +165,8 @@ TEST(SamplerTest, SaysWhatIsWrongWithAPlan) {
   EXPECT_EQ(message([](BatchPlan& plan) { plan.batch_size = 0; }), "batch size 0 is not possible");
   EXPECT_EQ(message([](BatchPlan& plan) { plan.rank = 3; }), "there is no rank 3 among 3");
   EXPECT_EQ(message([](BatchPlan& plan) { plan.rank = -1; }), "there is no rank -1 among 3");
+  EXPECT_EQ(message([](BatchPlan& plan) { plan.first = -1; }), "there is no position -1 in 60 samples");
+  EXPECT_EQ(message([](BatchPlan& plan) { plan.first = 61; }), "there is no position 61 in 60 samples");
   EXPECT_EQ(message([](BatchPlan& plan) { plan.max_batches = -1; }), "a limit of -1 batches is not possible");
   EXPECT_EQ(message([](BatchPlan& plan) { plan.world_size = 9; }),
             "60 samples in batches of 8 are 8 batches, too few for 9 ranks");

@@ -12,7 +12,17 @@
 namespace evenkeel {
 namespace {
 
-absl::StatusOr<std::vector<int64_t>> BatchesByRank(const StepPlanOptions& options) {
+BatchPlan BatchesFrom(const StepPlanOptions& options, int64_t first, int rank) {
+  return {.samples = options.samples,
+          .first = first,
+          .batch_size = options.batch_size,
+          .rank = rank,
+          .world_size = options.world_size,
+          .max_batches = options.rank_steps.empty() ? kNoBatchLimit : options.rank_steps[rank]};
+}
+
+// In the part of an epoch that begins with sample `first`.
+absl::StatusOr<std::vector<int64_t>> BatchesByRank(const StepPlanOptions& options, int64_t first) {
   const bool has_limits = !options.rank_steps.empty();
   if (has_limits && options.rank_steps.size() != static_cast<size_t>(options.world_size)) {
     return absl::InvalidArgumentError(
@@ -20,11 +30,7 @@ absl::StatusOr<std::vector<int64_t>> BatchesByRank(const StepPlanOptions& option
   }
   std::vector<int64_t> batches;
   for (int rank = 0; rank < options.world_size; ++rank) {
-    const BatchPlan plan{.samples = options.samples,
-                         .batch_size = options.batch_size,
-                         .rank = rank,
-                         .world_size = options.world_size,
-                         .max_batches = has_limits ? options.rank_steps[rank] : kNoBatchLimit};
+    const BatchPlan plan = BatchesFrom(options, first, rank);
     EK_RETURN_IF_ERROR(CheckBatchPlan(plan));
     batches.push_back(BatchCount(plan));
     if (has_limits && batches[rank] < options.rank_steps[rank]) {
@@ -35,6 +41,8 @@ absl::StatusOr<std::vector<int64_t>> BatchesByRank(const StepPlanOptions& option
   }
   return batches;
 }
+
+int64_t Most(const std::vector<int64_t>& batches) { return *std::max_element(batches.begin(), batches.end()); }
 
 absl::Status CheckEven(const StepPlan& plan) {
   const auto [fewest, most] = std::minmax_element(plan.batches.begin(), plan.batches.end());
@@ -53,19 +61,58 @@ bool StepPlan::is_uneven() const {
   return std::any_of(batches.begin(), batches.end(), [this](int64_t count) { return count != batches[0]; });
 }
 
-int StepPlan::epochs() const { return static_cast<int>((step_limit_ + steps_per_epoch - 1) / steps_per_epoch); }
+int64_t StepPlan::begin_steps() const { return begin_batches.empty() ? 0 : Most(begin_batches); }
+
+int64_t StepPlan::end_of(int epoch) const {
+  return begin.step + begin_steps() + (epoch - begin.epoch) * steps_per_epoch;
+}
+
+int StepPlan::epochs() const {
+  if (step_limit_ <= begin.step && begin.samples == 0) return begin.epoch;  // Nothing is left, not even of an epoch.
+  if (step_limit_ <= end_of(begin.epoch)) return begin.epoch + 1;
+  const int64_t after = step_limit_ - end_of(begin.epoch);
+  return begin.epoch + 1 + static_cast<int>((after + steps_per_epoch - 1) / steps_per_epoch);
+}
+
+int64_t StepPlan::FirstStep(int epoch) const { return epoch <= begin.epoch ? begin.step : end_of(epoch - 1); }
 
 int64_t StepPlan::BatchesOf(int rank, int epoch) const {
-  return std::clamp<int64_t>(step_limit_ - FirstStep(epoch), 0, batches[rank]);
+  return std::clamp<int64_t>(step_limit_ - FirstStep(epoch), 0,
+                             epoch <= begin.epoch ? begin_batches[rank] : batches[rank]);
+}
+
+EpochPosition StepPlan::PositionAfter(int64_t steps, int epochs_done) const {
+  EpochPosition at{.epoch = begin.epoch, .step = steps};
+  while (at.epoch + 1 < epochs() && end_of(at.epoch) < steps) ++at.epoch;
+  if (at.epoch < epochs_done) return {.epoch = epochs_done, .step = steps};
+  const int64_t first = at.epoch == begin.epoch ? begin.samples : 0;
+  at.samples = SamplesDone(BatchesFrom(options_, first, /*rank=*/0), steps - FirstStep(at.epoch));
+  return at;
+}
+
+absl::StatusOr<StepPlan> StepPlan::GoOn(const EpochPosition& from, int world_size) const {
+  if (!options_.rank_steps.empty() || options_.stops_early) {
+    return absl::InvalidArgumentError("--rank_steps and --stop_early are about certain ranks; others can't go on");
+  }
+  StepPlanOptions options = options_;
+  options.begin = from;
+  options.world_size = world_size;
+  return MakeStepPlan(options);
 }
 
 absl::StatusOr<StepPlan> MakeStepPlan(const StepPlanOptions& options) {
   StepPlan plan;
-  EK_ASSIGN_OR_RETURN(plan.batches, BatchesByRank(options));
-  plan.steps_per_epoch = *std::max_element(plan.batches.begin(), plan.batches.end());
+  plan.options_ = options;
+  plan.begin = options.begin;
+  EK_ASSIGN_OR_RETURN(plan.batches, BatchesByRank(options, /*first=*/0));
+  plan.steps_per_epoch = Most(plan.batches);
   if (plan.steps_per_epoch == 0) return absl::InvalidArgumentError("--rank_steps leaves no rank a batch to train on");
+  const bool is_over = options.begin.epoch >= options.epochs;
+  if (!is_over) {
+    EK_ASSIGN_OR_RETURN(plan.begin_batches, BatchesByRank(options, options.begin.samples));
+  }
   const int64_t limit = options.max_steps > 0 ? options.max_steps : std::numeric_limits<int64_t>::max();
-  plan.step_limit_ = std::min(options.epochs * plan.steps_per_epoch, limit);
+  plan.step_limit_ = std::min(is_over ? plan.begin.step : plan.end_of(options.epochs - 1), limit);
   plan.total_steps = plan.step_limit_;
   if (options.must_be_even) EK_RETURN_IF_ERROR(CheckEven(plan));
   if (options.stops_early && plan.is_uneven()) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -59,6 +60,94 @@ TEST(StepPlanTest, StepsAreThoseOfTheRankWithMost) {
                   max_steps > 0 ? std::min(max_steps, 3 * plan.steps_per_epoch) : 3 * plan.steps_per_epoch);
       }
     }
+  }
+}
+
+TEST(StepPlanTest, GoesOnWithFewerRanksInTheMiddleOfAnEpoch) {
+  const StepPlan plan = *MakeStepPlan({.world_size = 2, .samples = 60000, .batch_size = 96, .epochs = 4});
+  const EpochPosition at = plan.PositionAfter(412);
+  EXPECT_EQ(at, (EpochPosition{.epoch = 1, .step = 412, .samples = 99 * 2 * 96}));
+  const StepPlan next = *plan.GoOn(at, 1);
+  EXPECT_THAT(next.begin_batches, ElementsAre(427));  // 625 - 198.
+  EXPECT_EQ(next.BatchesOf(0, 1), 427);
+  EXPECT_EQ(next.BatchesOf(0, 2), 625);
+  EXPECT_EQ(next.FirstStep(1), 412);
+  EXPECT_EQ(next.FirstStep(2), 412 + 427);
+  EXPECT_EQ(next.total_steps, 412 + 427 + 2 * 625);
+  EXPECT_EQ(next.epochs(), 4);
+}
+
+TEST(StepPlanTest, ThereIsNothingLeftAtTheEndOfAnEpoch) {
+  const StepPlan plan = *MakeStepPlan({.world_size = 4, .samples = 41, .batch_size = 5, .epochs = 3});
+  ASSERT_EQ(plan.steps_per_epoch, 3);  // 9 batches: 3, 2, 2, 2.
+  // Not yet evaluated, perhaps.
+  EXPECT_EQ(plan.PositionAfter(6), (EpochPosition{.epoch = 1, .step = 6, .samples = 41}));
+  const StepPlan same = *plan.GoOn(plan.PositionAfter(6), 3);
+  EXPECT_THAT(same.begin_batches, ElementsAre(0, 0, 0));
+  EXPECT_EQ(same.FirstStep(2), 6);
+  EXPECT_EQ(same.epochs(), 3);
+  // Evaluated.
+  EXPECT_EQ(plan.PositionAfter(6, /*epochs_done=*/2), (EpochPosition{.epoch = 2, .step = 6}));
+  const StepPlan next = *plan.GoOn(plan.PositionAfter(6, 2), 3);
+  EXPECT_THAT(next.begin_batches, ElementsAre(3, 3, 3));
+  EXPECT_EQ(next.total_steps, 9);
+  // All of them.
+  EXPECT_EQ(plan.PositionAfter(9), (EpochPosition{.epoch = 2, .step = 9, .samples = 41}));
+  EXPECT_EQ(plan.GoOn(plan.PositionAfter(9), 3)->epochs(), 3);
+  EXPECT_EQ(plan.PositionAfter(9, 3), (EpochPosition{.epoch = 3, .step = 9}));
+  const StepPlan over = *plan.GoOn(plan.PositionAfter(9, 3), 3);
+  EXPECT_EQ(over.epochs(), 3);
+  EXPECT_EQ(over.total_steps, 9);
+  EXPECT_EQ(over.PositionAfter(9, 3), (EpochPosition{.epoch = 3, .step = 9}));
+}
+
+// Wherever ranks are lost, one after the other: each epoch's samples are dealt out once, and steps count on.
+TEST(StepPlanTest, EverySampleIsDealtOutOnceWhereverRanksAreLost) {
+  for (int64_t max_steps : {0, 7, 11}) {
+    const StepPlan whole =
+        *MakeStepPlan({.world_size = 4, .samples = 41, .batch_size = 3, .epochs = 3, .max_steps = max_steps});
+    for (int64_t first_loss = 0; first_loss <= whole.total_steps; ++first_loss) {
+      const StepPlan three = *whole.GoOn(whole.PositionAfter(first_loss), 3);
+      for (int64_t second_loss = first_loss; second_loss <= three.total_steps; ++second_loss) {
+        SCOPED_TRACE(testing::Message() << "after " << first_loss << " and " << second_loss << " of " << max_steps);
+        const StepPlan two = *three.GoOn(three.PositionAfter(second_loss), 2);
+        std::vector<int64_t> dealt(3);  // Samples by epoch.
+        int64_t step = 0;
+        const auto deal = [&](const StepPlan& plan, int64_t until) {
+          for (int epoch = plan.begin.epoch; epoch < plan.epochs(); ++epoch) {
+            EXPECT_TRUE(step == until || step == plan.FirstStep(epoch));
+            int64_t& done = dealt[epoch];
+            EXPECT_TRUE(epoch != plan.begin.epoch || done == plan.begin.samples);
+            int64_t most = 0;
+            for (size_t rank = 0; rank < plan.batches.size(); ++rank) {
+              most = std::max(most, plan.BatchesOf(static_cast<int>(rank), epoch));
+            }
+            for (int64_t b = 0; b < most && step < until; ++b, ++step) {
+              for (size_t rank = 0; rank < plan.batches.size(); ++rank) {
+                if (b < plan.BatchesOf(static_cast<int>(rank), epoch)) done += std::min<int64_t>(3, 41 - done);
+              }
+            }
+          }
+        };
+        deal(whole, first_loss);
+        deal(three, second_loss);
+        deal(two, two.total_steps);
+        EXPECT_EQ(step, two.total_steps);
+        if (max_steps == 0) {
+          EXPECT_THAT(dealt, ElementsAre(41, 41, 41));
+        } else {
+          EXPECT_EQ(step, max_steps);
+        }
+      }
+    }
+  }
+}
+
+TEST(StepPlanTest, WhatIsSaidAboutCertainRanksDoesNotGoOn) {
+  for (const StepPlanOptions& options : {StepPlanOptions{.world_size = 2, .samples = 40, .rank_steps = {3, 5}},
+                                         StepPlanOptions{.world_size = 2, .samples = 40, .stops_early = true}}) {
+    const StepPlan plan = *MakeStepPlan(options);
+    EXPECT_TRUE(absl::IsInvalidArgument(plan.GoOn(plan.PositionAfter(1), 1).status()));
   }
 }
 

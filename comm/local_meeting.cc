@@ -1,13 +1,12 @@
 #include "evenkeel/comm/local_meeting.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/internal/parties.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
@@ -46,24 +45,16 @@ std::string DescribeDisagreement(const Seats& seats) {
   const Collective first = CommonPart(seats.begin()->second.operation.what);
   const bool only_details_differ = std::all_of(
       seats.begin(), seats.end(), [&](const auto& seat) { return CommonPart(seat.second.operation.what) == first; });
-  std::map<std::string, std::vector<int>> ranks_at;
+  Parties parties;
   for (const auto& [index, seat] : seats) {
     const Operation& operation = seat.operation;
     std::string place = absl::StrCat("#", operation.sequence, " ", ToString(operation.what));
     if (only_details_differ) {
       absl::StrAppend(&place, " in parts ", absl::StrJoin(PartsOf(operation), "+"), ", scale ", operation.scale);
     }
-    ranks_at[place].push_back(seat.rank);
+    parties[seat.rank] = std::move(place);
   }
-  std::vector<std::pair<std::string, std::vector<int>>> parties(ranks_at.begin(), ranks_at.end());
-  std::sort(parties.begin(), parties.end(), [](const auto& a, const auto& b) {
-    return std::tuple(a.second.size(), a.second) < std::tuple(b.second.size(), b.second);
-  });
-  const std::string text = absl::StrJoin(parties, "; ", [](std::string* out, const auto& party) {
-    const auto& [place, ranks] = party;
-    absl::StrAppend(out, RankList(ranks), ranks.size() == 1 ? " is at " : " are at ", place);
-  });
-  return absl::StrCat(text, ": the ranks disagree");
+  return absl::StrCat(Describe(parties, "is at", "are at"), ": the ranks disagree");
 }
 
 }  // namespace evenkeel::internal

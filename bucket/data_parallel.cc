@@ -1,6 +1,7 @@
 #include "evenkeel/bucket/data_parallel.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,6 +33,13 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
   }
   if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
   return note;
+}
+
+std::string StaleStateRefusal(absl::string_view name) {
+  return absl::StrCat(name,
+                      ": the ranks ran dry at different steps of the loop before, and the state of the optimizer that "
+                      "stepped differs between them now: put the optimizer into RunJoined()'s list, or name its state "
+                      "with SetOptimizerState()");
 }
 
 }  // namespace
@@ -74,7 +82,9 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
   return ddp;
 }
 
-DataParallel::~DataParallel() { communicator().steps().Unregister(this); }
+DataParallel::~DataParallel() {
+  if (Communicator* comm = living_group()) comm->steps().Unregister(this);
+}
 
 void DataParallel::PublishPlan() {
   const PlanState& plan = reducer_->plan_state();
@@ -95,6 +105,7 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
       if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
     });
   }
+  KeepBuffers(/*is_active=*/true);
   if (WillSyncBuffers()) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
     EK_RETURN_IF_ERROR(SyncBuffers(answer));
@@ -107,7 +118,9 @@ absl::Status DataParallel::FinishStep() {
   if (reducer_->in_step() && mode_ == StepMode::kSync && join_config().enable) {
     EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), kFinishAction));
   }
-  return reducer_->FinishStep();
+  EK_RETURN_IF_ERROR(reducer_->FinishStep());
+  if (mode_ == StepMode::kSync) step_is_open_ = false;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
@@ -194,9 +207,10 @@ void DataParallel::SetOptimizerState(std::vector<TensorView> state) {
 
 absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions&) {
   if (!refusal_.empty()) {
-    if (!has_optimizer_state_) return absl::FailedPreconditionError(refusal_);
+    if (!has_optimizer_state_ || stale_root_ < 0) return absl::FailedPreconditionError(refusal_);
     EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, optimizer_state_, stale_root_, Role::kState));
     refusal_.clear();
+    has_stale_state_ = false;
   }
   saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
   shadowed_ = false;
@@ -204,9 +218,14 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
 }
 
 absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view action) {
-  if (action == kFinishAction) return reducer_->FinishShadow();
+  if (action == kFinishAction) {
+    EK_RETURN_IF_ERROR(reducer_->FinishShadow());
+    step_is_open_ = false;
+    return absl::OkStatus();
+  }
   *saw_uneven_ = true;
   shadowed_ = true;
+  KeepBuffers(/*is_active=*/false);
   if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
   last_step_synced_ = action == kSyncAction;
   if (action == kAccumulateAction) return absl::OkStatus();
@@ -234,11 +253,8 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
     state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
     if (!has_optimizer_state_) {
       stale_root_ = root;
-      refusal_ =
-          absl::StrCat(join_name(),
-                       ": the ranks ran dry at different steps of the loop before, and the state of "
-                       "the optimizer that stepped differs between them now: put the optimizer into RunJoined()'s "
-                       "list, or name its state with SetOptimizerState()");
+      has_stale_state_ = !is_last_joiner;
+      refusal_ = StaleStateRefusal(join_name());
     }
   }
   EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, root, Role::kState));
@@ -258,6 +274,112 @@ absl::Status DataParallel::CheckReplicas() {
   if (others.empty()) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(join_name(), ": the parameters of ", RankList(others),
                                           " differ from those of rank 0 after the loop"));
+}
+
+// Another group -------------------------------------------------------------------------------------------------------
+
+void DataParallel::KeepBuffers(bool is_active) {
+  if (!last_step_synced_) return;  // Accumulates: the step has begun before.
+  kept_buffers_.resize(buffers_.size());
+  for (size_t b = 0; b < buffers_.size(); ++b) {
+    const auto* data = static_cast<const std::byte*>(buffers_[b].data);
+    kept_buffers_[b].assign(data, data + buffers_[b].bytes());
+  }
+  kept_step_ = communicator().steps().steps_begun();
+  step_is_open_ = true;
+  was_active_ = is_active;
+  was_joined_ = join_config().enable;
+}
+
+void DataParallel::RestoreBuffers() {
+  for (size_t b = 0; b < kept_buffers_.size(); ++b) {
+    if (!kept_buffers_[b].empty()) std::memcpy(buffers_[b].data, kept_buffers_[b].data(), kept_buffers_[b].size());
+  }
+}
+
+void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
+  if (old != nullptr) old->steps().Unregister(this);
+  // Not finished either if its gradients are there, but no optimizer has used them.
+  if (step_is_open_ || (change.last_update >= 0 && kept_step_ > change.last_update)) {
+    RestoreBuffers();
+  }
+  step_is_open_ = false;
+  kept_step_ = 0;
+  mode_ = StepMode::kSync;
+  last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
+  shadowed_ = false;
+  saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
+}
+
+absl::Status DataParallel::EnterGroup(const GroupChange& change) {
+  EK_ASSIGN_OR_RETURN(state_channel_, communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
+  EK_RETURN_IF_ERROR(reducer_->ReplaceGroup(&communicator(), change.source >= 0 ? change.source : kNewestPlan));
+  PublishPlan();
+  EK_RETURN_IF_ERROR(VerifySameParameters(*params_, communicator().control(), communicator().timeout()));
+  EK_RETURN_IF_ERROR(FindStaleRoot());
+  communicator().steps().Register(this);
+  return absl::OkStatus();
+}
+
+// What an uneven loop left to be repaired before the next one: in this group, who can.
+absl::Status DataParallel::FindStaleRoot() {
+  const std::string mine = refusal_.empty() ? "" : has_stale_state_ ? "stale" : "right";
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      communicator().control().Exchange(absl::StrCat("stale/", join_name()), mine, communicator().timeout()));
+  bool somebody_is_stale = false;
+  stale_root_ = -1;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    somebody_is_stale = somebody_is_stale || parts[rank] == "stale";
+    if (parts[rank] == "right") stale_root_ = static_cast<int>(rank);
+  }
+  if (!somebody_is_stale) {
+    refusal_.clear();
+    has_stale_state_ = false;
+    return absl::OkStatus();
+  }
+  has_stale_state_ = mine != "right";
+  refusal_ = stale_root_ >= 0 ? StaleStateRefusal(join_name())
+                              : absl::StrCat(join_name(),
+                                             ": the state of the optimizer that stepped in an uneven loop before is "
+                                             "behind, and the ranks that had the right one are not in this group");
+  return absl::OkStatus();
+}
+
+absl::Status DataParallel::CheckWhole() const {
+  if (!has_stale_state_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(join_name(), ": the optimizer's state is behind since an uneven loop"));
+}
+
+absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
+  std::vector<TensorView> state;
+  if (transfer.done.insert(params_).second) state = Values(*params_);
+  state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState));
+  if (has_optimizer_state_) {
+    refusal_.clear();
+    has_stale_state_ = false;
+  }
+  return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer);
+}
+
+// Outside of RunJoined() they follow the lowest rank, inside it the highest that has inputs.
+absl::Status DataParallel::TakeOverBuffers(const StateTransfer& transfer) {
+  const std::string mine = absl::StrCat(was_joined_ ? "j" : "-", was_active_ ? "a" : "-");
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      communicator().control().Exchange(absl::StrCat("buffers/", join_name()), mine, communicator().timeout()));
+  int root = transfer.source;
+  for (size_t rank = 0; rank < parts.size() && parts[transfer.source][0] == 'j'; ++rank) {
+    if (transfer.is_there[rank] && parts[rank] == "ja") root = static_cast<int>(rank);
+  }
+  KeepBuffers(was_active_);
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, buffers_, root, Role::kState));
+  // Buffers that are each rank's own stay so, where they are those of the right step.
+  if (!options_.broadcast_buffers && transfer.is_there[communicator().rank()]) RestoreBuffers();
+  step_is_open_ = false;
+  return absl::OkStatus();
 }
 
 }  // namespace evenkeel

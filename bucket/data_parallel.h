@@ -19,10 +19,13 @@
 //                dry ranks follow. Choose refresh_every to check less often.
 // Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast; inside RunJoined()
 //                those of the highest rank that has inputs.
+// Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
+//                leaves nothing behind: gradients are none, and buffers are as they were when it began.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
 // Several in one step: all ranks compare whether they synchronise only for the first that begins the step.
 //
-// Ownership: communicator, parameters and buffers outlive it. Create it on all ranks in the same order.
+// Ownership: the communicator outlives its use, parameters and buffers outlive it. Create it on all ranks in the same
+//            order.
 // Threads:   thread-compatible: one thread runs steps.
 // Errors:    see Reducer. InvalidArgument at creation if the ranks' parameters differ: names ranks, parameter
 //            and sizes.
@@ -31,6 +34,7 @@
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -114,6 +118,18 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status CheckReplicas();
   void PublishPlan();
 
+  // Joinable.
+  absl::Status CheckGroup(const Communicator& comm) const override { return reducer_->CheckGroup(comm); }
+  void LeaveGroup(Communicator* old, const GroupChange& change) override;
+  absl::Status EnterGroup(const GroupChange& change) override;
+  absl::Status TakeOver(StateTransfer& transfer) override;
+  absl::Status CheckWhole() const override;
+  absl::Status TakeOverBuffers(const StateTransfer& transfer);
+  absl::Status FindStaleRoot();
+  // Before a step of this rank: what a repetition of it must begin with.
+  void KeepBuffers(bool is_active);
+  void RestoreBuffers();
+
   ParameterSet* const params_;
   const std::vector<TensorView> buffers_;
   const DataParallelOptions options_;
@@ -122,13 +138,22 @@ class DataParallel : public Joinable, private StepParticipant {
 
   StepMode mode_ = StepMode::kSync;
   bool last_step_synced_ = true;
+
+  // The step, from its first backward to the one that synchronises, that was begun last: the buffers before it, where
+  // the group counted it, and whether its gradients are still to come.
+  std::vector<std::vector<std::byte>> kept_buffers_;
+  int64_t kept_step_ = 0;
+  bool step_is_open_ = false;
+  bool was_active_ = true;   // This rank had inputs in it.
+  bool was_joined_ = false;  // It was inside RunJoined().
   // Whether a rank had run dry in a step of this loop. Shared, because answers may come after this object's end.
   std::shared_ptr<std::atomic<bool>> saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
   bool has_optimizer_state_ = false;
   std::vector<TensorView> optimizer_state_;
-  bool shadowed_ = false;  // In this loop, this rank followed the others.
-  std::string refusal_;    // Why the next RunJoined() can't start; empty if it can.
-  int stale_root_ = -1;    // Who then has the right state of the optimizer.
+  bool shadowed_ = false;         // In this loop, this rank followed the others.
+  std::string refusal_;           // Why the next RunJoined() can't start; empty if it can.
+  int stale_root_ = -1;           // Who then has the right state of the optimizer; -1: nobody any more.
+  bool has_stale_state_ = false;  // This rank's is not the right one.
 
   mutable absl::Mutex mutex_;
   std::string exported_ ABSL_GUARDED_BY(mutex_);  // The plan, for ranks that are behind.

@@ -1,5 +1,6 @@
 #include "evenkeel/bucket/reducer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -56,6 +57,7 @@ absl::Status CheckParameters(const ParameterSet& params, const Communicator& com
 Reducer::Reducer(Communicator* comm, ParameterSet* params, absl::string_view name, ReducerOptions options,
                  std::unique_ptr<BucketReduction> reduction)
     : comm_(comm),
+      group_(comm->steps().lifetime()),
       params_(params),
       name_(name),
       options_(std::move(options)),
@@ -78,7 +80,7 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, Par
 }
 
 Reducer::~Reducer() {
-  if (launcher_ != nullptr) {
+  if (launcher_ != nullptr && HasLivingGroup()) {
     (void)EndWith(absl::FailedPreconditionError(absl::StrCat(name_, " was destroyed inside a step")));
   }
   if (!options_.gradient_as_bucket_view) return;
@@ -199,6 +201,64 @@ absl::Status Reducer::ImportPlan(const PlanState& state) {
   seen_mask_version_ = params_->mask_version();
   DropRecordedOrder();
   return absl::OkStatus();
+}
+
+absl::Status Reducer::CheckGroup(const Communicator& comm) const {
+  for (int i = 0; i < params_->size(); ++i) {
+    if ((*params_)[i].value.device == comm.device()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("parameter \"", (*params_)[i].name, "\" lies on ",
+                                                   ToString((*params_)[i].value.device),
+                                                   ", the new group's tensors on ", ToString(comm.device())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
+  LeaveGroup();
+  comm_ = comm;
+  group_ = comm->steps().lifetime();
+  absl::Status status = AgreeOnPlan(plan_from);
+  if (!status.ok()) comm->Abort(status);
+  return status;
+}
+
+void Reducer::LeaveGroup() {
+  if (HasLivingGroup()) {
+    // Buckets may be in flight, also in a group that is just ending: afterwards nothing there uses them any more.
+    if (launcher_ != nullptr) comm_->Abort(absl::CancelledError(absl::StrCat(name_, " left the group inside a step")));
+    DropRecordedOrder();
+  }
+  ticket_.reset();
+  launcher_.reset();
+  recorded_topic_.clear();
+  step_error_ = absl::OkStatus();
+  tracker_.Reset();
+  params_->ClearGradients();
+}
+
+absl::Status Reducer::AgreeOnPlan(int plan_from) {
+  EK_ASSIGN_OR_RETURN(channel_, comm_->OpenChannel(name_));
+  uint64_t specs = 0;
+  for (const ParamSpec& spec : specs_) specs = StableHash(specs + spec.count, ToString(spec.dtype));
+  const std::string mine = absl::StrCat(absl::Hex(specs, absl::kZeroPad16), state_.Serialize());
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm_->control().Exchange(absl::StrCat("plan/", name_), mine, comm_->timeout()));
+  std::vector<PlanState> plans;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    const absl::string_view part = parts[rank];
+    if (part.substr(0, 16) != absl::string_view(parts[0]).substr(0, 16)) {
+      return absl::InvalidArgumentError(absl::StrCat("the parameters of ranks 0 and ", rank, " differ"));
+    }
+    EK_ASSIGN_OR_RETURN(PlanState plan,
+                        PlanState::Parse(part.substr(std::min<size_t>(16, part.size())), params_->size()));
+    plans.push_back(std::move(plan));
+  }
+  size_t chosen = plan_from == kNewestPlan ? 0 : static_cast<size_t>(plan_from);
+  for (size_t rank = 0; rank < plans.size() && plan_from == kNewestPlan; ++rank) {
+    if (plans[rank].generation > plans[chosen].generation) chosen = rank;
+  }
+  if (chosen >= plans.size()) return absl::InternalError(absl::StrCat("there is no rank ", plan_from, " to plan"));
+  return plans[chosen] == state_ ? absl::OkStatus() : ImportPlan(plans[chosen]);
 }
 
 double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {

@@ -15,7 +15,9 @@
 //          trained parameter points into its bucket, stable within a generation). Zeroing gradients and setting them
 //          to none are both safe in both.
 //
-// Ownership: communicator and parameters outlive the reducer. Destruction gives gradients their own memory back; inside
+// Groups: ReplaceGroup() goes on in another group, also after an error in the middle of backward.
+//
+// Ownership: the communicator outlives the reducer's steps, the parameters the reducer. Destruction gives gradients their own memory back; inside
 //            a step it ends the group, whose operations use the buckets.
 // Threads:   thread-compatible: one thread runs steps.
 // Errors:    FailedPrecondition names the parameters that got no gradient, or two, or were not expected; the group
@@ -65,6 +67,8 @@ struct StepTimes {
   std::vector<BucketTimes> buckets;
 };
 
+inline constexpr int kNewestPlan = -1;
+
 class Reducer {
  public:
   // `name` must be unique in the group and equal on all ranks; `reduction` null means all-reduce.
@@ -82,6 +86,14 @@ class Reducer {
   // Makes a new plan if the set of trained parameters has changed. FailedPrecondition, and nothing is changed, if a
   // parameter that is frozen now holds a local gradient that would be lost.
   absl::Status RefreshTrainable();
+
+  // Goes on in another group: same memory, same name. Forgets a step that was running, which ends the old group if it
+  // is sound, and makes all gradients none. The ranks take the newest of their plans, or that of rank `plan_from`; an
+  // order that was recorded and not adopted is recorded again. All ranks of the new group together. On failure it is in
+  // the new group, which has ended.
+  absl::Status ReplaceGroup(Communicator* comm, int plan_from = kNewestPlan);
+  // OK if tensors lie where that group's do.
+  absl::Status CheckGroup(const Communicator& comm) const;
 
   // A step ---------------------------------------------------------------------------------------
   absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size);
@@ -126,8 +138,12 @@ class Reducer {
   absl::Status Announce(int param);
   absl::Status EndWith(const absl::Status& error);
   double ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const;
+  void LeaveGroup();
+  absl::Status AgreeOnPlan(int plan_from);
+  bool HasLivingGroup() const { return !group_.expired(); }
 
-  Communicator* const comm_;
+  Communicator* comm_;
+  std::weak_ptr<const void> group_;  // Expires with the group.
   ParameterSet* const params_;
   const std::string name_;
   const ReducerOptions options_;

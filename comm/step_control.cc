@@ -236,6 +236,16 @@ void StepControl::Unregister(StepParticipant* participant) {
   participants_.erase(std::remove(participants_.begin(), participants_.end(), participant), participants_.end());
 }
 
+bool StepControl::HoldName(absl::string_view name) {
+  absl::MutexLock lock(&mutex_);
+  return held_names_.insert(std::string(name)).second;
+}
+
+void StepControl::ReleaseName(absl::string_view name) {
+  absl::MutexLock lock(&mutex_);
+  held_names_.erase(std::string(name));
+}
+
 std::vector<StepParticipant*> StepControl::participants() const {
   absl::MutexLock lock(&mutex_);
   return participants_;

@@ -173,6 +173,13 @@ class StepControl {
   void SetSamples(int64_t samples) { samples_ = samples; }
   void Request(uint32_t bits) { requests_ |= bits; }
 
+  // Names of those who came from another group with theirs: false if somebody here has that name. Whoever leaves gives
+  // its name back.
+  bool HoldName(absl::string_view name);
+  void ReleaseName(absl::string_view name);
+  // Ends with this object: for those who may outlive the group that they were in.
+  std::weak_ptr<const void> lifetime() const { return lifetime_; }
+
   // Steps that this rank has told the others of, as an active or a joined rank.
   int64_t records_sent() const { return records_sent_; }
   // Those, and the steps without agreement.
@@ -186,8 +193,10 @@ class StepControl {
   void TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload);
 
   Communicator* const comm_;
+  const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();
   mutable absl::Mutex mutex_;
   std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string, std::less<>> held_names_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StepTicket> current_;
   std::deque<std::shared_ptr<StepTicket>> unanswered_;
   std::set<const void*> entered_;  // Who takes part in the current step, and the latest of their phases.

@@ -1,12 +1,58 @@
 #include "evenkeel/join/joinable.h"
 
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
+namespace {
 
-Joinable::Joinable(Communicator* comm, absl::string_view kind) : comm_(comm), name_(comm->UniqueName(kind)) {
+// A name that nobody has who came from another group with it.
+std::string NewName(Communicator& comm, absl::string_view kind) {
+  std::string name = comm.UniqueName(kind);
+  while (!comm.steps().HoldName(name)) name = comm.UniqueName(kind);
+  return name;
+}
+
+// All ranks tell each other whom they bring and whether they can; all get the same answer. One topic for everybody, so
+// that ranks that bring theirs in another order meet, and learn it.
+absl::Status AgreeToMove(Communicator& comm, const std::string& name, const absl::Status& own) {
+  const std::string mine = absl::StrCat(name, "\n", static_cast<int>(own.code()), "\n", own.message());
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange("replace_group", mine, comm.timeout()));
+  std::string first;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    const std::vector<std::string> fields = absl::StrSplit(parts[rank], absl::MaxSplits('\n', 2));
+    int code = 0;
+    if (fields.size() != 3 || !absl::SimpleAtoi(fields[1], &code)) {
+      return absl::InternalError(absl::StrCat("ReplaceGroup: what rank ", rank, " says is malformed"));
+    }
+    if (rank == 0) first = fields[0];
+    if (fields[0] != first) {
+      return absl::FailedPreconditionError(absl::StrCat("ReplaceGroup: rank 0 brings ", first, ", rank ", rank, " ",
+                                                        fields[0], ": all ranks bring the same, in the same order"));
+    }
+    if (code != 0) {
+      return absl::Status(static_cast<absl::StatusCode>(code),
+                          absl::StrCat("ReplaceGroup of ", name, ": rank ", rank, ": ", fields[2]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Joinable::Joinable(Communicator* comm, absl::string_view kind)
+    : comm_(comm), group_(comm->steps().lifetime()), name_(NewName(*comm, kind)) {
   comm_->steps().EndStep();  // What is made between steps has no part in the one before.
+}
+
+Joinable::~Joinable() {
+  if (Communicator* comm = living_group()) comm->steps().ReleaseName(name_);
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
@@ -27,6 +73,33 @@ absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
     }
   }
   return ticket;
+}
+
+absl::Status Joinable::ReplaceGroup(Communicator* comm, const GroupChange& change) {
+  if (comm == nullptr) return absl::InvalidArgumentError(absl::StrCat("ReplaceGroup of ", name_, ": no communicator"));
+  EK_RETURN_IF_ERROR(Annotate(comm->status(), absl::StrCat("ReplaceGroup of ", name_, ": the new group")));
+  Communicator* const old = living_group();
+  absl::Status own = CheckGroup(*comm);
+  if (config_.scope != nullptr) own.Update(absl::FailedPreconditionError("inside RunJoined()"));
+  if (old == comm) own.Update(absl::FailedPreconditionError("it is in that group already"));
+  bool holds_name = false;
+  if (own.ok()) {
+    holds_name = comm->steps().HoldName(name_);
+    if (!holds_name) own = absl::FailedPreconditionError("somebody in the new group has that name");
+  }
+  if (absl::Status agreed = AgreeToMove(*comm, name_, own); !agreed.ok()) {
+    if (holds_name) comm->steps().ReleaseName(name_);
+    return agreed;
+  }
+  LeaveGroup(old, change);
+  if (old != nullptr) old->steps().ReleaseName(name_);
+  comm_ = comm;
+  group_ = comm->steps().lifetime();
+  comm_->steps().EndStep();
+  last_update_ = 0;
+  absl::Status entered = Annotate(EnterGroup(change), name_);
+  if (!entered.ok()) comm->Abort(entered);
+  return entered;
 }
 
 }  // namespace evenkeel

@@ -10,7 +10,11 @@
 //     absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override;   // its MainHook adds zeros
 //   };
 //
-// Ownership: the communicator outlives the Joinable; a Joinable outlives the RunJoined() it is given to.
+// After its group has ended, or for another one, a Joinable goes on where it is: ReplaceGroup(), or Recover() of
+// recovery.h, which also makes the ranks' state equal. Override LeaveGroup() and EnterGroup() to take channels of the
+// new one.
+//
+// Ownership: the communicator outlives the Joinable's use; a Joinable outlives the RunJoined() it is given to.
 // Threads:   thread-compatible.
 // Source:    the generic Join of PyTorch (#61555), with one control record per step instead of its small all-reduces.
 
@@ -21,7 +25,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -77,24 +83,71 @@ struct JoinConfig {
   bool* stopped_early = nullptr;  // There: whether this rank was told that all ranks stop.
 };
 
+// How a Joinable comes into another group.
+struct GroupChange {
+  // The rank in the new group whose plan counts, and whose state comes with TakeOver(); -1: no state comes, and the
+  // newest plan counts.
+  int source = -1;
+  // StepControl::steps_begun() of the old group when this rank's optimizers last finished a step: what was begun after
+  // that is not finished. -1: nobody knows; a step is finished then when its gradients are.
+  int64_t last_update = -1;
+};
+
+// From one rank, whose state is right, to all: Recover().
+struct StateTransfer {
+  int source = 0;              // Rank in the group.
+  int64_t steps = 0;           // Optimizer steps that it has finished.
+  std::vector<bool> is_there;  // By rank: at that step itself, so that what it has is the source's already.
+  std::set<const void*> done;  // Parameter sets that are equal on all ranks already.
+};
+
 class Joinable {
  public:
   // `kind` names it in messages: "data_parallel" becomes "data_parallel#0", equal on all ranks.
   Joinable(Communicator* comm, absl::string_view kind);
-  virtual ~Joinable() = default;
+  virtual ~Joinable();
   Joinable(const Joinable&) = delete;
   Joinable& operator=(const Joinable&) = delete;
 
   virtual absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) = 0;
   virtual JoinPhase join_phase() const { return JoinPhase::kDefault; }
+
+  // Goes on in another group: keeps memory, plan and name, forgets a step that was running, and makes gradients none.
+  // For a group that has ended, however it ended, also in the middle of backward; or for a sound one between two steps.
+  // If a step was running in a sound group, that group ends. The old group may have been destroyed already.
+  // Order:  a collective of the new group: on all of its ranks, for the same Joinables in the same order.
+  // Errors: FailedPrecondition on all ranks, and nothing has changed: inside RunJoined(), another order, or a name that
+  //         the new group has already. Any other error ends the new group; this object is in it then.
+  absl::Status ReplaceGroup(Communicator* comm) { return ReplaceGroup(comm, GroupChange()); }
   // Where hooks that issue collectives of their own keep their tensors.
   virtual Device join_device() const { return comm_->device(); }
 
   Communicator& communicator() const { return *comm_; }
   const std::string& join_name() const { return name_; }
   const JoinConfig& join_config() const { return config_; }
+  // Optimizer steps that this rank has finished, those of a rank that ran dry included; -1 for what is no optimizer.
+  int64_t steps_finished() const { return join_phase() == JoinPhase::kOptimizer ? steps_finished_ : -1; }
 
  protected:
+  // For ReplaceGroup(). The first lets go of the old group (null if it has been destroyed) and must not wait; in the
+  // second communicator() is the new one, and all ranks run it together: it may communicate. CheckGroup() says before
+  // both whether that group will do.
+  virtual absl::Status CheckGroup(const Communicator& /*comm*/) const { return absl::OkStatus(); }
+  virtual void LeaveGroup(Communicator* /*old*/, const GroupChange& /*change*/) {}
+  virtual absl::Status EnterGroup(const GroupChange& /*change*/) { return absl::OkStatus(); }
+  // For Recover(), after ReplaceGroup(): takes the source's state. All ranks run it together.
+  virtual absl::Status TakeOver(StateTransfer& /*transfer*/) { return absl::OkStatus(); }
+  // Why this rank can't say that it is at steps_finished(), if so: it was in the middle of a step.
+  virtual absl::Status CheckWhole() const { return absl::OkStatus(); }
+
+  // The group that it is in; null if that has been destroyed.
+  Communicator* living_group() const { return group_.expired() ? nullptr : comm_; }
+  // An optimizer says at the end of each step that it has finished it.
+  void CountStep() {
+    ++steps_finished_;
+    last_update_ = comm_->steps().steps_begun();
+  }
+
   // Call before this object's first collective of a step. Tells the other ranks that this one is active (the first
   // caller of a step does; the others share its ticket) and returns at once, except with throw_on_early_termination:
   // then it waits for all ranks' records and answers OutOfRange if one has run dry.
@@ -102,10 +155,16 @@ class Joinable {
 
  private:
   friend class JoinRun;
+  friend class RecoveryRun;
 
-  Communicator* const comm_;
+  absl::Status ReplaceGroup(Communicator* comm, const GroupChange& change);
+
+  Communicator* comm_;
+  std::weak_ptr<const void> group_;  // Expires with the group.
   const std::string name_;
   JoinConfig config_;
+  int64_t steps_finished_ = 0;
+  int64_t last_update_ = 0;  // In which of the group's steps, counted from 1, the last of them was.
 };
 
 }  // namespace evenkeel

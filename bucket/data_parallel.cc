@@ -312,10 +312,10 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
 }
 
 absl::Status DataParallel::EnterGroup(const GroupChange& change) {
+  EK_RETURN_IF_ERROR(VerifySameParameters(*params_, communicator().control(), communicator().timeout()));
   EK_ASSIGN_OR_RETURN(state_channel_, communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
   EK_RETURN_IF_ERROR(reducer_->ReplaceGroup(&communicator(), change.source >= 0 ? change.source : kNewestPlan));
   PublishPlan();
-  EK_RETURN_IF_ERROR(VerifySameParameters(*params_, communicator().control(), communicator().timeout()));
   EK_RETURN_IF_ERROR(FindStaleRoot());
   communicator().steps().Register(this);
   return absl::OkStatus();

@@ -37,6 +37,10 @@ absl::StatusOr<FreezeRange> ParseRange(absl::string_view text) {
   return range;
 }
 
+bool Names(const FreezeRange& range, const Parameter& parameter) {
+  return absl::StartsWith(parameter.name, range.prefix);
+}
+
 bool Covers(const FreezeRange& range, int64_t step) { return range.begin <= step && step < range.end; }
 
 }  // namespace
@@ -66,14 +70,21 @@ absl::Status CheckFreezeSchedule(const FreezeSchedule& schedule, const Parameter
   return absl::OkStatus();
 }
 
+std::vector<int> FrozenAt(const FreezeSchedule& schedule, int64_t step, const ParameterSet& parameters) {
+  std::vector<int> frozen;
+  for (int i = 0; i < parameters.size(); ++i) {
+    const auto freezes = [&](const FreezeRange& range) { return Names(range, parameters[i]) && Covers(range, step); };
+    if (absl::c_any_of(schedule, freezes)) frozen.push_back(i);
+  }
+  return frozen;
+}
+
 void ApplyFreezeSchedule(const FreezeSchedule& schedule, int64_t step, ParameterSet& parameters) {
   if (schedule.empty()) return;
+  const std::vector<int> frozen = FrozenAt(schedule, step, parameters);
   for (int i = 0; i < parameters.size(); ++i) {
-    const auto names = [&](const FreezeRange& range) { return absl::StartsWith(parameters[i].name, range.prefix); };
-    if (!absl::c_any_of(schedule, names)) continue;
-    const bool is_frozen =
-        absl::c_any_of(schedule, [&](const FreezeRange& range) { return names(range) && Covers(range, step); });
-    parameters.SetTrainable(i, !is_frozen);
+    const auto names = [&](const FreezeRange& range) { return Names(range, parameters[i]); };
+    if (absl::c_any_of(schedule, names)) parameters.SetTrainable(i, !absl::c_binary_search(frozen, i));
   }
 }
 

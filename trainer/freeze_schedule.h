@@ -41,6 +41,9 @@ absl::StatusOr<FreezeSchedule> ParseFreezeSchedule(absl::string_view text);
 // Each prefix matches a parameter.
 absl::Status CheckFreezeSchedule(const FreezeSchedule& schedule, const ParameterSet& parameters);
 
+// What `step` has frozen, by index in `parameters`.
+std::vector<int> FrozenAt(const FreezeSchedule& schedule, int64_t step, const ParameterSet& parameters);
+
 // Freezes what `step` has frozen and unfreezes the rest of what the schedule names; leaves other parameters alone.
 void ApplyFreezeSchedule(const FreezeSchedule& schedule, int64_t step, ParameterSet& parameters);
 

@@ -72,6 +72,14 @@ TEST(FreezeScheduleTest, FreezesAndUnfreezesByStep) {
   EXPECT_EQ(Trained(parameters), "--xx");
 }
 
+TEST(FreezeScheduleTest, SaysWhatAStepHasFrozen) {
+  const ParameterSet parameters = TwoLayers();
+  const FreezeSchedule schedule = {{"fc1", 3, 5}, {"fc1.bias", 4, 6}};
+  EXPECT_THAT(FrozenAt(schedule, 2, parameters), testing::IsEmpty());
+  EXPECT_THAT(FrozenAt(schedule, 4, parameters), testing::ElementsAre(0, 1));
+  EXPECT_THAT(FrozenAt(schedule, 5, parameters), testing::ElementsAre(1));
+}
+
 TEST(FreezeScheduleTest, LeavesWhatItDoesNotNameAlone) {
   ParameterSet parameters = TwoLayers();
   parameters.SetTrainable("fc2.bias", false);

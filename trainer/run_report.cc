@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@ namespace evenkeel {
 namespace {
 
 constexpr size_t kRanksToList = 8;
+constexpr size_t kNamesToList = 6;
 constexpr double kLossMemory = 0.95;  // Of the running mean, per step.
 
 absl::string_view NameOf(ModelKind model) { return model == ModelKind::kMlp ? "mlp" : "cnn"; }
@@ -38,6 +40,22 @@ std::string DescribeBatches(const std::vector<int64_t>& batches) {
   return absl::StrCat(text, ", ...; ", *fewest, " to ", *most);
 }
 
+std::vector<int> Without(const std::vector<int>& these, const std::vector<int>& those) {  // Both in order.
+  std::vector<int> rest;
+  std::set_difference(these.begin(), these.end(), those.begin(), those.end(), std::back_inserter(rest));
+  return rest;
+}
+
+// "fc1.weight, fc1.bias".
+std::string Describe(const std::vector<int>& indices, const ParameterSet& parameters) {
+  std::string text;
+  for (size_t i = 0; i < std::min(indices.size(), kNamesToList); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", parameters[indices[i]].name);
+  }
+  if (indices.size() > kNamesToList) absl::StrAppend(&text, " and ", indices.size() - kNamesToList, " more");
+  return text;
+}
+
 std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
   if (!plan.is_uneven()) return "even";
   if (options.stops_early) return "uneven, all stop with the first that runs dry";
@@ -48,12 +66,15 @@ std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
 
 }  // namespace
 
-RunReport::RunReport(std::FILE* out, const StepPlan& plan, std::unique_ptr<MetricsWriter> metrics)
+RunReport::RunReport(std::FILE* out, const TrainOptions& options, const TrainingRun& run,
+                     std::unique_ptr<MetricsWriter> metrics)
     : out_(out),
-      plan_(plan),
+      freeze_(options.freeze),
+      parameters_(run.model().parameters()),
+      plan_(run.plan()),
       metrics_(std::move(metrics)),
       start_(absl::Now()),
-      progress_(out, {.total_steps = plan.total_steps, .epochs = plan.epochs()}) {}
+      progress_(out, {.total_steps = plan_.total_steps, .epochs = plan_.epochs()}) {}
 
 absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, const TrainOptions& options,
                                                              absl::string_view backend, const TrainingRun& run) {
@@ -61,7 +82,7 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, con
   if (!options.metrics_file.empty()) {
     EK_ASSIGN_OR_RETURN(metrics, MetricsWriter::Create(options.metrics_file));
   }
-  std::unique_ptr<RunReport> report(new RunReport(out, run.plan(), std::move(metrics)));
+  std::unique_ptr<RunReport> report(new RunReport(out, options, run, std::move(metrics)));
   EK_RETURN_IF_ERROR(report->OnStart(options, backend, run));
   return report;
 }
@@ -88,7 +109,24 @@ absl::Status RunReport::OnStart(const TrainOptions& options, absl::string_view b
                        {"total_steps", plan_.total_steps}});
 }
 
+absl::Status RunReport::ReportFreezing(int64_t step) {
+  std::vector<int> frozen = FrozenAt(freeze_, step, parameters_);
+  if (frozen == frozen_) return absl::OkStatus();
+  progress_.Finish();
+  const std::string begun = Describe(Without(frozen, frozen_), parameters_);
+  const std::string ended = Describe(Without(frozen_, frozen), parameters_);
+  if (!begun.empty()) absl::FPrintF(out_, "frozen from step %d on: %s\n", step, begun);
+  if (!ended.empty()) absl::FPrintF(out_, "trained from step %d on: %s\n", step, ended);
+  std::fflush(out_);
+  frozen_ = std::move(frozen);
+  return WriteMetrics({{"event", "freeze"},
+                       {"step", step},
+                       {"frozen", frozen_.size()},
+                       {"parameters", Describe(frozen_, parameters_)}});
+}
+
 absl::Status RunReport::OnStep(const StepFacts& facts) {
+  EK_RETURN_IF_ERROR(ReportFreezing(facts.step));
   if (state_.epoch != facts.epoch) rank0_samples_ = rank0_correct_ = 0;
   state_.epoch = facts.epoch;
   state_.step = facts.step + 1;

@@ -94,6 +94,22 @@ TEST(RunReportTest, StepsOfADryRankHaveNoLossOfTheirOwn) {
   EXPECT_TRUE(said.lines[2].at("loss").is_null());
 }
 
+TEST(RunReportTest, SaysFromWhichStepOnParametersAreFrozen) {
+  const Said said = SaidAfter({.freeze = "fc1@1:3,fc1.bias@2:,fc2.bias@0:1"}, [](RunReport& report) -> absl::Status {
+    for (int64_t step = 0; step < 5; ++step) EK_RETURN_IF_ERROR(report.OnStep({.step = step, .active = 1}));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(said.text, HasSubstr("frozen from step 0 on: fc2.bias\n"));
+  EXPECT_THAT(said.text, HasSubstr("frozen from step 1 on: fc1.weight, fc1.bias\ntrained from step 1 on: fc2.bias\n"));
+  EXPECT_THAT(said.text, HasSubstr("trained from step 3 on: fc1.weight\n"));
+  EXPECT_THAT(said.text, testing::Not(HasSubstr("from step 2 on")));
+  std::vector<int> frozen;
+  for (const nlohmann::json& line : said.lines) {
+    if (line.at("event") == "freeze") frozen.push_back(line.at("frozen"));
+  }
+  EXPECT_THAT(frozen, testing::ElementsAre(1, 2, 1));
+}
+
 TEST(RunReportTest, EpochNamesTheRanksThatRanDry) {
   const Said said = SaidAfter({}, [](RunReport& report) {
     return report.OnEpoch(1, {.training = {.samples = 10, .correct = 5, .loss_sum = 20}, .batches_done = {3, 1, 3, 2}},

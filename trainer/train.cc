@@ -44,7 +44,7 @@ const evenkeel::TrainFlags kDefaults;
 }  // namespace
 
 DEFINE_string(model, kDefaults.model, "=M mlp (784-hidden-10) or cnn (a small ResNet with batch norm)");
-DEFINE_int32(hidden, kDefaults.hidden, "hidden units of the mlp");
+DEFINE_int32(hidden, evenkeel::kDefaultHidden, "hidden units of the mlp");
 DEFINE_string(init, kDefaults.init, "=FILE start from these weights (safetensors)");
 DEFINE_string(save, kDefaults.save, "=FILE write the trained weights there (safetensors)");
 
@@ -65,7 +65,7 @@ DEFINE_double(momentum, kDefaults.momentum, "of sgd");
 DEFINE_double(weight_decay, 0, "decoupled for adamw, else L2 (default: adamw 0.01, else 0)");
 DEFINE_bool(zero, kDefaults.zero, "spread the optimizer's state over the ranks");
 
-DEFINE_int32(nproc, kDefaults.nproc, "ranks to start on this host; none under torchrun, Slurm or MPI");
+DEFINE_int32(nproc, kDefaults.nproc, "ranks to start on this host; leave it out under torchrun, Slurm or MPI");
 DEFINE_string(backend, kDefaults.backend,
               "=B gloo (processes, TCP), local (threads of this process), or auto: what fits");
 DEFINE_bool(join, kDefaults.join, "ranks that run out of batches go on with the others");
@@ -127,7 +127,7 @@ std::optional<Value> IfGiven(const char* name, Value value) {
 TrainFlags FlagsAsGiven() {
   return {
       .model = FLAGS_model,
-      .hidden = FLAGS_hidden,
+      .hidden = IfGiven("hidden", FLAGS_hidden),
       .data_dir = FLAGS_data_dir,
       .shuffle = FLAGS_shuffle,
       .seed = FLAGS_seed,
@@ -236,6 +236,12 @@ int Main(std::vector<std::string> arguments) {
   const absl::StatusOr<Environment> environment = ReadEnvironment();
   if (!environment.ok()) return ExitCode(environment.status());
   const bool is_rank = !environment->launcher.empty();
+  if (const auto nproc = IfGiven("nproc", FLAGS_nproc);
+      is_rank && nproc.has_value() && *nproc != environment->world_size) {
+    return Fail(absl::StrCat("rank ", environment->rank, ": --nproc=", *nproc,
+                             " is for a program that starts its own ranks; this one is one of ",
+                             environment->world_size, " that are there already"));
+  }
   if (!is_rank && options->backend == BackendKind::kLocal) return ExitCode(RunThreads(*options));
   if (!is_rank && options->nproc > 1) return RunProcesses(*options, std::move(arguments));
 

@@ -116,7 +116,7 @@ absl::StatusOr<BackendKind> ParseBackend(absl::string_view text) {
 }
 
 absl::Status CheckNumbers(const TrainFlags& flags) {
-  EK_RETURN_IF_ERROR(CheckRange("hidden", flags.hidden, 1, 65536));
+  EK_RETURN_IF_ERROR(CheckRange("hidden", flags.hidden.value_or(kDefaultHidden), 1, 65536));
   EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc, 1, kMaxRanksPerHost));
   EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs, 1));
   EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
@@ -132,7 +132,7 @@ Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckNumbers(flags));
   TrainOptions options{
-      .hidden = flags.hidden,
+      .hidden = flags.hidden.value_or(kDefaultHidden),
       .seed = flags.seed,
       .data_dir = flags.data_dir,
       .shuffle = flags.shuffle,
@@ -151,6 +151,10 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   };
   EK_ASSIGN_OR_RETURN(options.model,
                       Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}}));
+  if (flags.hidden.has_value() && options.model != ModelKind::kMlp) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--hidden is for --model=mlp; ", flags.model, " has no hidden units to choose"));
+  }
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
   EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));
   EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));

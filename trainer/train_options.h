@@ -24,10 +24,12 @@
 
 namespace evenkeel {
 
+inline constexpr int kDefaultHidden = 64;
+
 // Named like the flags, with their defaults.
 struct TrainFlags {
   std::string model = "cnn";
-  int hidden = 64;
+  std::optional<int> hidden;  // None: not given.
   std::string data_dir = kFashionMnistFolder;
   bool shuffle = true;
   uint64_t seed = 0;
@@ -61,7 +63,7 @@ enum class BackendKind { kAuto, kLocal, kGloo };
 
 struct TrainOptions {
   ModelKind model = ModelKind::kCnn;
-  int hidden = 0;
+  int hidden = kDefaultHidden;
   uint64_t seed = 0;
 
   std::string data_dir;

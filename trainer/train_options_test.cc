@@ -81,6 +81,7 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--model= is not possible", [](TrainFlags& f) { f.model = ""; }},
       {"--hidden=0 is not possible; it goes from 1 to 65536", [](TrainFlags& f) { f.hidden = 0; }},
       {"--hidden=65537", [](TrainFlags& f) { f.hidden = 65537; }},
+      {"--hidden is for --model=mlp; cnn has no hidden units", [](TrainFlags& f) { f.hidden = 64; }},
       {"--nproc=0", [](TrainFlags& f) { f.nproc = 0; }},
       {"--nproc=-2", [](TrainFlags& f) { f.nproc = -2; }},
       {"--nproc=100000", [](TrainFlags& f) { f.nproc = 100000; }},

@@ -32,13 +32,9 @@ class ErrorsTest : public testing::TestWithParam<const char*> {
 
   // Two ranks on the small data, with `more` flags, end with a sentence that has all of `words`.
   static void ExpectSentence(const std::vector<std::string>& more, const std::vector<std::string>& words) {
-    std::vector<std::string> flags = {"--model=mlp",
-                                      "--hidden=8",
-                                      "--nproc=2",
-                                      "--epochs=1",
-                                      "--batch_size=5",
-                                      "--data_dir=" + *data_,
-                                      absl::StrCat("--backend=", GetParam())};
+    std::vector<std::string> flags = {"--model=mlp",          "--nproc=2",
+                                      "--epochs=1",           "--batch_size=5",
+                                      "--data_dir=" + *data_, absl::StrCat("--backend=", GetParam())};
     flags.insert(flags.end(), more.begin(), more.end());
     const Ended ended = Train(flags);
     SCOPED_TRACE(absl::StrCat("stderr: ", ended.err));
@@ -114,20 +110,21 @@ TEST_P(ErrorsTest, WeightsThatDoNotFit) {
   ExpectSentence({"--init=" + TempPath("no.safetensors")}, {"--init", "no.safetensors"});
   ExpectSentence({"--init=" + *weights_, "--hidden=9"}, {"--init", "fc1.weight", "9,784", "8,784"});
   ExpectSentence({"--init=" + *weights_, "--model=cnn"}, {"--init", "stem.weight"});
+  ExpectSentence({"--hidden=8", "--model=cnn"}, {"--hidden", "--model=mlp"});
   const std::string whole = ReadText(*weights_);
   const std::string spoiled = TempPath("spoiled.safetensors");
   WriteText(spoiled, whole.substr(0, whole.size() - 4));
-  ExpectSentence({"--init=" + spoiled}, {"--init", spoiled});
+  ExpectSentence({"--init=" + spoiled, "--hidden=8"}, {"--init", spoiled});
   WriteText(spoiled, "this is no safetensors file, but long enough for one");
-  ExpectSentence({"--init=" + spoiled}, {"--init", spoiled});
+  ExpectSentence({"--init=" + spoiled, "--hidden=8"}, {"--init", spoiled});
   WriteText(spoiled, "");
-  ExpectSentence({"--init=" + spoiled}, {"--init", spoiled});
+  ExpectSentence({"--init=" + spoiled, "--hidden=8"}, {"--init", spoiled});
   std::string renamed = whole;
   const size_t name = renamed.find("fc2.bias");
   ASSERT_NE(name, std::string::npos);
   renamed.replace(name, 8, "fc3.bias");
   WriteText(spoiled, renamed);
-  ExpectSentence({"--init=" + spoiled}, {"--init", "fc2.bias"});
+  ExpectSentence({"--init=" + spoiled, "--hidden=8"}, {"--init", "fc2.bias"});
 }
 
 TEST_P(ErrorsTest, FilesThatCannotBeWritten) {

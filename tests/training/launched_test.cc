@@ -58,7 +58,6 @@ std::vector<Ended> RunTwoRanks(const std::vector<std::string>& flags, const Vari
                                         "--batch_size=4",
                                         "--shuffle=false",
                                         "--epochs=1",
-                                        "--nproc=7",  // For those who start ranks; here there are two.
                                         "--data_dir=" + WriteSmallData("data", {.train = 40, .test = 11})};
     command.insert(command.end(), flags.begin(), flags.end());
     ProgramOptions options{.environment = RankVariables(rank, 2)};
@@ -124,6 +123,16 @@ TEST(LaunchedTest, ThreadsAreNoBackendForProcesses) {
     EXPECT_THAT(rank.err, HasSubstr("gloo"));
     EXPECT_THAT(rank.out, Not(HasSubstr("test_accuracy")));
   }
+}
+
+TEST(LaunchedTest, RanksThatAreThereAreNotToBeStarted) {
+  const Variables common = StoreInFolder("nproc_store");
+  for (const Ended& rank : RunTwoRanks({"--nproc=7"}, common)) {
+    EXPECT_EQ(rank.code, 1);
+    EXPECT_THAT(Lines(rank.err), SizeIs(1));
+    EXPECT_THAT(rank.err, HasSubstr("--nproc=7 is for a program that starts its own ranks; this one is one of 2"));
+  }
+  ExpectOneRun(RunTwoRanks({"--nproc=2"}, common));
 }
 
 TEST(LaunchedTest, VariablesThatMakeNoSenseAreOneSentence) {

@@ -1,0 +1,113 @@
+#include "evenkeel/tests/six_cases/cases.h"
+
+#include <algorithm>
+#include <cctype>
+#include <numeric>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/tests/toy_training.h"
+
+namespace evenkeel {
+namespace {
+
+std::vector<int> Batches(int inputs) {
+  std::vector<int> batches(inputs);
+  std::iota(batches.begin(), batches.end(), 0);
+  return batches;
+}
+
+// "#5", "step 3": where somebody is.
+bool SaysAPosition(absl::string_view message) {
+  for (absl::string_view mark : {"#", "step "}) {
+    for (size_t at = message.find(mark); at != absl::string_view::npos; at = message.find(mark, at + 1)) {
+      const size_t next = at + mark.size();
+      if (next < message.size() && std::isdigit(static_cast<unsigned char>(message[next]))) return true;
+    }
+  }
+  return false;
+}
+
+bool AreEqual(const ToyState& a, const ToyState& b) { return a.weights == b.weights && a.momentum == b.momentum; }
+
+}  // namespace
+
+RankReport RunCase(const UnevenCase& uneven, int inputs, Communicator& comm) {
+  RankReport report{.rank = comm.rank()};
+  auto barrier_if = [&](bool is_here) { return is_here ? comm.Barrier() : absl::OkStatus(); };
+  ToySettings settings{.batches = Batches(inputs), .joins = uneven.joins};
+  settings.at = [&](StepPoint point, int, int) -> absl::Status {
+    if (point == StepPoint::kLoopEnd) report.diverged = MonotonicNanos();
+    return barrier_if((point == StepPoint::kBeforeRecord && uneven.barrier == BarrierAt::kBeginOfBody) ||
+                      (point == StepPoint::kStepped && uneven.barrier == BarrierAt::kEndOfBody));
+  };
+  report.result = TrainToy(comm, settings);
+  absl::Status& status = report.result.status;
+  if (status.ok()) status = barrier_if(uneven.barrier == BarrierAt::kAfterLoop);
+  if (status.ok()) status = comm.Finalize(comm.timeout());
+  report.ended = MonotonicNanos();
+  if (!status.ok()) comm.Abort(status);
+  return report;
+}
+
+double SecondsSinceDivergence(const std::vector<RankReport>& reports, int rank) {
+  int64_t first = 0;
+  for (const RankReport& report : reports) {
+    if (report.diverged != 0 && (first == 0 || report.diverged < first)) first = report.diverged;
+  }
+  return first == 0 ? 0 : (reports[rank].ended - first) * 1e-9;
+}
+
+std::vector<std::string> Judge(const UnevenCase& uneven, const std::vector<int>& inputs,
+                               const std::vector<RankReport>& reports) {
+  std::vector<std::vector<int>> batches;
+  for (int n : inputs) batches.push_back(Batches(n));
+  const std::vector<ToyState> alone = TrainToyAlone(GroupSteps(batches));
+
+  std::vector<std::string> broken;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    auto complain = [&, rank = rank](absl::string_view what) {
+      broken.push_back(absl::StrCat(uneven.name, ": rank ", rank, " ", what));
+    };
+    const RankReport& report = reports[rank];
+    const ToyResult& result = report.result;
+    const std::string said = absl::StrCat("says \"", result.status.ToString(), "\", ");
+    if (report.ended == 0) {
+      complain("has not ended");
+      continue;
+    }
+    if (SecondsSinceDivergence(reports, static_cast<int>(rank)) > absl::ToDoubleSeconds(kAtOnce)) {
+      complain(
+          absl::StrCat("ended ", SecondsSinceDivergence(reports, static_cast<int>(rank)), " s after the divergence"));
+    }
+    // Whatever its end: no step may have used a wrong gradient. A step without join in which not all take part fails.
+    if (result.steps >= static_cast<int>(alone.size()) || !IsClose(result.last.weights, alone[result.steps].weights)) {
+      complain(absl::StrCat("has wrong weights after ", result.steps, " steps"));
+    }
+    if (uneven.is_right) {
+      if (!result.status.ok()) complain(absl::StrCat(said, "but the program is right"));
+      if (result.status.ok() && !IsClose(result.ended.weights, alone.back().weights))
+        complain("ends with wrong weights");
+      if (result.status.ok() && !IsClose(result.ended.momentum, alone.back().momentum)) {
+        complain("ends with a wrong momentum");
+      }
+      if (!AreEqual(result.ended, reports[0].result.ended)) complain("does not end as rank 0 does");
+      continue;
+    }
+    if (result.status.ok()) {
+      complain("reports success, but the program is wrong");
+      continue;
+    }
+    if (NamedRanks(result.status.message()).size() < reports.size()) {
+      complain(absl::StrCat(said, "which does not name all ranks"));
+    }
+    if (!SaysAPosition(result.status.message())) complain(absl::StrCat(said, "which names no position"));
+    if (!absl::StrContains(result.status.message(), uneven.must_say)) {
+      complain(absl::StrCat(said, "without the operation (", uneven.must_say, ")"));
+    }
+  }
+  return broken;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,144 @@
+// Prints how each of the cases of cases.h ends, on every rank.
+//
+//   bazel run //tests:six_cases                        all cases, over threads (local) and processes (gloo)
+//   bazel run //tests:six_cases -- --backends=gloo
+//
+// The exit code is 1 if a promise is broken; the broken ones are printed below the table.
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/environment.h"
+#include "evenkeel/comm/factory.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/tests/child_processes.h"
+#include "evenkeel/tests/six_cases/cases.h"
+#include "gflags/gflags.h"
+
+DEFINE_string(backends, "local,gloo", "Which backends: local (ranks are threads), gloo (ranks are processes).");
+DEFINE_double(hang_s, 20, "After so many seconds a case hangs, and is ended.");
+DEFINE_int32(rank_of_case, -1, "Internal: this process is a rank of that case.");
+DEFINE_int32(inputs, 0, "Internal: that rank's.");
+
+namespace evenkeel {
+namespace {
+
+// Far beyond what the table allows: no deadline of an operation may be what ends a case.
+constexpr absl::Duration kTimeout = absl::Seconds(15);
+constexpr char kSecret[] = "of the six cases";
+
+using Reports = std::vector<RankReport>;
+
+absl::Status RunAsRank() {
+  EndWithParent();
+  EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
+                      CreateCommunicator(environment, {.backend = "gloo", .communicator = {.timeout = kTimeout}}));
+  std::cout << ToLine(RunCase(kUnevenCases[FLAGS_rank_of_case], FLAGS_inputs, *comm)) << std::flush;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Reports> RunAsProcesses(int number, const std::vector<int>& inputs) {
+  const int world_size = static_cast<int>(inputs.size());
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<TcpStoreServer> server,
+      TcpStoreServer::Create({.secret = kSecret, .world_size = world_size, .host = "the table's program"}));
+  ChildProcesses ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    EK_RETURN_IF_ERROR(
+        ranks.Start({ThisProgram(), absl::StrCat("--rank_of_case=", number), absl::StrCat("--inputs=", inputs[rank])},
+                    RankVariables(rank, world_size, server->address(), kSecret)));
+  }
+  Reports reports(world_size);
+  absl::Status status;
+  ranks.Listen(absl::Now() + absl::Seconds(FLAGS_hang_s), [&](int, absl::string_view line) {
+    absl::StatusOr<RankReport> report = ReportFromLine(line);
+    if (report.ok()) {
+      reports[report->rank] = *std::move(report);
+    } else {
+      status = report.status();
+    }
+  });
+  for (int rank = 0; rank < world_size; ++rank) std::cerr << ranks.complaints(rank);
+  EK_RETURN_IF_ERROR(status);
+  return reports;
+}
+
+absl::StatusOr<Reports> RunAsThreads(int number, const std::vector<int>& inputs) {
+  EK_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(static_cast<int>(inputs.size()), {.timeout = kTimeout}));
+  Reports reports(inputs.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    threads.emplace_back([&, rank] { reports[rank] = RunCase(kUnevenCases[number], inputs[rank], *group[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return reports;
+}
+
+void PrintRow(const UnevenCase& uneven, absl::string_view backend, const std::vector<int>& inputs,
+              const Reports& reports) {
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    const RankReport& report = reports[rank];
+    const absl::Status& status = report.result.status;
+    const std::string outcome = report.ended == 0 ? "HANGS" : status.ok() ? "success" : "error";
+    absl::PrintF("%-34s %-7s %-6s %4d  %-8s %7.3f  %s\n", uneven.name, backend, absl::StrJoin(inputs, ","), rank,
+                 outcome, report.ended == 0 ? 0 : SecondsSinceDivergence(reports, static_cast<int>(rank)),
+                 status.ok() ? "" : status.message());
+  }
+  std::fflush(stdout);
+}
+
+int PrintTable() {
+  std::vector<std::string> broken;
+  absl::PrintF("%-34s %-7s %-6s %4s  %-8s %7s  %s\n", "case", "backend", "inputs", "rank", "outcome", "seconds",
+               "message");
+  for (const std::string& backend : std::vector<std::string>(absl::StrSplit(FLAGS_backends, ','))) {
+    if (backend != "local" && backend != "gloo") {
+      std::cerr << "six_cases: there is no backend " << backend << " here: it is local or gloo\n";
+      return 2;
+    }
+    for (const std::vector<int>& inputs : {std::vector<int>{5, 6}, {1, 2}}) {
+      for (int number = 0; number < static_cast<int>(std::size(kUnevenCases)); ++number) {
+        const UnevenCase& uneven = kUnevenCases[number];
+        absl::StatusOr<Reports> reports =
+            backend == "local" ? RunAsThreads(number, inputs) : RunAsProcesses(number, inputs);
+        if (!reports.ok()) {
+          broken.push_back(absl::StrCat(uneven.name, ": ", reports.status().ToString()));
+          continue;
+        }
+        PrintRow(uneven, backend, inputs, *reports);
+        for (const std::string& what : Judge(uneven, inputs, *reports)) {
+          broken.push_back(absl::StrCat(backend, " ", absl::StrJoin(inputs, ","), ", case ", what));
+        }
+      }
+    }
+  }
+  for (const std::string& what : broken) std::cout << "BROKEN " << what << "\n";
+  std::cout << (broken.empty() ? "All promises are kept.\n" : absl::StrCat(broken.size(), " promises are broken.\n"));
+  return broken.empty() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage("Prints how six programs end whose ranks have different numbers of inputs, and a seventh.");
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  if (FLAGS_rank_of_case < 0) return evenkeel::PrintTable();
+  const absl::Status status = evenkeel::RunAsRank();
+  if (!status.ok()) std::cerr << status << "\n";
+  return status.ok() ? 0 : 1;
+}

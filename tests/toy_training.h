@@ -1,0 +1,80 @@
+// A training program small enough that a plain loop in one process says what any group of ranks must end with.
+//
+//   ToyResult result = TrainToy(comm, {.batches = {0, 1, 2}, .joins = true});      // on each rank
+//   std::vector<ToyState> alone = TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}}));   // alone[k]: after k steps
+//   IsClose(result.last, alone[result.steps]);
+//
+// DataParallel and SGD with momentum, unsharded or sharded, over several buckets. What happens at the points of a step
+// is the caller's: barriers, faults, counting.
+//
+// Threads: TrainToy() as the communicator; the rest are pure functions.
+// Errors:  TrainToy() answers in ToyResult::status; whoever calls it ends the group (Finalize, Abort).
+
+#ifndef EVENKEEL_TESTS_TOY_TRAINING_H_
+#define EVENKEEL_TESTS_TOY_TRAINING_H_
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "evenkeel/bucket/planner.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/joinable.h"
+
+namespace evenkeel {
+
+// Where in its step a rank is.
+enum class StepPoint {
+  kBeforeRecord,  // Before BeginStep(): the other ranks do not know of the step yet.
+  kForward,
+  kBackward,  // Before each gradient, and after the last one; `gradients` says how many have been announced.
+  kReduced,   // Between FinishStep() and the optimizer.
+  kStepped,   // The last thing in the loop's body.
+  kLoopEnd,   // No input is left: once, `step` is the number of steps.
+};
+
+// The number of parameters; as many gradients are announced in each step.
+inline constexpr int kToyGradients = 5;
+
+struct ToySettings {
+  std::vector<int> batches;    // Of this rank, one per step.
+  bool joins = false;          // The loop runs in RunJoined().
+  bool is_sharded = false;     // The optimizer.
+  int accumulating_step = -1;  // This one does not synchronise.
+  std::vector<Bytes> caps = {Bytes{8}, Bytes{24}};
+  int data_rank = -1;  // Whose data this is; -1: the rank's in the group.
+  JoinOptions join_options;
+  // An error ends the loop with it.
+  std::function<absl::Status(StepPoint point, int step, int gradients)> at;
+};
+
+struct ToyState {
+  std::vector<float> weights, momentum;  // All parameters, one after the other.
+};
+
+struct ToyResult {
+  absl::Status status;
+  int steps = 0;   // Of the optimizer, that this rank's loop has finished.
+  ToyState last;   // Weights after the last of them; momentum only if all went well.
+  ToyState ended;  // Weights when the loop had ended, with what other ranks did after this one; momentum likewise.
+};
+
+ToyResult TrainToy(Communicator& comm, const ToySettings& settings);
+
+// One step of a group: whose batches go into it, and by what the sum is divided.
+struct ToyStep {
+  std::vector<std::pair<int, int>> inputs;  // (data rank, batch)
+  int divisor = 1;
+};
+// The steps of ranks that have these batches: in each, all that still have one take part.
+std::vector<ToyStep> GroupSteps(const std::vector<std::vector<int>>& batches);
+// [0]: at the start; [k]: after k steps. No library of ours computes it, apart from the model's gradient.
+std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps);
+
+// Whether they differ by no more than another order of additions can explain.
+bool IsClose(const std::vector<float>& a, const std::vector<float>& b);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TESTS_TOY_TRAINING_H_

@@ -120,7 +120,8 @@ std::string JobName(const Reader& read, absl::string_view launcher, bool is_one_
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
     if (launcher == "openmpi" && read.Has(name)) return PathSafe(absl::StrCat("openmpi-", read.Text(name)));
   }
-  if (read.Has("MASTER_PORT")) return PathSafe(absl::StrCat("port-", read.Text("MASTER_PORT")));
+  if (read.Has("MASTER_PORT") && read.Text("MASTER_PORT") != "0")
+    return PathSafe(absl::StrCat("port-", read.Text("MASTER_PORT")));
   return is_one_host ? absl::StrCat(launcher, "-", process.parent) : "";
 }
 
@@ -133,9 +134,12 @@ std::string FirstHost(absl::string_view list) {
   return host + std::string(numbers.substr(0, numbers.find_first_of("-,]")));
 }
 
+// After the last port there is comes the first that ordinary users may have.
 void AddCandidates(const std::string& host, int first_port, Environment& environment) {
+  constexpr int kLeast = 1024, kPastLast = 65536;
   for (int i = 0; i < kCandidates; ++i) {
-    environment.store_addresses.push_back(internal::HostPort{host, first_port + i}.ToString());
+    const int port = first_port + i < kPastLast ? first_port + i : kLeast + first_port + i - kPastLast;
+    environment.store_addresses.push_back(internal::HostPort{host, port}.ToString());
   }
 }
 
@@ -145,7 +149,23 @@ std::string OurFolder(const Reader& read, const Environment& environment, const 
                       environment.job);
 }
 
-absl::Status FindOurStore(const Reader& read, Environment& environment) {
+// The system chooses the port, so somebody has to tell the others: a folder does that on one host.
+absl::Status MeetAtAnyPort(const Reader& read, absl::string_view variable, const std::string& host,
+                           const ProcessFacts& process, Environment& environment) {
+  const absl::string_view why = environment.is_one_host ? "" : ", and the ranks are on several hosts";
+  if (!environment.is_one_host || !environment.rank_zero_hosts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(variable, "=", read.Text(std::string(variable)), " leaves the port to the system", why,
+                     ": nobody could tell the other ranks which one it is. Give a port, or set EVENKEEL_STORE to a ",
+                     "folder that all ranks see"));
+  }
+  environment.store_folder = OurFolder(read, environment, process);
+  environment.folder_is_ours = true;
+  if (environment.address.empty()) environment.address = host;
+  return absl::OkStatus();
+}
+
+absl::Status FindOurStore(const Reader& read, const ProcessFacts& process, Environment& environment) {
   const std::string store = read.Text("EVENKEEL_STORE");
   if (absl::StrContains(store, '/')) {
     environment.store_folder = store;
@@ -155,18 +175,20 @@ absl::Status FindOurStore(const Reader& read, Environment& environment) {
         "on each host to an address at which the others reach it"));
   }
   const absl::StatusOr<internal::HostPort> address = internal::HostPort::Parse(store);
-  if (!address.ok() || address->port == 0) {
+  if (!address.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("EVENKEEL_STORE=", store, " is neither host:port nor a folder (which needs a '/')"));
   }
+  if (address->port == 0) return MeetAtAnyPort(read, "EVENKEEL_STORE", address->host, process, environment);
   environment.store_addresses = {address->ToString()};
   return absl::OkStatus();
 }
 
 absl::Status FindMasterStore(const Reader& read, const ProcessFacts& process, Environment& environment) {
-  EK_ASSIGN_OR_RETURN(const int port, read.Number("MASTER_PORT", 1, 65535 - kCandidates));
+  EK_ASSIGN_OR_RETURN(const int port, read.Number("MASTER_PORT", 0, 65535));
   const std::string host = read.Text("MASTER_ADDR");
   if (host.empty()) return absl::InvalidArgumentError("MASTER_PORT is set, but MASTER_ADDR is not");
+  if (port == 0) return MeetAtAnyPort(read, "MASTER_PORT", host, process, environment);
   // torchrun's own store sits on that port, and every rank is one of its clients.
   if (!absl::EqualsIgnoreCase(read.Text("TORCHELASTIC_USE_AGENT_STORE"), "true")) {
     environment.store_addresses = {internal::HostPort{host, port}.ToString()};
@@ -181,8 +203,9 @@ absl::Status FindMasterStore(const Reader& read, const ProcessFacts& process, En
 
 absl::Status FindStore(const Reader& read, const ProcessFacts& process, Environment& environment) {
   EK_ASSIGN_OR_RETURN(const int is_hosted, read.NumberOr("EVENKEEL_STORE_HOSTED", 0, 1, 0));
-  environment.hosts_store = environment.rank == 0 && is_hosted == 0;
-  if (read.Has("EVENKEEL_STORE")) return FindOurStore(read, environment);
+  environment.rank_zero_hosts = is_hosted == 0;
+  environment.hosts_store = environment.rank == 0 && environment.rank_zero_hosts;
+  if (read.Has("EVENKEEL_STORE")) return FindOurStore(read, process, environment);
   if (is_hosted == 1) return absl::InvalidArgumentError("EVENKEEL_STORE_HOSTED=1 needs EVENKEEL_STORE=host:port");
   if (read.Has("MASTER_ADDR") || read.Has("MASTER_PORT")) return FindMasterStore(read, process, environment);
   if (environment.is_one_host) {

@@ -8,7 +8,9 @@
 // without any of them the job is one process.
 //
 // Our own variables come before theirs:
-//   EVENKEEL_STORE         host:port of rank 0's host, or a folder that all ranks see (anything with a '/')
+//   EVENKEEL_STORE         host:port of rank 0's host, or a folder that all ranks see (anything with a '/'). Ranks of
+//                          one host may give port 0: the system chooses one, and they read it in a folder of their
+//                          user's; so they may with MASTER_PORT
 //   EVENKEEL_STORE_HOSTED  1: somebody else hosts the store, as our launcher does; else rank 0 does
 //   EVENKEEL_SECRET        what ranks prove to each other to know; or
 //   EVENKEEL_SECRET_FILE   a file that holds it. Ranks of one host do without: they share a file that only their user
@@ -42,6 +44,7 @@ struct Environment {
   std::string store_folder;
   bool folder_is_ours = false;  // Made for this job, and to be removed after it.
   bool hosts_store = false;     // This process must make the server.
+  bool rank_zero_hosts = true;  // So rank 0 does; false: somebody else, such as the launcher.
   std::string address;          // This host's for the other ranks; empty: the one that leads to the store.
 
   std::string secret;         // Given, or

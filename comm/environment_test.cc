@@ -114,6 +114,33 @@ TEST(ParseEnvironmentTest, OurOwnVariablesComeFirst) {
   EXPECT_EQ(Parse(With(kTwoRanks, {{"EVENKEEL_STORE", "[::1]:4000"}})).store_addresses[0], "[::1]:4000");
 }
 
+// The others learn the port in a folder, which is one host's.
+TEST(ParseEnvironmentTest, TheSystemMayChooseThePortOnOneHost) {
+  const Environment ours = Parse(With(kTwoRanks, {{"EVENKEEL_STORE", "127.0.0.2:0"}, {"RANK", "0"}}));
+  EXPECT_THAT(ours.store_addresses, IsEmpty());
+  EXPECT_EQ(ours.store_folder, "/tmp/evenkeel-1000/port-29500");
+  EXPECT_EQ(ours.secret_folder, ours.store_folder);
+  EXPECT_EQ(ours.address, "127.0.0.2");
+  EXPECT_TRUE(ours.folder_is_ours);
+  EXPECT_TRUE(ours.hosts_store);
+  // A port that all such jobs share does not name one of them.
+  EXPECT_EQ(Parse(With(kTwoRanks, {{"MASTER_PORT", "0"}})).store_folder, "/tmp/evenkeel-1000/variables-77");
+
+  const Variables hosts = With(kTwoRanks, {{"LOCAL_WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"EVENKEEL_SECRET", "s"}});
+  EXPECT_THAT(Complaint(With(hosts, {{"MASTER_PORT", "0"}})),
+              AllOf(HasSubstr("MASTER_PORT=0"), HasSubstr("several hosts"), HasSubstr("EVENKEEL_STORE")));
+  EXPECT_THAT(Complaint(With(hosts, {{"EVENKEEL_STORE", "10.0.0.7:0"}})), HasSubstr("EVENKEEL_STORE=10.0.0.7:0"));
+}
+
+// The candidates go on below where the ports end.
+TEST(ParseEnvironmentTest, TorchrunsAgentMayHaveTheLastPort) {
+  const Environment last = Parse(With(
+      kTorchrun, {{"LOCAL_WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"MASTER_PORT", "65534"}, {"EVENKEEL_SECRET", "s"}}));
+  ASSERT_THAT(last.store_addresses, SizeIs(8));
+  EXPECT_EQ(last.store_addresses[0], "127.0.0.1:65535");
+  EXPECT_EQ(last.store_addresses[1], "127.0.0.1:1024");
+}
+
 TEST(ParseEnvironmentTest, KnowsSlurm) {
   const Variables slurm = {{"SLURM_PROCID", "5"},    {"SLURM_NTASKS", "8"},
                            {"SLURM_LOCALID", "1"},   {"SLURM_JOB_ID", "4711"},
@@ -181,7 +208,8 @@ TEST(ParseEnvironmentTest, SaysWhatIsWrong) {
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"MASTER_PORT", ""}})), HasSubstr("MASTER_PORT is not set"));
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"MASTER_ADDR", ""}})), HasSubstr("MASTER_ADDR is not"));
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_STORE", "here"}})), HasSubstr("EVENKEEL_STORE=here"));
-  EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_STORE", "here:0"}})), HasSubstr("EVENKEEL_STORE=here:0"));
+  EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_STORE", "here:0"}, {"EVENKEEL_STORE_HOSTED", "1"}})),
+              AllOf(HasSubstr("EVENKEEL_STORE=here:0"), HasSubstr("nobody could tell the other ranks")));
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_STORE_HOSTED", "yes"}})), HasSubstr("EVENKEEL_STORE_HOSTED=yes"));
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_STORE_HOSTED", "1"}})), HasSubstr("needs EVENKEEL_STORE"));
   const Variables hosts = {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}};

@@ -54,6 +54,27 @@ absl::StatusOr<std::vector<std::string>> PlacesToListen(const Environment& envir
   return places;
 }
 
+// To find out whether a store answers where the last one of this folder was: a dead one refuses at once.
+constexpr absl::Duration kGlance = absl::Milliseconds(500);
+
+// A second rank 0 would take its folder's ranks away from the first one.
+absl::Status CheckThatNobodyHosts(TcpStoreOptions options) {
+  const absl::StatusOr<std::string> address = options.published->Get(kAddressKey, absl::ZeroDuration());
+  if (!address.ok()) return absl::OkStatus();
+  options.timeout = kGlance;
+  if (!TcpStore::Connect(options).ok()) return absl::OkStatus();  // Of a job that has ended without a word.
+  return absl::AlreadyExistsError(absl::StrCat("two processes say that they are rank 0 of this job: another one ",
+                                               "hosts its store at ", *address, " already"));
+}
+
+// What a rank says that has not found the store.
+absl::Status AnnotateMissing(const Environment& environment, const absl::Status& status) {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), environment.rank_zero_hosts
+                                                                        ? ": rank 0, which is to host it, has not come"
+                                                                        : ": who is to host it is not there"));
+}
+
 // Host names may stand for the loopback address on their own host, as Debian has them in /etc/hosts.
 absl::Status CheckReachable(const TcpStoreServer& server, const std::string& place) {
   if (!server.is_on_loopback()) return absl::OkStatus();
@@ -80,13 +101,20 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
                    .timeout = timeout};
   if (!environment.store_folder.empty()) job->options_.published = job->folder_;
   EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, job->folder_.get()));
-  if (environment.hosts_store) EK_RETURN_IF_ERROR(job->Host(environment));
-  EK_ASSIGN_OR_RETURN(job->store_, TcpStore::Connect(job->options_));
+  if (environment.hosts_store) {
+    const absl::Status hosting = job->Host(environment);
+    if (absl::IsAlreadyExists(hosting)) job->removes_folder_ = false;  // It is the other one's.
+    EK_RETURN_IF_ERROR(hosting);
+  }
+  absl::StatusOr<std::unique_ptr<TcpStore>> store = TcpStore::Connect(job->options_);
+  if (!store.ok()) return environment.hosts_store ? store.status() : AnnotateMissing(environment, store.status());
+  job->store_ = *std::move(store);
   return std::shared_ptr<Rendezvous>(std::move(job));
 }
 
 absl::Status Rendezvous::Host(const Environment& environment) {
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> places, PlacesToListen(environment));
+  if (options_.published != nullptr) EK_RETURN_IF_ERROR(CheckThatNobodyHosts(options_));
   absl::Status last;
   for (const std::string& place : places) {
     absl::StatusOr<std::unique_ptr<TcpStoreServer>> server = TcpStoreServer::Create({.address = place,
@@ -100,15 +128,23 @@ absl::Status Rendezvous::Host(const Environment& environment) {
     server_ = *std::move(server);
     break;
   }
-  if (!last.ok()) return Annotate(last, "rank 0 hosts the job's store");
+  if (!last.ok()) {
+    return absl::Status(
+        last.code(), absl::StrCat("rank 0 is to host the job's store: ", last.message(),
+                                  places.size() == 1 ? ". If another program has the port: set "
+                                                       "EVENKEEL_STORE=host:port or MASTER_PORT to a "
+                                                       "free one, the same for all ranks"
+                                                     : absl::StrCat(", and before it ", places.size() - 1, " others")));
+  }
   return options_.published == nullptr ? absl::OkStatus() : options_.published->Set(kAddressKey, server_->address());
 }
 
 Rendezvous::~Rendezvous() {
   store_ = nullptr;
+  const bool has_published = server_ != nullptr && options_.published != nullptr;
   server_ = nullptr;  // Waits for the others.
+  if (has_published) folder_->Delete(kAddressKey).IgnoreError();
   if (!removes_folder_) return;
-  folder_->Delete(kAddressKey).IgnoreError();
   folder_->Delete(kSecretKey).IgnoreError();
   rmdir(folder_->folder().c_str());  // Unless somebody else has put something there.
 }

@@ -5,7 +5,8 @@
 //
 // Ownership: links keep the rendezvous, and with it the server, alive.
 // Threads:   thread-safe.
-// Errors:    as TcpStore::Connect; and for the file of a secret or an address to listen on that is no good.
+// Errors:    as TcpStore::Connect; and for the file of a secret or an address to listen on that is no good;
+//            AlreadyExists for a second rank 0 of a job that meets in a folder.
 // Ending:    where rank 0 hosts the server, its last owner waits for ranks that are about to leave, for seconds at
 // most.
 

@@ -11,14 +11,18 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/control.h"
 #include "evenkeel/comm/internal/frame.h"
+#include "evenkeel/comm/internal/handshake.h"
+#include "evenkeel/comm/internal/hmac.h"
 #include "evenkeel/comm/internal/socket.h"
 #include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/comm/version.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -277,6 +281,196 @@ TEST(TcpStoreServerTest, AHostThatEndsLetsTheOthersLeaveFirst) {
   (*other)->Leave();
   other = nullptr;
   ending.join();
+}
+
+// What both sides of a connection have said.
+struct Recorded {
+  std::string by_client, by_server;
+};
+
+// Stands between clients and a server, passes on all that they say, and keeps it.
+class RecordingProxy {
+ public:
+  explicit RecordingProxy(const TcpStoreServer& server)
+      : server_(internal::HostPort::Parse(server.address()).value()),
+        listener_(internal::ListenOn({"127.0.0.1", 0}).value()),
+        wake_(internal::WakeUp::Create().value()),
+        thread_([this] { Run(); }) {}
+  ~RecordingProxy() { Stop(); }
+
+  std::string address() const { return internal::LocalAddress(listener_)->ToString(); }
+  // One per connection, in their order.
+  std::vector<Recorded> Stop() {
+    if (!thread_.joinable()) return {};
+    wake_.Signal();
+    thread_.join();
+    std::vector<Recorded> recorded;
+    for (Pair& pair : pairs_) recorded.push_back(pair.said);
+    return recorded;
+  }
+
+ private:
+  struct Pair {
+    internal::UniqueFd client, server;
+    Recorded said;
+    bool is_over = false;
+  };
+
+  void Run() {
+    while (true) {
+      std::vector<pollfd> entries = {{wake_.fd(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+      for (const Pair& pair : pairs_) {
+        entries.push_back({pair.is_over ? -1 : pair.client.get(), POLLIN, 0});
+        entries.push_back({pair.is_over ? -1 : pair.server.get(), POLLIN, 0});
+      }
+      poll(entries.data(), entries.size(), -1);
+      if (entries[0].revents != 0) return;
+      for (Pair& pair : pairs_) {
+        if (pair.is_over) continue;
+        pair.is_over = !Pass(pair.client, pair.server, pair.said.by_client) ||
+                       !Pass(pair.server, pair.client, pair.said.by_server);
+        if (pair.is_over) pair = {.said = std::move(pair.said), .is_over = true};
+      }
+      internal::UniqueFd client = internal::AcceptFrom(listener_).value();
+      if (!client) continue;
+      pairs_.push_back({std::move(client), internal::ConnectTo(server_, absl::Now() + kSoon).value()});
+    }
+  }
+  static bool Pass(const internal::UniqueFd& from, const internal::UniqueFd& to, std::string& said) {
+    std::string bytes;
+    const bool is_over = internal::ReceiveSome(from, bytes).is_over;
+    said += bytes;
+    return internal::SendAll(to, bytes, absl::Now() + kSoon).ok() && !is_over;
+  }
+
+  const internal::HostPort server_;
+  const internal::UniqueFd listener_;
+  const internal::WakeUp wake_;
+  std::vector<Pair> pairs_;
+  std::thread thread_;
+};
+
+// The secret in the forms in which it could slip into what is sent.
+std::vector<std::string> FormsOf(const std::string& secret) {
+  return {secret,
+          absl::BytesToHexString(secret),
+          absl::Base64Escape(secret),
+          std::string(secret.rbegin(), secret.rend()),
+          secret.substr(0, 8),
+          secret.substr(secret.size() - 8)};
+}
+
+TEST(HandshakeTest, TheSecretIsNeverSent) {
+  const std::string secret = "correct horse battery staple";
+  const std::unique_ptr<TcpStoreServer> server = TcpStoreServer::Create({.job = "job", .secret = secret}).value();
+  RecordingProxy proxy(*server);
+  TcpStoreOptions options{
+      .addresses = {proxy.address()}, .job = "job", .secret = secret, .rank = 0, .world_size = 2, .timeout = kSoon};
+  {
+    const auto store = TcpStore::Connect(options);
+    ASSERT_TRUE(store.ok()) << store.status();
+    EXPECT_TRUE((*store)->Set("said to the store", "value").ok());
+    EXPECT_TRUE(TcpControlLink::Connect(options).ok());
+  }
+  options.rank = 2;  // Refused.
+  EXPECT_FALSE(TcpStore::Connect(options).ok());
+  options.rank = 0;
+  options.secret = "wrong horse battery staples";
+  EXPECT_TRUE(absl::IsPermissionDenied(TcpStore::Connect(options).status()));
+
+  const std::vector<Recorded> recorded = proxy.Stop();
+  ASSERT_EQ(recorded.size(), 4u);
+  EXPECT_THAT(recorded[0].by_client, HasSubstr("said to the store")) << "the proxy does not record";
+  for (const Recorded& said : recorded) {
+    EXPECT_FALSE(said.by_client.empty());
+    EXPECT_FALSE(said.by_server.empty());
+    for (const std::string& form : FormsOf(secret)) {
+      EXPECT_THAT(said.by_client, testing::Not(HasSubstr(form)));
+      EXPECT_THAT(said.by_server, testing::Not(HasSubstr(form)));
+    }
+    for (const std::string& form : FormsOf(options.secret)) EXPECT_THAT(said.by_client, testing::Not(HasSubstr(form)));
+  }
+  EXPECT_NE(recorded[0].by_server.substr(0, 200), recorded[1].by_server.substr(0, 200)) << "a nonce came twice";
+}
+
+// All that a stranger sends, and what the server says to it until it cuts off.
+std::string AnswerTo(const TcpStoreServer& server, absl::string_view bytes) {
+  const internal::UniqueFd fd = Stranger(server);
+  std::string answer;
+  const absl::Time deadline = absl::Now() + kSoon;
+  if (!internal::SendAll(fd, bytes, deadline).ok()) return answer;
+  while (internal::WaitFor(fd, POLLIN, deadline).ok() && !internal::ReceiveSome(fd, answer).is_over) {
+  }
+  return answer;
+}
+
+TEST(HandshakeTest, APlayedBackHandshakeIsRefused) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  RecordingProxy proxy(*server);
+  TcpStoreOptions options = ClientOf(*server, 0, 2);
+  options.addresses = {proxy.address()};
+  ASSERT_TRUE(TcpStore::Connect(options).value()->Set("key", "set by rank 0").ok());
+  const std::vector<Recorded> recorded = proxy.Stop();
+  ASSERT_EQ(recorded.size(), 1u);
+  ASSERT_THAT(recorded[0].by_client, HasSubstr("set by rank 0"));
+
+  const std::unique_ptr<TcpStore> store = TcpStore::Connect(ClientOf(*server, 1, 2)).value();
+  ASSERT_TRUE(store->Set("key", "changed since").ok());
+  EXPECT_THAT(AnswerTo(*server, recorded[0].by_client), HasSubstr("the secrets differ"));
+  // Nor can what the server has said be used as a proof.
+  EXPECT_THAT(AnswerTo(*server, recorded[0].by_server), testing::Not(HasSubstr("set by rank 0")));
+  EXPECT_EQ(store->Get("key", kSoon).value(), "changed since");
+}
+
+// A store of another build: challenges whoever connects.
+std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::string_view job) {
+  const internal::UniqueFd listener = internal::ListenOn({"127.0.0.1", 0}).value();
+  internal::WakeUp stop = internal::WakeUp::Create().value();
+  std::thread other([&] {
+    std::vector<internal::UniqueFd> connections;
+    while (true) {
+      pollfd entries[] = {{stop.fd(), POLLIN, 0}, {listener.get(), POLLIN, 0}};
+      poll(entries, 2, -1);
+      if (entries[0].revents != 0) return;
+      connections.push_back(internal::AcceptFrom(listener).value());
+      const internal::Challenge challenge{.version = version,
+                                          .build = std::string(build),
+                                          .job = std::string(job),
+                                          .nonce = std::string(internal::kNonceSize, 'n')};
+      (void)internal::SendAll(connections.back(), internal::Frame(challenge.Serialize()), absl::Now() + kSoon);
+    }
+  });
+  const absl::Status status = TcpStore::Connect({.addresses = {internal::LocalAddress(listener)->ToString()},
+                                                 .job = "job",
+                                                 .secret = "secret",
+                                                 .rank = 1,
+                                                 .world_size = 2,
+                                                 .timeout = absl::Milliseconds(job == "job" ? 20000 : 50)})
+                                  .status();
+  stop.Signal();
+  other.join();
+  return status.ToString();
+}
+
+TEST(HandshakeTest, AStoreOfAnotherBuildIsRefusedAtOnce) {
+  const std::string ours =
+      absl::StrCat("rank 1 runs evenkeel ", kBuild, " (protocol ", internal::kProtocolVersion, ")");
+  EXPECT_THAT(ConnectToABuild(internal::kProtocolVersion, "0.0.1", "job"),
+              AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("the store runs evenkeel 0.0.1"), HasSubstr(ours)));
+  EXPECT_THAT(ConnectToABuild(99, kBuild, "job"),
+              AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("(protocol 99)"), HasSubstr(ours)));
+  EXPECT_THAT(ConnectToABuild(99, "0.9.9", "other"), AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("the job other")));
+}
+
+TEST(HandshakeTest, ARankOfAnotherBuildIsRefused) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  const std::string nonce(internal::kNonceSize, 'n'), proof(internal::kDigestSize, 'p');
+  const internal::Hello older{.build = "0.0.1", .world_size = 2, .nonce = nonce, .proof = proof};
+  EXPECT_THAT(
+      AnswerTo(*server, internal::Frame(older.Serialize())),
+      AllOf(HasSubstr("the rank runs evenkeel 0.0.1"), HasSubstr(absl::StrCat("the store runs evenkeel ", kBuild))));
+  const internal::Hello newer{.version = 99, .world_size = 2, .nonce = nonce, .proof = proof};
+  EXPECT_THAT(AnswerTo(*server, internal::Frame(newer.Serialize())), HasSubstr("(protocol 99)"));
 }
 
 // A live group, and strangers that connect and say nothing, or nonsense, or half of something.

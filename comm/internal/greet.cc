@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -17,8 +18,10 @@ namespace {
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(250);
-// Somebody else's server may take the connection and say nothing.
-constexpr absl::Duration kAttempt = absl::Seconds(10);
+// Somebody else's server may take the connection and say nothing, and the next address may be the right one. A store
+// speaks at once, but on a busy machine "at once" may take long: so the patience grows from round to round.
+constexpr absl::Duration kFirstPatience = absl::Seconds(1);
+constexpr absl::Duration kLongestPatience = absl::Seconds(10);
 
 struct Attempt {
   absl::StatusOr<Greeted> result;
@@ -36,22 +39,22 @@ absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser
   }
 }
 
-std::string VersionText(uint32_t server, uint32_t client) {
-  return absl::StrCat("it speaks protocol version ", server, ", this rank speaks ", client,
-                      ": all ranks must run the same build");
-}
-
-absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl::Time deadline, bool& is_final) {
+// Who has sent a challenge is a store, and one that has been answered must not be left: it counts this rank as come. So
+// from then on only the deadline ends the wait.
+absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl::Time challenge_by, absl::Time deadline,
+                      bool& is_final) {
   FrameParser& parser = greeted.received;
   parser.set_max_payload(kMaxGreetingFrame);
-  EK_ASSIGN_OR_RETURN(const std::string first, ReceiveFrame(greeted.fd, parser, deadline));
+  EK_ASSIGN_OR_RETURN(const std::string first, ReceiveFrame(greeted.fd, parser, challenge_by));
   EK_ASSIGN_OR_RETURN(const Challenge challenge, Challenge::Parse(first));
-  if (challenge.version != kProtocolVersion) {
-    return absl::FailedPreconditionError(VersionText(challenge.version, hello.version));
-  }
   if (!job.job.empty() && !challenge.job.empty() && job.job != challenge.job) {
-    return absl::UnavailableError(absl::StrCat("it serves the job ", challenge.job, ", not ", job.job));
+    return absl::UnavailableError(
+        absl::StrCat("it serves the job ", absl::CHexEscape(challenge.job), ", not ", job.job));
   }
+  const absl::Status same_build =
+      CheckSameBuild("the store", challenge.version, challenge.build, absl::StrCat("rank ", hello.rank));
+  is_final = !same_build.ok();
+  EK_RETURN_IF_ERROR(same_build);
   EK_ASSIGN_OR_RETURN(hello.nonce, RandomBytes(kNonceSize));
   hello.proof = ProofOf(job.secret, challenge, hello);
   EK_RETURN_IF_ERROR(SendAll(greeted.fd, Frame(hello.Serialize()), deadline));
@@ -68,21 +71,23 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
   return absl::OkStatus();
 }
 
-Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job, absl::Time deadline) {
-  absl::StatusOr<UniqueFd> fd = ConnectTo(server, deadline);
+Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job, absl::Duration patience,
+                  absl::Time deadline) {
+  const absl::Time challenge_by = std::min(deadline, absl::Now() + patience);
+  absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by);
   if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
   Greeted greeted{.fd = *std::move(fd), .server = server};
   absl::StatusOr<HostPort> local = LocalAddress(greeted.fd);
   if (!local.ok()) return {local.status()};
   greeted.local = *local;
   Attempt attempt{absl::UnknownError("")};
-  const absl::Status status = Exchange(greeted, hello, job, deadline, attempt.is_final);
+  const absl::Status status = Exchange(greeted, hello, job, challenge_by, deadline, attempt.is_final);
   if (status.ok()) {
     attempt.result = std::move(greeted);
   } else if (attempt.is_final) {
     attempt.result = Annotate(status, absl::StrCat("the store at ", server.ToString(), " and rank ", hello.rank));
   } else {
-    attempt.result = Annotate(status, absl::StrCat(server.ToString(), " answers, but not as this job's store"));
+    attempt.result = Annotate(status, absl::StrCat("who listens at ", server.ToString(), " is not this job's store"));
   }
   return attempt;
 }
@@ -98,12 +103,12 @@ std::string Places(const std::vector<HostPort>& servers) {
 
 absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job, absl::Time deadline) {
   const absl::Time start = absl::Now();
-  absl::Duration pause = kFirstPause;
+  absl::Duration pause = kFirstPause, patience = kFirstPatience;
   absl::Status last;
   while (true) {
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
     for (const HostPort& server : servers) {
-      Attempt attempt = GreetOnce(server, hello, job, std::min(deadline, absl::Now() + kAttempt));
+      Attempt attempt = GreetOnce(server, hello, job, patience, deadline);
       if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
       last = attempt.result.status();
     }
@@ -115,6 +120,7 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
     }
     absl::SleepFor(pause);
     pause = std::min(pause * 1.5, kLongestPause);
+    patience = std::min(patience * 2, kLongestPatience);
   }
 }
 

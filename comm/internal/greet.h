@@ -41,7 +41,7 @@ struct Greeted {
 
 // `hello` comes without nonce and proof.
 // Errors: DeadlineExceeded with the address and the last obstacle; else what the store says: PermissionDenied for a
-// wrong secret, InvalidArgument for a wrong rank or world size, FailedPrecondition for another version.
+// wrong secret, InvalidArgument for a wrong rank or world size, FailedPrecondition for another version or build.
 absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job, absl::Time deadline);
 
 }  // namespace evenkeel::internal

@@ -1,5 +1,6 @@
 #include "evenkeel/comm/internal/handshake.h"
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/hmac.h"
@@ -10,11 +11,23 @@ namespace {
 
 constexpr uint32_t kMagic = 0x4b6e7645;  // "EvnK"
 
-// The first two words stay as they are in every version, so that versions can tell each other apart.
-ByteWriter Begin(uint32_t version) {
+// These stay as they are in every version, so that versions can tell each other apart; in a challenge, the job as well.
+ByteWriter Begin(uint32_t version, absl::string_view build) {
   ByteWriter writer;
-  writer.U32(kMagic).U32(version);
+  writer.U32(kMagic).U32(version).Bytes(build);
   return writer;
+}
+
+constexpr size_t kMaxShown = 40;
+
+// A build's name as a message shows it; it may be anybody's bytes.
+std::string Shown(absl::string_view build) {
+  const std::string text = absl::CHexEscape(build.substr(0, kMaxShown));
+  return text.empty() ? "unknown" : text;
+}
+
+std::string BuildText(uint32_t version, absl::string_view build) {
+  return absl::StrCat("evenkeel ", Shown(build), " (protocol ", version, ")");
 }
 
 absl::StatusOr<uint32_t> BeginOf(ByteReader& reader, absl::string_view what) {
@@ -25,7 +38,7 @@ absl::StatusOr<uint32_t> BeginOf(ByteReader& reader, absl::string_view what) {
 }
 
 ByteWriter WithoutProof(const Hello& hello) {
-  ByteWriter writer = Begin(hello.version);
+  ByteWriter writer = Begin(hello.version, hello.build);
   writer.U8(static_cast<uint8_t>(hello.kind)).Bytes(hello.group).I32(hello.rank).I32(hello.world_size);
   writer.Bytes(hello.nonce);
   return writer;
@@ -33,17 +46,18 @@ ByteWriter WithoutProof(const Hello& hello) {
 
 }  // namespace
 
-std::string Challenge::Serialize() const { return Begin(version).Bytes(job).Bytes(nonce).Take(); }
+std::string Challenge::Serialize() const { return Begin(version, build).Bytes(job).Bytes(nonce).Take(); }
 
 absl::StatusOr<Challenge> Challenge::Parse(absl::string_view bytes) {
   ByteReader reader(bytes);
   Challenge challenge;
   EK_ASSIGN_OR_RETURN(challenge.version, BeginOf(reader, "challenge"));
-  if (challenge.version != kProtocolVersion) return challenge;
+  challenge.build = std::string(reader.Bytes());
   challenge.job = std::string(reader.Bytes());
+  if (challenge.version != kProtocolVersion) return challenge;
   challenge.nonce = std::string(reader.Bytes());
   EK_RETURN_IF_ERROR(reader.Finish("challenge"));
-  if (challenge.nonce.size() != kNonceSize || challenge.job.size() > kMaxName) {
+  if (challenge.nonce.size() != kNonceSize || challenge.job.size() > kMaxName || challenge.build.size() > kMaxName) {
     return absl::InvalidArgumentError("challenge: a field has the wrong size");
   }
   return challenge;
@@ -55,6 +69,7 @@ absl::StatusOr<Hello> Hello::Parse(absl::string_view bytes) {
   ByteReader reader(bytes);
   Hello hello;
   EK_ASSIGN_OR_RETURN(hello.version, BeginOf(reader, "hello"));
+  hello.build = std::string(reader.Bytes());
   if (hello.version != kProtocolVersion) return hello;
   const uint8_t kind = reader.U8();
   hello.kind = static_cast<Kind>(kind);
@@ -65,7 +80,8 @@ absl::StatusOr<Hello> Hello::Parse(absl::string_view bytes) {
   hello.proof = std::string(reader.Bytes());
   EK_RETURN_IF_ERROR(reader.Finish("hello"));
   if (kind > static_cast<uint8_t>(Kind::kControl)) return absl::InvalidArgumentError("hello: unknown kind");
-  if (hello.nonce.size() != kNonceSize || hello.proof.size() != kDigestSize || hello.group.size() > kMaxName) {
+  if (hello.nonce.size() != kNonceSize || hello.proof.size() != kDigestSize || hello.group.size() > kMaxName ||
+      hello.build.size() > kMaxName) {
     return absl::InvalidArgumentError("hello: a field has the wrong size");
   }
   return hello;
@@ -86,8 +102,16 @@ absl::StatusOr<Verdict> Verdict::Parse(absl::string_view bytes) {
   if (code < 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
     return absl::InvalidArgumentError("verdict: unknown code");
   }
+  if (code == 0 && !message.empty()) return absl::InvalidArgumentError("verdict: a reason for no refusal");
   verdict.status = absl::Status(static_cast<absl::StatusCode>(code), message);
   return verdict;
+}
+
+absl::Status CheckSameBuild(absl::string_view peer, uint32_t version, absl::string_view build, absl::string_view self) {
+  if (version == kProtocolVersion && build == kBuild) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(peer, " runs ", BuildText(version, build), ", ", self, " runs ",
+                                                    BuildText(kProtocolVersion, kBuild),
+                                                    ": all ranks and the launcher must run the same build"));
 }
 
 std::string ProofOf(absl::string_view secret, const Challenge& challenge, const Hello& hello) {

@@ -49,6 +49,7 @@ absl::StatusOr<StoreReply> StoreReply::Parse(absl::string_view bytes) {
   if (code < 0 || code > static_cast<int>(absl::StatusCode::kUnauthenticated)) {
     return absl::InvalidArgumentError("store reply: unknown code");
   }
+  if (code == 0 && !message.empty()) return absl::InvalidArgumentError("store reply: a reason for no error");
   reply.status = absl::Status(static_cast<absl::StatusCode>(code), message);
   return reply;
 }

@@ -157,11 +157,7 @@ void ServerLoop::HandleHello(PeerId id, Peer& peer, const Hello& hello) {
 }
 
 absl::Status ServerLoop::Judge(const Peer& peer, const Hello& hello) const {
-  if (hello.version != kProtocolVersion) {
-    return absl::FailedPreconditionError(absl::StrCat("it speaks protocol version ", kProtocolVersion,
-                                                      ", the rank speaks ", hello.version,
-                                                      ": all ranks must run the same build"));
-  }
+  EK_RETURN_IF_ERROR(CheckSameBuild("the rank", hello.version, hello.build, "the store"));
   if (!IsDigest(hello.proof, ProofOf(options_.job.secret, peer.challenge, hello))) {
     return absl::PermissionDeniedError(
         "the secrets differ: set EVENKEEL_SECRET or EVENKEEL_SECRET_FILE to the same value for every rank");

@@ -127,6 +127,8 @@ class Joinable {
   const JoinConfig& join_config() const { return config_; }
   // Optimizer steps that this rank has finished, those of a rank that ran dry included; -1 for what is no optimizer.
   int64_t steps_finished() const { return join_phase() == JoinPhase::kOptimizer ? steps_finished_ : -1; }
+  // After loading a checkpoint, and for one that is new in a group: from where it counts. On all ranks alike.
+  void SetStepsFinished(int64_t steps) { steps_finished_ = steps; }
 
  protected:
   // For ReplaceGroup(). The first lets go of the old group (null if it has been destroyed) and must not wait; in the

@@ -6,6 +6,7 @@
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
+#include "evenkeel/zero_optim/internal/state_sync.h"
 
 namespace evenkeel {
 
@@ -52,11 +53,11 @@ absl::Status Optimizer::RepeatStep(absl::string_view payload) {
 }
 
 void Optimizer::Apply(const StepMessage& step) {
-  if (step.options.skip) return;
-  for (int i = 0; i < params_->size(); ++i) {
+  for (int i = 0; i < params_->size() && !step.options.skip; ++i) {
     if (step.sources[i] == GradientSource::kNone) continue;
     updater_.Update(i, (*params_)[i].grad, step.options.grad_scale);
   }
+  CountStep();
 }
 
 absl::Status Optimizer::LoadState(const OptimizerState& state) {
@@ -64,6 +65,18 @@ absl::Status Optimizer::LoadState(const OptimizerState& state) {
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   updater_.Import(state, [](int) { return true; });
   return absl::OkStatus();
+}
+
+absl::Status Optimizer::EnterGroup(const GroupChange& /*change*/) {
+  return internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, rule(),
+                                       internal::SameIn::kShape);
+}
+
+absl::Status Optimizer::TakeOver(StateTransfer& transfer) {
+  EK_ASSIGN_OR_RETURN(Channel * channel, communicator().OpenChannel(join_name()));
+  const internal::StateSync sync{.comm = communicator(), .channel = *channel, .name = join_name()};
+  if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
+  return sync.BroadcastState(updater_, *params_, transfer.source);
 }
 
 absl::StatusOr<std::unique_ptr<JoinHook>> Optimizer::MakeJoinHook(const JoinOptions& /*options*/) {

@@ -10,9 +10,11 @@
 // included. It communicates nothing as long as all ranks have inputs. In RunJoined() ranks that ran dry take the same
 // step with the reduced gradients, so that weights, moments and step counts stay equal on all ranks.
 //
+// ReplaceGroup() and Recover() (join/recovery.h) go on in another group; the latter makes all ranks' state equal.
+//
 // sharded_optimizer.h splits the state over the ranks, with the same results.
 //
-// Ownership: communicator and parameters outlive it. Create it on all ranks in the same order.
+// Ownership: the communicator outlives its use, the parameters outlive it. Create it on all ranks in the same order.
 // Threads:   thread-compatible.
 // Errors:    InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
 //            FailedPrecondition from Step() if a gradient is this rank's own although there are others: the replicas
@@ -64,6 +66,9 @@ class Optimizer : public Joinable {
   absl::StatusOr<internal::StepMessage> PlanStep(const StepOptions& options) const;
   absl::Status RepeatStep(absl::string_view payload);
   void Apply(const internal::StepMessage& step);
+
+  absl::Status EnterGroup(const GroupChange& change) override;
+  absl::Status TakeOver(StateTransfer& transfer) override;
 
   const ParameterSet* const params_;
   internal::ParameterUpdater updater_;

@@ -20,6 +20,7 @@
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/pod_bytes.h"
+#include "evenkeel/zero_optim/internal/state_sync.h"
 
 namespace evenkeel {
 namespace {
@@ -70,14 +71,15 @@ ShardedOptimizer::ShardedOptimizer(Communicator* comm, ParameterSet* params, Upd
                                    ShardedOptimizerOptions options)
     : Joinable(comm, "sharded_optimizer"),
       params_(params),
-      options_(options),
+      options_(std::move(options)),
       specs_(SpecsOf(*params)),
-      updater_(params, std::move(rule)) {}
+      updater_(params, std::move(rule)),
+      was_updated_(params->size(), 0) {}
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Communicator* comm, ParameterSet* params,
                                                                            UpdateRule rule,
                                                                            ShardedOptimizerOptions options) {
-  std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(comm, params, std::move(rule), options));
+  std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(comm, params, std::move(rule), std::move(options)));
   absl::Status own = optimizer->updater_.Check();
   if (own.ok()) own = optimizer->Init();
   EK_RETURN_IF_ERROR(
@@ -88,19 +90,28 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Commu
 }
 
 absl::Status ShardedOptimizer::Init() {
-  EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
-  reduction_ =
-      std::make_unique<internal::GradientReduction>(&communicator(), channel_, params_, specs_, options_.bucket_cap);
-  std::vector<int64_t> sizes;
-  for (const ParamSpec& spec : specs_) sizes.push_back(spec.count);
-  EK_RETURN_IF_ERROR(
-      SetPlan(OwnerTable(std::move(sizes), communicator().world_size()), TrainableMask(params_->size(), false), 0));
+  EK_RETURN_IF_ERROR(TakeChannel());
+  EK_RETURN_IF_ERROR(SetPlan(NobodyOwns(), TrainableMask(params_->size(), false), 0));
   seen_mask_version_ = params_->mask_version();
   return AdoptMask(params_->mask(), {});
 }
 
+absl::Status ShardedOptimizer::TakeChannel() {
+  EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
+  reduction_ =
+      std::make_unique<internal::GradientReduction>(&communicator(), channel_, params_, specs_, options_.bucket_cap);
+  return absl::OkStatus();
+}
+
+OwnerTable ShardedOptimizer::NobodyOwns() const {
+  std::vector<int64_t> sizes;
+  for (const ParamSpec& spec : specs_) sizes.push_back(spec.count);
+  return OwnerTable(std::move(sizes), communicator().world_size());
+}
+
 ShardedOptimizer::~ShardedOptimizer() {
-  if (is_registered_) communicator().steps().Unregister(this);
+  Communicator* const comm = living_group();
+  if (is_registered_ && comm != nullptr) comm->steps().Unregister(this);
 }
 
 // The plan -----------------------------------------------------------------------------------------------------------
@@ -184,19 +195,30 @@ absl::Status ShardedOptimizer::Step(const StepOptions& options) {
     const std::string payload = absl::StrCat(std::string(1, static_cast<char>(Action::kStep)), step.Serialize());
     EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
   }
-  return Run(step, answer, /*has_inputs=*/true);
+  EK_RETURN_IF_ERROR(Run(step, answer, /*has_inputs=*/true));
+  if (!options.skip) NoteUpdated(step.sources);
+  return absl::OkStatus();
+}
+
+void ShardedOptimizer::NoteUpdated(const std::vector<GradientSource>& sources) {
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] != GradientSource::kNone) was_updated_[i] = 1;
+  }
 }
 
 absl::Status ShardedOptimizer::RepeatStep(const StepAnswer& answer, absl::string_view message) {
   EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(message, params_->size()));
   EK_RETURN_IF_ERROR(updater_.Adopt(step.rule));
+  const std::vector<GradientSource> sources = step.sources;
   const PlanPtr plan = this->plan();
   for (int i = 0; i < params_->size(); ++i) {
     const bool is_owner = plan->owners.owner(i) == communicator().rank();
     if (!is_owner && step.sources[i] == GradientSource::kHere) step.sources[i] = GradientSource::kNone;
   }
   if (!step.options.skip) EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
-  return Run(step, answer, /*has_inputs=*/false);
+  EK_RETURN_IF_ERROR(Run(step, answer, /*has_inputs=*/false));
+  if (!step.options.skip) NoteUpdated(sources);
+  return absl::OkStatus();
 }
 
 absl::Status ShardedOptimizer::Run(const StepMessage& step, const StepAnswer& answer, bool has_inputs) {
@@ -206,6 +228,7 @@ absl::Status ShardedOptimizer::Run(const StepMessage& step, const StepAnswer& an
   }
   if (!step.options.skip) EK_RETURN_IF_ERROR(ReduceAndUpdate(step, answer, to_reduce, has_inputs));
   for (int param : to_reduce) params_->SetGradState(param, GradState::kNone);
+  CountStep();
   return absl::OkStatus();
 }
 
@@ -215,8 +238,11 @@ absl::Status ShardedOptimizer::ReduceAndUpdate(const StepMessage& step, const St
   const int divisor = join_config().divide_by_initial_world_size ? answer.world_size : answer.active;
   EK_RETURN_IF_ERROR(reduction_->Start(plan->owners, to_reduce, {.scale = 1.0 / divisor, .has_inputs = has_inputs}));
 
-  absl::Status status;
+  // Nobody's parameters or state change before every rank is known to have come here: until then a failed step can be
+  // repeated. The broadcasts would queue behind the reductions anyway.
+  absl::Status status = WaitForReductions(*plan, to_reduce);
   std::vector<Work> broadcasts;
+  if (status.ok()) is_torn_ = true;
   for (size_t b = 0; b < plan->buckets.size() && status.ok(); ++b) {
     const ShardBucket& bucket = plan->buckets[b];
     if (bucket.owner == communicator().rank()) status = UpdateBucket(bucket, step);
@@ -227,6 +253,21 @@ absl::Status ShardedOptimizer::ReduceAndUpdate(const StepMessage& step, const St
   }
   status.Update(WaitForAll(broadcasts));
   status.Update(reduction_->WaitAll());
+  if (!status.ok()) return status;
+  is_torn_ = false;
+  return absl::OkStatus();
+}
+
+// Those to this rank; all of them if it owns none.
+absl::Status ShardedOptimizer::WaitForReductions(const ShardPlan& plan, const std::vector<int>& to_reduce) {
+  absl::Status status;
+  bool owns_any = false;
+  for (int param : to_reduce) {
+    if (plan.owners.owner(param) != communicator().rank()) continue;
+    owns_any = true;
+    status.Update(reduction_->Wait(param).status());
+  }
+  if (!owns_any) status.Update(reduction_->WaitAll());
   return status;
 }
 
@@ -352,8 +393,84 @@ absl::Status ShardedOptimizer::LoadState(const OptimizerState& state) {
   }
   if (!to_own.empty()) EK_RETURN_IF_ERROR(AdoptMask(old->mask, std::move(to_own)));
   const PlanPtr now = plan();
+  was_updated_.assign(was_updated_.size(), 0);
+  for (const auto& [param, entry] : state.params) was_updated_[param] = 1;
+  is_torn_ = false;
   updater_.Import(state, [&](int param) { return now->owners.owner(param) == communicator().rank(); });
   return absl::OkStatus();
+}
+
+// Another group -------------------------------------------------------------------------------------------------------
+
+void ShardedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
+  if (is_registered_ && old != nullptr) old->steps().Unregister(this);
+  is_registered_ = false;
+  last_step_.reset();
+  params_->ClearGradients();
+}
+
+internal::ShardFacts ShardedOptimizer::Facts() const {
+  const PlanPtr plan = this->plan();
+  internal::ShardFacts facts{.generation = plan->generation,
+                             .mask = plan->mask,
+                             .steps_finished = steps_finished(),
+                             .is_torn = is_torn_,
+                             .may_lose = options_.lost_shard == LostShard::kFresh,
+                             .checkpoint_hint = options_.checkpoint_hint,
+                             .owners = plan->owners.owners(),
+                             .was_updated = was_updated_};
+  for (int i = 0; i < params_->size(); ++i) facts.held_steps.push_back(updater_.step(i));
+  return facts;
+}
+
+absl::Status ShardedOptimizer::EnterGroup(const GroupChange& change) {
+  EK_RETURN_IF_ERROR(TakeChannel());
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, rule(),
+                                                   internal::SameIn::kShape));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      communicator().control().Exchange(absl::StrCat("shards/", join_name()), Facts().Serialize(),
+                                                        communicator().timeout()));
+  std::vector<internal::ShardFacts> by_rank;
+  for (const std::string& part : parts) {
+    EK_ASSIGN_OR_RETURN(internal::ShardFacts facts, internal::ShardFacts::Parse(part, params_->size()));
+    by_rank.push_back(std::move(facts));
+  }
+  EK_ASSIGN_OR_RETURN(const internal::ShardMove move, internal::PlanShardMove(by_rank, change.source));
+  EK_RETURN_IF_ERROR(MoveState(move));
+  communicator().steps().Register(this);
+  is_registered_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::MoveState(const internal::ShardMove& move) {
+  OwnerTable owners = NobodyOwns();
+  EK_RETURN_IF_ERROR(owners.Assign(move.owned));
+  const int rank = communicator().rank();
+  std::vector<Work> works;
+  for (int param = 0; param < params_->size(); ++param) {
+    const int from = move.holder[param], to = owners.owner(param);
+    was_updated_[param] = from >= 0;
+    if (from < 0 || from == to || (rank != from && rank != to)) continue;
+    if (rank == to) updater_.Prepare(param, move.steps[param]);
+    for (StateTensor& tensor : updater_.tensors(param)) {
+      works.push_back(rank == to ? channel_->Recv(tensor.view(), from, {.role = Role::kState})
+                                 : channel_->Send(tensor.view(), to, {.role = Role::kState}));
+    }
+  }
+  EK_RETURN_IF_ERROR(WaitForAll(works));
+  for (int param = 0; param < params_->size(); ++param) {
+    if (owners.owner(param) != rank || move.holder[param] < 0) updater_.Prepare(param, 0);
+  }
+  is_torn_ = false;
+  EK_RETURN_IF_ERROR(params_->SetTrainable(move.mask));
+  seen_mask_version_ = params_->mask_version();
+  return SetPlan(std::move(owners), move.mask, move.generation);
+}
+
+absl::Status ShardedOptimizer::TakeOver(StateTransfer& transfer) {
+  const internal::StateSync sync{.comm = communicator(), .channel = *channel_, .name = join_name()};
+  if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
+  return sync.BroadcastRule(updater_, transfer.source);
 }
 
 }  // namespace evenkeel

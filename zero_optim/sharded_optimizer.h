@@ -18,7 +18,11 @@
 //               from the next step on.
 // Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank. A
 //               DataParallel that is used in the loop must be in the list too.
-// Ownership:    communicator and parameters outlive it. Create it on all ranks in the same order.
+// Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew. What a
+//               lost rank owned is lost: lost_shard says what happens then. So it is when a rank was in the middle of an
+//               update, or a step ahead: a shard can't be taken back.
+// Ownership:    the communicator outlives its use, the parameters outlive it. Create it on all ranks in the
+//               same order.
 // Threads:      thread-compatible. It waits in Step() for what it sent and received there.
 // Errors:       InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
 //               FailedPrecondition for a gradient without memory, or ranks that train different parameters.
@@ -45,6 +49,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/internal/gradient_reduction.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
+#include "evenkeel/zero_optim/internal/shard_move.h"
 #include "evenkeel/zero_optim/internal/shard_plan.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
@@ -54,8 +59,16 @@
 
 namespace evenkeel {
 
+// When a rank is not in the new group, and with it the state of the parameters that it owned.
+enum class LostShard {
+  kRefuse,  // An error on all ranks, which says where to resume from.
+  kFresh,   // That state begins anew, as for a parameter that is trained for the first time; the rest is kept as it is.
+};
+
 struct ShardedOptimizerOptions {
   Bytes bucket_cap = kDefaultCap;  // Of what travels together: updated parameters, and gradients that Step() reduces.
+  LostShard lost_shard = LostShard::kRefuse;
+  std::string checkpoint_hint;  // For the message of kRefuse: what to resume from. SetCheckpointHint() changes it.
 };
 
 inline constexpr int kAllRanks = -1;
@@ -88,6 +101,9 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   // together, between steps, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
 
+  // After each checkpoint: its path.
+  void SetCheckpointHint(absl::string_view hint) { options_.checkpoint_hint = std::string(hint); }
+
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
 
@@ -113,12 +129,24 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status Run(const internal::StepMessage& step, const StepAnswer& answer, bool has_inputs);
   absl::Status ReduceAndUpdate(const internal::StepMessage& step, const StepAnswer& answer,
                                const std::vector<int>& to_reduce, bool has_inputs);
+  absl::Status WaitForReductions(const internal::ShardPlan& plan, const std::vector<int>& to_reduce);
   absl::Status UpdateBucket(const internal::ShardBucket& bucket, const internal::StepMessage& step);
+  // Joinable.
+  void LeaveGroup(Communicator* old, const GroupChange& change) override;
+  absl::Status EnterGroup(const GroupChange& change) override;
+  absl::Status TakeOver(StateTransfer& transfer) override;
+  absl::Status TakeChannel();
+  OwnerTable NobodyOwns() const;
+  internal::ShardFacts Facts() const;
+  absl::Status MoveState(const internal::ShardMove& move);
+
+  void NoteUpdated(const std::vector<internal::GradientSource>& sources);
+
   absl::StatusOr<std::vector<int64_t>> GatherSteps();
   absl::StatusOr<OptimizerState> Gather(int to);
 
   ParameterSet* const params_;
-  const ShardedOptimizerOptions options_;
+  ShardedOptimizerOptions options_;
   const std::vector<ParamSpec> specs_;
   internal::ParameterUpdater updater_;
   Channel* channel_ = nullptr;
@@ -126,6 +154,8 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   bool is_registered_ = false;
   uint64_t seen_mask_version_ = 0;         // Of the mask that the plan was made for.
   std::shared_ptr<StepTicket> last_step_;  // Step() ran in it.
+  std::vector<uint8_t> was_updated_;       // By parameter: at some time, by its owner.
+  bool is_torn_ = false;                   // An update began and did not end.
 
   mutable absl::Mutex mutex_;  // The control thread reads the plan, too.
   PlanPtr plan_ ABSL_GUARDED_BY(mutex_);

@@ -19,23 +19,27 @@ namespace evenkeel::internal {
 namespace {
 
 // What must be equal, line by line.
-std::string Line(const ParameterSet& params, const UpdateRule& rule, int line) {
-  if (line == 0) return ToString(rule);
+std::string Line(const ParameterSet& params, const UpdateRule& rule, SameIn same, int line) {
+  if (line == 0 && same == SameIn::kEverything) return ToString(rule);
+  if (line == 0) {
+    return absl::StrCat(std::vector<std::string>(absl::StrSplit(ToString(rule), '('))[0], " with {",
+                        absl::StrJoin(StateTensorNames(rule), ", "), "}");
+  }
   if (line == 1) return absl::StrCat(params.size(), " parameters");
   const int i = line - 2;
   return absl::StrCat("parameter ", i, " = ", params[i].name, " ", ToString(params[i].value),
-                      params.trainable(i) ? "" : ", frozen");
+                      same == SameIn::kShape || params.trainable(i) ? "" : ", frozen");
 }
 
 int LineCount(const ParameterSet& params) { return params.size() + 2; }
 
-std::string Summary(const absl::Status& own, const ParameterSet& params, const UpdateRule& rule) {
+std::string Summary(const absl::Status& own, const ParameterSet& params, const UpdateRule& rule, SameIn same) {
   std::string bytes;
   AppendPod(bytes, static_cast<int32_t>(own.code()));
   AppendBlob(bytes, own.message());
   uint64_t hash = 0;
   if (own.ok()) {
-    for (int line = 0; line < LineCount(params); ++line) hash = StableHash(hash, Line(params, rule, line));
+    for (int line = 0; line < LineCount(params); ++line) hash = StableHash(hash, Line(params, rule, same, line));
   }
   AppendPod(bytes, hash);
   return bytes;
@@ -74,10 +78,11 @@ absl::Status FirstDifference(const std::string& name, const std::vector<std::str
 }  // namespace
 
 absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
-                                 const ParameterSet& params, const UpdateRule& rule) {
+                                 const ParameterSet& params, const UpdateRule& rule, SameIn same) {
   if (comm.world_size() == 1) return Annotate(own, name);
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> summaries,
-                      comm.control().Exchange(absl::StrCat(name, "/same"), Summary(own, params, rule), comm.timeout()));
+  EK_ASSIGN_OR_RETURN(
+      const std::vector<std::string> summaries,
+      comm.control().Exchange(absl::StrCat(name, "/same"), Summary(own, params, rule, same), comm.timeout()));
   bool is_same = true;
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     EK_RETURN_IF_ERROR(Annotate(StatusOf(rank, summaries[rank]), name));
@@ -85,7 +90,7 @@ absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, co
   }
   if (is_same) return absl::OkStatus();
   std::vector<std::string> lines;
-  for (int line = 0; line < LineCount(params); ++line) lines.push_back(Line(params, rule, line));
+  for (int line = 0; line < LineCount(params); ++line) lines.push_back(Line(params, rule, same, line));
   EK_ASSIGN_OR_RETURN(
       const std::vector<std::string> texts,
       comm.control().Exchange(absl::StrCat(name, "/lines"), absl::StrJoin(lines, "\n"), comm.timeout()));

@@ -1,4 +1,4 @@
-// Whether all ranks made the same optimizer, asked once when it is made.
+// Whether all ranks have the same optimizer, asked when it is made, and when it comes into another group.
 //
 //   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, "optimizer#0", updater.Check(), params, rule));
 //
@@ -18,8 +18,12 @@
 
 namespace evenkeel::internal {
 
+enum class SameIn {
+  kEverything,
+  kShape,  // The parameters, and what is remembered of each. Settings and trainability may change while a step fails.
+};
 absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
-                                 const ParameterSet& params, const UpdateRule& rule);
+                                 const ParameterSet& params, const UpdateRule& rule, SameIn same = SameIn::kEverything);
 
 // The settings with which the ranks that were active to the end of a joined loop end it: others may have missed a change
 // after the last step. Every rank must call it; FailedPrecondition on all if those ranks differ.

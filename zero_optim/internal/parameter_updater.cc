@@ -53,6 +53,17 @@ void ParameterUpdater::Update(int param, const TensorView& gradient, double grad
   ApplyUpdate(rule_, slot.step, grad_scale, value, gradient, state);
 }
 
+void ParameterUpdater::Prepare(int param, int64_t step) {
+  Slot& slot = slots_[param];
+  if (step == 0) {
+    slot = Slot();
+    return;
+  }
+  const TensorView& value = (*params_)[param].value;
+  if (slot.step == 0) slot.tensors.assign(StateTensorNames(rule_).size(), StateTensor(value.dtype, value.count));
+  slot.step = step;
+}
+
 int64_t ParameterUpdater::state_bytes() const {
   int64_t bytes = 0;
   for (const Slot& slot : slots_) {

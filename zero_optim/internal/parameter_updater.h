@@ -39,6 +39,10 @@ class ParameterUpdater {
   int64_t step(int param) const { return slots_[param].step; }
   std::vector<StateTensor>& tensors(int param) { return slots_[param].tensors; }
 
+  // Makes room for the state of a parameter after its update number `step`, which the caller then writes to tensors();
+  // what is there stays. 0: forgets it.
+  void Prepare(int param, int64_t step);
+
   OptimizerState Export() const;
   // InvalidArgument, which names the parameter, unless the state fits the parameters and the rule.
   absl::Status CheckState(const OptimizerState& state) const;

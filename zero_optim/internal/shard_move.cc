@@ -1,0 +1,138 @@
+#include "evenkeel/zero_optim/internal/shard_move.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/pod_bytes.h"
+#include "evenkeel/zero_optim/partition.h"
+
+namespace evenkeel::internal {
+namespace {
+
+bool HoldsState(const ShardFacts& facts) {
+  return std::any_of(facts.held_steps.begin(), facts.held_steps.end(), [](int64_t steps) { return steps > 0; });
+}
+
+std::string WayOut(const std::vector<ShardFacts>& by_rank) {
+  std::string hint;
+  for (const ShardFacts& facts : by_rank) {
+    if (hint.empty()) hint = facts.checkpoint_hint;
+  }
+  return absl::StrCat("resume from a checkpoint (", hint.empty() ? "none was written" : hint,
+                      "), or choose what to do with a lost shard (lost_shard)");
+}
+
+// A shard can't be taken back: all that bring one must be at the same step.
+absl::Status CheckSameStep(const std::vector<ShardFacts>& by_rank) {
+  int first = -1;
+  for (int rank = 0; rank < static_cast<int>(by_rank.size()); ++rank) {
+    const ShardFacts& facts = by_rank[rank];
+    if (facts.is_torn) {
+      return absl::FailedPreconditionError(absl::StrCat("rank ", rank,
+                                                        " was in the middle of an update of its part of the "
+                                                        "optimizer's state, which can't be taken back: ",
+                                                        WayOut(by_rank)));
+    }
+    if (!HoldsState(facts)) continue;
+    if (first < 0) first = rank;
+    if (facts.steps_finished == by_rank[first].steps_finished) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", first, " has finished ", by_rank[first].steps_finished, " optimizer steps, rank ", rank, " ",
+        facts.steps_finished, ", and a part of the optimizer's state can't be taken back: ", WayOut(by_rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const ShardFacts& plan,
+                                const std::vector<int>& holder, const std::vector<uint8_t>& was_updated) {
+  std::set<int> lost;  // Their ranks in the old group.
+  for (size_t param = 0; param < holder.size(); ++param) {
+    if (was_updated[param] && holder[param] < 0) lost.insert(plan.owners[param]);
+  }
+  if (lost.empty()) return absl::OkStatus();
+  const std::vector<int> ranks(lost.begin(), lost.end());
+  return absl::FailedPreconditionError(absl::StrCat(
+      RankList(ranks), ranks.size() == 1 ? " is lost, and with it its part" : " are lost, and with them their parts",
+      " of the optimizer's state: ", WayOut(by_rank)));
+}
+
+}  // namespace
+
+std::string ShardFacts::Serialize() const {
+  std::string bytes;
+  AppendPod(bytes, generation);
+  AppendBlob(bytes, mask.Serialize());
+  AppendPod(bytes, steps_finished);
+  AppendPod(bytes, is_torn);
+  AppendPod(bytes, may_lose);
+  AppendBlob(bytes, checkpoint_hint);
+  for (size_t param = 0; param < owners.size(); ++param) {
+    AppendPod(bytes, static_cast<int32_t>(owners[param]));
+    AppendPod(bytes, was_updated[param]);
+    AppendPod(bytes, held_steps[param]);
+  }
+  return bytes;
+}
+
+absl::StatusOr<ShardFacts> ShardFacts::Parse(absl::string_view bytes, int param_count) {
+  ShardFacts facts;
+  absl::string_view mask_bytes, hint;
+  bool good = TakePod(bytes, facts.generation) && TakeBlob(bytes, mask_bytes) && TakePod(bytes, facts.steps_finished) &&
+              TakePod(bytes, facts.is_torn) && TakePod(bytes, facts.may_lose) && TakeBlob(bytes, hint);
+  for (int param = 0; good && param < param_count; ++param) {
+    int32_t owner = 0;
+    uint8_t was_updated = 0;
+    int64_t held = 0;
+    good =
+        TakePod(bytes, owner) && TakePod(bytes, was_updated) && TakePod(bytes, held) && owner >= kNoOwner && held >= 0;
+    facts.owners.push_back(owner);
+    facts.was_updated.push_back(was_updated);
+    facts.held_steps.push_back(held);
+  }
+  if (!good || !bytes.empty()) return absl::InvalidArgumentError("what a rank says of its shard is malformed");
+  EK_ASSIGN_OR_RETURN(facts.mask, TrainableMask::Parse(mask_bytes));
+  if (facts.mask.size() != param_count) return absl::InvalidArgumentError("a shard's mask is malformed");
+  facts.checkpoint_hint = std::string(hint);
+  return facts;
+}
+
+absl::StatusOr<ShardMove> PlanShardMove(const std::vector<ShardFacts>& by_rank, int plan_from) {
+  const size_t params = by_rank[0].owners.size();
+  size_t chosen = plan_from < 0 ? 0 : static_cast<size_t>(plan_from);
+  if (chosen >= by_rank.size()) return absl::InternalError(absl::StrCat("there is no rank ", plan_from, " to plan"));
+  ShardMove move{.holder = std::vector<int>(params, -1), .steps = std::vector<int64_t>(params, 0)};
+  std::vector<uint8_t> was_updated(params, 0);
+  bool may_lose = true;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const ShardFacts& facts = by_rank[rank];
+    if (plan_from < 0 && facts.generation > by_rank[chosen].generation) chosen = rank;
+    move.generation = std::max(move.generation, facts.generation + 1);
+    may_lose = may_lose && facts.may_lose;
+    for (size_t param = 0; param < params; ++param) {
+      was_updated[param] |= facts.was_updated[param];
+      if (facts.held_steps[param] <= move.steps[param]) continue;
+      move.holder[param] = static_cast<int>(rank);
+      move.steps[param] = facts.held_steps[param];
+    }
+  }
+  const ShardFacts& plan = by_rank[chosen];
+  move.mask = plan.mask;
+  if (!may_lose) {
+    EK_RETURN_IF_ERROR(CheckNothingIsLost(by_rank, plan, move.holder, was_updated));
+    EK_RETURN_IF_ERROR(CheckSameStep(by_rank));
+  }
+  for (size_t param = 0; param < params; ++param) {
+    if (plan.owners[param] != kNoOwner || move.holder[param] >= 0 || plan.mask[static_cast<int>(param)]) {
+      move.owned.push_back(static_cast<int>(param));
+    }
+  }
+  return move;
+}
+
+}  // namespace evenkeel::internal

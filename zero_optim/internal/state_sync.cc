@@ -1,0 +1,60 @@
+#include "evenkeel/zero_optim/internal/state_sync.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/zero_optim/internal/pod_bytes.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
+
+namespace evenkeel::internal {
+namespace {
+
+absl::Status WaitForAll(const std::vector<Work>& works) {
+  absl::Status status;
+  for (const Work& work : works) status.Update(work.Wait());
+  return status;
+}
+
+}  // namespace
+
+absl::Status StateSync::BroadcastValues(const ParameterSet& params, int source) const {
+  std::vector<Work> works;
+  for (int i = 0; i < params.size(); ++i) {
+    works.push_back(channel.Broadcast(params[i].value, source, {.role = Role::kState}));
+  }
+  return WaitForAll(works);
+}
+
+absl::Status StateSync::BroadcastRule(ParameterUpdater& updater, int source) const {
+  const std::string mine = comm.rank() == source ? StepMessage{.rule = updater.rule()}.Serialize() : "";
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange(absl::StrCat("rule_of/", name), mine, comm.timeout()));
+  EK_ASSIGN_OR_RETURN(const StepMessage message, StepMessage::Parse(parts[source], 0));
+  return updater.Adopt(message.rule);
+}
+
+absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const ParameterSet& params, int source) const {
+  EK_RETURN_IF_ERROR(BroadcastRule(updater, source));
+  std::string mine;
+  for (int i = 0; i < params.size() && comm.rank() == source; ++i) AppendPod(mine, updater.step(i));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange(absl::StrCat("steps_of/", name), mine, comm.timeout()));
+  absl::string_view bytes = parts[source];
+  std::vector<Work> works;
+  for (int i = 0; i < params.size(); ++i) {
+    int64_t step = 0;
+    if (!TakePod(bytes, step)) return absl::InternalError("an optimizer's step counts are malformed");
+    updater.Prepare(i, step);
+    for (StateTensor& tensor : updater.tensors(i)) {
+      works.push_back(channel.Broadcast(tensor.view(), source, {.role = Role::kState}));
+    }
+  }
+  return WaitForAll(works);
+}
+
+}  // namespace evenkeel::internal

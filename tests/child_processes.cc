@@ -91,7 +91,8 @@ absl::Status ChildProcesses::Start(const std::vector<std::string>& command, cons
                     : absl::UnavailableError(absl::StrCat("can't run ", command[0], ": ", std::strerror(error)));
 }
 
-bool ChildProcesses::Listen(absl::Time deadline, absl::FunctionRef<void(int, absl::string_view)> on_line) {
+bool ChildProcesses::Listen(absl::Time deadline, absl::FunctionRef<void(int, absl::string_view)> on_line,
+                            absl::FunctionRef<bool()> is_over) {
   while (true) {
     std::vector<pollfd> fds;
     std::vector<int> owners;
@@ -102,7 +103,7 @@ bool ChildProcesses::Listen(absl::Time deadline, absl::FunctionRef<void(int, abs
         owners.push_back(i);
       }
     }
-    if (fds.empty()) return true;
+    if (fds.empty() || is_over()) return true;
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) return false;
     poll(fds.data(), fds.size(), static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, INT_MAX)));

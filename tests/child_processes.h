@@ -36,9 +36,11 @@ class ChildProcesses {
 
   // The next child; they are numbered from 0. `variables` are added to this process's environment.
   absl::Status Start(const std::vector<std::string>& command, const Variables& variables);
-  // Gives each line of a standard output to `on_line`, until all children have ended: true; or the deadline has come:
-  // false.
-  bool Listen(absl::Time deadline, absl::FunctionRef<void(int child, absl::string_view line)> on_line);
+  // Gives each line of a standard output to `on_line`, until all children have ended, or `is_over` says so: true; or the
+  // deadline has come: false.
+  bool Listen(
+      absl::Time deadline, absl::FunctionRef<void(int child, absl::string_view line)> on_line,
+      absl::FunctionRef<bool()> is_over = [] { return false; });
 
   // To its standard input.
   void Tell(int child, absl::string_view text);

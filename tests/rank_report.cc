@@ -46,7 +46,7 @@ int64_t MonotonicNanos() {
 
 std::string ToLine(const RankReport& report) {
   const ToyResult& result = report.result;
-  return absl::StrCat(report.rank, "\t", report.diverged, "\t", report.ended, "\t",
+  return absl::StrCat(report.rank, "\t", report.diverged, "\t", report.ended, "\t", report.has_wrong_data, "\t",
                       static_cast<int>(result.status.code()), "\t", result.steps, "\t", ToHex(result.last.weights),
                       "\t", ToHex(result.ended.weights), "\t", ToHex(result.ended.momentum), "\t",
                       absl::CEscape(result.status.message()), "\n");
@@ -57,14 +57,14 @@ absl::StatusOr<RankReport> ReportFromLine(absl::string_view line) {
   RankReport report;
   int code = 0;
   std::string message;
-  if (fields.size() != 9 || !absl::SimpleAtoi(fields[0], &report.rank) ||
+  if (fields.size() != 10 || !absl::SimpleAtoi(fields[0], &report.rank) ||
       !absl::SimpleAtoi(fields[1], &report.diverged) || !absl::SimpleAtoi(fields[2], &report.ended) ||
-      !absl::SimpleAtoi(fields[3], &code) || !absl::SimpleAtoi(fields[4], &report.result.steps) ||
-      !absl::CUnescape(fields[8], &message)) {
+      !absl::SimpleAtob(fields[3], &report.has_wrong_data) || !absl::SimpleAtoi(fields[4], &code) ||
+      !absl::SimpleAtoi(fields[5], &report.result.steps) || !absl::CUnescape(fields[9], &message)) {
     return absl::InvalidArgumentError(absl::StrCat("not a report: ", line));
   }
-  report.result.last.weights = FloatsFromHex(fields[5]);
-  report.result.ended = {FloatsFromHex(fields[6]), FloatsFromHex(fields[7])};
+  report.result.last.weights = FloatsFromHex(fields[6]);
+  report.result.ended = {FloatsFromHex(fields[7]), FloatsFromHex(fields[8])};
   report.result.status = absl::Status(static_cast<absl::StatusCode>(code), message);
   return report;
 }

@@ -26,9 +26,10 @@ int64_t MonotonicNanos();
 
 struct RankReport {
   int rank = -1;
-  int64_t diverged = 0;  // When this rank did what the others do not expect; 0: it did nothing of the kind.
-  int64_t ended = 0;     // When it knew how its part has ended; 0: it has not said.
-  ToyResult result;      // With the end of the group in its status.
+  int64_t diverged = 0;         // When this rank did what the others do not expect; 0: it did nothing of the kind.
+  int64_t ended = 0;            // When it knew how its part has ended; 0: it has not said.
+  bool has_wrong_data = false;  // A collective has succeeded with it.
+  ToyResult result;             // With the end of the group in its status.
 };
 
 std::string ToLine(const RankReport& report);

@@ -10,7 +10,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 
 TEST(RankReportTest, ComesBackFromItsLineBitForBit) {
-  RankReport report{.rank = 3, .diverged = 12, .ended = 345678901234567};
+  RankReport report{.rank = 3, .diverged = 12, .ended = 345678901234567, .has_wrong_data = true};
   report.result.status = absl::UnavailableError("rank 1:\tit is \"gone\"\nfor ever");
   report.result.steps = 7;
   report.result.last.weights = {0.1f, -2.5e-30f};
@@ -23,6 +23,7 @@ TEST(RankReportTest, ComesBackFromItsLineBitForBit) {
   EXPECT_EQ(back->rank, 3);
   EXPECT_EQ(back->diverged, 12);
   EXPECT_EQ(back->ended, 345678901234567);
+  EXPECT_TRUE(back->has_wrong_data);
   EXPECT_EQ(back->result.status, report.result.status);
   EXPECT_EQ(back->result.steps, 7);
   EXPECT_EQ(back->result.last.weights, report.result.last.weights);

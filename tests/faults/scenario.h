@@ -1,0 +1,90 @@
+// One injected fault: what happens to which rank at which point of which training.
+//
+//   Scenario scenario = MakeScenario(/*seed=*/7, /*index=*/12);     // the same everywhere
+//   Describe(scenario)      // "gloo, 3 ranks, sharded, join 4,2,3: rank 1 is killed in step 1, backward after 2"
+//
+// Indices go through all pairs of fault and backend in turn; the rest is drawn.
+//
+// Threads: pure functions of values.
+
+#ifndef EVENKEEL_TESTS_FAULTS_SCENARIO_H_
+#define EVENKEEL_TESTS_FAULTS_SCENARIO_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "evenkeel/tests/toy_training.h"
+
+namespace evenkeel {
+
+enum class Fault {
+  kKilled,   // SIGKILL; a thread drops everything.
+  kStopped,  // SIGSTOP; a thread blocks.
+  kError,    // The loop's body returns one.
+  kSlow,     // Longer than the stall warning: no fault, all must go well.
+  // One collective of the user differs from the other ranks'.
+  kOtherKind,
+  kOtherSize,  // Of the same bytes.
+  kOtherDType,
+  kOtherRoot,
+  // The training differs.
+  kOtherPlan,
+  kOtherSync,
+  kSkipsStep,
+  kExtraStep,
+  // A connection is cut; processes only.
+  kStoreReset,   // To the store, which both ends see.
+  kStoreSilent,  // To the store, which nobody sees.
+  kDataCut,      // To the other ranks.
+};
+inline constexpr Fault kAllFaults[] = {
+    Fault::kKilled,    Fault::kStopped,    Fault::kError,      Fault::kSlow,        Fault::kOtherKind,
+    Fault::kOtherSize, Fault::kOtherDType, Fault::kOtherRoot,  Fault::kOtherPlan,   Fault::kOtherSync,
+    Fault::kSkipsStep, Fault::kExtraStep,  Fault::kStoreReset, Fault::kStoreSilent, Fault::kDataCut,
+};
+absl::string_view Name(Fault fault);  // "killed", "other_size", ...
+
+enum class JoinForm { kNone, kEven, kUneven };
+
+struct Scenario {
+  uint64_t seed = 0;
+  int index = 0;
+
+  Fault fault = Fault::kKilled;
+  bool over_gloo = false;    // Ranks are processes; else threads, over the local backend.
+  bool rank0_hosts = false;  // The store; else somebody who survives.
+  bool is_sharded = false;
+  JoinForm join = JoinForm::kNone;
+  std::vector<int> inputs;  // Per rank.
+
+  int victim = 0;
+  int step = 0;
+  StepPoint point = StepPoint::kBeforeRecord;
+  int gradients = 0;         // Of kBackward.
+  int delay_micros = -1;     // If not negative: so long after the optimizer's step has begun, instead of at `point`.
+  bool waits_later = false;  // For the user's collective: at the end of the step.
+  int variant = 0;           // Of the fault, 0 to 2.
+
+  int world_size() const { return static_cast<int>(inputs.size()); }
+  bool joins() const { return join != JoinForm::kNone; }
+  // The collective that all ranks issue at this point, and the victim another one.
+  bool has_collective() const { return fault >= Fault::kOtherKind && fault <= Fault::kOtherRoot; }
+  bool cuts() const { return fault >= Fault::kStoreReset; }
+  // Ranks that do not do the same; nobody is ill.
+  bool disagrees() const { return fault >= Fault::kOtherKind && fault <= Fault::kExtraStep; }
+  // Nothing is wrong: a slow rank, or a number of steps that join allows.
+  bool must_succeed() const {
+    return fault == Fault::kSlow || (joins() && (fault == Fault::kSkipsStep || fault == Fault::kExtraStep));
+  }
+  // Of each rank, as they are really trained.
+  std::vector<std::vector<int>> batches() const;
+};
+
+Scenario MakeScenario(uint64_t seed, int index);
+std::string Describe(const Scenario& scenario);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TESTS_FAULTS_SCENARIO_H_

@@ -14,11 +14,13 @@ namespace {
 constexpr char kTopic[] = "gloo addresses";
 
 // All ranks' addresses to all ranks over the control plane, which knows who is missing.
-absl::Status Connect(internal::GlooBackend& backend, Communicator& comm, absl::Duration timeout) {
+absl::Status Connect(internal::GlooBackend& backend, Communicator& comm, const GlooOptions& options) {
   if (comm.world_size() == 1) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const std::string mine, backend.Listen(timeout));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, comm.control().Exchange(kTopic, mine, timeout));
-  return backend.Connect(all);
+  ControlChannel& control = comm.control();
+  EK_ASSIGN_OR_RETURN(const std::string mine,
+                      backend.Listen(options.bind_address, control.link().Key(absl::StrCat("gloo/", options.group))));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, control.Exchange(kTopic, mine, options.connect_timeout));
+  return backend.Connect(all, options.connect_timeout);
 }
 
 }  // namespace
@@ -29,7 +31,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int worl
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     return absl::InvalidArgumentError(absl::StrCat("CreateGlooGroup: there is no rank ", rank, " of ", world_size));
   }
-  auto owner = std::make_unique<internal::GlooBackend>(rank, world_size, options.group, options.bind_address);
+  auto owner = std::make_unique<internal::GlooBackend>(rank, world_size, options.group);
   internal::GlooBackend& backend = *owner;
   // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
   auto comm = std::make_unique<Communicator>(
@@ -40,7 +42,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int worl
         next.group = std::string(group);
         return CreateGlooGroup(next_rank, next_world_size, std::move(link), next);
       });
-  absl::Status status = Connect(backend, *comm, options.connect_timeout);
+  absl::Status status = Connect(backend, *comm, options);
   if (status.ok()) return comm;
   comm->Abort(status);
   return Annotate(comm->status(), absl::StrCat("group ", options.group));

@@ -7,16 +7,21 @@
 // Most programs let comm/factory.h do this from the environment.
 //
 // Order:    each channel has a communication thread of its own, and so has each direction of each pair of ranks within
-// it
-//           (send, recv): none waits for another one.
+//           it (send, recv): none waits for another one. One more thread reads and writes for all of them.
 // Sums:     Gloo's ring adds in an order that depends on the element's place and the world size, not on timing. 16-bit
 //           floats are widened, added and rounded to nearest even at each of the world_size - 1 additions. A scale is
 //           applied to what each rank contributes, before the sum, so that float16 does not overflow in between; with
 //           min, max and product to the result.
+// Peers:    each rank has one connection to each other one, over a transport of our own under Gloo's algorithms. Both
+//           ends prove who they are with a key from the job's secret, which is never sent, before a byte of data goes
+//           over it. Whoever else comes to a listener is let go and holds up nobody; nobody listens once the group is
+//           made. What is sent is not encrypted.
 // Mismatch: what ranks must agree on is hashed into the messages' tags, so different collectives never pair: they end
-//           at their deadline.
-// Errors:   when a rank is lost, the control plane names it; Gloo alone would know a broken connection. So a broken
-//           connection is reported only if the control plane has nothing to say for two seconds.
+//           at their deadline, if nothing finds out before. A message of another size than what it meets is an error
+//           that names both, on all ranks.
+// Errors:   when a rank is lost, the control plane names it; a connection knows its other end only. So that rank 2 closed
+//           its connection to rank 0 is reported only if the control plane has nothing to say for two seconds. An abort
+//           ends what is in flight within milliseconds.
 // Memory:   plain memory is sent as it lies. Coalesced operations and inputs that overlap the output are copied once.
 
 #ifndef EVENKEEL_COMM_GLOO_H_
@@ -44,7 +49,7 @@ struct GlooOptions {
 
 // Waits until all ranks of the group have come here. `control` is connected and not started.
 // Errors: InvalidArgument for an address that is not this host's; DeadlineExceeded names the ranks that have not come;
-//         Unavailable names a rank that was lost.
+//         Unavailable names a rank that was lost; PermissionDenied names two ranks whose secrets differ.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int world_size,
                                                               std::unique_ptr<ControlLink> control,
                                                               const GlooOptions& options = {});

@@ -9,14 +9,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/internal/block_sigpipe.h"
-#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/gloo_collectives.h"
 #include "evenkeel/comm/internal/gloo_mesh.h"
+#include "evenkeel/comm/internal/gloo_transport.h"
+#include "evenkeel/comm/internal/gloo_transport_greeting.h"
 #include "evenkeel/comm/internal/reduce_kernels.h"
-#include "evenkeel/comm/internal/socket.h"
 #include "evenkeel/comm/status.h"
-#include "gloo/common/error.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -37,8 +35,8 @@ absl::Status StatusFromGloo(Call call) {
   try {
     call();
     return absl::OkStatus();
-  } catch (const gloo::IoException& error) {
-    return absl::UnavailableError(TextOf(error));
+  } catch (const StatusError& error) {
+    return error.status();
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("no memory");
   } catch (const std::exception& error) {
@@ -83,7 +81,6 @@ class GlooBackend::Lane {
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_closing_ || !queue_.empty(); }
 
   void Run() {
-    const BlockSigpipe block;
     while (true) {
       Entry entry;
       {
@@ -104,7 +101,7 @@ class GlooBackend::Lane {
     if (status.ok()) return status;
     const std::string at =
         absl::StrCat("rank ", backend_->rank_, " at #", operation.sequence, " ", ToString(operation.what));
-    if (absl::IsUnavailable(status) && absl::Now() >= operation.deadline) {
+    if (absl::Now() >= operation.deadline && (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status))) {
       return backend_->FirstCause(absl::DeadlineExceededError(absl::StrCat(at, ": not through at its deadline")),
                                   absl::ZeroDuration());
     }
@@ -119,12 +116,8 @@ class GlooBackend::Lane {
   std::thread thread_;
 };
 
-GlooBackend::GlooBackend(int rank, int world_size, std::string group, std::string bind_address)
-    : rank_(rank),
-      world_size_(world_size),
-      group_(std::move(group)),
-      bind_address_(std::move(bind_address)),
-      generation_(StableHash(0, group_)) {}
+GlooBackend::GlooBackend(int rank, int world_size, std::string group)
+    : rank_(rank), world_size_(world_size), group_(std::move(group)), generation_(StableHash(0, group_)) {}
 
 GlooBackend::~GlooBackend() {
   Abort(absl::CancelledError("the communicator is gone"));
@@ -135,41 +128,26 @@ GlooBackend::~GlooBackend() {
   }
 }
 
-absl::StatusOr<std::string> GlooBackend::Listen(absl::Duration connect_timeout) {
-  // Gloo would leak memory over an address that is not this host's.
-  if (const absl::StatusOr<UniqueFd> trial = ListenOn({bind_address_, 0}); !trial.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank_, ": ", trial.status().message()));
-  }
-  std::vector<std::string> addresses;
-  EK_RETURN_IF_ERROR(StatusFromGloo([&] {
-    auto mesh = std::make_unique<GlooMesh>(rank_, world_size_, bind_address_, connect_timeout);
-    addresses = mesh->Addresses();
-    absl::MutexLock lock(&mutex_);
-    mesh_ = std::move(mesh);
-  }));
-  ByteWriter writer;
-  for (const std::string& address : addresses) writer.Bytes(address);
-  return writer.Take();
+absl::StatusOr<std::string> GlooBackend::Listen(const std::string& bind_address, std::string key) {
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh,
+                      GlooMesh::Create(rank_, {group_, world_size_, std::move(key)}, bind_address));
+  const std::string address = mesh->address();
+  absl::MutexLock lock(&mutex_);
+  mesh_ = std::move(mesh);
+  return address;
 }
 
-absl::Status GlooBackend::Connect(const std::vector<std::string>& addresses) {
-  std::vector<std::string> theirs(world_size_);
-  for (int peer = 0; peer < world_size_; ++peer) {
-    ByteReader reader(addresses[peer]);
-    for (int i = 0; i < world_size_; ++i) {
-      const absl::string_view address = reader.Bytes();
-      if (i == rank_) theirs[peer] = std::string(address);
-    }
-    EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("the addresses of rank ", peer)));
-  }
+absl::Status GlooBackend::Connect(const std::vector<std::string>& addresses, absl::Duration timeout) {
   EK_RETURN_IF_ERROR(Enter());
-  absl::Status status = StatusFromGloo([&] { mesh_->Connect(theirs); });
+  absl::Status status = mesh_->Connect(addresses, absl::Now() + timeout);
   Leave();
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
     return ended_;
   }
-  return FirstCause(Annotate(status, absl::StrCat("rank ", rank_, " could not connect to all others")), kPatience);
+  // Who has not come may be lost, and the control plane knows why.
+  return FirstCause(Annotate(status, absl::StrCat("rank ", rank_, " could not connect to all others")),
+                    absl::IsPermissionDenied(status) ? absl::ZeroDuration() : kPatience);
 }
 
 absl::Status GlooBackend::Supports(const Collective& what) const {
@@ -196,14 +174,12 @@ void GlooBackend::Abort(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     if (ended_.ok()) ended_ = why;
     mesh = mesh_.get();
-    if (inside_ == 0 || mesh == nullptr) return;
   }
-  // Who was between two waits when the connections broke runs into the next one.
-  for (bool done = false; !done;) {
-    mesh->Break();
-    absl::MutexLock lock(&mutex_);
-    done = mutex_.AwaitWithTimeout(absl::Condition(&nobody_inside), absl::Milliseconds(20));
-  }
+  if (mesh == nullptr) return;
+  mesh->Abort(why);
+  // Who computes at the moment runs into it with the next call.
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&nobody_inside));
 }
 
 absl::Status GlooBackend::Enter() {

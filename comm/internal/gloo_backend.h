@@ -1,8 +1,8 @@
 // The backend over Gloo: a thread per lane that runs one operation after the other.
 //
-//   auto backend = std::make_unique<GlooBackend>(rank, world_size, "world", "127.0.0.1");
-//   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen(timeout));   // to be given to all ranks
-//   EK_RETURN_IF_ERROR(backend->Connect(everybodys));
+//   auto backend = std::make_unique<GlooBackend>(rank, world_size, "world");
+//   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen("127.0.0.1", key));   // to be given to all ranks
+//   EK_RETURN_IF_ERROR(backend->Connect(everybodys, timeout));
 //
 // A lane is what runs in order: a channel's collectives, or its messages in one direction between two ranks.
 //
@@ -35,13 +35,13 @@ class GlooMesh;
 
 class GlooBackend : public Backend {
  public:
-  GlooBackend(int rank, int world_size, std::string group, std::string bind_address);
+  GlooBackend(int rank, int world_size, std::string group);
   ~GlooBackend() override;
 
-  // Opens this rank's ends; their addresses as bytes for Connect() of all ranks.
-  absl::StatusOr<std::string> Listen(absl::Duration connect_timeout);
-  // `addresses`: what Listen() gave, by rank.
-  absl::Status Connect(const std::vector<std::string>& addresses);
+  // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share with nobody else.
+  absl::StatusOr<std::string> Listen(const std::string& bind_address, std::string key);
+  // `addresses`: what Listen() gave, by rank. Nobody listens any more when it returns.
+  absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
 
   absl::string_view name() const override { return "gloo"; }
   absl::Status Supports(const Collective& what) const override;
@@ -61,7 +61,6 @@ class GlooBackend : public Backend {
   const int rank_;
   const int world_size_;
   const std::string group_;
-  const std::string bind_address_;
   const uint64_t generation_;  // In every tag.
   std::unique_ptr<GlooMesh> mesh_;
 

@@ -1,14 +1,14 @@
 // Runs one operation at a time over a gloo::Context, on the calling thread.
 //
 //   GlooCollectives collectives(mesh.context(), generation);
-//   collectives.Run(operation);          // throws what Gloo throws
+//   collectives.Run(operation);          // throws StatusError, and what Gloo throws
 //
 // Gloo's own algorithms where it has them; reduce-scatter and messages are written here, on unbound buffers.
 //
 // Tags: everything that the ranks must agree on is hashed: group, channel, sequence, kind, dtype, count, parts,
 // reduction,
 //       root, role, scale. Gloo takes 32 bits of it and puts a byte of 0x01 to 0x08 on top; what is written here uses
-//       other top bytes and 40 bits. Equal tags with unequal sizes end the process, so the count must be in there.
+//       other top bytes and 40 bits.
 //
 // Threads: thread-compatible; several objects may share a context.
 

@@ -1,53 +1,63 @@
-// The connections of one rank with all others: a gloo::Context whose pairs we make, connect and break ourselves.
+// The connections of one rank with all others, and Gloo's context over them.
 //
-// Threads: Open() and Connect() by one thread; Break() from any thread, at any time after Open().
-// Errors:  all methods but Break() throw what Gloo throws.
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh, GlooMesh::Create(rank, {"world", world_size, key}, "10.0.0.7"));
+//   EK_RETURN_IF_ERROR(mesh->Connect(addresses, deadline));      // mesh->address() of every rank
+//   gloo::allreduce(... mesh->context() ...);
+//
+// Threads: Connect() once; Abort() from any thread, at any time.
+// Errors:  as GlooMeeting; what runs over the context throws StatusError.
 
 #ifndef EVENKEEL_COMM_INTERNAL_GLOO_MESH_H_
 #define EVENKEEL_COMM_INTERNAL_GLOO_MESH_H_
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/internal/gloo_transport_greeting.h"
 
 namespace gloo {
 class Context;
-namespace transport {
-class Pair;
-}  // namespace transport
 }  // namespace gloo
 
 namespace evenkeel::internal {
 
-class EndableContext;
+class GlooMeeting;
+class GlooTransport;
 
 class GlooMesh {
  public:
-  // Starts to listen for each other rank, for `connect_timeout` in Connect().
-  GlooMesh(int rank, int world_size, const std::string& bind_address, absl::Duration connect_timeout);
+  // Starts to listen.
+  static absl::StatusOr<std::unique_ptr<GlooMesh>> Create(int rank, const PeerGroup& group,
+                                                          const std::string& bind_address);
   ~GlooMesh();
 
-  // The addresses of this rank's ends, by peer.
-  std::vector<std::string> Addresses() const;
-  // `theirs`: by peer, the address of its end towards this rank. Blocks until all are connected.
-  void Connect(const std::vector<std::string>& theirs);
-  // Ends every wait on this rank's connections with an exception; the peers see closed connections.
-  void Break();
+  const std::string& address() const;
+  // `addresses`: by rank. Blocks until all are connected.
+  absl::Status Connect(const std::vector<std::string>& addresses, absl::Time deadline);
+  // Ends every wait on this rank's connections with `why`; the peers see closed connections. When it has returned, the
+  // context touches nobody's memory any more.
+  void Abort(const absl::Status& why);
 
+  // Null until connected.
   const std::shared_ptr<gloo::Context>& context() const { return context_; }
 
  private:
-  void ForEachPair(absl::FunctionRef<void(int peer, gloo::transport::Pair& pair)> visit) const;
+  GlooMesh(int rank, std::unique_ptr<GlooMeeting> meeting);
 
+  const int rank_;
+  const std::unique_ptr<GlooMeeting> meeting_;
   std::shared_ptr<gloo::Context> context_;
-  std::shared_ptr<EndableContext> endable_;  // What context_ runs over.
-  std::atomic<bool> is_connected_ = false;
-  std::atomic<bool> is_broken_ = false;
+
+  absl::Mutex mutex_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<GlooTransport> transport_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Gloo's timeout that ends at `deadline`.

@@ -1,0 +1,150 @@
+// Which message goes where: the books of one rank's half of the Gloo transport, without sockets and threads.
+//
+//   messages.Send(&buffer, /*to=*/1, slot, data, bytes);        // puts what is to be written into outgoing(1)
+//   messages.Receive({.buffer = &buffer, .from = {1}, .slot = slot, .data = data, .bytes = bytes});
+//   ... headers that have come from rank 1: OnSmall(), OnHeader(), OnBody() ...
+//
+// Small messages are written at once and kept by the receiver until somebody wants them, within a budget for each peer.
+// Larger ones, and small ones beyond the budget, are written when the receiver has asked for them; who receives from one
+// rank only asks at once, so that nobody waits for the announcement. So what is on its way always has a place, and no
+// slot can hold up another one on the same connection.
+//
+// No send ends before it has met its receive: what nobody receives is never taken for done.
+//
+// Order:   the messages of a slot and a peer meet the receives in the order of both, and end in that order.
+// Threads: thread-compatible.
+// Errors:  what a peer may not do comes back as a status that names it: FailedPrecondition for a message of another size
+//          than what it meets, InvalidArgument for what breaks the protocol. The books are then good for nothing but
+//          Forget().
+
+#ifndef EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_MESSAGES_H_
+#define EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_MESSAGES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/internal/gloo_transport_wire.h"
+
+namespace evenkeel::internal {
+
+// What a buffer's owner waits for.
+struct BufferState {
+  int sending = 0;  // Operations that have not ended.
+  int receiving = 0;
+  absl::InlinedVector<int, 2> sent;  // Those that have, and nobody has waited for: the peers.
+  absl::InlinedVector<int, 2> received;
+  bool is_send_aborted = false;  // The next wait ends without a result.
+  bool is_receive_aborted = false;
+  absl::Status error;  // Of its first operation that failed.
+  absl::CondVar changed;
+};
+
+// Something to be written to a peer. `data` is the buffer's own memory.
+struct OutgoingMessage {
+  std::array<char, MessageHeader::kSize> header;
+  const char* data = nullptr;
+  size_t bytes = 0;
+  BufferState* buffer = nullptr;  // Null: a header alone, that nobody waits for.
+  bool is_small = false;          // It has to be taken before the send ends.
+};
+
+// A place for a message.
+struct PostedReceive {
+  BufferState* buffer = nullptr;  // Null: its owner is gone, the message will be dropped.
+  absl::InlinedVector<int, 1> from;
+  uint64_t slot = 0;
+  char* data = nullptr;
+  size_t bytes = 0;
+};
+
+class MessageTable {
+ public:
+  MessageTable(int rank, int world_size) : rank_(rank), peers_(world_size) {}
+
+  // This rank's operations. The buffer must live until it has ended, or Forget().
+  void Send(BufferState* buffer, int to, uint64_t slot, const char* data, size_t bytes);
+  absl::Status Receive(PostedReceive receive);
+
+  // What has come. A small message comes whole.
+  absl::Status OnSmall(int from, uint64_t slot, absl::string_view bytes);
+  // kTaken, kAnnounce, kAsk.
+  absl::Status OnHeader(int from, const MessageHeader& header);
+  // kBody, kDirect: where its bytes belong. To be given to FinishReceive().
+  absl::StatusOr<std::unique_ptr<PostedReceive>> OnBody(int from, const MessageHeader& header);
+
+  // A body is in its place.
+  static void FinishReceive(const PostedReceive& receive, int from);
+  // The oldest outgoing message is written.
+  void FinishWrite(int to);
+
+  // To be written to that peer, in this order. Its elements stay where they are while others are added.
+  std::deque<OutgoingMessage>& outgoing(int to) { return peers_[to].outgoing; }
+
+  // Operations with that peer will not end: their buffers get `why`.
+  void Fail(int peer, const absl::Status& why);
+  // Takes the buffer out of the books; who was to be sent something out of it and has not got it.
+  std::vector<int> Forget(BufferState* buffer);
+
+ private:
+  struct WaitingSend {
+    BufferState* buffer = nullptr;
+    const char* data = nullptr;
+    size_t bytes = 0;
+  };
+  // What is under way with one peer on one slot.
+  struct Flow {
+    absl::InlinedVector<WaitingSend, 1> waiting;  // Announced, not asked for yet.
+    absl::InlinedVector<WaitingSend, 1> untaken;  // Small, not taken yet; the buffer is null if it is gone.
+    int asked_here = 0;                           // Asked for by the peer, not sent yet. Then nothing is waiting.
+    absl::InlinedVector<std::unique_ptr<PostedReceive>, 1> expected;  // Announced by the peer, still to come.
+    int asked_there = 0;                                              // Asked for, and has not come.
+
+    bool IsEmpty() const {
+      return waiting.empty() && untaken.empty() && asked_here == 0 && expected.empty() && asked_there == 0;
+    }
+  };
+  struct Peer {
+    absl::flat_hash_map<uint64_t, Flow> flows;
+    std::deque<OutgoingMessage> outgoing;
+    int64_t credit = kSmallBudget;  // What may still be laid down there.
+    int64_t held = 0;               // What lies here.
+  };
+  // A message that no receive has met yet.
+  struct Arrival {
+    int from = 0;
+    size_t bytes = 0;
+    std::unique_ptr<char[]> data;  // Null if it was only announced.
+    bool is_announced = false;
+  };
+  struct Slot {
+    absl::InlinedVector<std::unique_ptr<PostedReceive>, 1> posted;
+    absl::InlinedVector<Arrival, 1> arrivals;
+  };
+
+  void Write(int to, MessageHeader::Kind kind, uint64_t slot, uint64_t value);
+  void Ask(int from, uint64_t slot);
+  void Drop(int peer, uint64_t slot);  // The flow, if nothing is under way any more.
+  // Takes the oldest receive that a message of `from` meets out of the slot; null if there is none.
+  absl::StatusOr<std::unique_ptr<PostedReceive>> Match(int from, uint64_t slot, size_t bytes);
+  absl::Status CheckSize(const PostedReceive& receive, int from, size_t bytes) const;
+  // Keeps the receive until its announced message comes.
+  void Expect(int from, std::unique_ptr<PostedReceive> receive);
+
+  const int rank_;
+  std::vector<Peer> peers_;
+  absl::flat_hash_map<uint64_t, Slot> slots_;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_MESSAGES_H_

@@ -1,0 +1,73 @@
+// The answering half of a meeting: listens, and lets in the higher ranks of the group and nobody else.
+//
+//   GlooReception reception(rank, group, std::move(listener), greeting_timeout);
+//   while (!reception.IsComplete()) {
+//     ... poll() for what reception.AddTo(entries, wake_at) asks for ...
+//     reception.Turn(absl::Now());
+//   }
+//
+// A caller is sent a challenge and has a few seconds and two kilobytes for its hello; of too many that have not said
+// one, the oldest goes. Who does not prove its rank is told so and let go; so is a second one of a rank that is here.
+//
+// Threads: thread-compatible. Never blocks.
+
+#ifndef EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_RECEPTION_H_
+#define EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_RECEPTION_H_
+
+#include <poll.h>
+
+#include <list>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/internal/gloo_transport_greeting.h"
+#include "evenkeel/comm/internal/gloo_transport_line.h"
+#include "evenkeel/comm/internal/socket.h"
+
+namespace evenkeel::internal {
+
+class GlooReception {
+ public:
+  GlooReception(int rank, const PeerGroup& group, UniqueFd listener, absl::Duration greeting_timeout);
+
+  // What to poll for, and when to come back at the latest.
+  void AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const;
+  void Turn(absl::Time now);
+
+  bool IsComplete() const { return missing_ == 0; }
+  std::vector<int> Missing() const;
+  // How many callers could not prove who they are.
+  int refused() const { return refused_; }
+  // The connections, by rank.
+  std::vector<UniqueFd>& admitted() { return admitted_; }
+
+ private:
+  struct Caller {
+    GlooLine line;
+    PeerChallenge challenge;
+    absl::Time deadline;
+    int rank = -1;            // Once it has proved it; it is admitted when it has been told.
+    bool is_refused = false;  // It is admitted never, and goes when it has been told.
+  };
+
+  void Accept(absl::Time now);
+  // Not OK: the caller goes.
+  absl::Status Advance(Caller& caller);
+  absl::Status Judge(const Caller& caller, const PeerHello& hello) const;
+  bool IsHere(int rank) const;
+
+  const int rank_;
+  const PeerGroup group_;
+  const UniqueFd listener_;
+  const absl::Duration greeting_timeout_;
+  absl::Time accept_again_ = absl::InfinitePast();
+  std::list<Caller> callers_;  // By age.
+  std::vector<UniqueFd> admitted_;
+  int missing_;
+  int refused_ = 0;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_RECEPTION_H_

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <memory>
 
-#include "absl/strings/string_view.h"
+#include "absl/memory/memory.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/status.h"
@@ -42,95 +42,113 @@ std::vector<float> Momentum(const OptimizerState& state) {
   return flat;
 }
 
-class ToyRun {
- public:
-  ToyRun(Communicator& comm, const ToySettings& settings, ToyResult& result)
-      : comm_(comm),
-        settings_(settings),
-        result_(result),
-        data_rank_(settings.data_rank >= 0 ? settings.data_rank : comm.rank()),
-        model_(kSizes) {
-    result_.last.weights = Flat(model_.values());
-  }
-
-  absl::Status Run() {
-    const UpdateRule rule = Sgd{.learning_rate = kLearningRate, .momentum = kMomentum};
-    EK_ASSIGN_OR_RETURN(ddp_,
-                        DataParallel::Create(&comm_, &model_.params(), {}, {.reducer = {.caps = settings_.caps}}));
-    std::vector<Joinable*> list = {ddp_.get()};
-    if (settings_.is_sharded) {
-      EK_ASSIGN_OR_RETURN(
-          sharded_, ShardedOptimizer::Create(&comm_, &model_.params(), rule, {.bucket_cap = settings_.caps.front()}));
-      list.push_back(sharded_.get());
-    } else {
-      EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(&comm_, &model_.params(), rule));
-      list.push_back(unsharded_.get());
-    }
-    EK_RETURN_IF_ERROR(settings_.joins ? RunJoined(list, settings_.join_options, [&](JoinScope&) { return Loop(); })
-                                       : Loop());
-    return TakeState();
-  }
-
- private:
-  absl::Status At(StepPoint point, int step, int gradients = 0) {
-    return settings_.at ? settings_.at(point, step, gradients) : absl::OkStatus();
-  }
-
-  absl::Status Loop() {
-    const int steps = static_cast<int>(settings_.batches.size());
-    for (int step = 0; step < steps; ++step) EK_RETURN_IF_ERROR(Step(step));
-    return At(StepPoint::kLoopEnd, steps);
-  }
-
-  absl::Status Step(int step) {
-    const bool accumulates = step == settings_.accumulating_step;
-    EK_RETURN_IF_ERROR(At(StepPoint::kBeforeRecord, step));
-    model_.params().ClearGradients();
-    EK_RETURN_IF_ERROR(ddp_->BeginStep(accumulates ? StepMode::kAccumulate : StepMode::kSync));
-    EK_RETURN_IF_ERROR(At(StepPoint::kForward, step));
-    int gradients = 0;
-    EK_RETURN_IF_ERROR(model_.Backward(data_rank_, settings_.batches[step], [&](int param) -> absl::Status {
-      EK_RETURN_IF_ERROR(At(StepPoint::kBackward, step, gradients++));
-      return ddp_->GradientReady(param);
-    }));
-    EK_RETURN_IF_ERROR(At(StepPoint::kBackward, step, gradients));
-    EK_RETURN_IF_ERROR(ddp_->FinishStep());
-    EK_RETURN_IF_ERROR(At(StepPoint::kReduced, step));
-    if (!accumulates) {
-      EK_RETURN_IF_ERROR(settings_.is_sharded ? sharded_->Step() : unsharded_->Step());
-      result_.last.weights = Flat(model_.values());
-      ++result_.steps;
-    }
-    return At(StepPoint::kStepped, step);
-  }
-
-  absl::Status TakeState() {
-    OptimizerState state;
-    if (settings_.is_sharded) {
-      EK_ASSIGN_OR_RETURN(state, sharded_->Consolidate());
-    } else {
-      state = unsharded_->state();
-    }
-    result_.ended = {Flat(model_.values()), Momentum(state)};
-    return absl::OkStatus();
-  }
-
-  Communicator& comm_;
-  const ToySettings& settings_;
-  ToyResult& result_;
-  const int data_rank_;
-  ToyModel model_;
-  std::unique_ptr<DataParallel> ddp_;
-  std::unique_ptr<Optimizer> unsharded_;
-  std::unique_ptr<ShardedOptimizer> sharded_;
-};
-
 }  // namespace
 
+class ToyTrainer::Parts {
+ public:
+  ToyModel model{kSizes};
+  std::unique_ptr<DataParallel> ddp;
+  std::unique_ptr<Optimizer> unsharded;
+  std::unique_ptr<ShardedOptimizer> sharded;
+};
+
+absl::StatusOr<std::unique_ptr<ToyTrainer>> ToyTrainer::Create(Communicator* comm, const ToySettings& settings) {
+  auto trainer = absl::WrapUnique(new ToyTrainer(settings, comm->rank()));
+  EK_RETURN_IF_ERROR(trainer->Init(comm));
+  return trainer;
+}
+
+ToyTrainer::ToyTrainer(const ToySettings& settings, int rank)
+    : settings_(settings),
+      data_rank_(settings.data_rank >= 0 ? settings.data_rank : rank),
+      parts_(std::make_unique<Parts>()) {
+  result_.last.weights = Flat(parts_->model.values());
+}
+
+ToyTrainer::~ToyTrainer() = default;
+
+absl::Status ToyTrainer::Init(Communicator* comm) {
+  const UpdateRule rule = Sgd{.learning_rate = kLearningRate, .momentum = kMomentum};
+  ParameterSet* const params = &parts_->model.params();
+  EK_ASSIGN_OR_RETURN(parts_->ddp, DataParallel::Create(comm, params, {}, {.reducer = {.caps = settings_.caps}}));
+  if (settings_.is_sharded) {
+    const ShardedOptimizerOptions options{.bucket_cap = settings_.caps.front()};
+    EK_ASSIGN_OR_RETURN(parts_->sharded, ShardedOptimizer::Create(comm, params, rule, options));
+  } else {
+    EK_ASSIGN_OR_RETURN(parts_->unsharded, Optimizer::Create(comm, params, rule));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Joinable*> ToyTrainer::joinables() const {
+  std::vector<Joinable*> list = {parts_->ddp.get()};
+  if (settings_.is_sharded) {
+    list.push_back(parts_->sharded.get());
+  } else {
+    list.push_back(parts_->unsharded.get());
+  }
+  return list;
+}
+
+absl::Status ToyTrainer::Train(int first_step) {
+  result_.steps = first_step;
+  const auto loop = [&] { return Loop(first_step); };
+  result_.status =
+      settings_.joins ? RunJoined(joinables(), settings_.join_options, [&](JoinScope&) { return loop(); }) : loop();
+  if (result_.status.ok()) result_.status = TakeState();
+  return result_.status;
+}
+
+absl::Status ToyTrainer::At(StepPoint point, int step, int gradients) const {
+  return settings_.at ? settings_.at(point, step, gradients) : absl::OkStatus();
+}
+
+absl::Status ToyTrainer::Loop(int first_step) {
+  const int steps = static_cast<int>(settings_.batches.size());
+  for (int step = first_step; step < steps; ++step) EK_RETURN_IF_ERROR(Step(step));
+  return At(StepPoint::kLoopEnd, steps);
+}
+
+absl::Status ToyTrainer::Step(int step) {
+  auto& [model, ddp, unsharded, sharded] = *parts_;
+  const bool accumulates = step == settings_.accumulating_step;
+  EK_RETURN_IF_ERROR(At(StepPoint::kBeforeRecord, step));
+  model.params().ClearGradients();
+  EK_RETURN_IF_ERROR(ddp->BeginStep(accumulates ? StepMode::kAccumulate : StepMode::kSync));
+  EK_RETURN_IF_ERROR(At(StepPoint::kForward, step));
+  int gradients = 0;
+  auto announce = [&, &ddp = ddp](int param) -> absl::Status {
+    EK_RETURN_IF_ERROR(At(StepPoint::kBackward, step, gradients++));
+    return ddp->GradientReady(param);
+  };
+  EK_RETURN_IF_ERROR(model.Backward(data_rank_, settings_.batches[step], announce));
+  EK_RETURN_IF_ERROR(At(StepPoint::kBackward, step, gradients));
+  EK_RETURN_IF_ERROR(ddp->FinishStep());
+  EK_RETURN_IF_ERROR(At(StepPoint::kReduced, step));
+  if (!accumulates) {
+    EK_RETURN_IF_ERROR(settings_.is_sharded ? sharded->Step() : unsharded->Step());
+    result_.last.weights = Flat(model.values());
+    ++result_.steps;
+  }
+  return At(StepPoint::kStepped, step);
+}
+
+absl::Status ToyTrainer::TakeState() {
+  OptimizerState state;
+  if (settings_.is_sharded) {
+    EK_ASSIGN_OR_RETURN(state, parts_->sharded->Consolidate());
+  } else {
+    state = parts_->unsharded->state();
+  }
+  result_.ended = {Flat(parts_->model.values()), Momentum(state)};
+  return absl::OkStatus();
+}
+
 ToyResult TrainToy(Communicator& comm, const ToySettings& settings) {
-  ToyResult result;
-  result.status = ToyRun(comm, settings, result).Run();
-  return result;
+  absl::StatusOr<std::unique_ptr<ToyTrainer>> trainer = ToyTrainer::Create(&comm, settings);
+  if (!trainer.ok()) return {.status = trainer.status()};
+  (void)(*trainer)->Train();
+  return (*trainer)->result();
 }
 
 std::vector<ToyStep> GroupSteps(const std::vector<std::vector<int>>& batches) {

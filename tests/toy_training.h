@@ -7,17 +7,19 @@
 // DataParallel and SGD with momentum, unsharded or sharded, over several buckets. What happens at the points of a step
 // is the caller's: barriers, faults, counting.
 //
-// Threads: TrainToy() as the communicator; the rest are pure functions.
-// Errors:  TrainToy() answers in ToyResult::status; whoever calls it ends the group (Finalize, Abort).
+// Threads: as the communicator; what needs none is a pure function.
+// Errors:  those of the libraries, as they are; whoever calls it ends the group (Finalize, Abort).
 
 #ifndef EVENKEEL_TESTS_TOY_TRAINING_H_
 #define EVENKEEL_TESTS_TOY_TRAINING_H_
 
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
@@ -60,6 +62,35 @@ struct ToyResult {
   ToyState ended;  // Weights when the loop had ended, with what other ranks did after this one; momentum likewise.
 };
 
+// A rank's model, with what trains it. Ownership: the group outlives its use; Recover() may give it another one.
+class ToyTrainer {
+ public:
+  // All ranks together.
+  static absl::StatusOr<std::unique_ptr<ToyTrainer>> Create(Communicator* comm, const ToySettings& settings);
+  ~ToyTrainer();
+
+  // The loop, from this step on. Whatever its end, result() has it.
+  absl::Status Train(int first_step = 0);
+  const ToyResult& result() const { return result_; }
+  std::vector<Joinable*> joinables() const;
+
+ private:
+  class Parts;
+
+  ToyTrainer(const ToySettings& settings, int rank);
+  absl::Status Init(Communicator* comm);
+  absl::Status Loop(int first_step);
+  absl::Status Step(int step);
+  absl::Status TakeState();
+  absl::Status At(StepPoint point, int step, int gradients = 0) const;
+
+  const ToySettings settings_;
+  const int data_rank_;
+  const std::unique_ptr<Parts> parts_;
+  ToyResult result_;
+};
+
+// The whole of it.
 ToyResult TrainToy(Communicator& comm, const ToySettings& settings);
 
 // One step of a group: whose batches go into it, and by what the sum is divided.

@@ -78,6 +78,8 @@ struct Scenario {
   bool must_succeed() const {
     return fault == Fault::kSlow || (joins() && (fault == Fault::kSkipsStep || fault == Fault::kExtraStep));
   }
+  // Whoever has nothing more to say to the others does not miss the connection; then all must succeed.
+  bool may_succeed() const { return must_succeed() || fault == Fault::kDataCut; }
   // Of each rank, as they are really trained.
   std::vector<std::vector<int>> batches() const;
 };

@@ -23,6 +23,7 @@ class Judgement {
 
   Verdict Pass() {
     if (!outcome_.is_over) Complain(verdict_.hangs, "it was not over in time");
+    for (const RankReport& report : outcome_.reports) all_succeed_ = all_succeed_ && report.result.status.ok();
     for (const RankReport& report : outcome_.reports) JudgeRank(report);
     return std::move(verdict_);
   }
@@ -53,6 +54,7 @@ class Judgement {
       }
       return;
     }
+    if (all_succeed_ && scenario_.may_succeed()) return;
     if (TimeOfFault() == 0) return Complain(verdict_.is_other, absl::StrCat(who, "ended before the fault happened"));
     if (report.result.status.ok()) return Complain(verdict_.is_other, absl::StrCat(who, "reports success"));
     JudgeMessage(report, who);
@@ -107,6 +109,7 @@ class Judgement {
   const Scenario& scenario_;
   const Outcome& outcome_;
   const std::vector<ToyState> alone_;
+  bool all_succeed_ = true;
   Verdict verdict_;
 };
 

@@ -44,9 +44,8 @@ class OursGroup {
       meshes_.push_back(*GlooMesh::Create(rank, {"benchmark", world_size, "key"}, "127.0.0.1"));
       addresses.push_back(meshes_.back()->address());
     }
-    OnAllRanks(world_size, [&](int rank) {
-      meshes_[rank]->Connect(addresses, absl::Now() + absl::Seconds(10)).IgnoreError();
-    });
+    OnAllRanks(world_size,
+               [&](int rank) { meshes_[rank]->Connect(addresses, absl::Now() + absl::Seconds(10)).IgnoreError(); });
   }
   const std::shared_ptr<gloo::Context>& context(int rank) const { return meshes_[rank]->context(); }
 

@@ -50,7 +50,8 @@ class Meetings {
     connections_.resize(world_size);
   }
   explicit Meetings(int world_size, GlooMeetingOptions options = {})
-      : Meetings(world_size, [&](int) { return GroupOf(world_size); }, options) {}
+      : Meetings(
+            world_size, [&](int) { return GroupOf(world_size); }, options) {}
   ~Meetings() { Join(); }
 
   void Start(int rank, absl::Duration timeout = kSoon) {

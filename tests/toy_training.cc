@@ -147,7 +147,7 @@ absl::Status ToyTrainer::TakeState() {
 ToyResult TrainToy(Communicator& comm, const ToySettings& settings) {
   absl::StatusOr<std::unique_ptr<ToyTrainer>> trainer = ToyTrainer::Create(&comm, settings);
   if (!trainer.ok()) return {.status = trainer.status()};
-  (void)(*trainer)->Train();
+  if (const absl::Status status = (*trainer)->Train(); !status.ok()) comm.Abort(status);
   return (*trainer)->result();
 }
 

@@ -8,7 +8,7 @@
 // is the caller's: barriers, faults, counting.
 //
 // Threads: as the communicator; what needs none is a pure function.
-// Errors:  those of the libraries, as they are; whoever calls it ends the group (Finalize, Abort).
+// Errors:  those of the libraries, as they are.
 
 #ifndef EVENKEEL_TESTS_TOY_TRAINING_H_
 #define EVENKEEL_TESTS_TOY_TRAINING_H_
@@ -90,7 +90,8 @@ class ToyTrainer {
   ToyResult result_;
 };
 
-// The whole of it.
+// The whole of it. After an error it ends the group: whoever destroys a DataParallel inside a step without a word to
+// the others leaves them with nothing but that.
 ToyResult TrainToy(Communicator& comm, const ToySettings& settings);
 
 // One step of a group: whose batches go into it, and by what the sum is divided.

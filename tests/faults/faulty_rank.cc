@@ -36,7 +36,10 @@ class FaultyRank {
     ToySettings settings{
         .batches = scenario_.batches()[comm_.rank()], .joins = scenario_.joins(), .is_sharded = scenario_.is_sharded};
     if (is_victim_ && scenario_.fault == Fault::kOtherSync) settings.accumulating_step = scenario_.step;
-    if (is_victim_ && scenario_.fault == Fault::kOtherPlan) settings.caps = {Bytes{16}, Bytes{1000}};
+    if (is_victim_ && scenario_.fault == Fault::kOtherPlan) {
+      Diverge();
+      settings.caps = {Bytes{16}, Bytes{1000}};
+    }
     steps_ = static_cast<int>(settings.batches.size());
     settings.at = [this](StepPoint point, int step, int gradients) { return At(point, step, gradients); };
     report_.result = TrainToy(comm_, settings);
@@ -44,6 +47,7 @@ class FaultyRank {
     if (status.ok()) status = comm_.Finalize(comm_.timeout());
     report_.ended = MonotonicNanos();
     if (!status.ok()) comm_.Abort(status);
+    if (striker_.joinable()) striker_.join();
     if (work_.has_value()) (void)work_->Wait();  // Until then the memory is in use.
     return std::move(report_);
   }
@@ -51,6 +55,8 @@ class FaultyRank {
  private:
   absl::Status At(StepPoint point, int step, int gradients) {
     if (is_victim_ && DeviatesAt(point, step)) Diverge();
+    // What was to happen within the optimizer has happened when it is over.
+    if (point == StepPoint::kStepped && striker_.joinable()) striker_.join();
     if (point == StepPoint::kStepped && work_.has_value()) EK_RETURN_IF_ERROR(CheckCollective());
     const bool is_here = point == scenario_.point && step == scenario_.step &&
                          (point != StepPoint::kBackward || gradients == scenario_.gradients);
@@ -62,7 +68,6 @@ class FaultyRank {
   // Where the training of the victim stops being the others'.
   bool DeviatesAt(StepPoint point, int step) const {
     switch (scenario_.fault) {
-      case Fault::kOtherPlan:
       case Fault::kOtherSync:
         return point == StepPoint::kBeforeRecord && step == scenario_.step;
       case Fault::kExtraStep:
@@ -82,10 +87,10 @@ class FaultyRank {
   absl::Status Strike() {
     Diverge();
     if (scenario_.delay_micros < 0) return StrikeNow();
-    std::thread([this] {
+    striker_ = std::thread([this] {
       std::this_thread::sleep_for(std::chrono::microseconds(scenario_.delay_micros));
       (void)StrikeNow();
-    }).detach();  // It ends the process, or stops it.
+    });
     return absl::OkStatus();
   }
 
@@ -162,6 +167,7 @@ class FaultyRank {
   const bool is_victim_;
   int steps_ = 0;
   RankReport report_;
+  std::thread striker_;
   std::optional<Work> work_;  // The user's collective, and its memory.
   bool may_succeed_ = false;
   float expected_ = 0;

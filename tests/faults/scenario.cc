@@ -138,7 +138,6 @@ Scenario MakeScenario(uint64_t seed, int index) {
   const int limit = scenario.disagrees() ? *std::min_element(scenario.inputs.begin(), scenario.inputs.end())
                                          : scenario.inputs[scenario.victim];
   scenario.step = draws.Below(limit);
-  if (scenario.fault == Fault::kOtherPlan) scenario.step = 1;  // The first plan, one bucket, is always the same.
   if (scenario.disagrees() && !scenario.has_collective()) return scenario;
 
   scenario.point = static_cast<StepPoint>(draws.Below(5));
@@ -155,7 +154,7 @@ std::string Describe(const Scenario& scenario) {
       absl::StrCat(scenario.over_gloo ? "gloo" : "local", scenario.rank0_hosts ? " (rank 0 hosts the store)" : "", ", ",
                    scenario.is_sharded ? "sharded" : "unsharded", ", ", scenario.joins() ? "join " : "inputs ",
                    absl::StrJoin(scenario.inputs, ","), ": rank ", scenario.victim, " ", Does(scenario.fault));
-  if (scenario.fault == Fault::kExtraStep) return text;
+  if (scenario.fault == Fault::kExtraStep || scenario.fault == Fault::kOtherPlan) return text;
   absl::StrAppend(&text, " in step ", scenario.step);
   if (scenario.disagrees() && !scenario.has_collective()) return text;
   return absl::StrCat(text, " ", Where(scenario),

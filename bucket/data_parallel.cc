@@ -280,31 +280,41 @@ absl::Status DataParallel::CheckReplicas() {
 
 void DataParallel::KeepBuffers(bool is_active) {
   if (!last_step_synced_) return;  // Accumulates: the step has begun before.
-  kept_buffers_.resize(buffers_.size());
+  std::swap(kept_, kept_before_);  // Whose memory is used again.
+  kept_.bytes.resize(buffers_.size());
   for (size_t b = 0; b < buffers_.size(); ++b) {
     const auto* data = static_cast<const std::byte*>(buffers_[b].data);
-    kept_buffers_[b].assign(data, data + buffers_[b].bytes());
+    kept_.bytes[b].assign(data, data + buffers_[b].bytes());
   }
-  kept_step_ = communicator().steps().steps_begun();
+  kept_.step = communicator().steps().steps_begun();
+  kept_.was_active = is_active;
+  kept_.was_joined = join_config().enable;
   step_is_open_ = true;
-  was_active_ = is_active;
-  was_joined_ = join_config().enable;
 }
 
-void DataParallel::RestoreBuffers() {
-  for (size_t b = 0; b < kept_buffers_.size(); ++b) {
-    if (!kept_buffers_[b].empty()) std::memcpy(buffers_[b].data, kept_buffers_[b].data(), kept_buffers_[b].size());
+void DataParallel::RestoreBuffers(const KeptBuffers& kept) {
+  for (size_t b = 0; b < kept.bytes.size(); ++b) {
+    if (!kept.bytes[b].empty()) std::memcpy(buffers_[b].data, kept.bytes[b].data(), kept.bytes[b].size());
   }
 }
 
 void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   if (old != nullptr) old->steps().Unregister(this);
-  // Not finished either if its gradients are there, but no optimizer has used them.
-  if (step_is_open_ || (change.last_update >= 0 && kept_step_ > change.last_update)) {
-    RestoreBuffers();
+  // A step is not finished either if its gradients are there, but no optimizer has used them.
+  const bool is_open = step_is_open_ || (change.last_update >= 0 && kept_.step > change.last_update);
+  const int64_t steps_back = change.ahead + is_open;
+  buffers_are_right_ = change.ahead >= 0 && steps_back <= 2;
+  if (buffers_are_right_ && steps_back > 0) {
+    const KeptBuffers& right = steps_back == 1 ? kept_ : kept_before_;
+    buffers_are_right_ = right.bytes.size() == buffers_.size();
+    RestoreBuffers(right);
+    kept_.was_active = right.was_active;
+    kept_.was_joined = right.was_joined;
   }
   step_is_open_ = false;
-  kept_step_ = 0;
+  kept_.bytes.clear();
+  kept_.step = 0;
+  kept_before_.bytes.clear();
   mode_ = StepMode::kSync;
   last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
   shadowed_ = false;
@@ -361,24 +371,31 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
     refusal_.clear();
     has_stale_state_ = false;
   }
-  return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer);
+  return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer.source);
 }
 
 // Outside of RunJoined() they follow the lowest rank, inside it the highest that has inputs.
-absl::Status DataParallel::TakeOverBuffers(const StateTransfer& transfer) {
-  const std::string mine = absl::StrCat(was_joined_ ? "j" : "-", was_active_ ? "a" : "-");
+absl::Status DataParallel::TakeOverBuffers(int source) {
+  const std::string mine =
+      absl::StrCat(buffers_are_right_ ? "r" : "-", kept_.was_joined ? "j" : "-", kept_.was_active ? "a" : "-");
   EK_ASSIGN_OR_RETURN(
       const ControlChannel::Parts parts,
       communicator().control().Exchange(absl::StrCat("buffers/", join_name()), mine, communicator().timeout()));
-  int root = transfer.source;
-  for (size_t rank = 0; rank < parts.size() && parts[transfer.source][0] == 'j'; ++rank) {
-    if (transfer.is_there[rank] && parts[rank] == "ja") root = static_cast<int>(rank);
+  int lowest = -1, highest_active = -1;
+  for (int rank = 0; rank < static_cast<int>(parts.size()); ++rank) {
+    if (parts[rank].size() != 3 || parts[rank][0] != 'r') continue;
+    if (lowest < 0) lowest = rank;
+    if (parts[rank] == "rja") highest_active = rank;
   }
-  KeepBuffers(was_active_);
+  const int root = highest_active >= 0 ? highest_active : lowest >= 0 ? lowest : source;
+  KeptBuffers own = kept_;  // Until the others' are there, this rank's own are what a repetition needs.
+  KeepBuffers(own.was_active);
+  kept_.was_joined = own.was_joined;
   EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, buffers_, root, Role::kState));
   // Buffers that are each rank's own stay so, where they are those of the right step.
-  if (!options_.broadcast_buffers && transfer.is_there[communicator().rank()]) RestoreBuffers();
+  if (!options_.broadcast_buffers && buffers_are_right_) RestoreBuffers(kept_);
   step_is_open_ = false;
+  kept_ = std::move(own);
   return absl::OkStatus();
 }
 

@@ -124,11 +124,12 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
   absl::Status CheckWhole() const override;
-  absl::Status TakeOverBuffers(const StateTransfer& transfer);
+  absl::Status TakeOverBuffers(int source);
   absl::Status FindStaleRoot();
   // Before a step of this rank: what a repetition of it must begin with.
   void KeepBuffers(bool is_active);
-  void RestoreBuffers();
+  struct KeptBuffers;
+  void RestoreBuffers(const KeptBuffers& kept);
 
   ParameterSet* const params_;
   const std::vector<TensorView> buffers_;
@@ -139,13 +140,18 @@ class DataParallel : public Joinable, private StepParticipant {
   StepMode mode_ = StepMode::kSync;
   bool last_step_synced_ = true;
 
-  // The step, from its first backward to the one that synchronises, that was begun last: the buffers before it, where
-  // the group counted it, and whether its gradients are still to come.
-  std::vector<std::vector<std::byte>> kept_buffers_;
-  int64_t kept_step_ = 0;
-  bool step_is_open_ = false;
-  bool was_active_ = true;   // This rank had inputs in it.
-  bool was_joined_ = false;  // It was inside RunJoined().
+  // The buffers as they were before a step (from its first backward to the one that synchronises).
+  struct KeptBuffers {
+    std::vector<std::vector<std::byte>> bytes;
+    int64_t step = 0;         // As the group counted it.
+    bool was_active = true;   // This rank had inputs in it.
+    bool was_joined = false;  // It was inside RunJoined().
+  };
+  KeptBuffers kept_;               // Before the step that was begun last,
+  KeptBuffers kept_before_;        // and before the one before it.
+  bool step_is_open_ = false;      // The gradients of the former are still to come.
+  bool buffers_are_right_ = true;  // On entering a group: they are those with which its first step begins.
+
   // Whether a rank had run dry in a step of this loop. Shared, because answers may come after this object's end.
   std::shared_ptr<std::atomic<bool>> saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
   bool has_optimizer_state_ = false;

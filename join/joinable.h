@@ -91,13 +91,14 @@ struct GroupChange {
   // StepControl::steps_begun() of the old group when this rank's optimizers last finished a step: what was begun after
   // that is not finished. -1: nobody knows; a step is finished then when its gradients are.
   int64_t last_update = -1;
+  // Optimizer steps that this rank has finished and the source has not; -1: it is in the middle of one.
+  int64_t ahead = 0;
 };
 
 // From one rank, whose state is right, to all: Recover().
 struct StateTransfer {
   int source = 0;              // Rank in the group.
   int64_t steps = 0;           // Optimizer steps that it has finished.
-  std::vector<bool> is_there;  // By rank: at that step itself, so that what it has is the source's already.
   std::set<const void*> done;  // Parameter sets that are equal on all ranks already.
 };
 
@@ -139,7 +140,8 @@ class Joinable {
   virtual absl::Status EnterGroup(const GroupChange& /*change*/) { return absl::OkStatus(); }
   // For Recover(), after ReplaceGroup(): takes the source's state. All ranks run it together.
   virtual absl::Status TakeOver(StateTransfer& /*transfer*/) { return absl::OkStatus(); }
-  // Why this rank can't say that it is at steps_finished(), if so: it was in the middle of a step.
+  // Why this rank's state is not that of steps_finished(), if so: it was in the middle of a step. Aborted: it will do
+  // where no rank has a better one.
   virtual absl::Status CheckWhole() const { return absl::OkStatus(); }
 
   // The group that it is in; null if that has been destroyed.
@@ -166,7 +168,8 @@ class Joinable {
   const std::string name_;
   JoinConfig config_;
   int64_t steps_finished_ = 0;
-  int64_t last_update_ = 0;  // In which of the group's steps, counted from 1, the last of them was.
+  bool is_taking_over_ = false;  // Recover() began to write another rank's state here, and has not ended.
+  int64_t last_update_ = 0;      // In which of the group's steps, counted from 1, the last of them was.
 };
 
 }  // namespace evenkeel

@@ -467,6 +467,11 @@ absl::Status ShardedOptimizer::MoveState(const internal::ShardMove& move) {
   return SetPlan(std::move(owners), move.mask, move.generation);
 }
 
+absl::Status ShardedOptimizer::CheckWhole() const {
+  if (!is_torn_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
+}
+
 absl::Status ShardedOptimizer::TakeOver(StateTransfer& transfer) {
   const internal::StateSync sync{.comm = communicator(), .channel = *channel_, .name = join_name()};
   if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));

@@ -135,6 +135,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
+  absl::Status CheckWhole() const override;
   absl::Status TakeChannel();
   OwnerTable NobodyOwns() const;
   internal::ShardFacts Facts() const;

@@ -1,0 +1,46 @@
+// Where survivors go on, and from whose state: decided from what each of them says, so that all come to one answer.
+//
+//   RecoveryFacts mine{...};                                      // every rank's, over the control plane
+//   EK_ASSIGN_OR_RETURN(RecoveryPlan plan, PlanRecovery(by_rank));
+//
+// Threads: pure functions of values.
+// Errors:  FailedPrecondition if nobody has a whole state, InvalidArgument if the ranks bring different Joinables, or a
+//          rank's own error.
+
+#ifndef EVENKEEL_JOIN_INTERNAL_RECOVERY_PLAN_H_
+#define EVENKEEL_JOIN_INTERNAL_RECOVERY_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel::internal {
+
+struct RecoveryFacts {
+  absl::Status error;           // Why this rank can't take part.
+  std::string names;            // Of the Joinables, sorted.
+  int64_t steps = 0;            // Optimizer steps that it has finished.
+  std::vector<int64_t> counts;  // By optimizer, in the order of their names.
+  std::string torn;             // Why its state is not whole; empty if it is.
+  std::string patched;          // The same, where the state will do if nobody's is whole.
+
+  std::string Serialize() const;
+  static absl::StatusOr<RecoveryFacts> Parse(absl::string_view bytes);
+};
+
+struct RecoveryPlan {
+  int source = 0;
+  int64_t steps = 0;
+  std::vector<int64_t> counts;  // Of the source.
+  std::vector<int64_t> ahead;   // By rank: steps that it has finished beyond those; -1: its state is not whole.
+};
+
+absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_rank);
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_JOIN_INTERNAL_RECOVERY_PLAN_H_

@@ -1,0 +1,171 @@
+// The survivors' new group, then: what each has -> one plan -> every Joinable into the group -> the source's state.
+
+#include "evenkeel/join/recovery.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/internal/recovery_plan.h"
+
+namespace evenkeel {
+
+using internal::RecoveryFacts;
+using internal::RecoveryPlan;
+
+// One call of Recover(); more than one new group if another rank is lost meanwhile.
+class RecoveryRun {
+ public:
+  RecoveryRun(absl::Span<Joinable* const> joinables, const RecoveryOptions& options)
+      : joinables_(joinables.begin(), joinables.end()), options_(options) {
+    std::sort(joinables_.begin(), joinables_.end(), [](const Joinable* a, const Joinable* b) {
+      return std::pair(a->join_phase(), a->join_name()) < std::pair(b->join_phase(), b->join_name());
+    });
+    for (Joinable* joinable : joinables_) {
+      if (joinable->steps_finished() >= 0) optimizers_.push_back(joinable);
+    }
+  }
+
+  absl::StatusOr<Recovered> In(std::unique_ptr<Communicator> next) {
+    absl::StatusOr<RecoveryPlan> plan = Agree(*next);
+    absl::Status status = plan.status();
+    if (status.ok()) status = Move(*plan, *next);
+    if (!status.ok()) {
+      next->Abort(status);
+      left_behind_ = std::move(next);
+      return status;
+    }
+    return Recovered{.comm = std::move(next), .steps = plan->steps, .source = plan->source};
+  }
+
+  // The group in which it failed.
+  std::unique_ptr<Communicator> TakeLeftBehind() { return std::move(left_behind_); }
+
+ private:
+  RecoveryFacts Facts() const {
+    RecoveryFacts facts;
+    std::vector<std::string> names, counts;
+    for (const Joinable* joinable : joinables_) {
+      names.push_back(joinable->join_name());
+      if (joinable->is_taking_over_)
+        facts.torn = absl::StrCat(joinable->join_name(), " was taking over another's state");
+      const absl::Status whole = joinable->CheckWhole();
+      if (whole.ok()) continue;
+      (absl::IsAborted(whole) ? facts.patched : facts.torn) = std::string(whole.message());
+    }
+    facts.names = absl::StrJoin(names, ", ");
+    for (const Joinable* optimizer : optimizers_) {
+      facts.counts.push_back(optimizer->steps_finished());
+      counts.push_back(absl::StrCat(optimizer->join_name(), " ", optimizer->steps_finished()));
+    }
+    facts.steps = options_.steps;
+    if (options_.steps >= 0) return facts;
+    if (optimizers_.empty()) {
+      facts.error = absl::InvalidArgumentError(
+          "no optimizer is in the list: say in RecoveryOptions::steps how many steps this rank has finished, and name "
+          "the optimizer's state with DataParallel::SetOptimizerState()");
+      return facts;
+    }
+    const auto [least, most] = std::minmax_element(facts.counts.begin(), facts.counts.end());
+    facts.steps = *least;
+    if (*least != *most) facts.torn = absl::StrCat("its optimizers not equally many: ", absl::StrJoin(counts, ", "));
+    return facts;
+  }
+
+  absl::StatusOr<RecoveryPlan> Agree(Communicator& next) const {
+    EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                        next.control().Exchange("recover", Facts().Serialize(), next.timeout()));
+    std::vector<RecoveryFacts> by_rank;
+    for (const std::string& part : parts) {
+      EK_ASSIGN_OR_RETURN(RecoveryFacts facts, RecoveryFacts::Parse(part));
+      by_rank.push_back(std::move(facts));
+    }
+    return internal::PlanRecovery(by_rank);
+  }
+
+  absl::Status Move(const RecoveryPlan& plan, Communicator& next) {
+    GroupChange change{
+        .source = plan.source, .last_update = optimizers_.empty() ? -1 : 0, .ahead = plan.ahead[next.rank()]};
+    for (const Joinable* optimizer : optimizers_) {
+      change.last_update = std::max(change.last_update, optimizer->last_update_);
+    }
+    for (Joinable* joinable : joinables_) EK_RETURN_IF_ERROR(joinable->ReplaceGroup(&next, change));
+
+    // From here on a rank that is not where the source is has some of its state and some of its own.
+    for (Joinable* joinable : joinables_) joinable->is_taking_over_ = change.ahead != 0;
+    StateTransfer transfer{.source = plan.source, .steps = plan.steps};
+    for (Joinable* joinable : joinables_) {
+      EK_RETURN_IF_ERROR(Annotate(joinable->TakeOver(transfer), joinable->join_name()));
+    }
+    // All or nobody: a rank that went on would meet others that have not got its state.
+    EK_RETURN_IF_ERROR(next.control().Exchange("recovered", "", next.timeout()).status());
+    for (size_t i = 0; i < optimizers_.size(); ++i) optimizers_[i]->steps_finished_ = plan.counts[i];
+    for (Joinable* joinable : joinables_) joinable->is_taking_over_ = false;
+    return absl::OkStatus();
+  }
+
+  std::vector<Joinable*> joinables_;   // By phase and name.
+  std::vector<Joinable*> optimizers_;  // Those of them that count steps.
+  const RecoveryOptions& options_;
+  std::unique_ptr<Communicator> left_behind_;
+};
+
+namespace {
+
+absl::Status CheckList(absl::Span<Joinable* const> joinables) {
+  if (joinables.empty()) return absl::InvalidArgumentError("Recover needs at least one Joinable");
+  for (size_t i = 0; i < joinables.size(); ++i) {
+    if (joinables[i] == nullptr) return absl::InvalidArgumentError(absl::StrCat("Recover: entry ", i, " is null"));
+    if (joinables[i]->join_config().scope != nullptr) {
+      return absl::FailedPreconditionError("Recover inside RunJoined(): call it when that has returned");
+    }
+    if (std::count(joinables.begin(), joinables.end(), joinables[i]) > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Recover: ", joinables[i]->join_name(), " is in the list more than once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Ranks of `before` that are not in `after`.
+std::vector<int> Lost(const Communicator& before, const Communicator& after) {
+  std::vector<int> lost;
+  for (int rank = 0; rank < before.world_size(); ++rank) {
+    const std::vector<int>& members = after.members();
+    if (std::find(members.begin(), members.end(), before.members()[rank]) == members.end()) lost.push_back(rank);
+  }
+  return lost;
+}
+
+}  // namespace
+
+absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communicator& failed,
+                                  const RecoveryOptions& options) {
+  EK_RETURN_IF_ERROR(CheckList(joinables));
+  if (failed.status().ok() && !options.why.ok()) failed.Abort(options.why);
+  const absl::Time deadline = absl::Now() + options.timeout;
+  RecoveryRun run(joinables, options);
+  Communicator* from = &failed;
+  std::unique_ptr<Communicator> held;
+  while (true) {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, from->Shrink(deadline - absl::Now()));
+    const std::vector<int> lost = Lost(failed, *next);
+    absl::StatusOr<Recovered> recovered = run.In(std::move(next));
+    if (recovered.ok()) {
+      recovered->lost = lost;
+      return recovered;
+    }
+    // Another rank was lost meanwhile: once more, without it.
+    if (!absl::IsUnavailable(recovered.status()) || absl::Now() > deadline) {
+      return Annotate(recovered.status(), "Recover");
+    }
+    held = run.TakeLeftBehind();
+    from = held.get();
+  }
+}
+
+}  // namespace evenkeel

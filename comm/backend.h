@@ -8,7 +8,7 @@
 // - Operations of one channel run in sequence order; operations of different channels must not wait for each other,
 //   because ranks may interleave channels differently.
 // - Rank a's operation meets rank b's of the same channel and sequence. A backend whose transport carries a header or a
-//   tag never lets two different `Collective`s complete as a pair.
+//   tag never lets two different `Collective`s complete as a pair; one without says so in checks_pairs().
 // - Abort() is thread-safe, may come at any time, ends everything in flight and everything later with `why`, and after
 //   it returns no buffer of an ended operation is touched any more.
 // - `what.op` kAverage on floats arrives with `scale` already divided by the world size; on integers the backend
@@ -68,6 +68,9 @@ class Backend {
   virtual Device device() const { return Device::Cpu(); }
   // OK, or Unimplemented with the reason, for a collective that is valid in itself.
   virtual absl::Status Supports(const Collective& what) const = 0;
+  // Whether two different collectives can never complete as a pair. False: they may, with garbage, and so what was
+  // issued is compared before results are used (Communicator::CompareIssued()).
+  virtual bool checks_pairs() const { return true; }
   virtual void Start(Operation operation, std::shared_ptr<WorkState> work) = 0;
   virtual void Abort(const absl::Status& why) = 0;
   // Memory that the transport uses without a copy, aligned to 64 bytes at least, zeroed. Plain memory by default.

@@ -8,6 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/internal/living_groups.h"
+#include "evenkeel/comm/internal/positions.h"
+#include "evenkeel/comm/internal/waits.h"
+#include "evenkeel/comm/internal/watchdog.h"
+#include "evenkeel/comm/internal/whereabouts.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_control.h"
 
@@ -202,29 +207,40 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
   operation.contributes = options.contributes;
   operation.after = options.after;
   const absl::Duration timeout = options.timeout > absl::ZeroDuration() ? options.timeout : comm.timeout();
-  operation.deadline = absl::Now() + timeout;
+  const absl::Time now = absl::Now();
+  operation.deadline = now + timeout;
+
+  comm.waits_->Use();
 
   // Held across Start(), so that operations reach the backend in the order of their sequence numbers.
   absl::MutexLock lock(&mutex_);
   if (IsPointToPoint(what.kind)) {
     operation.sequence = pair_positions_[{what.root, what.kind}]++;
   } else {
-    const std::string here = ToString(what);
-    if (absl::Status left = comm.CheckAgainstLeft(name_, position_, here); !left.ok()) return Work(std::move(left));
+    if (comm.somebody_left_) {
+      absl::Status left = comm.CheckAgainstLeft(name_, position_, ToString(what));
+      if (!left.ok()) return Work(std::move(left));
+    }
     operation.sequence = position_++;
     issued_hash_ = HashOf(what, issued_hash_);
-    last_issued_ = here;
+    last_issued_ = what;
   }
+  const int64_t number = comm.flight_.Begin(
+      {.channel = id_, .sequence = operation.sequence, .what = what, .issued = now, .deadline = operation.deadline});
   auto work = std::make_shared<WorkState>(
-      operation.deadline,
-      [&comm, timeout, at = absl::StrCat("#", operation.sequence, " ", ToString(what), " on channel ", name_)] {
-        comm.OnDeadline(absl::DeadlineExceededError(
-            absl::StrCat("rank ", comm.rank(), " waited ", absl::FormatDuration(timeout), " in ", at)));
+      operation.deadline, [this, number] { communicator_->OnOperationDeadline(*this, number); }, comm.waits_,
+      [this, number] {
+        const std::optional<FlightEntry> entry = communicator_->flight_.Get(number);
+        return entry.has_value() ? communicator_->WaitFor(*this, *entry) : internal::Wait{};
       });
-  work->OnDone([&comm](const absl::Status& status) {
+  work->OnDone([&comm, number](const absl::Status& status) {
+    comm.flight_.End(number, status);
     if (!status.ok()) comm.OnBackendFailure(status);
   });
-  comm.backend_->Start(std::move(operation), work);
+  const bool is_compared =
+      comm.verify_level() == VerifyLevel::kEvery && !IsPointToPoint(what.kind) && comm.world_size() > 1;
+  auto moves = is_compared ? comm.CompareBeside(name_, operation, work) : work;
+  comm.backend_->Start(std::move(operation), std::move(moves));
   return Work(std::move(work));
 }
 
@@ -242,60 +258,7 @@ uint64_t Channel::issued_hash() const {
 
 namespace {
 
-// What a rank says of its channels when it leaves: "name \t position \t hash \t last collective" per line.
-struct ChannelPosition {
-  int64_t position = 0;
-  uint64_t hash = 0;
-  std::string last;
-};
-using Positions = std::map<std::string, ChannelPosition>;
-
-constexpr char kStepsChannel[] = "training steps";
 constexpr absl::Duration kHubGrace = absl::Seconds(2);
-
-Positions ParsePositions(absl::string_view text) {
-  Positions positions;
-  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    const std::vector<absl::string_view> fields = absl::StrSplit(line, '\t');
-    ChannelPosition at;
-    if (fields.size() != 4 || !absl::SimpleAtoi(fields[1], &at.position) || !absl::SimpleAtoi(fields[2], &at.hash)) {
-      continue;
-    }
-    at.last = std::string(fields[3]);
-    positions.emplace(fields[0], std::move(at));
-  }
-  return positions;
-}
-
-std::string AtPosition(int rank, const ChannelPosition& at) {
-  return absl::StrCat("rank ", rank, " ended after ", at.position,
-                      at.last.empty() ? "" : absl::StrCat(" (", at.last, ")"));
-}
-
-// All ranks compute this from the same parts, so all get the same answer.
-absl::Status ComparePositions(const std::vector<std::string>& parts) {
-  const Positions first = ParsePositions(parts[0]);
-  for (size_t rank = 1; rank < parts.size(); ++rank) {
-    const Positions other = ParsePositions(parts[rank]);
-    Positions all = first;
-    all.insert(other.begin(), other.end());
-    for (const auto& [name, unused] : all) {
-      const auto a = first.find(name), b = other.find(name);
-      const ChannelPosition mine = a == first.end() ? ChannelPosition{} : a->second;
-      const ChannelPosition theirs = b == other.end() ? ChannelPosition{} : b->second;
-      if (mine.position != theirs.position) {
-        return absl::FailedPreconditionError(absl::StrCat("Finalize: channel \"", name, "\": ", AtPosition(0, mine),
-                                                          ", ", AtPosition(rank, theirs), ": the ranks disagree"));
-      }
-      if (mine.hash != theirs.hash) {
-        return absl::FailedPreconditionError(absl::StrCat("Finalize: channel \"", name, "\": ranks 0 and ", rank,
-                                                          " issued ", mine.position,
-                                                          " collectives each, but not the same: the ranks disagree"));
-      }
-    }
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -308,7 +271,11 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
       group_(group),
       make_group_(std::move(make_group)),
       members_(world_size_),
+      waits_(control_->waits()),
+      flight_(options_.flight.capacity),
+      verify_(options_.verify.value_or(VerifyLevel::kPositions)),
       steps_(std::make_unique<StepControl>(this)),
+      watchdog_(std::make_unique<internal::Watchdog>([this] { return Look(); })),
       backend_(std::move(backend)) {
   std::iota(members_.begin(), members_.end(), 0);
   user_ = *OpenChannel("user");
@@ -316,15 +283,22 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
                         [this](int from, absl::string_view topic, absl::string_view payload) {
                           if (topic == "finalize") OnFinalizeNotice(from, payload);
                         });
+  CompareLevels();
+  watchdog_->Start();
+  internal::AddLiving(this);
 }
 
 Communicator::~Communicator() {
-  Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")));
-  control_->Stop();  // Its handlers use the other members.
+  internal::RemoveLiving(this);
+  Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")), End::kClean);
+  watchdog_->Stop();  // It and the control channel's handlers use the other members.
+  control_->Stop();
+  WriteKeptFlight();
 }
 
 absl::StatusOr<Channel*> Communicator::OpenChannel(absl::string_view name) {
-  if (name.empty() || name == kStepsChannel || absl::StrContains(name, '\t') || absl::StrContains(name, '\n')) {
+  if (name.empty() || name == internal::kStepsChannel || absl::StrContains(name, '\t') ||
+      absl::StrContains(name, '\n')) {
     return absl::InvalidArgumentError(absl::StrCat("OpenChannel: \"", name, "\" can't name a channel"));
   }
   absl::MutexLock lock(&mutex_);
@@ -350,20 +324,24 @@ bool Communicator::SetStatus(const absl::Status& why) {
   return true;
 }
 
-void Communicator::Fail(const absl::Status& why) {
+void Communicator::Fail(const absl::Status& why, End end) {
   SetStatus(why);
   const absl::Status first = status();
+  if (end == End::kFailure) KeepFlight();  // While what is in flight still is.
   backend_->Abort(first);
   control_->Close(first);
-  absl::MutexLock lock(&mutex_);
-  has_ended_ = true;
+  {
+    absl::MutexLock lock(&mutex_);
+    has_ended_ = true;
+  }
+  watchdog_->Wake();
 }
 
-void Communicator::Abort(const absl::Status& why) {
-  if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"));
+void Communicator::Abort(const absl::Status& why, absl::string_view did) {
+  if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"), did);
   if (SetStatus(why)) {
-    control_->Fail(absl::UnavailableError(absl::StrCat(
-        "rank ", rank_, " aborted the group: ", absl::StatusCodeToString(why.code()), ": ", why.message())));
+    control_->Fail(absl::UnavailableError(
+        absl::StrCat("rank ", rank_, " ", did, ": ", absl::StatusCodeToString(why.code()), ": ", why.message())));
   }
   Fail(why);  // Whoever was first: after it nothing is in flight here, whether the hub answers or not.
 }
@@ -387,19 +365,22 @@ void Communicator::OnBackendFailure(const absl::Status& why) {
       of_the_group || absl::StartsWith(why.message(), "rank ") ? why : Annotate(why, absl::StrCat("rank ", rank_)));
 }
 
-std::string Communicator::SerializePositions() const {
+std::vector<Channel*> Communicator::channels() const {
+  absl::MutexLock lock(&mutex_);
   std::vector<Channel*> channels;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const auto& [name, channel] : channels_) channels.push_back(channel.get());
-  }
-  std::string text = absl::StrCat(kStepsChannel, "\t", steps_->records_sent(), "\t0\t\n");
-  for (const Channel* channel : channels) {
+  for (const auto& [name, channel] : channels_) channels.push_back(channel.get());
+  return channels;
+}
+
+std::string Communicator::SerializePositions() const {
+  internal::Positions positions;
+  positions[internal::kStepsChannel].position = steps_->records_sent();
+  for (const Channel* channel : channels()) {
     absl::MutexLock lock(&channel->mutex_);
-    absl::StrAppend(&text, channel->name_, "\t", channel->position_, "\t", channel->issued_hash_, "\t",
-                    channel->last_issued_, "\n");
+    positions[channel->name_] = {channel->position_, channel->issued_hash_,
+                                 channel->last_issued_.has_value() ? ToString(*channel->last_issued_) : ""};
   }
-  return text;
+  return internal::Serialize(positions);
 }
 
 absl::Status Communicator::Finalize(absl::Duration timeout) {
@@ -407,17 +388,18 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   const std::string positions = SerializePositions();
   // Told at once to all, so that a rank that waits for a collective which this one will never join learns of it.
   control_->Notify("finalize", positions);
-  absl::StatusOr<ControlChannel::Parts> parts = control_->Exchange("finalize", positions, timeout);
-  if (!parts.ok()) {
-    if (status().ok()) Abort(Annotate(parts.status(), "Finalize"));
-    return status();
-  }
-  if (absl::Status same = ComparePositions(*parts); !same.ok()) {
+  absl::StatusOr<ControlChannel::Parts> parts = AgreeAndWait("finalize", positions, timeout, "Finalize()");
+  if (!parts.ok()) return status();
+  if (absl::Status same = internal::ComparePositions("Finalize", *parts); !same.ok()) {
     Fail(same);
     return status();
   }
   control_->Leave();
-  Fail(absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " has finalized its communicator")));
+  {
+    absl::MutexLock lock(&mutex_);
+    has_finalized_ = true;
+  }
+  Fail(absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " has finalized its communicator")), End::kClean);
   return absl::OkStatus();
 }
 
@@ -444,12 +426,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
 
 void Communicator::OnFinalizeNotice(int peer, absl::string_view text) {
   std::map<std::string, int64_t> theirs;
-  for (auto& [name, at] : ParsePositions(text)) theirs[name] = at.position;
+  for (auto& [name, at] : internal::ParsePositions(text)) theirs[name] = at.position;
   {
     absl::MutexLock lock(&mutex_);
     left_[peer] = theirs;
   }
-  for (const auto& [name, mine] : ParsePositions(SerializePositions())) {
+  somebody_left_ = true;
+  for (const auto& [name, mine] : internal::ParsePositions(SerializePositions())) {
     if (mine.position == 0) continue;
     if (!CheckAgainstLeft(name, mine.position - 1, mine.last).ok()) return;
   }

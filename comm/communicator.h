@@ -20,15 +20,22 @@
 //          on. Everything else ends the communicator (an operation alone cannot be undone): a missed deadline, a lost
 //          rank, a contradiction between ranks, Abort(). From then on every call, on every rank, answers the first
 //          cause.
+// Watched: each rank tells the others that it lives and where it is (WatchOptions), so a rank that has fallen silent,
+//          and ranks that wait for each other, end the group with a sentence within seconds; a wait for a rank that is
+//          only slow is warned of. What was issued is recorded (FlightOptions, comm/flight_recorder.h).
 // Ending:  Finalize() is the clean leave. Destruction without it is an abort to the peers.
 
 #ifndef EVENKEEL_COMM_COMMUNICATOR_H_
 #define EVENKEEL_COMM_COMMUNICATOR_H_
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,10 +50,19 @@
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/control.h"
+#include "evenkeel/comm/flight_recorder.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/comm/verify.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel {
+
+namespace internal {
+class Waits;
+class Watchdog;
+struct Wait;
+struct Whereabouts;
+}  // namespace internal
 
 class Communicator;
 class StepControl;
@@ -104,12 +120,32 @@ class Channel {
   mutable absl::Mutex mutex_;
   int64_t position_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t issued_hash_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string last_issued_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Collective> last_issued_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<int, CollectiveKind>, int64_t> pair_positions_ ABSL_GUARDED_BY(mutex_);  // Of send and recv.
+};
+
+// How ranks watch each other. Equal on all ranks, or the most patient of them does not get what it wants.
+struct WatchOptions {
+  absl::Duration beat = absl::Seconds(1);            // How often a rank says that it lives, and where it is.
+  absl::Duration silence = absl::Seconds(5);         // A rank of which nothing is heard for so long is lost.
+  absl::Duration stall_warning = absl::Seconds(10);  // A wait that is longer than this is warned of, once.
+  // Gets the warning, on a thread of the communicator's, and must not call it; null: it goes to stderr.
+  std::function<void(const std::string& text)> warn;
+};
+
+struct FlightOptions {
+  size_t capacity = 1024;  // Operations that are remembered beside the open ones.
+  // When the group ends by a failure, each rank writes <folder>/<group>.rank<r>.json; empty: nowhere.
+  std::string folder;
 };
 
 struct CommunicatorOptions {
   absl::Duration timeout = kDefaultTimeout;  // Deadline of an operation and of a control exchange.
+  // Equal on all ranks, or the group ends as soon as it is there. Unset: what the environment says where a factory
+  // reads one, else kPositions.
+  std::optional<VerifyLevel> verify;
+  WatchOptions watch;
+  FlightOptions flight;
 };
 
 // This rank's half of another group, over that link: what Shrink() needs of the factory that made this one.
@@ -150,6 +186,30 @@ class Communicator {
   }
   absl::Status Barrier() { return user_->Barrier().Wait(); }
 
+  // Collectives over the control plane, on the host; every rank calls them in the same order, each kind by itself.
+  // True on all ranks if it is on one of them.
+  absl::StatusOr<bool> AgreeAny(bool mine);
+  // Waits for all ranks. At the deadline every rank that has come gets DeadlineExceeded that names all those that have
+  // not, and the group ends, so that late ones learn of it.
+  absl::Status MonitoredBarrier(absl::Duration timeout);
+
+  // How much is checked, see comm/verify.h. Setting it is a collective call on all ranks, with nothing in flight: all
+  // give the same level at the same positions, else all get FailedPrecondition that names ranks and levels.
+  VerifyLevel verify_level() const { return verify_.load(); }
+  absl::Status SetVerifyLevel(VerifyLevel level);
+  // Where the transport can pair different collectives (Backend::checks_pairs()) and the level is kPositions: compares
+  // with all ranks what was issued on the channel so far. All ranks call it at the same position; results of what was
+  // issued before may be used once it has ended well. Otherwise it has ended already.
+  Work CompareIssued(Channel& channel);
+
+  // What this rank has issued, and its dump: comm/flight_dump.h says what the JSON looks like. After a failure a dump
+  // shows the moment of it.
+  FlightRecorder& flight() { return flight_; }
+  std::string FlightJson() const;
+  absl::Status DumpFlight(const std::string& path) const;
+  // <folder>/<group>.rank<r>.json
+  std::string FlightPath(absl::string_view folder) const;
+
   // The control plane: small messages on the host, beside the data. Steps are agreed through steps().
   ControlChannel& control() { return *control_; }
   StepControl& steps() { return *steps_; }
@@ -161,9 +221,8 @@ class Communicator {
 
   // OK while the group works; then the first cause of its end.
   absl::Status status() const;
-  // Ends the group on every rank: peers see "rank <r> aborted the group: <why>". From any thread; only the first call
-  // counts.
-  void Abort(const absl::Status& why);
+  // Ends the group on every rank: peers see "rank <r> <did>: <why>". From any thread; only the first call counts.
+  void Abort(const absl::Status& why, absl::string_view did = "aborted the group");
   // The clean leave: waits until every rank has come here with the same collectives behind it, else fails on all of
   // them with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
   absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
@@ -177,11 +236,14 @@ class Communicator {
  private:
   friend class Channel;
   friend class StepControl;
+  friend class StepTicket;
+  struct FlightMoment;
 
   // Keeps the first cause; false if there was one.
   bool SetStatus(const absl::Status& why);
   // Ends the group on this rank: the peers know, or have been told.
-  void Fail(const absl::Status& why);
+  enum class End { kFailure, kClean };
+  void Fail(const absl::Status& why, End end = End::kFailure);
   // An operation failed: ends the group on every rank. May be called with locks held.
   void OnBackendFailure(const absl::Status& why);
   // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
@@ -191,6 +253,40 @@ class Communicator {
   // An error, which also ends the group, if a peer that is leaving will never come to `position` of `channel`.
   absl::Status CheckAgainstLeft(absl::string_view channel, int64_t position, absl::string_view next);
 
+  // Verification and agreement (communicator_agreement.cc).
+  // An exchange whose end is the end of a work, and its parts. `text` says what for. `judge` is asked on each rank; if
+  // it does not answer OK, the group ends with its answer.
+  struct Agreement;
+  std::shared_ptr<Agreement> Agree(absl::string_view topic, std::string payload, absl::Duration timeout,
+                                   std::string text,
+                                   std::function<absl::Status(const ControlChannel::Parts&)> judge = nullptr);
+  absl::StatusOr<ControlChannel::Parts> AgreeAndWait(
+      absl::string_view topic, std::string payload, absl::Duration timeout, std::string text,
+      std::function<absl::Status(const ControlChannel::Parts&)> judge = nullptr);
+  void CompareLevels();
+  // Begins to compare the operation with the other ranks'. `whole` ends with both that and the operation; the answer is
+  // the work for the operation alone.
+  std::shared_ptr<WorkState> CompareBeside(const std::string& channel, const Operation& operation,
+                                           std::shared_ptr<WorkState> whole);
+
+  // Watching (communicator_watch.cc). Look() runs on the watchdog's thread: says that this rank lives, ends what has
+  // missed its deadline, warns.
+  absl::Duration Look();
+  internal::Whereabouts WhereaboutsNow() const;
+  void CheckHub();
+  void CheckDeadlines();
+  void WarnOfStalls();
+  std::vector<Channel*> channels() const;
+  // What waiting for an operation is, and what its deadline does.
+  internal::Wait WaitFor(const Channel& channel, const FlightEntry& entry) const;
+  void OnOperationDeadline(const Channel& channel, int64_t number);
+  absl::Status DeadlineStatus(const internal::Wait& wait, absl::Duration waited);
+  // " for ranks 2,3 (rank 2 runs, ...; ...)"; empty if the hub does not say.
+  std::string ForWhom(const internal::Wait& wait);
+  void KeepFlight();
+  void WriteKeptFlight();
+  FlightMoment FlightNow() const;
+
   const std::unique_ptr<ControlChannel> control_;
   const CommunicatorOptions options_;
   const int rank_;
@@ -198,6 +294,9 @@ class Communicator {
   const std::string group_;
   const GroupMaker make_group_;
   std::vector<int> members_;  // Constant once a factory or Shrink() has handed the communicator out.
+  const std::shared_ptr<internal::Waits> waits_;
+  FlightRecorder flight_;
+  std::atomic<VerifyLevel> verify_;
   std::unique_ptr<StepControl> steps_;
   Channel* user_ = nullptr;
 
@@ -207,8 +306,17 @@ class Communicator {
   std::map<std::string, std::unique_ptr<Channel>, std::less<>> channels_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, int> name_counts_ ABSL_GUARDED_BY(mutex_);
   // Where peers were when they said that they leave: rank -> channel -> position.
+  std::atomic<bool> somebody_left_ = false;
   std::map<int, std::map<std::string, int64_t>> left_ ABSL_GUARDED_BY(mutex_);
+  bool has_finalized_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<const FlightMoment> kept_flight_ ABSL_GUARDED_BY(mutex_);  // Of the failure.
+  bool flight_is_written_ ABSL_GUARDED_BY(mutex_) = false;
 
+  absl::Mutex agreement_mutex_;  // Held across ControlChannel::Exchange(), which counts as these do.
+  std::map<std::string, int64_t, std::less<>> agreements_ ABSL_GUARDED_BY(agreement_mutex_);
+
+  std::set<int64_t> warned_;  // Waits; the watchdog's thread only.
+  const std::unique_ptr<internal::Watchdog> watchdog_;
   const std::unique_ptr<Backend> backend_;  // Last, so that its threads, which call back, end before the rest.
 };
 

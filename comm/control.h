@@ -33,6 +33,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/internal/waits.h"
 
 namespace evenkeel {
 
@@ -180,6 +181,8 @@ class ControlChannel {
   };
   absl::StatusOr<Survivors> Regroup(absl::Duration timeout);
 
+  const std::shared_ptr<internal::Waits>& waits() const { return waits_; }
+  std::string WhoIsMissing(const internal::Wait& w) { return w.kind == internal::Wait::Kind::kExchange ? WhoIsMissing(w.topic, w.sequence) : ""; }
   ControlLink& link() { return *link_; }
 
   // Set once. The failure handler is called at most once, with every wait still open (it calls Close()); `culprit` is
@@ -203,6 +206,7 @@ class ControlChannel {
   const int rank_;
   const int world_size_;
   const std::unique_ptr<ControlLink> link_;
+  const std::shared_ptr<internal::Waits> waits_ = internal::Waits::Create();
 
   mutable absl::Mutex mutex_;
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);

@@ -28,16 +28,24 @@ void FlightRecorder::End(int64_t number, const absl::Status& status) {
   const absl::Time now = absl::Now();
   absl::MutexLock lock(&mutex_);
   if (older_.erase(number) > 0) return;
-  FlightEntry* entry = Find(number);
-  if (entry == nullptr || !entry->is_open()) return;
-  entry->ended = now;
-  entry->code = status.code();
+  const FlightEntry* found = Find(number);
+  if (found == nullptr || !found->is_open()) return;
+  FlightEntry& entry = ring_[number % capacity_];
+  entry.ended = now;
+  entry.code = status.code();
 }
 
-FlightEntry* FlightRecorder::Find(int64_t number) {
+const FlightEntry* FlightRecorder::Find(int64_t number) const {
   if (number < 0 || number >= next_) return nullptr;
-  FlightEntry& place = ring_[number % capacity_];
+  const FlightEntry& place = ring_[number % capacity_];
   return place.number == number ? &place : nullptr;
+}
+
+std::optional<FlightEntry> FlightRecorder::Get(int64_t number) const {
+  absl::ReaderMutexLock lock(&mutex_);
+  if (const FlightEntry* entry = Find(number); entry != nullptr) return *entry;
+  const auto older = older_.find(number);
+  return older == older_.end() ? std::nullopt : std::optional<FlightEntry>(older->second);
 }
 
 template <typename Visit>

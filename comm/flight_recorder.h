@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -51,6 +52,8 @@ class FlightRecorder {
   // Only the first call for a number counts.
   void End(int64_t number, const absl::Status& status);
 
+  // While it is open, and mostly for a while after.
+  std::optional<FlightEntry> Get(int64_t number) const;
   // Copies, oldest first.
   std::vector<FlightEntry> Entries() const;
   std::vector<FlightEntry> OpenEntries() const;
@@ -59,7 +62,7 @@ class FlightRecorder {
   int64_t issued() const;
 
  private:
-  FlightEntry* Find(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const FlightEntry* Find(int64_t number) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);  // In the ring.
   // Calls `visit` with the entries, oldest first; `visit_back` newest first, until it answers false.
   template <typename Visit>
   void ForEach(Visit visit) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);

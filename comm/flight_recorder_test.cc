@@ -66,7 +66,11 @@ TEST(FlightRecorderTest, KeepsTheLastAndEveryOpenOne) {
   for (int i = 1; i <= 10; ++i) recorder.End(recorder.Begin(Barrier(7, i)), absl::OkStatus());
   EXPECT_THAT(Numbers(recorder.Entries()), testing::ElementsAre(stuck, 8, 9, 10));
   EXPECT_THAT(Numbers(recorder.OpenEntries()), testing::ElementsAre(stuck));
+  EXPECT_EQ(recorder.Get(stuck)->sequence, 0);
+  EXPECT_EQ(recorder.Get(9)->sequence, 9);
+  EXPECT_FALSE(recorder.Get(5).has_value());
   recorder.End(stuck, absl::OkStatus());
+  EXPECT_FALSE(recorder.Get(stuck).has_value());
   EXPECT_THAT(Numbers(recorder.Entries()), testing::ElementsAre(8, 9, 10));
 }
 

@@ -197,6 +197,7 @@ class NcclBackend : public Backend {
   absl::string_view name() const override { return "nccl"; }
   Device device() const override { return Device::Cuda(device_); }
   absl::Status Supports(const Collective& what) const override;
+  bool checks_pairs() const override { return false; }  // NCCL sends no header.
   void Start(Operation operation, std::shared_ptr<WorkState> work) override;
   void Abort(const absl::Status& why) override;
   absl::StatusOr<Memory> Allocate(int64_t bytes) override;

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/comm/internal/waits.h"
+#include "evenkeel/comm/internal/whereabouts.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -178,18 +180,25 @@ ParticipantState StepAnswer::LeaderState(absl::string_view participant_name) con
 // StepTicket ---------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<StepAnswer> StepTicket::Wait() const {
+  if (IsAnswered()) return *answer_;  // Never changes once it is there.
+  const internal::Waits::Scope scope(
+      comm_->waits_, [this] { return Describe(); }, [this] { return IsAnswered(); });
   auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answer_ != nullptr; };
   {
     absl::MutexLock lock(&mutex_);
     if (mutex_.AwaitWithDeadline(absl::Condition(&answered), deadline_)) return *answer_;
   }
-  const std::string missing = comm_->control().WhoIsMissing(kStepTopic, step_);
-  comm_->Abort(
-      absl::DeadlineExceededError(absl::StrCat("rank ", comm_->rank(), " waited until the deadline at step ", step_,
-                                               " for ", missing.empty() ? "the other ranks" : missing)));
+  comm_->OnDeadline(comm_->DeadlineStatus(Describe(), comm_->timeout()));
   absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&answered));  // Abort() ends every exchange.
+  mutex_.Await(absl::Condition(&answered));  // OnDeadline() ends every exchange.
   return *answer_;
+}
+
+internal::Wait StepTicket::Describe() const {
+  return {.kind = internal::Wait::Kind::kExchange,
+          .sequence = step_,
+          .topic = kStepTopic,
+          .text = absl::StrCat(is_dry_ ? internal::kDry : "", "step ", step_, " until all ranks have begun it")};
 }
 
 bool StepTicket::IsAnswered() const {
@@ -214,6 +223,7 @@ void StepTicket::Resolve(absl::StatusOr<StepAnswer> answer) {
   answer_ = std::make_unique<absl::StatusOr<StepAnswer>>(std::move(answer));
   // In order, whichever thread asks meanwhile: what is announced in a step must reach dry ranks before its end does.
   is_calling_back_ = true;
+  const internal::LibrarysTurn turn;
   while (!callbacks_.empty()) {
     const auto callback = std::move(callbacks_.front());
     callbacks_.pop_front();
@@ -259,6 +269,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, 
     return current_;
   }
   EndStep();
+  is_dry_ = false;
   StepRecord record;
   for (StepParticipant* participant : participants()) {
     EK_ASSIGN_OR_RETURN(ParticipantState state, participant->PrepareStep());
@@ -280,6 +291,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, 
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
   EndStep();
+  is_dry_ = true;
   StepRecord record;
   record.joined = true;
   record.scope_hash = scope_hash_;
@@ -295,7 +307,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   EK_RETURN_IF_ERROR(comm_->status());
   ++steps_begun_;
   if (!agreement_) {
-    auto ticket = std::shared_ptr<StepTicket>(new StepTicket(0, comm_));
+    auto ticket = std::shared_ptr<StepTicket>(new StepTicket(0, false, comm_));
     ticket->Resolve(StepAnswer{.world_size = comm_->world_size(),
                                .active = comm_->world_size(),
                                .highest_active = comm_->world_size() - 1,
@@ -310,7 +322,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   const int64_t step = records_sent_;
   EK_RETURN_IF_ERROR(comm_->CheckAgainstLeft("training steps", step, ""));
   ++records_sent_;
-  auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, comm_));
+  auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, record.joined, comm_));
   unanswered_.push_back(ticket);
   comm_->control().Exchange(
       kStepTopic, record.Serialize(),

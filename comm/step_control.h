@@ -67,10 +67,19 @@ class StepParticipant {
   virtual absl::Status ImportState(absl::string_view state) = 0;
 };
 
+// Bits of what one rank asks of all in a step, or-ed over the ranks: StepControl::Request(), StepAnswer::requests. The
+// library only carries them.
+struct StepRequests {
+  static constexpr uint32_t kStop = 1;      // After this step.
+  static constexpr uint32_t kSave = 2;      // A checkpoint, after this step.
+  static constexpr uint32_t kEvaluate = 4;  // After this step.
+  static constexpr uint32_t kFirstOfUsers = 1u << 16;
+};
+
 // What one rank says when its step begins.
 struct StepRecord {
   bool joined = false;      // Has run out of inputs.
-  uint32_t requests = 0;    // Bits that a user asks all ranks to see: save, evaluate, stop.
+  uint32_t requests = 0;    // StepRequests.
   int64_t samples = 0;      // In this rank's batch, if the user says so.
   uint64_t scope_hash = 0;  // Of the RunJoined() that the rank is in: its list and options; 0: in none.
   std::vector<ParticipantState> participants;
@@ -105,10 +114,13 @@ class StepTicket {
 
  private:
   friend class StepControl;
-  StepTicket(int64_t step, Communicator* comm) : step_(step), deadline_(absl::Now() + comm->timeout()), comm_(comm) {}
+  StepTicket(int64_t step, bool is_dry, Communicator* comm)
+      : step_(step), is_dry_(is_dry), deadline_(absl::Now() + comm->timeout()), comm_(comm) {}
   void Resolve(absl::StatusOr<StepAnswer> answer);
+  internal::Wait Describe() const;
 
   const int64_t step_;
+  const bool is_dry_;
   const absl::Time deadline_;
   Communicator* const comm_;
   mutable absl::Mutex mutex_;
@@ -184,6 +196,8 @@ class StepControl {
   int64_t records_sent() const { return records_sent_; }
   // Those, and the steps without agreement.
   int64_t steps_begun() const { return steps_begun_; }
+  // Whether this rank's last step was a joined one.
+  bool is_dry() const { return is_dry_; }
 
  private:
   std::vector<StepParticipant*> participants() const;
@@ -205,6 +219,7 @@ class StepControl {
   const void* scope_ = nullptr;
   uint64_t scope_hash_ = 0;
   bool agreement_ = true;
+  std::atomic<bool> is_dry_ = false;       // Also read by whoever asks what threads wait for.
   std::atomic<int64_t> records_sent_ = 0;  // Also read by the control thread.
   int64_t steps_begun_ = 0;
   int64_t samples_ = 0;

@@ -1,6 +1,21 @@
 #include "evenkeel/comm/work.h"
 
+#include "evenkeel/comm/internal/waits.h"
+#include "evenkeel/comm/internal/whereabouts.h"
+
 namespace evenkeel {
+
+WorkState::WorkState(absl::Time deadline, std::function<void()> on_deadline)
+    : WorkState(deadline, std::move(on_deadline), nullptr, nullptr) {}
+
+WorkState::WorkState(absl::Time deadline, std::function<void()> on_deadline, std::shared_ptr<internal::Waits> waits,
+                     std::function<internal::Wait()> describe)
+    : deadline_(deadline),
+      on_deadline_(std::move(on_deadline)),
+      waits_(std::move(waits)),
+      describe_(std::move(describe)) {}
+
+WorkState::~WorkState() = default;
 
 void WorkState::Finish(absl::Status status) {
   std::vector<std::function<void(const absl::Status&)>> callbacks;
@@ -11,6 +26,7 @@ void WorkState::Finish(absl::Status status) {
     status_ = status;
     callbacks.swap(callbacks_);
   }
+  internal::LibrarysTurn turn;
   for (const auto& callback : callbacks) callback(status);
 }
 
@@ -20,6 +36,11 @@ bool WorkState::IsDone() const {
 }
 
 absl::Status WorkState::Wait() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (done_) return status_;
+  }
+  internal::Waits::Scope scope(waits_, describe_, [this] { return IsDone(); });
   {
     absl::MutexLock lock(&mutex_);
     if (mutex_.AwaitWithDeadline(absl::Condition(&done_), deadline_)) return status_;

@@ -26,12 +26,20 @@
 
 namespace evenkeel {
 
+namespace internal {
+class Waits;
+struct Wait;
+}  // namespace internal
+
 // What a backend fulfils. Users hold a `Work`.
 class WorkState {
  public:
   // `on_deadline` runs on a waiting thread when `deadline` has passed; it must end in Finish() being called.
-  WorkState(absl::Time deadline, std::function<void()> on_deadline)
-      : deadline_(deadline), on_deadline_(std::move(on_deadline)) {}
+  // `waits` keeps account of who waits, and `describe` says for what; null: nobody does.
+  WorkState(absl::Time deadline, std::function<void()> on_deadline);
+  WorkState(absl::Time deadline, std::function<void()> on_deadline, std::shared_ptr<internal::Waits> waits,
+            std::function<internal::Wait()> describe);
+  ~WorkState();
 
   // Ends the operation; only the first call counts. Wakes waiters, then runs the callbacks on this thread.
   void Finish(absl::Status status);
@@ -47,6 +55,8 @@ class WorkState {
  private:
   const absl::Time deadline_;
   const std::function<void()> on_deadline_;
+  const std::shared_ptr<internal::Waits> waits_;
+  const std::function<internal::Wait()> describe_;
   mutable absl::Mutex mutex_;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/time/clock.h"
+
 namespace evenkeel::internal {
 namespace {
 
@@ -68,7 +70,7 @@ Waits::Snapshot Waits::Now() const {
     if (waiting.empty() || waiting.back().is_over()) {
       now.everyone_waits = false;
     } else {
-      now.waits.push_back(waiting.back().describe());
+      now.waits.push_back({waiting.back().describe(), waiting.back().id, waiting.back().since});
     }
   }
   return now;
@@ -79,7 +81,8 @@ Waits::Scope::Scope(std::shared_ptr<Waits> waits, std::function<Wait()> describe
   if (waits_ == nullptr) return;
   waits_->Use();
   absl::MutexLock lock(&waits_->mutex_);
-  waits_->threads_[std::this_thread::get_id()].push_back({std::move(describe), std::move(is_over)});
+  waits_->threads_[std::this_thread::get_id()].push_back(
+      {std::move(describe), std::move(is_over), waits_->next_wait_++, absl::Now()});
 }
 
 Waits::Scope::~Scope() {

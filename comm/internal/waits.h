@@ -24,6 +24,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/internal/whereabouts.h"
 
 namespace evenkeel::internal {
@@ -49,19 +50,25 @@ class Waits : public std::enable_shared_from_this<Waits> {
   // The calling thread uses the group, until the thread ends. A look at a thread's own list after the first call.
   void Use();
 
+  struct Seen {
+    Wait wait;
+    int64_t id = 0;  // Of this wait alone.
+    absl::Time since;
+  };
   struct Snapshot {
     bool everyone_waits = false;  // There is a thread that uses the group, and all wait for what is not over.
-    std::vector<Wait> waits;      // What is waited for and not over.
+    std::vector<Seen> waits;      // What is waited for and not over.
   };
   Snapshot Now() const;
   bool EveryoneWaits() const { return Now().everyone_waits; }
-  std::vector<Wait> Current() const { return Now().waits; }
 
  private:
   friend class Memberships;
   struct Waiting {
     std::function<Wait()> describe;
     std::function<bool()> is_over;
+    int64_t id = 0;
+    absl::Time since;
   };
 
   Waits();
@@ -70,6 +77,7 @@ class Waits : public std::enable_shared_from_this<Waits> {
 
   const uint64_t id_;  // Never that of another one, which an address could be.
   mutable absl::Mutex mutex_;
+  int64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::thread::id, std::vector<Waiting>> threads_ ABSL_GUARDED_BY(mutex_);  // Empty: it runs.
 };
 

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/internal/whereabouts.h"
 #include "gtest/gtest.h"
 
@@ -55,20 +57,27 @@ class Worker {
 TEST(WaitsTest, NobodyWaitsInAGroupThatNobodyUses) {
   auto waits = Waits::Create();
   EXPECT_FALSE(waits->EveryoneWaits());
-  EXPECT_TRUE(waits->Current().empty());
+  EXPECT_TRUE(waits->Now().waits.empty());
 }
 
 TEST(WaitsTest, EveryoneWaitsWhenEachThreadThatUsesTheGroupDoes) {
   auto waits = Waits::Create();
+  const absl::Time before = absl::Now();
   Worker a(waits), b(waits);
   EXPECT_FALSE(waits->EveryoneWaits());
   a.Wait();
   EXPECT_FALSE(waits->EveryoneWaits()) << "b runs";
-  ASSERT_EQ(waits->Current().size(), 1u);
-  EXPECT_EQ(waits->Current()[0].peer, 1);
+  ASSERT_EQ(waits->Now().waits.size(), 1u);
+  EXPECT_EQ(waits->Now().waits[0].wait.peer, 1);
   b.Wait();
   EXPECT_TRUE(waits->EveryoneWaits());
-  EXPECT_EQ(waits->Current().size(), 2u);
+  const std::vector<Waits::Seen> seen = waits->Now().waits;
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_NE(seen[0].id, seen[1].id);
+  for (const Waits::Seen& one : seen) {
+    EXPECT_GE(one.since, before);
+    EXPECT_LE(one.since, absl::Now());
+  }
 }
 
 TEST(WaitsTest, AWaitThatIsOverIsNone) {
@@ -78,7 +87,7 @@ TEST(WaitsTest, AWaitThatIsOverIsNone) {
   EXPECT_TRUE(waits->EveryoneWaits());
   a.SayOver();
   EXPECT_FALSE(waits->EveryoneWaits()) << "the thread will run as soon as it gets a core";
-  EXPECT_TRUE(waits->Current().empty());
+  EXPECT_TRUE(waits->Now().waits.empty());
 }
 
 TEST(WaitsTest, AThreadThatHasEndedUsesTheGroupNoMore) {
@@ -120,8 +129,8 @@ TEST(WaitsTest, TheInnermostWaitCounts) {
     Waits::Scope inner(
         waits, [] { return ForRank(2); }, [] { return false; });
     EXPECT_TRUE(waits->EveryoneWaits());
-    ASSERT_EQ(waits->Current().size(), 1u);
-    EXPECT_EQ(waits->Current()[0].peer, 2);
+    ASSERT_EQ(waits->Now().waits.size(), 1u);
+    EXPECT_EQ(waits->Now().waits[0].wait.peer, 2);
   }
   EXPECT_FALSE(waits->EveryoneWaits());
 }
@@ -136,7 +145,7 @@ TEST(WaitsTest, TheLibrarysThreadsDoNotCount) {
     Waits::Scope unseen(
         waits, [] { return ForRank(2); }, [] { return false; });
     EXPECT_TRUE(waits->EveryoneWaits());
-    EXPECT_EQ(waits->Current().size(), 1u);
+    EXPECT_EQ(waits->Now().waits.size(), 1u);
   }).join();
   std::thread([&] {
     {

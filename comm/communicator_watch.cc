@@ -1,0 +1,283 @@
+// How a communicator watches over its group: what the watchdog's thread does, what a rank says of itself, who is told
+// what when a wait takes long, and the flight record of the end.
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/flight_dump.h"
+#include "evenkeel/comm/internal/waits.h"
+#include "evenkeel/comm/internal/watchdog.h"
+#include "evenkeel/comm/internal/whereabouts.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/step_control.h"
+
+namespace evenkeel {
+namespace {
+
+// Collectives of a channel that a report has: the oldest open ones, at which this rank stands, and the last ones, at
+// which others may stand that are behind.
+constexpr size_t kReportedOpen = 4, kReportedLast = 4;
+
+bool IsPair(const Collective& what) { return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv; }
+
+// "12s", "150ms".
+std::string Short(absl::Duration duration) {
+  return absl::FormatDuration(
+      absl::Trunc(duration, duration < absl::Seconds(1) ? absl::Milliseconds(1) : absl::Seconds(1)));
+}
+
+std::string Texts(const std::vector<internal::Waits::Seen>& waits) {
+  std::vector<std::string> texts;
+  for (const internal::Waits::Seen& seen : waits) {
+    if (std::find(texts.begin(), texts.end(), seen.wait.text) == texts.end()) texts.push_back(seen.wait.text);
+  }
+  return absl::StrJoin(texts, ", and in ");
+}
+
+internal::ChannelWhereabouts Describe(const std::string& name, uint64_t id, int64_t position,
+                                      const std::vector<FlightEntry>& open, const std::vector<FlightEntry>& last) {
+  std::map<int64_t, const FlightEntry*> reported;  // By sequence.
+  for (const FlightEntry& entry : open) {
+    if (entry.channel == id && !IsPair(entry.what) && reported.size() < kReportedOpen)
+      reported[entry.sequence] = &entry;
+  }
+  for (const FlightEntry& entry : last) reported[entry.sequence] = &entry;
+  internal::ChannelWhereabouts channel{.id = id, .name = name, .position = position};
+  for (const auto& [sequence, entry] : reported) {
+    channel.recent.push_back({.sequence = sequence,
+                              .hash = HashOf(entry->what),
+                              .text = ToString(entry->what),
+                              .is_open = entry->is_open()});
+    channel.position = std::max(channel.position, sequence + 1);
+  }
+  return channel;
+}
+
+// A file's name: whatever a group is called.
+std::string Harmless(std::string name) {
+  for (char& c : name) {
+    const bool is_good =
+        absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '+';
+    if (!is_good) c = '_';
+  }
+  return name;
+}
+
+}  // namespace
+
+struct Communicator::FlightMoment {
+  FlightHeader header;
+  std::vector<FlightEntry> entries;
+};
+
+// Waits and deadlines ------------------------------------------------------------------------------------------------
+
+internal::Wait Communicator::WaitFor(const Channel& channel, const FlightEntry& entry) const {
+  const Collective& what = entry.what;
+  return {.kind = IsPair(what) ? internal::Wait::Kind::kPair : internal::Wait::Kind::kCollective,
+          .channel = entry.channel,
+          .sequence = entry.sequence,
+          .peer = IsPair(what) ? what.root : -1,
+          .is_send = what.kind == CollectiveKind::kSend,
+          .text = absl::StrCat(steps_->is_dry() ? internal::kDry : "", "#", entry.sequence, " ", ToString(what),
+                               " on channel \"", channel.name_, "\"")};
+}
+
+void Communicator::OnOperationDeadline(const Channel& channel, int64_t number) {
+  const std::optional<FlightEntry> entry = flight_.Get(number);
+  if (!entry.has_value() || !entry->is_open()) return;
+  OnDeadline(DeadlineStatus(WaitFor(channel, *entry), entry->deadline - entry->issued));
+}
+
+absl::Status Communicator::DeadlineStatus(const internal::Wait& wait, absl::Duration waited) {
+  return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, " waited ",
+                                                  absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
+                                                  " in ", wait.text, ForWhom(wait)));
+}
+
+std::string Communicator::ForWhom(const internal::Wait& wait) {
+  const std::string whom = control_->WhoIsMissing(wait);
+  return whom.empty() ? "" : absl::StrCat(" for ", whom);
+}
+
+// The watchdog -------------------------------------------------------------------------------------------------------
+
+absl::Duration Communicator::Look() {
+  const absl::Duration beat = options_.watch.beat;
+  bool has_finalized = false, has_ended = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    has_finalized = has_finalized_;
+    has_ended = has_ended_;
+  }
+  if (has_finalized) return absl::InfiniteDuration();
+  if (has_ended) {
+    // The others may want a new group, and this rank is still there for it.
+    control_->Beat("", options_.watch.silence);
+    WriteKeptFlight();
+    return beat;
+  }
+  bool everyone_waits = false;
+  if (verify_level() == VerifyLevel::kOff) {
+    control_->Beat("", options_.watch.silence);
+  } else {
+    const internal::Whereabouts mine = WhereaboutsNow();
+    everyone_waits = mine.everyone_waits;
+    control_->Beat(mine.Serialize(), options_.watch.silence);
+  }
+  CheckHub();
+  CheckDeadlines();
+  WarnOfStalls();
+  return everyone_waits ? beat / 2 : beat;
+}
+
+void Communicator::CheckHub() {
+  const absl::Duration silence = control_->link().Silence();
+  if (silence <= options_.watch.silence) return;
+  Fail(absl::UnavailableError(absl::StrCat("rank ", rank_, " has heard nothing for ", Short(silence),
+                                           " of the store through which the ranks talk: its process (rank 0, or the "
+                                           "launcher) hangs, or the network is cut")));
+}
+
+void Communicator::CheckDeadlines() {
+  const absl::Time now = absl::Now();
+  for (const FlightEntry& entry : flight_.OpenEntries()) {
+    if (entry.deadline > now) continue;
+    for (const Channel* channel : channels()) {
+      if (channel->id_ == entry.channel) return OnOperationDeadline(*channel, entry.number);
+    }
+  }
+}
+
+void Communicator::WarnOfStalls() {
+  const absl::Time now = absl::Now();
+  std::set<int64_t> still;
+  for (const internal::Waits::Seen& seen : waits_->Now().waits) {
+    if (now - seen.since < options_.watch.stall_warning) continue;
+    still.insert(seen.id);
+    if (warned_.contains(seen.id)) continue;
+    const std::string text = absl::StrCat("rank ", rank_, " has waited ", Short(now - seen.since), " in ",
+                                          seen.wait.text, ForWhom(seen.wait));
+    if (options_.watch.warn != nullptr) {
+      options_.watch.warn(text);
+    } else {
+      std::fprintf(stderr, "evenkeel: %s\n", text.c_str());
+    }
+  }
+  warned_ = std::move(still);
+}
+
+internal::Whereabouts Communicator::WhereaboutsNow() const {
+  internal::Whereabouts mine;
+  mine.received = control_->received();  // First: what comes later may be missing in the rest.
+  const internal::Waits::Snapshot waits = waits_->Now();
+  mine.everyone_waits = waits.everyone_waits;
+  for (const internal::Waits::Seen& seen : waits.waits) mine.waits.push_back(seen.wait);
+
+  const std::vector<FlightEntry> open = flight_.OpenEntries();
+  for (const Channel* channel : channels()) {
+    int64_t position = 0;
+    {
+      absl::MutexLock lock(&channel->mutex_);
+      position = channel->position_;
+      for (const auto& [lane, count] : channel->pair_positions_) {
+        mine.lanes.push_back({.channel = channel->id_,
+                              .peer = lane.first,
+                              .is_send = lane.second == CollectiveKind::kSend,
+                              .position = count});
+      }
+    }
+    if (position == 0) continue;
+    mine.channels.push_back(
+        Describe(channel->name_, channel->id_, position, open, flight_.Recent(channel->id_, kReportedLast)));
+  }
+  std::set<std::tuple<uint64_t, int, CollectiveKind>> lanes;
+  for (const FlightEntry& entry : open) {
+    if (!IsPair(entry.what) || !lanes.emplace(entry.channel, entry.what.root, entry.what.kind).second) continue;
+    mine.open_pairs.push_back({.channel = entry.channel,
+                               .sequence = entry.sequence,
+                               .peer = entry.what.root,
+                               .is_send = entry.what.kind == CollectiveKind::kSend});
+  }
+
+  if (!waits.waits.empty()) {
+    mine.doing = absl::StrCat("waits in ", Texts(waits.waits));
+  } else if (const std::optional<FlightEntry> last = flight_.Get(flight_.issued() - 1); last.has_value()) {
+    mine.doing = absl::StrCat("runs, ", Short(absl::Now() - last->issued), " after #", last->sequence, " ",
+                              ToString(last->what));
+  } else {
+    mine.doing = "runs, and has issued nothing";
+  }
+  return mine;
+}
+
+// The flight record --------------------------------------------------------------------------------------------------
+
+Communicator::FlightMoment Communicator::FlightNow() const {
+  FlightMoment moment;
+  FlightHeader& header = moment.header;
+  header.group = group_;
+  header.rank = rank_;
+  header.world_size = world_size_;
+  header.backend = std::string(backend_name());
+  header.time = absl::Now();
+  header.status = status();
+  for (const internal::Waits::Seen& seen : waits_->Now().waits) header.waits.push_back(seen.wait.text);
+  for (const Channel* channel : channels()) {
+    header.channels.push_back({.id = channel->id_, .name = channel->name_, .position = channel->position()});
+  }
+  moment.entries = flight_.Entries();
+  return moment;
+}
+
+void Communicator::KeepFlight() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (has_finalized_ || kept_flight_ != nullptr) return;
+  }
+  auto moment = std::make_shared<const FlightMoment>(FlightNow());
+  absl::MutexLock lock(&mutex_);
+  if (kept_flight_ == nullptr) kept_flight_ = std::move(moment);
+}
+
+void Communicator::WriteKeptFlight() {
+  if (options_.flight.folder.empty()) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (kept_flight_ == nullptr || flight_is_written_) return;
+    flight_is_written_ = true;
+  }
+  const std::string path = FlightPath(options_.flight.folder);
+  if (absl::Status status = DumpFlight(path); !status.ok()) {
+    std::fprintf(stderr, "evenkeel: rank %d: %s\n", rank_, std::string(status.message()).c_str());
+  }
+}
+
+std::string Communicator::FlightJson() const {
+  std::shared_ptr<const FlightMoment> moment;
+  {
+    absl::MutexLock lock(&mutex_);
+    moment = kept_flight_;
+  }
+  if (moment == nullptr) moment = std::make_shared<const FlightMoment>(FlightNow());
+  return evenkeel::FlightJson(moment->header, moment->entries);
+}
+
+absl::Status Communicator::DumpFlight(const std::string& path) const { return WriteFlight(path, FlightJson()); }
+
+std::string Communicator::FlightPath(absl::string_view folder) const {
+  return absl::StrCat(folder, "/", Harmless(group_), ".rank", rank_, ".json");
+}
+
+}  // namespace evenkeel

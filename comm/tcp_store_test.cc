@@ -1,7 +1,9 @@
 #include "evenkeel/comm/tcp_store.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 
+#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -508,6 +510,34 @@ TEST(TcpStoreServerTest, StrangersDisturbNobody) {
   for (const internal::UniqueFd& stranger : strangers) EXPECT_TRUE(IsCutOff(stranger));
   a->Leave();
   b->Leave();
+}
+
+// Open files of this process.
+size_t OpenFiles() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+// A rank that hosts the store needs files for other things, too.
+TEST(TcpStoreServerTest, StrangersDoNotUseUpTheFiles) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  constexpr size_t kFiles = 400, kStrangers = 220;
+  rlimit few = before;
+  few.rlim_cur = kFiles;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  {
+    const std::unique_ptr<TcpStoreServer> server = Serve();
+    const size_t files = OpenFiles();
+    std::vector<internal::UniqueFd> strangers;  // Of which this process has the other ends, too.
+    for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(Stranger(*server));
+    // The server has dealt with all of them when it has dealt with who comes last.
+    EXPECT_TRUE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());
+    EXPECT_LE(OpenFiles(), files + kStrangers + kFiles / 4 + 4);
+    EXPECT_TRUE(IsCutOff(strangers[0]));
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST(TcpStoreServerTest, ASlowReaderHoldsUpNobody) {

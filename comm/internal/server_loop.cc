@@ -1,6 +1,7 @@
 #include "evenkeel/comm/internal/server_loop.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,8 +16,16 @@
 namespace evenkeel::internal {
 namespace {
 
-// Connections that have not proved anything yet; of more, the oldest is cut off.
-constexpr size_t kMaxGreeting = 1024;
+// Connections that have not proved anything yet; of more, the oldest is cut off. A quarter of the files that this
+// process may open: strangers must not take what the rank itself needs.
+size_t MaxGreeting() {
+  constexpr size_t kMost = 1024, kLeast = 16, kShare = 4;
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return kLeast;
+  return std::clamp<size_t>(files.rlim_cur / kShare, kLeast, kMost);
+}
+// Then others have their turn, and who is to be cut off is.
+constexpr int kMaxAcceptsPerTurn = 16;
 // What a peer may leave unread.
 constexpr size_t kMaxBacklog = 2 * kMaxFrame;
 // How long a refused peer has to read why.
@@ -88,7 +97,7 @@ std::vector<std::pair<ServerLoop::PeerId, short>> ServerLoop::Wait(absl::Time no
 
 void ServerLoop::Accept() {
   const absl::Time now = absl::Now();
-  while (listener_ && now >= accept_again_) {
+  for (int i = 0; i < kMaxAcceptsPerTurn && listener_ && now >= accept_again_; ++i) {
     absl::StatusOr<UniqueFd> fd = AcceptFrom(listener_);
     absl::StatusOr<std::string> nonce = RandomBytes(kNonceSize);
     if (!fd.ok() || !nonce.ok()) {
@@ -102,7 +111,7 @@ void ServerLoop::Accept() {
     peer.challenge = {.job = options_.job.job, .nonce = *std::move(nonce)};
     peer.deadline = now + options_.greeting_timeout;
     Send(id, peer.challenge.Serialize());
-    if (++greeting_ <= kMaxGreeting) continue;
+    if (++greeting_ <= MaxGreeting()) continue;
     for (auto& [other, oldest] : peers_) {
       if (oldest.state != State::kGreeting || oldest.is_over) continue;
       oldest.is_over = true;

@@ -1,0 +1,27 @@
+// Where processes listen, as an attacker on the same host finds out.
+//
+//   for (const internal::HostPort& address : ListenersOf(pids)) ...
+//
+// From /proc: the sockets among a process's open files, and the addresses of those that listen.
+
+#ifndef EVENKEEL_TESTS_HOSTILE_LISTENERS_H_
+#define EVENKEEL_TESTS_HOSTILE_LISTENERS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "evenkeel/comm/internal/socket.h"
+
+namespace evenkeel {
+
+// Their TCP listeners; each address once.
+std::vector<internal::HostPort> ListenersOf(const std::vector<pid_t>& pids);
+
+// What a process has in memory, in bytes; 0 if there is no such process.
+int64_t ResidentBytesOf(pid_t pid);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TESTS_HOSTILE_LISTENERS_H_

@@ -1,0 +1,128 @@
+#include "evenkeel/tests/hostile/stranger.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/internal/hmac.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::Challenge;
+using internal::Hello;
+using internal::Verdict;
+
+constexpr absl::Duration kToConnect = absl::Milliseconds(200);
+constexpr size_t kMostNoise = 8192;
+
+}  // namespace
+
+absl::string_view ToString(Trick trick) {
+  switch (trick) {
+    case Trick::kNoise:
+      return "noise";
+    case Trick::kSilence:
+      return "silence";
+    case Trick::kSlowHello:
+      return "slow hello";
+    case Trick::kPlayBack:
+      return "play back";
+    case Trick::kWrongProof:
+      return "wrong proof";
+    case Trick::kHugeLength:
+      return "huge length";
+    case Trick::kReset:
+      return "reset";
+  }
+  return "?";
+}
+
+void Stranger::Turn(const std::vector<internal::HostPort>& addresses) {
+  for (const internal::HostPort& address : addresses) Go(address);
+  for (auto visit = visits_.begin(); visit != visits_.end();) {
+    visit = Continue(*visit) ? std::next(visit) : visits_.erase(visit);
+  }
+}
+
+void Stranger::Hangup() {
+  for (Visit& visit : visits_) Continue(visit);
+  visits_.clear();
+}
+
+// What needs no answer first.
+std::string Stranger::FirstWords(Trick trick) {
+  std::string noise(random_() % kMostNoise, '\0');
+  for (char& byte : noise) byte = static_cast<char>(random_());
+  switch (trick) {
+    case Trick::kNoise:
+      return random_() % 2 == 0 ? noise : internal::Frame(noise);
+    case Trick::kHugeLength:
+      return std::string(4, '\xff') + noise;
+    case Trick::kPlayBack:
+      return heard_;
+    default:
+      return "";
+  }
+}
+
+void Stranger::Go(const internal::HostPort& address) {
+  absl::StatusOr<internal::UniqueFd> fd = internal::ConnectTo(address, absl::Now() + kToConnect);
+  if (!fd.ok()) return;  // Nobody listens there any more, or the queue is full.
+  const Trick trick = kTricks[next_trick_++ % std::size(kTricks)];
+  ++tried_[trick];
+  if (trick == Trick::kReset) {
+    const linger at_once = {.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd->get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    return;
+  }
+  visits_.push_back({.trick = trick, .fd = *std::move(fd), .to_send = FirstWords(trick)});
+  if (visits_.size() > most_open_) visits_.pop_front();
+}
+
+bool Stranger::Continue(Visit& visit) {
+  std::string bytes;
+  const bool is_over = internal::ReceiveSome(visit.fd, bytes).is_over;
+  visit.received.Append(bytes);
+  while (true) {
+    const absl::StatusOr<std::optional<std::string>> frame = visit.received.Next();
+    if (!frame.ok() || !frame->has_value()) break;
+    OnFrame(visit, **frame);
+  }
+  if (is_over) return false;
+  const size_t size = visit.trick == Trick::kSlowHello ? 1 : visit.to_send.size();
+  const internal::Transfer sent = internal::SendSome(visit.fd, absl::string_view(visit.to_send).substr(0, size));
+  visit.to_send.erase(0, sent.bytes);
+  return !sent.is_over;
+}
+
+// The first frame is a challenge, the second one what became of it.
+void Stranger::OnFrame(Visit& visit, absl::string_view frame) {
+  if (visit.has_greeting) {
+    const absl::StatusOr<Verdict> verdict = Verdict::Parse(frame);
+    if (!verdict.ok() || verdict->status.ok()) {
+      ++admitted_;
+    } else {
+      ++refused_;
+      refusals_[visit.trick] = std::string(verdict->status.message());
+    }
+    return;
+  }
+  visit.has_greeting = true;
+  const absl::StatusOr<Challenge> challenge = Challenge::Parse(frame);
+  if (!challenge.ok() || (visit.trick != Trick::kWrongProof && visit.trick != Trick::kSlowHello)) return;
+  Hello hello{.kind = random_() % 2 == 0 ? Hello::Kind::kStore : Hello::Kind::kControl,
+              .group = random_() % 2 == 0 ? "world" : "another",
+              .rank = static_cast<int>(random_() % 3),
+              .world_size = 3,
+              .nonce = challenge->nonce};
+  hello.proof = internal::ProofOf("a guess", *challenge, hello);
+  visit.to_send = internal::Frame(hello.Serialize());
+}
+
+}  // namespace evenkeel

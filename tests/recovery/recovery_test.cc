@@ -1,0 +1,244 @@
+// A rank leaves in the middle of a step; the others recover and train on. Weights, buffers and optimizer state are then
+// those of a run that did the finished steps with all ranks and the rest without that one, bit for bit: the local
+// backend adds in rank order.
+
+#include "evenkeel/join/recovery.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Group = std::vector<std::unique_ptr<Communicator>>;
+
+const std::vector<int> kSizes = {3, 7, 1, 5, 2};
+
+// Where in a step a rank stops.
+enum class Point { kNowhere, kForward, kBackward, kReduced, kStepped };
+
+struct Stop {
+  int rank = -1;
+  int step = -1;
+  Point point = Point::kNowhere;
+};
+
+// One rank's model and what trains it.
+template <typename AnyOptimizer>
+struct Replica {
+  ToyModel model{kSizes};
+  std::unique_ptr<DataParallel> ddp;
+  std::unique_ptr<AnyOptimizer> optimizer;
+
+  template <typename... Options>
+  absl::Status Create(Communicator& comm, const UpdateRule& rule, const Options&... options) {
+    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), model.buffers(),
+                                                  {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}));
+    EK_ASSIGN_OR_RETURN(optimizer, AnyOptimizer::Create(&comm, &model.params(), rule, options...));
+    return absl::OkStatus();
+  }
+  void Destroy() {
+    optimizer.reset();
+    ddp.reset();
+  }
+  std::vector<Joinable*> joinables() { return {optimizer.get(), ddp.get()}; }
+
+  // Calls `at` at the points of the step; an error of it ends the step there.
+  absl::Status Step(int step, const std::function<absl::Status(Point)>& at) {
+    const int rank = ddp->communicator().rank();
+    model.params().ClearGradients();
+    EK_RETURN_IF_ERROR(optimizer->SetLearningRate(0.1 / (1 + step)));
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    model.Forward(rank, step);
+    EK_RETURN_IF_ERROR(at(Point::kForward));
+    int announced = 0;
+    EK_RETURN_IF_ERROR(model.Backward(rank, step, [&](int param) -> absl::Status {
+      if (announced++ == 2) EK_RETURN_IF_ERROR(at(Point::kBackward));
+      return ddp->GradientReady(param);
+    }));
+    EK_RETURN_IF_ERROR(ddp->FinishStep());
+    EK_RETURN_IF_ERROR(at(Point::kReduced));
+    EK_RETURN_IF_ERROR(optimizer->Step());
+    return at(Point::kStepped);
+  }
+  absl::Status Steps(int first, int end) {
+    for (int step = first; step < end; ++step) {
+      EK_RETURN_IF_ERROR(Step(step, [](Point) { return absl::OkStatus(); }));
+    }
+    return absl::OkStatus();
+  }
+};
+
+void OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
+  std::vector<absl::Status> results(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { results[rank] = body(rank); });
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
+}
+
+absl::Status Lost() { return absl::CancelledError("this rank is lost"); }
+
+// What a rank ends with.
+struct Outcome {
+  std::vector<std::vector<float>> values;
+  std::vector<float> buffer;
+  OptimizerState state;
+};
+
+Outcome OutcomeOf(Replica<Optimizer>& replica) {
+  return {replica.model.values(), replica.model.buffer(), replica.optimizer->state()};
+}
+
+void ExpectSame(const Outcome& a, const Outcome& b) {
+  EXPECT_EQ(a.values, b.values);
+  EXPECT_EQ(a.buffer, b.buffer);
+  EXPECT_EQ(a.state, b.state);
+}
+
+// `before` steps with `world` ranks, then those to `end` without rank `lost`, with a fresh group and fresh objects.
+std::vector<Outcome> Reference(int world, int lost, int before, int end, const UpdateRule& rule) {
+  std::vector<Replica<Optimizer>> replicas(world);
+  std::vector<OptimizerState> states(world);
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Replica<Optimizer>& mine = replicas[comm.rank()];
+    EK_RETURN_IF_ERROR(mine.Create(comm, rule));
+    EK_RETURN_IF_ERROR(mine.Steps(0, before));
+    states[comm.rank()] = mine.optimizer->state();
+    mine.Destroy();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  std::vector<Outcome> outcomes(world - 1);
+  status = RunRanks(world - 1, [&](Communicator& comm) -> absl::Status {
+    const int old_rank = comm.rank() + (comm.rank() >= lost);
+    Replica<Optimizer>& mine = replicas[old_rank];
+    EK_RETURN_IF_ERROR(mine.Create(comm, rule));
+    EK_RETURN_IF_ERROR(mine.optimizer->LoadState(states[old_rank]));
+    EK_RETURN_IF_ERROR(mine.Steps(before, end));
+    outcomes[comm.rank()] = OutcomeOf(mine);
+    mine.Destroy();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return outcomes;
+}
+
+struct Case {
+  int world = 4;
+  Stop lost;
+  Stop late;  // Another rank, which stops there until it hears of it: so the survivors are at different steps.
+  UpdateRule rule = Sgd{.learning_rate = 0.1, .momentum = 0.9};
+  int steps_then = -1;  // What the survivors go on from; -1: it depends on who was faster.
+};
+
+constexpr int kSteps = 7;
+
+void RunCase(const Case& test) {
+  Group group = *CreateLocalGroup(test.world);
+  const int survivors = test.world - 1;
+  std::vector<Outcome> outcomes(survivors), taken_over(survivors);
+  std::vector<int64_t> steps(survivors);
+  OnEach(test.world, [&](int rank) -> absl::Status {
+    Replica<Optimizer> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], test.rule));
+    absl::Status failed;
+    for (int step = 0; step < kSteps && failed.ok(); ++step) {
+      failed = mine.Step(step, [&](Point point) -> absl::Status {
+        if (step == test.lost.step && point == test.lost.point && rank == test.lost.rank) return Lost();
+        if (step != test.late.step || point != test.late.point || rank != test.late.rank) return absl::OkStatus();
+        while (group[rank]->status().ok()) std::this_thread::yield();
+        return absl::UnavailableError("this rank was late");
+      });
+    }
+    EXPECT_FALSE(failed.ok());
+    if (rank == test.lost.rank) {
+      mine.Destroy();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(60)}));
+    group[rank].reset();
+    EXPECT_THAT(recovered.lost, ElementsAre(test.lost.rank));
+    EXPECT_EQ(mine.optimizer->steps_finished(), recovered.steps);
+    const int now = recovered.comm->rank();
+    taken_over[now] = OutcomeOf(mine);
+    EK_RETURN_IF_ERROR(mine.Steps(static_cast<int>(recovered.steps), kSteps));
+    outcomes[now] = OutcomeOf(mine);
+    steps[now] = recovered.steps;
+    mine.Destroy();
+    return recovered.comm->Finalize();
+  });
+  for (int rank = 1; rank < survivors; ++rank) {
+    EXPECT_EQ(steps[rank], steps[0]);
+    ExpectSame(taken_over[rank], taken_over[0]);
+  }
+  EXPECT_TRUE(test.steps_then < 0 || steps[0] == test.steps_then) << steps[0];
+  const std::vector<Outcome> expected =
+      Reference(test.world, test.lost.rank, static_cast<int>(steps[0]), kSteps, test.rule);
+  for (int rank = 0; rank < survivors; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    ExpectSame(outcomes[rank], expected[rank]);
+  }
+}
+
+class RecoveryTest : public testing::TestWithParam<int> {};  // Which rank is lost.
+
+TEST_P(RecoveryTest, ARankIsLostInForward) {
+  for (int step : {0, 3}) RunCase({.lost = {GetParam(), step, Point::kForward}, .steps_then = step});
+}
+
+TEST_P(RecoveryTest, ARankIsLostInTheMiddleOfBackward) {
+  for (int step : {0, 1, 4}) RunCase({.lost = {GetParam(), step, Point::kBackward}, .steps_then = step});
+  RunCase({.lost = {GetParam(), 3, Point::kBackward}, .rule = Adam{.learning_rate = 0.01}, .steps_then = 3});
+}
+
+TEST_P(RecoveryTest, ARankIsLostBetweenTheReductionAndTheOptimizer) {
+  RunCase({.lost = {GetParam(), 2, Point::kReduced}});
+  RunCase({.lost = {GetParam(), 2, Point::kReduced}, .rule = Adam{.learning_rate = 0.01}});
+}
+
+TEST_P(RecoveryTest, ARankIsLostRightAfterTheOptimizer) {
+  RunCase({.lost = {GetParam(), 2, Point::kStepped}});
+  RunCase({.lost = {GetParam(), 0, Point::kStepped}});
+}
+
+// One has reduced and not stepped; the others are in the forward of the next step when they learn of the loss.
+TEST_P(RecoveryTest, SurvivorsAtDifferentStepsGoBackToTheEarlier) {
+  for (int late : {0, 1, 3}) {
+    if (late == GetParam()) continue;
+    SCOPED_TRACE(late);
+    RunCase({.lost = {GetParam(), 2, Point::kStepped}, .late = {late, 2, Point::kReduced}, .steps_then = 2});
+  }
+}
+
+TEST_P(RecoveryTest, ARankIsLostOutOfTwo) {
+  if (GetParam() < 2) RunCase({.world = 2, .lost = {GetParam(), 3, Point::kBackward}, .steps_then = 3});
+}
+
+INSTANTIATE_TEST_SUITE_P(LostRanks, RecoveryTest, testing::Values(0, 1, 3));
+
+}  // namespace
+}  // namespace evenkeel

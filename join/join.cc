@@ -69,6 +69,7 @@ class JoinRun {
     steps().SetScope(this, scope_hash);
     steps().SetAgreement(options.enable);
     first_record_ = steps().records_sent();
+    first_step_ = steps().steps_begun();
   }
 
   ~JoinRun() {
@@ -91,30 +92,39 @@ class JoinRun {
   absl::Status Run(absl::FunctionRef<absl::Status(JoinScope&)> loop) {
     JoinScope scope(&comm_);
     absl::Status status = loop(scope);
+    std::string where = Where();
     if (!options_.enable) {
       steps().AbandonStep();
     } else if (status.ok() && stopped_early_) {
       status = absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), ": all ranks have stopped early"));
     } else if (status.ok()) {
       status = Shadow();
+      where = absl::StrCat("failed after its loop's ", steps_done_, " steps, while it followed the other ranks");
     }
     if (stopped_early_ && absl::IsOutOfRange(status)) {
       steps().AbandonStep();
       return status;
     }
-    if (!status.ok()) comm_.Abort(status);
+    if (!status.ok()) comm_.Abort(status, where);
     return status;
   }
 
  private:
   StepControl& steps() { return comm_.steps(); }
 
+  // For the other ranks, when the loop has ended with an error.
+  std::string Where() {
+    const int64_t begun = steps().steps_begun() - first_step_;
+    return begun == 0 ? "failed before the first step of its loop"
+                      : absl::StrCat("failed in step ", begun, " of its loop");
+  }
+
   absl::Status Shadow() {
     for (size_t i = 0; i < joinables_.size(); ++i) {
       EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnDry(), joinables_[i]->join_name()));
     }
     steps().EndStep();
-    const int64_t steps_done = steps().records_sent() - first_record_;
+    steps_done_ = steps().records_sent() - first_record_;
     bool is_last_joiner = true;
     for (int64_t shadowed = 0;; ++shadowed) {
       EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined());
@@ -124,11 +134,11 @@ class JoinRun {
       if (options_.throw_on_early_termination) {
         stopped_early_ = true;
         EK_RETURN_IF_ERROR(steps().CatchUp(answer));  // The next loop begins with the same plan everywhere.
-        return absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ", steps_done,
-                                                  " steps; all ranks stop at step ", answer.step));
+        return absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ",
+                                                  steps_done_, " steps; all ranks stop at step ", answer.step));
       }
-      if (shadowed == 0 && options_.on_dry) options_.on_dry(steps_done);
-      if (shadowed == options_.skew_warning_steps) Warn(steps_done);
+      if (shadowed == 0 && options_.on_dry) options_.on_dry(steps_done_);
+      if (shadowed == options_.skew_warning_steps) Warn();
       EK_RETURN_IF_ERROR(ShadowStep(answer));
     }
     for (size_t i = 0; i < joinables_.size(); ++i) {
@@ -156,9 +166,9 @@ class JoinRun {
     }
   }
 
-  void Warn(int64_t steps_done) {
+  void Warn() {
     const std::string text =
-        absl::StrCat("rank ", comm_.rank(), " had inputs for ", steps_done, " steps and has shadowed ",
+        absl::StrCat("rank ", comm_.rank(), " had inputs for ", steps_done_, " steps and has shadowed ",
                      options_.skew_warning_steps, " since: with inputs so uneven training is slower than it need be");
     if (options_.warn) return options_.warn(text);
     std::cerr << text << std::endl;
@@ -169,6 +179,8 @@ class JoinRun {
   const JoinOptions& options_;
   Communicator& comm_;
   int64_t first_record_ = 0;
+  int64_t first_step_ = 0;
+  int64_t steps_done_ = 0;  // By this rank's loop.
   bool stopped_early_ = false;
 };
 

@@ -23,7 +23,8 @@
 //          FailedPrecondition on all ranks: their lists or options differ; a loop ended inside a step that it began.
 //          OutOfRange: stopped early, all ranks in the same step (throw_on_early_termination); the group goes on.
 //          A Joinable that can't take part says so before the loop begins, and the group goes on.
-//          An error of the loop is returned as it is and ends the group: other ranks get it with this rank's number.
+//          An error of the loop is returned as it is and ends the group: other ranks get it with this rank's number and
+//          step: "rank 1 failed in step 7 of its loop: INTERNAL: ...". Recover() (recovery.h) goes on after it.
 // After it returns, however it returns, every Joinable is as it was before.
 
 #ifndef EVENKEEL_JOIN_JOIN_H_

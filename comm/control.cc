@@ -2,219 +2,37 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/internal/parties.h"
+#include "evenkeel/comm/internal/whereabouts.h"
 
 namespace evenkeel {
 namespace {
 
-constexpr char kRegroupTopic[] = "\tregroup";  // A tab: nobody's exchange is called so.
+using internal::Wait;
+using internal::Waits;
+
+// A wait that ends by itself before long is a way to go on, and no part of a deadlock.
+constexpr absl::Duration kLongWait = absl::Seconds(5);
+
+std::shared_ptr<Waits> IfLong(absl::Duration timeout, const std::shared_ptr<Waits>& waits) {
+  return timeout >= kLongWait ? waits : nullptr;
+}
 
 }  // namespace
 
-std::string RankList(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ","));
-}
-
-// ControlHub ---------------------------------------------------------------------------------------------------------
-
-ControlHub::ControlHub(int world_size, std::function<void(int, ControlMessage)> deliver)
-    : world_size_(world_size), deliver_(std::move(deliver)) {}
-
-void ControlHub::OnMessage(int rank, ControlMessage message) {
-  Outbox outbox;
-  {
-    absl::MutexLock lock(&mutex_);
-    Handle(rank, std::move(message), outbox);
-  }
-  for (auto& [to, out] : outbox) deliver_(to, std::move(out));
-}
-
-void ControlHub::OnDisconnect(int rank) {
-  Outbox outbox;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!left_.contains(rank)) {
-      lost_.insert(rank);
-      FailAll(rank, absl::StatusCode::kUnavailable,
-              absl::StrCat("rank ", rank, " of ", world_size_,
-                           " is lost: it was killed, crashed, or left without Finalize"),
-              outbox);
-    }
-    RegroupIfComplete(outbox);
-  }
-  for (auto& [to, out] : outbox) deliver_(to, std::move(out));
-}
-
-void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
-  using Type = ControlMessage::Type;
-  // What goes on after a failure.
-  if (message.type == Type::kBeat) {
-    outbox.push_back({rank, {.type = Type::kBeat}});
-    return;
-  }
-  if (message.type == Type::kRegroup) {
-    regrouping_[rank] = message.request;
-    return RegroupIfComplete(outbox);
-  }
-  if (message.type == Type::kMissing) {
-    const std::vector<int> missing = MissingFrom(message.topic, message.sequence);
-    std::string text = missing.empty() ? "" : RankList(missing);
-    outbox.push_back({rank, {.type = Type::kValue, .request = message.request, .payload = std::move(text)}});
-    return;
-  }
-  if (failure_.code != absl::StatusCode::kOk) {
-    // Whoever still asks for something came too late to be told.
-    if (message.type == Type::kExchange || message.type == Type::kGet) outbox.emplace_back(rank, failure_);
-    if (message.type == Type::kLeave) left_.insert(rank);
-    return RegroupIfComplete(outbox);
-  }
-  switch (message.type) {
-    case Type::kExchange:
-      return HandleExchange(rank, std::move(message), outbox);
-    case Type::kPut: {
-      for (const auto& [waiter, request] : waiting_[message.topic]) {
-        outbox.push_back({waiter, {.type = Type::kValue, .request = request, .payload = message.payload}});
-      }
-      waiting_.erase(message.topic);
-      values_[std::move(message.topic)] = std::move(message.payload);
-      return;
-    }
-    case Type::kGet: {
-      auto value = values_.find(message.topic);
-      if (value == values_.end()) {
-        waiting_[message.topic].emplace_back(rank, message.request);
-      } else {
-        outbox.push_back({rank, {.type = Type::kValue, .request = message.request, .payload = value->second}});
-      }
-      return;
-    }
-    case Type::kSend: {
-      const int to = message.rank;
-      if (to < 0 || to >= world_size_) return;
-      message.rank = rank;
-      outbox.emplace_back(to, std::move(message));
-      return;
-    }
-    case Type::kNotice: {
-      message.rank = rank;
-      for (int to = 0; to < world_size_; ++to) {
-        if (to != rank) outbox.emplace_back(to, message);
-      }
-      return;
-    }
-    case Type::kFailed:
-      return FailAll(rank, message.code, std::move(message.payload), outbox);
-    case Type::kLeave:
-      return HandleLeave(rank, outbox);
-    case Type::kBeat:
-    case Type::kMissing:
-    case Type::kRegroup:
-      return;  // Done above.
-    case Type::kExchanged:
-    case Type::kRegrouped:
-    case Type::kValue:
-      return;  // Only the hub says these.
-  }
-}
-
-void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox) {
-  const std::pair<std::string, int64_t> key(message.topic, message.sequence);
-  Pending& pending = pending_[key];
-  if (pending.parts.empty()) {
-    pending.parts.resize(world_size_);
-    pending.arrived.resize(world_size_);
-    pending.missing = world_size_;
-  }
-  if (pending.arrived[rank]) return;
-  pending.arrived[rank] = true;
-  pending.parts[rank] = std::move(message.payload);
-  if (--pending.missing == 0) {
-    for (int to = 0; to < world_size_; ++to) {
-      outbox.push_back({to,
-                        {.type = ControlMessage::Type::kExchanged,
-                         .sequence = key.second,
-                         .topic = key.first,
-                         .parts = pending.parts}});
-    }
-    pending_.erase(key);
-    return;
-  }
-  for (int gone : left_) {
-    if (pending.arrived[gone]) continue;
-    return FailAll(gone, absl::StatusCode::kFailedPrecondition,
-                   absl::StrCat("rank ", gone, " has left (Finalize) while rank ", rank, " is at \"", key.first, "\" #",
-                                key.second, ": the ranks disagree"),
-                   outbox);
-  }
-}
-
-void ControlHub::HandleLeave(int rank, Outbox& outbox) {
-  left_.insert(rank);
-  for (const auto& [key, pending] : pending_) {
-    if (pending.arrived[rank]) continue;
-    std::vector<int> waiting;
-    for (int r = 0; r < world_size_; ++r) {
-      if (pending.arrived[r]) waiting.push_back(r);
-    }
-    return FailAll(rank, absl::StatusCode::kFailedPrecondition,
-                   absl::StrCat("rank ", rank, " has left (Finalize) while ", RankList(waiting), " wait at \"",
-                                key.first, "\" #", key.second, ": the ranks disagree"),
-                   outbox);
-  }
-}
-
-std::vector<int> ControlHub::MissingFrom(const std::string& topic, int64_t sequence) const {
-  std::vector<int> missing;
-  if (topic == kRegroupTopic) {
-    for (int r = 0; r < world_size_; ++r) {
-      if (!regrouping_.contains(r) && !left_.contains(r) && !lost_.contains(r)) missing.push_back(r);
-    }
-    return missing;
-  }
-  auto pending = pending_.find({topic, sequence});
-  for (int r = 0; pending != pending_.end() && r < world_size_; ++r) {
-    if (!pending->second.arrived[r]) missing.push_back(r);
-  }
-  return missing;
-}
-
-void ControlHub::RegroupIfComplete(Outbox& outbox) {
-  if (regrouping_.empty() || !MissingFrom(kRegroupTopic, 0).empty()) return;
-  ++regrouped_;
-  std::vector<int> survivors;
-  for (const auto& [rank, request] : regrouping_) {
-    if (!lost_.contains(rank)) survivors.push_back(rank);
-  }
-  for (const auto& [rank, request] : regrouping_) {
-    outbox.push_back({rank,
-                      {.type = ControlMessage::Type::kRegrouped,
-                       .sequence = regrouped_,
-                       .request = request,
-                       .payload = absl::StrJoin(survivors, ",")}});
-  }
-  regrouping_.clear();
-}
-
-void ControlHub::FailAll(int culprit, absl::StatusCode code, std::string message, Outbox& outbox) {
-  if (failure_.code != absl::StatusCode::kOk) return;
-  failure_ = {.type = ControlMessage::Type::kFailed,
-              .rank = culprit,
-              .code = code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code,
-              .payload = std::move(message)};
-  for (int to = 0; to < world_size_; ++to) {
-    if (!left_.contains(to)) outbox.emplace_back(to, failure_);
-  }
-}
-
-// ControlChannel -----------------------------------------------------------------------------------------------------
+std::string RankList(const std::vector<int>& ranks) { return internal::RankList(ranks); }
 
 ControlChannel::ControlChannel(int rank, int world_size, std::unique_ptr<ControlLink> link)
     : rank_(rank), world_size_(world_size), link_(std::move(link)) {
-  link_->Start([this](ControlMessage message) { OnMessage(std::move(message)); },
-               [this](absl::Status why) { OnLost(why); });
+  link_->Start(
+      [this](ControlMessage message) {
+        internal::ThisThreadIsTheLibrarys();
+        OnMessage(std::move(message));
+      },
+      [this](absl::Status why) { OnLost(why); });
 }
 
 ControlChannel::~ControlChannel() { Stop(); }
@@ -225,6 +43,7 @@ void ControlChannel::Stop() {
 }
 
 void ControlChannel::Exchange(absl::string_view topic, std::string payload, ExchangeCallback done) {
+  waits_->Use();
   ControlMessage message{
       .type = ControlMessage::Type::kExchange, .topic = std::string(topic), .payload = std::move(payload)};
   absl::Status closed;
@@ -257,6 +76,15 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
     result->parts = parts;
     result->done.Notify();
   });
+  const Waits::Scope scope(
+      IfLong(timeout, waits_),
+      [&] {
+        return Wait{.kind = Wait::Kind::kExchange,
+                    .sequence = sequence,
+                    .topic = std::string(topic),
+                    .text = absl::StrCat("\"", topic, "\" #", sequence, " until all ranks have come to it")};
+      },
+      [result] { return result->done.HasBeenNotified(); });
   if (result->done.WaitForNotificationWithTimeout(timeout)) return result->parts;
   const std::string missing = WhoIsMissing(topic, sequence);
   return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " at \"",
@@ -265,27 +93,35 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
 }
 
 void ControlChannel::Put(absl::string_view key, std::string value) {
+  waits_->Use();
   link_->Send({.type = ControlMessage::Type::kPut, .topic = std::string(key), .payload = std::move(value)});
 }
 
 absl::StatusOr<std::string> ControlChannel::Get(absl::string_view key, absl::Duration timeout) {
-  absl::StatusOr<ControlMessage> value =
-      Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)}, timeout);
+  absl::StatusOr<ControlMessage> value = Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)},
+                                                 timeout, Until::kClosed, IfLong(timeout, waits_));
   if (value.ok()) return std::move(value->payload);
   if (!absl::IsDeadlineExceeded(value.status())) return value.status();
   return absl::DeadlineExceededError(
       absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " for the value \"", key, "\""));
 }
 
-std::string ControlChannel::WhoIsMissing(absl::string_view topic, int64_t sequence) {
+std::string ControlChannel::WhoIsMissing(const Wait& wait) {
+  internal::Whereabouts asked;
+  asked.waits.push_back(wait);
   absl::StatusOr<ControlMessage> missing =
-      Request({.type = ControlMessage::Type::kMissing, .sequence = sequence, .topic = std::string(topic)},
-              absl::Seconds(1), Until::kLost);
+      Request({.type = ControlMessage::Type::kMissing, .payload = asked.Serialize()}, absl::Seconds(1), Until::kLost);
   return missing.ok() ? std::move(missing->payload) : "";
 }
 
-absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message, absl::Duration timeout, Until until) {
+std::string ControlChannel::WhoIsMissing(absl::string_view topic, int64_t sequence) {
+  return WhoIsMissing(Wait{.kind = Wait::Kind::kExchange, .sequence = sequence, .topic = std::string(topic)});
+}
+
+absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message, absl::Duration timeout, Until until,
+                                                       const std::shared_ptr<Waits>& waits) {
   const auto end = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return until == Until::kClosed ? closed_ : lost_; };
+  const std::string text = absl::StrCat("the value \"", message.topic, "\"");
   int64_t id = 0;
   {
     absl::MutexLock lock(&mutex_);
@@ -293,14 +129,23 @@ absl::StatusOr<ControlMessage> ControlChannel::Request(ControlMessage message, a
     id = message.request = next_request_++;
     requests_[id] = nullptr;
   }
+  bool is_over = false;  // Stays true once it is, also when the answer has been taken away.
+  const auto check = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return is_over = is_over || requests_[id] != nullptr || !end().ok();
+  };
+  const Waits::Scope scope(
+      waits, [&text] { return Wait{.text = text}; },
+      [&] {
+        absl::MutexLock lock(&mutex_);
+        return check();
+      });
   link_->Send(std::move(message));
   absl::MutexLock lock(&mutex_);
-  std::unique_ptr<ControlMessage>& answer = requests_[id];
-  auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answer != nullptr || !end().ok(); };
-  mutex_.AwaitWithTimeout(absl::Condition(&ready), timeout);
+  mutex_.AwaitWithTimeout(absl::Condition(&check), timeout);
+  is_over = true;
   absl::StatusOr<ControlMessage> result = absl::DeadlineExceededError("no answer");
-  if (answer != nullptr) {
-    result = std::move(*answer);
+  if (requests_[id] != nullptr) {
+    result = std::move(*requests_[id]);
   } else if (!end().ok()) {
     result = end();
   }
@@ -337,21 +182,35 @@ int64_t ControlChannel::received() const {
 }
 
 void ControlChannel::Send(int to, absl::string_view topic, std::string payload) {
+  waits_->Use();
   link_->Send(
       {.type = ControlMessage::Type::kSend, .rank = to, .topic = std::string(topic), .payload = std::move(payload)});
 }
 
-absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
-  auto inbox = inbox_.end();
-  auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    inbox = inbox_.find(topic);
-    return inbox != inbox_.end() || !closed_.ok();
+absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, absl::Duration timeout, const From& from) {
+  bool is_over = false;  // Stays true once it is, also when the message has been taken away.
+  const auto check = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return is_over = is_over || inbox_.find(topic) != inbox_.end() || !closed_.ok();
   };
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&ready), timeout)) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout), " for a message \"", topic, "\""));
+  const Waits::Scope scope(
+      IfLong(timeout, waits_),
+      [&] {
+        return Wait{.peer = from.rank,
+                    .text = from.text.empty() ? absl::StrCat("a message \"", topic, "\"") : from.text};
+      },
+      [&] {
+        absl::MutexLock lock(&mutex_);
+        return check();
+      });
+  absl::MutexLock lock(&mutex_);
+  const bool has_come = mutex_.AwaitWithTimeout(absl::Condition(&check), timeout);
+  is_over = true;
+  if (!has_come) {
+    return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(timeout),
+                                                    " for a message \"", topic, "\"",
+                                                    from.rank < 0 ? "" : absl::StrCat(" of rank ", from.rank)));
   }
+  auto inbox = inbox_.find(topic);
   if (inbox == inbox_.end()) return closed_;
   std::string payload = std::move(inbox->second.front());
   inbox->second.pop_front();
@@ -371,6 +230,7 @@ void ControlChannel::Discard(absl::string_view topic) {
 }
 
 void ControlChannel::Notify(absl::string_view topic, std::string payload) {
+  waits_->Use();
   link_->Send({.type = ControlMessage::Type::kNotice, .topic = std::string(topic), .payload = std::move(payload)});
 }
 
@@ -410,6 +270,10 @@ void ControlChannel::Close(const absl::Status& why) {
 
 void ControlChannel::OnMessage(ControlMessage message) {
   if (message.type == ControlMessage::Type::kBeat) return;  // The link has noticed.
+  if (message.type == ControlMessage::Type::kFailed && message.sequence == 1) {
+    absl::MutexLock lock(&mutex_);
+    cut_off_ = absl::Status(message.code, message.payload);
+  }
   Handle(std::move(message));
   absl::MutexLock lock(&mutex_);
   ++received_;
@@ -427,7 +291,14 @@ void ControlChannel::Handle(ControlMessage message) {
         done = std::move(exchange->second);
         exchanges_.erase(exchange);
       }
-      return done(std::move(message.parts));
+      Parts parts;
+      for (const EqualParts& run : message.parts) {
+        if (run.count < 1 || run.count > world_size_ - static_cast<int64_t>(parts.size())) break;
+        parts.insert(parts.end(), run.count, run.part);
+      }
+      if (static_cast<int>(parts.size()) == world_size_) return done(std::move(parts));
+      return done(absl::InternalError(absl::StrCat("\"", message.topic, "\" #", message.sequence,
+                                                   ": the hub's answer is not that of ", world_size_, " ranks")));
     }
     case Type::kRegrouped:
     case Type::kValue: {
@@ -473,13 +344,16 @@ void ControlChannel::Handle(ControlMessage message) {
 }
 
 void ControlChannel::OnLost(const absl::Status& why) {
+  absl::Status reason;
   {
     absl::MutexLock lock(&mutex_);
-    lost_ = why;
+    reason = lost_ = cut_off_.ok() ? why : cut_off_;
     if (leaving_) return;
   }
-  Handle(
-      {.type = ControlMessage::Type::kFailed, .rank = -1, .code = why.code(), .payload = std::string(why.message())});
+  Handle({.type = ControlMessage::Type::kFailed,
+          .rank = -1,
+          .code = reason.code(),
+          .payload = std::string(reason.message())});
 }
 
 }  // namespace evenkeel

@@ -15,7 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/internal/control_hub.h"
 #include "evenkeel/comm/internal/hmac.h"
+#include "evenkeel/comm/internal/link_meter.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -111,12 +113,20 @@ class LocalLink : public ControlLink {
   ~LocalLink() override { Stop(); }
 
   void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)>) override {
-    thread_ = std::thread([&inbox = star_->inbox(rank_), receive = std::move(receive)] {
+    thread_ = std::thread([this, receive = std::move(receive)] {
+      meter_.OnLinksThread();
       ControlMessage message;
-      while (inbox.Pop(message)) receive(std::move(message));
+      while (star_->inbox(rank_).Pop(message)) {
+        meter_.Received(message, SizeInMemory(message));
+        receive(std::move(message));
+      }
     });
   }
-  void Send(ControlMessage message) override { star_->Send(rank_, std::move(message)); }
+  void Send(ControlMessage message) override {
+    meter_.Sent(message, SizeInMemory(message));
+    star_->Send(rank_, std::move(message));
+  }
+  ControlCounters Counters() const override { return meter_.Read(); }
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) override {
     EK_ASSIGN_OR_RETURN(std::shared_ptr<Star> star, job_->Sit(group, rank, world_size));
     return std::make_unique<LocalLink>(job_, std::move(star), rank);
@@ -134,6 +144,7 @@ class LocalLink : public ControlLink {
   const std::shared_ptr<Job> job_;
   const std::shared_ptr<Star> star_;
   const int rank_;
+  LinkMeter meter_;
   std::thread thread_;
   bool has_stopped_ = false;
 };

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control_link.h"
 
 namespace evenkeel::internal {
 

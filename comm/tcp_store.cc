@@ -7,10 +7,12 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/internal/connection.h"
 #include "evenkeel/comm/internal/control_wire.h"
+#include "evenkeel/comm/internal/frame.h"
 #include "evenkeel/comm/internal/greet.h"
 #include "evenkeel/comm/internal/handshake.h"
 #include "evenkeel/comm/internal/hmac.h"
 #include "evenkeel/comm/internal/key_value.h"
+#include "evenkeel/comm/internal/link_meter.h"
 #include "evenkeel/comm/internal/socket.h"
 #include "evenkeel/comm/status.h"
 
@@ -161,19 +163,34 @@ TcpControlLink::TcpControlLink(const TcpStoreOptions& options, std::unique_ptr<C
     : keep_(std::move(keep)),
       options_(options),
       local_host_(connection->local_address().host),
+      meter_(std::make_unique<internal::LinkMeter>()),
       connection_(std::move(connection)) {}
 
 TcpControlLink::~TcpControlLink() { Stop(); }
 
 void TcpControlLink::Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) {
-  auto on_frame = [receive = std::move(receive)](const std::string& frame) {
+  auto on_frame = [meter = meter_.get(), receive = std::move(receive)](const std::string& frame) {
+    meter->OnLinksThread();
     absl::StatusOr<ControlMessage> message = internal::ParseControlMessage(frame);
-    if (message.ok()) receive(*std::move(message));  // The server sends nothing else.
+    if (!message.ok()) return;  // The server sends nothing else.
+    meter->Received(*message, frame.size() + internal::kFrameHeader);
+    receive(*std::move(message));
   };
   connection_->Start(std::move(on_frame), std::move(lost));
 }
 
-void TcpControlLink::Send(ControlMessage message) { connection_->Send(internal::Serialize(message)); }
+void TcpControlLink::Send(ControlMessage message) {
+  const std::string payload = internal::Serialize(message);
+  meter_->Sent(message, payload.size() + internal::kFrameHeader);
+  connection_->Send(payload);
+  if (message.type == ControlMessage::Type::kBeat) connection_->ExpectAnswer();
+}
+
+absl::Duration TcpControlLink::Silence() const { return connection_->Silence(); }
+
+std::string TcpControlLink::HubName() const { return connection_->ServerName(); }
+
+ControlCounters TcpControlLink::Counters() const { return meter_->Read(); }
 
 absl::StatusOr<std::unique_ptr<ControlLink>> TcpControlLink::Open(absl::string_view group, int rank, int world_size) {
   return Connect(options_, {.name = std::string(group), .rank = rank, .world_size = world_size}, keep_);

@@ -26,13 +26,14 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control_link.h"
 #include "evenkeel/comm/store.h"
 
 namespace evenkeel {
 
 namespace internal {
 class Connection;
+class LinkMeter;
 struct StoreReply;
 struct StoreRequest;
 }  // namespace internal
@@ -94,6 +95,9 @@ class TcpControlLink : public ControlLink {
   void Send(ControlMessage message) override;
   absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) override;
   std::string Key(absl::string_view purpose) const override;
+  absl::Duration Silence() const override;
+  std::string HubName() const override;
+  ControlCounters Counters() const override;
   void Stop() override;
 
   // The address of this host on the way to the server, without port: what other hosts that see the server see too.
@@ -106,7 +110,8 @@ class TcpControlLink : public ControlLink {
   const std::shared_ptr<void> keep_;  // First, so that it goes last.
   const TcpStoreOptions options_;
   const std::string local_host_;
-  const std::unique_ptr<internal::Connection> connection_;
+  const std::unique_ptr<internal::LinkMeter> meter_;
+  const std::unique_ptr<internal::Connection> connection_;  // Last, because its thread uses the rest.
 };
 
 }  // namespace evenkeel

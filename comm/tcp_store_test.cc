@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -23,6 +24,8 @@
 #include "evenkeel/comm/internal/handshake.h"
 #include "evenkeel/comm/internal/hmac.h"
 #include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/internal/waits.h"
+#include "evenkeel/comm/internal/whereabouts.h"
 #include "evenkeel/comm/tcp_store_server.h"
 #include "evenkeel/comm/version.h"
 #include "gmock/gmock.h"
@@ -267,6 +270,162 @@ TEST(TcpControlLinkTest, AGroupsNameCanBeUsedAgainWhenAllHaveLeft) {
     EXPECT_TRUE(a->Exchange("x", "", kSoon).ok());
     a->Leave();
   }
+}
+
+TEST(TcpControlLinkTest, ASilentRankIsLostForTheOthersAndLearnsIt) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  Member a(*server, 0, 3), b(*server, 1, 3), silent(*server, 2, 3);
+  internal::Whereabouts report;
+  report.doing = "runs, 1 s after #3 barrier";
+  silent->Beat(report.Serialize(), absl::Milliseconds(300));
+  const absl::Time start = absl::Now();
+  // Ranks that have promised nothing may be silent.
+  for (Member* member : {&a, &b}) {
+    EXPECT_EQ(member->WaitForFailure().message(),
+              "rank 2 is silent: nothing heard of it for 300ms; when last heard of, it runs, 1 s after #3 barrier");
+    EXPECT_EQ(member->culprit(), 2);
+  }
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(300));
+  EXPECT_THAT(std::string(silent.WaitForFailure().message()), HasSubstr("rank 2 was silent for 300ms"));
+  std::thread peer([&] { EXPECT_THAT(b->Regroup(kSoon).value().ranks, testing::ElementsAre(0, 1)); });
+  EXPECT_THAT(a->Regroup(kSoon).value().ranks, testing::ElementsAre(0, 1));
+  peer.join();
+  const absl::Status lost = silent->Regroup(kSoon).status();
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("the others have taken it for lost"));
+}
+
+TEST(TcpControlLinkTest, WhoGivesASignOfLifeIsNotSilent) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  Member member(*server, 0, 2), other(*server, 1, 2);
+  const absl::Time start = absl::Now();
+  while (absl::Now() < start + absl::Seconds(2)) {
+    member->Beat("", absl::Seconds(1));
+    EXPECT_LT(member->link().Silence(), absl::Seconds(1));
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  member->Beat("", absl::ZeroDuration());  // Promises nothing any more.
+  absl::SleepFor(absl::Milliseconds(1500));
+  other->Put("still", "here");
+  EXPECT_EQ(member->Get("still", kSoon).value(), "here");
+}
+
+// A hub that can't answer: it is what a hub does that is stopped.
+TEST(TcpControlLinkTest, NoticesThatTheHubIsSilent) {
+  absl::StatusOr<internal::UniqueFd> listener = internal::ListenOn({"127.0.0.1", 0});
+  ASSERT_TRUE(listener.ok());
+  const internal::HostPort address = internal::LocalAddress(*listener).value();
+  std::thread hub([&] {
+    ASSERT_TRUE(internal::WaitFor(*listener, POLLIN, absl::Now() + kSoon).ok());
+    const internal::UniqueFd fd = internal::AcceptFrom(*listener).value();
+    const internal::Challenge challenge{.nonce = std::string(internal::kNonceSize, 'n')};
+    ASSERT_TRUE(internal::SendAll(fd, internal::Frame(challenge.Serialize()), absl::Now() + kSoon).ok());
+    internal::FrameParser parser(internal::kMaxFrame);
+    std::optional<std::string> frame;
+    std::string bytes;
+    while (!frame) {
+      ASSERT_TRUE(internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok());
+      bytes.clear();
+      ASSERT_FALSE(internal::ReceiveSome(fd, bytes).is_over);
+      parser.Append(bytes);
+      frame = parser.Next().value();
+    }
+    internal::Verdict verdict{.host = "rank 0"};
+    verdict.proof = internal::ProofOf("secret", challenge, internal::Hello::Parse(*frame).value(), verdict);
+    ASSERT_TRUE(internal::SendAll(fd, internal::Frame(verdict.Serialize()), absl::Now() + kSoon).ok());
+    while (internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok() && !internal::ReceiveSome(fd, bytes).is_over) {
+    }
+  });
+  {
+    ControlChannel channel(
+        1, 2,
+        TcpControlLink::Connect(
+            {.addresses = {address.ToString()}, .secret = "secret", .rank = 1, .world_size = 2, .timeout = kSoon})
+            .value());
+    EXPECT_EQ(channel.link().HubName(), absl::StrCat("the store at ", address.ToString(), ", hosted by rank 0"));
+    absl::SleepFor(absl::Milliseconds(600));
+    EXPECT_EQ(channel.link().Silence(), absl::ZeroDuration()) << "it owes no answer";
+    channel.Beat("", absl::Seconds(5));
+    const absl::Time start = absl::Now();
+    while (channel.link().Silence() < absl::Seconds(1) && absl::Now() < start + kSoon) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    EXPECT_GE(channel.link().Silence(), absl::Seconds(1));
+    EXPECT_GE(absl::Now() - start, absl::Seconds(1));
+  }
+  hub.join();
+}
+
+TEST(TcpControlLinkTest, WhatAllRanksSayIsSaidOnce) {
+  constexpr int kWorld = 4;
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Member member(*server, rank, kWorld);
+      const std::string same(1000, 's'), other = rank == 2 ? "other" : same;
+      EXPECT_EQ(member->Exchange("same", same, kSoon).value(), std::vector<std::string>(kWorld, same));
+      const int64_t bytes = member->link().Counters().bytes_received;
+      EXPECT_LT(bytes, 1200);
+      EXPECT_EQ(member->Exchange("other", other, kSoon).value(), (std::vector<std::string>{same, same, "other", same}));
+      EXPECT_LT(member->link().Counters().bytes_received - bytes, 2200);
+      member->Leave();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(TcpControlLinkTest, CountsWhatItCarries) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  Member a(*server, 0, 2), b(*server, 1, 2);
+  constexpr int kSteps = 50;
+  std::thread peer([&] {
+    for (int step = 0; step < kSteps; ++step) EXPECT_TRUE(b->Exchange("step", "same", kSoon).ok());
+  });
+  for (int step = 0; step < kSteps; ++step) {
+    a->Beat("", absl::Seconds(100));  // Does not count.
+    EXPECT_TRUE(a->Exchange("step", "same", kSoon).ok());
+  }
+  peer.join();
+  const ControlCounters counters = a->link().Counters();
+  EXPECT_EQ(counters.messages_sent, kSteps);
+  EXPECT_EQ(counters.messages_received, kSteps);
+  EXPECT_GT(counters.bytes_sent, kSteps * 8);
+  EXPECT_LT(counters.bytes_received, kSteps * 100);
+  EXPECT_GT(counters.cpu_time, absl::ZeroDuration());
+  EXPECT_LT(counters.cpu_time, kSoon);
+  a->Leave();
+  b->Leave();
+}
+
+TEST(TcpControlLinkTest, ADeadlockEndsOnAllRanks) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  Member a(*server, 0, 2), b(*server, 1, 2);
+  std::vector<std::thread> threads;
+  // Each waits for what the other one would only do afterwards.
+  threads.emplace_back([&] { EXPECT_FALSE(a->Get("plan", kSoon).ok()); });
+  threads.emplace_back([&] { EXPECT_FALSE(b->Exchange("step", "", kSoon).ok()); });
+  const auto beat = [](Member& member) {
+    internal::Whereabouts report;
+    report.received = member->received();
+    const internal::Waits::Snapshot now = member->waits()->Now();
+    report.everyone_waits = now.everyone_waits;
+    for (const internal::Waits::Seen& seen : now.waits) report.waits.push_back(seen.wait);
+    member->Beat(report.Serialize(), absl::ZeroDuration());
+  };
+  const absl::Time start = absl::Now();
+  while (a.culprit() == -2 && absl::Now() < start + kSoon) {
+    beat(a);
+    beat(b);
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  for (Member* member : {&a, &b}) {
+    EXPECT_EQ(
+        member->WaitForFailure().message(),
+        "rank 0 waits in the value \"plan\"; rank 1 waits in \"step\" #0 until all ranks have come to it: none of "
+        "them can go on: the ranks disagree");
+    (*member)->Close(member->WaitForFailure());
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(TcpStoreServerTest, AHostThatEndsLetsTheOthersLeaveFirst) {

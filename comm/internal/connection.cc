@@ -3,7 +3,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,13 @@
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
+namespace {
+
+// While an answer is due, no turn takes longer, and no turn counts for more: what goes beyond that, this thread did not
+// run, and may have to read first what has come meanwhile.
+constexpr absl::Duration kListening = absl::Milliseconds(500);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Create(Greeted greeted) {
   EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
@@ -38,6 +47,18 @@ void Connection::Send(absl::string_view payload) {
   if (!outgoing_.empty()) wake_.Signal();
 }
 
+void Connection::ExpectAnswer() {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(answer_is_due_, true)) return;
+  silence_ = absl::ZeroDuration();
+  wake_.Signal();  // The thread has to look at the clock now.
+}
+
+absl::Duration Connection::Silence() const {
+  absl::MutexLock lock(&mutex_);
+  return answer_is_due_ ? silence_ : absl::ZeroDuration();
+}
+
 void Connection::Close(absl::Duration linger) {
   if (!thread_.joinable()) return;
   {
@@ -46,6 +67,11 @@ void Connection::Close(absl::Duration linger) {
   }
   wake_.Signal();
   thread_.join();
+}
+
+std::string Connection::ServerName() const {
+  return absl::StrCat("the store at ", greeted_.server.ToString(),
+                      greeted_.host.empty() ? "" : absl::StrCat(", hosted by ", greeted_.host));
 }
 
 absl::Status Connection::GoneStatus() const {
@@ -65,12 +91,11 @@ void Connection::Run() {
       said_goodbye = shutdown(greeted_.fd.get(), SHUT_WR) == 0;
       if (!said_goodbye) return;
     }
-    pollfd entries[] = {{greeted_.fd.get(), static_cast<short>(POLLIN | (plan.has_data ? POLLOUT : 0)), 0},
-                        {wake_.fd(), POLLIN, 0}};
     over = plan.error;
-    if (!over.ok() || poll(entries, 2, PollTimeout(plan.close_by)) <= 0) continue;
-    if (entries[1].revents != 0) wake_.Clear();
-    if ((entries[0].revents & ~POLLOUT) != 0) over = Receive();
+    if (!over.ok()) break;
+    const absl::Time start = absl::Now();
+    over = Turn(plan);
+    if (plan.listens) PassTime(absl::Now() - start);
   }
   shutdown(greeted_.fd.get(), SHUT_RDWR);  // The server need not wait for this end.
   {
@@ -84,7 +109,21 @@ void Connection::Run() {
 Connection::Plan Connection::NextPlan() {
   absl::MutexLock lock(&mutex_);
   Flush();
-  return {send_error_, !outgoing_.empty(), close_by_};
+  return {send_error_, !outgoing_.empty(), close_by_, answer_is_due_};
+}
+
+absl::Status Connection::Turn(const Plan& plan) {
+  pollfd entries[] = {{greeted_.fd.get(), static_cast<short>(POLLIN | (plan.has_data ? POLLOUT : 0)), 0},
+                      {wake_.fd(), POLLIN, 0}};
+  const absl::Time until = plan.listens ? std::min(plan.close_by, absl::Now() + kListening) : plan.close_by;
+  if (poll(entries, 2, PollTimeout(until)) <= 0) return absl::OkStatus();
+  if (entries[1].revents != 0) wake_.Clear();
+  return (entries[0].revents & ~POLLOUT) != 0 ? Receive() : absl::OkStatus();
+}
+
+void Connection::PassTime(absl::Duration time) {
+  absl::MutexLock lock(&mutex_);
+  if (answer_is_due_) silence_ += std::clamp(time, absl::ZeroDuration(), kListening);
 }
 
 void Connection::Flush() {
@@ -98,6 +137,10 @@ absl::Status Connection::Receive() {
   std::string bytes;
   const bool is_over = ReceiveSome(greeted_.fd, bytes).is_over;
   greeted_.received.Append(bytes);
+  if (!bytes.empty()) {
+    absl::MutexLock lock(&mutex_);
+    answer_is_due_ = false;
+  }
   EK_RETURN_IF_ERROR(HandleFrames());
   return is_over ? GoneStatus() : absl::OkStatus();
 }

@@ -38,10 +38,16 @@ class Connection {
   void Start(std::function<void(std::string)> on_frame, std::function<void(absl::Status)> on_lost);
   // Queues a frame; a connection that is lost swallows it.
   void Send(absl::string_view payload);
+  // Something that was sent is due to be answered, by whatever frame.
+  void ExpectAnswer();
+  // For how long an answer has been due and nothing has come; time in which this thread did not run is not counted.
+  absl::Duration Silence() const;
   // Sends what is queued and says goodbye, for at most `linger`; then ends the thread.
   void Close(absl::Duration linger);
 
   const HostPort& local_address() const { return greeted_.local; }
+  // "the store at 10.0.0.7:29400, hosted by rank 0".
+  std::string ServerName() const;
   // "the store at 10.0.0.7:29400 is gone: rank 0, which hosts it, is gone".
   absl::Status GoneStatus() const;
 
@@ -53,11 +59,15 @@ class Connection {
   struct Plan {
     absl::Status error;  // Of Send().
     bool has_data = false;
-    absl::Time close_by;  // Finite: Close() was called.
+    absl::Time close_by;   // Finite: Close() was called.
+    bool listens = false;  // An answer is due.
   };
   Plan NextPlan();
   void Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits for something to do, and does it.
+  absl::Status Turn(const Plan& plan);
   absl::Status Receive();
+  void PassTime(absl::Duration time);
   absl::Status HandleFrames();
 
   Greeted greeted_;
@@ -66,11 +76,13 @@ class Connection {
   std::function<void(absl::Status)> on_lost_;
   std::thread thread_;
 
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::string outgoing_ ABSL_GUARDED_BY(mutex_);
   size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;  // Of outgoing_.
   absl::Status send_error_ ABSL_GUARDED_BY(mutex_);
   bool is_lost_ ABSL_GUARDED_BY(mutex_) = false;
+  bool answer_is_due_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Duration silence_ ABSL_GUARDED_BY(mutex_) = absl::ZeroDuration();  // While it is due.
   absl::Time close_by_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };
 

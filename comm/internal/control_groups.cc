@@ -1,5 +1,6 @@
 #include "evenkeel/comm/internal/control_groups.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -46,11 +47,22 @@ void ControlGroups::Join(PeerId peer, const Hello& hello) {
 }
 
 absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
-  const auto seat = seats_.find(peer);
-  if (seat == seats_.end()) return absl::InternalError("a control message from nobody");
+  const auto found = seats_.find(peer);
+  if (found == seats_.end()) return absl::InternalError("a control message from nobody");
   EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
-  groups_.at(seat->second.group).hub->OnMessage(seat->second.rank, std::move(message));
+  Seat& seat = found->second;
+  if (message.type == ControlMessage::Type::kBeat) {
+    seat.borne = message.request > 0 ? absl::Microseconds(message.request) : absl::InfiniteDuration();
+  } else if (message.type == ControlMessage::Type::kLeave) {
+    seat.borne = absl::InfiniteDuration();
+  }
+  groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
   return absl::OkStatus();
+}
+
+void ControlGroups::OnBytes(PeerId peer) {
+  const auto found = seats_.find(peer);
+  if (found != seats_.end()) found->second.silence = absl::ZeroDuration();
 }
 
 void ControlGroups::OnDisconnect(PeerId peer) {
@@ -64,6 +76,23 @@ void ControlGroups::OnDisconnect(PeerId peer) {
   ++group.gone;
   group.hub->OnDisconnect(seat.rank);
   if (group.gone == group.hub->world_size()) groups_.erase(seat.group);
+}
+
+std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) {
+  std::vector<PeerId> silent;
+  for (auto& [peer, seat] : seats_) {
+    seat.silence += time;
+    if (seat.silence <= seat.borne) continue;
+    silent.push_back(peer);
+    groups_.at(seat.group).hub->OnSilence(seat.rank, seat.borne);
+    seat.borne = absl::InfiniteDuration();  // Once is enough.
+  }
+  return silent;
+}
+
+bool ControlGroups::ListensForBeats() const {
+  return std::any_of(seats_.begin(), seats_.end(),
+                     [](const auto& seat) { return seat.second.borne != absl::InfiniteDuration(); });
 }
 
 bool ControlGroups::HasLivingGroup() const {

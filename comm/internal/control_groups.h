@@ -25,7 +25,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/control.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/internal/control_hub.h"
 #include "evenkeel/comm/internal/handshake.h"
 
 namespace evenkeel::internal {
@@ -43,8 +44,15 @@ class ControlGroups {
   void Join(PeerId peer, const Hello& hello);
   // Not OK: those bytes are no control message, so the peer is to be cut off.
   absl::Status OnFrame(PeerId peer, absl::string_view frame);
+  // Something has come from it, if only a piece of a frame.
+  void OnBytes(PeerId peer);
   // The peer's connection is over.
   void OnDisconnect(PeerId peer);
+  // Time goes by in which the peers could have been heard: tells those of whom nothing was heard for too long, and their
+  // groups, that they are lost; their connections are to be ended. Only who has promised heartbeats can be silent.
+  std::vector<PeerId> PassTime(absl::Duration time);
+  // Whether anybody has promised heartbeats.
+  bool ListensForBeats() const;
   // Whether a rank is connected whose group goes on.
   bool HasLivingGroup() const;
 
@@ -65,6 +73,8 @@ class ControlGroups {
   struct Seat {
     std::string group;
     int rank = 0;
+    absl::Duration borne = absl::InfiniteDuration();  // How long its silence is borne.
+    absl::Duration silence = absl::ZeroDuration();    // How long it has lasted.
   };
 
   void Deliver(Group& group, int rank, const ControlMessage& message);

@@ -1,19 +1,35 @@
 #include "evenkeel/comm/internal/control_wire.h"
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
+namespace {
+
+void WriteParts(ByteWriter& writer, const std::vector<EqualParts>& parts) {
+  writer.U32(static_cast<uint32_t>(parts.size()));
+  for (const EqualParts& run : parts) writer.I64(run.count).Bytes(run.part);
+}
+
+void ReadParts(ByteReader& reader, std::vector<EqualParts>& parts) {
+  const uint32_t runs = reader.U32();
+  for (uint32_t run = 0; run < runs && reader.ok(); ++run) {
+    const int64_t count = reader.I64();
+    parts.push_back({count, std::string(reader.Bytes())});
+  }
+}
+
+}  // namespace
 
 std::string Serialize(const ControlMessage& message) {
   ByteWriter writer;
   writer.U8(static_cast<uint8_t>(message.type)).I32(message.rank).I64(message.sequence).I64(message.request);
   writer.I32(static_cast<int>(message.code)).Bytes(message.topic).Bytes(message.payload);
-  writer.U32(static_cast<uint32_t>(message.parts.size()));
-  for (const std::string& part : message.parts) writer.Bytes(part);
+  WriteParts(writer, message.parts);
   return writer.Take();
 }
 
@@ -29,8 +45,7 @@ absl::StatusOr<ControlMessage> ParseControlMessage(absl::string_view bytes) {
   message.code = static_cast<absl::StatusCode>(code);
   message.topic = std::string(reader.Bytes());
   message.payload = std::string(reader.Bytes());
-  const uint32_t parts = reader.U32();
-  for (uint32_t i = 0; i < parts && reader.ok(); ++i) message.parts.emplace_back(reader.Bytes());
+  ReadParts(reader, message.parts);
   EK_RETURN_IF_ERROR(reader.Finish("control message"));
   if (type > static_cast<uint8_t>(ControlMessage::Type::kRegrouped)) {
     return absl::InvalidArgumentError("control message: unknown type");

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control_link.h"
 
 namespace evenkeel::internal {
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/internal/waits.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -69,6 +70,7 @@ void LaunchQueue::Abort(const absl::Status& why) {
 }
 
 void LaunchQueue::Run() {
+  ThisThreadIsTheLibrarys();
   while (true) {
     absl::StatusOr<Entry> next = control_.rank() == 0 ? NextOfRankZero() : NextAsRankZeroSays();
     if (!next.ok()) return Abort(next.status());

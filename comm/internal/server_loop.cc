@@ -30,6 +30,9 @@ constexpr int kMaxAcceptsPerTurn = 16;
 constexpr size_t kMaxBacklog = 2 * kMaxFrame;
 // How long a refused peer has to read why.
 constexpr absl::Duration kDismissal = absl::Seconds(1);
+// While ranks send heartbeats, no turn takes longer, and no turn counts for more: what goes beyond that, the loop did not
+// run, and may have to read first what has come meanwhile.
+constexpr absl::Duration kListening = absl::Milliseconds(500);
 // Without file descriptors accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
@@ -70,7 +73,16 @@ void ServerLoop::Turn() {
     if ((events & ~POLLOUT) != 0) Read(id, peers_.at(id));
   }
   Accept();
-  Sweep(absl::Now());
+  const absl::Time now = absl::Now();
+  CutOffSilent(now);
+  Sweep(now);
+}
+
+void ServerLoop::CutOffSilent(absl::Time now) {
+  const absl::Duration time = std::clamp(now - last_turn_, absl::ZeroDuration(), kListening);
+  last_turn_ = now;
+  if (!groups_.ListensForBeats()) return;
+  for (const PeerId id : groups_.PassTime(time)) Dismiss(id, peers_.at(id));
 }
 
 std::vector<std::pair<ServerLoop::PeerId, short>> ServerLoop::Wait(absl::Time now) {
@@ -86,6 +98,7 @@ std::vector<std::pair<ServerLoop::PeerId, short>> ServerLoop::Wait(absl::Time no
     deadline = std::min(deadline, peer.deadline);
   }
   if (groups_.HasLivingGroup()) deadline = std::min(deadline, StopBy());
+  if (groups_.ListensForBeats()) deadline = std::min(deadline, now + kListening);
   std::vector<std::pair<PeerId, short>> events;
   if (poll(entries.data(), entries.size(), PollTimeout(deadline)) <= 0) return events;
   if (entries[0].revents != 0) wake_.Clear();
@@ -125,6 +138,7 @@ void ServerLoop::Read(PeerId id, Peer& peer) {
   std::string bytes;
   const bool is_over = ReceiveSome(peer.fd, bytes).is_over;
   if (peer.state != State::kLeaving) peer.received.Append(bytes);
+  if (peer.state == State::kControl && !bytes.empty()) groups_.OnBytes(id);
   while (peer.state != State::kLeaving) {
     absl::StatusOr<std::optional<std::string>> frame = peer.received.Next();
     if (!frame.ok()) return Dismiss(id, peer);

@@ -72,6 +72,8 @@ class ServerLoop {
   // Waits for something to do; what has happened on which connection.
   std::vector<std::pair<PeerId, short>> Wait(absl::Time now);
   void Accept();
+  // Those of whom nothing was heard for too long.
+  void CutOffSilent(absl::Time now);
   void Read(PeerId id, Peer& peer);
   void HandleFrame(PeerId id, Peer& peer, const std::string& frame);
   void HandleHello(PeerId id, Peer& peer, const Hello& hello);
@@ -89,6 +91,7 @@ class ServerLoop {
   const WakeUp wake_;
   const ServerOptions options_;
   absl::Time accept_again_ = absl::InfinitePast();
+  absl::Time last_turn_ = absl::InfiniteFuture();  // The first turn counts for nothing.
   PeerId next_id_ = 0;
   std::map<PeerId, Peer> peers_;  // By age.
   size_t greeting_ = 0;           // How many are in that state.

@@ -360,6 +360,22 @@ Judgement Judge(const std::vector<RankFacts>& ranks, const std::vector<OpenExcha
   return stuck.empty() ? Judgement() : Deadlock(ranks, std::move(stuck));
 }
 
+std::vector<int> MissingFrom(const Wait& wait, int rank, const std::vector<RankFacts>& ranks) {
+  std::vector<int> missing;
+  for (int each = 0; each < static_cast<int>(ranks.size()); ++each) {
+    const RankFacts& facts = ranks[each];
+    if (each == rank || !facts.has_report) continue;
+    const bool is_missing =
+        wait.kind == Wait::Kind::kCollective
+            ? !HasIssued(facts.report, wait.channel, wait.sequence)
+            : each == wait.peer && (wait.kind == Wait::Kind::kMessage ||
+                                    (wait.kind == Wait::Kind::kPair &&
+                                     !HasIssuedHalf(facts.report, rank, wait.channel, wait.sequence, wait.is_send)));
+    if (is_missing) missing.push_back(each);
+  }
+  return missing;
+}
+
 std::string DescribeWhereabouts(const std::vector<RankFacts>& facts, const std::vector<int>& ranks) {
   std::map<std::string, std::vector<int>> ranks_doing;
   for (int rank : ranks) {

@@ -131,6 +131,9 @@ struct Judgement {
 
 Judgement Judge(const std::vector<RankFacts>& ranks, const std::vector<OpenExchange>& exchanges);
 
+// Whose parts were missing, by their last reports, from what `rank` waits for. Of an exchange, the hub knows better.
+std::vector<int> MissingFrom(const Wait& wait, int rank, const std::vector<RankFacts>& ranks);
+
 // "rank 1 waits in ...; ranks 0,2 run, ...": where those ranks were by their last reports, for warnings.
 std::string DescribeWhereabouts(const std::vector<RankFacts>& facts, const std::vector<int>& ranks);
 

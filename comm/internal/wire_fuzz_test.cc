@@ -82,7 +82,7 @@ TEST(WireFuzzTest, ControlMessage) {
                             .code = absl::StatusCode::kUnavailable,
                             .topic = "steps",
                             .payload = std::string("\0\1", 2),
-                            .parts = {"a", "", std::string(100, 'x')}};
+                            .parts = {{1, "a"}, {2, ""}, {1, std::string(100, 'x')}}};
   const auto again = [](absl::string_view bytes) -> absl::StatusOr<std::string> {
     const absl::StatusOr<ControlMessage> message = ParseControlMessage(bytes);
     if (!message.ok()) return message.status();

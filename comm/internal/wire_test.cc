@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control_link.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/control_wire.h"
 #include "evenkeel/comm/internal/frame.h"
@@ -37,7 +37,7 @@ ControlMessage SomeMessage() {
           .code = absl::StatusCode::kUnavailable,
           .topic = "steps",
           .payload = std::string("\0\1", 2),
-          .parts = {"a", "", std::string(300, 'x')}};
+          .parts = {{1, "a"}, {2, ""}, {1, std::string(300, 'x')}}};
 }
 
 TEST(WireTest, HandshakeComesBackAsItWas) {

@@ -1,0 +1,283 @@
+#include "evenkeel/comm/internal/control_hub.h"
+
+#include <algorithm>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/internal/parties.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// Where judging takes longer than this, as in large groups, the hub then does other things for so many times as long.
+constexpr absl::Duration kQuickJudgement = absl::Milliseconds(1);
+constexpr int kRestAfterJudging = 20;
+
+}  // namespace
+
+ControlHub::ControlHub(int world_size, std::function<void(int, ControlMessage)> deliver, HubOptions options)
+    : world_size_(world_size), deliver_(std::move(deliver)), options_(options), facts_(world_size) {}
+
+template <typename Handler>
+void ControlHub::Deliver(Handler handle) {
+  Outbox outbox;
+  {
+    absl::MutexLock lock(&mutex_);
+    handle(outbox);
+    for (const auto& [to, out] : outbox) facts_[to].sent += out.type != ControlMessage::Type::kBeat;
+  }
+  for (auto& [to, out] : outbox) deliver_(to, std::move(out));
+}
+
+void ControlHub::OnMessage(int rank, ControlMessage message) {
+  Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Handle(rank, std::move(message), outbox); });
+}
+
+void ControlHub::OnDisconnect(int rank) {
+  Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!left_.contains(rank)) {
+      lost_.insert(rank);
+      FailAll(rank, absl::StatusCode::kUnavailable,
+              absl::StrCat("rank ", rank, " of ", world_size_,
+                           " is lost: it was killed, crashed, or left without Finalize"),
+              outbox);
+    }
+    RegroupIfComplete(outbox);
+  });
+}
+
+void ControlHub::OnSilence(int rank, absl::Duration silence) {
+  Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (left_.contains(rank) || !lost_.insert(rank).second) return;
+    std::string doing;
+    if (facts_[rank].has_report) absl::StrAppend(&doing, "; when last heard of, it ", facts_[rank].report.doing);
+    // It may only have been stopped: then it should know why nobody talks to it any more.
+    outbox.push_back({rank,
+                      {.type = ControlMessage::Type::kFailed,
+                       .rank = rank,
+                       .sequence = 1,
+                       .code = absl::StatusCode::kUnavailable,
+                       .payload = absl::StrCat("rank ", rank, " was silent for ", absl::FormatDuration(silence),
+                                               ", so the others have taken it for lost", doing)}});
+    FailAll(rank, absl::StatusCode::kUnavailable,
+            absl::StrCat("rank ", rank, " is silent: nothing heard of it for ", absl::FormatDuration(silence), doing),
+            outbox);
+    RegroupIfComplete(outbox);
+  });
+}
+
+void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
+  using Type = ControlMessage::Type;
+  // What goes on after a failure.
+  if (message.type == Type::kBeat) return HandleBeat(rank, message, outbox);
+  if (message.type == Type::kRegroup) {
+    regrouping_[rank] = message.request;
+    return RegroupIfComplete(outbox);
+  }
+  if (message.type == Type::kMissing) {
+    const absl::StatusOr<Whereabouts> asked = Whereabouts::Parse(message.payload);
+    std::string text = asked.ok() && !asked->waits.empty() ? WhoIsMissing(rank, asked->waits[0]) : "";
+    outbox.push_back({rank, {.type = Type::kValue, .request = message.request, .payload = std::move(text)}});
+    return;
+  }
+  if (failure_.code != absl::StatusCode::kOk) {
+    // Whoever still asks for something came too late to be told.
+    if (message.type == Type::kExchange || message.type == Type::kGet) outbox.emplace_back(rank, failure_);
+    if (message.type == Type::kLeave) left_.insert(rank);
+    return RegroupIfComplete(outbox);
+  }
+  switch (message.type) {
+    case Type::kExchange:
+      return HandleExchange(rank, std::move(message), outbox);
+    case Type::kPut: {
+      for (const auto& [waiter, request] : waiting_[message.topic]) {
+        outbox.push_back({waiter, {.type = Type::kValue, .request = request, .payload = message.payload}});
+      }
+      waiting_.erase(message.topic);
+      values_[std::move(message.topic)] = std::move(message.payload);
+      return;
+    }
+    case Type::kGet: {
+      auto value = values_.find(message.topic);
+      if (value == values_.end()) {
+        waiting_[message.topic].emplace_back(rank, message.request);
+      } else {
+        outbox.push_back({rank, {.type = Type::kValue, .request = message.request, .payload = value->second}});
+      }
+      return;
+    }
+    case Type::kSend: {
+      const int to = message.rank;
+      if (to < 0 || to >= world_size_) return;
+      message.rank = rank;
+      outbox.emplace_back(to, std::move(message));
+      return;
+    }
+    case Type::kNotice: {
+      message.rank = rank;
+      for (int to = 0; to < world_size_; ++to) {
+        if (to != rank) outbox.emplace_back(to, message);
+      }
+      return;
+    }
+    case Type::kFailed:
+      return FailAll(rank, message.code, std::move(message.payload), outbox);
+    case Type::kLeave:
+      return HandleLeave(rank, outbox);
+    case Type::kBeat:
+    case Type::kMissing:
+    case Type::kRegroup:
+      return;  // Done above.
+    case Type::kExchanged:
+    case Type::kRegrouped:
+    case Type::kValue:
+      return;  // Only the hub says these.
+  }
+}
+
+void ControlHub::HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox) {
+  outbox.push_back({rank, {.type = ControlMessage::Type::kBeat}});
+  if (beat.payload.empty()) return;
+  absl::StatusOr<Whereabouts> report = Whereabouts::Parse(beat.payload);
+  if (!report.ok()) return;
+  facts_[rank].has_report = true;
+  facts_[rank].report = *std::move(report);
+  if (failure_.code == absl::StatusCode::kOk) JudgeGroup(rank, outbox);
+}
+
+void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
+  // Where ranks have different collectives, sooner or later somebody waits for good.
+  const bool somebody_waits = std::any_of(facts_.begin(), facts_.end(), [](const RankFacts& facts) {
+    return facts.has_report && facts.report.everyone_waits && !facts.has_left;
+  });
+  const absl::Time now = absl::Now();
+  if (!somebody_waits || now < judge_again_) return;
+  std::vector<OpenExchange> exchanges;
+  for (const auto& [key, pending] : pending_) {
+    exchanges.push_back({.topic = key.first, .sequence = key.second, .arrived = pending.arrived});
+  }
+  const Judgement judgement = Judge(facts_, exchanges);
+  const absl::Time judged = absl::Now();
+  if (judged - now > kQuickJudgement) judge_again_ = judged + kRestAfterJudging * (judged - now);
+  if (judgement.status.ok()) {
+    suspicion_ = {};
+  } else if (judgement.stuck.empty() || IsConfirmed(reporter, judgement.stuck, now)) {
+    FailAll(judgement.culprit, judgement.status.code(), std::string(judgement.status.message()), outbox);
+  }
+}
+
+bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Time now) {
+  // Others may come and get stuck too; that makes those who were none the freer.
+  const bool goes_on = !suspicion_.stuck.empty() &&
+                       std::includes(stuck.begin(), stuck.end(), suspicion_.stuck.begin(), suspicion_.stuck.end());
+  if (!goes_on) {
+    suspicion_ = {.stuck = stuck, .since = now};
+    return false;
+  }
+  suspicion_.stuck = stuck;
+  if (stuck.contains(reporter)) suspicion_.confirmed.insert(reporter);
+  return now - suspicion_.since >= options_.patience && suspicion_.confirmed == stuck;
+}
+
+void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox) {
+  const std::pair<std::string, int64_t> key(message.topic, message.sequence);
+  Pending& pending = pending_[key];
+  if (pending.parts.empty()) {
+    pending.parts.resize(world_size_);
+    pending.arrived.resize(world_size_);
+    pending.missing = world_size_;
+  }
+  if (pending.arrived[rank]) return;
+  pending.arrived[rank] = true;
+  pending.parts[rank] = std::move(message.payload);
+  if (--pending.missing == 0) {
+    ControlMessage answer{.type = ControlMessage::Type::kExchanged, .sequence = key.second, .topic = key.first};
+    for (std::string& part : pending.parts) {
+      if (answer.parts.empty() || answer.parts.back().part != part) answer.parts.push_back({0, std::move(part)});
+      ++answer.parts.back().count;
+    }
+    for (int to = 0; to < world_size_; ++to) outbox.emplace_back(to, answer);
+    pending_.erase(key);
+    return;
+  }
+  for (int gone : left_) {
+    if (pending.arrived[gone]) continue;
+    return FailAll(gone, absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("rank ", gone, " has left (Finalize) while rank ", rank, " is at \"", key.first, "\" #",
+                                key.second, ": the ranks disagree"),
+                   outbox);
+  }
+}
+
+void ControlHub::HandleLeave(int rank, Outbox& outbox) {
+  left_.insert(rank);
+  facts_[rank].has_left = true;
+  for (const auto& [key, pending] : pending_) {
+    if (pending.arrived[rank]) continue;
+    std::vector<int> waiting;
+    for (int r = 0; r < world_size_; ++r) {
+      if (pending.arrived[r]) waiting.push_back(r);
+    }
+    return FailAll(rank, absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("rank ", rank, " has left (Finalize) while ", RankList(waiting), " wait at \"",
+                                key.first, "\" #", key.second, ": the ranks disagree"),
+                   outbox);
+  }
+}
+
+std::string ControlHub::WhoIsMissing(int rank, const Wait& wait) const {
+  const std::vector<int> missing = wait.kind == Wait::Kind::kExchange ? MissingFromExchange(wait.topic, wait.sequence)
+                                                                      : MissingFrom(wait, rank, facts_);
+  if (missing.empty()) return "";
+  const bool is_known =
+      std::any_of(missing.begin(), missing.end(),
+                  [this](int r) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return facts_[r].has_report; });
+  return absl::StrCat(RankList(missing), is_known ? absl::StrCat(" (", DescribeWhereabouts(facts_, missing), ")") : "");
+}
+
+std::vector<int> ControlHub::MissingFromExchange(const std::string& topic, int64_t sequence) const {
+  std::vector<int> missing;
+  if (topic == kRegroupTopic) {
+    for (int r = 0; r < world_size_; ++r) {
+      if (!regrouping_.contains(r) && !left_.contains(r) && !lost_.contains(r)) missing.push_back(r);
+    }
+    return missing;
+  }
+  auto pending = pending_.find({topic, sequence});
+  for (int r = 0; pending != pending_.end() && r < world_size_; ++r) {
+    if (!pending->second.arrived[r]) missing.push_back(r);
+  }
+  return missing;
+}
+
+void ControlHub::RegroupIfComplete(Outbox& outbox) {
+  if (regrouping_.empty() || !MissingFromExchange(kRegroupTopic, 0).empty()) return;
+  ++regrouped_;
+  std::vector<int> survivors;
+  for (const auto& [rank, request] : regrouping_) {
+    if (!lost_.contains(rank)) survivors.push_back(rank);
+  }
+  for (const auto& [rank, request] : regrouping_) {
+    outbox.push_back({rank,
+                      {.type = ControlMessage::Type::kRegrouped,
+                       .sequence = regrouped_,
+                       .request = request,
+                       .payload = absl::StrJoin(survivors, ",")}});
+  }
+  regrouping_.clear();
+}
+
+void ControlHub::FailAll(int culprit, absl::StatusCode code, std::string message, Outbox& outbox) {
+  if (failure_.code != absl::StatusCode::kOk) return;
+  failure_ = {.type = ControlMessage::Type::kFailed,
+              .rank = culprit,
+              .code = code == absl::StatusCode::kOk ? absl::StatusCode::kUnknown : code,
+              .payload = std::move(message)};
+  for (int to = 0; to < world_size_; ++to) {
+    if (!left_.contains(to) && !lost_.contains(to)) outbox.emplace_back(to, failure_);
+  }
+}
+
+}  // namespace evenkeel::internal

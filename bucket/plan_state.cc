@@ -1,45 +1,42 @@
 #include "evenkeel/bucket/plan_state.h"
 
-#include <cstring>
-
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 
 std::string PlanState::Serialize() const {
-  const std::string mask_bytes = mask.Serialize();
-  const uint64_t header[4] = {generation, mask_bytes.size(), order.size(), order_final};
-  std::string bytes(reinterpret_cast<const char*>(header), sizeof(header));
-  bytes += mask_bytes;
-  bytes.append(reinterpret_cast<const char*>(order.data()), order.size() * sizeof(int));
-  return bytes;
+  internal::ByteWriter writer;
+  writer.U64(generation).Bytes(mask.Serialize()).Bool(order_final).U32(static_cast<uint32_t>(order.size()));
+  for (const int index : order) writer.I32(index);
+  return writer.Take();
 }
 
 absl::StatusOr<PlanState> PlanState::Parse(absl::string_view bytes, int param_count) {
-  const absl::Status malformed =
-      absl::InvalidArgumentError(absl::StrCat("a plan state of ", bytes.size(), " bytes is malformed"));
-  uint64_t header[4];
-  if (bytes.size() < sizeof(header)) return malformed;
-  std::memcpy(header, bytes.data(), sizeof(header));
-  bytes.remove_prefix(sizeof(header));
-  const auto [generation, mask_size, order_size, order_final] = header;
-  if (order_size != 0 && order_size != static_cast<uint64_t>(param_count)) return malformed;
-  if (order_final > 1) return malformed;
-  if (mask_size > bytes.size() || bytes.size() - mask_size != order_size * sizeof(int)) return malformed;
+  internal::ByteReader reader(bytes);
   PlanState state;
-  state.generation = generation;
-  state.order_final = order_final != 0;
-  EK_ASSIGN_OR_RETURN(state.mask, TrainableMask::Parse(bytes.substr(0, mask_size)));
-  if (state.mask.size() != param_count) return malformed;
-  state.order.resize(order_size);
-  if (order_size > 0) std::memcpy(state.order.data(), bytes.data() + mask_size, order_size * sizeof(int));
+  state.generation = reader.U64();
+  const absl::string_view mask_bytes = reader.Bytes();
+  state.order_final = reader.Bool();
+  const uint32_t order_size = reader.U32();
+  if (order_size != 0 && order_size != static_cast<uint32_t>(param_count)) reader.Refuse();
   std::vector<bool> seen(param_count, false);
-  for (int index : state.order) {
-    if (index < 0 || index >= param_count || seen[index]) return malformed;
+  for (uint32_t i = 0; i < order_size && reader.ok(); ++i) {
+    const int index = reader.I32();
+    if (index < 0 || index >= param_count || seen[index]) {
+      reader.Refuse();
+      break;
+    }
     seen[index] = true;
+    state.order.push_back(index);
   }
-  return state;
+  EK_RETURN_IF_ERROR(reader.Finish("a plan's state"));
+  EK_ASSIGN_OR_RETURN(state.mask, TrainableMask::Parse(mask_bytes));
+  if (state.mask.size() == param_count) return state;
+  return absl::InvalidArgumentError(
+      absl::StrCat("a plan's state for ", param_count, " parameters has a mask of ", state.mask.size()));
 }
 
 absl::StatusOr<BucketPlan> PlanFor(const PlanState& state, std::span<const ParamSpec> specs,

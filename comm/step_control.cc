@@ -1,12 +1,12 @@
 #include "evenkeel/comm/step_control.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/waits.h"
 #include "evenkeel/comm/internal/whereabouts.h"
 #include "evenkeel/comm/status.h"
@@ -20,33 +20,7 @@ constexpr char kStepTopic[] = "step";
 std::string StateTopic(absl::string_view name, int64_t step) { return absl::StrCat("state/", name, "/", step); }
 std::string ActionTopic(int64_t step) { return absl::StrCat("action/", step); }
 
-// Plain little-endian fields; the same layout on every machine that evenkeel runs on.
-template <typename T>
-void Append(std::string& bytes, T value) {
-  bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
-template <typename T>
-bool Take(absl::string_view& bytes, T& value) {
-  if (bytes.size() < sizeof(value)) return false;
-  std::memcpy(&value, bytes.data(), sizeof(value));
-  bytes.remove_prefix(sizeof(value));
-  return true;
-}
-
-void AppendText(std::string& bytes, absl::string_view text) {
-  text = text.substr(0, 256);
-  Append(bytes, static_cast<uint16_t>(text.size()));
-  bytes.append(text.data(), text.size());
-}
-
-bool TakeText(absl::string_view& bytes, std::string& text) {
-  uint16_t size = 0;
-  if (!Take(bytes, size) || bytes.size() < size) return false;
-  text = std::string(bytes.substr(0, size));
-  bytes.remove_prefix(size);
-  return true;
-}
+constexpr size_t kMaxNote = 256;
 
 const ParticipantState* FindState(const StepRecord& record, uint64_t name_hash) {
   for (const ParticipantState& state : record.participants) {
@@ -134,38 +108,35 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::v
 }  // namespace
 
 std::string StepRecord::Serialize() const {
-  std::string bytes;
-  Append(bytes, static_cast<uint8_t>(joined));
-  Append(bytes, requests);
-  Append(bytes, samples);
-  Append(bytes, scope_hash);
-  Append(bytes, static_cast<uint16_t>(participants.size()));
+  internal::ByteWriter writer;
+  writer.Bool(joined).U32(requests).I64(samples).U64(scope_hash).U32(static_cast<uint32_t>(participants.size()));
   for (const ParticipantState& state : participants) {
-    Append(bytes, state.name_hash);
-    Append(bytes, state.generation);
-    Append(bytes, state.schedule_hash);
-    Append(bytes, state.mask_hash);
-    Append(bytes, static_cast<uint8_t>(state.sync));
-    AppendText(bytes, state.note);
+    writer.U64(state.name_hash).U64(state.generation).U64(state.schedule_hash).U64(state.mask_hash).Bool(state.sync);
+    writer.Bytes(absl::string_view(state.note).substr(0, kMaxNote));
   }
-  return bytes;
+  return writer.Take();
 }
 
 absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
+  internal::ByteReader reader(bytes);
   StepRecord record;
-  uint8_t joined = 0, sync = 0;
-  uint16_t count = 0;
-  bool good = Take(bytes, joined) && Take(bytes, record.requests) && Take(bytes, record.samples) &&
-              Take(bytes, record.scope_hash) && Take(bytes, count);
-  record.joined = joined != 0;
-  for (int i = 0; good && i < count; ++i) {
+  record.joined = reader.Bool();
+  record.requests = reader.U32();
+  record.samples = reader.I64();
+  record.scope_hash = reader.U64();
+  const uint32_t count = reader.U32();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     ParticipantState state;
-    good = Take(bytes, state.name_hash) && Take(bytes, state.generation) && Take(bytes, state.schedule_hash) &&
-           Take(bytes, state.mask_hash) && Take(bytes, sync) && TakeText(bytes, state.note);
-    state.sync = sync != 0;
+    state.name_hash = reader.U64();
+    state.generation = reader.U64();
+    state.schedule_hash = reader.U64();
+    state.mask_hash = reader.U64();
+    state.sync = reader.Bool();
+    state.note = std::string(reader.Bytes());
+    if (state.note.size() > kMaxNote) reader.Refuse();
     record.participants.push_back(std::move(state));
   }
-  if (!good || !bytes.empty()) return absl::InvalidArgumentError("a control record is malformed");
+  EK_RETURN_IF_ERROR(reader.Finish("the record of a step"));
   return record;
 }
 

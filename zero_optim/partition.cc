@@ -1,12 +1,13 @@
 #include "evenkeel/zero_optim/partition.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <queue>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 
@@ -42,16 +43,16 @@ absl::Status OwnerTable::Assign(std::span<const int> params) {
 }
 
 std::string OwnerTable::Serialize() const {
-  return std::string(reinterpret_cast<const char*>(owners_.data()), owners_.size() * sizeof(int));
+  internal::ByteWriter writer;
+  for (const int owner : owners_) writer.I32(owner);
+  return writer.Take();
 }
 
 absl::Status OwnerTable::Restore(absl::string_view bytes) {
   std::vector<int> owners(owners_.size());
-  if (bytes.size() != owners.size() * sizeof(int)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an owner table of ", bytes.size(), " bytes for ", owners.size(), " parameters"));
-  }
-  if (!owners.empty()) std::memcpy(owners.data(), bytes.data(), bytes.size());
+  internal::ByteReader reader(bytes);
+  for (int& owner : owners) owner = reader.I32();
+  EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("an owner table for ", owners.size(), " parameters")));
   std::vector<int64_t> loads(world_size(), 0);
   for (size_t param = 0; param < owners.size(); ++param) {
     if (owners[param] == kNoOwner) continue;

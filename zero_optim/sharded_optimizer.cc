@@ -14,12 +14,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
-#include "evenkeel/zero_optim/internal/pod_bytes.h"
 #include "evenkeel/zero_optim/internal/state_sync.h"
 
 namespace evenkeel {
@@ -159,20 +159,18 @@ ParticipantState ShardedOptimizer::CurrentState() const {
 
 std::string ShardedOptimizer::ExportState() const {
   const PlanPtr plan = this->plan();
-  std::string bytes;
-  internal::AppendPod(bytes, plan->generation);
-  internal::AppendBlob(bytes, plan->mask.Serialize());
-  internal::AppendBlob(bytes, plan->owners.Serialize());
-  return bytes;
+  return internal::ByteWriter()
+      .U64(plan->generation)
+      .Bytes(plan->mask.Serialize())
+      .Bytes(plan->owners.Serialize())
+      .Take();
 }
 
 absl::Status ShardedOptimizer::ImportState(absl::string_view state) {
-  uint64_t generation = 0;
-  absl::string_view mask_bytes, owner_bytes;
-  if (!internal::TakePod(state, generation) || !internal::TakeBlob(state, mask_bytes) ||
-      !internal::TakeBlob(state, owner_bytes) || !state.empty()) {
-    return absl::InvalidArgumentError("a sharded optimizer's state is malformed");
-  }
+  internal::ByteReader reader(state);
+  const uint64_t generation = reader.U64();
+  const absl::string_view mask_bytes = reader.Bytes(), owner_bytes = reader.Bytes();
+  EK_RETURN_IF_ERROR(reader.Finish("a sharded optimizer's state"));
   EK_ASSIGN_OR_RETURN(const TrainableMask mask, TrainableMask::Parse(mask_bytes));
   OwnerTable owners = plan()->owners;
   EK_RETURN_IF_ERROR(owners.Restore(owner_bytes));
@@ -305,8 +303,9 @@ absl::Status ShardedOptimizer::OnAction(const StepAnswer& answer, absl::string_v
   const auto action = static_cast<Action>(payload.front());
   payload.remove_prefix(1);
   if (action == Action::kStep) return RepeatStep(answer, payload);
-  int to = 0;
-  if (action != Action::kConsolidate || !internal::TakePod(payload, to)) {
+  internal::ByteReader reader(payload);
+  const int to = reader.I32();
+  if (action != Action::kConsolidate || !reader.Finish("a consolidation").ok()) {
     return absl::InvalidArgumentError("an action that this optimizer doesn't know");
   }
   return Gather(to).status();
@@ -324,8 +323,7 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Consolidate(int to) {
       return absl::FailedPreconditionError(
           absl::StrCat(join_name(), ": inside RunJoined() Consolidate comes after Step(), in the same step"));
     }
-    std::string payload(1, static_cast<char>(Action::kConsolidate));
-    internal::AppendPod(payload, to);
+    const std::string payload = internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take();
     EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
   }
   return Gather(to);

@@ -1,15 +1,18 @@
-// Integers and strings as bytes, the same on every machine: little endian, strings with their length in front.
+// Numbers and strings as bytes, the same on every machine: little endian, strings with their length in front. Whatever
+// ranks send each other is written with this.
 //
 //   std::string message = ByteWriter().U8(kSet).Bytes(key).Bytes(value).Take();
 //   ByteReader reader(message);
 //   uint8_t kind = reader.U8();  absl::string_view key = reader.Bytes(), value = reader.Bytes();
 //   EK_RETURN_IF_ERROR(reader.Finish("store request"));     // nothing missing, nothing left over
 //
-// A reader never reads past the end: what is missing reads as zero or empty, and Finish() says so.
+// A reader never reads past the end: what is missing reads as zero or empty, and Finish() says so. Who reads a list
+// whose length was announced asks ok() after each item, and takes no memory for items that have not come.
 
 #ifndef EVENKEEL_COMM_INTERNAL_BYTES_H_
 #define EVENKEEL_COMM_INTERNAL_BYTES_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -28,6 +31,8 @@ class ByteWriter {
   ByteWriter& U64(uint64_t value) { return Integer(value, 8); }
   ByteWriter& I32(int32_t value) { return U32(static_cast<uint32_t>(value)); }
   ByteWriter& I64(int64_t value) { return U64(static_cast<uint64_t>(value)); }
+  ByteWriter& F64(double value) { return U64(std::bit_cast<uint64_t>(value)); }
+  ByteWriter& Bool(bool value) { return U8(value ? 1 : 0); }
   ByteWriter& Bytes(absl::string_view value) {
     U32(static_cast<uint32_t>(value.size()));
     bytes_.append(value.data(), value.size());
@@ -53,12 +58,23 @@ class ByteReader {
   uint64_t U64() { return Integer(8); }
   int32_t I32() { return static_cast<int32_t>(U32()); }
   int64_t I64() { return static_cast<int64_t>(U64()); }
+  double F64() { return std::bit_cast<double>(U64()); }
+  bool Bool() {  // Only 0 and 1 are; anything else is refused.
+    const uint8_t value = U8();
+    if (value > 1) Refuse();
+    return value == 1;
+  }
   absl::string_view Bytes() { return Take(U32()); }
+  absl::string_view Rest() { return Take(rest_.size()); }
 
-  bool ok() const { return ok_; }
+  // The bytes make no sense to who reads them; Finish() says so.
+  void Refuse() { is_refused_ = true; }
+
+  bool ok() const { return ok_ && !is_refused_; }
   size_t remaining() const { return rest_.size(); }
   // OK if everything was there and everything was read.
   absl::Status Finish(absl::string_view what) const {
+    if (is_refused_) return absl::InvalidArgumentError(absl::StrCat(what, ": a value is none of those there are"));
     if (!ok_) return absl::InvalidArgumentError(absl::StrCat(what, ": bytes are missing"));
     if (!rest_.empty()) return absl::InvalidArgumentError(absl::StrCat(what, ": ", rest_.size(), " bytes too many"));
     return absl::OkStatus();
@@ -82,7 +98,8 @@ class ByteReader {
   }
 
   absl::string_view rest_;
-  bool ok_ = true;
+  bool ok_ = true;  // False: bytes were missing.
+  bool is_refused_ = false;
 };
 
 }  // namespace evenkeel::internal

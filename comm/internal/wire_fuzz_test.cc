@@ -17,6 +17,7 @@
 #include "evenkeel/comm/internal/hmac.h"
 #include "evenkeel/comm/internal/key_value.h"
 #include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/internal/whereabouts.h"
 #include "evenkeel/comm/testing/fuzz.h"
 #include "gtest/gtest.h"
 
@@ -89,6 +90,16 @@ TEST(WireFuzzTest, ControlMessage) {
     return Serialize(*message);
   };
   Fuzz({Serialize(ControlMessage()), Serialize(full)}, again);
+}
+
+TEST(WireFuzzTest, Whereabouts) {
+  Whereabouts busy{.everyone_waits = true, .received = 12, .doing = "waits in #412 barrier (user)"};
+  busy.waits.push_back({.kind = Wait::Kind::kExchange, .sequence = 5, .peer = 1, .topic = "step", .text = "step 5"});
+  busy.waits.push_back({.kind = Wait::Kind::kPair, .channel = 7, .sequence = 3, .peer = 2, .is_send = true});
+  busy.channels.push_back(
+      {.id = 7, .name = "user", .position = 413, .recent = {{.sequence = 412, .hash = 9, .text = "barrier"}}});
+  busy.open_pairs.push_back({.channel = 7, .sequence = 3, .peer = 2, .is_send = true});
+  Fuzz({Whereabouts().Serialize(), busy.Serialize()}, Again<Whereabouts>);
 }
 
 // Addresses come from what others publish.

@@ -9,8 +9,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/internal/pod_bytes.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 
 // Two rounds: first a hash of everything; only if those differ, everything.
@@ -34,24 +34,20 @@ std::string Line(const ParameterSet& params, const UpdateRule& rule, SameIn same
 int LineCount(const ParameterSet& params) { return params.size() + 2; }
 
 std::string Summary(const absl::Status& own, const ParameterSet& params, const UpdateRule& rule, SameIn same) {
-  std::string bytes;
-  AppendPod(bytes, static_cast<int32_t>(own.code()));
-  AppendBlob(bytes, own.message());
   uint64_t hash = 0;
   if (own.ok()) {
     for (int line = 0; line < LineCount(params); ++line) hash = StableHash(hash, Line(params, rule, same, line));
   }
-  AppendPod(bytes, hash);
-  return bytes;
+  return ByteWriter().I32(static_cast<int>(own.code())).Bytes(own.message()).U64(hash).Take();
 }
 
 // The status that a rank's summary says, with the rank.
 absl::Status StatusOf(int rank, absl::string_view summary) {
-  int32_t code = 0;
-  absl::string_view message;
-  if (!TakePod(summary, code) || !TakeBlob(summary, message)) {
-    return absl::InternalError(absl::StrCat("rank ", rank, " sent a malformed summary"));
-  }
+  ByteReader reader(summary);
+  const int code = reader.I32();
+  const absl::string_view message = reader.Bytes();
+  reader.U64();
+  EK_RETURN_IF_ERROR(Annotate(reader.Finish("a summary"), absl::StrCat("rank ", rank)));
   return Annotate(absl::Status(static_cast<absl::StatusCode>(code), message), absl::StrCat("rank ", rank));
 }
 

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/control.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/internal/pod_bytes.h"
 #include "evenkeel/zero_optim/partition.h"
 
 namespace evenkeel::internal {
@@ -65,40 +65,33 @@ absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const Sh
 }  // namespace
 
 std::string ShardFacts::Serialize() const {
-  std::string bytes;
-  AppendPod(bytes, generation);
-  AppendBlob(bytes, mask.Serialize());
-  AppendPod(bytes, steps_finished);
-  AppendPod(bytes, is_torn);
-  AppendPod(bytes, may_lose);
-  AppendBlob(bytes, checkpoint_hint);
+  ByteWriter writer;
+  writer.U64(generation).Bytes(mask.Serialize()).I64(steps_finished).Bool(is_torn).Bool(may_lose);
+  writer.Bytes(checkpoint_hint);
   for (size_t param = 0; param < owners.size(); ++param) {
-    AppendPod(bytes, static_cast<int32_t>(owners[param]));
-    AppendPod(bytes, was_updated[param]);
-    AppendPod(bytes, held_steps[param]);
+    writer.I32(owners[param]).Bool(was_updated[param] != 0).I64(held_steps[param]);
   }
-  return bytes;
+  return writer.Take();
 }
 
 absl::StatusOr<ShardFacts> ShardFacts::Parse(absl::string_view bytes, int param_count) {
+  ByteReader reader(bytes);
   ShardFacts facts;
-  absl::string_view mask_bytes, hint;
-  bool good = TakePod(bytes, facts.generation) && TakeBlob(bytes, mask_bytes) && TakePod(bytes, facts.steps_finished) &&
-              TakePod(bytes, facts.is_torn) && TakePod(bytes, facts.may_lose) && TakeBlob(bytes, hint);
-  for (int param = 0; good && param < param_count; ++param) {
-    int32_t owner = 0;
-    uint8_t was_updated = 0;
-    int64_t held = 0;
-    good =
-        TakePod(bytes, owner) && TakePod(bytes, was_updated) && TakePod(bytes, held) && owner >= kNoOwner && held >= 0;
-    facts.owners.push_back(owner);
-    facts.was_updated.push_back(was_updated);
-    facts.held_steps.push_back(held);
+  facts.generation = reader.U64();
+  const absl::string_view mask_bytes = reader.Bytes();
+  facts.steps_finished = reader.I64();
+  facts.is_torn = reader.Bool();
+  facts.may_lose = reader.Bool();
+  facts.checkpoint_hint = std::string(reader.Bytes());
+  for (int param = 0; param < param_count && reader.ok(); ++param) {
+    facts.owners.push_back(reader.I32());
+    facts.was_updated.push_back(reader.Bool());
+    facts.held_steps.push_back(reader.I64());
+    if (facts.owners.back() < kNoOwner || facts.held_steps.back() < 0) reader.Refuse();
   }
-  if (!good || !bytes.empty()) return absl::InvalidArgumentError("what a rank says of its shard is malformed");
+  EK_RETURN_IF_ERROR(reader.Finish("what a rank says of its shard"));
   EK_ASSIGN_OR_RETURN(facts.mask, TrainableMask::Parse(mask_bytes));
   if (facts.mask.size() != param_count) return absl::InvalidArgumentError("a shard's mask is malformed");
-  facts.checkpoint_hint = std::string(hint);
   return facts;
 }
 

@@ -6,9 +6,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
-#include "evenkeel/zero_optim/internal/pod_bytes.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 
 namespace evenkeel::internal {
@@ -40,15 +40,15 @@ absl::Status StateSync::BroadcastRule(ParameterUpdater& updater, int source) con
 
 absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const ParameterSet& params, int source) const {
   EK_RETURN_IF_ERROR(BroadcastRule(updater, source));
-  std::string mine;
-  for (int i = 0; i < params.size() && comm.rank() == source; ++i) AppendPod(mine, updater.step(i));
+  ByteWriter mine;
+  for (int i = 0; i < params.size() && comm.rank() == source; ++i) mine.I64(updater.step(i));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(absl::StrCat("steps_of/", name), mine, comm.timeout()));
-  absl::string_view bytes = parts[source];
+                      comm.control().Exchange(absl::StrCat("steps_of/", name), mine.Take(), comm.timeout()));
+  ByteReader reader(parts[source]);
   std::vector<Work> works;
   for (int i = 0; i < params.size(); ++i) {
-    int64_t step = 0;
-    if (!TakePod(bytes, step)) return absl::InternalError("an optimizer's step counts are malformed");
+    const int64_t step = reader.I64();
+    if (!reader.ok()) return reader.Finish("an optimizer's step counts");
     updater.Prepare(i, step);
     for (StateTensor& tensor : updater.tensors(i)) {
       works.push_back(channel.Broadcast(tensor.view(), source, {.role = Role::kState}));

@@ -5,8 +5,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/internal/pod_bytes.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -30,25 +30,44 @@ void ForEachSetting(AdamLike& rule, Visitor visit) {
   visit(rule.weight_decay);
 }
 
+void Write(ByteWriter& writer, double setting) { writer.F64(setting); }
+void Write(ByteWriter& writer, bool setting) { writer.Bool(setting); }
+void Read(ByteReader& reader, double& setting) { setting = reader.F64(); }
+void Read(ByteReader& reader, bool& setting) { setting = reader.Bool(); }
+
 template <typename Rule>
-bool TakeRule(absl::string_view& bytes, UpdateRule& rule) {
-  Rule taken;
-  bool good = true;
-  ForEachSetting(taken, [&](auto& setting) { good = good && TakePod(bytes, setting); });
-  rule = taken;
-  return good;
+Rule ReadRule(ByteReader& reader) {
+  Rule rule;
+  ForEachSetting(rule, [&](auto& setting) { Read(reader, setting); });
+  return rule;
 }
 
-bool TakeRuleOfKind(uint8_t kind, absl::string_view& bytes, UpdateRule& rule) {
+UpdateRule ReadRuleOfKind(uint8_t kind, ByteReader& reader) {
   switch (kind) {
     case 0:
-      return TakeRule<Sgd>(bytes, rule);
+      return ReadRule<Sgd>(reader);
     case 1:
-      return TakeRule<Adam>(bytes, rule);
+      return ReadRule<Adam>(reader);
     case 2:
-      return TakeRule<AdamW>(bytes, rule);
+      return ReadRule<AdamW>(reader);
     default:
-      return false;
+      reader.Refuse();
+      return Sgd();
+  }
+}
+
+// What is left of the message; its last bits must be those of a parameter, or zero.
+void ReadSources(ByteReader& reader, int param_count, std::vector<GradientSource>& sources) {
+  const absl::string_view packed = reader.Rest();
+  if (packed.size() != static_cast<size_t>((param_count + kSourcesPerByte - 1) / kSourcesPerByte)) {
+    return reader.Refuse();
+  }
+  sources.resize(param_count);
+  for (int i = 0; i < static_cast<int>(packed.size()) * kSourcesPerByte; ++i) {
+    const int source = (static_cast<uint8_t>(packed[i / kSourcesPerByte]) >> (2 * (i % kSourcesPerByte))) & 3;
+    const int most = i < param_count ? static_cast<int>(GradientSource::kToReduce) : 0;
+    if (source > most) return reader.Refuse();
+    if (i < param_count) sources[i] = static_cast<GradientSource>(source);
   }
 }
 
@@ -60,36 +79,28 @@ absl::Status CheckOptions(const StepOptions& options) {
 }
 
 std::string StepMessage::Serialize() const {
-  std::string bytes;
-  AppendPod(bytes, static_cast<uint8_t>(rule.index()));
+  ByteWriter writer;
+  writer.U8(static_cast<uint8_t>(rule.index()));
   UpdateRule copy = rule;
-  std::visit([&](auto& r) { ForEachSetting(r, [&](auto setting) { AppendPod(bytes, setting); }); }, copy);
-  AppendPod(bytes, options.grad_scale);
-  AppendPod(bytes, options.skip);
+  std::visit([&](auto& r) { ForEachSetting(r, [&](auto setting) { Write(writer, setting); }); }, copy);
+  writer.F64(options.grad_scale).Bool(options.skip);
   std::string packed((sources.size() + kSourcesPerByte - 1) / kSourcesPerByte, '\0');
   for (size_t i = 0; i < sources.size(); ++i) {
     packed[i / kSourcesPerByte] |= static_cast<char>(static_cast<int>(sources[i]) << (2 * (i % kSourcesPerByte)));
   }
-  return bytes + packed;
+  return writer.Take() + packed;
 }
 
 absl::StatusOr<StepMessage> StepMessage::Parse(absl::string_view bytes, int param_count) {
-  const absl::Status malformed = absl::InvalidArgumentError(
-      absl::StrCat("an optimizer step of ", bytes.size(), " bytes for ", param_count, " parameters is malformed"));
+  ByteReader reader(bytes);
   StepMessage step;
-  uint8_t kind = 0;
-  if (!TakePod(bytes, kind) || !TakeRuleOfKind(kind, bytes, step.rule) || !TakePod(bytes, step.options.grad_scale) ||
-      !TakePod(bytes, step.options.skip)) {
-    return malformed;
-  }
-  if (bytes.size() != static_cast<size_t>((param_count + kSourcesPerByte - 1) / kSourcesPerByte)) return malformed;
-  step.sources.resize(param_count);
-  for (int i = 0; i < param_count; ++i) {
-    const int source = (static_cast<uint8_t>(bytes[i / kSourcesPerByte]) >> (2 * (i % kSourcesPerByte))) & 3;
-    if (source > static_cast<int>(GradientSource::kToReduce)) return malformed;
-    step.sources[i] = static_cast<GradientSource>(source);
-  }
-  if (!Validate(step.rule).ok()) return malformed;
+  const uint8_t kind = reader.U8();
+  step.rule = ReadRuleOfKind(kind, reader);
+  step.options.grad_scale = reader.F64();
+  step.options.skip = reader.Bool();
+  ReadSources(reader, param_count, step.sources);
+  if (!Validate(step.rule).ok() || !CheckOptions(step.options).ok()) reader.Refuse();
+  EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("an optimizer step for ", param_count, " parameters")));
   return step;
 }
 

@@ -1,0 +1,73 @@
+// No bytes that another rank sends as an optimizer's step, owners or facts do harm.
+
+#include "evenkeel/comm/testing/fuzz.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/zero_optim/internal/shard_move.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/partition.h"
+#include "evenkeel/zero_optim/update_rule.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::internal {
+namespace {
+
+const FuzzOptions kShort = {.rounds = 5000};
+
+TEST(ZeroOptimFuzzTest, StepMessage) {
+  for (const int params : {0, 1, 4, 7, 1000}) {
+    SCOPED_TRACE(absl::StrCat(params, " parameters"));
+    std::vector<GradientSource> sources;
+    for (int i = 0; i < params; ++i) sources.push_back(static_cast<GradientSource>(i % 3));
+    std::vector<std::string> good;
+    for (const UpdateRule& rule : {UpdateRule(Sgd{.momentum = 0.9}), UpdateRule(Adam{}), UpdateRule(AdamW{})}) {
+      good.push_back(StepMessage{.rule = rule, .options = {.skip = true}, .sources = sources}.Serialize());
+    }
+    Fuzz(
+        good,
+        [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
+          const absl::StatusOr<StepMessage> step = StepMessage::Parse(bytes, params);
+          if (!step.ok()) return step.status();
+          return step->Serialize();
+        },
+        kShort);
+  }
+}
+
+TEST(ZeroOptimFuzzTest, OwnerTable) {
+  OwnerTable table({4, 2, 2, 1, 7}, 3);
+  const std::string nobody = table.Serialize();
+  ASSERT_TRUE(table.Assign(std::vector<int>{0, 1, 3, 4}).ok());
+  Fuzz({nobody, table.Serialize()}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
+    OwnerTable restored({4, 2, 2, 1, 7}, 3);
+    if (const absl::Status status = restored.Restore(bytes); !status.ok()) return status;
+    return restored.Serialize();
+  });
+}
+
+TEST(ZeroOptimFuzzTest, ShardFacts) {
+  constexpr int kParams = 5;
+  const ShardFacts facts{.generation = 4,
+                         .mask = TrainableMask(kParams, true),
+                         .steps_finished = 17,
+                         .may_lose = true,
+                         .checkpoint_hint = "checkpoints/last",
+                         .owners = {0, 1, -1, 2, 0},
+                         .was_updated = {1, 1, 0, 0, 1},
+                         .held_steps = {17, 0, 0, 0, 3}};
+  Fuzz({facts.Serialize()}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
+    const absl::StatusOr<ShardFacts> parsed = ShardFacts::Parse(bytes, kParams);
+    if (!parsed.ok()) return parsed.status();
+    return parsed->Serialize();
+  });
+}
+
+}  // namespace
+}  // namespace evenkeel::internal

@@ -150,13 +150,13 @@ TEST(GlooMeetingTest, ConnectsEachRankWithEachOther) {
   }
 }
 
-TEST(GlooMeetingTest, NobodyListensAfterwards) {
+TEST(GlooMeetingTest, NobodyListensForNobody) {
   Meetings meetings(2);
+  EXPECT_TRUE(ConnectTo(meetings.address(0), absl::Now() + kSoon).ok());
+  EXPECT_TRUE(absl::IsUnavailable(ConnectTo(meetings.address(1), absl::Now() + kSoon).status())) << "the last rank";
   meetings.StartAll();
   meetings.ExpectConnected();
-  for (const int rank : {0, 1}) {
-    EXPECT_TRUE(absl::IsUnavailable(ConnectTo(meetings.address(rank), absl::Now() + kSoon).status()));
-  }
+  EXPECT_TRUE(absl::IsUnavailable(ConnectTo(meetings.address(0), absl::Now() + kSoon).status()));
 }
 
 TEST(GlooMeetingTest, NamesTheRanksThatDoNotCome) {
@@ -188,7 +188,7 @@ TEST(GlooMeetingTest, StrangersWithRandomBytesAndHalfOpenConnectionsDisturbNobod
   Meetings meetings(3);
   std::vector<std::unique_ptr<Caller>> strangers;
   for (int i = 0; i < 300; ++i) {
-    strangers.push_back(std::make_unique<Caller>(meetings.address(i % 3)));
+    strangers.push_back(std::make_unique<Caller>(meetings.address(i % 2)));
     std::string bytes(random() % 4000, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
     if (i % 4 == 1) bytes = Frame(bytes.substr(0, 1500));

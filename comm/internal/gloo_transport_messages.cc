@@ -52,21 +52,21 @@ void MessageTable::Send(BufferState* buffer, int to, uint64_t slot, const char* 
   Peer& peer = peers_[to];
   Flow& flow = peer.flows[slot];
   ++buffer->sending;
-  const auto write = [&](Kind kind) {
+  const auto write = [&](Kind kind, int64_t small) {
     peer.outgoing.push_back({.header = MessageHeader{kind, slot, bytes}.Serialize(),
                              .data = data,
                              .bytes = bytes,
                              .buffer = buffer,
-                             .is_small = kind == Kind::kSmall});
+                             .small = small});
   };
   if (bytes <= kMaxSmall && peer.credit >= CostOf(bytes) && flow.waiting.empty()) {
     peer.credit -= CostOf(bytes);
-    flow.untaken.push_back({buffer, data, bytes});
-    return write(Kind::kSmall);
+    flow.untaken.push_back({buffer, data, bytes, ++peer.small_sent});
+    return write(Kind::kSmall, peer.small_sent);
   }
   if (flow.asked_here > 0) {
     --flow.asked_here;
-    write(Kind::kDirect);
+    write(Kind::kDirect, 0);
     return Drop(to, slot);
   }
   Write(to, Kind::kAnnounce, slot, bytes);
@@ -132,8 +132,15 @@ absl::Status MessageTable::OnHeader(int from, const MessageHeader& header) {
     }
     const WaitingSend send = TakeFrom(found->second.untaken, found->second.untaken.begin());
     peer.credit += CostOf(send.bytes);
-    FinishSend(send.buffer, from);
     Drop(from, header.slot);
+    if (send.small <= peer.small_written) {
+      FinishSend(send.buffer, from);
+      return absl::OkStatus();
+    }
+    // Its answer was faster than the call that writes it: the send ends with the call, as those of large ones do.
+    for (OutgoingMessage& message : peer.outgoing) {
+      if (message.small == send.small) message.small = 0;
+    }
     return absl::OkStatus();
   }
   if (header.kind == Kind::kAsk) {
@@ -189,9 +196,14 @@ void MessageTable::FinishReceive(const PostedReceive& receive, int from) {
 }
 
 void MessageTable::FinishWrite(int to) {
-  std::deque<OutgoingMessage>& outgoing = peers_[to].outgoing;
-  if (!outgoing.front().is_small) FinishSend(outgoing.front().buffer, to);
-  outgoing.pop_front();
+  Peer& peer = peers_[to];
+  const OutgoingMessage& written = peer.outgoing.front();
+  if (written.small == 0) {
+    FinishSend(written.buffer, to);
+  } else {
+    peer.small_written = written.small;
+  }
+  peer.outgoing.pop_front();
 }
 
 void MessageTable::Fail(int peer, const absl::Status& why) {
@@ -200,10 +212,7 @@ void MessageTable::Fail(int peer, const absl::Status& why) {
     for (const WaitingSend& send : flow.untaken) FailBuffer(send.buffer, why);
     for (const auto& receive : flow.expected) FailBuffer(receive->buffer, why);
   }
-  // A small one may have been taken already, and its buffer be gone.
-  for (const OutgoingMessage& message : peers_[peer].outgoing) {
-    if (!message.is_small) FailBuffer(message.buffer, why);
-  }
+  for (const OutgoingMessage& message : peers_[peer].outgoing) FailBuffer(message.buffer, why);
   for (auto& [id, slot] : slots_) {
     for (const auto& receive : slot.posted) {
       if (Accepts(*receive, peer)) FailBuffer(receive->buffer, why);

@@ -55,7 +55,7 @@ struct OutgoingMessage {
   const char* data = nullptr;
   size_t bytes = 0;
   BufferState* buffer = nullptr;  // Null: a header alone, that nobody waits for.
-  bool is_small = false;          // It has to be taken before the send ends.
+  int64_t small = 0;              // Not 0: the number of a small message, which has to be taken before the send ends.
 };
 
 // A place for a message.
@@ -100,6 +100,7 @@ class MessageTable {
     BufferState* buffer = nullptr;
     const char* data = nullptr;
     size_t bytes = 0;
+    int64_t small = 0;
   };
   // What is under way with one peer on one slot.
   struct Flow {
@@ -118,6 +119,8 @@ class MessageTable {
     std::deque<OutgoingMessage> outgoing;
     int64_t credit = kSmallBudget;  // What may still be laid down there.
     int64_t held = 0;               // What lies here.
+    int64_t small_sent = 0;         // The number of the last small message,
+    int64_t small_written = 0;      // and of the last one that is written.
   };
   // A message that no receive has met yet.
   struct Arrival {

@@ -15,6 +15,8 @@ namespace {
 
 // Connections that have not proved anything, beyond one for each rank.
 constexpr size_t kMaxStrangers = 128;
+// How many are accepted before those that are here have their turn.
+constexpr int kMostAtOnce = 64;
 // Without file descriptors accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
@@ -26,7 +28,15 @@ GlooReception::GlooReception(int rank, const PeerGroup& group, UniqueFd listener
       listener_(std::move(listener)),
       greeting_timeout_(greeting_timeout),
       admitted_(group.world_size),
-      missing_(group.world_size - rank - 1) {}
+      missing_(group.world_size - rank - 1) {
+  CloseIfComplete();
+}
+
+void GlooReception::CloseIfComplete() {
+  if (!IsComplete()) return;
+  listener_ = UniqueFd();
+  callers_.clear();
+}
 
 std::vector<int> GlooReception::Missing() const {
   std::vector<int> missing;
@@ -61,12 +71,13 @@ void GlooReception::Turn(absl::Time now) {
     }
     caller = callers_.erase(caller);
   }
+  CloseIfComplete();
 }
 
 void GlooReception::Accept(absl::Time now) {
-  if (now < accept_again_) return;
+  if (!listener_ || now < accept_again_) return;
   accept_again_ = absl::InfinitePast();
-  while (true) {
+  for (int i = 0; i < kMostAtOnce; ++i) {
     absl::StatusOr<UniqueFd> fd = AcceptFrom(listener_);
     absl::StatusOr<std::string> nonce = RandomBytes(kPeerNonceSize);
     if (!fd.ok() || !nonce.ok()) {

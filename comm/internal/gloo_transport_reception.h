@@ -1,4 +1,4 @@
-// The answering half of a meeting: listens, and lets in the higher ranks of the group and nobody else.
+// The answering half of a meeting: listens until the higher ranks of the group are in, and lets in nobody else.
 //
 //   GlooReception reception(rank, group, std::move(listener), greeting_timeout);
 //   while (!reception.IsComplete()) {
@@ -52,6 +52,7 @@ class GlooReception {
   };
 
   void Accept(absl::Time now);
+  void CloseIfComplete();
   // Not OK: the caller goes.
   absl::Status Advance(Caller& caller);
   absl::Status Judge(const Caller& caller, const PeerHello& hello) const;
@@ -59,7 +60,7 @@ class GlooReception {
 
   const int rank_;
   const PeerGroup group_;
-  const UniqueFd listener_;
+  UniqueFd listener_;
   const absl::Duration greeting_timeout_;
   absl::Time accept_again_ = absl::InfinitePast();
   std::list<Caller> callers_;  // By age.

@@ -4,7 +4,6 @@
 
 #include "evenkeel/join/recovery.h"
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,13 +14,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "evenkeel/bucket/data_parallel.h"
-#include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/join/join.h"
+#include "evenkeel/tests/recovery/replica.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -29,77 +25,12 @@ namespace evenkeel {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-
-using Group = std::vector<std::unique_ptr<Communicator>>;
-
-const std::vector<int> kSizes = {3, 7, 1, 5, 2};
-
-// Where in a step a rank stops.
-enum class Point { kNowhere, kForward, kBackward, kReduced, kStepped };
 
 struct Stop {
   int rank = -1;
   int step = -1;
   Point point = Point::kNowhere;
 };
-
-// One rank's model and what trains it.
-template <typename AnyOptimizer>
-struct Replica {
-  ToyModel model{kSizes};
-  std::unique_ptr<DataParallel> ddp;
-  std::unique_ptr<AnyOptimizer> optimizer;
-
-  template <typename... Options>
-  absl::Status Create(Communicator& comm, const UpdateRule& rule, const Options&... options) {
-    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), model.buffers(),
-                                                  {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}));
-    EK_ASSIGN_OR_RETURN(optimizer, AnyOptimizer::Create(&comm, &model.params(), rule, options...));
-    return absl::OkStatus();
-  }
-  void Destroy() {
-    optimizer.reset();
-    ddp.reset();
-  }
-  std::vector<Joinable*> joinables() { return {optimizer.get(), ddp.get()}; }
-
-  // Calls `at` at the points of the step; an error of it ends the step there.
-  absl::Status Step(int step, const std::function<absl::Status(Point)>& at) {
-    const int rank = ddp->communicator().rank();
-    model.params().ClearGradients();
-    EK_RETURN_IF_ERROR(optimizer->SetLearningRate(0.1 / (1 + step)));
-    EK_RETURN_IF_ERROR(ddp->BeginStep());
-    model.Forward(rank, step);
-    EK_RETURN_IF_ERROR(at(Point::kForward));
-    int announced = 0;
-    EK_RETURN_IF_ERROR(model.Backward(rank, step, [&](int param) -> absl::Status {
-      if (announced++ == 2) EK_RETURN_IF_ERROR(at(Point::kBackward));
-      return ddp->GradientReady(param);
-    }));
-    EK_RETURN_IF_ERROR(ddp->FinishStep());
-    EK_RETURN_IF_ERROR(at(Point::kReduced));
-    EK_RETURN_IF_ERROR(optimizer->Step());
-    return at(Point::kStepped);
-  }
-  absl::Status Steps(int first, int end) {
-    for (int step = first; step < end; ++step) {
-      EK_RETURN_IF_ERROR(Step(step, [](Point) { return absl::OkStatus(); }));
-    }
-    return absl::OkStatus();
-  }
-};
-
-void OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
-  std::vector<absl::Status> results(ranks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { results[rank] = body(rank); });
-  for (std::thread& thread : threads) thread.join();
-  for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
-}
-
-absl::Status Lost() { return absl::CancelledError("this rank is lost"); }
 
 // What a rank ends with.
 struct Outcome {

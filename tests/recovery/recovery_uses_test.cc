@@ -1,0 +1,283 @@
+// Recovery in uneven loops, with an optimizer of the user's own, more than once, and where it is refused.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/join/recovery.h"
+#include "evenkeel/tests/recovery/replica.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const UpdateRule kRule = Adam{.learning_rate = 0.01};
+
+RecoveryOptions Patient(int64_t steps = -1, const absl::Status& why = absl::OkStatus()) {
+  return {.timeout = absl::Seconds(60), .steps = steps, .why = why};
+}
+
+// Runs steps `first` to `end` in a joined loop; step `fails_in` does in the middle of backward.
+absl::Status JoinedSteps(Replica<Optimizer>& mine, int first, int end, int fails_in = -1) {
+  return RunJoined(mine.joinables(), {}, [&](JoinScope&) -> absl::Status {
+    for (int step = first; step < end; ++step) {
+      EK_RETURN_IF_ERROR(mine.Step(step, [&](Point point) {
+        return step == fails_in && point == Point::kBackward ? Lost() : absl::OkStatus();
+      }));
+    }
+    return absl::OkStatus();
+  });
+}
+
+struct Outcome {
+  std::vector<std::vector<float>> values;
+  std::vector<float> buffer;
+  OptimizerState state;
+};
+
+// Rank 0 has run dry when rank 1 is lost; rank 2 runs dry afterwards.
+TEST(RecoveryUsesTest, AnUnevenLoopGoesOnWithItsDryRanks) {
+  const std::vector<int> inputs = {2, 6, 4, 6};
+  constexpr int kFailsIn = 3;
+  Group group = *CreateLocalGroup(4);
+  std::vector<Outcome> outcomes(4), expected(4);
+  OnEach(4, [&](int rank) -> absl::Status {
+    Replica<Optimizer> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+    const absl::Status failed = JoinedSteps(mine, 0, inputs[rank], rank == 1 ? kFailsIn : -1);
+    EXPECT_FALSE(failed.ok());
+    if (rank == 1) {
+      mine.Destroy();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    EXPECT_THAT(std::string(failed.message()), HasSubstr("rank 1 failed in step 4 of its loop: CANCELLED: this rank"));
+    EXPECT_EQ(mine.optimizer->steps_finished(), kFailsIn);
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient()));
+    EXPECT_EQ(recovered.steps, kFailsIn);
+    EK_RETURN_IF_ERROR(JoinedSteps(mine, kFailsIn, inputs[rank]));
+    outcomes[rank] = {mine.model.values(), mine.model.buffer(), mine.optimizer->state()};
+    mine.Destroy();
+    return recovered.comm->Finalize();
+  });
+
+  std::vector<Replica<Optimizer>> replicas(4);
+  std::vector<OptimizerState> states(4);
+  absl::Status status = RunRanks(4, [&](Communicator& comm) -> absl::Status {
+    Replica<Optimizer>& mine = replicas[comm.rank()];
+    EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
+    EK_RETURN_IF_ERROR(JoinedSteps(mine, 0, std::min(inputs[comm.rank()], kFailsIn)));
+    states[comm.rank()] = mine.optimizer->state();
+    mine.Destroy();
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+    const int old_rank = comm.rank() + (comm.rank() >= 1);
+    Replica<Optimizer>& mine = replicas[old_rank];
+    EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
+    EK_RETURN_IF_ERROR(mine.optimizer->LoadState(states[old_rank]));
+    EK_RETURN_IF_ERROR(JoinedSteps(mine, kFailsIn, inputs[old_rank]));
+    expected[old_rank] = {mine.model.values(), mine.model.buffer(), mine.optimizer->state()};
+    mine.Destroy();
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  for (int rank : {0, 2, 3}) {
+    SCOPED_TRACE(rank);
+    EXPECT_EQ(outcomes[rank].values, expected[rank].values);
+    EXPECT_EQ(outcomes[rank].buffer, expected[rank].buffer);
+    EXPECT_EQ(outcomes[rank].state, expected[rank].state);
+  }
+}
+
+// A model with a momentum that only its user knows.
+struct OwnOptimizer {
+  ToyModel model{kSizes};
+  std::vector<std::vector<float>> velocity;
+  std::unique_ptr<DataParallel> ddp;
+  int64_t steps = 0;
+
+  absl::Status Create(Communicator& comm) {
+    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), {}));
+    for (int size : kSizes) velocity.emplace_back(size, 0.0f);
+    return absl::OkStatus();
+  }
+  std::vector<TensorView> State() {
+    std::vector<TensorView> views;
+    for (std::vector<float>& tensor : velocity) views.emplace_back(absl::MakeSpan(tensor));
+    return views;
+  }
+  absl::Status Step(bool fails) {
+    model.params().ClearGradients();
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    EK_RETURN_IF_ERROR(model.Backward(ddp->communicator().rank(), static_cast<int>(steps), [&](int param) {
+      return fails && param == 2 ? Lost() : ddp->GradientReady(param);
+    }));
+    EK_RETURN_IF_ERROR(ddp->FinishStep());
+    for (int p = 0; p < model.params().size(); ++p) {
+      const auto value = model.params()[p].value.as<float>(), grad = model.params()[p].grad.as<float>();
+      for (size_t j = 0; j < value.size(); ++j) value[j] -= velocity[p][j] = 0.5f * velocity[p][j] + 0.25f * grad[j];
+    }
+    ++steps;
+    return absl::OkStatus();
+  }
+};
+
+TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
+  Group group = *CreateLocalGroup(3);
+  std::vector<OwnOptimizer> ranks(3);
+  OnEach(3, [&](int rank) -> absl::Status {
+    OwnOptimizer& mine = ranks[rank];
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank]));
+    for (int i = 0; i < 3; ++i) EK_RETURN_IF_ERROR(mine.Step(false));
+    const absl::Status failed = mine.Step(rank == 2);
+    EXPECT_FALSE(failed.ok());
+    if (rank == 2) {
+      mine.ddp.reset();
+      group[rank].reset();
+      return absl::OkStatus();
+    }
+    const absl::Status refused = Recover({mine.ddp.get()}, *group[rank], Patient()).status();
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("say in RecoveryOptions::steps how many steps this rank"));
+    // Once more, with what was missing. As if rank 1's had been damaged, to see whose comes.
+    mine.ddp->SetOptimizerState(mine.State());
+    if (rank == 1) mine.velocity[0][0] += 1;
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({mine.ddp.get()}, *group[rank], Patient(mine.steps)));
+    EXPECT_EQ(recovered.steps, 3);
+    EXPECT_EQ(recovered.source, 0);
+    for (int i = 0; i < 2; ++i) EK_RETURN_IF_ERROR(mine.Step(false));
+    mine.ddp.reset();
+    return recovered.comm->Finalize();
+  });
+  EXPECT_EQ(ranks[1].velocity, ranks[0].velocity);
+  EXPECT_EQ(ranks[1].model.values(), ranks[0].model.values());
+}
+
+TEST(RecoveryUsesTest, RanksAreLostOneAfterTheOther) {
+  Group group = *CreateLocalGroup(4);
+  std::vector<std::vector<std::vector<float>>> values(4);
+  OnEach(4, [&](int rank) -> absl::Status {
+    std::unique_ptr<Communicator> comm = std::move(group[rank]);
+    Replica<Optimizer> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*comm, kRule));
+    int step = 0;
+    for (int last = 3; last >= 1; --last) {  // The last rank of the group goes, until one is left.
+      EK_RETURN_IF_ERROR(mine.Steps(step, step + 2));
+      step += 2;
+      const bool is_lost = comm->rank() == last;
+      EXPECT_FALSE(
+          mine.Step(step, [&](Point point) { return is_lost && point == Point::kBackward ? Lost() : absl::OkStatus(); })
+              .ok());
+      if (is_lost) {
+        mine.Destroy();
+        return absl::OkStatus();
+      }
+      EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *comm, Patient()));
+      EXPECT_THAT(recovered.lost, ElementsAre(last));
+      EXPECT_EQ(recovered.steps, step);
+      comm = std::move(recovered.comm);
+    }
+    EK_RETURN_IF_ERROR(mine.Steps(step, step + 2));
+    EXPECT_EQ(comm->world_size(), 1);
+    mine.Destroy();
+    return comm->Finalize();
+  });
+}
+
+// It is there when the survivors agree on who they are, and gone before they have one state.
+TEST(RecoveryUsesTest, ARankThatIsLostWhileTheOthersRecoverIsLeftBehindToo) {
+  for (int late : {0, 1, 2}) {
+    Group group = *CreateLocalGroup(4);
+    OnEach(4, [&](int rank) -> absl::Status {
+      Replica<Optimizer> mine;
+      EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+      EK_RETURN_IF_ERROR(mine.Steps(0, 3));
+      const bool is_lost = rank == 3;
+      EXPECT_FALSE(
+          mine.Step(3, [&](Point point) { return is_lost && point == Point::kBackward ? Lost() : absl::OkStatus(); })
+              .ok());
+      if (is_lost) {
+        mine.Destroy();
+        group[rank].reset();
+        return absl::OkStatus();
+      }
+      if (rank == late) {
+        EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, group[rank]->Shrink(absl::Seconds(60)));
+        next.reset();
+        mine.Destroy();
+        return absl::OkStatus();
+      }
+      EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient()));
+      EXPECT_THAT(recovered.lost, ElementsAre(late, 3));
+      EXPECT_EQ(recovered.comm->world_size(), 2);
+      EK_RETURN_IF_ERROR(mine.Steps(3, 5));
+      mine.Destroy();
+      return recovered.comm->Finalize();
+    });
+  }
+}
+
+TEST(RecoveryUsesTest, AnErrorOfOnesOwnLosesNobody) {
+  Group group = *CreateLocalGroup(3);
+  OnEach(3, [&](int rank) -> absl::Status {
+    Replica<Optimizer> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+    EK_RETURN_IF_ERROR(mine.Steps(0, 2));
+    const absl::Status failed = mine.Step(2, [&](Point point) {
+      return rank == 1 && point == Point::kForward ? absl::DataLossError("an image can't be read") : absl::OkStatus();
+    });
+    EXPECT_THAT(std::string(failed.message()), HasSubstr(rank == 1 ? "can't be read" : "rank 1 "));
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient(-1, failed)));
+    EXPECT_THAT(recovered.lost, IsEmpty());
+    EXPECT_EQ(recovered.steps, 2);
+    EK_RETURN_IF_ERROR(mine.Steps(2, 4));
+    mine.Destroy();
+    return recovered.comm->Finalize();
+  });
+}
+
+TEST(RecoveryUsesTest, WhatCannotBeRecoveredIsRefused) {
+  Group group = *CreateLocalGroup(2);
+  OnEach(2, [&](int rank) -> absl::Status {
+    Replica<Optimizer> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+    auto refusal = [&](const std::vector<Joinable*>& list) {
+      return std::string(Recover(list, *group[rank], Patient()).status().message());
+    };
+    EXPECT_THAT(refusal({}), HasSubstr("at least one"));
+    EXPECT_THAT(refusal({nullptr}), HasSubstr("entry 0 is null"));
+    EXPECT_THAT(refusal({mine.ddp.get(), mine.ddp.get()}), HasSubstr("more than once"));
+    EXPECT_THAT(refusal(mine.joinables()), HasSubstr("the group has not failed"));
+    EK_RETURN_IF_ERROR(RunJoined(mine.joinables(), {}, [&](JoinScope&) -> absl::Status {
+      EXPECT_THAT(refusal(mine.joinables()), HasSubstr("inside RunJoined()"));
+      return absl::OkStatus();
+    }));
+    EK_RETURN_IF_ERROR(mine.Steps(0, 1));
+    // Other Joinables on each rank.
+    group[rank]->Abort(absl::CancelledError("enough"));
+    std::vector<Joinable*> list = mine.joinables();
+    if (rank == 1) list.pop_back();
+    EXPECT_THAT(refusal(list), HasSubstr("rank 0 brings data_parallel#0, optimizer#0, rank 1 optimizer#0"));
+    mine.Destroy();
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -106,6 +106,9 @@ class Channel {
   // The general form: `what` says it all, `in` and `out` as in Operation. What a schedule's entries are issued with.
   Work Issue(const Collective& what, TensorList in, TensorList out, const CallOptions& options = {});
 
+  // See Communicator::CompareIssued().
+  Work CompareIssued();
+
   // Collectives issued so far, and the rolling hash of them; send and recv are not counted.
   int64_t position() const;
   uint64_t issued_hash() const;

@@ -257,6 +257,8 @@ std::shared_ptr<WorkState> Communicator::CompareBeside(const std::string& channe
   return data;
 }
 
+Work Channel::CompareIssued() { return communicator_->CompareIssued(*this); }
+
 Work Communicator::CompareIssued(Channel& channel) {
   if (world_size_ == 1 || backend_->checks_pairs() || verify_level() != VerifyLevel::kPositions) return Work();
   if (absl::Status ended = status(); !ended.ok()) return Work(std::move(ended));

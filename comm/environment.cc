@@ -253,11 +253,22 @@ absl::Status FindPlace(const Reader& read, const Names& names, Environment& envi
   return absl::OkStatus();
 }
 
+absl::Status FindDiagnosis(const Reader& read, Environment& environment) {
+  environment.flight_folder = read.Text("EVENKEEL_FLIGHT");
+  if (!read.Has("EVENKEEL_VERIFY")) return absl::OkStatus();
+  const std::string word = read.Text("EVENKEEL_VERIFY");
+  absl::StatusOr<VerifyLevel> level = VerifyLevelFromString(word);
+  if (!level.ok()) return Annotate(level.status(), absl::StrCat("EVENKEEL_VERIFY=", word));
+  environment.verify = *level;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Environment> ParseEnvironment(const Variables& variables, const ProcessFacts& process) {
   const Reader read(variables);
   Environment environment;
+  EK_RETURN_IF_ERROR(FindDiagnosis(read, environment));
   const std::optional<Names> names = LauncherOf(read);
   if (!names) return environment;
   environment.launcher = names->launcher;

@@ -17,6 +17,8 @@
 //                          can read, named after the job
 //   EVENKEEL_ADDRESS       this host's address for the other ranks; else the one that leads to the store
 //   EVENKEEL_JOB           a name, equal on all ranks, that two jobs at a time do not share
+//   EVENKEEL_VERIFY        off, positions or every: how much ranks check (comm/verify.h), where a program says nothing
+//   EVENKEEL_FLIGHT        a folder: a group that fails leaves its flight records there (comm/flight_dump.h)
 //
 // Errors: InvalidArgument with a sentence that names the variable, its value, and what to set.
 
@@ -24,10 +26,12 @@
 #define EVENKEEL_COMM_ENVIRONMENT_H_
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "evenkeel/comm/verify.h"
 
 namespace evenkeel {
 
@@ -50,6 +54,9 @@ struct Environment {
   std::string secret;         // Given, or
   std::string secret_file;    // in this file, or
   std::string secret_folder;  // agreed upon in this folder.
+
+  std::optional<VerifyLevel> verify;
+  std::string flight_folder;
 };
 
 // What the environment does not say about a process.

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/comm/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -215,6 +216,15 @@ TEST(ParseEnvironmentTest, SaysWhatIsWrong) {
   const Variables hosts = {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}};
   EXPECT_THAT(Complaint(hosts), HasSubstr("set EVENKEEL_STORE=host:port"));
   EXPECT_THAT(Complaint(With(hosts, {{"EVENKEEL_STORE", "/shared/x"}})), HasSubstr("set EVENKEEL_ADDRESS"));
+}
+
+TEST(ParseEnvironmentTest, SaysHowMuchIsCheckedAndWhereRecordsGo) {
+  EXPECT_FALSE(Parse({}).verify.has_value());
+  EXPECT_EQ(Parse({{"EVENKEEL_VERIFY", "every"}}).verify, VerifyLevel::kEvery);
+  EXPECT_EQ(Parse(With(kTwoRanks, {{"EVENKEEL_VERIFY", "off"}})).verify, VerifyLevel::kOff);
+  EXPECT_EQ(Parse({{"EVENKEEL_FLIGHT", "/tmp/job"}}).flight_folder, "/tmp/job");
+  EXPECT_THAT(Complaint({{"EVENKEEL_VERIFY", "all"}}),
+              AllOf(HasSubstr("EVENKEEL_VERIFY=all"), HasSubstr("off, positions, every")));
 }
 
 }  // namespace

@@ -74,7 +74,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& env
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environment& environment,
-                                                                 const FactoryOptions& options) {
+                                                                 const FactoryOptions& given) {
+  // What a program says comes before what the environment says.
+  FactoryOptions options = given;
+  if (!options.communicator.verify.has_value()) options.communicator.verify = environment.verify;
+  if (options.communicator.flight.folder.empty()) options.communicator.flight.folder = environment.flight_folder;
   if (options.backend == "auto") {
     return environment.world_size == 1 ? CreateLocal(environment, options) : CreateGloo(environment, options);
   }

@@ -29,7 +29,7 @@ struct FactoryOptions {
   std::string backend = "auto";
   std::string group = "world";  // All ranks of the job; several groups need several names.
   absl::Duration connect_timeout = absl::Minutes(2);
-  CommunicatorOptions communicator;
+  CommunicatorOptions communicator;  // What it leaves open of verification and flight records, the environment says.
   // To make several groups in one job, or to use its store: from Rendezvous::Join(). Null: one is made.
   std::shared_ptr<Rendezvous> rendezvous;
 };

@@ -18,7 +18,13 @@
 
 namespace evenkeel::internal {
 
-std::vector<std::unique_ptr<Backend>> CreateLocalBackends(int world_size);
+struct LocalBackendOptions {
+  // Like a transport without headers: different collectives of equal size in bytes complete as if they were the one
+  // whose rank came first, with garbage. For tests of what is done about it.
+  bool is_blind = false;
+};
+
+std::vector<std::unique_ptr<Backend>> CreateLocalBackends(int world_size, const LocalBackendOptions& options = {});
 
 }  // namespace evenkeel::internal
 

@@ -38,6 +38,7 @@ void BucketLauncher::LaunchReady() {
     times_[next].gradients_at_launch = gradients_;
     works_.push_back(channel_->Issue(bucket.what, {bucket.data}, {bucket.data},
                                      {.scale = scale_, .contributes = bucket.contributes}));
+    if (works_.size() == buckets_.size()) comparison_ = channel_->CompareIssued();
   }
 }
 
@@ -57,6 +58,12 @@ absl::Status BucketLauncher::Wait() {
     absl::MutexLock lock(&mutex_);
     times_[b].reduced = absl::Now();
   }
+  Work comparison;
+  {
+    absl::MutexLock lock(&mutex_);
+    comparison = comparison_;
+  }
+  first.Update(comparison.Wait());
   return first;
 }
 

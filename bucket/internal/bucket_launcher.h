@@ -47,7 +47,8 @@ class BucketLauncher {
   // For BucketTimes only: one more gradient of this step is there.
   void CountGradient();
 
-  // Waits for every bucket in order; all must be ready and the gate open.
+  // Waits for every bucket in order, and until it is known that all ranks have launched the same, where the transport
+  // does not see to that; all must be ready and the gate open.
   absl::Status Wait();
   std::vector<BucketTimes> times() const;
 
@@ -61,6 +62,7 @@ class BucketLauncher {
   double scale_ ABSL_GUARDED_BY(mutex_) = 1.0;
   std::vector<bool> ready_ ABSL_GUARDED_BY(mutex_);
   std::vector<Work> works_ ABSL_GUARDED_BY(mutex_);  // Of launched buckets; its size is the next to launch.
+  Work comparison_ ABSL_GUARDED_BY(mutex_);          // Begins when the last one is launched.
   std::vector<BucketTimes> times_ ABSL_GUARDED_BY(mutex_);
   int gradients_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -1,0 +1,267 @@
+// What a communicator does by itself: records, warns, ends what has missed its deadline, leaves its flight record.
+
+#include <atomic>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/flight_recorder.h"
+#include "evenkeel/comm/internal/testing_groups.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace evenkeel {
+namespace {
+
+using internal::CreateGroupOver;
+using internal::RunRanksOver;
+using internal::Transport;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr absl::Duration kQuick = absl::Milliseconds(20);
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+absl::Status EndOf(const Communicator& comm) {
+  const absl::Time latest = absl::Now() + absl::Seconds(30);
+  while (comm.status().ok() && absl::Now() < latest) absl::SleepFor(absl::Milliseconds(1));
+  return comm.status();
+}
+
+// What ranks have been warned of.
+class Warnings {
+ public:
+  std::function<void(const std::string&)> Collect() {
+    return [this](const std::string& text) {
+      absl::MutexLock lock(&mutex_);
+      texts_.push_back(text);
+    };
+  }
+  // Waits for `count` of them, at most for half a minute.
+  void Await(size_t count) {
+    const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return texts_.size() >= count; };
+    absl::MutexLock lock(&mutex_);
+    mutex_.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(30));
+  }
+  std::vector<std::string> texts() const {
+    absl::MutexLock lock(&mutex_);
+    return texts_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::vector<std::string> texts_ ABSL_GUARDED_BY(mutex_);
+};
+
+class WatchTest : public testing::TestWithParam<Transport> {};
+
+TEST_P(WatchTest, RecordsWhatIsIssuedAndHowItEnded) {
+  const absl::Status status = RunRanksOver(GetParam(), 2, [](Communicator& comm) -> absl::Status {
+    std::vector<float> data(10);
+    EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+    if (comm.rank() == 0) EK_RETURN_IF_ERROR(comm.user().Send(absl::MakeSpan(data), 1).Wait());
+    if (comm.rank() == 1) EK_RETURN_IF_ERROR(comm.user().Recv(absl::MakeSpan(data), 0).Wait());
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    const std::vector<FlightEntry> entries = comm.flight().Entries();
+    EXPECT_EQ(entries.size(), 3u);
+    if (entries.size() < 3) return absl::OkStatus();
+    EXPECT_EQ(ToString(entries[0].what), "all_reduce (user) float32[10] sum");
+    EXPECT_EQ(entries[0].channel, comm.user().id());
+    EXPECT_EQ(entries[1].sequence, 0);
+    EXPECT_EQ(entries[2].sequence, 1) << "pairs are counted by themselves";
+    for (const FlightEntry& entry : entries) {
+      EXPECT_EQ(entry.code, absl::StatusCode::kOk);
+      EXPECT_LE(entry.issued, entry.ended);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(WatchTest, ADeadlineIsKeptWhenNobodyWaits) {
+  absl::Status seen[2];
+  RunRanksOver(GetParam(), 2,
+               [&](Communicator& comm) -> absl::Status {
+                 if (comm.rank() == 0) comm.user().Barrier({.timeout = absl::Milliseconds(200)});
+                 seen[comm.rank()] = EndOf(comm);
+                 return absl::OkStatus();
+               },
+               {.watch = {.beat = kQuick}})
+      .IgnoreError();
+  for (const absl::Status& status : seen) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(Message(status), HasSubstr("rank 0 waited 200ms in #0 barrier (user) on channel \"user\""));
+  }
+}
+
+TEST_P(WatchTest, AMissedDeadlineSaysForWhom) {
+  absl::Status seen[3];
+  RunRanksOver(GetParam(), 3,
+               [&](Communicator& comm) -> absl::Status {
+                 seen[comm.rank()] =
+                     comm.rank() == 1 ? EndOf(comm) : comm.user().Barrier({.timeout = absl::Milliseconds(300)}).Wait();
+                 return absl::OkStatus();
+               },
+               {.watch = {.beat = kQuick}})
+      .IgnoreError();
+  for (const absl::Status& status : seen) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("waited 300ms in #0 barrier (user) on channel \"user\" for rank 1"),
+                                       HasSubstr("has issued nothing")));
+  }
+}
+
+TEST_P(WatchTest, ALongWaitIsWarnedOfOnce) {
+  Warnings warnings;
+  const absl::Status status = RunRanksOver(
+      GetParam(), 3,
+      [&](Communicator& comm) -> absl::Status {
+        EK_RETURN_IF_ERROR(comm.Barrier());
+        if (comm.rank() == 1) {
+          warnings.Await(2);
+          absl::SleepFor(5 * kQuick);  // Long enough for a second warning of the same wait, if there were one.
+        }
+        return comm.Barrier();
+      },
+      {.watch = {.beat = kQuick, .stall_warning = 5 * kQuick, .warn = warnings.Collect()}});
+  EXPECT_TRUE(status.ok()) << status << ": a slow rank is not killed";
+  std::vector<std::string> texts = warnings.texts();
+  for (const char* rank : {"rank 0", "rank 2"}) {
+    int count = 0;
+    for (const std::string& text : texts) {
+      if (text.find(absl::StrCat(rank, " has waited ")) != 0 || text.find("in #1 barrier") == std::string::npos)
+        continue;
+      ++count;
+      EXPECT_THAT(text, AllOf(HasSubstr("in #1 barrier (user) on channel \"user\" for rank 1"),
+                              HasSubstr("after #0 barrier (user)")));
+    }
+    EXPECT_EQ(count, 1) << rank << ": " << testing::PrintToString(texts);
+  }
+}
+
+TEST_P(WatchTest, RanksThatWaitForEachOtherLearnOfIt) {
+  absl::Status seen[2];
+  const absl::Time start = absl::Now();
+  RunRanksOver(GetParam(), 2, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(Channel * other, comm.OpenChannel("other"));
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    seen[comm.rank()] = (comm.rank() == 0 ? comm.user() : *other).Barrier().Wait();
+    return absl::OkStatus();
+  }).IgnoreError();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  for (const absl::Status& status : seen) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 0 waits in #1 barrier (user) on channel \"user\""),
+                                       HasSubstr("rank 1 waits in #0 barrier (user) on channel \"other\"")));
+  }
+}
+
+TEST_P(WatchTest, AFailureLeavesARecordOfItsMoment) {
+  const std::string folder = testing::TempDir();
+  absl::Notification waits;
+  {
+    auto group = CreateGroupOver(GetParam(), 2, {.flight = {.folder = folder}});
+    ASSERT_TRUE(group.ok()) << group.status();
+    std::thread waiter([&] {
+      const Work work = (*group)[0]->user().Barrier();
+      waits.Notify();
+      EXPECT_FALSE(work.Wait().ok());
+    });
+    waits.WaitForNotification();
+    (*group)[1]->Abort(absl::InternalError("out of \"memory\""));
+    waiter.join();
+    EXPECT_THAT(Message(EndOf(*(*group)[0])), HasSubstr("out of \"memory\""));
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    std::ifstream file(absl::StrCat(folder, "/world.rank", rank, ".json"));
+    const auto json = nlohmann::json::parse(std::string(std::istreambuf_iterator<char>(file), {}));
+    EXPECT_EQ(json["rank"], rank);
+    EXPECT_EQ(json["group"], "world");
+    EXPECT_THAT(json["status"]["message"].get<std::string>(), HasSubstr("out of \"memory\""));
+    ASSERT_EQ(json["entries"].size(), rank == 0 ? 1u : 0u);
+    if (rank == 0) {
+      EXPECT_EQ(json["entries"][0]["state"], "open") << "it was, at that moment";
+      EXPECT_EQ(json["channels"][0]["position"], 1);
+    }
+    ASSERT_EQ(std::remove(absl::StrCat(folder, "/world.rank", rank, ".json").c_str()), 0);
+  }
+}
+
+TEST_P(WatchTest, ACleanEndLeavesNoRecord) {
+  const std::string folder = testing::TempDir();
+  const absl::Status status =
+      RunRanksOver(GetParam(), 2, [](Communicator& comm) { return comm.Barrier(); }, {.flight = {.folder = folder}});
+  EXPECT_TRUE(status.ok()) << status;
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_FALSE(std::ifstream(absl::StrCat(folder, "/world.rank", rank, ".json")).good());
+  }
+}
+
+TEST_P(WatchTest, ARecordOnDemandSaysWhatIsWaitedFor) {
+  auto group = CreateGroupOver(GetParam(), 2);
+  ASSERT_TRUE(group.ok()) << group.status();
+  Communicator& comm = *(*group)[0];
+  std::thread waiter([&] { EXPECT_TRUE(comm.Barrier().ok()); });
+  const absl::Time latest = absl::Now() + absl::Seconds(30);
+  nlohmann::json json;
+  do {
+    json = nlohmann::json::parse(comm.FlightJson());
+  } while (json["waits"].empty() && absl::Now() < latest);
+  EXPECT_EQ(json["waits"], nlohmann::json({"#0 barrier (user) on channel \"user\""}));
+  EXPECT_EQ(json["status"]["code"], "OK");
+  EXPECT_EQ(json["backend"], std::string(comm.backend_name()));
+  EXPECT_TRUE((*group)[1]->Barrier().ok());
+  waiter.join();
+  EXPECT_FALSE(comm.DumpFlight("/no such folder/x.json").ok());
+}
+
+// Every thread of a communicator at its busiest while it goes: for the sanitizers.
+TEST_P(WatchTest, GroupsMayEndAtAnyMoment) {
+  for (int round = 0; round < 20; ++round) {
+    auto group = CreateGroupOver(GetParam(), 2,
+                                 {.verify = static_cast<VerifyLevel>(round % 3),
+                                  .watch = {.beat = absl::Microseconds(200),
+                                            .stall_warning = absl::Microseconds(300),
+                                            .warn = [](const std::string&) {}},
+                                  .flight = {.folder = testing::TempDir()}});
+    ASSERT_TRUE(group.ok()) << group.status();
+    std::vector<std::thread> threads;
+    for (auto& comm : *group) {
+      threads.emplace_back([&comm, round] {
+        std::vector<float> data(100);
+        for (int i = 0; i < 10 * (1 + comm->rank()); ++i) {
+          if (!comm->AllReduce(absl::MakeSpan(data), ReduceOp::kSum).ok()) break;
+        }
+        if (comm->rank() == round % 2) comm->Abort(absl::InternalError("enough"));
+        comm.reset();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, WatchTest, testing::Values(Transport::kLocal, Transport::kGloo),
+                         [](const auto& info) { return internal::ToString(info.param); });
+
+}  // namespace
+}  // namespace evenkeel

@@ -90,19 +90,6 @@ class Draft {
   std::string path_;
 };
 
-// Held for a read and a write; the system releases it when its holder dies.
-absl::StatusOr<UniqueFd> Lock(const std::string& path) {
-  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock) return FileError(path);
-  const absl::Time deadline = absl::Now() + kLockTimeout;
-  while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) return FileError(path);
-    if (absl::Now() >= deadline) return absl::DeadlineExceededError(absl::StrCat(path, ": another process keeps it"));
-    absl::SleepFor(absl::Milliseconds(1));
-  }
-  return lock;
-}
-
 absl::Status CheckOwnersAlone(const std::string& folder) {
   struct stat info = {};
   if (lstat(folder.c_str(), &info) != 0) return FileError(folder);
@@ -118,18 +105,45 @@ absl::Status CheckOwnersAlone(const std::string& folder) {
   return absl::OkStatus();
 }
 
+// The folder, if it is not there.
+absl::Status MakeFolder(const std::string& folder) {
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return FileError(folder);
+  return CheckOwnersAlone(folder);
+}
+
+// A job that has failed clears its folder away, maybe while others of its ranks still come: then it is made again. A
+// folder with a draft in it is not empty and stays.
+absl::StatusOr<Draft> WriteDraft(const std::string& folder, absl::string_view content) {
+  absl::StatusOr<Draft> draft = Draft::Write(folder, content);
+  if (!absl::IsNotFound(draft.status())) return draft;
+  EK_RETURN_IF_ERROR(MakeFolder(folder));
+  return Draft::Write(folder, content);
+}
+
+// Held for a read and a write; the system releases it when its holder dies.
+absl::StatusOr<UniqueFd> Lock(const std::string& path) {
+  UniqueFd lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock) return FileError(path);
+  const absl::Time deadline = absl::Now() + kLockTimeout;
+  while (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return FileError(path);
+    if (absl::Now() >= deadline) return absl::DeadlineExceededError(absl::StrCat(path, ": another process keeps it"));
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return lock;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Open(std::string folder) {
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
-  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return FileError(folder);
-  EK_RETURN_IF_ERROR(CheckOwnersAlone(folder));
+  EK_RETURN_IF_ERROR(MakeFolder(folder));
   return absl::WrapUnique(new FileStore(std::move(folder)));
 }
 
 absl::Status FileStore::Set(absl::string_view key, absl::string_view value) {
   EK_ASSIGN_OR_RETURN(const std::string name, FileName(key));
-  EK_ASSIGN_OR_RETURN(const Draft draft, Draft::Write(folder_, value));
+  EK_ASSIGN_OR_RETURN(const Draft draft, WriteDraft(folder_, value));
   return draft.Replace(absl::StrCat(folder_, "/", name));
 }
 
@@ -156,7 +170,7 @@ absl::StatusOr<std::string> FileStore::GetOrSet(absl::string_view key, absl::str
   while (true) {
     absl::StatusOr<std::string> content = ReadFile(path, Links::kRefuse);
     if (!absl::IsNotFound(content.status())) return content;
-    EK_ASSIGN_OR_RETURN(const Draft draft, Draft::Write(folder_, value));
+    EK_ASSIGN_OR_RETURN(const Draft draft, WriteDraft(folder_, value));
     const absl::Status placed = draft.PlaceAt(path);
     if (placed.ok()) return std::string(value);
     if (!absl::IsAlreadyExists(placed)) return placed;

@@ -62,6 +62,18 @@ TEST(FileStoreTest, LeavesNoDraftsBehind) {
   EXPECT_THAT(FilesIn(folder), testing::UnorderedElementsAre("v.a", "v.b"));
 }
 
+// Rank 0 of a job that fails does that, while others still come.
+TEST(FileStoreTest, AFolderThatWasClearedAwayIsMadeAgain) {
+  const std::string folder = NewFolder();
+  const absl::StatusOr<std::unique_ptr<FileStore>> store = FileStore::Open(folder);
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_EQ(rmdir(folder.c_str()), 0);
+  EXPECT_EQ((*store)->GetOrSet("secret", "s").value_or(""), "s");
+  struct stat info = {};
+  ASSERT_EQ(stat(folder.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 077, 0u);
+}
+
 TEST(FileStoreTest, RefusesAFolderThatIsOpenToOthers) {
   const std::string folder = NewFolder();
   ASSERT_EQ(chmod(folder.c_str(), 0755), 0);

@@ -103,7 +103,8 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
   EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, job->folder_.get()));
   if (environment.hosts_store) {
     const absl::Status hosting = job->Host(environment);
-    if (absl::IsAlreadyExists(hosting)) job->removes_folder_ = false;  // It is the other one's.
+    // It is the other rank 0's; or ranks that still come look for the secret in it.
+    if (!hosting.ok()) job->removes_folder_ = false;
     EK_RETURN_IF_ERROR(hosting);
   }
   absl::StatusOr<std::unique_ptr<TcpStore>> store = TcpStore::Connect(job->options_);

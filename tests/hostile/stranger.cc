@@ -7,16 +7,27 @@
 #include <optional>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/internal/hmac.h"
+#include "evenkeel/comm/internal/gloo_transport_greeting.h"
 
 namespace evenkeel {
 namespace {
 
 using internal::Challenge;
 using internal::Hello;
+using internal::PeerChallenge;
+using internal::PeerHello;
+using internal::PeerVerdict;
 using internal::Verdict;
+
+// Of the store or of a rank's listener. What is no verdict only members get.
+absl::Status VerdictIn(absl::string_view frame) {
+  if (const absl::StatusOr<PeerVerdict> verdict = PeerVerdict::Parse(frame); verdict.ok()) return verdict->status;
+  const absl::StatusOr<Verdict> verdict = Verdict::Parse(frame);
+  return verdict.ok() ? verdict->status : absl::OkStatus();
+}
 
 constexpr absl::Duration kToConnect = absl::Milliseconds(200);
 constexpr size_t kMostNoise = 8192;
@@ -104,25 +115,33 @@ bool Stranger::Continue(Visit& visit) {
 // The first frame is a challenge, the second one what became of it.
 void Stranger::OnFrame(Visit& visit, absl::string_view frame) {
   if (visit.has_greeting) {
-    const absl::StatusOr<Verdict> verdict = Verdict::Parse(frame);
-    if (!verdict.ok() || verdict->status.ok()) {
-      ++admitted_;
-    } else {
-      ++refused_;
-      refusals_[visit.trick] = std::string(verdict->status.message());
-    }
+    const absl::Status verdict = VerdictIn(frame);
+    if (verdict.ok()) ++admitted_;
+    if (verdict.ok()) return;
+    ++refused_;
+    refusals_[visit.trick] = std::string(verdict.message());
     return;
   }
   visit.has_greeting = true;
+  if (visit.trick == Trick::kWrongProof || visit.trick == Trick::kSlowHello) visit.to_send = GuessedHello(frame);
+}
+
+// With a proof as who doesn't know the secret can make it.
+std::string Stranger::GuessedHello(absl::string_view frame) {
+  if (const absl::StatusOr<PeerChallenge> challenge = PeerChallenge::Parse(frame); challenge.ok()) {
+    PeerHello hello{.rank = static_cast<int>(random_() % 3), .nonce = challenge->nonce};
+    hello.proof = internal::HelloProof({.name = "world", .world_size = 3, .key = "a guess"}, 0, *challenge, hello);
+    return internal::Frame(hello.Serialize());
+  }
   const absl::StatusOr<Challenge> challenge = Challenge::Parse(frame);
-  if (!challenge.ok() || (visit.trick != Trick::kWrongProof && visit.trick != Trick::kSlowHello)) return;
+  if (!challenge.ok()) return "";
   Hello hello{.kind = random_() % 2 == 0 ? Hello::Kind::kStore : Hello::Kind::kControl,
               .group = random_() % 2 == 0 ? "world" : "another",
               .rank = static_cast<int>(random_() % 3),
               .world_size = 3,
               .nonce = challenge->nonce};
   hello.proof = internal::ProofOf("a guess", *challenge, hello);
-  visit.to_send = internal::Frame(hello.Serialize());
+  return internal::Frame(hello.Serialize());
 }
 
 }  // namespace evenkeel

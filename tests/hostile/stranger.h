@@ -66,6 +66,7 @@ class Stranger {
   // Reads what has come and sends a little; false: the connection is over.
   bool Continue(Visit& visit);
   void OnFrame(Visit& visit, absl::string_view frame);
+  std::string GuessedHello(absl::string_view frame);
 
   std::mt19937_64 random_;
   const size_t most_open_;

@@ -101,6 +101,7 @@ class VerdictTest : public testing::Test {
       if (rank == scenario.victim && scenario.fault == Fault::kKilled) report.ended = 0;
       outcome.reports.push_back(report);
     }
+    if (scenario.fault == Fault::kSlow) outcome.complaints = "rank 0 waits for rank 1";
     return outcome;
   }
 };
@@ -152,6 +153,13 @@ TEST_F(VerdictTest, FindsMessagesThatDoNotNameTheGuilty) {
     outcome.reports[0].result.status = absl::UnavailableError(message);
     EXPECT_TRUE(Judge(scenario, outcome).is_unnamed) << message;
   }
+}
+
+TEST_F(VerdictTest, FindsThatNobodyWasWarnedOfASlowRank) {
+  const Scenario scenario = Draw(Fault::kSlow);
+  Outcome outcome = Good(scenario);
+  outcome.complaints.clear();
+  EXPECT_TRUE(Judge(scenario, outcome).is_unnamed);
 }
 
 TEST_F(VerdictTest, FindsFalseEndsAndLateOnes) {

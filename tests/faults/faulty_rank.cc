@@ -21,7 +21,9 @@ namespace {
 constexpr absl::Duration kTimeout = absl::Seconds(12);
 // Where a thread blocks, nobody can see that it does not just think: the deadline is what ends it.
 constexpr absl::Duration kTimeoutOfBlocked = absl::Seconds(2);
-constexpr absl::Duration kSlowness = absl::Milliseconds(600);
+// So that hundreds of scenarios take minutes.
+constexpr absl::Duration kBeat = absl::Milliseconds(250), kStallWarning = absl::Milliseconds(300);
+constexpr absl::Duration kSlowness = absl::Milliseconds(900);
 
 constexpr int kElements = 100;
 
@@ -179,7 +181,9 @@ class FaultyRank {
 }  // namespace
 
 CommunicatorOptions OptionsOf(const Scenario& scenario) {
-  return {.timeout = scenario.fault == Fault::kStopped && !scenario.over_gloo ? kTimeoutOfBlocked : kTimeout};
+  const bool is_blocked = scenario.fault == Fault::kStopped && !scenario.over_gloo;
+  return {.timeout = is_blocked ? kTimeoutOfBlocked : kTimeout,
+          .watch = {.beat = kBeat, .silence = kSilence, .stall_warning = kStallWarning}};
 }
 
 RankReport RunFaultyRank(const Scenario& scenario, Communicator& comm, const FaultSite& site) {

@@ -9,6 +9,7 @@
 
 #include <functional>
 
+#include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/tests/faults/scenario.h"
 #include "evenkeel/tests/rank_report.h"
@@ -26,6 +27,9 @@ struct FaultSite {
   // The connection that the scenario names.
   std::function<void()> cut;
 };
+
+// After so long without a word a rank is lost.
+inline constexpr absl::Duration kSilence = absl::Milliseconds(1500);
 
 CommunicatorOptions OptionsOf(const Scenario& scenario);
 

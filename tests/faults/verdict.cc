@@ -4,16 +4,21 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "evenkeel/tests/faults/faulty_rank.h"
 #include "evenkeel/tests/toy_training.h"
 
 namespace evenkeel {
 namespace {
 
-// What nobody can see has to be waited for first: silence, or an operation's deadline.
-double LimitSeconds(const Scenario& scenario) {
-  const bool is_silent = scenario.fault == Fault::kStopped || scenario.fault == Fault::kStoreSilent;
-  return is_silent ? 7 : 5;
+// What contradicts something is seen within this time; what nobody can see has to be waited for first.
+constexpr absl::Duration kAtOnce = absl::Seconds(5);
+constexpr absl::Duration kSoon = absl::Seconds(2);
+
+absl::Duration Limit(const Scenario& scenario) {
+  if (scenario.fault == Fault::kStoreSilent) return kSilence + kSoon;
+  if (scenario.fault != Fault::kStopped) return kAtOnce;
+  return kSoon + (scenario.over_gloo ? kSilence : OptionsOf(scenario).timeout);
 }
 
 class Judgement {
@@ -25,6 +30,9 @@ class Judgement {
     if (!outcome_.is_over) Complain(verdict_.hangs, "it was not over in time");
     for (const RankReport& report : outcome_.reports) all_succeed_ = all_succeed_ && report.result.status.ok();
     for (const RankReport& report : outcome_.reports) JudgeRank(report);
+    if (scenario_.fault == Fault::kSlow && !NamedRanks(outcome_.complaints).contains(scenario_.victim)) {
+      Complain(verdict_.is_unnamed, "nobody was warned of the slow rank");
+    }
     return std::move(verdict_);
   }
 
@@ -101,7 +109,7 @@ class Judgement {
     if (report.rank == scenario_.victim) return;
     const double seconds = (report.ended - TimeOfFault()) * 1e-9;
     verdict_.seconds.push_back(seconds);
-    if (seconds > LimitSeconds(scenario_)) {
+    if (seconds > absl::ToDoubleSeconds(Limit(scenario_))) {
       Complain(verdict_.is_other, absl::StrCat(who, "reports it after ", seconds, " s"));
     }
   }

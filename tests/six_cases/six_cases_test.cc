@@ -135,8 +135,8 @@ TEST_F(JudgeTest, FindsEachBrokenPromise) {
   reports = Good(kWrong);
   reports[1].result.status = absl::OkStatus();
   ExpectComplaint(kWrong, reports, "rank 1 reports success");
-  const std::pair<const char*, const char*> kIncomplete[] = {{"rank 0 is at #1 barrier", "name all ranks"},
-                                                             {"ranks 0,1 disagree: barrier", "names no position"},
+  const std::pair<const char*, const char*> kIncomplete[] = {{"rank 0 is at #1 barrier", "of two ranks where"},
+                                                             {"ranks 0,1 disagree: barrier", "of two ranks where"},
                                                              {"ranks 0,1 are at #1", "without the operation"}};
   for (const auto& [message, complaint] : kIncomplete) {
     reports[1].result.status = absl::FailedPreconditionError(message);

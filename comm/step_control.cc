@@ -20,6 +20,12 @@ constexpr char kStepTopic[] = "step";
 std::string StateTopic(absl::string_view name, int64_t step) { return absl::StrCat("state/", name, "/", step); }
 std::string ActionTopic(int64_t step) { return absl::StrCat("action/", step); }
 
+// What a dry rank gets in a step, it gets from the lowest active one.
+ControlChannel::From FromLeader(const StepAnswer& answer) {
+  return {.rank = answer.lowest_active,
+          .text = absl::StrCat(internal::kDry, "follows rank ", answer.lowest_active, " in step ", answer.step)};
+}
+
 constexpr size_t kMaxNote = 256;
 
 const ParticipantState* FindState(const StepRecord& record, uint64_t name_hash) {
@@ -358,7 +364,8 @@ absl::Status StepControl::CatchUp(const StepAnswer& answer) {
     const std::string& name = participant->participant_name();
     const ParticipantState* state = FindState(mine, StableHash(0, name));
     if (state != nullptr && state->SamePlan(answer.LeaderState(name))) continue;
-    EK_ASSIGN_OR_RETURN(std::string newer, comm_->control().Receive(StateTopic(name, answer.step), comm_->timeout()));
+    EK_ASSIGN_OR_RETURN(std::string newer,
+                        comm_->control().Receive(StateTopic(name, answer.step), comm_->timeout(), FromLeader(answer)));
     EK_RETURN_IF_ERROR(Annotate(participant->ImportState(newer), absl::StrCat(name, ", step ", answer.step)));
   }
   return absl::OkStatus();
@@ -383,7 +390,8 @@ void StepControl::TellJoined(StepAction::Kind kind, absl::string_view actor, abs
 }
 
 absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
-  EK_ASSIGN_OR_RETURN(std::string message, comm_->control().Receive(ActionTopic(answer.step), comm_->timeout()));
+  EK_ASSIGN_OR_RETURN(std::string message,
+                      comm_->control().Receive(ActionTopic(answer.step), comm_->timeout(), FromLeader(answer)));
   StepAction action;
   const size_t newline = message.find('\n');
   if (message.empty() || message[0] > static_cast<char>(StepAction::Kind::kEnd) || newline == std::string::npos) {

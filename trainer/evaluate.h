@@ -24,6 +24,16 @@ struct Evaluation {
 
   double accuracy() const { return samples > 0 ? static_cast<double>(correct) / samples : 0; }
   double loss_mean() const { return samples > 0 ? loss_sum / samples : 0; }
+
+  Evaluation& operator+=(const Evaluation& other) {
+    samples += other.samples;
+    correct += other.correct;
+    loss_sum += other.loss_sum;
+    return *this;
+  }
+  Evaluation& operator-=(const Evaluation& other) {
+    return *this += {.samples = -other.samples, .correct = -other.correct, .loss_sum = -other.loss_sum};
+  }
 };
 
 // Samples [begin, end), in evaluation mode, in batches of 250.

@@ -16,8 +16,8 @@ std::string MetricsLine(std::span<const MetricsField> fields) {
   return line.dump(-1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
+absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(const std::string& path, MetricsMode mode) {
+  std::FILE* file = std::fopen(path.c_str(), mode == MetricsMode::kNew ? "we" : "ae");
   if (file == nullptr) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", path));
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
 }

@@ -7,7 +7,7 @@
 // once: what was written before a crash can be read.
 //
 // Threads: thread-compatible.
-// Errors:  the file system's own, with the path. An existing file is overwritten.
+// Errors:  the file system's own, with the path. An existing file is overwritten, unless lines are to be appended to it.
 
 #ifndef EVENKEEL_TRAINER_METRICS_H_
 #define EVENKEEL_TRAINER_METRICS_H_
@@ -42,9 +42,12 @@ struct MetricsField {
   Value value;
 };
 
+enum class MetricsMode { kNew, kAppend };
+
 class MetricsWriter {
  public:
-  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Create(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Create(const std::string& path,
+                                                               MetricsMode mode = MetricsMode::kNew);
 
   absl::Status Write(std::span<const MetricsField> fields);
   absl::Status Write(std::initializer_list<MetricsField> fields) {

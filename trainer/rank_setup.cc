@@ -43,6 +43,14 @@ absl::Status CheckCanWrite(absl::string_view flag, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat(what, ": cannot overwrite it"));
 }
 
+absl::Status MakeFlightFolder(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  if ((mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) && access((path + "/").c_str(), W_OK | X_OK) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::ErrnoToStatus(errno, absl::StrCat("--flight=", path, ": cannot write there"));
+}
+
 // A status as bytes that have room for any message: code, space, message. OK is empty.
 std::string Serialize(const absl::Status& status) {
   return status.ok() ? "" : absl::StrCat(static_cast<int>(status.code()), " ", status.message());
@@ -74,6 +82,7 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
                                                 .stops_early = options.stops_early}));
   EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options));
   EK_RETURN_IF_ERROR(Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
+  EK_RETURN_IF_ERROR(MakeFlightFolder(options.flight_folder));
   if (rank != 0) return setup;
   if (!options.init_file.empty()) {
     EK_RETURN_IF_ERROR(Annotate(LoadModel(options.init_file, *setup.model), "--init"));

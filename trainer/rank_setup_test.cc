@@ -61,6 +61,14 @@ TEST(PrepareRankTest, OnlyRankZeroNeedsTheFiles) {
   EXPECT_FALSE(PrepareRank(Options({.metrics = "/tmp"}), Data(), 0, 2).ok());
 }
 
+TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
+  const std::string folder = testing::TempDir() + "/flight";
+  EXPECT_TRUE(PrepareRank(Options({.flight = folder}), Data(), 1, 2).ok());
+  EXPECT_TRUE(PrepareRank(Options({.flight = folder}), Data(), 0, 2).ok());  // It is there.
+  const absl::Status status = PrepareRank(Options({.flight = "/proc/none"}), Data(), 1, 2).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--flight=/proc/none: cannot write there"));
+}
+
 TEST(PrepareRankTest, StartsFromTheGivenWeights) {
   const std::string path = testing::TempDir() + "/init.safetensors";
   const std::unique_ptr<Model> model = *MakeMlp({.hidden = 4, .seed = 77});

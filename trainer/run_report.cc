@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -70,25 +72,29 @@ RunReport::RunReport(std::FILE* out, const TrainOptions& options, const Training
                      std::unique_ptr<MetricsWriter> metrics)
     : out_(out),
       freeze_(options.freeze),
-      parameters_(run.model().parameters()),
+      run_(run),
       plan_(run.plan()),
       metrics_(std::move(metrics)),
-      start_(absl::Now()),
-      progress_(out, {.total_steps = plan_.total_steps, .epochs = plan_.epochs()}) {}
+      start_(absl::Now()) {
+  progress_.emplace(out, ProgressOptions{.total_steps = plan_.total_steps, .epochs = plan_.epochs()});
+}
 
 absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, const TrainOptions& options,
-                                                             absl::string_view backend, const TrainingRun& run) {
+                                                             const TrainingRun& run,
+                                                             const std::vector<LostRank>& lost) {
   std::unique_ptr<MetricsWriter> metrics;
   if (!options.metrics_file.empty()) {
-    EK_ASSIGN_OR_RETURN(metrics, MetricsWriter::Create(options.metrics_file));
+    EK_ASSIGN_OR_RETURN(
+        metrics, MetricsWriter::Create(options.metrics_file, lost.empty() ? MetricsMode::kNew : MetricsMode::kAppend));
   }
   std::unique_ptr<RunReport> report(new RunReport(out, options, run, std::move(metrics)));
-  EK_RETURN_IF_ERROR(report->OnStart(options, backend, run));
+  EK_RETURN_IF_ERROR(lost.empty() ? report->OnStart(options) : report->OnLost(lost));
   return report;
 }
 
-absl::Status RunReport::OnStart(const TrainOptions& options, absl::string_view backend, const TrainingRun& run) {
-  const int64_t elements = CountElements(run.model());
+absl::Status RunReport::OnStart(const TrainOptions& options) {
+  const int64_t elements = CountElements(run_.model());
+  const absl::string_view backend = run_.communicator().backend_name();
   const size_t ranks = plan_.batches.size();
   absl::FPrintF(out_, "%s with %d parameters on %d rank%s over %s\n", NameOf(options.model), elements, ranks,
                 ranks == 1 ? "" : "s", backend);
@@ -109,20 +115,35 @@ absl::Status RunReport::OnStart(const TrainOptions& options, absl::string_view b
                        {"total_steps", plan_.total_steps}});
 }
 
+absl::Status RunReport::OnLost(const std::vector<LostRank>& lost) {
+  plan_ = run_.plan();
+  progress_->Finish();
+  progress_.emplace(out_, ProgressOptions{.total_steps = plan_.total_steps, .epochs = plan_.epochs()});
+  for (size_t i = lost_.size(); i < lost.size(); ++i) {
+    EK_RETURN_IF_ERROR(WriteMetrics({{"event", "lost"},
+                                     {"rank", lost[i].rank},
+                                     {"step", lost[i].step},
+                                     {"world_size", run_.communicator().world_size()},
+                                     {"total_steps", plan_.total_steps},
+                                     {"seconds", absl::ToDoubleSeconds(Elapsed())}}));
+  }
+  lost_ = lost;
+  return absl::OkStatus();
+}
+
 absl::Status RunReport::ReportFreezing(int64_t step) {
-  std::vector<int> frozen = FrozenAt(freeze_, step, parameters_);
+  const ParameterSet& parameters = run_.model().parameters();
+  std::vector<int> frozen = FrozenAt(freeze_, step, parameters);
   if (frozen == frozen_) return absl::OkStatus();
-  progress_.Finish();
-  const std::string begun = Describe(Without(frozen, frozen_), parameters_);
-  const std::string ended = Describe(Without(frozen_, frozen), parameters_);
+  progress_->Finish();
+  const std::string begun = Describe(Without(frozen, frozen_), parameters);
+  const std::string ended = Describe(Without(frozen_, frozen), parameters);
   if (!begun.empty()) absl::FPrintF(out_, "frozen from step %d on: %s\n", step, begun);
   if (!ended.empty()) absl::FPrintF(out_, "trained from step %d on: %s\n", step, ended);
   std::fflush(out_);
   frozen_ = std::move(frozen);
-  return WriteMetrics({{"event", "freeze"},
-                       {"step", step},
-                       {"frozen", frozen_.size()},
-                       {"parameters", Describe(frozen_, parameters_)}});
+  return WriteMetrics(
+      {{"event", "freeze"}, {"step", step}, {"frozen", frozen_.size()}, {"parameters", Describe(frozen_, parameters)}});
 }
 
 absl::Status RunReport::OnStep(const StepFacts& facts) {
@@ -139,7 +160,7 @@ absl::Status RunReport::OnStep(const StepFacts& facts) {
     state_.loss = rank0_loss_;
     state_.accuracy = static_cast<double>(rank0_correct_) / static_cast<double>(rank0_samples_);
   }
-  progress_.Update(state_, absl::Now());
+  progress_->Update(state_, absl::Now());
 
   if (metrics_ == nullptr) return absl::OkStatus();
   const bool has_own = facts.own.has_value() && facts.own_samples > 0;
@@ -172,7 +193,9 @@ absl::Status RunReport::ReportDryRanks(int epoch, const EpochResult& result) {
 }
 
 absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
-  progress_.Finish();
+  if (epoch < epochs_reported_) return absl::OkStatus();  // Evaluated again because a rank was lost in it.
+  epochs_reported_ = epoch + 1;
+  progress_->Finish();
   EK_RETURN_IF_ERROR(ReportDryRanks(epoch, result));
   absl::FPrintF(out_, "epoch %d/%d  training loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  after %.1f s\n",
                 epoch + 1, plan_.epochs(), result.training.loss_mean(), result.training.accuracy(), test.loss_mean(),
@@ -194,13 +217,19 @@ absl::Status RunReport::OnSaved(absl::string_view path) {
   return absl::OkStatus();
 }
 
-absl::Status RunReport::OnEnd(const Evaluation& test) {
+absl::Status RunReport::OnEnd(const Evaluation& test, uint64_t state_hash) {
   EK_RETURN_IF_ERROR(WriteMetrics({{"event", "test"},
                                    {"samples", test.samples},
                                    {"correct", test.correct},
                                    {"loss", test.loss_mean()},
                                    {"accuracy", test.accuracy()},
+                                   {"ranks", run_.communicator().world_size()},
+                                   {"ranks_lost", lost_.size()},
+                                   {"state_hash", absl::StrCat(absl::Hex(state_hash, absl::kZeroPad16))},
                                    {"seconds", absl::ToDoubleSeconds(Elapsed())}}));
+  for (const LostRank& lost : lost_) {
+    absl::FPrintF(out_, "rank %d was lost; the others went on from step %d\n", lost.rank, lost.step);
+  }
   absl::FPrintF(out_, "test_accuracy=%.4f\n", test.accuracy());
   if (std::fflush(out_) == 0) return absl::OkStatus();
   return absl::UnavailableError("cannot write to standard output");

@@ -1,14 +1,18 @@
 // What a run tells while it goes on: lines for a person on standard output, JSON lines for scripts (--metrics).
 //
-//   EK_ASSIGN_OR_RETURN(auto report, RunReport::Create(stdout, options, comm.backend_name(), run));   // on rank 0
+//   EK_ASSIGN_OR_RETURN(auto report, RunReport::Create(stdout, options, run));   // on rank 0
 //   EK_RETURN_IF_ERROR(report->OnStep(facts));
 //   EK_RETURN_IF_ERROR(report->OnEpoch(epoch, result, test));
-//   EK_RETURN_IF_ERROR(report->OnEnd(test));                  // test_accuracy=0.9012, the last line
+//   EK_RETURN_IF_ERROR(report->OnEnd(test, state_hash));      // test_accuracy=0.9012, the last line
+//
+// When a rank is lost and the others go on, OnLost() tells it. If it was rank 0, the new rank 0 makes a report with the
+// list of who is lost, which goes on where the other one ended: nothing is said twice.
 //
 // Each JSON line has a field `event`: "run" (once), "step" (each of the group's; loss, accuracy and sync_ms are those
 // of rank 0, null once it has run dry), "dry" (a rank had fewer batches than the group had steps), "epoch" (training
-// and test numbers over all ranks), "freeze" (another set of parameters is frozen from this step on), "test" (once, at
-// the end).
+// and test numbers over all ranks), "freeze" (another set of parameters is frozen from this step on), "lost" (a rank;
+// steps from this one on are repeated, so that lines about them come again), "test" (once, at the end, with
+// a hash of the weights, and of the optimizer's state where every rank has it, that all ranks agreed on).
 //
 // Threads: thread-compatible.
 // Errors:  the file system's own, with the path.
@@ -19,13 +23,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/metrics.h"
@@ -36,22 +40,31 @@
 
 namespace evenkeel {
 
+struct LostRank {
+  int rank = 0;      // Its number in the job's first group.
+  int64_t step = 0;  // That the others went on with.
+};
+
 class RunReport {
  public:
   // `out` and `run` must outlive the object.
   static absl::StatusOr<std::unique_ptr<RunReport>> Create(std::FILE* out, const TrainOptions& options,
-                                                           absl::string_view backend, const TrainingRun& run);
+                                                           const TrainingRun& run,
+                                                           const std::vector<LostRank>& lost = {});
 
   absl::Status OnStep(const StepFacts& facts);
   absl::Status OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
+  // `lost` has those of before, too. The run's plan is the new one.
+  absl::Status OnLost(const std::vector<LostRank>& lost);
   absl::Status OnSaved(absl::string_view path);
-  absl::Status OnEnd(const Evaluation& test);
+  // `state_hash` is what TrainingRun::AgreeOnState() gave.
+  absl::Status OnEnd(const Evaluation& test, uint64_t state_hash);
 
  private:
   RunReport(std::FILE* out, const TrainOptions& options, const TrainingRun& run,
             std::unique_ptr<MetricsWriter> metrics);
 
-  absl::Status OnStart(const TrainOptions& options, absl::string_view backend, const TrainingRun& run);
+  absl::Status OnStart(const TrainOptions& options);
   absl::Status ReportFreezing(int64_t step);
   absl::Status ReportDryRanks(int epoch, const EpochResult& result);
   absl::Status WriteMetrics(std::initializer_list<MetricsField> fields);
@@ -59,13 +72,15 @@ class RunReport {
 
   std::FILE* const out_;
   const FreezeSchedule freeze_;
-  const ParameterSet& parameters_;
-  const StepPlan plan_;
+  const TrainingRun& run_;
+  StepPlan plan_;
   const std::unique_ptr<MetricsWriter> metrics_;  // Null: none.
   const absl::Time start_;
-  ProgressLine progress_;
+  std::optional<ProgressLine> progress_;
   ProgressState state_;
-  std::vector<int> frozen_;    // In the last step.
+  std::vector<int> frozen_;  // In the last step.
+  std::vector<LostRank> lost_;
+  int epochs_reported_ = 0;
   int64_t rank0_samples_ = 0;  // Of the current epoch, as are the next two.
   int64_t rank0_correct_ = 0;
   double rank0_loss_ = 0;  // A running mean: a batch's own jumps too much to read.

@@ -55,7 +55,7 @@ Said SaidAfter(TrainFlags flags, Tell tell) {
         PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
-    EK_ASSIGN_OR_RETURN(const auto report, RunReport::Create(out, options, "local", *run));
+    EK_ASSIGN_OR_RETURN(const auto report, RunReport::Create(out, options, *run));
     EK_RETURN_IF_ERROR(tell(*report));
     std::fclose(out);
     return absl::OkStatus();
@@ -69,8 +69,8 @@ Said SaidAfter(TrainFlags flags, Tell tell) {
 }
 
 TEST(RunReportTest, BeginsWithWhatIsTrainedAndEndsWithTheAccuracy) {
-  const Said said =
-      SaidAfter({}, [](RunReport& report) { return report.OnEnd({.samples = 3, .correct = 2, .loss_sum = 1.5}); });
+  const Said said = SaidAfter(
+      {}, [](RunReport& report) { return report.OnEnd({.samples = 3, .correct = 2, .loss_sum = 1.5}, 0xabc); });
   EXPECT_THAT(said.text, HasSubstr("mlp with 50890 parameters on 1 rank over local\n"));
   EXPECT_THAT(said.text, HasSubstr("rank 0: 3 batches (even)\n"));
   EXPECT_THAT(said.text, EndsWith("\ntest_accuracy=0.6667\n"));
@@ -79,6 +79,8 @@ TEST(RunReportTest, BeginsWithWhatIsTrainedAndEndsWithTheAccuracy) {
   EXPECT_EQ(said.lines[0].at("total_steps"), 12);
   EXPECT_EQ(said.lines[1].at("event"), "test");
   EXPECT_EQ(said.lines[1].at("correct"), 2);
+  EXPECT_EQ(said.lines[1].at("ranks"), 1);
+  EXPECT_EQ(said.lines[1].at("state_hash"), "0000000000000abc");
 }
 
 TEST(RunReportTest, StepsOfADryRankHaveNoLossOfTheirOwn) {
@@ -124,6 +126,51 @@ TEST(RunReportTest, EpochNamesTheRanksThatRanDry) {
   EXPECT_THAT(said.text, HasSubstr("epoch 2/4  training loss 2.0000 accuracy 0.5000"));
 }
 
+TEST(RunReportTest, SaysWhoWasLost) {
+  const Said said = SaidAfter({}, [](RunReport& report) -> absl::Status {
+    EK_RETURN_IF_ERROR(report.OnEpoch(0, {.batches_done = {3}}, {}));
+    EK_RETURN_IF_ERROR(report.OnLost({{.rank = 2, .step = 5}}));
+    EK_RETURN_IF_ERROR(report.OnEpoch(0, {.batches_done = {3}}, {}));  // Again.
+    EK_RETURN_IF_ERROR(report.OnLost({{.rank = 2, .step = 5}, {.rank = 0, .step = 7}}));
+    return report.OnEnd({.samples = 3, .correct = 2, .loss_sum = 1.5}, 0xabc);
+  });
+  EXPECT_THAT(said.text, EndsWith("\nrank 2 was lost; the others went on from step 5\n"
+                                  "rank 0 was lost; the others went on from step 7\ntest_accuracy=0.6667\n"));
+  std::vector<std::string> events;
+  for (const nlohmann::json& line : said.lines) events.push_back(line.at("event"));
+  EXPECT_THAT(events, testing::ElementsAre("run", "epoch", "lost", "lost", "test"));
+  EXPECT_EQ(said.lines[2].at("rank"), 2);
+  EXPECT_EQ(said.lines[2].at("step"), 5);
+  EXPECT_EQ(said.lines[3].at("rank"), 0);
+  EXPECT_EQ(said.lines[4].at("ranks_lost"), 2);
+}
+
+TEST(RunReportTest, AnotherRankGoesOnWithTheReport) {
+  TrainFlags flags{.model = "mlp", .batch_size = 4, .metrics = testing::TempDir() + "/goes_on.jsonl"};
+  const std::string out_path = testing::TempDir() + "/goes_on.txt";
+  const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+    const TrainOptions options = *MakeTrainOptions(flags);
+    EK_ASSIGN_OR_RETURN(
+        RankSetup setup,
+        PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
+    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+    std::FILE* const out = std::fopen(out_path.c_str(), "w");
+    EK_RETURN_IF_ERROR(RunReport::Create(out, options, *run).status());
+    EK_ASSIGN_OR_RETURN(const auto second, RunReport::Create(out, options, *run, {{.rank = 0, .step = 1}}));
+    EK_RETURN_IF_ERROR(second->OnEnd({.samples = 2, .correct = 1}, 0));
+    std::fclose(out);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  std::vector<std::string> events;
+  for (absl::string_view line : absl::StrSplit(*ReadFile(flags.metrics), '\n', absl::SkipEmpty())) {
+    events.push_back(nlohmann::json::parse(std::string(line)).at("event"));
+  }
+  EXPECT_THAT(events, testing::ElementsAre("run", "lost", "test"));
+  const std::string text = *ReadFile(out_path);
+  EXPECT_EQ(text.find("mlp with"), text.rfind("mlp with"));  // Once.
+}
+
 TEST(RunReportTest, NamesAMetricsFileThatCannotBeMade) {
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
     TrainOptions options = *MakeTrainOptions({.model = "mlp", .batch_size = 4});
@@ -132,7 +179,7 @@ TEST(RunReportTest, NamesAMetricsFileThatCannotBeMade) {
         PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     options.metrics_file = "/proc/no/metrics";
-    return RunReport::Create(stdout, options, "local", *run).status();
+    return RunReport::Create(stdout, options, *run).status();
   });
   EXPECT_THAT(std::string(status.message()), HasSubstr("/proc/no/metrics"));
 }

@@ -73,6 +73,13 @@ DEFINE_string(divide_by, kDefaults.divide_by,
               "=D gradients are divided by the initial number of ranks, or the effective one: those with a batch");
 DEFINE_bool(stop_early, kDefaults.stop_early, "all ranks stop when the first has run out, then evaluate and save");
 
+DEFINE_string(on_failure, kDefaults.on_failure,
+              "=F stop, or continue: when a rank is lost, the others go on with what is left of the epoch");
+DEFINE_string(lost_shard, kDefaults.lost_shard,
+              "=P with --zero, the lost rank's part of the optimizer's state: refuse to go on, or begin it fresh");
+DEFINE_string(verify, kDefaults.verify,
+              "=V ranks compare their collectives: off, positions or every (default: EVENKEEL_VERIFY, else positions)");
+
 DEFINE_double(bucket_cap_mb, kDefaults.bucket_cap_mb, "size of gradient buckets; 0 is a bucket per parameter");
 DEFINE_double(first_bucket_mb, kDefaults.first_bucket_mb, "size of the first one: smaller, so that it leaves early");
 DEFINE_bool(grad_view, kDefaults.grad_view, "gradients lie in the buckets: no copies");
@@ -81,6 +88,7 @@ DEFINE_string(auto_refresh_trainable, kDefaults.auto_refresh_trainable,
 DEFINE_string(freeze, kDefaults.freeze, "=P@A:B,... freeze parameters whose name begins with P from step A until B");
 
 DEFINE_string(metrics, kDefaults.metrics, "=FILE write JSON lines: every step, epoch and the end");
+DEFINE_string(flight, kDefaults.flight, "=DIR each rank writes its last collectives there when the run fails");
 
 namespace evenkeel {
 namespace {
@@ -89,10 +97,12 @@ const FlagGroup kFlagGroups[] = {
     {"Model", {"model", "hidden", "init", "save"}},
     {"Data", {"data_dir", "shuffle", "seed", "batch_size", "epochs", "max_steps", "rank_steps"}},
     {"Optimizer", {"optimizer", "lr", "lr_decay", "momentum", "weight_decay", "zero"}},
-    {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early"}},
+    {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
-    {"Output", {"metrics"}},
+    {"Output", {"metrics", "flight"}},
 };
+
+const TrainStreams kStreams{.out = stdout, .log = stderr};
 
 constexpr char kSummary[] = R"(Trains a model on Fashion-MNIST, or on your own images, with several ranks.
 
@@ -100,6 +110,7 @@ constexpr char kSummary[] = R"(Trains a model on Fashion-MNIST, or on your own i
   bazel run //trainer:train -- --model=mlp --nproc=4 --epochs=1
   bazel run //trainer:train -- --model=mlp --rank_steps=3,5 --divide_by=effective --save=mlp.safetensors
   bazel run //trainer:train -- --model=mlp --freeze=fc1@100:200 --metrics=run.jsonl
+  bazel run //trainer:train -- --model=mlp --nproc=4 --nozero --on_failure=continue
   torchrun --no_python --nproc_per_node=2 train --model=cnn
 
 The last line of the output is test_accuracy=0.xxxx. Relative paths mean the folder you are in.
@@ -146,6 +157,9 @@ TrainFlags FlagsAsGiven() {
       .join = FLAGS_join,
       .divide_by = FLAGS_divide_by,
       .stop_early = FLAGS_stop_early,
+      .on_failure = FLAGS_on_failure,
+      .lost_shard = FLAGS_lost_shard,
+      .verify = FLAGS_verify,
       .bucket_cap_mb = FLAGS_bucket_cap_mb,
       .first_bucket_mb = FLAGS_first_bucket_mb,
       .grad_view = FLAGS_grad_view,
@@ -154,6 +168,7 @@ TrainFlags FlagsAsGiven() {
       .init = FLAGS_init,
       .save = FLAGS_save,
       .metrics = FLAGS_metrics,
+      .flight = FLAGS_flight,
   };
 }
 
@@ -180,14 +195,25 @@ absl::Status CheckSetup(const TrainOptions& options) {
   return PrepareRank(options, LoadTrainingData(options.data_dir), /*rank=*/0, options.nproc).status();
 }
 
+// What the flags say about groups; the environment may say more.
+CommunicatorOptions GroupOptions(const TrainOptions& options) {
+  CommunicatorOptions group;
+  group.verify = options.verify;
+  group.flight.folder = options.flight_folder;
+  return group;
+}
+
 // All ranks are threads.
 absl::Status RunThreads(const TrainOptions& options) {
   const auto data = LoadTrainingData(options.data_dir);
   EK_RETURN_IF_ERROR(PrepareRank(options, data, /*rank=*/0, options.nproc).status());
-  return RunRanks(options.nproc, [&](Communicator& comm) {
-    if (const auto threads = ThreadsPerRank(options.nproc)) SetComputeThreads(*threads);
-    return TrainRank(comm, options, data, stdout).status;
-  });
+  return RunRanks(
+      options.nproc,
+      [&](Communicator& comm) {
+        if (const auto threads = ThreadsPerRank(options.nproc)) SetComputeThreads(*threads);
+        return TrainRank(comm, options, data, kStreams).status;
+      },
+      GroupOptions(options));
 }
 
 // By its name argv[0] this program may be another one: it may have been found through PATH, or from another folder.
@@ -205,10 +231,12 @@ int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments
   if (const auto threads = ThreadsPerRank(options.nproc)) {
     launch.variables["OMP_NUM_THREADS"] = absl::StrCat(*threads);
   }
+  if (options.goes_on) launch.on_failure = OnFailure::kContinue;
   const absl::StatusOr<LaunchResult> result = Launch(launch);
   if (!result.ok()) return ExitCode(result.status());
   // Who ends with EXIT_FAILURE has said why.
-  if (result->exit_code != EXIT_SUCCESS && result->exit_code != EXIT_FAILURE) Fail(result->message);
+  const bool was_said = result->exit_code == EXIT_FAILURE && !options.goes_on;
+  if (!result->message.empty() && !was_said) Fail(result->message);
   return result->exit_code;
 }
 
@@ -217,9 +245,15 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
   if (environment.is_one_host) {
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
   }
-  const auto comm = CreateCommunicator(environment, {.backend = std::string(NameOf(options.backend))});
+  const auto comm = CreateCommunicator(
+      environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return {.status = comm.status()};
-  TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data_dir), stdout);
+  TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data_dir), kStreams);
+  if (options.goes_on && environment.rank_zero_hosts && absl::IsUnavailable(result.status)) {
+    result.status = absl::UnavailableError(absl::StrCat(
+        result.status.message(), "; where tools:launch or --nproc starts the ranks, no rank takes the store with it"));
+  }
+  if (options.goes_on && !result.is_common) return result;  // It has left its last group.
   if (result.status.ok()) {
     result.status = (*comm)->Finalize();
   } else if (result.is_common) {

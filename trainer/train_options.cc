@@ -125,6 +125,22 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
 }
 
+// What is about certain ranks, or about equal numbers of batches, has no meaning for the ranks that are left.
+absl::Status CheckGoingOn(const TrainFlags& flags) {
+  const std::string why = "--on_failure=continue deals out again what is left of an epoch: ";
+  if (!flags.rank_steps.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(why, "--rank_steps can't say for which ranks"));
+  }
+  if (!flags.join) return absl::InvalidArgumentError(absl::StrCat(why, "it may be uneven then, and needs --join"));
+  if (flags.stop_early) {
+    return absl::InvalidArgumentError(absl::StrCat(why, "--stop_early would end there for another reason"));
+  }
+  if (flags.backend == "local") {
+    return absl::InvalidArgumentError("--on_failure=continue is for ranks that are processes; choose --backend=gloo");
+  }
+  return absl::OkStatus();
+}
+
 Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes * (1 << 20))}; }
 
 }  // namespace
@@ -148,6 +164,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .init_file = flags.init,
       .save_file = flags.save,
       .metrics_file = flags.metrics,
+      .flight_folder = flags.flight,
   };
   EK_ASSIGN_OR_RETURN(options.model,
                       Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}}));
@@ -165,6 +182,20 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   absl::StatusOr<FreezeSchedule> freeze = ParseFreezeSchedule(flags.freeze);
   if (!freeze.ok()) return Annotate(freeze.status(), "--freeze");
   options.freeze = *std::move(freeze);
+  EK_ASSIGN_OR_RETURN(options.goes_on,
+                      Choose<bool>("on_failure", flags.on_failure, {{"stop", false}, {"continue", true}}));
+  EK_ASSIGN_OR_RETURN(options.lost_shard_is_fresh,
+                      Choose<bool>("lost_shard", flags.lost_shard, {{"refuse", false}, {"fresh", true}}));
+  if (options.goes_on) EK_RETURN_IF_ERROR(CheckGoingOn(flags));
+  if (options.lost_shard_is_fresh && !(options.goes_on && flags.zero)) {
+    return absl::InvalidArgumentError("--lost_shard=fresh is for --on_failure=continue with --zero");
+  }
+  if (!flags.verify.empty()) {
+    EK_ASSIGN_OR_RETURN(options.verify, Choose<VerifyLevel>("verify", flags.verify,
+                                                            {{"off", VerifyLevel::kOff},
+                                                             {"positions", VerifyLevel::kPositions},
+                                                             {"every", VerifyLevel::kEvery}}));
+  }
   if (flags.stop_early && !flags.join) {
     return absl::InvalidArgumentError("--stop_early needs --join: without it nobody notices that a rank has run dry");
   }

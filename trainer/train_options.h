@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/planner.h"
+#include "evenkeel/comm/verify.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/learning_rate.h"
@@ -48,6 +49,9 @@ struct TrainFlags {
   bool join = true;
   std::string divide_by = "initial";
   bool stop_early = false;
+  std::string on_failure = "stop";
+  std::string lost_shard = "refuse";
+  std::string verify;  // Empty: as the environment says.
   double bucket_cap_mb = 25;
   double first_bucket_mb = 1;
   bool grad_view = false;
@@ -56,6 +60,7 @@ struct TrainFlags {
   std::string init;
   std::string save;
   std::string metrics;
+  std::string flight;
 };
 
 enum class ModelKind { kMlp, kCnn };
@@ -84,14 +89,19 @@ struct TrainOptions {
   bool divides_by_initial = true;
   bool stops_early = false;
 
+  bool goes_on = false;              // When a rank is lost, the others go on.
+  bool lost_shard_is_fresh = false;  // Its part of a sharded optimizer's state begins anew; else they don't go on.
+  std::optional<VerifyLevel> verify;
+
   std::vector<Bytes> bucket_caps;
   bool gradients_are_views = false;
   int refresh_every = 1;  // As in DataParallelOptions.
   FreezeSchedule freeze;
 
-  std::string init_file;  // Of these three, empty: none.
+  std::string init_file;  // Of these, empty: none.
   std::string save_file;
   std::string metrics_file;
+  std::string flight_folder;
 };
 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -72,6 +73,17 @@ TEST(TrainOptionsTest, AGivenLearningRateIsConstantUnlessADecayIsAskedFor) {
   EXPECT_EQ(MakeTrainOptions({.lr_decay = "none"})->decay, Decay::kNone);
 }
 
+TEST(TrainOptionsTest, RanksStopWithALostOneUnlessTheyAreToGoOn) {
+  EXPECT_FALSE(MakeTrainOptions({})->goes_on);
+  const TrainOptions options =
+      *MakeTrainOptions({.on_failure = "continue", .lost_shard = "fresh", .verify = "every", .flight = "here"});
+  EXPECT_TRUE(options.goes_on);
+  EXPECT_TRUE(options.lost_shard_is_fresh);
+  EXPECT_EQ(options.verify, VerifyLevel::kEvery);
+  EXPECT_EQ(options.flight_folder, "here");
+  EXPECT_EQ(MakeTrainOptions({})->verify, std::nullopt);
+}
+
 TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
   const struct {
     std::string says;
@@ -109,6 +121,17 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--auto_refresh_trainable=0", [](TrainFlags& f) { f.auto_refresh_trainable = "0"; }},
       {"--auto_refresh_trainable=often", [](TrainFlags& f) { f.auto_refresh_trainable = "often"; }},
       {"--freeze: \"fc1\" is not of the form", [](TrainFlags& f) { f.freeze = "fc1"; }},
+      {"--on_failure=pray is not possible; choose stop, continue", [](TrainFlags& f) { f.on_failure = "pray"; }},
+      {"--lost_shard=guess is not possible; choose refuse, fresh", [](TrainFlags& f) { f.lost_shard = "guess"; }},
+      {"--lost_shard=fresh is for --on_failure=continue with --zero", [](TrainFlags& f) { f.lost_shard = "fresh"; }},
+      {"--lost_shard=fresh is for --on_failure=continue with --zero",
+       [](TrainFlags& f) { f.lost_shard = "fresh", f.on_failure = "continue", f.zero = false; }},
+      {"--rank_steps can't say", [](TrainFlags& f) { f.on_failure = "continue", f.rank_steps = "3,5"; }},
+      {"needs --join", [](TrainFlags& f) { f.on_failure = "continue", f.join = false; }},
+      {"--stop_early would end there", [](TrainFlags& f) { f.on_failure = "continue", f.stop_early = true; }},
+      {"choose --backend=gloo", [](TrainFlags& f) { f.on_failure = "continue", f.backend = "local"; }},
+      {"--verify=sometimes is not possible; choose off, positions, every",
+       [](TrainFlags& f) { f.verify = "sometimes"; }},
       {"--stop_early needs --join", [](TrainFlags& f) { f.stop_early = true, f.join = false; }},
   };
   for (const auto& c : kCases) {

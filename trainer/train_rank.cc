@@ -1,9 +1,15 @@
 #include "evenkeel/trainer/train_rank.h"
 
+#include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/model_file.h"
 #include "evenkeel/trainer/rank_setup.h"
 #include "evenkeel/trainer/run_report.h"
@@ -12,44 +18,123 @@
 namespace evenkeel {
 namespace {
 
-// `report` is null on all ranks but one.
-absl::Status Train(TrainingRun& run, const TrainOptions& options, RunReport* report) {
-  Evaluation test;
-  const auto on_step = [report](const StepFacts& facts) {
-    return report == nullptr ? absl::OkStatus() : report->OnStep(facts);
-  };
-  bool stopped = false;
-  for (int epoch = 0; epoch < run.plan().epochs() && !stopped; ++epoch) {
-    EK_ASSIGN_OR_RETURN(const EpochResult result, run.TrainEpoch(epoch, on_step));
-    EK_ASSIGN_OR_RETURN(test, run.Test());
-    if (report != nullptr) EK_RETURN_IF_ERROR(report->OnEpoch(epoch, result, test));
-    stopped = result.stopped_early;
-  }
-  if (report == nullptr) return absl::OkStatus();
-  if (!options.save_file.empty()) {
-    EK_RETURN_IF_ERROR(SaveModel(run.model(), options.save_file, {{"test_accuracy", absl::StrCat(test.accuracy())}}));
-    EK_RETURN_IF_ERROR(report->OnSaved(options.save_file));
-  }
-  return report->OnEnd(test);
-}
+// A run and what this rank has done of it, over the losses of others:
+//
+//   begin -> train the epochs that are left -> save, say how it ended, leave the group
+//              ^                    | another rank is lost, anywhere above
+//              +---- find the place <---- leave it behind
+class Job {
+ public:
+  Job(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams)
+      : run_(run), options_(options), streams_(streams) {}
 
-absl::Status RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup, std::FILE* out) {
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRun> run, TrainingRun::Create(&comm, options, std::move(setup)));
-  std::unique_ptr<RunReport> report;
-  if (comm.rank() == 0) {
-    EK_ASSIGN_OR_RETURN(report, RunReport::Create(out, options, comm.backend_name(), *run));
+  absl::Status Run() {
+    absl::Status status = TrainAll();
+    while (!status.ok() && options_.goes_on && !failed_here_ && !run_.failed_here()) {
+      if (const absl::Status left = LeaveLostRanks(status); !left.ok()) {
+        status = left;  // Nobody can go on.
+        break;
+      }
+      status = FindPlace();
+      if (status.ok()) status = TrainAll();
+    }
+    if (!status.ok() && options_.goes_on) run_.communicator().Abort(status);
+    return status;
   }
-  return Train(*run, options, report.get());
+
+ private:
+  absl::Status TrainAll() {
+    EK_RETURN_IF_ERROR(Own(Report()));
+    const auto on_step = [this](const StepFacts& facts) {
+      return report_ == nullptr ? absl::OkStatus() : report_->OnStep(facts);
+    };
+    for (bool stopped = false; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
+      EK_ASSIGN_OR_RETURN(const EpochResult result, run_.TrainEpoch(epoch_, on_step));
+      EK_ASSIGN_OR_RETURN(test_, run_.Test());
+      if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnEpoch(epoch_, result, test_)));
+      stopped = result.stopped_early;
+    }
+    EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
+    if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(End(state_hash)));
+    return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
+  }
+
+  // Rank 0 reports, whoever that is now.
+  absl::Status Report() {
+    if (run_.communicator().rank() != 0 || report_ != nullptr) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(report_, RunReport::Create(streams_.out, options_, run_, lost_));
+    return absl::OkStatus();
+  }
+
+  absl::Status End(uint64_t state_hash) {
+    if (has_ended_) return absl::OkStatus();
+    if (!options_.save_file.empty()) {
+      EK_RETURN_IF_ERROR(
+          SaveModel(run_.model(), options_.save_file, {{"test_accuracy", absl::StrCat(test_.accuracy())}}));
+      EK_RETURN_IF_ERROR(report_->OnSaved(options_.save_file));
+      run_.NoteCheckpoint(options_.save_file);
+    }
+    EK_RETURN_IF_ERROR(report_->OnEnd(test_, state_hash));
+    has_ended_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status LeaveLostRanks(const absl::Status& why) {
+    const std::string cause(run_.communicator().status().ok() ? why.message() : run_.communicator().status().message());
+    EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run_.GoOn(why));
+    for (int rank : gone_on.lost) lost_.push_back({.rank = rank, .step = gone_on.steps});
+    if (run_.communicator().rank() == 0) Tell(gone_on, cause);
+    return absl::OkStatus();
+  }
+
+  absl::Status FindPlace() {
+    EK_ASSIGN_OR_RETURN(epoch_, run_.FindPlace(epoch_));
+    if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnLost(lost_)));
+    return absl::OkStatus();
+  }
+
+  void Tell(const GoneOn& gone_on, const std::string& cause) {
+    const int left = run_.communicator().world_size();
+    const bool is_one = gone_on.lost.size() == 1;
+    absl::FPrintF(streams_.log, "train: rank%s %s %s lost (%s): %d rank%s on from step %d\n", is_one ? "" : "s",
+                  absl::StrJoin(gone_on.lost, ", "), is_one ? "is" : "are", cause, left, left == 1 ? " goes" : "s go",
+                  gone_on.steps);
+    std::fflush(streams_.log);
+  }
+
+  // Notes an error that is this rank's own.
+  absl::Status Own(absl::Status status) {
+    failed_here_ = failed_here_ || !status.ok();
+    return status;
+  }
+
+  TrainingRun& run_;
+  const TrainOptions& options_;
+  const TrainStreams streams_;
+  std::unique_ptr<RunReport> report_;  // Null on all ranks but one.
+  int epoch_ = 0;                      // Those before it are done with.
+  Evaluation test_;                    // After the last of them.
+  std::vector<LostRank> lost_;
+  bool failed_here_ = false;
+  bool has_ended_ = false;
+};
+
+absl::Status RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup,
+                         const TrainStreams& streams) {
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRun> run, TrainingRun::Create(&comm, options, std::move(setup)));
+  return Job(*run, options, streams).Run();
 }
 
 }  // namespace
 
 TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
-                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, std::FILE* out) {
+                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, const TrainStreams& streams) {
   absl::StatusOr<RankSetup> setup = PrepareRank(options, data, comm.rank(), comm.world_size());
   const absl::Status agreed = AgreeOnSetup(comm, setup.status());
   if (!agreed.ok()) return {.status = agreed, .is_common = comm.status().ok()};
-  return {.status = RunPrepared(comm, options, *std::move(setup), out)};
+  TrainResult result{.status = RunPrepared(comm, options, *std::move(setup), streams)};
+  if (!result.status.ok() && options.goes_on) comm.Abort(result.status);  // If it has not ended before.
+  return result;
 }
 
 }  // namespace evenkeel

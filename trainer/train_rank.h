@@ -1,10 +1,15 @@
-// One rank's run from the first agreement to the last line. The group goes on: finalize it.
+// One rank's run from the first agreement to the last line.
 //
 //   const auto data = LoadTrainingData(options.data_dir);
-//   const TrainResult result = TrainRank(comm, options, data, stdout);
+//   const TrainResult result = TrainRank(comm, options, data, {.out = stdout, .log = stderr});
 //
 // All ranks call it, each with what loading the data gave. Rank 0 alone prints to `out`, and writes the files that the
 // options name.
+//
+// The group goes on: finalize it. But with options.goes_on (--on_failure=continue) it has ended when this returns, well
+// if the status is OK: a rank that is lost on the way, or that fails, ends with its error, and the others make a group
+// of their own and go on. Who is rank 0 there does then what rank 0 did; a line in `log` says who is lost, and from
+// which step on the training is repeated.
 
 #ifndef EVENKEEL_TRAINER_TRAIN_RANK_H_
 #define EVENKEEL_TRAINER_TRAIN_RANK_H_
@@ -20,6 +25,11 @@
 
 namespace evenkeel {
 
+struct TrainStreams {
+  std::FILE* out;
+  std::FILE* log;
+};
+
 struct TrainResult {
   absl::Status status;
   // The same failure on every rank, found before training: one of them may speak for all. The group still works.
@@ -27,7 +37,7 @@ struct TrainResult {
 };
 
 TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
-                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, std::FILE* out);
+                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, const TrainStreams& streams);
 
 }  // namespace evenkeel
 

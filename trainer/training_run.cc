@@ -1,16 +1,31 @@
 #include "evenkeel/trainer/training_run.h"
 
+#include <algorithm>
 #include <functional>
+#include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_control.h"
+#include "evenkeel/join/recovery.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/learning_rate.h"
 
 namespace evenkeel {
+namespace {
+
+uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
+  return StableHash(seed, absl::string_view(static_cast<const char*>(data), bytes));
+}
+
+}  // namespace
 
 // Tells a rank that has run dry of the steps that the others take. It takes part in the join without a collective of
 // its own.
@@ -49,6 +64,11 @@ absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(Communicator* c
   return run;
 }
 
+absl::Status TrainingRun::Own(absl::Status status) {
+  failed_here_ = failed_here_ || !status.ok();
+  return status;
+}
+
 absl::Status TrainingRun::Init() {
   ParameterSet& parameters = setup_.model->parameters();
   // What is frozen from the first step on owns no optimizer state.
@@ -61,7 +81,9 @@ absl::Status TrainingRun::Init() {
   options.refresh_every = options_.refresh_every;
   EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options)));
   if (options_.shards_optimizer) {
-    EK_ASSIGN_OR_RETURN(optimizer_, ShardedOptimizer::Create(comm_, &parameters, options_.rule));
+    ShardedOptimizerOptions sharding;
+    if (options_.lost_shard_is_fresh) sharding.lost_shard = LostShard::kFresh;
+    EK_ASSIGN_OR_RETURN(optimizer_, ShardedOptimizer::Create(comm_, &parameters, options_.rule, std::move(sharding)));
   } else {
     EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, &parameters, options_.rule));
   }
@@ -96,7 +118,7 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
   EK_RETURN_IF_ERROR(Freeze(step));
   const double learning_rate = LearningRate(learning_rates(), step);
   EK_RETURN_IF_ERROR(
-      std::visit([&](auto& optimizer) { return optimizer->SetLearningRate(learning_rate); }, optimizer_));
+      Own(std::visit([&](auto& optimizer) { return optimizer->SetLearningRate(learning_rate); }, optimizer_)));
 
   images_.resize(samples.size() * kImagePixels);
   labels_.resize(samples.size());
@@ -105,8 +127,15 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
   setup_.model->parameters().ClearGradients();
   comm_->steps().SetSamples(static_cast<int64_t>(samples.size()));
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
-  EK_ASSIGN_OR_RETURN(const BatchResult result, setup_.model->Forward(images_, labels_, Mode::kTraining));
-  EK_RETURN_IF_ERROR(setup_.model->Backward([this](int index) { return ddp_->GradientReady(index); }));
+  const absl::StatusOr<BatchResult> result = setup_.model->Forward(images_, labels_, Mode::kTraining);
+  EK_RETURN_IF_ERROR(Own(result.status()));
+  absl::Status reduced;
+  const absl::Status backward = setup_.model->Backward([&](int index) {
+    reduced.Update(ddp_->GradientReady(index));
+    return reduced;
+  });
+  EK_RETURN_IF_ERROR(reduced);
+  EK_RETURN_IF_ERROR(Own(backward));
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
   EK_RETURN_IF_ERROR(watch_->TakePart());
   EK_RETURN_IF_ERROR(std::visit([](auto& optimizer) { return optimizer->Step(); }, optimizer_));
@@ -117,13 +146,14 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
                                                     absl::FunctionRef<absl::Status(const StepFacts&)> on_step) {
   const int rank = comm_->rank();
   const BatchPlan batches{.samples = setup_.data->train.size(),
+                          .first = epoch == plan().begin.epoch ? plan().begin.samples : 0,
                           .batch_size = options_.batch_size,
                           .rank = rank,
                           .world_size = comm_->world_size()};
   const std::vector<int32_t> order =
       options_.shuffle ? ShuffledOrder(batches.samples, options_.seed, epoch) : InOrder(batches.samples);
 
-  Evaluation mine;
+  Evaluation& mine = trained_[epoch];
   StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch)};
   const auto finish_step = [&](const StepAnswer& answer) {
     facts.active = answer.active;
@@ -131,7 +161,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     facts.learning_rate = LearningRate(learning_rates(), facts.step);
     const absl::Status status = on_step(facts);
     ++facts.step;
-    return status;
+    return Own(status);
   };
   watch_->on_step = [&](const StepAnswer& answer) {
     facts.own.reset();
@@ -148,9 +178,12 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
       EK_ASSIGN_OR_RETURN(facts.own, Step(facts.step, samples));
       facts.own_samples = static_cast<int64_t>(samples.size());
       facts.sync = ddp_->reducer().last_step().end - ddp_->reducer().last_step().last_gradient;
-      mine.samples += facts.own_samples;
-      mine.correct += facts.own->correct;
-      mine.loss_sum += facts.own->loss_mean * static_cast<double>(facts.own_samples);
+      last_ = {.step = facts.step,
+               .epoch = epoch,
+               .batch = {.samples = facts.own_samples,
+                         .correct = facts.own->correct,
+                         .loss_sum = facts.own->loss_mean * static_cast<double>(facts.own_samples)}};
+      mine += last_.batch;
       // The answer is there: gradients were reduced with it.
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm_->steps().current()->Wait());
       EK_RETURN_IF_ERROR(finish_step(answer));
@@ -179,6 +212,78 @@ absl::StatusOr<Evaluation> TrainingRun::Test() {
   const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
   EK_ASSIGN_OR_RETURN(const Evaluation mine, Evaluate(*setup_.model, setup_.data->test, begin, end));
   return SumOverRanks(mine);
+}
+
+absl::StatusOr<uint64_t> TrainingRun::AgreeOnState() {
+  uint64_t hash = 0;
+  const ParameterSet& parameters = setup_.model->parameters();
+  for (int i = 0; i < parameters.size(); ++i)
+    hash = HashOf(parameters[i].value.data, parameters[i].value.bytes(), hash);
+  if (const auto* whole = std::get_if<std::unique_ptr<Optimizer>>(&optimizer_)) {
+    const OptimizerState state = (*whole)->state();
+    for (const auto& [index, parameter] : state.params) {
+      hash = StableHash(StableHash(hash, index), parameter.step);
+      for (const auto& [name, tensor] : parameter.tensors) hash = HashOf(tensor.data(), tensor.bytes(), hash);
+    }
+  }
+  const std::string mine = absl::StrCat(absl::Hex(hash, absl::kZeroPad16));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm_->control().Exchange("state hash", mine, comm_->timeout()));
+  const auto other =
+      std::find_if(parts.begin(), parts.end(), [&](const std::string& part) { return part != parts[0]; });
+  if (other == parts.end()) return hash;
+  const std::vector<int>& members = comm_->members();
+  return absl::FailedPreconditionError(absl::StrCat("ranks ", members[0], " and ", members[other - parts.begin()],
+                                                    " do not have the same weights and optimizer state: hashes ",
+                                                    parts[0], " and ", *other));
+}
+
+absl::StatusOr<OptimizerState> TrainingRun::ConsolidateOptimizer() {
+  if (const auto* whole = std::get_if<std::unique_ptr<Optimizer>>(&optimizer_)) return (*whole)->state();
+  return std::get<std::unique_ptr<ShardedOptimizer>>(optimizer_)->Consolidate();
+}
+
+absl::Status TrainingRun::LoadOptimizer(const OptimizerState& state) {
+  return std::visit([&](auto& optimizer) { return optimizer->LoadState(state); }, optimizer_);
+}
+
+void TrainingRun::NoteCheckpoint(absl::string_view path) {
+  const auto* sharded = std::get_if<std::unique_ptr<ShardedOptimizer>>(&optimizer_);
+  if (sharded != nullptr) (*sharded)->SetCheckpointHint(path);
+}
+
+absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
+  const std::vector<int> members = comm_->members();
+  absl::StatusOr<Recovered> recovered = Recover({ddp_.get(), optimizer_joinable(), watch_.get()}, *comm_, {.why = why});
+  if (!recovered.ok()) {
+    const absl::Status& status = recovered.status();
+    if (absl::StrContains(status.message(), why.message())) return status;
+    return absl::Status(status.code(), absl::StrCat(why.message(), "; ", status.message()));
+  }
+  own_comm_ = std::move(recovered->comm);
+  comm_ = own_comm_.get();
+  if (recovered->lost.empty()) return why;
+  steps_done_ = recovered->steps;
+  if (last_.step >= steps_done_) {
+    trained_[last_.epoch] -= last_.batch;
+    last_.step = -1;
+  }
+  GoneOn gone_on{.steps = steps_done_};
+  for (int rank : recovered->lost) gone_on.lost.push_back(members[rank]);
+  return gone_on;
+}
+
+absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
+  // Between two epochs the number of steps does not say whether the last one has been evaluated.
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm_->control().Exchange("epochs done", absl::StrCat(epochs_done), comm_->timeout()));
+  for (const std::string& part : parts) {
+    int theirs = 0;
+    if (!absl::SimpleAtoi(part, &theirs)) return absl::InternalError("a malformed number of epochs");
+    epochs_done = std::min(epochs_done, theirs);
+  }
+  EK_ASSIGN_OR_RETURN(setup_.plan, plan().GoOn(plan().PositionAfter(steps_done_, epochs_done), comm_->world_size()));
+  return plan().begin.epoch;
 }
 
 absl::StatusOr<Evaluation> TrainingRun::SumOverRanks(const Evaluation& mine) {

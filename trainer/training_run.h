@@ -10,14 +10,26 @@
 //
 // Every call is one that all ranks make together.
 //
-// Ownership: the communicator outlives it.
+// When a rank is lost, the others can go on without it:
+//
+//   absl::StatusOr<EpochResult> result = run->TrainEpoch(epoch, on_step);
+//   if (!result.ok() && !run->failed_here()) {
+//     EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run->GoOn(result.status()));   // gone_on.lost, gone_on.steps
+//     EK_ASSIGN_OR_RETURN(epoch, run->FindPlace(epoch));                       // then TrainEpoch(epoch, ...) again
+//   }
+//
+// The step that was interrupted is repeated, and what no finished step has used of the epoch's samples is dealt out over
+// the ranks that are left.
+//
+// Ownership: the communicator that it begins with outlives it; later ones are its own.
 // Threads:   thread-compatible.
-// Errors:    whatever ends the group; it does not go on after one.
+// Errors:    whatever ends the group. An error of this rank's own, while the group works, is said by failed_here().
 
 #ifndef EVENKEEL_TRAINER_TRAINING_RUN_H_
 #define EVENKEEL_TRAINER_TRAINING_RUN_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,6 +39,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/communicator.h"
@@ -38,6 +51,7 @@
 #include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 
 namespace evenkeel {
@@ -55,9 +69,16 @@ struct StepFacts {
 };
 
 struct EpochResult {
-  Evaluation training;                // Over all ranks, each batch as it was when it was trained on.
-  std::vector<int64_t> batches_done;  // By rank.
+  Evaluation training;  // Over all ranks, each batch as it was when it was trained on; those of ranks that
+                        // were lost are missing.
+  std::vector<int64_t> batches_done;  // By rank; since the last loss, if there was one in the epoch.
   bool stopped_early = false;         // By --stop_early, on all ranks in the same step.
+};
+
+// What was left behind.
+struct GoneOn {
+  std::vector<int> lost;  // By their numbers in the job's first group.
+  int64_t steps = 0;      // Of the group, that all who are left had finished.
 };
 
 class TrainingRun {
@@ -72,6 +93,28 @@ class TrainingRun {
   // Over the test data, of which each rank evaluates its part. Makes the ranks' buffers equal first.
   absl::StatusOr<Evaluation> Test();
 
+  // A hash of the weights, and of the optimizer's state where every rank has the whole of it.
+  // Errors: FailedPrecondition names ranks for which it differs.
+  absl::StatusOr<uint64_t> AgreeOnState();
+
+  // The optimizer's state as an unsharded one would hold it, on every rank; and back.
+  absl::StatusOr<OptimizerState> ConsolidateOptimizer();
+  absl::Status LoadOptimizer(const OptimizerState& state);
+  // There is a checkpoint, which whoever can't go on is told of.
+  void NoteCheckpoint(absl::string_view path);
+
+  // After an error that is not this rank's own: a group of the ranks that are left, with equal weights, optimizer state
+  // and buffers. `why` is the answer if nobody is lost: the ranks would do the same again.
+  // Errors: those of Recover() (join/recovery.h): who is left can't go on either.
+  absl::StatusOr<GoneOn> GoOn(const absl::Status& why);
+  // After it: the epoch to go on with, whose plan is plan() from now on. `epochs_done` are those that this rank has done
+  // with, evaluation included. Like any other call it may fail because another rank is lost: then GoOn() again.
+  absl::StatusOr<int> FindPlace(int epochs_done);
+  // Whether the last error came from this rank itself, and not through the group.
+  bool failed_here() const { return failed_here_; }
+
+  Communicator& communicator() const { return *comm_; }
+  // Changes when FindPlace() is called.
   const StepPlan& plan() const { return setup_.plan; }
   const Model& model() const { return *setup_.model; }
 
@@ -82,6 +125,8 @@ class TrainingRun {
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup);
   absl::Status Init();
 
+  // Notes an error that is this rank's own.
+  absl::Status Own(absl::Status status);
   Joinable* optimizer_joinable() const;
   LearningRateSchedule learning_rates() const;
   // Runs `loop` as the options say: joined, or bare.
@@ -90,13 +135,23 @@ class TrainingRun {
   absl::StatusOr<BatchResult> Step(int64_t step, std::span<const int32_t> samples);
   absl::StatusOr<Evaluation> SumOverRanks(const Evaluation& mine);
 
-  Communicator* const comm_;
+  Communicator* comm_;
+  std::unique_ptr<Communicator> own_comm_;  // Null until a rank is lost.
   const TrainOptions options_;
-  const RankSetup setup_;
+  RankSetup setup_;
   std::unique_ptr<DataParallel> ddp_;
   AnyOptimizer optimizer_;
   std::unique_ptr<Watch> watch_;
 
+  bool failed_here_ = false;
+  int64_t steps_done_ = 0;  // By all, when GoOn() was called.
+  // This rank's batches of the epochs, as they were trained on; and the last of them, which may have to be repeated.
+  std::map<int, Evaluation> trained_;
+  struct {
+    int64_t step = -1;
+    int epoch = 0;
+    Evaluation batch;
+  } last_;
   std::vector<float> images_;  // Of the current batch.
   std::vector<uint8_t> labels_;
 };

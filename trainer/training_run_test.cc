@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -14,16 +18,20 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/image_shape.h"
+#include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/rank_setup.h"
 #include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/training_data.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {
 namespace {
@@ -161,6 +169,254 @@ TEST(TrainingRunTest, AnErrorOfOneRankEndsAll) {
         return mine;
       });
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+}
+
+// Ranks that are lost ------------------------------------------------------------------------------------------------
+
+using Weights = std::vector<std::vector<float>>;  // By parameter.
+
+Weights WeightsOf(const Model& model) {
+  Weights weights;
+  for (int i = 0; i < model.parameters().size(); ++i) {
+    const auto value = model.parameters()[i].value.as<float>();
+    weights.emplace_back(value.begin(), value.end());
+  }
+  return weights;
+}
+
+struct Trained {
+  Weights weights;
+  OptimizerState optimizer;
+  Evaluation test;
+  std::vector<GoneOn> gone_on;
+  int64_t samples = 0;  // Trained on in the last epoch, over all ranks that are left.
+};
+
+// Where a rank leaves without a word.
+enum class Place { kInStep, kBeforeEpoch, kBeforeTest, kAtTheEnd };
+struct Loss {
+  int rank = 0;
+  int64_t step = 0;  // In it; for the other places, of the epoch that begins with it.
+  Place place = Place::kInStep;
+};
+
+// What the trainer does, without its output.
+absl::StatusOr<Trained> TrainWithLosses(TrainingRun& run, int rank, const std::vector<Loss>& losses) {
+  const auto leaves = [&](Place place, int64_t step) {
+    for (const Loss& loss : losses) {
+      if (loss.rank == rank && loss.place == place && loss.step == step) return true;
+    }
+    return false;
+  };
+  const absl::Status gone = absl::CancelledError("gone");
+  Trained trained;
+  int epoch = run.plan().begin.epoch;
+  const auto train_all = [&]() -> absl::Status {
+    for (; epoch < run.plan().epochs(); ++epoch) {
+      const int64_t first = run.plan().FirstStep(epoch);
+      if (leaves(Place::kBeforeEpoch, first)) return gone;
+      EK_ASSIGN_OR_RETURN(const EpochResult result, run.TrainEpoch(epoch, [&](const StepFacts& facts) {
+        return leaves(Place::kInStep, facts.step) ? gone : absl::OkStatus();
+      }));
+      trained.samples = result.training.samples;
+      if (leaves(Place::kBeforeTest, first)) return gone;
+      EK_ASSIGN_OR_RETURN(trained.test, run.Test());
+    }
+    if (leaves(Place::kAtTheEnd, 0)) return gone;
+    EK_RETURN_IF_ERROR(run.AgreeOnState().status());
+    EK_ASSIGN_OR_RETURN(trained.optimizer, run.ConsolidateOptimizer());
+    return run.communicator().Finalize();
+  };
+  absl::Status status = train_all();
+  while (!status.ok() && !run.failed_here() && status != gone) {
+    const absl::StatusOr<GoneOn> gone_on = run.GoOn(status);
+    if (!gone_on.ok()) return gone_on.status();
+    trained.gone_on.push_back(*gone_on);
+    const absl::StatusOr<int> place = run.FindPlace(epoch);
+    status = place.status();
+    if (!place.ok()) continue;
+    epoch = *place;
+    status = train_all();
+  }
+  if (!status.ok()) return status;
+  trained.weights = WeightsOf(run.model());
+  return trained;
+}
+
+using Setup = absl::FunctionRef<absl::Status(RankSetup&)>;
+
+// By rank; each is a thread, and ends with its communicator when it leaves.
+std::vector<absl::StatusOr<Trained>> TrainOnThreads(
+    int ranks, const TrainFlags& flags, const std::vector<Loss>& losses,
+    Setup prepare = [](RankSetup&) { return absl::OkStatus(); }, const OptimizerState* optimizer = nullptr) {
+  std::vector<std::unique_ptr<Communicator>> group = *CreateLocalGroup(ranks);
+  std::vector<absl::StatusOr<Trained>> results(ranks, absl::UnknownError("did not run"));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const std::unique_ptr<Communicator> comm = std::move(group[rank]);
+      results[rank] = [&]() -> absl::StatusOr<Trained> {
+        EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
+        EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), rank, ranks));
+        EK_RETURN_IF_ERROR(prepare(setup));
+        EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(comm.get(), options, std::move(setup)));
+        if (optimizer != nullptr) EK_RETURN_IF_ERROR(run->LoadOptimizer(*optimizer));
+        return TrainWithLosses(*run, rank, losses);
+      }();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+// `steps` with `before` ranks, the rest with `after`, each in a group that has never lost anybody.
+Trained Reference(const TrainFlags& flags, int before, int64_t steps, int after) {
+  TrainFlags first = flags;
+  first.max_steps = steps;
+  Trained begun;
+  if (steps > 0) begun = *TrainOnThreads(before, first, {})[0];
+  const auto results = TrainOnThreads(
+      after, flags, {},
+      [&](RankSetup& setup) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const StepPlan whole, MakeStepPlan({.world_size = before,
+                                                                .samples = Data()->train.size(),
+                                                                .batch_size = flags.batch_size,
+                                                                .epochs = flags.epochs}));
+        EK_ASSIGN_OR_RETURN(setup.plan, whole.GoOn(whole.PositionAfter(steps), after));
+        ParameterSet& parameters = setup.model->parameters();
+        for (int i = 0; steps > 0 && i < parameters.size(); ++i) {
+          std::memcpy(parameters[i].value.data, begun.weights[i].data(), parameters[i].value.bytes());
+        }
+        return absl::OkStatus();
+      },
+      &begun.optimizer);
+  for (const auto& result : results) EXPECT_TRUE(result.ok()) << result.status();
+  return *results[0];
+}
+
+double Difference(const Weights& a, const Weights& b) {
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < a[i].size(); ++j) most = std::max(most, std::abs(double{a[i][j]} - b[i][j]));
+  }
+  return most;
+}
+
+// 60 samples in batches of 3: 5 steps with 4 ranks.
+const TrainFlags kMomentum = {
+    .model = "mlp", .hidden = 8, .epochs = 3, .batch_size = 3, .optimizer = "sgd", .momentum = 0.9, .zero = false};
+const TrainFlags kAdam = {
+    .model = "mlp", .hidden = 8, .epochs = 3, .batch_size = 3, .optimizer = "adam", .lr = 0.01, .zero = false};
+
+struct LossCase {
+  std::string name;
+  Loss loss;
+  // That all have finished, at most and at least: in a step the lost rank may be ahead of the others.
+  int64_t most_steps;
+  int64_t least_steps;
+};
+
+class LostRankTest : public testing::TestWithParam<LossCase> {};
+
+TEST_P(LostRankTest, TheOthersDoWhatAFreshGroupOfThemWould) {
+  for (const TrainFlags& flags : {kMomentum, kAdam}) {
+    SCOPED_TRACE(flags.optimizer);
+    const std::vector<absl::StatusOr<Trained>> results = TrainOnThreads(4, flags, {GetParam().loss});
+    int64_t steps = -1;
+    Trained expected;
+    for (int rank = 0; rank < 4; ++rank) {
+      SCOPED_TRACE(testing::Message() << "rank " << rank);
+      const absl::StatusOr<Trained>& result = results[rank];
+      if (rank == GetParam().loss.rank) {
+        EXPECT_TRUE(absl::IsCancelled(result.status())) << result.status();
+        continue;
+      }
+      ASSERT_TRUE(result.ok()) << result.status();
+      ASSERT_EQ(result->gone_on.size(), 1u);
+      EXPECT_THAT(result->gone_on[0].lost, ElementsAre(GetParam().loss.rank));
+      if (steps < 0) {
+        steps = result->gone_on[0].steps;
+        EXPECT_LE(steps, GetParam().most_steps);
+        EXPECT_GE(steps, GetParam().least_steps);
+        expected = Reference(flags, 4, steps, 3);
+      }
+      EXPECT_EQ(result->gone_on[0].steps, steps);
+      // The local backend adds in rank order: bit for bit.
+      EXPECT_EQ(Difference(result->weights, expected.weights), 0);
+      EXPECT_TRUE(result->optimizer == expected.optimizer);
+      EXPECT_EQ(result->test.loss_sum, expected.test.loss_sum);
+      EXPECT_EQ(result->samples, 60);  // Of the last epoch, in which nobody is lost.
+    }
+    // And the number of steps makes a difference.
+    EXPECT_GT(Difference(Reference(flags, 4, steps + 1, 3).weights, expected.weights), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Losses, LostRankTest,
+    testing::Values(LossCase{"Rank0InTheFirstStep", {.rank = 0, .step = 0}, 1, 0},
+                    LossCase{"Rank2InMidEpoch", {.rank = 2, .step = 2}, 3, 2},
+                    LossCase{"Rank0InMidEpoch", {.rank = 0, .step = 6}, 7, 6},
+                    LossCase{"Rank3InTheLastStepOfAnEpoch", {.rank = 3, .step = 4}, 5, 4},
+                    LossCase{"Rank1BeforeTheFirstStep", {.rank = 1, .step = 0, .place = Place::kBeforeEpoch}, 0, 0},
+                    LossCase{"Rank1BetweenEpochs", {.rank = 1, .step = 5, .place = Place::kBeforeEpoch}, 5, 5},
+                    LossCase{"Rank0InAnEvaluation", {.rank = 0, .step = 5, .place = Place::kBeforeTest}, 10, 10}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(TrainingRunTest, GoesOnAtItsEndAndAfterSeveralLosses) {
+  const std::vector<Loss> losses = {
+      {.rank = 3, .step = 1}, {.rank = 0, .step = 6}, {.rank = 2, .place = Place::kAtTheEnd}};
+  const std::vector<absl::StatusOr<Trained>> results = TrainOnThreads(4, kMomentum, losses);
+  ASSERT_TRUE(results[1].ok()) << results[1].status();
+  std::vector<int> lost;
+  for (const GoneOn& gone_on : results[1]->gone_on) lost.insert(lost.end(), gone_on.lost.begin(), gone_on.lost.end());
+  EXPECT_THAT(lost, ElementsAre(3, 0, 2));
+}
+
+TEST(TrainingRunTest, NobodyGoesOnWhenNobodyIsLost) {
+  // All ranks are there; who would go on would fail again in the same step.
+  const std::vector<absl::StatusOr<Trained>> results = [&] {
+    std::vector<std::unique_ptr<Communicator>> group = *CreateLocalGroup(2);
+    std::vector<absl::StatusOr<Trained>> results(2, absl::UnknownError("did not run"));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const TrainOptions options = *MakeTrainOptions(kMomentum);
+        auto run = *TrainingRun::Create(group[rank].get(), options, *PrepareRank(options, Data(), rank, 2));
+        if (rank == 1) group[1]->Abort(absl::InternalError("of the group"));
+        results[rank] = TrainWithLosses(*run, rank, {});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return results;
+  }();
+  for (const auto& result : results) EXPECT_THAT(std::string(result.status().message()), HasSubstr("of the group"));
+}
+
+TEST(TrainingRunTest, ALostShardIsRefusedUnlessItMayBeginFresh) {
+  TrainFlags flags = kAdam;
+  flags.zero = true;
+  for (const auto& result : TrainOnThreads(3, flags, {{.rank = 1, .step = 2}})) {
+    EXPECT_FALSE(result.ok());
+    if (!absl::IsCancelled(result.status())) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << result.status();
+    }
+  }
+  flags.on_failure = "continue";
+  flags.lost_shard = "fresh";
+  const auto results = TrainOnThreads(3, flags, {{.rank = 1, .step = 2}});
+  ASSERT_TRUE(results[0].ok()) << results[0].status();
+  ASSERT_TRUE(results[2].ok()) << results[2].status();
+  EXPECT_EQ(Difference(results[0]->weights, results[2]->weights), 0);
+}
+
+TEST(TrainingRunTest, BuffersGoOnToo) {
+  const TrainFlags flags{.model = "cnn", .epochs = 1, .batch_size = 4, .zero = false};
+  const auto results = TrainOnThreads(3, flags, {{.rank = 0, .step = 2}});
+  ASSERT_TRUE(results[1].ok()) << results[1].status();
+  ASSERT_TRUE(results[2].ok()) << results[2].status();
+  EXPECT_EQ(Difference(results[1]->weights, results[2]->weights), 0);
+  EXPECT_EQ(results[1]->test.loss_sum, results[2]->test.loss_sum);
 }
 
 }  // namespace

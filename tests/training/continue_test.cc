@@ -1,0 +1,396 @@
+// A rank that is killed in mid-epoch, with --on_failure=continue: the others finish, with the weights that a group of
+// that many ranks gives which does those steps from that step on.
+//
+// The program runs over Gloo, the reference over threads: they add in another order. The bounds are those of
+// parity_test, on max |a - b| / max |change since the start|.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/tests/training/program.h"
+#include "evenkeel/tests/training/small_data.h"
+#include "evenkeel/tests/training/train_program.h"
+#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/step_plan.h"
+#include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/training_data.h"
+#include "evenkeel/trainer/training_run.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+
+constexpr int kRanks = 4;
+constexpr int kBatch = 4;
+constexpr int kEpochs = 2;
+// 500 steps per epoch, and a rest that is uneven: nobody is done before the test has seen a step and killed a rank.
+constexpr SmallData kData{.train = 500 * kRanks * kBatch + 6, .test = 50};
+
+struct Recipe {
+  std::string name;
+  TrainFlags flags;
+  double bound;
+};
+
+TrainFlags Small(TrainFlags flags) {
+  flags.model = "mlp";
+  flags.hidden = 8;
+  flags.epochs = kEpochs;
+  flags.batch_size = kBatch;
+  flags.zero = false;
+  return flags;
+}
+
+const Recipe kMomentum{"momentum", Small({.optimizer = "sgd", .lr = 0.01, .momentum = 0.9}), 2e-4};
+const Recipe kAdam{"adam", Small({.optimizer = "adam", .lr = 0.0005}), 2e-2};
+
+// A run of the program that may lose ranks.
+class ElasticRun {
+ public:
+  explicit ElasticRun(const std::vector<std::string>& more, const std::vector<std::string>& launcher = {},
+                      const ProgramOptions& options = {})
+      : mark_(TempPath(absl::StrCat("continue", number_++, ".jsonl"))) {
+    std::vector<std::string> command = launcher;
+    for (const std::string& flag : std::vector<std::string>{
+             kTrain, "--model=mlp", "--hidden=8", "--backend=gloo", absl::StrCat("--nproc=", kRanks),
+             absl::StrCat("--batch_size=", kBatch), absl::StrCat("--epochs=", kEpochs), "--on_failure=continue",
+             "--data_dir=" + WriteSmallData("data", kData), "--metrics=" + mark_}) {
+      command.push_back(flag);
+    }
+    command.insert(command.end(), more.begin(), more.end());
+    program_ = std::make_unique<Program>(command, options);
+  }
+
+  std::vector<nlohmann::json> Events(absl::string_view kind) const {
+    std::vector<nlohmann::json> events;
+    for (const std::string& line : Lines(ReadText(mark_))) {
+      const nlohmann::json event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (!event.is_discarded() && event.at("event") == std::string(kind)) events.push_back(event);
+    }
+    return events;
+  }
+
+  // Whether the metrics have that many lines about steps (of all epochs) before the run ends.
+  bool WaitForSteps(size_t steps) const { return WaitForLines("\"event\":\"step\"", steps); }
+  bool WaitForLosses(size_t losses) const { return WaitForLines("\"event\":\"lost\"", losses); }
+
+  // By its number in the beginning; -1: there is none.
+  pid_t PidOfRank(int rank) const {
+    for (pid_t pid : ProcessesWith(mark_)) {
+      const std::string environment = ReadText(absl::StrCat("/proc/", pid, "/environ"));
+      const std::vector<std::string> variables = absl::StrSplit(environment, '\0');
+      if (std::ranges::count(variables, absl::StrCat("RANK=", rank)) > 0) return pid;
+    }
+    return -1;
+  }
+
+  void Signal(int rank, int signal) const {
+    const pid_t pid = PidOfRank(rank);
+    ASSERT_GT(pid, 0) << "rank " << rank;
+    ASSERT_EQ(kill(pid, signal), 0);
+  }
+
+  Ended Wait() {
+    const Ended ended = program_->Wait();
+    EXPECT_FALSE(ended.timed_out);
+    EXPECT_THAT(ProcessesWith(mark_), IsEmpty());
+    return ended;
+  }
+
+ private:
+  bool WaitForLines(const std::string& text, size_t count) const {
+    const absl::Time deadline = absl::Now() + absl::Seconds(40);
+    while (absl::Now() < deadline) {
+      const std::string contents = ReadText(mark_);
+      size_t found = 0;
+      for (size_t at = 0; (at = contents.find(text, at)) != std::string::npos; at += text.size()) ++found;
+      if (found >= count) return true;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return false;
+  }
+
+  static int number_;
+  const std::string mark_;
+  std::unique_ptr<Program> program_;
+};
+
+int ElasticRun::number_ = 0;
+
+// The step from which on the others went on, as the program says it; -1: it does not.
+int64_t StepOf(const std::string& err, const std::string& lost, const std::string& left) {
+  std::smatch match;
+  int64_t step = -1;
+  const std::regex line("train: rank " + lost + " is lost \\([^\n]*\\): " + left + " from step ([0-9]+)\n");
+  return std::regex_search(err, match, line) && absl::SimpleAtoi(match[1].str(), &step) ? step : -1;
+}
+
+// What a rank has after training.
+struct Trained {
+  Weights weights;
+  OptimizerState optimizer;
+};
+
+Trained After(TrainingRun& run) {
+  Trained trained;
+  const ParameterSet& parameters = run.model().parameters();
+  for (int i = 0; i < parameters.size(); ++i) {
+    const auto value = parameters[i].value.as<float>();
+    trained.weights[parameters[i].name].assign(value.begin(), value.end());
+  }
+  trained.optimizer = *run.ConsolidateOptimizer();
+  return trained;
+}
+
+// Trains `ranks` threads from `begin` on, from what `from` had, until `max_steps`.
+Trained TrainFrom(const TrainFlags& base, int ranks, const EpochPosition& begin, const Trained* from,
+                  int64_t max_steps) {
+  TrainFlags flags = base;
+  flags.max_steps = max_steps;
+  const auto data = LoadTrainingData(TempPath("data"));
+  Trained result;
+  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
+    EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, data, comm.rank(), ranks));
+    EK_ASSIGN_OR_RETURN(setup.plan, setup.plan.GoOn(begin, ranks));
+    ParameterSet& parameters = setup.model->parameters();
+    for (int i = 0; from != nullptr && i < parameters.size(); ++i) {
+      const std::vector<float>& values = from->weights.at(parameters[i].name);
+      std::memcpy(parameters[i].value.data, values.data(), parameters[i].value.bytes());
+    }
+    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+    if (from != nullptr) EK_RETURN_IF_ERROR(run->LoadOptimizer(from->optimizer));
+    for (int epoch = run->plan().begin.epoch; epoch < run->plan().epochs(); ++epoch) {
+      EK_RETURN_IF_ERROR(run->TrainEpoch(epoch, [](const StepFacts&) { return absl::OkStatus(); }).status());
+    }
+    EK_RETURN_IF_ERROR(run->AgreeOnState().status());
+    if (comm.rank() == 0) result = After(*run);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return result;
+}
+
+// The weights after losses: group sizes, each with the step that it begins with.
+struct Stretch {
+  int ranks;
+  int64_t first_step;
+};
+
+Weights Reference(const TrainFlags& flags, const std::vector<Stretch>& stretches) {
+  StepPlan plan = *MakeStepPlan(
+      {.world_size = stretches[0].ranks, .samples = kData.train, .batch_size = kBatch, .epochs = kEpochs});
+  Trained trained;
+  for (size_t i = 0; i < stretches.size(); ++i) {
+    if (i > 0) plan = *plan.GoOn(plan.PositionAfter(stretches[i].first_step), stretches[i].ranks);
+    const int64_t until = i + 1 < stretches.size() ? stretches[i + 1].first_step : 0;
+    trained = TrainFrom(flags, stretches[i].ranks, plan.begin, i > 0 ? &trained : nullptr, until);
+  }
+  return trained.weights;
+}
+
+std::vector<std::string> FlagsOf(const Recipe& recipe) {
+  std::vector<std::string> flags = {"--nozero", "--optimizer=" + recipe.flags.optimizer,
+                                    absl::StrCat("--lr=", *recipe.flags.lr)};
+  if (recipe.flags.momentum != 0) flags.push_back(absl::StrCat("--momentum=", recipe.flags.momentum));
+  return flags;
+}
+
+Weights Fresh() {
+  static int number = 0;
+  const std::string path = TempPath(absl::StrCat("fresh", number++, ".safetensors"));
+  const Ended ended = Train({"--model=mlp", "--hidden=8", "--nproc=1", "--lr=0", "--max_steps=1", "--save=" + path,
+                             "--data_dir=" + TempPath("data")});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  return ReadWeights(path);
+}
+
+struct Case {
+  Recipe recipe;
+  int lost;
+};
+
+class ContinueTest : public testing::TestWithParam<Case> {};
+
+TEST_P(ContinueTest, TheOthersEndAsIfTheyHadDoneThoseStepsAlone) {
+  const auto& [recipe, lost] = GetParam();
+  std::vector<std::string> flags = FlagsOf(recipe);
+  const std::string save = TempPath("continued.safetensors");
+  flags.push_back("--save=" + save);
+  ElasticRun run(flags);
+  ASSERT_TRUE(run.WaitForSteps(150));
+  run.Signal(lost, SIGKILL);
+  const Ended ended = run.Wait();
+  SCOPED_TRACE(ended.err);
+  ASSERT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.out, HasSubstr("\ntest_accuracy="));
+  EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", lost,
+                                                " was killed by SIGKILL; the other ranks went on and ended well\n")));
+  const int64_t step = StepOf(ended.err, absl::StrCat(lost), "3 ranks go on");
+  ASSERT_GE(step, 149);
+  ASSERT_LT(step, 1000);
+  EXPECT_THAT(ended.out,
+              HasSubstr(absl::StrCat("rank ", lost, " was lost; the others went on from step ", step, "\n")));
+
+  // All that are left have the same weights and the same state: they have compared their hashes.
+  const auto tests = run.Events("test");
+  ASSERT_EQ(tests.size(), 1u);
+  EXPECT_EQ(tests[0].at("ranks"), 3);
+  EXPECT_EQ(tests[0].at("ranks_lost"), 1);
+  const auto losses = run.Events("lost");
+  ASSERT_EQ(losses.size(), 1u);
+  EXPECT_EQ(losses[0].at("rank"), lost);
+  EXPECT_EQ(losses[0].at("step"), step);
+
+  const Weights weights = ReadWeights(save);
+  const Weights expected = Reference(recipe.flags, {{4, 0}, {3, step}});
+  const double difference = MaxDifference(weights, expected);
+  EXPECT_LE(difference / MaxDifference(expected, Fresh()), recipe.bound);
+  // One step more or less of the four would be far away.
+  const Weights next = Reference(recipe.flags, {{4, 0}, {3, step + 1}});
+  EXPECT_LE(difference, MaxDifference(next, expected) / 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ContinueTest,
+                         testing::Values(Case{kMomentum, 0}, Case{kMomentum, 2}, Case{kAdam, 0}, Case{kAdam, 3}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.recipe.name, "Rank", info.param.lost);
+                         });
+
+TEST(ContinueTwiceTest, OneAfterTheOther) {
+  std::vector<std::string> flags = FlagsOf(kMomentum);
+  const std::string save = TempPath("twice.safetensors");
+  flags.push_back("--save=" + save);
+  ElasticRun run(flags);
+  ASSERT_TRUE(run.WaitForSteps(50));
+  run.Signal(1, SIGKILL);
+  ASSERT_TRUE(run.WaitForLosses(1));
+  ASSERT_TRUE(run.WaitForSteps(run.Events("step").size() + 50));
+  run.Signal(0, SIGKILL);
+  const Ended ended = run.Wait();
+  SCOPED_TRACE(ended.err);
+  ASSERT_EQ(ended.code, 0);
+  const int64_t first = StepOf(ended.err, "1", "3 ranks go on"), second = StepOf(ended.err, "0", "2 ranks go on");
+  ASSERT_GE(first, 49);
+  ASSERT_GT(second, first);
+  const Weights expected = Reference(kMomentum.flags, {{4, 0}, {3, first}, {2, second}});
+  EXPECT_LE(MaxDifference(ReadWeights(save), expected) / MaxDifference(expected, Fresh()), kMomentum.bound);
+}
+
+TEST(ContinueShardedTest, IsRefusedWithTheWayOut) {
+  ElasticRun run({"--zero"});
+  ASSERT_TRUE(run.WaitForSteps(50));
+  run.Signal(1, SIGKILL);
+  const Ended ended = run.Wait();
+  SCOPED_TRACE(ended.err);
+  EXPECT_EQ(ended.code, 128 + SIGKILL);
+  EXPECT_THAT(ended.out, Not(HasSubstr("test_accuracy")));
+  EXPECT_THAT(ended.err, HasSubstr("no rank ended well"));
+  for (int rank : {0, 2, 3}) EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", rank, ": ")));
+  EXPECT_THAT(ended.err, HasSubstr("lost_shard"));
+}
+
+TEST(ContinueShardedTest, GoesOnWhereTheLostPartMayBeginFresh) {
+  ElasticRun run({"--zero", "--lost_shard=fresh"});
+  ASSERT_TRUE(run.WaitForSteps(50));
+  run.Signal(1, SIGKILL);
+  const Ended ended = run.Wait();
+  SCOPED_TRACE(ended.err);
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_GE(StepOf(ended.err, "1", "3 ranks go on"), 49);
+  ASSERT_EQ(run.Events("test").size(), 1u);
+  EXPECT_EQ(run.Events("test")[0].at("ranks"), 3);
+}
+
+TEST(ContinueStoppedTest, ARankThatFallsSilentIsLost) {
+  ElasticRun run({"--nozero"});
+  ASSERT_TRUE(run.WaitForSteps(50));
+  run.Signal(3, SIGSTOP);
+  const Ended ended = run.Wait();
+  SCOPED_TRACE(ended.err);
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_GE(StepOf(ended.err, "3", "3 ranks go on"), 49);
+}
+
+// Where rank 0 hosts the store, the others say so when it is lost, and end.
+TEST(ContinueWithoutALauncherTest, NobodyGoesOnWithoutTheStore) {
+  const std::string mark = TempPath("hosted.jsonl"), folder = TempPath("hosted_store");
+  mkdir(folder.c_str(), 0700);
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    const ProgramOptions options{.environment = {{"RANK", absl::StrCat(rank)},
+                                                 {"WORLD_SIZE", "3"},
+                                                 {"LOCAL_RANK", absl::StrCat(rank)},
+                                                 {"LOCAL_WORLD_SIZE", "3"},
+                                                 {"EVENKEEL_STORE", folder},
+                                                 {"EVENKEEL_SECRET", "of this test"}}};
+    ranks.push_back(std::make_unique<Program>(
+        std::vector<std::string>{kTrain, "--model=mlp", "--hidden=8", "--batch_size=4", "--nozero",
+                                 "--on_failure=continue", "--data_dir=" + WriteSmallData("data", kData),
+                                 "--metrics=" + mark},
+        options));
+  }
+  const absl::Time deadline = absl::Now() + absl::Seconds(40);
+  while (Lines(ReadText(mark)).size() < 20 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+  ASSERT_EQ(kill(ranks[0]->pid(), SIGKILL), 0);
+  const absl::Time killed = absl::Now();
+  EXPECT_EQ(ranks[0]->Wait().code, 128 + SIGKILL);
+  for (int rank : {1, 2}) {
+    const Ended ended = ranks[rank]->Wait();
+    SCOPED_TRACE(ended.err);
+    EXPECT_FALSE(ended.timed_out);
+    EXPECT_EQ(ended.code, 1);
+    EXPECT_THAT(Lines(ended.err), SizeIs(1));
+    EXPECT_THAT(ended.err, HasSubstr("store"));
+    EXPECT_THAT(ended.err, HasSubstr("tools:launch"));
+  }
+  EXPECT_LT(absl::Now() - killed, absl::Seconds(20));
+}
+
+// A rank that fails by itself ends with its error; the others go on.
+TEST(ContinueAfterAnErrorTest, ARankWithAnErrorOfItsOwnIsLeftBehind) {
+  // No file may have more than 4096 bytes: rank 0 can't write its metrics any more, nor can who takes its place.
+  const std::string metrics = TempPath("limited.jsonl");
+  const std::string command = absl::StrCat("trap '' XFSZ; ulimit -f 8; exec ", kTrain,
+                                           " --model=mlp --hidden=8 --backend=gloo --nproc=2 --on_failure=continue "
+                                           "--nozero --epochs=1 --metrics=",
+                                           metrics, " --data_dir=", WriteSmallData("short", {.train = 9600}));
+  const Ended ended = Program({"/bin/sh", "-c", command}).Wait();
+  SCOPED_TRACE(ended.err);
+  EXPECT_EQ(ended.code, 1);
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", rank, ": cannot write ", metrics)));
+  }
+  EXPECT_GE(StepOf(ended.err, "0", "1 rank goes on"), 1);
+  EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -236,7 +236,7 @@ TEST(GlooTest, AbortInTheMiddleOfTrafficTouchesNoBufferAfterwards) {
   }
 }
 
-// What is half sent, or half received, when the group ends is something that Gloo itself does not wake up.
+// What is half sent, or half received, when the group ends.
 TEST(GlooTest, AbortEndsAMessageThatIsHalfWayThrough) {
   std::vector<std::vector<uint8_t>> data(2, std::vector<uint8_t>(size_t{128} << 20));
   for (int aborts : {0, 1}) {

@@ -175,8 +175,7 @@ void GlooBackend::Abort(const absl::Status& why) {
     if (ended_.ok()) ended_ = why;
     mesh = mesh_.get();
   }
-  if (mesh == nullptr) return;
-  mesh->Abort(why);
+  if (mesh != nullptr) mesh->Abort(why);
   // Who computes at the moment runs into it with the next call.
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&nobody_inside));

@@ -1,0 +1,130 @@
+#include "evenkeel/tests/elastic/elastic_rank.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/recovery.h"
+#include "evenkeel/tests/rank_report.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+std::vector<int> Batches(int inputs) {
+  std::vector<int> batches(inputs);
+  std::iota(batches.begin(), batches.end(), 0);
+  return batches;
+}
+
+absl::Status Malformed(absl::string_view text) { return absl::InvalidArgumentError(absl::StrCat("malformed: ", text)); }
+
+absl::StatusOr<std::vector<int>> Numbers(absl::string_view text, char separator) {
+  std::vector<int> numbers;
+  for (absl::string_view part : absl::StrSplit(text, separator, absl::SkipEmpty())) {
+    numbers.emplace_back();
+    if (!absl::SimpleAtoi(part, &numbers.back())) return Malformed(text);
+  }
+  return numbers;
+}
+
+}  // namespace
+
+std::string ToText(const ElasticTraining& training) {
+  std::string text = absl::StrCat(absl::StrJoin(training.inputs, ","), training.joins ? " join" : " plain");
+  for (const Loss& loss : training.losses) {
+    absl::StrAppend(&text, " ", loss.rank, ":", loss.step, ":", static_cast<int>(loss.point));
+  }
+  return text;
+}
+
+absl::StatusOr<ElasticTraining> TrainingFromText(absl::string_view text) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ' ');
+  if (parts.size() < 2) return Malformed(text);
+  ElasticTraining training{.joins = parts[1] == "join"};
+  EK_ASSIGN_OR_RETURN(training.inputs, Numbers(parts[0], ','));
+  for (size_t i = 2; i < parts.size(); ++i) {
+    EK_ASSIGN_OR_RETURN(const std::vector<int> loss, Numbers(parts[i], ':'));
+    if (loss.size() != 3) return Malformed(text);
+    training.losses.push_back({loss[0], loss[1], static_cast<StepPoint>(loss[2])});
+  }
+  return training;
+}
+
+std::string ToLine(const ElasticReport& report) {
+  RankReport carrier{.rank = report.rank, .diverged = static_cast<int64_t>(report.seconds_without_group * 1e9)};
+  carrier.result.ended = report.ended;
+  carrier.result.status = absl::UnknownError(absl::StrJoin(report.went_on_from, ","));
+  return ToLine(carrier);
+}
+
+absl::StatusOr<ElasticReport> ElasticReportFromLine(absl::string_view line) {
+  EK_ASSIGN_OR_RETURN(RankReport carrier, ReportFromLine(line));
+  EK_ASSIGN_OR_RETURN(std::vector<int> went_on_from, Numbers(carrier.result.status.message(), ','));
+  return ElasticReport{.rank = carrier.rank,
+                       .went_on_from = std::move(went_on_from),
+                       .seconds_without_group = carrier.diverged * 1e-9,
+                       .ended = std::move(carrier.result.ended)};
+}
+
+absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> comm, const ElasticTraining& training,
+                                               absl::FunctionRef<void()> die) {
+  ElasticReport report{.rank = comm->rank()};
+  ToySettings settings{.batches = Batches(training.inputs[report.rank]), .joins = training.joins};
+  settings.at = [&](StepPoint point, int step, int gradients) -> absl::Status {
+    for (const Loss& loss : training.losses) {
+      if (loss.rank != report.rank || loss.step != step || loss.point != point) continue;
+      if (point != StepPoint::kBackward || gradients == 2) die();
+    }
+    return absl::OkStatus();
+  };
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<ToyTrainer> trainer, ToyTrainer::Create(comm.get(), settings));
+  absl::Status status = trainer->Train();
+  if (status.ok()) status = comm->Finalize(kPatience);  // A loss after the last step is one, too.
+  while (!status.ok()) {
+    const int64_t failed = MonotonicNanos();
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover(trainer->joinables(), *comm, {.timeout = kPatience, .why = status}));
+    comm = std::move(recovered.comm);
+    report.went_on_from.push_back(static_cast<int>(recovered.steps));
+    report.seconds_without_group = std::max(report.seconds_without_group, (MonotonicNanos() - failed) * 1e-9);
+    if (report.went_on_from.size() > training.losses.size()) return status;
+    status = trainer->Train(static_cast<int>(recovered.steps));
+    if (status.ok()) status = comm->Finalize(kPatience);
+  }
+  report.ended = trainer->result().ended;
+  return report;
+}
+
+ToyState TrainElasticallyAlone(const ElasticTraining& training, const std::vector<int>& went_on_from) {
+  std::vector<bool> is_there(training.inputs.size(), true);
+  const int steps = *std::max_element(training.inputs.begin(), training.inputs.end());
+  std::vector<ToyStep> done;
+  auto train = [&](int begin, int end) {
+    for (int step = begin; step < end; ++step) {
+      ToyStep next{.divisor = static_cast<int>(std::count(is_there.begin(), is_there.end(), true))};
+      for (size_t rank = 0; rank < is_there.size(); ++rank) {
+        if (is_there[rank] && step < training.inputs[rank]) next.inputs.emplace_back(static_cast<int>(rank), step);
+      }
+      if (!next.inputs.empty()) done.push_back(std::move(next));
+    }
+  };
+  int begin = 0;
+  for (size_t i = 0; i < went_on_from.size() && i < training.losses.size(); ++i) {
+    train(begin, went_on_from[i]);
+    begin = went_on_from[i];
+    is_there[training.losses[i].rank] = false;
+  }
+  train(begin, steps);
+  return TrainToyAlone(done).back();
+}
+
+}  // namespace evenkeel

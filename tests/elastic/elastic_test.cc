@@ -1,0 +1,147 @@
+// A training of four ranks loses one in the middle of an epoch, or two: the others finish it. On all of them weights and
+// momentum are then equal, and those of a plain loop that did the steps with whoever was there. Ranks are threads, and
+// processes that are killed.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/tests/child_processes.h"
+#include "evenkeel/tests/elastic/elastic_rank.h"
+#include "evenkeel/tests/toy_training.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::Field;
+using testing::Ge;
+using testing::Le;
+using testing::SizeIs;
+
+using Reports = std::vector<ElasticReport>;
+
+struct Dead {};  // Thrown by a thread that drops everything.
+
+Reports RunAsThreads(const ElasticTraining& training) {
+  auto group = CreateLocalGroup(static_cast<int>(training.inputs.size()));
+  EXPECT_TRUE(group.ok()) << group.status();
+  std::vector<absl::StatusOr<ElasticReport>> reports(training.inputs.size(), absl::CancelledError("lost"));
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    threads.emplace_back([&, rank, comm = std::move((*group)[rank])]() mutable {
+      try {
+        reports[rank] = TrainElastically(std::move(comm), training, [] { throw Dead(); });
+      } catch (const Dead&) {
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Reports survivors;
+  for (absl::StatusOr<ElasticReport>& report : reports) {
+    if (absl::IsCancelled(report.status())) continue;
+    EXPECT_TRUE(report.ok()) << report.status();
+    if (report.ok()) survivors.push_back(*std::move(report));
+  }
+  return survivors;
+}
+
+Reports RunAsProcesses(const ElasticTraining& training) {
+  ChildProcesses launch;
+  const absl::Status started = launch.Start({"tools/launch", absl::StrCat("--nproc=", training.inputs.size()),
+                                             "--on_failure=continue", "--", "tests/elastic_rank", ToText(training)},
+                                            {});
+  EXPECT_TRUE(started.ok()) << started;
+  Reports survivors;
+  EXPECT_TRUE(launch.Listen(absl::Now() + absl::Seconds(60), [&](int, absl::string_view line) {
+    absl::StatusOr<ElasticReport> report = ElasticReportFromLine(line);
+    EXPECT_TRUE(report.ok()) << report.status();
+    if (report.ok()) survivors.push_back(*std::move(report));
+  })) << launch.complaints(0);
+  EXPECT_THAT(launch.complaints(0), testing::HasSubstr("went on and ended well"));
+  return survivors;
+}
+
+struct Case {
+  const char* name;
+  ElasticTraining training;
+};
+
+const Case kCases[] = {
+    {"RankZeroInBackward", {{6, 6, 6, 6}, false, {{0, 3, StepPoint::kBackward}}}},
+    {"AnotherInBackward", {{6, 6, 6, 6}, false, {{2, 3, StepPoint::kBackward}}}},
+    {"InTheFirstStep", {{6, 6, 6, 6}, false, {{1, 0, StepPoint::kBackward}}}},
+    {"BeforeItsRecord", {{6, 6, 6, 6}, false, {{3, 4, StepPoint::kBeforeRecord}}}},
+    {"BetweenReductionAndOptimizer", {{6, 6, 6, 6}, false, {{1, 2, StepPoint::kReduced}}}},
+    {"RankZeroAfterTheOptimizer", {{6, 6, 6, 6}, false, {{0, 2, StepPoint::kStepped}}}},
+    {"AfterTheLastStep", {{6, 6, 6, 6}, false, {{2, 5, StepPoint::kStepped}}}},
+    {"RankZeroWithJoin", {{6, 6, 6, 6}, true, {{0, 3, StepPoint::kBackward}}}},
+    {"UnevenAllHaveInputs", {{5, 7, 4, 6}, true, {{3, 2, StepPoint::kBackward}}}},
+    {"UnevenAnotherHasRunDry", {{5, 7, 2, 6}, true, {{0, 3, StepPoint::kBackward}}}},
+    {"UnevenTheLongest", {{3, 7, 2, 5}, true, {{1, 6, StepPoint::kBackward}}}},
+    {"TwoOneAfterTheOther", {{7, 7, 7, 7}, false, {{0, 2, StepPoint::kBackward}, {3, 5, StepPoint::kReduced}}}},
+};
+
+// Where a loss interrupts the step that all are in, it is repeated; where it comes late, some may have finished it.
+int LatestStep(const Loss& loss) {
+  return loss.step + (loss.point == StepPoint::kReduced || loss.point == StepPoint::kStepped ? 1 : 0);
+}
+
+class ElasticTest : public testing::TestWithParam<Case> {
+ protected:
+  void Check(const Reports& survivors) {
+    const ElasticTraining& training = GetParam().training;
+    ASSERT_THAT(survivors, SizeIs(training.inputs.size() - training.losses.size()));
+    const ElasticReport& first = survivors[0];
+    ASSERT_THAT(first.went_on_from, SizeIs(training.losses.size()));
+    for (size_t i = 0; i < training.losses.size(); ++i) {
+      const Loss& loss = training.losses[i];
+      const int earliest = loss.point == StepPoint::kBeforeRecord ? loss.step - 1 : loss.step;
+      EXPECT_THAT(first.went_on_from[i], AllOf(Ge(earliest), Le(LatestStep(loss))));
+    }
+    const ToyState expected = TrainElasticallyAlone(training, first.went_on_from);
+    for (const ElasticReport& report : survivors) {
+      SCOPED_TRACE(absl::StrCat("rank ", report.rank));
+      EXPECT_EQ(report.went_on_from, first.went_on_from);
+      EXPECT_EQ(report.ended.weights, first.ended.weights);
+      EXPECT_EQ(report.ended.momentum, first.ended.momentum);
+      EXPECT_TRUE(IsClose(report.ended.weights, expected.weights));
+      EXPECT_TRUE(IsClose(report.ended.momentum, expected.momentum));
+      EXPECT_LT(report.seconds_without_group, 10);
+    }
+  }
+};
+
+TEST_P(ElasticTest, ThreadsFinishTheEpoch) { Check(RunAsThreads(GetParam().training)); }
+TEST_P(ElasticTest, ProcessesFinishTheEpoch) { Check(RunAsProcesses(GetParam().training)); }
+
+INSTANTIATE_TEST_SUITE_P(, ElasticTest, testing::ValuesIn(kCases),
+                         [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
+
+TEST(ElasticReferenceTest, IsThePlainTrainingWhereNobodyIsLost) {
+  const ElasticTraining training{{3, 2}, true, {}};
+  EXPECT_EQ(TrainElasticallyAlone(training, {}).weights, TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}})).back().weights);
+}
+
+TEST(ElasticReferenceTest, DependsOnWhoIsLostAndWhen) {
+  const ElasticTraining zero{{4, 4, 4}, false, {{0, 2, StepPoint::kBackward}}};
+  const ElasticTraining one{{4, 4, 4}, false, {{1, 2, StepPoint::kBackward}}};
+  const std::vector<float> weights = TrainElasticallyAlone(zero, {2}).weights;
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(one, {2}).weights));
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone(zero, {3}).weights));
+  EXPECT_FALSE(IsClose(weights, TrainElasticallyAlone({{4, 4, 4}, false, {}}, {}).weights));
+}
+
+}  // namespace
+}  // namespace evenkeel

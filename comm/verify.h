@@ -5,7 +5,8 @@
 //   EK_RETURN_IF_ERROR(comm.SetVerifyLevel(VerifyLevel::kPositions));   // while it runs, on all ranks
 //
 // Whatever the level, a transport that carries a tag or a header never pairs two different collectives: that is free.
-// The levels differ in how soon, and over which transports, a divergence becomes an error that names it.
+// The levels differ in how soon, and over which transports, a divergence becomes an error that names it. Sends and
+// receives are matters of pairs, which are not compared beside their data; ranks that wait for them in vain are found.
 //
 // Errors: InvalidArgument names the unknown word and the known ones.
 

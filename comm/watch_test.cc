@@ -13,15 +13,22 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control_link.h"
 #include "evenkeel/comm/flight_recorder.h"
 #include "evenkeel/comm/internal/testing_groups.h"
+#include "evenkeel/comm/local_backend.h"
+#include "evenkeel/comm/local_link.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
@@ -258,6 +265,53 @@ TEST_P(WatchTest, GroupsMayEndAtAnyMoment) {
     }
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+// A link whose hub can fall silent.
+class FakeLink : public ControlLink {
+ public:
+  FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<bool>* is_silent)
+      : link_(std::move(link)), is_silent_(is_silent) {}
+  void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) override {
+    link_->Start(
+        [this, receive](ControlMessage message) {
+          if (!*is_silent_) receive(std::move(message));
+        },
+        std::move(lost));
+  }
+  void Send(ControlMessage message) override {
+    if (!*is_silent_) link_->Send(std::move(message));
+  }
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view, int, int) override {
+    return absl::UnimplementedError("a fake");
+  }
+  std::string Key(absl::string_view purpose) const override { return link_->Key(purpose); }
+  absl::Duration Silence() const override { return *is_silent_ ? absl::Seconds(7) : absl::ZeroDuration(); }
+  ControlCounters Counters() const override { return link_->Counters(); }
+  void Stop() override { link_->Stop(); }
+
+ private:
+  const std::unique_ptr<ControlLink> link_;
+  const std::atomic<bool>* const is_silent_;
+};
+
+TEST(SilenceTest, ASilentHubEndsTheGroupHere) {
+  std::atomic<bool> is_silent = false;
+  std::vector<std::unique_ptr<Backend>> backends = internal::CreateLocalBackends(2);
+  std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(2);
+  std::vector<std::unique_ptr<Communicator>> group;
+  for (int rank = 0; rank < 2; ++rank) {
+    group.push_back(std::make_unique<Communicator>(
+        std::move(backends[rank]),
+        std::make_unique<ControlChannel>(rank, 2, std::make_unique<FakeLink>(std::move(links[rank]), &is_silent)),
+        CommunicatorOptions{.watch = {.beat = kQuick}}));
+  }
+  const Work work = group[0]->user().Barrier();
+  is_silent = true;
+  const absl::Status status = work.Wait();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(Message(status), HasSubstr("rank 0 has heard nothing for 7s of the store"));
+  EXPECT_TRUE(absl::IsUnavailable(EndOf(*group[1]))) << "it learns of it by itself";
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, WatchTest, testing::Values(Transport::kLocal, Transport::kGloo),

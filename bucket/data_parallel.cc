@@ -66,9 +66,12 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
                                                                    std::unique_ptr<BucketReduction> reduction) {
   std::unique_ptr<DataParallel> ddp(new DataParallel(comm, params, std::move(buffers), options));
   const std::string& name = ddp->join_name();
+  absl::Status own;
   if (options.refresh_every < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": refresh_every is ", options.refresh_every));
+    own = absl::InvalidArgumentError(absl::StrCat("refresh_every is ", options.refresh_every));
   }
+  EK_RETURN_IF_ERROR(
+      Annotate(AgreeThatAllCan(absl::StrCat("options/", name), own, comm->control(), comm->timeout()), name));
   EK_RETURN_IF_ERROR(Annotate(VerifySameParameters(*params, comm->control(), comm->timeout()), name));
   EK_ASSIGN_OR_RETURN(ddp->state_channel_, comm->OpenChannel(absl::StrCat(name, ".state")));
   if (options.broadcast_initial_state) {

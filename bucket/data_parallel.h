@@ -22,7 +22,8 @@
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
 //                leaves nothing behind: gradients are none, and buffers are as they were when it began.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
-// Several in one step: all ranks compare whether they synchronise only for the first that begins the step.
+// Several in one step: all ranks compare whether they synchronise when the first of them begins the step; a difference
+// in the others shows when ranks can't come together any more, which the control plane notices and names.
 //
 // Ownership: the communicator outlives its use, parameters and buffers outlive it. Create it on all ranks in the same
 //            order.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -66,17 +67,23 @@ Reducer::Reducer(Communicator* comm, ParameterSet* params, absl::string_view nam
 absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, ParameterSet* params,
                                                          absl::string_view name, ReducerOptions options,
                                                          std::unique_ptr<BucketReduction> reduction) {
-  EK_RETURN_IF_ERROR(Annotate(CheckParameters(*params, *comm, options.gradient_as_bucket_view), name));
   std::unique_ptr<Reducer> reducer(new Reducer(comm, params, name, std::move(options), std::move(reduction)));
-  EK_ASSIGN_OR_RETURN(reducer->channel_, comm->OpenChannel(name));
-  for (int i = 0; i < params->size(); ++i) {
-    const Parameter& param = (*params)[i];
-    reducer->specs_.push_back({.count = param.value.count, .dtype = param.value.dtype, .device = param.value.device});
-    reducer->own_grads_.push_back(param.grad);
-  }
-  EK_RETURN_IF_ERROR(Annotate(reducer->Install({.mask = params->mask()}), name));
-  reducer->seen_mask_version_ = params->mask_version();
+  const absl::Status own = reducer->Init();
+  EK_RETURN_IF_ERROR(
+      Annotate(AgreeThatAllCan(absl::StrCat("create/", name), own, comm->control(), comm->timeout()), name));
   return reducer;
+}
+
+absl::Status Reducer::Init() {
+  EK_RETURN_IF_ERROR(CheckParameters(*params_, *comm_, options_.gradient_as_bucket_view));
+  EK_ASSIGN_OR_RETURN(channel_, comm_->OpenChannel(name_));
+  for (int i = 0; i < params_->size(); ++i) {
+    const Parameter& param = (*params_)[i];
+    specs_.push_back({.count = param.value.count, .dtype = param.value.dtype, .device = param.value.device});
+    own_grads_.push_back(param.grad);
+  }
+  seen_mask_version_ = params_->mask_version();
+  return Install({.mask = params_->mask()});
 }
 
 Reducer::~Reducer() {

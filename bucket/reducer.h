@@ -71,7 +71,8 @@ inline constexpr int kNewestPlan = -1;
 
 class Reducer {
  public:
-  // `name` must be unique in the group and equal on all ranks; `reduction` null means all-reduce.
+  // All ranks together: what one of them can't do is an error on all. `name` must be unique in the group and equal on
+  // all ranks; `reduction` null means all-reduce.
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* comm, ParameterSet* params,
                                                          absl::string_view name, ReducerOptions options,
                                                          std::unique_ptr<BucketReduction> reduction = nullptr);
@@ -127,6 +128,7 @@ class Reducer {
   Reducer(Communicator* comm, ParameterSet* params, absl::string_view name, ReducerOptions options,
           std::unique_ptr<BucketReduction> reduction);
 
+  absl::Status Init();
   // Makes buckets for `state` and moves gradients over; on failure everything is as before.
   absl::Status Install(PlanState state);
   void AttachViews();

@@ -4,9 +4,11 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -78,6 +80,21 @@ absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tenso
   absl::Status status;
   for (const Work& work : works) status.Update(work.Wait());
   return status;
+}
+
+absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, ControlChannel& control,
+                             absl::Duration timeout) {
+  const std::string mine = internal::ByteWriter().I32(static_cast<int>(own.code())).Bytes(own.message()).Take();
+  absl::StatusOr<ControlChannel::Parts> parts = control.Exchange(topic, mine, timeout);
+  if (!parts.ok()) return own.ok() ? parts.status() : own;
+  for (size_t rank = 0; rank < parts->size(); ++rank) {
+    internal::ByteReader reader((*parts)[rank]);
+    const auto code = static_cast<absl::StatusCode>(reader.I32());
+    const absl::string_view message = reader.Bytes();
+    EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat(topic, " of rank ", rank)));
+    EK_RETURN_IF_ERROR(Annotate(absl::Status(code, message), absl::StrCat("rank ", rank)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status VerifySameParameters(const ParameterSet& params, ControlChannel& control, absl::Duration timeout) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -24,6 +25,11 @@ std::vector<std::vector<TensorView>> GroupForBroadcast(absl::Span<const TensorVi
 
 // One broadcast per group, all in flight at once.
 absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role);
+
+// What a rank can't do, all learn: OK on every rank if `own` is on all, else the error of the lowest that has one, with
+// its number. `topic` is of this object and equal on all ranks.
+absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, ControlChannel& control,
+                             absl::Duration timeout);
 
 // InvalidArgument on every rank if counts, names, sizes or types of the parameters differ; it names the ranks, the
 // parameter and both values.

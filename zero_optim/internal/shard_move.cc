@@ -49,11 +49,12 @@ absl::Status CheckSameStep(const std::vector<ShardFacts>& by_rank) {
   return absl::OkStatus();
 }
 
-absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const ShardFacts& plan,
-                                const std::vector<int>& holder, const std::vector<uint8_t>& was_updated) {
+absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const std::vector<int>& holder) {
   std::set<int> lost;  // Their ranks in the old group.
-  for (size_t param = 0; param < holder.size(); ++param) {
-    if (was_updated[param] && holder[param] < 0) lost.insert(plan.owners[param]);
+  for (const ShardFacts& facts : by_rank) {
+    for (size_t param = 0; param < holder.size(); ++param) {
+      if (facts.was_updated[param] && holder[param] < 0) lost.insert(facts.owners[param]);
+    }
   }
   if (lost.empty()) return absl::OkStatus();
   const std::vector<int> ranks(lost.begin(), lost.end());
@@ -100,7 +101,6 @@ absl::StatusOr<ShardMove> PlanShardMove(const std::vector<ShardFacts>& by_rank, 
   size_t chosen = plan_from < 0 ? 0 : static_cast<size_t>(plan_from);
   if (chosen >= by_rank.size()) return absl::InternalError(absl::StrCat("there is no rank ", plan_from, " to plan"));
   ShardMove move{.holder = std::vector<int>(params, -1), .steps = std::vector<int64_t>(params, 0)};
-  std::vector<uint8_t> was_updated(params, 0);
   bool may_lose = true;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const ShardFacts& facts = by_rank[rank];
@@ -108,7 +108,6 @@ absl::StatusOr<ShardMove> PlanShardMove(const std::vector<ShardFacts>& by_rank, 
     move.generation = std::max(move.generation, facts.generation + 1);
     may_lose = may_lose && facts.may_lose;
     for (size_t param = 0; param < params; ++param) {
-      was_updated[param] |= facts.was_updated[param];
       if (facts.held_steps[param] <= move.steps[param]) continue;
       move.holder[param] = static_cast<int>(rank);
       move.steps[param] = facts.held_steps[param];
@@ -117,7 +116,7 @@ absl::StatusOr<ShardMove> PlanShardMove(const std::vector<ShardFacts>& by_rank, 
   const ShardFacts& plan = by_rank[chosen];
   move.mask = plan.mask;
   if (!may_lose) {
-    EK_RETURN_IF_ERROR(CheckNothingIsLost(by_rank, plan, move.holder, was_updated));
+    EK_RETURN_IF_ERROR(CheckNothingIsLost(by_rank, move.holder));
     EK_RETURN_IF_ERROR(CheckSameStep(by_rank));
   }
   for (size_t param = 0; param < params; ++param) {

@@ -1,0 +1,94 @@
+#include "evenkeel/join/internal/recovery_plan.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::internal {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+RecoveryFacts At(std::vector<int64_t> counts) {
+  return {.names = "ddp#0, optimizer#0", .steps = counts[0], .counts = std::move(counts)};
+}
+
+RecoveryPlan Plan(const std::vector<RecoveryFacts>& by_rank) {
+  absl::StatusOr<RecoveryPlan> plan = PlanRecovery(by_rank);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *plan : RecoveryPlan();
+}
+
+TEST(PlanRecoveryTest, TakesTheLowestRankOfThoseAtTheEarliestStep) {
+  const RecoveryPlan plan = Plan({At({8}), At({7}), At({8}), At({7})});
+  EXPECT_EQ(plan.source, 1);
+  EXPECT_EQ(plan.steps, 7);
+  EXPECT_THAT(plan.ahead, ElementsAre(1, 0, 1, 0));
+}
+
+TEST(PlanRecoveryTest, PassesOverRanksThatAreInTheMiddleOfSomething) {
+  RecoveryFacts torn = At({7});
+  torn.torn = "optimizer#0 was in the middle of an update";
+  const RecoveryPlan plan = Plan({torn, At({8}), At({8})});
+  EXPECT_EQ(plan.source, 1);
+  EXPECT_EQ(plan.steps, 8);
+  EXPECT_THAT(plan.ahead, ElementsAre(-1, 0, 0));
+}
+
+TEST(PlanRecoveryTest, TakesAPatchedStateOnlyWhereNobodyHasAWholeOne) {
+  RecoveryFacts patched = At({7});
+  patched.patched = "in the middle of an update, and does not mind";
+  EXPECT_EQ(Plan({patched, At({8})}).source, 1);
+  EXPECT_EQ(Plan({patched, patched}).source, 0);
+}
+
+// Of two optimizers only one had stepped on rank 0; the caller's own count of steps does not show it.
+TEST(PlanRecoveryTest, OfEqualStepsTheOneWithFewerUpdatesCounts) {
+  RecoveryFacts between = At({7, 36});
+  between.steps = 7;
+  const RecoveryPlan plan = Plan({between, At({7, 35})});
+  EXPECT_EQ(plan.source, 1);
+  EXPECT_THAT(plan.ahead, ElementsAre(-1, 0));
+}
+
+TEST(PlanRecoveryTest, SaysWhyThereIsNothingToGoOnFrom) {
+  RecoveryFacts first = At({7}), second = At({8}), third = At({7});
+  first.torn = "one of two";
+  second.torn = "two of three";
+  const std::string text(PlanRecovery({first, second}).status().message());
+  EXPECT_THAT(text,
+              HasSubstr("no rank has a whole state to go on from: rank 0 has finished 7 steps, one of two; rank 1 "
+                        "has finished 8 steps, two of three"));
+  third.error = absl::InvalidArgumentError("no list");
+  EXPECT_EQ(PlanRecovery({At({7}), third}).status(), absl::InvalidArgumentError("rank 1: no list"));
+  third.error = absl::OkStatus();
+  third.names = "optimizer#0";
+  EXPECT_THAT(std::string(PlanRecovery({At({7}), third}).status().message()),
+              HasSubstr("rank 0 brings ddp#0, optimizer#0, rank 1 optimizer#0"));
+}
+
+TEST(RecoveryFactsTest, SurvivesTheWireAndRefusesEverythingElse) {
+  RecoveryFacts facts = At({7, 8, 9});
+  facts.error = absl::InvalidArgumentError("a text,\nof two lines");
+  facts.torn = "torn";
+  facts.patched = "patched";
+  const std::string bytes = facts.Serialize();
+  absl::StatusOr<RecoveryFacts> parsed = RecoveryFacts::Parse(bytes);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->Serialize(), bytes);
+  EXPECT_EQ(parsed->error, facts.error);
+  EXPECT_EQ(parsed->counts, facts.counts);
+  EXPECT_FALSE(RecoveryFacts::Parse("").ok());
+  EXPECT_FALSE(RecoveryFacts::Parse("0").ok());
+  EXPECT_FALSE(RecoveryFacts::Parse("x" + bytes).ok());
+}
+
+}  // namespace
+}  // namespace evenkeel::internal

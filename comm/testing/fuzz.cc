@@ -35,7 +35,19 @@ void* TakeAligned(size_t size, std::align_val_t alignment) {
 }  // namespace
 }  // namespace evenkeel
 
-// The other forms of new and delete call these.
+// All forms: a sanitizer has its own of those that are left out, and finds that they do not match.
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return evenkeel::Take(size); }
+void* operator new[](size_t size, const std::nothrow_t&) noexcept { return evenkeel::Take(size); }
+void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return evenkeel::TakeAligned(size, alignment);
+}
+void* operator new[](size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return evenkeel::TakeAligned(size, alignment);
+}
+void operator delete(void* block, const std::nothrow_t&) noexcept { std::free(block); }
+void operator delete[](void* block, const std::nothrow_t&) noexcept { std::free(block); }
+void operator delete(void* block, std::align_val_t, const std::nothrow_t&) noexcept { std::free(block); }
+void operator delete[](void* block, std::align_val_t, const std::nothrow_t&) noexcept { std::free(block); }
 void* operator new(size_t size) { return evenkeel::Take(size); }
 void* operator new(size_t size, std::align_val_t alignment) { return evenkeel::TakeAligned(size, alignment); }
 void* operator new[](size_t size) { return evenkeel::Take(size); }

@@ -144,9 +144,10 @@ TEST_P(AgreementTest, TheLevelIsSetAtTheSamePositions) {
   Statuses seen(2);
   RunRanksOver(GetParam(), 2, [&](Communicator& comm) {
     std::vector<float> data(3);
-    if (comm.rank() == 1) comm.user().AllReduce(absl::MakeSpan(data), ReduceOp::kSum);
+    Work work;
+    if (comm.rank() == 1) work = comm.user().AllReduce(absl::MakeSpan(data), ReduceOp::kSum);
     seen.Note(comm, comm.SetVerifyLevel(VerifyLevel::kEvery)).IgnoreError();
-    return EndOf(comm);  // The operation uses `data` until then.
+    return work.Wait();
   }).IgnoreError();
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;

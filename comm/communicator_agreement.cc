@@ -168,9 +168,8 @@ std::shared_ptr<Communicator::Agreement> Communicator::Agree(absl::string_view t
                        if (!parts.ok()) return agreement->work->Finish(parts.status());
                        agreement->parts = *parts;
                        const absl::Status verdict = judge == nullptr ? absl::OkStatus() : judge(*parts);
-                       if (!verdict.ok()) SetStatus(verdict);
+                       if (!verdict.ok()) Fail(verdict);  // First: who is woken finds nothing in flight.
                        agreement->work->Finish(verdict);
-                       if (!verdict.ok()) Fail(verdict);
                      });
   return agreement;
 }

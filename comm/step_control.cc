@@ -23,7 +23,7 @@ std::string ActionTopic(int64_t step) { return absl::StrCat("action/", step); }
 // What a dry rank gets in a step, it gets from the lowest active one.
 ControlChannel::From FromLeader(const StepAnswer& answer) {
   return {.rank = answer.lowest_active,
-          .text = absl::StrCat(internal::kDry, "follows rank ", answer.lowest_active, " in step ", answer.step)};
+          .text = absl::StrCat(internal::kDry, "what rank ", answer.lowest_active, " does in step ", answer.step)};
 }
 
 constexpr size_t kMaxNote = 256;

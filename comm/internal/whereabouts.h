@@ -37,7 +37,7 @@
 namespace evenkeel::internal {
 
 // Begins the text of each wait of a rank that has run out of inputs and does what others do.
-inline constexpr char kDry[] = "dry, ";
+inline constexpr char kDry[] = "RunJoined() without inputs: ";
 // The channel of a user's own collectives.
 inline constexpr char kUserChannel[] = "user";
 

@@ -122,12 +122,14 @@ TEST(JudgeTest, AUsersBarrierAndAStepAreADeadlock) {
 TEST(JudgeTest, WhatADryRankCannotKnowOfIsExplained) {
   std::vector<RankFacts> ranks = {
       Waiting({InCollective(0, "#0 barrier (user) on channel \"user\"")}, {OnUser(1)}),
-      Waiting({ForMessage(0, absl::StrCat(kDry, "follows rank 0 in step 5"))}),
+      Waiting({ForMessage(0, absl::StrCat(kDry, "what rank 0 does in step 5"))}),
   };
-  EXPECT_THAT(TextOf(Judge(ranks, {})),
-              HasSubstr("rank 1 waits in dry, follows rank 0 in step 5: none of them can go on: the ranks disagree "
-                        "(collectives inside RunJoined() have to be ones that dry ranks know of: on rank 1, without "
-                        "inputs, nobody issues those of the loop's body)"));
+  EXPECT_THAT(
+      TextOf(Judge(ranks, {})),
+      HasSubstr("rank 1 waits in RunJoined() without inputs: what rank 0 does in step 5: none of them can go on: "
+                "the ranks disagree (collectives inside RunJoined() have to be ones that dry ranks know of: on rank 1, "
+                "without "
+                "inputs, nobody issues those of the loop's body)"));
   ranks[1].report.waits[0].text = "something else";
   EXPECT_THAT(TextOf(Judge(ranks, {})), Not(HasSubstr("RunJoined")));
 }

@@ -151,7 +151,8 @@ std::vector<BucketInfo> Reducer::buckets() const {
 absl::Status Reducer::RebuildNow() {
   if (recorded_topic_.empty()) return absl::OkStatus();
   if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't rebuild inside a step"));
-  EK_ASSIGN_OR_RETURN(std::string bytes, comm_->control().Receive(recorded_topic_, comm_->timeout()));
+  const ControlChannel::From from{.rank = recorder_, .text = absl::StrCat("the gradient order of ", name_)};
+  EK_ASSIGN_OR_RETURN(std::string bytes, comm_->control().Receive(recorded_topic_, comm_->timeout(), from));
   EK_ASSIGN_OR_RETURN(std::vector<int> order, ParseOrder(bytes, params_->size()));
   PlanState next = state_;
   AdoptOrder(next, order);
@@ -385,6 +386,7 @@ absl::Status Reducer::Complete(BucketLauncher& launcher) {
 void Reducer::RecordFor(const StepAnswer& answer) {
   if (state_.order_final || !recorded_topic_.empty()) return;
   recorded_topic_ = absl::StrCat("order/", name_, "/", state_.generation);
+  recorder_ = answer.lowest_active;
   if (answer.lowest_active != comm_->rank()) return;
   const std::string order = SerializeOrder(tracker_.order());
   for (int rank = 0; rank < comm_->world_size(); ++rank) comm_->control().Send(rank, recorded_topic_, order);

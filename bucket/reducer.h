@@ -163,6 +163,7 @@ class Reducer {
   // Under which topic the order comes that is to be adopted: while state_.order_final is false, a synchronising step
   // records it and the next step adopts it. Empty: none is to come.
   std::string recorded_topic_;
+  int recorder_ = -1;  // Whose order that will be.
 
   // The step that is running.
   std::shared_ptr<StepTicket> ticket_;

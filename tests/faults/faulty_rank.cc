@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/verify.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel {
@@ -46,10 +47,10 @@ class FaultyRank {
     settings.at = [this](StepPoint point, int step, int gradients) { return At(point, step, gradients); };
     report_.result = TrainToy(comm_, settings);
     absl::Status& status = report_.result.status;
+    if (striker_.joinable()) striker_.join();
     if (status.ok()) status = comm_.Finalize(comm_.timeout());
     report_.ended = MonotonicNanos();
     if (!status.ok()) comm_.Abort(status);
-    if (striker_.joinable()) striker_.join();
     if (work_.has_value()) (void)work_->Wait();  // Until then the memory is in use.
     return std::move(report_);
   }
@@ -57,7 +58,7 @@ class FaultyRank {
  private:
   absl::Status At(StepPoint point, int step, int gradients) {
     if (is_victim_ && DeviatesAt(point, step)) Diverge();
-    // What was to happen within the optimizer has happened when it is over.
+    // What was to happen within what follows the point has happened when that is over.
     if (point == StepPoint::kStepped && striker_.joinable()) striker_.join();
     if (point == StepPoint::kStepped && work_.has_value()) EK_RETURN_IF_ERROR(CheckCollective());
     const bool is_here = point == scenario_.point && step == scenario_.step &&
@@ -183,6 +184,7 @@ class FaultyRank {
 CommunicatorOptions OptionsOf(const Scenario& scenario) {
   const bool is_blocked = scenario.fault == Fault::kStopped && !scenario.over_gloo;
   return {.timeout = is_blocked ? kTimeoutOfBlocked : kTimeout,
+          .verify = scenario.verifies_every ? VerifyLevel::kEvery : VerifyLevel::kPositions,
           .watch = {.beat = kBeat, .silence = kSilence, .stall_warning = kStallWarning}};
 }
 

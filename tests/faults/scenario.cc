@@ -12,7 +12,7 @@ namespace evenkeel {
 namespace {
 
 constexpr int kSteps = 4;
-constexpr int kMaxDelayMicros = 400;  // An optimizer's step over processes takes about as long.
+constexpr int kMaxDelayMicros = 400;  // A sharded optimizer's step over processes takes about as long.
 
 // SplitMix64: the same numbers on every platform.
 class Draws {
@@ -77,8 +77,7 @@ absl::string_view Does(Fault fault) {
   return "?";
 }
 
-std::string Where(const Scenario& scenario) {
-  if (scenario.delay_micros >= 0) return absl::StrCat("in the optimizer, after ", scenario.delay_micros, " us");
+std::string At(const Scenario& scenario) {
   switch (scenario.point) {
     case StepPoint::kBeforeRecord:
       return "before its record";
@@ -94,6 +93,11 @@ std::string Where(const Scenario& scenario) {
       return "after the loop";
   }
   return "?";
+}
+
+std::string Where(const Scenario& scenario) {
+  const std::string where = At(scenario);
+  return scenario.delay_micros < 0 ? where : absl::StrCat(scenario.delay_micros, " us after it was ", where);
 }
 
 }  // namespace
@@ -125,6 +129,7 @@ Scenario MakeScenario(uint64_t seed, int index) {
   const int world_size = std::vector<int>{2, 3, 5}[draws.Below(3)];
   scenario.victim = draws.Below(world_size);
   scenario.is_sharded = draws.OneIn(2);
+  scenario.verifies_every = draws.OneIn(4);
   scenario.join = static_cast<JoinForm>(draws.Below(3));
   scenario.variant = draws.Below(3);
   scenario.waits_later = draws.OneIn(2);
@@ -140,20 +145,23 @@ Scenario MakeScenario(uint64_t seed, int index) {
   scenario.step = draws.Below(limit);
   if (scenario.disagrees() && !scenario.has_collective()) return scenario;
 
-  scenario.point = static_cast<StepPoint>(draws.Below(5));
+  scenario.point = static_cast<StepPoint>(draws.Below(scenario.has_collective() ? 5 : 6));
   if (scenario.point == StepPoint::kBackward) scenario.gradients = draws.Below(kToyGradients + 1);
+  if (scenario.point == StepPoint::kLoopEnd) scenario.step = scenario.inputs[scenario.victim];
   const bool is_signal = scenario.fault == Fault::kKilled || scenario.fault == Fault::kStopped;
-  if (scenario.over_gloo && is_signal && scenario.point == StepPoint::kReduced && draws.OneIn(2)) {
+  const bool is_long = scenario.point == StepPoint::kReduced || scenario.point == StepPoint::kLoopEnd;
+  if (scenario.over_gloo && is_signal && is_long && draws.OneIn(2)) {
     scenario.delay_micros = draws.Below(kMaxDelayMicros);
   }
   return scenario;
 }
 
 std::string Describe(const Scenario& scenario) {
-  std::string text =
-      absl::StrCat(scenario.over_gloo ? "gloo" : "local", scenario.rank0_hosts ? " (rank 0 hosts the store)" : "", ", ",
-                   scenario.is_sharded ? "sharded" : "unsharded", ", ", scenario.joins() ? "join " : "inputs ",
-                   absl::StrJoin(scenario.inputs, ","), ": rank ", scenario.victim, " ", Does(scenario.fault));
+  std::string text = absl::StrCat(
+      scenario.over_gloo ? "gloo" : "local", scenario.rank0_hosts ? " (rank 0 hosts the store)" : "", ", ",
+      scenario.is_sharded ? "sharded" : "unsharded", scenario.verifies_every ? ", verifies every collective, " : ", ",
+      scenario.joins() ? "join " : "inputs ", absl::StrJoin(scenario.inputs, ","), ": rank ", scenario.victim, " ",
+      Does(scenario.fault));
   if (scenario.fault == Fault::kExtraStep || scenario.fault == Fault::kOtherPlan) return text;
   absl::StrAppend(&text, " in step ", scenario.step);
   if (scenario.disagrees() && !scenario.has_collective()) return text;

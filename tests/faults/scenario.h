@@ -56,6 +56,7 @@ struct Scenario {
   bool over_gloo = false;    // Ranks are processes; else threads, over the local backend.
   bool rank0_hosts = false;  // The store; else somebody who survives.
   bool is_sharded = false;
+  bool verifies_every = false;  // Collective; else positions.
   JoinForm join = JoinForm::kNone;
   std::vector<int> inputs;  // Per rank.
 

@@ -1,8 +1,10 @@
 // A rank that is killed in mid-epoch, with --on_failure=continue: the others finish, with the weights that a group of
 // that many ranks gives which does those steps from that step on.
 //
-// The program runs over Gloo, the reference over threads: they add in another order. The bounds are those of
-// parity_test, on max |a - b| / max |change since the start|.
+// The reference runs over Gloo too, in this process. Gloo adds in an order that depends on an element's place in its
+// bucket, so each parameter has a bucket of its own, in every plan. What remains are last bits in which a kernel's sums
+// depend on where memory lies: a thousandth of what one step more or less with four ranks changes.
+// trainer:training_run_test has the same bit for bit, in threads.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,7 +29,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/gloo.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
@@ -56,7 +59,6 @@ constexpr SmallData kData{.train = 500 * kRanks * kBatch + 6, .test = 50};
 struct Recipe {
   std::string name;
   TrainFlags flags;
-  double bound;
 };
 
 TrainFlags Small(TrainFlags flags) {
@@ -65,11 +67,12 @@ TrainFlags Small(TrainFlags flags) {
   flags.epochs = kEpochs;
   flags.batch_size = kBatch;
   flags.zero = false;
+  flags.bucket_cap_mb = flags.first_bucket_mb = 0;
   return flags;
 }
 
-const Recipe kMomentum{"momentum", Small({.optimizer = "sgd", .lr = 0.01, .momentum = 0.9}), 2e-4};
-const Recipe kAdam{"adam", Small({.optimizer = "adam", .lr = 0.0005}), 2e-2};
+const Recipe kMomentum{"momentum", Small({.optimizer = "sgd", .lr = 0.01, .momentum = 0.9})};
+const Recipe kAdam{"adam", Small({.optimizer = "adam", .lr = 0.0005})};
 
 // A run of the program that may lose ranks.
 class ElasticRun {
@@ -176,7 +179,7 @@ Trained TrainFrom(const TrainFlags& base, int ranks, const EpochPosition& begin,
   flags.max_steps = max_steps;
   const auto data = LoadTrainingData(TempPath("data"));
   Trained result;
-  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
+  const auto train = [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
     EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, data, comm.rank(), ranks));
     EK_ASSIGN_OR_RETURN(setup.plan, setup.plan.GoOn(begin, ranks));
@@ -192,9 +195,19 @@ Trained TrainFrom(const TrainFlags& base, int ranks, const EpochPosition& begin,
     }
     EK_RETURN_IF_ERROR(run->AgreeOnState().status());
     if (comm.rank() == 0) result = After(*run);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+    return comm.Finalize();
+  };
+  const auto group = CreateGlooGroupInProcess(ranks);
+  EXPECT_TRUE(group.ok()) << group.status();
+  std::vector<std::thread> threads;
+  for (const auto& comm : *group) {
+    threads.emplace_back([&comm, &train] {
+      const absl::Status status = train(*comm);
+      EXPECT_TRUE(status.ok()) << status;
+      if (!status.ok()) comm->Abort(status);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   return result;
 }
 
@@ -217,19 +230,10 @@ Weights Reference(const TrainFlags& flags, const std::vector<Stretch>& stretches
 }
 
 std::vector<std::string> FlagsOf(const Recipe& recipe) {
-  std::vector<std::string> flags = {"--nozero", "--optimizer=" + recipe.flags.optimizer,
-                                    absl::StrCat("--lr=", *recipe.flags.lr)};
+  std::vector<std::string> flags = {"--nozero", "--bucket_cap_mb=0", "--first_bucket_mb=0",
+                                    "--optimizer=" + recipe.flags.optimizer, absl::StrCat("--lr=", *recipe.flags.lr)};
   if (recipe.flags.momentum != 0) flags.push_back(absl::StrCat("--momentum=", recipe.flags.momentum));
   return flags;
-}
-
-Weights Fresh() {
-  static int number = 0;
-  const std::string path = TempPath(absl::StrCat("fresh", number++, ".safetensors"));
-  const Ended ended = Train({"--model=mlp", "--hidden=8", "--nproc=1", "--lr=0", "--max_steps=1", "--save=" + path,
-                             "--data_dir=" + TempPath("data")});
-  EXPECT_EQ(ended.code, 0) << ended.err;
-  return ReadWeights(path);
 }
 
 struct Case {
@@ -271,11 +275,8 @@ TEST_P(ContinueTest, TheOthersEndAsIfTheyHadDoneThoseStepsAlone) {
 
   const Weights weights = ReadWeights(save);
   const Weights expected = Reference(recipe.flags, {{4, 0}, {3, step}});
-  const double difference = MaxDifference(weights, expected);
-  EXPECT_LE(difference / MaxDifference(expected, Fresh()), recipe.bound);
-  // One step more or less of the four would be far away.
   const Weights next = Reference(recipe.flags, {{4, 0}, {3, step + 1}});
-  EXPECT_LE(difference, MaxDifference(next, expected) / 10);
+  EXPECT_LE(MaxDifference(weights, expected), MaxDifference(next, expected) / 1000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContinueTest,
@@ -286,8 +287,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ContinueTest,
 
 TEST(ContinueTwiceTest, OneAfterTheOther) {
   std::vector<std::string> flags = FlagsOf(kMomentum);
-  const std::string save = TempPath("twice.safetensors");
-  flags.push_back("--save=" + save);
+  const std::string save = TempPath("twice.safetensors"), flight = TempPath("twice_flight");
+  for (const std::string& flag : {"--save=" + save, "--flight=" + flight, std::string("--verify=every")}) {
+    flags.push_back(flag);
+  }
   ElasticRun run(flags);
   ASSERT_TRUE(run.WaitForSteps(50));
   run.Signal(1, SIGKILL);
@@ -300,8 +303,14 @@ TEST(ContinueTwiceTest, OneAfterTheOther) {
   const int64_t first = StepOf(ended.err, "1", "3 ranks go on"), second = StepOf(ended.err, "0", "2 ranks go on");
   ASSERT_GE(first, 49);
   ASSERT_GT(second, first);
+  // What the ranks that are left did when one was lost, by their numbers in the group of then.
+  for (int rank : {0, 2, 3}) {
+    EXPECT_THAT(ReadText(absl::StrCat(flight, "/world.rank", rank, ".json")), HasSubstr("all_reduce"));
+  }
+  EXPECT_THAT(ReadText(flight + "/world.rank1.json"), IsEmpty());
   const Weights expected = Reference(kMomentum.flags, {{4, 0}, {3, first}, {2, second}});
-  EXPECT_LE(MaxDifference(ReadWeights(save), expected) / MaxDifference(expected, Fresh()), kMomentum.bound);
+  const Weights next = Reference(kMomentum.flags, {{4, 0}, {3, first}, {2, second + 1}});
+  EXPECT_LE(MaxDifference(ReadWeights(save), expected), MaxDifference(next, expected) / 1000);
 }
 
 TEST(ContinueShardedTest, IsRefusedWithTheWayOut) {

@@ -109,8 +109,12 @@ absl::StatusOr<std::string> ControlChannel::Get(absl::string_view key, absl::Dur
 std::string ControlChannel::WhoIsMissing(const Wait& wait) {
   internal::Whereabouts asked;
   asked.waits.push_back(wait);
-  absl::StatusOr<ControlMessage> missing =
-      Request({.type = ControlMessage::Type::kMissing, .payload = asked.Serialize()}, absl::Seconds(1), Until::kLost);
+  ControlMessage question{.type = ControlMessage::Type::kMissing, .payload = asked.Serialize()};
+  absl::StatusOr<ControlMessage> missing = Request(question, absl::Milliseconds(500), Until::kLost);
+  if (absl::IsDeadlineExceeded(missing.status())) {
+    question.sequence = 1;  // Somebody does not answer the hub, which says something, too.
+    missing = Request(question, absl::Milliseconds(500), Until::kLost);
+  }
   return missing.ok() ? std::move(missing->payload) : "";
 }
 
@@ -339,6 +343,7 @@ void ControlChannel::Handle(ControlMessage message) {
     case Type::kLeave:
     case Type::kRegroup:
     case Type::kBeat:
+    case Type::kHaveCome:
       return;  // Only ranks say these; a beat says nothing more.
   }
 }

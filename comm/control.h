@@ -6,7 +6,7 @@
 //
 // Each rank has a link to one hub, which lives in this process (ranks are threads) or behind a TCP connection. The hub
 // knows who is still there, and from the ranks' heartbeats where they are; so a wait that can never end fails soon and
-// on every rank.
+// on every rank. Exchanges of more than 32 ranks go over a tree of the ranks, two messages per edge.
 //
 // Order:   exchanges of one topic are numbered per rank from 0, and the n-th of one rank meets the n-th of the others.
 //          Messages to one rank on one topic arrive in the order of their sending.

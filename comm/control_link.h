@@ -34,11 +34,12 @@ struct EqualParts {
 // What travels between a rank and the hub. The comments say which fields count.
 struct ControlMessage {
   enum class Type : uint8_t {
-    kExchange,   // to hub: topic, sequence, payload.
+    kExchange,   // to hub: topic, sequence, payload. Or of a whole subtree: parts in its order, request = the fanout.
     kExchanged,  // to rank: topic, sequence, parts (all ranks', in order).
     kPut,        // to hub: topic = key, payload.
     kGet,        // to hub: topic = key, request.
-    kMissing,    // to hub: request, payload = Whereabouts with the waits in question: which ranks are they for?
+    kMissing,    // to hub: request, payload = Whereabouts with the wait in question: which ranks is it for? rank = the
+                 // fanout of a tree; sequence = 1: answer now, without asking those ranks.
     kValue,      // to rank: request, payload.
     kSend,       // to hub: rank = receiver, topic, payload.  To rank: rank = sender.
     kNotice,     // as kSend, to all other ranks.
@@ -46,9 +47,13 @@ struct ControlMessage {
                  // rank = who failed; sequence = 1: and the receiver is cut off for it.
     kLeave,      // to hub: this rank leaves cleanly; its disconnection is no failure.
     kBeat,       // to hub: this rank lives; payload = its Whereabouts, or empty; request = how long, in microseconds,
-                 // its silence is to be borne, 0: for ever.  To rank, in answer: the hub lives.
+                 // its silence is to be borne, 0: for ever; parts, in a tree: topics (part) and sequences (count) of
+                 // the exchanges that the rank has come to.  To rank, in answer: the hub lives.
     kRegroup,    // to hub, also after a failure: this rank wants a new group of those that are left; request.
-    kRegrouped,  // to rank: request, payload = the survivors as "0,2,3", sequence = how many times ranks have regrouped.
+    kHaveCome,   // to rank, in a tree: topic, sequence, request: has it come to that exchange?  To hub: request,
+                 // sequence = 1 if so.
+    kRegrouped,  // to rank: request, payload = the survivors as "0,2,3", sequence = how many times ranks have
+                 // regrouped.
   };
   Type type = Type::kNotice;
   int rank = -1;

@@ -13,10 +13,12 @@
 #include <vector>
 
 #include "evenkeel/comm/control_link.h"
+#include "evenkeel/comm/internal/exchange_tree.h"
 
 namespace evenkeel::internal {
 
-std::vector<std::unique_ptr<ControlLink>> CreateLocalLinks(int world_size);
+// Groups of more than `fanout` ranks exchange over a tree.
+std::vector<std::unique_ptr<ControlLink>> CreateLocalLinks(int world_size, int fanout = kDefaultFanout);
 
 }  // namespace evenkeel::internal
 

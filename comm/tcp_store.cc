@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/internal/connection.h"
 #include "evenkeel/comm/internal/control_wire.h"
+#include "evenkeel/comm/internal/exchange_tree.h"
 #include "evenkeel/comm/internal/frame.h"
 #include "evenkeel/comm/internal/greet.h"
 #include "evenkeel/comm/internal/handshake.h"
@@ -14,6 +15,8 @@
 #include "evenkeel/comm/internal/key_value.h"
 #include "evenkeel/comm/internal/link_meter.h"
 #include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/internal/tcp_edges.h"
+#include "evenkeel/comm/internal/tree_link.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -147,60 +150,80 @@ void TcpStore::OnLost(const absl::Status& why) {
 
 // TcpControlLink -----------------------------------------------------------------------------------------------------
 
+namespace {
+
+// A rank's connection to the hub.
+class DirectLink : public ControlLink {
+ public:
+  DirectLink(const TcpStoreOptions& options, std::unique_ptr<Connection> connection, std::shared_ptr<void> keep)
+      : keep_(std::move(keep)), options_(options), connection_(std::move(connection)) {}
+  ~DirectLink() override { Stop(); }
+
+  void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) override {
+    auto on_frame = [this, receive = std::move(receive)](const std::string& frame) {
+      meter_.OnLinksThread();
+      absl::StatusOr<ControlMessage> message = internal::ParseControlMessage(frame);
+      if (!message.ok()) return;  // The server sends nothing else.
+      meter_.Received(*message, frame.size() + internal::kFrameHeader);
+      receive(*std::move(message));
+    };
+    connection_->Start(std::move(on_frame), std::move(lost));
+  }
+  void Send(ControlMessage message) override {
+    const std::string payload = internal::Serialize(message);
+    meter_.Sent(message, payload.size() + internal::kFrameHeader);
+    connection_->Send(payload);
+    if (message.type == ControlMessage::Type::kBeat) connection_->ExpectAnswer();
+  }
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) override {
+    return TcpControlLink::Connect(options_, {.name = std::string(group), .rank = rank, .world_size = world_size},
+                                   keep_);
+  }
+  std::string Key(absl::string_view purpose) const override {
+    // The handshake's proofs are hashes under the same secret, of text that begins otherwise.
+    return internal::HmacSha256(options_.secret, absl::StrCat("evenkeel key\n", purpose));
+  }
+  absl::Duration Silence() const override { return connection_->Silence(); }
+  std::string HubName() const override { return connection_->ServerName(); }
+  ControlCounters Counters() const override { return meter_.Read(); }
+  void Stop() override { connection_->Close(kLinger); }
+
+ private:
+  const std::shared_ptr<void> keep_;  // First, so that it goes last.
+  const TcpStoreOptions options_;
+  internal::LinkMeter meter_;
+  const std::unique_ptr<Connection> connection_;  // Last, because its thread uses the rest.
+};
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(const TcpStoreOptions& options,
                                                                         const GroupSeat& seat,
                                                                         std::shared_ptr<void> keep) {
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
-                      ConnectAs(options, {.kind = Hello::Kind::kControl,
-                                          .group = seat.name,
-                                          .rank = seat.rank < 0 ? options.rank : seat.rank,
-                                          .world_size = seat.world_size < 0 ? options.world_size : seat.world_size}));
-  return absl::WrapUnique(new TcpControlLink(options, std::move(connection), std::move(keep)));
+  if (options.fanout < 1) return absl::InvalidArgumentError(absl::StrCat("a tree of fanout ", options.fanout));
+  const int rank = seat.rank < 0 ? options.rank : seat.rank;
+  const internal::TreeShape shape{.world_size = seat.world_size < 0 ? options.world_size : seat.world_size,
+                                  .fanout = options.fanout};
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<Connection> connection,
+      ConnectAs(options,
+                {.kind = Hello::Kind::kControl, .group = seat.name, .rank = rank, .world_size = shape.world_size}));
+  const std::string local_host = connection->local_address().host;
+  std::unique_ptr<ControlLink> link = std::make_unique<DirectLink>(options, std::move(connection), std::move(keep));
+  if (!shape.is_star()) {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<internal::TreeEdges> edges,
+                        internal::TcpEdges::Create({.job = {options.job, options.secret},
+                                                    .group = seat.name,
+                                                    .rank = rank,
+                                                    .shape = shape,
+                                                    .host = local_host,
+                                                    .timeout = options.timeout}));
+    link = std::make_unique<internal::TreeLink>(shape, rank, std::move(link), std::move(edges));
+  }
+  return absl::WrapUnique(new TcpControlLink(std::move(link), local_host));
 }
 
-TcpControlLink::TcpControlLink(const TcpStoreOptions& options, std::unique_ptr<Connection> connection,
-                               std::shared_ptr<void> keep)
-    : keep_(std::move(keep)),
-      options_(options),
-      local_host_(connection->local_address().host),
-      meter_(std::make_unique<internal::LinkMeter>()),
-      connection_(std::move(connection)) {}
-
-TcpControlLink::~TcpControlLink() { Stop(); }
-
-void TcpControlLink::Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) {
-  auto on_frame = [meter = meter_.get(), receive = std::move(receive)](const std::string& frame) {
-    meter->OnLinksThread();
-    absl::StatusOr<ControlMessage> message = internal::ParseControlMessage(frame);
-    if (!message.ok()) return;  // The server sends nothing else.
-    meter->Received(*message, frame.size() + internal::kFrameHeader);
-    receive(*std::move(message));
-  };
-  connection_->Start(std::move(on_frame), std::move(lost));
-}
-
-void TcpControlLink::Send(ControlMessage message) {
-  const std::string payload = internal::Serialize(message);
-  meter_->Sent(message, payload.size() + internal::kFrameHeader);
-  connection_->Send(payload);
-  if (message.type == ControlMessage::Type::kBeat) connection_->ExpectAnswer();
-}
-
-absl::Duration TcpControlLink::Silence() const { return connection_->Silence(); }
-
-std::string TcpControlLink::HubName() const { return connection_->ServerName(); }
-
-ControlCounters TcpControlLink::Counters() const { return meter_->Read(); }
-
-absl::StatusOr<std::unique_ptr<ControlLink>> TcpControlLink::Open(absl::string_view group, int rank, int world_size) {
-  return Connect(options_, {.name = std::string(group), .rank = rank, .world_size = world_size}, keep_);
-}
-
-std::string TcpControlLink::Key(absl::string_view purpose) const {
-  // The handshake's proofs are hashes under the same secret, of text that begins otherwise.
-  return internal::HmacSha256(options_.secret, absl::StrCat("evenkeel key\n", purpose));
-}
-
-void TcpControlLink::Stop() { connection_->Close(kLinger); }
+TcpControlLink::TcpControlLink(std::unique_ptr<ControlLink> link, std::string local_host)
+    : local_host_(std::move(local_host)), link_(std::move(link)) {}
 
 }  // namespace evenkeel

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -33,7 +34,6 @@ namespace evenkeel {
 
 namespace internal {
 class Connection;
-class LinkMeter;
 struct StoreReply;
 struct StoreRequest;
 }  // namespace internal
@@ -46,6 +46,8 @@ struct TcpStoreOptions {
   int rank = 0;  // Within the job.
   int world_size = 1;
   absl::Duration timeout = absl::Minutes(2);  // To connect; and for an answer that need not wait for another rank.
+  // Groups of more ranks exchange over a tree in which nobody has more neighbours below it. The same on all ranks.
+  int fanout = 32;
 };
 
 inline constexpr char kAddressKey[] = "address";
@@ -89,29 +91,29 @@ class TcpControlLink : public ControlLink {
   static absl::StatusOr<std::unique_ptr<TcpControlLink>> Connect(const TcpStoreOptions& options,
                                                                  const GroupSeat& seat = {},
                                                                  std::shared_ptr<void> keep = nullptr);
-  ~TcpControlLink() override;
+  ~TcpControlLink() override { Stop(); }
 
-  void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) override;
-  void Send(ControlMessage message) override;
-  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) override;
-  std::string Key(absl::string_view purpose) const override;
-  absl::Duration Silence() const override;
-  std::string HubName() const override;
-  ControlCounters Counters() const override;
-  void Stop() override;
+  void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) override {
+    link_->Start(std::move(receive), std::move(lost));
+  }
+  void Send(ControlMessage message) override { link_->Send(std::move(message)); }
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank, int world_size) override {
+    return link_->Open(group, rank, world_size);
+  }
+  std::string Key(absl::string_view purpose) const override { return link_->Key(purpose); }
+  absl::Duration Silence() const override { return link_->Silence(); }
+  std::string HubName() const override { return link_->HubName(); }
+  ControlCounters Counters() const override { return link_->Counters(); }
+  void Stop() override { link_->Stop(); }
 
   // The address of this host on the way to the server, without port: what other hosts that see the server see too.
   const std::string& local_host() const { return local_host_; }
 
  private:
-  TcpControlLink(const TcpStoreOptions& options, std::unique_ptr<internal::Connection> connection,
-                 std::shared_ptr<void> keep);
+  TcpControlLink(std::unique_ptr<ControlLink> link, std::string local_host);
 
-  const std::shared_ptr<void> keep_;  // First, so that it goes last.
-  const TcpStoreOptions options_;
   const std::string local_host_;
-  const std::unique_ptr<internal::LinkMeter> meter_;
-  const std::unique_ptr<internal::Connection> connection_;  // Last, because its thread uses the rest.
+  const std::unique_ptr<ControlLink> link_;  // To the hub alone, or with the tree.
 };
 
 }  // namespace evenkeel

@@ -5,6 +5,7 @@
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/control_groups.h"
 #include "evenkeel/comm/internal/server_loop.h"
 #include "evenkeel/comm/internal/socket.h"
 #include "evenkeel/comm/status.h"
@@ -27,7 +28,10 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Create(const Tcp
                                                                      .world_size = options.world_size,
                                                                      .host = options.host,
                                                                      .greeting_timeout = options.greeting_timeout,
-                                                                     .linger = options.linger});
+                                                                     .linger = options.linger},
+                                             [](internal::ControlSeats::SendFunction send) {
+                                               return std::make_unique<internal::ControlGroups>(std::move(send));
+                                             });
   return absl::WrapUnique(
       new TcpStoreServer(std::move(loop), address.ToString(), address.port, internal::IsLoopback(local.host)));
 }

@@ -3,7 +3,9 @@
 #include <poll.h>
 #include <sys/resource.h>
 
+#include <barrier>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -17,9 +19,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/control.h"
+#include "evenkeel/comm/internal/exchange_tree.h"
 #include "evenkeel/comm/internal/frame.h"
 #include "evenkeel/comm/internal/handshake.h"
 #include "evenkeel/comm/internal/hmac.h"
@@ -426,6 +430,137 @@ TEST(TcpControlLinkTest, ADeadlockEndsOnAllRanks) {
     (*member)->Close(member->WaitForFailure());
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Groups over a tree --------------------------------------------------------------------------------------------------
+
+// All ranks of a group over a tree of fanout 2, on a thread each.
+void RunTree(int world_size, const std::function<void(int rank, std::unique_ptr<ControlChannel>& channel)>& body) {
+  const std::unique_ptr<TcpStoreServer> server = Serve();
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      TcpStoreOptions options = ClientOf(*server, rank, world_size);
+      options.fanout = 2;
+      auto channel = std::make_unique<ControlChannel>(rank, world_size, TcpControlLink::Connect(options).value());
+      ControlChannel* raw = channel.get();
+      channel->SetHandlers([raw](int, const absl::Status& why) { raw->Close(why); },
+                           [](int, absl::string_view, absl::string_view) {});
+      body(rank, channel);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+TEST(TcpTreeTest, GivesEveryRanksPartToEveryRankInTwoMessagesPerEdge) {
+  constexpr int kSteps = 30;
+  for (const int world_size : {1, 2, 3, 5, 8, 13}) {
+    SCOPED_TRACE(world_size);
+    const internal::TreeShape shape{.world_size = world_size, .fanout = 2};
+    std::barrier together(world_size);  // So that nobody's next message is counted.
+    RunTree(world_size, [&](int rank, std::unique_ptr<ControlChannel>& channel) {
+      // By then everybody has met its parent.
+      EXPECT_TRUE(channel->Exchange("begin", "", kSoon).ok());
+      const ControlCounters before = channel->link().Counters();
+      together.arrive_and_wait();
+      for (int step = 0; step < kSteps; ++step) {
+        const auto parts = channel->Exchange("step", absl::StrCat(rank, ":", step), kSoon);
+        EXPECT_TRUE(parts.ok()) << parts.status();
+        std::vector<std::string> expected;
+        for (int r = 0; r < world_size; ++r) expected.push_back(absl::StrCat(r, ":", step));
+        EXPECT_EQ(parts.value_or(std::vector<std::string>()), expected);
+      }
+      const ControlCounters after = channel->link().Counters();
+      const auto edges = static_cast<int64_t>(1 + shape.ChildrenOf(rank).size());
+      EXPECT_EQ(after.messages_sent - before.messages_sent, kSteps * edges);
+      EXPECT_EQ(after.messages_received - before.messages_received, kSteps * edges);
+      together.arrive_and_wait();
+      channel->Leave();
+    });
+  }
+}
+
+TEST(TcpTreeTest, AllLearnOfALostRankWhereverItStands) {
+  for (const int lost : {0, 2, 12}) {
+    SCOPED_TRACE(lost);
+    std::barrier together(13);  // A failure may overtake an answer that comes down the tree.
+    RunTree(13, [&](int rank, std::unique_ptr<ControlChannel>& channel) {
+      EXPECT_TRUE(channel->Exchange("begin", "", kSoon).ok());
+      together.arrive_and_wait();
+      if (rank == lost) {
+        channel = nullptr;  // Without Leave().
+        return;
+      }
+      const absl::Time start = absl::Now();
+      const absl::Status status = channel->Exchange("step", "", kSoon).status();
+      EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("rank ", lost)));
+      EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+    });
+  }
+}
+
+TEST(TcpTreeTest, WhoLeavesTooEarlyIsNamed) {
+  for (const int gone : {1, 4, 9}) {
+    SCOPED_TRACE(gone);
+    std::barrier together(10);
+    RunTree(10, [&](int rank, std::unique_ptr<ControlChannel>& channel) {
+      EXPECT_TRUE(channel->Exchange("begin", "", kSoon).ok());
+      together.arrive_and_wait();
+      if (rank == gone) return channel->Leave();
+      const absl::Status status = channel->Exchange("step", "", kSoon).status();
+      EXPECT_TRUE(absl::IsFailedPrecondition(status) || absl::IsUnavailable(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("rank ", gone)));
+    });
+  }
+}
+
+TEST(TcpTreeTest, WhoIsMissingIsExact) {
+  absl::Notification has_asked;
+  RunTree(8, [&](int rank, std::unique_ptr<ControlChannel>& channel) {
+    if (rank == 3 || rank == 6) {
+      has_asked.WaitForNotification();
+      EXPECT_TRUE(channel->Exchange("step", "", kSoon).ok());
+    } else {
+      absl::Notification done;
+      channel->Exchange("step", "", [&](const auto& parts) {
+        EXPECT_TRUE(parts.ok());
+        done.Notify();
+      });
+      if (rank == 5) {
+        // The others may still be on their way here.
+        const absl::Time start = absl::Now();
+        while (channel->WhoIsMissing("step", 0) != "ranks 3,6" && absl::Now() < start + kSoon) {
+        }
+        EXPECT_EQ(channel->WhoIsMissing("step", 0), "ranks 3,6");
+        has_asked.Notify();
+      }
+      EXPECT_TRUE(done.WaitForNotificationWithTimeout(kSoon));
+    }
+    channel->Leave();
+  });
+}
+
+TEST(TcpTreeTest, ANewGroupOfThoseThatAreLeftHasATreeToo) {
+  std::barrier together(8);
+  RunTree(8, [&](int rank, std::unique_ptr<ControlChannel>& channel) {
+    EXPECT_TRUE(channel->Exchange("begin", "", kSoon).ok());
+    together.arrive_and_wait();
+    if (rank == 1) {
+      channel = nullptr;
+      return;
+    }
+    EXPECT_FALSE(channel->Exchange("step", "", kSoon).ok());
+    const auto survivors = channel->Regroup(kSoon);
+    ASSERT_TRUE(survivors.ok()) << survivors.status();
+    EXPECT_THAT(survivors->ranks, testing::ElementsAre(0, 2, 3, 4, 5, 6, 7));
+    const int seat = rank == 0 ? 0 : rank - 1;
+    auto link = channel->link().Open("next", seat, 7);
+    ASSERT_TRUE(link.ok()) << link.status();
+    ControlChannel next(seat, 7, *std::move(link));
+    EXPECT_EQ(next.Exchange("x", absl::StrCat(seat), kSoon).value().size(), 7u);
+    next.Leave();
+  });
 }
 
 TEST(TcpStoreServerTest, AHostThatEndsLetsTheOthersLeaveFirst) {

@@ -27,34 +27,25 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/internal/control_hub.h"
+#include "evenkeel/comm/internal/control_seats.h"
 #include "evenkeel/comm/internal/handshake.h"
 
 namespace evenkeel::internal {
 
-class ControlGroups {
+class ControlGroups : public ControlSeats {
  public:
-  using PeerId = int64_t;
-  using SendFunction = std::function<void(PeerId peer, const std::string& payload)>;
-
   explicit ControlGroups(SendFunction send) : send_(std::move(send)) {}
 
-  // Whether that rank may come.
-  absl::Status Check(const Hello& hello) const;
-  // It has come; Check() was OK.
-  void Join(PeerId peer, const Hello& hello);
-  // Not OK: those bytes are no control message, so the peer is to be cut off.
-  absl::Status OnFrame(PeerId peer, absl::string_view frame);
-  // Something has come from it, if only a piece of a frame.
-  void OnBytes(PeerId peer);
-  // The peer's connection is over.
-  void OnDisconnect(PeerId peer);
-  // Time goes by in which the peers could have been heard: tells those of whom nothing was heard for too long, and their
-  // groups, that they are lost; their connections are to be ended. Only who has promised heartbeats can be silent.
-  std::vector<PeerId> PassTime(absl::Duration time);
-  // Whether anybody has promised heartbeats.
-  bool ListensForBeats() const;
-  // Whether a rank is connected whose group goes on.
-  bool HasLivingGroup() const;
+  absl::Status Check(const Hello& hello) const override;
+  void Join(PeerId peer, const Hello& hello) override;
+  absl::Status OnFrame(PeerId peer, absl::string_view frame) override;
+  void OnBytes(PeerId peer) override;
+  void OnDisconnect(PeerId peer) override;
+  // Only who has promised heartbeats can be silent.
+  std::vector<PeerId> PassTime(absl::Duration time) override;
+  bool ListensForBeats() const override;
+  bool HasLivingGroup() const override;
+  void SendWaiting() override {}
 
  private:
   struct Member {

@@ -11,14 +11,23 @@
 namespace evenkeel::internal {
 namespace {
 
-// Where judging takes longer than this, as in large groups, the hub then does other things for so many times as long.
 constexpr absl::Duration kQuickJudgement = absl::Milliseconds(1);
-constexpr int kRestAfterJudging = 20;
+
+// Whether the rank's link passes it on, so that it counts in Whereabouts::received.
+bool IsForTheChannel(const ControlMessage& message) {
+  if (message.type == ControlMessage::Type::kBeat || message.type == ControlMessage::Type::kHaveCome) return false;
+  return message.type != ControlMessage::Type::kValue || message.request >= 0;
+}
 
 }  // namespace
 
 ControlHub::ControlHub(int world_size, std::function<void(int, ControlMessage)> deliver, HubOptions options)
-    : world_size_(world_size), deliver_(std::move(deliver)), options_(options), facts_(world_size) {}
+    : world_size_(world_size),
+      deliver_(std::move(deliver)),
+      options_(options),
+      fanout_(world_size),
+      facts_(world_size),
+      come_(world_size) {}
 
 template <typename Handler>
 void ControlHub::Deliver(Handler handle) {
@@ -26,7 +35,7 @@ void ControlHub::Deliver(Handler handle) {
   {
     absl::MutexLock lock(&mutex_);
     handle(outbox);
-    for (const auto& [to, out] : outbox) facts_[to].sent += out.type != ControlMessage::Type::kBeat;
+    for (const auto& [to, out] : outbox) facts_[to].sent += IsForTheChannel(out);
   }
   for (auto& [to, out] : outbox) deliver_(to, std::move(out));
 }
@@ -76,12 +85,8 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
     regrouping_[rank] = message.request;
     return RegroupIfComplete(outbox);
   }
-  if (message.type == Type::kMissing) {
-    const absl::StatusOr<Whereabouts> asked = Whereabouts::Parse(message.payload);
-    std::string text = asked.ok() && !asked->waits.empty() ? WhoIsMissing(rank, asked->waits[0]) : "";
-    outbox.push_back({rank, {.type = Type::kValue, .request = message.request, .payload = std::move(text)}});
-    return;
-  }
+  if (message.type == Type::kMissing) return HandleMissing(rank, message, outbox);
+  if (message.type == Type::kHaveCome) return HandleHaveCome(rank, message, outbox);
   if (failure_.code != absl::StatusCode::kOk) {
     // Whoever still asks for something came too late to be told.
     if (message.type == Type::kExchange || message.type == Type::kGet) outbox.emplace_back(rank, failure_);
@@ -129,6 +134,7 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
     case Type::kBeat:
     case Type::kMissing:
     case Type::kRegroup:
+    case Type::kHaveCome:
       return;  // Done above.
     case Type::kExchanged:
     case Type::kRegrouped:
@@ -139,6 +145,8 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
 
 void ControlHub::HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox) {
   outbox.push_back({rank, {.type = ControlMessage::Type::kBeat}});
+  come_[rank].clear();
+  for (const EqualParts& open : beat.parts) come_[rank].emplace(open.part, open.count);
   if (beat.payload.empty()) return;
   absl::StatusOr<Whereabouts> report = Whereabouts::Parse(beat.payload);
   if (!report.ok()) return;
@@ -154,13 +162,9 @@ void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
   });
   const absl::Time now = absl::Now();
   if (!somebody_waits || now < judge_again_) return;
-  std::vector<OpenExchange> exchanges;
-  for (const auto& [key, pending] : pending_) {
-    exchanges.push_back({.topic = key.first, .sequence = key.second, .arrived = pending.arrived});
-  }
-  const Judgement judgement = Judge(facts_, exchanges);
+  const Judgement judgement = Judge(facts_, OpenExchanges());
   const absl::Time judged = absl::Now();
-  if (judged - now > kQuickJudgement) judge_again_ = judged + kRestAfterJudging * (judged - now);
+  if (judged - now > kQuickJudgement) judge_again_ = judged + options_.rest * (judged - now);
   if (judgement.status.ok()) {
     suspicion_ = {};
   } else if (judgement.stuck.empty() || IsConfirmed(reporter, judgement.stuck, now)) {
@@ -183,6 +187,19 @@ bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Tim
 
 void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox) {
   const std::pair<std::string, int64_t> key(message.topic, message.sequence);
+  if (message.request > 0) fanout_ = static_cast<int>(std::min<int64_t>(message.request, world_size_));
+  const bool is_subtree = !shape().is_star();
+  const std::vector<int> whose = is_subtree ? shape().SubtreeOf(rank) : std::vector<int>{rank};
+  std::vector<EqualParts> parts = std::move(message.parts);
+  if (!is_subtree) parts = {{1, std::move(message.payload)}};
+  int64_t count = 0;
+  for (const EqualParts& run : parts) count += run.count < 1 || run.count > world_size_ ? world_size_ + 1 : run.count;
+  if (count != static_cast<int64_t>(whose.size()) || shape().ParentOf(rank) != kHub) {
+    return FailAll(rank, absl::StatusCode::kInternal,
+                   absl::StrCat("what rank ", rank, " sent for \"", key.first, "\" #", key.second,
+                                " is not from a tree of fanout ", fanout_, " over ", world_size_, " ranks"),
+                   outbox);
+  }
   Pending& pending = pending_[key];
   if (pending.parts.empty()) {
     pending.parts.resize(world_size_);
@@ -190,20 +207,25 @@ void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox
     pending.missing = world_size_;
   }
   if (pending.arrived[rank]) return;
-  pending.arrived[rank] = true;
-  pending.parts[rank] = std::move(message.payload);
-  if (--pending.missing == 0) {
-    ControlMessage answer{.type = ControlMessage::Type::kExchanged, .sequence = key.second, .topic = key.first};
-    for (std::string& part : pending.parts) {
-      if (answer.parts.empty() || answer.parts.back().part != part) answer.parts.push_back({0, std::move(part)});
-      ++answer.parts.back().count;
+  auto of = whose.begin();
+  for (EqualParts& run : parts) {
+    for (int64_t i = 0; i < run.count; ++i, ++of) {
+      pending.arrived[*of] = true;
+      pending.parts[*of] = run.part;
     }
-    for (int to = 0; to < world_size_; ++to) outbox.emplace_back(to, answer);
+  }
+  pending.missing -= static_cast<int>(whose.size());
+  if (pending.missing == 0) {
+    ControlMessage answer{.type = ControlMessage::Type::kExchanged, .sequence = key.second, .topic = key.first};
+    for (std::string& part : pending.parts) AppendParts(answer.parts, {1, std::move(part)});
     pending_.erase(key);
+    for (const int to : shape().ChildrenOf(kHub)) outbox.emplace_back(to, answer);
+    for (int to = fanout_; to < world_size_; ++to) ++facts_[to].sent;  // Others pass it on to them.
     return;
   }
   for (int gone : left_) {
-    if (pending.arrived[gone]) continue;
+    // Of a rank further down the tree this may still come up; its parent knows.
+    if (pending.arrived[gone] || shape().ParentOf(gone) != kHub) continue;
     return FailAll(gone, absl::StatusCode::kFailedPrecondition,
                    absl::StrCat("rank ", gone, " has left (Finalize) while rank ", rank, " is at \"", key.first, "\" #",
                                 key.second, ": the ranks disagree"),
@@ -214,6 +236,7 @@ void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox
 void ControlHub::HandleLeave(int rank, Outbox& outbox) {
   left_.insert(rank);
   facts_[rank].has_left = true;
+  if (shape().ParentOf(rank) != kHub) return;
   for (const auto& [key, pending] : pending_) {
     if (pending.arrived[rank]) continue;
     std::vector<int> waiting;
@@ -227,9 +250,75 @@ void ControlHub::HandleLeave(int rank, Outbox& outbox) {
   }
 }
 
-std::string ControlHub::WhoIsMissing(int rank, const Wait& wait) const {
-  const std::vector<int> missing = wait.kind == Wait::Kind::kExchange ? MissingFromExchange(wait.topic, wait.sequence)
-                                                                      : MissingFrom(wait, rank, facts_);
+std::vector<OpenExchange> ControlHub::OpenExchanges() const {
+  std::map<std::pair<std::string, int64_t>, std::vector<bool>> arrived;
+  for (const auto& [key, pending] : pending_) arrived[key] = pending.arrived;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    for (const auto& key : come_[rank]) {
+      std::vector<bool>& ranks = arrived[key];
+      ranks.resize(world_size_);
+      ranks[rank] = true;
+    }
+  }
+  std::vector<OpenExchange> exchanges;
+  for (auto& [key, ranks] : arrived) {
+    exchanges.push_back({.topic = key.first, .sequence = key.second, .arrived = std::move(ranks)});
+  }
+  return exchanges;
+}
+
+void ControlHub::HandleMissing(int rank, const ControlMessage& message, Outbox& outbox) {
+  absl::StatusOr<Whereabouts> asked = Whereabouts::Parse(message.payload);
+  const Wait wait = asked.ok() && !asked->waits.empty() ? std::move(asked->waits[0]) : Wait();
+  if (message.rank > 0) fanout_ = std::min(message.rank, world_size_);
+  const bool is_poll = wait.kind == Wait::Kind::kExchange && wait.topic != kRegroupTopic && !shape().is_star();
+  if (!is_poll) {
+    const std::vector<int> missing = wait.kind == Wait::Kind::kExchange ? MissingFromExchange(wait.topic, wait.sequence)
+                                                                        : MissingFrom(wait, rank, facts_);
+    outbox.push_back(
+        {rank, {.type = ControlMessage::Type::kValue, .request = message.request, .payload = NameMissing(missing)}});
+    return;
+  }
+  for (auto& [id, poll] : polls_) {
+    if (poll.asker != rank || poll.wait.topic != wait.topic || poll.wait.sequence != wait.sequence) continue;
+    poll.request = message.request;
+    return FinishPoll(id, message.sequence == 1, outbox);
+  }
+  const int64_t id = next_poll_++;
+  polls_[id] = {.asker = rank,
+                .request = message.request,
+                .wait = wait,
+                .answered = std::vector<bool>(world_size_),
+                .has_come = std::vector<bool>(world_size_)};
+  for (int to = 0; to < world_size_; ++to) {
+    outbox.push_back(
+        {to, {.type = ControlMessage::Type::kHaveCome, .sequence = wait.sequence, .request = id, .topic = wait.topic}});
+  }
+}
+
+void ControlHub::HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox) {
+  const auto found = polls_.find(message.request);
+  if (found == polls_.end()) return;
+  found->second.answered[rank] = true;
+  found->second.has_come[rank] = message.sequence == 1;
+  FinishPoll(message.request, false, outbox);
+}
+
+void ControlHub::FinishPoll(int64_t id, bool now, Outbox& outbox) {
+  const Poll& poll = polls_.at(id);
+  std::vector<int> missing;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const bool can_answer = !left_.contains(rank) && !lost_.contains(rank);
+    if (!poll.answered[rank] && can_answer && !now) return;
+    if (!poll.has_come[rank]) missing.push_back(rank);
+  }
+  // Where everybody has come, it is over.
+  outbox.push_back(
+      {poll.asker, {.type = ControlMessage::Type::kValue, .request = poll.request, .payload = NameMissing(missing)}});
+  polls_.erase(id);
+}
+
+std::string ControlHub::NameMissing(const std::vector<int>& missing) const {
   if (missing.empty()) return "";
   const bool is_known =
       std::any_of(missing.begin(), missing.end(),

@@ -26,7 +26,7 @@ constexpr uint64_t kChannel = 7;
 // A hub, and all that it has told each rank.
 class Group {
  public:
-  explicit Group(int world_size, HubOptions options = {.patience = absl::ZeroDuration()})
+  explicit Group(int world_size, HubOptions options = {.patience = absl::ZeroDuration(), .rest = 0})
       : told(world_size),
         hub(
             world_size, [this](int rank, ControlMessage message) { told[rank].push_back(std::move(message)); },
@@ -98,7 +98,7 @@ TEST(ControlHubTest, AnswersEachHeartbeat) {
 }
 
 TEST(ControlHubTest, EndsTheGroupAtOnceWhenRanksHaveDifferentCollectives) {
-  Group group(3, {.patience = absl::Hours(1)});
+  Group group(3, {.patience = absl::Hours(1), .rest = 0});
   group.Beat(0, At(1, "all_reduce"));
   group.Beat(2, At(1, "all_reduce"));
   EXPECT_EQ(group.FailureAt(0), nullptr);
@@ -131,7 +131,7 @@ TEST(ControlHubTest, ADeadlockHasToBeConfirmedByAllThatAreInIt) {
 }
 
 TEST(ControlHubTest, ADeadlockHasToStandForAWhile) {
-  Group group(2, {.patience = absl::Milliseconds(200)});
+  Group group(2, {.patience = absl::Milliseconds(200), .rest = 0});
   group.Come(1, "step");
   const absl::Time start = absl::Now();
   while (group.FailureAt(0) == nullptr && absl::Now() < start + absl::Seconds(20)) {

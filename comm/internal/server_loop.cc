@@ -30,19 +30,19 @@ constexpr int kMaxAcceptsPerTurn = 16;
 constexpr size_t kMaxBacklog = 2 * kMaxFrame;
 // How long a refused peer has to read why.
 constexpr absl::Duration kDismissal = absl::Seconds(1);
-// While ranks send heartbeats, no turn takes longer, and no turn counts for more: what goes beyond that, the loop did not
-// run, and may have to read first what has come meanwhile.
+// While ranks send heartbeats, no turn takes longer, and no turn counts for more: what goes beyond that, the loop did
+// not run, and may have to read first what has come meanwhile.
 constexpr absl::Duration kListening = absl::Milliseconds(500);
 // Without file descriptors accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
 }  // namespace
 
-ServerLoop::ServerLoop(UniqueFd listener, WakeUp wake, ServerOptions options)
+ServerLoop::ServerLoop(UniqueFd listener, WakeUp wake, ServerOptions options, const MakeSeats& make_seats)
     : listener_(std::move(listener)),
       wake_(std::move(wake)),
       options_(std::move(options)),
-      groups_([this](PeerId peer, const std::string& payload) { Send(peer, payload); }) {}
+      seats_(make_seats([this](PeerId peer, const std::string& payload) { Send(peer, payload); })) {}
 
 void ServerLoop::Stop() {
   {
@@ -55,7 +55,8 @@ void ServerLoop::Stop() {
 void ServerLoop::Run() {
   while (StopBy() == absl::InfiniteFuture()) Turn();
   listener_ = UniqueFd();
-  while (groups_.HasLivingGroup() && absl::Now() < StopBy()) Turn();
+  while (seats_->HasLivingGroup() && absl::Now() < StopBy()) Turn();
+  seats_->SendWaiting();
   for (auto& [id, peer] : peers_) {
     peer.state = State::kLeaving;
     peer.deadline = absl::Now() + kDismissal;
@@ -75,14 +76,15 @@ void ServerLoop::Turn() {
   Accept();
   const absl::Time now = absl::Now();
   CutOffSilent(now);
+  seats_->SendWaiting();
   Sweep(now);
 }
 
 void ServerLoop::CutOffSilent(absl::Time now) {
   const absl::Duration time = std::clamp(now - last_turn_, absl::ZeroDuration(), kListening);
   last_turn_ = now;
-  if (!groups_.ListensForBeats()) return;
-  for (const PeerId id : groups_.PassTime(time)) Dismiss(id, peers_.at(id));
+  if (!seats_->ListensForBeats()) return;
+  for (const PeerId id : seats_->PassTime(time)) Dismiss(id, peers_.at(id));
 }
 
 std::vector<std::pair<ServerLoop::PeerId, short>> ServerLoop::Wait(absl::Time now) {
@@ -97,8 +99,8 @@ std::vector<std::pair<ServerLoop::PeerId, short>> ServerLoop::Wait(absl::Time no
     ids.push_back(id);
     deadline = std::min(deadline, peer.deadline);
   }
-  if (groups_.HasLivingGroup()) deadline = std::min(deadline, StopBy());
-  if (groups_.ListensForBeats()) deadline = std::min(deadline, now + kListening);
+  if (seats_->HasLivingGroup()) deadline = std::min(deadline, StopBy());
+  if (seats_->ListensForBeats()) deadline = std::min(deadline, now + kListening);
   std::vector<std::pair<PeerId, short>> events;
   if (poll(entries.data(), entries.size(), PollTimeout(deadline)) <= 0) return events;
   if (entries[0].revents != 0) wake_.Clear();
@@ -138,7 +140,7 @@ void ServerLoop::Read(PeerId id, Peer& peer) {
   std::string bytes;
   const bool is_over = ReceiveSome(peer.fd, bytes).is_over;
   if (peer.state != State::kLeaving) peer.received.Append(bytes);
-  if (peer.state == State::kControl && !bytes.empty()) groups_.OnBytes(id);
+  if (peer.state == State::kControl && !bytes.empty()) seats_->OnBytes(id);
   while (peer.state != State::kLeaving) {
     absl::StatusOr<std::optional<std::string>> frame = peer.received.Next();
     if (!frame.ok()) return Dismiss(id, peer);
@@ -157,7 +159,7 @@ void ServerLoop::HandleFrame(PeerId id, Peer& peer, const std::string& frame) {
     case State::kStore:
       return HandleRequest(id, peer, frame);
     case State::kControl:
-      if (!groups_.OnFrame(id, frame).ok()) Dismiss(id, peer);
+      if (!seats_->OnFrame(id, frame).ok()) Dismiss(id, peer);
       return;
     case State::kLeaving:
       return;
@@ -176,7 +178,7 @@ void ServerLoop::HandleHello(PeerId id, Peer& peer, const Hello& hello) {
   peer.deadline = absl::InfiniteFuture();
   peer.received.set_max_payload(kMaxFrame);
   peer.state = hello.kind == Hello::Kind::kStore ? State::kStore : State::kControl;
-  if (peer.state == State::kControl) groups_.Join(id, hello);
+  if (peer.state == State::kControl) seats_->Join(id, hello);
 }
 
 absl::Status ServerLoop::Judge(const Peer& peer, const Hello& hello) const {
@@ -189,12 +191,13 @@ absl::Status ServerLoop::Judge(const Peer& peer, const Hello& hello) const {
     return absl::InvalidArgumentError(absl::StrCat("there is no rank ", hello.rank, " of ", hello.world_size));
   }
   const bool is_control = hello.kind == Hello::Kind::kControl;
+  if (!is_control && !options_.has_store) return absl::InvalidArgumentError("there is no store here");
   const int most = options_.world_size > 0 ? options_.world_size : hello.world_size;
   if (is_control ? hello.world_size > most : hello.world_size != most) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank, " says that the ", is_control ? "group" : "job",
                                                    " has ", hello.world_size, " ranks, but this job has ", most));
   }
-  return is_control ? groups_.Check(hello) : absl::OkStatus();
+  return is_control ? seats_->Check(hello) : absl::OkStatus();
 }
 
 void ServerLoop::HandleRequest(PeerId id, Peer& peer, const std::string& frame) {
@@ -242,7 +245,7 @@ void ServerLoop::Detach(PeerId id, Peer& peer) {
     case State::kStore:
       return table_.Forget(id);
     case State::kControl:
-      return groups_.OnDisconnect(id);
+      return seats_->OnDisconnect(id);
     case State::kLeaving:
       return;
   }

@@ -16,7 +16,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +28,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/internal/control_groups.h"
+#include "evenkeel/comm/internal/control_seats.h"
 #include "evenkeel/comm/internal/frame.h"
 #include "evenkeel/comm/internal/greet.h"
 #include "evenkeel/comm/internal/handshake.h"
@@ -39,18 +41,23 @@ struct ServerOptions {
   JobSecret job;
   int world_size = 0;  // Of the job; 0: any.
   std::string host;    // "rank 0".
+  bool has_store = true;
   absl::Duration greeting_timeout;
   absl::Duration linger;
 };
 
 class ServerLoop {
  public:
-  ServerLoop(UniqueFd listener, WakeUp wake, ServerOptions options);
+  // `make_seats` gets the way to send to the peers.
+  using MakeSeats = std::function<std::unique_ptr<ControlSeats>(ControlSeats::SendFunction send)>;
+  ServerLoop(UniqueFd listener, WakeUp wake, ServerOptions options, const MakeSeats& make_seats);
 
   // Until Stop() was called and every living group has left, or `linger` after Stop().
   void Run();
   // From any thread.
   void Stop();
+  // From any thread: the seats have something to send.
+  void Wake() { wake_.Signal(); }
 
  private:
   using PeerId = int64_t;
@@ -96,7 +103,7 @@ class ServerLoop {
   std::map<PeerId, Peer> peers_;  // By age.
   size_t greeting_ = 0;           // How many are in that state.
   KeyValueTable table_;
-  ControlGroups groups_;
+  const std::unique_ptr<ControlSeats> seats_;
 
   absl::Mutex mutex_;
   absl::Time stop_by_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();  // Finite: Stop() was called.

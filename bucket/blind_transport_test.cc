@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
@@ -46,21 +47,24 @@ TEST(BlindTransportTest, StepsThatAgreeAreAsOverAnyOther) {
 TEST(BlindTransportTest, AWrongPairBeforeTheStepsEndIsFoundOnAllRanks) {
   absl::Mutex mutex;
   std::vector<absl::Status> seen(3);
-  RunRanksOver(Transport::kBlind, 3, [&](Communicator& comm) -> absl::Status {
-    ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), {}));
-    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
-    // Something on the reducer's channel that is not the same on rank 1.
-    EK_ASSIGN_OR_RETURN(Channel * channel, comm.OpenChannel("data_parallel#0"));
-    std::vector<float> data(4, 1.0f);
-    const Work wrong = comm.rank() == 1 ? channel->Broadcast(absl::MakeSpan(data), 1)
-                                        : channel->AllReduce(absl::MakeSpan(data), ReduceOp::kSum);
-    EXPECT_TRUE(wrong.Wait().ok()) << "the transport can't know";
-    const absl::Status status = TrainStep(*ddp, model, comm.rank(), 1);
-    absl::MutexLock lock(&mutex);
-    seen[comm.rank()] = status;
-    return absl::OkStatus();
-  }).IgnoreError();
+  RunRanksOver(Transport::kBlind, 3,
+               [&](Communicator& comm) -> absl::Status {
+                 ToyModel model(kSizes);
+                 EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), {}));
+                 EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+                 // Something on the reducer's channel that is not the same on rank 1.
+                 EK_ASSIGN_OR_RETURN(Channel * channel, comm.OpenChannel("data_parallel#0"));
+                 std::vector<float> data(4, 1.0f);
+                 const Work wrong = comm.rank() == 1 ? channel->Broadcast(absl::MakeSpan(data), 1)
+                                                     : channel->AllReduce(absl::MakeSpan(data), ReduceOp::kSum);
+                 EXPECT_TRUE(wrong.Wait().ok()) << "the transport can't know";
+                 const absl::Status status = TrainStep(*ddp, model, comm.rank(), 1);
+                 absl::MutexLock lock(&mutex);
+                 seen[comm.rank()] = status;
+                 return absl::OkStatus();
+               },
+               {.watch = {.beat = absl::InfiniteDuration()}})  // Nothing else is to find it.
+      .IgnoreError();
   for (const absl::Status& status : seen) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "rank 1 is at ")) << status;

@@ -231,16 +231,23 @@ TEST(CreationTest, LevelsThatDifferEndTheGroupOnAllRanks) {
   }
 }
 
+// So that nothing but what is tested finds a difference.
+const CommunicatorOptions kUnwatched{.watch = {.beat = absl::InfiniteDuration()}};
+
 TEST(CompareIssuedTest, WhatWasPairedWronglyIsNotUsed) {
   Statuses seen(3);
-  RunRanksOver(Transport::kBlind, 3, [&](Communicator& comm) -> absl::Status {
-    EK_RETURN_IF_ERROR(AllReduceOnce(comm));
-    std::vector<float> data(10, 1.0f);
-    const absl::Status moved = IssueDifferently(comm, data).Wait();
-    EXPECT_TRUE(moved.ok()) << "this transport can't know: " << moved;
-    EK_RETURN_IF_ERROR(AllReduceOnce(comm));
-    return seen.Note(comm, comm.CompareIssued(comm.user()).Wait());
-  }).IgnoreError();
+  RunRanksOver(
+      Transport::kBlind, 3,
+      [&](Communicator& comm) -> absl::Status {
+        EK_RETURN_IF_ERROR(AllReduceOnce(comm));
+        std::vector<float> data(10, 1.0f);
+        const absl::Status moved = IssueDifferently(comm, data).Wait();
+        EXPECT_TRUE(moved.ok()) << "this transport can't know: " << moved;
+        EK_RETURN_IF_ERROR(AllReduceOnce(comm));
+        return seen.Note(comm, comm.CompareIssued(comm.user()).Wait());
+      },
+      kUnwatched)
+      .IgnoreError();
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_EQ(Message(status),
@@ -262,12 +269,16 @@ TEST(CompareIssuedTest, AsManyAndTheSameIsFine) {
 
 TEST(CompareIssuedTest, ADifferenceThatIsLongAgoIsStillOne) {
   Statuses seen(2);
-  RunRanksOver(Transport::kBlind, 2, [&](Communicator& comm) -> absl::Status {
-    std::vector<float> data(10, 1.0f);
-    EK_RETURN_IF_ERROR(IssueDifferently(comm, data).Wait());
-    for (int i = 0; i < 100; ++i) EK_RETURN_IF_ERROR(AllReduceOnce(comm));
-    return seen.Note(comm, comm.CompareIssued(comm.user()).Wait());
-  }).IgnoreError();
+  RunRanksOver(
+      Transport::kBlind, 2,
+      [&](Communicator& comm) -> absl::Status {
+        std::vector<float> data(10, 1.0f);
+        EK_RETURN_IF_ERROR(IssueDifferently(comm, data).Wait());
+        for (int i = 0; i < 100; ++i) EK_RETURN_IF_ERROR(AllReduceOnce(comm));
+        return seen.Note(comm, comm.CompareIssued(comm.user()).Wait());
+      },
+      kUnwatched)
+      .IgnoreError();
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr("issued on channel \"user\""), HasSubstr("rank 0 has 101 (hash"),

@@ -284,7 +284,7 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
                           if (topic == "finalize") OnFinalizeNotice(from, payload);
                         });
   CompareLevels();
-  watchdog_->Start();
+  if (options_.watch.beat < absl::InfiniteDuration()) watchdog_->Start();
   internal::AddLiving(this);
 }
 

@@ -129,7 +129,8 @@ class Channel {
 
 // How ranks watch each other. Equal on all ranks, or the most patient of them does not get what it wants.
 struct WatchOptions {
-  absl::Duration beat = absl::Seconds(1);            // How often a rank says that it lives, and where it is.
+  // How often a rank says that it lives, and where it is. Infinite: never, and it watches over nothing.
+  absl::Duration beat = absl::Seconds(1);
   absl::Duration silence = absl::Seconds(5);         // A rank of which nothing is heard for so long is lost.
   absl::Duration stall_warning = absl::Seconds(10);  // A wait that is longer than this is warned of, once.
   // Gets the warning, on a thread of the communicator's, and must not call it; null: it goes to stderr.

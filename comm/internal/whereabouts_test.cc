@@ -724,7 +724,7 @@ void Spoil(std::vector<std::vector<Script>>& scripts, std::mt19937& random) {
 // more, whoever has not finished must be found stuck.
 TEST(JudgeTest, AccusesThoseThatCannotGoOnAndNobodyElse) {
   int finished = 0, stuck = 0, contradictory = 0, early = 0;
-  for (int seed = 0; seed < 4000; ++seed) {
+  for (int seed = 0; seed < 1500; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     std::mt19937 random(seed);
     std::vector<std::vector<Script>> scripts = RandomProgram(random);
@@ -771,10 +771,10 @@ TEST(JudgeTest, AccusesThoseThatCannotGoOnAndNobodyElse) {
     }
   }
   // The test would say little if it were always the same.
-  EXPECT_GT(finished, 400);
-  EXPECT_GT(stuck, 400);
-  EXPECT_GT(contradictory, 100);
-  EXPECT_GT(early, 300) << "found while other things still happened";
+  EXPECT_GT(finished, 150);
+  EXPECT_GT(stuck, 150);
+  EXPECT_GT(contradictory, 40);
+  EXPECT_GT(early, 100) << "found while other things still happened";
 }
 
 }  // namespace

@@ -133,7 +133,10 @@ void ChildProcesses::Kill(int child) {
 
 // Its output has ended, or it was killed: it ends now.
 void ChildProcesses::Reap(Child& child) {
-  if (child.pid > 0) waitpid(child.pid, nullptr, 0);
+  int status = 0;
+  if (child.pid > 0 && waitpid(child.pid, &status, 0) == child.pid) {
+    child.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
   child.pid = -1;
   Close(child.in);
   Close(child.out_fd);

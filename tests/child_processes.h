@@ -47,12 +47,15 @@ class ChildProcesses {
   void Kill(int child);
   bool is_running(int child) const { return children_[child].pid > 0; }
   int count() const { return static_cast<int>(children_.size()); }
+  // Of one that has ended: as a shell says it, 128 + signal if it was killed.
+  int exit_code(int child) const { return children_[child].exit_code; }
   // What it said on standard error.
   const std::string& complaints(int child) const { return children_[child].err; }
 
  private:
   struct Child {
     pid_t pid = -1;  // -1: has been waited for.
+    int exit_code = 0;
     int in = -1, out_fd = -1, err_fd = -1;
     std::string out, err;
   };

@@ -70,6 +70,7 @@ Reports RunAsProcesses(const ElasticTraining& training) {
     if (report.ok()) survivors.push_back(*std::move(report));
   })) << launch.complaints(0);
   EXPECT_THAT(launch.complaints(0), testing::HasSubstr("went on and ended well"));
+  EXPECT_THAT(launch.complaints(0), testing::Not(testing::HasSubstr("Sanitizer")));
   return survivors;
 }
 

@@ -163,6 +163,13 @@ TEST_F(VerdictTest, FindsThatNobodyWasWarnedOfASlowRank) {
   EXPECT_TRUE(Judge(scenario, outcome).is_unnamed);
 }
 
+TEST_F(VerdictTest, FindsCrashes) {
+  const Scenario scenario = Draw(Fault::kKilled);
+  Outcome outcome = Good(scenario);
+  outcome.crash = "process 2 ended with code 139";
+  EXPECT_TRUE(Judge(scenario, outcome).is_other);
+}
+
 TEST_F(VerdictTest, FindsFalseEndsAndLateOnes) {
   Scenario scenario = Draw(Fault::kKilled);
   Outcome outcome = Good(scenario);

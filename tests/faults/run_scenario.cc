@@ -154,7 +154,12 @@ class ScenarioRun {
     };
     outcome_.is_over = children_.Listen(
         absl::Now() + patience, [&](int, absl::string_view line) { OnLine(line); }, others_have_ended);
+    const bool is_killed = scenario_.over_gloo && scenario_.fault == Fault::kKilled;
     for (int child = 0; child < children_.count(); ++child) {
+      const bool may_fail = children_.is_running(child) || (is_killed && child == scenario_.victim);
+      if (children_.exit_code(child) != 0 && !may_fail) {
+        absl::StrAppend(&outcome_.crash, "process ", child, " ended with code ", children_.exit_code(child), "; ");
+      }
       if (!children_.complaints(child).empty()) {
         absl::StrAppend(&outcome_.complaints, "[", child, "] ", children_.complaints(child));
       }

@@ -26,6 +26,7 @@ namespace evenkeel {
 struct Outcome {
   std::vector<RankReport> reports;  // By rank.
   bool is_over = true;              // False: it had to be ended.
+  std::string crash;                // Of a process that was to end well: how it has ended.
   std::string complaints;           // What the ranks wrote on standard error.
 };
 

@@ -28,6 +28,7 @@ class Judgement {
 
   Verdict Pass() {
     if (!outcome_.is_over) Complain(verdict_.hangs, "it was not over in time");
+    if (!outcome_.crash.empty()) Complain(verdict_.is_other, outcome_.crash);
     for (const RankReport& report : outcome_.reports) all_succeed_ = all_succeed_ && report.result.status.ok();
     for (const RankReport& report : outcome_.reports) JudgeRank(report);
     if (scenario_.fault == Fault::kSlow && !NamedRanks(outcome_.complaints).contains(scenario_.victim)) {

@@ -72,7 +72,12 @@ absl::StatusOr<Reports> RunAsProcesses(int number, const std::vector<int>& input
       status = report.status();
     }
   });
-  for (int rank = 0; rank < world_size; ++rank) std::cerr << ranks.complaints(rank);
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::cerr << ranks.complaints(rank);
+    if (!ranks.is_running(rank) && ranks.exit_code(rank) != 0) {
+      status.Update(absl::InternalError(absl::StrCat("rank ", rank, " ended with code ", ranks.exit_code(rank))));
+    }
+  }
   EK_RETURN_IF_ERROR(status);
   return reports;
 }

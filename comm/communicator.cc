@@ -290,7 +290,7 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
 
 Communicator::~Communicator() {
   internal::RemoveLiving(this);
-  Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")), End::kClean);
+  Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")));
   watchdog_->Stop();  // It and the control channel's handlers use the other members.
   control_->Stop();
   WriteKeptFlight();

@@ -127,7 +127,8 @@ class Channel {
   std::map<std::pair<int, CollectiveKind>, int64_t> pair_positions_ ABSL_GUARDED_BY(mutex_);  // Of send and recv.
 };
 
-// How ranks watch each other. Equal on all ranks, or the most patient of them does not get what it wants.
+// How ranks watch each other. Give all ranks the same: whichever gives up first ends the group for all. A rank in a
+// debugger is silent too, so debug with a longer `silence`.
 struct WatchOptions {
   // How often a rank says that it lives, and where it is. Infinite: never, and it watches over nothing.
   absl::Duration beat = absl::Seconds(1);
@@ -139,7 +140,8 @@ struct WatchOptions {
 
 struct FlightOptions {
   size_t capacity = 1024;  // Operations that are remembered beside the open ones.
-  // When the group ends by a failure, each rank writes <folder>/<group>.rank<r>.json; empty: nowhere.
+  // When the group ends by a failure, or without Finalize(), each rank writes <folder>/<group>.rank<r>.json in place
+  // of an earlier one; empty: nowhere. The folder is made if need be.
   std::string folder;
 };
 
@@ -201,9 +203,9 @@ class Communicator {
   // give the same level at the same positions, else all get FailedPrecondition that names ranks and levels.
   VerifyLevel verify_level() const { return verify_.load(); }
   absl::Status SetVerifyLevel(VerifyLevel level);
-  // Where the transport can pair different collectives (Backend::checks_pairs()) and the level is kPositions: compares
-  // with all ranks what was issued on the channel so far. All ranks call it at the same position; results of what was
-  // issued before may be used once it has ended well. Otherwise it has ended already.
+  // Where the transport can pair different collectives (Backend::checks_pairs() is false) and the level is kPositions:
+  // compares with all ranks what was issued on the channel so far. All ranks call it at the same position; results of
+  // what was issued before may be used once it has ended well. Otherwise it has ended already.
   Work CompareIssued(Channel& channel);
 
   // What this rank has issued, and its dump: comm/flight_dump.h says what the JSON looks like. After a failure a dump

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -258,6 +260,8 @@ void Communicator::WriteKeptFlight() {
     if (kept_flight_ == nullptr || flight_is_written_) return;
     flight_is_written_ = true;
   }
+  std::error_code ignored;  // Writing says what is wrong.
+  std::filesystem::create_directories(options_.flight.folder, ignored);
   const std::string path = FlightPath(options_.flight.folder);
   if (absl::Status status = DumpFlight(path); !status.ok()) {
     std::fprintf(stderr, "evenkeel: rank %d: %s\n", rank_, std::string(status.message()).c_str());

@@ -1,8 +1,8 @@
 // The control plane of a group: a few dozen bytes beside the data, always on the host, never on a device's stream.
 //
 //   control.Exchange("shapes", my_hash, callback)        // every rank's bytes to every rank, asynchronous
-//   control.Put("order", bytes);  control.Get("order")   // a value that one rank publishes and others wait for
-//   control.Send(3, "plan", bytes);  control.Receive("plan")
+//   control.Put("order", bytes);  control.Get("order", timeout)   // a value that one rank publishes, others wait for
+//   control.Send(3, "plan", bytes);  control.Receive("plan", timeout)
 //
 // Each rank has a link to one hub, which lives in this process (ranks are threads) or behind a TCP connection. The hub
 // knows who is still there, and from the ranks' heartbeats where they are; so a wait that can never end fails soon and

@@ -1,6 +1,6 @@
 // Has a process write the flight records of its communicators when it gets a signal: to look into a job that hangs.
 //
-//   EK_RETURN_IF_ERROR(DumpFlightOnSignal(SIGUSR1, "/tmp/job"));       // in main
+//   absl::Status status = DumpFlightOnSignal(SIGUSR1, "/tmp/job");      // once, early in the program
 //   kill -USR1 <pid>                                                    // /tmp/job/<group>.rank<r>.json appears
 //
 // The job goes on. The signal's handler only wakes a thread, which does the work, so it is safe whatever the process is

@@ -16,12 +16,11 @@
 //           ends prove who they are with a key from the job's secret, which is never sent, before a byte of data goes
 //           over it. Whoever else comes to a listener is let go and holds up nobody; nobody listens once the group is
 //           made. What is sent is not encrypted.
-// Mismatch: what ranks must agree on is hashed into the messages' tags, so different collectives never pair: they end
-//           at their deadline, if nothing finds out before. A message of another size than what it meets is an error
-//           that names both, on all ranks.
-// Errors:   when a rank is lost, the control plane names it; a connection knows its other end only. So that rank 2 closed
-//           its connection to rank 0 is reported only if the control plane has nothing to say for two seconds. An abort
-//           ends what is in flight within milliseconds.
+// Mismatch: what ranks must agree on is hashed into the messages' tags, so different collectives never pair. That they
+//           wait for each other is found out over the control plane within seconds (comm/verify.h); with the level off
+//           they end at their deadline. A message of another size than what it meets is an error that names both.
+// Errors:   when a rank is lost, the control plane names it; a connection knows its other end only. So that rank 2
+//           closed its connection to rank 0 is reported only if the control plane has nothing to say for two seconds.
 // Memory:   plain memory is sent as it lies. Coalesced operations and inputs that overlap the output are copied once.
 
 #ifndef EVENKEEL_COMM_GLOO_H_

@@ -214,6 +214,18 @@ TEST_P(WatchTest, AFailureLeavesARecordOfItsMoment) {
   }
 }
 
+TEST_P(WatchTest, ARankThatGoesWithoutAWordLeavesItsRecordInAFolderThatIsMade) {
+  const std::string folder = absl::StrCat(testing::TempDir(), "/made/for/it");
+  {
+    auto group = CreateGroupOver(GetParam(), 2, {.flight = {.folder = folder}});
+    ASSERT_TRUE(group.ok()) << group.status();
+    (*group)[1] = nullptr;
+  }
+  const std::string path = absl::StrCat(folder, "/world.rank1.json");
+  EXPECT_TRUE(std::ifstream(path).good());
+  std::remove(path.c_str());
+}
+
 TEST_P(WatchTest, ACleanEndLeavesNoRecord) {
   const std::string folder = testing::TempDir();
   const absl::Status status =

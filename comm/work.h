@@ -8,7 +8,7 @@
 //            be touched, until the operation has ended, also when nobody waits.
 // Threads:   thread-safe; copies share one operation.
 // Errors:    there is one status per operation, and Wait() gives it, every time. An operation that misses its deadline
-//            while somebody waits for it ends its communicator, and with it everything else that is in flight.
+//            ends its communicator, and with it everything else that is in flight.
 
 #ifndef EVENKEEL_COMM_WORK_H_
 #define EVENKEEL_COMM_WORK_H_

@@ -1,12 +1,12 @@
 // Runs a training loop whose number of steps differs between ranks.
 //
-//   absl::Status status = RunJoined({&data_parallel, &optimizer}, {}, [&](JoinScope& scope) -> absl::Status {
+//   absl::Status status = RunJoined({ddp.get(), optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
 //     while (loader.Next(batch)) {
 //       params.ClearGradients();
-//       EK_RETURN_IF_ERROR(data_parallel.BeginStep());
+//       EK_RETURN_IF_ERROR(ddp->BeginStep());
 //       ... forward, backward ...
-//       EK_RETURN_IF_ERROR(data_parallel.FinishStep());
-//       EK_RETURN_IF_ERROR(optimizer.Step());
+//       EK_RETURN_IF_ERROR(ddp->FinishStep());
+//       EK_RETURN_IF_ERROR(optimizer->Step());
 //     }
 //     return absl::OkStatus();           // this rank has run dry; the call returns when all ranks have
 //   });

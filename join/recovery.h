@@ -1,9 +1,10 @@
 // Goes on with the ranks that are left when one is lost, or with all when one of them had an error.
 //
 //   while (step < last_step) {
-//     absl::Status status = TrainFrom(step, *comm, ddp, optimizer);      // a loop, or RunJoined()
+//     absl::Status status = TrainFrom(step, *comm, *ddp, *optimizer);    // a loop, or RunJoined()
 //     if (status.ok()) break;
-//     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({&ddp, &optimizer}, *comm, {.why = status}));
+//     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({ddp.get(), optimizer.get()}, *comm, {.why = status}));
+//     if (recovered.lost.empty()) return status;                           // an error that would come again
 //     comm = std::move(recovered.comm);                                    // the new group; now the old one may go
 //     step = recovered.steps;                                              // the interrupted step is repeated
 //   }

@@ -278,6 +278,7 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
       watchdog_(std::make_unique<internal::Watchdog>([this] { return Look(); })),
       backend_(std::move(backend)) {
   std::iota(members_.begin(), members_.end(), 0);
+  control_->SetEndless(options_.timeout);
   user_ = *OpenChannel("user");
   control_->SetHandlers([this](int, const absl::Status& why) { Fail(why); },
                         [this](int from, absl::string_view topic, absl::string_view payload) {

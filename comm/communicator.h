@@ -23,6 +23,9 @@
 // Watched: each rank tells the others that it lives and where it is (WatchOptions), so a rank that has fallen silent,
 //          and ranks that wait for each other, end the group with a sentence within seconds; a wait for a rank that is
 //          only slow is warned of. What was issued is recorded (FlightOptions, comm/flight_recorder.h).
+//          Ranks wait for each other for good where every thread that has used the group waits in one of its calls:
+//          so a thread that is to help the others out later has to use the group before (any call will do), or to be
+//          waited for by one that does not wait in the group itself.
 // Ending:  Finalize() is the clean leave. Destruction without it is an abort to the peers.
 
 #ifndef EVENKEEL_COMM_COMMUNICATOR_H_
@@ -132,7 +135,8 @@ class Channel {
 struct WatchOptions {
   // How often a rank says that it lives, and where it is. Infinite: never, and it watches over nothing.
   absl::Duration beat = absl::Seconds(1);
-  absl::Duration silence = absl::Seconds(5);         // A rank of which nothing is heard for so long is lost.
+  // A rank whose heartbeat is overdue for so long is lost. Zero: silence is borne for ever.
+  absl::Duration silence = absl::Seconds(5);
   absl::Duration stall_warning = absl::Seconds(10);  // A wait that is longer than this is warned of, once.
   // Gets the warning, on a thread of the communicator's, and must not call it; null: it goes to stderr.
   std::function<void(const std::string& text)> warn;

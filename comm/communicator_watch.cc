@@ -27,6 +27,8 @@
 namespace evenkeel {
 namespace {
 
+constexpr absl::Duration kShortestBeat = absl::Milliseconds(10);
+
 // Collectives of a channel that a report has: the oldest open ones, at which this rank stands, and the last ones, at
 // which others may stand that are behind.
 constexpr size_t kReportedOpen = 4, kReportedLast = 4;
@@ -116,7 +118,10 @@ std::string Communicator::ForWhom(const internal::Wait& wait) {
 // The watchdog -------------------------------------------------------------------------------------------------------
 
 absl::Duration Communicator::Look() {
-  const absl::Duration beat = options_.watch.beat;
+  const absl::Duration beat = std::max(options_.watch.beat, kShortestBeat);
+  // Counted from the beat that should have come. Zero: for ever.
+  const absl::Duration silence =
+      options_.watch.silence > absl::ZeroDuration() ? options_.watch.silence + beat : absl::ZeroDuration();
   bool has_finalized = false, has_ended = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -126,17 +131,17 @@ absl::Duration Communicator::Look() {
   if (has_finalized) return absl::InfiniteDuration();
   if (has_ended) {
     // The others may want a new group, and this rank is still there for it.
-    control_->Beat("", options_.watch.silence);
+    control_->Beat("", silence);
     WriteKeptFlight();
     return beat;
   }
   bool everyone_waits = false;
   if (verify_level() == VerifyLevel::kOff) {
-    control_->Beat("", options_.watch.silence);
+    control_->Beat("", silence);
   } else {
     const internal::Whereabouts mine = WhereaboutsNow();
     everyone_waits = mine.everyone_waits;
-    control_->Beat(mine.Serialize(), options_.watch.silence);
+    control_->Beat(mine.Serialize(), silence);
   }
   CheckHub();
   CheckDeadlines();
@@ -145,11 +150,15 @@ absl::Duration Communicator::Look() {
 }
 
 void Communicator::CheckHub() {
+  if (options_.watch.silence <= absl::ZeroDuration()) return;
   const absl::Duration silence = control_->link().Silence();
   if (silence <= options_.watch.silence) return;
-  Fail(absl::UnavailableError(absl::StrCat("rank ", rank_, " has heard nothing for ", Short(silence),
-                                           " of the store through which the ranks talk: its process (rank 0, or the "
-                                           "launcher) hangs, or the network is cut")));
+  const absl::Status why = absl::UnavailableError(
+      absl::StrCat("rank ", rank_, " has heard nothing for ", Short(silence),
+                   " of the store through which the ranks talk: its process (rank 0, or the launcher) hangs, or the "
+                   "network is cut"));
+  control_->Fail(why);  // If it comes back, it tells the ranks that had more patience.
+  Fail(why);
 }
 
 void Communicator::CheckDeadlines() {

@@ -14,13 +14,6 @@ namespace {
 using internal::Wait;
 using internal::Waits;
 
-// A wait that ends by itself before long is a way to go on, and no part of a deadlock.
-constexpr absl::Duration kLongWait = absl::Seconds(5);
-
-std::shared_ptr<Waits> IfLong(absl::Duration timeout, const std::shared_ptr<Waits>& waits) {
-  return timeout >= kLongWait ? waits : nullptr;
-}
-
 }  // namespace
 
 std::string RankList(const std::vector<int>& ranks) { return internal::RankList(ranks); }
@@ -36,6 +29,10 @@ ControlChannel::ControlChannel(int rank, int world_size, std::unique_ptr<Control
 }
 
 ControlChannel::~ControlChannel() { Stop(); }
+
+std::shared_ptr<Waits> ControlChannel::IfEndless(absl::Duration timeout) const {
+  return timeout >= endless_ ? waits_ : nullptr;
+}
 
 void ControlChannel::Stop() {
   Close(absl::CancelledError("the communicator is gone"));
@@ -77,7 +74,7 @@ absl::StatusOr<ControlChannel::Parts> ControlChannel::Exchange(absl::string_view
     result->done.Notify();
   });
   const Waits::Scope scope(
-      IfLong(timeout, waits_),
+      IfEndless(timeout),
       [&] {
         return Wait{.kind = Wait::Kind::kExchange,
                     .sequence = sequence,
@@ -99,7 +96,7 @@ void ControlChannel::Put(absl::string_view key, std::string value) {
 
 absl::StatusOr<std::string> ControlChannel::Get(absl::string_view key, absl::Duration timeout) {
   absl::StatusOr<ControlMessage> value = Request({.type = ControlMessage::Type::kGet, .topic = std::string(key)},
-                                                 timeout, Until::kClosed, IfLong(timeout, waits_));
+                                                 timeout, Until::kClosed, IfEndless(timeout));
   if (value.ok()) return std::move(value->payload);
   if (!absl::IsDeadlineExceeded(value.status())) return value.status();
   return absl::DeadlineExceededError(
@@ -197,7 +194,7 @@ absl::StatusOr<std::string> ControlChannel::Receive(absl::string_view topic, abs
     return is_over = is_over || inbox_.find(topic) != inbox_.end() || !closed_.ok();
   };
   const Waits::Scope scope(
-      IfLong(timeout, waits_),
+      IfEndless(timeout),
       [&] {
         return Wait{.peer = from.rank,
                     .text = from.text.empty() ? absl::StrCat("a message \"", topic, "\"") : from.text};

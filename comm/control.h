@@ -106,6 +106,9 @@ class ControlChannel {
   // Which threads of this rank use the group; blocking calls here keep account in it.
   const std::shared_ptr<internal::Waits>& waits() const { return waits_; }
 
+  // A wait that ends sooner by itself is a way to go on, and no part of a deadlock. Set before others use the channel.
+  void SetEndless(absl::Duration timeout) { endless_ = timeout; }
+
   // Set once. The failure handler is called at most once, with every wait still open (it calls Close()); `culprit` is
   // -1 if the hub itself is gone. What came before they were set is given to them at once.
   void SetHandlers(std::function<void(int culprit, const absl::Status& why)> on_failure,
@@ -116,6 +119,8 @@ class ControlChannel {
   void Stop();
 
  private:
+  // The account, for a wait that counts as one for good.
+  std::shared_ptr<internal::Waits> IfEndless(absl::Duration timeout) const;
   void OnMessage(ControlMessage message);
   void Handle(ControlMessage message);
   void OnLost(const absl::Status& why);
@@ -128,6 +133,7 @@ class ControlChannel {
   const int rank_;
   const int world_size_;
   const std::unique_ptr<ControlLink> link_;
+  absl::Duration endless_ = absl::Seconds(5);
   const std::shared_ptr<internal::Waits> waits_ = internal::Waits::Create();
 
   mutable absl::Mutex mutex_;

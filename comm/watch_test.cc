@@ -183,6 +183,46 @@ TEST_P(WatchTest, RanksThatWaitForEachOtherLearnOfIt) {
   }
 }
 
+// Longer than the hub lets a deadlock stand.
+constexpr absl::Duration kLong = absl::Seconds(3);
+
+TEST_P(WatchTest, ACallbackThatTakesLongIsNoDeadlock) {
+  const absl::Status status = RunRanksOver(GetParam(), 2,
+                                           [](Communicator& comm) -> absl::Status {
+                                             EK_ASSIGN_OR_RETURN(Channel * channel, comm.OpenChannel("other"));
+                                             if (comm.rank() == 1) {
+                                               EK_RETURN_IF_ERROR(channel->Barrier().Wait());
+                                               EK_RETURN_IF_ERROR(channel->Barrier().Wait());
+                                               return comm.Barrier();
+                                             }
+                                             Work second;
+                                             absl::Notification is_issued;
+                                             channel->Barrier().OnDone([&](const absl::Status&) {
+                                               absl::SleepFor(kLong);  // It computes.
+                                               second = channel->Barrier();
+                                               is_issued.Notify();
+                                             });
+                                             const absl::Status barrier = comm.Barrier();
+                                             is_issued.WaitForNotification();
+                                             return barrier.ok() ? second.Wait() : barrier;
+                                           },
+                                           {.watch = {.beat = kQuick}});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(WatchTest, AWaitThatEndsByItselfIsNoDeadlock) {
+  const absl::Status status =
+      RunRanksOver(GetParam(), 2,
+                   [](Communicator& comm) -> absl::Status {
+                     if (comm.rank() == 0) {
+                       EXPECT_TRUE(absl::IsDeadlineExceeded(comm.control().Get("maybe", kLong).status()));
+                     }
+                     return comm.Barrier();
+                   },
+                   {.watch = {.beat = kQuick}});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(WatchTest, AFailureLeavesARecordOfItsMoment) {
   const std::string folder = testing::TempDir();
   absl::Notification waits;
@@ -307,23 +347,44 @@ class FakeLink : public ControlLink {
   const std::atomic<bool>* const is_silent_;
 };
 
-TEST(SilenceTest, ASilentHubEndsTheGroupHere) {
-  std::atomic<bool> is_silent = false;
+// Two ranks; whether the hub is silent for each.
+std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>* silent0,
+                                                        const std::atomic<bool>* silent1) {
   std::vector<std::unique_ptr<Backend>> backends = internal::CreateLocalBackends(2);
   std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(2);
   std::vector<std::unique_ptr<Communicator>> group;
   for (int rank = 0; rank < 2; ++rank) {
     group.push_back(std::make_unique<Communicator>(
         std::move(backends[rank]),
-        std::make_unique<ControlChannel>(rank, 2, std::make_unique<FakeLink>(std::move(links[rank]), &is_silent)),
+        std::make_unique<ControlChannel>(
+            rank, 2, std::make_unique<FakeLink>(std::move(links[rank]), rank == 0 ? silent0 : silent1)),
         CommunicatorOptions{.watch = {.beat = kQuick}}));
   }
+  return group;
+}
+
+TEST(SilenceTest, ASilentHubEndsTheGroupHere) {
+  std::atomic<bool> is_silent = false;
+  const auto group = GroupWithHub(&is_silent, &is_silent);
   const Work work = group[0]->user().Barrier();
   is_silent = true;
   const absl::Status status = work.Wait();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(Message(status), HasSubstr("rank 0 has heard nothing for 7s of the store"));
   EXPECT_TRUE(absl::IsUnavailable(EndOf(*group[1]))) << "it learns of it by itself";
+}
+
+// It swallows what the rank that has lost patience says, too; what tells the other is that it goes for a new group.
+TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
+  std::atomic<bool> is_silent = false, is_not = false;
+  const auto group = GroupWithHub(&is_silent, &is_not);
+  is_silent = true;
+  EXPECT_TRUE(absl::IsUnavailable(EndOf(*group[0])));
+  is_silent = false;
+  std::thread survivor([&] { (void)group[0]->control().Regroup(absl::Seconds(30)); });
+  EXPECT_THAT(Message(group[1]->AgreeAny(true).status()), HasSubstr("rank 0 has left the group for a new one"));
+  (void)group[1]->control().Regroup(absl::Seconds(30));
+  survivor.join();
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, WatchTest, testing::Values(Transport::kLocal, Transport::kGloo),

@@ -19,6 +19,7 @@ WorkState::~WorkState() = default;
 
 void WorkState::Finish(absl::Status status) {
   std::vector<std::function<void(const absl::Status&)>> callbacks;
+  const internal::Waits::Callbacks account(waits_);  // Before anybody can see that it is done.
   {
     absl::MutexLock lock(&mutex_);
     if (done_) return;

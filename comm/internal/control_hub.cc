@@ -82,6 +82,9 @@ void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
   // What goes on after a failure.
   if (message.type == Type::kBeat) return HandleBeat(rank, message, outbox);
   if (message.type == Type::kRegroup) {
+    // It goes on in another group, so this one has ended there, whether that could be told or not.
+    FailAll(rank, absl::StatusCode::kUnavailable, absl::StrCat("rank ", rank, " has left the group for a new one"),
+            outbox);
     regrouping_[rank] = message.request;
     return RegroupIfComplete(outbox);
   }

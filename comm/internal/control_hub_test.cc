@@ -210,9 +210,9 @@ TEST(ControlHubTest, SaysWhoIsMissingAndWhere) {
 TEST(ControlHubTest, ASilentRankIsLostAndLearnsWhy) {
   Group group(3);
   group.Beat(2, {.doing = "runs, 1 s after #3 barrier"});
+  group.hub.OnSilence(2, absl::Seconds(5));
   group.hub.OnMessage(0, {.type = Type::kRegroup, .request = 1});
   group.hub.OnMessage(1, {.type = Type::kRegroup, .request = 2});
-  group.hub.OnSilence(2, absl::Seconds(5));
   for (int rank = 0; rank < 2; ++rank) {
     ASSERT_NE(group.FailureAt(rank), nullptr);
     EXPECT_EQ(group.FailureAt(rank)->code, absl::StatusCode::kUnavailable);

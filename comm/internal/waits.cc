@@ -65,7 +65,7 @@ void Waits::Leave(std::thread::id thread) {
 
 Waits::Snapshot Waits::Now() const {
   absl::MutexLock lock(&mutex_);
-  Snapshot now{.everyone_waits = !threads_.empty()};
+  Snapshot now{.everyone_waits = !threads_.empty() && callbacks_ == 0};
   for (const auto& [thread, waiting] : threads_) {
     if (waiting.empty() || waiting.back().is_over()) {
       now.everyone_waits = false;
@@ -89,6 +89,18 @@ Waits::Scope::~Scope() {
   if (waits_ == nullptr) return;
   absl::MutexLock lock(&waits_->mutex_);
   waits_->threads_[std::this_thread::get_id()].pop_back();
+}
+
+Waits::Callbacks::Callbacks(std::shared_ptr<Waits> waits) : waits_(std::move(waits)) {
+  if (waits_ == nullptr) return;
+  absl::MutexLock lock(&waits_->mutex_);
+  ++waits_->callbacks_;
+}
+
+Waits::Callbacks::~Callbacks() {
+  if (waits_ == nullptr) return;
+  absl::MutexLock lock(&waits_->mutex_);
+  --waits_->callbacks_;
 }
 
 void ThisThreadIsTheLibrarys() { is_the_librarys = true; }

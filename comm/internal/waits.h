@@ -6,8 +6,8 @@
 //
 // A rank can make no step by itself while every thread that has ever used the group, and still runs, waits in a call of
 // the group for something that has not happened yet. That is what makes a deadlock of the group a fact and not a guess;
-// see comm/internal/whereabouts.h. Threads of the library itself do not count: they only do what others ask. Nor does
-// a thread that runs callbacks of ended operations: it was lent for that, and callbacks do not block.
+// see comm/internal/whereabouts.h. Threads of the library itself do not count: they only do what others ask. While one
+// runs callbacks of an ended operation, however, the rank can go on.
 //
 // Threads: thread-safe. `describe` and `is_over` run on other threads, with the registry's lock held: they may take
 //          locks of what is waited for, and must not call this.
@@ -47,6 +47,18 @@ class Waits : public std::enable_shared_from_this<Waits> {
     const std::shared_ptr<Waits> waits_;
   };
 
+  // While it lives, callbacks of an ended operation run: they may issue the next one, so the rank does not wait.
+  class Callbacks {
+   public:
+    explicit Callbacks(std::shared_ptr<Waits> waits);  // Null: nobody keeps account.
+    ~Callbacks();
+    Callbacks(const Callbacks&) = delete;
+    Callbacks& operator=(const Callbacks&) = delete;
+
+   private:
+    const std::shared_ptr<Waits> waits_;
+  };
+
   // The calling thread uses the group, until the thread ends. A look at a thread's own list after the first call.
   void Use();
 
@@ -56,8 +68,9 @@ class Waits : public std::enable_shared_from_this<Waits> {
     absl::Time since;
   };
   struct Snapshot {
-    bool everyone_waits = false;  // There is a thread that uses the group, and all wait for what is not over.
-    std::vector<Seen> waits;      // What is waited for and not over.
+    // There is a thread that uses the group, all of them wait for what is not over, and no callbacks run.
+    bool everyone_waits = false;
+    std::vector<Seen> waits;  // What is waited for and not over.
   };
   Snapshot Now() const;
   bool EveryoneWaits() const { return Now().everyone_waits; }
@@ -78,6 +91,7 @@ class Waits : public std::enable_shared_from_this<Waits> {
   const uint64_t id_;  // Never that of another one, which an address could be.
   mutable absl::Mutex mutex_;
   int64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 0;
+  int callbacks_ ABSL_GUARDED_BY(mutex_) = 0;                                        // Of how many operations they run.
   std::map<std::thread::id, std::vector<Waiting>> threads_ ABSL_GUARDED_BY(mutex_);  // Empty: it runs.
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 // What contradicts something is seen within this time; what nobody can see has to be waited for first.
 constexpr absl::Duration kAtOnce = absl::Seconds(5);
-constexpr absl::Duration kSoon = absl::Seconds(2);
+constexpr absl::Duration kSoon = absl::Seconds(3);
 
 absl::Duration Limit(const Scenario& scenario) {
   if (scenario.fault == Fault::kStoreSilent) return kSilence + kSoon;

@@ -44,8 +44,11 @@ It says, for each group of ranks: of which ranks there is no record; how each ra
 wait for; for each channel the first place at which the ranks have different collectives, or to which some have not
 come, and where each rank is; and which operations have failed, with status and time. --json: the same as data.
 
-Ranks write records when their group fails and a folder is named for that, on demand, or on a signal; see
-comm/flight_recorder.h. Exit code: 0, or 1 if a file was refused or there was none.
+Ranks write records when their group fails and a folder is named for that (launch --flight, train --flight,
+EVENKEEL_FLIGHT), on demand, or on a signal: kill -USR1 to a rank of train, or to what has started the ranks, and the
+job goes on; a program of your own calls DumpFlightOnSignal() (comm/flight_signal.h) for that.
+
+Exit code: 0, or 1 if a file was refused or there was none.
 )";
 
 constexpr size_t kMaxFile = size_t{256} << 20;
@@ -105,7 +108,7 @@ struct Arguments {
 absl::StatusOr<Arguments> Parse(const std::vector<std::string>& words) {
   Arguments arguments;
   for (const std::string& word : words) {
-    if (word == "--help") {
+    if (word == "--help" || word == "-h") {
       arguments.is_help = true;
     } else if (word == "--json") {
       arguments.is_json = true;

@@ -99,6 +99,7 @@ TEST(FlightTest, TakesFilesAndSpeaksJson) {
 
 TEST(FlightTest, SaysWhatItNeeds) {
   EXPECT_THAT(RunFlight("--help").out, HasSubstr("FILE_OR_FOLDER"));
+  EXPECT_EQ(RunFlight("-h").out, RunFlight("--help").out);
   EXPECT_THAT(RunFlight("").error, HasSubstr("name files or a folder"));
   EXPECT_THAT(RunFlight("--jsno x").error, HasSubstr("no flag --jsno"));
   const Result empty = RunFlight(NewFolder());

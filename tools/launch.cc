@@ -1,18 +1,14 @@
 // Starts N ranks of a program on this host. See tools/launcher.h.
 
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <iostream>
 #include <string>
-#include <system_error>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "evenkeel/tools/flight_folder.h"
 #include "evenkeel/tools/launcher.h"
 #include "gflags/gflags.h"
 
@@ -20,6 +16,8 @@ DEFINE_int32(nproc, 2, "How many ranks to start.");
 DEFINE_string(on_failure, "stop", "What happens to the others when a rank fails: stop or continue.");
 DEFINE_double(patience_s, 5,
               "Seconds that the other ranks have when one has failed: before SIGTERM, and before SIGKILL.");
+DEFINE_double(last_patience_s, 60,
+              "With --on_failure=continue, seconds that ranks still have when another one has ended well.");
 DEFINE_string(flight, "", "Folder where a rank writes its last collectives when it fails.");
 
 namespace {
@@ -35,9 +33,11 @@ what evenkeel's ranks need to find and to trust each other.
 --on_failure=stop      When a rank fails, the others have --patience_s to end by themselves. The exit code is the first
                        failed rank's, or 128 + its signal.
 --on_failure=continue  When a rank fails, the others go on, whichever it was: what they need to find each other is
-                       hosted here. The exit code is 0 if at least one rank ended well; else as with stop.
+                       hosted here. The exit code is 0 if at least one rank ended well; else as with stop. When
+                       one has, the ranks that do not end within --last_patience_s (60) are ended.
 --flight=FOLDER        Where ranks that fail, or see another one fail, write their last collectives, a file for each
-                       rank (EVENKEEL_FLIGHT). The folder is made if it is not there.
+                       rank (EVENKEEL_FLIGHT). The folder is made if it is not there; one that has records of an
+                       earlier job is refused.
 )";
 
 int Fail(const std::string& sentence) {
@@ -45,18 +45,26 @@ int Fail(const std::string& sentence) {
   return 2;
 }
 
-// The folder's full path, for programs that go elsewhere; empty if it can't be written to, with errno.
-std::string MakeFolder(const std::string& folder) {
-  if (mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return "";
-  if (access((folder + "/").c_str(), W_OK | X_OK) != 0) return "";
-  std::error_code error;
-  const std::filesystem::path path = std::filesystem::canonical(folder, error);
-  return error ? folder : path.string();
+// Whether flags come after the program without a "--" before it: nobody could tell for whom they are. All flags of this
+// program have values.
+bool LacksDashes(int argc, char** argv) {
+  int i = 1;
+  while (i < argc && argv[i][0] == '-' && std::string(argv[i]) != "--") {
+    i += std::string(argv[i]).find('=') == std::string::npos ? 2 : 1;
+  }
+  if (i >= argc || std::string(argv[i]) == "--") return false;
+  while (++i < argc && argv[i][0] != '-') {
+  }
+  return i < argc;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (LacksDashes(argc, argv)) {
+    return Fail(
+        "put `--` before the program, so that its flags are its own: launch --nproc=2 -- PROGRAM [ARGUMENT...]");
+  }
   for (int i = 1; i < argc && std::string(argv[i]) != "--"; ++i) {
     const std::string argument = argv[i];
     if (argument == "--help" || argument == "-h" || argument == "-help") {
@@ -72,20 +80,25 @@ int main(int argc, char** argv) {
     return Fail("--on_failure=" + FLAGS_on_failure + " is not known; choose stop, continue");
   }
   if (!(FLAGS_patience_s >= 0)) return Fail("--patience_s must not be negative");
+  if (!(FLAGS_last_patience_s >= 0)) return Fail("--last_patience_s must not be negative");
   // Under `bazel run` the program's path means the folder in which the user stands.
   if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
     return Fail(std::string("can't change to ") + folder);
   }
-  evenkeel::LaunchOptions options{
-      .ranks = FLAGS_nproc, .command = {argv + 1, argv + argc}, .patience = absl::Seconds(FLAGS_patience_s)};
+  evenkeel::LaunchOptions options{.ranks = FLAGS_nproc,
+                                  .command = {argv + 1, argv + argc},
+                                  .patience = absl::Seconds(FLAGS_patience_s),
+                                  .last_patience = absl::Seconds(FLAGS_last_patience_s)};
   if (FLAGS_on_failure == "continue") options.on_failure = evenkeel::OnFailure::kContinue;
   if (!FLAGS_flight.empty()) {
-    const std::string folder = MakeFolder(FLAGS_flight);
-    if (folder.empty()) return Fail("--flight=" + FLAGS_flight + ": can't write there: " + std::strerror(errno));
-    options.variables["EVENKEEL_FLIGHT"] = folder;
+    // The full path, for programs that go elsewhere.
+    const absl::StatusOr<std::string> folder = evenkeel::PrepareFlightFolder(FLAGS_flight);
+    if (!folder.ok()) return Fail("--flight=" + std::string(folder.status().message()));
+    options.variables["EVENKEEL_FLIGHT"] = *folder;
   }
   const absl::StatusOr<evenkeel::LaunchResult> result = evenkeel::Launch(options);
   if (!result.ok()) return Fail(std::string(result.status().message()));
-  if (!result->message.empty()) std::cerr << "launch: " << result->message << "\n";
+  const char* const way_out = result->has_ended_others ? " (--on_failure=continue lets them go on)" : "";
+  if (!result->message.empty()) std::cerr << "launch: " << result->message << way_out << "\n";
   return result->exit_code;
 }

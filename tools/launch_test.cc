@@ -80,7 +80,8 @@ TEST(LaunchTest, EveryJobHasASecretOfItsOwn) {
 TEST(LaunchTest, SaysWhichRankFailedAndHow) {
   Outcome outcome = RunLaunch("--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 1 ] && exec sleep 60; exit 7'");
   EXPECT_EQ(outcome.code, 7);
-  EXPECT_THAT(outcome.output, HasSubstr("rank 1 ended with exit code 7"));
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 ended with exit code 7; the other ranks were ended after 200ms "
+                                        "(--on_failure=continue lets them go on)\n"));
   outcome = RunLaunch("--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 2 ] && exec sleep 60; kill -KILL $$'");
   EXPECT_EQ(outcome.code, 128 + SIGKILL);
   EXPECT_THAT(outcome.output, HasSubstr("rank 2 was killed by SIGKILL"));
@@ -99,6 +100,7 @@ TEST(LaunchTest, LetsTheOthersEndByThemselves) {
   const Outcome outcome = RunLaunch("--nproc=2 -- sh -c '[ $RANK = 0 ] && exit 3; sleep 0.3; echo rank 1 saw it'");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_THAT(outcome.output, HasSubstr("rank 1 saw it"));
+  EXPECT_THAT(outcome.output, HasSubstr("launch: rank 0 ended with exit code 3\n"));
 }
 
 TEST(LaunchTest, LeavesNothingRunning) {
@@ -219,8 +221,44 @@ TEST(LaunchTest, AStoppedRankDoesNotKeepTheJobUp) {
   const Outcome outcome =
       RunLaunch("--nproc=3 --on_failure=continue --patience_s=0.2 -- sh -c '[ $RANK = 1 ] && kill -STOP $$; exit 0'");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("rank 1 was killed by SIGKILL; the other ranks went on and ended well"));
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 was stopped (SIGSTOP) and was ended when the others were done; "
+                                        "the other ranks went on and ended well"));
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+TEST(LaunchTest, ARankThatHangsDoesNotKeepTheJobUp) {
+  for (const std::string how : {"exec sleep 300", "trap \"\" TERM; while :; do sleep 1; done",
+                                "trap \"exit 9\" TERM; while :; do sleep 0.05; done"}) {
+    const Outcome outcome = RunLaunch(absl::StrCat(
+        "--nproc=3 --on_failure=continue --patience_s=0.2 --last_patience_s=0.5 -- sh -c '[ $RANK != 1 ] && "
+        "exit 0; ",
+        how, "'"));
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    EXPECT_THAT(outcome.output,
+                HasSubstr("rank 1 was still running 500ms after the others were done and was ended; the "
+                          "other ranks went on and ended well\n"));
+  }
+}
+
+TEST(LaunchTest, ARankThatIsLateIsWaitedFor) {
+  const Outcome outcome = RunLaunch(
+      "--nproc=2 --on_failure=continue --patience_s=0 -- sh -c '[ $RANK = 0 ] && exit 0; sleep 0.5; echo late'");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_EQ(outcome.output, "late\n");
+}
+
+TEST(LaunchTest, ForwardsTheSignalThatAsksWhereRanksAre) {
+  const std::string prefix = absl::StrCat(Folder(), "/where");
+  const pid_t launcher = Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK' USR1; "),
+                               absl::StrCat("until [ -e ", prefix, ".end ]; do sleep 0.05; done"));
+  for (const std::string got : {"x\n", "x\nx\n"}) {
+    kill(launcher, SIGUSR1);
+    EXPECT_TRUE(Eventually([&] { return Read(prefix + ".got.0") == got && Read(prefix + ".got.1") == got; }));
+  }
+  std::ofstream(prefix + ".end").close();
+  int status = 0;
+  waitpid(launcher, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(LaunchTest, ARankThatIsContinuedIsWaitedFor) {
@@ -253,11 +291,30 @@ TEST(LaunchTest, TellsRanksWhereToWriteTheirLastCollectives) {
   EXPECT_EQ(Read(folder + "/0"), "here\n");
 }
 
+TEST(LaunchTest, RefusesAFolderWithRecordsOfAnEarlierJob) {
+  const std::string folder = absl::StrCat(Folder(), "/earlier/flight");
+  const std::string call = absl::StrCat("--nproc=1 --flight=", folder, " -- sh -c 'echo started'");
+  EXPECT_EQ(RunLaunch(call).output, "started\n");
+  std::ofstream(folder + "/world.rank.json").close();
+  std::ofstream(folder + "/ranks.json").close();
+  EXPECT_EQ(RunLaunch(call).output, "started\n");
+  std::ofstream(folder + "/world.rank12.json").close();
+  const Outcome outcome = RunLaunch(call);
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.output, absl::StrCat("launch: --flight=", folder,
+                                         " has records of an earlier job (world.rank12.json), and two jobs would be "
+                                         "merged into one account; name another folder, or remove them\n"));
+}
+
 TEST(LaunchTest, RefusesBadCallsWithOneSentence) {
   for (const auto& [arguments, expected] :
        {std::pair<std::string, std::string>("", "there is no program to start"),
         {"--nproc=0 -- true", "--nproc must be at least 1"},
         {"--patience_s=-1 -- true", "--patience_s must not be negative"},
+        {"--last_patience_s=-1 -- true", "--last_patience_s must not be negative"},
+        {"sh --epochs=3", "put `--` before the program"},
+        {"--nproc 2 sh script -x", "put `--` before the program"},
+        {"sh -- --epochs=3", "put `--` before the program"},
         {"--on_failure=pray -- true", "--on_failure=pray is not known; choose stop, continue"},
         {"--flight=/proc/none -- true", "--flight=/proc/none: can't write there"},
         {"-- ./no_such_program", "can't run ./no_such_program: No such file"},

@@ -45,7 +45,7 @@ class SignalReader {
  public:
   SignalReader() {
     sigemptyset(&mask_);
-    for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask_, signal);
+    for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&mask_, signal);
     sigprocmask(SIG_BLOCK, &mask_, &before_);
     struct sigaction by_default = {};
     by_default.sa_handler = SIG_DFL;
@@ -150,21 +150,19 @@ class Job {
 
   LaunchResult WaitForAll(SignalReader& signals) {
     absl::Time next_measure = absl::InfiniteFuture();
-    int measure = 0;  // Of those to end the job: 0 none yet, 1 SIGTERM was sent, 2 SIGKILL was sent.
+    absl::Duration patience = absl::InfiniteDuration();
+    int done = 0;
     while (Reap() > 0) {
-      if (!MustEnd()) {
-        next_measure = absl::InfiniteFuture();
-        measure = 0;
-      } else if (next_measure == absl::InfiniteFuture()) {
-        next_measure = absl::Now() + options_.patience;
+      const bool is_nearer = options_.on_failure == OnFailure::kContinue && ended_well_ != done;
+      // Once ranks have been told to end, there is no way back.
+      if (measures_ == 0 && (is_nearer || Patience() != patience)) {
+        patience = Patience();
+        done = ended_well_;
+        next_measure = absl::Now() + patience;
       }
-      for (int signal : signals.Wait(next_measure)) {
-        // The first one is the ranks' to handle, and saving may take them long; who asks twice means it.
-        kill(-group_, was_forwarded_ ? SIGKILL : signal);
-        was_forwarded_ = true;
-      }
+      for (int signal : signals.Wait(next_measure)) Forward(signal);
       if (absl::Now() < next_measure) continue;
-      kill(-group_, ++measure == 1 ? SIGTERM : SIGKILL);
+      kill(-group_, measures_++ == 0 ? SIGTERM : SIGKILL);
       next_measure = absl::Now() + options_.patience;
     }
     return Result();
@@ -194,7 +192,7 @@ class Job {
     setpgid(pid, group_);  // Also here, so that it is done whoever comes first.
     if (group_ == 0) group_ = pid;
     pids_.push_back(pid);
-    is_stopped_.push_back(false);
+    stopped_by_.push_back(0);
     if (!has_failed) return absl::OkStatus();
     return absl::NotFoundError(absl::StrCat("can't run ", arguments[0], ": ", std::strerror(error)));
   }
@@ -217,11 +215,13 @@ class Job {
     // Each call tells of one change, the last one is how things are.
     while (const pid_t answer = waitpid(pid, &status, WNOHANG | WUNTRACED | WCONTINUED)) {
       if (answer > 0 && (WIFSTOPPED(status) || WIFCONTINUED(status))) {
-        is_stopped_[rank] = WIFSTOPPED(status);
+        stopped_by_[rank] = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
         continue;
       }
       pid = 0;
-      if (answer < 0) {  // Somebody else in this process waits for children that are not its own.
+      if (answer > 0 && status != 0 && WasEndedHere(status)) {
+        failures_.push_back({1, false, absl::StrCat("rank ", rank, " ", WhyEnded(rank))});
+      } else if (answer < 0) {  // Somebody else in this process waits for children that are not its own.
         failures_.push_back({1, false, absl::StrCat("rank ", rank, " ended, and how is not known")});
       } else if (WIFSIGNALED(status)) {
         const int signal = WTERMSIG(status);
@@ -234,18 +234,55 @@ class Job {
       return;
     }
     ++running_;
-    if (is_stopped_[rank]) ++stopped_;
+    if (stopped_by_[rank] != 0) ++stopped_;
   }
 
-  // Whether ranks that are running should not be for long.
-  bool MustEnd() const {
-    if (options_.on_failure == OnFailure::kStop) return !failures_.empty();
-    return ended_well_ > 0 && stopped_ == running_;
+  // How long ranks that are running may be, as things are.
+  absl::Duration Patience() const {
+    if (options_.on_failure == OnFailure::kStop) {
+      return failures_.empty() ? absl::InfiniteDuration() : options_.patience;
+    }
+    if (ended_well_ == 0) return absl::InfiniteDuration();
+    return stopped_ == running_ ? options_.patience : options_.last_patience;
+  }
+
+  void Forward(int signal) {
+    if (signal == SIGUSR1) {
+      kill(-group_, signal);
+      return;
+    }
+    // The first one is the ranks' to handle, and saving may take them long; who asks twice means it.
+    kill(-group_, was_forwarded_ ? SIGKILL : signal);
+    was_forwarded_ = true;
+  }
+
+  // Whether a rank that went on has ended because it was told to, whatever code it then gave.
+  bool WasEndedHere(int status) const {
+    if (options_.on_failure == OnFailure::kStop || measures_ == 0) return false;
+    return !WIFSIGNALED(status) || WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGKILL;
+  }
+
+  std::string WhyEnded(int rank) const {
+    if (const int signal = stopped_by_[rank]; signal != 0) {
+      return absl::StrCat("was stopped (", SignalName(signal), ") and was ended when the others were done");
+    }
+    return absl::StrCat("was still running ", absl::FormatDuration(options_.last_patience),
+                        " after the others were done and was ended");
+  }
+
+  LaunchResult StoppedResult() const {
+    LaunchResult result{.exit_code = failures_[0].exit_code, .message = failures_[0].what};
+    if (measures_ == 0) return result;
+    // Who interrupts the job knows why the ranks ended.
+    result.has_ended_others = !was_forwarded_;
+    absl::StrAppend(&result.message, options_.ranks == 2 ? "; the other rank was" : "; the other ranks were",
+                    " ended after ", absl::FormatDuration(options_.patience));
+    return result;
   }
 
   LaunchResult Result() const {
     if (failures_.empty()) return {};
-    if (options_.on_failure == OnFailure::kStop) return {failures_[0].exit_code, failures_[0].what};
+    if (options_.on_failure == OnFailure::kStop) return StoppedResult();
     LaunchResult result{.exit_code = ended_well_ > 0 ? 0 : failures_[0].exit_code};
     for (size_t i = 0; i < std::min(failures_.size(), kFailuresToList); ++i) {
       absl::StrAppend(&result.message, i == 0 ? "" : ", ", failures_[i].what);
@@ -260,10 +297,11 @@ class Job {
   }
 
   const LaunchOptions& options_;
-  std::vector<pid_t> pids_;       // By rank; 0: has ended.
-  std::vector<bool> is_stopped_;  // By rank: by a signal, so that it does nothing until it is continued.
+  std::vector<pid_t> pids_;      // By rank; 0: has ended.
+  std::vector<int> stopped_by_;  // By rank: the signal after which it does nothing until it is continued; 0: it runs.
   pid_t group_ = 0;
   bool was_forwarded_ = false;  // The ranks were asked to end.
+  int measures_ = 0;            // That were taken to end the job: first SIGTERM, then SIGKILL.
   // As the last Reap() found it.
   int running_ = 0;
   int stopped_ = 0;

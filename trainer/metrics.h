@@ -7,7 +7,7 @@
 // once: what was written before a crash can be read.
 //
 // Threads: thread-compatible.
-// Errors:  the file system's own, with the path. An existing file is overwritten, unless lines are to be appended to it.
+// Errors:  the file system's own, with the path. An existing file is overwritten, unless lines are to be appended.
 
 #ifndef EVENKEEL_TRAINER_METRICS_H_
 #define EVENKEEL_TRAINER_METRICS_H_

@@ -48,7 +48,7 @@ absl::Status MakeFlightFolder(const std::string& path) {
   if ((mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) && access((path + "/").c_str(), W_OK | X_OK) == 0) {
     return absl::OkStatus();
   }
-  return absl::ErrnoToStatus(errno, absl::StrCat("--flight=", path, ": cannot write there"));
+  return absl::ErrnoToStatus(errno, absl::StrCat("--flight (or EVENKEEL_FLIGHT)=", path, ": cannot write there"));
 }
 
 // A status as bytes that have room for any message: code, space, message. OK is empty.

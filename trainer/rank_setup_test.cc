@@ -66,7 +66,7 @@ TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
   EXPECT_TRUE(PrepareRank(Options({.flight = folder}), Data(), 1, 2).ok());
   EXPECT_TRUE(PrepareRank(Options({.flight = folder}), Data(), 0, 2).ok());  // It is there.
   const absl::Status status = PrepareRank(Options({.flight = "/proc/none"}), Data(), 1, 2).status();
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--flight=/proc/none: cannot write there"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--flight (or EVENKEEL_FLIGHT)=/proc/none: cannot write there"));
 }
 
 TEST(PrepareRankTest, StartsFromTheGivenWeights) {

@@ -52,8 +52,8 @@ int64_t BatchCount(const BatchPlan& plan);
 // Samples that `plan.rank` has in an epoch.
 int64_t SampleCount(const BatchPlan& plan);
 
-// The position in the epoch's order that is reached after `steps` of the group's steps, in each of which every rank that
-// has a batch has taken one. For a plan without max_batches.
+// The position in the epoch's order that is reached after `steps` of the group's steps, in each of which every rank
+// that has a batch has taken one. For a plan without max_batches.
 int64_t SamplesDone(const BatchPlan& plan, int64_t steps);
 
 // The part of `order` [samples] that is batch `batch`, which must be below BatchCount(plan).

@@ -7,6 +7,7 @@
 // files and data, so that a mistake is told once, and nothing has been started.
 
 #include <gflags/gflags.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,8 +29,10 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
+#include "evenkeel/comm/flight_signal.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/tools/flight_folder.h"
 #include "evenkeel/tools/launcher.h"
 #include "evenkeel/trainer/compute_threads.h"
 #include "evenkeel/trainer/flag_help.h"
@@ -74,9 +77,11 @@ DEFINE_string(divide_by, kDefaults.divide_by,
 DEFINE_bool(stop_early, kDefaults.stop_early, "all ranks stop when the first has run out, then evaluate and save");
 
 DEFINE_string(on_failure, kDefaults.on_failure,
-              "=F stop, or continue: when a rank is lost, the others go on with what is left of the epoch");
+              "=F stop, or continue: when a rank is lost, the others go on with what is left of the epoch; continue "
+              "needs --nozero or --lost_shard=fresh");
 DEFINE_string(lost_shard, kDefaults.lost_shard,
-              "=P with --zero, the lost rank's part of the optimizer's state: refuse to go on, or begin it fresh");
+              "=P with --zero, the lost rank's part of the optimizer's state: refuse to begin with "
+              "--on_failure=continue, or begin that part fresh");
 DEFINE_string(verify, kDefaults.verify,
               "=V ranks compare their collectives: off, positions or every (default: EVENKEEL_VERIFY, else positions)");
 
@@ -88,7 +93,9 @@ DEFINE_string(auto_refresh_trainable, kDefaults.auto_refresh_trainable,
 DEFINE_string(freeze, kDefaults.freeze, "=P@A:B,... freeze parameters whose name begins with P from step A until B");
 
 DEFINE_string(metrics, kDefaults.metrics, "=FILE write JSON lines: every step, epoch and the end");
-DEFINE_string(flight, kDefaults.flight, "=DIR each rank writes its last collectives there when the run fails");
+DEFINE_string(flight, kDefaults.flight,
+              "=DIR each rank writes its last collectives there when the run fails, or on SIGUSR1 and goes on "
+              "(default: EVENKEEL_FLIGHT, else none)");
 
 namespace evenkeel {
 namespace {
@@ -195,7 +202,11 @@ absl::Status CheckSetup(const TrainOptions& options) {
   return PrepareRank(options, LoadTrainingData(options.data_dir), /*rank=*/0, options.nproc).status();
 }
 
-// What the flags say about groups; the environment may say more.
+// Where a person asks for flight records, they can have them of a run that hangs, too.
+absl::Status DumpFlightIfAsked(const TrainOptions& options) {
+  return options.flight_folder.empty() ? absl::OkStatus() : DumpFlightOnSignal(SIGUSR1, options.flight_folder);
+}
+
 CommunicatorOptions GroupOptions(const TrainOptions& options) {
   CommunicatorOptions group;
   group.verify = options.verify;
@@ -207,6 +218,7 @@ CommunicatorOptions GroupOptions(const TrainOptions& options) {
 absl::Status RunThreads(const TrainOptions& options) {
   const auto data = LoadTrainingData(options.data_dir);
   EK_RETURN_IF_ERROR(PrepareRank(options, data, /*rank=*/0, options.nproc).status());
+  EK_RETURN_IF_ERROR(DumpFlightIfAsked(options));
   return RunRanks(
       options.nproc,
       [&](Communicator& comm) {
@@ -245,6 +257,7 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
   if (environment.is_one_host) {
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
   }
+  if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return {.status = status};
   const auto comm = CreateCommunicator(
       environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return {.status = comm.status()};
@@ -265,11 +278,18 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
 }
 
 int Main(std::vector<std::string> arguments) {
-  const absl::StatusOr<TrainOptions> options = MakeTrainOptions(FlagsAsGiven());
+  absl::StatusOr<TrainOptions> options = MakeTrainOptions(FlagsAsGiven());
   if (!options.ok()) return ExitCode(options.status());
   const absl::StatusOr<Environment> environment = ReadEnvironment();
   if (!environment.ok()) return ExitCode(environment.status());
   const bool is_rank = !environment->launcher.empty();
+  if (!is_rank && !options->flight_folder.empty()) {
+    const absl::Status status = PrepareFlightFolder(options->flight_folder).status();
+    if (!status.ok()) return Fail(absl::StrCat("--flight=", status.message()));
+  }
+  // What a flag says comes before what the environment says.
+  if (!options->verify.has_value()) options->verify = environment->verify;
+  if (options->flight_folder.empty()) options->flight_folder = environment->flight_folder;
   if (const auto nproc = IfGiven("nproc", FLAGS_nproc);
       is_rank && nproc.has_value() && *nproc != environment->world_size) {
     return Fail(absl::StrCat("rank ", environment->rank, ": --nproc=", *nproc,

@@ -138,6 +138,12 @@ absl::Status CheckGoingOn(const TrainFlags& flags) {
   if (flags.backend == "local") {
     return absl::InvalidArgumentError("--on_failure=continue is for ranks that are processes; choose --backend=gloo");
   }
+  if (flags.zero && flags.lost_shard == "refuse") {
+    return absl::InvalidArgumentError(
+        "--on_failure=continue could not go on: with --zero (the default) a lost rank takes its part of the "
+        "optimizer's "
+        "state with it; choose --nozero, or --lost_shard=fresh to begin that part anew");
+  }
   return absl::OkStatus();
 }
 

@@ -90,7 +90,7 @@ struct TrainOptions {
   bool stops_early = false;
 
   bool goes_on = false;              // When a rank is lost, the others go on.
-  bool lost_shard_is_fresh = false;  // Its part of a sharded optimizer's state begins anew; else they don't go on.
+  bool lost_shard_is_fresh = false;  // Its part of a sharded optimizer's state begins anew; goes_on needs it then.
   std::optional<VerifyLevel> verify;
 
   std::vector<Bytes> bucket_caps;

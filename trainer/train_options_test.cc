@@ -129,6 +129,7 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--rank_steps can't say", [](TrainFlags& f) { f.on_failure = "continue", f.rank_steps = "3,5"; }},
       {"needs --join", [](TrainFlags& f) { f.on_failure = "continue", f.join = false; }},
       {"--stop_early would end there", [](TrainFlags& f) { f.on_failure = "continue", f.stop_early = true; }},
+      {"choose --nozero, or --lost_shard=fresh", [](TrainFlags& f) { f.on_failure = "continue"; }},
       {"choose --backend=gloo", [](TrainFlags& f) { f.on_failure = "continue", f.backend = "local"; }},
       {"--verify=sometimes is not possible; choose off, positions, every",
        [](TrainFlags& f) { f.verify = "sometimes"; }},

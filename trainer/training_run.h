@@ -18,8 +18,8 @@
 //     EK_ASSIGN_OR_RETURN(epoch, run->FindPlace(epoch));                       // then TrainEpoch(epoch, ...) again
 //   }
 //
-// The step that was interrupted is repeated, and what no finished step has used of the epoch's samples is dealt out over
-// the ranks that are left.
+// The step that was interrupted is repeated, and what no finished step has used of the epoch's samples is dealt out
+// over the ranks that are left.
 //
 // Ownership: the communicator that it begins with outlives it; later ones are its own.
 // Threads:   thread-compatible.
@@ -107,8 +107,8 @@ class TrainingRun {
   // and buffers. `why` is the answer if nobody is lost: the ranks would do the same again.
   // Errors: those of Recover() (join/recovery.h): who is left can't go on either.
   absl::StatusOr<GoneOn> GoOn(const absl::Status& why);
-  // After it: the epoch to go on with, whose plan is plan() from now on. `epochs_done` are those that this rank has done
-  // with, evaluation included. Like any other call it may fail because another rank is lost: then GoOn() again.
+  // After it: the epoch to go on with, whose plan is plan() from now on. `epochs_done` are those that this rank has
+  // done with, evaluation included. Like any other call it may fail because another rank is lost: then GoOn() again.
   absl::StatusOr<int> FindPlace(int epochs_done);
   // Whether the last error came from this rank itself, and not through the group.
   bool failed_here() const { return failed_here_; }

@@ -158,9 +158,10 @@ struct CommunicatorOptions {
   FlightOptions flight;
 };
 
-// This rank's half of another group, over that link: what Shrink() needs of the factory that made this one.
+// This rank's half of another group, over that link, within that time: what Shrink() needs of the factory that made
+// this one.
 using GroupMaker = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-    absl::string_view group, int rank, int world_size, std::unique_ptr<ControlLink> link)>;
+    absl::string_view group, int rank, int world_size, std::unique_ptr<ControlLink> link, absl::Duration timeout)>;
 
 class Communicator {
  public:
@@ -238,7 +239,9 @@ class Communicator {
   absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
 
   // After the group has failed: a new one of the ranks that are still there, in their order. Every survivor calls it;
-  // waits until each rank of the old group has, or is lost, or has left. The old group stays as it is, and may go.
+  // waits until each rank of the old group has, or is lost, or has left, and those that are left have met in the new
+  // one. Each attempt of them to meet has a third of the time left, at least a second; then, or when one of them is lost
+  // meanwhile, they begin anew without it. The old group stays as it is, and may go.
   // Errors: FailedPrecondition: the group has not failed. DeadlineExceeded names the ranks that neither came nor went.
   //         Unavailable: whoever held the group together is gone, or the others took this rank for lost.
   absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout = absl::Minutes(2));
@@ -259,6 +262,9 @@ class Communicator {
   // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
   void OnDeadline(const absl::Status& why);
   void OnFinalizeNotice(int peer, absl::string_view positions);
+  // One attempt of Shrink().
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeNext(const ControlChannel::Survivors& survivors,
+                                                         absl::Duration left);
   std::string SerializePositions() const;
   // An error, which also ends the group, if a peer that is leaving will never come to `position` of `channel`.
   absl::Status CheckAgainstLeft(absl::string_view channel, int64_t position, absl::string_view next);

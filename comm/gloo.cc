@@ -37,9 +37,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int worl
   auto comm = std::make_unique<Communicator>(
       std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)), options.communicator,
       options.group,
-      [options](absl::string_view group, int next_rank, int next_world_size, std::unique_ptr<ControlLink> link) {
+      [options](absl::string_view group, int next_rank, int next_world_size, std::unique_ptr<ControlLink> link,
+                absl::Duration timeout) {
         GlooOptions next = options;
         next.group = std::string(group);
+        next.connect_timeout = timeout;
         return CreateGlooGroup(next_rank, next_world_size, std::move(link), next);
       });
   absl::Status status = Connect(backend, *comm, options);

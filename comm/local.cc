@@ -37,8 +37,8 @@ std::unique_ptr<Communicator> MakeRank(const std::shared_ptr<LocalJob>& job, con
   return std::make_unique<Communicator>(
       job->Take(group, rank, world_size), std::make_unique<ControlChannel>(rank, world_size, std::move(link)), options,
       group,
-      [job, options](absl::string_view next, int next_rank, int next_world_size,
-                     std::unique_ptr<ControlLink> next_link) {
+      [job, options](absl::string_view next, int next_rank, int next_world_size, std::unique_ptr<ControlLink> next_link,
+                     absl::Duration) {
         return MakeRank(job, options, next, next_rank, next_world_size, std::move(next_link));
       });
 }

@@ -512,9 +512,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroup(int rank, int worl
   // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
   auto comm = std::make_unique<Communicator>(
       *std::move(made), std::move(channel), options.communicator, options.group,
-      [options](absl::string_view group, int next_rank, int next_world_size, std::unique_ptr<ControlLink> link) {
+      [options](absl::string_view group, int next_rank, int next_world_size, std::unique_ptr<ControlLink> link,
+                absl::Duration timeout) {
         NcclOptions next = options;
         next.group = std::string(group);
+        next.connect_timeout = timeout;
         next.unique_id.clear();  // Good for one group.
         return CreateNcclGroup(next_rank, next_world_size, std::move(link), next);
       });

@@ -1,5 +1,6 @@
 // The group of those that are left after a failure, over the backends that need no second process.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -115,6 +116,48 @@ TEST_P(ShrinkTest, WhoIsAwaitedIsNamed) {
   const absl::Status late = group[0]->Shrink(absl::Milliseconds(200)).status();
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
   EXPECT_THAT(std::string(late.message()), HasSubstr("rank 2"));
+}
+
+// It has been told who is left, itself included, and is gone before it comes to the new group.
+TEST_P(ShrinkTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftOutToo) {
+  Group group = Create(4);
+  group[3] = nullptr;
+  OnEachRank(group, [&](int rank) {
+    AwaitFailure(*group[rank]);
+    if (rank == 2) {
+      const auto survivors = group[rank]->control().Regroup(absl::Seconds(20));
+      EXPECT_TRUE(survivors.ok()) << survivors.status();
+      group[rank] = nullptr;
+      return;
+    }
+    const auto next = group[rank]->Shrink(absl::Seconds(9));
+    ASSERT_TRUE(next.ok()) << next.status();
+    EXPECT_THAT((*next)->members(), ElementsAre(0, 1));
+    EXPECT_EQ(SumOfOnes(**next), 2);
+    const absl::Status status = (*next)->Finalize();
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+// Nobody is lost, and yet one never comes: that is over when the caller said so, whatever the group's own deadlines.
+TEST_P(ShrinkTest, ARankThatNeverComesToTheNewGroupEndsTheWaitInTime) {
+  Group group = Create(3);
+  group[2] = nullptr;
+  std::atomic<bool> is_over = false;
+  OnEachRank(group, [&](int rank) {
+    AwaitFailure(*group[rank]);
+    if (rank == 1) {
+      const auto survivors = group[rank]->control().Regroup(absl::Seconds(20));
+      EXPECT_TRUE(survivors.ok()) << survivors.status();
+      is_over.wait(false);
+      return;
+    }
+    const absl::Status late = group[rank]->Shrink(absl::Seconds(2)).status();
+    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
+    EXPECT_THAT(std::string(late.message()), HasSubstr("rank 1"));
+    is_over = true;
+    is_over.notify_all();
+  });
 }
 
 TEST_P(ShrinkTest, AGroupThatWorksIsLeftAlone) {

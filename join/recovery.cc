@@ -20,8 +20,8 @@ using internal::RecoveryPlan;
 // One call of Recover(); more than one new group if another rank is lost meanwhile.
 class RecoveryRun {
  public:
-  RecoveryRun(absl::Span<Joinable* const> joinables, const RecoveryOptions& options)
-      : joinables_(joinables.begin(), joinables.end()), options_(options) {
+  RecoveryRun(absl::Span<Joinable* const> joinables, const RecoveryOptions& options, absl::Time deadline)
+      : joinables_(joinables.begin(), joinables.end()), options_(options), deadline_(deadline) {
     std::sort(joinables_.begin(), joinables_.end(), [](const Joinable* a, const Joinable* b) {
       return std::pair(a->join_phase(), a->join_name()) < std::pair(b->join_phase(), b->join_name());
     });
@@ -36,16 +36,18 @@ class RecoveryRun {
     if (status.ok()) status = Move(*plan, *next);
     if (!status.ok()) {
       next->Abort(status);
-      left_behind_ = std::move(next);
+      left_behind_.push_back(std::move(next));
       return status;
     }
     return Recovered{.comm = std::move(next), .steps = plan->steps, .source = plan->source};
   }
 
-  // The group in which it failed.
-  std::unique_ptr<Communicator> TakeLeftBehind() { return std::move(left_behind_); }
+  // The group in which it failed last. All of them stay until the end: a Joinable may still be in an earlier one.
+  Communicator& left_behind() { return *left_behind_.back(); }
 
  private:
+  absl::Duration TimeLeft(const Communicator& next) const { return std::min(next.timeout(), deadline_ - absl::Now()); }
+
   RecoveryFacts Facts() const {
     RecoveryFacts facts;
     std::vector<std::string> names, counts;
@@ -78,7 +80,7 @@ class RecoveryRun {
 
   absl::StatusOr<RecoveryPlan> Agree(Communicator& next) const {
     EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                        next.control().Exchange("recover", Facts().Serialize(), next.timeout()));
+                        next.control().Exchange("recover", Facts().Serialize(), TimeLeft(next)));
     std::vector<RecoveryFacts> by_rank;
     for (const std::string& part : parts) {
       EK_ASSIGN_OR_RETURN(RecoveryFacts facts, RecoveryFacts::Parse(part));
@@ -102,7 +104,7 @@ class RecoveryRun {
       EK_RETURN_IF_ERROR(Annotate(joinable->TakeOver(transfer), joinable->join_name()));
     }
     // All or nobody: a rank that went on would meet others that have not got its state.
-    EK_RETURN_IF_ERROR(next.control().Exchange("recovered", "", next.timeout()).status());
+    EK_RETURN_IF_ERROR(next.control().Exchange("recovered", "", TimeLeft(next)).status());
     for (size_t i = 0; i < optimizers_.size(); ++i) optimizers_[i]->steps_finished_ = plan.counts[i];
     for (Joinable* joinable : joinables_) joinable->is_taking_over_ = false;
     return absl::OkStatus();
@@ -111,7 +113,8 @@ class RecoveryRun {
   std::vector<Joinable*> joinables_;   // By phase and name.
   std::vector<Joinable*> optimizers_;  // Those of them that count steps.
   const RecoveryOptions& options_;
-  std::unique_ptr<Communicator> left_behind_;
+  const absl::Time deadline_;
+  std::vector<std::unique_ptr<Communicator>> left_behind_;
 };
 
 namespace {
@@ -148,9 +151,8 @@ absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communi
   EK_RETURN_IF_ERROR(CheckList(joinables));
   if (failed.status().ok() && !options.why.ok()) failed.Abort(options.why);
   const absl::Time deadline = absl::Now() + options.timeout;
-  RecoveryRun run(joinables, options);
+  RecoveryRun run(joinables, options, deadline);
   Communicator* from = &failed;
-  std::unique_ptr<Communicator> held;
   while (true) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, from->Shrink(deadline - absl::Now()));
     const std::vector<int> lost = Lost(failed, *next);
@@ -159,12 +161,10 @@ absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communi
       recovered->lost = lost;
       return recovered;
     }
-    // Another rank was lost meanwhile: once more, without it.
-    if (!absl::IsUnavailable(recovered.status()) || absl::Now() > deadline) {
-      return Annotate(recovered.status(), "Recover");
-    }
-    held = run.TakeLeftBehind();
-    from = held.get();
+    // Another rank was lost meanwhile, or one kept the others waiting: once more, with those who come.
+    const bool is_passing = absl::IsUnavailable(recovered.status()) || absl::IsDeadlineExceeded(recovered.status());
+    if (!is_passing || absl::Now() >= deadline) return Annotate(recovered.status(), "Recover");
+    from = &run.left_behind();
   }
 }
 

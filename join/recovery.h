@@ -45,6 +45,7 @@
 namespace evenkeel {
 
 struct RecoveryOptions {
+  // For all of it, begun anew or not; operations that carry the state have the group's own deadline.
   absl::Duration timeout = absl::Minutes(2);
   // Optimizer steps that this rank has finished; -1: as the list's optimizers have counted them, which must be equal.
   // Needed where no optimizer is in the list, or where several do not step equally often.

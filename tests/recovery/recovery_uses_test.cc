@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
@@ -231,6 +235,52 @@ TEST(RecoveryUsesTest, ARankThatIsLostWhileTheOthersRecoverIsLeftBehindToo) {
       return recovered.comm->Finalize();
     });
   }
+}
+
+// It is told who the survivors are, itself included, and never comes to their group.
+TEST(RecoveryUsesTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftBehindToo) {
+  Group group = *CreateLocalGroup(4);
+  OnEach(4, [&](int rank) -> absl::Status {
+    Replica<Optimizer> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+    const bool is_lost = rank == 3;
+    EXPECT_FALSE(
+        mine.Step(0, [&](Point point) { return is_lost && point == Point::kBackward ? Lost() : absl::OkStatus(); })
+            .ok());
+    if (is_lost || rank == 1) {
+      mine.Destroy();
+      const auto survivors = is_lost ? absl::StatusOr<ControlChannel::Survivors>(ControlChannel::Survivors())
+                                     : group[rank]->control().Regroup(absl::Seconds(20));
+      group[rank].reset();
+      return survivors.status();
+    }
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(9)}));
+    EXPECT_THAT(recovered.lost, ElementsAre(1, 3));
+    EK_RETURN_IF_ERROR(mine.Steps(0, 2));
+    mine.Destroy();
+    return recovered.comm->Finalize();
+  });
+}
+
+// One is in the new group, lives, and says nothing: the group's own deadline is minutes away.
+TEST(RecoveryUsesTest, ARankThatKeepsTheOthersWaitingEndsTheRecoveryInTime) {
+  Group group = *CreateLocalGroup(2);
+  OnEach(2, [&](int rank) -> absl::Status {
+    Replica<Optimizer> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
+    if (rank == 0) group[rank]->Abort(Lost());
+    while (group[rank]->status().ok()) std::this_thread::yield();
+    if (rank == 1) {
+      EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> next, group[rank]->Shrink(absl::Seconds(20)));
+      while (next->status().ok()) std::this_thread::yield();
+      mine.Destroy();
+      return absl::OkStatus();
+    }
+    const absl::Status late = Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(4)}).status();
+    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
+    mine.Destroy();
+    return absl::OkStatus();
+  });
 }
 
 TEST(RecoveryUsesTest, AnErrorOfOnesOwnLosesNobody) {

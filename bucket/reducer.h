@@ -17,8 +17,8 @@
 //
 // Groups: ReplaceGroup() goes on in another group, also after an error in the middle of backward.
 //
-// Ownership: the communicator outlives the reducer's steps, the parameters the reducer. Destruction gives gradients their own memory back; inside
-//            a step it ends the group, whose operations use the buckets.
+// Ownership: the communicator outlives the reducer's steps, the parameters the reducer. Destruction gives gradients
+//            their own memory back; inside a step it ends the group, whose operations use the buckets.
 // Threads:   thread-compatible: one thread runs steps.
 // Errors:    FailedPrecondition names the parameters that got no gradient, or two, or were not expected; the group
 //            ends, because other ranks can't finish the step. No gradient is ever silently left local.

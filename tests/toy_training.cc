@@ -146,7 +146,12 @@ absl::Status ToyTrainer::TakeState() {
 
 ToyResult TrainToy(Communicator& comm, const ToySettings& settings) {
   absl::StatusOr<std::unique_ptr<ToyTrainer>> trainer = ToyTrainer::Create(&comm, settings);
-  if (!trainer.ok()) return {.status = trainer.status()};
+  if (!trainer.ok()) {
+    // Somebody was lost while others were still making their parts: no weight has changed.
+    ToyResult result{.status = trainer.status()};
+    result.last.weights = Flat(ToyModel(kSizes).values());
+    return result;
+  }
   if (const absl::Status status = (*trainer)->Train(); !status.ok()) comm.Abort(status);
   return (*trainer)->result();
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -152,14 +153,15 @@ class BucketFiller {
   std::vector<Group> groups_;
 };
 
-// Orders the buckets by their first index, of which there are `param_count`, in linear time.
-BucketPlan SortedByFirstIndex(BucketPlan plan, size_t param_count) {
-  auto first_is_less = [](const auto& a, const auto& b) { return a.front() < b.front(); };
-  if (std::is_sorted(plan.buckets.begin(), plan.buckets.end(), first_is_less)) return plan;
+// Orders the buckets by a key of theirs, which is below `end` and no other's, in linear time.
+template <typename Key>
+BucketPlan SortedBy(Key key_of, size_t end, BucketPlan plan) {
+  auto is_less = [&](const auto& a, const auto& b) { return key_of(a) < key_of(b); };
+  if (std::is_sorted(plan.buckets.begin(), plan.buckets.end(), is_less)) return plan;
 
   constexpr int kNone = -1;
-  std::vector<int> bucket_at(param_count, kNone);
-  for (size_t b = 0; b < plan.buckets.size(); ++b) bucket_at[plan.buckets[b].front()] = static_cast<int>(b);
+  std::vector<int> bucket_at(end, kNone);
+  for (size_t b = 0; b < plan.buckets.size(); ++b) bucket_at[key_of(plan.buckets[b])] = static_cast<int>(b);
   BucketPlan sorted;
   sorted.buckets.reserve(plan.buckets.size());
   sorted.limits.reserve(plan.limits.size());
@@ -167,6 +169,29 @@ BucketPlan SortedByFirstIndex(BucketPlan plan, size_t param_count) {
     if (b != kNone) AddBucket(std::move(plan.buckets[b]), plan.limits[b], &sorted);
   }
   return sorted;
+}
+
+BucketPlan FillFromFirst(std::span<const ParamSpec> params, const PlanOptions& options, std::span<const int> order) {
+  BucketPlan plan;
+  BucketFiller filler(params, options.caps, &plan);
+  for (int index : order) filler.Put(index);
+  filler.Finish();
+  if (!options.order.empty()) return plan;
+  return SortedBy([](const std::vector<int>& bucket) { return bucket.front(); }, params.size(), std::move(plan));
+}
+
+BucketPlan FillFromLast(std::span<const ParamSpec> params, const PlanOptions& options, std::span<const int> order) {
+  BucketPlan plan;
+  BucketFiller filler(params, options.caps, &plan);
+  std::vector<int> position(params.size());
+  for (size_t i = order.size(); i-- > 0;) {
+    position[order[i]] = static_cast<int>(i);
+    filler.Put(order[i]);
+  }
+  filler.Finish();
+  for (std::vector<int>& bucket : plan.buckets) std::reverse(bucket.begin(), bucket.end());
+  return SortedBy([&](const std::vector<int>& bucket) { return position[bucket.back()]; }, order.size(),
+                  std::move(plan));
 }
 
 }  // namespace
@@ -177,16 +202,14 @@ absl::StatusOr<BucketPlan> PlanBuckets(std::span<const ParamSpec> params, const 
   EK_RETURN_IF_ERROR(CheckCaps(options.caps));
   EK_RETURN_IF_ERROR(CheckOrder(options.order, params.size()));
 
-  BucketPlan plan;
-  BucketFiller filler(params, options.caps, &plan);
+  std::vector<int> all;
   if (options.order.empty()) {
-    for (size_t i = 0; i < params.size(); ++i) filler.Put(static_cast<int>(i));
-    filler.Finish();
-    return SortedByFirstIndex(std::move(plan), params.size());
+    all.resize(params.size());
+    std::iota(all.begin(), all.end(), 0);
   }
-  for (int index : options.order) filler.Put(index);
-  filler.Finish();
-  return plan;
+  const std::span<const int> order = options.order.empty() ? all : options.order;
+  return options.cap_order == CapOrder::kFromFirstReady ? FillFromFirst(params, options, order)
+                                                        : FillFromLast(params, options, order);
 }
 
 absl::StatusOr<BucketPlan> PlanFirstStep(std::span<const ParamSpec> params, std::span<const int> trained) {

@@ -10,6 +10,10 @@
 // is a bucket of its own. With `order` (parameters in gradient-ready order) buckets come in that order, and what is
 // left open at the end follows by its first index; without it they are sorted by their smallest parameter index.
 //
+// Filled from the last parameter backwards (CapOrder::kFromLastReady), the first cap is that of the bucket which is
+// ready last: a small one leaves little to send when backward has ended. Buckets come in the order in which they are
+// complete then.
+//
 // Units:   caps and limits in bytes, `count` in elements. Indices are positions in `params`.
 // Order:   the same plan for the same input, on every rank, build and machine.
 // Threads: pure functions, safe from any thread.
@@ -45,10 +49,17 @@ struct ParamSpec {
   bool sparse = false;
 };
 
+// Where filling begins, and so whose the first cap is.
+enum class CapOrder : uint8_t {
+  kFromFirstReady,  // Of the bucket that is ready first: it leaves early.
+  kFromLastReady,   // Of the bucket that is ready last: the tail behind backward is short.
+};
+
 struct PlanOptions {
   std::vector<Bytes> caps = {kDefaultFirstCap, kDefaultCap};
   // Parameters to plan, in gradient-ready order; those left out get no bucket. Empty: all of them, in index order.
   std::vector<int> order;
+  CapOrder cap_order = CapOrder::kFromFirstReady;
 };
 
 struct BucketPlan {

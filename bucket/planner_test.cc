@@ -155,6 +155,29 @@ TEST(PlanBucketsTest, WhatTheOrderLeavesOutGetsNoBucket) {
   EXPECT_EQ(plan->buckets, (Buckets{{4, 1}}));
 }
 
+TEST(PlanBucketsTest, FilledFromTheLastTheBucketThatIsReadyLastIsTheSmallOne) {
+  const std::vector<ParamSpec> params(6, {.count = 10});
+  const PlanOptions options{.caps = Caps({40, 80}), .order = {5, 4, 3, 2, 1, 0}, .cap_order = CapOrder::kFromLastReady};
+  const auto plan = PlanBuckets(params, options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->buckets, (Buckets{{5}, {4, 3}, {2, 1}, {0}}));
+  EXPECT_EQ(plan->limits, Caps({80, 80, 80, 40}));
+
+  const auto without_order = PlanBuckets(params, {.caps = Caps({40, 80}), .cap_order = CapOrder::kFromLastReady});
+  ASSERT_TRUE(without_order.ok()) << without_order.status();
+  EXPECT_EQ(without_order->buckets, (Buckets{{0}, {1, 2}, {3, 4}, {5}}));
+}
+
+TEST(PlanBucketsTest, FilledFromTheLastBucketsComeAsTheyAreComplete) {
+  const auto plan = PlanBuckets(
+      Alternating(7, 200),
+      {.caps = Caps({200, 400, 1000}), .order = {6, 5, 4, 3, 2, 1, 0}, .cap_order = CapOrder::kFromLastReady});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // {5, 3} is complete before {4, 2}, and {6} before both, although it was filled last.
+  EXPECT_EQ(plan->buckets, (Buckets{{6}, {5, 3}, {4, 2}, {1}, {0}}));
+  EXPECT_EQ(plan->limits, Caps({1000, 400, 400, 200, 200}));
+}
+
 TEST(PlanBucketsTest, BadInputIsRefusedWithItsValues) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   const std::vector<ParamSpec> two(2, {.count = 10});
@@ -372,6 +395,36 @@ TEST_P(PlanPropertyTest, AGroupsBucketsDoNotDependOnTheOtherGroups) {
     const auto alone = PlanBuckets(case_.params, options);
     ASSERT_TRUE(alone.ok()) << alone.status();
     for (const std::vector<int>& bucket : alone->buckets) EXPECT_THAT(plan_.buckets, testing::Contains(bucket));
+  }
+}
+
+TEST_P(PlanPropertyTest, FilledFromTheLastIsTheMirrorImageAndComesAsItIsComplete) {
+  PlanOptions mirrored = case_.options;
+  mirrored.order = Planned(case_);
+  std::reverse(mirrored.order.begin(), mirrored.order.end());
+  const auto from_first = PlanBuckets(case_.params, mirrored);
+  ASSERT_TRUE(from_first.ok()) << from_first.status();
+  std::set<std::pair<std::vector<int>, Bytes>> expected;
+  for (size_t b = 0; b < from_first->buckets.size(); ++b) {
+    std::vector<int> members = from_first->buckets[b];
+    std::reverse(members.begin(), members.end());
+    expected.insert({members, from_first->limits[b]});
+  }
+
+  PlanOptions options = case_.options;
+  options.cap_order = CapOrder::kFromLastReady;
+  const auto from_last = PlanBuckets(case_.params, options);
+  ASSERT_TRUE(from_last.ok()) << from_last.status();
+  std::set<std::pair<std::vector<int>, Bytes>> actual;
+  for (size_t b = 0; b < from_last->buckets.size(); ++b) actual.insert({from_last->buckets[b], from_last->limits[b]});
+  EXPECT_EQ(actual, expected);
+
+  const std::vector<int> planned = Planned(case_);
+  auto complete = [&](const std::vector<int>& bucket) {
+    return std::find(planned.begin(), planned.end(), bucket.back());
+  };
+  for (size_t b = 1; b < from_last->buckets.size(); ++b) {
+    EXPECT_LT(complete(from_last->buckets[b - 1]), complete(from_last->buckets[b]));
   }
 }
 

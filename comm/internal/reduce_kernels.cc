@@ -6,17 +6,12 @@
 #include <limits>
 #include <span>
 #include <type_traits>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/internal/float16.h"
+#include "evenkeel/comm/internal/float_blocks.h"
+#include "evenkeel/comm/internal/instruction_set.h"
 #include "evenkeel/comm/types.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#endif
 
 // The work goes block by block: a block of every input passes through the first-level cache once, and one instruction
 // set's copy of the same plain loops, vectorised by the compiler, combines them. The loops are always_inline templates,
@@ -24,26 +19,8 @@
 // an ifunc's resolver runs before a sanitizer is ready. This file is compiled without contraction of a * b + c, which
 // would round differently where the processor has it.
 
-#define EK_ALWAYS_INLINE inline __attribute__((always_inline))
-
-// The next loop's iterations are independent, also if two of its pointers are equal.
-#if defined(__clang__)
-#define EK_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define EK_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
-#endif
-
 namespace evenkeel::internal {
 namespace {
-
-constexpr int64_t kBlock = 1024;  // Elements; two blocks of float64 fit into a third of the smallest usual L1 cache.
-
-template <typename T>
-inline constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
-
-// The type in which T is combined.
-template <typename T>
-using Carrier = std::conditional_t<kIsHalf<T>, float, T>;
 
 // The type whose arithmetic wraps around for T, without the promotion of short types to int.
 template <typename T>
@@ -86,87 +63,6 @@ struct BitOr {
     return static_cast<T>(a | b);
   }
 };
-
-// How each instruction set converts a block of float16. bfloat16 needs no instruction of its own.
-struct Baseline {
-  static void Widen(const Float16* from, float* to, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i] = FloatFromFloat16(from[i].bits);
-  }
-  static void Narrow(const float* from, Float16* to, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i].bits = Float16FromFloat(from[i]);
-  }
-};
-
-#if defined(__x86_64__)
-#define EK_TARGET_AVX2 __attribute__((target("avx2,f16c")))
-#define EK_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
-
-struct Avx2 {
-  EK_TARGET_AVX2 static void Widen(const Float16* from, float* to, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-      _mm256_storeu_ps(to + i, _mm256_cvtph_ps(half));
-    }
-    for (; i < n; ++i) to[i] = FloatFromFloat16(from[i].bits);
-  }
-  EK_TARGET_AVX2 static void Narrow(const float* from, Float16* to, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-      const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), half);
-    }
-    for (; i < n; ++i) to[i].bits = Float16FromFloat(from[i]);
-  }
-};
-
-struct Avx512 {
-  static constexpr __mmask16 kAllLanes = 0xffff;  // GCC 12 warns about what the unmasked intrinsics leave undefined.
-
-  EK_TARGET_AVX512 static void Widen(const Float16* from, float* to, int64_t n) {
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-      const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
-      _mm512_storeu_ps(to + i, _mm512_maskz_cvtph_ps(kAllLanes, half));
-    }
-    for (; i < n; ++i) to[i] = FloatFromFloat16(from[i].bits);
-  }
-  EK_TARGET_AVX512 static void Narrow(const float* from, Float16* to, int64_t n) {
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-      const __m256i half = _mm512_maskz_cvtps_ph(kAllLanes, _mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), half);
-    }
-    for (; i < n; ++i) to[i].bits = Float16FromFloat(from[i]);
-  }
-};
-#endif
-
-// A block as carriers: where it lies if no conversion is needed, else in `buffer`.
-template <typename Set, typename T>
-EK_ALWAYS_INLINE const Carrier<T>* Load(const T* from, Carrier<T>* buffer, int64_t n) {
-  if constexpr (std::is_same_v<T, Float16>) {
-    Set::Widen(from, buffer, n);
-    return buffer;
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    for (int64_t i = 0; i < n; ++i) buffer[i] = FloatFromBFloat16(from[i].bits);
-    return buffer;
-  } else {
-    return from;
-  }
-}
-
-// The block of carriers that was made for `to` arrives there; carriers of the same type may lie there already.
-template <typename Set, typename T>
-EK_ALWAYS_INLINE void Store(const Carrier<T>* from, T* to, int64_t n) {
-  if constexpr (std::is_same_v<T, Float16>) {
-    Set::Narrow(from, to, n);
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
-    for (int64_t i = 0; i < n; ++i) to[i].bits = BFloat16FromFloat(from[i]);
-  } else {
-    if (from != to) std::copy(from, from + n, to);
-  }
-}
 
 template <typename Op, typename C>
 EK_ALWAYS_INLINE void CombineBlock(const C* a, const C* b, C* out, int64_t n) {
@@ -296,19 +192,6 @@ ReduceFunction FunctionOfOp(InstructionSet set, ReduceOp op) {
   return FunctionOfType<Sum, T>(set);
 }
 
-#if defined(__x86_64__)
-// Clang 14 does not know this name in __builtin_cpu_supports.
-bool HasF16c() {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-#endif
-
-InstructionSet BestInstructionSet() {
-  static const InstructionSet best = SupportedInstructionSets().back();
-  return best;
-}
-
 template <typename T>
 T IdentityOf(ReduceOp op) {
   using Limits = std::numeric_limits<Carrier<T>>;
@@ -359,20 +242,6 @@ void DivideIntegers(DType dtype, void* data, int64_t n, int64_t divisor) {
 
 void FillIdentity(ReduceOp op, DType dtype, void* data, int64_t n) {
   VisitType(dtype, [&]<typename T>(T*) { std::fill_n(static_cast<T*>(data), n, IdentityOf<T>(op)); });
-}
-
-std::vector<InstructionSet> SupportedInstructionSets() {
-  std::vector<InstructionSet> sets = {InstructionSet::kBaseline};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && HasF16c()) {
-    sets.push_back(InstructionSet::kAvx2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-      sets.push_back(InstructionSet::kAvx512);
-    }
-  }
-#endif
-  return sets;
 }
 
 void ReduceIntoWith(InstructionSet set, ReduceOp op, DType dtype, void* out, std::span<const void* const> in, int64_t n,

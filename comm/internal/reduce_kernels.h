@@ -17,9 +17,9 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "evenkeel/comm/internal/instruction_set.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
@@ -54,9 +54,7 @@ void DivideIntegers(DType dtype, void* data, int64_t n, int64_t divisor);
 // What changes nothing when it is combined: 0, 1, or the end of the type's range (infinity for floats).
 void FillIdentity(ReduceOp op, DType dtype, void* data, int64_t n);
 
-// For tests and benchmarks: the instruction sets that this machine can run, and ReduceInto on one of them.
-enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
-std::vector<InstructionSet> SupportedInstructionSets();
+// For tests and benchmarks: ReduceInto on one of SupportedInstructionSets().
 void ReduceIntoWith(InstructionSet set, ReduceOp op, DType dtype, void* out, std::span<const void* const> in, int64_t n,
                     const ReduceOptions& options);
 

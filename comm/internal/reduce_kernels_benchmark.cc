@@ -10,6 +10,7 @@
 
 #include "benchmark/benchmark.h"
 #include "evenkeel/comm/internal/float16.h"
+#include "evenkeel/comm/internal/instruction_set.h"
 #include "evenkeel/comm/internal/reduce_kernels.h"
 #include "evenkeel/comm/types.h"
 

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/instruction_set.h"
 #include "evenkeel/comm/types.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

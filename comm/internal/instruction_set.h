@@ -1,0 +1,19 @@
+// The instruction sets for which loops are compiled more than once, and which of them this machine can run.
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_COMM_INTERNAL_INSTRUCTION_SET_H_
+#define EVENKEEL_COMM_INTERNAL_INSTRUCTION_SET_H_
+
+#include <vector>
+
+namespace evenkeel::internal {
+
+enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
+// Ascending; the first is always there.
+std::vector<InstructionSet> SupportedInstructionSets();
+InstructionSet BestInstructionSet();
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_INSTRUCTION_SET_H_

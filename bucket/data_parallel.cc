@@ -11,10 +11,9 @@
 namespace evenkeel {
 namespace {
 
-// What the lowest active rank announces to dry ranks: it begins a step, it waits for the buckets.
-constexpr char kSyncAction[] = "sync";
-constexpr char kAccumulateAction[] = "accumulate";
-constexpr char kFinishAction[] = "finish";
+// First byte of what the lowest active rank announces to dry ranks: it begins a step, it waits for the buckets. What
+// the reduction has to say follows the first.
+enum class Action : char { kSync = 's', kAccumulate = 'a', kFinish = 'f' };
 
 std::vector<TensorView> Values(const ParameterSet& params) {
   std::vector<TensorView> values;
@@ -102,8 +101,9 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   mode_ = mode;
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   if (join_config().enable) {
-    EK_RETURN_IF_ERROR(
-        communicator().steps().Announce(join_name(), mode == StepMode::kSync ? kSyncAction : kAccumulateAction));
+    std::string action(1, static_cast<char>(mode == StepMode::kSync ? Action::kSync : Action::kAccumulate));
+    if (mode == StepMode::kSync) action += reducer_->StepMessage();
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), action));
     ticket->OnAnswer([saw_uneven = saw_uneven_](const absl::StatusOr<StepAnswer>& answer) {
       if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
     });
@@ -119,7 +119,8 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
 
 absl::Status DataParallel::FinishStep() {
   if (reducer_->in_step() && mode_ == StepMode::kSync && join_config().enable) {
-    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), kFinishAction));
+    const char finish = static_cast<char>(Action::kFinish);
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), absl::string_view(&finish, 1)));
   }
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
   if (mode_ == StepMode::kSync) step_is_open_ = false;
@@ -220,8 +221,9 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
   return std::make_unique<Hook>(this);
 }
 
-absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view action) {
-  if (action == kFinishAction) {
+absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view message) {
+  const Action action = message.empty() ? Action::kFinish : static_cast<Action>(message[0]);
+  if (action == Action::kFinish) {
     EK_RETURN_IF_ERROR(reducer_->FinishShadow());
     step_is_open_ = false;
     return absl::OkStatus();
@@ -230,9 +232,9 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view ac
   shadowed_ = true;
   KeepBuffers(/*is_active=*/false);
   if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
-  last_step_synced_ = action == kSyncAction;
-  if (action == kAccumulateAction) return absl::OkStatus();
-  return reducer_->BeginShadow(answer, join_config().divide_by_initial_world_size);
+  last_step_synced_ = action == Action::kSync;
+  if (action == Action::kAccumulate) return absl::OkStatus();
+  return reducer_->BeginShadow(answer, join_config().divide_by_initial_world_size, message.substr(1));
 }
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {

@@ -89,7 +89,7 @@ class DataParallel : public Joinable, private StepParticipant {
   void SetOptimizerState(std::vector<TensorView> state);
 
   const Reducer& reducer() const { return *reducer_; }
-  std::vector<BucketInfo> buckets() const { return reducer_->buckets(); }
+  const std::vector<BucketInfo>& buckets() const { return reducer_->buckets(); }
   // Adopts the recorded gradient order now instead of with the next step. All ranks together.
   absl::Status RebuildNow();
   // All collectives of the next synchronising step: buffers, then buckets. Joined ranks run the same list.
@@ -114,7 +114,7 @@ class DataParallel : public Joinable, private StepParticipant {
   // Whose buffers count in this step.
   int BufferRoot(const StepAnswer& answer) const;
   absl::Status SyncBuffers(const StepAnswer& answer);
-  absl::Status Shadow(const StepAnswer& answer, absl::string_view action);
+  absl::Status Shadow(const StepAnswer& answer, absl::string_view message);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
   void PublishPlan();

@@ -347,16 +347,22 @@ TEST_P(DataParallelTest, ReducesEachElementTypeInBucketsOfItsOwn) {
 // What a sharded optimizer may bring: each bucket goes to one rank only, which is told when it is there.
 class ToOwner : public BucketReduction {
  public:
-  ToOwner(int world_size, std::vector<int>* arrived) : world_size_(world_size), arrived_(arrived) {}
-  Collective CollectiveFor(const BucketInfo& bucket) const override {
-    return {.kind = CollectiveKind::kReduce, .root = bucket.index % world_size_};
+  ToOwner(const Communicator& comm, std::vector<int>* arrived)
+      : rank_(comm.rank()), world_size_(comm.world_size()), arrived_(arrived) {}
+  std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
+    return {{.kind = CollectiveKind::kReduce,
+             .dtype = bucket.data.dtype,
+             .count = bucket.data.count,
+             .root = bucket.index % world_size_}};
   }
-  absl::Status OnReduced(const BucketInfo& bucket) override {
+  absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep&) override {
+    if (bucket.index % world_size_ != rank_) return GradFate::kNone;
     arrived_->push_back(bucket.index);
-    return absl::OkStatus();
+    return GradFate::kReduced;
   }
 
  private:
+  const int rank_;
   const int world_size_;
   std::vector<int>* const arrived_;
 };
@@ -366,7 +372,7 @@ TEST_P(DataParallelTest, AReductionOfOnesOwnTakesThePlaceOfAllReduce) {
     ToyModel model(kSizes);
     std::vector<int> arrived;
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
-                                                       std::make_unique<ToOwner>(comm.world_size(), &arrived)));
+                                                       std::make_unique<ToOwner>(comm, &arrived)));
     for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
     for (const BucketInfo& bucket : ddp->buckets()) {
       const bool is_owner = bucket.index % comm.world_size() == comm.rank();

@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, Par
 
 absl::Status Reducer::Init() {
   EK_RETURN_IF_ERROR(CheckParameters(*params_, *comm_, options_.gradient_as_bucket_view));
-  EK_ASSIGN_OR_RETURN(channel_, comm_->OpenChannel(name_));
+  if (reduction_->HasThread()) worker_ = std::make_unique<WorkerThread>();
   for (int i = 0; i < params_->size(); ++i) {
     const Parameter& param = (*params_)[i];
     specs_.push_back({.count = param.value.count, .dtype = param.value.dtype, .device = param.value.device});
@@ -87,9 +87,10 @@ absl::Status Reducer::Init() {
 }
 
 Reducer::~Reducer() {
-  if (launcher_ != nullptr && HasLivingGroup()) {
+  if (pipeline_ != nullptr && HasLivingGroup()) {
     (void)EndWith(absl::FailedPreconditionError(absl::StrCat(name_, " was destroyed inside a step")));
   }
+  ForgetStep();
   if (!options_.gradient_as_bucket_view) return;
   for (int i = 0; i < params_->size(); ++i) {
     if (storage_ != nullptr && storage_->SlotOf(i).data != nullptr) MoveGradient(i, own_grads_[i]);
@@ -99,26 +100,57 @@ Reducer::~Reducer() {
 absl::Status Reducer::Install(PlanState state) {
   EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps));
   if (storage_ == nullptr || !(plan == storage_->plan())) {
-    EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
-                        BucketStorage::Create(std::move(plan), *params_, *comm_));
+    EK_ASSIGN_OR_RETURN(
+        std::unique_ptr<BucketStorage> storage,
+        BucketStorage::Create(std::move(plan), *params_, std::max<int64_t>(1, reduction_->CountMultiple()), *comm_));
+    EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage->buckets()), name_));
     storage.swap(storage_);
     if (options_.gradient_as_bucket_view) AttachViews();  // Moves contents out of the old buckets, which go here.
     tracker_ = ReadyTracker(storage_->plan(), params_);
   }
   state_ = std::move(state);
+  return PlanCollectives();
+}
+
+absl::Status Reducer::PlanCollectives() {
+  auto plan = std::make_shared<BucketPipeline::Plan>();
+  plan->reduction = reduction_.get();
+  plan->worker = worker_.get();
   schedule_ = {.generation = state_.generation};
-  for (int b = 0; b < storage_->size(); ++b) {
-    const BucketInfo& bucket = storage_->bucket(b);
-    Collective what = reduction_->CollectiveFor(bucket);
-    what.dtype = bucket.data.dtype;
-    what.count = bucket.data.count;
-    what.op = ReduceOp::kSum;
-    what.role = Role::kBucket;
-    what.index = b;
-    what.index_count = storage_->size();
-    what.joined = Contribution::kIdentity;
-    schedule_.entries.push_back(what);
+  size_t rounds = 1;
+  for (const BucketInfo& bucket : storage_->buckets()) {
+    std::vector<Collective> collectives = reduction_->CollectivesFor(bucket);
+    if (bucket.index == 0) rounds = collectives.size();
+    if (collectives.empty() || collectives.size() != rounds || (rounds > 1 && worker_ == nullptr)) {
+      return absl::InvalidArgumentError(absl::StrCat(name_, ": the reduction gives bucket ", bucket.index, " ",
+                                                     collectives.size(), " collectives, bucket 0 ", rounds,
+                                                     ": there must be as many for each, at least one, and more "
+                                                     "than one only with a thread"));
+    }
+    for (Collective& what : collectives) {
+      what.role = Role::kBucket;
+      what.index = bucket.index;
+      what.index_count = bucket.bucket_count;
+      what.joined = Contribution::kIdentity;
+      schedule_.entries.push_back(what);
+    }
+    plan->buckets.push_back({bucket, std::move(collectives)});
   }
+  if (reduction_->used_flags() == UsedFlags::kSeparate && !plan->buckets.empty()) {
+    const int64_t count = params_->size();
+    if (used_.data == nullptr) {
+      EK_ASSIGN_OR_RETURN(used_, comm_->Allocate(count * SizeOf(DType::kFloat32)));
+    }
+    plan->used_data = TensorView(used_.data.get(), count, DType::kFloat32, comm_->device());
+    plan->used = {.kind = CollectiveKind::kAllReduce, .count = count, .role = Role::kState};
+    schedule_.entries.push_back(plan->used);
+  }
+  for (size_t round = 0; round < rounds; ++round) {
+    EK_ASSIGN_OR_RETURN(Channel* const channel,
+                        comm_->OpenChannel(round == 0 ? name_ : absl::StrCat(name_, ".round", round)));
+    plan->channels.push_back(channel);
+  }
+  pipeline_plan_ = std::move(plan);
   return absl::OkStatus();
 }
 
@@ -140,12 +172,6 @@ void Reducer::MoveGradient(int param, TensorView to) {
     }
   }
   params_->SetGradMemory(param, to);
-}
-
-std::vector<BucketInfo> Reducer::buckets() const {
-  std::vector<BucketInfo> infos;
-  for (int b = 0; b < storage_->size(); ++b) infos.push_back(storage_->bucket(b));
-  return infos;
 }
 
 absl::Status Reducer::RebuildNow() {
@@ -233,11 +259,10 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
 void Reducer::LeaveGroup() {
   if (HasLivingGroup()) {
     // Buckets may be in flight, also in a group that is just ending: afterwards nothing there uses them any more.
-    if (launcher_ != nullptr) comm_->Abort(absl::CancelledError(absl::StrCat(name_, " left the group inside a step")));
+    if (pipeline_ != nullptr) comm_->Abort(absl::CancelledError(absl::StrCat(name_, " left the group inside a step")));
     DropRecordedOrder();
   }
-  ticket_.reset();
-  launcher_.reset();
+  ForgetStep();
   recorded_topic_.clear();
   step_error_ = absl::OkStatus();
   tracker_.Reset();
@@ -245,7 +270,6 @@ void Reducer::LeaveGroup() {
 }
 
 absl::Status Reducer::AgreeOnPlan(int plan_from) {
-  EK_ASSIGN_OR_RETURN(channel_, comm_->OpenChannel(name_));
   uint64_t specs = 0;
   for (const ParamSpec& spec : specs_) specs = StableHash(specs + spec.count, ToString(spec.dtype));
   const std::string mine = absl::StrCat(absl::Hex(specs, absl::kZeroPad16), state_.Serialize());
@@ -266,19 +290,17 @@ absl::Status Reducer::AgreeOnPlan(int plan_from) {
     if (plans[rank].generation > plans[chosen].generation) chosen = rank;
   }
   if (chosen >= plans.size()) return absl::InternalError(absl::StrCat("there is no rank ", plan_from, " to plan"));
-  return plans[chosen] == state_ ? absl::OkStatus() : ImportPlan(plans[chosen]);
+  return plans[chosen] == state_ ? PlanCollectives() : ImportPlan(plans[chosen]);
 }
 
 double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {
   return 1.0 / (divide_by_initial_world_size ? answer.world_size : answer.active);
 }
 
-std::shared_ptr<BucketLauncher> Reducer::MakeLauncher(const std::vector<bool>& contributes) {
-  std::vector<BucketLauncher::Bucket> buckets;
-  for (int b = 0; b < storage_->size(); ++b) {
-    buckets.push_back({schedule_.entries[b], storage_->bucket(b).data, contributes[b]});
-  }
-  return std::make_shared<BucketLauncher>(channel_, std::move(buckets));
+void Reducer::ForgetStep() {
+  ticket_.reset();
+  if (pipeline_ != nullptr) pipeline_->Close();
+  pipeline_.reset();
 }
 
 absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size) {
@@ -293,11 +315,11 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
   if (mode == StepMode::kAccumulate) return absl::OkStatus();
   tracker_.Reset();
   times_ = {.begin = absl::Now()};
-  launcher_ = MakeLauncher(std::vector<bool>(storage_->size(), true));
-  // Runs on the control thread; the launcher is shared, so it may come after this step, and this object, have ended.
+  pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::vector<bool>(storage_->size(), true));
+  // Runs on the control thread; the pipeline is shared, so it may come after this step, and this object, have ended.
   const bool initial = divide_by_initial_;
-  ticket_->OnAnswer([launcher = launcher_, initial](const absl::StatusOr<StepAnswer>& answer) {
-    if (answer.ok()) launcher->Open(1.0 / (initial ? answer->world_size : answer->active));
+  ticket_->OnAnswer([pipeline = pipeline_, initial](const absl::StatusOr<StepAnswer>& answer) {
+    if (answer.ok()) pipeline->Open(1.0 / (initial ? answer->world_size : answer->active));
   });
   return absl::OkStatus();
 }
@@ -337,12 +359,17 @@ absl::Status Reducer::Announce(int param) {
     step_error_.Update(Annotate(complete.status(), name_));
     return step_error_;
   }
-  storage_->CopyIn(*params_, param);
+  PutIn(param);
   if (options_.gradient_as_bucket_view) params_->SetGradMemory(param, storage_->SlotOf(param));
-  launcher_->CountGradient();
+  pipeline_->CountGradient();
   times_.last_gradient = absl::Now();
-  if (*complete >= 0) launcher_->BucketReady(*complete);
+  if (*complete >= 0) pipeline_->BucketReady(*complete);
   return absl::OkStatus();
+}
+
+void Reducer::PutIn(int param) {
+  storage_->CopyIn(*params_, param);
+  if (used_.data != nullptr) used_flags()[param] = params_->grad_state(param) != GradState::kNone;
 }
 
 absl::Status Reducer::FinishStep() {
@@ -355,29 +382,29 @@ absl::Status Reducer::FinishStep() {
   if (!step_error_.ok()) return EndWith(step_error_);
   absl::StatusOr<StepAnswer> answer = ticket_->Wait();
   if (!answer.ok()) return EndWith(answer.status());
-  launcher_->Open(ScaleFor(*answer, divide_by_initial_));  // The ticket's callback may not have come to it yet.
-  if (absl::Status status = Complete(*launcher_); !status.ok()) return EndWith(status);
+  pipeline_->Open(ScaleFor(*answer, divide_by_initial_));  // The ticket's callback may not have come to it yet.
+  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
   times_.end = absl::Now();
   times_.gradients = static_cast<int>(tracker_.order().size());
-  times_.buckets = launcher_->times();
+  times_.buckets = pipeline_->times();
   RecordFor(*answer);
-  ticket_.reset();
-  launcher_.reset();
+  ForgetStep();
   return absl::OkStatus();
 }
 
-absl::Status Reducer::Complete(BucketLauncher& launcher) {
-  EK_RETURN_IF_ERROR(launcher.Wait());
-  for (int b = 0; b < storage_->size(); ++b) {
-    const BucketInfo& bucket = storage_->bucket(b);
-    const Collective& what = schedule_.entries[b];
-    const bool is_here = what.kind != CollectiveKind::kReduce || what.root == comm_->rank();
+absl::Status Reducer::Complete() {
+  EK_RETURN_IF_ERROR(Annotate(pipeline_->Wait(), name_));
+  for (const BucketInfo& bucket : storage_->buckets()) {
+    const GradFate fate = pipeline_->fate(bucket.index);
     for (int param : bucket.params) {
-      if (is_here) storage_->CopyOut(*params_, param);
-      params_->SetGradState(param, is_here ? GradState::kReduced : GradState::kNone);
+      const bool is_used = used_.data != nullptr ? used_flags()[param] != 0 : storage_->IsUsed(param);
+      if (fate == GradFate::kNone || !is_used) {
+        params_->SetGradState(param, GradState::kNone);
+        continue;
+      }
+      storage_->CopyOut(*params_, param);
+      params_->SetGradState(param, GradState::kReduced);
     }
-    if (!is_here) continue;
-    EK_RETURN_IF_ERROR(reduction_->OnReduced(bucket));
   }
   return absl::OkStatus();
 }
@@ -394,13 +421,15 @@ void Reducer::RecordFor(const StepAnswer& answer) {
 
 absl::Status Reducer::EndWith(const absl::Status& error) {
   comm_->Abort(error);  // The other ranks wait for buckets that will not come. Afterwards nothing uses ours any more.
-  ticket_.reset();
-  launcher_.reset();
+  ForgetStep();
   return error;
 }
 
-absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size) {
-  if (launcher_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
+absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size,
+                                  absl::string_view message) {
+  if (pipeline_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
+  EK_RETURN_IF_ERROR(Annotate(reduction_->OnShadow(message), name_));
+  if (used_.data != nullptr) std::memset(used_.data.get(), 0, params_->size() * sizeof(float));
   std::vector<bool> contributes(storage_->size(), false);
   for (int b = 0; b < storage_->size(); ++b) {
     for (int param : storage_->bucket(b).params) {
@@ -410,20 +439,20 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initi
     for (int param : storage_->bucket(b).params) {
       // What an earlier step left reduced is the group's already; only what this rank accumulated counts.
       if (params_->grad_state(param) == GradState::kReduced) params_->SetGradState(param, GradState::kNone);
-      storage_->CopyIn(*params_, param);
+      PutIn(param);
     }
   }
-  launcher_ = MakeLauncher(contributes);
-  for (int b = 0; b < storage_->size(); ++b) launcher_->BucketReady(b);
-  launcher_->Open(ScaleFor(answer, divide_by_initial_world_size));
+  pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::move(contributes));
+  for (int b = 0; b < storage_->size(); ++b) pipeline_->BucketReady(b);
+  pipeline_->Open(ScaleFor(answer, divide_by_initial_world_size));
   shadow_answer_ = answer;
   return absl::OkStatus();
 }
 
 absl::Status Reducer::FinishShadow() {
-  if (launcher_ == nullptr) return absl::InternalError(absl::StrCat(name_, ": no step is being shadowed"));
-  if (absl::Status status = Complete(*launcher_); !status.ok()) return EndWith(status);
-  launcher_.reset();
+  if (pipeline_ == nullptr) return absl::InternalError(absl::StrCat(name_, ": no step is being shadowed"));
+  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
+  ForgetStep();
   tracker_.Reset();
   RecordFor(shadow_answer_);
   return absl::OkStatus();

@@ -36,9 +36,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "evenkeel/bucket/internal/bucket_launcher.h"
+#include "evenkeel/bucket/internal/bucket_pipeline.h"
 #include "evenkeel/bucket/internal/bucket_storage.h"
 #include "evenkeel/bucket/internal/ready_tracker.h"
+#include "evenkeel/bucket/internal/worker_thread.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan_state.h"
 #include "evenkeel/bucket/reduction.h"
@@ -104,10 +105,13 @@ class Reducer {
   absl::Status NoGradient(int param);
   absl::Status FinishStep();
   bool in_step() const { return ticket_ != nullptr; }
+  // What ranks that follow this one must know of the reduction in the step that begins.
+  std::string StepMessage() { return reduction_->StepMessage(); }
 
   // On a rank that ran dry: the same step, contributing nothing but what it had accumulated before. The first issues
   // all buckets, the second waits for them.
-  absl::Status BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size);
+  // `message`: the StepMessage() of the lowest active rank.
+  absl::Status BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size, absl::string_view message);
   absl::Status FinishShadow();
 
   // Makes reduced gradients none: a rank that followed others has had no chance to clear what they left.
@@ -115,7 +119,7 @@ class Reducer {
 
   // What it runs ---------------------------------------------------------------------------------
   const BucketPlan& plan() const { return storage_->plan(); }
-  std::vector<BucketInfo> buckets() const;
+  const std::vector<BucketInfo>& buckets() const { return storage_->buckets(); }
   uint64_t generation() const { return state_.generation; }
   // The collectives of a synchronising step, in order.
   const Schedule& schedule() const { return schedule_; }
@@ -133,8 +137,13 @@ class Reducer {
   absl::Status Install(PlanState state);
   void AttachViews();
   void MoveGradient(int param, TensorView to);
-  std::shared_ptr<BucketLauncher> MakeLauncher(const std::vector<bool>& contributes);
-  absl::Status Complete(BucketLauncher& launcher);
+  // What the reduction issues for the plan, and on which channels.
+  absl::Status PlanCollectives();
+  // This rank's gradient, or that it has none, is in its bucket.
+  void PutIn(int param);
+  float* used_flags() { return static_cast<float*>(used_.data.get()); }
+  absl::Status Complete();
+  void ForgetStep();
   void RecordFor(const StepAnswer& answer);
   void DropRecordedOrder();
   absl::Status Announce(int param);
@@ -150,14 +159,15 @@ class Reducer {
   const std::string name_;
   const ReducerOptions options_;
   const std::unique_ptr<BucketReduction> reduction_;
-  Channel* channel_ = nullptr;
   std::vector<ParamSpec> specs_;
   std::vector<TensorView> own_grads_;  // The gradients' memory before any was a view.
 
   PlanState state_;
   uint64_t seen_mask_version_ = 0;
   std::unique_ptr<BucketStorage> storage_;
+  Memory used_;  // By parameter, whether it has a gradient; only where that is reduced separately.
   Schedule schedule_;
+  std::shared_ptr<const BucketPipeline::Plan> pipeline_plan_;
   ReadyTracker tracker_;
 
   // Under which topic the order comes that is to be adopted: while state_.order_final is false, a synchronising step
@@ -169,10 +179,12 @@ class Reducer {
   std::shared_ptr<StepTicket> ticket_;
   StepMode mode_ = StepMode::kSync;
   bool divide_by_initial_ = true;
-  std::shared_ptr<BucketLauncher> launcher_;
+  std::shared_ptr<BucketPipeline> pipeline_;
   StepAnswer shadow_answer_;  // Of the step that is being shadowed.
   absl::Status step_error_;
   StepTimes times_;
+
+  std::unique_ptr<WorkerThread> worker_;  // Of a reduction that has a thread. Last: it ends before what it uses.
 };
 
 }  // namespace evenkeel

@@ -1,24 +1,42 @@
 // How a bucket of gradients is reduced: the seam between the reducer, which launches every gradient collective, and
-// whoever decides what that collective is.
+// whoever decides what those collectives are. Data parallel brings all-reduce; compression, optimizers that step in
+// backward, and sharded optimizers bring theirs.
 //
 //   class ReduceToOwner : public BucketReduction {
-//     Collective CollectiveFor(const BucketInfo& bucket) const override {
-//       return {.kind = CollectiveKind::kReduce, .root = owner_of_[bucket.index]};
+//     std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
+//       return {{.kind = CollectiveKind::kReduce, .count = bucket.data.count, .root = owner_of_[bucket.index]}};
 //     }
 //   };
 //
-// Data parallel brings all-reduce; a sharded optimizer may bring reduce to the owner, and step when a bucket is there.
+// A reduction has one or more rounds, a collective each. For each bucket, in this order:
 //
-// Threads: CollectiveFor() is const and is called when a plan is made; OnReduced() on the thread that finishes the
-//          step, in bucket order.
+//   BeginRound(bucket, 0) -> the collective -> BeginRound(bucket, 1) -> the collective -> ... -> OnReduced(bucket)
+//
+// Rounds of different buckets overlap: bucket 1 may be in its first round while bucket 0 is in its last. Within a round
+// buckets come in index order, on all ranks alike. Ranks that have run out of inputs run the same rounds with
+// `step.contributes` false: what they contribute is ignored, what they receive is the same.
+//
+// Memory:  `bucket.data` lives as long as the plan; a round's buffers until the step's end. Keep what outlives a step
+//          (error feedback, moments) per parameter, or drop it in OnPlan(): buckets change with the plan.
+// Threads: all calls of one step come one after the other, never at the same time: on the reducer's own thread if
+//          HasThread(), where they may also communicate, on a channel of their own; else on the thread that announces
+//          gradients, finishes the step, or runs the control plane: they must not block. OnPlan(), StepMessage() and
+//          OnShadow() come between steps.
+// Errors:  what BeginRound() or OnReduced() answer ends the step on all ranks.
 
 #ifndef EVENKEEL_BUCKET_REDUCTION_H_
 #define EVENKEEL_BUCKET_REDUCTION_H_
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/types.h"
 
@@ -27,24 +45,81 @@ namespace evenkeel {
 struct BucketInfo {
   int index = 0;
   int bucket_count = 0;
-  TensorView data;                   // Flat; after the reduction the group's gradients.
+  // Flat; the gradients of `params`, one after the other, then zeros up to a multiple of CountMultiple(). After the
+  // reduction the group's gradients.
+  TensorView data;
+  // One element per parameter, of data's type: not zero where a rank has a gradient for it; see UsedFlags. It lies behind
+  // `data` in the same memory, and `wire` is both.
+  TensorView used;
+  TensorView wire;
   std::span<const int> params;       // Which parameters, in the order of their place in `data`.
   std::span<const int64_t> offsets;  // Where each begins in `data`, in elements.
+};
+
+// What is true of one step's reductions. Equal on all ranks except `contributes`.
+struct ReductionStep {
+  double scale = 1.0;       // What a sum of gradients is to be multiplied by: one over the divisor.
+  bool contributes = true;  // False: this rank has nothing to add to this bucket.
+};
+
+struct RoundBuffers {
+  TensorList in, out;  // As Channel::Issue() takes them for the round's collective.
+  double scale = 1.0;  // The collective's result is multiplied by it; equal on all ranks. Float reductions only.
+};
+
+// How the ranks learn which parameters of a bucket got a gradient on none of them: those are left alone.
+enum class UsedFlags : uint8_t {
+  kOnWire,    // The reduction's first round reduces `wire`, and with it `used`.
+  kSeparate,  // The reducer adds a small all-reduce for all buckets behind the last.
+  kOwn,       // The reduction sees to it before OnReduced() returns; the reducer looks at `used` afterwards.
+};
+
+// What becomes of a bucket's gradients.
+enum class GradFate : uint8_t {
+  kReduced,  // They are in `data`: each parameter's gradient is the group's.
+  kNone,     // Used up, or elsewhere: the gradients are none.
 };
 
 class BucketReduction {
  public:
   virtual ~BucketReduction() = default;
-  // Kind (all_reduce or reduce) and root; the reducer fills in the rest. After a reduce the root has the gradients; on
-  // other ranks they are none. Called on all ranks with the same buckets, and must answer the same.
-  virtual Collective CollectiveFor(const BucketInfo& bucket) const = 0;
-  // The bucket is reduced, on this rank.
-  virtual absl::Status OnReduced(const BucketInfo& /*bucket*/) { return absl::OkStatus(); }
+
+  // The bucket's collectives, one per round, as many for each bucket and at least one: kind, dtype, count, op and root;
+  // the reducer fills in the rest. Called with equal buckets on all ranks when a plan is made, and must answer the same
+  // on all.
+  virtual std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const = 0;
+
+  // What the round sends and receives. The default: the first round reduces `data` (`wire`, if the used
+  // flags are on it) in place and scales it; it is the only one.
+  virtual absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step);
+  // All rounds have ended well. `data` must hold the group's gradients when it answers kReduced.
+  virtual absl::StatusOr<GradFate> OnReduced(const BucketInfo& /*bucket*/, const ReductionStep& /*step*/) {
+    return GradFate::kReduced;
+  }
+
+  // Whether it computes, or has rounds after the first: its calls get a thread of their own, and what follows the first
+  // round overlaps with backward. Must not change.
+  virtual bool HasThread() const { return false; }
+  // Must not change.
+  virtual UsedFlags used_flags() const { return UsedFlags::kSeparate; }
+  // `data` of each bucket has a multiple of so many elements.
+  virtual int64_t CountMultiple() const { return 1; }
+  // Another plan: these are the buckets from the next step on. On all ranks before the same step, but not at the same
+  // time: it must not communicate. What has to move between ranks moves in the next step's first BeginRound().
+  virtual absl::Status OnPlan(absl::Span<const BucketInfo> /*buckets*/) { return absl::OkStatus(); }
+  // For ranks that have run out of inputs: what else they must know of the step that begins (a learning rate). Taken on
+  // the lowest active rank when its step begins, and given to OnShadow() of those before they begin theirs.
+  virtual std::string StepMessage() { return ""; }
+  virtual absl::Status OnShadow(absl::string_view /*message*/) { return absl::OkStatus(); }
 };
 
+// The default: one all-reduce per bucket.
 class AllReduceBuckets : public BucketReduction {
  public:
-  Collective CollectiveFor(const BucketInfo&) const override { return {.kind = CollectiveKind::kAllReduce}; }
+  std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
+    return {{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.wire.count}};
+  }
+  UsedFlags used_flags() const override { return UsedFlags::kOnWire; }
 };
 
 }  // namespace evenkeel

@@ -6,31 +6,68 @@
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
+namespace {
+
+void SetFlag(const TensorView& flag, bool is_set) {
+  switch (flag.dtype) {
+    case DType::kFloat32:
+      *flag.as<float>().data() = is_set;
+      return;
+    case DType::kFloat64:
+      *flag.as<double>().data() = is_set;
+      return;
+    case DType::kFloat16:
+      *flag.as<Float16>().data() = Float16(is_set);
+      return;
+    case DType::kBFloat16:
+      *flag.as<BFloat16>().data() = BFloat16(is_set);
+      return;
+    default:
+      return;  // Gradients are floats.
+  }
+}
+
+// By its bits, which are those of +0 where no rank has set it, whatever its type.
+bool IsFlagSet(const TensorView& flag) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, flag.data, flag.bytes());
+  return bits != 0;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan plan, const ParameterSet& params,
-                                                                     Communicator& comm) {
+                                                                     int64_t count_multiple, Communicator& comm) {
   std::unique_ptr<BucketStorage> storage(new BucketStorage);
   storage->plan_ = std::move(plan);
   storage->slots_.resize(params.size());
+  storage->flags_.resize(params.size());
   const auto& buckets = storage->plan_.buckets;
   storage->offsets_.resize(buckets.size());  // Sized once: infos_ keep spans of its entries.
   for (size_t b = 0; b < buckets.size(); ++b) {
     const TensorView& first = params[buckets[b][0]].value;
-    int64_t count = 0;
+    int64_t filled = 0;
     for (int param : buckets[b]) {
-      storage->offsets_[b].push_back(count);
-      count += params[param].value.count;
+      storage->offsets_[b].push_back(filled);
+      filled += params[param].value.count;
     }
-    EK_ASSIGN_OR_RETURN(Memory memory, comm.Allocate(count * SizeOf(first.dtype)));
-    const TensorView data(memory.data.get(), count, first.dtype, first.device);
+    const int64_t count = (filled + count_multiple - 1) / count_multiple * count_multiple;
+    const int64_t flags = static_cast<int64_t>(buckets[b].size());
+    EK_ASSIGN_OR_RETURN(Memory memory, comm.Allocate((count + flags) * SizeOf(first.dtype)));
+    const TensorView wire(memory.data.get(), count + flags, first.dtype, first.device);
+    const TensorView padding = wire.Slice(filled, count - filled);
+    if (padding.count > 0) std::memset(padding.data, 0, padding.bytes());
     storage->memory_.push_back(std::move(memory));
     for (size_t i = 0; i < buckets[b].size(); ++i) {
       const int param = buckets[b][i];
-      storage->slots_[param] = data.Slice(storage->offsets_[b][i], params[param].value.count);
+      storage->slots_[param] = wire.Slice(storage->offsets_[b][i], params[param].value.count);
+      storage->flags_[param] = wire.Slice(count + static_cast<int64_t>(i), 1);
     }
     storage->infos_.push_back({.index = static_cast<int>(b),
                                .bucket_count = static_cast<int>(buckets.size()),
-                               .data = data,
+                               .data = wire.Slice(0, count),
+                               .used = wire.Slice(count, flags),
+                               .wire = wire,
                                .params = buckets[b],
                                .offsets = storage->offsets_[b]});
   }
@@ -39,13 +76,17 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
 
 void BucketStorage::CopyIn(const ParameterSet& params, int param) {
   const TensorView slot = slots_[param];
+  const bool is_used = params.grad_state(param) != GradState::kNone;
+  SetFlag(flags_[param], is_used);
   if (slot.count == 0) return;
-  if (params.grad_state(param) == GradState::kNone) {
+  if (!is_used) {
     std::memset(slot.data, 0, slot.bytes());
   } else if (params[param].grad.data != slot.data) {
     std::memcpy(slot.data, params[param].grad.data, slot.bytes());
   }
 }
+
+bool BucketStorage::IsUsed(int param) const { return IsFlagSet(flags_[param]); }
 
 void BucketStorage::CopyOut(ParameterSet& params, int param) const {
   const TensorView slot = slots_[param];

@@ -20,17 +20,22 @@ namespace evenkeel {
 
 class BucketStorage {
  public:
+  // Each bucket has a multiple of `count_multiple` elements.
   static absl::StatusOr<std::unique_ptr<BucketStorage>> Create(BucketPlan plan, const ParameterSet& params,
-                                                               Communicator& comm);
+                                                               int64_t count_multiple, Communicator& comm);
 
   const BucketPlan& plan() const { return plan_; }
   int size() const { return static_cast<int>(infos_.size()); }
   const BucketInfo& bucket(int index) const { return infos_[index]; }
+  const std::vector<BucketInfo>& buckets() const { return infos_; }
   // Where the gradient of a planned parameter lies; null data if it is not planned.
   TensorView SlotOf(int param) const { return slots_[param]; }
 
-  // Copies the gradient into its slot (zeros if the parameter has none), unless it lies there already.
+  // Copies the gradient into its slot (zeros if the parameter has none), unless it lies there already, and sets its used
+  // flag.
   void CopyIn(const ParameterSet& params, int param);
+  // Whether the used flag of a planned parameter is set.
+  bool IsUsed(int param) const;
   // Copies the slot to the gradient's memory, unless that is the slot.
   void CopyOut(ParameterSet& params, int param) const;
 
@@ -42,6 +47,7 @@ class BucketStorage {
   std::vector<std::vector<int64_t>> offsets_;
   std::vector<BucketInfo> infos_;
   std::vector<TensorView> slots_;
+  std::vector<TensorView> flags_;  // One element each.
 };
 
 }  // namespace evenkeel

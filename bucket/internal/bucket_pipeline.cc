@@ -1,0 +1,272 @@
+#include "evenkeel/bucket/internal/bucket_pipeline.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+
+BucketPipeline::BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes)
+    : plan_(std::move(plan)),
+      contributes_(std::move(contributes)),
+      ready_(plan_->buckets.size(), false),
+      works_(plan_->channels.size()),
+      times_(plan_->buckets.size()) {}
+
+void BucketPipeline::BucketReady(int bucket) {
+  absl::MutexLock lock(&mutex_);
+  ready_[bucket] = true;
+  times_[bucket].ready = absl::Now();
+  GoOn();
+}
+
+void BucketPipeline::Open(double scale) {
+  absl::MutexLock lock(&mutex_);
+  if (open_ || closed_) return;
+  open_ = true;
+  scale_ = scale;
+  GoOn();
+}
+
+void BucketPipeline::CountGradient() {
+  absl::MutexLock lock(&mutex_);
+  ++gradients_;
+}
+
+// What comes next ------------------------------------------------------------------------------------------------------
+
+BucketPipeline::Turn BucketPipeline::NextTurn() const {
+  if (!open_ || closed_ || !failed_.ok()) return {};
+  const size_t reduced = fates_.size();
+  if (reduced < works_.back().size() && works_.back()[reduced].IsDone()) {
+    return {Turn::Kind::kReduced, static_cast<int>(reduced), rounds(), works_.back()[reduced]};
+  }
+  // Later rounds first: their buckets are needed sooner.
+  for (int round = rounds() - 1; round > 0; --round) {
+    const size_t bucket = works_[round].size();
+    if (bucket < works_[round - 1].size() && works_[round - 1][bucket].IsDone()) {
+      return {Turn::Kind::kRound, static_cast<int>(bucket), round, works_[round - 1][bucket]};
+    }
+  }
+  return NextLaunch();
+}
+
+BucketPipeline::Turn BucketPipeline::NextLaunch() const {
+  if (!open_ || closed_ || !failed_.ok()) return {};
+  const size_t bucket = works_[0].size();
+  if (bucket < ready_.size()) {
+    if (!ready_[bucket]) return {};
+    return {Turn::Kind::kRound, static_cast<int>(bucket), 0};
+  }
+  if (plan_->used.count == 0 || used_.has_value()) return {};
+  return {Turn::Kind::kUsed};
+}
+
+absl::StatusOr<Work> BucketPipeline::Launch(const Turn& turn, double scale) const {
+  if (turn.kind == Turn::Kind::kUsed) {
+    return plan_->channels[0]->Issue(plan_->used, {plan_->used_data}, {plan_->used_data});
+  }
+  if (turn.before.has_value()) EK_RETURN_IF_ERROR(turn.before->Wait());
+  const Bucket& bucket = plan_->buckets[turn.bucket];
+  absl::StatusOr<RoundBuffers> buffers =
+      plan_->reduction->BeginRound(bucket.info, turn.round, StepOf(turn.bucket, scale));
+  if (!buffers.ok()) {
+    return Annotate(buffers.status(), absl::StrCat("bucket ", turn.bucket, ", round ", turn.round));
+  }
+  return plan_->channels[turn.round]->Issue(bucket.rounds[turn.round], std::move(buffers->in), std::move(buffers->out),
+                                            {.scale = buffers->scale, .contributes = contributes_[turn.bucket]});
+}
+
+absl::StatusOr<GradFate> BucketPipeline::Reduced(const Turn& turn, double scale) const {
+  if (turn.before.has_value()) EK_RETURN_IF_ERROR(turn.before->Wait());
+  absl::StatusOr<GradFate> fate =
+      plan_->reduction->OnReduced(plan_->buckets[turn.bucket].info, StepOf(turn.bucket, scale));
+  if (!fate.ok()) return Annotate(fate.status(), absl::StrCat("bucket ", turn.bucket));
+  return fate;
+}
+
+void BucketPipeline::NoteLaunched(const Turn& turn, const Work& work) {
+  const bool is_used = turn.kind == Turn::Kind::kUsed;
+  if (is_used) {
+    used_ = work;
+  } else {
+    works_[turn.round].push_back(work);
+  }
+  const bool is_last_bucket = is_used || turn.bucket == size() - 1;
+  const bool used_follows = !is_used && turn.round == 0 && plan_->used.count > 0;
+  if (is_last_bucket && !used_follows) comparisons_.push_back(plan_->channels[turn.round]->CompareIssued());
+}
+
+void BucketPipeline::NoteTime(const Turn& turn) {
+  if (turn.kind != Turn::Kind::kRound || turn.round > 0) return;
+  times_[turn.bucket].launched = absl::Now();
+  times_[turn.bucket].gradients_at_launch = gradients_;
+}
+
+bool BucketPipeline::IsFinished() const {
+  return static_cast<int>(fates_.size()) == size() && (plan_->used.count == 0 || used_.has_value());
+}
+
+// Without a worker -----------------------------------------------------------------------------------------------------
+
+void BucketPipeline::LaunchReady() {
+  for (Turn turn = NextLaunch(); turn.kind != Turn::Kind::kNothing; turn = NextLaunch()) {
+    NoteTime(turn);
+    const absl::StatusOr<Work> work = Launch(turn, scale_);
+    if (work.ok()) {
+      NoteLaunched(turn, *work);
+    } else {
+      failed_ = work.status();
+    }
+  }
+}
+
+absl::Status BucketPipeline::FinishHere() {
+  absl::Status first;
+  std::vector<Work> works;
+  double scale = 1.0;
+  {
+    absl::MutexLock lock(&mutex_);
+    first = failed_;
+    works = works_[0];
+    scale = scale_;
+  }
+  if (static_cast<int>(works.size()) < size()) {
+    first.Update(absl::InternalError(absl::StrCat("bucket ", works.size(), " was never launched")));
+  }
+  for (size_t b = 0; b < works.size(); ++b) {  // All of them, also after a failure: they use the buckets' memory.
+    first.Update(works[b].Wait());
+    absl::MutexLock lock(&mutex_);
+    times_[b].reduced = absl::Now();
+  }
+  first.Update(WaitForTheLast());
+  for (int b = 0; first.ok() && b < size(); ++b) {
+    const absl::StatusOr<GradFate> fate = Reduced({Turn::Kind::kReduced, b}, scale);
+    first.Update(fate.status());
+    if (!fate.ok()) break;
+    absl::MutexLock lock(&mutex_);
+    fates_.push_back(*fate);
+  }
+  return first;
+}
+
+// With a worker ----------------------------------------------------------------------------------------------------
+
+void BucketPipeline::Wake() {
+  if (woken_ || closed_) return;
+  woken_ = true;
+  plan_->worker->Post([self = shared_from_this()] { self->Advance(); });
+}
+
+void BucketPipeline::Advance() {
+  absl::MutexLock lock(&mutex_);
+  woken_ = false;
+  advancing_ = true;
+  for (Turn turn = NextTurn(); turn.kind != Turn::Kind::kNothing; turn = NextTurn()) {
+    const double scale = scale_;
+    if (turn.kind == Turn::Kind::kReduced) {
+      mutex_.Unlock();
+      const absl::StatusOr<GradFate> fate = Reduced(turn, scale);
+      mutex_.Lock();
+      if (fate.ok()) {
+        times_[turn.bucket].reduced = absl::Now();
+        fates_.push_back(*fate);
+      } else {
+        failed_.Update(fate.status());
+      }
+      continue;
+    }
+    NoteTime(turn);
+    mutex_.Unlock();
+    const absl::StatusOr<Work> work = Launch(turn, scale);
+    mutex_.Lock();
+    if (!work.ok()) {
+      failed_.Update(work.status());
+      continue;
+    }
+    NoteLaunched(turn, *work);
+    ++in_flight_;
+    mutex_.Unlock();
+    work->OnDone([self = shared_from_this()](const absl::Status&) {
+      absl::MutexLock done(&self->mutex_);
+      --self->in_flight_;
+      self->Wake();
+    });
+    mutex_.Lock();
+  }
+  advancing_ = false;
+}
+
+std::optional<Work> BucketPipeline::OldestInFlight() const {
+  for (int round = rounds() - 1; round >= 0; --round) {
+    const size_t next = round + 1 < rounds() ? works_[round + 1].size() : fates_.size();
+    if (next < works_[round].size() && !works_[round][next].IsDone()) return works_[round][next];
+  }
+  if (used_.has_value() && !used_->IsDone()) return used_;
+  return std::nullopt;
+}
+
+// The thread that finishes the step waits in the group's operations where it can: so it is known what it waits for.
+absl::Status BucketPipeline::WaitForWorker() {
+  absl::MutexLock lock(&mutex_);
+  while (failed_.ok() && !IsFinished()) {
+    const std::optional<Work> work = OldestInFlight();
+    if (work.has_value()) {
+      mutex_.Unlock();
+      (void)work->Wait();  // The worker sees how it ended.
+      mutex_.Lock();
+      continue;
+    }
+    if (!woken_ && !advancing_ && in_flight_ == 0) {
+      return absl::InternalError(absl::StrCat("bucket ", works_[0].size(), " was never launched"));
+    }
+    const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (!failed_.ok() || IsFinished()) return true;
+      return !woken_ && !advancing_ && (in_flight_ == 0 || OldestInFlight().has_value());
+    };
+    mutex_.Await(absl::Condition(&has_news));
+  }
+  return failed_;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+
+absl::Status BucketPipeline::Wait() {
+  if (plan_->worker == nullptr) return FinishHere();
+  absl::Status first = WaitForWorker();
+  first.Update(WaitForTheLast());
+  return first;
+}
+
+absl::Status BucketPipeline::WaitForTheLast() {
+  std::vector<Work> last;
+  {
+    absl::MutexLock lock(&mutex_);
+    last = comparisons_;
+    if (used_.has_value()) last.push_back(*used_);
+  }
+  absl::Status first;
+  for (const Work& work : last) first.Update(work.Wait());
+  return first;
+}
+
+void BucketPipeline::Close() {
+  absl::MutexLock lock(&mutex_);
+  closed_ = true;
+  const auto is_idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !advancing_; };
+  mutex_.Await(absl::Condition(&is_idle));
+}
+
+GradFate BucketPipeline::fate(int bucket) const {
+  absl::MutexLock lock(&mutex_);
+  return fates_[bucket];
+}
+
+std::vector<BucketTimes> BucketPipeline::times() const {
+  absl::MutexLock lock(&mutex_);
+  return times_;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,132 @@
+// One step's buckets on their way: each goes through the rounds of its reduction, in index order within a round, none
+// before the gate is open.
+//
+//   ready in any order  --BucketReady()-->  its turn, and the gate  --Open()-->  round 0  -->  round 1 ...  -->
+//   OnReduced()  -->  Wait()
+//
+// The gate is the step's agreement: until all ranks' records are in, nobody knows the divisor, or that all ranks are
+// about to reduce the same. The user's thread does not wait for it; whoever opens the gate launches what has gathered.
+//
+// A reduction that wants a thread gets the worker: there everything happens as soon as it can. Without one, first rounds
+// are launched by whoever makes that possible, and the rest is done by Wait().
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_BUCKET_INTERNAL_BUCKET_PIPELINE_H_
+#define EVENKEEL_BUCKET_INTERNAL_BUCKET_PIPELINE_H_
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/bucket/internal/worker_thread.h"
+#include "evenkeel/bucket/reduction.h"
+#include "evenkeel/comm/communicator.h"
+
+namespace evenkeel {
+
+// When a bucket of a step was ready, launched and reduced; and how many gradients of the step there were at its launch.
+struct BucketTimes {
+  absl::Time ready = absl::InfiniteFuture();
+  absl::Time launched = absl::InfiniteFuture();
+  absl::Time reduced = absl::InfiniteFuture();
+  int gradients_at_launch = 0;
+};
+
+class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
+ public:
+  struct Bucket {
+    BucketInfo info;
+    std::vector<Collective> rounds;
+  };
+  // What the steps of one plan have in common. Everything pointed to outlives the step, that is Wait() or Close().
+  struct Plan {
+    BucketReduction* reduction = nullptr;
+    std::vector<Bucket> buckets;
+    std::vector<Channel*> channels;  // By round: ranks may be in different rounds of different buckets.
+    // The reduction of which gradients exist at all, behind the last bucket's first round; count 0: there is none.
+    Collective used;
+    TensorView used_data;
+    WorkerThread* worker = nullptr;
+  };
+
+  // `contributes`: by bucket, whether this rank has something to add.
+  BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes);
+
+  void BucketReady(int bucket);
+  // Lets buckets go; sums are to be multiplied by `scale`. Only the first call counts.
+  void Open(double scale);
+  // For BucketTimes only: one more gradient of this step is there.
+  void CountGradient();
+
+  // Waits for every bucket in order, and until it is known that all ranks have launched the same, where the transport
+  // does not see to that; all must be ready and the gate open. After an error the group is to be ended, then Close()d.
+  absl::Status Wait();
+  // Whoever comes late finds nothing to do: what the plan points to may go. Waits for what the worker is about.
+  void Close();
+
+  GradFate fate(int bucket) const;  // After Wait().
+  std::vector<BucketTimes> times() const;
+
+ private:
+  // What can be done next.
+  struct Turn {
+    enum class Kind { kNothing, kRound, kUsed, kReduced } kind = Kind::kNothing;
+    int bucket = 0;
+    int round = 0;
+    std::optional<Work> before = std::nullopt;  // Of the round before; it has ended.
+  };
+
+  int size() const { return static_cast<int>(plan_->buckets.size()); }
+  int rounds() const { return static_cast<int>(plan_->channels.size()); }
+  Turn NextTurn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Turn NextLaunch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // Of a first round, or of the used flags.
+  ReductionStep StepOf(int bucket, double scale) const { return {.scale = scale, .contributes = contributes_[bucket]}; }
+  absl::StatusOr<Work> Launch(const Turn& turn, double scale) const;
+  absl::StatusOr<GradFate> Reduced(const Turn& turn, double scale) const;
+  void NoteLaunched(const Turn& turn, const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteTime(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsFinished() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Without a worker.
+  void LaunchReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status FinishHere() ABSL_LOCKS_EXCLUDED(mutex_);
+  // With one: has it look at what can be done; what it does then.
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Advance() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status WaitForWorker() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<Work> OldestInFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Until all ranks are known to have launched the same, and which gradients exist is known.
+  absl::Status WaitForTheLast() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // On whoever made something possible.
+  void GoOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { plan_->worker != nullptr ? Wake() : LaunchReady(); }
+
+  const std::shared_ptr<const Plan> plan_;
+  const std::vector<bool> contributes_;
+
+  mutable absl::Mutex mutex_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;      // The worker has been asked, and has not begun to look.
+  bool advancing_ ABSL_GUARDED_BY(mutex_) = false;  // It looks.
+  int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;       // Of the works whose end wakes it.
+  double scale_ ABSL_GUARDED_BY(mutex_) = 1.0;
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> ready_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<Work>> works_ ABSL_GUARDED_BY(mutex_);  // By round, of launched buckets.
+  std::optional<Work> used_ ABSL_GUARDED_BY(mutex_);              // Once it is launched.
+  std::vector<Work> comparisons_ ABSL_GUARDED_BY(mutex_);  // By round; each begins when its last bucket is launched.
+  std::vector<GradFate> fates_ ABSL_GUARDED_BY(mutex_);    // Of buckets that OnReduced() has seen.
+  std::vector<BucketTimes> times_ ABSL_GUARDED_BY(mutex_);
+  int gradients_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_INTERNAL_BUCKET_PIPELINE_H_

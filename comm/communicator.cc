@@ -259,7 +259,6 @@ uint64_t Channel::issued_hash() const {
 namespace {
 
 constexpr absl::Duration kHubGrace = absl::Seconds(2);
-constexpr absl::Duration kLeastAttempt = absl::Seconds(1);  // Of making the next group.
 
 }  // namespace
 
@@ -403,46 +402,6 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   }
   Fail(absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " has finalized its communicator")), End::kClean);
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duration timeout) {
-  const std::string here = absl::StrCat("Shrink, rank ", rank_, " of the group ", group_);
-  if (status().ok()) return absl::FailedPreconditionError(absl::StrCat(here, ": the group has not failed"));
-  if (make_group_ == nullptr) return absl::UnimplementedError(absl::StrCat(here, ": its backend makes no other group"));
-  const absl::Time deadline = absl::Now() + timeout;
-  while (true) {
-    const absl::StatusOr<ControlChannel::Survivors> survivors = control_->Regroup(deadline - absl::Now());
-    if (!survivors.ok()) return Annotate(survivors.status(), here);
-    if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank_) == survivors->ranks.end()) {
-      return absl::UnavailableError(
-          absl::StrCat(here, ": the other ranks have taken it for lost and go on without it"));
-    }
-    absl::StatusOr<std::unique_ptr<Communicator>> next = MakeNext(*survivors, deadline - absl::Now());
-    if (next.ok()) return next;
-    // A rank has gone between the hub's answer and the new group: this group's hub knows of it, the new one's need not.
-    const bool is_passing = absl::IsUnavailable(next.status()) || absl::IsDeadlineExceeded(next.status());
-    if (!is_passing || absl::Now() >= deadline) return Annotate(next.status(), here);
-  }
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> Communicator::MakeNext(const ControlChannel::Survivors& survivors,
-                                                                     absl::Duration left) {
-  // So that others, without whoever does not come, still fit into what is left.
-  const absl::Time deadline = absl::Now() + std::min(left, std::max(left / 3, kLeastAttempt));
-  const auto me = std::find(survivors.ranks.begin(), survivors.ranks.end(), rank_);
-  const int rank = static_cast<int>(me - survivors.ranks.begin());
-  const int world_size = static_cast<int>(survivors.ranks.size());
-  const std::string name = absl::StrCat(group_, "+", survivors.round);
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link, control_->link().Open(name, rank, world_size));
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
-                      make_group_(name, rank, world_size, std::move(link), deadline - absl::Now()));
-  // All or nobody: a rank that went on would wait for others that begin anew. From here on the new group's hub knows
-  // every rank, and notices if one is lost.
-  EK_RETURN_IF_ERROR(
-      next->AgreeAndWait("shrunk", "", deadline - absl::Now(), absl::StrCat("Shrink(), in the new group ", name))
-          .status());
-  for (int i = 0; i < world_size; ++i) next->members_[i] = members_[survivors.ranks[i]];
-  return next;
 }
 
 void Communicator::OnFinalizeNotice(int peer, absl::string_view text) {

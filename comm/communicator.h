@@ -70,6 +70,9 @@ struct Whereabouts;
 class Communicator;
 class StepControl;
 
+// For Communicator::Split(): in none of the new groups.
+inline constexpr int kNoColor = -1;
+
 inline constexpr absl::Duration kDefaultTimeout = absl::Minutes(10);
 
 // What a caller may say about one operation beside its tensors.
@@ -158,14 +161,14 @@ struct CommunicatorOptions {
   FlightOptions flight;
 };
 
-// This rank's half of another group, over that link, within that time: what Shrink() needs of the factory that made
-// this one.
+// This rank's half of another group, over that link, within that time: what Split() and Shrink() need of the factory
+// that made this one.
 using GroupMaker = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
     absl::string_view group, int rank, int world_size, std::unique_ptr<ControlLink> link, absl::Duration timeout)>;
 
 class Communicator {
  public:
-  // For factories. `control` must be connected; rank and world size are its. Without `make_group` there is no Shrink().
+  // For factories. `control` must be connected; rank and world size are its. Without `make_group` there is no Split(), and no Shrink().
   Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
                CommunicatorOptions options = {}, absl::string_view group = "world", GroupMaker make_group = nullptr);
   ~Communicator();
@@ -238,6 +241,14 @@ class Communicator {
   // them with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
   absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
 
+  // New groups beside this one, over the same backend: one for each color, of the ranks that give it, in the order of
+  // their keys, of equal keys in their order here. A rank that says kNoColor gets null. This group goes on as it was;
+  // the new ones are as independent of it, and of each other, as any two groups: each can fail by itself. All ranks
+  // call it, in the same order as other agreements; it is OK on all of them or on none.
+  // Errors: InvalidArgument, and this group goes on: a rank gives another negative color. This group ends if a rank
+  //         does not come in time, or if one of the new groups could not be made: the sentence says which.
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key, absl::Duration timeout = absl::Minutes(2));
+
   // After the group has failed: a new one of the ranks that are still there, in their order. Every survivor calls it;
   // waits until each rank of the old group has, or is lost, or has left, and those that are left have met in the new
   // one. Each attempt of them to meet has a third of the time left, at least a second; then, or when one of them is lost
@@ -262,6 +273,9 @@ class Communicator {
   // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
   void OnDeadline(const absl::Status& why);
   void OnFinalizeNotice(int peer, absl::string_view positions);
+  // This rank's half of a group of ranks of this one, handed out when it can be used; `who` makes it.
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const std::string& name, const std::vector<int>& ranks,
+                                                          absl::Time deadline, absl::string_view who);
   // One attempt of Shrink().
   absl::StatusOr<std::unique_ptr<Communicator>> MakeNext(const ControlChannel::Survivors& survivors,
                                                          absl::Duration left);
@@ -309,7 +323,8 @@ class Communicator {
   const int world_size_;
   const std::string group_;
   const GroupMaker make_group_;
-  std::vector<int> members_;  // Constant once a factory or Shrink() has handed the communicator out.
+  std::atomic<int> splits_ = 0;  // Equal on all ranks: they agree on each.
+  std::vector<int> members_;     // Constant once it has been handed out.
   const std::shared_ptr<internal::Waits> waits_;
   FlightRecorder flight_;
   std::atomic<VerifyLevel> verify_;

@@ -1,0 +1,94 @@
+#include "evenkeel/tests/parity/combination.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace evenkeel {
+namespace {
+
+struct Choice {
+  const char* name;  // Of an axis' first choice: none.
+  std::function<void(Combination&)> take;
+};
+
+const std::vector<std::vector<Choice>>& Axes() {
+  static const auto* const kAxes = new std::vector<std::vector<Choice>>{
+      {{"", nullptr}, {"adamw", [](Combination& c) { c.adamw = true; }}},
+      {{"", nullptr}, {"buffers", [](Combination& c) { c.buffers = true; }}},
+      {{"", nullptr}, {"accumulating", [](Combination& c) { c.accumulates = true; }}},
+      {{"", nullptr}, {"freezing", [](Combination& c) { c.changes = true; }}},
+      {{"", nullptr}, {"views", [](Combination& c) { c.views = true; }}},
+      {{"", nullptr}, {"float32", [](Combination& c) { c.float32 = true; }}},
+  };
+  return *kAxes;
+}
+
+const char* NameOf(OptimizerKind kind) { return kind == OptimizerKind::kUnsharded ? "unsharded" : "sharded"; }
+
+const char* NameOf(InputsKind kind) {
+  switch (kind) {
+    case InputsKind::kEven:
+      return "even";
+    case InputsKind::kJoined:
+      return "joined";
+    case InputsKind::kUneven:
+      return "uneven";
+    case InputsKind::kUnevenEffective:
+      return "uneven_effective";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string Combination::Name() const {
+  return absl::StrCat("world", world, "_", NameOf(optimizer), "_", NameOf(inputs), names.empty() ? "" : "_",
+                      absl::StrJoin(names, "_"));
+}
+
+int Combination::StepsOf(int rank) const {
+  const bool is_uneven = inputs == InputsKind::kUneven || inputs == InputsKind::kUnevenEffective;
+  return is_uneven ? steps() - 2 * ((world - 1 - rank) % 3) : steps();
+}
+
+bool Combination::Trains(int param, int step) const {
+  if (!changes) return true;
+  if (param == 0) return step >= 1;
+  return param != 3 || (step != 3 && step != 4);
+}
+
+UpdateRule Combination::RuleAt(int step) const {
+  const double rate = 0.1 / (1 + 0.5 * step);
+  if (adamw) return AdamW{.learning_rate = rate, .weight_decay = 0.1};
+  return Sgd{.learning_rate = rate, .momentum = 0.9, .weight_decay = 0.01};
+}
+
+// In float64 what is promised is 1e-5; nothing but the order of additions differs, so less will do. In float32 Adam
+// amplifies the rounding of gradients that are nearly zero.
+double Combination::Bound() const {
+  if (!float32) return 1e-9;
+  return adamw ? 2e-2 : 2e-4;
+}
+
+std::vector<Combination> AllCombinations(int world, OptimizerKind optimizer, InputsKind inputs) {
+  std::vector<Combination> all = {{.world = world, .optimizer = optimizer, .inputs = inputs}};
+  for (const std::vector<Choice>& axis : Axes()) {
+    std::vector<Combination> more;
+    for (const Combination& combination : all) {
+      for (const Choice& choice : axis) {
+        more.push_back(combination);
+        if (choice.take == nullptr) continue;
+        choice.take(more.back());
+        more.back().names.push_back(choice.name);
+      }
+    }
+    all = std::move(more);
+  }
+  return all;
+}
+
+}  // namespace evenkeel

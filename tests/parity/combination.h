@@ -1,0 +1,63 @@
+// One way to train out of many: a choice on each axis of what can be combined, and all of them.
+//
+//   for (const Combination& combination : AllCombinations(/*world=*/3, OptimizerKind::kSharded, InputsKind::kUneven)) {
+//     combination.Name();      // "world3_sharded_uneven_adamw_views_accumulating"
+//   }
+//
+// A new axis is a member here, a line of kAxes, and what the two trainings (reference.h, rank_training.h) do with it.
+//
+// Threads: immutable values and pure functions.
+
+#ifndef EVENKEEL_TESTS_PARITY_COMBINATION_H_
+#define EVENKEEL_TESTS_PARITY_COMBINATION_H_
+
+#include <string>
+#include <vector>
+
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+
+enum class OptimizerKind { kUnsharded, kSharded };
+inline constexpr OptimizerKind kOptimizerKinds[] = {OptimizerKind::kUnsharded, OptimizerKind::kSharded};
+
+enum class InputsKind {
+  kEven,             // As many steps on each rank, and no RunJoined().
+  kJoined,           // The same in RunJoined().
+  kUneven,           // Low ranks run dry first.
+  kUnevenEffective,  // The same, divided by the ranks that are active.
+};
+inline constexpr InputsKind kInputsKinds[] = {InputsKind::kEven, InputsKind::kJoined, InputsKind::kUneven,
+                                              InputsKind::kUnevenEffective};
+
+struct Combination {
+  int world = 1;
+  OptimizerKind optimizer = OptimizerKind::kUnsharded;
+  InputsKind inputs = InputsKind::kEven;
+  // The axes of kAxes.
+  bool adamw = false;        // Else SGD with momentum; both decay.
+  bool buffers = false;      // Running means that gradients depend on.
+  bool accumulates = false;  // Two backward passes per step, the first of which does not synchronise.
+  bool changes = false;      // The first parameter is frozen in the first step, another one in the fourth and fifth.
+  bool views = false;        // Gradients are views of buckets.
+  bool float32 = false;      // Else float64.
+
+  std::vector<std::string> names;  // Of the choices that are not an axis' first.
+  std::string Name() const;
+
+  // What follows from it -------------------------------------------------------------------------
+  int steps() const { return 6; }  // Of the group.
+  int StepsOf(int rank) const;
+  int passes() const { return accumulates ? 2 : 1; }
+  bool joins() const { return inputs != InputsKind::kEven; }
+  bool Trains(int param, int step) const;
+  UpdateRule RuleAt(int step) const;  // With that step's learning rate.
+  // Of the largest difference of a weight, over the largest change of a weight since the start.
+  double Bound() const;
+};
+
+std::vector<Combination> AllCombinations(int world, OptimizerKind optimizer, InputsKind inputs);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TESTS_PARITY_COMBINATION_H_

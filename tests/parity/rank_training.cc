@@ -1,0 +1,156 @@
+#include "evenkeel/tests/parity/rank_training.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/sharded_optimizer.h"
+
+namespace evenkeel {
+namespace {
+
+template <typename T>
+class RankTraining {
+ public:
+  RankTraining(const Combination& combination, Communicator* comm) : combination_(combination), comm_(comm) {
+    for (int p = 0; p < kTinyParams; ++p) {
+      gradients_[p].assign(kTinySizes[p], T(-77));  // Garbage that must not leak from a gradient which is none.
+      params_.Add(absl::StrCat("p", p), absl::MakeSpan(weights_[p]), absl::MakeSpan(gradients_[p]));
+    }
+  }
+
+  absl::StatusOr<Trained<T>> Train() {
+    EK_RETURN_IF_ERROR(MakeParts());
+    trained_.weights.push_back(weights_);
+    auto loop = [this]() -> absl::Status {
+      for (int step = 0; step < combination_.StepsOf(comm_->rank()); ++step) EK_RETURN_IF_ERROR(Step(step));
+      return absl::OkStatus();
+    };
+    if (combination_.joins()) {
+      const JoinOptions options{.divide_by_initial_world_size = combination_.inputs != InputsKind::kUnevenEffective};
+      EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer()}, options, [&](JoinScope&) { return loop(); }));
+    } else {
+      EK_RETURN_IF_ERROR(loop());
+    }
+    trained_.weights.push_back(weights_);
+    EK_RETURN_IF_ERROR(TakeState());
+    return std::move(trained_);
+  }
+
+ private:
+  Joinable* optimizer() {
+    return sharded_ != nullptr ? static_cast<Joinable*>(sharded_.get()) : static_cast<Joinable*>(unsharded_.get());
+  }
+
+  absl::Status MakeParts() {
+    SetTrainable(0);  // What is not trained yet must own nothing.
+    std::vector<TensorView> buffers;
+    if (combination_.buffers) buffers.push_back(TensorView(absl::MakeSpan(shift_)));
+    DataParallelOptions options;
+    options.reducer.caps = {Bytes{16}, Bytes{48}};
+    options.reducer.gradient_as_bucket_view = combination_.views;
+    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, buffers, options));
+    const UpdateRule rule = combination_.RuleAt(0);
+    if (combination_.optimizer == OptimizerKind::kUnsharded) {
+      EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(comm_, &params_, rule));
+    } else {
+      EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(comm_, &params_, rule, {.bucket_cap = Bytes{24}}));
+    }
+    return absl::OkStatus();
+  }
+
+  void SetTrainable(int step) {
+    for (int p = 0; p < kTinyParams; ++p) params_.SetTrainable(p, combination_.Trains(p, step));
+  }
+
+  absl::Status Step(int step) {
+    SetTrainable(step);
+    params_.ClearGradients();
+    for (int pass = 0; pass < combination_.passes(); ++pass) {
+      const bool is_last = pass + 1 == combination_.passes();
+      EK_RETURN_IF_ERROR(ddp_->BeginStep(is_last ? StepMode::kSync : StepMode::kAccumulate));
+      EK_RETURN_IF_ERROR(ForwardAndBackward(step * combination_.passes() + pass));
+      EK_RETURN_IF_ERROR(ddp_->FinishStep());
+    }
+    const double rate = LearningRate(combination_.RuleAt(step));
+    if (sharded_ != nullptr) {
+      EK_RETURN_IF_ERROR(sharded_->SetLearningRate(rate));
+      EK_RETURN_IF_ERROR(sharded_->Step());
+    } else {
+      EK_RETURN_IF_ERROR(unsharded_->SetLearningRate(rate));
+      EK_RETURN_IF_ERROR(unsharded_->Step());
+    }
+    trained_.weights.push_back(weights_);
+    return absl::OkStatus();
+  }
+
+  absl::Status ForwardAndBackward(int batch) {
+    if (combination_.buffers) MoveShift(comm_->rank(), batch, shift_);
+    TinyWeights<T> gradient = ZeroWeights<T>();
+    for (int i = 0; i < kTinyBatch; ++i) {
+      AddGradient(weights_, shift_, SampleOf(comm_->rank(), batch, i), T(1) / T(kTinyBatch), gradient);
+    }
+    for (int p = kTinyParams - 1; p >= 0; --p) {
+      if (!params_.trainable(p)) continue;
+      T* const grad = static_cast<T*>(params_[p].grad.data);
+      const bool adds = params_.grad_state(p) != GradState::kNone;
+      for (int j = 0; j < kTinySizes[p]; ++j) grad[j] = adds ? grad[j] + gradient[p][j] : gradient[p][j];
+      params_.SetGradState(p, GradState::kLocal);
+      EK_RETURN_IF_ERROR(ddp_->GradientReady(p));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeState() {
+    OptimizerState state;
+    if (sharded_ != nullptr) {
+      EK_ASSIGN_OR_RETURN(state, sharded_->Consolidate());
+    } else {
+      state = unsharded_->state();
+    }
+    trained_.first = trained_.second = ZeroWeights<T>();
+    for (const auto& [p, of_param] : state.params) {
+      trained_.updates[p] = of_param.step;
+      const auto take = [&](const std::string& name, std::vector<T>& into) {
+        const auto found = of_param.tensors.find(name);
+        if (found != of_param.tensors.end()) std::ranges::copy(found->second.template as<T>(), into.begin());
+      };
+      take(combination_.adamw ? "exp_avg" : "momentum", trained_.first[p]);
+      take("exp_avg_sq", trained_.second[p]);
+    }
+    return absl::OkStatus();
+  }
+
+  const Combination& combination_;
+  Communicator* const comm_;
+  TinyWeights<T> weights_ = InitialWeights<T>();
+  TinyWeights<T> gradients_;
+  TinyShift<T> shift_ = {};
+  ParameterSet params_;
+  std::unique_ptr<DataParallel> ddp_;
+  std::unique_ptr<Optimizer> unsharded_;
+  std::unique_ptr<ShardedOptimizer> sharded_;
+  Trained<T> trained_;
+};
+
+}  // namespace
+
+template <typename T>
+absl::StatusOr<Trained<T>> TrainRank(const Combination& combination, Communicator& comm) {
+  return RankTraining<T>(combination, &comm).Train();
+}
+
+template absl::StatusOr<Trained<float>> TrainRank(const Combination&, Communicator&);
+template absl::StatusOr<Trained<double>> TrainRank(const Combination&, Communicator&);
+
+}  // namespace evenkeel

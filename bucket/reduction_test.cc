@@ -1,0 +1,226 @@
+#include "evenkeel/bucket/reduction.h"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<int> kSizes = {3, 5, 1, 8, 2};
+
+DataParallelOptions Options(bool views) {
+  return {.reducer = {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views}};
+}
+
+// All-reduce by hand: two rounds, on the reducer's thread.
+class ScatterAndGather : public BucketReduction {
+ public:
+  explicit ScatterAndGather(int world_size) : world_size_(world_size) {}
+
+  std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
+    const int64_t part = bucket.data.count / world_size_;
+    return {{.kind = CollectiveKind::kReduceScatter, .dtype = bucket.data.dtype, .count = part},
+            {.kind = CollectiveKind::kAllGather, .dtype = bucket.data.dtype, .count = part}};
+  }
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override {
+    if (bucket.index == fails_at) return absl::ResourceExhaustedError("no memory left");
+    std::vector<float>& part = parts_[bucket.index];
+    if (round == 0) return RoundBuffers{.in = {bucket.data}, .out = {absl::MakeSpan(part)}, .scale = step.scale};
+    return RoundBuffers{.in = {absl::MakeSpan(part)}, .out = {bucket.data}};
+  }
+  absl::StatusOr<GradFate> OnReduced(const BucketInfo&, const ReductionStep&) override {
+    ++reduced;
+    return GradFate::kReduced;
+  }
+  bool HasThread() const override { return true; }
+  int64_t CountMultiple() const override { return world_size_; }
+  absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override {
+    parts_.clear();
+    for (const BucketInfo& bucket : buckets) parts_.emplace_back(bucket.data.count / world_size_);
+    return absl::OkStatus();
+  }
+  std::string StepMessage() override { return absl::StrCat("message ", ++messages_); }
+  absl::Status OnShadow(absl::string_view message) override {
+    heard.push_back(std::string(message));
+    return absl::OkStatus();
+  }
+
+  int fails_at = -1;
+  std::atomic<int> reduced = 0;
+  std::vector<std::string> heard;
+
+ private:
+  const int world_size_;
+  std::vector<std::vector<float>> parts_;
+  int messages_ = 0;
+};
+
+absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch) {
+  model.params().ClearGradients();
+  EK_RETURN_IF_ERROR(ddp.BeginStep());
+  model.Forward(rank, batch);
+  EK_RETURN_IF_ERROR(model.Backward(rank, batch, [&](int param) { return ddp.GradientReady(param); }));
+  return ddp.FinishStep();
+}
+
+class ReductionTest : public testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  bool views() const { return std::get<1>(GetParam()); }
+  void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
+    absl::Status status = RunRanks(std::get<0>(GetParam()), body);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+};
+
+TEST_P(ReductionTest, RoundsOfItsOwnGiveWhatAllReduceGives) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes), reference(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
+                                                       std::make_unique<ScatterAndGather>(comm.world_size())));
+    EK_ASSIGN_OR_RETURN(auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views())));
+    for (int step = 0; step < 4; ++step) {  // Before and after the rebuild.
+      EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+      EK_RETURN_IF_ERROR(TrainStep(*plain, reference, comm.rank(), step));
+      for (size_t p = 0; p < kSizes.size(); ++p) {
+        EXPECT_EQ(model.params().grad_state(p), GradState::kReduced);
+        EXPECT_EQ(model.Gradient(p), reference.Gradient(p)) << "p" << p << " in step " << step;
+      }
+    }
+    for (const BucketInfo& bucket : ddp->buckets()) EXPECT_EQ(bucket.data.count % comm.world_size(), 0);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ReductionTest, ABucketGoesThroughAllItsRoundsWhileBackwardRuns) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    auto owned = std::make_unique<ScatterAndGather>(comm.world_size());
+    ScatterAndGather& reduction = *owned;
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
+    EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));  // Records the order.
+    model.params().ClearGradients();
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    reduction.reduced = 0;
+    const auto announce = [&](int param) { return ddp->GradientReady(param); };
+    for (int p = 4; p >= 3; --p) EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), 1, announce));
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (reduction.reduced == 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_GT(reduction.reduced, 0);
+    for (int p = 2; p >= 0; --p) EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), 1, announce));
+    return ddp->FinishStep();
+  });
+}
+
+TEST_P(ReductionTest, RanksThatRanDryRunTheSameRoundsAndHearWhatTheyMustKnow) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    auto owned = std::make_unique<ScatterAndGather>(comm.world_size());
+    ScatterAndGather& reduction = *owned;
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
+    const int steps = comm.rank();
+    EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < steps; ++step) EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(reduction.heard.size(), static_cast<size_t>(comm.world_size() - 1 - steps));
+    for (const std::string& message : reduction.heard) EXPECT_THAT(message, HasSubstr("message "));
+    return absl::OkStatus();
+  });
+}
+
+// No gradient on any rank: nothing that an optimizer may decay or move by momentum.
+TEST_P(ReductionTest, AGradientThatNoRankHasStaysNone) {
+  for (const bool separate : {false, true}) {
+    Run([&](Communicator& comm) -> absl::Status {
+      ToyModel model(kSizes);
+      std::unique_ptr<BucketReduction> reduction;
+      if (separate) reduction = std::make_unique<ScatterAndGather>(comm.world_size());
+      EK_ASSIGN_OR_RETURN(
+          auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(reduction)));
+      for (int step = 0; step < 3; ++step) {
+        model.params().ClearGradients();
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        for (int p = 4; p >= 0; --p) {
+          const bool has_none = p == 1 || (p == 3 && comm.rank() > 0);
+          EK_RETURN_IF_ERROR(has_none ? ddp->NoGradient(p)
+                                      : model.BackwardOf(p, comm.rank(), step,
+                                                         [&](int param) { return ddp->GradientReady(param); }));
+        }
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+        EXPECT_EQ(model.params().grad_state(1), GradState::kNone) << "separate " << separate;
+        EXPECT_EQ(model.params().grad_state(3), GradState::kReduced) << "separate " << separate;
+        for (int j = 0; j < kSizes[3]; ++j) {
+          EXPECT_FLOAT_EQ(model.Gradient(3)[j], model.GradientAt(3, j, 0, step) / comm.world_size());
+        }
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, ReductionTest, testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
+                         [](const testing::TestParamInfo<std::tuple<int, bool>>& info) {
+                           return absl::StrCat("World", std::get<0>(info.param),
+                                               std::get<1>(info.param) ? "Views" : "Copies");
+                         });
+
+TEST(ReductionErrorsTest, WhatARoundCanNotDoEndsTheStepOnAllRanks) {
+  std::vector<absl::Status> results(3);
+  (void)RunRanks(3, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    auto owned = std::make_unique<ScatterAndGather>(comm.world_size());
+    ScatterAndGather& reduction = *owned;
+    absl::StatusOr<std::unique_ptr<DataParallel>> ddp =
+        DataParallel::Create(&comm, &model.params(), {}, Options(false), std::move(owned));
+    EK_RETURN_IF_ERROR(ddp.status());
+    EK_RETURN_IF_ERROR(TrainStep(**ddp, model, comm.rank(), 0));
+    if (comm.rank() == 1) reduction.fails_at = 1;
+    return results[comm.rank()] = TrainStep(**ddp, model, comm.rank(), 1);
+  });
+  EXPECT_EQ(results[1].code(), absl::StatusCode::kResourceExhausted);
+  for (const absl::Status& status : results) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("bucket 1, round 0"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no memory left"));
+  }
+  for (const int rank : {0, 2}) EXPECT_THAT(std::string(results[rank].message()), HasSubstr("rank 1"));
+}
+
+class NotOneCollective : public AllReduceBuckets {
+ public:
+  std::vector<Collective> CollectivesFor(const BucketInfo&) const override { return {}; }
+};
+
+TEST(ReductionErrorsTest, EveryBucketNeedsACollective) {
+  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    return DataParallel::Create(&comm, &model.params(), {}, Options(false), std::make_unique<NotOneCollective>())
+        .status();
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("gives bucket 0 0 collectives"));
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -83,6 +83,7 @@ absl::Status Reducer::Init() {
     own_grads_.push_back(param.grad);
   }
   seen_mask_version_ = params_->mask_version();
+  reduction_->OnGroup(*comm_);
   return Install({.mask = params_->mask()});
 }
 
@@ -99,15 +100,18 @@ Reducer::~Reducer() {
 
 absl::Status Reducer::Install(PlanState state) {
   EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps));
-  if (storage_ == nullptr || !(plan == storage_->plan())) {
-    EK_ASSIGN_OR_RETURN(
-        std::unique_ptr<BucketStorage> storage,
-        BucketStorage::Create(std::move(plan), *params_, std::max<int64_t>(1, reduction_->CountMultiple()), *comm_));
+  const int64_t multiple = std::max<int64_t>(1, reduction_->CountMultiple());
+  if (storage_ == nullptr || !(plan == storage_->plan()) || multiple != storage_->count_multiple()) {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
+                        BucketStorage::Create(std::move(plan), *params_, multiple, *comm_));
     EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage->buckets()), name_));
     storage.swap(storage_);
     if (options_.gradient_as_bucket_view) AttachViews();  // Moves contents out of the old buckets, which go here.
     tracker_ = ReadyTracker(storage_->plan(), params_);
+  } else if (group_is_new_) {
+    EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage_->buckets()), name_));
   }
+  group_is_new_ = false;
   state_ = std::move(state);
   return PlanCollectives();
 }
@@ -251,6 +255,8 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
   LeaveGroup();
   comm_ = comm;
   group_ = comm->steps().lifetime();
+  group_is_new_ = true;
+  reduction_->OnGroup(*comm);
   absl::Status status = AgreeOnPlan(plan_from);
   if (!status.ok()) comm->Abort(status);
   return status;
@@ -290,7 +296,7 @@ absl::Status Reducer::AgreeOnPlan(int plan_from) {
     if (plans[rank].generation > plans[chosen].generation) chosen = rank;
   }
   if (chosen >= plans.size()) return absl::InternalError(absl::StrCat("there is no rank ", plan_from, " to plan"));
-  return plans[chosen] == state_ ? PlanCollectives() : ImportPlan(plans[chosen]);
+  return plans[chosen] == state_ ? Install(state_) : ImportPlan(plans[chosen]);
 }
 
 double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {

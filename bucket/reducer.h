@@ -155,6 +155,7 @@ class Reducer {
 
   Communicator* comm_;
   std::weak_ptr<const void> group_;  // Expires with the group.
+  bool group_is_new_ = true;         // The reduction has seen no plan in it.
   ParameterSet* const params_;
   const std::string name_;
   const ReducerOptions options_;

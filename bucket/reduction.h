@@ -38,6 +38,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -104,6 +105,8 @@ class BucketReduction {
   virtual UsedFlags used_flags() const { return UsedFlags::kSeparate; }
   // `data` of each bucket has a multiple of so many elements.
   virtual int64_t CountMultiple() const { return 1; }
+  // Whose ranks share the reduction from now on: before the first plan, and in another group. A plan follows.
+  virtual void OnGroup(const Communicator& /*comm*/) {}
   // Another plan: these are the buckets from the next step on. On all ranks before the same step, but not at the same
   // time: it must not communicate. What has to move between ranks moves in the next step's first BeginRound().
   virtual absl::Status OnPlan(absl::Span<const BucketInfo> /*buckets*/) { return absl::OkStatus(); }

@@ -9,7 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
@@ -281,6 +283,53 @@ TEST_P(ReplaceGroupTest, BuffersOfAFinishedStepStay) {
   }));
   EXPECT_TRUE(first[0]->status().ok());
   for (Replica& replica : replicas) replica.ddp.reset();
+}
+
+// Shares a bucket equally, as a sharded optimizer does, and notes for how many ranks each plan is.
+class EqualShares : public BucketReduction {
+ public:
+  explicit EqualShares(std::vector<int>* planned_for) : planned_for_(planned_for) {}
+  void OnGroup(const Communicator& comm) override { world_size_ = comm.world_size(); }
+  int64_t CountMultiple() const override { return world_size_; }
+  std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
+    return {{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.data.count}};
+  }
+  absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override {
+    planned_for_->push_back(world_size_);
+    for (const BucketInfo& bucket : buckets) EXPECT_EQ(bucket.data.count % world_size_, 0);
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<int>* const planned_for_;
+  int world_size_ = 0;
+};
+
+TEST_P(ReplaceGroupTest, TheReductionPlansAnewForItsNewGroup) {
+  Group three = MakeGroup(3), two = MakeGroup(2), also_two = MakeGroup(2);
+  ExpectOk(OnEach(3, [&](int rank) -> absl::Status {
+    ToyModel model(kSizes);
+    std::vector<int> planned_for;
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(three[rank].get(), &model.params(), model.buffers(), Options(GetParam()),
+                                             std::make_unique<EqualShares>(&planned_for)));
+    EK_RETURN_IF_ERROR(three[rank]->Finalize());
+    EXPECT_THAT(planned_for, ElementsAre(3));
+    if (rank == 2) return absl::OkStatus();
+    EK_RETURN_IF_ERROR(ddp->ReplaceGroup(two[rank].get()));
+    EXPECT_THAT(planned_for, ElementsAre(3, 2));
+    for (int step = 0; step < 2; ++step) {  // The second has another plan: the order is known.
+      model.params().ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      EK_RETURN_IF_ERROR(model.Backward(rank, step, [&](int param) { return ddp->GradientReady(param); }));
+      EK_RETURN_IF_ERROR(ddp->FinishStep());
+      EXPECT_EQ(model.Gradient(0)[0], (model.GradientAt(0, 0, 0, step) + model.GradientAt(0, 0, 1, step)) * 0.5f);
+    }
+    EK_RETURN_IF_ERROR(two[rank]->Finalize());
+    EK_RETURN_IF_ERROR(ddp->ReplaceGroup(also_two[rank].get()));
+    EXPECT_THAT(planned_for, ElementsAre(3, 2, 2, 2));
+    return also_two[rank]->Finalize();
+  }));
 }
 
 INSTANTIATE_TEST_SUITE_P(CopyAndViews, ReplaceGroupTest, testing::Bool());

@@ -40,6 +40,7 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
                                                                      int64_t count_multiple, Communicator& comm) {
   std::unique_ptr<BucketStorage> storage(new BucketStorage);
   storage->plan_ = std::move(plan);
+  storage->count_multiple_ = count_multiple;
   storage->slots_.resize(params.size());
   storage->flags_.resize(params.size());
   const auto& buckets = storage->plan_.buckets;

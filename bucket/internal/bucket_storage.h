@@ -25,6 +25,7 @@ class BucketStorage {
                                                                int64_t count_multiple, Communicator& comm);
 
   const BucketPlan& plan() const { return plan_; }
+  int64_t count_multiple() const { return count_multiple_; }
   int size() const { return static_cast<int>(infos_.size()); }
   const BucketInfo& bucket(int index) const { return infos_[index]; }
   const std::vector<BucketInfo>& buckets() const { return infos_; }
@@ -43,6 +44,7 @@ class BucketStorage {
   BucketStorage() = default;
 
   BucketPlan plan_;
+  int64_t count_multiple_ = 1;
   std::vector<Memory> memory_;
   std::vector<std::vector<int64_t>> offsets_;
   std::vector<BucketInfo> infos_;

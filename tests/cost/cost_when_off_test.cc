@@ -1,0 +1,152 @@
+// What a step costs where no feature is asked for: counted collectives, copied bytes and allocations, against what they
+// were before there were any (hooks, unused and delayed parameters, static graphs, mixed precision, statistics, tuned
+// plans, parameter groups, clipping, loss scaling, divergence checks, sample weights, leaving): a feature that is off
+// adds nothing.
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/tests/cost/heap_counter.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr int kElements = 1 << 15;
+constexpr int kBuckets = 4;
+constexpr double kGradientBytes = kElements * sizeof(float);
+constexpr Bytes kCap{kElements * sizeof(float) / kBuckets};
+constexpr int kWarmUp = 10;  // Past the rebuild of the buckets.
+constexpr int kSteps = 500;
+
+struct Setting {
+  std::string name;
+  int params = 8;
+  bool is_sharded = false;
+  bool views = false;
+  // Of all threads, per step and rank. Allocations: what the version before had; nearly all are those of the control
+  // plane's messages and of the operations.
+  double allocations;
+  double collectives;
+  double copies;  // Times the size of all gradients. One is the in-process backend's own.
+};
+
+const Setting kSettings[] = {
+    {"Copies", 8, false, false, 114, kBuckets, 3},
+    {"CopiesOfManyParameters", 64, false, false, 114, kBuckets, 3},
+    {"Views", 8, false, true, 114, kBuckets, 1},
+    {"ViewsOfManyParameters", 64, false, true, 114, kBuckets, 1},
+    // Each rank also sends the parameters that it has updated, which the backend copies: half of them.
+    {"Sharded", 8, true, false, 164, kBuckets + 2, 3.5},
+    {"ShardedViews", 8, true, true, 164, kBuckets + 2, 1.5},
+};
+
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+
+struct Cost {
+  double allocations = 0, collectives = 0, copies = 0;
+};
+
+// A rank with nothing but what has no default.
+class Rank {
+ public:
+  explicit Rank(const Setting& setting) : model_(std::vector<int>(setting.params, kElements / setting.params)) {}
+
+  absl::Status MakeParts(const Setting& setting, Communicator& comm) {
+    DataParallelOptions options;
+    options.reducer.caps = {kCap};
+    options.reducer.gradient_as_bucket_view = setting.views;
+    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm, &model_.params(), {}, options));
+    if (setting.is_sharded) {
+      EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(&comm, &model_.params(), AdamW{}));
+    } else {
+      EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(&comm, &model_.params(), AdamW{}));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Step(int rank, int step) {
+    model_.params().ClearGradients();
+    EK_RETURN_IF_ERROR(ddp_->BeginStep());
+    EK_RETURN_IF_ERROR(model_.Backward(rank, step, [this](int param) { return ddp_->GradientReady(param); }));
+    EK_RETURN_IF_ERROR(ddp_->FinishStep());
+    return sharded_ != nullptr ? sharded_->Step() : unsharded_->Step();
+  }
+
+ private:
+  ToyModel model_;
+  std::unique_ptr<DataParallel> ddp_;
+  std::unique_ptr<Optimizer> unsharded_;
+  std::unique_ptr<ShardedOptimizer> sharded_;
+};
+
+absl::StatusOr<Cost> CostOf(const Setting& setting, int world) {
+  Cost cost;
+  EK_RETURN_IF_ERROR(RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    Rank rank(setting);
+    EK_RETURN_IF_ERROR(rank.MakeParts(setting, comm));
+    HeapCounts before;
+    int64_t issued = 0;
+    for (int step = 0; step < kWarmUp + kSteps; ++step) {
+      if (step == kWarmUp) {
+        before = HeapCountsOfProcess();
+        issued = comm.flight().issued();
+      }
+      EK_RETURN_IF_ERROR(rank.Step(comm.rank(), step));
+    }
+    if (comm.rank() != 0) return absl::OkStatus();
+    const HeapCounts after = HeapCountsOfProcess();
+    cost.allocations = static_cast<double>(after.allocations - before.allocations) / kSteps / world;
+    cost.copies = static_cast<double>(after.copied_bytes - before.copied_bytes) / kSteps / world / kGradientBytes;
+    cost.collectives = static_cast<double>(comm.flight().issued() - issued) / kSteps;
+    return absl::OkStatus();
+  }));
+  return cost;
+}
+
+class CostWhenOffTest : public testing::TestWithParam<Setting> {};
+
+TEST_P(CostWhenOffTest, AStepCostsNoMoreThanBeforeThereWereFeatures) {
+  const absl::StatusOr<Cost> cost = CostOf(GetParam(), /*world=*/2);
+  ASSERT_TRUE(cost.ok()) << cost.status();
+  EXPECT_EQ(cost->collectives, GetParam().collectives);
+  if (!HeapIsCounted()) GTEST_SKIP() << "nothing but collectives is counted under sanitizers";
+  // A hundredth is for heartbeats, which come by the second, and for the other rank's being a step ahead.
+  EXPECT_LE(cost->allocations, GetParam().allocations * 1.01);
+  EXPECT_LE(cost->copies, GetParam().copies * 1.01);
+  EXPECT_GE(cost->copies, GetParam().copies * 0.99) << "they are counted, and less than before: lower the budget";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CostWhenOffTest, testing::ValuesIn(kSettings),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(HeapCounterTest, CountsWhatIsTakenGivenAndCopied) {
+  if (!HeapIsCounted()) GTEST_SKIP() << "nothing is counted under sanitizers";
+  const HeapCounts before = HeapCountsOfThread();
+  const int64_t live = LiveBytes();
+  ResetPeakBytes();
+  {
+    const std::vector<char> block(100000, 'x');
+    const std::vector<char> copy = block;
+    EXPECT_EQ(HeapCountsOfThread().allocations - before.allocations, 2);
+    EXPECT_EQ(HeapCountsOfThread().copied_bytes - before.copied_bytes, 100000);
+    EXPECT_GE(LiveBytes() - live, 200000);
+  }
+  EXPECT_LT(LiveBytes() - live, 200000);
+  EXPECT_GE(PeakBytes() - live, 200000);
+}
+
+}  // namespace
+}  // namespace evenkeel

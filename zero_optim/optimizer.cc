@@ -14,15 +14,28 @@ using internal::GradientSource;
 using internal::LocalGradients;
 using internal::StepMessage;
 
-Optimizer::Optimizer(Communicator* comm, const ParameterSet* params, UpdateRule rule)
-    : Joinable(comm, "optimizer"), params_(params), updater_(params, std::move(rule)) {}
+Optimizer::Optimizer(Communicator* comm, const ParameterSet* params, ParameterGroups groups)
+    : Joinable(comm, "optimizer"), params_(params), updater_(params, std::move(groups)) {}
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(Communicator* comm, const ParameterSet* params,
-                                                             UpdateRule rule) {
-  std::unique_ptr<Optimizer> optimizer(new Optimizer(comm, params, std::move(rule)));
-  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), optimizer->updater_.Check(), *params,
-                                                   optimizer->rule()));
+                                                             const UpdateRule& rule) {
+  return Create(comm, params, AllInOneGroup(*params, rule));
+}
+
+absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(Communicator* comm, const ParameterSet* params,
+                                                             const std::vector<ParameterGroup>& groups) {
+  auto made = ParameterGroups::Create(params->size(), groups);
+  absl::Status own = made.status();
+  std::unique_ptr<Optimizer> optimizer(
+      new Optimizer(comm, params, own.ok() ? *std::move(made) : ParameterGroups(params->size())));
+  own.Update(optimizer->updater_.Check());
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups()));
   return optimizer;
+}
+
+absl::Status Optimizer::AddGroup(ParameterGroup group) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "AddGroup");
+  return internal::AddGroupOnAllRanks(communicator(), join_name(), *params_, std::move(group), updater_);
 }
 
 absl::Status Optimizer::Step(const StepOptions& options) {
@@ -39,14 +52,14 @@ absl::Status Optimizer::Step(const StepOptions& options) {
 absl::StatusOr<StepMessage> Optimizer::PlanStep(const StepOptions& options) const {
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
   const LocalGradients local = communicator().world_size() == 1 ? LocalGradients::kComplete : LocalGradients::kRefused;
-  StepMessage step{.rule = rule(), .options = options};
-  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, params_->mask(), local, communicator().rank()));
+  StepMessage step{.rules = groups().rules(), .options = options};
+  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, groups(), params_->mask(), local, communicator().rank()));
   return step;
 }
 
 absl::Status Optimizer::RepeatStep(absl::string_view payload) {
   EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(payload, params_->size()));
-  EK_RETURN_IF_ERROR(updater_.Adopt(step.rule));
+  EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
   EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
   Apply(step);
   return absl::OkStatus();
@@ -61,14 +74,14 @@ void Optimizer::Apply(const StepMessage& step) {
 }
 
 absl::Status Optimizer::LoadState(const OptimizerState& state) {
-  if (join_config().enable) return internal::LoadInsideJoinError(join_name());
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   updater_.Import(state, [](int) { return true; });
   return absl::OkStatus();
 }
 
 absl::Status Optimizer::EnterGroup(const GroupChange& /*change*/) {
-  return internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, rule(),
+  return internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups(),
                                        internal::SameIn::kShape);
 }
 
@@ -82,10 +95,8 @@ absl::Status Optimizer::TakeOver(StateTransfer& transfer) {
 absl::StatusOr<std::unique_ptr<JoinHook>> Optimizer::MakeJoinHook(const JoinOptions& /*options*/) {
   return std::make_unique<internal::ActionHook>(
       [this](const StepAnswer& /*step*/, absl::string_view payload) { return RepeatStep(payload); },
-      [this](bool is_last_joiner) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(const UpdateRule last,
-                            internal::RuleOfLastJoiners(communicator(), join_name(), rule(), is_last_joiner));
-        return updater_.Adopt(last);
+      [this](bool is_last_joiner) {
+        return internal::AdoptFromLastJoiners(communicator(), join_name(), updater_.groups(), is_last_joiner);
       });
 }
 

@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,6 +36,7 @@
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -42,15 +44,22 @@ namespace evenkeel {
 
 class Optimizer : public Joinable {
  public:
-  // All ranks together.
+  // All ranks together; by one rule for all parameters, or by groups (parameter_groups.h).
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(Communicator* comm, const ParameterSet* params,
-                                                           UpdateRule rule);
+                                                           const UpdateRule& rule);
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(Communicator* comm, const ParameterSet* params,
+                                                           const std::vector<ParameterGroup>& groups);
 
   absl::Status Step(const StepOptions& options = {});
 
-  const UpdateRule& rule() const { return updater_.rule(); }
-  // On all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
-  absl::Status SetLearningRate(double learning_rate) { return updater_.SetLearningRate(learning_rate); }
+  const ParameterGroups& groups() const { return updater_.groups(); }
+  // Of all groups or of one, on all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
+  absl::Status SetLearningRate(double learning_rate) { return updater_.groups().SetLearningRate(learning_rate); }
+  absl::Status SetLearningRate(absl::string_view group, double learning_rate) {
+    return updater_.groups().SetLearningRate(group, learning_rate);
+  }
+  // One more, of parameters that were in none. All ranks together, between steps, not inside RunJoined().
+  absl::Status AddGroup(ParameterGroup group);
 
   OptimizerState state() const { return updater_.Export(); }
   int64_t state_bytes() const { return updater_.state_bytes(); }
@@ -61,7 +70,7 @@ class Optimizer : public Joinable {
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
 
  private:
-  Optimizer(Communicator* comm, const ParameterSet* params, UpdateRule rule);
+  Optimizer(Communicator* comm, const ParameterSet* params, ParameterGroups groups);
 
   absl::StatusOr<internal::StepMessage> PlanStep(const StepOptions& options) const;
   absl::Status RepeatStep(absl::string_view payload);

@@ -114,14 +114,14 @@ TEST(OptimizerTest, TakesANewLearningRate) {
     EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
     for (int step = 0; step < 3; ++step) {
       EK_RETURN_IF_ERROR(optimizer->SetLearningRate(0.1 / (step + 1)));
-      SetLearningRate(plain.rule(), 0.1 / (step + 1));
+      EXPECT_TRUE(plain.groups().SetLearningRate(0.1 / (step + 1)).ok());
       model.Backward(0, step);
       EK_RETURN_IF_ERROR(optimizer->Step());
       plain.Step({0}, step, 1.0);
     }
     EXPECT_TRUE(model.Bytes() == plain_model.Bytes());
     EXPECT_TRUE(absl::IsInvalidArgument(optimizer->SetLearningRate(-1)));
-    EXPECT_EQ(LearningRate(optimizer->rule()), 0.1 / 3);
+    EXPECT_EQ(LearningRate(optimizer->groups()[0].rule), 0.1 / 3);
     return absl::OkStatus();
   });
 }
@@ -233,8 +233,8 @@ TEST(OptimizerTest, TellsEveryRankHowTheRanksDiffer) {
   } cases[] = {
       {{4, 9}, AdamW{}, "ranks 0,1: parameter 1 = p1 float32[8]; rank 2: parameter 1 = p1 float32[9]"},
       {{4}, AdamW{}, "ranks 0,1: 2 parameters; rank 2: 1 parameters"},
-      {{4, 8}, AdamW{.learning_rate = 0.5}, "rank 2: AdamW(learning_rate=0.5"},
-      {{4, 8}, AdamW{.beta1 = 7}, "rank 2: AdamW: beta1 is 7"},
+      {{4, 8}, AdamW{.learning_rate = 0.5}, "rank 2: group \"all\": learning_rate=0.5"},
+      {{4, 8}, AdamW{.beta1 = 7}, "rank 2: group \"all\": AdamW: beta1 is 7"},
   };
   for (const auto& wrong : cases) {
     const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
@@ -283,12 +283,12 @@ absl::Status TrainJoined(Communicator& comm, const std::vector<std::vector<int>>
     for (int step = 0;; ++step) {
       const std::vector<int> active = ActiveIn(epochs[epoch], step);
       if (active.empty()) break;
-      SetLearningRate(plain.rule(), Scheduled(step));
+      EXPECT_TRUE(plain.groups().SetLearningRate(Scheduled(step)).ok());
       plain.Step(active, first + step, 1.0 / world_size, {.grad_scale = 0.5, .skip = step == 2});
     }
     EXPECT_TRUE(model.Bytes() == plain_model.Bytes()) << "rank " << comm.rank() << " epoch " << epoch;
     EXPECT_EQ(optimizer->state(), plain.state()) << "rank " << comm.rank() << " epoch " << epoch;
-    EXPECT_EQ(optimizer->rule(), plain.rule());
+    EXPECT_EQ(optimizer->groups().rules(), plain.groups().rules());
   }
   return absl::OkStatus();
 }

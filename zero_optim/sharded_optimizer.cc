@@ -67,23 +67,31 @@ absl::Status WaitForAll(const std::vector<Work>& works) {
 
 // Creation -----------------------------------------------------------------------------------------------------------
 
-ShardedOptimizer::ShardedOptimizer(Communicator* comm, ParameterSet* params, UpdateRule rule,
+ShardedOptimizer::ShardedOptimizer(Communicator* comm, ParameterSet* params, ParameterGroups groups,
                                    ShardedOptimizerOptions options)
     : Joinable(comm, "sharded_optimizer"),
       params_(params),
       options_(std::move(options)),
       specs_(SpecsOf(*params)),
-      updater_(params, std::move(rule)),
+      updater_(params, std::move(groups)),
       was_updated_(params->size(), 0) {}
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Communicator* comm, ParameterSet* params,
-                                                                           UpdateRule rule,
+                                                                           const UpdateRule& rule,
                                                                            ShardedOptimizerOptions options) {
-  std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(comm, params, std::move(rule), std::move(options)));
-  absl::Status own = optimizer->updater_.Check();
+  return Create(comm, params, AllInOneGroup(*params, rule), std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Communicator* comm, ParameterSet* params,
+                                                                           const std::vector<ParameterGroup>& groups,
+                                                                           ShardedOptimizerOptions options) {
+  auto made = ParameterGroups::Create(params->size(), groups);
+  absl::Status own = made.status();
+  std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(
+      comm, params, own.ok() ? *std::move(made) : ParameterGroups(params->size()), std::move(options)));
+  own.Update(optimizer->updater_.Check());
   if (own.ok()) own = optimizer->Init();
-  EK_RETURN_IF_ERROR(
-      internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->updater_.rule()));
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups()));
   comm->steps().Register(optimizer.get());
   optimizer->is_registered_ = true;
   return optimizer;
@@ -93,7 +101,7 @@ absl::Status ShardedOptimizer::Init() {
   EK_RETURN_IF_ERROR(TakeChannel());
   EK_RETURN_IF_ERROR(SetPlan(NobodyOwns(), TrainableMask(params_->size(), false), 0));
   seen_mask_version_ = params_->mask_version();
-  return AdoptMask(params_->mask(), {});
+  return AdoptMask(params_->mask());
 }
 
 absl::Status ShardedOptimizer::TakeChannel() {
@@ -130,19 +138,30 @@ absl::Status ShardedOptimizer::SetPlan(OwnerTable owners, const TrainableMask& m
   return absl::OkStatus();
 }
 
-absl::Status ShardedOptimizer::AdoptMask(const TrainableMask& mask, std::vector<int> to_own) {
+absl::Status ShardedOptimizer::AdoptMask(const TrainableMask& mask, const std::set<int>& also_owned) {
   const PlanPtr old = plan();
-  for (int param = 0; param < mask.size(); ++param) {
-    if (mask[param] && old->owners.owner(param) == kNoOwner) to_own.push_back(param);
-  }
   OwnerTable owners = old->owners;
-  EK_RETURN_IF_ERROR(owners.Assign(to_own));
+  for (const ParameterGroup& group : groups().groups()) {
+    std::vector<int> to_own;
+    for (int param : group.params) {
+      const bool is_owned = mask[param] || also_owned.contains(param);
+      if (is_owned && owners.owner(param) == kNoOwner) to_own.push_back(param);
+    }
+    EK_RETURN_IF_ERROR(owners.Assign(to_own));
+  }
   return SetPlan(std::move(owners), mask, old->generation + 1);
+}
+
+absl::Status ShardedOptimizer::AddGroup(ParameterGroup group) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "AddGroup");
+  EK_RETURN_IF_ERROR(internal::AddGroupOnAllRanks(communicator(), join_name(), *params_, std::move(group), updater_));
+  seen_mask_version_ = params_->mask_version();
+  return AdoptMask(params_->mask());
 }
 
 absl::StatusOr<ParticipantState> ShardedOptimizer::PrepareStep() {
   if (seen_mask_version_ != params_->mask_version()) {
-    if (params_->mask() != plan()->mask) EK_RETURN_IF_ERROR(AdoptMask(params_->mask(), {}));
+    if (params_->mask() != plan()->mask) EK_RETURN_IF_ERROR(AdoptMask(params_->mask()));
     seen_mask_version_ = params_->mask_version();
   }
   return CurrentState();
@@ -186,8 +205,8 @@ absl::Status ShardedOptimizer::Step(const StepOptions& options) {
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
   const LocalGradients local = communicator().world_size() == 1 ? LocalGradients::kComplete : LocalGradients::kReduced;
-  StepMessage step{.rule = rule(), .options = options};
-  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, plan()->mask, local, communicator().rank()));
+  StepMessage step{.rules = groups().rules(), .options = options};
+  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, groups(), plan()->mask, local, communicator().rank()));
   last_step_ = std::move(ticket);
   if (!answer.everyone_active()) {
     const std::string payload = absl::StrCat(std::string(1, static_cast<char>(Action::kStep)), step.Serialize());
@@ -206,7 +225,7 @@ void ShardedOptimizer::NoteUpdated(const std::vector<GradientSource>& sources) {
 
 absl::Status ShardedOptimizer::RepeatStep(const StepAnswer& answer, absl::string_view message) {
   EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(message, params_->size()));
-  EK_RETURN_IF_ERROR(updater_.Adopt(step.rule));
+  EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
   const std::vector<GradientSource> sources = step.sources;
   const PlanPtr plan = this->plan();
   for (int i = 0; i < params_->size(); ++i) {
@@ -291,10 +310,8 @@ absl::Status ShardedOptimizer::UpdateBucket(const ShardBucket& bucket, const Ste
 absl::StatusOr<std::unique_ptr<JoinHook>> ShardedOptimizer::MakeJoinHook(const JoinOptions& /*options*/) {
   return std::make_unique<internal::ActionHook>(
       [this](const StepAnswer& step, absl::string_view payload) { return OnAction(step, payload); },
-      [this](bool is_last_joiner) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(const UpdateRule last,
-                            internal::RuleOfLastJoiners(communicator(), join_name(), rule(), is_last_joiner));
-        return updater_.Adopt(last);
+      [this](bool is_last_joiner) {
+        return internal::AdoptFromLastJoiners(communicator(), join_name(), updater_.groups(), is_last_joiner);
       });
 }
 
@@ -352,12 +369,13 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
                       internal::BucketsByOwner(specs_, plan()->owners, updated, options_.bucket_cap));
 
   // Straight from the owner's memory into that of the result.
-  const auto names = StateTensorNames(rule());
   std::vector<Work> works;
   for (const ShardBucket& bucket : buckets) {
-    for (size_t t = 0; t < names.size(); ++t) {
+    for (size_t t = 0; t < kMaxStateTensors; ++t) {
       TensorList parts;
       for (int param : bucket.params) {
+        const auto names = StateTensorNames(groups().rule_of(param));
+        if (t >= names.size()) continue;
         StateTensor* const own = bucket.owner == rank ? &updater_.tensors(param)[t] : nullptr;
         if (receives) {
           StateTensor& result = state.params[param].tensors[std::string(names[t])];
@@ -367,9 +385,9 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
           parts.push_back(own->view());
         }
       }
-      if (to == kAllRanks) {
+      if (to == kAllRanks && !parts.empty()) {
         works.push_back(channel_->Broadcast(absl::MakeConstSpan(parts), bucket.owner, {.role = Role::kState}));
-      } else if (to != bucket.owner) {
+      } else if (to != kAllRanks && to != bucket.owner) {
         for (const TensorView& part : parts) {
           works.push_back(rank == to ? channel_->Recv(part, bucket.owner, {.role = Role::kState})
                                      : channel_->Send(part, to, {.role = Role::kState}));
@@ -382,14 +400,14 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
 }
 
 absl::Status ShardedOptimizer::LoadState(const OptimizerState& state) {
-  if (join_config().enable) return internal::LoadInsideJoinError(join_name());
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   const PlanPtr old = plan();
-  std::vector<int> to_own;  // Trained in the past, but not since this optimizer was made.
+  std::set<int> to_own;  // Trained in the past, but not since this optimizer was made.
   for (const auto& [param, entry] : state.params) {
-    if (old->owners.owner(param) == kNoOwner) to_own.push_back(param);
+    if (old->owners.owner(param) == kNoOwner) to_own.insert(param);
   }
-  if (!to_own.empty()) EK_RETURN_IF_ERROR(AdoptMask(old->mask, std::move(to_own)));
+  if (!to_own.empty()) EK_RETURN_IF_ERROR(AdoptMask(old->mask, to_own));
   const PlanPtr now = plan();
   was_updated_.assign(was_updated_.size(), 0);
   for (const auto& [param, entry] : state.params) was_updated_[param] = 1;
@@ -423,7 +441,7 @@ internal::ShardFacts ShardedOptimizer::Facts() const {
 
 absl::Status ShardedOptimizer::EnterGroup(const GroupChange& change) {
   EK_RETURN_IF_ERROR(TakeChannel());
-  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, rule(),
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups(),
                                                    internal::SameIn::kShape));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       communicator().control().Exchange(absl::StrCat("shards/", join_name()), Facts().Serialize(),
@@ -473,7 +491,7 @@ absl::Status ShardedOptimizer::CheckWhole() const {
 absl::Status ShardedOptimizer::TakeOver(StateTransfer& transfer) {
   const internal::StateSync sync{.comm = communicator(), .channel = *channel_, .name = join_name()};
   if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
-  return sync.BroadcastRule(updater_, transfer.source);
+  return sync.BroadcastSettings(updater_, transfer.source);
 }
 
 }  // namespace evenkeel

@@ -33,6 +33,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,7 @@
 #include "evenkeel/zero_optim/internal/shard_plan.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/partition.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -75,20 +77,29 @@ inline constexpr int kAllRanks = -1;
 
 class ShardedOptimizer : public Joinable, private StepParticipant {
  public:
-  // All ranks together.
+  // All ranks together; by one rule for all parameters, or by groups (parameter_groups.h).
   static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(Communicator* comm, ParameterSet* params,
-                                                                  UpdateRule rule,
+                                                                  const UpdateRule& rule,
+                                                                  ShardedOptimizerOptions options = {});
+  static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(Communicator* comm, ParameterSet* params,
+                                                                  const std::vector<ParameterGroup>& groups,
                                                                   ShardedOptimizerOptions options = {});
   ~ShardedOptimizer() override;
 
   // All ranks that have inputs together, with equal options.
   absl::Status Step(const StepOptions& options = {});
 
-  const UpdateRule& rule() const { return updater_.rule(); }
-  // On all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
-  absl::Status SetLearningRate(double learning_rate) { return updater_.SetLearningRate(learning_rate); }
+  const ParameterGroups& groups() const { return updater_.groups(); }
+  // Of all groups or of one, on all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
+  absl::Status SetLearningRate(double learning_rate) { return updater_.groups().SetLearningRate(learning_rate); }
+  absl::Status SetLearningRate(absl::string_view group, double learning_rate) {
+    return updater_.groups().SetLearningRate(group, learning_rate);
+  }
+  // One more, of parameters that were in none; those that are trained get owners, and nothing else moves. All ranks
+  // together, between steps, not inside RunJoined().
+  absl::Status AddGroup(ParameterGroup group);
 
-  // kNoOwner: never trained.
+  // kNoOwner: never trained, or in no group.
   int owner(int param) const { return plan()->owners.owner(param); }
   // Of what this rank owns.
   OptimizerState state() const { return updater_.Export(); }
@@ -110,7 +121,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
  private:
   using PlanPtr = std::shared_ptr<const internal::ShardPlan>;
 
-  ShardedOptimizer(Communicator* comm, ParameterSet* params, UpdateRule rule, ShardedOptimizerOptions options);
+  ShardedOptimizer(Communicator* comm, ParameterSet* params, ParameterGroups groups, ShardedOptimizerOptions options);
   absl::Status Init();
 
   const std::string& participant_name() const override { return join_name(); }
@@ -120,8 +131,8 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status ImportState(absl::string_view state) override;
 
   PlanPtr plan() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // The plan for `mask`, with owners for `to_own` and for what `mask` trains without one.
-  absl::Status AdoptMask(const TrainableMask& mask, std::vector<int> to_own);
+  // The plan for `mask`, with owners for those in `also_owned` and for what `mask` trains, where there is none.
+  absl::Status AdoptMask(const TrainableMask& mask, const std::set<int>& also_owned = {});
   absl::Status SetPlan(OwnerTable owners, const TrainableMask& mask, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);

@@ -43,7 +43,7 @@ struct Scenario {
   bool accumulating = false;  // The first step of an epoch does not synchronise.
   bool initial_divisor = true;
   bool optimizer_first = false;  // In RunJoined()'s list.
-  int count_at = 0;  // Where in the step a user's collective is: 1 first, 2 in forward, 3 last.
+  int count_at = 0;              // Where in the step a user's collective is: 1 first, 2 in forward, 3 last.
   bool relative_rate = false;    // The learning rate is multiplied after each step, as schedulers do.
 };
 
@@ -57,10 +57,6 @@ void SetTrainable(const Scenario& scenario, int epoch, int step, ParameterSet& p
 }
 
 int InputsOf(const std::vector<int>& pattern, int rank, int epoch) { return pattern[(rank + epoch) % pattern.size()]; }
-
-double RateOf(const UpdateRule& rule) {
-  return std::visit([](const auto& settings) { return settings.learning_rate; }, rule);
-}
 
 double LearningRate(int epoch, int step) { return 0.1 / (1 + epoch + 0.5 * step); }
 
@@ -97,7 +93,7 @@ absl::Status StepWithRate(const Scenario& scenario, int epoch, int step, AnyOpti
   if (!scenario.relative_rate) EK_RETURN_IF_ERROR(optimizer.SetLearningRate(LearningRate(epoch, step)));
   EK_RETURN_IF_ERROR(optimizer.Step());
   if (!scenario.relative_rate) return absl::OkStatus();
-  return optimizer.SetLearningRate(0.5 * RateOf(optimizer.rule()));
+  return optimizer.SetLearningRate(0.5 * evenkeel::LearningRate(optimizer.groups()[0].rule));
 }
 
 struct Outcome {

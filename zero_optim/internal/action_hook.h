@@ -28,10 +28,10 @@ class ActionHook : public JoinHook {
   const std::function<absl::Status(bool)> at_end_;
 };
 
-// Ranks without inputs do only what is announced, and a state is too large for that.
-inline absl::Status LoadInsideJoinError(absl::string_view name) {
+// Ranks without inputs do only what is announced; the rest waits for the end of the loop.
+inline absl::Status InsideJoinError(absl::string_view name, absl::string_view call) {
   return absl::FailedPreconditionError(
-      absl::StrCat(name, ": LoadState inside RunJoined(): ranks without inputs would go on with what they have"));
+      absl::StrCat(name, ": ", call, " inside RunJoined(): ranks without inputs would go on with what they have"));
 }
 
 }  // namespace evenkeel::internal

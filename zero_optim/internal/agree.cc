@@ -1,9 +1,9 @@
 #include "evenkeel/zero_optim/internal/agree.h"
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -12,33 +12,46 @@
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/update_rule.h"
 
 // Two rounds: first a hash of everything; only if those differ, everything.
 
 namespace evenkeel::internal {
 namespace {
 
-// What must be equal, line by line.
-std::string Line(const ParameterSet& params, const UpdateRule& rule, SameIn same, int line) {
-  if (line == 0 && same == SameIn::kEverything) return ToString(rule);
-  if (line == 0) {
-    return absl::StrCat(std::vector<std::string>(absl::StrSplit(ToString(rule), '('))[0], " with {",
-                        absl::StrJoin(StateTensorNames(rule), ", "), "}");
-  }
-  if (line == 1) return absl::StrCat(params.size(), " parameters");
-  const int i = line - 2;
-  return absl::StrCat("parameter ", i, " = ", params[i].name, " ", ToString(params[i].value),
-                      same == SameIn::kShape || params.trainable(i) ? "" : ", frozen");
+// A line per setting: "AdamW", "learning_rate=0.001", ...
+std::vector<std::string> SettingLines(const UpdateRule& rule) {
+  return absl::StrSplit(ToString(rule), absl::ByAnyChar("(,) "), absl::SkipEmpty());
 }
 
-int LineCount(const ParameterSet& params) { return params.size() + 2; }
-
-std::string Summary(const absl::Status& own, const ParameterSet& params, const UpdateRule& rule, SameIn same) {
-  uint64_t hash = 0;
-  if (own.ok()) {
-    for (int line = 0; line < LineCount(params); ++line) hash = StableHash(hash, Line(params, rule, same, line));
+// What must be equal, line by line.
+std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups& groups, SameIn same) {
+  std::vector<std::string> lines = {absl::StrCat(params.size(), " parameters"), absl::StrCat(groups.size(), " groups")};
+  for (const ParameterGroup& group : groups.groups()) {
+    const std::string where = absl::StrCat("group \"", group.name, "\": ");
+    const std::vector<std::string> settings = SettingLines(group.rule);
+    if (same == SameIn::kShape) {
+      lines.push_back(
+          absl::StrCat(where, settings[0], " with {", absl::StrJoin(StateTensorNames(group.rule), ", "), "}"));
+      continue;
+    }
+    for (const std::string& setting : settings) lines.push_back(where + setting);
   }
-  return ByteWriter().I32(static_cast<int>(own.code())).Bytes(own.message()).U64(hash).Take();
+  for (int i = 0; i < params.size(); ++i) {
+    const int group = groups.group_of(i);
+    lines.push_back(absl::StrCat("parameter ", i, " = ", params[i].name, " ", ToString(params[i].value),
+                                 same == SameIn::kShape || params.trainable(i) ? "" : ", frozen",
+                                 group == kNoGroup    ? ", in no group"
+                                 : groups.size() == 1 ? ""
+                                                      : absl::StrCat(", in ", groups[group].name)));
+  }
+  return lines;
+}
+
+std::string Summary(const absl::Status& own, const std::vector<std::string>& lines) {
+  uint64_t hash = 0;
+  for (const std::string& line : lines) hash = StableHash(hash, line);
+  return ByteWriter().I32(static_cast<int>(own.code())).Bytes(own.message()).U64(own.ok() ? hash : 0).Take();
 }
 
 // The status that a rank's summary says, with the rank.
@@ -74,30 +87,38 @@ absl::Status FirstDifference(const std::string& name, const std::vector<std::str
 }  // namespace
 
 absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
-                                 const ParameterSet& params, const UpdateRule& rule, SameIn same) {
+                                 const ParameterSet& params, const ParameterGroups& groups, SameIn same) {
   if (comm.world_size() == 1) return Annotate(own, name);
-  EK_ASSIGN_OR_RETURN(
-      const std::vector<std::string> summaries,
-      comm.control().Exchange(absl::StrCat(name, "/same"), Summary(own, params, rule, same), comm.timeout()));
+  const std::vector<std::string> lines = own.ok() ? Lines(params, groups, same) : std::vector<std::string>();
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> summaries,
+                      comm.control().Exchange(absl::StrCat(name, "/same"), Summary(own, lines), comm.timeout()));
   bool is_same = true;
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     EK_RETURN_IF_ERROR(Annotate(StatusOf(rank, summaries[rank]), name));
     is_same = is_same && summaries[rank] == summaries[0];
   }
   if (is_same) return absl::OkStatus();
-  std::vector<std::string> lines;
-  for (int line = 0; line < LineCount(params); ++line) lines.push_back(Line(params, rule, same, line));
   EK_ASSIGN_OR_RETURN(
       const std::vector<std::string> texts,
       comm.control().Exchange(absl::StrCat(name, "/lines"), absl::StrJoin(lines, "\n"), comm.timeout()));
   return FirstDifference(name, texts);
 }
 
-absl::StatusOr<UpdateRule> RuleOfLastJoiners(Communicator& comm, const std::string& name, const UpdateRule& rule,
-                                             bool is_last_joiner) {
-  const std::string mine = is_last_joiner ? StepMessage{.rule = rule}.Serialize() : "";
+absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name, const ParameterSet& params,
+                                ParameterGroup group, ParameterUpdater& updater) {
+  ParameterGroups more = updater.groups();
+  absl::Status own = more.Add(std::move(group));
+  if (own.ok()) own = ParameterUpdater(&params, more).Check();
+  EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, name, own, params, more));
+  updater.groups() = std::move(more);
+  return absl::OkStatus();
+}
+
+absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name, ParameterGroups& groups,
+                                  bool is_last_joiner) {
+  const std::string mine = is_last_joiner ? StepMessage{.rules = groups.rules()}.Serialize() : "";
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(absl::StrCat("rule/", name), mine, comm.timeout()));
+                      comm.control().Exchange(absl::StrCat("settings/", name), mine, comm.timeout()));
   int source = -1;
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     if (parts[rank].empty()) continue;
@@ -107,9 +128,9 @@ absl::StatusOr<UpdateRule> RuleOfLastJoiners(Communicator& comm, const std::stri
     }
     source = rank;
   }
-  if (source < 0) return rule;
+  if (source < 0) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(const StepMessage last, StepMessage::Parse(parts[source], 0));
-  return last.rule;
+  return groups.Adopt(last.rules);
 }
 
 }  // namespace evenkeel::internal

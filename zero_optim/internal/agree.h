@@ -1,6 +1,6 @@
 // Whether all ranks have the same optimizer, asked when it is made, and when it comes into another group.
 //
-//   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, "optimizer#0", updater.Check(), params, rule));
+//   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, "optimizer#0", updater.Check(), params, groups));
 //
 // Every rank must call it. All ranks get the same answer: InvalidArgument that names the ranks and the first parameter
 // or setting that differs, or the first rank whose `own` status is not OK with that status.
@@ -11,10 +11,10 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/zero_optim/update_rule.h"
+#include "evenkeel/zero_optim/internal/parameter_updater.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
 
 namespace evenkeel::internal {
 
@@ -23,12 +23,17 @@ enum class SameIn {
   kShape,  // The parameters, and what is remembered of each. Settings and trainability may change while a step fails.
 };
 absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
-                                 const ParameterSet& params, const UpdateRule& rule, SameIn same = SameIn::kEverything);
+                                 const ParameterSet& params, const ParameterGroups& groups,
+                                 SameIn same = SameIn::kEverything);
 
-// The settings with which the ranks that were active to the end of a joined loop end it: others may have missed a change
-// after the last step. Every rank must call it; FailedPrecondition on all if those ranks differ.
-absl::StatusOr<UpdateRule> RuleOfLastJoiners(Communicator& comm, const std::string& name, const UpdateRule& rule,
-                                             bool is_last_joiner);
+// One more group of an optimizer, if it is the same on all ranks and none of them has an error; else nothing changes.
+absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name, const ParameterSet& params,
+                                ParameterGroup group, ParameterUpdater& updater);
+
+// Takes the settings with which the ranks that were active to the end of a joined loop end it: others may have missed a
+// change after the last step. Every rank must call it; FailedPrecondition on all if those ranks differ.
+absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name, ParameterGroups& groups,
+                                  bool is_last_joiner);
 
 }  // namespace evenkeel::internal
 

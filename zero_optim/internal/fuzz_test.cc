@@ -28,7 +28,7 @@ TEST(ZeroOptimFuzzTest, StepMessage) {
     for (int i = 0; i < params; ++i) sources.push_back(static_cast<GradientSource>(i % 3));
     std::vector<std::string> good;
     for (const UpdateRule& rule : {UpdateRule(Sgd{.momentum = 0.9}), UpdateRule(Adam{}), UpdateRule(AdamW{})}) {
-      good.push_back(StepMessage{.rule = rule, .options = {.skip = true}, .sources = sources}.Serialize());
+      good.push_back(StepMessage{.rules = {rule, Sgd{}}, .options = {.skip = true}, .sources = sources}.Serialize());
     }
     Fuzz(
         good,

@@ -26,12 +26,13 @@ GradientSource SourceOfLocal(LocalGradients local) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params, const TrainableMask& mask,
-                                                          LocalGradients local, int rank) {
+absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params, const ParameterGroups& groups,
+                                                          const TrainableMask& mask, LocalGradients local, int rank) {
+  const auto is_trained = [&](int i) { return mask[i] && params.trainable(i) && groups.contains(i); };
   std::vector<GradientSource> sources(params.size(), GradientSource::kNone);
   for (int i = 0; i < params.size(); ++i) {
     const GradState state = params.grad_state(i);
-    if (!mask[i] || !params.trainable(i) || state == GradState::kNone) continue;
+    if (!is_trained(i) || state == GradState::kNone) continue;
     if (state == GradState::kLocal && local == LocalGradients::kRefused) {
       return GradientError(params, i, rank, "holds this rank's own gradient, not reduced: the replicas would diverge");
     }
@@ -42,7 +43,7 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
   if (local != LocalGradients::kReduced) return sources;
   if (is_among(GradientSource::kHere) && !is_among(GradientSource::kToReduce)) return sources;
   for (int i = 0; i < params.size(); ++i) {
-    if (mask[i] && params.trainable(i) && sources[i] == GradientSource::kNone) sources[i] = GradientSource::kToReduce;
+    if (is_trained(i) && sources[i] == GradientSource::kNone) sources[i] = GradientSource::kToReduce;
   }
   return sources;
 }

@@ -1,6 +1,6 @@
 // What a step does with each parameter's gradient, decided from the gradients' states.
 //
-//   EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(params, params.mask(), LocalGradients::kRefused, rank));
+//   EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(params, groups, params.mask(), LocalGradients::kRefused, rank));
 //
 // Threads: pure functions of the parameter set.
 // Errors:  FailedPrecondition that names the parameter and the rank.
@@ -16,6 +16,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/trainable_mask.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
 
 namespace evenkeel::internal {
 
@@ -26,10 +27,11 @@ enum class LocalGradients {
   kReduced,   // Something that the step reduces.
 };
 
-// By parameter. Trained is what is trained now and in `mask`. When the step reduces anything, or has no reduced
-// gradient at all, then every trained parameter without one is reduced, so that ranks may lack different gradients.
-absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params, const TrainableMask& mask,
-                                                          LocalGradients local, int rank);
+// By parameter. Trained is what is in a group, and trained now and in `mask`. When the step reduces anything, or has no
+// reduced gradient at all, then every trained parameter without one is reduced, so that ranks may lack different
+// gradients.
+absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params, const ParameterGroups& groups,
+                                                          const TrainableMask& mask, LocalGradients local, int rank);
 
 // On a rank without inputs: OK if each gradient that `sources` expects here has arrived.
 absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources, int rank);

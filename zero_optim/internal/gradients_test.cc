@@ -34,6 +34,12 @@ class Parameters {
     }
   }
   ParameterSet& set() { return params_; }
+  // All of them in one group.
+  ParameterGroups groups() const {
+    ParameterGroups groups(params_.size());
+    EXPECT_TRUE(groups.Add(AllInOneGroup(params_, Sgd{})[0]).ok());
+    return groups;
+  }
 
  private:
   std::vector<float> memory_;
@@ -66,7 +72,7 @@ TEST(ChooseSourcesTest, DecidesByStateAndByWhoReduces) {
   for (const auto& test : cases) {
     SCOPED_TRACE(test.states);
     Parameters params(test.states);
-    const auto sources = ChooseSources(params.set(), params.set().mask(), test.local, 0);
+    const auto sources = ChooseSources(params.set(), params.groups(), params.set().mask(), test.local, 0);
     ASSERT_TRUE(sources.ok()) << sources.status();
     EXPECT_EQ(Letters(*sources), test.sources);
   }
@@ -76,19 +82,30 @@ TEST(ChooseSourcesTest, LeavesOutWhatIsFrozenInThePlanOrNow) {
   Parameters params("lllL");
   TrainableMask mask(4);
   mask.Set(0, false);
-  const auto sources = ChooseSources(params.set(), mask, LocalGradients::kReduced, 0);
+  const auto sources = ChooseSources(params.set(), params.groups(), mask, LocalGradients::kReduced, 0);
   ASSERT_TRUE(sources.ok()) << sources.status();
   EXPECT_EQ(Letters(*sources), "-rr-");
 }
 
+TEST(ChooseSourcesTest, LeavesOutWhatIsInNoGroup) {
+  Parameters params("llnr");
+  ParameterGroups groups(4);
+  ASSERT_TRUE(groups.Add({.params = {0, 2}}).ok());
+  const auto sources = ChooseSources(params.set(), groups, params.set().mask(), LocalGradients::kReduced, 0);
+  ASSERT_TRUE(sources.ok()) << sources.status();
+  EXPECT_EQ(Letters(*sources), "r-r-");
+}
+
 TEST(ChooseSourcesTest, NamesWhatItRefuses) {
   Parameters params("nlL");
-  const absl::Status local = ChooseSources(params.set(), params.set().mask(), LocalGradients::kRefused, 3).status();
+  const absl::Status local =
+      ChooseSources(params.set(), params.groups(), params.set().mask(), LocalGradients::kRefused, 3).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(local)) << local;
   EXPECT_TRUE(absl::StrContains(local.message(), "rank 3: parameter 1 \"p1\" holds this rank's own")) << local;
 
   params.set().SetGradMemory(1, TensorView(nullptr, 1, DType::kFloat32));
-  const absl::Status memory = ChooseSources(params.set(), params.set().mask(), LocalGradients::kReduced, 3).status();
+  const absl::Status memory =
+      ChooseSources(params.set(), params.groups(), params.set().mask(), LocalGradients::kReduced, 3).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(memory)) << memory;
   EXPECT_TRUE(absl::StrContains(memory.message(), "\"p1\" is said to have a gradient, which has no memory")) << memory;
 }

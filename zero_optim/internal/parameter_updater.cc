@@ -13,44 +13,27 @@
 
 namespace evenkeel::internal {
 
-ParameterUpdater::ParameterUpdater(const ParameterSet* params, UpdateRule rule)
-    : params_(params), rule_(std::move(rule)), slots_(params->size()) {}
+ParameterUpdater::ParameterUpdater(const ParameterSet* params, ParameterGroups groups)
+    : params_(params), groups_(std::move(groups)), slots_(params->size()) {}
 
 absl::Status ParameterUpdater::Check() const {
-  EK_RETURN_IF_ERROR(Validate(rule_));
   EK_RETURN_IF_ERROR(params_->Validate());
   for (int i = 0; i < params_->size(); ++i) {
+    if (!groups_.contains(i)) continue;
     const Parameter& param = (*params_)[i];
     EK_RETURN_IF_ERROR(Annotate(CheckUpdatable(param.value), absl::StrCat("parameter \"", param.name, "\"")));
   }
   return absl::OkStatus();
 }
 
-absl::Status ParameterUpdater::SetLearningRate(double learning_rate) {
-  UpdateRule rule = rule_;
-  evenkeel::SetLearningRate(rule, learning_rate);
-  EK_RETURN_IF_ERROR(Validate(rule));
-  rule_ = rule;
-  return absl::OkStatus();
-}
-
-absl::Status ParameterUpdater::Adopt(const UpdateRule& rule) {
-  if (rule.index() != rule_.index() || !std::ranges::equal(StateTensorNames(rule), StateTensorNames(rule_))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("this rank updates by ", ToString(rule_), ", the others by ", ToString(rule)));
-  }
-  rule_ = rule;
-  return absl::OkStatus();
-}
-
 void ParameterUpdater::Update(int param, const TensorView& gradient, double grad_scale) {
   const TensorView& value = (*params_)[param].value;
   Slot& slot = slots_[param];
-  if (slot.step == 0) slot.tensors.assign(StateTensorNames(rule_).size(), StateTensor(value.dtype, value.count));
+  if (slot.step == 0) slot.tensors.assign(NamesFor(param).size(), StateTensor(value.dtype, value.count));
   ++slot.step;
   absl::InlinedVector<TensorView, kMaxStateTensors> state;
   for (StateTensor& tensor : slot.tensors) state.push_back(tensor.view());
-  ApplyUpdate(rule_, slot.step, grad_scale, value, gradient, state);
+  ApplyUpdate(groups_.rule_of(param), slot.step, grad_scale, value, gradient, state);
 }
 
 void ParameterUpdater::Prepare(int param, int64_t step) {
@@ -60,7 +43,7 @@ void ParameterUpdater::Prepare(int param, int64_t step) {
     return;
   }
   const TensorView& value = (*params_)[param].value;
-  if (slot.step == 0) slot.tensors.assign(StateTensorNames(rule_).size(), StateTensor(value.dtype, value.count));
+  if (slot.step == 0) slot.tensors.assign(NamesFor(param).size(), StateTensor(value.dtype, value.count));
   slot.step = step;
 }
 
@@ -73,11 +56,11 @@ int64_t ParameterUpdater::state_bytes() const {
 }
 
 OptimizerState ParameterUpdater::Export() const {
-  const auto names = StateTensorNames(rule_);
   OptimizerState state;
   for (int param = 0; param < params_->size(); ++param) {
     const Slot& slot = slots_[param];
     if (slot.step == 0) continue;
+    const auto names = NamesFor(param);
     ParameterState& entry = state.params[param];
     entry.step = slot.step;
     for (size_t t = 0; t < names.size(); ++t) entry.tensors.emplace(names[t], slot.tensors[t]);
@@ -86,7 +69,6 @@ OptimizerState ParameterUpdater::Export() const {
 }
 
 absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
-  const auto names = StateTensorNames(rule_);
   for (const auto& [param, entry] : state.params) {
     if (param < 0 || param >= params_->size()) {
       return absl::InvalidArgumentError(
@@ -95,6 +77,8 @@ absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
     const auto& [name, value, grad] = (*params_)[param];
     const std::string where = absl::StrCat("optimizer state of parameter ", param, " \"", name, "\"");
     if (entry.step < 1) return absl::InvalidArgumentError(absl::StrCat(where, ": its step is ", entry.step));
+    if (!groups_.contains(param)) return absl::InvalidArgumentError(absl::StrCat(where, ", which is in no group"));
+    const auto names = NamesFor(param);
     std::vector<absl::string_view> held;
     for (const auto& [tensor_name, tensor] : entry.tensors) {
       held.push_back(tensor_name);
@@ -105,20 +89,20 @@ absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
     }
     if (!std::ranges::equal(held, names)) {  // Both in alphabetical order.
       return absl::InvalidArgumentError(absl::StrCat(where, " holds {", absl::StrJoin(held, ", "), "}, but ",
-                                                     ToString(rule_), " needs {", absl::StrJoin(names, ", "), "}"));
+                                                     ToString(groups_.rule_of(param)), " needs {",
+                                                     absl::StrJoin(names, ", "), "}"));
     }
   }
   return absl::OkStatus();
 }
 
 void ParameterUpdater::Import(const OptimizerState& state, absl::FunctionRef<bool(int)> keeps) {
-  const auto names = StateTensorNames(rule_);
   slots_.assign(slots_.size(), Slot());
   for (const auto& [param, entry] : state.params) {
     if (!keeps(param)) continue;
     Slot& slot = slots_[param];
     slot.step = entry.step;
-    for (absl::string_view name : names) slot.tensors.push_back(entry.tensors.at(std::string(name)));
+    for (absl::string_view name : NamesFor(param)) slot.tensors.push_back(entry.tensors.at(std::string(name)));
   }
 }
 

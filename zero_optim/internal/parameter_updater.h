@@ -1,6 +1,6 @@
 // The optimizer state of some parameters, and the update of each: what sharded and unsharded optimizers have in common.
 //
-//   ParameterUpdater updater(&params, AdamW{});
+//   ParameterUpdater updater(&params, groups);
 //   updater.Update(3, params[3].grad, /*grad_scale=*/1.0);   // state appears with the first update
 //
 // Threads: thread-compatible.
@@ -9,13 +9,16 @@
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PARAMETER_UPDATER_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel::internal {
@@ -23,16 +26,15 @@ namespace evenkeel::internal {
 class ParameterUpdater {
  public:
   // `params` must outlive it. Update() may only be used after Check() said OK.
-  ParameterUpdater(const ParameterSet* params, UpdateRule rule);
+  ParameterUpdater(const ParameterSet* params, ParameterGroups groups);
 
-  // InvalidArgument or Unimplemented: the rule or a parameter is not one that can be used.
+  // InvalidArgument or Unimplemented: a parameter is not one that can be used.
   absl::Status Check() const;
 
-  const UpdateRule& rule() const { return rule_; }
-  absl::Status SetLearningRate(double learning_rate);
-  // The settings of another rank's rule; InvalidArgument if it is of another kind or remembers something else.
-  absl::Status Adopt(const UpdateRule& rule);
+  const ParameterGroups& groups() const { return groups_; }
+  ParameterGroups& groups() { return groups_; }
 
+  // For parameters in a group.
   void Update(int param, const TensorView& gradient, double grad_scale);
 
   int64_t state_bytes() const;
@@ -50,13 +52,15 @@ class ParameterUpdater {
   void Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
 
  private:
+  std::span<const absl::string_view> NamesFor(int param) const { return StateTensorNames(groups_.rule_of(param)); }
+
   struct Slot {
     int64_t step = 0;
-    std::vector<StateTensor> tensors;  // In the order of StateTensorNames(); empty before the first update.
+    std::vector<StateTensor> tensors;  // In the order of StateTensorNames() of its rule; empty before the first update.
   };
 
   const ParameterSet* const params_;
-  UpdateRule rule_;
+  ParameterGroups groups_;
   std::vector<Slot> slots_;  // By parameter.
 };
 

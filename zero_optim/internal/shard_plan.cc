@@ -41,7 +41,7 @@ absl::StatusOr<ShardPlan> PlanShards(std::span<const ParamSpec> specs, OwnerTabl
   ShardPlan plan{.generation = generation, .mask = std::move(mask), .owners = std::move(owners)};
   std::vector<int> trained;
   for (int param = 0; param < plan.mask.size(); ++param) {
-    if (plan.mask[param]) trained.push_back(param);
+    if (plan.mask[param] && plan.owners.owner(param) != kNoOwner) trained.push_back(param);
   }
   EK_ASSIGN_OR_RETURN(plan.buckets, BucketsByOwner(specs, plan.owners, trained, cap));
 

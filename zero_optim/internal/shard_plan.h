@@ -7,7 +7,7 @@
 // Units:   counts in elements.
 // Order:   buckets by owner, then by their first parameter; parameters ascending. One dtype per bucket.
 // Threads: immutable values and pure functions.
-// Errors:  InvalidArgument for a chosen or trained parameter without owner, or a negative cap.
+// Errors:  InvalidArgument for a chosen parameter without owner, or a negative cap.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_SHARD_PLAN_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_SHARD_PLAN_H_
@@ -49,6 +49,7 @@ struct ShardPlan {
   std::string note;   // For messages: what is frozen.
 };
 
+// What is trained and has no owner is another optimizer's.
 absl::StatusOr<ShardPlan> PlanShards(std::span<const ParamSpec> specs, OwnerTable owners, TrainableMask mask,
                                      uint64_t generation, Bytes cap);
 

@@ -50,12 +50,16 @@ TEST(PlanShardsTest, IsEmptyIfNothingIsTrained) {
   EXPECT_TRUE(plan->schedule.entries.empty());
 }
 
-TEST(PlanShardsTest, RefusesATrainedParameterWithoutOwner) {
+TEST(PlanShardsTest, LeavesOutWhatHasNoOwner) {
   const std::vector<ParamSpec> specs = {{.count = 10}, {.count = 10}};
   TrainableMask first(2);
   first.Set(1, false);
-  const auto plan = PlanShards(specs, OwnersOf(specs, first, 2), TrainableMask(2), 0, kDefaultCap);
-  EXPECT_TRUE(absl::IsInvalidArgument(plan.status())) << plan.status();
+  const OwnerTable owners = OwnersOf(specs, first, 2);
+  const auto plan = PlanShards(specs, owners, TrainableMask(2), 0, kDefaultCap);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->buckets.size(), 1u);
+  EXPECT_EQ(plan->buckets[0].params, std::vector<int>{0});
+  EXPECT_TRUE(absl::IsInvalidArgument(BucketsByOwner(specs, owners, std::vector<int>{1}, kDefaultCap).status()));
 }
 
 TEST(PlanShardsTest, TellsPlansApartByOwnersAndByGeneration) {

@@ -30,16 +30,16 @@ absl::Status StateSync::BroadcastValues(const ParameterSet& params, int source) 
   return WaitForAll(works);
 }
 
-absl::Status StateSync::BroadcastRule(ParameterUpdater& updater, int source) const {
-  const std::string mine = comm.rank() == source ? StepMessage{.rule = updater.rule()}.Serialize() : "";
+absl::Status StateSync::BroadcastSettings(ParameterUpdater& updater, int source) const {
+  const std::string mine = comm.rank() == source ? StepMessage{.rules = updater.groups().rules()}.Serialize() : "";
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(absl::StrCat("rule_of/", name), mine, comm.timeout()));
+                      comm.control().Exchange(absl::StrCat("settings_of/", name), mine, comm.timeout()));
   EK_ASSIGN_OR_RETURN(const StepMessage message, StepMessage::Parse(parts[source], 0));
-  return updater.Adopt(message.rule);
+  return updater.groups().Adopt(message.rules);
 }
 
 absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const ParameterSet& params, int source) const {
-  EK_RETURN_IF_ERROR(BroadcastRule(updater, source));
+  EK_RETURN_IF_ERROR(BroadcastSettings(updater, source));
   ByteWriter mine;
   for (int i = 0; i < params.size() && comm.rank() == source; ++i) mine.I64(updater.step(i));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,

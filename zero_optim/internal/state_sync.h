@@ -23,8 +23,8 @@ struct StateSync {
   const std::string& name;
 
   absl::Status BroadcastValues(const ParameterSet& params, int source) const;
-  // The rule's settings alone.
-  absl::Status BroadcastRule(ParameterUpdater& updater, int source) const;
+  // The groups' settings alone.
+  absl::Status BroadcastSettings(ParameterUpdater& updater, int source) const;
   // Those, and the state of every parameter.
   absl::Status BroadcastState(ParameterUpdater& updater, const ParameterSet& params, int source) const;
 };

@@ -80,9 +80,11 @@ absl::Status CheckOptions(const StepOptions& options) {
 
 std::string StepMessage::Serialize() const {
   ByteWriter writer;
-  writer.U8(static_cast<uint8_t>(rule.index()));
-  UpdateRule copy = rule;
-  std::visit([&](auto& r) { ForEachSetting(r, [&](auto setting) { Write(writer, setting); }); }, copy);
+  writer.U32(static_cast<uint32_t>(rules.size()));
+  for (UpdateRule rule : rules) {
+    writer.U8(static_cast<uint8_t>(rule.index()));
+    std::visit([&](auto& r) { ForEachSetting(r, [&](auto setting) { Write(writer, setting); }); }, rule);
+  }
   writer.F64(options.grad_scale).Bool(options.skip);
   std::string packed((sources.size() + kSourcesPerByte - 1) / kSourcesPerByte, '\0');
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -94,12 +96,16 @@ std::string StepMessage::Serialize() const {
 absl::StatusOr<StepMessage> StepMessage::Parse(absl::string_view bytes, int param_count) {
   ByteReader reader(bytes);
   StepMessage step;
-  const uint8_t kind = reader.U8();
-  step.rule = ReadRuleOfKind(kind, reader);
+  const uint32_t rule_count = reader.U32();
+  for (uint32_t i = 0; i < rule_count && reader.ok(); ++i) {
+    const uint8_t kind = reader.U8();
+    step.rules.push_back(ReadRuleOfKind(kind, reader));
+    if (!Validate(step.rules.back()).ok()) reader.Refuse();
+  }
   step.options.grad_scale = reader.F64();
   step.options.skip = reader.Bool();
   ReadSources(reader, param_count, step.sources);
-  if (!Validate(step.rule).ok() || !CheckOptions(step.options).ok()) reader.Refuse();
+  if (!CheckOptions(step.options).ok()) reader.Refuse();
   EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("an optimizer step for ", param_count, " parameters")));
   return step;
 }

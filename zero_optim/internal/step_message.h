@@ -1,6 +1,6 @@
 // Everything that makes one optimizer step, so that a rank without inputs can take the same one.
 //
-//   StepMessage step{.rule = rule, .options = options, .sources = {GradientSource::kHere, ...}};
+//   StepMessage step{.rules = groups.rules(), .options = options, .sources = {GradientSource::kHere, ...}};
 //   comm.steps().Announce(join_name(), step.Serialize());                          // on the lowest active rank
 //   EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(payload, params));    // on a joined one
 
@@ -30,7 +30,7 @@ enum class GradientSource : uint8_t {
 };
 
 struct StepMessage {
-  UpdateRule rule;
+  std::vector<UpdateRule> rules;  // By group.
   StepOptions options;
   std::vector<GradientSource> sources;  // By parameter.
 

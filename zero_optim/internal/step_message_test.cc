@@ -12,7 +12,7 @@ namespace evenkeel::internal {
 namespace {
 
 StepMessage MessageOf(const UpdateRule& rule, int params) {
-  StepMessage step{.rule = rule, .options = {.grad_scale = 0.3, .skip = params % 2 == 0}};
+  StepMessage step{.rules = {rule, AdamW{}}, .options = {.grad_scale = 0.3, .skip = params % 2 == 0}};
   for (int i = 0; i < params; ++i) step.sources.push_back(static_cast<GradientSource>(i % 3));
   return step;
 }
@@ -53,7 +53,7 @@ TEST(StepMessageTest, SurvivesAnyBytes) {
     const auto parsed = StepMessage::Parse(bytes, 17);
     if (!parsed.ok()) continue;
     EXPECT_EQ(parsed->sources.size(), 17u);
-    EXPECT_TRUE(Validate(parsed->rule).ok());
+    EXPECT_TRUE(Validate(parsed->rules[0]).ok());
   }
 }
 

@@ -84,7 +84,7 @@ void PlainTraining::Step(const std::vector<int>& active, int step, double scale,
   std::vector<std::optional<TensorView>> gradients(model_->size());
   sums.reserve(model_->size());
   for (int param = 0; param < model_->size(); ++param) {
-    if (!model_->params().trainable(param)) continue;
+    if (!model_->params().trainable(param) || !groups_.contains(param)) continue;
     const TensorView value = model_->params()[param].value;
     StateTensor own(value.dtype, value.count);
     sums.emplace_back(value.dtype, value.count);
@@ -106,16 +106,15 @@ void PlainTraining::Step(const std::vector<int>& active, int step, double scale,
 
 void PlainTraining::Update(const std::vector<std::optional<TensorView>>& gradients, const StepOptions& options) {
   if (options.skip) return;
-  const auto names = StateTensorNames(rule_);
   for (int param = 0; param < model_->size(); ++param) {
     if (!gradients[param].has_value()) continue;
     const TensorView value = model_->params()[param].value;
     ParameterState& entry = state_.params[param];
     absl::InlinedVector<TensorView, kMaxStateTensors> tensors;
-    for (absl::string_view name : names) {
+    for (absl::string_view name : StateTensorNames(groups_.rule_of(param))) {
       tensors.push_back(entry.tensors.try_emplace(std::string(name), value.dtype, value.count).first->second.view());
     }
-    ApplyUpdate(rule_, ++entry.step, options.grad_scale, value, *gradients[param], tensors);
+    ApplyUpdate(groups_.rule_of(param), ++entry.step, options.grad_scale, value, *gradients[param], tensors);
   }
 }
 

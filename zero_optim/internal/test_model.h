@@ -18,6 +18,7 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -48,9 +49,12 @@ class TestModel {
 // One step of training in one process, on the sum over `active` ranks' gradients times `scale`.
 class PlainTraining {
  public:
-  PlainTraining(TestModel* model, UpdateRule rule) : model_(model), rule_(std::move(rule)) {}
+  PlainTraining(TestModel* model, const UpdateRule& rule)
+      : PlainTraining(model, AllInOneGroup(model->params(), rule)) {}
+  PlainTraining(TestModel* model, const std::vector<ParameterGroup>& groups)
+      : model_(model), groups_(*ParameterGroups::Create(model->size(), groups)) {}
 
-  UpdateRule& rule() { return rule_; }
+  ParameterGroups& groups() { return groups_; }
   void Step(const std::vector<int>& active, int step, double scale, const StepOptions& options = {});
   // The same with gradients that have been summed and scaled already; a parameter without one is left alone.
   void Update(const std::vector<std::optional<TensorView>>& gradients, const StepOptions& options = {});
@@ -58,7 +62,7 @@ class PlainTraining {
 
  private:
   TestModel* const model_;
-  UpdateRule rule_;
+  ParameterGroups groups_;
   OptimizerState state_;
 };
 

@@ -12,10 +12,6 @@
 namespace evenkeel {
 namespace {
 
-std::string SerializeOrder(const std::vector<int>& order) {
-  return std::string(reinterpret_cast<const char*>(order.data()), order.size() * sizeof(int));
-}
-
 absl::StatusOr<std::vector<int>> ParseOrder(absl::string_view bytes, int param_count) {
   std::vector<int> order(bytes.size() / sizeof(int));
   if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(int));
@@ -62,6 +58,7 @@ Reducer::Reducer(Communicator* comm, ParameterSet* params, absl::string_view nam
       params_(params),
       name_(name),
       options_(std::move(options)),
+      has_own_reduction_(reduction != nullptr),
       reduction_(reduction != nullptr ? std::move(reduction) : std::make_unique<AllReduceBuckets>()) {}
 
 absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, ParameterSet* params,
@@ -76,6 +73,15 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, Par
 
 absl::Status Reducer::Init() {
   EK_RETURN_IF_ERROR(CheckParameters(*params_, *comm_, options_.gradient_as_bucket_view));
+  if (options_.fusion == Fusion::kCoalesced && (has_own_reduction_ || options_.gradient_as_bucket_view)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name_, ": coalesced buckets have no memory of their own, so there are no views into it",
+                     has_own_reduction_ ? ", and only all-reduce works on them" : ""));
+  }
+  if (options_.static_graph) counts_.emplace(params_);
+  if (options_.skip_unused_buckets) {
+    EK_ASSIGN_OR_RETURN(unused_, UnusedAgreement::Create(comm_, name_, params_->size()));
+  }
   if (reduction_->HasThread()) worker_ = std::make_unique<WorkerThread>();
   for (int i = 0; i < params_->size(); ++i) {
     const Parameter& param = (*params_)[i];
@@ -100,10 +106,11 @@ Reducer::~Reducer() {
 
 absl::Status Reducer::Install(PlanState state) {
   EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps));
-  const int64_t multiple = std::max<int64_t>(1, reduction_->CountMultiple());
-  if (storage_ == nullptr || !(plan == storage_->plan()) || multiple != storage_->count_multiple()) {
+  const BucketStorage::Layout layout{.fusion = options_.fusion,
+                                     .count_multiple = std::max<int64_t>(1, reduction_->CountMultiple())};
+  if (storage_ == nullptr || !(plan == storage_->plan()) || !(layout == storage_->layout())) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
-                        BucketStorage::Create(std::move(plan), *params_, multiple, *comm_));
+                        BucketStorage::Create(std::move(plan), *params_, layout, *comm_));
     EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage->buckets()), name_));
     storage.swap(storage_);
     if (options_.gradient_as_bucket_view) AttachViews();  // Moves contents out of the old buckets, which go here.
@@ -112,6 +119,7 @@ absl::Status Reducer::Install(PlanState state) {
     EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage_->buckets()), name_));
   }
   group_is_new_ = false;
+  if (counts_.has_value() && !(state.mask == state_.mask)) counts_->Forget();
   state_ = std::move(state);
   return PlanCollectives();
 }
@@ -121,6 +129,7 @@ absl::Status Reducer::PlanCollectives() {
   plan->reduction = reduction_.get();
   plan->worker = worker_.get();
   schedule_ = {.generation = state_.generation};
+  if (unused_ != nullptr) schedule_.entries.push_back(unused_->what());
   size_t rounds = 1;
   for (const BucketInfo& bucket : storage_->buckets()) {
     std::vector<Collective> collectives = reduction_->CollectivesFor(bucket);
@@ -276,6 +285,7 @@ void Reducer::LeaveGroup() {
 }
 
 absl::Status Reducer::AgreeOnPlan(int plan_from) {
+  if (unused_ != nullptr) EK_RETURN_IF_ERROR(unused_->ReplaceGroup(comm_));
   uint64_t specs = 0;
   for (const ParamSpec& spec : specs_) specs = StableHash(specs + spec.count, ToString(spec.dtype));
   const std::string mine = absl::StrCat(absl::Hex(specs, absl::kZeroPad16), state_.Serialize());
@@ -297,171 +307,6 @@ absl::Status Reducer::AgreeOnPlan(int plan_from) {
   }
   if (chosen >= plans.size()) return absl::InternalError(absl::StrCat("there is no rank ", plan_from, " to plan"));
   return plans[chosen] == state_ ? Install(state_) : ImportPlan(plans[chosen]);
-}
-
-double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {
-  return 1.0 / (divide_by_initial_world_size ? answer.world_size : answer.active);
-}
-
-void Reducer::ForgetStep() {
-  ticket_.reset();
-  if (pipeline_ != nullptr) pipeline_->Close();
-  pipeline_.reset();
-}
-
-absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size) {
-  if (in_step()) {
-    return EndWith(absl::FailedPreconditionError(
-        absl::StrCat(name_, ": a step began before FinishStep() ended the one before it")));
-  }
-  ticket_ = std::move(ticket);
-  mode_ = mode;
-  divide_by_initial_ = divide_by_initial_world_size;
-  step_error_ = absl::OkStatus();
-  if (mode == StepMode::kAccumulate) return absl::OkStatus();
-  tracker_.Reset();
-  times_ = {.begin = absl::Now()};
-  pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::vector<bool>(storage_->size(), true));
-  // Runs on the control thread; the pipeline is shared, so it may come after this step, and this object, have ended.
-  const bool initial = divide_by_initial_;
-  ticket_->OnAnswer([pipeline = pipeline_, initial](const absl::StatusOr<StepAnswer>& answer) {
-    if (answer.ok()) pipeline->Open(1.0 / (initial ? answer->world_size : answer->active));
-  });
-  return absl::OkStatus();
-}
-
-absl::Status Reducer::GradientReady(int param) {
-  if (in_step() && param >= 0 && param < params_->size() && params_->grad_state(param) == GradState::kNone) {
-    step_error_.Update(absl::FailedPreconditionError(
-        absl::StrCat(name_, ": parameter \"", (*params_)[param].name, "\" (", param,
-                     ") was announced without a gradient: backward sets its state to kLocal when it has written it, or "
-                     "calls NoGradient()")));
-    return step_error_;
-  }
-  return Announce(param);
-}
-
-absl::Status Reducer::NoGradient(int param) {
-  if (param >= 0 && param < params_->size() && params_->grad_state(param) != GradState::kNone) {
-    return absl::FailedPreconditionError(absl::StrCat(name_, ": parameter \"", (*params_)[param].name, "\" (", param,
-                                                      ") has a gradient; announce it with GradientReady()"));
-  }
-  return Announce(param);
-}
-
-absl::Status Reducer::Announce(int param) {
-  if (!in_step()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name_, ": the gradient of parameter ", param, " came outside of a step; call BeginStep() first"));
-  }
-  if (mode_ == StepMode::kAccumulate) {
-    if (param < 0 || param >= params_->size()) {
-      return absl::InvalidArgumentError(absl::StrCat(name_, ": there is no parameter ", param));
-    }
-    return absl::OkStatus();
-  }
-  absl::StatusOr<int> complete = tracker_.Announce(param);
-  if (!complete.ok()) {
-    step_error_.Update(Annotate(complete.status(), name_));
-    return step_error_;
-  }
-  PutIn(param);
-  if (options_.gradient_as_bucket_view) params_->SetGradMemory(param, storage_->SlotOf(param));
-  pipeline_->CountGradient();
-  times_.last_gradient = absl::Now();
-  if (*complete >= 0) pipeline_->BucketReady(*complete);
-  return absl::OkStatus();
-}
-
-void Reducer::PutIn(int param) {
-  storage_->CopyIn(*params_, param);
-  if (used_.data != nullptr) used_flags()[param] = params_->grad_state(param) != GradState::kNone;
-}
-
-absl::Status Reducer::FinishStep() {
-  if (!in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": FinishStep() without BeginStep()"));
-  if (mode_ == StepMode::kAccumulate) {
-    ticket_.reset();
-    return absl::OkStatus();
-  }
-  step_error_.Update(Annotate(tracker_.CheckComplete(), name_));
-  if (!step_error_.ok()) return EndWith(step_error_);
-  absl::StatusOr<StepAnswer> answer = ticket_->Wait();
-  if (!answer.ok()) return EndWith(answer.status());
-  pipeline_->Open(ScaleFor(*answer, divide_by_initial_));  // The ticket's callback may not have come to it yet.
-  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
-  times_.end = absl::Now();
-  times_.gradients = static_cast<int>(tracker_.order().size());
-  times_.buckets = pipeline_->times();
-  RecordFor(*answer);
-  ForgetStep();
-  return absl::OkStatus();
-}
-
-absl::Status Reducer::Complete() {
-  EK_RETURN_IF_ERROR(Annotate(pipeline_->Wait(), name_));
-  for (const BucketInfo& bucket : storage_->buckets()) {
-    const GradFate fate = pipeline_->fate(bucket.index);
-    for (int param : bucket.params) {
-      const bool is_used = used_.data != nullptr ? used_flags()[param] != 0 : storage_->IsUsed(param);
-      if (fate == GradFate::kNone || !is_used) {
-        params_->SetGradState(param, GradState::kNone);
-        continue;
-      }
-      storage_->CopyOut(*params_, param);
-      params_->SetGradState(param, GradState::kReduced);
-    }
-  }
-  return absl::OkStatus();
-}
-
-// The order of the lowest rank active in the recorded step becomes everybody's: a rank without inputs has none to give.
-void Reducer::RecordFor(const StepAnswer& answer) {
-  if (state_.order_final || !recorded_topic_.empty()) return;
-  recorded_topic_ = absl::StrCat("order/", name_, "/", state_.generation);
-  recorder_ = answer.lowest_active;
-  if (answer.lowest_active != comm_->rank()) return;
-  const std::string order = SerializeOrder(tracker_.order());
-  for (int rank = 0; rank < comm_->world_size(); ++rank) comm_->control().Send(rank, recorded_topic_, order);
-}
-
-absl::Status Reducer::EndWith(const absl::Status& error) {
-  comm_->Abort(error);  // The other ranks wait for buckets that will not come. Afterwards nothing uses ours any more.
-  ForgetStep();
-  return error;
-}
-
-absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size,
-                                  absl::string_view message) {
-  if (pipeline_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
-  EK_RETURN_IF_ERROR(Annotate(reduction_->OnShadow(message), name_));
-  if (used_.data != nullptr) std::memset(used_.data.get(), 0, params_->size() * sizeof(float));
-  std::vector<bool> contributes(storage_->size(), false);
-  for (int b = 0; b < storage_->size(); ++b) {
-    for (int param : storage_->bucket(b).params) {
-      if (params_->grad_state(param) == GradState::kLocal) contributes[b] = true;
-    }
-    if (!contributes[b]) continue;
-    for (int param : storage_->bucket(b).params) {
-      // What an earlier step left reduced is the group's already; only what this rank accumulated counts.
-      if (params_->grad_state(param) == GradState::kReduced) params_->SetGradState(param, GradState::kNone);
-      PutIn(param);
-    }
-  }
-  pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::move(contributes));
-  for (int b = 0; b < storage_->size(); ++b) pipeline_->BucketReady(b);
-  pipeline_->Open(ScaleFor(answer, divide_by_initial_world_size));
-  shadow_answer_ = answer;
-  return absl::OkStatus();
-}
-
-absl::Status Reducer::FinishShadow() {
-  if (pipeline_ == nullptr) return absl::InternalError(absl::StrCat(name_, ": no step is being shadowed"));
-  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
-  ForgetStep();
-  tracker_.Reset();
-  RecordFor(shadow_answer_);
-  return absl::OkStatus();
 }
 
 }  // namespace evenkeel

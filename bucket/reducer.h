@@ -29,6 +29,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,9 +37,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/internal/bucket_pipeline.h"
 #include "evenkeel/bucket/internal/bucket_storage.h"
+#include "evenkeel/bucket/internal/firing_counts.h"
 #include "evenkeel/bucket/internal/ready_tracker.h"
+#include "evenkeel/bucket/internal/unused_agreement.h"
 #include "evenkeel/bucket/internal/worker_thread.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan_state.h"
@@ -57,6 +61,18 @@ enum class StepMode {
 struct ReducerOptions {
   std::vector<Bytes> caps = {kDefaultFirstCap, kDefaultCap};
   bool gradient_as_bucket_view = false;
+  // How a bucket's gradients go out together: copied into one piece of memory, or from where they lie.
+  Fusion fusion = Fusion::kFlat;
+  // What backward has not announced when the step ends has no gradient on this rank; otherwise that is an error. Tell
+  // earlier with MarkUnused(): buckets wait for all their gradients.
+  bool find_unused = false;
+  // Buckets that no rank has a gradient for stay. One small all-reduce per step tells, and buckets wait for every
+  // rank's MarkUnused().
+  bool skip_unused_buckets = false;
+  // The graph is the same in every step, so a gradient may be announced several times: after each use of the
+  // parameter, after each of several forwards. The first step counts, and reduces at its end; a later one that differs
+  // is an error.
+  bool static_graph = false;
 };
 
 // What the last synchronising step did on this rank.
@@ -101,8 +117,13 @@ class Reducer {
   absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size);
   // The gradient is final: it was written, or added to, and its state set to kLocal.
   absl::Status GradientReady(int param);
-  // This rank has none for this parameter in this step: it adds nothing, and gets the others' average all the same.
+  // This rank has none for this parameter in this step: it adds nothing, and gets the others' average all the same. If
+  // no rank has one, the gradient is none.
   absl::Status NoGradient(int param);
+  // The same of all that backward will not reach, before it begins: once in a step, of none if need be.
+  absl::Status MarkUnused(absl::Span<const int> params);
+  // OK if FinishStep() will have all that it needs from this rank. Says so at once, and changes nothing.
+  absl::Status CheckComplete() const;
   absl::Status FinishStep();
   bool in_step() const { return ticket_ != nullptr; }
   // What ranks that follow this one must know of the reduction in the step that begins.
@@ -127,6 +148,9 @@ class Reducer {
   // Takes over another rank's plan, its trained parameters included.
   absl::Status ImportPlan(const PlanState& state);
   const StepTimes& last_step() const { return times_; }
+  // How many synchronising steps in a row have ended with the same parameters unused on this rank: where it is each of
+  // them, static_graph would do.
+  int64_t same_unused_steps() const { return same_unused_steps_; }
 
  private:
   Reducer(Communicator* comm, ParameterSet* params, absl::string_view name, ReducerOptions options,
@@ -146,7 +170,13 @@ class Reducer {
   void ForgetStep();
   void RecordFor(const StepAnswer& answer);
   void DropRecordedOrder();
+  absl::Status CheckCall(int param) const;
+  absl::Status BeginCounting();
   absl::Status Announce(int param);
+  absl::Status AnnounceTheRest();
+  void AgreeOnUnused();
+  void AgreeOnUnused(absl::Span<const uint8_t> uses, bool contributes);
+  absl::Status WaitForUnused();
   absl::Status EndWith(const absl::Status& error);
   double ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const;
   void LeaveGroup();
@@ -159,6 +189,7 @@ class Reducer {
   ParameterSet* const params_;
   const std::string name_;
   const ReducerOptions options_;
+  const bool has_own_reduction_;
   const std::unique_ptr<BucketReduction> reduction_;
   std::vector<ParamSpec> specs_;
   std::vector<TensorView> own_grads_;  // The gradients' memory before any was a view.
@@ -170,6 +201,8 @@ class Reducer {
   Schedule schedule_;
   std::shared_ptr<const BucketPipeline::Plan> pipeline_plan_;
   ReadyTracker tracker_;
+  std::optional<FiringCounts> counts_;       // With static_graph.
+  std::unique_ptr<UnusedAgreement> unused_;  // With skip_unused_buckets.
 
   // Under which topic the order comes that is to be adopted: while state_.order_final is false, a synchronising step
   // records it and the next step adopts it. Empty: none is to come.
@@ -184,6 +217,9 @@ class Reducer {
   StepAnswer shadow_answer_;  // Of the step that is being shadowed.
   absl::Status step_error_;
   StepTimes times_;
+  uint64_t unused_hash_ = 0;  // Of what was announced without a gradient.
+  uint64_t last_unused_hash_ = 0;
+  int64_t same_unused_steps_ = 0;
 
   std::unique_ptr<WorkerThread> worker_;  // Of a reduction that has a thread. Last: it ends before what it uses.
 };

@@ -9,8 +9,9 @@ absl::StatusOr<RoundBuffers> BucketReduction::BeginRound(const BucketInfo& bucke
   if (round > 0) {
     return absl::UnimplementedError(absl::StrCat("round ", round, ": the reduction does not override BeginRound()"));
   }
-  const TensorView& sent = used_flags() == UsedFlags::kOnWire ? bucket.wire : bucket.data;
-  return RoundBuffers{.in = {sent}, .out = {sent}, .scale = step.scale};
+  if (used_flags() != UsedFlags::kOnWire) return RoundBuffers{{bucket.data}, {bucket.data}, step.scale};
+  const TensorList parts(bucket.parts.begin(), bucket.parts.end());
+  return RoundBuffers{parts, parts, step.scale};
 }
 
 }  // namespace evenkeel

@@ -43,16 +43,26 @@
 
 namespace evenkeel {
 
+// How a bucket's gradients go out together.
+enum class Fusion : uint8_t {
+  kFlat,       // Copied into one piece of memory, and back; nothing is copied where gradients are bucket views.
+  kCoalesced,  // From where they lie, as one operation on many tensors.
+};
+
 struct BucketInfo {
   int index = 0;
   int bucket_count = 0;
   // Flat; the gradients of `params`, one after the other, then zeros up to a multiple of CountMultiple(). After the
   // reduction the group's gradients.
   TensorView data;
-  // One element per parameter, of data's type: not zero where a rank has a gradient for it; see UsedFlags. It lies behind
-  // `data` in the same memory, and `wire` is both.
+  // One element per parameter, of data's type: not zero where a rank has a gradient for it; see UsedFlags. It lies
+  // behind `data` in the same memory, and `wire` is both.
   TensorView used;
   TensorView wire;
+  // What goes out if nothing is done to it, `parts_count` elements: `wire`; or, where gradients are not copied together
+  // (Fusion::kCoalesced, which is for all-reduce only: `data` is empty there), each where it lies, then `used`.
+  std::span<const TensorView> parts;
+  int64_t parts_count = 0;
   std::span<const int> params;       // Which parameters, in the order of their place in `data`.
   std::span<const int64_t> offsets;  // Where each begins in `data`, in elements.
 };
@@ -90,8 +100,8 @@ class BucketReduction {
   // on all.
   virtual std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const = 0;
 
-  // What the round sends and receives. The default: the first round reduces `data` (`wire`, if the used
-  // flags are on it) in place and scales it; it is the only one.
+  // What the round sends and receives. The default: the first round reduces `data` (`parts`, if the
+  // used flags are on the wire) in place and scales it; it is the only one.
   virtual absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step);
   // All rounds have ended well. `data` must hold the group's gradients when it answers kReduced.
   virtual absl::StatusOr<GradFate> OnReduced(const BucketInfo& /*bucket*/, const ReductionStep& /*step*/) {
@@ -120,7 +130,7 @@ class BucketReduction {
 class AllReduceBuckets : public BucketReduction {
  public:
   std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
-    return {{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.wire.count}};
+    return {{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.parts_count}};
   }
   UsedFlags used_flags() const override { return UsedFlags::kOnWire; }
 };

@@ -8,9 +8,10 @@
 
 namespace evenkeel {
 
-BucketPipeline::BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes)
+BucketPipeline::BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes, bool waits_for_skips)
     : plan_(std::move(plan)),
       contributes_(std::move(contributes)),
+      has_skips_(!waits_for_skips),
       ready_(plan_->buckets.size(), false),
       works_(plan_->channels.size()),
       times_(plan_->buckets.size()) {}
@@ -24,10 +25,23 @@ void BucketPipeline::BucketReady(int bucket) {
 
 void BucketPipeline::Open(double scale) {
   absl::MutexLock lock(&mutex_);
-  if (open_ || closed_) return;
-  open_ = true;
+  if (has_scale_ || closed_) return;
+  has_scale_ = true;
   scale_ = scale;
   GoOn();
+}
+
+void BucketPipeline::Skip(std::vector<bool> skipped) {
+  absl::MutexLock lock(&mutex_);
+  if (has_skips_ || closed_) return;
+  has_skips_ = true;
+  skipped_ = std::move(skipped);
+  GoOn();
+}
+
+void BucketPipeline::WaitForSkips() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&has_skips_));
 }
 
 void BucketPipeline::CountGradient() {
@@ -35,30 +49,32 @@ void BucketPipeline::CountGradient() {
   ++gradients_;
 }
 
-// What comes next ------------------------------------------------------------------------------------------------------
+// What comes next ---------------------------------------------------------------------------------------------------
 
 BucketPipeline::Turn BucketPipeline::NextTurn() const {
-  if (!open_ || closed_ || !failed_.ok()) return {};
+  if (!IsOpen()) return {};
   const size_t reduced = fates_.size();
   if (reduced < works_.back().size() && works_.back()[reduced].IsDone()) {
-    return {Turn::Kind::kReduced, static_cast<int>(reduced), rounds(), works_.back()[reduced]};
+    const int bucket = static_cast<int>(reduced);
+    return {Turn::Kind::kReduced, bucket, rounds(), IsSkipped(bucket), works_.back()[reduced]};
   }
   // Later rounds first: their buckets are needed sooner.
   for (int round = rounds() - 1; round > 0; --round) {
     const size_t bucket = works_[round].size();
     if (bucket < works_[round - 1].size() && works_[round - 1][bucket].IsDone()) {
-      return {Turn::Kind::kRound, static_cast<int>(bucket), round, works_[round - 1][bucket]};
+      return {Turn::Kind::kRound, static_cast<int>(bucket), round, IsSkipped(static_cast<int>(bucket)),
+              works_[round - 1][bucket]};
     }
   }
   return NextLaunch();
 }
 
 BucketPipeline::Turn BucketPipeline::NextLaunch() const {
-  if (!open_ || closed_ || !failed_.ok()) return {};
+  if (!IsOpen()) return {};
   const size_t bucket = works_[0].size();
   if (bucket < ready_.size()) {
     if (!ready_[bucket]) return {};
-    return {Turn::Kind::kRound, static_cast<int>(bucket), 0};
+    return {Turn::Kind::kRound, static_cast<int>(bucket), 0, IsSkipped(static_cast<int>(bucket))};
   }
   if (plan_->used.count == 0 || used_.has_value()) return {};
   return {Turn::Kind::kUsed};
@@ -68,6 +84,7 @@ absl::StatusOr<Work> BucketPipeline::Launch(const Turn& turn, double scale) cons
   if (turn.kind == Turn::Kind::kUsed) {
     return plan_->channels[0]->Issue(plan_->used, {plan_->used_data}, {plan_->used_data});
   }
+  if (turn.is_skipped) return Work();
   if (turn.before.has_value()) EK_RETURN_IF_ERROR(turn.before->Wait());
   const Bucket& bucket = plan_->buckets[turn.bucket];
   absl::StatusOr<RoundBuffers> buffers =
@@ -80,6 +97,7 @@ absl::StatusOr<Work> BucketPipeline::Launch(const Turn& turn, double scale) cons
 }
 
 absl::StatusOr<GradFate> BucketPipeline::Reduced(const Turn& turn, double scale) const {
+  if (turn.is_skipped) return GradFate::kNone;
   if (turn.before.has_value()) EK_RETURN_IF_ERROR(turn.before->Wait());
   absl::StatusOr<GradFate> fate =
       plan_->reduction->OnReduced(plan_->buckets[turn.bucket].info, StepOf(turn.bucket, scale));
@@ -109,7 +127,7 @@ bool BucketPipeline::IsFinished() const {
   return static_cast<int>(fates_.size()) == size() && (plan_->used.count == 0 || used_.has_value());
 }
 
-// Without a worker -----------------------------------------------------------------------------------------------------
+// Without a worker --------------------------------------------------------------------------------------------------
 
 void BucketPipeline::LaunchReady() {
   for (Turn turn = NextLaunch(); turn.kind != Turn::Kind::kNothing; turn = NextLaunch()) {
@@ -127,11 +145,13 @@ absl::Status BucketPipeline::FinishHere() {
   absl::Status first;
   std::vector<Work> works;
   double scale = 1.0;
+  std::vector<bool> skipped;
   {
     absl::MutexLock lock(&mutex_);
     first = failed_;
     works = works_[0];
     scale = scale_;
+    skipped = skipped_;
   }
   if (static_cast<int>(works.size()) < size()) {
     first.Update(absl::InternalError(absl::StrCat("bucket ", works.size(), " was never launched")));
@@ -143,7 +163,7 @@ absl::Status BucketPipeline::FinishHere() {
   }
   first.Update(WaitForTheLast());
   for (int b = 0; first.ok() && b < size(); ++b) {
-    const absl::StatusOr<GradFate> fate = Reduced({Turn::Kind::kReduced, b}, scale);
+    const absl::StatusOr<GradFate> fate = Reduced({Turn::Kind::kReduced, b, 0, !skipped.empty() && skipped[b]}, scale);
     first.Update(fate.status());
     if (!fate.ok()) break;
     absl::MutexLock lock(&mutex_);

@@ -7,8 +7,8 @@
 // The gate is the step's agreement: until all ranks' records are in, nobody knows the divisor, or that all ranks are
 // about to reduce the same. The user's thread does not wait for it; whoever opens the gate launches what has gathered.
 //
-// A reduction that wants a thread gets the worker: there everything happens as soon as it can. Without one, first rounds
-// are launched by whoever makes that possible, and the rest is done by Wait().
+// A reduction that wants a thread gets the worker: there everything happens as soon as it can. Without one, first
+// rounds are launched by whoever makes that possible, and the rest is done by Wait().
 //
 // Threads: thread-safe.
 
@@ -54,12 +54,18 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     WorkerThread* worker = nullptr;
   };
 
-  // `contributes`: by bucket, whether this rank has something to add.
-  BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes);
+  // `contributes`: by bucket, whether this rank has something to add. `waits_for_skips`: the gate opens only once it is
+  // known which buckets stay.
+  BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes, bool waits_for_skips = false);
 
   void BucketReady(int bucket);
   // Lets buckets go; sums are to be multiplied by `scale`. Only the first call counts.
   void Open(double scale);
+  // By bucket: no rank has anything for it, so it is not reduced, and its gradients are none. Only the first call
+  // counts.
+  void Skip(std::vector<bool> skipped);
+  // Until Skip() has been called, which is about to be.
+  void WaitForSkips();
   // For BucketTimes only: one more gradient of this step is there.
   void CountGradient();
 
@@ -78,6 +84,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     enum class Kind { kNothing, kRound, kUsed, kReduced } kind = Kind::kNothing;
     int bucket = 0;
     int round = 0;
+    bool is_skipped = false;
     std::optional<Work> before = std::nullopt;  // Of the round before; it has ended.
   };
 
@@ -86,6 +93,12 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   Turn NextTurn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Turn NextLaunch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // Of a first round, or of the used flags.
   ReductionStep StepOf(int bucket, double scale) const { return {.scale = scale, .contributes = contributes_[bucket]}; }
+  bool IsOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return has_scale_ && has_skips_ && !closed_ && failed_.ok();
+  }
+  bool IsSkipped(int bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !skipped_.empty() && skipped_[bucket];
+  }
   absl::StatusOr<Work> Launch(const Turn& turn, double scale) const;
   absl::StatusOr<GradFate> Reduced(const Turn& turn, double scale) const;
   void NoteLaunched(const Turn& turn, const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -111,13 +124,15 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   const std::vector<bool> contributes_;
 
   mutable absl::Mutex mutex_;
-  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_scale_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_skips_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;      // The worker has been asked, and has not begun to look.
   bool advancing_ ABSL_GUARDED_BY(mutex_) = false;  // It looks.
   int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;       // Of the works whose end wakes it.
   double scale_ ABSL_GUARDED_BY(mutex_) = 1.0;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> skipped_ ABSL_GUARDED_BY(mutex_);  // Empty: none.
   std::vector<bool> ready_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::vector<Work>> works_ ABSL_GUARDED_BY(mutex_);  // By round, of launched buckets.
   std::optional<Work> used_ ABSL_GUARDED_BY(mutex_);              // Once it is launched.

@@ -1,5 +1,6 @@
 #include "evenkeel/bucket/internal/bucket_storage.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -37,14 +38,18 @@ bool IsFlagSet(const TensorView& flag) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan plan, const ParameterSet& params,
-                                                                     int64_t count_multiple, Communicator& comm) {
+                                                                     Layout layout, Communicator& comm) {
   std::unique_ptr<BucketStorage> storage(new BucketStorage);
   storage->plan_ = std::move(plan);
-  storage->count_multiple_ = count_multiple;
+  storage->layout_ = layout;
   storage->slots_.resize(params.size());
   storage->flags_.resize(params.size());
+  storage->part_of_.resize(params.size(), nullptr);
   const auto& buckets = storage->plan_.buckets;
-  storage->offsets_.resize(buckets.size());  // Sized once: infos_ keep spans of its entries.
+  storage->offsets_.resize(buckets.size());  // Sized once: infos_ keep spans of its entries, and of those of parts_.
+  storage->parts_.resize(buckets.size());
+  const int64_t multiple = layout.count_multiple;
+  const bool is_flat = layout.fusion == Fusion::kFlat;
   for (size_t b = 0; b < buckets.size(); ++b) {
     const TensorView& first = params[buckets[b][0]].value;
     int64_t filled = 0;
@@ -52,16 +57,23 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
       storage->offsets_[b].push_back(filled);
       filled += params[param].value.count;
     }
-    const int64_t count = (filled + count_multiple - 1) / count_multiple * count_multiple;
+    const int64_t count = is_flat ? (filled + multiple - 1) / multiple * multiple : 0;
     const int64_t flags = static_cast<int64_t>(buckets[b].size());
     EK_ASSIGN_OR_RETURN(Memory memory, comm.Allocate((count + flags) * SizeOf(first.dtype)));
     const TensorView wire(memory.data.get(), count + flags, first.dtype, first.device);
-    const TensorView padding = wire.Slice(filled, count - filled);
-    if (padding.count > 0) std::memset(padding.data, 0, padding.bytes());
     storage->memory_.push_back(std::move(memory));
+    if (count > filled) std::memset(wire.Slice(filled, count - filled).data, 0, (count - filled) * SizeOf(first.dtype));
+    std::vector<TensorView>& parts = storage->parts_[b];
+    if (is_flat) {
+      parts = {wire};
+    } else {
+      parts.resize(buckets[b].size());
+      parts.push_back(wire);
+    }
     for (size_t i = 0; i < buckets[b].size(); ++i) {
       const int param = buckets[b][i];
-      storage->slots_[param] = wire.Slice(storage->offsets_[b][i], params[param].value.count);
+      if (is_flat) storage->slots_[param] = wire.Slice(storage->offsets_[b][i], params[param].value.count);
+      if (!is_flat) storage->part_of_[param] = &parts[i];
       storage->flags_[param] = wire.Slice(count + static_cast<int64_t>(i), 1);
     }
     storage->infos_.push_back({.index = static_cast<int>(b),
@@ -69,6 +81,8 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
                                .data = wire.Slice(0, count),
                                .used = wire.Slice(count, flags),
                                .wire = wire,
+                               .parts = parts,
+                               .parts_count = filled + (count > filled ? count - filled : 0) + flags,
                                .params = buckets[b],
                                .offsets = storage->offsets_[b]});
   }
@@ -76,9 +90,10 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
 }
 
 void BucketStorage::CopyIn(const ParameterSet& params, int param) {
-  const TensorView slot = slots_[param];
   const bool is_used = params.grad_state(param) != GradState::kNone;
   SetFlag(flags_[param], is_used);
+  if (part_of_[param] != nullptr) *part_of_[param] = params[param].grad;
+  const TensorView slot = part_of_[param] != nullptr ? params[param].grad : slots_[param];
   if (slot.count == 0) return;
   if (!is_used) {
     std::memset(slot.data, 0, slot.bytes());
@@ -91,7 +106,7 @@ bool BucketStorage::IsUsed(int param) const { return IsFlagSet(flags_[param]); }
 
 void BucketStorage::CopyOut(ParameterSet& params, int param) const {
   const TensorView slot = slots_[param];
-  if (slot.count > 0 && params[param].grad.data != slot.data)
+  if (slot.data != nullptr && slot.count > 0 && params[param].grad.data != slot.data)
     std::memcpy(params[param].grad.data, slot.data, slot.bytes());
 }
 

@@ -20,20 +20,24 @@ namespace evenkeel {
 
 class BucketStorage {
  public:
-  // Each bucket has a multiple of `count_multiple` elements.
+  struct Layout {
+    Fusion fusion = Fusion::kFlat;
+    int64_t count_multiple = 1;  // Of each bucket's elements.
+    friend bool operator==(const Layout&, const Layout&) = default;
+  };
   static absl::StatusOr<std::unique_ptr<BucketStorage>> Create(BucketPlan plan, const ParameterSet& params,
-                                                               int64_t count_multiple, Communicator& comm);
+                                                               Layout layout, Communicator& comm);
 
   const BucketPlan& plan() const { return plan_; }
-  int64_t count_multiple() const { return count_multiple_; }
+  const Layout& layout() const { return layout_; }
   int size() const { return static_cast<int>(infos_.size()); }
   const BucketInfo& bucket(int index) const { return infos_[index]; }
   const std::vector<BucketInfo>& buckets() const { return infos_; }
-  // Where the gradient of a planned parameter lies; null data if it is not planned.
+  // Where the gradient of a planned parameter lies; null data if it is not planned, or not copied.
   TensorView SlotOf(int param) const { return slots_[param]; }
 
-  // Copies the gradient into its slot (zeros if the parameter has none), unless it lies there already, and sets its used
-  // flag.
+  // Copies the gradient into its slot (zeros if the parameter has none), unless it lies there already; sets its used
+  // flag. Where nothing is copied, a parameter that has none gets zeros in its own memory.
   void CopyIn(const ParameterSet& params, int param);
   // Whether the used flag of a planned parameter is set.
   bool IsUsed(int param) const;
@@ -44,12 +48,14 @@ class BucketStorage {
   BucketStorage() = default;
 
   BucketPlan plan_;
-  int64_t count_multiple_ = 1;
+  Layout layout_;
   std::vector<Memory> memory_;
   std::vector<std::vector<int64_t>> offsets_;
+  std::vector<std::vector<TensorView>> parts_;
   std::vector<BucketInfo> infos_;
   std::vector<TensorView> slots_;
-  std::vector<TensorView> flags_;  // One element each.
+  std::vector<TensorView*> part_of_;  // By parameter: its part, where nothing is copied.
+  std::vector<TensorView> flags_;     // One element each.
 };
 
 }  // namespace evenkeel

@@ -27,6 +27,8 @@ class ReadyTracker {
   // OK if every planned parameter was announced.
   absl::Status CheckComplete() const;
 
+  bool is_planned(int param) const { return bucket_of_[param] >= 0; }
+  bool is_announced(int param) const { return announced_[param]; }
   const std::vector<int>& order() const { return order_; }
 
  private:

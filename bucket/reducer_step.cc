@@ -1,0 +1,281 @@
+// What happens in a step; reducer.cc has what happens between steps.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/bucket/reducer.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+std::string SerializeOrder(const std::vector<int>& order) {
+  return std::string(reinterpret_cast<const char*>(order.data()), order.size() * sizeof(int));
+}
+
+}  // namespace
+
+double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {
+  return 1.0 / (divide_by_initial_world_size ? answer.world_size : answer.active);
+}
+
+void Reducer::ForgetStep() {
+  ticket_.reset();
+  if (pipeline_ != nullptr) pipeline_->Close();
+  pipeline_.reset();
+  if (unused_ != nullptr) unused_->Forget();
+}
+
+absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size) {
+  if (in_step()) {
+    return EndWith(absl::FailedPreconditionError(
+        absl::StrCat(name_, ": a step began before FinishStep() ended the one before it")));
+  }
+  ticket_ = std::move(ticket);
+  mode_ = mode;
+  divide_by_initial_ = divide_by_initial_world_size;
+  step_error_ = absl::OkStatus();
+  if (mode == StepMode::kAccumulate) return absl::OkStatus();
+  tracker_.Reset();
+  unused_hash_ = 0;
+  times_ = {.begin = absl::Now()};
+  pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::vector<bool>(storage_->size(), true),
+                                               /*waits_for_skips=*/unused_ != nullptr);
+  // Runs on the control thread; the pipeline is shared, so it may come after this step, and this object, have ended.
+  const bool initial = divide_by_initial_;
+  ticket_->OnAnswer([pipeline = pipeline_, initial](const absl::StatusOr<StepAnswer>& answer) {
+    if (answer.ok()) pipeline->Open(1.0 / (initial ? answer->world_size : answer->active));
+  });
+  return counts_.has_value() ? BeginCounting() : absl::OkStatus();
+}
+
+absl::Status Reducer::BeginCounting() {
+  counts_->BeginStep();
+  if (!counts_->is_recorded()) return absl::OkStatus();
+  for (int param = 0; param < params_->size(); ++param) {
+    if (tracker_.is_planned(param) && counts_->expected(param) == 0) EK_RETURN_IF_ERROR(Announce(param));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::CheckCall(int param) const {
+  if (!in_step()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name_, ": the gradient of parameter ", param, " came outside of a step; call BeginStep() first"));
+  }
+  if (param < 0 || param >= params_->size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name_, ": gradient of parameter ", param, " announced; there are ", params_->size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::GradientReady(int param) {
+  EK_RETURN_IF_ERROR(CheckCall(param));
+  if (params_->grad_state(param) == GradState::kNone) {
+    step_error_.Update(absl::FailedPreconditionError(
+        absl::StrCat(name_, ": parameter \"", (*params_)[param].name, "\" (", param,
+                     ") was announced without a gradient: backward sets its state to kLocal when it has written it, or "
+                     "calls NoGradient()")));
+    return step_error_;
+  }
+  if (mode_ == StepMode::kAccumulate) return absl::OkStatus();
+  if (counts_.has_value()) {
+    const absl::StatusOr<FiringCounts::Verdict> verdict = counts_->Count(param);
+    step_error_.Update(Annotate(verdict.status(), name_));
+    EK_RETURN_IF_ERROR(step_error_);
+    times_.last_gradient = absl::Now();
+    if (*verdict != FiringCounts::Verdict::kLast) return absl::OkStatus();
+  }
+  return Announce(param);
+}
+
+absl::Status Reducer::NoGradient(int param) {
+  EK_RETURN_IF_ERROR(CheckCall(param));
+  if (params_->grad_state(param) != GradState::kNone) {
+    return absl::FailedPreconditionError(absl::StrCat(name_, ": parameter \"", (*params_)[param].name, "\" (", param,
+                                                      ") has a gradient; announce it with GradientReady()"));
+  }
+  // With a static graph, what is not announced has none.
+  return mode_ == StepMode::kAccumulate || counts_.has_value() ? absl::OkStatus() : Announce(param);
+}
+
+absl::Status Reducer::MarkUnused(absl::Span<const int> params) {
+  for (const int param : params) {
+    EK_RETURN_IF_ERROR(CheckCall(param));
+    if (mode_ == StepMode::kSync && !counts_.has_value()) EK_RETURN_IF_ERROR(Announce(param));
+  }
+  if (unused_ != nullptr && mode_ == StepMode::kSync && !unused_->has_begun()) AgreeOnUnused();
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::Announce(int param) {
+  absl::StatusOr<int> complete = tracker_.Announce(param);
+  if (!complete.ok()) {
+    step_error_.Update(Annotate(complete.status(), name_));
+    return step_error_;
+  }
+  PutIn(param);
+  if (options_.gradient_as_bucket_view) params_->SetGradMemory(param, storage_->SlotOf(param));
+  if (params_->grad_state(param) == GradState::kNone) unused_hash_ += StableHash(1, static_cast<uint64_t>(param));
+  pipeline_->CountGradient();
+  times_.last_gradient = absl::Now();
+  if (*complete >= 0) pipeline_->BucketReady(*complete);
+  return absl::OkStatus();
+}
+
+// The gradients of what this rank has not announced are none.
+absl::Status Reducer::AnnounceTheRest() {
+  const bool records = counts_.has_value() && !counts_->is_recorded();
+  for (int param = 0; param < params_->size(); ++param) {
+    if (!tracker_.is_planned(param) || tracker_.is_announced(param)) continue;
+    if (records || options_.find_unused) EK_RETURN_IF_ERROR(Announce(param));
+  }
+  if (records) counts_->EndRecording();
+  return absl::OkStatus();
+}
+
+// Which parameters this rank uses: all that it has not announced without a gradient.
+void Reducer::AgreeOnUnused() {
+  std::vector<uint8_t> uses(params_->size(), 0);
+  for (int param = 0; param < params_->size(); ++param) {
+    uses[param] =
+        tracker_.is_planned(param) && (!tracker_.is_announced(param) || params_->grad_state(param) != GradState::kNone);
+  }
+  AgreeOnUnused(uses, /*contributes=*/true);
+}
+
+void Reducer::AgreeOnUnused(absl::Span<const uint8_t> uses, bool contributes) {
+  // May come after this step: it keeps what it uses, and the pipeline is closed then.
+  unused_->Begin(uses, contributes, [pipeline = pipeline_, plan = storage_->plan()](absl::Span<const uint8_t> used) {
+    std::vector<bool> skipped;
+    for (const std::vector<int>& bucket : plan.buckets) {
+      skipped.push_back(std::none_of(bucket.begin(), bucket.end(), [&](int param) { return used[param] != 0; }));
+    }
+    pipeline->Skip(std::move(skipped));
+  });
+}
+
+absl::Status Reducer::WaitForUnused() {
+  if (unused_ == nullptr) return absl::OkStatus();
+  if (!unused_->has_begun()) AgreeOnUnused();
+  EK_RETURN_IF_ERROR(unused_->Wait());
+  pipeline_->WaitForSkips();
+  return absl::OkStatus();
+}
+
+void Reducer::PutIn(int param) {
+  storage_->CopyIn(*params_, param);
+  if (used_.data != nullptr) used_flags()[param] = params_->grad_state(param) != GradState::kNone;
+}
+
+absl::Status Reducer::CheckComplete() const {
+  if (!in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": no step is running"));
+  if (mode_ == StepMode::kAccumulate) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(step_error_);
+  if (counts_.has_value()) EK_RETURN_IF_ERROR(Annotate(counts_->CheckComplete(), name_));
+  return Annotate(tracker_.CheckComplete(), name_);
+}
+
+absl::Status Reducer::FinishStep() {
+  if (!in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": FinishStep() without BeginStep()"));
+  if (mode_ == StepMode::kAccumulate) {
+    ticket_.reset();
+    return absl::OkStatus();
+  }
+  step_error_.Update(AnnounceTheRest());
+  step_error_.Update(CheckComplete());
+  if (!step_error_.ok()) return EndWith(step_error_);
+  absl::StatusOr<StepAnswer> answer = ticket_->Wait();
+  if (!answer.ok()) return EndWith(answer.status());
+  pipeline_->Open(ScaleFor(*answer, divide_by_initial_));  // The ticket's callback may not have come to it yet.
+  if (absl::Status status = WaitForUnused(); !status.ok()) return EndWith(status);
+  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
+  same_unused_steps_ = unused_hash_ == last_unused_hash_ ? same_unused_steps_ + 1 : 1;
+  last_unused_hash_ = unused_hash_;
+  times_.end = absl::Now();
+  times_.gradients = static_cast<int>(tracker_.order().size());
+  times_.buckets = pipeline_->times();
+  RecordFor(*answer);
+  ForgetStep();
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::Complete() {
+  EK_RETURN_IF_ERROR(Annotate(pipeline_->Wait(), name_));
+  for (const BucketInfo& bucket : storage_->buckets()) {
+    const GradFate fate = pipeline_->fate(bucket.index);
+    for (int param : bucket.params) {
+      const bool is_used = used_.data != nullptr ? used_flags()[param] != 0 : storage_->IsUsed(param);
+      if (fate == GradFate::kNone || !is_used) {
+        params_->SetGradState(param, GradState::kNone);
+        continue;
+      }
+      storage_->CopyOut(*params_, param);
+      params_->SetGradState(param, GradState::kReduced);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The order of the lowest rank active in the recorded step becomes everybody's: a rank without inputs has none to give.
+void Reducer::RecordFor(const StepAnswer& answer) {
+  if (state_.order_final || !recorded_topic_.empty()) return;
+  recorded_topic_ = absl::StrCat("order/", name_, "/", state_.generation);
+  recorder_ = answer.lowest_active;
+  if (answer.lowest_active != comm_->rank()) return;
+  const std::string order = SerializeOrder(tracker_.order());
+  for (int rank = 0; rank < comm_->world_size(); ++rank) comm_->control().Send(rank, recorded_topic_, order);
+}
+
+absl::Status Reducer::EndWith(const absl::Status& error) {
+  comm_->Abort(error);  // The other ranks wait for buckets that will not come. Afterwards nothing uses ours any more.
+  ForgetStep();
+  return error;
+}
+
+absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size,
+                                  absl::string_view message) {
+  if (pipeline_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
+  EK_RETURN_IF_ERROR(Annotate(reduction_->OnShadow(message), name_));
+  if (used_.data != nullptr) std::memset(used_.data.get(), 0, params_->size() * sizeof(float));
+  std::vector<bool> contributes(storage_->size(), false);
+  for (int b = 0; b < storage_->size(); ++b) {
+    for (int param : storage_->bucket(b).params) {
+      if (params_->grad_state(param) == GradState::kLocal) contributes[b] = true;
+    }
+    if (!contributes[b]) continue;
+    for (int param : storage_->bucket(b).params) {
+      // What an earlier step left reduced is the group's already; only what this rank accumulated counts.
+      if (params_->grad_state(param) == GradState::kReduced) params_->SetGradState(param, GradState::kNone);
+      PutIn(param);
+    }
+  }
+  const bool contributes_any = std::find(contributes.begin(), contributes.end(), true) != contributes.end();
+  pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::move(contributes),
+                                               /*waits_for_skips=*/unused_ != nullptr);
+  if (unused_ != nullptr) {
+    std::vector<uint8_t> uses(params_->size(), 0);
+    for (int param = 0; param < params_->size(); ++param) uses[param] = params_->grad_state(param) == GradState::kLocal;
+    AgreeOnUnused(uses, contributes_any);
+  }
+  for (int b = 0; b < storage_->size(); ++b) pipeline_->BucketReady(b);
+  pipeline_->Open(ScaleFor(answer, divide_by_initial_world_size));
+  shadow_answer_ = answer;
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::FinishShadow() {
+  if (pipeline_ == nullptr) return absl::InternalError(absl::StrCat(name_, ": no step is being shadowed"));
+  if (absl::Status status = WaitForUnused(); !status.ok()) return EndWith(status);
+  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
+  ForgetStep();
+  tracker_.Reset();
+  RecordFor(shadow_answer_);
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

@@ -44,8 +44,9 @@ TEST(AgreementTest, ADataParallelThatOneRankCannotMakeIsAnErrorOnAll) {
   absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     const absl::Status made =
-        DataParallel::Create(&comm, &model.params(), {}, {.refresh_every = comm.rank() == 0 ? -1 : 1}).status();
-    EXPECT_THAT(std::string(made.message()), HasSubstr("data_parallel#0: rank 0: refresh_every is -1"));
+        DataParallel::Create(&comm, &model.params(), {}, {.trainability = {.every = comm.rank() == 0 ? -1 : 1}})
+            .status();
+    EXPECT_THAT(std::string(made.message()), HasSubstr("data_parallel#0: rank 0: trainability.every is -1"));
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;

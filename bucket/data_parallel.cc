@@ -65,10 +65,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
                                                                    std::unique_ptr<BucketReduction> reduction) {
   std::unique_ptr<DataParallel> ddp(new DataParallel(comm, params, std::move(buffers), options));
   const std::string& name = ddp->join_name();
-  absl::Status own;
-  if (options.refresh_every < 0) {
-    own = absl::InvalidArgumentError(absl::StrCat("refresh_every is ", options.refresh_every));
-  }
+  const absl::Status own = TrainabilityWatch::Check(options.trainability);
   EK_RETURN_IF_ERROR(
       Annotate(AgreeThatAllCan(absl::StrCat("options/", name), own, comm->control(), comm->timeout()), name));
   EK_RETURN_IF_ERROR(Annotate(VerifySameParameters(*params, comm->control(), comm->timeout()), name));
@@ -90,6 +87,7 @@ DataParallel::~DataParallel() {
 
 void DataParallel::PublishPlan() {
   const PlanState& plan = reducer_->plan_state();
+  trainability_.Adopt(plan.mask);
   note_ = FrozenNote(*params_, plan.mask);
   mask_hash_ = plan.mask.Hash();
   absl::MutexLock lock(&mutex_);
@@ -130,9 +128,8 @@ absl::Status DataParallel::FinishStep() {
 absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
   const uint64_t generation = reducer_->generation();
   EK_RETURN_IF_ERROR(reducer_->RebuildNow());
-  if (options_.refresh_every > 0 && communicator().steps().steps_begun() % options_.refresh_every == 0) {
-    EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
-  }
+  EK_ASSIGN_OR_RETURN(const bool has_changed, trainability_.BeforeStep(communicator().steps().steps_begun()));
+  if (has_changed) EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
   if (reducer_->generation() != generation) PublishPlan();
   return CurrentState();
 }
@@ -159,6 +156,7 @@ absl::Status DataParallel::ImportState(absl::string_view bytes) {
 }
 
 absl::Status DataParallel::RefreshTrainable() {
+  trainability_.Read();
   const uint64_t generation = reducer_->generation();
   EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
   if (reducer_->generation() != generation) PublishPlan();

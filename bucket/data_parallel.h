@@ -16,7 +16,8 @@
 // Accumulation:  BeginStep(StepMode::kAccumulate) for all but the last backward of a batch. Its gradients stay local
 //                and add up. What a rank had accumulated when it ran dry still goes into the next reduction.
 // Trainability:  params.SetTrainable(...) between steps is seen by the next BeginStep(), on all ranks in the same step;
-//                dry ranks follow. Choose refresh_every to check less often.
+//                dry ranks follow. trainability.h has the policies, for flags that live in other tensors too.
+// Evaluation:    between steps, any number of forwards on each rank: nothing communicates.
 // Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast; inside RunJoined()
 //                those of the highest rank that has inputs.
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
@@ -47,6 +48,7 @@
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reducer.h"
+#include "evenkeel/bucket/trainability.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
 
@@ -56,9 +58,7 @@ struct DataParallelOptions {
   ReducerOptions reducer;
   bool broadcast_buffers = true;
   bool broadcast_initial_state = true;  // From rank 0: parameters, and buffers if they are broadcast.
-  // What is trained is checked at the beginning of every n-th step; 0: only by RefreshTrainable(). A change that no
-  // check has seen is an error of the step, never a wrong gradient.
-  int refresh_every = 1;
+  TrainabilityOptions trainability;
 };
 
 class DataParallel : public Joinable, private StepParticipant {
@@ -79,8 +79,10 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status NoGradient(int param) { return reducer_->NoGradient(param); }
   absl::Status FinishStep();
 
-  // Takes a change of what is trained into account now. Needed only where refresh_every does not; all ranks together.
+  // Takes a change of what is trained into account now, whatever the policy. All ranks together.
   absl::Status RefreshTrainable();
+  // Under TrainabilityPolicy::kOnNotification: the next step looks at the reader's flags.
+  void TrainableChanged() { trainability_.Notify(); }
   // Whether the next BeginStep() broadcasts buffers.
   bool WillSyncBuffers() const;
   // The state of an optimizer of your own that is not in RunJoined()'s list, to be made equal after an uneven loop;
@@ -102,7 +104,11 @@ class DataParallel : public Joinable, private StepParticipant {
   class Hook;
 
   DataParallel(Communicator* comm, ParameterSet* params, std::vector<TensorView> buffers, DataParallelOptions options)
-      : Joinable(comm, "data_parallel"), params_(params), buffers_(std::move(buffers)), options_(options) {}
+      : Joinable(comm, "data_parallel"),
+        params_(params),
+        buffers_(std::move(buffers)),
+        options_(options),
+        trainability_(options.trainability, params, join_name()) {}
 
   // StepParticipant.
   const std::string& participant_name() const override { return join_name(); }
@@ -135,6 +141,7 @@ class DataParallel : public Joinable, private StepParticipant {
   ParameterSet* const params_;
   const std::vector<TensorView> buffers_;
   const DataParallelOptions options_;
+  TrainabilityWatch trainability_;
   std::unique_ptr<Reducer> reducer_;
   Channel* state_channel_ = nullptr;  // Buffers and initial state; gradients have the reducer's.
 

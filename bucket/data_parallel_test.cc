@@ -236,7 +236,7 @@ TEST_P(DataParallelTest, ChecksOnlyWhenTold) {
   absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     DataParallelOptions options = Options(views());
-    options.refresh_every = 0;
+    options.trainability.policy = TrainabilityPolicy::kNever;
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
     model.params().SetTrainable("p1", false);
     EK_RETURN_IF_ERROR(ddp->RefreshTrainable());

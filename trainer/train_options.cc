@@ -61,11 +61,12 @@ absl::StatusOr<std::vector<int64_t>> ParseRankSteps(absl::string_view text) {
   return steps;
 }
 
-absl::StatusOr<int> ParseRefresh(absl::string_view text) {
-  if (text == "always") return 1;
-  if (text == "never") return 0;
-  int64_t every = 0;
-  if (ParseCount(text, every) && every >= 1 && every <= INT32_MAX) return static_cast<int>(every);
+absl::Status ParseRefresh(absl::string_view text, TrainOptions& options) {
+  options.trainability = text == "always"  ? TrainabilityPolicy::kAlways
+                         : text == "never" ? TrainabilityPolicy::kNever
+                                           : TrainabilityPolicy::kEveryN;
+  if (options.trainability != TrainabilityPolicy::kEveryN) return absl::OkStatus();
+  if (ParseCount(text, options.check_trainable_every) && options.check_trainable_every >= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--auto_refresh_trainable=", text, " is not possible; choose always, never, or a number of steps"));
 }
@@ -184,7 +185,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
   EK_ASSIGN_OR_RETURN(options.divides_by_initial,
                       Choose<bool>("divide_by", flags.divide_by, {{"initial", true}, {"effective", false}}));
-  EK_ASSIGN_OR_RETURN(options.refresh_every, ParseRefresh(flags.auto_refresh_trainable));
+  EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
   absl::StatusOr<FreezeSchedule> freeze = ParseFreezeSchedule(flags.freeze);
   if (!freeze.ok()) return Annotate(freeze.status(), "--freeze");
   options.freeze = *std::move(freeze);

@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/trainability.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/idx_dataset.h"
@@ -95,7 +96,8 @@ struct TrainOptions {
 
   std::vector<Bytes> bucket_caps;
   bool gradients_are_views = false;
-  int refresh_every = 1;  // As in DataParallelOptions.
+  TrainabilityPolicy trainability = TrainabilityPolicy::kAlways;
+  int64_t check_trainable_every = 1;  // With kEveryN.
   FreezeSchedule freeze;
 
   std::string init_file;  // Of these, empty: none.

@@ -30,7 +30,7 @@ TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
   EXPECT_EQ(options->nproc, 2);
   EXPECT_EQ(60000 / options->batch_size % 2, 1);  // The ranks' numbers of batches differ.
   EXPECT_THAT(options->bucket_caps, ElementsAre(kDefaultFirstCap, kDefaultCap));
-  EXPECT_EQ(options->refresh_every, 1);
+  EXPECT_EQ(options->trainability, TrainabilityPolicy::kAlways);
 }
 
 TEST(TrainOptionsTest, FlagsBecomeOptions) {
@@ -55,9 +55,10 @@ TEST(TrainOptionsTest, FlagsBecomeOptions) {
   EXPECT_EQ(options.rule, UpdateRule(Sgd{.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-4}));
   EXPECT_FALSE(options.divides_by_initial);
   EXPECT_THAT(options.bucket_caps, ElementsAre(Bytes{0}, Bytes{1 << 19}));
-  EXPECT_EQ(options.refresh_every, 25);
+  EXPECT_EQ(options.trainability, TrainabilityPolicy::kEveryN);
+  EXPECT_EQ(options.check_trainable_every, 25);
   EXPECT_EQ(options.freeze, (FreezeSchedule{{"fc1", 3, 5}}));
-  EXPECT_EQ(MakeTrainOptions({.auto_refresh_trainable = "never"})->refresh_every, 0);
+  EXPECT_EQ(MakeTrainOptions({.auto_refresh_trainable = "never"})->trainability, TrainabilityPolicy::kNever);
 }
 
 TEST(TrainOptionsTest, DefaultsDependOnModelAndOptimizer) {

@@ -78,7 +78,9 @@ absl::Status TrainingRun::Init() {
   DataParallelOptions options;
   options.reducer.caps = options_.bucket_caps;
   options.reducer.gradient_as_bucket_view = options_.gradients_are_views;
-  options.refresh_every = options_.refresh_every;
+  options.trainability = {.policy = options_.trainability,
+                          .every = options_.check_trainable_every,
+                          .warn_on_change = false};  // The report says what the schedule freezes.
   EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options)));
   if (options_.shards_optimizer) {
     ShardedOptimizerOptions sharding;
@@ -110,7 +112,9 @@ absl::Status TrainingRun::Freeze(int64_t step) {
   const uint64_t version = parameters.mask_version();
   ApplyFreezeSchedule(options_.freeze, step, parameters);
   // A check that comes only every n-th step, or never, would miss it.
-  if (parameters.mask_version() == version || options_.refresh_every == 1) return absl::OkStatus();
+  if (parameters.mask_version() == version || options_.trainability == TrainabilityPolicy::kAlways) {
+    return absl::OkStatus();
+  }
   return ddp_->RefreshTrainable();
 }
 

@@ -70,7 +70,9 @@ ToyTrainer::~ToyTrainer() = default;
 absl::Status ToyTrainer::Init(Communicator* comm) {
   const UpdateRule rule = Sgd{.learning_rate = kLearningRate, .momentum = kMomentum};
   ParameterSet* const params = &parts_->model.params();
-  EK_ASSIGN_OR_RETURN(parts_->ddp, DataParallel::Create(comm, params, {}, {.reducer = {.caps = settings_.caps}}));
+  if (settings_.list != ToyList::kOptimizerAlone) {
+    EK_ASSIGN_OR_RETURN(parts_->ddp, DataParallel::Create(comm, params, {}, {.reducer = {.caps = settings_.caps}}));
+  }
   if (settings_.is_sharded) {
     const ShardedOptimizerOptions options{.bucket_cap = settings_.caps.front()};
     EK_ASSIGN_OR_RETURN(parts_->sharded, ShardedOptimizer::Create(comm, params, rule, options));
@@ -81,13 +83,18 @@ absl::Status ToyTrainer::Init(Communicator* comm) {
 }
 
 std::vector<Joinable*> ToyTrainer::joinables() const {
-  std::vector<Joinable*> list = {parts_->ddp.get()};
-  if (settings_.is_sharded) {
-    list.push_back(parts_->sharded.get());
-  } else {
-    list.push_back(parts_->unsharded.get());
+  Joinable* const ddp = parts_->ddp.get();
+  Joinable* const optimizer =
+      settings_.is_sharded ? static_cast<Joinable*>(parts_->sharded.get()) : parts_->unsharded.get();
+  switch (settings_.list) {
+    case ToyList::kGradientsFirst:
+      return {ddp, optimizer};
+    case ToyList::kOptimizerFirst:
+      return {optimizer, ddp};
+    case ToyList::kOptimizerAlone:
+      break;
   }
-  return list;
+  return {optimizer};
 }
 
 absl::Status ToyTrainer::Train(int first_step) {
@@ -95,6 +102,10 @@ absl::Status ToyTrainer::Train(int first_step) {
   const auto loop = [&] { return Loop(first_step); };
   result_.status =
       settings_.joins ? RunJoined(joinables(), settings_.join_options, [&](JoinScope&) { return loop(); }) : loop();
+  for (const int batch : settings_.even_batches) {
+    if (!result_.status.ok()) return result_.status;
+    result_.status = Step(result_.steps, batch);
+  }
   if (result_.status.ok()) result_.status = TakeState();
   return result_.status;
 }
@@ -105,25 +116,25 @@ absl::Status ToyTrainer::At(StepPoint point, int step, int gradients) const {
 
 absl::Status ToyTrainer::Loop(int first_step) {
   const int steps = static_cast<int>(settings_.batches.size());
-  for (int step = first_step; step < steps; ++step) EK_RETURN_IF_ERROR(Step(step));
+  for (int step = first_step; step < steps; ++step) EK_RETURN_IF_ERROR(Step(step, settings_.batches[step]));
   return At(StepPoint::kLoopEnd, steps);
 }
 
-absl::Status ToyTrainer::Step(int step) {
+absl::Status ToyTrainer::Step(int step, int batch) {
   auto& [model, ddp, unsharded, sharded] = *parts_;
   const bool accumulates = step == settings_.accumulating_step;
   EK_RETURN_IF_ERROR(At(StepPoint::kBeforeRecord, step));
   model.params().ClearGradients();
-  EK_RETURN_IF_ERROR(ddp->BeginStep(accumulates ? StepMode::kAccumulate : StepMode::kSync));
+  if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(accumulates ? StepMode::kAccumulate : StepMode::kSync));
   EK_RETURN_IF_ERROR(At(StepPoint::kForward, step));
   int gradients = 0;
   auto announce = [&, &ddp = ddp](int param) -> absl::Status {
     EK_RETURN_IF_ERROR(At(StepPoint::kBackward, step, gradients++));
-    return ddp->GradientReady(param);
+    return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
   };
-  EK_RETURN_IF_ERROR(model.Backward(data_rank_, settings_.batches[step], announce));
+  EK_RETURN_IF_ERROR(model.Backward(data_rank_, batch, announce));
   EK_RETURN_IF_ERROR(At(StepPoint::kBackward, step, gradients));
-  EK_RETURN_IF_ERROR(ddp->FinishStep());
+  if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
   EK_RETURN_IF_ERROR(At(StepPoint::kReduced, step));
   if (!accumulates) {
     EK_RETURN_IF_ERROR(settings_.is_sharded ? sharded->Step() : unsharded->Step());

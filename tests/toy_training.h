@@ -39,11 +39,16 @@ enum class StepPoint {
 // The number of parameters; as many gradients are announced in each step.
 inline constexpr int kToyGradients = 5;
 
+// What RunJoined() gets, in this order.
+enum class ToyList { kGradientsFirst, kOptimizerFirst, kOptimizerAlone };
+
 struct ToySettings {
-  std::vector<int> batches;    // Of this rank, one per step.
-  bool joins = false;          // The loop runs in RunJoined().
-  bool is_sharded = false;     // The optimizer.
-  int accumulating_step = -1;  // This one does not synchronise.
+  std::vector<int> batches;                 // Of this rank, one per step.
+  bool joins = false;                       // The loop runs in RunJoined().
+  ToyList list = ToyList::kGradientsFirst;  // Alone: there is no DataParallel; needs is_sharded.
+  std::vector<int> even_batches;            // Of a second loop, without RunJoined(): as many on each rank.
+  bool is_sharded = false;                  // The optimizer.
+  int accumulating_step = -1;               // This one does not synchronise.
   std::vector<Bytes> caps = {Bytes{8}, Bytes{24}};
   int data_rank = -1;  // Whose data this is; -1: the rank's in the group.
   JoinOptions join_options;
@@ -80,7 +85,7 @@ class ToyTrainer {
   ToyTrainer(const ToySettings& settings, int rank);
   absl::Status Init(Communicator* comm);
   absl::Status Loop(int first_step);
-  absl::Status Step(int step);
+  absl::Status Step(int step, int batch);
   absl::Status TakeState();
   absl::Status At(StepPoint point, int step, int gradients = 0) const;
 

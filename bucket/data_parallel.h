@@ -46,6 +46,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reducer.h"
 #include "evenkeel/bucket/trainability.h"
@@ -77,6 +78,10 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status GradientReady(int param) { return reducer_->GradientReady(param); }
   // Instead of it, where this rank has no gradient for a trained parameter: it adds nothing to the others'.
   absl::Status NoGradient(int param) { return reducer_->NoGradient(param); }
+  // The same of all that backward will not reach, between BeginStep() and backward; see ReducerOptions::find_unused.
+  absl::Status MarkUnused(absl::Span<const int> params) { return reducer_->MarkUnused(params); }
+  // After backward: OK if FinishStep() will have all that it needs from this rank.
+  absl::Status CheckComplete() const { return reducer_->CheckComplete(); }
   absl::Status FinishStep();
 
   // Takes a change of what is trained into account now, whatever the policy. All ranks together.

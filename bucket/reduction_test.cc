@@ -116,8 +116,7 @@ TEST_P(ReductionTest, ABucketGoesThroughAllItsRoundsWhileBackwardRuns) {
     ToyModel model(kSizes);
     auto owned = std::make_unique<ScatterAndGather>(comm.world_size());
     ScatterAndGather& reduction = *owned;
-    EK_ASSIGN_OR_RETURN(auto ddp,
-                        DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));  // Records the order.
     model.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp->BeginStep());
@@ -137,8 +136,7 @@ TEST_P(ReductionTest, RanksThatRanDryRunTheSameRoundsAndHearWhatTheyMustKnow) {
     ToyModel model(kSizes);
     auto owned = std::make_unique<ScatterAndGather>(comm.world_size());
     ScatterAndGather& reduction = *owned;
-    EK_ASSIGN_OR_RETURN(auto ddp,
-                        DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
     const int steps = comm.rank();
     EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < steps; ++step) EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
@@ -157,16 +155,16 @@ TEST_P(ReductionTest, AGradientThatNoRankHasStaysNone) {
       ToyModel model(kSizes);
       std::unique_ptr<BucketReduction> reduction;
       if (separate) reduction = std::make_unique<ScatterAndGather>(comm.world_size());
-      EK_ASSIGN_OR_RETURN(
-          auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(reduction)));
+      EK_ASSIGN_OR_RETURN(auto ddp,
+                          DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(reduction)));
       for (int step = 0; step < 3; ++step) {
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         for (int p = 4; p >= 0; --p) {
           const bool has_none = p == 1 || (p == 3 && comm.rank() > 0);
-          EK_RETURN_IF_ERROR(has_none ? ddp->NoGradient(p)
-                                      : model.BackwardOf(p, comm.rank(), step,
-                                                         [&](int param) { return ddp->GradientReady(param); }));
+          EK_RETURN_IF_ERROR(has_none ? ddp->NoGradient(p) : model.BackwardOf(p, comm.rank(), step, [&](int param) {
+            return ddp->GradientReady(param);
+          }));
         }
         EK_RETURN_IF_ERROR(ddp->FinishStep());
         EXPECT_EQ(model.params().grad_state(1), GradState::kNone) << "separate " << separate;

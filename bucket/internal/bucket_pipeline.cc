@@ -118,7 +118,7 @@ void BucketPipeline::NoteLaunched(const Turn& turn, const Work& work) {
 }
 
 void BucketPipeline::NoteTime(const Turn& turn) {
-  if (turn.kind != Turn::Kind::kRound || turn.round > 0) return;
+  if (turn.kind != Turn::Kind::kRound || turn.round > 0 || turn.is_skipped) return;
   times_[turn.bucket].launched = absl::Now();
   times_[turn.bucket].gradients_at_launch = gradients_;
 }

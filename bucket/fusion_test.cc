@@ -1,0 +1,86 @@
+// The two ways in which a bucket's gradients go out together.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+const std::vector<int> kSizes = {3, 5, 0, 8, 2};
+
+DataParallelOptions Options(Fusion fusion, bool views = false) {
+  return {.reducer = {
+              .caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views, .fusion = fusion, .find_unused = true}};
+}
+
+absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch) {
+  model.params().ClearGradients();
+  EK_RETURN_IF_ERROR(ddp.BeginStep());
+  for (int p = 4; p >= 0; --p) {
+    if (p == 1 && (rank + batch) % 2 == 0) continue;  // Unused on some ranks; at world 1 in every other step.
+    EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, batch, [&](int param) { return ddp.GradientReady(param); }));
+  }
+  return ddp.FinishStep();
+}
+
+class FusionTest : public testing::TestWithParam<int> {};
+
+TEST_P(FusionTest, GradientsFromWhereTheyLieGiveTheSameAsCopiedOnes) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes), reference(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
+    EK_ASSIGN_OR_RETURN(auto flat, DataParallel::Create(&comm, &reference.params(), {}, Options(Fusion::kFlat)));
+    const void* const memory = model.params()[3].grad.data;
+    const int steps = 2 + comm.rank();
+    EK_RETURN_IF_ERROR(RunJoined({ddp.get(), flat.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < steps; ++step) {
+        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+        EK_RETURN_IF_ERROR(TrainStep(*flat, reference, comm.rank(), step));
+        for (int p = 0; p < 5; ++p) {
+          EXPECT_EQ(model.params().grad_state(p), reference.params().grad_state(p)) << "p" << p << ", step " << step;
+          if (model.params().grad_state(p) == GradState::kNone) continue;
+          EXPECT_EQ(model.Gradient(p), reference.Gradient(p)) << "p" << p << ", step " << step;
+        }
+      }
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(model.params()[3].grad.data, memory);
+    for (const BucketInfo& bucket : ddp->buckets()) {
+      EXPECT_EQ(bucket.data.count, 0);
+      EXPECT_EQ(bucket.parts.size(), bucket.params.size() + 1);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, FusionTest, testing::Values(1, 2, 3, 5, 8));
+
+TEST(FusionErrorsTest, CoalescedBucketsHaveNoMemoryForViewsOrReductionsOfOnesOwn) {
+  for (const bool views : {true, false}) {
+    const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+      ToyModel model(kSizes);
+      return DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced, views),
+                                  views ? nullptr : std::make_unique<AllReduceBuckets>())
+          .status();
+    });
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("coalesced buckets have no memory of their own"));
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel

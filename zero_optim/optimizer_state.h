@@ -61,6 +61,9 @@ struct OptimizerState {
   friend bool operator==(const OptimizerState&, const OptimizerState&) = default;
 };
 
+// Who gets the state that Consolidate() puts together, in place of one rank.
+inline constexpr int kAllRanks = -1;
+
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_ZERO_OPTIM_OPTIMIZER_STATE_H_

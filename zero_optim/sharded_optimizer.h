@@ -53,6 +53,7 @@
 #include "evenkeel/zero_optim/internal/shard_move.h"
 #include "evenkeel/zero_optim/internal/shard_plan.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/lost_shard.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/partition.h"
@@ -61,19 +62,11 @@
 
 namespace evenkeel {
 
-// When a rank is not in the new group, and with it the state of the parameters that it owned.
-enum class LostShard {
-  kRefuse,  // An error on all ranks, which says where to resume from.
-  kFresh,   // That state begins anew, as for a parameter that is trained for the first time; the rest is kept as it is.
-};
-
 struct ShardedOptimizerOptions {
   Bytes bucket_cap = kDefaultCap;  // Of what travels together: updated parameters, and gradients that Step() reduces.
   LostShard lost_shard = LostShard::kRefuse;
   std::string checkpoint_hint;  // For the message of kRefuse: what to resume from. SetCheckpointHint() changes it.
 };
-
-inline constexpr int kAllRanks = -1;
 
 class ShardedOptimizer : public Joinable, private StepParticipant {
  public:

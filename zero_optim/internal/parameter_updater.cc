@@ -1,6 +1,8 @@
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +16,9 @@
 namespace evenkeel::internal {
 
 ParameterUpdater::ParameterUpdater(const ParameterSet* params, ParameterGroups groups)
-    : params_(params), groups_(std::move(groups)), slots_(params->size()) {}
+    : params_(params), groups_(std::move(groups)), slots_(params->size()) {
+  for (int i = 0; i < params->size(); ++i) slots_[i].part.count = (*params)[i].value.count;
+}
 
 absl::Status ParameterUpdater::Check() const {
   EK_RETURN_IF_ERROR(params_->Validate());
@@ -26,31 +30,38 @@ absl::Status ParameterUpdater::Check() const {
   return absl::OkStatus();
 }
 
-void ParameterUpdater::Update(int param, const TensorView& gradient, double grad_scale) {
-  const TensorView& value = (*params_)[param].value;
+std::vector<StateTensor> ParameterUpdater::ZerosFor(int param) const {
+  return std::vector<StateTensor>(NamesFor(param).size(),
+                                  StateTensor((*params_)[param].value.dtype, slots_[param].part.count));
+}
+
+ParameterUpdater::Part ParameterUpdater::SetPart(int param, int64_t begin, int64_t count) {
   Slot& slot = slots_[param];
-  if (slot.step == 0) slot.tensors.assign(NamesFor(param).size(), StateTensor(value.dtype, value.count));
-  ++slot.step;
+  Part old = std::exchange(slot.part, Part{{begin, count}, {}});
+  if (slot.step > 0) slot.part.tensors = ZerosFor(param);
+  return old;
+}
+
+void ParameterUpdater::Update(int param, const TensorView& gradient, double grad_scale) {
+  Prepare(param, slots_[param].step + 1);
+  Slot& slot = slots_[param];
   absl::InlinedVector<TensorView, kMaxStateTensors> state;
-  for (StateTensor& tensor : slot.tensors) state.push_back(tensor.view());
+  for (StateTensor& tensor : slot.part.tensors) state.push_back(tensor.view());
+  const TensorView value = (*params_)[param].value.Slice(slot.part.begin, slot.part.count);
   ApplyUpdate(groups_.rule_of(param), slot.step, grad_scale, value, gradient, state);
 }
 
 void ParameterUpdater::Prepare(int param, int64_t step) {
   Slot& slot = slots_[param];
-  if (step == 0) {
-    slot = Slot();
-    return;
-  }
-  const TensorView& value = (*params_)[param].value;
-  if (slot.step == 0) slot.tensors.assign(NamesFor(param).size(), StateTensor(value.dtype, value.count));
+  if (step == 0) slot.part.tensors.clear();
+  if (slot.step == 0 && step > 0) slot.part.tensors = ZerosFor(param);
   slot.step = step;
 }
 
 int64_t ParameterUpdater::state_bytes() const {
   int64_t bytes = 0;
   for (const Slot& slot : slots_) {
-    for (const StateTensor& tensor : slot.tensors) bytes += tensor.bytes();
+    for (const StateTensor& tensor : slot.part.tensors) bytes += tensor.bytes();
   }
   return bytes;
 }
@@ -63,7 +74,7 @@ OptimizerState ParameterUpdater::Export() const {
     const auto names = NamesFor(param);
     ParameterState& entry = state.params[param];
     entry.step = slot.step;
-    for (size_t t = 0; t < names.size(); ++t) entry.tensors.emplace(names[t], slot.tensors[t]);
+    for (size_t t = 0; t < names.size(); ++t) entry.tensors.emplace(names[t], slot.part.tensors[t]);
   }
   return state;
 }
@@ -97,12 +108,17 @@ absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
 }
 
 void ParameterUpdater::Import(const OptimizerState& state, absl::FunctionRef<bool(int)> keeps) {
-  slots_.assign(slots_.size(), Slot());
+  for (int param = 0; param < params_->size(); ++param) Prepare(param, 0);
   for (const auto& [param, entry] : state.params) {
     if (!keeps(param)) continue;
-    Slot& slot = slots_[param];
-    slot.step = entry.step;
-    for (absl::string_view name : NamesFor(param)) slot.tensors.push_back(entry.tensors.at(std::string(name)));
+    Prepare(param, entry.step);
+    Part& part = slots_[param].part;
+    const auto names = NamesFor(param);
+    for (size_t t = 0; t < names.size(); ++t) {
+      const TensorView to = part.tensors[t].view();
+      const std::byte* const from = entry.tensors.at(std::string(names[t])).data() + part.begin * SizeOf(to.dtype);
+      if (to.count > 0) std::memcpy(to.data, from, to.bytes());
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -34,29 +35,46 @@ class ParameterUpdater {
   const ParameterGroups& groups() const { return groups_; }
   ParameterGroups& groups() { return groups_; }
 
-  // For parameters in a group.
+  // Of a parameter's elements, those that are updated here, and whose state is.
+  struct Range {
+    int64_t begin = 0;
+    int64_t count = 0;
+  };
+  struct Part : Range {
+    std::vector<StateTensor> tensors;
+  };
+  Range range(int param) const { return slots_[param].part; }  // The whole parameter, unless it was set.
+  // Goes on with that range and, after a first update, a state of zeros; answers what was here. The step count stays.
+  Part SetPart(int param, int64_t begin, int64_t count);
+  void PutBack(int param, Part part) { slots_[param].part = std::move(part); }
+
+  // For parameters in a group. The gradient is that of the range.
   void Update(int param, const TensorView& gradient, double grad_scale);
 
   int64_t state_bytes() const;
   int64_t step(int param) const { return slots_[param].step; }
-  std::vector<StateTensor>& tensors(int param) { return slots_[param].tensors; }
+  std::vector<StateTensor>& tensors(int param) { return slots_[param].part.tensors; }
 
   // Makes room for the state of a parameter after its update number `step`, which the caller then writes to tensors();
   // what is there stays. 0: forgets it.
   void Prepare(int param, int64_t step);
 
+  // Of the ranges that are here.
   OptimizerState Export() const;
   // InvalidArgument, which names the parameter, unless the state fits the parameters and the rule.
   absl::Status CheckState(const OptimizerState& state) const;
-  // Takes over the entries for which `keeps` says so, and forgets what it had. The state must have passed CheckState().
+  // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The state must have passed
+  // CheckState().
   void Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
 
  private:
   std::span<const absl::string_view> NamesFor(int param) const { return StateTensorNames(groups_.rule_of(param)); }
 
+  std::vector<StateTensor> ZerosFor(int param) const;
+
   struct Slot {
     int64_t step = 0;
-    std::vector<StateTensor> tensors;  // In the order of StateTensorNames() of its rule; empty before the first update.
+    Part part;  // Its tensors in the order of StateTensorNames() of the rule; none before the first update.
   };
 
   const ParameterSet* const params_;

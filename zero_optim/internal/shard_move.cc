@@ -10,6 +10,7 @@
 #include "evenkeel/comm/control.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/lost_state.h"
 #include "evenkeel/zero_optim/partition.h"
 
 namespace evenkeel::internal {
@@ -19,34 +20,16 @@ bool HoldsState(const ShardFacts& facts) {
   return std::any_of(facts.held_steps.begin(), facts.held_steps.end(), [](int64_t steps) { return steps > 0; });
 }
 
-std::string WayOut(const std::vector<ShardFacts>& by_rank) {
-  std::string hint;
+std::vector<Standing> Standings(const std::vector<ShardFacts>& by_rank) {
+  std::vector<Standing> standings;
   for (const ShardFacts& facts : by_rank) {
-    if (hint.empty()) hint = facts.checkpoint_hint;
+    standings.push_back({.steps_finished = facts.steps_finished,
+                         .is_torn = facts.is_torn,
+                         .may_lose = facts.may_lose,
+                         .holds_state = HoldsState(facts),
+                         .checkpoint_hint = facts.checkpoint_hint});
   }
-  return absl::StrCat("resume from a checkpoint (", hint.empty() ? "none was written" : hint,
-                      "), or choose what to do with a lost shard (lost_shard)");
-}
-
-// A shard can't be taken back: all that bring one must be at the same step.
-absl::Status CheckSameStep(const std::vector<ShardFacts>& by_rank) {
-  int first = -1;
-  for (int rank = 0; rank < static_cast<int>(by_rank.size()); ++rank) {
-    const ShardFacts& facts = by_rank[rank];
-    if (facts.is_torn) {
-      return absl::FailedPreconditionError(absl::StrCat("rank ", rank,
-                                                        " was in the middle of an update of its part of the "
-                                                        "optimizer's state, which can't be taken back: ",
-                                                        WayOut(by_rank)));
-    }
-    if (!HoldsState(facts)) continue;
-    if (first < 0) first = rank;
-    if (facts.steps_finished == by_rank[first].steps_finished) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", first, " has finished ", by_rank[first].steps_finished, " optimizer steps, rank ", rank, " ",
-        facts.steps_finished, ", and a part of the optimizer's state can't be taken back: ", WayOut(by_rank)));
-  }
-  return absl::OkStatus();
+  return standings;
 }
 
 absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const std::vector<int>& holder) {
@@ -57,10 +40,7 @@ absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const st
     }
   }
   if (lost.empty()) return absl::OkStatus();
-  const std::vector<int> ranks(lost.begin(), lost.end());
-  return absl::FailedPreconditionError(absl::StrCat(
-      RankList(ranks), ranks.size() == 1 ? " is lost, and with it its part" : " are lost, and with them their parts",
-      " of the optimizer's state: ", WayOut(by_rank)));
+  return LostStateError({lost.begin(), lost.end()}, Standings(by_rank));
 }
 
 }  // namespace
@@ -117,7 +97,7 @@ absl::StatusOr<ShardMove> PlanShardMove(const std::vector<ShardFacts>& by_rank, 
   move.mask = plan.mask;
   if (!may_lose) {
     EK_RETURN_IF_ERROR(CheckNothingIsLost(by_rank, move.holder));
-    EK_RETURN_IF_ERROR(CheckSameStep(by_rank));
+    EK_RETURN_IF_ERROR(CheckSameStep(Standings(by_rank)));
   }
   for (size_t param = 0; param < params; ++param) {
     if (plan.owners[param] != kNoOwner || move.holder[param] >= 0 || plan.mask[static_cast<int>(param)]) {

@@ -84,8 +84,8 @@ TEST(SliceLayoutTest, DividesWhatIsInNoBucketEqually) {
 
 TEST(SliceLayoutTest, TransfersAreWhatTwoDivisionsHaveInCommon) {
   const Holders before = {{0, 32, 0}, {32, 60, 1}}, after = {{0, 10, 2}, {10, 40, 0}, {40, 60, 1}};
-  EXPECT_THAT(TransfersBetween(before, after),
-              ElementsAre(Transfer{0, 10, 0, 2}, Transfer{10, 22, 0, 0}, Transfer{32, 8, 1, 0}, Transfer{40, 20, 1, 1}));
+  EXPECT_THAT(TransfersBetween(before, after), ElementsAre(Transfer{0, 10, 0, 2}, Transfer{10, 22, 0, 0},
+                                                           Transfer{32, 8, 1, 0}, Transfer{40, 20, 1, 1}));
   EXPECT_THAT(TransfersBetween(before, before), ElementsAre(Transfer{0, 32, 0, 0}, Transfer{32, 28, 1, 1}));
   EXPECT_THAT(TransfersBetween({}, after), IsEmpty());
   EXPECT_THAT(TransfersBetween(before, {}), IsEmpty());

@@ -1,0 +1,47 @@
+#include "evenkeel/zero_optim/internal/lost_state.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/control.h"
+
+namespace evenkeel::internal {
+namespace {
+
+std::string WayOut(const std::vector<Standing>& by_rank) {
+  std::string hint;
+  for (const Standing& standing : by_rank) {
+    if (hint.empty()) hint = standing.checkpoint_hint;
+  }
+  return absl::StrCat("resume from a checkpoint (", hint.empty() ? "none was written" : hint,
+                      "), or choose what to do with a lost shard (lost_shard)");
+}
+
+}  // namespace
+
+absl::Status CheckSameStep(const std::vector<Standing>& by_rank) {
+  int first = -1;
+  for (int rank = 0; rank < static_cast<int>(by_rank.size()); ++rank) {
+    const Standing& standing = by_rank[rank];
+    if (standing.is_torn) {
+      return absl::FailedPreconditionError(absl::StrCat("rank ", rank,
+                                                        " was in the middle of an update of its part of the "
+                                                        "optimizer's state, which can't be taken back: ",
+                                                        WayOut(by_rank)));
+    }
+    if (!standing.holds_state) continue;
+    if (first < 0) first = rank;
+    if (standing.steps_finished == by_rank[first].steps_finished) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", first, " has finished ", by_rank[first].steps_finished, " optimizer steps, rank ", rank, " ",
+        standing.steps_finished, ", and a part of the optimizer's state can't be taken back: ", WayOut(by_rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LostStateError(const std::vector<int>& ranks, const std::vector<Standing>& by_rank) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      RankList(ranks), ranks.size() == 1 ? " is lost, and with it its part" : " are lost, and with them their parts",
+      " of the optimizer's state: ", WayOut(by_rank)));
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,54 @@
+// What a rank does with each bucket of a plan: where its slice of the gradients is, which parts of parameters that
+// updates, and what it sends and receives when the updated parameters go round.
+//
+//   EK_ASSIGN_OR_RETURN(SlicePlan plan, PlanSlices(buckets, params, rank, world_size));
+//   plan.buckets[0].gradient;                              // what a reduce-scatter of the bucket leaves here
+//   channel.Issue(plan.buckets[0].gather, own_values, all_values);          // of that bucket, as lists
+//
+// The all-gather reads and writes the parameters themselves, as one operation of many views: there is no flat copy of
+// them, and no copy at all but those of a transport that wants its data in one piece.
+//
+// Ownership: the plan owns the memory of the values' padding; gradients belong to the reducer, values to the user.
+// Threads:   immutable.
+// Errors:    InternalError for a bucket that the ranks can't share equally.
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_SLICE_PLAN_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_SLICE_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/reduction.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/zero_optim/internal/slice_layout.h"
+
+namespace evenkeel::internal {
+
+struct SlicePlan {
+  struct Bucket {
+    SlicedBucket layout;
+    TensorView gradient;                // This rank's slice, in the bucket's memory.
+    std::vector<TensorView> gradients;  // In it, by position of the parameter; empty where the slice has none of it.
+    int first_flag = 0;                 // Of the bucket's used flags among those of all buckets.
+    Collective gather;
+    std::vector<TensorView> own_values, all_values;
+  };
+  std::vector<Bucket> buckets;
+  std::vector<int> bucket_of;  // By parameter; -1: in none.
+  int flag_count = 0;          // One per parameter in a bucket.
+  std::unique_ptr<std::byte[]> padding;
+};
+
+// Slices of `buckets`, whose sizes are multiples of world_size * kSliceUnit.
+absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const ParameterSet& params, int rank,
+                                     int world_size);
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_SLICE_PLAN_H_

@@ -1,0 +1,241 @@
+// The state of a SlicedOptimizer as a whole: gathered, loaded, brought into another group. Who holds what is the table
+// `holders_`, which is equal on all ranks; slices of a new plan are made from it in the next reduction.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/planner.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/action_hook.h"
+#include "evenkeel/zero_optim/internal/agree.h"
+#include "evenkeel/zero_optim/internal/state_sync.h"
+#include "evenkeel/zero_optim/sliced_optimizer.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::HeldRange;
+using internal::Holders;
+using internal::ParameterUpdater;
+using internal::SliceFacts;
+
+// Tensors of one rank and type that travel together, in the order that all ranks put them in.
+struct Parcel {
+  std::vector<TensorView> parts;
+  Bytes size;
+};
+
+}  // namespace
+
+int64_t SlicedOptimizer::state_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return updater_.state_bytes();
+}
+
+absl::StatusOr<OptimizerState> SlicedOptimizer::Gather(int to) {
+  EK_RETURN_IF_ERROR(WaitForAll());
+  absl::MutexLock lock(&mutex_);
+  const int rank = communicator().rank();
+  const bool receives = to == kAllRanks || to == rank;
+  OptimizerState state;
+  std::vector<Work> works;
+  std::map<std::pair<int, DType>, Parcel> parcels;  // By who holds them.
+  const auto send = [&](int holder, DType dtype, Parcel& parcel) {
+    Collective what{.kind = CollectiveKind::kBroadcast, .dtype = dtype, .root = holder, .role = Role::kState};
+    for (const TensorView& part : parcel.parts) what.count += part.count;
+    TensorList in(parcel.parts.begin(), parcel.parts.end()), out = in;
+    if (to != kAllRanks) {
+      what.kind = rank == to ? CollectiveKind::kRecv : CollectiveKind::kSend;
+      if (rank == to) in.clear();
+      if (rank == holder) {
+        what.root = to;
+        out.clear();
+      }
+    }
+    if (what.count > 0 && (receives || rank == holder)) works.push_back(channel_->Issue(what, in, out));
+    parcel = Parcel();
+  };
+
+  for (int param = 0; param < params_->size(); ++param) {
+    if (updater_.step(param) == 0) continue;
+    const TensorView& value = (*params_)[param].value;
+    const auto names = StateTensorNames(groups_.rule_of(param));
+    ParameterState* const entry = receives ? &state.params[param] : nullptr;
+    if (receives) entry->step = updater_.step(param);
+    for (size_t t = 0; t < names.size(); ++t) {
+      StateTensor* whole = nullptr;
+      if (receives) {
+        whole = &entry->tensors.emplace(std::string(names[t]), StateTensor(value.dtype, value.count)).first->second;
+      }
+      for (const HeldRange& range : holders_[param]) {
+        TensorView part(nullptr, range.end - range.begin, value.dtype);
+        if (receives) part = whole->view().Slice(range.begin, part.count);
+        if (range.rank == rank) {
+          const TensorView own = updater_.tensors(param)[t].view();
+          if (receives) std::memcpy(part.data, own.data, own.bytes());
+          part = own;
+        }
+        Parcel& parcel = parcels[{range.rank, value.dtype}];
+        if (part.data != nullptr && range.rank != to) parcel.parts.push_back(part);
+        parcel.size.value += part.bytes();
+        if (parcel.size >= kDefaultCap) send(range.rank, value.dtype, parcel);
+      }
+    }
+  }
+  for (auto& [key, parcel] : parcels) send(key.first, key.second, parcel);
+  absl::Status status;
+  for (const Work& work : works) status.Update(work.Wait());
+  if (!status.ok()) return status;
+  return state;
+}
+
+void SlicedOptimizer::KeepOnly(int param, const Holders& holders) {
+  const HeldRange range = internal::RangeOf(holders, communicator().rank());
+  const ParameterUpdater::Part old = updater_.SetPart(param, range.begin, range.end - range.begin);
+  std::vector<StateTensor>& now = updater_.tensors(param);
+  for (size_t t = 0; t < now.size(); ++t) {
+    const TensorView to = now[t].view();
+    if (to.count > 0)
+      std::memcpy(to.data, old.tensors[t].data() + (range.begin - old.begin) * SizeOf(to.dtype), to.bytes());
+  }
+  holders_[param] = holders;
+}
+
+absl::Status SlicedOptimizer::LoadState(const OptimizerState& state) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
+  EK_RETURN_IF_ERROR(WaitForAll());
+  absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
+  move_.reset();
+  is_torn_ = false;
+  const internal::SlicePlan* const plan = next_plan_ != nullptr ? next_plan_.get() : plan_.get();
+  std::vector<Holders> holders(params_->size());
+  for (const auto& [param, entry] : state.params) {  // Those that are in no bucket are frozen, or there is no plan yet.
+    holders[param] = internal::HoldersOfAlone((*params_)[param].value.count, communicator().world_size());
+  }
+  for (size_t b = 0; plan != nullptr && b < plan->buckets.size(); ++b) {
+    const internal::SlicedBucket& layout = plan->buckets[b].layout;
+    for (size_t i = 0; i < layout.params.size(); ++i) {
+      holders[layout.params[i]] = internal::HoldersIn(layout, i, communicator().world_size());
+    }
+  }
+  for (int param = 0; param < params_->size(); ++param) {
+    const HeldRange range = internal::RangeOf(holders[param], communicator().rank());
+    updater_.Prepare(param, 0);
+    (void)updater_.SetPart(param, range.begin, range.end - range.begin);
+  }
+  holders_ = std::move(holders);
+  updater_.Import(state, [](int) { return true; });
+  return absl::OkStatus();
+}
+
+absl::Status SlicedOptimizer::AddGroup(ParameterGroup group) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "AddGroup");
+  absl::MutexLock lock(&mutex_);
+  updater_.groups() = groups_;
+  EK_RETURN_IF_ERROR(internal::AddGroupOnAllRanks(communicator(), join_name(), *params_, std::move(group), updater_));
+  groups_ = updater_.groups();
+  return absl::OkStatus();
+}
+
+// Another group ------------------------------------------------------------------------------------------------------
+
+void SlicedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
+  if (is_registered_ && old != nullptr) old->steps().Unregister(this);
+  is_registered_ = false;
+  last_step_.reset();
+  params_->ClearGradients();
+  absl::MutexLock lock(&mutex_);
+  const auto is_open = [](const Work& work) { return !work.IsDone(); };
+  if (old != nullptr && std::any_of(gathers_.begin(), gathers_.end(), is_open)) {
+    old->Abort(absl::CancelledError(absl::StrCat(join_name(), " left the group before WaitForAll()")));
+  }
+  // A move that some rank may not have finished is undone on all; one that an update followed has been finished by all
+  // that come to it, or nobody can go on with their state.
+  if (move_ != nullptr && !is_torn_) {
+    move_->Undo();
+    for (const auto& [param, before] : move_->before()) holders_[param] = before;
+  }
+  move_.reset();
+  plan_.reset();
+  if (reducers_group_ == &communicator()) next_plan_.reset();  // Of the group that is left.
+  gathers_.clear();
+  flag_works_.clear();
+  reduced_.clear();
+  gradients_are_lost_ = false;
+  awaits_step_ = false;
+}
+
+std::vector<int64_t> SlicedOptimizer::Sizes() const {
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < params_->size(); ++i) sizes.push_back((*params_)[i].value.count);
+  return sizes;
+}
+
+SliceFacts SlicedOptimizer::Facts() const {
+  SliceFacts facts{.standing = {.steps_finished = steps_finished(),
+                                .is_torn = is_torn_,
+                                .may_lose = options_.lost_shard == LostShard::kFresh,
+                                .checkpoint_hint = options_.checkpoint_hint},
+                   .old_rank = held_rank_,
+                   .old_world_size = held_world_size_};
+  for (int i = 0; i < params_->size(); ++i) {
+    const ParameterUpdater::Range range = updater_.range(i);
+    facts.held.push_back({.step = updater_.step(i), .begin = range.begin, .count = range.count});
+    if (updater_.step(i) > 0 && range.count > 0) facts.standing.holds_state = true;
+  }
+  return facts;
+}
+
+absl::Status SlicedOptimizer::EnterGroup(const GroupChange& /*change*/) {
+  EK_RETURN_IF_ERROR(TakeChannels());
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups_,
+                                                   internal::SameIn::kShape));
+  std::string mine;
+  {
+    absl::MutexLock lock(&mutex_);
+    mine = Facts().Serialize();
+  }
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      communicator().control().Exchange(absl::StrCat("slices/", join_name()), mine, communicator().timeout()));
+  std::vector<SliceFacts> by_rank;
+  for (const std::string& part : parts) {
+    EK_ASSIGN_OR_RETURN(SliceFacts facts, SliceFacts::Parse(part, Sizes()));
+    by_rank.push_back(std::move(facts));
+  }
+  EK_ASSIGN_OR_RETURN(const internal::SliceStart start, internal::PlanSliceStart(by_rank, Sizes()));
+  absl::MutexLock lock(&mutex_);
+  for (int param = 0; param < params_->size(); ++param) {
+    updater_.Prepare(param, start.steps[param]);
+    KeepOnly(param, start.holders[param]);
+  }
+  is_torn_ = false;
+  held_rank_ = communicator().rank();
+  held_world_size_ = communicator().world_size();
+  communicator().steps().Register(this);
+  is_registered_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status SlicedOptimizer::CheckWhole() const {
+  absl::MutexLock lock(&mutex_);
+  if (!is_torn_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
+}
+
+absl::Status SlicedOptimizer::TakeOver(StateTransfer& transfer) {
+  const internal::StateSync sync{.comm = communicator(), .channel = *channel_, .name = join_name()};
+  if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
+  absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(sync.BroadcastSettings(updater_, transfer.source));
+  groups_ = updater_.groups();
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

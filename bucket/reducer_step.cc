@@ -205,7 +205,7 @@ absl::Status Reducer::FinishStep() {
 }
 
 absl::Status Reducer::Complete() {
-  EK_RETURN_IF_ERROR(Annotate(pipeline_->Wait(), name_));
+  EK_RETURN_IF_ERROR(pipeline_->Wait());
   for (const BucketInfo& bucket : storage_->buckets()) {
     const GradFate fate = pipeline_->fate(bucket.index);
     for (int param : bucket.params) {

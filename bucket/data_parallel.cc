@@ -148,7 +148,9 @@ std::string DataParallel::ExportState() const {
   return exported_;
 }
 
-absl::Status DataParallel::ImportState(absl::string_view bytes) {
+absl::Status DataParallel::ImportState(absl::string_view bytes) { return ImportPlan(bytes); }
+
+absl::Status DataParallel::ImportPlan(absl::string_view bytes) {
   EK_ASSIGN_OR_RETURN(const PlanState plan, PlanState::Parse(bytes, params_->size()));
   EK_RETURN_IF_ERROR(reducer_->ImportPlan(plan));
   PublishPlan();

@@ -99,6 +99,10 @@ class DataParallel : public Joinable, private StepParticipant {
   const std::vector<BucketInfo>& buckets() const { return reducer_->buckets(); }
   // Adopts the recorded gradient order now instead of with the next step. All ranks together.
   absl::Status RebuildNow();
+  // The plan, to be kept for a later run of the same model, and taken over there: on all ranks the same, before a step.
+  // What it trains is trained then. InvalidArgument, and nothing changed, for bytes that are no plan of such a model.
+  std::string ExportPlan() const { return reducer_->plan_state().Serialize(); }
+  absl::Status ImportPlan(absl::string_view plan);
   // All collectives of the next synchronising step: buffers, then buckets. Joined ranks run the same list.
   Schedule StepSchedule() const;
 

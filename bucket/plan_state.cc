@@ -1,5 +1,7 @@
 #include "evenkeel/bucket/plan_state.h"
 
+#include <utility>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/internal/bytes.h"
@@ -9,7 +11,10 @@ namespace evenkeel {
 
 std::string PlanState::Serialize() const {
   internal::ByteWriter writer;
-  writer.U64(generation).Bytes(mask.Serialize()).Bool(order_final).U32(static_cast<uint32_t>(order.size()));
+  writer.U64(generation).Bytes(mask.Serialize()).Bool(order_final);
+  writer.Bool(cap_order == CapOrder::kFromLastReady).U32(static_cast<uint32_t>(caps.size()));
+  for (const evenkeel::Bytes cap : caps) writer.I64(cap.value);
+  writer.U32(static_cast<uint32_t>(order.size()));
   for (const int index : order) writer.I32(index);
   return writer.Take();
 }
@@ -20,6 +25,12 @@ absl::StatusOr<PlanState> PlanState::Parse(absl::string_view bytes, int param_co
   state.generation = reader.U64();
   const absl::string_view mask_bytes = reader.Bytes();
   state.order_final = reader.Bool();
+  state.cap_order = reader.Bool() ? CapOrder::kFromLastReady : CapOrder::kFromFirstReady;
+  const uint32_t cap_count = reader.U32();
+  for (uint32_t i = 0; i < cap_count && reader.ok(); ++i) {
+    state.caps.push_back({reader.I64()});
+    if (state.caps.back().value < 0) reader.Refuse();
+  }
   const uint32_t order_size = reader.U32();
   if (order_size != 0 && order_size != static_cast<uint32_t>(param_count)) reader.Refuse();
   std::vector<bool> seen(param_count, false);
@@ -40,20 +51,29 @@ absl::StatusOr<PlanState> PlanState::Parse(absl::string_view bytes, int param_co
 }
 
 absl::StatusOr<BucketPlan> PlanFor(const PlanState& state, std::span<const ParamSpec> specs,
-                                   const std::vector<Bytes>& caps) {
-  std::vector<int> trained;
-  trained.reserve(specs.size());
+                                   const std::vector<Bytes>& caps, CapOrder cap_order) {
   if (state.order.empty()) {
+    std::vector<int> trained;
     for (int i = 0; i < state.mask.size(); ++i) {
       if (state.mask[i]) trained.push_back(i);
     }
     return PlanFirstStep(specs, trained);
   }
+  std::vector<int> trained = PlannedOrder(state);
+  if (trained.empty()) return BucketPlan{};
+  if (state.caps.empty()) {
+    return PlanBuckets(specs, {.caps = caps, .order = std::move(trained), .cap_order = cap_order});
+  }
+  return PlanBuckets(specs, {.caps = state.caps, .order = std::move(trained), .cap_order = state.cap_order});
+}
+
+std::vector<int> PlannedOrder(const PlanState& state) {
+  std::vector<int> trained;
+  trained.reserve(state.order.size());
   for (int i : state.order) {
     if (state.mask[i]) trained.push_back(i);
   }
-  if (trained.empty()) return BucketPlan{};
-  return PlanBuckets(specs, {.caps = caps, .order = std::move(trained)});
+  return trained;
 }
 
 void AdoptOrder(PlanState& state, std::span<const int> recorded) {
@@ -69,6 +89,12 @@ void AdoptOrder(PlanState& state, std::span<const int> recorded) {
     if (!placed[i]) state.order.push_back(i);
   }
   state.order_final = true;
+  ++state.generation;
+}
+
+void AdoptCaps(PlanState& state, std::vector<Bytes> caps, CapOrder cap_order) {
+  state.caps = std::move(caps);
+  state.cap_order = cap_order;
   ++state.generation;
 }
 

@@ -29,6 +29,9 @@ struct PlanState {
   TrainableMask mask;
   std::vector<int> order;    // All parameters in gradient-ready order; empty: not known yet.
   bool order_final = false;  // Recorded with this mask; false: the next synchronising step records.
+  // Chosen by measurement (tuner.h), and kept when what is trained changes; empty: not, so the options' are in force.
+  std::vector<Bytes> caps;
+  CapOrder cap_order = CapOrder::kFromFirstReady;  // Of those.
 
   std::string Serialize() const;
   // InvalidArgument for anything that Serialize() of a set of `param_count` parameters can't have made.
@@ -37,13 +40,17 @@ struct PlanState {
   friend bool operator==(const PlanState&, const PlanState&) = default;
 };
 
-// Buckets of the trained parameters: by order if there is one, else one per (dtype, device).
+// Buckets of the trained parameters: by order if there is one, else one per (dtype, device). `caps` and `cap_order` are
+// the options'.
 absl::StatusOr<BucketPlan> PlanFor(const PlanState& state, std::span<const ParamSpec> specs,
-                                   const std::vector<Bytes>& caps);
+                                   const std::vector<Bytes>& caps, CapOrder cap_order = CapOrder::kFromFirstReady);
+// The trained parameters, in the state's order; empty if it has none.
+std::vector<int> PlannedOrder(const PlanState& state);
 
 // `recorded` lists the parameters whose gradients came, in their order; the others keep their place behind them.
 void AdoptOrder(PlanState& state, std::span<const int> recorded);
 void AdoptMask(PlanState& state, const TrainableMask& mask);
+void AdoptCaps(PlanState& state, std::vector<Bytes> caps, CapOrder cap_order);
 
 }  // namespace evenkeel
 

@@ -43,6 +43,19 @@ TEST(PlanStateTest, AFrozenParameterKeepsItsPlaceForLater) {
   EXPECT_THAT(PlanFor(state, specs, kCaps)->buckets, ElementsAre(ElementsAre(3), ElementsAre(2, 1), ElementsAre(0)));
 }
 
+TEST(PlanStateTest, MeasuredCapsGoBeforeTheOptionsAndStayWhenTheMaskChanges) {
+  const std::vector<ParamSpec> specs = Params(4);
+  PlanState state{.mask = TrainableMask(4)};
+  AdoptOrder(state, std::vector<int>{2, 0, 3, 1});
+  AdoptCaps(state, {Bytes{0}, kNoCap}, CapOrder::kFromLastReady);
+  EXPECT_EQ(state.generation, 2u);
+  EXPECT_THAT(PlanFor(state, specs, kCaps)->buckets, ElementsAre(ElementsAre(2, 0, 3), ElementsAre(1)));
+  TrainableMask mask(4);
+  mask.Set(1, false);
+  AdoptMask(state, mask);
+  EXPECT_THAT(PlanFor(state, specs, kCaps)->buckets, ElementsAre(ElementsAre(2, 0), ElementsAre(3)));
+}
+
 TEST(PlanStateTest, EverythingFrozenIsAPlanWithoutBuckets) {
   PlanState state{.mask = TrainableMask(3, false)};
   EXPECT_TRUE(PlanFor(state, Params(3), kCaps)->buckets.empty());
@@ -54,6 +67,7 @@ TEST(PlanStateTest, SurvivesTheWireAndRefusesEverythingElse) {
   PlanState state{.mask = TrainableMask(5)};
   state.mask.Set(3, false);
   AdoptOrder(state, std::vector<int>{4, 0});
+  AdoptCaps(state, {Bytes{100}, kNoCap}, CapOrder::kFromLastReady);
   const std::string bytes = state.Serialize();
   absl::StatusOr<PlanState> parsed = PlanState::Parse(bytes, 5);
   ASSERT_TRUE(parsed.ok()) << parsed.status();

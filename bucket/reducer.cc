@@ -59,7 +59,8 @@ Reducer::Reducer(Communicator* comm, ParameterSet* params, absl::string_view nam
       name_(name),
       options_(std::move(options)),
       has_own_reduction_(reduction != nullptr),
-      reduction_(reduction != nullptr ? std::move(reduction) : std::make_unique<AllReduceBuckets>()) {}
+      reduction_(reduction != nullptr ? std::move(reduction) : std::make_unique<AllReduceBuckets>()),
+      averages_(std::max<int64_t>(1, options_.stats_every)) {}
 
 absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, ParameterSet* params,
                                                          absl::string_view name, ReducerOptions options,
@@ -77,6 +78,14 @@ absl::Status Reducer::Init() {
     return absl::InvalidArgumentError(
         absl::StrCat(name_, ": coalesced buckets have no memory of their own, so there are no views into it",
                      has_own_reduction_ ? ", and only all-reduce works on them" : ""));
+  }
+  if (options_.stats_every < 1 || options_.tuning_steps < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(name_, ": stats_every is ", options_.stats_every, ", tuning_steps ",
+                                                   options_.tuning_steps, ", not at least 1"));
+  }
+  if (options_.tune) {
+    tuner_ = std::make_unique<PlanTuner>(name_, PlanOptions{.caps = options_.caps, .cap_order = options_.cap_order},
+                                         options_.tuning_steps);
   }
   if (options_.static_graph) counts_.emplace(params_);
   if (options_.skip_unused_buckets) {
@@ -105,7 +114,7 @@ Reducer::~Reducer() {
 }
 
 absl::Status Reducer::Install(PlanState state) {
-  EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps));
+  EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps, options_.cap_order));
   const BucketStorage::Layout layout{.fusion = options_.fusion,
                                      .count_multiple = std::max<int64_t>(1, reduction_->CountMultiple())};
   if (storage_ == nullptr || !(plan == storage_->plan()) || !(layout == storage_->layout())) {
@@ -121,6 +130,7 @@ absl::Status Reducer::Install(PlanState state) {
   group_is_new_ = false;
   if (counts_.has_value() && !(state.mask == state_.mask)) counts_->Forget();
   state_ = std::move(state);
+  if (tuner_ != nullptr) tuner_->OnPlan(state_, storage_->plan(), specs_);
   return PlanCollectives();
 }
 
@@ -188,8 +198,15 @@ void Reducer::MoveGradient(int param, TensorView to) {
 }
 
 absl::Status Reducer::RebuildNow() {
-  if (recorded_topic_.empty()) return absl::OkStatus();
+  const bool has_caps = tuner_ != nullptr && tuner_->choice().has_value();
+  if (recorded_topic_.empty() && !has_caps) return absl::OkStatus();
   if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't rebuild inside a step"));
+  ++counted_.rebuilds;
+  if (has_caps) {  // Of a plan that has its order.
+    PlanState next = state_;
+    AdoptCaps(next, tuner_->choice()->caps, tuner_->choice()->cap_order);
+    return Install(std::move(next));
+  }
   const ControlChannel::From from{.rank = recorder_, .text = absl::StrCat("the gradient order of ", name_)};
   EK_ASSIGN_OR_RETURN(std::string bytes, comm_->control().Receive(recorded_topic_, comm_->timeout(), from));
   EK_ASSIGN_OR_RETURN(std::vector<int> order, ParseOrder(bytes, params_->size()));
@@ -223,6 +240,7 @@ absl::Status Reducer::RefreshTrainable() {
   EK_RETURN_IF_ERROR(Install(std::move(next)));
   seen_mask_version_ = params_->mask_version();
   DropRecordedOrder();
+  ++counted_.refreshes;
   return absl::OkStatus();
 }
 
@@ -247,6 +265,7 @@ absl::Status Reducer::ImportPlan(const PlanState& state) {
   EK_RETURN_IF_ERROR(Install(state));
   seen_mask_version_ = params_->mask_version();
   DropRecordedOrder();
+  ++counted_.imports;
   return absl::OkStatus();
 }
 

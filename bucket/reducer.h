@@ -11,6 +11,8 @@
 // Plans:   the first has one bucket per (dtype, device); the first synchronising step records the order in which
 //          gradients arrive, and all ranks adopt the one of the lowest rank that was active in it when the next step
 //          begins. A change of what is trained makes a new plan, and records again. Each plan is a new generation.
+//          A plan is a value: plan_state().Serialize() can be kept, and given to ImportPlan() by another run, which
+//          then needs neither the first plan nor tuning.
 // Modes:   copy (gradients are copied into buckets and back), or gradients as bucket views (no copy; `grad` of each
 //          trained parameter points into its bucket, stable within a generation). Zeroing gradients and setting them
 //          to none are both safe in both.
@@ -41,12 +43,15 @@
 #include "evenkeel/bucket/internal/bucket_pipeline.h"
 #include "evenkeel/bucket/internal/bucket_storage.h"
 #include "evenkeel/bucket/internal/firing_counts.h"
+#include "evenkeel/bucket/internal/plan_tuner.h"
 #include "evenkeel/bucket/internal/ready_tracker.h"
 #include "evenkeel/bucket/internal/unused_agreement.h"
 #include "evenkeel/bucket/internal/worker_thread.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan_state.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/stats.h"
+#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/step_control.h"
@@ -60,6 +65,7 @@ enum class StepMode {
 
 struct ReducerOptions {
   std::vector<Bytes> caps = {kDefaultFirstCap, kDefaultCap};
+  CapOrder cap_order = CapOrder::kFromFirstReady;
   bool gradient_as_bucket_view = false;
   // How a bucket's gradients go out together: copied into one piece of memory, or from where they lie.
   Fusion fusion = Fusion::kFlat;
@@ -73,15 +79,11 @@ struct ReducerOptions {
   // parameter, after each of several forwards. The first step counts, and reduces at its end; a later one that differs
   // is an error.
   bool static_graph = false;
-};
-
-// What the last synchronising step did on this rank.
-struct StepTimes {
-  absl::Time begin;
-  absl::Time last_gradient;  // Backward had nothing left to announce.
-  absl::Time end;
-  int gradients = 0;
-  std::vector<BucketTimes> buckets;
+  // Chooses other caps once the gradient order is known: some steps are measured, and all ranks agree on what would
+  // leave the least communication after backward. The plan keeps them: one that is imported is not tuned again.
+  bool tune = false;
+  int tuning_steps = 5;
+  int64_t stats_every = 100;  // After the first ten, so many steps are measured once (stats.h).
 };
 
 inline constexpr int kNewestPlan = -1;
@@ -148,6 +150,8 @@ class Reducer {
   // Takes over another rank's plan, its trained parameters included.
   absl::Status ImportPlan(const PlanState& state);
   const StepTimes& last_step() const { return times_; }
+  // Put together when asked; may allocate.
+  ReducerStats stats() const;
   // How many synchronising steps in a row have ended with the same parameters unused on this rank: where it is each of
   // them, static_graph would do.
   int64_t same_unused_steps() const { return same_unused_steps_; }
@@ -168,6 +172,9 @@ class Reducer {
   float* used_flags() { return static_cast<float*>(used_.data.get()); }
   absl::Status Complete();
   void ForgetStep();
+  bool IsMeasured() const;
+  // What is counted of a synchronising step that has ended well; `times` null: this rank shadowed it.
+  absl::Status Account(const StepTimes* times);
   void RecordFor(const StepAnswer& answer);
   void DropRecordedOrder();
   absl::Status CheckCall(int param) const;
@@ -220,6 +227,10 @@ class Reducer {
   uint64_t unused_hash_ = 0;  // Of what was announced without a gradient.
   uint64_t last_unused_hash_ = 0;
   int64_t same_unused_steps_ = 0;
+
+  StepAverages averages_;
+  ReducerStats counted_;              // Of it, only what is counted.
+  std::unique_ptr<PlanTuner> tuner_;  // With tune.
 
   std::unique_ptr<WorkerThread> worker_;  // Of a reduction that has a thread. Last: it ends before what it uses.
 };

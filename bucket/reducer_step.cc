@@ -44,6 +44,7 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
   times_ = {.begin = absl::Now()};
   pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::vector<bool>(storage_->size(), true),
                                                /*waits_for_skips=*/unused_ != nullptr);
+  if (IsMeasured()) pipeline_->MeasureEnds();
   // Runs on the control thread; the pipeline is shared, so it may come after this step, and this object, have ended.
   const bool initial = divide_by_initial_;
   ticket_->OnAnswer([pipeline = pipeline_, initial](const absl::StatusOr<StepAnswer>& answer) {
@@ -123,7 +124,12 @@ absl::Status Reducer::Announce(int param) {
   if (params_->grad_state(param) == GradState::kNone) unused_hash_ += StableHash(1, static_cast<uint64_t>(param));
   pipeline_->CountGradient();
   times_.last_gradient = absl::Now();
-  if (*complete >= 0) pipeline_->BucketReady(*complete);
+  if (tracker_.order().size() == 1) times_.first_gradient = times_.last_gradient;
+  const bool is_recording = tuner_ != nullptr && tuner_->is_recording();
+  if (is_recording) tuner_->Gradient(param, times_.last_gradient - times_.begin);
+  if (*complete < 0) return absl::OkStatus();
+  pipeline_->BucketReady(*complete);
+  if (is_recording) tuner_->Launch(absl::Now() - times_.last_gradient);
   return absl::OkStatus();
 }
 
@@ -201,7 +207,7 @@ absl::Status Reducer::FinishStep() {
   times_.buckets = pipeline_->times();
   RecordFor(*answer);
   ForgetStep();
-  return absl::OkStatus();
+  return Account(&times_);
 }
 
 absl::Status Reducer::Complete() {
@@ -232,6 +238,7 @@ void Reducer::RecordFor(const StepAnswer& answer) {
 }
 
 absl::Status Reducer::EndWith(const absl::Status& error) {
+  counted_.last_error = std::string(error.message());
   comm_->Abort(error);  // The other ranks wait for buckets that will not come. Afterwards nothing uses ours any more.
   ForgetStep();
   return error;
@@ -275,7 +282,7 @@ absl::Status Reducer::FinishShadow() {
   ForgetStep();
   tracker_.Reset();
   RecordFor(shadow_answer_);
-  return absl::OkStatus();
+  return Account(/*times=*/nullptr);
 }
 
 }  // namespace evenkeel

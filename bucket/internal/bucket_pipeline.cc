@@ -1,5 +1,6 @@
 #include "evenkeel/bucket/internal/bucket_pipeline.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -47,6 +48,13 @@ void BucketPipeline::WaitForSkips() {
 void BucketPipeline::CountGradient() {
   absl::MutexLock lock(&mutex_);
   ++gradients_;
+}
+
+void BucketPipeline::MeasureEnds() {
+  absl::MutexLock lock(&mutex_);
+  measures_ends_ = true;
+  absl::MutexLock ends(&ends_mutex_);
+  ends_.assign(plan_->buckets.size(), absl::InfiniteFuture());
 }
 
 // What comes next ---------------------------------------------------------------------------------------------------
@@ -133,12 +141,20 @@ void BucketPipeline::LaunchReady() {
   for (Turn turn = NextLaunch(); turn.kind != Turn::Kind::kNothing; turn = NextLaunch()) {
     NoteTime(turn);
     const absl::StatusOr<Work> work = Launch(turn, scale_);
-    if (work.ok()) {
-      NoteLaunched(turn, *work);
-    } else {
+    if (!work.ok()) {
       failed_ = work.status();
+      continue;
     }
+    NoteLaunched(turn, *work);
+    if (measures_ends_ && turn.kind == Turn::Kind::kRound) NoteEndOf(turn, *work);
   }
+}
+
+void BucketPipeline::NoteEndOf(const Turn& turn, const Work& work) {
+  work.OnDone([self = shared_from_this(), bucket = turn.bucket](const absl::Status&) {
+    absl::MutexLock ends(&self->ends_mutex_);
+    self->ends_[bucket] = absl::Now();
+  });
 }
 
 absl::Status BucketPipeline::FinishHere() {
@@ -160,6 +176,9 @@ absl::Status BucketPipeline::FinishHere() {
     first.Update(works[b].Wait());
     absl::MutexLock lock(&mutex_);
     times_[b].reduced = absl::Now();
+    if (!measures_ends_) continue;
+    absl::MutexLock ends(&ends_mutex_);  // Whoever waits may be told before the time is taken.
+    times_[b].reduced = std::min(times_[b].reduced, ends_[b]);
   }
   first.Update(WaitForTheLast());
   for (int b = 0; first.ok() && b < size(); ++b) {

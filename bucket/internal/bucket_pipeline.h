@@ -25,17 +25,10 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/internal/worker_thread.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/communicator.h"
 
 namespace evenkeel {
-
-// When a bucket of a step was ready, launched and reduced; and how many gradients of the step there were at its launch.
-struct BucketTimes {
-  absl::Time ready = absl::InfiniteFuture();
-  absl::Time launched = absl::InfiniteFuture();
-  absl::Time reduced = absl::InfiniteFuture();
-  int gradients_at_launch = 0;
-};
 
 class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
  public:
@@ -66,8 +59,10 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   void Skip(std::vector<bool> skipped);
   // Until Skip() has been called, which is about to be.
   void WaitForSkips();
-  // For BucketTimes only: one more gradient of this step is there.
+  // For BucketTimes only: one more gradient of this step is there; and when buckets are reduced is to be exact, also
+  // without a worker. Before the first is ready.
   void CountGradient();
+  void MeasureEnds();
 
   // Waits for every bucket in order, and until it is known that all ranks have launched the same, where the transport
   // does not see to that; all must be ready and the gate open. After an error the group is to be ended, then Close()d.
@@ -102,6 +97,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   absl::StatusOr<Work> Launch(const Turn& turn, double scale) const;
   absl::StatusOr<GradFate> Reduced(const Turn& turn, double scale) const;
   void NoteLaunched(const Turn& turn, const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteEndOf(const Turn& turn, const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteTime(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsFinished() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -140,6 +136,10 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   std::vector<GradFate> fates_ ABSL_GUARDED_BY(mutex_);    // Of buckets that OnReduced() has seen.
   std::vector<BucketTimes> times_ ABSL_GUARDED_BY(mutex_);
   int gradients_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool measures_ends_ ABSL_GUARDED_BY(mutex_) = false;
+
+  mutable absl::Mutex ends_mutex_ ABSL_ACQUIRED_AFTER(mutex_);  // An operation may end while it is being issued.
+  std::vector<absl::Time> ends_ ABSL_GUARDED_BY(ends_mutex_);   // Of first rounds; empty: not measured.
 };
 
 }  // namespace evenkeel

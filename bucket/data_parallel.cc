@@ -95,7 +95,7 @@ void DataParallel::PublishPlan() {
 }
 
 absl::Status DataParallel::BeginStep(StepMode mode) {
-  if (reducer_->in_step()) return reducer_->BeginStep(nullptr, mode, true);  // Answers what is wrong.
+  if (reducer_->in_step()) return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
   mode_ = mode;
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   if (join_config().enable) {
@@ -112,7 +112,7 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
     EK_RETURN_IF_ERROR(SyncBuffers(answer));
   }
   last_step_synced_ = mode == StepMode::kSync;
-  return reducer_->BeginStep(std::move(ticket), mode, join_config().divide_by_initial_world_size);
+  return reducer_->BeginStep(std::move(ticket), mode, join_config().divisor);
 }
 
 absl::Status DataParallel::FinishStep() {
@@ -233,8 +233,11 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
   KeepBuffers(/*is_active=*/false);
   if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
   last_step_synced_ = action == Action::kSync;
-  if (action == Action::kAccumulate) return absl::OkStatus();
-  return reducer_->BeginShadow(answer, join_config().divide_by_initial_world_size, message.substr(1));
+  if (action == Action::kAccumulate) {
+    join_config().divisor->ScaleOf(answer, /*reduces=*/false);
+    return absl::OkStatus();
+  }
+  return reducer_->BeginShadow(answer, *join_config().divisor, message.substr(1));
 }
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {

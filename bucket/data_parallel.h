@@ -71,7 +71,7 @@ class DataParallel : public Joinable, private StepParticipant {
                                                               std::unique_ptr<BucketReduction> reduction = nullptr);
   ~DataParallel() override;
 
-  // Waits for the other ranks only if buffers are broadcast, or with throw_on_early_termination.
+  // Waits for the other ranks only if buffers are broadcast, or where ranks may stop early.
   absl::Status BeginStep(StepMode mode = StepMode::kSync);
   // From backward, when gradient `param` is final: written, or added to what is there unless its state is kNone, and
   // its state set to kLocal.

@@ -2,7 +2,7 @@
 //
 //   EK_ASSIGN_OR_RETURN(auto reducer, Reducer::Create(&comm, &params, "my_reducer", {}));
 //   EK_ASSIGN_OR_RETURN(auto ticket, comm.steps().Enter(...));       // who takes part in this step
-//   EK_RETURN_IF_ERROR(reducer->BeginStep(ticket, StepMode::kSync, divide));
+//   EK_RETURN_IF_ERROR(reducer->BeginStep(ticket, StepMode::kSync, divisor));
 //   ... backward: EK_RETURN_IF_ERROR(reducer->GradientReady(i)) as each gradient becomes final ...
 //   EK_RETURN_IF_ERROR(reducer->FinishStep());                       // every gradient is the group's average
 //
@@ -55,6 +55,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/step_control.h"
+#include "evenkeel/join/step_divisor.h"
 
 namespace evenkeel {
 
@@ -116,7 +117,8 @@ class Reducer {
   absl::Status CheckGroup(const Communicator& comm) const;
 
   // A step ---------------------------------------------------------------------------------------
-  absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size);
+  // `divisor`: what the sums are divided by; shown each step, also one that accumulates.
+  absl::Status BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, std::shared_ptr<StepDivisor> divisor);
   // The gradient is final: it was written, or added to, and its state set to kLocal.
   absl::Status GradientReady(int param);
   // This rank has none for this parameter in this step: it adds nothing, and gets the others' average all the same. If
@@ -134,7 +136,7 @@ class Reducer {
   // On a rank that ran dry: the same step, contributing nothing but what it had accumulated before. The first issues
   // all buckets, the second waits for them.
   // `message`: the StepMessage() of the lowest active rank.
-  absl::Status BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size, absl::string_view message);
+  absl::Status BeginShadow(const StepAnswer& answer, StepDivisor& divisor, absl::string_view message);
   absl::Status FinishShadow();
 
   // Makes reduced gradients none: a rank that followed others has had no chance to clear what they left.
@@ -185,7 +187,6 @@ class Reducer {
   void AgreeOnUnused(absl::Span<const uint8_t> uses, bool contributes);
   absl::Status WaitForUnused();
   absl::Status EndWith(const absl::Status& error);
-  double ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const;
   void LeaveGroup();
   absl::Status AgreeOnPlan(int plan_from);
   bool HasLivingGroup() const { return !group_.expired(); }
@@ -219,7 +220,7 @@ class Reducer {
   // The step that is running.
   std::shared_ptr<StepTicket> ticket_;
   StepMode mode_ = StepMode::kSync;
-  bool divide_by_initial_ = true;
+  std::shared_ptr<StepDivisor> divisor_;
   std::shared_ptr<BucketPipeline> pipeline_;
   StepAnswer shadow_answer_;  // Of the step that is being shadowed.
   absl::Status step_error_;

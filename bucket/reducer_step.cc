@@ -18,10 +18,6 @@ std::string SerializeOrder(const std::vector<int>& order) {
 
 }  // namespace
 
-double Reducer::ScaleFor(const StepAnswer& answer, bool divide_by_initial_world_size) const {
-  return 1.0 / (divide_by_initial_world_size ? answer.world_size : answer.active);
-}
-
 void Reducer::ForgetStep() {
   ticket_.reset();
   if (pipeline_ != nullptr) pipeline_->Close();
@@ -29,16 +25,22 @@ void Reducer::ForgetStep() {
   if (unused_ != nullptr) unused_->Forget();
 }
 
-absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode, bool divide_by_initial_world_size) {
+absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mode,
+                                std::shared_ptr<StepDivisor> divisor) {
   if (in_step()) {
     return EndWith(absl::FailedPreconditionError(
         absl::StrCat(name_, ": a step began before FinishStep() ended the one before it")));
   }
   ticket_ = std::move(ticket);
   mode_ = mode;
-  divide_by_initial_ = divide_by_initial_world_size;
+  divisor_ = std::move(divisor);
   step_error_ = absl::OkStatus();
-  if (mode == StepMode::kAccumulate) return absl::OkStatus();
+  if (mode == StepMode::kAccumulate) {
+    ticket_->OnAnswer([divisor = divisor_](const absl::StatusOr<StepAnswer>& answer) {
+      if (answer.ok()) divisor->ScaleOf(*answer, /*reduces=*/false);
+    });
+    return absl::OkStatus();
+  }
   tracker_.Reset();
   unused_hash_ = 0;
   times_ = {.begin = absl::Now()};
@@ -46,9 +48,8 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
                                                /*waits_for_skips=*/unused_ != nullptr);
   if (IsMeasured()) pipeline_->MeasureEnds();
   // Runs on the control thread; the pipeline is shared, so it may come after this step, and this object, have ended.
-  const bool initial = divide_by_initial_;
-  ticket_->OnAnswer([pipeline = pipeline_, initial](const absl::StatusOr<StepAnswer>& answer) {
-    if (answer.ok()) pipeline->Open(1.0 / (initial ? answer->world_size : answer->active));
+  ticket_->OnAnswer([pipeline = pipeline_, divisor = divisor_](const absl::StatusOr<StepAnswer>& answer) {
+    if (answer.ok()) pipeline->Open(divisor->ScaleOf(*answer, /*reduces=*/true));
   });
   return counts_.has_value() ? BeginCounting() : absl::OkStatus();
 }
@@ -197,7 +198,7 @@ absl::Status Reducer::FinishStep() {
   if (!step_error_.ok()) return EndWith(step_error_);
   absl::StatusOr<StepAnswer> answer = ticket_->Wait();
   if (!answer.ok()) return EndWith(answer.status());
-  pipeline_->Open(ScaleFor(*answer, divide_by_initial_));  // The ticket's callback may not have come to it yet.
+  pipeline_->Open(divisor_->ScaleOf(*answer, /*reduces=*/true));  // The ticket's callback may not have come to it yet.
   if (absl::Status status = WaitForUnused(); !status.ok()) return EndWith(status);
   if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
   same_unused_steps_ = unused_hash_ == last_unused_hash_ ? same_unused_steps_ + 1 : 1;
@@ -244,8 +245,7 @@ absl::Status Reducer::EndWith(const absl::Status& error) {
   return error;
 }
 
-absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initial_world_size,
-                                  absl::string_view message) {
+absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor, absl::string_view message) {
   if (pipeline_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
   EK_RETURN_IF_ERROR(Annotate(reduction_->OnShadow(message), name_));
   if (used_.data != nullptr) std::memset(used_.data.get(), 0, params_->size() * sizeof(float));
@@ -270,7 +270,7 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, bool divide_by_initi
     AgreeOnUnused(uses, contributes_any);
   }
   for (int b = 0; b < storage_->size(); ++b) pipeline_->BucketReady(b);
-  pipeline_->Open(ScaleFor(answer, divide_by_initial_world_size));
+  pipeline_->Open(divisor.ScaleOf(answer, /*reduces=*/true));
   shadow_answer_ = answer;
   return absl::OkStatus();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -109,6 +110,19 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::v
     }
   }
   return absl::OkStatus();
+}
+
+// Where gradients are divided by them.
+absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
+  std::vector<int> silent;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepRecord& record = answer.records[rank];
+    if (!record.joined && record.samples == StepRecord::kNotSaid) silent.push_back(rank);
+  }
+  if (silent.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("step ", step, ": gradients are divided by the samples of all ranks, and ", RankList(silent),
+                   " did not say how many: call JoinScope::AddSamples() before each step"));
 }
 
 }  // namespace
@@ -233,6 +247,15 @@ void StepControl::ReleaseName(absl::string_view name) {
   held_names_.erase(std::string(name));
 }
 
+std::vector<int> StepControl::active_ranks() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<int> ranks = active_ranks_;
+  if (records_sent_ > 0 && !ranks.empty()) return ranks;
+  ranks.resize(comm_->world_size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 std::vector<StepParticipant*> StepControl::participants() const {
   absl::MutexLock lock(&mutex_);
   return participants_;
@@ -254,9 +277,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, 
     record.participants.push_back(std::move(state));
   }
   record.scope_hash = scope_hash_;
-  record.samples = samples_;
+  record.samples = std::exchange(samples_, StepRecord::kNotSaid);
   record.requests = requests_;
-  samples_ = 0;
   requests_ = 0;
   EK_ASSIGN_OR_RETURN(current_, Begin(std::move(record)));
   entered_ = {who};
@@ -272,6 +294,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
   StepRecord record;
   record.joined = true;
   record.scope_hash = scope_hash_;
+  record.samples = std::exchange(samples_, StepRecord::kNotSaid);
   for (StepParticipant* participant : participants()) {
     ParticipantState state = participant->CurrentState();
     state.name_hash = StableHash(0, participant->participant_name());
@@ -289,7 +312,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
                                .active = comm_->world_size(),
                                .highest_active = comm_->world_size() - 1,
                                .requests = record.requests,
-                               .samples = record.samples});
+                               .samples = std::max<int64_t>(record.samples, 0)});
     return ticket;
   }
   while (!unanswered_.empty() && (unanswered_.size() >= kMaxUnanswered || unanswered_.front()->IsAnswered())) {
@@ -319,9 +342,9 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
       break;
     }
     answer.requests |= record->requests;
+    answer.samples += std::max<int64_t>(record->samples, 0);
     if (!record->joined) {
       ++answer.active;
-      answer.samples += record->samples;
       if (answer.lowest_active < 0) answer.lowest_active = rank;
       answer.highest_active = rank;
     }
@@ -330,6 +353,12 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
     status = CompareRecords(step, answer, participants_);
+    if (requires_samples_) status.Update(CheckSamples(step, answer));
+    answer.samples_so_far = samples_so_far_ += answer.samples;
+    active_ranks_.clear();
+    for (int rank = 0; rank < answer.world_size; ++rank) {
+      if (!answer.records[rank].joined) active_ranks_.push_back(rank);
+    }
   }
   if (!status.ok()) {
     // Every rank sees the same records and comes to the same verdict; nobody needs to be told.

@@ -17,6 +17,7 @@
 #ifndef EVENKEEL_COMM_STEP_CONTROL_H_
 #define EVENKEEL_COMM_STEP_CONTROL_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -78,10 +79,12 @@ struct StepRequests {
 
 // What one rank says when its step begins.
 struct StepRecord {
-  bool joined = false;      // Has run out of inputs.
-  uint32_t requests = 0;    // StepRequests.
-  int64_t samples = 0;      // In this rank's batch, if the user says so.
-  uint64_t scope_hash = 0;  // Of the RunJoined() that the rank is in: its list and options; 0: in none.
+  static constexpr int64_t kNotSaid = -1;
+
+  bool joined = false;         // Has run out of inputs.
+  uint32_t requests = 0;       // StepRequests.
+  int64_t samples = kNotSaid;  // That this rank brings, in this step and since it last said so.
+  uint64_t scope_hash = 0;     // Of the RunJoined() that the rank is in: its list and options; 0: in none.
   std::vector<ParticipantState> participants;
 
   std::string Serialize() const;
@@ -96,7 +99,8 @@ struct StepAnswer {
   int lowest_active = 0;  // -1: none.
   int highest_active = 0;
   uint32_t requests = 0;            // Or of all.
-  int64_t samples = 0;              // Sum over active ranks.
+  int64_t samples = 0;              // Sum over ranks; of a dry one, what it had not said before.
+  int64_t samples_so_far = 0;       // The same of all steps of the group up to this one.
   std::vector<StepRecord> records;  // By rank; empty in a step without agreement.
 
   bool everyone_active() const { return active == world_size; }
@@ -181,8 +185,10 @@ class StepControl {
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no agreement.
   void SetAgreement(bool on) { agreement_ = on; }
   bool agreement() const { return agreement_; }
-  // For the next record that this rank sends.
-  void SetSamples(int64_t samples) { samples_ = samples; }
+  // Whether active ranks have to say how many samples they bring: a step without it is an error on all ranks.
+  void RequireSamples(bool on) { requires_samples_ = on; }
+  // For the next record that this rank sends: brings so many samples more.
+  void AddSamples(int64_t samples) { samples_ = std::max<int64_t>(samples_, 0) + samples; }
   void Request(uint32_t bits) { requests_ |= bits; }
 
   // Names of those who came from another group with theirs: false if somebody here has that name. Whoever leaves gives
@@ -196,6 +202,8 @@ class StepControl {
   int64_t records_sent() const { return records_sent_; }
   // Those, and the steps without agreement.
   int64_t steps_begun() const { return steps_begun_; }
+  // Who had inputs in the last step that all ranks have begun, as far as this rank knows. All, before the first.
+  std::vector<int> active_ranks() const;
   // Whether this rank's last step was a joined one.
   bool is_dry() const { return is_dry_; }
 
@@ -222,8 +230,11 @@ class StepControl {
   std::atomic<bool> is_dry_ = false;       // Also read by whoever asks what threads wait for.
   std::atomic<int64_t> records_sent_ = 0;  // Also read by the control thread.
   int64_t steps_begun_ = 0;
-  int64_t samples_ = 0;
+  int64_t samples_ = StepRecord::kNotSaid;
   uint32_t requests_ = 0;
+  std::atomic<bool> requires_samples_ = false;  // Also read by the control thread.
+  int64_t samples_so_far_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace evenkeel

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,17 @@ absl::Status CheckList(absl::Span<Joinable* const> joinables) {
   return absl::OkStatus();
 }
 
+absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) {
+  if (options.min_active_ranks < 1 || options.min_active_ranks > comm.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("RunJoined: min_active_ranks is ", options.min_active_ranks,
+                                                   " in a group of ", comm.world_size()));
+  }
+  if (!options.enable && options.divide_by == DivideBy::kSamples) {
+    return absl::InvalidArgumentError("RunJoined: without enable, ranks do not tell each other their samples");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 // One call of RunJoined(). Its lifetime is the scope: construction configures the Joinables, destruction resets them.
@@ -47,27 +59,29 @@ class JoinRun {
   JoinRun(absl::Span<Joinable* const> joinables, const JoinOptions& options)
       : joinables_(joinables.begin(), joinables.end()), options_(options), comm_(joinables[0]->communicator()) {
     JoinConfig config{.enable = options.enable,
-                      .throw_on_early_termination = options.throw_on_early_termination,
-                      .divide_by_initial_world_size = options.divide_by_initial_world_size || !options.enable,
+                      .min_active_ranks = MinActiveRanks(),
                       .is_first = true,
                       .scope = this,
-                      .stopped_early = &stopped_early_};
+                      .stopped_at = &stopped_at_};
     std::vector<std::string> names;
     for (const Joinable* joinable : joinables_) {
       config.has_optimizer = config.has_optimizer || joinable->join_phase() == JoinPhase::kOptimizer;
       names.push_back(joinable->join_name());
     }
     std::sort(names.begin(), names.end());
-    const uint64_t scope_hash = StableHash(
-        config.throw_on_early_termination + 2 * config.divide_by_initial_world_size + 4, absl::StrJoin(names, ","));
+    const std::string what = absl::StrJoin({absl::StrJoin(names, ","), absl::StrCat(config.min_active_ranks),
+                                            absl::StrCat(static_cast<int>(options.divide_by))},
+                                           "\n");
     for (Joinable* joinable : joinables_) {
+      config.divisor = std::make_shared<StepDivisor>(options.enable ? options.divide_by : DivideBy::kInitialWorldSize);
       joinable->config_ = config;
       config.is_first = false;
     }
     std::stable_sort(joinables_.begin(), joinables_.end(),
                      [](const Joinable* a, const Joinable* b) { return a->join_phase() < b->join_phase(); });
-    steps().SetScope(this, scope_hash);
+    steps().SetScope(this, StableHash(1, what));
     steps().SetAgreement(options.enable);
+    steps().RequireSamples(options.divide_by == DivideBy::kSamples);
     first_record_ = steps().records_sent();
     first_step_ = steps().steps_begun();
   }
@@ -76,6 +90,7 @@ class JoinRun {
     for (Joinable* joinable : joinables_) joinable->config_ = JoinConfig();
     steps().SetScope(nullptr, 0);
     steps().SetAgreement(true);
+    steps().RequireSamples(false);
   }
 
   absl::Status MakeHooks() {
@@ -95,15 +110,17 @@ class JoinRun {
     std::string where = Where();
     if (!options_.enable) {
       steps().AbandonStep();
-    } else if (status.ok() && stopped_early_) {
+    } else if (status.ok() && stopped_at_.has_value()) {
       status = absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), ": all ranks have stopped early"));
     } else if (status.ok()) {
       status = Shadow();
       where = absl::StrCat("failed after its loop's ", steps_done_, " steps, while it followed the other ranks");
     }
-    if (stopped_early_ && absl::IsOutOfRange(status)) {
+    if (stopped_at_.has_value() && absl::IsOutOfRange(status)) {
       steps().AbandonStep();
-      return status;
+      const absl::Status ended = EndAfterStop();
+      if (ended.ok()) return status;
+      status = ended;
     }
     if (!status.ok()) comm_.Abort(status, where);
     return status;
@@ -111,6 +128,23 @@ class JoinRun {
 
  private:
   StepControl& steps() { return comm_.steps(); }
+
+  int MinActiveRanks() const {
+    return options_.throw_on_early_termination ? comm_.world_size() : options_.min_active_ranks;
+  }
+
+  // If ranks had run dry before the stop, they have followed others for a while: they end as after a whole loop.
+  absl::Status EndAfterStop() {
+    if (MinActiveRanks() >= comm_.world_size()) return absl::OkStatus();
+    return RunPostHooks(/*is_last_joiner=*/!stopped_at_->records[comm_.rank()].joined);
+  }
+
+  absl::Status RunPostHooks(bool is_last_joiner) {
+    for (size_t i = 0; i < joinables_.size(); ++i) {
+      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->PostHook(is_last_joiner), joinables_[i]->join_name()));
+    }
+    return absl::OkStatus();
+  }
 
   // For the other ranks, when the loop has ended with an error.
   std::string Where() {
@@ -131,20 +165,21 @@ class JoinRun {
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
       if (answer.active == 0) break;
       is_last_joiner = false;
-      if (options_.throw_on_early_termination) {
-        stopped_early_ = true;
+      if (answer.active < MinActiveRanks()) {
+        stopped_at_ = answer;
         EK_RETURN_IF_ERROR(steps().CatchUp(answer));  // The next loop begins with the same plan everywhere.
-        return absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ",
-                                                  steps_done_, " steps; all ranks stop at step ", answer.step));
+        return absl::OutOfRangeError(
+            absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ", steps_done_, " steps",
+                         MinActiveRanks() == comm_.world_size()
+                             ? ""
+                             : absl::StrCat(", and only ", answer.active, " of ", answer.world_size, " ranks have any"),
+                         "; all ranks stop at step ", answer.step));
       }
       if (shadowed == 0 && options_.on_dry) options_.on_dry(steps_done_);
       if (shadowed == options_.skew_warning_steps) Warn();
       EK_RETURN_IF_ERROR(ShadowStep(answer));
     }
-    for (size_t i = 0; i < joinables_.size(); ++i) {
-      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->PostHook(is_last_joiner), joinables_[i]->join_name()));
-    }
-    return absl::OkStatus();
+    return RunPostHooks(is_last_joiner);
   }
 
   absl::Status ShadowStep(const StepAnswer& answer) {
@@ -181,8 +216,16 @@ class JoinRun {
   int64_t first_record_ = 0;
   int64_t first_step_ = 0;
   int64_t steps_done_ = 0;  // By this rank's loop.
-  bool stopped_early_ = false;
+  std::optional<StepAnswer> stopped_at_;
 };
+
+absl::Status JoinScope::AddSamples(int64_t samples) {
+  if (samples < 0) return absl::InvalidArgumentError(absl::StrCat("AddSamples: ", samples, " samples"));
+  comm_->steps().AddSamples(samples);
+  return absl::OkStatus();
+}
+
+std::vector<int> JoinScope::active_ranks() const { return comm_->steps().active_ranks(); }
 
 absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions& options,
                        absl::FunctionRef<absl::Status(JoinScope&)> loop) {
@@ -193,6 +236,7 @@ absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions&
     return absl::FailedPreconditionError(
         absl::StrCat("RunJoined is already running on rank ", comm.rank(), " of this communicator"));
   }
+  EK_RETURN_IF_ERROR(CheckOptions(options, comm));
   JoinRun run(joinables, options);
   EK_RETURN_IF_ERROR(run.MakeHooks());
   return run.Run(loop);

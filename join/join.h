@@ -21,7 +21,7 @@
 // Errors:  InvalidArgument: empty list, a null entry, one named twice, or different communicators.
 //          FailedPrecondition: a RunJoined() is already running on this communicator.
 //          FailedPrecondition on all ranks: their lists or options differ; a loop ended inside a step that it began.
-//          OutOfRange: stopped early, all ranks in the same step (throw_on_early_termination); the group goes on.
+//          OutOfRange: stopped early, all ranks in the same step (JoinOptions::min_active_ranks); the group goes on.
 //          A Joinable that can't take part says so before the loop begins, and the group goes on.
 //          An error of the loop is returned as it is and ends the group: other ranks get it with this rank's number and
 //          step: "rank 1 failed in step 7 of its loop: INTERNAL: ...". Recover() (recovery.h) goes on after it.
@@ -29,6 +29,9 @@
 
 #ifndef EVENKEEL_JOIN_JOIN_H_
 #define EVENKEEL_JOIN_JOIN_H_
+
+#include <cstdint>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -42,6 +45,12 @@ class JoinScope {
  public:
   explicit JoinScope(Communicator* comm) : comm_(comm) {}
   Communicator& communicator() const { return *comm_; }
+
+  // Before each step, with DivideBy::kSamples: so many samples more in what this rank brings. What a rank has said when
+  // it runs dry, and has not begun a step with, counts too.
+  absl::Status AddSamples(int64_t samples);
+  // Who had inputs in the last step that all ranks have begun, as far as this rank knows yet. Does not wait.
+  std::vector<int> active_ranks() const;
 
  private:
   Communicator* const comm_;

@@ -294,16 +294,15 @@ TEST_P(JoinTest, ActionsComeBeforeTheEndOfTheirStep) {
 TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
   absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined({&counter},
-                                 {.throw_on_early_termination = true, .divide_by_initial_world_size = false},
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.throw_on_early_termination = true, .divide_by = DivideBy::kActiveRanks},
                                  [&](JoinScope&) -> absl::Status {
                                    EXPECT_TRUE(counter.join_config().enable);
-                                   EXPECT_FALSE(counter.join_config().divide_by_initial_world_size);
+                                   EXPECT_EQ(counter.join_config().divisor->by(), DivideBy::kActiveRanks);
                                    return CountTo(counter, 1);
                                  }));
     EXPECT_FALSE(counter.join_config().enable);
-    EXPECT_FALSE(counter.join_config().throw_on_early_termination);
-    EXPECT_TRUE(counter.join_config().divide_by_initial_world_size);
+    EXPECT_EQ(counter.join_config().min_active_ranks, 1);
+    EXPECT_EQ(counter.join_config().divisor->by(), DivideBy::kInitialWorldSize);
     EXPECT_EQ(counter.join_config().scope, nullptr);
     return CountTo(counter, 2);  // Usable outside.
   });
@@ -358,8 +357,9 @@ TEST(RunJoinedTest, DifferentOptionsAreNamedOnAllRanks) {
   std::vector<absl::Status> results(2);
   (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    results[comm.rank()] = RunJoined({&counter}, {.divide_by_initial_world_size = comm.rank() == 0},
-                                     [&](JoinScope&) -> absl::Status { return CountTo(counter, 2); });
+    results[comm.rank()] =
+        RunJoined({&counter}, {.divide_by = comm.rank() == 0 ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
+                  [&](JoinScope&) -> absl::Status { return CountTo(counter, 2); });
     return results[comm.rank()];
   });
   for (const absl::Status& result : results) {

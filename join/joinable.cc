@@ -63,13 +63,17 @@ absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
                      " is used inside RunJoined() but is not in its list: ranks that run dry could not shadow it"));
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(this, name_, static_cast<int>(join_phase())));
-  if (config_.enable && config_.throw_on_early_termination) {
+  if (config_.enable && config_.min_active_ranks > 1) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-    if (!answer.everyone_active()) {
-      *config_.stopped_early = true;
-      return absl::OutOfRangeError(absl::StrCat("rank ", comm_->rank(),
-                                                ": at least one rank has exhausted its inputs; all ranks stop at step ",
-                                                answer.step));
+    if (answer.active < config_.min_active_ranks) {
+      *config_.stopped_at = answer;
+      return absl::OutOfRangeError(absl::StrCat(
+          "rank ", comm_->rank(), ": ",
+          config_.min_active_ranks == answer.world_size
+              ? "at least one rank has exhausted its inputs"
+              : absl::StrCat("only ", answer.active, " of ", answer.world_size, " ranks have inputs, and at least ",
+                             config_.min_active_ranks, " are asked for"),
+          "; all ranks stop at step ", answer.step));
     }
   }
   return ticket;

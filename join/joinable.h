@@ -25,6 +25,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,6 +35,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/step_control.h"
+#include "evenkeel/join/step_divisor.h"
 
 namespace evenkeel {
 
@@ -42,8 +44,11 @@ struct JoinOptions {
   bool enable = true;
   // All ranks stop at the first step that one of them has no input for: RunJoined() answers OutOfRange on every rank.
   bool throw_on_early_termination = false;
-  // Divide gradients by the group's size, so that every sample weighs the same; false: by the ranks that are active.
-  bool divide_by_initial_world_size = true;
+  // All ranks stop likewise in the first step in which fewer than so many have inputs. Dry ranks end as after the whole
+  // loop. 1: nobody stops early; the group's size: the same as throw_on_early_termination.
+  int min_active_ranks = 1;
+  // By what the sum of the ranks' gradients is divided.
+  DivideBy divide_by = DivideBy::kInitialWorldSize;
   // A rank that shadows this many steps is warned about once.
   int64_t skew_warning_steps = 1000;
   // Where warnings go; null: standard error.
@@ -75,12 +80,13 @@ enum class JoinPhase { kGradients, kDefault, kOptimizer };
 // How a Joinable takes part at the moment; the default outside of RunJoined(), to which it goes back.
 struct JoinConfig {
   bool enable = false;
-  bool throw_on_early_termination = false;
-  bool divide_by_initial_world_size = true;
-  bool is_first = false;          // First of the list.
-  bool has_optimizer = false;     // The list has a Joinable of phase kOptimizer.
-  const void* scope = nullptr;    // The RunJoined() that it is in.
-  bool* stopped_early = nullptr;  // There: whether this rank was told that all ranks stop.
+  int min_active_ranks = 1;
+  // This Joinable's own; of all ranks alike.
+  std::shared_ptr<StepDivisor> divisor = std::make_shared<StepDivisor>();
+  bool is_first = false;                            // First of the list.
+  bool has_optimizer = false;                       // The list has a Joinable of phase kOptimizer.
+  const void* scope = nullptr;                      // The RunJoined() that it is in.
+  std::optional<StepAnswer>* stopped_at = nullptr;  // There: in which step this rank was told that all ranks stop.
 };
 
 // How a Joinable comes into another group.
@@ -153,8 +159,8 @@ class Joinable {
   }
 
   // Call before this object's first collective of a step. Tells the other ranks that this one is active (the first
-  // caller of a step does; the others share its ticket) and returns at once, except with throw_on_early_termination:
-  // then it waits for all ranks' records and answers OutOfRange if one has run dry.
+  // caller of a step does; the others share its ticket) and returns at once, except where ranks may stop early: then it
+  // waits for all ranks' records and answers OutOfRange if too few are active.
   absl::StatusOr<std::shared_ptr<StepTicket>> Notify();
 
  private:

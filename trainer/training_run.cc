@@ -102,8 +102,9 @@ LearningRateSchedule TrainingRun::learning_rates() const {
 
 absl::Status TrainingRun::Loop(absl::FunctionRef<absl::Status()> loop) {
   if (!options_.joins) return loop();
-  const JoinOptions options{.throw_on_early_termination = options_.stops_early,
-                            .divide_by_initial_world_size = options_.divides_by_initial};
+  const JoinOptions options{
+      .throw_on_early_termination = options_.stops_early,
+      .divide_by = options_.divides_by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks};
   return RunJoined({ddp_.get(), optimizer_joinable(), watch_.get()}, options, [&](JoinScope&) { return loop(); });
 }
 
@@ -129,7 +130,7 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
   setup_.data->train.Gather(samples, images_, labels_);
 
   setup_.model->parameters().ClearGradients();
-  comm_->steps().SetSamples(static_cast<int64_t>(samples.size()));
+  comm_->steps().AddSamples(static_cast<int64_t>(samples.size()));
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
   const absl::StatusOr<BatchResult> result = setup_.model->Forward(images_, labels_, Mode::kTraining);
   EK_RETURN_IF_ERROR(Own(result.status()));

@@ -51,7 +51,9 @@ absl::Status Optimizer::Step(const StepOptions& options) {
 
 absl::StatusOr<StepMessage> Optimizer::PlanStep(const StepOptions& options) const {
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
-  const LocalGradients local = communicator().world_size() == 1 ? LocalGradients::kComplete : LocalGradients::kRefused;
+  const bool is_complete =
+      communicator().world_size() == 1 && join_config().divisor->by() != DivideBy::kSamples;  // Nothing to divide by.
+  const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kRefused;
   StepMessage step{.rules = groups().rules(), .options = options};
   EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, groups(), params_->mask(), local, communicator().rank()));
   return step;

@@ -195,7 +195,7 @@ TEST(ParityTest, UnevenInputsAreTheRecordedRunsWithEitherDivisor) {
     for (bool by_initial : {true, false}) {
       ExpectRecordedScenario({.name = by_initial ? "ddp_uneven_true" : "ddp_uneven_false",
                               .steps = {3, 5},
-                              .join = {.divide_by_initial_world_size = by_initial}},
+                              .join = {.divide_by = by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks}},
                              recipe);
     }
   }

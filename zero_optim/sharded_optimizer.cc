@@ -204,7 +204,9 @@ absl::Status ShardedOptimizer::Step(const StepOptions& options) {
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
-  const LocalGradients local = communicator().world_size() == 1 ? LocalGradients::kComplete : LocalGradients::kReduced;
+  const bool is_complete =
+      communicator().world_size() == 1 && join_config().divisor->by() != DivideBy::kSamples;  // Nothing to divide by.
+  const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kReduced;
   StepMessage step{.rules = groups().rules(), .options = options};
   EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, groups(), plan()->mask, local, communicator().rank()));
   last_step_ = std::move(ticket);
@@ -243,17 +245,19 @@ absl::Status ShardedOptimizer::Run(const StepMessage& step, const StepAnswer& an
   for (int i = 0; i < params_->size(); ++i) {
     if (step.sources[i] == GradientSource::kToReduce) to_reduce.push_back(i);
   }
-  if (!step.options.skip) EK_RETURN_IF_ERROR(ReduceAndUpdate(step, answer, to_reduce, has_inputs));
+  const double scale =
+      join_config().divisor->ScaleOf(answer, /*reduces=*/true);  // Of a skipped step too: it is used up.
+  if (!step.options.skip) EK_RETURN_IF_ERROR(ReduceAndUpdate(step, answer, to_reduce, {scale, has_inputs}));
   for (int param : to_reduce) params_->SetGradState(param, GradState::kNone);
   CountStep();
   return absl::OkStatus();
 }
 
 absl::Status ShardedOptimizer::ReduceAndUpdate(const StepMessage& step, const StepAnswer& answer,
-                                               const std::vector<int>& to_reduce, bool has_inputs) {
+                                               const std::vector<int>& to_reduce,
+                                               const internal::GradientReduction::StartOptions& how) {
   const PlanPtr plan = this->plan();
-  const int divisor = join_config().divide_by_initial_world_size ? answer.world_size : answer.active;
-  EK_RETURN_IF_ERROR(reduction_->Start(plan->owners, to_reduce, {.scale = 1.0 / divisor, .has_inputs = has_inputs}));
+  EK_RETURN_IF_ERROR(reduction_->Start(plan->owners, to_reduce, how));
 
   // Nobody's parameters or state change before every rank is known to have come here: until then a failed step can be
   // repeated. The broadcasts would queue behind the reductions anyway.

@@ -132,7 +132,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message);
   absl::Status Run(const internal::StepMessage& step, const StepAnswer& answer, bool has_inputs);
   absl::Status ReduceAndUpdate(const internal::StepMessage& step, const StepAnswer& answer,
-                               const std::vector<int>& to_reduce, bool has_inputs);
+                               const std::vector<int>& to_reduce, const internal::GradientReduction::StartOptions& how);
   absl::Status WaitForReductions(const internal::ShardPlan& plan, const std::vector<int>& to_reduce);
   absl::Status UpdateBucket(const internal::ShardBucket& bucket, const internal::StepMessage& step);
   // Joinable.

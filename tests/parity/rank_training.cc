@@ -37,7 +37,9 @@ class RankTraining {
       return absl::OkStatus();
     };
     if (combination_.joins()) {
-      const JoinOptions options{.divide_by_initial_world_size = combination_.inputs != InputsKind::kUnevenEffective};
+      const JoinOptions options{.divide_by = combination_.inputs == InputsKind::kUnevenEffective
+                                                 ? DivideBy::kActiveRanks
+                                                 : DivideBy::kInitialWorldSize};
       EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer()}, options, [&](JoinScope&) { return loop(); }));
     } else {
       EK_RETURN_IF_ERROR(loop());

@@ -225,7 +225,8 @@ absl::Status TrainRank(Communicator& comm, const Recording& recording, const Set
   EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &parameters, {}, options));
   EK_ASSIGN_OR_RETURN(AnyOptimizer optimizer, MakeOptimizer(comm, parameters, setting));
   EK_RETURN_IF_ERROR(RunJoined(
-      {ddp.get(), optimizer.joinable()}, {.divide_by_initial_world_size = setting.scenario.divides_by_initial},
+      {ddp.get(), optimizer.joinable()},
+      {.divide_by = setting.scenario.divides_by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
       [&](JoinScope&) -> absl::Status {
         for (int step = 0; step < setting.scenario.steps[comm.rank()]; ++step) {
           ApplyFreezeSchedule(freeze, step, parameters);

@@ -197,27 +197,29 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
     const int inputs = InputsOf(pattern, comm.rank(), epoch);
     for (size_t r = 0; r < pattern.size(); ++r) counted += InputsOf(pattern, static_cast<int>(r), epoch);
     EK_RETURN_IF_ERROR(
-        RunJoined(list, {.divide_by_initial_world_size = scenario.initial_divisor}, [&](JoinScope&) -> absl::Status {
-          bool clear = true;
-          for (int step = 0; step < inputs; ++step) {
-            SetTrainable(scenario, epoch, step, params);
-            if (clear) params.ClearGradients();
-            const bool sync = clear = Syncs(scenario, step);
-            EK_RETURN_IF_ERROR(count_at(1));
-            if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(sync ? StepMode::kSync : StepMode::kAccumulate));
-            EK_RETURN_IF_ERROR(count_at(2));
-            model.Forward(comm.rank(), 10 * epoch + step);
-            EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
-              return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
-            }));
-            if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
-            if (!sync) continue;
-            EK_RETURN_IF_ERROR(unsharded != nullptr ? StepWithRate(scenario, epoch, step, *unsharded)
-                                                    : StepWithRate(scenario, epoch, step, *sharded));
-            EK_RETURN_IF_ERROR(count_at(3));
-          }
-          return absl::OkStatus();
-        }));
+        RunJoined(list, {.divide_by = scenario.initial_divisor ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
+                  [&](JoinScope&) -> absl::Status {
+                    bool clear = true;
+                    for (int step = 0; step < inputs; ++step) {
+                      SetTrainable(scenario, epoch, step, params);
+                      if (clear) params.ClearGradients();
+                      const bool sync = clear = Syncs(scenario, step);
+                      EK_RETURN_IF_ERROR(count_at(1));
+                      if (ddp != nullptr)
+                        EK_RETURN_IF_ERROR(ddp->BeginStep(sync ? StepMode::kSync : StepMode::kAccumulate));
+                      EK_RETURN_IF_ERROR(count_at(2));
+                      model.Forward(comm.rank(), 10 * epoch + step);
+                      EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
+                        return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
+                      }));
+                      if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
+                      if (!sync) continue;
+                      EK_RETURN_IF_ERROR(unsharded != nullptr ? StepWithRate(scenario, epoch, step, *unsharded)
+                                                              : StepWithRate(scenario, epoch, step, *sharded));
+                      EK_RETURN_IF_ERROR(count_at(3));
+                    }
+                    return absl::OkStatus();
+                  }));
     params.ClearGradients();  // What nobody reduced is dropped, as a user's next epoch would.
   }
   if (scenario.count_at > 0) {

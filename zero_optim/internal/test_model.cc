@@ -130,12 +130,12 @@ absl::Status TestDataParallel::Reduce() {
 }
 
 absl::Status TestDataParallel::AllReduce(const StepAnswer& answer, bool contributes) {
-  const int divisor = join_config().divide_by_initial_world_size ? answer.world_size : answer.active;
+  const double scale = join_config().divisor->ScaleOf(answer, /*reduces=*/true);
   for (int param = 0; param < params_->size(); ++param) {
     if (!params_->trainable(param)) continue;
     EK_RETURN_IF_ERROR(channel_
                            ->AllReduce((*params_)[param].grad, ReduceOp::kSum,
-                                       {.role = Role::kBucket, .scale = 1.0 / divisor, .contributes = contributes})
+                                       {.role = Role::kBucket, .scale = scale, .contributes = contributes})
                            .Wait());
     params_->SetGradState(param, GradState::kReduced);
   }

@@ -2,7 +2,6 @@
 // order is everybody's: registration order if it was empty, so that nothing overlaps with backward for the rest of the
 // run.
 
-#include <algorithm>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -11,7 +10,6 @@
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

@@ -1,13 +1,13 @@
 // One step, bucket by bucket and in bucket order on every rank:
 //
-//   BeginReduction()   in backward, on the reducer's thread: if the plan is new, state begins to move to where it has it;
+//   BeginReduction()   in backward, on the reducer's thread: if the plan is new, state begins to move to its new places;
 //                      which gradients exist goes out, beside the reducer's reduce-scatter
 //   OnReduced()        the slice is here; updated at once, or noted for Step()
 //   UpdateBucket()     what every rank counts (steps), and what this rank's slice holds
 //   all-gather         on this optimizer's own channel, which is why it need not end when the reducer's step does
 //
-// Three channels: the reducer's, the flags', the optimizer's. Within each the order is that of the buckets; between them
-// it depends on the rank.
+// Three channels: the reducer's, the flags', the optimizer's. Within each the order is that of the buckets; between
+// them it depends on the rank.
 
 #include "evenkeel/zero_optim/sliced_optimizer.h"
 
@@ -207,15 +207,12 @@ void SlicedOptimizer::AdoptPlan() {
   }
 }
 
-// All of them with the last bucket, unless that would be too late.
 void SlicedOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
   const int first = plan_->buckets[bucket.index].first_flag, count = static_cast<int>(bucket.params.size());
   for (int i = 0; i < count; ++i) flags_[first + i] = contributes && IsSet(bucket.used, i);
-  const bool is_last = bucket.index + 1 == bucket.bucket_count;
-  if (communicator().world_size() == 1 || !(updates_in_backward() || is_last)) return;
-  const absl::Span<float> all = absl::MakeSpan(flags_);
+  if (communicator().world_size() == 1) return;
   flag_works_[bucket.index] =
-      flag_channel_->AllReduce(updates_in_backward() ? all.subspan(first, count) : all, ReduceOp::kMax,
+      flag_channel_->AllReduce(absl::MakeSpan(flags_).subspan(first, count), ReduceOp::kMax,
                                {.role = Role::kShard, .index = bucket.index, .index_count = bucket.bucket_count});
 }
 

@@ -1,5 +1,5 @@
-// An optimizer whose state is split into equal slices: each rank keeps, and updates, the same number of elements of every
-// gradient bucket. Gradients are reduced to where they are needed only, half the traffic of an all-reduce; updated
+// An optimizer whose state is split into equal slices: each rank keeps, and updates, the same number of elements of
+// every gradient bucket. Gradients are reduced to where they are needed only, half the traffic of an all-reduce; updated
 // parameters come back the same way. Same weights and state as Optimizer, bit for bit where sums have a fixed order.
 //
 //   EK_ASSIGN_OR_RETURN(auto optimizer, SlicedOptimizer::Create(&comm, &params, AdamW{.learning_rate = 3e-4}));
@@ -13,25 +13,26 @@
 //   }
 //   EK_ASSIGN_OR_RETURN(OptimizerState all, optimizer->Consolidate());     // on all ranks together
 //
-// A step, for each bucket in order:  reduce-scatter (in backward)  ->  one pass over this rank's slice: gradient, moments,
-// parameters  ->  all-gather of the parameters, straight into their memory. Traffic per rank: (N - 1) / N of the
-// gradients, and as much of the parameters; plus one float per parameter, which says whether any rank had a gradient of
-// it: one that nobody has is left alone, decay and step count included.
+// A step, for each bucket in order: reduce-scatter (in backward), one pass over this rank's slice (gradient, moments,
+// parameters), all-gather of the parameters, straight into their memory. Traffic per rank: (N - 1) / N of the gradients,
+// and as much of the parameters; plus one float per parameter, which says whether any rank had a gradient of it: one
+// that nobody has is left alone, decay and step count included.
 //
 // When:         SliceUpdates says whether buckets are updated in Step(), or as soon as they are reduced, in backward.
 // Overlap:      with overlap_forward Step() does not wait for the other ranks' slices; see WaitFor().
 // State:        count / N elements per rank, at most 16 per bucket more (slices are multiples of 16 elements). It begins
 //               with a parameter's first update.
 // Plans:        slices follow the buckets. When those change (the first step's gradient order, what is trained), the
-//               state that changes hands moves in the next synchronising step. What is frozen keeps its state where it is.
+//               state that changes hands moves in the next synchronising step. What is frozen keeps its state where it
+//               is.
 // Accumulation: the DataParallel's; a step without reduction needs no Step().
-// Join:         put both into RunJoined()'s list. Ranks that ran dry update their slices with the others' gradients, with
+// Join:         put both into RunJoined()'s list. Ranks that ran dry update their slices with the others' gradients, by
 //               the settings of the lowest active rank.
 // Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group, together with the DataParallel.
-//               What a lost rank held is lost: lost_shard says what happens then. So it is when a rank was in the middle
-//               of an update, or a step ahead: a slice can't be taken back.
-// Ownership:    the communicator outlives its use, the parameters outlive it, it outlives the DataParallel's steps. Create
-//               it on all ranks in the same order, before the DataParallel. That one trains parameters of this
+//               What a lost rank held is lost: lost_shard says what happens then. So it is when a rank was in the
+//               middle of an update, or a step ahead: a slice can't be taken back.
+// Ownership:    the communicator outlives its use, the parameters outlive it, it outlives the DataParallel's steps.
+//               Create it on all ranks in the same order, before the DataParallel. That one trains parameters of this
 //               optimizer's groups only.
 // Threads:      thread-compatible. Buckets are updated on a thread of the reducer's with SliceUpdates::kInBackward.
 // Errors:       InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
@@ -75,8 +76,7 @@ namespace evenkeel {
 
 // When a bucket is updated.
 enum class SliceUpdates : uint8_t {
-  // In Step(), which may say how (StepOptions). Until it runs on all ranks nothing has changed, and a failed step can be
-  // repeated.
+  // In Step(), which may say how (StepOptions). Until then nothing has changed, and a failed step can be repeated.
   kInStep,
   // As soon as it is reduced, while backward goes on with others, from the first step on. Settings are those that were
   // there when the step began (BeginStep()), Step() takes no options, and waits for what is under way. A gradient may

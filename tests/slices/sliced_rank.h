@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/internal/test_model.h"
+#include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/sliced_optimizer.h"
 #include "gtest/gtest.h"
 
@@ -47,71 +50,82 @@ struct SlicedRankOptions {
   std::set<int> frozen;
 };
 
-struct SlicedRank {
-  explicit SlicedRank(const SlicedRankOptions& options) : model(options.sizes, options.dtype) {}
+// The other one with all state on every rank, for comparison.
+template <typename AnyOptimizer>
+struct TestRank {
+  explicit TestRank(const SlicedRankOptions& options) : model(options.sizes, options.dtype) {}
 
-  static absl::StatusOr<std::unique_ptr<SlicedRank>> Create(Communicator& comm, const UpdateRule& rule,
-                                                            const SlicedRankOptions& options = {}) {
-    auto made = std::make_unique<SlicedRank>(options);
-    for (int param : options.frozen) made->model.params().SetTrainable(param, false);
-    EK_ASSIGN_OR_RETURN(made->optimizer,
-                        SlicedOptimizer::Create(&comm, &made->model.params(), rule, options.optimizer));
+  static absl::StatusOr<std::unique_ptr<TestRank>> Create(Communicator& comm, const UpdateRule& rule,
+                                                          const SlicedRankOptions& options = {}) {
+    auto made = std::make_unique<TestRank>(options);
+    ParameterSet& params = made->model.params();
+    for (int param : options.frozen) params.SetTrainable(param, false);
+    std::unique_ptr<BucketReduction> reduction;
+    if constexpr (std::is_same_v<AnyOptimizer, SlicedOptimizer>) {
+      EK_ASSIGN_OR_RETURN(made->optimizer, SlicedOptimizer::Create(&comm, &params, rule, options.optimizer));
+      reduction = made->optimizer->TakeReduction();
+    } else {
+      EK_ASSIGN_OR_RETURN(made->optimizer, AnyOptimizer::Create(&comm, &params, rule));
+    }
     EK_ASSIGN_OR_RETURN(made->ddp,
-                        DataParallel::Create(&comm, &made->model.params(), {}, {.reducer = options.reducer},
-                                             made->optimizer->TakeReduction()));
+                        DataParallel::Create(&comm, &params, {},
+                                             {.reducer = options.reducer, .trainability = {.warn_on_change = false}},
+                                             std::move(reduction)));
     return made;
   }
 
   int rank() const { return ddp->communicator().rank(); }
+  std::vector<Joinable*> joinables() const { return {ddp.get(), optimizer.get()}; }
 
   // Forward and backward: the gradients of `step`, but for those in `without`, announced from the last to the first.
   absl::Status Backward(int step, StepMode mode = StepMode::kSync, const std::set<int>& without = {}) {
     EK_RETURN_IF_ERROR(ddp->BeginStep(mode));
+    ParameterSet& params = model.params();
     for (int param = model.size() - 1; param >= 0; --param) {
-      ParameterSet& params = model.params();
       if (!params.trainable(param)) continue;
-      if (without.contains(param)) {
-        EK_RETURN_IF_ERROR(params.grad_state(param) == GradState::kNone ? ddp->NoGradient(param)
-                                                                        : ddp->GradientReady(param));
-        continue;
-      }
-      const TensorView gradient = params[param].grad;
-      StateTensor fresh(gradient.dtype, gradient.count);
-      model.ComputeGradient(rank(), step, param, fresh.view());
-      Put(fresh, gradient, params.grad_state(param) != GradState::kNone);
-      params.SetGradState(param, GradState::kLocal);
-      EK_RETURN_IF_ERROR(ddp->GradientReady(param));
+      if (!without.contains(param)) AddGradient(step, param);
+      EK_RETURN_IF_ERROR(params.grad_state(param) == GradState::kNone ? ddp->NoGradient(param)
+                                                                      : ddp->GradientReady(param));
     }
     return ddp->FinishStep();
   }
-  absl::Status Step(int step, const StepOptions& options = {}) {
+  absl::Status Step(int step, const StepOptions& options = {}, const std::set<int>& without = {}) {
     model.params().ClearGradients();
-    EK_RETURN_IF_ERROR(Backward(step));
+    EK_RETURN_IF_ERROR(Backward(step, StepMode::kSync, without));
     return optimizer->Step(options);
   }
 
-  // The parameters, and the state of all ranks together.
-  absl::Status ExpectEqual(internal::TestModel& plain_model, const internal::PlainTraining& plain) {
-    EK_RETURN_IF_ERROR(optimizer->WaitForAll());
-    EXPECT_TRUE(model.Bytes() == plain_model.Bytes()) << "rank " << rank();
-    EK_ASSIGN_OR_RETURN(const OptimizerState all, optimizer->Consolidate());
-    EXPECT_TRUE(all == plain.state()) << "rank " << rank();
-    return absl::OkStatus();
-  }
-
   internal::TestModel model;
-  std::unique_ptr<SlicedOptimizer> optimizer;  // Outlives the other's steps.
+  std::unique_ptr<AnyOptimizer> optimizer;  // Outlives the other's steps.
   std::unique_ptr<DataParallel> ddp;
 
  private:
-  static void Put(const StateTensor& from, const TensorView& to, bool adds) {
+  void AddGradient(int step, int param) {
+    ParameterSet& params = model.params();
+    const TensorView to = params[param].grad;
+    const bool adds = params.grad_state(param) != GradState::kNone;
+    StateTensor fresh(to.dtype, to.count);
+    model.ComputeGradient(rank(), step, param, fresh.view());
     const auto put = [&](auto type) {
       using T = decltype(type);
-      for (int64_t k = 0; k < to.count; ++k) to.as<T>()[k] = adds ? to.as<T>()[k] + from.as<T>()[k] : from.as<T>()[k];
+      const std::span<const T> from = fresh.as<T>();
+      for (int64_t k = 0; k < to.count; ++k) to.as<T>()[k] = adds ? to.as<T>()[k] + from[k] : from[k];
     };
     to.dtype == DType::kFloat64 ? put(double{}) : put(float{});
+    params.SetGradState(param, GradState::kLocal);
   }
 };
+using SlicedRank = TestRank<SlicedOptimizer>;
+using WholeRank = TestRank<Optimizer>;
+
+// The parameters, and the state of all ranks together.
+inline absl::Status ExpectEqual(SlicedRank& rank, const internal::TestModel& model, const OptimizerState& state) {
+  EK_RETURN_IF_ERROR(rank.optimizer->WaitForAll());
+  EXPECT_TRUE(rank.model.Bytes() == model.Bytes()) << "rank " << rank.rank();
+  EK_ASSIGN_OR_RETURN(const OptimizerState all, rank.optimizer->Consolidate());
+  EXPECT_TRUE(all == state) << "rank " << rank.rank();
+  return absl::OkStatus();
+}
 
 }  // namespace evenkeel
 

@@ -1,4 +1,4 @@
-// What it costs to find out, in each step, whether parameters were frozen or unfrozen.
+// What it costs to find out, in each step, whether parameters were frozen or unfrozen; and the step that this guards.
 //
 //   bazel run //bucket:parameter_set_benchmark
 
@@ -7,10 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "benchmark/benchmark.h"
+#include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/trainability.h"
 #include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -67,11 +73,71 @@ void BM_HashMask(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize(mask.Hash());
 }
 
-BENCHMARK(BM_CompareVersion)->Range(1000, 1000000);
-BENCHMARK(BM_CompareMasks)->Range(1000, 1000000);
-BENCHMARK(BM_SetTrainableFlags)->Range(1000, 1000000);
-BENCHMARK(BM_NaiveTraversal)->Range(1000, 1000000);
-BENCHMARK(BM_HashMask)->Range(1000, 1000000);
+// The policies, as a step calls them. A reader walks all flags, and allocates nothing.
+void BM_CheckWithoutReader(benchmark::State& state) {
+  TrainabilityWatch watch({}, &SetOf(state.range(0)), "benchmark");
+  int64_t step = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(watch.BeforeStep(step++).ok());
+}
+
+void BM_CheckWithReader(benchmark::State& state) {
+  const std::vector<NaiveParameter> tensors(state.range(0));
+  const TrainabilityOptions options{.reader = [&](int param) { return tensors[param].requires_grad; },
+                                    .wasted_after = 0};
+  TrainabilityWatch watch(options, &SetOf(state.range(0)), "benchmark");
+  int64_t step = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(watch.BeforeStep(step++).ok());
+}
+
+void BM_CheckOnNotification(benchmark::State& state) {
+  const std::vector<NaiveParameter> tensors(state.range(0));
+  const TrainabilityOptions options{.policy = TrainabilityPolicy::kOnNotification,
+                                    .reader = [&](int param) { return tensors[param].requires_grad; }};
+  TrainabilityWatch watch(options, &SetOf(state.range(0)), "benchmark");
+  int64_t step = 1;
+  for (auto _ : state) benchmark::DoNotOptimize(watch.BeforeStep(step++).ok());
+}
+
+// A step of one rank that computes nothing, with parameters of 16 elements: what a check is added to, at its smallest.
+void BM_StepThatIsGuarded(benchmark::State& state) {
+  constexpr int kElements = 16;
+  const int size = static_cast<int>(state.range(0));
+  std::vector<float> values(static_cast<size_t>(size) * kElements), grads(values.size());
+  ParameterSet params;
+  for (int i = 0; i < size; ++i) {
+    const size_t begin = static_cast<size_t>(i) * kElements;
+    params.Add(absl::StrCat("p", i), absl::MakeSpan(values).subspan(begin, kElements),
+               absl::MakeSpan(grads).subspan(begin, kElements));
+  }
+  const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, {}));
+    auto step = [&]() -> absl::Status {
+      params.ClearGradients();
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      for (int i = size - 1; i >= 0; --i) {
+        params.SetGradState(i, GradState::kLocal);
+        EK_RETURN_IF_ERROR(ddp->GradientReady(i));
+      }
+      return ddp->FinishStep();
+    };
+    for (int i = 0; i < 3; ++i) EK_RETURN_IF_ERROR(step());  // Past the rebuild.
+    for (auto _ : state) EK_RETURN_IF_ERROR(step());
+    return absl::OkStatus();
+  });
+  if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
+}
+
+#define EK_BENCHMARK_SIZES(name) \
+  BENCHMARK(name)->RangeMultiplier(10)->Range(100, 1000000)->Unit(benchmark::kMicrosecond)
+EK_BENCHMARK_SIZES(BM_CompareVersion);
+EK_BENCHMARK_SIZES(BM_CompareMasks);
+EK_BENCHMARK_SIZES(BM_SetTrainableFlags);
+EK_BENCHMARK_SIZES(BM_NaiveTraversal);
+EK_BENCHMARK_SIZES(BM_HashMask);
+EK_BENCHMARK_SIZES(BM_CheckWithoutReader);
+EK_BENCHMARK_SIZES(BM_CheckWithReader);
+EK_BENCHMARK_SIZES(BM_CheckOnNotification);
+EK_BENCHMARK_SIZES(BM_StepThatIsGuarded);
 
 }  // namespace
 }  // namespace evenkeel

@@ -51,7 +51,8 @@ absl::Status Train(Communicator& comm, const Case& test) {
   PlainTraining plain(&plain_model, test.rule);
   int begin = 0;  // The group's steps so far.
   for (const std::vector<int>& inputs : test.epochs) {
-    EK_RETURN_IF_ERROR(RunJoined(rank->joinables(), {.divide_by_initial_world_size = test.by_initial},
+    EK_RETURN_IF_ERROR(RunJoined(rank->joinables(),
+                                 {.divide_by = test.by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
                                  [&](JoinScope&) -> absl::Status {
                                    for (int step = begin; step < begin + inputs[comm.rank()]; ++step) {
                                      if (test.freezes) Freeze(rank->model.params(), step);

@@ -5,6 +5,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
+#include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/state_sync.h"
 
@@ -49,6 +50,19 @@ absl::Status Optimizer::Step(const StepOptions& options) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<GradientCheck> Optimizer::CheckGradients(double norm) const {
+  EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep({.clip = ClipOptions{.norm = norm}}));
+  return Measure(step, norm);
+}
+
+GradientCheck Optimizer::Measure(const StepMessage& step, double norm) const {
+  internal::GradientMeasure measure(params_->size(), norm);
+  for (int i = 0; i < params_->size(); ++i) {
+    if (step.sources[i] != GradientSource::kNone) measure.Add(i, (*params_)[i].grad);
+  }
+  return measure.Result(step.options.grad_scale);
+}
+
 absl::StatusOr<StepMessage> Optimizer::PlanStep(const StepOptions& options) const {
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
   const bool is_complete =
@@ -68,9 +82,16 @@ absl::Status Optimizer::RepeatStep(absl::string_view payload) {
 }
 
 void Optimizer::Apply(const StepMessage& step) {
-  for (int i = 0; i < params_->size() && !step.options.skip; ++i) {
+  StepOptions options = step.options;
+  last_check_.reset();
+  if (internal::NeedsCheck(options)) {
+    last_check_ = Measure(step, internal::NormOf(options));
+    options = internal::Decide(options, *last_check_);
+    last_check_->is_skipped = options.skip;
+  }
+  for (int i = 0; i < params_->size() && !options.skip; ++i) {
     if (step.sources[i] == GradientSource::kNone) continue;
-    updater_.Update(i, (*params_)[i].grad, step.options.grad_scale);
+    updater_.Update(i, (*params_)[i].grad, options.grad_scale);
   }
   CountStep();
 }

@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +34,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
@@ -51,6 +53,11 @@ class Optimizer : public Joinable {
                                                            const std::vector<ParameterGroup>& groups);
 
   absl::Status Step(const StepOptions& options = {});
+
+  // What the gradients are, before Step(); says the same on all ranks and communicates nothing. Those of the last step,
+  // if it was to clip or to skip what is not finite, tells last_check().
+  absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0) const;
+  const std::optional<GradientCheck>& last_check() const { return last_check_; }
 
   const ParameterGroups& groups() const { return updater_.groups(); }
   // Of all groups or of one, on all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
@@ -75,12 +82,14 @@ class Optimizer : public Joinable {
   absl::StatusOr<internal::StepMessage> PlanStep(const StepOptions& options) const;
   absl::Status RepeatStep(absl::string_view payload);
   void Apply(const internal::StepMessage& step);
+  GradientCheck Measure(const internal::StepMessage& step, double norm) const;
 
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
 
   const ParameterSet* const params_;
   internal::ParameterUpdater updater_;
+  std::optional<GradientCheck> last_check_;
 };
 
 }  // namespace evenkeel

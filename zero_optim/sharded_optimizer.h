@@ -18,9 +18,9 @@
 //               from the next step on.
 // Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank. A
 //               DataParallel that is used in the loop must be in the list too.
-// Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew. What a
-//               lost rank owned is lost: lost_shard says what happens then. So it is when a rank was in the middle of an
-//               update, or a step ahead: a shard can't be taken back.
+// Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew. What
+//               a lost rank owned is lost: lost_shard says what happens then. So it is when a rank was in the middle of
+//               an update, or a step ahead: a shard can't be taken back.
 // Ownership:    the communicator outlives its use, the parameters outlive it. Create it on all ranks in the
 //               same order.
 // Threads:      thread-compatible. It waits in Step() for what it sent and received there.
@@ -33,6 +33,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -48,6 +49,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/internal/gradient_reduction.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/shard_move.h"
@@ -81,6 +83,12 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
 
   // All ranks that have inputs together, with equal options.
   absl::Status Step(const StepOptions& options = {});
+
+  // What the gradients are, before Step() in the same step, on the ranks that call Step() together: reduces those that
+  // Step() would reduce. What a step that was to clip, or to skip what is not finite, found tells last_check(); both are
+  // equal on all ranks.
+  absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0);
+  const std::optional<GradientCheck>& last_check() const { return last_check_; }
 
   const ParameterGroups& groups() const { return updater_.groups(); }
   // Of all groups or of one, on all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
@@ -128,13 +136,30 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status AdoptMask(const TrainableMask& mask, const std::set<int>& also_owned = {});
   absl::Status SetPlan(OwnerTable owners, const TrainableMask& mask, uint64_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // The gradients of the step that runs: chosen, and maybe reduced already.
+  struct Gradients {
+    StepAnswer answer;
+    std::shared_ptr<StepTicket> ticket;             // Null on a rank without inputs.
+    std::vector<internal::GradientSource> chosen;   // As the lowest active rank sees them.
+    std::vector<internal::GradientSource> sources;  // As far as they concern this rank.
+    std::vector<int> to_reduce;
+    double scale = 1.0;  // Of what is reduced.
+    bool is_reduced = false;
+  };
+  absl::Status ChooseGradients();
+  absl::Status TakeGradients(const StepAnswer& answer, const std::vector<internal::GradientSource>& chosen);
+  absl::Status ReduceGradients();
+  absl::StatusOr<TensorView> GradientOf(int param);
+  absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
+  enum class Action : char { kStep = 's', kCheck = 'g', kConsolidate = 'c' };
+  absl::Status Announce(Action action, const internal::StepMessage& step);
+
   absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
-  absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message);
-  absl::Status Run(const internal::StepMessage& step, const StepAnswer& answer, bool has_inputs);
-  absl::Status ReduceAndUpdate(const internal::StepMessage& step, const StepAnswer& answer,
-                               const std::vector<int>& to_reduce, const internal::GradientReduction::StartOptions& how);
-  absl::Status WaitForReductions(const internal::ShardPlan& plan, const std::vector<int>& to_reduce);
-  absl::Status UpdateBucket(const internal::ShardBucket& bucket, const internal::StepMessage& step);
+  absl::Status RepeatStep(const StepAnswer& answer, Action action, absl::string_view message);
+  absl::Status Run(const StepOptions& options);
+  absl::Status UpdateAndSend(double grad_scale);
+  absl::Status UpdateBucket(const internal::ShardBucket& bucket, double grad_scale);
+
   // Joinable.
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
@@ -144,8 +169,6 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   OwnerTable NobodyOwns() const;
   internal::ShardFacts Facts() const;
   absl::Status MoveState(const internal::ShardMove& move);
-
-  void NoteUpdated(const std::vector<internal::GradientSource>& sources);
 
   absl::StatusOr<std::vector<int64_t>> GatherSteps();
   absl::StatusOr<OptimizerState> Gather(int to);
@@ -159,8 +182,10 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   bool is_registered_ = false;
   uint64_t seen_mask_version_ = 0;         // Of the mask that the plan was made for.
   std::shared_ptr<StepTicket> last_step_;  // Step() ran in it.
-  std::vector<uint8_t> was_updated_;       // By parameter: at some time, by its owner.
-  bool is_torn_ = false;                   // An update began and did not end.
+  std::optional<Gradients> gradients_;
+  std::optional<GradientCheck> last_check_;
+  std::vector<uint8_t> was_updated_;  // By parameter: at some time, by its owner.
+  bool is_torn_ = false;              // An update began and did not end.
 
   mutable absl::Mutex mutex_;  // The control thread reads the plan, too.
   PlanPtr plan_ ABSL_GUARDED_BY(mutex_);

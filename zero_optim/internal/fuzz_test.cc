@@ -29,6 +29,7 @@ TEST(ZeroOptimFuzzTest, StepMessage) {
     std::vector<std::string> good;
     for (const UpdateRule& rule : {UpdateRule(Sgd{.momentum = 0.9}), UpdateRule(Adam{}), UpdateRule(AdamW{})}) {
       good.push_back(StepMessage{.rules = {rule, Sgd{}}, .options = {.skip = true}, .sources = sources}.Serialize());
+      good.push_back(StepMessage{.rules = {rule}, .options = {.clip = ClipOptions{}}, .sources = sources}.Serialize());
     }
     Fuzz(
         good,

@@ -10,18 +10,9 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
 
 namespace evenkeel::internal {
-namespace {
-
-absl::Status WaitForAll(const std::vector<Work>& works) {
-  absl::Status status;
-  for (const Work& work : works) status.Update(work.Wait());
-  return status;
-}
-
-}  // namespace
-
 absl::Status StateSync::BroadcastValues(const ParameterSet& params, int source) const {
   std::vector<Work> works;
   for (int i = 0; i < params.size(); ++i) {

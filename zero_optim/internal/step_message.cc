@@ -74,8 +74,17 @@ void ReadSources(ByteReader& reader, int param_count, std::vector<GradientSource
 }  // namespace
 
 absl::Status CheckOptions(const StepOptions& options) {
-  if (std::isfinite(options.grad_scale)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the step's grad_scale is ", options.grad_scale));
+  if (!std::isfinite(options.grad_scale)) {
+    return absl::InvalidArgumentError(absl::StrCat("the step's grad_scale is ", options.grad_scale));
+  }
+  if (!options.clip.has_value()) return absl::OkStatus();
+  if (!(options.clip->max_norm > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("the step's max_norm is ", options.clip->max_norm));
+  }
+  if (!(options.clip->norm >= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("the step clips by a ", options.clip->norm, "-norm"));
+  }
+  return absl::OkStatus();
 }
 
 std::string StepMessage::Serialize() const {
@@ -85,7 +94,8 @@ std::string StepMessage::Serialize() const {
     writer.U8(static_cast<uint8_t>(rule.index()));
     std::visit([&](auto& r) { ForEachSetting(r, [&](auto setting) { Write(writer, setting); }); }, rule);
   }
-  writer.F64(options.grad_scale).Bool(options.skip);
+  writer.F64(options.grad_scale).Bool(options.skip).Bool(options.skip_nonfinite).Bool(options.clip.has_value());
+  if (options.clip.has_value()) writer.F64(options.clip->max_norm).F64(options.clip->norm);
   std::string packed((sources.size() + kSourcesPerByte - 1) / kSourcesPerByte, '\0');
   for (size_t i = 0; i < sources.size(); ++i) {
     packed[i / kSourcesPerByte] |= static_cast<char>(static_cast<int>(sources[i]) << (2 * (i % kSourcesPerByte)));
@@ -104,6 +114,12 @@ absl::StatusOr<StepMessage> StepMessage::Parse(absl::string_view bytes, int para
   }
   step.options.grad_scale = reader.F64();
   step.options.skip = reader.Bool();
+  step.options.skip_nonfinite = reader.Bool();
+  if (reader.Bool()) {
+    ClipOptions& clip = step.options.clip.emplace();
+    clip.max_norm = reader.F64();
+    clip.norm = reader.F64();
+  }
   ReadSources(reader, param_count, step.sources);
   if (!CheckOptions(step.options).ok()) reader.Refuse();
   EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("an optimizer step for ", param_count, " parameters")));

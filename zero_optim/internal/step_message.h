@@ -19,7 +19,7 @@
 
 namespace evenkeel::internal {
 
-// InvalidArgument unless the scale is finite.
+// InvalidArgument for a number that is out of its range.
 absl::Status CheckOptions(const StepOptions& options);
 
 // Where a step finds the gradient of a parameter.

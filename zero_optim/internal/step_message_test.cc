@@ -24,7 +24,9 @@ TEST(StepMessageTest, ArrivesAsItWasSent) {
       AdamW{.learning_rate = 1, .beta1 = 0.2, .beta2 = 0.3, .epsilon = 0.4, .weight_decay = 0.5}};
   for (const UpdateRule& rule : rules) {
     for (int params : {0, 1, 3, 4, 5, 1000}) {
-      const StepMessage step = MessageOf(rule, params);
+      StepMessage step = MessageOf(rule, params);
+      if (params % 3 == 1) step.options.clip = ClipOptions{.max_norm = 3, .norm = kInfinityNorm};
+      step.options.skip_nonfinite = params % 3 == 0;
       const auto parsed = StepMessage::Parse(step.Serialize(), params);
       ASSERT_TRUE(parsed.ok()) << parsed.status();
       EXPECT_EQ(*parsed, step);
@@ -61,6 +63,14 @@ TEST(CheckOptionsTest, WantsAFiniteScale) {
   EXPECT_TRUE(CheckOptions({}).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions({.grad_scale = INFINITY})));
   EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions({.grad_scale = NAN})));
+}
+
+TEST(CheckOptionsTest, WantsAPositiveLimitAndANormOfAtLeastOne) {
+  EXPECT_TRUE(CheckOptions({.clip = ClipOptions{.max_norm = INFINITY, .norm = INFINITY}}).ok());
+  for (const ClipOptions& clip : {ClipOptions{.max_norm = 0}, ClipOptions{.max_norm = -1}, ClipOptions{.max_norm = NAN},
+                                  ClipOptions{.norm = 0.5}, ClipOptions{.norm = NAN}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions({.clip = clip})));
+  }
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "evenkeel/zero_optim/internal/test_model.h"
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -106,6 +108,25 @@ void PlainTraining::Step(const std::vector<int>& active, int step, double scale,
 
 void PlainTraining::Update(const std::vector<std::optional<TensorView>>& gradients, const StepOptions& options) {
   if (options.skip) return;
+  double grad_scale = options.grad_scale;
+  if (options.clip.has_value() || options.skip_nonfinite) {
+    const double p = options.clip.value_or(ClipOptions()).norm;
+    double power = 0, most = 0;
+    bool is_finite = true;
+    for (int param = 0; param < model_->size(); ++param) {
+      if (!gradients[param].has_value()) continue;
+      Visit(gradients[param]->dtype, [&](auto type) {
+        for (const auto g : gradients[param]->as<decltype(type)>()) {
+          power += std::pow(std::abs(static_cast<double>(g)), p);
+          most = std::max(most, std::abs(static_cast<double>(g)));
+          is_finite = is_finite && std::isfinite(g);
+        }
+      });
+    }
+    norm_ = (std::isinf(p) ? most : std::pow(power, 1 / p)) * std::abs(grad_scale);
+    if (options.skip_nonfinite && !is_finite) return;
+    if (options.clip.has_value()) grad_scale *= std::min(1.0, options.clip->max_norm / (norm_ + 1e-6));
+  }
   for (int param = 0; param < model_->size(); ++param) {
     if (!gradients[param].has_value()) continue;
     const TensorView value = model_->params()[param].value;
@@ -114,7 +135,7 @@ void PlainTraining::Update(const std::vector<std::optional<TensorView>>& gradien
     for (absl::string_view name : StateTensorNames(groups_.rule_of(param))) {
       tensors.push_back(entry.tensors.try_emplace(std::string(name), value.dtype, value.count).first->second.view());
     }
-    ApplyUpdate(groups_.rule_of(param), ++entry.step, options.grad_scale, value, *gradients[param], tensors);
+    ApplyUpdate(groups_.rule_of(param), ++entry.step, grad_scale, value, *gradients[param], tensors);
   }
 }
 

@@ -59,11 +59,13 @@ class PlainTraining {
   // The same with gradients that have been summed and scaled already; a parameter without one is left alone.
   void Update(const std::vector<std::optional<TensorView>>& gradients, const StepOptions& options = {});
   const OptimizerState& state() const { return state_; }
+  double norm() const { return norm_; }  // That the last step clipped by.
 
  private:
   TestModel* const model_;
   ParameterGroups groups_;
   OptimizerState state_;
+  double norm_ = 0;
 };
 
 // Averages gradients over the ranks, as a DataParallel would.

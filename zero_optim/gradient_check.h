@@ -1,0 +1,51 @@
+// What a step's gradients are as a whole, their norm and whether all are finite, and what clipping makes of it.
+//
+//   EK_RETURN_IF_ERROR(optimizer->Step({.clip = ClipOptions{.max_norm = 1.0}}));
+//   Log(optimizer->last_check()->norm);
+//
+// Several optimizers that are to be clipped together:
+//
+//   EK_ASSIGN_OR_RETURN(GradientCheck dense, dense_optimizer->CheckGradients());
+//   EK_ASSIGN_OR_RETURN(GradientCheck embeddings, embedding_optimizer->CheckGradients());
+//   const double scale = ClipCoefficient(1.0, JoinedNorm({dense.norm, embeddings.norm}));
+//   EK_RETURN_IF_ERROR(dense_optimizer->Step({.grad_scale = scale}));
+//   EK_RETURN_IF_ERROR(embedding_optimizer->Step({.grad_scale = scale}));
+//
+// Order:   sums are in double, over a parameter's elements in one order, then over parameters by index: the same bits
+//          on every rank, at any world size, sharded or not.
+// Threads: pure functions.
+// Source:  torch.nn.utils.clip_grad_norm_; over shards as FairScale's OSS, but in the optimizer's own group.
+
+#ifndef EVENKEEL_ZERO_OPTIM_GRADIENT_CHECK_H_
+#define EVENKEEL_ZERO_OPTIM_GRADIENT_CHECK_H_
+
+#include <limits>
+
+#include "absl/types/span.h"
+
+namespace evenkeel {
+
+inline constexpr double kInfinityNorm = std::numeric_limits<double>::infinity();
+
+struct ClipOptions {
+  double max_norm = 1.0;  // Above zero; infinite: the norm is measured, and nothing clipped.
+  double norm = 2.0;      // The p of the p-norm, at least 1; kInfinityNorm: the largest magnitude.
+  friend bool operator==(const ClipOptions&, const ClipOptions&) = default;
+};
+
+struct GradientCheck {
+  double norm = 0;          // Of the gradients times the step's grad_scale; infinite where they are not finite.
+  bool is_finite = true;    // No gradient on any rank is infinite or not a number.
+  bool is_skipped = false;  // For that the step was left out (StepOptions::skip_nonfinite).
+  friend bool operator==(const GradientCheck&, const GradientCheck&) = default;
+};
+
+// What gradients are multiplied by: max_norm / (norm + 1e-6), but at most 1.
+double ClipCoefficient(double max_norm, double norm);
+
+// The norm of everything, from the norms of its parts.
+double JoinedNorm(absl::Span<const double> norms, double norm = 2.0);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_ZERO_OPTIM_GRADIENT_CHECK_H_

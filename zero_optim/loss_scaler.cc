@@ -1,0 +1,117 @@
+#include "evenkeel/zero_optim/loss_scaler.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/action_hook.h"
+
+namespace evenkeel {
+namespace {
+
+absl::Status Check(const LossScalerOptions& options) {
+  const auto refuse = [](absl::string_view what, auto value, absl::string_view rule) {
+    return absl::InvalidArgumentError(absl::StrCat("a loss scaler's ", what, " is ", value, ", but must be ", rule));
+  };
+  const double most = options.largest_scale;
+  if (!(options.least_scale > 0) || !std::isfinite(options.least_scale)) {
+    return refuse("least scale", options.least_scale, "finite and above 0");
+  }
+  if (!(most >= options.least_scale) || !std::isfinite(most)) {
+    return refuse("largest scale", most, "finite and not below the least");
+  }
+  if (!(options.initial_scale >= options.least_scale && options.initial_scale <= most)) {
+    return refuse("initial scale", options.initial_scale, "between the least and the largest");
+  }
+  if (!(options.growth_factor >= 1) || !std::isfinite(options.growth_factor)) {
+    return refuse("growth factor", options.growth_factor, "finite and at least 1");
+  }
+  if (!(options.backoff_factor > 0 && options.backoff_factor < 1)) {
+    return refuse("backoff factor", options.backoff_factor, "above 0 and below 1");
+  }
+  if (options.growth_interval < 1) return refuse("growth interval", options.growth_interval, "at least 1");
+  return absl::OkStatus();
+}
+
+std::string Bytes(const LossScalerOptions& options) {
+  return internal::ByteWriter()
+      .F64(options.initial_scale)
+      .F64(options.growth_factor)
+      .F64(options.backoff_factor)
+      .I64(options.growth_interval)
+      .F64(options.least_scale)
+      .F64(options.largest_scale)
+      .Take();
+}
+
+}  // namespace
+
+std::string LossScalerState::Serialize() const { return internal::ByteWriter().F64(scale).I64(good_steps).Take(); }
+
+absl::StatusOr<LossScalerState> LossScalerState::Parse(absl::string_view bytes) {
+  internal::ByteReader reader(bytes);
+  LossScalerState state;
+  state.scale = reader.F64();
+  state.good_steps = reader.I64();
+  if (!std::isfinite(state.scale) || state.scale <= 0 || state.good_steps < 0) reader.Refuse();
+  EK_RETURN_IF_ERROR(reader.Finish("a loss scaler's state"));
+  return state;
+}
+
+LossScalerState NextScale(const LossScalerOptions& options, LossScalerState state, bool found_nonfinite) {
+  if (found_nonfinite) {
+    return {.scale = std::max(state.scale * options.backoff_factor, std::min(state.scale, options.least_scale))};
+  }
+  if (++state.good_steps < options.growth_interval) return state;
+  return {.scale = std::min(state.scale * options.growth_factor, std::max(state.scale, options.largest_scale))};
+}
+
+absl::StatusOr<std::unique_ptr<LossScaler>> LossScaler::Create(Communicator* comm, LossScalerOptions options) {
+  std::unique_ptr<LossScaler> scaler(new LossScaler(comm, options));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      comm->control().Exchange(absl::StrCat("options/", scaler->join_name()), Bytes(options), comm->timeout()));
+  for (int rank = 1; rank < comm->world_size(); ++rank) {
+    if (parts[rank] == parts[0]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(scaler->join_name(), ": rank ", rank, " has other options than rank 0"));
+  }
+  EK_RETURN_IF_ERROR(Annotate(Check(options), scaler->join_name()));
+  return scaler;
+}
+
+absl::Status LossScaler::Update(bool found_nonfinite) {
+  EK_RETURN_IF_ERROR(Notify().status());
+  state_ = NextScale(options_, state_, found_nonfinite);
+  EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), state_.Serialize()));
+  CountStep();
+  return absl::OkStatus();
+}
+
+absl::Status LossScaler::LoadState(const LossScalerState& state) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
+  EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(state.Serialize()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<JoinHook>> LossScaler::MakeJoinHook(const JoinOptions& /*options*/) {
+  return std::make_unique<internal::ActionHook>(
+      [this](const StepAnswer& /*step*/, absl::string_view payload) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(payload));
+        CountStep();
+        return absl::OkStatus();
+      },
+      [](bool /*is_last_joiner*/) { return absl::OkStatus(); });
+}
+
+absl::Status LossScaler::TakeOver(StateTransfer& transfer) {
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      communicator().control().Exchange(absl::StrCat("state_of/", join_name()), state_.Serialize(),
+                                                        communicator().timeout()));
+  EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(parts[transfer.source]));
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

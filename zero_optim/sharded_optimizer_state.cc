@@ -1,0 +1,194 @@
+// What a sharded optimizer does with its state beside steps: collecting it, loading it, moving it between owners and
+// into another group.
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/zero_optim/internal/action_hook.h"
+#include "evenkeel/zero_optim/internal/agree.h"
+#include "evenkeel/zero_optim/internal/shard_plan.h"
+#include "evenkeel/zero_optim/internal/state_sync.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
+#include "evenkeel/zero_optim/sharded_optimizer.h"
+
+namespace evenkeel {
+
+using internal::ShardBucket;
+using internal::WaitForAll;
+
+// State --------------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<OptimizerState> ShardedOptimizer::Consolidate(int to) {
+  if (to != kAllRanks && (to < 0 || to >= communicator().world_size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(join_name(), ": Consolidate to rank ", to, " of ", communicator().world_size()));
+  }
+  if (join_config().enable) {
+    if (last_step_ == nullptr || last_step_ != communicator().steps().current()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(join_name(), ": inside RunJoined() Consolidate comes after Step(), in the same step"));
+    }
+    const std::string payload = internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take();
+    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
+  }
+  return Gather(to);
+}
+
+// How often each parameter was updated, which only its owner knows.
+absl::StatusOr<std::vector<int64_t>> ShardedOptimizer::GatherSteps() {
+  std::vector<int64_t> steps;
+  for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
+  EK_RETURN_IF_ERROR(channel_->AllReduce(absl::MakeSpan(steps), ReduceOp::kSum, {.role = Role::kState}).Wait());
+  return steps;
+}
+
+absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
+  const int rank = communicator().rank();
+  const bool receives = to == kAllRanks || to == rank;
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
+  OptimizerState state;
+  std::vector<int> updated;
+  for (int i = 0; i < params_->size(); ++i) {
+    if (steps[i] == 0) continue;
+    updated.push_back(i);
+    if (receives) state.params[i].step = steps[i];
+  }
+  EK_ASSIGN_OR_RETURN(const std::vector<ShardBucket> buckets,
+                      internal::BucketsByOwner(specs_, plan()->owners, updated, options_.bucket_cap));
+
+  // Straight from the owner's memory into that of the result.
+  std::vector<Work> works;
+  for (const ShardBucket& bucket : buckets) {
+    for (size_t t = 0; t < kMaxStateTensors; ++t) {
+      TensorList parts;
+      for (int param : bucket.params) {
+        const auto names = StateTensorNames(groups().rule_of(param));
+        if (t >= names.size()) continue;
+        StateTensor* const own = bucket.owner == rank ? &updater_.tensors(param)[t] : nullptr;
+        if (receives) {
+          StateTensor& result = state.params[param].tensors[std::string(names[t])];
+          result = own != nullptr ? *own : StateTensor(bucket.dtype, specs_[param].count);
+          parts.push_back(result.view());
+        } else if (own != nullptr) {
+          parts.push_back(own->view());
+        }
+      }
+      if (to == kAllRanks && !parts.empty()) {
+        works.push_back(channel_->Broadcast(absl::MakeConstSpan(parts), bucket.owner, {.role = Role::kState}));
+      } else if (to != kAllRanks && to != bucket.owner) {
+        for (const TensorView& part : parts) {
+          works.push_back(rank == to ? channel_->Recv(part, bucket.owner, {.role = Role::kState})
+                                     : channel_->Send(part, to, {.role = Role::kState}));
+        }
+      }
+    }
+  }
+  EK_RETURN_IF_ERROR(WaitForAll(works));
+  return state;
+}
+
+absl::Status ShardedOptimizer::LoadState(const OptimizerState& state) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
+  EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
+  const PlanPtr old = plan();
+  std::set<int> to_own;  // Trained in the past, but not since this optimizer was made.
+  for (const auto& [param, entry] : state.params) {
+    if (old->owners.owner(param) == kNoOwner) to_own.insert(param);
+  }
+  if (!to_own.empty()) EK_RETURN_IF_ERROR(AdoptMask(old->mask, to_own));
+  const PlanPtr now = plan();
+  was_updated_.assign(was_updated_.size(), 0);
+  for (const auto& [param, entry] : state.params) was_updated_[param] = 1;
+  is_torn_ = false;
+  updater_.Import(state, [&](int param) { return now->owners.owner(param) == communicator().rank(); });
+  return absl::OkStatus();
+}
+
+// Another group -------------------------------------------------------------------------------------------------------
+
+void ShardedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
+  if (is_registered_ && old != nullptr) old->steps().Unregister(this);
+  is_registered_ = false;
+  last_step_.reset();
+  gradients_.reset();
+  params_->ClearGradients();
+}
+
+internal::ShardFacts ShardedOptimizer::Facts() const {
+  const PlanPtr plan = this->plan();
+  internal::ShardFacts facts{.generation = plan->generation,
+                             .mask = plan->mask,
+                             .steps_finished = steps_finished(),
+                             .is_torn = is_torn_,
+                             .may_lose = options_.lost_shard == LostShard::kFresh,
+                             .checkpoint_hint = options_.checkpoint_hint,
+                             .owners = plan->owners.owners(),
+                             .was_updated = was_updated_};
+  for (int i = 0; i < params_->size(); ++i) facts.held_steps.push_back(updater_.step(i));
+  return facts;
+}
+
+absl::Status ShardedOptimizer::EnterGroup(const GroupChange& change) {
+  EK_RETURN_IF_ERROR(TakeChannel());
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups(),
+                                                   internal::SameIn::kShape));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      communicator().control().Exchange(absl::StrCat("shards/", join_name()), Facts().Serialize(),
+                                                        communicator().timeout()));
+  std::vector<internal::ShardFacts> by_rank;
+  for (const std::string& part : parts) {
+    EK_ASSIGN_OR_RETURN(internal::ShardFacts facts, internal::ShardFacts::Parse(part, params_->size()));
+    by_rank.push_back(std::move(facts));
+  }
+  EK_ASSIGN_OR_RETURN(const internal::ShardMove move, internal::PlanShardMove(by_rank, change.source));
+  EK_RETURN_IF_ERROR(MoveState(move));
+  communicator().steps().Register(this);
+  is_registered_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::MoveState(const internal::ShardMove& move) {
+  OwnerTable owners = NobodyOwns();
+  EK_RETURN_IF_ERROR(owners.Assign(move.owned));
+  const int rank = communicator().rank();
+  std::vector<Work> works;
+  for (int param = 0; param < params_->size(); ++param) {
+    const int from = move.holder[param], to = owners.owner(param);
+    was_updated_[param] = from >= 0;
+    if (from < 0 || from == to || (rank != from && rank != to)) continue;
+    if (rank == to) updater_.Prepare(param, move.steps[param]);
+    for (StateTensor& tensor : updater_.tensors(param)) {
+      works.push_back(rank == to ? channel_->Recv(tensor.view(), from, {.role = Role::kState})
+                                 : channel_->Send(tensor.view(), to, {.role = Role::kState}));
+    }
+  }
+  EK_RETURN_IF_ERROR(WaitForAll(works));
+  for (int param = 0; param < params_->size(); ++param) {
+    if (owners.owner(param) != rank || move.holder[param] < 0) updater_.Prepare(param, 0);
+  }
+  is_torn_ = false;
+  EK_RETURN_IF_ERROR(params_->SetTrainable(move.mask));
+  seen_mask_version_ = params_->mask_version();
+  return SetPlan(std::move(owners), move.mask, move.generation);
+}
+
+absl::Status ShardedOptimizer::CheckWhole() const {
+  if (!is_torn_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
+}
+
+absl::Status ShardedOptimizer::TakeOver(StateTransfer& transfer) {
+  const internal::StateSync sync{.comm = communicator(), .channel = *channel_, .name = join_name()};
+  if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
+  return sync.BroadcastSettings(updater_, transfer.source);
+}
+
+}  // namespace evenkeel

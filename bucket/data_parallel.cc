@@ -15,23 +15,30 @@ namespace {
 // the reduction has to say follows the first.
 enum class Action : char { kSync = 's', kAccumulate = 'a', kFinish = 'f' };
 
-std::vector<TensorView> Values(const ParameterSet& params) {
-  std::vector<TensorView> values;
-  for (int i = 0; i < params.size(); ++i) values.push_back(params[i].value);
-  return values;
-}
-
 // "frozen: fc1.weight, fc1.bias"; empty if nothing is.
 std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
   constexpr int kNames = 4;
-  const int frozen = mask.size() - mask.CountTrained();
+  const int frozen = mask.size() - params.ignored_count() - mask.CountTrained();
   std::string note;
   int named = 0;
   for (int i = 0; i < mask.size() && named < std::min(frozen, kNames); ++i) {
-    if (!mask[i]) absl::StrAppend(&note, named++ == 0 ? "frozen: " : ", ", params[i].name);
+    if (!mask[i] && !params.is_ignored(i)) absl::StrAppend(&note, named++ == 0 ? "frozen: " : ", ", params[i].name);
   }
   if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
   return note;
+}
+
+absl::Status CheckBuffers(const Communicator& comm, const std::vector<TensorView>& buffers) {
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const TensorView& buffer = buffers[b];
+    if (buffer.count < 0 || (buffer.data == nullptr && buffer.count > 0)) {
+      return absl::InvalidArgumentError(absl::StrCat("buffer ", b, " has no memory for ", ToString(buffer)));
+    }
+    if (buffer.device == comm.device()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("buffer ", b, " lies on ", ToString(buffer.device),
+                                                   ", the group's tensors on ", ToString(comm.device())));
+  }
+  return absl::OkStatus();
 }
 
 std::string StaleStateRefusal(absl::string_view name) {
@@ -65,13 +72,15 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
                                                                    std::unique_ptr<BucketReduction> reduction) {
   std::unique_ptr<DataParallel> ddp(new DataParallel(comm, params, std::move(buffers), options));
   const std::string& name = ddp->join_name();
-  const absl::Status own = TrainabilityWatch::Check(options.trainability);
+  absl::Status own = Reducer::Check(*comm, *params, options.reducer);
+  own.Update(CheckBuffers(*comm, ddp->buffers_));
+  own.Update(TrainabilityWatch::Check(options.trainability));
   EK_RETURN_IF_ERROR(
       Annotate(AgreeThatAllCan(absl::StrCat("options/", name), own, comm->control(), comm->timeout()), name));
-  EK_RETURN_IF_ERROR(Annotate(VerifySameParameters(*params, comm->control(), comm->timeout()), name));
+  EK_RETURN_IF_ERROR(Annotate(VerifySame(ddp->Facts(), comm->control(), comm->timeout()), name));
   EK_ASSIGN_OR_RETURN(ddp->state_channel_, comm->OpenChannel(absl::StrCat(name, ".state")));
   if (options.broadcast_initial_state) {
-    std::vector<TensorView> state = Values(*params);
+    std::vector<TensorView> state = ValuesOf(*params);
     if (options.broadcast_buffers) state.insert(state.end(), ddp->buffers_.begin(), ddp->buffers_.end());
     EK_RETURN_IF_ERROR(BroadcastState(*ddp->state_channel_, state, 0, Role::kState));
   }
@@ -83,6 +92,16 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
 
 DataParallel::~DataParallel() {
   if (Communicator* comm = living_group()) comm->steps().Unregister(this);
+}
+
+std::vector<Fact> DataParallel::Facts() const {
+  std::vector<Fact> facts = FactsOf(*params_, buffers_);
+  facts.push_back({"broadcast_buffers", options_.broadcast_buffers ? "true" : "false"});
+  facts.push_back({"broadcast_initial_state", options_.broadcast_initial_state ? "true" : "false"});
+  std::string caps;
+  for (const Bytes& cap : options_.reducer.caps) absl::StrAppend(&caps, caps.empty() ? "{" : ", ", cap.value);
+  facts.push_back({"the bucket caps", caps + "} bytes"});
+  return facts;
 }
 
 void DataParallel::PublishPlan() {
@@ -256,7 +275,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   if (options_.broadcast_buffers) state = buffers_;
   if (!join_config().has_optimizer) {
     // Somebody unknown stepped: the dry ranks' weights are stale.
-    const std::vector<TensorView> values = Values(*params_);
+    const std::vector<TensorView> values = ValuesOf(*params_);
     state.insert(state.end(), values.begin(), values.end());
     state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
     if (!has_optimizer_state_) {
@@ -271,7 +290,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
 
 // Dry ranks took every step, so this finds nothing unless something is broken.
 absl::Status DataParallel::CheckReplicas() {
-  const std::string mine = absl::StrCat(HashOfBytes(Values(*params_)));
+  const std::string mine = absl::StrCat(HashOfBytes(ValuesOf(*params_)));
   EK_ASSIGN_OR_RETURN(
       const ControlChannel::Parts parts,
       communicator().control().Exchange(absl::StrCat("replicas/", join_name()), mine, communicator().timeout()));
@@ -330,7 +349,7 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
 }
 
 absl::Status DataParallel::EnterGroup(const GroupChange& change) {
-  EK_RETURN_IF_ERROR(VerifySameParameters(*params_, communicator().control(), communicator().timeout()));
+  EK_RETURN_IF_ERROR(Annotate(VerifySame(Facts(), communicator().control(), communicator().timeout()), join_name()));
   EK_ASSIGN_OR_RETURN(state_channel_, communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
   EK_RETURN_IF_ERROR(reducer_->ReplaceGroup(&communicator(), change.source >= 0 ? change.source : kNewestPlan));
   PublishPlan();
@@ -372,7 +391,7 @@ absl::Status DataParallel::CheckWhole() const {
 
 absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
   std::vector<TensorView> state;
-  if (transfer.done.insert(params_).second) state = Values(*params_);
+  if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
   EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState));
   if (has_optimizer_state_) {

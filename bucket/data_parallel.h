@@ -49,6 +49,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reducer.h"
+#include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/bucket/trainability.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
@@ -132,6 +133,8 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status Shadow(const StepAnswer& answer, absl::string_view message);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
+  // What must be equal on all ranks.
+  std::vector<Fact> Facts() const;
   void PublishPlan();
 
   // Joinable.

@@ -2,37 +2,62 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
+namespace {
+
+// A value or a gradient in memory.
+struct Piece {
+  Device device;
+  uintptr_t begin, end;
+  int param;
+  bool is_grad;
+};
+
+}  // namespace
 
 int ParameterSet::Add(std::string name, TensorView value, TensorView grad) {
+  if (value.data != nullptr && value.count > 0) {
+    const auto [same, is_new] = at_.try_emplace(value.data, size());
+    if (!is_new && params_[same->second].value == value) {
+      const int index = same->second;
+      if (params_[index].grad.data == nullptr && grad.data != nullptr) params_[index].grad = grad;
+      index_of_.try_emplace(name, index);
+      shared_names_.push_back({.name = std::move(name), .index = index, .grad = grad});
+      return index;
+    }
+  }
   if (grad.data == nullptr) grad = TensorView(nullptr, value.count, value.dtype, value.device);
   const int index = size();
   index_of_.try_emplace(name, index);
   params_.push_back({.name = std::move(name), .value = value, .grad = grad});
   grad_states_.push_back(GradState::kNone);
   mask_.Append(true);
+  ignored_.Append(false);
   ++mask_version_;
   return index;
 }
 
 absl::Status ParameterSet::Validate() const {
+  EK_RETURN_IF_ERROR(CheckNames());
   for (int index = 0; index < size(); ++index) {
+    if (is_ignored(index)) continue;
     const auto& [name, value, grad] = params_[index];
-    if (const int first = Find(name); first != index) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameters ", first, " and ", index, " are both named \"", name, "\""));
-    }
     if (value.count < 0 || (value.data == nullptr && value.count > 0)) {
       return absl::InvalidArgumentError(absl::StrCat("parameter \"", name, "\" has no memory for ", ToString(value)));
     }
@@ -40,6 +65,52 @@ absl::Status ParameterSet::Validate() const {
       return absl::InvalidArgumentError(
           absl::StrCat("parameter \"", name, "\" is ", ToString(value), ", its gradient ", ToString(grad)));
     }
+  }
+  for (const auto& [name, index, grad] : shared_names_) {
+    // A gradient that has moved into a bucket is no longer where it was added; then it was compared before.
+    if (is_ignored(index) || !attached_.expired() || grad.data == nullptr || grad == params_[index].grad) continue;
+    return absl::InvalidArgumentError(absl::StrCat("parameters \"", params_[index].name, "\" and \"", name,
+                                                   "\" are the same memory, their gradients are not"));
+  }
+  return CheckOverlaps();
+}
+
+absl::Status ParameterSet::CheckNames() const {
+  const auto check = [this](absl::string_view name, int index) -> absl::Status {
+    const int first = Find(name);
+    if (first == index) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("parameters ", std::min(first, index), " and ",
+                                                   std::max(first, index), " are both named \"", name, "\""));
+  };
+  for (int index = 0; index < size(); ++index) EK_RETURN_IF_ERROR(check(params_[index].name, index));
+  for (const SharedName& shared : shared_names_) EK_RETURN_IF_ERROR(check(shared.name, shared.index));
+  return absl::OkStatus();
+}
+
+absl::Status ParameterSet::CheckOverlaps() const {
+  std::vector<Piece> pieces;
+  for (int index = 0; index < size(); ++index) {
+    if (is_ignored(index)) continue;
+    for (const bool is_grad : {false, true}) {
+      const TensorView& view = is_grad ? params_[index].grad : params_[index].value;
+      if (view.data == nullptr || view.count == 0) continue;
+      const auto begin = reinterpret_cast<uintptr_t>(view.data);
+      pieces.push_back({view.device, begin, begin + static_cast<uintptr_t>(view.bytes()), index, is_grad});
+    }
+  }
+  std::ranges::sort(pieces, {}, [](const Piece& piece) {
+    return std::tuple(piece.device.kind, piece.device.index, piece.begin, piece.param);
+  });
+  const auto name = [this](const Piece& piece) {
+    return absl::StrCat(piece.is_grad ? "the gradient of " : "the value of ", "\"", params_[piece.param].name, "\"");
+  };
+  for (size_t i = 1; i < pieces.size(); ++i) {  // Those before do not overlap, so only the last can reach this one.
+    const Piece& before = pieces[i - 1];
+    const Piece& piece = pieces[i];
+    if (before.device != piece.device || before.end <= piece.begin) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the memory of ", name(before), " (", ToString(params_[before.param].value), ") overlaps that of ",
+                     name(piece), " (", ToString(params_[piece.param].value), ") without being the same"));
   }
   return absl::OkStatus();
 }
@@ -51,18 +122,64 @@ int ParameterSet::Find(absl::string_view name) const {
 
 void ParameterSet::ClearGradients() { std::fill(grad_states_.begin(), grad_states_.end(), GradState::kNone); }
 
+absl::Status ParameterSet::Ignore(int index) {
+  if (index < 0 || index >= size()) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " is to be ignored; there are ", size()));
+  }
+  if (is_ignored(index)) return absl::OkStatus();
+  if (const absl::Status detached = CheckDetached(); !detached.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("parameter \"", params_[index].name, "\" (", index,
+                                                      ") is ignored too late: ", detached.message()));
+  }
+  SetTrainable(index, false);
+  ignored_.Set(index, true);
+  ++ignored_count_;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> ParameterSet::Ignore(absl::string_view prefix) {
+  const std::vector<int> indices = WithPrefix(prefix);
+  for (int index : indices) EK_RETURN_IF_ERROR(Ignore(index));
+  return static_cast<int>(indices.size());
+}
+
+absl::StatusOr<std::shared_ptr<const std::string>> ParameterSet::Attach(absl::string_view reducer) {
+  EK_RETURN_IF_ERROR(CheckDetached());
+  auto attached = std::make_shared<const std::string>(reducer);
+  attached_ = attached;
+  return attached;
+}
+
+absl::Status ParameterSet::CheckDetached() const {
+  const std::shared_ptr<const std::string> attached = attached_.lock();
+  if (attached == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the parameters belong to ", *attached, ", which is alive: destroy it before"));
+}
+
 void ParameterSet::SetTrainable(int index, bool trained) {
-  if (mask_.Set(index, trained)) ++mask_version_;
+  if (!is_ignored(index) && mask_.Set(index, trained)) ++mask_version_;
+}
+
+std::vector<int> ParameterSet::WithPrefix(absl::string_view prefix) const {
+  std::vector<int> indices;
+  for (int index = 0; index < size(); ++index) {
+    if (absl::StartsWith(params_[index].name, prefix) && !is_ignored(index)) indices.push_back(index);
+  }
+  const size_t by_first_name = indices.size();
+  for (const SharedName& shared : shared_names_) {
+    if (absl::StartsWith(shared.name, prefix) && !is_ignored(shared.index)) indices.push_back(shared.index);
+  }
+  if (indices.size() == by_first_name) return indices;
+  std::ranges::sort(indices);
+  indices.erase(std::unique(indices.begin(), indices.end()), indices.end());
+  return indices;
 }
 
 int ParameterSet::SetTrainable(absl::string_view prefix, bool trained) {
-  int matches = 0;
-  for (int index = 0; index < size(); ++index) {
-    if (!absl::StartsWith(params_[index].name, prefix)) continue;
-    ++matches;
-    SetTrainable(index, trained);
-  }
-  return matches;
+  const std::vector<int> indices = WithPrefix(prefix);
+  for (int index : indices) SetTrainable(index, trained);
+  return static_cast<int>(indices.size());
 }
 
 absl::Status ParameterSet::SetTrainable(std::span<const uint8_t> flags) {
@@ -70,8 +187,16 @@ absl::Status ParameterSet::SetTrainable(std::span<const uint8_t> flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("got ", flags.size(), " trainable flags for ", params_.size(), " parameters"));
   }
-  if (mask_.Set(flags)) ++mask_version_;
-  return absl::OkStatus();
+  if (ignored_count_ == 0) {
+    if (mask_.Set(flags)) ++mask_version_;
+    return absl::OkStatus();
+  }
+  TrainableMask next = mask_;
+  next.Set(flags);
+  for (int index = 0; index < size(); ++index) {
+    if (ignored_[index]) next.Set(index, false);
+  }
+  return SetTrainable(next);
 }
 
 absl::Status ParameterSet::SetTrainable(const TrainableMask& mask) {
@@ -80,6 +205,11 @@ absl::Status ParameterSet::SetTrainable(const TrainableMask& mask) {
         absl::StrCat("got a trainable mask of ", mask.size(), " entries for ", size(), " parameters"));
   }
   if (mask == mask_) return absl::OkStatus();
+  for (int index = 0; index < size() && ignored_count_ > 0; ++index) {
+    if (!ignored_[index] || !mask[index]) continue;
+    return absl::InvalidArgumentError(absl::StrCat("a trainable mask trains parameter \"", params_[index].name, "\" (",
+                                                   index, "), which is ignored"));
+  }
   mask_ = mask;
   ++mask_version_;
   return absl::OkStatus();

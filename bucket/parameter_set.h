@@ -13,6 +13,14 @@
 // The model owns the set; reducers and optimizers keep a reference to it. Trainability lives here, packed and with a
 // version, so that finding out that nothing changed costs one comparison, for any number of parameters.
 //
+// Layout:    value and gradient are flat: element i of the gradient belongs to element i of the value, whatever strides
+//            the tensors have that they are seen through. The gradient's type is the value's.
+// Shared:    the same memory added under another name (tied weights) is one parameter with two names: one gradient,
+//            to which all of its uses add, announced once, after the last of them.
+// Ignored:   parameters of which data parallelism keeps its hands off: no bucket, no broadcast, no check that replicas
+//            are equal, no optimizer's step; only names and that they are ignored must agree on all ranks. They may
+//            differ in size and type, and lie on another device. They never count as trained.
+//
 // Ownership: the set owns names and flags, and none of the tensors. It and their memory must outlive every reducer and
 //            optimizer made for it. With gradients as bucket views the reducer repoints `grad`; the address is stable
 //            within a plan generation.
@@ -23,12 +31,14 @@
 #define EVENKEEL_BUCKET_PARAMETER_SET_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/trainable_mask.h"
 #include "evenkeel/comm/types.h"
@@ -55,16 +65,38 @@ class ParameterSet {
   ParameterSet(ParameterSet&&) = default;
   ParameterSet& operator=(ParameterSet&&) = default;
 
-  // Adds a trained parameter without gradient and returns its index. Add all before a reducer or optimizer is made.
+  // Adds a trained parameter without gradient and returns its index. Add all before a reducer or optimizer is made. A
+  // value that is there already answers the index of the first: `name` is one more name of it, and `grad` the same
+  // memory, or none.
   int Add(std::string name, TensorView value, TensorView grad = {});
-  // OK, or InvalidArgument that names the first parameter that has no memory, another's name, or a gradient of another
-  // shape. Reducers and optimizers ask it once, when they are made.
+  // OK, or InvalidArgument that names the first parameter that has no memory, another's name, a gradient of another
+  // shape, or memory that overlaps another's. Reducers and optimizers ask it once, when they are made.
   absl::Status Validate() const;
 
   int size() const { return static_cast<int>(params_.size()); }
   const Parameter& operator[](int index) const { return params_[index]; }
-  // Index of the (first) parameter of that name; -1 if there is none.
+  // Index of the (first) parameter of that name, be it a shared one's second; -1 if there is none.
   int Find(absl::string_view name) const;
+  // The names of shared parameters that are not their first.
+  struct SharedName {
+    std::string name;
+    int index = 0;
+    TensorView grad;  // As it was added.
+  };
+  const std::vector<SharedName>& shared_names() const { return shared_names_; }
+
+  // From here on the parameter is ignored, on all ranks alike. FailedPrecondition once a reducer is attached.
+  absl::Status Ignore(int index);
+  // All parameters with a name that starts with `prefix`; answers how many those are.
+  absl::StatusOr<int> Ignore(absl::string_view prefix);
+  bool is_ignored(int index) const { return ignored_count_ > 0 && ignored_[index]; }
+  int ignored_count() const { return ignored_count_; }
+
+  // One reducer at a time moves a set's gradients: as long as the answer lives, that is `reducer`. FailedPrecondition
+  // names the one that does so already. Two models are two sets.
+  absl::StatusOr<std::shared_ptr<const std::string>> Attach(absl::string_view reducer);
+  // OK if Attach() would be.
+  absl::Status CheckDetached() const;
 
   GradState grad_state(int index) const { return grad_states_[index]; }
   void SetGradState(int index, GradState state) { grad_states_[index] = state; }
@@ -77,18 +109,29 @@ class ParameterSet {
   const TrainableMask& mask() const { return mask_; }
   // Grows with each change of the mask.
   uint64_t mask_version() const { return mask_version_; }
+  // Without effect on an ignored parameter, as the two that follow.
   void SetTrainable(int index, bool trained);
-  // All parameters whose name starts with `prefix`; answers how many those are.
+  // All parameters with a name that starts with `prefix`; answers how many those are, ignored ones not counted.
   int SetTrainable(absl::string_view prefix, bool trained);
   // One byte per parameter, zero for frozen: for tensor libraries that keep the flag in their tensors. InvalidArgument,
   // and nothing changed, unless there are size() of them.
   absl::Status SetTrainable(std::span<const uint8_t> flags);
-  // The whole mask; InvalidArgument, and nothing changed, unless it has size() entries.
+  // The whole mask; InvalidArgument, and nothing changed, unless it has size() entries and trains nothing ignored.
   absl::Status SetTrainable(const TrainableMask& mask);
 
  private:
+  // Indices of the parameters with a name of that prefix, ascending, those not ignored.
+  std::vector<int> WithPrefix(absl::string_view prefix) const;
+  absl::Status CheckNames() const;
+  absl::Status CheckOverlaps() const;
+
   std::vector<Parameter> params_;
   absl::flat_hash_map<std::string, int> index_of_;
+  absl::flat_hash_map<const void*, int> at_;  // By where its value begins.
+  std::vector<SharedName> shared_names_;
+  TrainableMask ignored_;  // A bit is set for an ignored one.
+  int ignored_count_ = 0;
+  std::weak_ptr<const std::string> attached_;
   std::vector<GradState> grad_states_;
   TrainableMask mask_;
   uint64_t mask_version_ = 0;

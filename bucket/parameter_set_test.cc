@@ -21,7 +21,8 @@ class ParameterSetTest : public testing::Test {
  protected:
   ParameterSetTest() {
     for (const char* name : {"fc1.weight", "fc1.bias", "fc10.weight", "fc2.weight"}) {
-      params_.Add(name, View(values_), View(grads_));
+      const size_t index = params_.size();
+      params_.Add(name, absl::MakeSpan(values_).subspan(3 * index, 3), absl::MakeSpan(grads_).subspan(3 * index, 3));
     }
   }
   static TensorView View(std::vector<float>& floats) { return TensorView(absl::MakeSpan(floats)); }
@@ -31,16 +32,16 @@ class ParameterSetTest : public testing::Test {
     return flags;
   }
 
-  std::vector<float> values_ = std::vector<float>(3);
-  std::vector<float> grads_ = std::vector<float>(3);
+  std::vector<float> values_ = std::vector<float>(4 * 3);
+  std::vector<float> grads_ = std::vector<float>(4 * 3);
   ParameterSet params_;
 };
 
 TEST_F(ParameterSetTest, KeepsWhatWasAdded) {
   EXPECT_EQ(params_.size(), 4);
   EXPECT_EQ(params_[1].name, "fc1.bias");
-  EXPECT_EQ(params_[1].value, View(values_));
-  EXPECT_EQ(params_[1].grad, View(grads_));
+  EXPECT_EQ(params_[1].value, View(values_).Slice(3, 3));
+  EXPECT_EQ(params_[1].grad, View(grads_).Slice(3, 3));
   EXPECT_EQ(params_.grad_state(1), GradState::kNone);
   EXPECT_TRUE(params_.Validate().ok()) << params_.Validate();
 }
@@ -120,7 +121,8 @@ TEST_F(ParameterSetTest, TheVersionGrowsWithChangesOnly) {
   params_.ClearGradients();
   params_.SetGradState(0, GradState::kLocal);
   EXPECT_FALSE(changed());
-  params_.Add("more", View(values_));
+  std::vector<float> more(3);
+  params_.Add("more", View(more));
   EXPECT_TRUE(changed());
 }
 
@@ -138,7 +140,7 @@ TEST_F(ParameterSetTest, FlagsAndMasksOfAnotherSizeAreRefused) {
 }
 
 TEST_F(ParameterSetTest, ValidateNamesWhatDoesNotFit) {
-  std::vector<float> two(2);
+  std::vector<float> three(3), grad(3), two(2);
   std::vector<double> doubles(3);
   struct Case {
     std::string name;
@@ -146,13 +148,12 @@ TEST_F(ParameterSetTest, ValidateNamesWhatDoesNotFit) {
     std::string message;
   };
   const Case cases[] = {
-      {"fc1.bias", View(values_), View(grads_), "parameters 1 and 4 are both named \"fc1.bias\""},
-      {"x", View(values_), View(two), "parameter \"x\" is float32[3], its gradient float32[2]"},
-      {"x", View(values_), TensorView(absl::MakeSpan(doubles)),
-       "parameter \"x\" is float32[3], its gradient float64[3]"},
-      {"x", View(values_), TensorView(grads_.data(), 3, DType::kFloat32, Device::Cuda(0)),
+      {"fc1.bias", View(three), View(grad), "parameters 1 and 4 are both named \"fc1.bias\""},
+      {"x", View(three), View(two), "parameter \"x\" is float32[3], its gradient float32[2]"},
+      {"x", View(three), TensorView(absl::MakeSpan(doubles)), "parameter \"x\" is float32[3], its gradient float64[3]"},
+      {"x", View(three), TensorView(grad.data(), 3, DType::kFloat32, Device::Cuda(0)),
        "parameter \"x\" is float32[3], its gradient float32[3] on cuda:0"},
-      {"x", TensorView(nullptr, 3, DType::kFloat32), View(grads_), "parameter \"x\" has no memory for float32[3]"},
+      {"x", TensorView(nullptr, 3, DType::kFloat32), View(grad), "parameter \"x\" has no memory for float32[3]"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.message);

@@ -45,16 +45,6 @@ absl::Status CheckParams(std::span<const ParamSpec> params) {
   return absl::OkStatus();
 }
 
-absl::Status CheckCaps(std::span<const Bytes> caps) {
-  if (caps.empty()) return absl::InvalidArgumentError("no bucket caps");
-  for (size_t i = 0; i < caps.size(); ++i) {
-    if (caps[i].value < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("bucket cap ", i, " is ", caps[i].value, " bytes"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckKnown(int index, size_t param_count) {
   if (index >= 0 && static_cast<size_t>(index) < param_count) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -195,6 +185,16 @@ BucketPlan FillFromLast(std::span<const ParamSpec> params, const PlanOptions& op
 }
 
 }  // namespace
+
+absl::Status CheckCaps(std::span<const Bytes> caps) {
+  if (caps.empty()) return absl::InvalidArgumentError("no bucket caps");
+  for (size_t i = 0; i < caps.size(); ++i) {
+    if (caps[i].value < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("bucket cap ", i, " is ", caps[i].value, " bytes"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<BucketPlan> PlanBuckets(std::span<const ParamSpec> params, const PlanOptions& options) {
   if (params.empty()) return absl::InvalidArgumentError("no parameters to plan");

@@ -29,6 +29,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/types.h"
 
@@ -68,6 +69,9 @@ struct BucketPlan {
 
   friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 };
+
+// OK for caps that PlanBuckets() takes.
+absl::Status CheckCaps(std::span<const Bytes> caps);
 
 absl::StatusOr<BucketPlan> PlanBuckets(std::span<const ParamSpec> params, const PlanOptions& options);
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/bucket/internal/reducer_checks.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/status.h"
 
@@ -23,30 +24,6 @@ absl::StatusOr<std::vector<int>> ParseOrder(absl::string_view bytes, int param_c
     seen[param] = true;
   }
   return order;
-}
-
-absl::Status CheckParameters(const ParameterSet& params, const Communicator& comm, bool views) {
-  if (params.size() == 0) return absl::InvalidArgumentError("there are no parameters");
-  for (int i = 0; i < params.size(); ++i) {
-    const Parameter& param = params[i];
-    if (!(param.value.device == comm.device())) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter \"", param.name, "\" lies on ",
-                                                     ToString(param.value.device), ", the group's tensors on ",
-                                                     ToString(comm.device())));
-    }
-    if (!IsFloat(param.value.dtype)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), ": gradients are floats"));
-    }
-    if (param.grad.data == nullptr && (views || param.value.count == 0)) continue;
-    if (param.grad.data == nullptr || param.grad.count != param.value.count || param.grad.dtype != param.value.dtype ||
-        !(param.grad.device == param.value.device)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), " and its gradient ",
-                       param.grad.data == nullptr ? "has no memory" : ToString(param.grad)));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -72,8 +49,14 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, Par
   return reducer;
 }
 
+absl::Status Reducer::Check(const Communicator& comm, const ParameterSet& params, const ReducerOptions& options) {
+  EK_RETURN_IF_ERROR(CheckParameters(params, comm.device(), options.gradient_as_bucket_view));
+  return CheckCaps(options.caps);
+}
+
 absl::Status Reducer::Init() {
-  EK_RETURN_IF_ERROR(CheckParameters(*params_, *comm_, options_.gradient_as_bucket_view));
+  EK_RETURN_IF_ERROR(Check(*comm_, *params_, options_));
+  EK_ASSIGN_OR_RETURN(attached_, params_->Attach(name_));
   if (options_.fusion == Fusion::kCoalesced && (has_own_reduction_ || options_.gradient_as_bucket_view)) {
     return absl::InvalidArgumentError(
         absl::StrCat(name_, ": coalesced buckets have no memory of their own, so there are no views into it",
@@ -217,12 +200,20 @@ absl::Status Reducer::RebuildNow() {
   return absl::OkStatus();
 }
 
+absl::Status Reducer::CheckNoneAdded() const {
+  if (params_->size() == static_cast<int>(specs_.size())) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(name_, " was made for ", specs_.size(),
+                                                    " parameters, now there are ", params_->size(),
+                                                    ": add all before it is made"));
+}
+
 absl::Status Reducer::RefreshTrainable() {
   if (params_->mask_version() == seen_mask_version_) return absl::OkStatus();
   if (in_step()) {
     return absl::FailedPreconditionError(
         absl::StrCat(name_, ": what is trained can't change inside a step; call FinishStep() first"));
   }
+  EK_RETURN_IF_ERROR(CheckNoneAdded());
   if (params_->mask() == state_.mask) {
     seen_mask_version_ = params_->mask_version();
     return absl::OkStatus();
@@ -270,13 +261,7 @@ absl::Status Reducer::ImportPlan(const PlanState& state) {
 }
 
 absl::Status Reducer::CheckGroup(const Communicator& comm) const {
-  for (int i = 0; i < params_->size(); ++i) {
-    if ((*params_)[i].value.device == comm.device()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("parameter \"", (*params_)[i].name, "\" lies on ",
-                                                   ToString((*params_)[i].value.device),
-                                                   ", the new group's tensors on ", ToString(comm.device())));
-  }
-  return absl::OkStatus();
+  return CheckDevice(*params_, comm.device(), "the new group");
 }
 
 absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
@@ -306,7 +291,9 @@ void Reducer::LeaveGroup() {
 absl::Status Reducer::AgreeOnPlan(int plan_from) {
   if (unused_ != nullptr) EK_RETURN_IF_ERROR(unused_->ReplaceGroup(comm_));
   uint64_t specs = 0;
-  for (const ParamSpec& spec : specs_) specs = StableHash(specs + spec.count, ToString(spec.dtype));
+  for (int i = 0; i < params_->size(); ++i) {
+    if (!params_->is_ignored(i)) specs = StableHash(specs + specs_[i].count, ToString(specs_[i].dtype));
+  }
   const std::string mine = absl::StrCat(absl::Hex(specs, absl::kZeroPad16), state_.Serialize());
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       comm_->control().Exchange(absl::StrCat("plan/", name_), mine, comm_->timeout()));

@@ -17,6 +17,7 @@
 //          trained parameter points into its bucket, stable within a generation). Zeroing gradients and setting them
 //          to none are both safe in both.
 //
+// A set of parameters has one reducer at a time: destroy it before another is made for the same set, in whatever group.
 // Groups: ReplaceGroup() goes on in another group, also after an error in the middle of backward.
 //
 // Ownership: the communicator outlives the reducer's steps, the parameters the reducer. Destruction gives gradients
@@ -96,6 +97,8 @@ class Reducer {
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* comm, ParameterSet* params,
                                                          absl::string_view name, ReducerOptions options,
                                                          std::unique_ptr<BucketReduction> reduction = nullptr);
+  // OK if Create() has nothing to say against these. Nothing trained is no error: that may change.
+  static absl::Status Check(const Communicator& comm, const ParameterSet& params, const ReducerOptions& options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -163,6 +166,7 @@ class Reducer {
           std::unique_ptr<BucketReduction> reduction);
 
   absl::Status Init();
+  absl::Status CheckNoneAdded() const;
   // Makes buckets for `state` and moves gradients over; on failure everything is as before.
   absl::Status Install(PlanState state);
   void AttachViews();
@@ -195,6 +199,7 @@ class Reducer {
   std::weak_ptr<const void> group_;  // Expires with the group.
   bool group_is_new_ = true;         // The reduction has seen no plan in it.
   ParameterSet* const params_;
+  std::shared_ptr<const std::string> attached_;  // To the parameters.
   const std::string name_;
   const ReducerOptions options_;
   const bool has_own_reduction_;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/bucket/internal/reducer_checks.h"
 #include "evenkeel/bucket/reducer.h"
 #include "evenkeel/comm/status.h"
 
@@ -31,6 +32,7 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
     return EndWith(absl::FailedPreconditionError(
         absl::StrCat(name_, ": a step began before FinishStep() ended the one before it")));
   }
+  EK_RETURN_IF_ERROR(CheckNoneAdded());
   ticket_ = std::move(ticket);
   mode_ = mode;
   divisor_ = std::move(divisor);
@@ -82,6 +84,10 @@ absl::Status Reducer::GradientReady(int param) {
         absl::StrCat(name_, ": parameter \"", (*params_)[param].name, "\" (", param,
                      ") was announced without a gradient: backward sets its state to kLocal when it has written it, or "
                      "calls NoGradient()")));
+    return step_error_;
+  }
+  if (absl::Status status = CheckGradient((*params_)[param]); !status.ok()) {
+    step_error_.Update(Annotate(status, name_));
     return step_error_;
   }
   if (mode_ == StepMode::kAccumulate) return absl::OkStatus();

@@ -6,7 +6,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
@@ -16,30 +15,26 @@ namespace {
 
 constexpr int64_t kGroupBytes = int64_t{250} << 20;
 
-// One line per parameter: what must be equal on all ranks, as a person reads it.
-std::string Describe(const ParameterSet& params) {
-  std::string text;
-  for (int i = 0; i < params.size(); ++i) {
-    absl::StrAppend(&text, "\"", params[i].name, "\" ", ToString(params[i].value), "\n");
+absl::Status FirstDifference(absl::Span<const Fact> first, int rank, absl::string_view bytes) {
+  internal::ByteReader reader(bytes);
+  for (const Fact& fact : first) {
+    const absl::string_view what = reader.Bytes();
+    const absl::string_view value = reader.Bytes();
+    if (!reader.ok()) return reader.Finish(absl::StrCat("what must be equal, of rank ", rank));
+    if (what == fact.what && value == fact.value) continue;
+    if (what != fact.what) {
+      return absl::InvalidArgumentError(absl::StrCat("rank 0 has ", fact.what, " where rank ", rank, " has ", what));
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " is ", fact.value, " on rank 0 and ", value, " on rank ", rank));
   }
-  return text;
+  return reader.Finish(absl::StrCat("what must be equal, of rank ", rank));
 }
 
-absl::Status FirstDifference(const std::vector<std::string>& descriptions) {
-  const std::vector<absl::string_view> first = absl::StrSplit(descriptions[0], '\n');
-  for (size_t rank = 1; rank < descriptions.size(); ++rank) {
-    const std::vector<absl::string_view> other = absl::StrSplit(descriptions[rank], '\n');
-    if (first.size() != other.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank 0 has ", first.size() - 1, " parameters, rank ", rank, " has ", other.size() - 1));
-    }
-    for (size_t i = 0; i < first.size(); ++i) {
-      if (first[i] == other[i]) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter ", i, " is ", first[i], " on rank 0 and ", other[i], " on rank ", rank));
-    }
-  }
-  return absl::InternalError("parameters differ in a way that their description does not show");
+std::string Serialize(absl::Span<const Fact> facts) {
+  internal::ByteWriter writer;
+  for (const Fact& fact : facts) writer.Bytes(fact.what).Bytes(fact.value);
+  return writer.Take();
 }
 
 }  // namespace
@@ -97,16 +92,48 @@ absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, C
   return absl::OkStatus();
 }
 
-absl::Status VerifySameParameters(const ParameterSet& params, ControlChannel& control, absl::Duration timeout) {
-  const std::string mine = Describe(params);
+std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers) {
+  std::vector<Fact> facts = {{"the number of parameters", absl::StrCat(params.size())},
+                             {"the number of buffers", absl::StrCat(buffers.size())}};
+  std::vector<std::string> names;
+  for (int i = 0; i < params.size(); ++i) names.push_back(absl::StrCat("\"", params[i].name, "\""));
+  for (const ParameterSet::SharedName& shared : params.shared_names()) {
+    absl::StrAppend(&names[shared.index], " = \"", shared.name, "\"");
+  }
+  for (int i = 0; i < params.size(); ++i) {
+    facts.push_back({absl::StrCat("parameter ", i),
+                     absl::StrCat(names[i], " ", params.is_ignored(i) ? "(ignored)" : ToString(params[i].value))});
+  }
+  for (size_t b = 0; b < buffers.size(); ++b) facts.push_back({absl::StrCat("buffer ", b), ToString(buffers[b])});
+  return facts;
+}
+
+absl::Status VerifySame(absl::Span<const Fact> facts, ControlChannel& control, absl::Duration timeout) {
+  const std::string mine = Serialize(facts);
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts hashes,
-                      control.Exchange("parameters", absl::StrCat(StableHash(params.size(), mine)), timeout));
+                      control.Exchange("facts", absl::StrCat(StableHash(facts.size(), mine)), timeout));
   bool same = true;
   for (const std::string& hash : hashes) same = same && hash == hashes[0];
   if (same) return absl::OkStatus();
   // Every rank saw the same hashes, so all come here.
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, control.Exchange("parameters", mine, timeout));
-  return FirstDifference(all);
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, control.Exchange("facts", mine, timeout));
+  std::vector<Fact> first;
+  for (internal::ByteReader reader(all[0]); reader.ok() && reader.remaining() > 0;) {
+    std::string what(reader.Bytes());
+    first.push_back({std::move(what), std::string(reader.Bytes())});
+  }
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] != all[0]) EK_RETURN_IF_ERROR(FirstDifference(first, static_cast<int>(rank), all[rank]));
+  }
+  return absl::InternalError("the ranks differ in what they can't tell");
+}
+
+std::vector<TensorView> ValuesOf(const ParameterSet& params) {
+  std::vector<TensorView> values;
+  for (int i = 0; i < params.size(); ++i) {
+    if (!params.is_ignored(i)) values.push_back(params[i].value);
+  }
+  return values;
 }
 
 uint64_t HashOfBytes(absl::Span<const TensorView> tensors) {

@@ -1,6 +1,6 @@
 // Makes the ranks' tensors equal, and finds out whether they are.
 //
-//   EK_RETURN_IF_ERROR(VerifySameParameters(params, comm.control(), comm.timeout()));
+//   EK_RETURN_IF_ERROR(VerifySame(FactsOf(params, buffers), comm.control(), comm.timeout()));
 //   EK_RETURN_IF_ERROR(BroadcastState(channel, views, /*root=*/0, Role::kState));
 //
 // Threads: blocking; every rank calls with tensors of the same sizes.
@@ -9,6 +9,7 @@
 #define EVENKEEL_BUCKET_STATE_SYNC_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,9 +32,19 @@ absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tenso
 absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, ControlChannel& control,
                              absl::Duration timeout);
 
-// InvalidArgument on every rank if counts, names, sizes or types of the parameters differ; it names the ranks, the
-// parameter and both values.
-absl::Status VerifySameParameters(const ParameterSet& params, ControlChannel& control, absl::Duration timeout);
+// Something that must be equal on all ranks: {"parameter 3", "\"fc1.weight\" float32[640]"}.
+struct Fact {
+  std::string what;
+  std::string value;
+};
+// How many parameters and buffers there are; names, sizes, types of the parameters, and which are shared; of the ignored
+// ones only names, and that they are; sizes and types of the buffers.
+std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
+// InvalidArgument on every rank if the ranks' facts differ; it names the first that does, two ranks and both values.
+absl::Status VerifySame(absl::Span<const Fact> facts, ControlChannel& control, absl::Duration timeout);
+
+// All values but those of ignored parameters.
+std::vector<TensorView> ValuesOf(const ParameterSet& params);
 
 // A hash of the tensors' bytes, the same on all machines of one byte order. Tensors lie in the CPU's memory.
 uint64_t HashOfBytes(absl::Span<const TensorView> tensors);

@@ -16,7 +16,8 @@ class GradientSinkTest : public testing::Test {
  protected:
   GradientSinkTest() {
     for (const char* name : {"a", "b", "c"}) {
-      parameters_.Add(name, std::span<float>(value_), std::span<float>(grad_));
+      const int index = parameters_.size();
+      parameters_.Add(name, std::span<float>(value_[index]), std::span<float>(grads_[index]));
     }
   }
 
@@ -43,8 +44,9 @@ class GradientSinkTest : public testing::Test {
     return GradientSink(parameters_, ignore).Check();
   }
 
-  float value_[2] = {};
-  float grad_[2] = {77, 77};
+  float value_[3][2] = {};
+  float grads_[3][2] = {{77, 77}, {77, 77}, {77, 77}};
+  float (&grad_)[2] = grads_[1];  // Of the one that most tests write.
   ParameterSet parameters_;
   std::vector<int> announced_;
   absl::Status answer_;

@@ -38,6 +38,10 @@ std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups
     for (const std::string& setting : settings) lines.push_back(where + setting);
   }
   for (int i = 0; i < params.size(); ++i) {
+    if (params.is_ignored(i)) {
+      lines.push_back(absl::StrCat("parameter ", i, " = ", params[i].name, ", ignored"));
+      continue;
+    }
     const int group = groups.group_of(i);
     lines.push_back(absl::StrCat("parameter ", i, " = ", params[i].name, " ", ToString(params[i].value),
                                  same == SameIn::kShape || params.trainable(i) ? "" : ", frozen",

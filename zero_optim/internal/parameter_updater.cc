@@ -25,6 +25,7 @@ absl::Status ParameterUpdater::Check() const {
   for (int i = 0; i < params_->size(); ++i) {
     if (!groups_.contains(i)) continue;
     const Parameter& param = (*params_)[i];
+    if (params_->is_ignored(i)) continue;
     EK_RETURN_IF_ERROR(Annotate(CheckUpdatable(param.value), absl::StrCat("parameter \"", param.name, "\"")));
   }
   return absl::OkStatus();

@@ -16,6 +16,7 @@ namespace evenkeel::internal {
 absl::Status StateSync::BroadcastValues(const ParameterSet& params, int source) const {
   std::vector<Work> works;
   for (int i = 0; i < params.size(); ++i) {
+    if (params.is_ignored(i)) continue;
     works.push_back(channel.Broadcast(params[i].value, source, {.role = Role::kState}));
   }
   return WaitForAll(works);

@@ -1,0 +1,208 @@
+// What can't work is refused when it is made, on all ranks, with a sentence, and the group goes on.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+struct Memory {
+  std::vector<float> value = std::vector<float>(4), grad = std::vector<float>(4), other = std::vector<float>(4);
+  std::vector<double> wide = std::vector<double>(4);
+  std::vector<int32_t> ints = std::vector<int32_t>(4), int_grad = std::vector<int32_t>(4);
+};
+
+TensorView View(std::vector<float>& floats) { return TensorView(absl::MakeSpan(floats)); }
+
+struct Wrong {
+  std::string message;
+  // What one rank does before it creates.
+  std::function<void(Memory&, ParameterSet&, std::vector<TensorView>&, DataParallelOptions&)> make;
+};
+
+const Wrong kWrong[] = {
+    {"there are no parameters", [](Memory&, ParameterSet& params, auto&, auto&) { params = ParameterSet(); }},
+    {"parameter \"far\" lies on cuda:1, the group's tensors on cpu",
+     [](Memory& m, ParameterSet& params, auto&, auto&) {
+       params.Add("far", TensorView(m.other.data(), 4, DType::kFloat32, Device::Cuda(1)),
+                  TensorView(m.wide.data(), 4, DType::kFloat32, Device::Cuda(1)));
+     }},
+    {"parameter \"lazy\" has no memory for float32[4]",
+     [](Memory&, ParameterSet& params, auto&, auto&) {
+       params.Add("lazy", {nullptr, 4, DType::kFloat32});
+     }},
+    {"parameter \"mixed\" is float32[4], its gradient float64[4]",
+     [](Memory& m, ParameterSet& params, auto&, auto&) {
+       params.Add("mixed", View(m.other), TensorView(absl::MakeSpan(m.wide)));
+     }},
+    {"parameter \"ids\" is int32[4]: gradients are floats",
+     [](Memory& m, ParameterSet& params, auto&, auto&) {
+       params.Add("ids", TensorView(absl::MakeSpan(m.ints)), TensorView(absl::MakeSpan(m.int_grad)));
+     }},
+    {"parameter \"bare\" is float32[4] and its gradient has no memory",
+     [](Memory& m, ParameterSet& params, auto&, auto&) { params.Add("bare", View(m.other)); }},
+    {"parameters 0 and 1 are both named \"w\"",
+     [](Memory& m, ParameterSet& params, auto&, auto&) { params.Add("w", View(m.other)); }},
+    {"the value of \"inside\" (float32[2]) without being the same",
+     [](Memory& m, ParameterSet& params, auto&, auto&) { params.Add("inside", View(m.value).Slice(1, 2)); }},
+    {"no bucket caps", [](Memory&, ParameterSet&, auto&, DataParallelOptions& options) { options.reducer.caps = {}; }},
+    {"bucket cap 1 is -5 bytes",
+     [](Memory&, ParameterSet&, auto&, DataParallelOptions& options) {
+       options.reducer.caps = {Bytes{0}, Bytes{-5}};
+     }},
+    {"trainability.every is 0, not at least 1",
+     [](Memory&, ParameterSet&, auto&, DataParallelOptions& options) { options.trainability.every = 0; }},
+    {"buffer 0 has no memory for float32[3]",
+     [](Memory&, ParameterSet&, std::vector<TensorView>& buffers, auto&) {
+       buffers.push_back({nullptr, 3, DType::kFloat32});
+     }},
+    {"buffer 0 lies on cuda:0, the group's tensors on cpu",
+     [](Memory& m, ParameterSet&, std::vector<TensorView>& buffers, auto&) {
+       buffers.push_back({m.other.data(), 3, DType::kFloat32, Device::Cuda(0)});
+     }},
+};
+
+class ConstructionTest : public testing::TestWithParam<int> {};
+
+TEST_P(ConstructionTest, WhatOneRankCannotHaveIsRefusedOnAll) {
+  const int world = GetParam(), wrong_rank = world - 1;
+  for (const Wrong& wrong : kWrong) {
+    SCOPED_TRACE(wrong.message);
+    absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+      Memory memory;
+      memory.value.assign(4, static_cast<float>(comm.rank()));
+      ParameterSet params;
+      params.Add("w", View(memory.value), View(memory.grad));
+      std::vector<TensorView> buffers;
+      DataParallelOptions options;
+      if (comm.rank() == wrong_rank) wrong.make(memory, params, buffers, options);
+      const absl::Status made = DataParallel::Create(&comm, &params, buffers, options).status();
+      EXPECT_FALSE(made.ok());
+      EXPECT_THAT(std::string(made.message()), HasSubstr(absl::StrCat("rank ", wrong_rank, ": ")));
+      EXPECT_THAT(std::string(made.message()), HasSubstr(wrong.message));
+      EXPECT_EQ(memory.value[0], comm.rank()) << "Nothing was broadcast.";
+      EXPECT_TRUE(params.CheckDetached().ok());
+      return comm.Barrier();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(ConstructionTest, SettingsThatDifferAreNamed) {
+  const int world = GetParam();
+  if (world == 1) return;
+  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    ToyModel model({3, 2});
+    const bool is_last = comm.rank() == world - 1;
+    const auto message = [&](const DataParallelOptions& options) {
+      return std::string(DataParallel::Create(&comm, &model.params(), model.buffers(), options).status().message());
+    };
+    const std::string last = absl::StrCat(" on rank ", world - 1);
+    EXPECT_THAT(message({.broadcast_buffers = is_last}),
+                HasSubstr("broadcast_buffers is false on rank 0 and true" + last));
+    EXPECT_THAT(message({.broadcast_initial_state = !is_last}),
+                HasSubstr("broadcast_initial_state is true on rank 0 and false" + last));
+    EXPECT_THAT(message({.reducer = {.caps = {Bytes{8}, Bytes{is_last ? 9 : 10}}}}),
+                HasSubstr("the bucket caps is {8, 10} bytes on rank 0 and {8, 9} bytes" + last));
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Nothing trained is allowed: it may change.
+TEST_P(ConstructionTest, AModelThatIsFrozenWhollyMayBeTrainedLater) {
+  for (bool views : {false, true}) {
+    absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+      ToyModel model({3, 5});
+      model.params().SetTrainable("", false);
+      EK_ASSIGN_OR_RETURN(
+          auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.gradient_as_bucket_view = views}}));
+      EXPECT_TRUE(ddp->buckets().empty());
+      for (int step = 0; step < 5; ++step) {
+        if (step == 2) model.params().SetTrainable(1, true);
+        if (step == 4) model.params().SetTrainable("", false);
+        model.params().ClearGradients();
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+        const bool is_trained = step == 2 || step == 3;
+        EXPECT_EQ(model.params().grad_state(1), is_trained ? GradState::kReduced : GradState::kNone) << step;
+        EXPECT_EQ(model.params().grad_state(0), GradState::kNone);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(ConstructionTest, ParametersAddedAfterwardsAreNoticed) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    ToyModel model({3, 2});
+    std::vector<float> late(3);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+    model.params().Add("late", View(late));
+    const absl::Status begun = ddp->BeginStep();
+    EXPECT_EQ(begun.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(begun.message()),
+                HasSubstr("data_parallel#0 was made for 2 parameters, now there are 3: add all before it is made"));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A gradient that moved to another type or device, or lost its memory, after construction.
+TEST_P(ConstructionTest, AGradientThatNoLongerFitsItsValueIsRefusedWhenItIsAnnounced) {
+  std::vector<double> wide(3);
+  std::vector<float> two(2), three(3);
+  const std::pair<TensorView, std::string> cases[] = {
+      {TensorView(absl::MakeSpan(wide)), "parameter \"p0\" is float32[3], its gradient float64[3]"},
+      {View(two), "parameter \"p0\" is float32[3], its gradient float32[2]"},
+      {TensorView(three.data(), 3, DType::kFloat32, Device::Cuda(0)), "its gradient float32[3] on cuda:0"},
+      {TensorView(nullptr, 3, DType::kFloat32), "parameter \"p0\" is said to have a gradient, which has no memory"},
+  };
+  for (const auto& [grad, message] : cases) {
+    SCOPED_TRACE(message);
+    std::vector<absl::Status> results(GetParam());
+    (void)RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+      ToyModel model({3, 2});
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+      const auto announce = [&](int param) { return ddp->GradientReady(param); };
+      results[comm.rank()] = [&]() -> absl::Status {
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        if (comm.rank() == 0) {
+          model.params().SetGradMemory(0, grad);
+          model.params().SetGradState(0, GradState::kLocal);
+          EXPECT_THAT(std::string(announce(0).message()), HasSubstr(message));
+        } else {
+          EK_RETURN_IF_ERROR(model.BackwardOf(0, comm.rank(), 0, announce));
+        }
+        EK_RETURN_IF_ERROR(model.BackwardOf(1, comm.rank(), 0, announce));
+        return ddp->FinishStep();
+      }();
+      return results[comm.rank()];
+    });
+    for (const absl::Status& result : results) EXPECT_THAT(std::string(result.message()), HasSubstr(message));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, ConstructionTest, testing::Values(1, 2, 3, 5));
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,55 @@
+#include "evenkeel/bucket/internal/reducer_checks.h"
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+
+absl::Status CheckDevice(const ParameterSet& params, Device group_device, absl::string_view group) {
+  for (int i = 0; i < params.size(); ++i) {
+    if (params.is_ignored(i) || params[i].value.device == group_device) continue;
+    return absl::InvalidArgumentError(absl::StrCat("parameter \"", params[i].name, "\" lies on ",
+                                                   ToString(params[i].value.device), ", ", group, "'s tensors on ",
+                                                   ToString(group_device)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckParameters(const ParameterSet& params, Device group_device, bool gradients_are_views) {
+  EK_RETURN_IF_ERROR(params.CheckDetached());
+  if (params.size() == params.ignored_count()) {
+    return absl::InvalidArgumentError(params.size() == 0 ? "there are no parameters" : "all parameters are ignored");
+  }
+  EK_RETURN_IF_ERROR(params.Validate());
+  EK_RETURN_IF_ERROR(CheckDevice(params, group_device, "the group"));
+  if (!group_device.is_cpu()) {
+    return absl::UnimplementedError(
+        absl::StrCat("buckets are filled on the CPU, the group's tensors lie on ", ToString(group_device)));
+  }
+  for (int i = 0; i < params.size(); ++i) {
+    if (params.is_ignored(i)) continue;
+    const Parameter& param = params[i];
+    if (!IsFloat(param.value.dtype)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), ": gradients are floats"));
+    }
+    if (param.grad.data == nullptr && !gradients_are_views && param.value.count > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), " and its gradient has no memory"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGradient(const Parameter& param) {
+  const auto& [name, value, grad] = param;
+  if (grad.count != value.count || grad.dtype != value.dtype || grad.device != value.device) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", name, "\" is ", ToString(value), ", its gradient ", ToString(grad)));
+  }
+  if (grad.data != nullptr || grad.count == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter \"", name, "\" is said to have a gradient, which has no memory"));
+}
+
+}  // namespace evenkeel

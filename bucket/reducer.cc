@@ -157,7 +157,12 @@ absl::Status Reducer::PlanCollectives() {
     plan->channels.push_back(channel);
   }
   pipeline_plan_ = std::move(plan);
+  collectives_version_ = reduction_->CollectivesVersion();
   return absl::OkStatus();
+}
+
+absl::Status Reducer::RefreshCollectives() {
+  return reduction_->CollectivesVersion() == collectives_version_ ? absl::OkStatus() : PlanCollectives();
 }
 
 void Reducer::AttachViews() {
@@ -269,6 +274,7 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
   comm_ = comm;
   group_ = comm->steps().lifetime();
   group_is_new_ = true;
+  ++reductions_;
   reduction_->OnGroup(*comm);
   absl::Status status = AgreeOnPlan(plan_from);
   if (!status.ok()) comm->Abort(status);

@@ -157,6 +157,9 @@ class Reducer {
   const StepTimes& last_step() const { return times_; }
   // Put together when asked; may allocate.
   ReducerStats stats() const;
+  // Grows whenever parameters may be updated next: by each reduction, those included in which this rank had no inputs,
+  // and in another group.
+  int64_t reductions() const { return reductions_; }
   // How many synchronising steps in a row have ended with the same parameters unused on this rank: where it is each of
   // them, static_graph would do.
   int64_t same_unused_steps() const { return same_unused_steps_; }
@@ -173,6 +176,8 @@ class Reducer {
   void MoveGradient(int param, TensorView to);
   // What the reduction issues for the plan, and on which channels.
   absl::Status PlanCollectives();
+  // The same, if the reduction has come to need others.
+  absl::Status RefreshCollectives();
   // This rank's gradient, or that it has none, is in its bucket.
   void PutIn(int param);
   float* used_flags() { return static_cast<float*>(used_.data.get()); }
@@ -213,6 +218,7 @@ class Reducer {
   Memory used_;  // By parameter, whether it has a gradient; only where that is reduced separately.
   Schedule schedule_;
   std::shared_ptr<const BucketPipeline::Plan> pipeline_plan_;
+  int64_t collectives_version_ = 0;  // Of the reduction, when that was made.
   ReadyTracker tracker_;
   std::optional<FiringCounts> counts_;       // With static_graph.
   std::unique_ptr<UnusedAgreement> unused_;  // With skip_unused_buckets.
@@ -230,6 +236,7 @@ class Reducer {
   StepAnswer shadow_answer_;  // Of the step that is being shadowed.
   absl::Status step_error_;
   StepTimes times_;
+  int64_t reductions_ = 0;
   uint64_t unused_hash_ = 0;  // Of what was announced without a gradient.
   uint64_t last_unused_hash_ = 0;
   int64_t same_unused_steps_ = 0;

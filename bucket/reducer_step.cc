@@ -43,6 +43,7 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
     });
     return absl::OkStatus();
   }
+  if (absl::Status status = RefreshCollectives(); !status.ok()) return EndWith(status);
   tracker_.Reset();
   unused_hash_ = 0;
   times_ = {.begin = absl::Now()};
@@ -219,6 +220,8 @@ absl::Status Reducer::FinishStep() {
 
 absl::Status Reducer::Complete() {
   EK_RETURN_IF_ERROR(pipeline_->Wait());
+  EK_RETURN_IF_ERROR(reduction_->OnStepEnd());
+  ++reductions_;
   for (const BucketInfo& bucket : storage_->buckets()) {
     const GradFate fate = pipeline_->fate(bucket.index);
     for (int param : bucket.params) {
@@ -231,7 +234,7 @@ absl::Status Reducer::Complete() {
       params_->SetGradState(param, GradState::kReduced);
     }
   }
-  return absl::OkStatus();
+  return RefreshCollectives();
 }
 
 // The order of the lowest rank active in the recorded step becomes everybody's: a rank without inputs has none to give.
@@ -254,6 +257,7 @@ absl::Status Reducer::EndWith(const absl::Status& error) {
 absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor, absl::string_view message) {
   if (pipeline_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
   EK_RETURN_IF_ERROR(Annotate(reduction_->OnShadow(message), name_));
+  EK_RETURN_IF_ERROR(RefreshCollectives());
   if (used_.data != nullptr) std::memset(used_.data.get(), 0, params_->size() * sizeof(float));
   std::vector<bool> contributes(storage_->size(), false);
   for (int b = 0; b < storage_->size(); ++b) {

@@ -108,6 +108,9 @@ class BucketReduction {
     return GradFate::kReduced;
   }
 
+  // After the last of the step's buckets, also if some were skipped; on the thread that finishes the step.
+  virtual absl::Status OnStepEnd() { return absl::OkStatus(); }
+
   // Whether it computes, or has rounds after the first: its calls get a thread of their own, and what follows the first
   // round overlaps with backward. Must not change.
   virtual bool HasThread() const { return false; }
@@ -115,8 +118,12 @@ class BucketReduction {
   virtual UsedFlags used_flags() const { return UsedFlags::kSeparate; }
   // `data` of each bucket has a multiple of so many elements.
   virtual int64_t CountMultiple() const { return 1; }
-  // Whose ranks share the reduction from now on: before the first plan, and in another group. A plan follows.
+  // Whose ranks share the reduction from now on: before the first plan, and in another group. A plan follows. A step
+  // that was under way is forgotten, on some ranks later than on others: state that must be equal on all begins anew.
   virtual void OnGroup(const Communicator& /*comm*/) {}
+  // Another number when CollectivesFor() has come to answer something else for the same buckets: it is asked anew
+  // before the next step. On all ranks between the same two steps, those included that ran out of inputs.
+  virtual int64_t CollectivesVersion() const { return 0; }
   // Another plan: these are the buckets from the next step on. On all ranks before the same step, but not at the same
   // time: it must not communicate. What has to move between ranks moves in the next step's first BeginRound().
   virtual absl::Status OnPlan(absl::Span<const BucketInfo> /*buckets*/) { return absl::OkStatus(); }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
@@ -40,6 +41,16 @@ absl::Status Optimizer::AddGroup(ParameterGroup group) {
 }
 
 absl::Status Optimizer::Step(const StepOptions& options) {
+  if (in_backward_ == InBackward::kAll) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": Step() has nothing left to update: all parameters were updated in backward"));
+  }
+  if (in_backward_ == InBackward::kPart && internal::NeedsCheck(options)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(),
+                     ": clipping and looking for what is not finite need all gradients before the first update; some "
+                     "parameters were updated in backward"));
+  }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
   EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep(options));
@@ -108,7 +119,13 @@ absl::Status Optimizer::EnterGroup(const GroupChange& /*change*/) {
                                        internal::SameIn::kShape);
 }
 
+absl::Status Optimizer::CheckWhole() const {
+  if (!is_torn_) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(join_name(), " was updating in backward when the step failed"));
+}
+
 absl::Status Optimizer::TakeOver(StateTransfer& transfer) {
+  is_torn_ = false;
   EK_ASSIGN_OR_RETURN(Channel * channel, communicator().OpenChannel(join_name()));
   const internal::StateSync sync{.comm = communicator(), .channel = *channel, .name = join_name()};
   if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));

@@ -43,6 +43,9 @@
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
+namespace internal {
+class OptimizerInBackward;
+}  // namespace internal
 
 class Optimizer : public Joinable {
  public:
@@ -77,6 +80,9 @@ class Optimizer : public Joinable {
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
 
  private:
+  friend class internal::OptimizerInBackward;  // optimizer_in_backward.h
+  enum class InBackward { kNothing, kPart, kAll };
+
   Optimizer(Communicator* comm, const ParameterSet* params, ParameterGroups groups);
 
   absl::StatusOr<internal::StepMessage> PlanStep(const StepOptions& options) const;
@@ -85,11 +91,14 @@ class Optimizer : public Joinable {
   GradientCheck Measure(const internal::StepMessage& step, double norm) const;
 
   absl::Status EnterGroup(const GroupChange& change) override;
+  absl::Status CheckWhole() const override;
   absl::Status TakeOver(StateTransfer& transfer) override;
 
   const ParameterSet* const params_;
   internal::ParameterUpdater updater_;
   std::optional<GradientCheck> last_check_;
+  InBackward in_backward_ = InBackward::kNothing;  // What is updated there.
+  bool is_torn_ = false;                           // A step that updates in backward has begun to, and has not ended.
 };
 
 }  // namespace evenkeel

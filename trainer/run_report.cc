@@ -25,6 +25,18 @@ constexpr double kLossMemory = 0.95;  // Of the running mean, per step.
 
 absl::string_view NameOf(ModelKind model) { return model == ModelKind::kMlp ? "mlp" : "cnn"; }
 
+absl::string_view DescribeSharding(Sharding sharding) {
+  switch (sharding) {
+    case Sharding::kNone:
+      return "state on every rank";
+    case Sharding::kTensors:
+      return "state sharded by tensors";
+    case Sharding::kSlices:
+      return "state sharded in equal slices";
+  }
+  return "";
+}
+
 int64_t CountElements(const Model& model) {
   int64_t count = 0;
   for (int i = 0; i < model.parameters().size(); ++i) count += model.parameters()[i].value.count;
@@ -99,7 +111,7 @@ absl::Status RunReport::OnStart(const TrainOptions& options) {
   absl::FPrintF(out_, "%s with %d parameters on %d rank%s over %s\n", NameOf(options.model), elements, ranks,
                 ranks == 1 ? "" : "s", backend);
   absl::FPrintF(out_, "%s%s, %s\n", ToString(options.rule), options.decay == Decay::kLinear ? " with linear decay" : "",
-                options.shards_optimizer ? "state sharded" : "state on every rank");
+                DescribeSharding(options.sharding));
   absl::FPrintF(out_, "batches of %d per epoch: %s (%s)\n", options.batch_size, DescribeBatches(plan_.batches),
                 DescribeJoin(options, plan_));
   std::fflush(out_);
@@ -109,7 +121,7 @@ absl::Status RunReport::OnStart(const TrainOptions& options) {
                        {"world_size", ranks},
                        {"backend", std::string(backend)},
                        {"optimizer", ToString(options.rule)},
-                       {"zero", options.shards_optimizer},
+                       {"zero", options.sharding != Sharding::kNone},
                        {"join", options.joins},
                        {"batch_size", options.batch_size},
                        {"total_steps", plan_.total_steps}});

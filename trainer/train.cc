@@ -67,6 +67,8 @@ DEFINE_string(lr_decay, kDefaults.lr_decay,
 DEFINE_double(momentum, kDefaults.momentum, "of sgd");
 DEFINE_double(weight_decay, 0, "decoupled for adamw, else L2 (default: adamw 0.01, else 0)");
 DEFINE_bool(zero, kDefaults.zero, "spread the optimizer's state over the ranks");
+DEFINE_string(shards, kDefaults.shards,
+              "=S with --zero, in equal slices, which gradients are reduced to, or in whole tensors");
 
 DEFINE_int32(nproc, kDefaults.nproc, "ranks to start on this host; leave it out under torchrun, Slurm or MPI");
 DEFINE_string(backend, kDefaults.backend,
@@ -103,7 +105,7 @@ namespace {
 const FlagGroup kFlagGroups[] = {
     {"Model", {"model", "hidden", "init", "save"}},
     {"Data", {"data_dir", "shuffle", "seed", "batch_size", "epochs", "max_steps", "rank_steps"}},
-    {"Optimizer", {"optimizer", "lr", "lr_decay", "momentum", "weight_decay", "zero"}},
+    {"Optimizer", {"optimizer", "lr", "lr_decay", "momentum", "weight_decay", "zero", "shards"}},
     {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
     {"Output", {"metrics", "flight"}},
@@ -161,6 +163,7 @@ TrainFlags FlagsAsGiven() {
       .momentum = FLAGS_momentum,
       .weight_decay = IfGiven("weight_decay", FLAGS_weight_decay),
       .zero = FLAGS_zero,
+      .shards = FLAGS_shards,
       .join = FLAGS_join,
       .divide_by = FLAGS_divide_by,
       .stop_early = FLAGS_stop_early,

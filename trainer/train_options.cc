@@ -163,7 +163,6 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .max_steps = flags.max_steps,
       .batch_size = flags.batch_size,
       .nproc = flags.nproc,
-      .shards_optimizer = flags.zero,
       .joins = flags.join,
       .stops_early = flags.stop_early,
       .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)},
@@ -183,6 +182,13 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));
   EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
   EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
+  EK_ASSIGN_OR_RETURN(
+      options.sharding,
+      Choose<Sharding>("shards", flags.shards, {{"slices", Sharding::kSlices}, {"tensors", Sharding::kTensors}}));
+  if (!flags.zero && options.sharding != Sharding::kSlices) {
+    return absl::InvalidArgumentError(absl::StrCat("--shards=", flags.shards, " is for --zero"));
+  }
+  if (!flags.zero) options.sharding = Sharding::kNone;
   EK_ASSIGN_OR_RETURN(options.divides_by_initial,
                       Choose<bool>("divide_by", flags.divide_by, {{"initial", true}, {"effective", false}}));
   EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));

@@ -47,6 +47,7 @@ struct TrainFlags {
   double momentum = 0;
   std::optional<double> weight_decay;
   bool zero = true;
+  std::string shards = "slices";
   bool join = true;
   std::string divide_by = "initial";
   bool stop_early = false;
@@ -66,6 +67,8 @@ struct TrainFlags {
 
 enum class ModelKind { kMlp, kCnn };
 enum class BackendKind { kAuto, kLocal, kGloo };
+// How the optimizer's state is spread over the ranks.
+enum class Sharding { kNone, kTensors, kSlices };
 
 struct TrainOptions {
   ModelKind model = ModelKind::kCnn;
@@ -84,7 +87,7 @@ struct TrainOptions {
 
   UpdateRule rule;
   Decay decay = Decay::kNone;
-  bool shards_optimizer = true;
+  Sharding sharding = Sharding::kSlices;
 
   bool joins = true;
   bool divides_by_initial = true;

@@ -24,7 +24,7 @@ TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
   EXPECT_EQ(options->model, ModelKind::kCnn);
   EXPECT_TRUE(std::holds_alternative<AdamW>(options->rule));
   EXPECT_EQ(options->decay, Decay::kLinear);
-  EXPECT_TRUE(options->shards_optimizer);
+  EXPECT_EQ(options->sharding, Sharding::kSlices);
   EXPECT_TRUE(options->joins);
   EXPECT_TRUE(options->divides_by_initial);
   EXPECT_EQ(options->nproc, 2);
@@ -48,6 +48,7 @@ TEST(TrainOptionsTest, FlagsBecomeOptions) {
                                                   .first_bucket_mb = 0,
                                                   .auto_refresh_trainable = "25",
                                                   .freeze = "fc1@3:5"});
+  EXPECT_EQ(options.sharding, Sharding::kNone);
   EXPECT_EQ(options.model, ModelKind::kMlp);
   EXPECT_EQ(options.hidden, 7);
   EXPECT_EQ(options.backend, BackendKind::kGloo);
@@ -123,6 +124,8 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--auto_refresh_trainable=often", [](TrainFlags& f) { f.auto_refresh_trainable = "often"; }},
       {"--freeze: \"fc1\" is not of the form", [](TrainFlags& f) { f.freeze = "fc1"; }},
       {"--on_failure=pray is not possible; choose stop, continue", [](TrainFlags& f) { f.on_failure = "pray"; }},
+      {"--shards=halves is not possible; choose slices, tensors", [](TrainFlags& f) { f.shards = "halves"; }},
+      {"--shards=tensors is for --zero", [](TrainFlags& f) { f.shards = "tensors", f.zero = false; }},
       {"--lost_shard=guess is not possible; choose refuse, fresh", [](TrainFlags& f) { f.lost_shard = "guess"; }},
       {"--lost_shard=fresh is for --on_failure=continue with --zero", [](TrainFlags& f) { f.lost_shard = "fresh"; }},
       {"--lost_shard=fresh is for --on_failure=continue with --zero",

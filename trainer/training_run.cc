@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/control.h"
 #include "evenkeel/comm/status.h"
@@ -17,6 +18,7 @@
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/learning_rate.h"
+#include "evenkeel/zero_optim/lost_shard.h"
 
 namespace evenkeel {
 namespace {
@@ -81,12 +83,20 @@ absl::Status TrainingRun::Init() {
   options.trainability = {.policy = options_.trainability,
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report says what the schedule freezes.
-  EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options)));
-  if (options_.shards_optimizer) {
-    ShardedOptimizerOptions sharding;
-    if (options_.lost_shard_is_fresh) sharding.lost_shard = LostShard::kFresh;
-    EK_ASSIGN_OR_RETURN(optimizer_, ShardedOptimizer::Create(comm_, &parameters, options_.rule, std::move(sharding)));
-  } else {
+  const LostShard lost_shard = options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
+  std::unique_ptr<BucketReduction> reduction;
+  if (options_.sharding == Sharding::kSlices) {
+    EK_ASSIGN_OR_RETURN(auto sliced,
+                        SlicedOptimizer::Create(comm_, &parameters, options_.rule, {.lost_shard = lost_shard}));
+    reduction = sliced->TakeReduction();
+    optimizer_ = std::move(sliced);
+  }
+  EK_ASSIGN_OR_RETURN(
+      ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options), std::move(reduction)));
+  if (options_.sharding == Sharding::kTensors) {
+    EK_ASSIGN_OR_RETURN(optimizer_,
+                        ShardedOptimizer::Create(comm_, &parameters, options_.rule, {.lost_shard = lost_shard}));
+  } else if (options_.sharding == Sharding::kNone) {
     EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, &parameters, options_.rule));
   }
   return absl::OkStatus();
@@ -244,8 +254,14 @@ absl::StatusOr<uint64_t> TrainingRun::AgreeOnState() {
 }
 
 absl::StatusOr<OptimizerState> TrainingRun::ConsolidateOptimizer() {
-  if (const auto* whole = std::get_if<std::unique_ptr<Optimizer>>(&optimizer_)) return (*whole)->state();
-  return std::get<std::unique_ptr<ShardedOptimizer>>(optimizer_)->Consolidate();
+  const auto consolidate = [](auto& optimizer) -> absl::StatusOr<OptimizerState> {
+    if constexpr (requires { optimizer->Consolidate(); }) {
+      return optimizer->Consolidate();
+    } else {
+      return optimizer->state();
+    }
+  };
+  return std::visit(consolidate, optimizer_);
 }
 
 absl::Status TrainingRun::LoadOptimizer(const OptimizerState& state) {
@@ -253,8 +269,10 @@ absl::Status TrainingRun::LoadOptimizer(const OptimizerState& state) {
 }
 
 void TrainingRun::NoteCheckpoint(absl::string_view path) {
-  const auto* sharded = std::get_if<std::unique_ptr<ShardedOptimizer>>(&optimizer_);
-  if (sharded != nullptr) (*sharded)->SetCheckpointHint(path);
+  const auto note = [path](auto& optimizer) {
+    if constexpr (requires { optimizer->SetCheckpointHint(path); }) optimizer->SetCheckpointHint(path);
+  };
+  std::visit(note, optimizer_);
 }
 
 absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {

@@ -53,6 +53,7 @@
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/sliced_optimizer.h"
 
 namespace evenkeel {
 
@@ -119,7 +120,8 @@ class TrainingRun {
   const Model& model() const { return *setup_.model; }
 
  private:
-  using AnyOptimizer = std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>>;
+  using AnyOptimizer = std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>,
+                                    std::unique_ptr<SlicedOptimizer>>;
   class Watch;
 
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup);
@@ -139,8 +141,8 @@ class TrainingRun {
   std::unique_ptr<Communicator> own_comm_;  // Null until a rank is lost.
   const TrainOptions options_;
   RankSetup setup_;
+  AnyOptimizer optimizer_;  // Outlives the steps of what reduces for it.
   std::unique_ptr<DataParallel> ddp_;
-  AnyOptimizer optimizer_;
   std::unique_ptr<Watch> watch_;
 
   bool failed_here_ = false;

@@ -394,20 +394,24 @@ TEST(TrainingRunTest, NobodyGoesOnWhenNobodyIsLost) {
 }
 
 TEST(TrainingRunTest, ALostShardIsRefusedUnlessItMayBeginFresh) {
-  TrainFlags flags = kAdam;
-  flags.zero = true;
-  for (const auto& result : TrainOnThreads(3, flags, {{.rank = 1, .step = 2}})) {
-    EXPECT_FALSE(result.ok());
-    if (!absl::IsCancelled(result.status())) {
-      EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << result.status();
+  for (const char* shards : {"slices", "tensors"}) {
+    SCOPED_TRACE(shards);
+    TrainFlags flags = kAdam;
+    flags.zero = true;
+    flags.shards = shards;
+    for (const auto& result : TrainOnThreads(3, flags, {{.rank = 1, .step = 2}})) {
+      EXPECT_FALSE(result.ok());
+      if (!absl::IsCancelled(result.status())) {
+        EXPECT_TRUE(absl::IsFailedPrecondition(result.status())) << result.status();
+      }
     }
+    flags.on_failure = "continue";
+    flags.lost_shard = "fresh";
+    const auto results = TrainOnThreads(3, flags, {{.rank = 1, .step = 2}});
+    ASSERT_TRUE(results[0].ok()) << results[0].status();
+    ASSERT_TRUE(results[2].ok()) << results[2].status();
+    EXPECT_EQ(Difference(results[0]->weights, results[2]->weights), 0);
   }
-  flags.on_failure = "continue";
-  flags.lost_shard = "fresh";
-  const auto results = TrainOnThreads(3, flags, {{.rank = 1, .step = 2}});
-  ASSERT_TRUE(results[0].ok()) << results[0].status();
-  ASSERT_TRUE(results[2].ok()) << results[2].status();
-  EXPECT_EQ(Difference(results[0]->weights, results[2]->weights), 0);
 }
 
 TEST(TrainingRunTest, BuffersGoOnToo) {

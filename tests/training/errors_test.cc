@@ -155,6 +155,7 @@ TEST(HelpTest, NamesEveryFlagWithItsDefaultAndNothingElse) {
                            "momentum",
                            "weight_decay",
                            "zero",
+                           "shards",
                            "join",
                            "divide_by",
                            "stop_early",

@@ -75,7 +75,7 @@ TEST_P(ParityTest, RanksGiveTheWeightsOfOneProcess) {
   ASSERT_GT(change, 1e-3);
   for (const char* backend : kBackends) {
     for (int ranks = 1; ranks <= 4; ++ranks) {
-      for (const char* zero : {"--zero", "--nozero"}) {
+      for (const char* zero : {"--shards=slices", "--shards=tensors", "--nozero"}) {
         SCOPED_TRACE(absl::StrCat(backend, ", ", ranks, " ranks, ", zero));
         const Weights weights = Trained(recipe.flags, ranks, {absl::StrCat("--backend=", backend), zero});
         EXPECT_LE(MaxDifference(weights, one) / change, recipe.bound);
@@ -89,7 +89,7 @@ TEST_P(ParityTest, BucketsViewsAndJoinChangeNothing) {
   const Recipe& recipe = GetParam();
   const Weights plain = Trained(recipe.flags, 2, {"--backend=local"});
   for (const char* flag : {"--grad_view", "--nojoin", "--bucket_cap_mb=0", "--first_bucket_mb=0", "--stop_early",
-                           "--divide_by=effective", "--auto_refresh_trainable=never", "--nozero"}) {
+                           "--divide_by=effective", "--auto_refresh_trainable=never", "--nozero", "--shards=tensors"}) {
     SCOPED_TRACE(flag);
     // The local backend adds in rank order, however gradients are cut into buckets: bit for bit.
     EXPECT_EQ(MaxDifference(Trained(recipe.flags, 2, {"--backend=local", flag}), plain), 0);

@@ -170,7 +170,7 @@ TEST_P(RunTest, UnevenRanksComputeThePlainSums) {
         PlainRun plain(*data_, *init_, optimizer.rule);
         for (int epoch = 0; epoch < 2; ++epoch) plain.Epoch(steps, divide_by == std::string("initial"));
         const double change = MaxDifference(plain.weights(), ReadWeights(*init_));
-        for (const char* zero : {"--zero", "--nozero"}) {
+        for (const char* zero : {"--shards=slices", "--shards=tensors", "--nozero"}) {
           SCOPED_TRACE(absl::StrCat(optimizer.name, ", ", steps.size(), " ranks, ", divide_by, ", ", zero));
           TrainMlp(Join(optimizer.flags, {absl::StrCat("--nproc=", steps.size()),
                                           absl::StrCat("--rank_steps=", absl::StrJoin(steps, ",")),
@@ -213,7 +213,7 @@ TEST_P(RunTest, MaxStepsCountsTheGroupsSteps) {
 TEST_P(RunTest, FreezesByTheGroupsStepOnDryRanksToo) {
   const std::string save = TempPath("freeze.safetensors");
   for (const char* refresh : {"always", "never", "3"}) {
-    for (const char* more : {"--zero", "--nozero", "--grad_view"}) {
+    for (const char* more : {"--shards=slices", "--shards=tensors", "--nozero", "--grad_view"}) {
       SCOPED_TRACE(absl::StrCat(refresh, " ", more));
       TrainMlp({"--optimizer=sgd", "--lr=0.1", "--momentum=0.9", "--nproc=2", "--rank_steps=2,5", "--freeze=fc1@2:6",
                 absl::StrCat("--auto_refresh_trainable=", refresh), more, "--save=" + save});

@@ -67,6 +67,25 @@ TEST_P(FusionTest, GradientsFromWhereTheyLieGiveTheSameAsCopiedOnes) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST_P(FusionTest, ARankThatNeverHadAGradientTakesPartInWhatTheOthersReduce) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
+    ddp->SetOptimizerState({});
+    const int last = comm.world_size() - 1;
+    return RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+      for (int step = 0; step < (comm.rank() == last ? 3 : 0); ++step) {
+        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+        for (int j = 0; j < kSizes[3]; ++j) {
+          EXPECT_NEAR(model.Gradient(3)[j], model.GradientAt(3, j, last, step) / comm.world_size(), 1e-6);
+        }
+      }
+      return absl::OkStatus();
+    });
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, FusionTest, testing::Values(1, 2, 3, 5, 8));
 
 TEST(FusionErrorsTest, CoalescedBucketsHaveNoMemoryForViewsOrReductionsOfOnesOwn) {

@@ -67,7 +67,8 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
     if (is_flat) {
       parts = {wire};
     } else {
-      parts.resize(buckets[b].size());
+      // Also where this rank never has a gradient: what the others reduce comes to it.
+      for (int param : buckets[b]) parts.push_back(params[param].grad);
       parts.push_back(wire);
     }
     for (size_t i = 0; i < buckets[b].size(); ++i) {

@@ -3,20 +3,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 #include "absl/numeric/int128.h"
+#include "evenkeel/bucket/internal/median.h"
 
 namespace evenkeel {
 namespace {
 
 constexpr int64_t kMib = int64_t{1} << 20;
 constexpr size_t kMaxFitted = 512;  // Samples of which all pairs are looked at.
-
-int64_t Median(std::vector<int64_t>& values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // At most kMaxFitted of them, evenly taken from small to large.
 std::vector<LinkSample> Thinned(std::span<const LinkSample> samples) {
@@ -82,11 +78,11 @@ LinkCost FitLink(std::span<const LinkSample> samples) {
           static_cast<int64_t>(absl::int128(some[j].ns - some[i].ns) * kMib / (some[j].bytes - some[i].bytes)));
     }
   }
-  LinkCost link{.ns_per_mib = Median(slopes)};
+  LinkCost link{.ns_per_mib = MedianOf(std::move(slopes))};
   if (link.ns_per_mib < 0) link.ns_per_mib = 0;
   std::vector<int64_t> rests;
   for (const LinkSample& sample : some) rests.push_back(sample.ns - link.ReductionNs(sample.bytes));
-  link.latency_ns = Median(rests);
+  link.latency_ns = MedianOf(std::move(rests));
   return link.latency_ns >= 0 ? link : OnlyBandwidth(samples);
 }
 

@@ -14,6 +14,7 @@ std::string PlanState::Serialize() const {
   writer.U64(generation).Bytes(mask.Serialize()).Bool(order_final);
   writer.Bool(cap_order == CapOrder::kFromLastReady).U32(static_cast<uint32_t>(caps.size()));
   for (const evenkeel::Bytes cap : caps) writer.I64(cap.value);
+  writer.U8(static_cast<uint8_t>(fusion));
   writer.U32(static_cast<uint32_t>(order.size()));
   for (const int index : order) writer.I32(index);
   return writer.Take();
@@ -31,6 +32,9 @@ absl::StatusOr<PlanState> PlanState::Parse(absl::string_view bytes, int param_co
     state.caps.push_back({reader.I64()});
     if (state.caps.back().value < 0) reader.Refuse();
   }
+  const uint8_t fusion = reader.U8();
+  if (fusion > static_cast<uint8_t>(MeasuredFusion::kCoalesced)) reader.Refuse();
+  state.fusion = static_cast<MeasuredFusion>(fusion);
   const uint32_t order_size = reader.U32();
   if (order_size != 0 && order_size != static_cast<uint32_t>(param_count)) reader.Refuse();
   std::vector<bool> seen(param_count, false);
@@ -98,7 +102,13 @@ void AdoptCaps(PlanState& state, std::vector<Bytes> caps, CapOrder cap_order) {
   ++state.generation;
 }
 
+void AdoptFusion(PlanState& state, MeasuredFusion fusion) {
+  state.fusion = fusion;
+  ++state.generation;
+}
+
 void AdoptMask(PlanState& state, const TrainableMask& mask) {
+  if (state.fusion == MeasuredFusion::kTrying) state.fusion = MeasuredFusion::kUnknown;  // Other buckets: try again.
   state.mask = mask;
   state.order_final = false;
   ++state.generation;

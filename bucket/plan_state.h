@@ -24,6 +24,14 @@
 
 namespace evenkeel {
 
+// What is known of the faster way of fusing gradients, where that is to be measured.
+enum class MeasuredFusion : uint8_t {
+  kUnknown,  // Flat, until enough steps have been measured.
+  kTrying,   // Coalesced, likewise.
+  kFlat,
+  kCoalesced,
+};
+
 struct PlanState {
   uint64_t generation = 0;
   TrainableMask mask;
@@ -32,6 +40,7 @@ struct PlanState {
   // Chosen by measurement (tuner.h), and kept when what is trained changes; empty: not, so the options' are in force.
   std::vector<Bytes> caps;
   CapOrder cap_order = CapOrder::kFromFirstReady;  // Of those.
+  MeasuredFusion fusion = MeasuredFusion::kUnknown;
 
   std::string Serialize() const;
   // InvalidArgument for anything that Serialize() of a set of `param_count` parameters can't have made.
@@ -51,6 +60,7 @@ std::vector<int> PlannedOrder(const PlanState& state);
 void AdoptOrder(PlanState& state, std::span<const int> recorded);
 void AdoptMask(PlanState& state, const TrainableMask& mask);
 void AdoptCaps(PlanState& state, std::vector<Bytes> caps, CapOrder cap_order);
+void AdoptFusion(PlanState& state, MeasuredFusion fusion);
 
 }  // namespace evenkeel
 

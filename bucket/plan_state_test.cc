@@ -56,6 +56,15 @@ TEST(PlanStateTest, MeasuredCapsGoBeforeTheOptionsAndStayWhenTheMaskChanges) {
   EXPECT_THAT(PlanFor(state, specs, kCaps)->buckets, ElementsAre(ElementsAre(2, 0), ElementsAre(3)));
 }
 
+TEST(PlanStateTest, AChangeOfTheMaskEndsATrialOfFusionAndKeepsWhatWasChosen) {
+  PlanState state{.mask = TrainableMask(2), .fusion = MeasuredFusion::kTrying};
+  AdoptMask(state, TrainableMask(2, false));
+  EXPECT_EQ(state.fusion, MeasuredFusion::kUnknown);
+  AdoptFusion(state, MeasuredFusion::kFlat);
+  AdoptMask(state, TrainableMask(2));
+  EXPECT_EQ(state.fusion, MeasuredFusion::kFlat);
+}
+
 TEST(PlanStateTest, EverythingFrozenIsAPlanWithoutBuckets) {
   PlanState state{.mask = TrainableMask(3, false)};
   EXPECT_TRUE(PlanFor(state, Params(3), kCaps)->buckets.empty());
@@ -68,6 +77,7 @@ TEST(PlanStateTest, SurvivesTheWireAndRefusesEverythingElse) {
   state.mask.Set(3, false);
   AdoptOrder(state, std::vector<int>{4, 0});
   AdoptCaps(state, {Bytes{100}, kNoCap}, CapOrder::kFromLastReady);
+  AdoptFusion(state, MeasuredFusion::kCoalesced);
   const std::string bytes = state.Serialize();
   absl::StatusOr<PlanState> parsed = PlanState::Parse(bytes, 5);
   ASSERT_TRUE(parsed.ok()) << parsed.status();

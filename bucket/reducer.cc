@@ -57,7 +57,7 @@ absl::Status Reducer::Check(const Communicator& comm, const ParameterSet& params
 absl::Status Reducer::Init() {
   EK_RETURN_IF_ERROR(Check(*comm_, *params_, options_));
   EK_ASSIGN_OR_RETURN(attached_, params_->Attach(name_));
-  if (options_.fusion == Fusion::kCoalesced && (has_own_reduction_ || options_.gradient_as_bucket_view)) {
+  if (options_.fusion != Fusion::kFlat && (has_own_reduction_ || options_.gradient_as_bucket_view)) {
     return absl::InvalidArgumentError(
         absl::StrCat(name_, ": coalesced buckets have no memory of their own, so there are no views into it",
                      has_own_reduction_ ? ", and only all-reduce works on them" : ""));
@@ -65,6 +65,9 @@ absl::Status Reducer::Init() {
   if (options_.stats_every < 1 || options_.tuning_steps < 1) {
     return absl::InvalidArgumentError(absl::StrCat(name_, ": stats_every is ", options_.stats_every, ", tuning_steps ",
                                                    options_.tuning_steps, ", not at least 1"));
+  }
+  if (options_.fusion == Fusion::kMeasured) {
+    fusion_trial_ = std::make_unique<FusionTrial>(name_, options_.tuning_steps, /*waits_for_caps=*/options_.tune);
   }
   if (options_.tune) {
     tuner_ = std::make_unique<PlanTuner>(name_, PlanOptions{.caps = options_.caps, .cap_order = options_.cap_order},
@@ -98,7 +101,7 @@ Reducer::~Reducer() {
 
 absl::Status Reducer::Install(PlanState state) {
   EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps, options_.cap_order));
-  const BucketStorage::Layout layout{.fusion = options_.fusion,
+  const BucketStorage::Layout layout{.fusion = FusionOf(state),
                                      .count_multiple = std::max<int64_t>(1, reduction_->CountMultiple())};
   if (storage_ == nullptr || !(plan == storage_->plan()) || !(layout == storage_->layout())) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
@@ -114,7 +117,14 @@ absl::Status Reducer::Install(PlanState state) {
   if (counts_.has_value() && !(state.mask == state_.mask)) counts_->Forget();
   state_ = std::move(state);
   if (tuner_ != nullptr) tuner_->OnPlan(state_, storage_->plan(), specs_);
+  if (fusion_trial_ != nullptr) fusion_trial_->OnPlan(state_);
   return PlanCollectives();
+}
+
+Fusion Reducer::FusionOf(const PlanState& state) const {
+  if (options_.fusion != Fusion::kMeasured) return options_.fusion;
+  const bool is_coalesced = state.fusion == MeasuredFusion::kTrying || state.fusion == MeasuredFusion::kCoalesced;
+  return is_coalesced ? Fusion::kCoalesced : Fusion::kFlat;
 }
 
 absl::Status Reducer::PlanCollectives() {
@@ -187,12 +197,18 @@ void Reducer::MoveGradient(int param, TensorView to) {
 
 absl::Status Reducer::RebuildNow() {
   const bool has_caps = tuner_ != nullptr && tuner_->choice().has_value();
-  if (recorded_topic_.empty() && !has_caps) return absl::OkStatus();
+  const bool has_fusion = fusion_trial_ != nullptr && fusion_trial_->next().has_value();
+  if (recorded_topic_.empty() && !has_caps && !has_fusion) return absl::OkStatus();
   if (in_step()) return absl::FailedPreconditionError(absl::StrCat(name_, ": can't rebuild inside a step"));
   ++counted_.rebuilds;
   if (has_caps) {  // Of a plan that has its order.
     PlanState next = state_;
     AdoptCaps(next, tuner_->choice()->caps, tuner_->choice()->cap_order);
+    return Install(std::move(next));
+  }
+  if (has_fusion) {  // Of one that has its caps, too.
+    PlanState next = state_;
+    AdoptFusion(next, *fusion_trial_->next());
     return Install(std::move(next));
   }
   const ControlChannel::From from{.rank = recorder_, .text = absl::StrCat("the gradient order of ", name_)};

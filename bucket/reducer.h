@@ -44,6 +44,7 @@
 #include "evenkeel/bucket/internal/bucket_pipeline.h"
 #include "evenkeel/bucket/internal/bucket_storage.h"
 #include "evenkeel/bucket/internal/firing_counts.h"
+#include "evenkeel/bucket/internal/fusion_trial.h"
 #include "evenkeel/bucket/internal/plan_tuner.h"
 #include "evenkeel/bucket/internal/ready_tracker.h"
 #include "evenkeel/bucket/internal/unused_agreement.h"
@@ -184,6 +185,7 @@ class Reducer {
   absl::Status Complete();
   void ForgetStep();
   bool IsMeasured() const;
+  Fusion FusionOf(const PlanState& state) const;
   // What is counted of a synchronising step that has ended well; `times` null: this rank shadowed it.
   absl::Status Account(const StepTimes* times);
   void RecordFor(const StepAnswer& answer);
@@ -242,8 +244,9 @@ class Reducer {
   int64_t same_unused_steps_ = 0;
 
   StepAverages averages_;
-  ReducerStats counted_;              // Of it, only what is counted.
-  std::unique_ptr<PlanTuner> tuner_;  // With tune.
+  ReducerStats counted_;                       // Of it, only what is counted.
+  std::unique_ptr<FusionTrial> fusion_trial_;  // With Fusion::kMeasured.
+  std::unique_ptr<PlanTuner> tuner_;           // With tune.
 
   std::unique_ptr<WorkerThread> worker_;  // Of a reduction that has a thread. Last: it ends before what it uses.
 };

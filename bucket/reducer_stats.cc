@@ -18,10 +18,17 @@ absl::Status Reducer::Account(const StepTimes* times) {
   counted_.is_joined = times == nullptr;
   if (counted_.is_joined) ++counted_.shadowed_steps;
   if (is_measured) averages_.Add(Durations(*times));
-  if (tuner_ == nullptr) return absl::OkStatus();
-  tuner_->EndStep(times);
-  if (!tuner_->IsDue()) return absl::OkStatus();
-  absl::Status status = tuner_->Choose(*comm_, *pipeline_plan_->channels[0], /*has_inputs=*/times != nullptr);
+  absl::Status status;
+  if (tuner_ != nullptr) {
+    tuner_->EndStep(times);
+    if (tuner_->IsDue()) {
+      status = tuner_->Choose(*comm_, *pipeline_plan_->channels[0], /*has_inputs=*/times != nullptr);
+    }
+  }
+  if (fusion_trial_ != nullptr && status.ok()) {
+    fusion_trial_->EndStep(times);
+    if (fusion_trial_->IsDue()) status = fusion_trial_->Choose(*comm_);
+  }
   return status.ok() ? status : EndWith(status);
 }
 
@@ -38,7 +45,7 @@ ReducerStats Reducer::stats() const {
   stats.caps = options_.caps;
   stats.small_last_bucket = options_.cap_order == CapOrder::kFromLastReady;
   stats.gradient_as_bucket_view = options_.gradient_as_bucket_view;
-  stats.coalesced = options_.fusion == Fusion::kCoalesced;
+  stats.coalesced = storage_->layout().fusion == Fusion::kCoalesced;
   stats.find_unused = options_.find_unused;
   stats.skip_unused_buckets = options_.skip_unused_buckets;
   stats.static_graph = options_.static_graph;
@@ -61,6 +68,7 @@ ReducerStats Reducer::stats() const {
                                 counted_.steps > 1 && same_unused_steps_ == counted_.steps;
   stats.means = averages_.means();
   if (tuner_ != nullptr) stats.tuning = tuner_->stats();
+  if (fusion_trial_ != nullptr) stats.fusion = fusion_trial_->stats();
   return stats;
 }
 

@@ -47,6 +47,7 @@ namespace evenkeel {
 enum class Fusion : uint8_t {
   kFlat,       // Copied into one piece of memory, and back; nothing is copied where gradients are bucket views.
   kCoalesced,  // From where they lie, as one operation on many tensors.
+  kMeasured,   // The faster one, found by some steps of each: flat at first. A bucket never is.
 };
 
 struct BucketInfo {

@@ -77,6 +77,11 @@ std::string Json(const TuningStats& tuning) {
   return out;
 }
 
+std::string Json(const FusionStats& fusion) {
+  return absl::StrCat("{\"is_on\":", Json(fusion.is_on), ",\"is_done\":", Json(fusion.is_done),
+                      ",\"flat_us\":", Json(fusion.flat_us), ",\"coalesced_us\":", Json(fusion.coalesced_us), "}");
+}
+
 }  // namespace
 
 void StepAverages::Add(const StepDurations& took) {
@@ -122,6 +127,7 @@ std::string ToJson(const ReducerStats& stats) {
     members.Add("\"last_error\":", JsonQuoted(stats.last_error));
     members.Add("\"means\":", Json(stats.means));
     members.Add("\"tuning\":", Json(stats.tuning));
+    members.Add("\"fusion\":", Json(stats.fusion));
   }
   return out;
 }

@@ -68,6 +68,13 @@ struct TuningStats {
   int64_t measured_after_steps = 0;
 };
 
+// Fusion::kMeasured: from the first gradient to the step's end, of the slowest rank.
+struct FusionStats {
+  bool is_on = false;
+  bool is_done = false;
+  double flat_us = 0, coalesced_us = 0;
+};
+
 struct ReducerStats {
   // How it was made.
   std::string name;
@@ -79,7 +86,7 @@ struct ReducerStats {
   std::vector<Bytes> caps;
   bool small_last_bucket = false;  // CapOrder::kFromLastReady.
   bool gradient_as_bucket_view = false;
-  bool coalesced = false;  // Fusion::kCoalesced.
+  bool coalesced = false;  // Fusion::kCoalesced, in the plan in force.
   bool find_unused = false;
   bool skip_unused_buckets = false;
   bool static_graph = false;
@@ -105,6 +112,7 @@ struct ReducerStats {
 
   StepMeans means;
   TuningStats tuning;
+  FusionStats fusion;
 };
 
 std::string ToJson(const ReducerStats& stats);

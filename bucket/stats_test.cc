@@ -72,7 +72,7 @@ TEST(ToJsonTest, FieldsKeepTheirOrderAndTheirUnits) {
   std::vector<std::string> names;
   for (const auto& [name, value] : json.items()) names.push_back(name);
   EXPECT_EQ(names.front(), "name");
-  EXPECT_EQ(names.back(), "tuning");
+  EXPECT_EQ(names.back(), "fusion");
 }
 
 // Of a reducer that runs ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/internal/median.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
@@ -95,19 +96,12 @@ std::vector<PlanOptions> Candidates(const PlanOptions& now, std::vector<Bytes> p
   return candidates;
 }
 
-int64_t Median(std::vector<int64_t> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 std::vector<int64_t> MedianOfRows(const std::vector<int64_t>& table, int columns, int rows) {
   std::vector<int64_t> medians(columns, 0);
   std::vector<int64_t> column(rows);
   for (int c = 0; c < columns; ++c) {
     for (int r = 0; r < rows; ++r) column[r] = table[static_cast<size_t>(r) * columns + c];
-    medians[c] = Median(column);
+    medians[c] = MedianOf(column);
   }
   return medians;
 }
@@ -164,7 +158,7 @@ void ProfileRecorder::EndStep() { step_ = std::min(step_ + 1, max_steps_); }
 StepProfile ProfileRecorder::Profile() const {
   return {.ready_ns = MedianOfRows(ready_, params_, step_),
           .bucket_ns = MedianOfRows(buckets_ns_, buckets_, step_),
-          .launch_ns = Median({launches_.begin(), launches_.begin() + step_})};
+          .launch_ns = MedianOf({launches_.begin(), launches_.begin() + step_})};
 }
 
 StepProfile Combined(std::span<const StepProfile> profiles) {

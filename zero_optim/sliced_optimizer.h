@@ -1,6 +1,7 @@
 // An optimizer whose state is split into equal slices: each rank keeps, and updates, the same number of elements of
-// every gradient bucket. Gradients are reduced to where they are needed only, half the traffic of an all-reduce; updated
-// parameters come back the same way. Same weights and state as Optimizer, bit for bit where sums have a fixed order.
+// every gradient bucket. Gradients are reduced to where they are needed only, half the traffic of an all-reduce;
+// updated parameters come back the same way. Same weights and state as Optimizer, bit for bit where sums have a fixed
+// order.
 //
 //   EK_ASSIGN_OR_RETURN(auto optimizer, SlicedOptimizer::Create(&comm, &params, AdamW{.learning_rate = 3e-4}));
 //   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers, {}, optimizer->TakeReduction()));
@@ -14,14 +15,14 @@
 //   EK_ASSIGN_OR_RETURN(OptimizerState all, optimizer->Consolidate());     // on all ranks together
 //
 // A step, for each bucket in order: reduce-scatter (in backward), one pass over this rank's slice (gradient, moments,
-// parameters), all-gather of the parameters, straight into their memory. Traffic per rank: (N - 1) / N of the gradients,
-// and as much of the parameters; plus one float per parameter, which says whether any rank had a gradient of it: one
-// that nobody has is left alone, decay and step count included.
+// parameters), all-gather of the parameters, straight into their memory. Traffic per rank: (N - 1) / N of the
+// gradients, and as much of the parameters; plus one float per parameter, which says whether any rank had a gradient of
+// it: one that nobody has is left alone, decay and step count included.
 //
 // When:         SliceUpdates says whether buckets are updated in Step(), or as soon as they are reduced, in backward.
 // Overlap:      with overlap_forward Step() does not wait for the other ranks' slices; see WaitFor().
-// State:        count / N elements per rank, at most 16 per bucket more (slices are multiples of 16 elements). It begins
-//               with a parameter's first update.
+// State:        count / N elements per rank, at most 16 per bucket more (slices are multiples of 16 elements). It
+//               begins with a parameter's first update.
 // Plans:        slices follow the buckets. When those change (the first step's gradient order, what is trained), the
 //               state that changes hands moves in the next synchronising step. What is frozen keeps its state where it
 //               is.

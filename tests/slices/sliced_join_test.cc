@@ -1,4 +1,4 @@
-// A SlicedOptimizer where ranks have different numbers of inputs: those that ran dry update their slices with the others.
+// A SlicedOptimizer where ranks have different numbers of inputs: those that ran dry update their slices too.
 
 #include <cstring>
 #include <string>

@@ -27,7 +27,19 @@ const std::vector<std::vector<Choice>>& Axes() {
   return *kAxes;
 }
 
-const char* NameOf(OptimizerKind kind) { return kind == OptimizerKind::kUnsharded ? "unsharded" : "sharded"; }
+const char* NameOf(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kUnsharded:
+      return "unsharded";
+    case OptimizerKind::kSharded:
+      return "sharded";
+    case OptimizerKind::kSliced:
+      return "sliced";
+    case OptimizerKind::kSlicedInBackward:
+      return "sliced_in_backward";
+  }
+  return "";
+}
 
 const char* NameOf(InputsKind kind) {
   switch (kind) {

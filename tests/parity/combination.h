@@ -18,8 +18,14 @@
 
 namespace evenkeel {
 
-enum class OptimizerKind { kUnsharded, kSharded };
-inline constexpr OptimizerKind kOptimizerKinds[] = {OptimizerKind::kUnsharded, OptimizerKind::kSharded};
+enum class OptimizerKind {
+  kUnsharded,
+  kSharded,           // Owners of whole tensors.
+  kSliced,            // Equal slices of the buckets.
+  kSlicedInBackward,  // The same, updated as soon as a bucket is reduced.
+};
+inline constexpr OptimizerKind kOptimizerKinds[] = {OptimizerKind::kUnsharded, OptimizerKind::kSharded,
+                                                    OptimizerKind::kSliced, OptimizerKind::kSlicedInBackward};
 
 enum class InputsKind {
   kEven,             // As many steps on each rank, and no RunJoined().

@@ -11,10 +11,12 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/sliced_optimizer.h"
 
 namespace evenkeel {
 namespace {
@@ -50,8 +52,16 @@ class RankTraining {
   }
 
  private:
+  // What all kinds of optimizers have in common.
+  template <typename Call>
+  auto WithOptimizer(Call call) {
+    if (unsharded_ != nullptr) return call(*unsharded_);
+    if (sharded_ != nullptr) return call(*sharded_);
+    return call(*sliced_);
+  }
+
   Joinable* optimizer() {
-    return sharded_ != nullptr ? static_cast<Joinable*>(sharded_.get()) : static_cast<Joinable*>(unsharded_.get());
+    return WithOptimizer([](auto& optimizer) -> Joinable* { return &optimizer; });
   }
 
   absl::Status MakeParts() {
@@ -61,13 +71,27 @@ class RankTraining {
     DataParallelOptions options;
     options.reducer.caps = {Bytes{16}, Bytes{48}};
     options.reducer.gradient_as_bucket_view = combination_.views;
-    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, buffers, options));
     const UpdateRule rule = combination_.RuleAt(0);
-    if (combination_.optimizer == OptimizerKind::kUnsharded) {
-      EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(comm_, &params_, rule));
-    } else {
-      EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(comm_, &params_, rule, {.bucket_cap = Bytes{24}}));
+    std::unique_ptr<BucketReduction> reduction;
+    switch (combination_.optimizer) {
+      case OptimizerKind::kUnsharded: {
+        EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(comm_, &params_, rule));
+        break;
+      }
+      case OptimizerKind::kSharded: {
+        EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(comm_, &params_, rule, {.bucket_cap = Bytes{24}}));
+        break;
+      }
+      case OptimizerKind::kSliced:
+      case OptimizerKind::kSlicedInBackward: {
+        const bool in_backward = combination_.optimizer == OptimizerKind::kSlicedInBackward;
+        const SlicedOptimizerOptions sliced{.updates = in_backward ? SliceUpdates::kInBackward : SliceUpdates::kInStep};
+        EK_ASSIGN_OR_RETURN(sliced_, SlicedOptimizer::Create(comm_, &params_, rule, sliced));
+        reduction = sliced_->TakeReduction();
+        break;
+      }
     }
+    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, buffers, options, std::move(reduction)));
     return absl::OkStatus();
   }
 
@@ -78,20 +102,15 @@ class RankTraining {
   absl::Status Step(int step) {
     SetTrainable(step);
     params_.ClearGradients();
+    const double rate = LearningRate(combination_.RuleAt(step));
+    EK_RETURN_IF_ERROR(WithOptimizer([rate](auto& optimizer) { return optimizer.SetLearningRate(rate); }));
     for (int pass = 0; pass < combination_.passes(); ++pass) {
       const bool is_last = pass + 1 == combination_.passes();
       EK_RETURN_IF_ERROR(ddp_->BeginStep(is_last ? StepMode::kSync : StepMode::kAccumulate));
       EK_RETURN_IF_ERROR(ForwardAndBackward(step * combination_.passes() + pass));
       EK_RETURN_IF_ERROR(ddp_->FinishStep());
     }
-    const double rate = LearningRate(combination_.RuleAt(step));
-    if (sharded_ != nullptr) {
-      EK_RETURN_IF_ERROR(sharded_->SetLearningRate(rate));
-      EK_RETURN_IF_ERROR(sharded_->Step());
-    } else {
-      EK_RETURN_IF_ERROR(unsharded_->SetLearningRate(rate));
-      EK_RETURN_IF_ERROR(unsharded_->Step());
-    }
+    EK_RETURN_IF_ERROR(WithOptimizer([](auto& optimizer) { return optimizer.Step(); }));
     trained_.weights.push_back(weights_);
     return absl::OkStatus();
   }
@@ -115,10 +134,12 @@ class RankTraining {
 
   absl::Status TakeState() {
     OptimizerState state;
-    if (sharded_ != nullptr) {
+    if (unsharded_ != nullptr) {
+      state = unsharded_->state();
+    } else if (sharded_ != nullptr) {
       EK_ASSIGN_OR_RETURN(state, sharded_->Consolidate());
     } else {
-      state = unsharded_->state();
+      EK_ASSIGN_OR_RETURN(state, sliced_->Consolidate());
     }
     trained_.first = trained_.second = ZeroWeights<T>();
     for (const auto& [p, of_param] : state.params) {
@@ -139,9 +160,11 @@ class RankTraining {
   TinyWeights<T> gradients_;
   TinyShift<T> shift_ = {};
   ParameterSet params_;
-  std::unique_ptr<DataParallel> ddp_;
+  // One of the three; before ddp_, whose buckets a sliced one reduces.
   std::unique_ptr<Optimizer> unsharded_;
   std::unique_ptr<ShardedOptimizer> sharded_;
+  std::unique_ptr<SlicedOptimizer> sliced_;
+  std::unique_ptr<DataParallel> ddp_;
   Trained<T> trained_;
 };
 

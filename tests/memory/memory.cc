@@ -19,7 +19,8 @@ bool Print() {
   std::cout << absl::StrFormat("%-10s %-7s %5s %11s %10s %8s %10s %11s %12s %8s\n", "optimizer", "mode", "ranks",
                                "parameters", "gradients", "buckets", "optimizer", "most state", "peak, steady", "peak");
   for (const auto& [name, optimizer] :
-       {std::pair("unsharded", OptimizerKind::kUnsharded), std::pair("sharded", OptimizerKind::kSharded)}) {
+       {std::pair("unsharded", OptimizerKind::kUnsharded), std::pair("sharded", OptimizerKind::kSharded),
+        std::pair("sliced", OptimizerKind::kSliced)}) {
     for (const bool views : {false, true}) {
       for (const int world : {1, 2, 4, 8}) {
         const absl::StatusOr<MemoryUse> use = MeasureMemory({.world = world, .views = views, .optimizer = optimizer});

@@ -55,6 +55,20 @@ TEST_P(MemoryTest, OwnersOfTensorsHoldTheirShare) {
   EXPECT_LE(use.optimizer, 2 * ParameterBytes() / world + kSmallThings);
 }
 
+// Equal slices: as even as multiples of 16 elements per bucket allow, and padding that one bucket may have.
+TEST_P(MemoryTest, SlicesHoldAnEqualShare) {
+  const int64_t world = GetParam();
+  const MemoryUse use = Measure(/*views=*/true, OptimizerKind::kSliced);
+  constexpr int64_t kBuckets = 3;  // The first has 1 MiB, the second the rest; one more does no harm.
+  constexpr int64_t kPadding = 16 * static_cast<int64_t>(sizeof(float)) * kBuckets;
+  EXPECT_GT(use.most_state, 0);
+  EXPECT_LE(use.most_state, 2 * ((ParameterBytes() + world - 1) / world + kPadding));
+  // Updated slices of the parameters are sent from memory of their own, of which some may be given back late.
+  EXPECT_LE(use.optimizer, 3 * ParameterBytes() / world + kSmallThings);
+  EXPECT_LE(use.steady_peak,
+            use.parameters + use.gradients + use.buckets + 3 * ParameterBytes() / world + kSmallThings);
+}
+
 // In a step nothing of the size of a tensor is taken that is not held anyway.
 TEST_P(MemoryTest, AStepTakesNoMore) {
   const MemoryUse use = Measure(/*views=*/true, OptimizerKind::kUnsharded);

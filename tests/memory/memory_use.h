@@ -20,7 +20,7 @@
 
 namespace evenkeel {
 
-enum class OptimizerKind { kUnsharded, kSharded };
+enum class OptimizerKind { kUnsharded, kSharded, kSliced };
 
 struct MemorySetting {
   int world = 1;

@@ -198,8 +198,7 @@ absl::Status ShardedOptimizer::Step(const StepOptions& options) {
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
   EK_RETURN_IF_ERROR(ChooseGradients());
   last_step_ = gradients_->ticket;
-  EK_RETURN_IF_ERROR(
-      Announce(Action::kStep, {.rules = groups().rules(), .options = options, .sources = gradients_->chosen}));
+  EK_RETURN_IF_ERROR(Announce(Action::kStep, options));
   return Run(options);
 }
 
@@ -207,14 +206,14 @@ absl::StatusOr<GradientCheck> ShardedOptimizer::CheckGradients(double norm) {
   const StepOptions options = {.clip = ClipOptions{.norm = norm}};
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
   EK_RETURN_IF_ERROR(ChooseGradients());
-  EK_RETURN_IF_ERROR(
-      Announce(Action::kCheck, {.rules = groups().rules(), .options = options, .sources = gradients_->chosen}));
+  EK_RETURN_IF_ERROR(Announce(Action::kCheck, options));
   EK_RETURN_IF_ERROR(ReduceGradients());
   return Measure(norm, /*grad_scale=*/1.0);
 }
 
-absl::Status ShardedOptimizer::Announce(Action action, const StepMessage& step) {
+absl::Status ShardedOptimizer::Announce(Action action, const StepOptions& options) {
   if (gradients_->answer.everyone_active()) return absl::OkStatus();
+  const StepMessage step{.rules = groups().rules(), .options = options, .sources = gradients_->chosen};
   return communicator().steps().Announce(join_name(),
                                          absl::StrCat(std::string(1, static_cast<char>(action)), step.Serialize()));
 }
@@ -223,24 +222,26 @@ absl::Status ShardedOptimizer::Announce(Action action, const StepMessage& step) 
 absl::Status ShardedOptimizer::ChooseGradients() {
   if (gradients_.has_value() && gradients_->ticket == communicator().steps().current()) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
-  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());
   const bool is_complete =
       communicator().world_size() == 1 && join_config().divisor->by() != DivideBy::kSamples;  // Nothing to divide by.
   const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kReduced;
-  EK_ASSIGN_OR_RETURN(const std::vector<GradientSource> chosen,
+  EK_ASSIGN_OR_RETURN(std::vector<GradientSource> chosen,
                       ChooseSources(*params_, groups(), plan()->mask, local, communicator().rank()));
-  EK_RETURN_IF_ERROR(TakeGradients(answer, chosen));
+  EK_RETURN_IF_ERROR(TakeGradients(std::move(answer), std::move(chosen)));
   gradients_->ticket = std::move(ticket);
   return absl::OkStatus();
 }
 
-absl::Status ShardedOptimizer::TakeGradients(const StepAnswer& answer, const std::vector<GradientSource>& chosen) {
+absl::Status ShardedOptimizer::TakeGradients(StepAnswer answer, std::vector<GradientSource> chosen) {
   // Those of a check without a step may still be on their way.
   if (gradients_.has_value() && gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
-  gradients_ = {.answer = answer, .chosen = chosen, .sources = chosen};
-  gradients_->scale = join_config().divisor->ScaleOf(answer, /*reduces=*/true);  // Of a skipped step too: it is used up.
+  gradients_ = Gradients{.answer = std::move(answer), .chosen = std::move(chosen)};
+  gradients_->sources = gradients_->chosen;
+  gradients_->scale =
+      join_config().divisor->ScaleOf(gradients_->answer, /*reduces=*/true);  // Of a skipped step too: it is used up.
   for (int i = 0; i < params_->size(); ++i) {
-    if (chosen[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
+    if (gradients_->chosen[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
   }
   return absl::OkStatus();
 }

@@ -147,12 +147,12 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
     bool is_reduced = false;
   };
   absl::Status ChooseGradients();
-  absl::Status TakeGradients(const StepAnswer& answer, const std::vector<internal::GradientSource>& chosen);
+  absl::Status TakeGradients(StepAnswer answer, std::vector<internal::GradientSource> chosen);
   absl::Status ReduceGradients();
   absl::StatusOr<TensorView> GradientOf(int param);
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
   enum class Action : char { kStep = 's', kCheck = 'g', kConsolidate = 'c' };
-  absl::Status Announce(Action action, const internal::StepMessage& step);
+  absl::Status Announce(Action action, const StepOptions& options);
 
   absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
   absl::Status RepeatStep(const StepAnswer& answer, Action action, absl::string_view message);

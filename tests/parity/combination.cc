@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 
 namespace evenkeel {
 namespace {
@@ -23,6 +24,9 @@ const std::vector<std::vector<Choice>>& Axes() {
       {{"", nullptr}, {"freezing", [](Combination& c) { c.changes = true; }}},
       {{"", nullptr}, {"views", [](Combination& c) { c.views = true; }}},
       {{"", nullptr}, {"float32", [](Combination& c) { c.float32 = true; }}},
+      {{"", nullptr},
+       {"clipped", [](Combination& c) { c.clip_norm = 2; }},
+       {"clipped_by_largest", [](Combination& c) { c.clip_norm = kInfinityNorm; }}},
   };
   return *kAxes;
 }
@@ -67,6 +71,11 @@ int Combination::StepsOf(int rank) const {
   return is_uneven ? steps() - 2 * ((world - 1 - rank) % 3) : steps();
 }
 
+bool Combination::IsPossible() const {
+  const bool is_sliced = optimizer == OptimizerKind::kSliced || optimizer == OptimizerKind::kSlicedInBackward;
+  return !is_sliced || clip_norm == 0;
+}
+
 bool Combination::Trains(int param, int step) const {
   if (!changes) return true;
   if (param == 0) return step >= 1;
@@ -100,6 +109,7 @@ std::vector<Combination> AllCombinations(int world, OptimizerKind optimizer, Inp
     }
     all = std::move(more);
   }
+  std::erase_if(all, [](const Combination& combination) { return !combination.IsPossible(); });
   return all;
 }
 

@@ -47,9 +47,13 @@ struct Combination {
   bool changes = false;      // The first parameter is frozen in the first step, another one in the fourth and fifth.
   bool views = false;        // Gradients are views of buckets.
   bool float32 = false;      // Else float64.
+  double clip_norm = 0;      // The p of the norm by which gradients are clipped; 0: they are not.
 
   std::vector<std::string> names;  // Of the choices that are not an axis' first.
   std::string Name() const;
+
+  // Slices are not clipped yet.
+  bool IsPossible() const;
 
   // What follows from it -------------------------------------------------------------------------
   int steps() const { return 6; }  // Of the group.
@@ -57,7 +61,8 @@ struct Combination {
   int passes() const { return accumulates ? 2 : 1; }
   bool joins() const { return inputs != InputsKind::kEven; }
   bool Trains(int param, int step) const;
-  UpdateRule RuleAt(int step) const;  // With that step's learning rate.
+  static constexpr double kMaxNorm = 0.5;  // Where gradients are clipped: less than the norm of most steps.
+  UpdateRule RuleAt(int step) const;       // With that step's learning rate.
   // Of the largest difference of a weight, over the largest change of a weight since the start.
   double Bound() const;
 };

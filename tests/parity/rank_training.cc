@@ -14,9 +14,11 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "evenkeel/zero_optim/sliced_optimizer.h"
+#include "evenkeel/zero_optim/step_options.h"
 
 namespace evenkeel {
 namespace {
@@ -110,7 +112,11 @@ class RankTraining {
       EK_RETURN_IF_ERROR(ForwardAndBackward(step * combination_.passes() + pass));
       EK_RETURN_IF_ERROR(ddp_->FinishStep());
     }
-    EK_RETURN_IF_ERROR(WithOptimizer([](auto& optimizer) { return optimizer.Step(); }));
+    StepOptions options;
+    if (combination_.clip_norm != 0) {
+      options.clip = ClipOptions{.max_norm = Combination::kMaxNorm, .norm = combination_.clip_norm};
+    }
+    EK_RETURN_IF_ERROR(WithOptimizer([&options](auto& optimizer) { return optimizer.Step(options); }));
     trained_.weights.push_back(weights_);
     return absl::OkStatus();
   }

@@ -1,5 +1,6 @@
 #include "evenkeel/tests/parity/reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <variant>
 #include <vector>
@@ -48,6 +49,25 @@ TinyWeights<T> JoinedGradient(const Combination& combination, int step, const Ti
   return gradient;
 }
 
+// Scales what is trained down to the largest norm that is allowed.
+template <typename T>
+void Clip(const Combination& combination, int step, TinyWeights<T>& gradient) {
+  if (combination.clip_norm == 0) return;
+  double norm = 0;
+  for (int p = 0; p < kTinyParams; ++p) {
+    for (const T element : gradient[p]) {
+      if (!combination.Trains(p, step)) continue;
+      const double size = std::abs(double{element});
+      norm = std::isinf(combination.clip_norm) ? std::max(norm, size) : norm + std::pow(size, combination.clip_norm);
+    }
+  }
+  if (!std::isinf(combination.clip_norm)) norm = std::pow(norm, 1 / combination.clip_norm);
+  const double scale = std::min(1.0, Combination::kMaxNorm / (norm + 1e-6));
+  for (std::vector<T>& part : gradient) {
+    for (T& element : part) element *= static_cast<T>(scale);
+  }
+}
+
 template <typename T>
 void Update(const Sgd& rule, T& value, T gradient, T& momentum) {
   gradient += static_cast<T>(rule.weight_decay) * value;
@@ -76,7 +96,8 @@ Trained<T> TrainAlone(const Combination& combination) {
   trained.weights.push_back(weights);
   std::vector<TinyShift<T>> shifts(combination.world, TinyShift<T>{});
   for (int step = 0; step < combination.steps(); ++step) {
-    const TinyWeights<T> gradient = JoinedGradient(combination, step, weights, shifts);
+    TinyWeights<T> gradient = JoinedGradient(combination, step, weights, shifts);
+    Clip(combination, step, gradient);
     const UpdateRule rule = combination.RuleAt(step);
     for (int p = 0; p < kTinyParams; ++p) {
       if (!combination.Trains(p, step)) continue;

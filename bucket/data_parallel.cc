@@ -327,6 +327,10 @@ void DataParallel::RestoreBuffers(const KeptBuffers& kept) {
 
 void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   if (old != nullptr) old->steps().Unregister(this);
+  if (change.between_steps) {
+    kept_.step = 0;  // The new group counts from there.
+    return;
+  }
   // A step is not finished either if its gradients are there, but no optimizer has used them.
   const bool is_open = step_is_open_ || (change.last_update >= 0 && kept_.step > change.last_update);
   const int64_t steps_back = change.ahead + is_open;
@@ -349,9 +353,11 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
 }
 
 absl::Status DataParallel::EnterGroup(const GroupChange& change) {
+  is_back_in_loop_ = change.between_steps;
   EK_RETURN_IF_ERROR(Annotate(VerifySame(Facts(), communicator().control(), communicator().timeout()), join_name()));
   EK_ASSIGN_OR_RETURN(state_channel_, communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
-  EK_RETURN_IF_ERROR(reducer_->ReplaceGroup(&communicator(), change.source >= 0 ? change.source : kNewestPlan));
+  EK_RETURN_IF_ERROR(
+      reducer_->ReplaceGroup(&communicator(), change.source >= 0 ? change.source : kNewestPlan, change.between_steps));
   PublishPlan();
   EK_RETURN_IF_ERROR(FindStaleRoot());
   communicator().steps().Register(this);
@@ -390,6 +396,7 @@ absl::Status DataParallel::CheckWhole() const {
 }
 
 absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
+  if (is_back_in_loop_) return TakeOverAfterLoop(transfer);
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
@@ -399,6 +406,20 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
     has_stale_state_ = false;
   }
   return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer.source);
+}
+
+// This rank may have left the loop: what the source would broadcast next, and whether it would, is right.
+absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
+  std::vector<TensorView> state;
+  if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
+  if (options_.broadcast_buffers) state.insert(state.end(), buffers_.begin(), buffers_.end());
+  state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      communicator().control().Exchange(absl::StrCat("synced/", join_name()),
+                                                        last_step_synced_ ? "1" : "0", communicator().timeout()));
+  last_step_synced_ = parts[transfer.source] == "1";
+  return absl::OkStatus();
 }
 
 // Outside of RunJoined() they follow the lowest rank, inside it the highest that has inputs.

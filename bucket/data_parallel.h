@@ -109,6 +109,7 @@ class DataParallel : public Joinable, private StepParticipant {
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kGradients; }
+  bool can_leave() const override { return reducer_->can_leave(); }
 
  private:
   class Hook;
@@ -144,6 +145,7 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status TakeOver(StateTransfer& transfer) override;
   absl::Status CheckWhole() const override;
   absl::Status TakeOverBuffers(int source);
+  absl::Status TakeOverAfterLoop(StateTransfer& transfer);
   absl::Status FindStaleRoot();
   // Before a step of this rank: what a repetition of it must begin with.
   void KeepBuffers(bool is_active);
@@ -170,6 +172,7 @@ class DataParallel : public Joinable, private StepParticipant {
   KeptBuffers kept_;               // Before the step that was begun last,
   KeptBuffers kept_before_;        // and before the one before it.
   bool step_is_open_ = false;      // The gradients of the former are still to come.
+  bool is_back_in_loop_ = false;   // The group was replaced between two steps of a loop.
   bool buffers_are_right_ = true;  // On entering a group: they are those with which its first step begins.
 
   // Whether a rank had run dry in a step of this loop. Shared, because answers may come after this object's end.

@@ -285,8 +285,10 @@ absl::Status Reducer::CheckGroup(const Communicator& comm) const {
   return CheckDevice(*params_, comm.device(), "the new group");
 }
 
-absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
-  LeaveGroup();
+bool Reducer::can_leave() const { return dynamic_cast<const AllReduceBuckets*>(reduction_.get()) != nullptr; }
+
+absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from, bool keeps_gradients) {
+  LeaveGroup(keeps_gradients);
   comm_ = comm;
   group_ = comm->steps().lifetime();
   group_is_new_ = true;
@@ -297,7 +299,7 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from) {
   return status;
 }
 
-void Reducer::LeaveGroup() {
+void Reducer::LeaveGroup(bool keeps_gradients) {
   if (HasLivingGroup()) {
     // Buckets may be in flight, also in a group that is just ending: afterwards nothing there uses them any more.
     if (pipeline_ != nullptr) comm_->Abort(absl::CancelledError(absl::StrCat(name_, " left the group inside a step")));
@@ -307,7 +309,7 @@ void Reducer::LeaveGroup() {
   recorded_topic_.clear();
   step_error_ = absl::OkStatus();
   tracker_.Reset();
-  params_->ClearGradients();
+  if (!keeps_gradients) params_->ClearGradients();
 }
 
 absl::Status Reducer::AgreeOnPlan(int plan_from) {

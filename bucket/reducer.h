@@ -116,7 +116,10 @@ class Reducer {
   // is sound, and makes all gradients none. The ranks take the newest of their plans, or that of rank `plan_from`; an
   // order that was recorded and not adopted is recorded again. All ranks of the new group together. On failure it is in
   // the new group, which has ended.
-  absl::Status ReplaceGroup(Communicator* comm, int plan_from = kNewestPlan);
+  // `keeps_gradients`: no step was running, and gradients stay as they are.
+  absl::Status ReplaceGroup(Communicator* comm, int plan_from = kNewestPlan, bool keeps_gradients = false);
+  // Whether it is equal on all ranks once their parameters and plans are: its reduction has no state of its own.
+  bool can_leave() const;
   // OK if tensors lie where that group's do.
   absl::Status CheckGroup(const Communicator& comm) const;
 
@@ -198,7 +201,7 @@ class Reducer {
   void AgreeOnUnused(absl::Span<const uint8_t> uses, bool contributes);
   absl::Status WaitForUnused();
   absl::Status EndWith(const absl::Status& error);
-  void LeaveGroup();
+  void LeaveGroup(bool keeps_gradients);
   absl::Status AgreeOnPlan(int plan_from);
   bool HasLivingGroup() const { return !group_.expired(); }
 

@@ -283,6 +283,7 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
   control_->SetHandlers([this](int, const absl::Status& why) { Fail(why); },
                         [this](int from, absl::string_view topic, absl::string_view payload) {
                           if (topic == "finalize") OnFinalizeNotice(from, payload);
+                          if (topic == FollowedCalls::kTopic) steps_->OnCallNotice(from, payload);
                         });
   CompareLevels();
   if (options_.watch.beat < absl::InfiniteDuration()) watchdog_->Start();
@@ -306,6 +307,10 @@ absl::StatusOr<Channel*> Communicator::OpenChannel(absl::string_view name) {
   std::unique_ptr<Channel>& channel = channels_[std::string(name)];
   if (channel == nullptr) channel = std::make_unique<Channel>(this, std::string(name));
   return channel.get();
+}
+
+absl::Status Communicator::Check(const Collective& what, const TensorList& in, const TensorList& out) const {
+  return Annotate(Validate(what, in, out, *this), absl::StrCat(ToString(what.kind), ", rank ", rank_));
 }
 
 std::string Communicator::UniqueName(absl::string_view base) {

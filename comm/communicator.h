@@ -232,6 +232,8 @@ class Communicator {
   absl::StatusOr<Memory> Allocate(int64_t bytes) { return backend_->Allocate(bytes); }
   // OK, or why this backend cannot do that.
   absl::Status Supports(const Collective& what) const { return backend_->Supports(what); }
+  // OK, or what Channel::Issue() would refuse.
+  absl::Status Check(const Collective& what, const TensorList& in, const TensorList& out) const;
 
   // OK while the group works; then the first cause of its end.
   absl::Status status() const;

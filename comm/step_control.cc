@@ -5,8 +5,10 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/waits.h"
 #include "evenkeel/comm/internal/whereabouts.h"
@@ -129,7 +131,12 @@ absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
 
 std::string StepRecord::Serialize() const {
   internal::ByteWriter writer;
-  writer.Bool(joined).U32(requests).I64(samples).U64(scope_hash).U32(static_cast<uint32_t>(participants.size()));
+  writer.Bool(joined)
+      .U32(requests)
+      .I64(samples)
+      .I64(calls)
+      .U64(scope_hash)
+      .U32(static_cast<uint32_t>(participants.size()));
   for (const ParticipantState& state : participants) {
     writer.U64(state.name_hash).U64(state.generation).U64(state.schedule_hash).U64(state.mask_hash).Bool(state.sync);
     writer.Bytes(absl::string_view(state.note).substr(0, kMaxNote));
@@ -143,6 +150,7 @@ absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
   record.joined = reader.Bool();
   record.requests = reader.U32();
   record.samples = reader.I64();
+  record.calls = reader.I64();
   record.scope_hash = reader.U64();
   const uint32_t count = reader.U32();
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
@@ -262,7 +270,7 @@ std::vector<StepParticipant*> StepControl::participants() const {
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, absl::string_view name, int phase) {
-  if (!ended_ && !entered_.contains(who) && phase >= entered_phase_) {
+  if (!WillBegin(who, phase)) {
     entered_.insert(who);
     entered_phase_ = phase;
     TellJoined(StepAction::Kind::kEntered, name, "");
@@ -288,6 +296,22 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who, 
   return current_;
 }
 
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterMeeting() {
+  EndStep();
+  StepRecord record;
+  record.scope_hash = scope_hash_;
+  record.samples = 0;
+  return Begin(std::move(record));
+}
+
+void StepControl::ContinueIn(StepControl& next) {
+  next.SetScope(scope_, scope_hash_);
+  next.SetAgreement(agreement_);
+  next.RequireSamples(requires_samples_);
+  next.samples_ = std::exchange(samples_, StepRecord::kNotSaid);
+  next.requests_ = std::exchange(requests_, 0);
+}
+
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
   EndStep();
   is_dry_ = true;
@@ -300,7 +324,9 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
     state.name_hash = StableHash(0, participant->participant_name());
     record.participants.push_back(std::move(state));
   }
-  return Begin(std::move(record));
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Begin(std::move(record)));
+  ticket->OnAnswer([this, step = ticket->step_](const absl::StatusOr<StepAnswer>&) { calls_.Answered(step); });
+  return ticket;
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record) {
@@ -319,6 +345,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
     EK_RETURN_IF_ERROR(unanswered_.front()->Wait().status());
     unanswered_.pop_front();
   }
+  record.calls = calls_.position();
   const int64_t step = records_sent_;
   EK_RETURN_IF_ERROR(comm_->CheckAgainstLeft("training steps", step, ""));
   ++records_sent_;
@@ -365,12 +392,16 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
     ticket.Resolve(status);
     return comm_->Fail(status);
   }
+  int64_t followed_by_all = answer.records[0].calls;
+  for (const StepRecord& record : answer.records) followed_by_all = std::min(followed_by_all, record.calls);
+  calls_.Forget(followed_by_all);
   HelpThoseBehind(answer);
   ticket.Resolve(std::move(answer));
 }
 
 void StepControl::HelpThoseBehind(const StepAnswer& answer) {
   if (answer.lowest_active != comm_->rank() || answer.everyone_active()) return;
+  if (answer.records[comm_->rank()].participants.empty()) return;
   absl::MutexLock lock(&mutex_);
   for (StepParticipant* participant : participants_) {
     const std::string& name = participant->participant_name();
@@ -423,13 +454,52 @@ absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
                       comm_->control().Receive(ActionTopic(answer.step), comm_->timeout(), FromLeader(answer)));
   StepAction action;
   const size_t newline = message.find('\n');
-  if (message.empty() || message[0] > static_cast<char>(StepAction::Kind::kEnd) || newline == std::string::npos) {
+  if (message.empty() || message[0] > static_cast<char>(StepAction::Kind::kCall) || newline == std::string::npos) {
     return absl::InternalError("a step's action is malformed");
   }
   action.kind = static_cast<StepAction::Kind>(message[0]);
   action.actor = message.substr(1, newline - 1);
   action.payload = message.substr(newline + 1);
+  if (action.kind == StepAction::Kind::kCall && !absl::SimpleAtoi(action.actor, &action.number)) {
+    return absl::InternalError("a call of a step is malformed");
+  }
   return action;
+}
+
+void StepControl::AnnounceCall(const std::string& call) {
+  const bool in_step = current_ != nullptr && !ended_;
+  const std::shared_ptr<StepTicket> ticket = in_step && current_->IsAnswered() ? current_ : nullptr;
+  const absl::StatusOr<StepAnswer> answer = ticket != nullptr ? ticket->Wait() : absl::UnknownError("");
+  const int64_t number = calls_.Add(call, [&](int rank) {
+    return answer.ok() && answer->lowest_active == comm_->rank() && answer->records[rank].joined;
+  });
+  if (in_step) TellJoined(StepAction::Kind::kCall, absl::StrCat(number), call);
+}
+
+absl::StatusOr<std::optional<std::string>> StepControl::NextCall(const std::shared_ptr<StepTicket>& ticket) {
+  {
+    const internal::Waits::Scope scope(
+        comm_->waits_, [&] { return ticket->Describe(); }, [&] { return ticket->IsAnswered() || calls_.HasNext(); });
+    calls_.AwaitNext(ticket->step_, ticket->deadline_);
+  }
+  if (calls_.HasNext()) return calls_.TakeNext();
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  // Ends with the lowest active rank's last call before the step; at the end of the loop, with the last one of all.
+  int64_t before = 0;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    if (answer.active > 0 ? rank == answer.lowest_active : true) before = std::max(before, answer.records[rank].calls);
+  }
+  // Over a tree the answer can overtake the notices of calls.
+  while (calls_.position() < before) {
+    EK_RETURN_IF_ERROR(comm_->status());
+    if (absl::Now() > ticket->deadline_) {
+      return absl::DeadlineExceededError(absl::StrCat("rank ", comm_->rank(), " was not told of call ",
+                                                      calls_.position(), " of ", before, " before step ", answer.step));
+    }
+    if (calls_.HasNext()) return calls_.TakeNext();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return std::nullopt;
 }
 
 void StepControl::EndStep() {

@@ -23,6 +23,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -35,6 +36,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/followed_calls.h"
 
 namespace evenkeel {
 
@@ -84,6 +86,7 @@ struct StepRecord {
   bool joined = false;         // Has run out of inputs.
   uint32_t requests = 0;       // StepRequests.
   int64_t samples = kNotSaid;  // That this rank brings, in this step and since it last said so.
+  int64_t calls = 0;           // Of the user's that it has issued or followed: AnnounceCall().
   uint64_t scope_hash = 0;     // Of the RunJoined() that the rank is in: its list and options; 0: in none.
   std::vector<ParticipantState> participants;
 
@@ -139,15 +142,17 @@ struct StepAction {
     kEntered,  // The actor takes part in the step: Enter().
     kAction,   // Announce().
     kEnd,      // The step is over.
+    kCall,     // A collective of the user's: AnnounceCall().
   };
   Kind kind = Kind::kEnd;
   std::string actor;  // Name of the Joinable that acts.
   std::string payload;
+  int64_t number = 0;  // Of a kCall.
 };
 
 class StepControl {
  public:
-  explicit StepControl(Communicator* comm) : comm_(comm) {}
+  explicit StepControl(Communicator* comm) : comm_(comm), calls_(&comm->control()) {}
 
   // Registration is local, in the same order on all ranks.
   void Register(StepParticipant* participant);
@@ -160,6 +165,13 @@ class StepControl {
   absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, absl::string_view name, int phase);
   // A joined rank's next step.
   absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();
+  // All ranks meet between two steps, in place of a step: this one with inputs, the others with EnterJoined(). It has no
+  // participants; nobody follows anybody in it.
+  absl::StatusOr<std::shared_ptr<StepTicket>> EnterMeeting();
+  // Whether Enter() would begin a new step.
+  bool WillBegin(const void* who, int phase) const {
+    return ended_ || entered_.contains(who) || phase < entered_phase_;
+  }
   // Joined rank: brings every participant to the state that the lowest active rank has in this step.
   absl::Status CatchUp(const StepAnswer& answer);
   // The step that Enter() last began on this rank; null before the first.
@@ -170,6 +182,16 @@ class StepControl {
   absl::Status Announce(absl::string_view actor, absl::string_view payload);
   // Joined rank: the next thing that the lowest active rank did in step `answer.step`.
   absl::StatusOr<StepAction> NextAction(const StepAnswer& answer);
+  // Collectives of the user's that dry ranks follow, wherever the loop issues them (comm/followed_calls.h). Active rank:
+  // before it issues one. Dry rank: the next one of those that come before the ticket's step; nothing: that has begun,
+  // and all before it have been taken. TakeCall() tells whether one that NextAction() brought is still to be followed.
+  void AnnounceCall(const std::string& call);
+  absl::StatusOr<std::optional<std::string>> NextCall(const std::shared_ptr<StepTicket>& ticket);
+  bool TakeCall(const StepAction& action) { return calls_.Take(action.number); }
+  void OnCallNotice(int from, absl::string_view notice) { calls_.OnNotice(from, notice); }
+  // This rank's loop has ended: it follows the others' calls from now on.
+  void RunDry() { calls_.RunDry(); }
+
   // The current step is over on this rank; Enter() does it by itself. Idempotent.
   void EndStep();
 
@@ -178,10 +200,13 @@ class StepControl {
 
   // Who runs the loop at the moment; null outside of RunJoined().
   void SetScope(const void* scope, uint64_t hash) {
+    scope == nullptr ? calls_.EndLoop() : calls_.BeginLoop();
     scope_ = scope;
     scope_hash_ = hash;
   }
   const void* scope() const { return scope_; }
+  // The loop goes on in another group: its scope, its settings, and what this rank has said for its next record.
+  void ContinueIn(StepControl& next);
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no agreement.
   void SetAgreement(bool on) { agreement_ = on; }
   bool agreement() const { return agreement_; }
@@ -215,6 +240,7 @@ class StepControl {
   void TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload);
 
   Communicator* const comm_;
+  FollowedCalls calls_;
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();
   mutable absl::Mutex mutex_;
   std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);

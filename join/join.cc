@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/internal/join_groups.h"
 
 namespace evenkeel {
 namespace {
@@ -45,6 +48,10 @@ absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) 
     return absl::InvalidArgumentError(absl::StrCat("RunJoined: min_active_ranks is ", options.min_active_ranks,
                                                    " in a group of ", comm.world_size()));
   }
+  if (options.leave_after_shadow_steps < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RunJoined: leave_after_shadow_steps is ", options.leave_after_shadow_steps, "; at least 1"));
+  }
   if (!options.enable && options.divide_by == DivideBy::kSamples) {
     return absl::InvalidArgumentError("RunJoined: without enable, ranks do not tell each other their samples");
   }
@@ -57,23 +64,30 @@ absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) 
 class JoinRun {
  public:
   JoinRun(absl::Span<Joinable* const> joinables, const JoinOptions& options)
-      : joinables_(joinables.begin(), joinables.end()), options_(options), comm_(joinables[0]->communicator()) {
-    JoinConfig config{.enable = options.enable,
-                      .min_active_ranks = MinActiveRanks(),
-                      .is_first = true,
-                      .scope = this,
-                      .stopped_at = &stopped_at_};
+      : joinables_(joinables.begin(), joinables.end()),
+        options_(options),
+        groups_(&joinables[0]->communicator(), joinables_, LeaveAfter(options)),
+        scope_(&groups_.home(), options.enable, groups_.is_on()) {
+    JoinConfig config{
+        .enable = options.enable,
+        .min_active_ranks = MinActiveRanks(),
+        .is_first = true,
+        .scope = this,
+        .before_step = groups_.is_on() ? [this] { return BeforeStep(); } : std::function<absl::Status()>(),
+        .stopped_at = &stopped_at_};
     std::vector<std::string> names;
     for (const Joinable* joinable : joinables_) {
       config.has_optimizer = config.has_optimizer || joinable->join_phase() == JoinPhase::kOptimizer;
       names.push_back(joinable->join_name());
     }
     std::sort(names.begin(), names.end());
-    const std::string what = absl::StrJoin({absl::StrJoin(names, ","), absl::StrCat(config.min_active_ranks),
-                                            absl::StrCat(static_cast<int>(options.divide_by))},
-                                           "\n");
+    const std::string what =
+        absl::StrJoin({absl::StrJoin(names, ","), absl::StrCat(config.min_active_ranks),
+                       absl::StrCat(static_cast<int>(options.divide_by)), absl::StrCat(LeaveAfter(options))},
+                      "\n");
     for (Joinable* joinable : joinables_) {
-      config.divisor = std::make_shared<StepDivisor>(options.enable ? options.divide_by : DivideBy::kInitialWorldSize);
+      config.divisor = std::make_shared<StepDivisor>(options.enable ? options.divide_by : DivideBy::kInitialWorldSize,
+                                                     groups_.home().world_size());
       joinable->config_ = config;
       config.is_first = false;
     }
@@ -84,13 +98,15 @@ class JoinRun {
     steps().RequireSamples(options.divide_by == DivideBy::kSamples);
     first_record_ = steps().records_sent();
     first_step_ = steps().steps_begun();
+    noted_ = steps().current();
   }
 
   ~JoinRun() {
     for (Joinable* joinable : joinables_) joinable->config_ = JoinConfig();
-    steps().SetScope(nullptr, 0);
-    steps().SetAgreement(true);
-    steps().RequireSamples(false);
+    StepControl& home = groups_.home().steps();
+    home.SetScope(nullptr, 0);
+    home.SetAgreement(true);
+    home.RequireSamples(false);
   }
 
   absl::Status MakeHooks() {
@@ -105,13 +121,12 @@ class JoinRun {
   }
 
   absl::Status Run(absl::FunctionRef<absl::Status(JoinScope&)> loop) {
-    JoinScope scope(&comm_);
-    absl::Status status = loop(scope);
+    absl::Status status = loop(scope_);
     std::string where = Where();
     if (!options_.enable) {
       steps().AbandonStep();
     } else if (status.ok() && stopped_at_.has_value()) {
-      status = absl::OutOfRangeError(absl::StrCat("rank ", comm_.rank(), ": all ranks have stopped early"));
+      status = StoppedError();
     } else if (status.ok()) {
       status = Shadow();
       where = absl::StrCat("failed after its loop's ", steps_done_, " steps, while it followed the other ranks");
@@ -122,21 +137,56 @@ class JoinRun {
       if (ended.ok()) return status;
       status = ended;
     }
-    if (!status.ok()) comm_.Abort(status, where);
+    if (!status.ok() && !has_come_back_stopped_) groups_.Abort(status, where);
     return status;
   }
 
  private:
-  StepControl& steps() { return comm_.steps(); }
+  static int64_t LeaveAfter(const JoinOptions& options) {
+    return options.enable ? options.leave_after_shadow_steps : std::numeric_limits<int64_t>::max();
+  }
 
-  int MinActiveRanks() const {
-    return options_.throw_on_early_termination ? comm_.world_size() : options_.min_active_ranks;
+  StepControl& steps() { return groups_.here().steps(); }
+  int rank() const { return groups_.home().rank(); }
+  int world_size() const { return groups_.home().world_size(); }
+
+  int MinActiveRanks() const { return options_.throw_on_early_termination ? world_size() : options_.min_active_ranks; }
+
+  absl::Status StoppedError() const {
+    return absl::OutOfRangeError(absl::StrCat("rank ", rank(), ": all ranks have stopped early"));
   }
 
   // If ranks had run dry before the stop, they have followed others for a while: they end as after a whole loop.
   absl::Status EndAfterStop() {
-    if (MinActiveRanks() >= comm_.world_size()) return absl::OkStatus();
-    return RunPostHooks(/*is_last_joiner=*/!stopped_at_->records[comm_.rank()].joined);
+    if (MinActiveRanks() >= world_size()) return absl::OkStatus();
+    const bool is_last_joiner = !stopped_at_->records[groups_.here().rank()].joined;
+    EK_RETURN_IF_ERROR(groups_.Return(is_last_joiner, /*has_stopped=*/true).status());
+    return RunPostHooks(is_last_joiner);
+  }
+
+  // Where ranks may leave: they do so between two steps, and all of them know when.
+  absl::Status BeforeStep() {
+    EK_RETURN_IF_ERROR(groups_.CheckOuter());
+    EK_RETURN_IF_ERROR(NoteLastStep());
+    if (!groups_.IsDue()) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> meeting, steps().EnterMeeting());
+    EK_RETURN_IF_ERROR(meeting->Wait().status());
+    records_elsewhere_ += steps().records_sent() - first_record_ - 1;
+    steps_elsewhere_ += steps().steps_begun() - first_step_ - 1;
+    EK_RETURN_IF_ERROR(groups_.Divide().status());  // Whoever has inputs stays.
+    scope_.GoOnIn(groups_.here(), groups_.members());
+    first_record_ = first_step_ = 0;
+    noted_ = nullptr;
+    return absl::OkStatus();
+  }
+
+  absl::Status NoteLastStep() {
+    const std::shared_ptr<StepTicket> last = steps().current();
+    if (!groups_.is_on() || last == nullptr || last == noted_) return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(const StepAnswer answer, last->Wait());
+    noted_ = last;
+    groups_.Note(answer);
+    return absl::OkStatus();
   }
 
   absl::Status RunPostHooks(bool is_last_joiner) {
@@ -148,7 +198,7 @@ class JoinRun {
 
   // For the other ranks, when the loop has ended with an error.
   std::string Where() {
-    const int64_t begun = steps().steps_begun() - first_step_;
+    const int64_t begun = steps_elsewhere_ + steps().steps_begun() - first_step_;
     return begun == 0 ? "failed before the first step of its loop"
                       : absl::StrCat("failed in step ", begun, " of its loop");
   }
@@ -158,28 +208,53 @@ class JoinRun {
       EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnDry(), joinables_[i]->join_name()));
     }
     steps().EndStep();
-    steps_done_ = steps().records_sent() - first_record_;
+    steps().RunDry();
+    steps_done_ = records_elsewhere_ + steps().records_sent() - first_record_;
+    EK_RETURN_IF_ERROR(NoteLastStep());
     bool is_last_joiner = true;
-    for (int64_t shadowed = 0;; ++shadowed) {
+    for (int64_t shadowed = 0;;) {
+      const bool is_meeting = groups_.IsDue();
       EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined());
+      EK_RETURN_IF_ERROR(FollowCalls(ticket));
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
       if (answer.active == 0) break;
       is_last_joiner = false;
+      if (is_meeting) {
+        EK_ASSIGN_OR_RETURN(const bool stays, groups_.Divide());
+        if (!stays) break;
+        scope_.GoOnIn(groups_.here(), groups_.members());
+        steps().RunDry();
+        continue;
+      }
       if (answer.active < MinActiveRanks()) {
         stopped_at_ = answer;
         EK_RETURN_IF_ERROR(steps().CatchUp(answer));  // The next loop begins with the same plan everywhere.
         return absl::OutOfRangeError(
-            absl::StrCat("rank ", comm_.rank(), " has exhausted all inputs after ", steps_done_, " steps",
-                         MinActiveRanks() == comm_.world_size()
+            absl::StrCat("rank ", rank(), " has exhausted all inputs after ", steps_done_, " steps",
+                         MinActiveRanks() == world_size()
                              ? ""
                              : absl::StrCat(", and only ", answer.active, " of ", answer.world_size, " ranks have any"),
                          "; all ranks stop at step ", answer.step));
       }
       if (shadowed == 0 && options_.on_dry) options_.on_dry(steps_done_);
       if (shadowed == options_.skew_warning_steps) Warn();
+      EK_RETURN_IF_ERROR(groups_.CheckOuter());
+      groups_.Note(answer);
       EK_RETURN_IF_ERROR(ShadowStep(answer));
+      ++shadowed;
     }
-    return RunPostHooks(is_last_joiner);
+    EK_ASSIGN_OR_RETURN(has_come_back_stopped_, groups_.Return(is_last_joiner, /*has_stopped=*/false));
+    EK_RETURN_IF_ERROR(RunPostHooks(is_last_joiner));
+    return has_come_back_stopped_ ? StoppedError() : absl::OkStatus();
+  }
+
+  // What the others' loops issue before that step.
+  absl::Status FollowCalls(const std::shared_ptr<StepTicket>& ticket) {
+    while (true) {
+      EK_ASSIGN_OR_RETURN(const std::optional<std::string> call, steps().NextCall(ticket));
+      if (!call.has_value()) return absl::OkStatus();
+      EK_RETURN_IF_ERROR(scope_.Follow(*call));
+    }
   }
 
   absl::Status ShadowStep(const StepAnswer& answer) {
@@ -187,10 +262,14 @@ class JoinRun {
     while (true) {
       EK_ASSIGN_OR_RETURN(const StepAction action, steps().NextAction(answer));
       if (action.kind == StepAction::Kind::kEnd) return absl::OkStatus();
+      if (action.kind == StepAction::Kind::kCall) {
+        if (steps().TakeCall(action)) EK_RETURN_IF_ERROR(scope_.Follow(action.payload));
+        continue;
+      }
       size_t i = 0;
       while (i < joinables_.size() && joinables_[i]->join_name() != action.actor) ++i;
       if (i == joinables_.size()) {
-        return absl::FailedPreconditionError(absl::StrCat("rank ", comm_.rank(), ": ", action.actor, " acts on rank ",
+        return absl::FailedPreconditionError(absl::StrCat("rank ", rank(), ": ", action.actor, " acts on rank ",
                                                           answer.lowest_active,
                                                           " but is not in the list of this rank"));
       }
@@ -203,7 +282,7 @@ class JoinRun {
 
   void Warn() {
     const std::string text =
-        absl::StrCat("rank ", comm_.rank(), " had inputs for ", steps_done_, " steps and has shadowed ",
+        absl::StrCat("rank ", rank(), " had inputs for ", steps_done_, " steps and has shadowed ",
                      options_.skew_warning_steps, " since: with inputs so uneven training is slower than it need be");
     if (options_.warn) return options_.warn(text);
     std::cerr << text << std::endl;
@@ -212,20 +291,16 @@ class JoinRun {
   std::vector<Joinable*> joinables_;  // By phase.
   std::vector<std::unique_ptr<JoinHook>> hooks_;
   const JoinOptions& options_;
-  Communicator& comm_;
+  JoinGroups groups_;
+  JoinScope scope_;
+  std::shared_ptr<StepTicket> noted_;                    // The last step that groups_ knows of.
+  int64_t records_elsewhere_ = 0, steps_elsewhere_ = 0;  // In groups that it was in before.
+  bool has_come_back_stopped_ = false;
   int64_t first_record_ = 0;
   int64_t first_step_ = 0;
   int64_t steps_done_ = 0;  // By this rank's loop.
   std::optional<StepAnswer> stopped_at_;
 };
-
-absl::Status JoinScope::AddSamples(int64_t samples) {
-  if (samples < 0) return absl::InvalidArgumentError(absl::StrCat("AddSamples: ", samples, " samples"));
-  comm_->steps().AddSamples(samples);
-  return absl::OkStatus();
-}
-
-std::vector<int> JoinScope::active_ranks() const { return comm_->steps().active_ranks(); }
 
 absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions& options,
                        absl::FunctionRef<absl::Status(JoinScope&)> loop) {
@@ -237,6 +312,11 @@ absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions&
         absl::StrCat("RunJoined is already running on rank ", comm.rank(), " of this communicator"));
   }
   EK_RETURN_IF_ERROR(CheckOptions(options, comm));
+  for (const Joinable* joinable : joinables) {
+    if (options.leave_after_shadow_steps == std::numeric_limits<int64_t>::max() || joinable->can_leave()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("RunJoined: leave_after_shadow_steps, but ", joinable->join_name(),
+                                                   " is bound to the ranks it has: ranks can't leave it"));
+  }
   JoinRun run(joinables, options);
   EK_RETURN_IF_ERROR(run.MakeHooks());
   return run.Run(loop);

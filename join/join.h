@@ -13,7 +13,7 @@
 //
 // A rank whose loop has returned shadows the others: it contributes nothing to the gradients, receives the reduced
 // ones and takes the optimizer's step with them, so weights, moments and step counts are equal on all ranks after
-// every step.
+// every step. Collectives of your own go through the scope (scope.h), so that dry ranks take part in them.
 //
 // Order:   every rank gives the same list, in any order: dry ranks follow the order in which the lowest active rank
 //          uses the entries, also if it does not use all of them in every step.
@@ -30,31 +30,13 @@
 #ifndef EVENKEEL_JOIN_JOIN_H_
 #define EVENKEEL_JOIN_JOIN_H_
 
-#include <cstdint>
-#include <vector>
-
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/scope.h"
 
 namespace evenkeel {
-
-// The running RunJoined() as the loop sees it.
-class JoinScope {
- public:
-  explicit JoinScope(Communicator* comm) : comm_(comm) {}
-  Communicator& communicator() const { return *comm_; }
-
-  // Before each step, with DivideBy::kSamples: so many samples more in what this rank brings. What a rank has said when
-  // it runs dry, and has not begun a step with, counts too.
-  absl::Status AddSamples(int64_t samples);
-  // Who had inputs in the last step that all ranks have begun, as far as this rank knows yet. Does not wait.
-  std::vector<int> active_ranks() const;
-
- private:
-  Communicator* const comm_;
-};
 
 absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions& options,
                        absl::FunctionRef<absl::Status(JoinScope&)> loop);

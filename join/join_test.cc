@@ -213,6 +213,56 @@ TEST_P(JoinTest, EarlyTerminationStopsAllRanksInTheSameStep) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Rank r has r + 1 inputs: in step s the ranks from s on are active.
+TEST_P(JoinTest, AllRanksStopTogetherBelowSoManyActiveOnes) {
+  const int world = GetParam();
+  for (int least = 1; least <= world; ++least) {
+    absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+      Counter counter(&comm);
+      std::vector<int64_t> dry_after;
+      for (int epoch = 0; epoch < 2; ++epoch) {  // The group goes on afterwards.
+        counter.total = 0;
+        counter.last_joiner = 0;
+        absl::Status stopped = RunJoined(
+            {&counter}, {.min_active_ranks = least, .on_dry = [&](int64_t steps) { dry_after.push_back(steps); }},
+            [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank() + 1); });
+        const int steps = world - least + 1;  // That are done.
+        float total = 0;
+        for (int step = 0; step < steps; ++step) total += static_cast<float>(world - step);
+        EXPECT_EQ(counter.total, total) << "rank " << comm.rank();
+        if (least == 1) {
+          EXPECT_TRUE(stopped.ok()) << stopped;
+          continue;
+        }
+        EXPECT_EQ(stopped.code(), absl::StatusCode::kOutOfRange) << stopped;
+        if (least < world) {
+          EXPECT_EQ(counter.last_joiner, comm.rank() >= steps) << "they end as after a whole loop";
+          EXPECT_THAT(std::string(stopped.message()),
+                      HasSubstr(absl::StrCat("only ", least - 1, " of ", world, " ranks have")));
+        }
+        EXPECT_THAT(std::string(stopped.message()), HasSubstr("all ranks stop at step"));
+      }
+      // Once per loop on each rank that followed others for a while.
+      const bool shadows = comm.rank() + 1 < world - least + 1;
+      EXPECT_EQ(dry_after, std::vector<int64_t>(shadows ? 2 : 0, comm.rank() + 1)) << "rank " << comm.rank();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(JoinTest, AnImpossibleNumberOfActiveRanksIsRefused) {
+  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    Counter counter(&comm);
+    for (int least : {0, comm.world_size() + 1}) {
+      EXPECT_EQ(RunJoined({&counter}, {.min_active_ranks = least}, [](JoinScope&) { return absl::OkStatus(); }).code(),
+                absl::StatusCode::kInvalidArgument);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(JoinTest, EvenInputsDoNotStopEarly) {
   absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);

@@ -56,6 +56,9 @@ Joinable::~Joinable() {
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
+  if (config_.before_step != nullptr && comm_->steps().WillBegin(this, static_cast<int>(join_phase()))) {
+    EK_RETURN_IF_ERROR(config_.before_step());  // After it, this may be in another group.
+  }
   StepControl& steps = comm_->steps();
   if (steps.scope() != config_.scope) {
     return absl::FailedPreconditionError(
@@ -84,10 +87,13 @@ absl::Status Joinable::ReplaceGroup(Communicator* comm, const GroupChange& chang
   EK_RETURN_IF_ERROR(Annotate(comm->status(), absl::StrCat("ReplaceGroup of ", name_, ": the new group")));
   Communicator* const old = living_group();
   absl::Status own = CheckGroup(*comm);
-  if (config_.scope != nullptr) own.Update(absl::FailedPreconditionError("inside RunJoined()"));
-  if (old == comm) own.Update(absl::FailedPreconditionError("it is in that group already"));
+  const bool is_back = change.between_steps && old == comm;
+  if (config_.scope != nullptr && !change.between_steps) {
+    own.Update(absl::FailedPreconditionError("inside RunJoined()"));
+  }
+  if (old == comm && !is_back) own.Update(absl::FailedPreconditionError("it is in that group already"));
   bool holds_name = false;
-  if (own.ok()) {
+  if (own.ok() && !is_back) {
     holds_name = comm->steps().HoldName(name_);
     if (!holds_name) own = absl::FailedPreconditionError("somebody in the new group has that name");
   }
@@ -96,11 +102,12 @@ absl::Status Joinable::ReplaceGroup(Communicator* comm, const GroupChange& chang
     return agreed;
   }
   LeaveGroup(old, change);
-  if (old != nullptr) old->steps().ReleaseName(name_);
+  if (old != nullptr && !is_back) old->steps().ReleaseName(name_);
   comm_ = comm;
   group_ = comm->steps().lifetime();
   comm_->steps().EndStep();
   last_update_ = 0;
+  const std::shared_ptr<Communicator> left = std::exchange(loops_group_, nullptr);  // Until nothing uses it any more.
   absl::Status entered = Annotate(EnterGroup(change), name_);
   if (!entered.ok()) comm->Abort(entered);
   return entered;

@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -47,6 +48,11 @@ struct JoinOptions {
   // All ranks stop likewise in the first step in which fewer than so many have inputs. Dry ranks end as after the whole
   // loop. 1: nobody stops early; the group's size: the same as throw_on_early_termination.
   int min_active_ranks = 1;
+  // A rank that has shadowed so many steps leaves: the others go on in a group without it, of which it hears nothing
+  // but that it lives, and it comes back when the loop ends on all of them, with the state of the highest rank that had
+  // inputs to the end. For inputs so uneven that shadowing costs more than that: moving the whole state twice. All
+  // Joinables of the list must be able to (Joinable::can_leave()). Results are those of shadowing.
+  int64_t leave_after_shadow_steps = std::numeric_limits<int64_t>::max();
   // By what the sum of the ranks' gradients is divided.
   DivideBy divide_by = DivideBy::kInitialWorldSize;
   // A rank that shadows this many steps is warned about once.
@@ -86,6 +92,7 @@ struct JoinConfig {
   bool is_first = false;                            // First of the list.
   bool has_optimizer = false;                       // The list has a Joinable of phase kOptimizer.
   const void* scope = nullptr;                      // The RunJoined() that it is in.
+  std::function<absl::Status()> before_step;        // What that does before each step of this rank; null: nothing.
   std::optional<StepAnswer>* stopped_at = nullptr;  // There: in which step this rank was told that all ranks stop.
 };
 
@@ -99,6 +106,8 @@ struct GroupChange {
   int64_t last_update = -1;
   // Optimizer steps that this rank has finished and the source has not; -1: it is in the middle of one.
   int64_t ahead = 0;
+  // Inside of RunJoined(), between two steps: nothing is forgotten, gradients stay.
+  bool between_steps = false;
 };
 
 // From one rank, whose state is right, to all: Recover().
@@ -126,6 +135,9 @@ class Joinable {
   // Errors: FailedPrecondition on all ranks, and nothing has changed: inside RunJoined(), another order, or a name that
   //         the new group has already. Any other error ends the new group; this object is in it then.
   absl::Status ReplaceGroup(Communicator* comm) { return ReplaceGroup(comm, GroupChange()); }
+  // Whether a rank may leave and come back during RunJoined(): ReplaceGroup() and TakeOver() are all that it takes to make
+  // this object equal to another rank's.
+  virtual bool can_leave() const { return false; }
   // Where hooks that issue collectives of their own keep their tensors.
   virtual Device join_device() const { return comm_->device(); }
 
@@ -164,6 +176,7 @@ class Joinable {
   absl::StatusOr<std::shared_ptr<StepTicket>> Notify();
 
  private:
+  friend class JoinGroups;
   friend class JoinRun;
   friend class RecoveryRun;
 
@@ -171,10 +184,13 @@ class Joinable {
 
   Communicator* comm_;
   std::weak_ptr<const void> group_;  // Expires with the group.
+  // The same group, where it is one of RunJoined()'s: so that this object stays usable if that ends with an error.
+  std::shared_ptr<Communicator> loops_group_;
   const std::string name_;
   JoinConfig config_;
   int64_t steps_finished_ = 0;
-  bool is_taking_over_ = false;  // Recover() began to write another rank's state here, and has not ended.
+  // Another rank's state is missing here: Recover() began to write it and has not ended, or this rank has left a loop.
+  bool is_taking_over_ = false;
   int64_t last_update_ = 0;      // In which of the group's steps, counted from 1, the last of them was.
 };
 

@@ -54,7 +54,7 @@ class RecoveryRun {
     for (const Joinable* joinable : joinables_) {
       names.push_back(joinable->join_name());
       if (joinable->is_taking_over_)
-        facts.torn = absl::StrCat(joinable->join_name(), " was taking over another's state");
+        facts.torn = absl::StrCat(joinable->join_name(), " has not got another rank's state yet");
       const absl::Status whole = joinable->CheckWhole();
       if (whole.ok()) continue;
       (absl::IsAborted(whole) ? facts.patched : facts.torn) = std::string(whole.message());

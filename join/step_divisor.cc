@@ -24,4 +24,10 @@ double StepDivisor::ScaleOf(const StepAnswer& answer, bool reduces) {
   return last_scale_;
 }
 
+void StepDivisor::OnOtherGroup() {
+  absl::MutexLock lock(&mutex_);
+  reduced_samples_.reset();
+  last_step_ = -1;
+}
+
 }  // namespace evenkeel

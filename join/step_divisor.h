@@ -43,6 +43,8 @@ class StepDivisor {
   // What the sum is multiplied by in this step. `reduces`: the gradients that were accumulated up to here are reduced.
   double ScaleOf(const StepAnswer& answer, bool reduces);
   DivideBy by() const { return by_; }
+  // The next step is another group's first: its counts begin anew. All gradients up to here have been reduced.
+  void OnOtherGroup();
 
  private:
   const DivideBy by_;

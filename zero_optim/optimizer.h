@@ -78,6 +78,7 @@ class Optimizer : public Joinable {
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
+  bool can_leave() const override { return true; }
 
  private:
   friend class internal::OptimizerInBackward;  // optimizer_in_backward.h

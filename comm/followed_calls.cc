@@ -1,0 +1,144 @@
+#include "evenkeel/comm/followed_calls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "evenkeel/comm/internal/bytes.h"
+
+namespace evenkeel {
+namespace {
+
+enum class Notice : uint8_t { kDry, kCall };
+
+}  // namespace
+
+void FollowedCalls::BeginLoop() {
+  absl::MutexLock lock(&mutex_);
+  ++loop_;
+  dry_.erase(dry_.begin(), dry_.lower_bound({loop_, -1}));
+}
+
+void FollowedCalls::EndLoop() {
+  absl::MutexLock lock(&mutex_);
+  is_dry_ = false;
+  log_.clear();
+  first_ = position_;
+  pending_.erase(pending_.begin(), pending_.lower_bound(position_));
+}
+
+int64_t FollowedCalls::Add(const std::string& call, absl::FunctionRef<bool(int rank)> is_told) {
+  int64_t number = 0;
+  std::vector<std::string> notices;
+  {
+    absl::MutexLock lock(&mutex_);
+    number = position_++;
+    log_.push_back(call);
+    bool is_asked_for = false;
+    for (int rank = 0; rank < control_->world_size() && Leader() == control_->rank(); ++rank) {
+      is_asked_for = is_asked_for || (IsDry(rank) && !is_told(rank));
+    }
+    if (is_asked_for) notices = NoticesFrom(number);
+  }
+  Send(std::move(notices));
+  return number;
+}
+
+int64_t FollowedCalls::position() const {
+  absl::MutexLock lock(&mutex_);
+  return position_;
+}
+
+void FollowedCalls::Forget(int64_t before) {
+  absl::MutexLock lock(&mutex_);
+  for (; first_ < before && !log_.empty(); ++first_) log_.pop_front();
+}
+
+void FollowedCalls::RunDry() {
+  internal::ByteWriter notice;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_dry_ = true;
+    notice.U8(static_cast<uint8_t>(Notice::kDry)).I64(loop_).I64(position_).Bytes("");
+  }
+  Send({notice.Take()});
+}
+
+bool FollowedCalls::HasNext() const {
+  absl::MutexLock lock(&mutex_);
+  return pending_.contains(position_);
+}
+
+void FollowedCalls::AwaitNext(int64_t step, absl::Time deadline) {
+  const auto has_come = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return pending_.contains(position_) || answered_ >= step;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithDeadline(absl::Condition(&has_come), deadline);
+}
+
+void FollowedCalls::Answered(int64_t step) {
+  absl::MutexLock lock(&mutex_);
+  answered_ = std::max(answered_, step);
+}
+
+std::string FollowedCalls::TakeNext() {
+  absl::MutexLock lock(&mutex_);
+  std::string call = std::move(pending_.at(position_));
+  pending_.erase(position_++);
+  return call;
+}
+
+bool FollowedCalls::Take(int64_t number) {
+  absl::MutexLock lock(&mutex_);
+  if (number != position_) return false;
+  pending_.erase(position_++);
+  return true;
+}
+
+int FollowedCalls::Leader() const {
+  int rank = 0;
+  while (rank < control_->world_size() && IsDry(rank)) ++rank;
+  return rank;
+}
+
+std::vector<std::string> FollowedCalls::NoticesFrom(int64_t number) const {
+  std::vector<std::string> notices;
+  for (number = std::max(number, first_); number < position_; ++number) {
+    notices.push_back(internal::ByteWriter()
+                          .U8(static_cast<uint8_t>(Notice::kCall))
+                          .I64(loop_)
+                          .I64(number)
+                          .Bytes(log_[number - first_])
+                          .Take());
+  }
+  return notices;
+}
+
+void FollowedCalls::Send(std::vector<std::string> notices) {
+  for (std::string& notice : notices) control_->Notify(kTopic, std::move(notice));
+}
+
+void FollowedCalls::OnNotice(int from, absl::string_view notice) {
+  internal::ByteReader reader(notice);
+  const auto kind = static_cast<Notice>(reader.U8());
+  const int64_t loop = reader.I64(), number = reader.I64();
+  const std::string call(reader.Bytes());
+  if (!reader.Finish("a notice of a call").ok()) return;  // Whoever is not told of it fails with a sentence.
+  std::vector<std::string> notices;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (kind == Notice::kCall) {
+      // This rank may not have noticed yet that its own loop has begun, but it is not dry then, and needs none.
+      if (is_dry_ && loop == loop_ && number >= position_) pending_[number] = call;
+      return;
+    }
+    const bool led_before = Leader() == control_->rank();
+    dry_.insert({loop, from});
+    if (loop != loop_ || is_dry_ || Leader() != control_->rank()) return;
+    // The one who led before may have known less than this rank: what it had told to whom is not known.
+    notices = NoticesFrom(led_before ? number : first_);
+  }
+  Send(std::move(notices));
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,89 @@
+// The collectives that user code issues inside RunJoined(), as one numbered list that ranks without inputs follow.
+//
+//   calls.Add(text, is_told);       // active rank, before it issues one: whoever needs to know is told
+//   calls.RunDry(step);             // this rank's loop has ended: from now on it follows
+//   calls.HasNext(); calls.TakeNext();
+//
+// A loop may issue them anywhere, also between two steps, where nobody knows yet who will have inputs in the next one.
+// While a step is running that some ranks are known to be dry in, its lowest active rank tells them with everything else
+// it does (StepControl). For the rest there are notices: a rank that runs dry says so, and how many it has issued; the
+// lowest rank that has not said so tells what it has issued after that, and issues from then on. Who takes over that
+// role repeats what was issued since the last agreed step; numbers say what a rank has followed already. While all ranks
+// have inputs no message is sent.
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_COMM_FOLLOWED_CALLS_H_
+#define EVENKEEL_COMM_FOLLOWED_CALLS_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control.h"
+
+namespace evenkeel {
+
+class FollowedCalls {
+ public:
+  static constexpr char kTopic[] = "calls";  // Of its notices.
+
+  explicit FollowedCalls(ControlChannel* control) : control_(control) {}
+
+  // A RunJoined() begins, or ends, on this rank; all ranks have the same ones.
+  void BeginLoop();
+  void EndLoop();
+
+  // The number of the call that is about to be issued. `is_told(rank)`: that rank will hear of it in another way.
+  int64_t Add(const std::string& call, absl::FunctionRef<bool(int rank)> is_told);
+  // How many this rank has issued or followed, in all loops.
+  int64_t position() const;
+  // All ranks have issued or followed so many: what was before is not asked for any more.
+  void Forget(int64_t before);
+
+  // This rank follows from now on.
+  void RunDry();
+  bool HasNext() const;
+  // Waits until HasNext(), or Answered(step) was called.
+  void AwaitNext(int64_t step, absl::Time deadline);
+  void Answered(int64_t step);
+  // The next call; HasNext() must be true.
+  std::string TakeNext();
+  // The call was told in another way: false if it has been followed already.
+  bool Take(int64_t number);
+
+  void OnNotice(int from, absl::string_view notice);
+
+ private:
+  int Leader() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsDry(int rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return dry_.contains({loop_, rank}); }
+  // Notices of the calls from that one on; to be sent without the lock, which who asks about waits takes inside others.
+  std::vector<std::string> NoticesFrom(int64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Send(std::vector<std::string> notices);
+
+  ControlChannel* const control_;
+  mutable absl::Mutex mutex_;
+  int64_t loop_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_dry_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t position_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t answered_ ABSL_GUARDED_BY(mutex_) = -1;
+  // Of an active rank: calls first_, first_ + 1, ... that some rank may still have to be told of.
+  int64_t first_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<std::string> log_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::pair<int64_t, int>> dry_ ABSL_GUARDED_BY(mutex_);  // (loop, rank) that said so.
+  // Of a dry rank: what it has been told of and has not followed, by number.
+  std::map<int64_t, std::string> pending_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_FOLLOWED_CALLS_H_

@@ -85,7 +85,7 @@ struct ReducerOptions {
   // Chooses other caps once the gradient order is known: some steps are measured, and all ranks agree on what would
   // leave the least communication after backward. The plan keeps them: one that is imported is not tuned again.
   bool tune = false;
-  int tuning_steps = 5;
+  int tuning_steps = 5;  // So many are measured; with Fusion::kMeasured as many of each kind.
   int64_t stats_every = 100;  // After the first ten, so many steps are measured once (stats.h).
 };
 

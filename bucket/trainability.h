@@ -11,8 +11,8 @@
 //           kEveryN         before every `every`-th step
 //           kOnNotification after ParameterSet::SetTrainable() or TrainableChanged()
 //           kNever          by RefreshTrainable() only, on all ranks
-// What no check has seen is never trained wrongly: a change of the set is an error of the next step, one of the reader's
-// flags an error of the step in which a gradient comes or is missing, or of the next check. Under kNever and
+// What no check has seen is never trained wrongly: a change of the set is an error of the next step, one of the
+// reader's flags an error of the step in which a gradient comes or is missing, or of the next check. Under kNever and
 // kOnNotification all flags are still compared every `verify_every` steps.
 //
 // All ranks: equal options (but the functions), and the same changes before the same step.
@@ -41,10 +41,10 @@ absl::string_view ToString(TrainabilityPolicy policy);
 struct TrainabilityOptions {
   TrainabilityPolicy policy = TrainabilityPolicy::kAlways;
   int64_t every = 1;  // kEveryN: so many steps.
-  // Whether a parameter is trained, where its tensor says so; null: where the set says so. On the thread that runs steps.
+  // Whether a parameter is trained, where its tensor says so; null: where the set does. On the thread that runs steps.
   std::function<bool(int param)> reader;
-  // Told of each flag that changes: ranks that ran dry, or enter another group, take over what the others train, and the
-  // flags in their tensors must follow. Null: their owner sees to that.
+  // Told of each flag that changes: ranks that ran dry, or enter another group, take over what the others train, and
+  // the flags in their tensors must follow. Null: their owner sees to that.
   std::function<void(int param, bool trained)> writer;
   int64_t verify_every = 1000;  // kNever and kOnNotification; 0: not at all.
 

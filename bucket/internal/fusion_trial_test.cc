@@ -80,7 +80,7 @@ TEST(FusionTrialTest, RanksThatLackOneOfTheTwoAreNotHeard) {
   EXPECT_EQ(ChoiceFor({{100, -1}, {-1, 80}}), MeasuredFusion::kFlat);
 }
 
-// On ranks that train --------------------------------------------------------------------------------------------------
+// On ranks that train ----------------------------------------------------------------------------------------------
 
 const std::vector<int> kSizes = {3, 5, 0, 8, 2};
 

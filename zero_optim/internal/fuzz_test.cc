@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/trainable_mask.h"
 #include "evenkeel/zero_optim/internal/shard_move.h"
+#include "evenkeel/zero_optim/internal/slice_recovery.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/partition.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -65,6 +66,19 @@ TEST(ZeroOptimFuzzTest, ShardFacts) {
                          .held_steps = {17, 0, 0, 0, 3}};
   Fuzz({facts.Serialize()}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
     const absl::StatusOr<ShardFacts> parsed = ShardFacts::Parse(bytes, kParams);
+    if (!parsed.ok()) return parsed.status();
+    return parsed->Serialize();
+  });
+}
+
+TEST(ZeroOptimFuzzTest, SliceFacts) {
+  const std::vector<int64_t> sizes = {10, 0, 300};
+  SliceFacts facts{.standing = {.steps_finished = 17, .may_lose = true, .holds_state = true, .checkpoint_hint = "last"},
+                   .old_rank = 2,
+                   .old_world_size = 4};
+  facts.held = {{.step = 17, .begin = 3, .count = 7}, {.step = 17}, {.begin = 100, .count = 200}};
+  Fuzz({facts.Serialize()}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
+    const absl::StatusOr<SliceFacts> parsed = SliceFacts::Parse(bytes, sizes);
     if (!parsed.ok()) return parsed.status();
     return parsed->Serialize();
   });

@@ -1,7 +1,7 @@
 // What a step costs with each reduction: 8 matrices of 256 x 1024 float32 (8 MiB of gradients, a bucket per 2 MiB),
 // nothing computed, between two ranks that are threads, in memory and over Gloo on the loopback.
 //
-//   bazel run //bucket/hooks:hooks_benchmark      # "step" is a step's time, "wire" what a rank hands in per step
+//   bazel run //bucket/hooks:hooks_benchmark      # "step" is a step's time, "wire" what a rank sends in it
 //
 // Memory and the loopback are faster than any network, and two ranks share a machine here: what is measured is what the
 // hooks compute, more than what they save. A network of b bytes/s adds about wire / b.
@@ -82,8 +82,7 @@ void BM_Step(benchmark::State& state, const Maker& make, bool over_gloo) {
       time = absl::Now() - start;
       wire = 0;
       for (const Collective& what : ddp->reducer().schedule().entries) {
-        // An all-reduce sends each element twice: to be added up, and as the result.
-        wire += what.count * SizeOf(what.dtype) * (what.kind == CollectiveKind::kAllReduce ? 2 : 1);
+        wire += what.count * SizeOf(what.dtype);  // So much each of two ranks sends to the other, in any of the kinds.
       }
       return absl::OkStatus();
     };

@@ -25,6 +25,9 @@ const std::vector<std::vector<Choice>>& Axes() {
       {{"", nullptr}, {"views", [](Combination& c) { c.views = true; }}},
       {{"", nullptr}, {"float32", [](Combination& c) { c.float32 = true; }}},
       {{"", nullptr},
+       {"as_float16", [](Combination& c) { c.wire = DType::kFloat16; }},
+       {"as_bfloat16", [](Combination& c) { c.wire = DType::kBFloat16; }}},
+      {{"", nullptr},
        {"clipped", [](Combination& c) { c.clip_norm = 2; }},
        {"clipped_by_largest", [](Combination& c) { c.clip_norm = kInfinityNorm; }}},
   };
@@ -73,6 +76,7 @@ int Combination::StepsOf(int rank) const {
 
 bool Combination::IsPossible() const {
   const bool is_sliced = optimizer == OptimizerKind::kSliced || optimizer == OptimizerKind::kSlicedInBackward;
+  if (is_compressed() && adamw) return false;
   return !is_sliced || clip_norm == 0;
 }
 
@@ -91,6 +95,9 @@ UpdateRule Combination::RuleAt(int step) const {
 // In float64 what is promised is 1e-5; nothing but the order of additions differs, so less will do. In float32 Adam
 // amplifies the rounding of gradients that are nearly zero.
 double Combination::Bound() const {
+  // A gradient is rounded to 11 or to 8 bits on each rank, its sum once more, and momentum adds up steps of one sign.
+  if (wire == DType::kFloat16) return 4e-3;
+  if (wire == DType::kBFloat16) return 3e-2;
   if (!float32) return 1e-9;
   return adamw ? 2e-2 : 2e-4;
 }

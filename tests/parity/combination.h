@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -47,18 +48,20 @@ struct Combination {
   bool changes = false;      // The first parameter is frozen in the first step, another one in the fourth and fifth.
   bool views = false;        // Gradients are views of buckets.
   bool float32 = false;      // Else float64.
-  double clip_norm = 0;      // The p of the norm by which gradients are clipped; 0: they are not.
+  DType wire = DType::kFloat64;  // What gradients travel as, where that is narrower than what they are.
+  double clip_norm = 0;          // The p of the norm by which gradients are clipped; 0: they are not.
 
   std::vector<std::string> names;  // Of the choices that are not an axis' first.
   std::string Name() const;
 
-  // Slices are not clipped yet.
+  // Slices are not clipped yet; and Adam makes of a gradient that is all rounding as large a step as of any.
   bool IsPossible() const;
 
   // What follows from it -------------------------------------------------------------------------
   int steps() const { return 6; }  // Of the group.
   int StepsOf(int rank) const;
   int passes() const { return accumulates ? 2 : 1; }
+  bool is_compressed() const { return wire != DType::kFloat64; }
   bool joins() const { return inputs != InputsKind::kEven; }
   bool Trains(int param, int step) const;
   static constexpr double kMaxNorm = 0.5;  // Where gradients are clipped: less than the norm of most steps.

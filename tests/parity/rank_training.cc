@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/hooks/compressed_reduction.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/status.h"
@@ -92,6 +93,9 @@ class RankTraining {
         reduction = sliced_->TakeReduction();
         break;
       }
+    }
+    if (combination_.is_compressed()) {
+      reduction = std::make_unique<CompressedReduction>(combination_.wire, std::move(reduction));
     }
     EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, buffers, options, std::move(reduction)));
     return absl::OkStatus();

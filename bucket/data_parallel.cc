@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/status.h"
 
@@ -101,6 +102,8 @@ std::vector<Fact> DataParallel::Facts() const {
   std::string caps;
   for (const Bytes& cap : options_.reducer.caps) absl::StrAppend(&caps, caps.empty() ? "{" : ", ", cap.value);
   facts.push_back({"the bucket caps", caps + "} bytes"});
+  facts.push_back({"the list of delayed parameters", absl::StrCat("{", absl::StrJoin(options_.reducer.delayed, ", "),
+                                                                  "} until \"", options_.reducer.delay_until, "\"")});
   return facts;
 }
 

@@ -143,6 +143,24 @@ class BucketFiller {
   std::vector<Group> groups_;
 };
 
+// Adds one bucket per (dtype, device), and one for each sparse parameter, in the order of their first parameter.
+void AddOneEach(std::span<const ParamSpec> params, std::span<const int> order, BucketPlan* plan) {
+  GroupNumbers numbers;
+  std::vector<size_t> bucket_of_group;
+  for (int index : order) {
+    if (params[index].sparse) {
+      AddBucket({index}, Bytes{0}, plan);
+      continue;
+    }
+    const size_t number = static_cast<size_t>(numbers.Of(params[index]));
+    if (number == bucket_of_group.size()) {
+      bucket_of_group.push_back(plan->buckets.size());
+      AddBucket({}, kNoCap, plan);
+    }
+    plan->buckets[bucket_of_group[number]].push_back(index);
+  }
+}
+
 // Orders the buckets by a key of theirs, which is below `end` and no other's, in linear time.
 template <typename Key>
 BucketPlan SortedBy(Key key_of, size_t end, BucketPlan plan) {
@@ -207,30 +225,29 @@ absl::StatusOr<BucketPlan> PlanBuckets(std::span<const ParamSpec> params, const 
     all.resize(params.size());
     std::iota(all.begin(), all.end(), 0);
   }
-  const std::span<const int> order = options.order.empty() ? all : options.order;
-  return options.cap_order == CapOrder::kFromFirstReady ? FillFromFirst(params, options, order)
-                                                        : FillFromLast(params, options, order);
+  std::span<const int> order = options.order.empty() ? all : options.order;
+  std::vector<int> prompt, delayed;
+  if (std::ranges::any_of(params, &ParamSpec::delayed)) {
+    for (int index : order) (params[index].delayed ? delayed : prompt).push_back(index);
+    order = prompt;
+  }
+  BucketPlan plan = options.cap_order == CapOrder::kFromFirstReady ? FillFromFirst(params, options, order)
+                                                                   : FillFromLast(params, options, order);
+  AddOneEach(params, delayed, &plan);
+  return plan;
 }
 
 absl::StatusOr<BucketPlan> PlanFirstStep(std::span<const ParamSpec> params, std::span<const int> trained) {
   EK_RETURN_IF_ERROR(CheckParams(params));
   EK_RETURN_IF_ERROR(CheckAscending(trained, params.size()));
 
-  BucketPlan plan;
-  GroupNumbers numbers;
-  std::vector<size_t> bucket_of_group;
+  std::vector<int> prompt, delayed;
   for (auto index = trained.rbegin(); index != trained.rend(); ++index) {
-    if (params[*index].sparse) {
-      AddBucket({*index}, Bytes{0}, &plan);
-      continue;
-    }
-    const size_t number = static_cast<size_t>(numbers.Of(params[*index]));
-    if (number == bucket_of_group.size()) {
-      bucket_of_group.push_back(plan.buckets.size());
-      AddBucket({}, kNoCap, &plan);
-    }
-    plan.buckets[bucket_of_group[number]].push_back(*index);
+    (params[*index].delayed ? delayed : prompt).push_back(*index);
   }
+  BucketPlan plan;
+  AddOneEach(params, prompt, &plan);
+  AddOneEach(params, delayed, &plan);
   return plan;
 }
 

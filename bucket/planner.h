@@ -9,6 +9,7 @@
 // bucket. Each (dtype, device) walks through `caps` on its own and stays at the last. A parameter with sparse gradients
 // is a bucket of its own. With `order` (parameters in gradient-ready order) buckets come in that order, and what is
 // left open at the end follows by its first index; without it they are sorted by their smallest parameter index.
+// Delayed parameters come behind all others, in one bucket per (dtype, device) whatever the caps.
 //
 // Filled from the last parameter backwards (CapOrder::kFromLastReady), the first cap is that of the bucket which is
 // ready last: a small one leaves little to send when backward has ended. Buckets come in the order in which they are
@@ -48,6 +49,7 @@ struct ParamSpec {
   DType dtype = DType::kFloat32;
   Device device;
   bool sparse = false;
+  bool delayed = false;
 };
 
 // Where filling begins, and so whose the first cap is.
@@ -65,7 +67,7 @@ struct PlanOptions {
 
 struct BucketPlan {
   std::vector<std::vector<int>> buckets;  // Parameter indices.
-  std::vector<Bytes> limits;              // The cap that was in force per bucket; 0 for a sparse one.
+  std::vector<Bytes> limits;  // The cap that was in force per bucket; 0 for a sparse one, kNoCap for a delayed one.
 
   friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 };

@@ -543,5 +543,27 @@ TEST(RecordedPlansTest, DistributedDataParallelsPlansAreReproduced) {
   }
 }
 
+TEST(PlanBucketsTest, DelayedParametersComeLastInABucketPerTypeWhateverTheCaps) {
+  const std::vector<ParamSpec> params = {{.count = 4, .delayed = true},
+                                         {.count = 4},
+                                         {.count = 4, .dtype = DType::kFloat64, .delayed = true},
+                                         {.count = 4},
+                                         {.count = 4, .delayed = true}};
+  for (CapOrder cap_order : {CapOrder::kFromFirstReady, CapOrder::kFromLastReady}) {
+    const auto plan = PlanBuckets(params, {.caps = {Bytes{1}}, .order = {4, 3, 2, 1, 0}, .cap_order = cap_order});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_THAT(plan->buckets, testing::ElementsAre(testing::ElementsAre(3), testing::ElementsAre(1),
+                                                    testing::ElementsAre(4, 0), testing::ElementsAre(2)));
+    EXPECT_EQ(plan->limits.back(), kNoCap);
+  }
+  const auto first = PlanFirstStep(params, std::vector<int>{0, 1, 2, 3, 4});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT(first->buckets,
+              testing::ElementsAre(testing::ElementsAre(3, 1), testing::ElementsAre(4, 0), testing::ElementsAre(2)));
+  const auto all = PlanFirstStep(params, std::vector<int>{0, 2, 4});
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_THAT(all->buckets, testing::ElementsAre(testing::ElementsAre(4, 0), testing::ElementsAre(2)));
+}
+
 }  // namespace
 }  // namespace evenkeel

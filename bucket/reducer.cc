@@ -51,6 +51,7 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* comm, Par
 
 absl::Status Reducer::Check(const Communicator& comm, const ParameterSet& params, const ReducerOptions& options) {
   EK_RETURN_IF_ERROR(CheckParameters(params, comm.device(), options.gradient_as_bucket_view));
+  EK_RETURN_IF_ERROR(CheckDelayed(params, options.delayed, options.delay_until));
   return CheckCaps(options.caps);
 }
 
@@ -83,6 +84,8 @@ absl::Status Reducer::Init() {
     specs_.push_back({.count = param.value.count, .dtype = param.value.dtype, .device = param.value.device});
     own_grads_.push_back(param.grad);
   }
+  for (const std::string& name : options_.delayed) specs_[params_->Find(name)].delayed = true;
+  if (!options_.delayed.empty()) delay_until_ = params_->Find(options_.delay_until);
   seen_mask_version_ = params_->mask_version();
   reduction_->OnGroup(*comm_);
   return Install({.mask = params_->mask()});
@@ -118,6 +121,13 @@ absl::Status Reducer::Install(PlanState state) {
   state_ = std::move(state);
   if (tuner_ != nullptr) tuner_->OnPlan(state_, storage_->plan(), specs_);
   if (fusion_trial_ != nullptr) fusion_trial_->OnPlan(state_);
+  delayed_bucket_ = -1;
+  if (delay_until_ >= 0 && state_.mask[delay_until_]) {
+    const auto& buckets = storage_->plan().buckets;
+    const auto is_delayed = [this](const std::vector<int>& bucket) { return specs_[bucket[0]].delayed; };
+    const auto first = std::ranges::find_if(buckets, is_delayed);
+    if (first != buckets.end()) delayed_bucket_ = static_cast<int>(first - buckets.begin());
+  }
   return PlanCollectives();
 }
 
@@ -316,7 +326,8 @@ absl::Status Reducer::AgreeOnPlan(int plan_from) {
   if (unused_ != nullptr) EK_RETURN_IF_ERROR(unused_->ReplaceGroup(comm_));
   uint64_t specs = 0;
   for (int i = 0; i < params_->size(); ++i) {
-    if (!params_->is_ignored(i)) specs = StableHash(specs + specs_[i].count, ToString(specs_[i].dtype));
+    if (!params_->is_ignored(i))
+      specs = StableHash(specs + 2 * specs_[i].count + specs_[i].delayed, ToString(specs_[i].dtype));
   }
   const std::string mine = absl::StrCat(absl::Hex(specs, absl::kZeroPad16), state_.Serialize());
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,

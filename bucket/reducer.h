@@ -78,6 +78,12 @@ struct ReducerOptions {
   // Buckets that no rank has a gradient for stay. One small all-reduce per step tells, and buckets wait for every
   // rank's MarkUnused().
   bool skip_unused_buckets = false;
+  // Names of parameters whose gradients travel last, one bucket per element type, and not before backward has announced
+  // that of `delay_until`, which may be one of them: their reduction then does not get in the way of collectives of
+  // your own that backward waits for (an all-to-all). Both or neither; equal on all ranks. While `delay_until` is
+  // frozen, they are just the last.
+  std::vector<std::string> delayed;
+  std::string delay_until;
   // The graph is the same in every step, so a gradient may be announced several times: after each use of the
   // parameter, after each of several forwards. The first step counts, and reduces at its end; a later one that differs
   // is an error.
@@ -196,6 +202,8 @@ class Reducer {
   absl::Status CheckCall(int param) const;
   absl::Status BeginCounting();
   absl::Status Announce(int param);
+  // Lets go what may leave now that `param` has been announced, which completed the bucket `complete` (-1: none).
+  void Release(int param, int complete);
   absl::Status AnnounceTheRest();
   void AgreeOnUnused();
   void AgreeOnUnused(absl::Span<const uint8_t> uses, bool contributes);
@@ -225,6 +233,8 @@ class Reducer {
   std::shared_ptr<const BucketPipeline::Plan> pipeline_plan_;
   int64_t collectives_version_ = 0;  // Of the reduction, when that was made.
   ReadyTracker tracker_;
+  int delay_until_ = -1;                     // Which parameter; -1: none.
+  int delayed_bucket_ = -1;                  // The first that waits for it; those behind it do, too. -1: none does.
   std::optional<FiringCounts> counts_;       // With static_graph.
   std::unique_ptr<UnusedAgreement> unused_;  // With skip_unused_buckets.
 

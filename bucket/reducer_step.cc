@@ -135,10 +135,17 @@ absl::Status Reducer::Announce(int param) {
   if (tracker_.order().size() == 1) times_.first_gradient = times_.last_gradient;
   const bool is_recording = tuner_ != nullptr && tuner_->is_recording();
   if (is_recording) tuner_->Gradient(param, times_.last_gradient - times_.begin);
-  if (*complete < 0) return absl::OkStatus();
-  pipeline_->BucketReady(*complete);
-  if (is_recording) tuner_->Launch(absl::Now() - times_.last_gradient);
+  Release(param, *complete);
+  if (is_recording && *complete >= 0) tuner_->Launch(absl::Now() - times_.last_gradient);
   return absl::OkStatus();
+}
+
+// Buckets leave in their order, so it is enough to hold the first of those that are delayed.
+void Reducer::Release(int param, int complete) {
+  const bool is_held = complete >= 0 && complete == delayed_bucket_ && !tracker_.is_announced(delay_until_);
+  if (complete >= 0 && !is_held) pipeline_->BucketReady(complete);
+  const bool ends_delay = param == delay_until_ && delayed_bucket_ >= 0 && complete != delayed_bucket_;
+  if (ends_delay && tracker_.is_complete(delayed_bucket_)) pipeline_->BucketReady(delayed_bucket_);
 }
 
 // The gradients of what this rank has not announced are none.

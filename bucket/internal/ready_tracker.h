@@ -29,6 +29,7 @@ class ReadyTracker {
 
   bool is_planned(int param) const { return bucket_of_[param] >= 0; }
   bool is_announced(int param) const { return announced_[param]; }
+  bool is_complete(int bucket) const { return pending_[bucket] == 0; }
   const std::vector<int>& order() const { return order_; }
 
  private:

@@ -1,6 +1,7 @@
 #include "evenkeel/bucket/internal/reducer_checks.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -39,6 +40,23 @@ absl::Status CheckParameters(const ParameterSet& params, Device group_device, bo
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckDelayed(const ParameterSet& params, const std::vector<std::string>& delayed,
+                          absl::string_view delay_until) {
+  if (delayed.empty() != delay_until.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("`delayed` and `delay_until` go together: there are ",
+                                                   delayed.size(), " delayed parameters, and they wait for \"",
+                                                   delay_until, "\""));
+  }
+  const auto check = [&](absl::string_view name, absl::string_view what) -> absl::Status {
+    const int index = params.Find(name);
+    if (index >= 0 && !params.is_ignored(index)) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " \"", name, "\" is ", index < 0 ? "no parameter" : "an ignored parameter"));
+  };
+  for (const std::string& name : delayed) EK_RETURN_IF_ERROR(check(name, "`delayed`:"));
+  return delay_until.empty() ? absl::OkStatus() : check(delay_until, "`delay_until`:");
 }
 
 absl::Status CheckGradient(const Parameter& param) {

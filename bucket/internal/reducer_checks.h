@@ -5,6 +5,9 @@
 #ifndef EVENKEEL_BUCKET_INTERNAL_REDUCER_CHECKS_H_
 #define EVENKEEL_BUCKET_INTERNAL_REDUCER_CHECKS_H_
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -18,6 +21,10 @@ absl::Status CheckParameters(const ParameterSet& params, Device group_device, bo
 
 // Parameters that are not ignored lie where `group` ("the group", "the new group") has its tensors.
 absl::Status CheckDevice(const ParameterSet& params, Device group_device, absl::string_view group);
+
+// What is delayed, and until when, is named both or not at all, and is there.
+absl::Status CheckDelayed(const ParameterSet& params, const std::vector<std::string>& delayed,
+                          absl::string_view delay_until);
 
 // The gradient that is about to be read is still of its value's count, type and device, and has memory.
 absl::Status CheckGradient(const Parameter& param);

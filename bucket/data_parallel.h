@@ -20,6 +20,8 @@
 // Evaluation:    between steps, any number of forwards on each rank: nothing communicates.
 // Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast; inside RunJoined()
 //                those of the highest rank that has inputs.
+// What is left out: ParameterSet::Ignore() for parameters; buffers are left out of the list.
+// Higher orders: values are reduced. The gradient of a gradient is your backward's business, before the announcement.
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
 //                leaves nothing behind: gradients are none, and buffers are as they were when it began.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
@@ -29,8 +31,9 @@
 // Ownership: the communicator outlives its use, parameters and buffers outlive it. Create it on all ranks in the same
 //            order.
 // Threads:   thread-compatible: one thread runs steps.
-// Errors:    see Reducer. InvalidArgument at creation if the ranks' parameters differ: names ranks, parameter
-//            and sizes.
+// Errors:    see Reducer. At creation, before anything is broadcast and on all ranks: InvalidArgument for what can't be
+//            trained on one of them, or if the ranks' parameters, buffers or settings differ; it names ranks, parameter
+//            and both values. Nothing trained is no error: that may change.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_

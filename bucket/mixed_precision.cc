@@ -17,6 +17,10 @@ absl::StatusOr<std::unique_ptr<MixedPrecision>> MixedPrecision::Create(Parameter
   std::unique_ptr<MixedPrecision> mixed(new MixedPrecision(params, ddp, options.compute));
   for (int i = 0; i < params->size(); ++i) {
     const TensorView& value = (*params)[i].value;
+    if (params->is_ignored(i) || params->row_size(i) > 0) {
+      mixed->copies_[i].is_ignored = true;
+      continue;
+    }
     EK_RETURN_IF_ERROR(Annotate(CheckConvertible(value, value), absl::StrCat("parameter \"", (*params)[i].name, "\"")));
     mixed->copies_[i].is_ignored = SizeOf(value.dtype) == SizeOf(options.compute);
   }

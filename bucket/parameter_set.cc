@@ -1,6 +1,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -31,14 +32,14 @@ struct Piece {
 
 }  // namespace
 
-int ParameterSet::Add(std::string name, TensorView value, TensorView grad) {
+int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64_t row_size) {
   if (value.data != nullptr && value.count > 0) {
     const auto [same, is_new] = at_.try_emplace(value.data, size());
     if (!is_new && params_[same->second].value == value) {
       const int index = same->second;
       if (params_[index].grad.data == nullptr && grad.data != nullptr) params_[index].grad = grad;
       index_of_.try_emplace(name, index);
-      shared_names_.push_back({.name = std::move(name), .index = index, .grad = grad});
+      shared_names_.push_back({.name = std::move(name), .index = index, .grad = grad, .row_size = row_size});
       return index;
     }
   }
@@ -49,12 +50,63 @@ int ParameterSet::Add(std::string name, TensorView value, TensorView grad) {
   grad_states_.push_back(GradState::kNone);
   mask_.Append(true);
   ignored_.Append(false);
+  if (row_size != 0) sparse_[index].row_size = row_size;
   ++mask_version_;
   return index;
 }
 
+int64_t ParameterSet::RowSize(int index) const {
+  const auto found = sparse_.find(index);
+  return found == sparse_.end() ? 0 : found->second.row_size;
+}
+
+absl::Status ParameterSet::CheckSparse() const {
+  for (const SharedName& shared : shared_names_) {
+    if (shared.row_size == row_size(shared.index)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameters \"", params_[shared.index].name, "\" and \"", shared.name, "\" are the same memory, in rows of ",
+        row_size(shared.index), " and of ", shared.row_size, " elements (0: dense)"));
+  }
+  for (int index = 0; index < size() && !sparse_.empty(); ++index) {
+    const int64_t elements = row_size(index);
+    if (elements == 0 || (elements > 0 && params_[index].value.count % elements == 0)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("parameter \"", params_[index].name, "\" is ",
+                                                   ToString(params_[index].value), ", which is not in rows of ",
+                                                   elements));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParameterSet::SetSparseGrad(int index, std::span<const int64_t> rows, TensorView values) {
+  if (index < 0 || index >= size() || row_size(index) < 1 || !IsFloat(params_[index].value.dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " is no sparse one of floats"));
+  }
+  const auto& [name, value, grad] = params_[index];
+  const int64_t row_count = value.count / row_size(index);
+  const int64_t elements = static_cast<int64_t>(rows.size()) * row_size(index);
+  if (values.count != elements || values.dtype != value.dtype || !values.device.is_cpu()) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter \"", name, "\": ", rows.size(), " rows are ",
+                                                   ToString(TensorView(nullptr, elements, value.dtype)), ", not ",
+                                                   ToString(values)));
+  }
+  for (const int64_t row : rows) {
+    if (row >= 0 && row < row_count) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", name, "\" has no row ", row, ", it has ", row_count));
+  }
+  SparseRows held;
+  if (grad_states_[index] == GradState::kLocal) held = std::move(sparse_[index].grad);
+  held.rows.insert(held.rows.end(), rows.begin(), rows.end());
+  const auto* bytes = static_cast<const std::byte*>(values.data);
+  if (values.count > 0) held.values.insert(held.values.end(), bytes, bytes + values.bytes());
+  sparse_[index].grad = CoalesceRows(value.dtype, held, row_size(index));
+  grad_states_[index] = GradState::kLocal;
+  return absl::OkStatus();
+}
+
 absl::Status ParameterSet::Validate() const {
   EK_RETURN_IF_ERROR(CheckNames());
+  EK_RETURN_IF_ERROR(CheckSparse());
   for (int index = 0; index < size(); ++index) {
     if (is_ignored(index)) continue;
     const auto& [name, value, grad] = params_[index];
@@ -66,7 +118,7 @@ absl::Status ParameterSet::Validate() const {
           absl::StrCat("parameter \"", name, "\" is ", ToString(value), ", its gradient ", ToString(grad)));
     }
   }
-  for (const auto& [name, index, grad] : shared_names_) {
+  for (const auto& [name, index, grad, row_size] : shared_names_) {
     // A gradient that has moved into a bucket is no longer where it was added; then it was compared before.
     if (is_ignored(index) || !attached_.expired() || grad.data == nullptr || grad == params_[index].grad) continue;
     return absl::InvalidArgumentError(absl::StrCat("parameters \"", params_[index].name, "\" and \"", name,

@@ -17,6 +17,8 @@
 //            the tensors have that they are seen through. The gradient's type is the value's.
 // Shared:    the same memory added under another name (tied weights) is one parameter with two names: one gradient,
 //            to which all of its uses add, announced once, after the last of them.
+// Sparse:    of a parameter added with AddSparse() backward writes some rows (an embedding). They are gathered instead of
+//            reduced, and Sgd without momentum and decay updates just these; `grad` has no memory.
 // Ignored:   parameters of which data parallelism keeps its hands off: no bucket, no broadcast, no check that replicas
 //            are equal, no optimizer's step; only names and that they are ignored must agree on all ranks. They may
 //            differ in size and type, and lie on another device. They never count as trained.
@@ -34,12 +36,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/bucket/sparse_rows.h"
 #include "evenkeel/bucket/trainable_mask.h"
 #include "evenkeel/comm/types.h"
 
@@ -68,7 +72,11 @@ class ParameterSet {
   // Adds a trained parameter without gradient and returns its index. Add all before a reducer or optimizer is made. A
   // value that is there already answers the index of the first: `name` is one more name of it, and `grad` the same
   // memory, or none.
-  int Add(std::string name, TensorView value, TensorView grad = {});
+  int Add(std::string name, TensorView value, TensorView grad = {}) { return Add(std::move(name), value, grad, 0); }
+  // A table of rows of `row_size` elements, whose gradients come with SetSparseGrad().
+  int AddSparse(std::string name, TensorView value, int64_t row_size) {
+    return Add(std::move(name), value, {}, row_size);
+  }
   // OK, or InvalidArgument that names the first parameter that has no memory, another's name, a gradient of another
   // shape, or memory that overlaps another's. Reducers and optimizers ask it once, when they are made.
   absl::Status Validate() const;
@@ -81,7 +89,8 @@ class ParameterSet {
   struct SharedName {
     std::string name;
     int index = 0;
-    TensorView grad;  // As it was added.
+    TensorView grad;       // As it was added,
+    int64_t row_size = 0;  // and this.
   };
   const std::vector<SharedName>& shared_names() const { return shared_names_; }
 
@@ -105,6 +114,16 @@ class ParameterSet {
   // Where the gradient lies from now on; its content is not moved.
   void SetGradMemory(int index, TensorView grad) { params_[index].grad = grad; }
 
+  // Elements per row; 0: dense.
+  int64_t row_size(int index) const { return sparse_.empty() ? 0 : RowSize(index); }
+  // Backward's gradient: `values` has [rows.size() * row_size] elements of the parameter's type; a row may come more
+  // than once. Added to what is there if the state is kLocal, which it is afterwards. InvalidArgument, and nothing
+  // changed, if something does not fit.
+  absl::Status SetSparseGrad(int index, std::span<const int64_t> rows, TensorView values);
+  // Of a sparse parameter: rows ascend, each once.
+  const SparseRows& sparse_grad(int index) const { return sparse_.at(index).grad; }
+  void SetSparseRows(int index, SparseRows rows) { sparse_.at(index).grad = std::move(rows); }
+
   bool trainable(int index) const { return mask_[index]; }
   const TrainableMask& mask() const { return mask_; }
   // Grows with each change of the mask.
@@ -120,16 +139,24 @@ class ParameterSet {
   absl::Status SetTrainable(const TrainableMask& mask);
 
  private:
+  int Add(std::string name, TensorView value, TensorView grad, int64_t row_size);
   // Indices of the parameters with a name of that prefix, ascending, those not ignored.
   std::vector<int> WithPrefix(absl::string_view prefix) const;
   absl::Status CheckNames() const;
+  absl::Status CheckSparse() const;
+  int64_t RowSize(int index) const;
   absl::Status CheckOverlaps() const;
 
   std::vector<Parameter> params_;
   absl::flat_hash_map<std::string, int> index_of_;
   absl::flat_hash_map<const void*, int> at_;  // By where its value begins.
   std::vector<SharedName> shared_names_;
-  TrainableMask ignored_;  // A bit is set for an ignored one.
+  struct Sparse {
+    int64_t row_size = 0;
+    SparseRows grad;
+  };
+  absl::flat_hash_map<int, Sparse> sparse_;  // By parameter.
+  TrainableMask ignored_;                    // A bit is set for an ignored one.
   int ignored_count_ = 0;
   std::weak_ptr<const std::string> attached_;
   std::vector<GradState> grad_states_;

@@ -26,6 +26,23 @@ absl::StatusOr<std::vector<int>> ParseOrder(absl::string_view bytes, int param_c
   return order;
 }
 
+// Takes the buckets of sparse parameters out of the plan, and answers whose they are.
+std::vector<int> TakeSparse(const std::vector<ParamSpec>& specs, BucketPlan& plan) {
+  std::vector<int> sparse;
+  size_t kept = 0;
+  for (size_t b = 0; b < plan.buckets.size(); ++b) {
+    if (specs[plan.buckets[b][0]].sparse) {
+      sparse.push_back(plan.buckets[b][0]);
+      continue;
+    }
+    if (kept != b) plan.buckets[kept] = std::move(plan.buckets[b]);
+    plan.limits[kept++] = plan.limits[b];
+  }
+  plan.buckets.resize(kept);
+  plan.limits.resize(kept);
+  return sparse;
+}
+
 }  // namespace
 
 Reducer::Reducer(Communicator* comm, ParameterSet* params, absl::string_view name, ReducerOptions options,
@@ -81,7 +98,10 @@ absl::Status Reducer::Init() {
   if (reduction_->HasThread()) worker_ = std::make_unique<WorkerThread>();
   for (int i = 0; i < params_->size(); ++i) {
     const Parameter& param = (*params_)[i];
-    specs_.push_back({.count = param.value.count, .dtype = param.value.dtype, .device = param.value.device});
+    specs_.push_back({.count = param.value.count,
+                      .dtype = param.value.dtype,
+                      .device = param.value.device,
+                      .sparse = params_->row_size(i) > 0});
     own_grads_.push_back(param.grad);
   }
   for (const std::string& name : options_.delayed) specs_[params_->Find(name)].delayed = true;
@@ -104,15 +124,20 @@ Reducer::~Reducer() {
 
 absl::Status Reducer::Install(PlanState state) {
   EK_ASSIGN_OR_RETURN(BucketPlan plan, PlanFor(state, specs_, options_.caps, options_.cap_order));
+  const std::vector<int> sparse = TakeSparse(specs_, plan);
   const BucketStorage::Layout layout{.fusion = FusionOf(state),
                                      .count_multiple = std::max<int64_t>(1, reduction_->CountMultiple())};
-  if (storage_ == nullptr || !(plan == storage_->plan()) || !(layout == storage_->layout())) {
+  if (storage_ == nullptr || sparse != sparse_.sparse() || !(plan == storage_->plan()) ||
+      !(layout == storage_->layout())) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
                         BucketStorage::Create(std::move(plan), *params_, layout, *comm_));
     EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage->buckets()), name_));
     storage.swap(storage_);
     if (options_.gradient_as_bucket_view) AttachViews();  // Moves contents out of the old buckets, which go here.
-    tracker_ = ReadyTracker(storage_->plan(), params_);
+    BucketPlan tracked = storage_->plan();
+    for (int param : sparse) tracked.buckets.push_back({param});  // Behind those that are launched.
+    tracker_ = ReadyTracker(tracked, params_);
+    sparse_ = SparseReduction(sparse);
   } else if (group_is_new_) {
     EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage_->buckets()), name_));
   }
@@ -171,6 +196,7 @@ absl::Status Reducer::PlanCollectives() {
     plan->used = {.kind = CollectiveKind::kAllReduce, .count = count, .role = Role::kState};
     schedule_.entries.push_back(plan->used);
   }
+  for (const Collective& what : sparse_.Collectives(*params_)) schedule_.entries.push_back(what);
   for (size_t round = 0; round < rounds; ++round) {
     EK_ASSIGN_OR_RETURN(Channel* const channel,
                         comm_->OpenChannel(round == 0 ? name_ : absl::StrCat(name_, ".round", round)));

@@ -17,6 +17,7 @@
 //          trained parameter points into its bucket, stable within a generation). Zeroing gradients and setting them
 //          to none are both safe in both.
 //
+// Sparse:  rows are gathered from all ranks behind the buckets, when the step is finished, whatever the reduction.
 // A set of parameters has one reducer at a time: destroy it before another is made for the same set, in whatever group.
 // Groups: ReplaceGroup() goes on in another group, also after an error in the middle of backward.
 //
@@ -47,6 +48,7 @@
 #include "evenkeel/bucket/internal/fusion_trial.h"
 #include "evenkeel/bucket/internal/plan_tuner.h"
 #include "evenkeel/bucket/internal/ready_tracker.h"
+#include "evenkeel/bucket/internal/sparse_reduction.h"
 #include "evenkeel/bucket/internal/unused_agreement.h"
 #include "evenkeel/bucket/internal/worker_thread.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -191,7 +193,7 @@ class Reducer {
   // This rank's gradient, or that it has none, is in its bucket.
   void PutIn(int param);
   float* used_flags() { return static_cast<float*>(used_.data.get()); }
-  absl::Status Complete();
+  absl::Status Complete(double scale);
   void ForgetStep();
   bool IsMeasured() const;
   Fusion FusionOf(const PlanState& state) const;
@@ -232,6 +234,7 @@ class Reducer {
   Schedule schedule_;
   std::shared_ptr<const BucketPipeline::Plan> pipeline_plan_;
   int64_t collectives_version_ = 0;  // Of the reduction, when that was made.
+  SparseReduction sparse_;           // Of what is trained.
   ReadyTracker tracker_;
   int delay_until_ = -1;                     // Which parameter; -1: none.
   int delayed_bucket_ = -1;                  // The first that waits for it; those behind it do, too. -1: none does.
@@ -249,6 +252,7 @@ class Reducer {
   std::shared_ptr<StepDivisor> divisor_;
   std::shared_ptr<BucketPipeline> pipeline_;
   StepAnswer shadow_answer_;  // Of the step that is being shadowed.
+  double shadow_scale_ = 1.0;
   absl::Status step_error_;
   StepTimes times_;
   int64_t reductions_ = 0;

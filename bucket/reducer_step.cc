@@ -87,7 +87,8 @@ absl::Status Reducer::GradientReady(int param) {
                      "calls NoGradient()")));
     return step_error_;
   }
-  if (absl::Status status = CheckGradient((*params_)[param]); !status.ok()) {
+  const absl::Status status = params_->row_size(param) > 0 ? absl::OkStatus() : CheckGradient((*params_)[param]);
+  if (!status.ok()) {
     step_error_.Update(Annotate(status, name_));
     return step_error_;
   }
@@ -127,8 +128,10 @@ absl::Status Reducer::Announce(int param) {
     step_error_.Update(Annotate(complete.status(), name_));
     return step_error_;
   }
-  PutIn(param);
-  if (options_.gradient_as_bucket_view) params_->SetGradMemory(param, storage_->SlotOf(param));
+  if (params_->row_size(param) == 0) {
+    PutIn(param);
+    if (options_.gradient_as_bucket_view) params_->SetGradMemory(param, storage_->SlotOf(param));
+  }
   if (params_->grad_state(param) == GradState::kNone) unused_hash_ += StableHash(1, static_cast<uint64_t>(param));
   pipeline_->CountGradient();
   times_.last_gradient = absl::Now();
@@ -143,7 +146,8 @@ absl::Status Reducer::Announce(int param) {
 // Buckets leave in their order, so it is enough to hold the first of those that are delayed.
 void Reducer::Release(int param, int complete) {
   const bool is_held = complete >= 0 && complete == delayed_bucket_ && !tracker_.is_announced(delay_until_);
-  if (complete >= 0 && !is_held) pipeline_->BucketReady(complete);
+  const bool is_sparse = complete >= storage_->size();  // Gathered when the step is finished.
+  if (complete >= 0 && !is_held && !is_sparse) pipeline_->BucketReady(complete);
   const bool ends_delay = param == delay_until_ && delayed_bucket_ >= 0 && complete != delayed_bucket_;
   if (ends_delay && tracker_.is_complete(delayed_bucket_)) pipeline_->BucketReady(delayed_bucket_);
 }
@@ -212,9 +216,10 @@ absl::Status Reducer::FinishStep() {
   if (!step_error_.ok()) return EndWith(step_error_);
   absl::StatusOr<StepAnswer> answer = ticket_->Wait();
   if (!answer.ok()) return EndWith(answer.status());
-  pipeline_->Open(divisor_->ScaleOf(*answer, /*reduces=*/true));  // The ticket's callback may not have come to it yet.
+  const double scale = divisor_->ScaleOf(*answer, /*reduces=*/true);
+  pipeline_->Open(scale);  // The ticket's callback may not have come to it yet.
   if (absl::Status status = WaitForUnused(); !status.ok()) return EndWith(status);
-  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
+  if (absl::Status status = Complete(scale); !status.ok()) return EndWith(status);
   same_unused_steps_ = unused_hash_ == last_unused_hash_ ? same_unused_steps_ + 1 : 1;
   last_unused_hash_ = unused_hash_;
   times_.end = absl::Now();
@@ -225,7 +230,7 @@ absl::Status Reducer::FinishStep() {
   return Account(&times_);
 }
 
-absl::Status Reducer::Complete() {
+absl::Status Reducer::Complete(double scale) {
   EK_RETURN_IF_ERROR(pipeline_->Wait());
   EK_RETURN_IF_ERROR(reduction_->OnStepEnd());
   ++reductions_;
@@ -241,6 +246,7 @@ absl::Status Reducer::Complete() {
       params_->SetGradState(param, GradState::kReduced);
     }
   }
+  EK_RETURN_IF_ERROR(sparse_.Run(*params_, *pipeline_plan_->channels[0], comm_->world_size(), scale));
   return RefreshCollectives();
 }
 
@@ -287,7 +293,11 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor
     AgreeOnUnused(uses, contributes_any);
   }
   for (int b = 0; b < storage_->size(); ++b) pipeline_->BucketReady(b);
-  pipeline_->Open(divisor.ScaleOf(answer, /*reduces=*/true));
+  shadow_scale_ = divisor.ScaleOf(answer, /*reduces=*/true);
+  pipeline_->Open(shadow_scale_);
+  for (int param : sparse_.sparse()) {
+    if (params_->grad_state(param) == GradState::kReduced) params_->SetGradState(param, GradState::kNone);
+  }
   shadow_answer_ = answer;
   return absl::OkStatus();
 }
@@ -295,7 +305,7 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor
 absl::Status Reducer::FinishShadow() {
   if (pipeline_ == nullptr) return absl::InternalError(absl::StrCat(name_, ": no step is being shadowed"));
   if (absl::Status status = WaitForUnused(); !status.ok()) return EndWith(status);
-  if (absl::Status status = Complete(); !status.ok()) return EndWith(status);
+  if (absl::Status status = Complete(shadow_scale_); !status.ok()) return EndWith(status);
   ForgetStep();
   tracker_.Reset();
   RecordFor(shadow_answer_);

@@ -101,8 +101,9 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
     absl::StrAppend(&names[shared.index], " = \"", shared.name, "\"");
   }
   for (int i = 0; i < params.size(); ++i) {
-    facts.push_back({absl::StrCat("parameter ", i),
-                     absl::StrCat(names[i], " ", params.is_ignored(i) ? "(ignored)" : ToString(params[i].value))});
+    std::string kind = params.is_ignored(i) ? "(ignored)" : ToString(params[i].value);
+    if (!params.is_ignored(i) && params.row_size(i) > 0) absl::StrAppend(&kind, " in rows of ", params.row_size(i));
+    facts.push_back({absl::StrCat("parameter ", i), absl::StrCat(names[i], " ", kind)});
   }
   for (size_t b = 0; b < buffers.size(); ++b) facts.push_back({absl::StrCat("buffer ", b), ToString(buffers[b])});
   return facts;

@@ -69,7 +69,7 @@ absl::StatusOr<GradientCheck> Optimizer::CheckGradients(double norm) const {
 GradientCheck Optimizer::Measure(const StepMessage& step, double norm) const {
   internal::GradientMeasure measure(params_->size(), norm);
   for (int i = 0; i < params_->size(); ++i) {
-    if (step.sources[i] != GradientSource::kNone) measure.Add(i, (*params_)[i].grad);
+    if (step.sources[i] != GradientSource::kNone) measure.Add(i, internal::ElementsOf(*params_, i));
   }
   return measure.Result(step.options.grad_scale);
 }
@@ -102,7 +102,7 @@ void Optimizer::Apply(const StepMessage& step) {
   }
   for (int i = 0; i < params_->size() && !options.skip; ++i) {
     if (step.sources[i] == GradientSource::kNone) continue;
-    updater_.Update(i, (*params_)[i].grad, options.grad_scale);
+    updater_.Update(i, internal::ElementsOf(*params_, i), options.grad_scale);
   }
   CountStep();
 }

@@ -96,6 +96,13 @@ class OptimizerInBackward : public BucketReduction {
       }
       updates[param] = true;
     }
+    for (int param = 0; param < size; ++param) {
+      const bool is_chosen = updates.empty() ? optimizer->groups().contains(param) : static_cast<bool>(updates[param]);
+      if (!is_chosen || optimizer->params_->row_size(param) == 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          optimizer->join_name(), " can't update parameter ", param, " \"", (*optimizer->params_)[param].name,
+          "\" in backward: it is sparse, and its rows come after the buckets"));
+    }
     std::unique_ptr<BucketReduction> inner = std::move(options.inner);
     if (inner == nullptr) inner = std::make_unique<AllReduceBuckets>();
     optimizer->in_backward_ = updates.empty() ? Optimizer::InBackward::kAll : Optimizer::InBackward::kPart;

@@ -84,6 +84,7 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Commu
   std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(
       comm, params, own.ok() ? *std::move(made) : ParameterGroups(params->size()), std::move(options)));
   own.Update(optimizer->updater_.Check());
+  own.Update(optimizer->updater_.CheckDense());
   if (own.ok()) own = optimizer->Init();
   EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups()));
   comm->steps().Register(optimizer.get());

@@ -121,6 +121,7 @@ absl::StatusOr<std::unique_ptr<SlicedOptimizer>> SlicedOptimizer::Make(Communica
   {
     absl::MutexLock lock(&optimizer->mutex_);
     if (own.ok()) own = optimizer->updater_.Check();
+    if (own.ok()) own = optimizer->updater_.CheckDense();
   }
   if (own.ok()) own = optimizer->TakeChannels();
   EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups_));

@@ -34,7 +34,7 @@ absl::Status CheckParameters(const ParameterSet& params, Device group_device, bo
       return absl::InvalidArgumentError(
           absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), ": gradients are floats"));
     }
-    if (param.grad.data == nullptr && !gradients_are_views && param.value.count > 0) {
+    if (param.grad.data == nullptr && !gradients_are_views && param.value.count > 0 && params.row_size(i) == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), " and its gradient has no memory"));
     }
@@ -55,6 +55,11 @@ absl::Status CheckDelayed(const ParameterSet& params, const std::vector<std::str
     return absl::InvalidArgumentError(
         absl::StrCat(what, " \"", name, "\" is ", index < 0 ? "no parameter" : "an ignored parameter"));
   };
+  for (const std::string& name : delayed) {
+    if (const int index = params.Find(name); index < 0 || params.row_size(index) == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("`delayed`: \"", name, "\" is sparse; those are gathered behind all buckets anyway"));
+  }
   for (const std::string& name : delayed) EK_RETURN_IF_ERROR(check(name, "`delayed`:"));
   return delay_until.empty() ? absl::OkStatus() : check(delay_until, "`delay_until`:");
 }

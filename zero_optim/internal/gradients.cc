@@ -1,6 +1,8 @@
 #include "evenkeel/zero_optim/internal/gradients.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -16,7 +18,7 @@ absl::Status GradientError(const ParameterSet& params, int param, int rank, absl
 
 absl::Status CheckMemory(const ParameterSet& params, int param, int rank) {
   const TensorView& grad = params[param].grad;
-  if (grad.data != nullptr || grad.count == 0) return absl::OkStatus();
+  if (grad.data != nullptr || grad.count == 0 || params.row_size(param) > 0) return absl::OkStatus();
   return GradientError(params, param, rank, "is said to have a gradient, which has no memory");
 }
 
@@ -46,6 +48,13 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
     if (is_trained(i) && sources[i] == GradientSource::kNone) sources[i] = GradientSource::kToReduce;
   }
   return sources;
+}
+
+TensorView ElementsOf(const ParameterSet& params, int param) {
+  if (params.row_size(param) == 0) return params[param].grad;
+  const SparseRows& rows = params.sparse_grad(param);
+  return TensorView(const_cast<std::byte*>(rows.values.data()),
+                    static_cast<int64_t>(rows.rows.size()) * params.row_size(param), params[param].value.dtype);
 }
 
 absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources, int rank) {

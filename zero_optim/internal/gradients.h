@@ -33,6 +33,9 @@ enum class LocalGradients {
 absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& params, const ParameterGroups& groups,
                                                           const TrainableMask& mask, LocalGradients local, int rank);
 
+// The elements of a parameter's gradient: of a sparse one those of its rows.
+TensorView ElementsOf(const ParameterSet& params, int param);
+
 // On a rank without inputs: OK if each gradient that `sources` expects here has arrived.
 absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources, int rank);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -27,8 +28,36 @@ absl::Status ParameterUpdater::Check() const {
     const Parameter& param = (*params_)[i];
     if (params_->is_ignored(i)) continue;
     EK_RETURN_IF_ERROR(Annotate(CheckUpdatable(param.value), absl::StrCat("parameter \"", param.name, "\"")));
+    const Sgd* const sgd = std::get_if<Sgd>(&groups_.rule_of(i));
+    if (params_->row_size(i) == 0 || (sgd != nullptr && sgd->momentum == 0 && sgd->weight_decay == 0)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", param.name, "\" is sparse, and ", ToString(groups_.rule_of(i)),
+                     " would have to change all of its rows: only Sgd without momentum and weight decay updates some"));
   }
   return absl::OkStatus();
+}
+
+absl::Status ParameterUpdater::CheckDense() const {
+  for (int i = 0; i < params_->size(); ++i) {
+    if (params_->row_size(i) == 0 || params_->is_ignored(i) || !groups_.contains(i)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", (*params_)[i].name,
+                     "\" is sparse: only an Optimizer updates rows, one whose state is "
+                     "split over the ranks does not; leave it to an Optimizer of its own"));
+  }
+  return absl::OkStatus();
+}
+
+// Sgd alone, see Check(): an update of a row is one of a small tensor.
+void ParameterUpdater::UpdateRows(int param, const TensorView& elements, double grad_scale) {
+  const TensorView& value = (*params_)[param].value;
+  const int64_t row_size = params_->row_size(param);
+  const std::vector<int64_t>& rows = params_->sparse_grad(param).rows;
+  const int64_t step = ++slots_[param].step;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    ApplyUpdate(groups_.rule_of(param), step, grad_scale, value.Slice(rows[i] * row_size, row_size),
+                elements.Slice(static_cast<int64_t>(i) * row_size, row_size), {});
+  }
 }
 
 std::vector<StateTensor> ParameterUpdater::ZerosFor(int param) const {
@@ -44,6 +73,7 @@ ParameterUpdater::Part ParameterUpdater::SetPart(int param, int64_t begin, int64
 }
 
 void ParameterUpdater::Update(int param, const TensorView& gradient, double grad_scale) {
+  if (params_->row_size(param) > 0) return UpdateRows(param, gradient, grad_scale);
   Prepare(param, slots_[param].step + 1);
   Slot& slot = slots_[param];
   absl::InlinedVector<TensorView, kMaxStateTensors> state;

@@ -31,6 +31,8 @@ class ParameterUpdater {
 
   // InvalidArgument or Unimplemented: a parameter is not one that can be used.
   absl::Status Check() const;
+  // InvalidArgument names a parameter in a group whose gradient consists of rows.
+  absl::Status CheckDense() const;
 
   const ParameterGroups& groups() const { return groups_; }
   ParameterGroups& groups() { return groups_; }
@@ -68,6 +70,7 @@ class ParameterUpdater {
   void Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
 
  private:
+  void UpdateRows(int param, const TensorView& elements, double grad_scale);
   std::span<const absl::string_view> NamesFor(int param) const { return StateTensorNames(groups_.rule_of(param)); }
 
   std::vector<StateTensor> ZerosFor(int param) const;

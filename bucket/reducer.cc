@@ -166,6 +166,7 @@ absl::Status Reducer::PlanCollectives() {
   auto plan = std::make_shared<BucketPipeline::Plan>();
   plan->reduction = reduction_.get();
   plan->worker = worker_.get();
+  if (worker_ != nullptr) plan->waits = comm_->control().waits();
   schedule_ = {.generation = state_.generation};
   if (unused_ != nullptr) schedule_.entries.push_back(unused_->what());
   size_t rounds = 1;

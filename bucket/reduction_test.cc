@@ -205,6 +205,67 @@ TEST(ReductionErrorsTest, WhatARoundCanNotDoEndsTheStepOnAllRanks) {
   for (const int rank : {0, 2}) EXPECT_THAT(std::string(results[rank].message()), HasSubstr("rank 1"));
 }
 
+// What the ranks of one test tell each other.
+struct Progress {
+  std::atomic<int> first_rounds = 0;           // That rank 0 has begun.
+  std::atomic<bool> last_round_is_on = false;  // Of bucket 0, on rank 1.
+};
+
+// Three rounds. Rank 0's thread takes its time over the last round of bucket 0, rank 1's over the first of bucket 1: so
+// each rank waits in an operation that the other one's thread is about to begin.
+class SlowRounds : public BucketReduction {
+ public:
+  SlowRounds(int rank, Progress* progress) : rank_(rank), progress_(*progress) {}
+  std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
+    const Collective what{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.data.count};
+    return {what, what, what};
+  }
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override {
+    if (is_slow && rank_ == 0 && round == 0) ++progress_.first_rounds;
+    if (is_slow && rank_ == 1 && round == 2 && bucket.index == 0) progress_.last_round_is_on = true;
+    const bool is_long = is_slow && bucket.index == rank_ && round == (rank_ == 0 ? 2 : 0);
+    if (is_long) absl::SleepFor(absl::Seconds(1));
+    return RoundBuffers{{bucket.data}, {bucket.data}, step.scale};
+  }
+  bool HasThread() const override { return true; }
+  bool is_slow = false;
+
+ private:
+  const int rank_;
+  Progress& progress_;
+};
+
+TEST(ReductionErrorsTest, AThreadThatTakesItsTimeIsNoDeadlock) {
+  Progress progress;
+  CommunicatorOptions often;
+  often.watch.beat = absl::Milliseconds(50);
+  const absl::Status status = RunRanks(
+      2,
+      [&](Communicator& comm) -> absl::Status {
+        ToyModel model(kSizes);
+        auto owned = std::make_unique<SlowRounds>(comm.rank(), &progress);
+        SlowRounds& reduction = *owned;
+        EK_ASSIGN_OR_RETURN(auto ddp,
+                            DataParallel::Create(&comm, &model.params(), {}, Options(false), std::move(owned)));
+        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
+        reduction.is_slow = true;
+        const bool is_late = comm.rank() == 1;
+        const auto wait_for = [&](auto has_come) {
+          while (is_late && !has_come() && comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+        };
+        model.params().ClearGradients();
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        wait_for([&] { return progress.first_rounds == static_cast<int>(ddp->buckets().size()); });
+        for (int p = 4; p >= 0; --p) {
+          if (p == 3) wait_for([&] { return progress.last_round_is_on.load(); });
+          EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), 1, [&](int i) { return ddp->GradientReady(i); }));
+        }
+        return ddp->FinishStep();
+      },
+      often);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 class NotOneCollective : public AllReduceBuckets {
  public:
   std::vector<Collective> CollectivesFor(const BucketInfo&) const override { return {}; }

@@ -196,7 +196,9 @@ absl::Status BucketPipeline::FinishHere() {
 void BucketPipeline::Wake() {
   if (woken_ || closed_) return;
   woken_ = true;
-  plan_->worker->Post([self = shared_from_this()] { self->Advance(); });
+  // Meanwhile the rank can go on, whatever its own thread waits for.
+  auto account = std::make_shared<internal::Waits::Callbacks>(plan_->waits);
+  plan_->worker->Post([self = shared_from_this(), account = std::move(account)] { self->Advance(); });
 }
 
 void BucketPipeline::Advance() {

@@ -27,6 +27,7 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/internal/waits.h"
 
 namespace evenkeel {
 
@@ -45,6 +46,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     Collective used;
     TensorView used_data;
     WorkerThread* worker = nullptr;
+    std::shared_ptr<internal::Waits> waits;  // The group's account of who waits. With a worker only.
   };
 
   // `contributes`: by bucket, whether this rank has something to add. `waits_for_skips`: the gate opens only once it is

@@ -276,6 +276,7 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor
   for (int b = 0; b < storage_->size(); ++b) {
     for (int param : storage_->bucket(b).params) {
       if (params_->grad_state(param) == GradState::kLocal) contributes[b] = true;
+      storage_->Locate(*params_, param);  // What it contributes nothing to, it receives all the same.
     }
     if (!contributes[b]) continue;
     for (int param : storage_->bucket(b).params) {

@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
 void BucketStorage::CopyIn(const ParameterSet& params, int param) {
   const bool is_used = params.grad_state(param) != GradState::kNone;
   SetFlag(flags_[param], is_used);
-  if (part_of_[param] != nullptr) *part_of_[param] = params[param].grad;
+  Locate(params, param);
   const TensorView slot = part_of_[param] != nullptr ? params[param].grad : slots_[param];
   if (slot.count == 0) return;
   if (!is_used) {
@@ -101,6 +101,10 @@ void BucketStorage::CopyIn(const ParameterSet& params, int param) {
   } else if (params[param].grad.data != slot.data) {
     std::memcpy(slot.data, params[param].grad.data, slot.bytes());
   }
+}
+
+void BucketStorage::Locate(const ParameterSet& params, int param) {
+  if (part_of_[param] != nullptr) *part_of_[param] = params[param].grad;
 }
 
 bool BucketStorage::IsUsed(int param) const { return IsFlagSet(flags_[param]); }

@@ -39,6 +39,8 @@ class BucketStorage {
   // Copies the gradient into its slot (zeros if the parameter has none), unless it lies there already; sets its used
   // flag. Where nothing is copied, a parameter that has none gets zeros in its own memory.
   void CopyIn(const ParameterSet& params, int param);
+  // Where nothing is copied: its part is where the gradient lies now. CopyIn() does it too.
+  void Locate(const ParameterSet& params, int param);
   // Whether the used flag of a planned parameter is set.
   bool IsUsed(int param) const;
   // Copies the slot to the gradient's memory, unless that is the slot.

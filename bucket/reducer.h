@@ -203,6 +203,8 @@ class Reducer {
   void DropRecordedOrder();
   absl::Status CheckCall(int param) const;
   absl::Status BeginCounting();
+  // With static_graph, before the graph is known.
+  bool IsCounting() const { return counts_.has_value() && !counts_->is_recorded(); }
   absl::Status Announce(int param);
   // Lets go what may leave now that `param` has been announced, which completed the bucket `complete` (-1: none).
   void Release(int param, int complete);

@@ -93,7 +93,7 @@ absl::Status Reducer::GradientReady(int param) {
     return step_error_;
   }
   if (mode_ == StepMode::kAccumulate) return absl::OkStatus();
-  if (counts_.has_value()) {
+  if (counts_.has_value() && tracker_.is_planned(param)) {
     const absl::StatusOr<FiringCounts::Verdict> verdict = counts_->Count(param);
     step_error_.Update(Annotate(verdict.status(), name_));
     EK_RETURN_IF_ERROR(step_error_);
@@ -154,12 +154,15 @@ void Reducer::Release(int param, int complete) {
 
 // The gradients of what this rank has not announced are none.
 absl::Status Reducer::AnnounceTheRest() {
-  const bool records = counts_.has_value() && !counts_->is_recorded();
-  for (int param = 0; param < params_->size(); ++param) {
-    if (!tracker_.is_planned(param) || tracker_.is_announced(param)) continue;
-    if (records || options_.find_unused) EK_RETURN_IF_ERROR(Announce(param));
+  const auto announce = [this](int param) {
+    return tracker_.is_planned(param) && !tracker_.is_announced(param) ? Announce(param) : absl::OkStatus();
+  };
+  if (IsCounting()) {  // Nothing has been announced yet: this is the order that is recorded.
+    for (const int param : counts_->CompletionOrder()) EK_RETURN_IF_ERROR(announce(param));
+    counts_->EndRecording();
+  } else if (options_.find_unused) {
+    for (int param = 0; param < params_->size(); ++param) EK_RETURN_IF_ERROR(announce(param));
   }
-  if (records) counts_->EndRecording();
   return absl::OkStatus();
 }
 
@@ -202,6 +205,7 @@ absl::Status Reducer::CheckComplete() const {
   if (mode_ == StepMode::kAccumulate) return absl::OkStatus();
   EK_RETURN_IF_ERROR(step_error_);
   if (counts_.has_value()) EK_RETURN_IF_ERROR(Annotate(counts_->CheckComplete(), name_));
+  if (options_.find_unused || IsCounting()) return absl::OkStatus();  // FinishStep() announces the rest.
   return Annotate(tracker_.CheckComplete(), name_);
 }
 

@@ -104,6 +104,17 @@ TEST_P(StaticGraphTest, BucketsLeaveDuringBackwardOnceTheGraphIsKnown) {
   });
 }
 
+TEST_P(StaticGraphTest, TheRecordedOrderIsThatInWhichParametersAreComplete) {
+  Run([&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
+    EK_RETURN_IF_ERROR(StaticStep(*ddp, model, comm.rank(), 0));
+    EK_RETURN_IF_ERROR(ddp->RebuildNow());
+    EXPECT_THAT(ddp->reducer().plan_state().order, testing::ElementsAre(3, 0, 4, 1, 2));
+    return absl::OkStatus();
+  });
+}
+
 TEST_P(StaticGraphTest, ARankWithoutInputsFollowsAndRecordsWhenItHasSome) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), reference(kSizes);
@@ -162,6 +173,20 @@ std::vector<absl::Status> WithChangedGraph(const std::vector<int>& uses) {
     return results[comm.rank()] = status;
   });
   return results;
+}
+
+TEST(StaticGraphErrorsTest, AGradientOfAFrozenParameterIsAnErrorOfTheStepThatRecordsToo) {
+  (void)RunRanks(1, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    model.params().SetTrainable(1, false);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    model.params().SetGradState(1, GradState::kLocal);
+    const absl::Status status = ddp->GradientReady(1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("it was frozen when the step began"));
+    return status;
+  });
 }
 
 TEST(StaticGraphErrorsTest, AParameterThatIsUsedOnceMoreIsAnErrorOnAllRanks) {

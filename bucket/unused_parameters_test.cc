@@ -221,5 +221,24 @@ TEST(CheckCompleteTest, SaysAtTheEndOfBackwardWhatFinishStepWillMiss) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(CheckCompleteTest, NothingIsMissedWhereWhatWasNotAnnouncedHasNoGradient) {
+  const ReducerOptions each[] = {{.find_unused = true}, {.static_graph = true}};
+  for (const ReducerOptions& options : each) {
+    absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+      ToyModel model(kSizes);
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = options}));
+      for (int step = 0; step < 2; ++step) {
+        model.params().ClearGradients();
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        EK_RETURN_IF_ERROR(model.BackwardOf(2, 0, step, [&](int param) { return ddp->GradientReady(param); }));
+        EK_RETURN_IF_ERROR(ddp->CheckComplete());
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 }  // namespace
 }  // namespace evenkeel

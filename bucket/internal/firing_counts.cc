@@ -1,12 +1,22 @@
 #include "evenkeel/bucket/internal/firing_counts.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 
 FiringCounts::FiringCounts(const ParameterSet* params)
-    : params_(params), expected_(params->size(), 0), fired_(params->size(), 0) {}
+    : params_(params), expected_(params->size(), 0), fired_(params->size(), 0), last_(params->size(), 0) {}
+
+void FiringCounts::BeginStep() {
+  fired_.assign(fired_.size(), 0);
+  if (is_recorded_) return;
+  last_.assign(last_.size(), 0);
+  announcements_ = 0;
+}
 
 void FiringCounts::Forget() {
   is_recorded_ = false;
@@ -15,9 +25,22 @@ void FiringCounts::Forget() {
 
 absl::StatusOr<FiringCounts::Verdict> FiringCounts::Count(int param) {
   ++fired_[param];
-  if (!is_recorded_) return Verdict::kRecorded;
+  if (!is_recorded_) {
+    last_[param] = ++announcements_;
+    return Verdict::kRecorded;
+  }
   if (fired_[param] > expected_[param]) return Changed(param);
   return fired_[param] == expected_[param] ? Verdict::kLast : Verdict::kMore;
+}
+
+std::vector<int> FiringCounts::CompletionOrder() const {
+  std::vector<int> order(last_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [this](int a, int b) {
+    if ((last_[a] == 0) != (last_[b] == 0)) return last_[b] == 0;
+    return last_[a] < last_[b];
+  });
+  return order;
 }
 
 void FiringCounts::EndRecording() {

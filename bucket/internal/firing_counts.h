@@ -32,12 +32,15 @@ class FiringCounts {
 
   // The next step records: nothing is known any more.
   void Forget();
-  void BeginStep() { fired_.assign(fired_.size(), 0); }
+  void BeginStep();
   // `param` is one of the set's.
   absl::StatusOr<Verdict> Count(int param);
   bool is_recorded() const { return is_recorded_; }
   // How often it is announced in a step; in the step that records, so far.
   int expected(int param) const { return is_recorded_ ? expected_[param] : fired_[param]; }
+  // In the step that records: all parameters, in the order in which they were announced for the last time so far; those
+  // that were not come last.
+  std::vector<int> CompletionOrder() const;
   void EndRecording();
   // OK if every parameter was announced as often as recorded.
   absl::Status CheckComplete() const;
@@ -49,6 +52,8 @@ class FiringCounts {
   bool is_recorded_ = false;
   std::vector<int> expected_;  // By parameter.
   std::vector<int> fired_;     // Likewise, in this step.
+  std::vector<int> last_;      // Likewise, which announcement of the step that records was its last; 0: none.
+  int announcements_ = 0;      // In that step.
 };
 
 }  // namespace evenkeel

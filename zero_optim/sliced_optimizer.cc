@@ -19,6 +19,7 @@
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/agree.h"
+#include "evenkeel/zero_optim/internal/gradient_measure.h"
 
 namespace evenkeel {
 namespace {
@@ -340,12 +341,40 @@ absl::Status SlicedOptimizer::UpdateAll(const StepOptions& options) {
   }
   if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
   EK_RETURN_IF_ERROR(WaitForEach(flags));
-  if (options.skip) return absl::OkStatus();
+  StepOptions decided = options;
+  last_check_.reset();
+  if (internal::NeedsCheck(options)) {
+    EK_ASSIGN_OR_RETURN(last_check_, Measure(internal::NormOf(options), options.grad_scale));
+    decided = internal::Decide(options, *last_check_);
+    last_check_->is_skipped = decided.skip;
+  }
+  if (decided.skip) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   for (size_t b = 0; b < reduced_.size(); ++b) {
-    if (reduced_[b]) UpdateBucket(static_cast<int>(b), options.grad_scale);
+    if (reduced_[b]) UpdateBucket(static_cast<int>(b), decided.grad_scale);
   }
   return absl::OkStatus();
+}
+
+// Each rank measures its slices, ranks without inputs too; the sum is over this optimizer's own group.
+absl::StatusOr<GradientCheck> SlicedOptimizer::Measure(double norm, double grad_scale) {
+  internal::GradientMeasure measure(params_->size(), norm);
+  {
+    absl::MutexLock lock(&mutex_);
+    for (size_t b = 0; b < reduced_.size(); ++b) {
+      const SlicePlan::Bucket& bucket = plan_->buckets[b];
+      for (size_t i = 0; i < bucket.layout.params.size() && reduced_[b]; ++i) {
+        if (flags_[bucket.first_flag + i] != 0) measure.Add(bucket.layout.params[i], bucket.gradients[i]);
+      }
+    }
+  }
+  if (communicator().world_size() > 1) {
+    EK_RETURN_IF_ERROR(channel_
+                           ->AllReduce(absl::MakeSpan(measure.parts().data(), measure.parts().size()),
+                                       norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum, {.role = Role::kShard})
+                           .Wait());
+  }
+  return measure.Result(grad_scale);
 }
 
 void SlicedOptimizer::UpdateBucket(int index, double grad_scale) {

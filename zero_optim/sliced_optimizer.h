@@ -61,6 +61,7 @@
 #include "evenkeel/comm/step_control.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/slice_layout.h"
 #include "evenkeel/zero_optim/internal/slice_move.h"
@@ -109,6 +110,9 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
 
   // All ranks that have inputs together, with equal options, after the reduction's FinishStep().
   absl::Status Step(const StepOptions& options = {});
+  // What the last step found that was to clip, or to skip what is not finite; equal on all ranks. Unlike the other
+  // optimizers' its norm may differ in the last bits between world sizes, which cut parameters differently.
+  const std::optional<GradientCheck>& last_check() const { return last_check_; }
 
   // Until parameter `param` is updated; all of them. Needed with overlap_forward only: before anybody reads it, or
   // another object makes use of it. The next step, Consolidate() and the end of RunJoined() wait by themselves.
@@ -174,6 +178,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status RepeatStep(absl::string_view message);
   absl::Status Run(const internal::StepMessage& step, bool has_inputs);
   absl::Status UpdateAll(const StepOptions& options);
+  absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
   void UpdateBucket(int bucket, double grad_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnAction(absl::string_view payload);
 
@@ -199,6 +204,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   bool reduction_is_taken_ = false;
   int held_rank_ = 0, held_world_size_ = 1;  // In the group whose `holders_` it has.
   std::shared_ptr<StepTicket> last_step_;    // Step() ran in it.
+  std::optional<GradientCheck> last_check_;
 
   // The reducer's thread works with all of this while a step reduces, others between steps.
   mutable absl::Mutex mutex_;

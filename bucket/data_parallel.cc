@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/status.h"
 
@@ -293,17 +295,9 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
 
 // Dry ranks took every step, so this finds nothing unless something is broken.
 absl::Status DataParallel::CheckReplicas() {
-  const std::string mine = absl::StrCat(HashOfBytes(ValuesOf(*params_)));
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      communicator().control().Exchange(absl::StrCat("replicas/", join_name()), mine, communicator().timeout()));
-  std::vector<int> others;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    if (parts[rank] != parts[0]) others.push_back(static_cast<int>(rank));
-  }
-  if (others.empty()) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(join_name(), ": the parameters of ", RankList(others),
-                                          " differ from those of rank 0 after the loop"));
+  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, FindDivergence(*params_, communicator()));
+  if (!found.has_value()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(join_name(), ": after the loop the replicas differ: ", ToString(*found)));
 }
 
 // Another group -------------------------------------------------------------------------------------------------------

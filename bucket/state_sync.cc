@@ -137,12 +137,4 @@ std::vector<TensorView> ValuesOf(const ParameterSet& params) {
   return values;
 }
 
-uint64_t HashOfBytes(absl::Span<const TensorView> tensors) {
-  uint64_t hash = 0;
-  for (const TensorView& tensor : tensors) {
-    hash = StableHash(hash, absl::string_view(static_cast<const char*>(tensor.data), tensor.bytes()));
-  }
-  return hash;
-}
-
 }  // namespace evenkeel

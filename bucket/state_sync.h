@@ -1,4 +1,4 @@
-// Makes the ranks' tensors equal, and finds out whether they are.
+// Makes the ranks' tensors equal, and finds out whether they can be.
 //
 //   EK_RETURN_IF_ERROR(VerifySame(FactsOf(params, buffers), comm.control(), comm.timeout()));
 //   EK_RETURN_IF_ERROR(BroadcastState(channel, views, /*root=*/0, Role::kState));
@@ -45,9 +45,6 @@ absl::Status VerifySame(absl::Span<const Fact> facts, ControlChannel& control, a
 
 // All values but those of ignored parameters.
 std::vector<TensorView> ValuesOf(const ParameterSet& params);
-
-// A hash of the tensors' bytes, the same on all machines of one byte order. Tensors lie in the CPU's memory.
-uint64_t HashOfBytes(absl::Span<const TensorView> tensors);
 
 }  // namespace evenkeel
 

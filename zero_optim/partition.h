@@ -4,9 +4,9 @@
 //   EK_RETURN_IF_ERROR(owners.Assign(std::vector<int>{0, 2, 3}));   // what is trained; 1 is frozen
 //   // owners.owner(0) == 0, owners.owner(2) == 1, owners.owner(3) == 1, owners.owner(1) == kNoOwner
 //
-// Assign() gives each parameter, largest first, to the rank that owns the fewest elements so far. A parameter keeps its
-// owner for good: one that is trained for the first time later comes with a later Assign(). Parameter groups are
-// assigned one after the other.
+// Assign() gives each parameter, largest first, to the rank that owns the fewest elements so far. Owners stay: what is
+// trained for the first time later comes with a later Assign(). Parameter groups are assigned one after the other.
+// Rebalanced() deals out anew what is trained.
 //
 // Order:   the same table for the same calls, on every rank, build and machine.
 // Threads: thread-compatible value.
@@ -17,12 +17,14 @@
 #define EVENKEEL_ZERO_OPTIM_PARTITION_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/bucket/trainable_mask.h"
 
 namespace evenkeel {
 
@@ -34,7 +36,14 @@ class OwnerTable {
   // No parameter has an owner yet. `world_size` is at least 1.
   OwnerTable(std::vector<int64_t> sizes, int world_size);
 
-  absl::Status Assign(std::span<const int> params);
+  // Only what `counted` trains counts as owned so far; null: everything.
+  absl::Status Assign(std::span<const int> params, const TrainableMask* counted = nullptr);
+
+  // The largest number of trained elements that a rank owns, over the mean; 1 if nothing is trained.
+  double Imbalance(const TrainableMask& trained) const;
+  // Other owners for what is trained and owned, as if it were assigned for the first time, group by group; the rest stays
+  // where it is. Nothing if the rank with the most would not have less.
+  std::optional<OwnerTable> Rebalanced(const TrainableMask& trained, const std::vector<std::vector<int>>& groups) const;
 
   int params() const { return static_cast<int>(owners_.size()); }
   int world_size() const { return static_cast<int>(loads_.size()); }
@@ -50,6 +59,8 @@ class OwnerTable {
   friend bool operator==(const OwnerTable&, const OwnerTable&) = default;
 
  private:
+  std::vector<int64_t> LoadsOf(const TrainableMask& trained) const;
+
   std::vector<int64_t> sizes_;
   std::vector<int> owners_;
   std::vector<int64_t> loads_;

@@ -128,6 +128,7 @@ absl::Status ShardedOptimizer::SetPlan(OwnerTable owners, const TrainableMask& m
   EK_ASSIGN_OR_RETURN(ShardPlan plan,
                       internal::PlanShards(specs_, std::move(owners), mask, generation, options_.bucket_cap));
   plan.note = FrozenNote(*params_, mask);
+  if (plan.owners.Imbalance(mask) > options_.max_imbalance) plan.better = plan.owners.Rebalanced(mask, ParamsByGroup());
   absl::MutexLock lock(&mutex_);
   plan_ = std::make_shared<const ShardPlan>(std::move(plan));
   return absl::OkStatus();
@@ -142,7 +143,7 @@ absl::Status ShardedOptimizer::AdoptMask(const TrainableMask& mask, const std::s
       const bool is_owned = mask[param] || also_owned.contains(param);
       if (is_owned && owners.owner(param) == kNoOwner) to_own.push_back(param);
     }
-    EK_RETURN_IF_ERROR(owners.Assign(to_own));
+    EK_RETURN_IF_ERROR(owners.Assign(to_own, &mask));
   }
   return SetPlan(std::move(owners), mask, old->generation + 1);
 }
@@ -250,6 +251,8 @@ absl::Status ShardedOptimizer::TakeGradients(StepAnswer answer, std::vector<Grad
 // Until those of this rank's parameters are there; all of them if it owns none.
 absl::Status ShardedOptimizer::ReduceGradients() {
   if (gradients_->is_reduced) return absl::OkStatus();
+  // Not before the step was announced: ranks without inputs send and receive state, too.
+  if (plan()->better.has_value()) EK_RETURN_IF_ERROR(MoveTo(*plan()->better));
   const PlanPtr plan = this->plan();
   EK_RETURN_IF_ERROR(reduction_->Start(plan->owners, gradients_->to_reduce,
                                        {.scale = gradients_->scale, .has_inputs = gradients_->ticket != nullptr}));
@@ -301,6 +304,7 @@ absl::Status ShardedOptimizer::RepeatStep(const StepAnswer& answer, Action actio
   EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
   const bool is_known = gradients_.has_value() && gradients_->answer.step == answer.step;  // From a check before.
   if (!is_known) {
+    if (!step.options.skip && plan()->better.has_value()) EK_RETURN_IF_ERROR(MoveTo(*plan()->better));
     EK_RETURN_IF_ERROR(TakeGradients(answer, step.sources));
     const PlanPtr plan = this->plan();
     for (int i = 0; i < params_->size(); ++i) {
@@ -379,6 +383,7 @@ absl::Status ShardedOptimizer::OnAction(const StepAnswer& answer, absl::string_v
   const auto action = static_cast<Action>(payload.front());
   payload.remove_prefix(1);
   if (action == Action::kStep || action == Action::kCheck) return RepeatStep(answer, action, payload);
+  if (action == Action::kRebalance && payload.empty()) return RebalanceHere();
   internal::ByteReader reader(payload);
   const int to = reader.I32();
   if (action != Action::kConsolidate || !reader.Finish("a consolidation").ok()) {

@@ -14,8 +14,10 @@
 // What a rank had accumulated when it ran dry goes into the next step of the others.
 //
 // Trainability: what was never trained has no owner and no state. A parameter that is frozen keeps both and is neither
-//               updated nor sent. One that is trained for the first time gets an owner and fresh state. A change counts
-//               from the next step on.
+//               updated nor sent, nor does it count when others get an owner. One that is trained for the first time
+//               gets an owner and fresh state. A change counts from the next step on.
+// Balance:      when what is trained has changed so much that one rank has most of the work, state moves to other
+//               owners in the next step, on all ranks, dry ones too (max_imbalance); or when Rebalance() is called.
 // Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank. A
 //               DataParallel that is used in the loop must be in the list too.
 // Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew. What
@@ -68,6 +70,10 @@ struct ShardedOptimizerOptions {
   Bytes bucket_cap = kDefaultCap;  // Of what travels together: updated parameters, and gradients that Step() reduces.
   LostShard lost_shard = LostShard::kRefuse;
   std::string checkpoint_hint;  // For the message of kRefuse: what to resume from. SetCheckpointHint() changes it.
+  // When the rank with the most trained elements has more than so many times the mean, and could have less, state moves
+  // to other owners in the next step. Infinite: never. Owners that were dealt out by size are never improved, so nothing
+  // moves until what is trained changes.
+  double max_imbalance = 2.0;
 };
 
 class ShardedOptimizer : public Joinable, private StepParticipant {
@@ -102,6 +108,11 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
 
   // kNoOwner: never trained, or in no group.
   int owner(int param) const { return plan()->owners.owner(param); }
+  // The trained elements of the rank with the most, over the mean.
+  double imbalance() const;
+  // Deals out anew what the last step trained, if the rank with the most would have less then; its state moves. All
+  // ranks together, between steps; inside RunJoined() after Step().
+  absl::Status Rebalance();
   // Of what this rank owns.
   OptimizerState state() const { return updater_.Export(); }
   int64_t state_bytes() const { return updater_.state_bytes(); }
@@ -151,7 +162,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status ReduceGradients();
   absl::StatusOr<TensorView> GradientOf(int param);
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
-  enum class Action : char { kStep = 's', kCheck = 'g', kConsolidate = 'c' };
+  enum class Action : char { kStep = 's', kCheck = 'g', kConsolidate = 'c', kRebalance = 'b' };
   absl::Status Announce(Action action, const StepOptions& options);
 
   absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
@@ -169,6 +180,11 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   OwnerTable NobodyOwns() const;
   internal::ShardFacts Facts() const;
   absl::Status MoveState(const internal::ShardMove& move);
+  std::vector<std::vector<int>> ParamsByGroup() const;
+  absl::Status MoveTo(const OwnerTable& owners);
+  absl::Status RebalanceHere();
+  // Inside RunJoined(), where dry ranks must do it too: refused unless Step() was called in this step.
+  absl::Status AnnounceAfterStep(absl::string_view call, const std::string& payload);
 
   absl::StatusOr<std::vector<int64_t>> GatherSteps();
   absl::StatusOr<OptimizerState> Gather(int to);

@@ -2,6 +2,8 @@
 // into another group.
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,16 +33,79 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Consolidate(int to) {
     return absl::InvalidArgumentError(
         absl::StrCat(join_name(), ": Consolidate to rank ", to, " of ", communicator().world_size()));
   }
-  if (join_config().enable) {
-    if (last_step_ == nullptr || last_step_ != communicator().steps().current()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(join_name(), ": inside RunJoined() Consolidate comes after Step(), in the same step"));
-    }
-    const std::string payload = internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take();
-    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
-  }
+  EK_RETURN_IF_ERROR(AnnounceAfterStep(
+      "Consolidate", internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take()));
   return Gather(to);
 }
+
+absl::Status ShardedOptimizer::AnnounceAfterStep(absl::string_view call, const std::string& payload) {
+  if (!join_config().enable) return absl::OkStatus();
+  if (last_step_ == nullptr || last_step_ != communicator().steps().current()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": inside RunJoined() ", call, " comes after Step(), in the same step"));
+  }
+  return communicator().steps().Announce(join_name(), payload);
+}
+
+// Other owners -------------------------------------------------------------------------------------------------------
+
+std::vector<std::vector<int>> ShardedOptimizer::ParamsByGroup() const {
+  std::vector<std::vector<int>> params;
+  for (const ParameterGroup& group : groups().groups()) params.push_back(group.params);
+  return params;
+}
+
+double ShardedOptimizer::imbalance() const {
+  const PlanPtr plan = this->plan();
+  return plan->owners.Imbalance(plan->mask);
+}
+
+absl::Status ShardedOptimizer::Rebalance() {
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Rebalance", std::string(1, static_cast<char>(Action::kRebalance))));
+  return RebalanceHere();
+}
+
+absl::Status ShardedOptimizer::RebalanceHere() {
+  const PlanPtr plan = this->plan();
+  const std::optional<OwnerTable> better = plan->owners.Rebalanced(plan->mask, ParamsByGroup());
+  return better.has_value() ? MoveTo(*better) : absl::OkStatus();
+}
+
+// Between two updates, so that all state is of the same step. What comes is put beside what is there until everybody has
+// everything: a failure before that has changed nothing.
+absl::Status ShardedOptimizer::MoveTo(const OwnerTable& owners) {
+  const int rank = communicator().rank();
+  const PlanPtr old = plan();
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
+  std::map<int, std::vector<StateTensor>> arriving;
+  std::vector<Work> works;
+  for (int param = 0; param < params_->size(); ++param) {
+    const int from = old->owners.owner(param), to = owners.owner(param);
+    if (from == to || steps[param] == 0 || (rank != from && rank != to)) continue;
+    const TensorView& value = (*params_)[param].value;
+    std::vector<StateTensor>& tensors = rank == to ? arriving[param] : updater_.tensors(param);
+    if (rank == to) {
+      tensors.assign(StateTensorNames(groups().rule_of(param)).size(), StateTensor(value.dtype, value.count));
+    }
+    for (StateTensor& tensor : tensors) {
+      works.push_back(rank == to ? channel_->Recv(tensor.view(), from, {.role = Role::kState})
+                                 : channel_->Send(tensor.view(), to, {.role = Role::kState}));
+    }
+  }
+  EK_RETURN_IF_ERROR(WaitForAll(works));
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(channel_->Barrier({.role = Role::kState}).Wait());
+  for (int param = 0; param < params_->size(); ++param) {
+    if (old->owners.owner(param) == rank && owners.owner(param) != rank) updater_.Prepare(param, 0);
+    if (old->owners.owner(param) == rank || owners.owner(param) != rank || steps[param] == 0) continue;
+    updater_.Prepare(param, steps[param]);
+    updater_.tensors(param) = std::move(arriving[param]);
+  }
+  is_torn_ = false;
+  return SetPlan(owners, old->mask, old->generation + 1);
+}
+
+// State, loaded ------------------------------------------------------------------------------------------------------
 
 // How often each parameter was updated, which only its owner knows.
 absl::StatusOr<std::vector<int64_t>> ShardedOptimizer::GatherSteps() {

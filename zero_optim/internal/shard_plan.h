@@ -13,6 +13,7 @@
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_SHARD_PLAN_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,8 +46,9 @@ struct ShardPlan {
   std::vector<ShardBucket> buckets;  // Of the trained parameters.
   Schedule schedule;                 // An entry per bucket.
   uint64_t mask_hash = 0;
-  uint64_t hash = 0;  // Of schedule and owners.
-  std::string note;   // For messages: what is frozen.
+  uint64_t hash = 0;                 // Of schedule and owners.
+  std::string note;                  // For messages: what is frozen.
+  std::optional<OwnerTable> better;  // To whom the state should go before the next step, if this is too uneven.
 };
 
 // What is trained and has no owner is another optimizer's.

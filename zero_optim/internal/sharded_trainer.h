@@ -65,7 +65,7 @@ struct Trainer {
     comm = &group;
     mode = who_reduces;
     EK_ASSIGN_OR_RETURN(ddp, TestDataParallel::Create(&group, &model.params()));
-    EK_ASSIGN_OR_RETURN(zero, ShardedOptimizer::Create(&group, &model.params(), groups, kSmallBuckets));
+    EK_ASSIGN_OR_RETURN(zero, ShardedOptimizer::Create(&group, &model.params(), groups, options));
     return absl::OkStatus();
   }
 
@@ -83,6 +83,7 @@ struct Trainer {
   }
 
   Communicator* comm = nullptr;
+  ShardedOptimizerOptions options = kSmallBuckets;  // Before Init().
   Mode mode = Mode::kZeroAlone;
   TestModel model;
   std::unique_ptr<TestDataParallel> ddp;

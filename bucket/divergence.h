@@ -1,0 +1,61 @@
+// Whether replicas are still equal, and if not, which tensor differs first, and on which ranks.
+//
+//   EK_ASSIGN_OR_RETURN(std::optional<Divergence> found, FindDivergence(params, comm, {.part = step, .parts = 16}));
+//   if (found.has_value()) LOG(ERROR) << ToString(*found);  // "\"fc1.weight\" (parameter 3) differs on rank 2"
+//
+// Each rank reads its values once and sends eight bytes; only if those differ, eight bytes per tensor. With `parts` a
+// call looks at one part of the tensors, so that a check in every step costs little and still sees all of them in turn.
+//
+// Order:   a collective of the control plane: every rank, with tensors of the same names in the same order, and with the
+//          same options. Answers the same on all ranks.
+// Threads: blocking.
+// Errors:  InvalidArgument on all ranks if they name different tensors, or options are out of range. Unimplemented for
+//          tensors that are not in the CPU's memory.
+// Source:  Marian's sanity check of its parameter shards, which says only that something differs.
+
+#ifndef EVENKEEL_BUCKET_DIVERGENCE_H_
+#define EVENKEEL_BUCKET_DIVERGENCE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/types.h"
+
+namespace evenkeel {
+
+struct NamedView {
+  absl::string_view name;
+  TensorView view;
+};
+
+struct Divergence {
+  std::string tensor;      // The first that differs.
+  int index = 0;           // Of it in the list.
+  std::vector<int> ranks;  // Who has something else than most ranks have; of two equal halves, than the lowest rank.
+  int tensors = 1;         // How many differ in all.
+};
+
+std::string ToString(const Divergence& divergence);
+
+struct DivergenceOptions {
+  // Looks at the tensors whose index is `part` modulo `parts` (at least 1); any part from 0 up.
+  int64_t part = 0;
+  int64_t parts = 1;
+};
+
+absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors, Communicator& comm,
+                                                         const DivergenceOptions& options = {});
+// Of the parameters' values.
+absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params, Communicator& comm,
+                                                         const DivergenceOptions& options = {});
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_DIVERGENCE_H_

@@ -6,8 +6,8 @@
 // Each rank reads its values once and sends eight bytes; only if those differ, eight bytes per tensor. With `parts` a
 // call looks at one part of the tensors, so that a check in every step costs little and still sees all of them in turn.
 //
-// Order:   a collective of the control plane: every rank, with tensors of the same names in the same order, and with the
-//          same options. Answers the same on all ranks.
+// Order:   a collective of the control plane: every rank, with tensors of the same names in the same order, and with
+//          the same options. Answers the same on all ranks.
 // Threads: blocking.
 // Errors:  InvalidArgument on all ranks if they name different tensors, or options are out of range. Unimplemented for
 //          tensors that are not in the CPU's memory.

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/trainer/idx_dataset.h"
-#include "evenkeel/trainer/safetensors.h"
+#include "evenkeel/zero_optim/safetensors.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/file_io.h"
 #include "evenkeel/trainer/image_shape.h"
+#include "evenkeel/zero_optim/file_io.h"
 
 // An IDX file is: 0, 0, element type (8 = unsigned byte), number of dimensions, each dimension's size (4 bytes,
 // big-endian), the elements.

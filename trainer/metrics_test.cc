@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/file_io.h"
+#include "evenkeel/zero_optim/file_io.h"
 
 namespace evenkeel {
 namespace {

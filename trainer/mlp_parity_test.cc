@@ -19,7 +19,7 @@
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/safetensors.h"
+#include "evenkeel/zero_optim/safetensors.h"
 
 namespace evenkeel {
 namespace {

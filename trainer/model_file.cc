@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/safetensors.h"
+#include "evenkeel/zero_optim/safetensors.h"
 
 namespace evenkeel {
 namespace {

@@ -15,7 +15,7 @@
 #include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/safetensors.h"
+#include "evenkeel/zero_optim/safetensors.h"
 
 namespace evenkeel {
 namespace {

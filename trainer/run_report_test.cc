@@ -17,12 +17,12 @@
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/evaluate.h"
-#include "evenkeel/trainer/file_io.h"
 #include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/rank_setup.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/training_data.h"
 #include "evenkeel/trainer/training_run.h"
+#include "evenkeel/zero_optim/file_io.h"
 
 namespace evenkeel {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/checkpoint.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
@@ -111,6 +112,22 @@ absl::Status Optimizer::LoadState(const OptimizerState& state) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   updater_.Import(state, [](int) { return true; });
+  return absl::OkStatus();
+}
+
+absl::Status Optimizer::Save(const std::string& folder) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "Save");
+  const bool writes = communicator().rank() == 0;  // All have the same.
+  return WriteCheckpoint(folder, join_name(), communicator(), *params_, writes ? updater_.Pieces() : StatePieces(),
+                         steps_finished());
+}
+
+absl::Status Optimizer::Load(const std::string& folder) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "Load");
+  EK_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                      ReadCheckpoint(folder, join_name(), communicator(), *params_, [](int) { return true; }));
+  EK_RETURN_IF_ERROR(LoadState(loaded.state));
+  SetStepsFinished(loaded.steps_finished);
   return absl::OkStatus();
 }
 

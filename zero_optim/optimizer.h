@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -75,6 +76,11 @@ class Optimizer : public Joinable {
   int64_t state_bytes() const { return updater_.state_bytes(); }
   // Replaces all state. On all ranks alike, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
+
+  // A checkpoint in a folder that all ranks see (checkpoint.h), which an optimizer of any kind can load at any world
+  // size. All ranks together, between steps, not inside RunJoined().
+  absl::Status Save(const std::string& folder);
+  absl::Status Load(const std::string& folder);
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }

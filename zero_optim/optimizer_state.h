@@ -61,6 +61,18 @@ struct OptimizerState {
   friend bool operator==(const OptimizerState&, const OptimizerState&) = default;
 };
 
+// The part of a state that one rank has, where it lies: valid as long as the optimizer does nothing.
+struct StatePiece {
+  int param = 0;
+  std::string tensor;
+  int64_t begin = 0;  // The first of its elements among those of the tensor.
+  TensorView data;
+};
+struct StatePieces {
+  std::map<int, int64_t> steps;  // Updates so far of the parameters of which there is something here.
+  std::vector<StatePiece> pieces;
+};
+
 // Who gets the state that Consolidate() puts together, in place of one rank.
 inline constexpr int kAllRanks = -1;
 

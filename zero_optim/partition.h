@@ -41,8 +41,8 @@ class OwnerTable {
 
   // The largest number of trained elements that a rank owns, over the mean; 1 if nothing is trained.
   double Imbalance(const TrainableMask& trained) const;
-  // Other owners for what is trained and owned, as if it were assigned for the first time, group by group; the rest stays
-  // where it is. Nothing if the rank with the most would not have less.
+  // Other owners for what is trained and owned, as if it were assigned for the first time, group by group; the rest
+  // stays where it is. Nothing if the rank with the most would not have less.
   std::optional<OwnerTable> Rebalanced(const TrainableMask& trained, const std::vector<std::vector<int>>& groups) const;
 
   int params() const { return static_cast<int>(owners_.size()); }

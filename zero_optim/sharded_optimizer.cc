@@ -384,11 +384,18 @@ absl::Status ShardedOptimizer::OnAction(const StepAnswer& answer, absl::string_v
   payload.remove_prefix(1);
   if (action == Action::kStep || action == Action::kCheck) return RepeatStep(answer, action, payload);
   if (action == Action::kRebalance && payload.empty()) return RebalanceHere();
+  if (action == Action::kSave) return SaveHere(std::string(payload));
   internal::ByteReader reader(payload);
   const int to = reader.I32();
-  if (action != Action::kConsolidate || !reader.Finish("a consolidation").ok()) {
+  const Bytes chunk{action == Action::kStream ? reader.I64() : 0};
+  if (!reader.Finish("an optimizer's action").ok() || to < kAllRanks || to >= communicator().world_size()) {
     return absl::InvalidArgumentError("an action that this optimizer doesn't know");
   }
+  // A rank without inputs has no use for it.
+  if (action == Action::kStream)
+    return Stream(
+        to, [](const StateChunk&) { return absl::OkStatus(); }, chunk);
+  if (action != Action::kConsolidate) return absl::InvalidArgumentError("an action that this optimizer doesn't know");
   return Gather(to).status();
 }
 

@@ -20,9 +20,9 @@
 //               owners in the next step, on all ranks, dry ones too (max_imbalance); or when Rebalance() is called.
 // Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank. A
 //               DataParallel that is used in the loop must be in the list too.
-// Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew. What
-//               a lost rank owned is lost: lost_shard says what happens then. So it is when a rank was in the middle of
-//               an update, or a step ahead: a shard can't be taken back.
+// Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew.
+//               What a lost rank owned is lost: lost_shard says what happens then. So it is when a rank was in the
+//               middle of an update, or a step ahead: a shard can't be taken back.
 // Ownership:    the communicator outlives its use, the parameters outlive it. Create it on all ranks in the
 //               same order.
 // Threads:      thread-compatible. It waits in Step() for what it sent and received there.
@@ -34,6 +34,7 @@
 #define EVENKEEL_ZERO_OPTIM_SHARDED_OPTIMIZER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -41,6 +42,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -71,8 +73,8 @@ struct ShardedOptimizerOptions {
   LostShard lost_shard = LostShard::kRefuse;
   std::string checkpoint_hint;  // For the message of kRefuse: what to resume from. SetCheckpointHint() changes it.
   // When the rank with the most trained elements has more than so many times the mean, and could have less, state moves
-  // to other owners in the next step. Infinite: never. Owners that were dealt out by size are never improved, so nothing
-  // moves until what is trained changes.
+  // to other owners in the next step. Infinite: never. Owners that were dealt out by size are never improved, so
+  // nothing moves until what is trained changes.
   double max_imbalance = 2.0;
 };
 
@@ -91,8 +93,8 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status Step(const StepOptions& options = {});
 
   // What the gradients are, before Step() in the same step, on the ranks that call Step() together: reduces those that
-  // Step() would reduce. What a step that was to clip, or to skip what is not finite, found tells last_check(); both are
-  // equal on all ranks.
+  // Step() would reduce. What a step that was to clip, or to skip what is not finite, found tells last_check(); both
+  // are equal on all ranks.
   absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0);
   const std::optional<GradientCheck>& last_check() const { return last_check_; }
 
@@ -124,7 +126,27 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   // together, between steps, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
 
-  // After each checkpoint: its path.
+  // The state, one parameter's tensor after the other and in chunks of at most `chunk` bytes (or one element), to
+  // `sink` on the rank `to`, or on all: no rank holds more beside its own part than one chunk. An error of a sink ends
+  // nothing: the rest is still sent, to nobody's use, and this rank gets the error. Same rules as for Consolidate().
+  struct StateChunk {
+    int param = 0;
+    int64_t step = 0;          // Updates so far.
+    absl::string_view tensor;  // Empty if the rule remembers nothing.
+    int64_t count = 0;         // Elements of the whole tensor.
+    int64_t begin = 0;         // Of `data` in it.
+    TensorView data;           // Until the sink returns.
+  };
+  using StateSink = absl::FunctionRef<absl::Status(const StateChunk& chunk)>;
+  absl::Status ForEachState(int to, StateSink sink, Bytes chunk = Bytes{int64_t{64} << 20});
+
+  // A checkpoint in a folder that all ranks see, each rank its own part (checkpoint.h), which an optimizer of any kind
+  // can load at any world size. All ranks together, between steps; inside RunJoined() it can be saved after Step(), not
+  // loaded.
+  absl::Status Save(const std::string& folder);
+  absl::Status Load(const std::string& folder);
+
+  // After each checkpoint that is not Save()'s: its path.
   void SetCheckpointHint(absl::string_view hint) { options_.checkpoint_hint = std::string(hint); }
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
@@ -162,7 +184,14 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status ReduceGradients();
   absl::StatusOr<TensorView> GradientOf(int param);
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
-  enum class Action : char { kStep = 's', kCheck = 'g', kConsolidate = 'c', kRebalance = 'b' };
+  enum class Action : char {
+    kStep = 's',
+    kCheck = 'g',
+    kConsolidate = 'c',
+    kRebalance = 'b',
+    kSave = 'v',
+    kStream = 't'
+  };
   absl::Status Announce(Action action, const StepOptions& options);
 
   absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
@@ -188,6 +217,11 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
 
   absl::StatusOr<std::vector<int64_t>> GatherSteps();
   absl::StatusOr<OptimizerState> Gather(int to);
+  absl::Status CheckReceiver(absl::string_view call, int to) const;
+  absl::Status Stream(int to, StateSink sink, Bytes chunk);
+  absl::Status SaveHere(const std::string& folder);
+  // The owners, and what was updated, of a state with these parameters.
+  absl::Status OwnLoaded(const std::map<int, int64_t>& steps);
 
   ParameterSet* const params_;
   ShardedOptimizerOptions options_;

@@ -1,6 +1,7 @@
 // What a sharded optimizer does with its state beside steps: collecting it, loading it, moving it between owners and
 // into another group.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/zero_optim/checkpoint.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/shard_plan.h"
@@ -29,13 +31,106 @@ using internal::WaitForAll;
 // State --------------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<OptimizerState> ShardedOptimizer::Consolidate(int to) {
-  if (to != kAllRanks && (to < 0 || to >= communicator().world_size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(join_name(), ": Consolidate to rank ", to, " of ", communicator().world_size()));
-  }
+  EK_RETURN_IF_ERROR(CheckReceiver("Consolidate", to));
   EK_RETURN_IF_ERROR(AnnounceAfterStep(
       "Consolidate", internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take()));
   return Gather(to);
+}
+
+absl::Status ShardedOptimizer::CheckReceiver(absl::string_view call, int to) const {
+  if (to == kAllRanks || (to >= 0 && to < communicator().world_size())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(join_name(), ": ", call, " to rank ", to, " of ", communicator().world_size()));
+}
+
+absl::Status ShardedOptimizer::ForEachState(int to, StateSink sink, Bytes chunk) {
+  EK_RETURN_IF_ERROR(CheckReceiver("ForEachState", to));
+  EK_RETURN_IF_ERROR(AnnounceAfterStep(
+      "ForEachState",
+      internal::ByteWriter().U8(static_cast<uint8_t>(Action::kStream)).I32(to).I64(chunk.value).Take()));
+  return Stream(to, sink, chunk);
+}
+
+// One chunk is under way at a time.
+absl::Status ShardedOptimizer::Stream(int to, StateSink sink, Bytes chunk) {
+  const int rank = communicator().rank();
+  const bool receives = to == kAllRanks || to == rank;
+  const PlanPtr plan = this->plan();
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
+  StateTensor buffer;
+  absl::Status of_sink;
+  for (int param = 0; param < params_->size(); ++param) {
+    if (steps[param] == 0) continue;
+    const TensorView& value = (*params_)[param].value;
+    const int owner = plan->owners.owner(param);
+    const auto names = StateTensorNames(groups().rule_of(param));
+    const int64_t most = std::max<int64_t>(1, chunk.value / SizeOf(value.dtype));
+    if (names.empty() && receives) of_sink.Update(sink({.param = param, .step = steps[param]}));
+    for (size_t t = 0; t < names.size(); ++t) {
+      int64_t begin = 0;
+      do {
+        const int64_t count = std::min(most, value.count - begin);
+        TensorView data;
+        if (owner == rank) {
+          data = updater_.tensors(param)[t].view().Slice(begin, count);
+        } else if (receives) {
+          if (buffer.dtype() != value.dtype || buffer.count() < count) buffer = StateTensor(value.dtype, count);
+          data = buffer.view().Slice(0, count);
+        }
+        Work work;
+        if (to == kAllRanks) {
+          work = channel_->Broadcast(data, owner, {.role = Role::kState});
+        } else if (to != owner && rank == to) {
+          work = channel_->Recv(data, owner, {.role = Role::kState});
+        } else if (to != owner && rank == owner) {
+          work = channel_->Send(data, to, {.role = Role::kState});
+        }
+        EK_RETURN_IF_ERROR(work.Wait());
+        if (receives && of_sink.ok()) {
+          of_sink = sink({.param = param,
+                          .step = steps[param],
+                          .tensor = names[t],
+                          .count = value.count,
+                          .begin = begin,
+                          .data = data});
+        }
+        begin += count;
+      } while (begin < value.count);
+    }
+  }
+  return of_sink;
+}
+
+absl::Status ShardedOptimizer::Save(const std::string& folder) {
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", absl::StrCat(std::string(1, static_cast<char>(Action::kSave)), folder)));
+  return SaveHere(folder);
+}
+
+absl::Status ShardedOptimizer::SaveHere(const std::string& folder) {
+  EK_RETURN_IF_ERROR(
+      WriteCheckpoint(folder, join_name(), communicator(), *params_, updater_.Pieces(), steps_finished()));
+  SetCheckpointHint(folder);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::Load(const std::string& folder) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "Load");
+  const int rank = communicator().rank();
+  const PlanPtr old = plan();
+  // What nobody owns yet is read by all, and kept by the one who gets it.
+  const auto may_own = [&](int param) {
+    return old->owners.owner(param) == rank || old->owners.owner(param) == kNoOwner;
+  };
+  EK_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                      ReadCheckpoint(folder, join_name(), communicator(), *params_, may_own));
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), updater_.CheckState(loaded.state),
+                                                   *params_, groups(), internal::SameIn::kShape));
+  EK_RETURN_IF_ERROR(OwnLoaded(loaded.steps));
+  const PlanPtr now = plan();
+  updater_.Import(loaded.state, [&](int param) { return now->owners.owner(param) == rank; });
+  SetStepsFinished(loaded.steps_finished);
+  SetCheckpointHint(folder);
+  return absl::OkStatus();
 }
 
 absl::Status ShardedOptimizer::AnnounceAfterStep(absl::string_view call, const std::string& payload) {
@@ -71,8 +166,8 @@ absl::Status ShardedOptimizer::RebalanceHere() {
   return better.has_value() ? MoveTo(*better) : absl::OkStatus();
 }
 
-// Between two updates, so that all state is of the same step. What comes is put beside what is there until everybody has
-// everything: a failure before that has changed nothing.
+// Between two updates, so that all state is of the same step. What comes is put beside what is there until everybody
+// has everything: a failure before that has changed nothing.
 absl::Status ShardedOptimizer::MoveTo(const OwnerTable& owners) {
   const int rank = communicator().rank();
   const PlanPtr old = plan();
@@ -163,17 +258,24 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
 absl::Status ShardedOptimizer::LoadState(const OptimizerState& state) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
+  std::map<int, int64_t> steps;
+  for (const auto& [param, entry] : state.params) steps[param] = entry.step;
+  EK_RETURN_IF_ERROR(OwnLoaded(steps));
+  const PlanPtr now = plan();
+  updater_.Import(state, [&](int param) { return now->owners.owner(param) == communicator().rank(); });
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::OwnLoaded(const std::map<int, int64_t>& steps) {
   const PlanPtr old = plan();
   std::set<int> to_own;  // Trained in the past, but not since this optimizer was made.
-  for (const auto& [param, entry] : state.params) {
+  for (const auto& [param, step] : steps) {
     if (old->owners.owner(param) == kNoOwner) to_own.insert(param);
   }
   if (!to_own.empty()) EK_RETURN_IF_ERROR(AdoptMask(old->mask, to_own));
-  const PlanPtr now = plan();
   was_updated_.assign(was_updated_.size(), 0);
-  for (const auto& [param, entry] : state.params) was_updated_[param] = 1;
+  for (const auto& [param, step] : steps) was_updated_[param] = 1;
   is_torn_ = false;
-  updater_.Import(state, [&](int param) { return now->owners.owner(param) == communicator().rank(); });
   return absl::OkStatus();
 }
 

@@ -31,8 +31,8 @@
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/safetensors.h"
 #include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/safetensors.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 

@@ -19,7 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "evenkeel/tests/training/program.h"
-#include "evenkeel/trainer/safetensors.h"
+#include "evenkeel/zero_optim/safetensors.h"
 
 namespace evenkeel {
 

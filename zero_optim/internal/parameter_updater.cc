@@ -110,6 +110,21 @@ OptimizerState ParameterUpdater::Export() const {
   return state;
 }
 
+StatePieces ParameterUpdater::Pieces() {
+  StatePieces mine;
+  for (int param = 0; param < params_->size(); ++param) {
+    Slot& slot = slots_[param];
+    const bool has_part = slot.part.count > 0 || (*params_)[param].value.count == 0;
+    if (slot.step == 0 || !has_part) continue;
+    mine.steps[param] = slot.step;
+    const auto names = NamesFor(param);
+    for (size_t t = 0; t < names.size(); ++t) {
+      mine.pieces.push_back({param, std::string(names[t]), slot.part.begin, slot.part.tensors[t].view()});
+    }
+  }
+  return mine;
+}
+
 absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
   for (const auto& [param, entry] : state.params) {
     if (param < 0 || param >= params_->size()) {

@@ -63,6 +63,7 @@ class ParameterUpdater {
 
   // Of the ranges that are here.
   OptimizerState Export() const;
+  StatePieces Pieces();
   // InvalidArgument, which names the parameter, unless the state fits the parameters and the rule.
   absl::Status CheckState(const OptimizerState& state) const;
   // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The state must have passed

@@ -1,9 +1,10 @@
-#include "evenkeel/trainer/safetensors.h"
+#include "evenkeel/zero_optim/safetensors.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <map>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,8 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/file_io.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/zero_optim/file_io.h"
 
 namespace evenkeel {
 namespace {
@@ -157,25 +157,26 @@ TEST(SafetensorsTest, MutatedFilesAreReadOrRefused) {
                                  {"numbers", {2}, std::span<int64_t>(numbers)}};
   ASSERT_TRUE(WriteSafetensors(Path(), tensors, {{"key", "value"}}).ok());
   const std::string good = *ReadFile(Path());
-  StableRandom random(1);
+  std::mt19937_64 random(1);
+  const auto below = [&random](size_t limit) { return random() % limit; };
   const std::string interesting = "{}[]\",:0123456789-.eF \\u\xff";
   int accepted = 0;
   for (int round = 0; round < 20000; ++round) {
     std::string bad = good;
-    for (uint64_t change = random.Below(4); change-- > 0;) {
-      const size_t at = random.Below(bad.size());
-      switch (random.Below(5)) {
+    for (uint64_t change = below(4); change-- > 0;) {
+      const size_t at = below(bad.size());
+      switch (below(5)) {
         case 0:
-          bad[at] = static_cast<char>(random.Next());
+          bad[at] = static_cast<char>(random());
           break;
         case 1:
-          bad[at] = interesting[random.Below(interesting.size())];
+          bad[at] = interesting[below(interesting.size())];
           break;
         case 2:
-          bad.erase(at, random.Below(9));
+          bad.erase(at, below(9));
           break;
         case 3:
-          bad.insert(at, bad.substr(random.Below(bad.size()), random.Below(20)));
+          bad.insert(at, bad.substr(below(bad.size()), below(20)));
           break;
         case 4:
           bad.resize(1 + at);

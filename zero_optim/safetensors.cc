@@ -1,22 +1,19 @@
-#include "evenkeel/trainer/safetensors.h"
+#include "evenkeel/zero_optim/safetensors.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/file_io.h"
+#include "evenkeel/zero_optim/file_io.h"
+#include "evenkeel/zero_optim/internal/strict_json.h"
 
 // A file is: the header's length (8 bytes, little-endian), the header (JSON), the tensors' bytes.
-//
-// The header is parsed twice: first as a stream of events, which finds what a parsed document cannot show (names that
-// come twice) or must not hold (deep nesting, which would cost many times the file's size), then as a document.
 
 namespace evenkeel {
 namespace {
@@ -28,6 +25,7 @@ using Json = nlohmann::json;
 constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The same limit as the reference implementation's.
 constexpr char kMetadataKey[] = "__metadata__";
+constexpr int kMaxDepth = 3;  // The header, a tensor, its shape.
 
 absl::Status Malformed(absl::string_view how) { return absl::InvalidArgumentError(how); }
 
@@ -48,66 +46,7 @@ const DTypeName* FindDType(absl::string_view name) {
 
 absl::string_view NameOf(DType dtype) { return std::ranges::find(kDTypeNames, dtype, &DTypeName::dtype)->name; }
 
-// ---- The first pass: shape of the header ----
-
-class HeaderCheck : public nlohmann::json_sax<Json> {
- public:
-  const std::string& error() const { return error_; }
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override {
-    keys_.emplace_back();
-    return Enter();
-  }
-  bool end_object() override {
-    keys_.pop_back();
-    --depth_;
-    return true;
-  }
-  bool start_array(size_t) override { return Enter(); }
-  bool end_array() override {
-    --depth_;
-    return true;
-  }
-  bool key(string_t& name) override {
-    if (keys_.back().insert(name).second) return true;
-    error_ = absl::StrCat("\"", name, "\" comes twice in the header");
-    return false;
-  }
-  bool parse_error(size_t position, const std::string&, const Json::exception&) override {
-    error_ = absl::StrCat("the header is not JSON at its byte ", position);
-    return false;
-  }
-
- private:
-  static constexpr int kMaxDepth = 3;  // The header, a tensor, its shape.
-
-  bool Enter() {
-    if (++depth_ <= kMaxDepth) return true;
-    error_ = "the header is nested too deeply";
-    return false;
-  }
-
-  int depth_ = 0;
-  std::vector<std::set<std::string>> keys_;  // Of the objects that are open.
-  std::string error_;
-};
-
-absl::StatusOr<Json> ParseHeader(absl::string_view header) {
-  HeaderCheck check;
-  if (!Json::sax_parse(header.begin(), header.end(), &check)) return Malformed(check.error());
-  Json json = Json::parse(header.begin(), header.end(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Malformed("the header is not a JSON object");
-  return json;
-}
-
-// ---- The second pass: its entries ----
+// ---- The header's entries ----
 
 absl::Status ReadMetadata(const Json& json, std::map<std::string, std::string>& metadata) {
   if (!json.is_object()) return Malformed("__metadata__ is not an object");
@@ -241,7 +180,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string contents) {
     return Malformed(absl::StrCat("not a safetensors file: a header of ", length, " bytes does not fit into a file of ",
                                   all.size()));
   }
-  EK_ASSIGN_OR_RETURN(const Json header, ParseHeader(all.substr(kLengthBytes, length)));
+  EK_ASSIGN_OR_RETURN(const Json header,
+                      internal::ParseStrictJson(all.substr(kLengthBytes, length), kMaxDepth, "the header"));
   const absl::string_view data = all.substr(kLengthBytes + length);
   for (const auto& [name, entry] : header.items()) {
     if (name == kMetadataKey) {

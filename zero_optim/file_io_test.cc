@@ -1,4 +1,4 @@
-#include "evenkeel/trainer/file_io.h"
+#include "evenkeel/zero_optim/file_io.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -10,8 +10,8 @@
 // Errors:  NotFound, PermissionDenied, ... as the system says, always with the path; DataLoss for a damaged gzip
 //          file; ResourceExhausted beyond `max_bytes`; InvalidArgument for a folder, a device or a pipe.
 
-#ifndef EVENKEEL_TRAINER_FILE_IO_H_
-#define EVENKEEL_TRAINER_FILE_IO_H_
+#ifndef EVENKEEL_ZERO_OPTIM_FILE_IO_H_
+#define EVENKEEL_ZERO_OPTIM_FILE_IO_H_
 
 #include <cstdint>
 #include <span>
@@ -35,4 +35,4 @@ absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TRAINER_FILE_IO_H_
+#endif  // EVENKEEL_ZERO_OPTIM_FILE_IO_H_

@@ -17,8 +17,8 @@
 // Errors:    InvalidArgument for a malformed file or tensors that do not fit; the file system's own.
 // Source:    https://huggingface.co/docs/safetensors, format version 0.4.
 
-#ifndef EVENKEEL_TRAINER_SAFETENSORS_H_
-#define EVENKEEL_TRAINER_SAFETENSORS_H_
+#ifndef EVENKEEL_ZERO_OPTIM_SAFETENSORS_H_
+#define EVENKEEL_ZERO_OPTIM_SAFETENSORS_H_
 
 #include <cstdint>
 #include <map>
@@ -72,4 +72,4 @@ absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTens
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TRAINER_SAFETENSORS_H_
+#endif  // EVENKEEL_ZERO_OPTIM_SAFETENSORS_H_

@@ -164,7 +164,7 @@ absl::Status SlicedOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
   EK_ASSIGN_OR_RETURN(SlicePlan plan,
                       internal::PlanSlices(buckets, *params_, reducers_group_->rank(), reducers_group_->world_size()));
   // The old buckets go, and with them what waits there for Step().
-  gradients_are_lost_ = std::find(reduced_.begin(), reduced_.end(), true) != reduced_.end();
+  gradients_are_lost_ = gradients_are_lost_ || std::find(reduced_.begin(), reduced_.end(), true) != reduced_.end();
   reduced_.assign(reduced_.size(), false);
   next_plan_ = std::make_shared<const SlicePlan>(std::move(plan));
   return absl::OkStatus();
@@ -192,6 +192,7 @@ absl::StatusOr<RoundBuffers> SlicedOptimizer::BeginReduction(const BucketInfo& b
 
 void SlicedOptimizer::AdoptPlan() {
   plan_ = std::move(next_plan_);
+  gradients_are_lost_ = false;  // Others come.
   flags_.assign(plan_->flag_count, 0);
   flag_works_.assign(plan_->buckets.size(), Work());
   reduced_.assign(plan_->buckets.size(), false);

@@ -312,13 +312,13 @@ void StepControl::ContinueIn(StepControl& next) {
   next.requests_ = std::exchange(requests_, 0);
 }
 
-absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined() {
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined(bool is_meeting) {
   EndStep();
   is_dry_ = true;
   StepRecord record;
   record.joined = true;
   record.scope_hash = scope_hash_;
-  record.samples = std::exchange(samples_, StepRecord::kNotSaid);
+  if (!is_meeting) record.samples = std::exchange(samples_, StepRecord::kNotSaid);
   for (StepParticipant* participant : participants()) {
     ParticipantState state = participant->CurrentState();
     state.name_hash = StableHash(0, participant->participant_name());

@@ -163,10 +163,10 @@ class StepControl {
   // steps may be unanswered; then it waits. Joined ranks learn, in the order of these calls, that the actor called
   // `name` takes part.
   absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, absl::string_view name, int phase);
-  // A joined rank's next step.
-  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined();
-  // All ranks meet between two steps, in place of a step: this one with inputs, the others with EnterJoined(). It has no
-  // participants; nobody follows anybody in it.
+  // A joined rank's next step, or meeting.
+  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined(bool is_meeting = false);
+  // All ranks meet between two steps, in place of a step: this one with inputs, the others with EnterJoined(true). It
+  // has no participants; nobody follows anybody in it, and samples are left for the next step.
   absl::StatusOr<std::shared_ptr<StepTicket>> EnterMeeting();
   // Whether Enter() would begin a new step.
   bool WillBegin(const void* who, int phase) const {
@@ -201,6 +201,7 @@ class StepControl {
   // Who runs the loop at the moment; null outside of RunJoined().
   void SetScope(const void* scope, uint64_t hash) {
     scope == nullptr ? calls_.EndLoop() : calls_.BeginLoop();
+    if (scope == nullptr) samples_ = StepRecord::kNotSaid;  // No other loop's.
     scope_ = scope;
     scope_hash_ = hash;
   }

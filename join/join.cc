@@ -214,7 +214,7 @@ class JoinRun {
     bool is_last_joiner = true;
     for (int64_t shadowed = 0;;) {
       const bool is_meeting = groups_.IsDue();
-      EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined());
+      EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined(is_meeting));
       EK_RETURN_IF_ERROR(FollowCalls(ticket));
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
       if (answer.active == 0) break;

@@ -46,11 +46,12 @@ absl::Status Optimizer::Step(const StepOptions& options) {
     return absl::FailedPreconditionError(
         absl::StrCat(join_name(), ": Step() has nothing left to update: all parameters were updated in backward"));
   }
-  if (in_backward_ == InBackward::kPart && internal::NeedsCheck(options)) {
+  const bool is_plain = !internal::NeedsCheck(options) && !options.skip && options.grad_scale == 1.0;
+  if (in_backward_ == InBackward::kPart && !is_plain) {
     return absl::FailedPreconditionError(
         absl::StrCat(join_name(),
-                     ": clipping and looking for what is not finite need all gradients before the first update; some "
-                     "parameters were updated in backward"));
+                     ": clipping, scaling, skipping and looking for what is not finite are for all gradients, before "
+                     "the first update; some parameters were updated in backward"));
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
@@ -63,6 +64,10 @@ absl::Status Optimizer::Step(const StepOptions& options) {
 }
 
 absl::StatusOr<GradientCheck> Optimizer::CheckGradients(double norm) const {
+  if (in_backward_ != InBackward::kNothing) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": CheckGradients() would not see the gradients that were used up in backward"));
+  }
   EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep({.clip = ClipOptions{.norm = norm}}));
   return Measure(step, norm);
 }

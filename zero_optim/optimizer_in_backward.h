@@ -16,8 +16,8 @@
 //
 // A part of the parameters: name them in `params`. The others keep their gradients, and Step() updates them as ever.
 // Announce a gradient only when backward does not read that parameter's value any more: it changes from then on.
-// Clipping, skipping what is not finite, and all else that looks at all gradients before the first update can't work:
-// Step() refuses it, and refuses altogether where there is nothing left for it to update.
+// Clipping, skipping, scaling by a loss scale, and all else that is for all gradients before the first update can't
+// work: Step() and CheckGradients() refuse it, and Step() refuses altogether where there is nothing left to update.
 //
 // Uneven inputs: list the optimizer in RunJoined() as well. Dry ranks update likewise, with the settings of the lowest
 //                active rank.

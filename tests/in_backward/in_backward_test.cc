@@ -276,9 +276,16 @@ TEST(InBackwardTest, RefusesWhatItCanNotDo) {
     EXPECT_THAT(std::string(stepped.message()), HasSubstr("all parameters were updated in backward"));
     EK_ASSIGN_OR_RETURN(auto partly, Optimizer::Create(&comm, &model.params(), AdamW{}));
     EK_RETURN_IF_ERROR(UpdateInBackward(partly.get(), {.params = {1}}).status());
-    const absl::Status clipped = partly->Step({.clip = ClipOptions{.max_norm = 1.0}});
-    EXPECT_EQ(clipped.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(clipped.message()), HasSubstr("clipping"));
+    const StepOptions refused_of_a_part[] = {
+        {.grad_scale = 0.5}, {.skip = true}, {.clip = ClipOptions{.max_norm = 1.0}}, {.skip_nonfinite = true}};
+    for (const StepOptions& options : refused_of_a_part) {
+      const absl::Status stepped_partly = partly->Step(options);
+      EXPECT_EQ(stepped_partly.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(stepped_partly.message()), HasSubstr("clipping"));
+    }
+    for (const Optimizer* updates_in_backward : {optimizer.get(), partly.get()}) {
+      EXPECT_EQ(updates_in_backward->CheckGradients().status().code(), absl::StatusCode::kFailedPrecondition);
+    }
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

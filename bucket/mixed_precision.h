@@ -15,7 +15,8 @@
 //
 // Copies:    made when they are first asked for, and anew only if the master may have changed: once per synchronising
 //            step for a trained parameter, never again for a frozen one. A rank that ran dry notices the others' steps.
-//            After writing to values in another way (a checkpoint) call ValuesChanged().
+//            After writing to values in another way call ValuesChanged(): a checkpoint; a ShardedOptimizer's Step()
+//            that reduced the gradients itself, behind steps that only accumulate.
 // Gradients: GradientReady() widens, multiplies by the scale of SetGradScale() (one over a loss scale) and writes to
 //            params[i].grad, or adds to it if a gradient is there: accumulation is in the masters' type. What
 //            overflowed stays infinite.

@@ -16,8 +16,8 @@
 //   kReceive    nothing, and the result is written to the tensor that it has named with Own().
 //
 // Without Own() a dry rank drops results. Ranks that have left (JoinOptions::leave_after_shadow_steps) contribute the
-// identity and receive nothing; where ranks can leave, kOwned and kReceive are refused. A collective on the bare communicator is not followed: inside the loop it is
-// an error as soon as a rank has run dry.
+// identity and receive nothing; where ranks can leave, kOwned and kReceive are refused. A collective on the bare
+// communicator is not followed: inside the loop it is an error as soon as a rank has run dry.
 //
 // Order:   all ranks with inputs issue the same calls in the same order, anywhere in the loop: before its first step,
 //          between steps, in the middle of backward. They have a channel of their own.

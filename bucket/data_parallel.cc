@@ -104,6 +104,9 @@ std::vector<Fact> DataParallel::Facts() const {
   std::string caps;
   for (const Bytes& cap : options_.reducer.caps) absl::StrAppend(&caps, caps.empty() ? "{" : ", ", cap.value);
   facts.push_back({"the bucket caps", caps + "} bytes"});
+  facts.push_back({"find_unused", options_.reducer.find_unused ? "true" : "false"});
+  facts.push_back({"static_graph", options_.reducer.static_graph ? "true" : "false"});
+  facts.push_back({"the steps of tuning", absl::StrCat(options_.reducer.tune ? options_.reducer.tuning_steps : 0)});
   facts.push_back({"the list of delayed parameters", absl::StrCat("{", absl::StrJoin(options_.reducer.delayed, ", "),
                                                                   "} until \"", options_.reducer.delay_until, "\"")});
   return facts;
@@ -146,6 +149,7 @@ absl::Status DataParallel::FinishStep() {
   }
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
   if (mode_ == StepMode::kSync) step_is_open_ = false;
+  mode_ = StepMode::kSync;  // Until a step of it begins: in those of others it says nothing else.
   return absl::OkStatus();
 }
 

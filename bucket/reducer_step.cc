@@ -116,7 +116,8 @@ absl::Status Reducer::NoGradient(int param) {
 absl::Status Reducer::MarkUnused(absl::Span<const int> params) {
   for (const int param : params) {
     EK_RETURN_IF_ERROR(CheckCall(param));
-    if (mode_ == StepMode::kSync && !counts_.has_value()) EK_RETURN_IF_ERROR(Announce(param));
+    const bool counts = mode_ == StepMode::kSync && tracker_.is_planned(param) && !counts_.has_value();
+    if (counts) EK_RETURN_IF_ERROR(Announce(param));
   }
   if (unused_ != nullptr && mode_ == StepMode::kSync && !unused_->has_begun()) AgreeOnUnused();
   return absl::OkStatus();

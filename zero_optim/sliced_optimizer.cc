@@ -77,6 +77,10 @@ class SlicedOptimizer::Reduction : public BucketReduction {
     EK_RETURN_IF_ERROR(owner_->OnReduced(bucket.index));
     return GradFate::kNone;
   }
+  absl::Status OnStepEnd() override {
+    owner_->OnStepEnd();
+    return absl::OkStatus();
+  }
   std::string StepMessage() override { return owner_->SettingsMessage(); }
   absl::Status OnShadow(absl::string_view message) override { return owner_->OnSettings(message); }
 
@@ -177,9 +181,12 @@ absl::Status SlicedOptimizer::CheckGroups() const {
 }
 
 absl::StatusOr<RoundBuffers> SlicedOptimizer::BeginReduction(const BucketInfo& bucket, const ReductionStep& step) {
+  EK_RETURN_IF_ERROR(WaitForGathers());  // Of the step before, if they were not waited for.
   std::shared_ptr<StateMove> last_move;
   {
     absl::MutexLock lock(&mutex_);
+    if (is_between_reductions_) reduced_.assign(reduced_.size(), false);  // What no Step() has used.
+    is_between_reductions_ = false;
     EK_RETURN_IF_ERROR(CheckGroups());
     if (next_plan_ != nullptr) last_move = move_;
   }
@@ -219,6 +226,12 @@ void SlicedOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
                                {.role = Role::kShard, .index = bucket.index, .index_count = bucket.bucket_count});
 }
 
+void SlicedOptimizer::OnStepEnd() {
+  absl::MutexLock lock(&mutex_);
+  if (is_between_reductions_) reduced_.assign(reduced_.size(), false);  // All buckets were skipped.
+  is_between_reductions_ = true;
+}
+
 absl::Status SlicedOptimizer::OnReduced(int bucket) {
   std::shared_ptr<StateMove> move;
   Work flags;
@@ -254,7 +267,6 @@ absl::Status SlicedOptimizer::OnSettings(absl::string_view message) {
 // A step -------------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<ParticipantState> SlicedOptimizer::PrepareStep() {
-  EK_RETURN_IF_ERROR(WaitForAll());
   absl::MutexLock lock(&mutex_);
   if (awaits_step_) {
     return absl::FailedPreconditionError(
@@ -284,14 +296,14 @@ absl::Status SlicedOptimizer::CheckGradients() const {
 }
 
 absl::Status SlicedOptimizer::Step(const StepOptions& options) {
-  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
-  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
   EK_RETURN_IF_ERROR(internal::CheckOptions(options));
-  EK_RETURN_IF_ERROR(CheckGradients());
   if (updates_in_backward() && !(options == StepOptions())) {
     return absl::InvalidArgumentError(
         absl::StrCat(join_name(), ": Step() has options, but the update was made in backward (SliceUpdates)"));
   }
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  EK_RETURN_IF_ERROR(CheckGradients());
   const StepMessage step{.rules = groups_.rules(), .options = options};
   last_step_ = std::move(ticket);
   if (!answer.everyone_active()) {
@@ -324,7 +336,7 @@ absl::Status SlicedOptimizer::Run(const StepMessage& step, bool has_inputs) {
   }
   if (!updates_in_backward()) EK_RETURN_IF_ERROR(UpdateAll(step.options));
   // A rank without inputs has no forward to overlap with.
-  if (!options_.overlap_forward || !has_inputs) EK_RETURN_IF_ERROR(WaitForAll());
+  if (!options_.overlap_forward || !has_inputs) EK_RETURN_IF_ERROR(WaitForGathers());
   absl::MutexLock lock(&mutex_);
   awaits_step_ = false;
   reduced_.assign(reduced_.size(), false);
@@ -405,6 +417,19 @@ absl::Status SlicedOptimizer::WaitFor(int param) {
 }
 
 absl::Status SlicedOptimizer::WaitForAll() {
+  EK_RETURN_IF_ERROR(WaitForGathers());
+  std::vector<Work> flags;
+  std::shared_ptr<StateMove> move;
+  {
+    absl::MutexLock lock(&mutex_);
+    flags = flag_works_;
+    move = move_;
+  }
+  EK_RETURN_IF_ERROR(WaitForEach(flags));
+  return move != nullptr ? move->Wait() : absl::OkStatus();
+}
+
+absl::Status SlicedOptimizer::WaitForGathers() {
   std::vector<Work> gathers;
   {
     absl::MutexLock lock(&mutex_);

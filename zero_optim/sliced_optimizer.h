@@ -115,7 +115,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   const std::optional<GradientCheck>& last_check() const { return last_check_; }
 
   // Until parameter `param` is updated; all of them. Needed with overlap_forward only: before anybody reads it, or
-  // another object makes use of it. The next step, Consolidate() and the end of RunJoined() wait by themselves.
+  // another object makes use of it. The next reduction, Consolidate() and the end of RunJoined() wait by themselves.
   absl::Status WaitFor(int param);
   absl::Status WaitForAll();
 
@@ -166,6 +166,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status OnPlan(absl::Span<const BucketInfo> buckets);
   absl::StatusOr<RoundBuffers> BeginReduction(const BucketInfo& bucket, const ReductionStep& step);
   absl::Status OnReduced(int bucket);
+  void OnStepEnd();
   std::string SettingsMessage() const;
   absl::Status OnSettings(absl::string_view message);
   absl::Status CheckGroups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -179,6 +180,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status Run(const internal::StepMessage& step, bool has_inputs);
   absl::Status UpdateAll(const StepOptions& options);
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
+  absl::Status WaitForGathers();
   void UpdateBucket(int bucket, double grad_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnAction(absl::string_view payload);
 
@@ -215,8 +217,9 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   std::shared_ptr<const internal::SlicePlan> next_plan_ ABSL_GUARDED_BY(mutex_);  // From the next reduction on.
   std::shared_ptr<internal::StateMove> move_ ABSL_GUARDED_BY(mutex_);  // Until a step has ended on all ranks.
   std::vector<float> flags_ ABSL_GUARDED_BY(mutex_);  // Which parameters of the buckets have a gradient on some rank.
-  std::vector<Work> flag_works_ ABSL_GUARDED_BY(mutex_);     // By bucket.
-  std::vector<bool> reduced_ ABSL_GUARDED_BY(mutex_);        // By bucket: its gradient waits for its update.
+  std::vector<Work> flag_works_ ABSL_GUARDED_BY(mutex_);  // By bucket.
+  std::vector<bool> reduced_ ABSL_GUARDED_BY(mutex_);     // By bucket: its gradient waits for its update.
+  bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);        // By bucket; empty when all have ended.
   bool gradients_are_lost_ ABSL_GUARDED_BY(mutex_) = false;  // The buckets went before Step().
   bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;         // Buckets were updated in backward.

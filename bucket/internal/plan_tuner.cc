@@ -17,9 +17,12 @@ constexpr int kProbes = 5;  // Of each size; the shortest counts.
 
 double Microseconds(int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
+// Of what was measured: a bucket that was skipped took no time.
 std::vector<LinkSample> Samples(const std::vector<int64_t>& bytes, const std::vector<int64_t>& ns) {
   std::vector<LinkSample> samples;
-  for (size_t i = 0; i < bytes.size(); ++i) samples.push_back({.bytes = bytes[i], .ns = ns[i]});
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (ns[i] > 0) samples.push_back({.bytes = bytes[i], .ns = ns[i]});
+  }
   return samples;
 }
 
@@ -54,6 +57,7 @@ void PlanTuner::EndStep(const StepTimes* times) {
   }
   if (phase_ != Phase::kRecording) return;
   for (size_t b = 0; b < times->buckets.size(); ++b) {
+    if (times->buckets[b].launched == absl::InfiniteFuture()) continue;  // Skipped: nothing was measured.
     recorder_.Bucket(static_cast<int>(b), absl::ToInt64Nanoseconds(times->buckets[b].reduced - StartOf(*times, b)));
   }
   recorder_.EndStep();
@@ -90,7 +94,7 @@ absl::Status PlanTuner::Choose(Communicator& comm, Channel& channel, bool has_in
   std::vector<int64_t> bytes = BucketBytes();
   StepProfile mine = recorder_.Profile();
   // Sizes are of the plan, so all ranks try, or none does.
-  if (!order_.empty() && !CanFit(Samples(bytes, std::vector<int64_t>(bytes.size())))) {
+  if (!order_.empty() && !CanFit(Samples(bytes, std::vector<int64_t>(bytes.size(), 1)))) {
     EK_ASSIGN_OR_RETURN(const std::vector<LinkSample> probed, Probe(comm, channel));
     for (const LinkSample& sample : probed) {
       bytes.push_back(sample.bytes);

@@ -80,9 +80,16 @@ struct TestRank {
   // Forward and backward: the gradients of `step`, but for those in `without`, announced from the last to the first.
   absl::Status Backward(int step, StepMode mode = StepMode::kSync, const std::set<int>& without = {}) {
     EK_RETURN_IF_ERROR(ddp->BeginStep(mode));
+    return Announce(step, without);
+  }
+  // The same of a step that has begun.
+  absl::Status Announce(int step, const std::set<int>& without = {}) {
     ParameterSet& params = model.params();
     for (int param = model.size() - 1; param >= 0; --param) {
       if (!params.trainable(param)) continue;
+      if constexpr (std::is_same_v<AnyOptimizer, SlicedOptimizer>) {
+        EK_RETURN_IF_ERROR(optimizer->WaitFor(param));  // Gradients depend on values.
+      }
       if (!without.contains(param)) AddGradient(step, param);
       EK_RETURN_IF_ERROR(params.grad_state(param) == GradState::kNone ? ddp->NoGradient(param)
                                                                       : ddp->GradientReady(param));

@@ -112,19 +112,22 @@ TEST(SlicedTrafficTest, UpdatesTheFirstBucketBeforeTheLastGradientIsThere) {
   });
 }
 
-// Step() is back before another rank has sent its slices; WaitFor() and the next step are not.
+// Step() is back before another rank has sent its slices, and so is the next BeginStep(); WaitFor() and the next
+// reduction are not.
 TEST(SlicedTrafficTest, OverlapsWithTheNextForwardIfAsked) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, {.optimizer = {.overlap_forward = true}}));
     internal::TestModel plain_model(kSizes);
     internal::PlainTraining plain(&plain_model, AdamW{});
+    EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
     for (int step = 0; step < 3; ++step) {
-      rank->model.params().ClearGradients();
-      EK_RETURN_IF_ERROR(rank->Backward(step));
-      const std::string topic = absl::StrCat("stepped/", step);
-      // Rank 1 begins its Step() only when rank 0 has done with its own.
+      EK_RETURN_IF_ERROR(rank->Announce(step));
+      const std::string topic = absl::StrCat("begun/", step);
+      // Rank 1 begins its Step() only when rank 0 has done with its own, and begun the next step.
       if (comm.rank() == 1) EK_RETURN_IF_ERROR(comm.control().Receive(topic, comm.timeout()).status());
       EK_RETURN_IF_ERROR(rank->optimizer->Step());
+      rank->model.params().ClearGradients();
+      if (step < 2) EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
       if (comm.rank() == 0) comm.control().Send(1, topic, "");
       plain.Step(Ranks(2), step, 0.5);
       for (int param = 0; param < plain_model.size(); ++param) {

@@ -17,8 +17,8 @@
 //            the tensors have that they are seen through. The gradient's type is the value's.
 // Shared:    the same memory added under another name (tied weights) is one parameter with two names: one gradient,
 //            to which all of its uses add, announced once, after the last of them.
-// Sparse:    of a parameter added with AddSparse() backward writes some rows (an embedding). They are gathered instead of
-//            reduced, and Sgd without momentum and decay updates just these; `grad` has no memory.
+// Sparse:    of a parameter added with AddSparse() backward writes some rows (an embedding). They are gathered instead
+//            of reduced, and Sgd without momentum and decay updates just these; `grad` has no memory.
 // Ignored:   parameters of which data parallelism keeps its hands off: no bucket, no broadcast, no check that replicas
 //            are equal, no optimizer's step; only names and that they are ignored must agree on all ranks. They may
 //            differ in size and type, and lie on another device. They never count as trained.

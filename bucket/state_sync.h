@@ -37,8 +37,8 @@ struct Fact {
   std::string what;
   std::string value;
 };
-// How many parameters and buffers there are; names, sizes, types of the parameters, and which are shared; of the ignored
-// ones only names, and that they are; sizes and types of the buffers.
+// How many parameters and buffers there are; names, sizes, types of the parameters, and which are shared; of the
+// ignored ones only names, and that they are; sizes and types of the buffers.
 std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
 // InvalidArgument on every rank if the ranks' facts differ; it names the first that does, two ranks and both values.
 absl::Status VerifySame(absl::Span<const Fact> facts, ControlChannel& control, absl::Duration timeout);

@@ -168,7 +168,8 @@ using GroupMaker = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
 
 class Communicator {
  public:
-  // For factories. `control` must be connected; rank and world size are its. Without `make_group` there is no Split(), and no Shrink().
+  // For factories. `control` must be connected; rank and world size are its. Without `make_group` there is no Split(),
+  // and no Shrink().
   Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
                CommunicatorOptions options = {}, absl::string_view group = "world", GroupMaker make_group = nullptr);
   ~Communicator();
@@ -253,8 +254,8 @@ class Communicator {
 
   // After the group has failed: a new one of the ranks that are still there, in their order. Every survivor calls it;
   // waits until each rank of the old group has, or is lost, or has left, and those that are left have met in the new
-  // one. Each attempt of them to meet has a third of the time left, at least a second; then, or when one of them is lost
-  // meanwhile, they begin anew without it. The old group stays as it is, and may go.
+  // one. Each attempt of them to meet has a third of the time left, at least a second; then, or when one of them is
+  // lost meanwhile, they begin anew without it. The old group stays as it is, and may go.
   // Errors: FailedPrecondition: the group has not failed. DeadlineExceeded names the ranks that neither came nor went.
   //         Unavailable: whoever held the group together is gone, or the others took this rank for lost.
   absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout = absl::Minutes(2));

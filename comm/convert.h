@@ -9,8 +9,8 @@
 //           infinity, subnormals are exact, NaN stays NaN. Each processor gives the same bits (except for which NaN).
 // Aliasing: `from` and `to` may be the same tensor; partial overlap is not allowed.
 // Threads:  pure functions on the caller's memory.
-// Errors:   CheckConvertible() says InvalidArgument for other types or counts that differ, Unimplemented for memory that
-//           is not the CPU's; ConvertFloats() takes only what passes there.
+// Errors:   CheckConvertible() says InvalidArgument for other types or counts that differ, Unimplemented for memory
+//           that is not the CPU's; ConvertFloats() takes only what passes there.
 
 #ifndef EVENKEEL_COMM_CONVERT_H_
 #define EVENKEEL_COMM_CONVERT_H_

@@ -5,11 +5,11 @@
 //   calls.HasNext(); calls.TakeNext();
 //
 // A loop may issue them anywhere, also between two steps, where nobody knows yet who will have inputs in the next one.
-// While a step is running that some ranks are known to be dry in, its lowest active rank tells them with everything else
-// it does (StepControl). For the rest there are notices: a rank that runs dry says so, and how many it has issued; the
+// While a step is running that some ranks are known to be dry in, its lowest active rank tells them with all else it
+// does (StepControl). For the rest there are notices: a rank that runs dry says so, and how many it has issued; the
 // lowest rank that has not said so tells what it has issued after that, and issues from then on. Who takes over that
-// role repeats what was issued since the last agreed step; numbers say what a rank has followed already. While all ranks
-// have inputs no message is sent.
+// role repeats what was issued since the last agreed step; numbers say what a rank has followed already. While all
+// ranks have inputs no message is sent.
 //
 // Threads: thread-safe.
 

@@ -193,6 +193,11 @@ absl::StatusOr<StepAnswer> StepTicket::Wait() const {
   return *answer_;
 }
 
+absl::Time StepTicket::Renew() {
+  absl::MutexLock lock(&mutex_);
+  return deadline_ = absl::Now() + comm_->timeout();
+}
+
 internal::Wait StepTicket::Describe() const {
   return {.kind = internal::Wait::Kind::kExchange,
           .sequence = step_,
@@ -258,7 +263,7 @@ void StepControl::ReleaseName(absl::string_view name) {
 std::vector<int> StepControl::active_ranks() const {
   absl::MutexLock lock(&mutex_);
   std::vector<int> ranks = active_ranks_;
-  if (records_sent_ > 0 && !ranks.empty()) return ranks;
+  if (!ranks.empty()) return ranks;
   ranks.resize(comm_->world_size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
@@ -304,12 +309,34 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterMeeting() {
   return Begin(std::move(record));
 }
 
-void StepControl::ContinueIn(StepControl& next) {
+void StepControl::ContinueIn(StepControl& next, const std::vector<int>& rank_there) {
   next.SetScope(scope_, scope_hash_);
   next.SetAgreement(agreement_);
   next.RequireSamples(requires_samples_);
   next.samples_ = std::exchange(samples_, StepRecord::kNotSaid);
   next.requests_ = std::exchange(requests_, 0);
+  next_ = &next;
+  next_lives_ = next.lifetime();
+  const std::vector<int> active = active_ranks();
+  absl::MutexLock lock(&next.mutex_);
+  for (const int rank : active) {
+    if (rank_there[rank] >= 0) next.active_ranks_.push_back(rank_there[rank]);
+  }
+}
+
+void StepControl::ComeBackFrom(StepControl& other) {
+  next_lives_.reset();
+  requests_ |= std::exchange(other.requests_, 0);
+}
+
+void StepControl::AddSamples(int64_t samples) {
+  if (!next_lives_.expired()) return next_->AddSamples(samples);
+  samples_ = std::max<int64_t>(samples_, 0) + samples;
+}
+
+void StepControl::Request(uint32_t bits) {
+  if (!next_lives_.expired()) return next_->Request(bits);
+  requests_ |= bits;
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined(bool is_meeting) {
@@ -477,10 +504,11 @@ void StepControl::AnnounceCall(const std::string& call) {
 }
 
 absl::StatusOr<std::optional<std::string>> StepControl::NextCall(const std::shared_ptr<StepTicket>& ticket) {
+  const absl::Time deadline = ticket->Renew();
   {
     const internal::Waits::Scope scope(
         comm_->waits_, [&] { return ticket->Describe(); }, [&] { return ticket->IsAnswered() || calls_.HasNext(); });
-    calls_.AwaitNext(ticket->step_, ticket->deadline_);
+    calls_.AwaitNext(ticket->step_, deadline);
   }
   if (calls_.HasNext()) return calls_.TakeNext();
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
@@ -492,7 +520,7 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(const std::shar
   // Over a tree the answer can overtake the notices of calls.
   while (calls_.position() < before) {
     EK_RETURN_IF_ERROR(comm_->status());
-    if (absl::Now() > ticket->deadline_) {
+    if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("rank ", comm_->rank(), " was not told of call ",
                                                       calls_.position(), " of ", before, " before step ", answer.step));
     }

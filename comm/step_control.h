@@ -122,15 +122,17 @@ class StepTicket {
  private:
   friend class StepControl;
   StepTicket(int64_t step, bool is_dry, Communicator* comm)
-      : step_(step), is_dry_(is_dry), deadline_(absl::Now() + comm->timeout()), comm_(comm) {}
+      : step_(step), is_dry_(is_dry), comm_(comm), deadline_(absl::Now() + comm->timeout()) {}
+  // The others are busy with something else than this step: it may take as long from now on.
+  absl::Time Renew();
   void Resolve(absl::StatusOr<StepAnswer> answer);
   internal::Wait Describe() const;
 
   const int64_t step_;
   const bool is_dry_;
-  const absl::Time deadline_;
   Communicator* const comm_;
   mutable absl::Mutex mutex_;
+  absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::function<void(const absl::StatusOr<StepAnswer>&)>> callbacks_ ABSL_GUARDED_BY(mutex_);
   bool is_calling_back_ ABSL_GUARDED_BY(mutex_) = false;
@@ -182,9 +184,10 @@ class StepControl {
   absl::Status Announce(absl::string_view actor, absl::string_view payload);
   // Joined rank: the next thing that the lowest active rank did in step `answer.step`.
   absl::StatusOr<StepAction> NextAction(const StepAnswer& answer);
-  // Collectives of the user's that dry ranks follow, wherever the loop issues them (comm/followed_calls.h). Active rank:
-  // before it issues one. Dry rank: the next one of those that come before the ticket's step; nothing: that has begun,
-  // and all before it have been taken. TakeCall() tells whether one that NextAction() brought is still to be followed.
+  // Collectives of the user's that dry ranks follow, wherever the loop issues them (comm/followed_calls.h). Active
+  // rank: before it issues one. Dry rank: the next one of those that come before the ticket's step; nothing: that has
+  // begun, and all before it have been taken. TakeCall() tells whether one that NextAction() brought is still to be
+  // followed.
   void AnnounceCall(const std::string& call);
   absl::StatusOr<std::optional<std::string>> NextCall(const std::shared_ptr<StepTicket>& ticket);
   bool TakeCall(const StepAction& action) { return calls_.Take(action.number); }
@@ -202,20 +205,25 @@ class StepControl {
   void SetScope(const void* scope, uint64_t hash) {
     scope == nullptr ? calls_.EndLoop() : calls_.BeginLoop();
     if (scope == nullptr) samples_ = StepRecord::kNotSaid;  // No other loop's.
+    absl::MutexLock lock(&mutex_);
+    active_ranks_.clear();
     scope_ = scope;
     scope_hash_ = hash;
   }
   const void* scope() const { return scope_; }
-  // The loop goes on in another group: its scope, its settings, and what this rank has said for its next record.
-  void ContinueIn(StepControl& next);
+  // The loop goes on in another group: its scope, its settings, what this rank has said for its next record, and what
+  // it still says here while that group lives. `rank_there`: by rank, its rank in that group; -1: it has none.
+  void ContinueIn(StepControl& next, const std::vector<int>& rank_there);
+  // It has come back from that group, with what was said there and did not go out any more.
+  void ComeBackFrom(StepControl& other);
   // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no agreement.
   void SetAgreement(bool on) { agreement_ = on; }
   bool agreement() const { return agreement_; }
   // Whether active ranks have to say how many samples they bring: a step without it is an error on all ranks.
   void RequireSamples(bool on) { requires_samples_ = on; }
   // For the next record that this rank sends: brings so many samples more.
-  void AddSamples(int64_t samples) { samples_ = std::max<int64_t>(samples_, 0) + samples; }
-  void Request(uint32_t bits) { requests_ |= bits; }
+  void AddSamples(int64_t samples);
+  void Request(uint32_t bits);
 
   // Names of those who came from another group with theirs: false if somebody here has that name. Whoever leaves gives
   // its name back.
@@ -259,6 +267,8 @@ class StepControl {
   int64_t steps_begun_ = 0;
   int64_t samples_ = StepRecord::kNotSaid;
   uint32_t requests_ = 0;
+  StepControl* next_ = nullptr;                 // Where the loop goes on,
+  std::weak_ptr<const void> next_lives_;        // as long as that is there.
   std::atomic<bool> requires_samples_ = false;  // Also read by the control thread.
   int64_t samples_so_far_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);

@@ -23,7 +23,8 @@ namespace evenkeel {
 enum class VerifyLevel : uint8_t {
   kOff,        // A divergence ends at the operation's deadline, or when a rank leaves.
   kPositions,  // Ranks that are stuck tell each other where they are: an error within seconds, with all positions. Over
-               // transports without headers, what was issued is compared before reduced gradients are used. The default.
+               // transports without headers, what was issued is compared before reduced gradients are used. The
+               // default.
   kEvery,      // Each collective is compared over the control plane before its data is used.
 };
 absl::string_view ToString(VerifyLevel level);  // "off", "positions", "every"

@@ -1,7 +1,7 @@
 // Which evenkeel this is. The parts of one job must be one build: ranks and launcher say it to each other when they
 // meet, and refuse a different one with both names.
 //
-//   bazel build --copt=-DEVENKEEL_BUILD='"0.3.0+$(git rev-parse --short HEAD)"' ...     // a finer stamp, for own builds
+//   bazel build --copt=-DEVENKEEL_BUILD='"0.3.0+$(git rev-parse --short HEAD)"' ...     // for builds of your own
 
 #ifndef EVENKEEL_COMM_VERSION_H_
 #define EVENKEEL_COMM_VERSION_H_

@@ -137,7 +137,8 @@ class JoinRun {
       if (ended.ok()) return status;
       status = ended;
     }
-    if (!status.ok() && !has_come_back_stopped_) groups_.Abort(status, where);
+    const bool has_only_stopped = has_come_back_stopped_ && absl::IsOutOfRange(status);
+    if (!status.ok() && !has_only_stopped) groups_.Abort(status, where);
     return status;
   }
 

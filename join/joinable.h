@@ -135,8 +135,8 @@ class Joinable {
   // Errors: FailedPrecondition on all ranks, and nothing has changed: inside RunJoined(), another order, or a name that
   //         the new group has already. Any other error ends the new group; this object is in it then.
   absl::Status ReplaceGroup(Communicator* comm) { return ReplaceGroup(comm, GroupChange()); }
-  // Whether a rank may leave and come back during RunJoined(): ReplaceGroup() and TakeOver() are all that it takes to make
-  // this object equal to another rank's.
+  // Whether a rank may leave and come back during RunJoined(): ReplaceGroup() and TakeOver() are all that it takes to
+  // make this object equal to another rank's.
   virtual bool can_leave() const { return false; }
   // Where hooks that issue collectives of their own keep their tensors.
   virtual Device join_device() const { return comm_->device(); }

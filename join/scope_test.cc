@@ -10,6 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/gloo.h"
@@ -355,6 +357,56 @@ TEST(ScopeOverGlooTest, DryRanksFollowTheLastCallsToo) {
       EXPECT_EQ(received, static_cast<float>(epoch + 1));
     }
     return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// What it waits for is not the step but the next call, of which there may be many: an evaluation, for example.
+TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
+  const auto loop = [](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
+    if (comm.rank() == 0) return absl::OkStatus();
+    for (int i = 0; i < 12; ++i) {
+      EK_RETURN_IF_ERROR(CountActive(scope).status());
+      absl::SleepFor(absl::Milliseconds(500));
+    }
+    return ticker.Tick();
+  };
+  const absl::Status status = RunRanks(
+      2, [&](Communicator& comm) { return RunLoop(comm, loop); }, CommunicatorOptions{.timeout = absl::Seconds(3)});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+class Leaver : public Ticker {
+ public:
+  using Ticker::Ticker;
+  bool can_leave() const override { return true; }
+};
+
+// The user asks on the communicator that he has; the ranks that are left are in another group.
+TEST(LeavingTest, RequestsReachTheRanksThatAreLeft) {
+  const absl::Status status = RunRanks(3, [](Communicator& comm) -> absl::Status {
+    Leaver ticker(&comm);
+    const int steps = comm.rank() == 0 ? 1 : comm.rank() == 1 ? 2 : 6;
+    EK_RETURN_IF_ERROR(RunJoined({&ticker}, {.leave_after_shadow_steps = 2}, [&](JoinScope& scope) -> absl::Status {
+      for (int i = 0; i < steps; ++i) {
+        if (i == 4) comm.steps().Request(StepRequests::kStop);
+        EK_RETURN_IF_ERROR(ticker.Tick());
+        if (i == 3) {
+          EXPECT_THAT(scope.active_ranks(), ElementsAre(2));
+        }
+        EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticker.communicator().steps().current()->Wait());
+        EXPECT_EQ(answer.requests, i == 4 ? StepRequests::kStop : 0u) << "step " << i;
+      }
+      return absl::OkStatus();
+    }));
+    return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
+      EXPECT_THAT(scope.active_ranks(), ElementsAre(0, 1, 2));
+      comm.steps().Request(StepRequests::kSave);
+      EK_RETURN_IF_ERROR(ticker.Tick());
+      EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm.steps().current()->Wait());
+      EXPECT_EQ(answer.requests, StepRequests::kSave);
+      return absl::OkStatus();
+    });
   });
   EXPECT_TRUE(status.ok()) << status;
 }

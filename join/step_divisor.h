@@ -27,11 +27,11 @@ enum class DivideBy {
   kInitialWorldSize,
   // The ranks that have inputs in the step: its batch is averaged, however many take part.
   kActiveRanks,
-  // Gradients are sums over samples (or tokens), and are divided by all ranks' samples of the step: those of accumulated
-  // micro-steps, and of what a rank had accumulated when it ran dry, included. Exact for batches of any sizes. Each rank
-  // says before each step how many it has: JoinScope::AddSamples(). Without any sample in the group the gradients are
-  // the sums that they are, of nothing: zeros. All steps of the loop count: not for models that take turns (a GAN's
-  // two), each of which would be divided by the samples of the other's steps too.
+  // Gradients are sums over samples (or tokens), and are divided by all ranks' samples of the step: those of
+  // accumulated micro-steps, and of what a rank had accumulated when it ran dry, included. Exact for batches of any
+  // sizes. Each rank says before each step how many it has: JoinScope::AddSamples(). Without any sample in the group
+  // the gradients are the sums that they are, of nothing: zeros. All steps of the loop count: not for models that take
+  // turns (a GAN's two), each of which would be divided by the samples of the other's steps too.
   kSamples,
 };
 

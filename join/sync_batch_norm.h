@@ -1,7 +1,7 @@
 // Batch normalisation with the statistics of all ranks' samples, also where ranks run dry.
 //
 //   SyncBatchNorm norm({.channels = 16});
-//   EK_RETURN_IF_ERROR(norm.Forward(scope, shape, input, {gamma, beta}, running, output));      // in RunJoined()'s loop
+//   EK_RETURN_IF_ERROR(norm.Forward(scope, shape, input, {gamma, beta}, running, output));      // in the loop
 //   ...
 //   EK_RETURN_IF_ERROR(norm.Backward(scope, grad_output, gamma, {grad_input, grad_gamma, grad_beta}));
 //

@@ -60,14 +60,16 @@ absl::StatusOr<bool> JoinGroups::Divide() {
   groups_.push_back(owned_.back().get());
   std::vector<int> members;
   std::vector<int64_t> shadowed;
+  std::vector<int> rank_there(members_.size(), -1);
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     if (shadowed_[rank] >= leave_after_) continue;
+    rank_there[rank] = static_cast<int>(members.size());
     members.push_back(members_[rank]);
     shadowed.push_back(shadowed_[rank]);
   }
   members_ = std::move(members);
   shadowed_ = std::move(shadowed);
-  old.steps().ContinueIn(here().steps());
+  old.steps().ContinueIn(here().steps(), rank_there);
   EK_RETURN_IF_ERROR(Move(here(), /*source=*/-1));
   for (Joinable* joinable : joinables_) {
     joinable->loops_group_ = owned_.back();
@@ -117,6 +119,7 @@ absl::StatusOr<bool> JoinGroups::Return(bool is_last_joiner, bool has_stopped) {
     joinables_[i]->is_taking_over_ = false;
   }
   for (size_t level = groups_.size() - 1; level > 0; --level) {
+    groups_[level - 1]->steps().ComeBackFrom(groups_[level]->steps());
     EK_RETURN_IF_ERROR(groups_[level]->Finalize(groups_[level]->timeout()));
   }
   groups_.resize(1);

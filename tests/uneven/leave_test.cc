@@ -1,5 +1,5 @@
-// Ranks without inputs that leave the group and come back at the end of the loop: everything is as if they had shadowed,
-// bit for bit over the local backend, where each element is added up in rank order.
+// Ranks without inputs that leave the group and come back at the end of the loop: everything is as if they had
+// shadowed, bit for bit over the local backend, where each element is added up in rank order.
 
 #include <algorithm>
 #include <memory>

@@ -17,9 +17,9 @@
 //            step for a trained parameter, never again for a frozen one. A rank that ran dry notices the others' steps.
 //            After writing to values in another way call ValuesChanged(): a checkpoint; a ShardedOptimizer's Step()
 //            that reduced the gradients itself, behind steps that only accumulate.
-// Gradients: GradientReady() widens, multiplies by the scale of SetGradScale() (one over a loss scale) and writes to
-//            params[i].grad, or adds to it if a gradient is there: accumulation is in the masters' type. What
-//            overflowed stays infinite.
+// Gradients: GradientReady() widens, multiplies by the scale of SetGradScale() (one over a loss scale, unless that is
+//            the step's grad_scale: not both) and writes to params[i].grad, or adds to it if a gradient is there:
+//            accumulation is in the masters' type. What overflowed stays infinite.
 // Which type travels is the reduction's to say (bucket/hooks/compressed_reduction.h; without one, the masters' type),
 // and buffers are broadcast in whatever type they are given to DataParallel.
 //

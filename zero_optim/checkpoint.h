@@ -10,7 +10,8 @@
 // same folder stays until the new one is complete. Nobody holds more than its own part: readers open one file at a
 // time.
 //
-// For state that is held in another way, the functions below.
+// For state that is held in another way, the functions below. SlicedOptimizer has neither Save() nor Load(): write what
+// its Consolidate() gives on one rank, and give to its LoadState() what Checkpoint::ReadState() reads.
 //
 // Order:   writing is a collective call: all ranks, with equal folders.
 // Threads: Checkpoint is immutable; several may read.

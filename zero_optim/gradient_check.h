@@ -11,6 +11,8 @@
 //   EK_RETURN_IF_ERROR(dense_optimizer->Step({.grad_scale = scale}));
 //   EK_RETURN_IF_ERROR(embedding_optimizer->Step({.grad_scale = scale}));
 //
+// SlicedOptimizer has no CheckGradients(): its Step() clips by its own gradients only.
+//
 // Order:   sums are in double, over a parameter's elements in one order, then over parameters by index: the same bits
 //          on every rank, at any world size, sharded or not.
 // Threads: pure functions.

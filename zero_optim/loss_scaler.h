@@ -11,8 +11,9 @@
 // An optimizer's check is agreed over its group: what is not finite on one rank is so for all, and all skip the step.
 // If ranks beyond that group share the scale (tensor parallel), let them agree first: CheckGradients(), then
 // Communicator::AgreeAny() of the larger group, then Step({.skip = any}) and Update(any). So with several optimizers.
+// SlicedOptimizer has no CheckGradients(): with it only the loop above will do.
 //
-// Join:    ranks without inputs follow; put it into RunJoined()'s list, behind the optimizer.
+// Join:    ranks without inputs follow; put it into RunJoined()'s list, too.
 // Order:   Update() once per step, on all ranks that have inputs, with the same word.
 // Threads: thread-compatible.
 // Source:  torch.cuda.amp.GradScaler (its defaults); a least scale as in Megatron-LM.

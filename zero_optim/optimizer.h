@@ -77,8 +77,8 @@ class Optimizer : public Joinable {
   // Replaces all state. On all ranks alike, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
 
-  // A checkpoint in a folder that all ranks see (checkpoint.h), which an optimizer of any kind can load at any world
-  // size. All ranks together, between steps, not inside RunJoined().
+  // A checkpoint in a folder that all ranks see (checkpoint.h), which a ShardedOptimizer can load as well, at any
+  // world size. All ranks together, between steps, not inside RunJoined().
   absl::Status Save(const std::string& folder);
   absl::Status Load(const std::string& folder);
 

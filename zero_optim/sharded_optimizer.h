@@ -140,8 +140,8 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   using StateSink = absl::FunctionRef<absl::Status(const StateChunk& chunk)>;
   absl::Status ForEachState(int to, StateSink sink, Bytes chunk = Bytes{int64_t{64} << 20});
 
-  // A checkpoint in a folder that all ranks see, each rank its own part (checkpoint.h), which an optimizer of any kind
-  // can load at any world size. All ranks together, between steps; inside RunJoined() it can be saved after Step(), not
+  // A checkpoint in a folder that all ranks see, each rank its own part (checkpoint.h), which an Optimizer can load as
+  // well, at any world size. All ranks together, between steps; inside RunJoined() it can be saved after Step(), not
   // loaded.
   absl::Status Save(const std::string& folder);
   absl::Status Load(const std::string& folder);

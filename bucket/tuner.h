@@ -1,7 +1,7 @@
 // Chooses bucket caps from what some steps measured: pure functions, so that ranks which hand in the same profiles come
 // to the same caps.
 //
-//   recorder.Start(params.size(), plan.buckets.size());                 // then, for some steps:
+//   recorder.Start(params.size(), plan.buckets.size(), /*steps=*/5);    // then, for some steps:
 //   recorder.Gradient(i, ns);  recorder.Bucket(b, ns);  recorder.EndStep();
 //   StepProfile group = Combined(profiles_of_the_active_ranks);
 //   EK_ASSIGN_OR_RETURN(CapChoice choice, ChooseCaps(specs, order, now, group.ready_ns, FitLink(samples)));

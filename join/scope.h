@@ -3,7 +3,7 @@
 //   RunJoined({ddp.get(), optimizer.get()}, {}, [&](JoinScope& scope) -> absl::Status {
 //     while (loader.Next(batch)) {
 //       double loss = ...;
-//       EK_RETURN_IF_ERROR(scope.AllReduce(TensorView(&loss, 1), ReduceOp::kAverage));   // over the ranks with inputs
+//       EK_RETURN_IF_ERROR(scope.AllReduce(absl::MakeSpan(&loss, 1), ReduceOp::kAverage));  // over ranks with inputs
 //       ...
 //     }
 //   });

@@ -1,7 +1,8 @@
 // Reading and writing whole files.
 //
 //   EK_ASSIGN_OR_RETURN(std::string bytes, ReadFile("train-labels-idx1-ubyte.gz", {.gunzip = true}));
-//   EK_RETURN_IF_ERROR(WriteFileAtomically("model.safetensors", {header, data}));
+//   const absl::string_view pieces[] = {header, data};
+//   EK_RETURN_IF_ERROR(WriteFileAtomically("model.safetensors", pieces));
 //
 // A written file is complete or absent, and an older one of that name stays until the new one is on the disk: the
 // bytes go to a temporary file in the same folder, which is flushed and renamed.

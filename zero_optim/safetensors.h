@@ -1,7 +1,7 @@
 // Reads and writes safetensors files: named tensors, and text metadata.
 //
-//   EK_RETURN_IF_ERROR(WriteSafetensors("model.safetensors", {{"fc1.weight", {64, 784}, weight_view}}, {{"step",
-//   "7"}}));
+//   std::vector<NamedTensor> tensors = {{"fc1.weight", {64, 784}, weight_view}};
+//   EK_RETURN_IF_ERROR(WriteSafetensors("model.safetensors", tensors, {{"step", "7"}}));
 //
 //   EK_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Read("model.safetensors"));
 //   const SafetensorsFile::Tensor* weight = file.Find("fc1.weight");      // null if there is none

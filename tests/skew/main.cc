@@ -63,6 +63,8 @@ std::vector<Row> Rows() {
   add("on, even", JoinWay::kShadow, Skew::kEven);
   add("on, 10 fewer on half", JoinWay::kShadow, Skew::kTen);
   add("on, every 8th empty", JoinWay::kShadow, Skew::kEmptyEighth);
+  add("leave, 10 fewer on half", JoinWay::kLeave, Skew::kTen);
+  add("leave, every 8th empty", JoinWay::kLeave, Skew::kEmptyEighth);
   add("none, wrong order", JoinWay::kNone, Skew::kEven);
   rows.back().setting.registration_order = true;
   return rows;
@@ -115,7 +117,7 @@ absl::Status MeasureAll(Communicator& comm) {
   if (prints) {
     std::cout << absl::StrFormat(
         "%s, %d ranks, blocks of %d steps of %.0f ms, %.1f MB of gradients in 4 buckets, batches of %d\n\n"
-        "%-22s %9s %13s %10s %7s  %-36s %s\n",
+        "%-24s %9s %13s %10s %7s  %-36s %s\n",
         comm.backend_name(), comm.world_size(), FLAGS_steps, FLAGS_step_ms,
         static_cast<double>(12 * FLAGS_layer_elements * 4) / 1e6, FLAGS_batch, "join, inputs", "step P50",
         "backward P50", "samples/s", "order", "step / without join", "backward / without join");
@@ -123,7 +125,7 @@ absl::Status MeasureAll(Communicator& comm) {
   for (const Row& row : Rows()) {
     EK_ASSIGN_OR_RETURN(const Measured measured, Measure(comm, row.setting));
     if (!prints) continue;
-    std::cout << absl::StrFormat("%-22s %6.2f ms %10.2f ms %10.0f %7s  %-36s %s\n", row.name, measured.step_ms,
+    std::cout << absl::StrFormat("%-24s %6.2f ms %10.2f ms %10.0f %7s  %-36s %s\n", row.name, measured.step_ms,
                                  measured.backward_ms, measured.samples, measured.follows_backward ? "right" : "WRONG",
                                  measured.step.ToString(), measured.backward.ToString())
               << std::flush;

@@ -25,7 +25,7 @@ int SkewSetting::StepsOf(int rank, int world) const {
 }
 
 absl::StatusOr<std::unique_ptr<SkewedTraining>> SkewedTraining::Create(Communicator* comm, const SkewSetting& setting) {
-  if (setting.skew != Skew::kEven && setting.way != JoinWay::kShadow) {
+  if (setting.skew != Skew::kEven && (setting.way == JoinWay::kNone || setting.way == JoinWay::kDisabled)) {
     return absl::InvalidArgumentError("ranks with fewer inputs must join");
   }
   auto training = std::make_unique<SkewedTraining>(comm, setting);
@@ -53,8 +53,9 @@ absl::StatusOr<BlockTimes> SkewedTraining::RunBlock() {
   if (setting_.way == JoinWay::kNone) {
     EK_RETURN_IF_ERROR(Loop(times));
   } else {
-    EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer_.get()}, {.enable = setting_.way == JoinWay::kShadow},
-                                 [&](JoinScope&) { return Loop(times); }));
+    JoinOptions options{.enable = setting_.way != JoinWay::kDisabled};
+    if (setting_.way == JoinWay::kLeave) options.leave_after_shadow_steps = 2;
+    EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer_.get()}, options, [&](JoinScope&) { return Loop(times); }));
   }
   times.block = absl::ToDoubleSeconds(absl::Now() - start);
   return times;

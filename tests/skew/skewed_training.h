@@ -32,6 +32,7 @@ enum class JoinWay {
   kNone,      // No RunJoined().
   kDisabled,  // RunJoined() that is switched off.
   kShadow,    // Dry ranks follow.
+  kLeave,     // Dry ranks leave the group, after they have followed for two steps.
 };
 
 enum class Skew {

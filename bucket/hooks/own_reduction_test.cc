@@ -89,7 +89,7 @@ class Wrong : public AllReduceBuckets {
       if (how_ == How::kShort) --sent.count;
       if (how_ == How::kNull) sent.data = nullptr;
       if (how_ == How::kOtherType) sent.dtype = DType::kInt32;
-      if (how_ == How::kNothing) return RoundBuffers();
+      if (how_ == How::kNothing) return RoundBuffers{.in = {}, .out = {}};
     }
     return RoundBuffers{.in = {sent}, .out = {sent}, .scale = step.scale};
   }

@@ -87,6 +87,14 @@ TEST(LaunchTest, SaysWhichRankFailedAndHow) {
   EXPECT_THAT(outcome.output, HasSubstr("rank 2 was killed by SIGKILL"));
 }
 
+// The connections of a process that is killed close before its parent learns that it has ended.
+TEST(LaunchTest, ASignalExplainsAnExitCodeThatIsFoundJustBefore) {
+  const Outcome outcome =
+      RunLaunch("--nproc=3 -- sh -c '[ $RANK = 0 ] && exit 1; sleep 0.1; [ $RANK = 2 ] && kill -KILL $$; exit 1'");
+  EXPECT_EQ(outcome.code, 128 + SIGKILL);
+  EXPECT_THAT(outcome.output, HasSubstr("launch: rank 2 was killed by SIGKILL\n"));
+}
+
 TEST(LaunchTest, EndsRanksThatIgnoreSigterm) {
   const absl::Time start = absl::Now();
   const Outcome outcome = RunLaunch(

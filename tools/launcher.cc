@@ -122,6 +122,8 @@ std::string SignalName(int signal) {
 }
 
 constexpr size_t kFailuresToList = 8;
+// Failures that are found in so short a time have one cause.
+constexpr absl::Duration kOneBlow = absl::Milliseconds(500);
 
 class Job {
  public:
@@ -173,6 +175,7 @@ class Job {
     int exit_code = 0;
     bool by_signal = false;
     std::string what;  // "rank 1 was killed by SIGSEGV"
+    absl::Time found = absl::Now();
   };
 
   absl::Status StartOne(char* const* arguments, char* const* variables, const SignalReader& signals) {
@@ -270,8 +273,18 @@ class Job {
                         " after the others were done and was ended");
   }
 
+  // A process that is killed closes its connections before its parent can learn of its end, so a rank that gave up
+  // because of it may be found first. A signal that did not come from here explains an exit code, not the reverse.
+  const Failure& Cause() const {
+    if (was_forwarded_) return failures_[0];
+    const auto killed = std::ranges::find_if(failures_, [](const Failure& failure) { return failure.by_signal; });
+    const bool is_cause = killed != failures_.end() && killed->found - failures_[0].found < kOneBlow;
+    return is_cause ? *killed : failures_[0];
+  }
+
   LaunchResult StoppedResult() const {
-    LaunchResult result{.exit_code = failures_[0].exit_code, .message = failures_[0].what};
+    const Failure& cause = Cause();
+    LaunchResult result{.exit_code = cause.exit_code, .message = cause.what};
     if (measures_ == 0) return result;
     // Who interrupts the job knows why the ranks ended.
     result.has_ended_others = !was_forwarded_;

@@ -49,6 +49,9 @@ struct Operation {
   double scale = 1.0;       // Float reductions: the result is multiplied by it. A backend whose sums could overflow in
                             // between multiplies the contributions instead.
   bool contributes = true;  // False: take the reduction's identity for this rank, `in` is not read.
+  // Of an operation that is a step of another backend's: a hash of the whole, on which the ranks must agree as they
+  // must on `what`. 0: it is no step.
+  uint64_t step_of = 0;
   absl::Time deadline = absl::InfiniteFuture();
   StreamRef after;  // Start after the work that is on this stream now.
 };

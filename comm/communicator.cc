@@ -233,10 +233,10 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
         const std::optional<FlightEntry> entry = communicator_->flight_.Get(number);
         return entry.has_value() ? communicator_->WaitFor(*this, *entry) : internal::Wait{};
       });
-  work->OnDone([&comm, number](const absl::Status& status) {
+  work->on_end = [&comm, number](const absl::Status& status) {
     comm.flight_.End(number, status);
     if (!status.ok()) comm.OnBackendFailure(status);
-  });
+  };
   const bool is_compared =
       comm.verify_level() == VerifyLevel::kEvery && !IsPointToPoint(what.kind) && comm.world_size() > 1;
   auto moves = is_compared ? comm.CompareBeside(name_, operation, work) : work;

@@ -9,8 +9,8 @@
 //     return work.Wait();
 //   }
 //
-// A Communicator is made by a backend's factory (comm/local.h, comm/gloo.h, comm/factory.h) and is the same type for
-// all of them.
+// A Communicator is made by comm/factory.h, or by one backend's own (comm/shm.h, comm/gloo.h, ...), and is the same type
+// for all of them.
 //
 // Order:   Within a channel every rank issues the same collectives in the same order. Channels are independent: ranks
 //          may interleave them differently. Channels are told apart by name; opening is local and costs nothing.
@@ -229,7 +229,8 @@ class Communicator {
   ControlChannel& control() { return *control_; }
   StepControl& steps() { return *steps_; }
 
-  // Memory that the transport uses without a copy.
+  // Memory that the transport uses without a copy: zeroed, at a multiple of 64 bytes, freed with the last handle, also
+  // after the group is gone. `static_cast<float*>(memory.data.get())`. Any other pointer works as well.
   absl::StatusOr<Memory> Allocate(int64_t bytes) { return backend_->Allocate(bytes); }
   // OK, or why this backend cannot do that.
   absl::Status Supports(const Collective& what) const { return backend_->Supports(what); }

@@ -6,9 +6,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/gloo.h"
+#include "evenkeel/comm/hierarchical.h"
 #include "evenkeel/comm/internal/nccl_or_not.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/shm.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp_store.h"
 
@@ -47,6 +49,24 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGloo(const Environment& envi
                           .communicator = options.communicator});
 }
 
+absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& environment, const FactoryOptions& options) {
+  EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
+  return CreateShmGroup(
+      environment.rank, environment.world_size, std::move(way.link),
+      {.group = options.group, .connect_timeout = options.connect_timeout, .communicator = options.communicator});
+}
+
+// By the hosts that the ranks turn out to be on: shm, gloo, or one inside and the other between them.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchical(const Environment& environment,
+                                                                 const FactoryOptions& options) {
+  EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
+  return CreateHierarchicalGroup(environment.rank, environment.world_size, std::move(way.link),
+                                 {.group = options.group,
+                                  .bind_address = way.local_host,
+                                  .connect_timeout = options.connect_timeout,
+                                  .communicator = options.communicator});
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const Environment& environment,
                                                          const FactoryOptions& options) {
   return internal::CreateNcclIfBuilt({.rank = environment.rank,
@@ -65,7 +85,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& env
   if (environment.world_size > 1) {
     return absl::InvalidArgumentError(absl::StrCat("backend local is for ranks that are threads of one process; ",
                                                    "this job has ", environment.world_size,
-                                                   " processes: choose auto or gloo"));
+                                                   " processes: choose auto"));
   }
   EK_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(1, options.communicator));
   return std::move(group[0]);
@@ -80,13 +100,15 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
   if (!options.communicator.verify.has_value()) options.communicator.verify = environment.verify;
   if (options.communicator.flight.folder.empty()) options.communicator.flight.folder = environment.flight_folder;
   if (options.backend == "auto") {
-    return environment.world_size == 1 ? CreateLocal(environment, options) : CreateGloo(environment, options);
+    return environment.world_size == 1 ? CreateLocal(environment, options) : CreateHierarchical(environment, options);
   }
+  if (options.backend == "hierarchical") return CreateHierarchical(environment, options);
   if (options.backend == "gloo") return CreateGloo(environment, options);
+  if (options.backend == "shm") return CreateShm(environment, options);
   if (options.backend == "nccl") return CreateNccl(environment, options);
   if (options.backend == "local") return CreateLocal(environment, options);
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown backend \"", options.backend, "\": it is one of auto, gloo, nccl, local"));
+  return absl::InvalidArgumentError(absl::StrCat("unknown backend \"", options.backend,
+                                                 "\": it is one of auto, shm, gloo, hierarchical, nccl, local"));
 }
 
 }  // namespace evenkeel

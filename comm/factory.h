@@ -3,10 +3,13 @@
 //   EK_ASSIGN_OR_RETURN(Environment environment, ReadEnvironment());
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
 //
-// Backends: "auto"   what suits: "local" for a job of one rank, else "gloo"
-//           "gloo"   CPU, TCP, one host or several
-//           "nccl"   a GPU per rank, the one that LOCAL_RANK counts to
-//           "local"  a job of one rank
+// Backends: "auto"          what suits: "local" for a job of one rank, "shm" if all ranks are on one host, "gloo" if no
+//                           host has two of them, else "hierarchical"
+//           "shm"           CPU, shared memory, one host
+//           "gloo"          CPU, TCP, one host or several
+//           "hierarchical"  CPU, shared memory inside each host, TCP between them; shm or gloo where one is enough
+//           "nccl"          a GPU per rank, the one that LOCAL_RANK counts to
+//           "local"         a job of one rank
 //
 // Errors: InvalidArgument for a name that is none of these; Unimplemented for one that is not in this build, with what
 //         it would need; else those of comm/rendezvous.h and of the backend.

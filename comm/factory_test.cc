@@ -172,7 +172,7 @@ TEST(CreateCommunicatorTest, OneProcessNeedsNobody) {
 TEST(CreateCommunicatorTest, KnowsItsBackends) {
   const absl::Status unknown = CreateCommunicator({}, {.backend = "smoke"}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << unknown;
-  EXPECT_THAT(std::string(unknown.message()), AllOf(HasSubstr("smoke"), HasSubstr("auto, gloo, nccl, local")));
+  EXPECT_THAT(std::string(unknown.message()), AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, gloo, hierarchical, nccl, local")));
   EXPECT_TRUE(absl::IsInvalidArgument(CreateCommunicator({.world_size = 2}, {.backend = "local"}).status()));
   // Either not built, or no device, or it works.
   const absl::Status nccl = CreateCommunicator({}, {.backend = "nccl"}).status();

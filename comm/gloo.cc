@@ -1,11 +1,10 @@
 #include "evenkeel/comm/gloo.h"
 
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/internal/gloo_backend.h"
-#include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/internal/group_in_process.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -55,21 +54,9 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroupInProc
   if (world_size < 1) {
     return absl::InvalidArgumentError(absl::StrCat("CreateGlooGroupInProcess: a group of ", world_size, " ranks"));
   }
-  std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(world_size);
-  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> made(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      made[rank] = CreateGlooGroup(rank, world_size, std::move(links[rank]), {.communicator = options});
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::vector<std::unique_ptr<Communicator>> group;
-  for (absl::StatusOr<std::unique_ptr<Communicator>>& one : made) {
-    EK_RETURN_IF_ERROR(one.status());
-    group.push_back(*std::move(one));
-  }
-  return group;
+  return internal::CreateInProcess(world_size, [&](int rank, std::unique_ptr<ControlLink> link) {
+    return CreateGlooGroup(rank, world_size, std::move(link), {.communicator = options});
+  });
 }
 
 }  // namespace evenkeel

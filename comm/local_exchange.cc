@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <span>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/operation_views.h"
 #include "evenkeel/comm/internal/reduce_kernels.h"
 #include "evenkeel/comm/types.h"
 
@@ -17,24 +17,7 @@ namespace {
 // Stays in the first-level cache with the inputs that are combined into it.
 constexpr int64_t kBlockBytes = 8 << 10;
 
-// A position in a list of views that is read as one sequence.
-class Cursor {
- public:
-  Cursor(const TensorList& list, int64_t element) : view_(list.data()), end_(view_ + list.size()) { Advance(element); }
-
-  // Elements that lie in one piece from here on.
-  int64_t contiguous() const { return view_ == end_ ? 0 : view_->count - offset_; }
-  void* data() const { return static_cast<char*>(view_->data) + offset_ * SizeOf(view_->dtype); }
-  void Advance(int64_t elements) {
-    offset_ += elements;
-    for (; view_ != end_ && offset_ >= view_->count; ++view_) offset_ -= view_->count;
-  }
-
- private:
-  const TensorView* view_;
-  const TensorView* end_;
-  int64_t offset_ = 0;
-};
+using Cursor = ViewCursor;
 using Cursors = absl::InlinedVector<Cursor, 8>;
 
 // Calls `step(n)` for pieces of `length` elements that lie contiguous at every cursor, and advances them all.
@@ -83,46 +66,6 @@ void Reduce(Cursors sources, Cursors targets, int64_t length, const Operation& l
     }
     for (const Cursor& target : targets) std::memcpy(target.data(), block, n * size);
   });
-}
-
-bool Overlap(const TensorView& a, const TensorView& b) {
-  const auto less = std::less<const char*>();
-  const char* const a_begin = static_cast<const char*>(a.data);
-  const char* const b_begin = static_cast<const char*>(b.data);
-  return a.bytes() > 0 && b.bytes() > 0 && less(a_begin, b_begin + b.bytes()) && less(b_begin, a_begin + a.bytes());
-}
-
-// Whether `whole` has one view, and `part` is its `rank`-th share of `count` elements.
-bool IsShareOf(const TensorList& whole, const TensorList& part, int rank, int64_t count) {
-  return whole.size() == 1 && part.size() == 1 && part.front().data == whole.front().Slice(rank * count, count).data;
-}
-
-// Whether a write to the output could destroy input that is still to be read.
-bool OutputEndangersInput(const Operation& operation, int rank) {
-  const Collective& what = operation.what;
-  const TensorList& in = operation.in;
-  const TensorList& out = operation.out;
-  switch (what.kind) {
-    case CollectiveKind::kAllReduce:
-    case CollectiveKind::kReduce:
-    case CollectiveKind::kBroadcast:
-      if (in == out) return false;  // Each element is read before it is written.
-      break;
-    case CollectiveKind::kAllGather:
-      if (IsShareOf(out, in, rank, what.count)) return false;
-      break;
-    case CollectiveKind::kReduceScatter:
-      if (IsShareOf(in, out, rank, what.count)) return false;
-      break;
-    default:
-      break;
-  }
-  for (const TensorView& source : in) {
-    for (const TensorView& target : out) {
-      if (Overlap(source, target)) return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace

@@ -12,15 +12,6 @@
 namespace evenkeel::internal {
 namespace {
 
-// What the two sides of a pair, or all ranks, have in common.
-Collective CommonPart(Collective what) {
-  if (IsPair(what)) {
-    what.kind = CollectiveKind::kSend;
-    what.root = -1;
-  }
-  return what;
-}
-
 // Sizes, in elements.
 std::vector<int64_t> PartsOf(const Operation& operation) {
   std::vector<int64_t> parts;
@@ -37,8 +28,17 @@ Meeting& Lane::At(int64_t sequence) {
 
 bool IsPair(const Collective& what) { return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv; }
 
+Collective CommonPart(Collective what) {
+  if (IsPair(what)) {
+    what.kind = CollectiveKind::kSend;
+    what.root = -1;
+  }
+  return what;
+}
+
 bool Agree(const Operation& a, const Operation& b) {
-  return CommonPart(a.what) == CommonPart(b.what) && PartsOf(a) == PartsOf(b) && a.scale == b.scale;
+  return CommonPart(a.what) == CommonPart(b.what) && PartsOf(a) == PartsOf(b) && a.scale == b.scale &&
+         a.step_of == b.step_of;
 }
 
 std::string DescribeDisagreement(const Seats& seats) {
@@ -51,6 +51,7 @@ std::string DescribeDisagreement(const Seats& seats) {
     std::string place = absl::StrCat("#", operation.sequence, " ", ToString(operation.what));
     if (only_details_differ) {
       absl::StrAppend(&place, " in parts ", absl::StrJoin(PartsOf(operation), "+"), ", scale ", operation.scale);
+      if (operation.step_of != 0) absl::StrAppend(&place, ", a step of ", absl::Hex(operation.step_of));
     }
     parties[seat.rank] = std::move(place);
   }

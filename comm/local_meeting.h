@@ -54,6 +54,9 @@ struct Lane {
 // A send or recv.
 bool IsPair(const Collective& what);
 
+// What the two sides of a pair, or all ranks, have in common.
+Collective CommonPart(Collective what);
+
 // Whether two ranks do the same, in the same parts.
 bool Agree(const Operation& a, const Operation& b);
 

@@ -7,14 +7,14 @@
 //   EK_RETURN_IF_ERROR(work.OrderBefore({stream, comm->device()}));      // the host goes on
 //
 // Order:    NCCL carries no header and deadlocks where ranks launch in different orders. So all launches of a rank are
-// on
-//           one thread, in the order that rank 0 tells over the control plane, and compared there: collectives that do
-//           not match are never launched on the rank that finds out.
+//           on one thread, in the order that rank 0 tells over the control plane, and compared there: collectives that
+//           do not match are never launched on the rank that finds out.
 // Streams:  the group has a stream of its own. An operation starts after what is on CallOptions::after at the call.
 //           OrderBefore() waits on the host until the operation is launched, never until it has ended.
 // Sums:     in NCCL's order, and the type's own precision; a scale is applied to what each rank contributes.
-// Lacks:    all kinds but all-reduce, broadcast; int16; bit_or; a scale with min, max or product (that one ends the
-// group). Errors:   FailedPrecondition "no CUDA device: ..."; InvalidArgument for a device that is not there.
+// Lacks:    all kinds but all-reduce, broadcast; int16; bit_or; a scale with min, max or product (that one
+//           ends the group).
+// Errors:   FailedPrecondition "no CUDA device: ..."; InvalidArgument for a device that is not there.
 
 #ifndef EVENKEEL_COMM_NCCL_H_
 #define EVENKEEL_COMM_NCCL_H_

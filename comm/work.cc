@@ -1,9 +1,15 @@
 #include "evenkeel/comm/work.h"
 
+#include "absl/time/clock.h"
 #include "evenkeel/comm/internal/waits.h"
 #include "evenkeel/comm/internal/whereabouts.h"
 
 namespace evenkeel {
+namespace {
+
+constexpr absl::Duration kShortWait = absl::Microseconds(20);
+
+}  // namespace
 
 WorkState::WorkState(absl::Time deadline, std::function<void()> on_deadline)
     : WorkState(deadline, std::move(on_deadline), nullptr, nullptr) {}
@@ -28,6 +34,7 @@ void WorkState::Finish(absl::Status status) {
     callbacks.swap(callbacks_);
   }
   internal::LibrarysTurn turn;
+  if (on_end) on_end(status);
   for (const auto& callback : callbacks) callback(status);
 }
 
@@ -36,12 +43,20 @@ bool WorkState::IsDone() const {
   return done_;
 }
 
+bool WorkState::HasCallbacks() const {
+  absl::MutexLock lock(&mutex_);
+  return !callbacks_.empty();
+}
+
 absl::Status WorkState::Wait() {
+  // A wait this short is nobody's business.
+  if (helper != nullptr && !IsDone()) helper->Help(absl::Now() + kShortWait);
   {
     absl::MutexLock lock(&mutex_);
     if (done_) return status_;
   }
   internal::Waits::Scope scope(waits_, describe_, [this] { return IsDone(); });
+  if (helper != nullptr) helper->Help(deadline_);
   {
     absl::MutexLock lock(&mutex_);
     if (mutex_.AwaitWithDeadline(absl::Condition(&done_), deadline_)) return status_;

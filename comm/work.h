@@ -31,6 +31,18 @@ class Waits;
 struct Wait;
 }  // namespace internal
 
+class WorkState;
+
+// What a backend lets threads that wait do in its place, where handing over to a thread of its own would take longer
+// than the operation.
+class WorkHelper {
+ public:
+  virtual ~WorkHelper() = default;
+  // Moves the operation on, on the calling thread, which holds no locks of the library's. Returns when it has ended, or
+  // at `until`, or when somebody else does this already.
+  virtual void Help(absl::Time until) = 0;
+};
+
 // What a backend fulfils. Users hold a `Work`.
 class WorkState {
  public:
@@ -46,10 +58,16 @@ class WorkState {
   bool IsDone() const;
   absl::Status Wait();
   void OnDone(std::function<void(const absl::Status&)> callback);
+  // Whether Finish() would run callbacks of users'. They may block on what a waiting thread holds, so a WorkHelper
+  // leaves such an operation's end to the backend.
+  bool HasCallbacks() const;
 
   absl::Time deadline() const { return deadline_; }
-  // How a device backend orders a stream behind the operation; set before the work is handed out. Without it
-  // OrderBefore() waits on the host.
+  // The next three are set before the work is handed out, or never.
+  // Runs first when the operation ends, and takes no locks but the library's own.
+  std::function<void(const absl::Status&)> on_end;
+  std::shared_ptr<WorkHelper> helper;
+  // How a device backend orders a stream behind the operation. Without it OrderBefore() waits on the host.
   std::function<absl::Status(StreamRef)> order_before;
 
  private:

@@ -114,7 +114,7 @@ uint64_t TagOf(const Operation& operation, int rank, uint64_t generation) {
     what.kind = CollectiveKind::kSend;
     tag = StableHash(tag, static_cast<uint64_t>(sender));
   }
-  tag = HashOf(what, tag);
+  tag = StableHash(HashOf(what, tag), operation.step_of);
   for (const TensorView& part : operation.out.empty() ? operation.in : operation.out) {
     tag = StableHash(tag, static_cast<uint64_t>(part.count));
   }

@@ -6,8 +6,7 @@
 // Gloo's own algorithms where it has them; reduce-scatter and messages are written here, on unbound buffers.
 //
 // Tags: everything that the ranks must agree on is hashed: group, channel, sequence, kind, dtype, count, parts,
-// reduction,
-//       root, role, scale. Gloo takes 32 bits of it and puts a byte of 0x01 to 0x08 on top; what is written here uses
+//       reduction, root, role, scale, and what it is a step of. Gloo takes 32 bits of it and puts a byte of 0x01 to 0x08 on top; what is written here uses
 //       other top bytes and 40 bits.
 //
 // Threads: thread-compatible; several objects may share a context.

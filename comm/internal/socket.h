@@ -33,6 +33,8 @@ class UniqueFd {
   ~UniqueFd();
 
   int get() const { return fd_; }
+  // From now on the caller's to close.
+  [[nodiscard]] int Release() { return std::exchange(fd_, -1); }
   explicit operator bool() const { return fd_ >= 0; }
 
  private:

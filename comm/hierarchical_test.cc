@@ -1,0 +1,165 @@
+// What is special about several hosts; what every backend does is in tests/conformance, and how the steps go in
+// internal/hierarchical_backend_test.cc.
+
+#include "evenkeel/comm/hierarchical.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/internal/run_group.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+
+using Hosts = std::vector<std::string>;
+
+absl::Status RunOn(const Hosts& hosts, const std::function<absl::Status(Communicator&)>& body,
+                   const CommunicatorOptions& options = {.timeout = absl::Seconds(60)}) {
+  EK_ASSIGN_OR_RETURN(auto group, CreateHierarchicalGroupInProcess(hosts, options));
+  return internal::RunGroup(group, body);
+}
+
+absl::Status ExpectSumOfOnes(Communicator& comm, int64_t count = 100) {
+  std::vector<float> data(count, 1.0f);
+  EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+  EXPECT_THAT(data, Each(static_cast<float>(comm.world_size()))) << "rank " << comm.rank();
+  return absl::OkStatus();
+}
+
+TEST(HierarchicalTest, IsWhatTheHostsAskFor) {
+  const auto name_on = [](const Hosts& hosts) -> std::string {
+    const auto group = CreateHierarchicalGroupInProcess(hosts);
+    return group.ok() ? std::string((*group)[0]->backend_name()) : group.status().ToString();
+  };
+  EXPECT_EQ(name_on({"a"}), "shm");
+  EXPECT_EQ(name_on({"a", "a", "a"}), "shm");
+  EXPECT_EQ(name_on({"a", "b", "c"}), "gloo");
+  EXPECT_EQ(name_on({"a", "b", "a"}), "hierarchical");
+}
+
+// Chunks of buckets that all ranks have in shared memory are reduced where they lie.
+TEST(HierarchicalTest, ReducesRegisteredMemory) {
+  const absl::Status status = RunOn({"a", "a", "b", "b", "b"}, [](Communicator& comm) -> absl::Status {
+    constexpr int64_t kCount = (9 << 20) / sizeof(int32_t) + 3;
+    EK_ASSIGN_OR_RETURN(const Memory memory, comm.Allocate(kCount * sizeof(int32_t)));
+    const TensorView data(memory.data.get(), kCount, DType::kInt32);
+    for (int round = 0; round < 3; ++round) {
+      for (int64_t i = 0; i < kCount; ++i) data.as<int32_t>()[i] = static_cast<int32_t>(i) * (comm.rank() + 1);
+      EK_RETURN_IF_ERROR(comm.AllReduce(data, ReduceOp::kSum));
+      for (int64_t i = 0; i < kCount; ++i) {
+        if (data.as<int32_t>()[i] != static_cast<int32_t>(i) * 15) return absl::DataLossError(absl::StrCat("at ", i));
+      }
+      const TensorView flat = data.Slice(0, kCount / 5 * 5), share = flat.Slice(comm.rank() * (kCount / 5), kCount / 5);
+      EK_RETURN_IF_ERROR(comm.ReduceScatter(flat, share, ReduceOp::kMax));
+      EK_RETURN_IF_ERROR(comm.AllGather(share, flat));
+      for (int64_t i = 0; i < flat.count; ++i) {
+        if (flat.as<int32_t>()[i] != static_cast<int32_t>(i) * 15) return absl::DataLossError(absl::StrCat("at ", i));
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Ranks 0 and 1 share a host, and a broadcast from rank 2 begins there as one from rank 0 does.
+TEST(HierarchicalTest, RootsThatDifferEndTheGroupAtOnce) {
+  const absl::Time start = absl::Now();
+  const absl::Status status = RunOn({"a", "a", "b", "b"}, [](Communicator& comm) -> absl::Status {
+    std::vector<float> data(100, static_cast<float>(comm.rank()));
+    const absl::Status ended = comm.Broadcast(absl::MakeSpan(data), comm.rank() == 1 ? 2 : 0);
+    if (comm.rank() == 1) {
+      EXPECT_FALSE(ended.ok());
+      EXPECT_THAT(data, Each(1.0f)) << "it has what rank 2 did not send";
+    }
+    return ended.ok() ? comm.Barrier() : ended;
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the ranks disagree"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+}
+
+TEST(HierarchicalTest, SplitsInsideAndAcrossHosts) {
+  const absl::Status status = RunOn({"a", "a", "b", "b", "c"}, [](Communicator& comm) -> absl::Status {
+    struct Case {
+      std::vector<int> colors;
+      std::vector<std::string> names;
+    };
+    for (const Case& one : {Case{{0, 0, 1, 1, 2}, {"shm", "shm", "shm", "shm", "shm"}},
+                            Case{{0, 1, 0, 1, 1}, {"gloo", "gloo", "gloo", "gloo", "gloo"}},
+                            Case{{0, 0, 0, 1, 1}, {"hierarchical", "hierarchical", "hierarchical", "gloo", "gloo"}}}) {
+      EK_ASSIGN_OR_RETURN(auto part, comm.Split(one.colors[comm.rank()], comm.rank(), absl::Seconds(30)));
+      EXPECT_EQ(part->backend_name(), one.names[comm.rank()]) << "rank " << comm.rank();
+      EK_RETURN_IF_ERROR(ExpectSumOfOnes(*part));
+      EK_RETURN_IF_ERROR(part->Finalize());
+    }
+    return ExpectSumOfOnes(comm);
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Ranks leave without a word: the rest of the group goes on, whoever spoke for the host.
+TEST(HierarchicalTest, ShrinksWhenAHostLosesRanks) {
+  struct Case {
+    const char* what;
+    std::vector<int> lost;
+    std::string name;
+  };
+  for (const Case& one : {Case{"a leader", {0}, "hierarchical"}, Case{"another rank", {1}, "hierarchical"},
+                          Case{"a whole host", {0, 1}, "shm"}, Case{"one rank of each host", {1, 2, 4}, "gloo"}}) {
+    SCOPED_TRACE(one.what);
+    auto group = CreateHierarchicalGroupInProcess({"a", "a", "b", "b", "b"}, {.timeout = absl::Seconds(60)});
+    ASSERT_TRUE(group.ok()) << group.status();
+    std::vector<std::thread> threads;
+    for (std::unique_ptr<Communicator>& comm : *group) {
+      threads.emplace_back([&] {
+        const int rank = comm->rank();
+        if (std::count(one.lost.begin(), one.lost.end(), rank) > 0) {
+          comm.reset();
+          return;
+        }
+        std::vector<float> data(1 << 20, 1.0f);
+        absl::Status ended;
+        while (ended.ok()) ended = comm->AllReduce(absl::MakeSpan(data), ReduceOp::kSum);
+        EXPECT_THAT(std::string(ended.message()), HasSubstr("rank")) << ended;
+        auto next = comm->Shrink(absl::Seconds(30));
+        ASSERT_TRUE(next.ok()) << "rank " << rank << ": " << next.status();
+        EXPECT_EQ((*next)->world_size(), 5 - static_cast<int>(one.lost.size()));
+        EXPECT_EQ((*next)->backend_name(), one.name);
+        EXPECT_TRUE(ExpectSumOfOnes(**next).ok());
+        const absl::Status left = (*next)->Finalize();
+        EXPECT_TRUE(left.ok()) << left;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(HierarchicalTest, RefusesWhatIsNoGroup) {
+  EXPECT_EQ(CreateHierarchicalGroup(3, 3, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CreateHierarchicalGroupInProcess({}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace evenkeel

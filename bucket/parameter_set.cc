@@ -55,6 +55,14 @@ int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64
   return index;
 }
 
+void ParameterSet::SetValueMemory(int index, void* data) {
+  TensorView& value = params_[index].value;
+  const auto found = at_.find(value.data);
+  if (found != at_.end() && found->second == index) at_.erase(found);
+  value.data = data;
+  if (data != nullptr && value.count > 0) at_.try_emplace(data, index);
+}
+
 int64_t ParameterSet::RowSize(int index) const {
   const auto found = sparse_.find(index);
   return found == sparse_.end() ? 0 : found->second.row_size;

@@ -114,6 +114,10 @@ class ParameterSet {
   // Where the gradient lies from now on; its content is not moved.
   void SetGradMemory(int index, TensorView grad) { params_[index].grad = grad; }
 
+  // Where the value lies from now on; its content is not moved. Count, dtype and device stay as they are. Before a
+  // reducer or an optimizer is made, which may keep the address.
+  void SetValueMemory(int index, void* data);
+
   // Elements per row; 0: dense.
   int64_t row_size(int index) const { return sparse_.empty() ? 0 : RowSize(index); }
   // Backward's gradient: `values` has [rows.size() * row_size] elements of the parameter's type; a row may come more

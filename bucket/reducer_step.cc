@@ -216,7 +216,8 @@ absl::Status Reducer::FinishStep() {
     ticket_.reset();
     return absl::OkStatus();
   }
-  step_error_.Update(AnnounceTheRest());
+  // After an error nothing more is launched: what others wait for must not come as if there were no gradient.
+  if (step_error_.ok()) step_error_.Update(AnnounceTheRest());
   step_error_.Update(CheckComplete());
   if (!step_error_.ok()) return EndWith(step_error_);
   absl::StatusOr<StepAnswer> answer = ticket_->Wait();

@@ -175,10 +175,10 @@ TEST(SkippedBucketsTest, ABucketThatNobodyUsesIsReducedByNoRankDryOnesIncluded) 
 TEST(UnusedParametersErrorsTest, AGradientOfWhatWasMarkedUnusedEndsTheStepOnAllRanks) {
   std::vector<absl::Status> results(2);
   (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
-    ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, false)));
-    // Whether rank 0 has begun by then or not.
+    // Whether rank 0 has begun by then or not, or is still in Create().
     const auto step = [&]() -> absl::Status {
+      ToyModel model(kSizes);
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, false)));
       EK_RETURN_IF_ERROR(ddp->BeginStep());
       if (comm.rank() == 1) EK_RETURN_IF_ERROR(ddp->MarkUnused({2}));
       (void)model.Backward(comm.rank(), 0, [&](int param) { return ddp->GradientReady(param); });

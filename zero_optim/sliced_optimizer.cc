@@ -166,7 +166,8 @@ absl::Status SlicedOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
     }
   }
   EK_ASSIGN_OR_RETURN(SlicePlan plan,
-                      internal::PlanSlices(buckets, *params_, reducers_group_->rank(), reducers_group_->world_size()));
+                      internal::PlanSlices(buckets, *params_, reducers_group_->rank(), reducers_group_->world_size(),
+                                           [this](int64_t bytes) { return communicator().Allocate(bytes); }));
   // The old buckets go, and with them what waits there for Step().
   gradients_are_lost_ = gradients_are_lost_ || std::find(reduced_.begin(), reduced_.end(), true) != reduced_.end();
   reduced_.assign(reduced_.size(), false);

@@ -25,7 +25,8 @@ absl::StatusOr<SlicedBucket> LayOut(const BucketInfo& info, const ParameterSet& 
 }  // namespace
 
 absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const ParameterSet& params, int rank,
-                                     int world_size) {
+                                     int world_size,
+                                     absl::FunctionRef<absl::StatusOr<Memory>(int64_t bytes)> allocate) {
   SlicePlan plan{.bucket_of = std::vector<int>(params.size(), -1)};
   int64_t padding_bytes = 0;
   for (const BucketInfo& info : buckets) {
@@ -46,8 +47,8 @@ absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const
     plan.buckets.push_back(std::move(bucket));
   }
 
-  plan.padding = std::make_unique<std::byte[]>(padding_bytes);
-  std::byte* free_padding = plan.padding.get();
+  EK_ASSIGN_OR_RETURN(plan.padding, allocate(padding_bytes));
+  auto* free_padding = static_cast<std::byte*>(plan.padding.data.get());
   for (SlicePlan::Bucket& bucket : plan.buckets) {
     const SlicedBucket& layout = bucket.layout;
     const DType dtype = bucket.gather.dtype;

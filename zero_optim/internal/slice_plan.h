@@ -1,7 +1,7 @@
 // What a rank does with each bucket of a plan: where its slice of the gradients is, which parts of parameters that
 // updates, and what it sends and receives when the updated parameters go round.
 //
-//   EK_ASSIGN_OR_RETURN(SlicePlan plan, PlanSlices(buckets, params, rank, world_size));
+//   EK_ASSIGN_OR_RETURN(SlicePlan plan, PlanSlices(buckets, params, rank, world_size, allocate));
 //   plan.buckets[0].gradient;                              // what a reduce-scatter of the bucket leaves here
 //   channel.Issue(plan.buckets[0].gather, own_values, all_values);          // of that bucket, as lists
 //
@@ -15,15 +15,15 @@
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_SLICE_PLAN_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_SLICE_PLAN_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/internal/slice_layout.h"
@@ -42,12 +42,12 @@ struct SlicePlan {
   std::vector<Bucket> buckets;
   std::vector<int> bucket_of;  // By parameter; -1: in none.
   int flag_count = 0;          // One per parameter in a bucket.
-  std::unique_ptr<std::byte[]> padding;
+  Memory padding;              // The group's: a gather is read where it lies only if all of it lies in such memory.
 };
 
-// Slices of `buckets`, whose sizes are multiples of world_size * kSliceUnit.
+// Slices of `buckets`, whose sizes are multiples of world_size * kSliceUnit. `allocate`: Communicator::Allocate().
 absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const ParameterSet& params, int rank,
-                                     int world_size);
+                                     int world_size, absl::FunctionRef<absl::StatusOr<Memory>(int64_t bytes)> allocate);
 
 }  // namespace evenkeel::internal
 

@@ -17,6 +17,7 @@
 #include "evenkeel/trainer/layers/batch_norm_relu.h"
 #include "evenkeel/trainer/layers/convolution.h"
 #include "evenkeel/trainer/layers/dense.h"
+#include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/onednn.h"
 #include "evenkeel/trainer/layers/residual_block.h"
 #include "evenkeel/trainer/layers/softmax_cross_entropy.h"
@@ -59,7 +60,7 @@ class Network {
     dnnl::memory features = stem_.Forward(images_, Value(parameters, indices_.stem));
     for (ResidualBlock& block : blocks_) features = block.Forward(features, parameters);
     means_ = pool_.Forward(norm_.Forward(features, StateOf(indices_.norm, parameters)));
-    EK_RETURN_IF_ERROR(DenseForward(dense_, means_, Value(parameters, indices_.fc_weight),
+    EK_RETURN_IF_ERROR(DenseForward(products_, dense_, Activation::kNone, means_, Value(parameters, indices_.fc_weight),
                                     Value(parameters, indices_.fc_bias), scores_.data()));
 
     // The scores' gradient takes their place: it is all that Backward needs of them.
@@ -74,12 +75,12 @@ class Network {
       return absl::OkStatus();
     }));
     EK_RETURN_IF_ERROR(sink.Write<float>(indices_.fc_weight, [&](GradTarget<float> target) {
-      return DenseBackwardWeight(dense_, means_, scores_.data(), target);
+      return DenseBackwardWeight(products_, dense_, means_, scores_.data(), target);
     }));
     if (!sink.AnyTrainedBefore(indices_.fc_weight)) return absl::OkStatus();
 
-    EK_RETURN_IF_ERROR(
-        DenseBackwardInput(dense_, Value(parameters, indices_.fc_weight), scores_.data(), diff_means_.data()));
+    EK_RETURN_IF_ERROR(DenseBackwardInput(products_, dense_, Value(parameters, indices_.fc_weight), scores_.data(),
+                                          diff_means_.data()));
     EK_ASSIGN_OR_RETURN(dnnl::memory diff,
                         BackwardNorm(norm_, indices_.norm, pool_.Backward(diff_means_.data()), sink));
     for (size_t i = blocks_.size(); i-- > 0;) {
@@ -120,6 +121,7 @@ class Network {
   const Mode mode_;
   const CnnIndices& indices_;
   const DenseShape dense_;
+  MatrixProducts<float> products_;
   dnnl::memory images_;
   Convolution stem_;
   std::vector<ResidualBlock> blocks_;

@@ -29,7 +29,7 @@ IdxDataset Dataset(int count) {
 }
 
 TEST(EvaluateTest, PartsAddUpToTheWhole) {
-  const std::unique_ptr<Model> model = *MakeMlp({.hidden = 8});
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = {8}});
   const IdxDataset data = Dataset(601);  // Two full batches and one sample.
   const Evaluation whole = *Evaluate(*model, data, 0, 601);
   EXPECT_EQ(whole.samples, 601);
@@ -48,7 +48,7 @@ TEST(EvaluateTest, PartsAddUpToTheWhole) {
 }
 
 TEST(EvaluateTest, NothingIsNothing) {
-  const std::unique_ptr<Model> model = *MakeMlp({.hidden = 8});
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = {8}});
   const Evaluation evaluation = *Evaluate(*model, Dataset(3), 2, 2);
   EXPECT_EQ(evaluation.samples, 0);
   EXPECT_EQ(evaluation.accuracy(), 0);
@@ -56,7 +56,7 @@ TEST(EvaluateTest, NothingIsNothing) {
 }
 
 TEST(EvaluateTest, RefusesSamplesThatAreNotThere) {
-  const std::unique_ptr<Model> model = *MakeMlp({.hidden = 8});
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = {8}});
   EXPECT_EQ(Evaluate(*model, Dataset(3), 1, 4).status(),
             absl::InvalidArgumentError("evaluate: samples 1 to 4 are not within 3"));
 }

@@ -4,101 +4,129 @@
 #include <cmath>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/initialize.h"
 #include "evenkeel/trainer/layers/dense.h"
 #include "evenkeel/trainer/layers/elementwise.h"
+#include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/softmax_cross_entropy.h"
 
 namespace evenkeel {
 namespace {
 
+constexpr int kMaxUnits = 65536;
+constexpr size_t kMaxHidden = 16;
+
 template <typename T>
 class Mlp : public Model {
  public:
-  explicit Mlp(const MlpOptions& options)
-      : hidden_size_(options.hidden),
-        fc1_(AddLayer("fc1", kImagePixels, options.hidden, options.seed)),
-        fc2_(AddLayer("fc2", options.hidden, kClasses, options.seed)) {}
+  explicit Mlp(const MlpOptions& options) {
+    int inputs = kImagePixels;
+    for (int units : options.hidden) inputs = AddLayer(inputs, units, options.seed);
+    AddLayer(inputs, kClasses, options.seed);
+  }
 
  private:
   struct Layer {
+    int64_t inputs;
+    int64_t outputs;
     int weight;
     int bias;
+    std::vector<T> output = {};  // [batch, outputs], after the rectifier; of the last layer the scores.
+    std::vector<T> diff = {};    // Of it, before the rectifier; unused in the last layer.
   };
 
-  Layer AddLayer(const std::string& name, int inputs, int outputs, uint64_t seed) {
-    const Layer layer{AddParameter(name + ".weight", DTypeOf<T>::value, {outputs, inputs}),
-                      AddParameter(name + ".bias", DTypeOf<T>::value, {outputs})};
+  // Answers how many inputs the next one has.
+  int AddLayer(int inputs, int outputs, uint64_t seed) {
+    const std::string name = absl::StrCat("fc", layers_.size() + 1);
+    const Layer& layer =
+        layers_.emplace_back(Layer{.inputs = inputs,
+                                   .outputs = outputs,
+                                   .weight = AddParameter(name + ".weight", DTypeOf<T>::value, {outputs, inputs}),
+                                   .bias = AddParameter(name + ".bias", DTypeOf<T>::value, {outputs})});
     for (int index : {layer.weight, layer.bias}) {
       FillUniform(parameters()[index].value.template as<T>(), 1 / std::sqrt(inputs), StableRandom(seed, index));
     }
-    return layer;
+    return outputs;
   }
 
   const T* Value(int index) const { return static_cast<const T*>(parameters()[index].value.data); }
-  DenseShape Fc1Shape() const { return {batch_, kImagePixels, hidden_size_}; }
-  DenseShape Fc2Shape() const { return {batch_, hidden_size_, kClasses}; }
+  DenseShape ShapeOf(const Layer& layer) const { return {batch_, layer.inputs, layer.outputs}; }
 
   absl::StatusOr<BatchResult> DoForward(std::span<const float> images, std::span<const uint8_t> labels,
                                         Mode mode) override {
     batch_ = static_cast<int64_t>(labels.size());
-    images_.assign(images.begin(), images.end());
-    hidden_.resize(batch_ * hidden_size_);
-    scores_.resize(batch_ * kClasses);
-
-    EK_RETURN_IF_ERROR(DenseForward(Fc1Shape(), images_.data(), Value(fc1_.weight), Value(fc1_.bias), hidden_.data()));
-    ReluForward<T>(hidden_, hidden_);
-    EK_RETURN_IF_ERROR(DenseForward(Fc2Shape(), hidden_.data(), Value(fc2_.weight), Value(fc2_.bias), scores_.data()));
-
+    const T* input = images_ = InOwnPrecision(images);
+    for (Layer& layer : layers_) {
+      layer.output.resize(batch_ * layer.outputs);
+      EK_RETURN_IF_ERROR(DenseForward(products_, ShapeOf(layer),
+                                      &layer == &layers_.back() ? Activation::kNone : Activation::kRelu, input,
+                                      Value(layer.weight), Value(layer.bias), layer.output.data()));
+      input = layer.output.data();
+    }
     // The scores' gradient takes their place: it is all that Backward needs of them.
+    std::vector<T>& scores = layers_.back().output;
     const LossResult loss =
-        SoftmaxCrossEntropy<T>(scores_, labels, mode == Mode::kTraining ? std::span<T>(scores_) : std::span<T>());
+        SoftmaxCrossEntropy<T>(scores, labels, mode == Mode::kTraining ? std::span<T>(scores) : std::span<T>());
     return BatchResult{.loss_mean = loss.sum / static_cast<double>(batch_), .correct = loss.correct};
   }
 
+  const T* InOwnPrecision(std::span<const float> images) {
+    if constexpr (std::is_same_v<T, float>) {
+      return images.data();
+    } else {
+      converted_images_.assign(images.begin(), images.end());
+      return converted_images_.data();
+    }
+  }
+
   absl::Status DoBackward(GradientSink& sink) override {
-    EK_RETURN_IF_ERROR(BackwardParameters(Fc2Shape(), fc2_, hidden_, scores_, sink));
-    if (!sink.AnyTrainedBefore(fc2_.weight)) return absl::OkStatus();
+    const T* diff = layers_.back().output.data();
+    for (size_t i = layers_.size(); i-- > 0;) {
+      const Layer& layer = layers_[i];
+      const DenseShape shape = ShapeOf(layer);
+      EK_RETURN_IF_ERROR(sink.Write<T>(layer.bias, [&](GradTarget<T> target) {
+        DenseBackwardBias(shape, diff, target);
+        return absl::OkStatus();
+      }));
+      const T* input = i > 0 ? layers_[i - 1].output.data() : images_;
+      EK_RETURN_IF_ERROR(sink.Write<T>(layer.weight, [&](GradTarget<T> target) {
+        return DenseBackwardWeight(products_, shape, input, diff, target);
+      }));
+      if (!sink.AnyTrainedBefore(layer.weight)) return absl::OkStatus();
 
-    diff_hidden_.resize(hidden_.size());
-    EK_RETURN_IF_ERROR(DenseBackwardInput(Fc2Shape(), Value(fc2_.weight), scores_.data(), diff_hidden_.data()));
-    ReluBackward<T>(hidden_, diff_hidden_);
-    return BackwardParameters(Fc1Shape(), fc1_, images_, diff_hidden_, sink);
+      Layer& below = layers_[i - 1];
+      below.diff.resize(below.output.size());
+      EK_RETURN_IF_ERROR(DenseBackwardInput(products_, shape, Value(layer.weight), diff, below.diff.data()));
+      ReluBackward<T>(below.output, below.diff);
+      diff = below.diff.data();
+    }
+    return absl::OkStatus();
   }
 
-  static absl::Status BackwardParameters(const DenseShape& shape, const Layer& layer, const std::vector<T>& input,
-                                         const std::vector<T>& diff_output, GradientSink& sink) {
-    EK_RETURN_IF_ERROR(sink.Write<T>(layer.bias, [&](GradTarget<T> target) {
-      DenseBackwardBias(shape, diff_output.data(), target);
-      return absl::OkStatus();
-    }));
-    return sink.Write<T>(layer.weight, [&](GradTarget<T> target) {
-      return DenseBackwardWeight(shape, input.data(), diff_output.data(), target);
-    });
-  }
-
-  const int64_t hidden_size_;
-  const Layer fc1_;
-  const Layer fc2_;
+  std::vector<Layer> layers_;
+  MatrixProducts<T> products_;
 
   int64_t batch_ = 0;
-  std::vector<T> images_;       // [batch, 784]
-  std::vector<T> hidden_;       // [batch, hidden], after the rectifier
-  std::vector<T> scores_;       // [batch, 10]; after a training Forward their gradient
-  std::vector<T> diff_hidden_;  // [batch, hidden]
+  const T* images_ = nullptr;        // [batch, 784]
+  std::vector<T> converted_images_;  // Unused in float32.
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const MlpOptions& options) {
-  if (options.hidden < 1 || options.hidden > 65536) {
-    return absl::InvalidArgumentError(absl::StrCat("mlp: hidden is ", options.hidden, ", it must be 1 to 65536"));
+  const auto is_possible = [](int units) { return units >= 1 && units <= kMaxUnits; };
+  if (options.hidden.empty() || options.hidden.size() > kMaxHidden ||
+      !std::ranges::all_of(options.hidden, is_possible)) {
+    return absl::InvalidArgumentError(absl::StrCat("mlp: needs 1 to ", kMaxHidden, " hidden layers of 1 to ", kMaxUnits,
+                                                   " units, got [", absl::StrJoin(options.hidden, ","), "]"));
   }
   switch (options.dtype) {
     case DType::kFloat32:

@@ -1,19 +1,21 @@
-// The two-layer perceptron: 784 pixels, `hidden` rectified units, 10 classes.
+// A perceptron: 784 pixels, layers of rectified units, 10 classes.
 //
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = 64, .seed = 1}));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = {1024, 1024}, .seed = 1}));
 //
-// Parameters: fc1.weight [hidden, 784], fc1.bias [hidden], fc2.weight [10, hidden], fc2.bias [10], all uniform in
-// +-1/sqrt(inputs of the layer), as PyTorch's Linear has them. No buffers.
+// Parameters: fc1.weight [hidden[0], 784], fc1.bias [hidden[0]], and so on to the last layer's, which has 10 outputs;
+// all uniform in +-1/sqrt(inputs of the layer), as PyTorch's Linear has them. No buffers.
 //
 // float64 computes everything in double precision, slowly: the reference that float32 is compared with.
 //
-// Errors: InvalidArgument unless hidden is 1 to 65536 and the dtype float32 or float64.
+// Errors: InvalidArgument unless there are 1 to 16 hidden layers of 1 to 65536 units and the dtype is float32 or
+//         float64.
 
 #ifndef EVENKEEL_TRAINER_MLP_H_
 #define EVENKEEL_TRAINER_MLP_H_
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/types.h"
@@ -22,7 +24,7 @@
 namespace evenkeel {
 
 struct MlpOptions {
-  int hidden = 64;
+  std::vector<int> hidden = {64};  // Units of each layer but the last.
   DType dtype = DType::kFloat32;
   uint64_t seed = 0;
 };

@@ -96,7 +96,7 @@ class RecordedSteps {
  public:
   absl::Status Start() {
     EK_ASSIGN_OR_RETURN(const SafetensorsFile inputs, Open("mlp"));
-    EK_ASSIGN_OR_RETURN(model_, MakeMlp({.hidden = 64, .dtype = DTypeOf<T>::value}));
+    EK_ASSIGN_OR_RETURN(model_, MakeMlp({.hidden = {64}, .dtype = DTypeOf<T>::value}));
     for (const ParameterNames& names : kNames) {
       std::ranges::copy(Elements<float>(inputs, absl::StrCat("init.", names.recorded)), Value(names.ours).begin());
     }

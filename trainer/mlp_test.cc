@@ -31,20 +31,19 @@ absl::Status Step(Model& model, const TestBatch& batch) {
 }
 
 TEST(MlpTest, HasTheNamesAndShapesOfItsHeader) {
-  const std::unique_ptr<Model> model = Make({.hidden = 12});
+  const std::unique_ptr<Model> model = Make({.hidden = {12, 20}});
   const struct {
     std::string name;
     std::vector<int64_t> shape;
     double limit;
   } expected[] = {
-      {"fc1.weight", {12, 784}, 1 / 28.0},
-      {"fc1.bias", {12}, 1 / 28.0},
-      {"fc2.weight", {10, 12}, 1 / std::sqrt(12.0)},
-      {"fc2.bias", {10}, 1 / std::sqrt(12.0)},
+      {"fc1.weight", {12, 784}, 1 / 28.0},           {"fc1.bias", {12}, 1 / 28.0},
+      {"fc2.weight", {20, 12}, 1 / std::sqrt(12.0)}, {"fc2.bias", {20}, 1 / std::sqrt(12.0)},
+      {"fc3.weight", {10, 20}, 1 / std::sqrt(20.0)}, {"fc3.bias", {10}, 1 / std::sqrt(20.0)},
   };
-  ASSERT_EQ(model->parameters().size(), 4);
+  ASSERT_EQ(model->parameters().size(), 6);
   EXPECT_TRUE(model->buffers().empty());
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 6; ++i) {
     const Parameter& parameter = model->parameters()[i];
     EXPECT_EQ(parameter.name, expected[i].name);
     EXPECT_TRUE(std::ranges::equal(model->shape(i), expected[i].shape));
@@ -56,7 +55,7 @@ TEST(MlpTest, HasTheNamesAndShapesOfItsHeader) {
 }
 
 TEST(MlpTest, GradientsMatchDifferencesInFloat64) {
-  const std::unique_ptr<Model> model = Make({.hidden = 3, .dtype = DType::kFloat64});
+  const std::unique_ptr<Model> model = Make({.hidden = {3, 4}, .dtype = DType::kFloat64});
   const TestBatch batch = StripedImages(4, 1);
   ASSERT_TRUE(Step(*model, batch).ok());
   for (int i = 0; i < model->parameters().size(); ++i) {
@@ -69,8 +68,8 @@ TEST(MlpTest, GradientsMatchDifferencesInFloat64) {
 }
 
 TEST(MlpTest, Float32IsTheRoundedFloat64) {
-  const std::unique_ptr<Model> single = Make({.hidden = 33, .seed = 5});
-  const std::unique_ptr<Model> twice = Make({.hidden = 33, .dtype = DType::kFloat64, .seed = 5});
+  const std::unique_ptr<Model> single = Make({.hidden = {33, 20}, .seed = 5});
+  const std::unique_ptr<Model> twice = Make({.hidden = {33, 20}, .dtype = DType::kFloat64, .seed = 5});
   const TestBatch batch = StripedImages(20, 1);
   const BatchResult result = *single->Forward(batch.images, batch.labels, Mode::kEvaluation);
   const BatchResult expected = *twice->Forward(batch.images, batch.labels, Mode::kEvaluation);
@@ -78,14 +77,18 @@ TEST(MlpTest, Float32IsTheRoundedFloat64) {
   EXPECT_EQ(result.correct, expected.correct);
   ASSERT_TRUE(Step(*single, batch).ok());
   ASSERT_TRUE(Step(*twice, batch).ok());
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 6; ++i) {
     const auto doubles = twice->parameters()[i].grad.as<double>();
     EXPECT_LT(RelativeError<float>(single->parameters()[i].grad.as<float>(), {doubles.begin(), doubles.end()}), 1e-5);
   }
 }
 
 TEST(MlpTest, RefusesImpossibleOptions) {
-  EXPECT_EQ(MakeMlp({.hidden = 0}).status().message(), "mlp: hidden is 0, it must be 1 to 65536");
+  for (const std::vector<int>& hidden : {std::vector<int>{}, {0}, {8, 65537}, std::vector<int>(17, 1)}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(MakeMlp({.hidden = hidden}).status()));
+  }
+  EXPECT_EQ(MakeMlp({.hidden = {8, 0}}).status().message(),
+            "mlp: needs 1 to 16 hidden layers of 1 to 65536 units, got [8,0]");
   EXPECT_EQ(MakeMlp({.dtype = DType::kInt8}).status().message(), "mlp: computes in float32 or float64, not in int8");
 }
 

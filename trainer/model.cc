@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/value_memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/image_shape.h"
 
@@ -43,6 +44,17 @@ std::span<float> Model::AddBuffer(std::string name, std::vector<int64_t> shape, 
   buffers_.push_back({std::move(name), std::move(shape), value});
   std::ranges::fill(value.as<float>(), fill);
   return value.as<float>();
+}
+
+absl::Status Model::MoveValuesTo(Communicator& comm) {
+  std::vector<const void*> before;
+  for (int i = 0; i < parameters_.size(); ++i) before.push_back(parameters_[i].value.data);
+  EK_ASSIGN_OR_RETURN(Memory memory, MoveValues(comm, parameters_));
+  for (int i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].value.data != before[i]) memory_.Free(before[i]);
+  }
+  value_memory_ = std::move(memory);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<BatchResult> Model::Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode) {

@@ -1,6 +1,6 @@
 // A classifier of 28x28 images with a forward and a backward pass that one calls by hand.
 //
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = 64}));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = {64}}));
 //   model->parameters().ClearGradients();
 //   EK_ASSIGN_OR_RETURN(BatchResult result, model->Forward(images, labels, Mode::kTraining));
 //   EK_RETURN_IF_ERROR(model->Backward([&](int index) { return ddp->GradientReady(index); }));
@@ -13,6 +13,7 @@
 // Shapes:    images [n, 784] with values in [0, 1], labels [n]; n may differ from call to call.
 // Order:     parameters are numbered in forward order, so that announcements come in falling order of the index.
 // Ownership: the model owns values, buffers and default memory for the gradients, each at a multiple of 64 bytes.
+//            After a training Forward `images` must stay as they are until Backward is done.
 // Threads:   thread-compatible.
 // Errors:    InvalidArgument for sizes or labels that do not fit, before anything is changed; FailedPrecondition for
 //            a Backward without a training Forward before it; the status of `on_gradient`, which ends Backward.
@@ -29,6 +30,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/gradient_sink.h"
 #include "evenkeel/trainer/image_shape.h"
@@ -64,6 +67,10 @@ class Model {
   std::span<const int64_t> shape(int index) const { return shapes_[index]; }
   std::span<const NamedBuffer> buffers() const { return buffers_; }
 
+  // Moves the parameters' values to memory that the group's transport uses without a copy (bucket/value_memory.h).
+  // Before Forward, and before a reducer or an optimizer is made. The model keeps that memory; the group may go first.
+  absl::Status MoveValuesTo(Communicator& comm);
+
   absl::StatusOr<BatchResult> Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode);
   absl::Status Backward(absl::FunctionRef<absl::Status(int)> on_gradient);
 
@@ -82,6 +89,7 @@ class Model {
 
  private:
   TensorMemory memory_;
+  Memory value_memory_;  // Of the group's transport.
   ParameterSet parameters_;
   std::vector<std::vector<int64_t>> shapes_;
   std::vector<NamedBuffer> buffers_;

@@ -30,12 +30,18 @@ void TrainingStep(benchmark::State& state, absl::StatusOr<std::unique_ptr<Model>
 
 void BM_MlpStep(benchmark::State& state) {
   SetComputeThreads(1);
-  TrainingStep(state, MakeMlp({.hidden = 64}));
+  TrainingStep(state, MakeMlp({.hidden = {64}}));
 }
 BENCHMARK(BM_MlpStep)->Arg(8)->Arg(64);
 
+void BM_WideMlpStep(benchmark::State& state) {
+  SetComputeThreads(1);
+  TrainingStep(state, MakeMlp({.hidden = {1024, 1024}}));
+}
+BENCHMARK(BM_WideMlpStep)->Arg(64);
+
 void BM_MlpFloat64Step(benchmark::State& state) {
-  TrainingStep(state, MakeMlp({.hidden = 64, .dtype = DType::kFloat64}));
+  TrainingStep(state, MakeMlp({.hidden = {64}, .dtype = DType::kFloat64}));
 }
 BENCHMARK(BM_MlpFloat64Step)->Arg(8)->Arg(64);
 

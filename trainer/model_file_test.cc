@@ -42,8 +42,8 @@ TEST(ModelFileTest, RestoresParametersAndBuffers) {
 }
 
 TEST(ModelFileTest, WidensFloat32ForAModelInFloat64) {
-  const std::unique_ptr<Model> single = *MakeMlp({.hidden = 3, .seed = 1});
-  const std::unique_ptr<Model> twice = *MakeMlp({.hidden = 3, .dtype = DType::kFloat64, .seed = 2});
+  const std::unique_ptr<Model> single = *MakeMlp({.hidden = {3}, .seed = 1});
+  const std::unique_ptr<Model> twice = *MakeMlp({.hidden = {3}, .dtype = DType::kFloat64, .seed = 2});
   ASSERT_TRUE(SaveModel(*single, Path()).ok());
   ASSERT_TRUE(LoadModel(Path(), *twice).ok());
   for (int i = 0; i < 4; ++i) {
@@ -57,10 +57,10 @@ TEST(ModelFileTest, WidensFloat32ForAModelInFloat64) {
 }
 
 TEST(ModelFileTest, RefusesAnotherModelsFileAndChangesNothing) {
-  const std::unique_ptr<Model> model = *MakeMlp({.hidden = 3, .seed = 1});
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = {3}, .seed = 1});
   const std::string before = Bytes(model->parameters()[0].value);
 
-  ASSERT_TRUE(SaveModel(**MakeMlp({.hidden = 4}), Path()).ok());
+  ASSERT_TRUE(SaveModel(**MakeMlp({.hidden = {4}}), Path()).ok());
   EXPECT_EQ(LoadModel(Path(), *model).message(),
             Path() + ": tensor fc1.weight is float32[4,784], the model has float32[3,784]");
   ASSERT_TRUE(SaveModel(**MakeCnn({}), Path()).ok());

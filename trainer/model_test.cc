@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -15,6 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/shm.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/mlp.h"
@@ -29,8 +32,8 @@ struct ModelCase {
 };
 
 const ModelCase kCases[] = {
-    {"Mlp", [](uint64_t seed) { return MakeMlp({.hidden = 9, .seed = seed}); }},
-    {"MlpFloat64", [](uint64_t seed) { return MakeMlp({.hidden = 5, .dtype = DType::kFloat64, .seed = seed}); }},
+    {"Mlp", [](uint64_t seed) { return MakeMlp({.hidden = {9}, .seed = seed}); }},
+    {"MlpFloat64", [](uint64_t seed) { return MakeMlp({.hidden = {5}, .dtype = DType::kFloat64, .seed = seed}); }},
     {"Cnn",
      [](uint64_t seed) {
        return MakeCnn({.widths = {4, 6, 8}, .seed = seed});
@@ -272,6 +275,28 @@ TEST_P(ModelTest, RefusesBatchesThatDoNotFit) {
   EXPECT_EQ(Forward({good.images, {1}}).status().message(), "forward: 1 labels need 784 pixels, got 1568");
   EXPECT_EQ(Forward({good.images, {1, 10}}).status().message(), "forward: label 10 is not below 10");
   EXPECT_EQ(Backward().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_P(ModelTest, TrainsAlikeWithValuesInTheTransportsMemory) {
+  const std::unique_ptr<Model> moved = *GetParam().make(1);
+  auto group = *CreateShmGroupInProcess(1, {});
+  ASSERT_TRUE(moved->MoveValuesTo(*group.front()).ok());
+  group.clear();  // The model keeps the memory.
+  const TestBatch batch = StripedImages(4, 1);
+  ASSERT_TRUE(Step(batch).ok());
+  ASSERT_TRUE(moved->Forward(batch.images, batch.labels, Mode::kTraining).ok());
+  ASSERT_TRUE(moved->Backward([](int) { return absl::OkStatus(); }).ok());
+  const std::byte* last = nullptr;
+  for (int i = 0; i < parameters().size(); ++i) {
+    const Parameter &plain = parameters()[i], &other = moved->parameters()[i];
+    EXPECT_EQ(ToDoubles(plain.value), ToDoubles(other.value)) << plain.name;
+    EXPECT_EQ(ToDoubles(plain.grad), ToDoubles(other.grad)) << plain.name;
+    const auto* const data = static_cast<const std::byte*>(other.value.data);
+    if (last != nullptr) {
+      EXPECT_TRUE(data >= last && data < last + 64) << other.name << " is not behind the one before";
+    }
+    last = data + other.value.bytes();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelTest, testing::ValuesIn(kCases),

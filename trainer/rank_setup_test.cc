@@ -41,7 +41,7 @@ TrainOptions Options(TrainFlags flags) {
 }
 
 TEST(PrepareRankTest, MakesTheModelAndThePlan) {
-  const absl::StatusOr<RankSetup> setup = PrepareRank(Options({.hidden = 9}), Data(), 1, 3);
+  const absl::StatusOr<RankSetup> setup = PrepareRank(Options({.hidden = "9"}), Data(), 1, 3);
   ASSERT_TRUE(setup.ok()) << setup.status();
   EXPECT_EQ(setup->model->shape(0)[0], 9);
   EXPECT_THAT(setup->plan.batches, testing::ElementsAre(3, 3, 2));
@@ -71,9 +71,9 @@ TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
 
 TEST(PrepareRankTest, StartsFromTheGivenWeights) {
   const std::string path = testing::TempDir() + "/init.safetensors";
-  const std::unique_ptr<Model> model = *MakeMlp({.hidden = 4, .seed = 77});
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = {4}, .seed = 77});
   ASSERT_TRUE(SaveModel(*model, path).ok());
-  const RankSetup setup = *PrepareRank(Options({.hidden = 4, .init = path}), Data(), 0, 2);
+  const RankSetup setup = *PrepareRank(Options({.hidden = "4", .init = path}), Data(), 0, 2);
   EXPECT_EQ(setup.model->parameters()[0].value.as<float>()[3], model->parameters()[0].value.as<float>()[3]);
 }
 

@@ -29,7 +29,7 @@ TEST(ReadmeTest, BackwardAnnouncesWhatIsTrained) {
   ReadyList list;
   ReadyList* const ddp = &list;
 
-  std::unique_ptr<Model> model = *MakeMlp({.hidden = 64, .seed = 1});
+  std::unique_ptr<Model> model = *MakeMlp({.hidden = {64}, .seed = 1});
   ParameterSet& parameters = model->parameters();
   parameters.SetTrainable("fc1.", false);
   absl::StatusOr<BatchResult> batch = model->Forward(images, labels, Mode::kTraining);

@@ -12,4 +12,8 @@ TensorView TensorMemory::Allocate(DType dtype, int64_t count) {
   return TensorView(data, count, dtype);
 }
 
+void TensorMemory::Free(const void* data) {
+  std::erase_if(blocks_, [data](const auto& block) { return block.get() == data; });
+}
+
 }  // namespace evenkeel

@@ -30,5 +30,13 @@ TEST(TensorMemoryTest, KeepsWhatItGave) {
   EXPECT_EQ(first.as<float>()[2], 7);
 }
 
+TEST(TensorMemoryTest, FreesOneAndKeepsTheOthers) {
+  TensorMemory memory;
+  const TensorView first = memory.Allocate(DType::kFloat32, 3), second = memory.Allocate(DType::kFloat32, 3);
+  second.as<float>()[2] = 7;
+  memory.Free(first.data);
+  EXPECT_EQ(second.as<float>()[2], 7);
+}
+
 }  // namespace
 }  // namespace evenkeel

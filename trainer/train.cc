@@ -47,7 +47,7 @@ const evenkeel::TrainFlags kDefaults;
 }  // namespace
 
 DEFINE_string(model, kDefaults.model, "=M mlp (784-hidden-10) or cnn (a small ResNet with batch norm)");
-DEFINE_int32(hidden, evenkeel::kDefaultHidden, "hidden units of the mlp");
+DEFINE_string(hidden, evenkeel::kDefaultHidden, "=N,N,... hidden units of the mlp, layer by layer");
 DEFINE_string(init, kDefaults.init, "=FILE start from these weights (safetensors)");
 DEFINE_string(save, kDefaults.save, "=FILE write the trained weights there (safetensors)");
 
@@ -72,7 +72,7 @@ DEFINE_string(shards, kDefaults.shards,
 
 DEFINE_int32(nproc, kDefaults.nproc, "ranks to start on this host; leave it out under torchrun, Slurm or MPI");
 DEFINE_string(backend, kDefaults.backend,
-              "=B gloo (processes, TCP), local (threads of this process), or auto: what fits");
+              "=B shm (processes of one host), gloo (TCP), hierarchical (both), local (threads), or auto: what fits");
 DEFINE_bool(join, kDefaults.join, "ranks that run out of batches go on with the others");
 DEFINE_string(divide_by, kDefaults.divide_by,
               "=D gradients are divided by the initial number of ranks, or the effective one: those with a batch");
@@ -196,8 +196,19 @@ std::optional<int> ThreadsPerRank(int ranks_on_host) {
 }
 
 absl::string_view NameOf(BackendKind backend) {
-  if (backend == BackendKind::kAuto) return "auto";
-  return backend == BackendKind::kGloo ? "gloo" : "local";
+  switch (backend) {
+    case BackendKind::kAuto:
+      return "auto";
+    case BackendKind::kLocal:
+      return "local";
+    case BackendKind::kShm:
+      return "shm";
+    case BackendKind::kGloo:
+      return "gloo";
+    case BackendKind::kHierarchical:
+      return "hierarchical";
+  }
+  return "auto";
 }
 
 // What is wrong before anything has been started.

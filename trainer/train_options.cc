@@ -17,6 +17,8 @@ namespace {
 
 constexpr int kMaxRanksPerHost = 1024;  // More are a typing error, not a wish.
 constexpr double kMaxBucketMegabytes = 100000;
+constexpr int64_t kMaxHiddenUnits = 65536;  // These two are MakeMlp's (mlp.h).
+constexpr size_t kMaxHiddenLayers = 16;
 
 template <typename Value>
 using Choices = std::initializer_list<std::pair<absl::string_view, Value>>;
@@ -59,6 +61,21 @@ absl::StatusOr<std::vector<int64_t>> ParseRankSteps(absl::string_view text) {
     }
   }
   return steps;
+}
+
+absl::StatusOr<std::vector<int>> ParseHidden(absl::string_view text) {
+  std::vector<int> hidden;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    int64_t units = 0;
+    if (!ParseCount(part, units) || units < 1 || units > kMaxHiddenUnits) {
+      return absl::InvalidArgumentError(absl::StrCat("--hidden=", text, " is not possible; it is 1 to ",
+                                                     kMaxHiddenUnits, " units, or several such numbers: 1024,1024"));
+    }
+    hidden.push_back(static_cast<int>(units));
+  }
+  if (hidden.size() <= kMaxHiddenLayers) return hidden;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--hidden names ", hidden.size(), " layers; there may be up to ", kMaxHiddenLayers));
 }
 
 absl::Status ParseRefresh(absl::string_view text, TrainOptions& options) {
@@ -110,14 +127,17 @@ absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
 absl::StatusOr<BackendKind> ParseBackend(absl::string_view text) {
   if (text == "nccl") {
     return absl::InvalidArgumentError(
-        "--backend=nccl is for tensors on a GPU, and the models of this trainer are on the CPU; choose gloo");
+        "--backend=nccl is for tensors on a GPU, and the models of this trainer are on the CPU; choose auto");
   }
-  return Choose<BackendKind>(
-      "backend", text, {{"auto", BackendKind::kAuto}, {"local", BackendKind::kLocal}, {"gloo", BackendKind::kGloo}});
+  return Choose<BackendKind>("backend", text,
+                             {{"auto", BackendKind::kAuto},
+                              {"local", BackendKind::kLocal},
+                              {"shm", BackendKind::kShm},
+                              {"gloo", BackendKind::kGloo},
+                              {"hierarchical", BackendKind::kHierarchical}});
 }
 
 absl::Status CheckNumbers(const TrainFlags& flags) {
-  EK_RETURN_IF_ERROR(CheckRange("hidden", flags.hidden.value_or(kDefaultHidden), 1, 65536));
   EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc, 1, kMaxRanksPerHost));
   EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs, 1));
   EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
@@ -137,7 +157,7 @@ absl::Status CheckGoingOn(const TrainFlags& flags) {
     return absl::InvalidArgumentError(absl::StrCat(why, "--stop_early would end there for another reason"));
   }
   if (flags.backend == "local") {
-    return absl::InvalidArgumentError("--on_failure=continue is for ranks that are processes; choose --backend=gloo");
+    return absl::InvalidArgumentError("--on_failure=continue is for ranks that are processes; choose --backend=auto");
   }
   if (flags.zero && flags.lost_shard == "refuse") {
     return absl::InvalidArgumentError(
@@ -155,7 +175,6 @@ Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckNumbers(flags));
   TrainOptions options{
-      .hidden = flags.hidden.value_or(kDefaultHidden),
       .seed = flags.seed,
       .data_dir = flags.data_dir,
       .shuffle = flags.shuffle,
@@ -178,6 +197,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
     return absl::InvalidArgumentError(
         absl::StrCat("--hidden is for --model=mlp; ", flags.model, " has no hidden units to choose"));
   }
+  EK_ASSIGN_OR_RETURN(options.hidden, ParseHidden(flags.hidden.value_or(kDefaultHidden)));
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
   EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));
   EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));

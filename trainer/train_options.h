@@ -26,12 +26,12 @@
 
 namespace evenkeel {
 
-inline constexpr int kDefaultHidden = 64;
+inline constexpr char kDefaultHidden[] = "64";
 
 // Named like the flags, with their defaults.
 struct TrainFlags {
   std::string model = "cnn";
-  std::optional<int> hidden;  // None: not given.
+  std::optional<std::string> hidden;  // None: not given.
   std::string data_dir = kFashionMnistFolder;
   bool shuffle = true;
   uint64_t seed = 0;
@@ -66,13 +66,13 @@ struct TrainFlags {
 };
 
 enum class ModelKind { kMlp, kCnn };
-enum class BackendKind { kAuto, kLocal, kGloo };
+enum class BackendKind { kAuto, kLocal, kShm, kGloo, kHierarchical };
 // How the optimizer's state is spread over the ranks.
 enum class Sharding { kNone, kTensors, kSlices };
 
 struct TrainOptions {
   ModelKind model = ModelKind::kCnn;
-  int hidden = kDefaultHidden;
+  std::vector<int> hidden;  // Units of each hidden layer of the mlp.
   uint64_t seed = 0;
 
   std::string data_dir;

@@ -35,7 +35,7 @@ TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
 
 TEST(TrainOptionsTest, FlagsBecomeOptions) {
   const TrainOptions options = *MakeTrainOptions({.model = "mlp",
-                                                  .hidden = 7,
+                                                  .hidden = "7,300",
                                                   .backend = "gloo",
                                                   .rank_steps = "3,0,5",
                                                   .optimizer = "sgd",
@@ -50,7 +50,7 @@ TEST(TrainOptionsTest, FlagsBecomeOptions) {
                                                   .freeze = "fc1@3:5"});
   EXPECT_EQ(options.sharding, Sharding::kNone);
   EXPECT_EQ(options.model, ModelKind::kMlp);
-  EXPECT_EQ(options.hidden, 7);
+  EXPECT_THAT(options.hidden, ElementsAre(7, 300));
   EXPECT_EQ(options.backend, BackendKind::kGloo);
   EXPECT_THAT(options.rank_steps, ElementsAre(3, 0, 5));
   EXPECT_EQ(options.rule, UpdateRule(Sgd{.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-4}));
@@ -93,13 +93,17 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
   } kCases[] = {
       {"--model=gpt is not possible; choose mlp, cnn", [](TrainFlags& f) { f.model = "gpt"; }},
       {"--model= is not possible", [](TrainFlags& f) { f.model = ""; }},
-      {"--hidden=0 is not possible; it goes from 1 to 65536", [](TrainFlags& f) { f.hidden = 0; }},
-      {"--hidden=65537", [](TrainFlags& f) { f.hidden = 65537; }},
-      {"--hidden is for --model=mlp; cnn has no hidden units", [](TrainFlags& f) { f.hidden = 64; }},
+      {"--hidden=0 is not possible; it is 1 to 65536 units", [](TrainFlags& f) { f.model = "mlp", f.hidden = "0"; }},
+      {"--hidden=65537", [](TrainFlags& f) { f.model = "mlp", f.hidden = "65537"; }},
+      {"--hidden=8, is not", [](TrainFlags& f) { f.model = "mlp", f.hidden = "8,"; }},
+      {"--hidden=8x is not", [](TrainFlags& f) { f.model = "mlp", f.hidden = "8x"; }},
+      {"--hidden names 17 layers; there may be up to 16",
+       [](TrainFlags& f) { f.model = "mlp", f.hidden = "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"; }},
+      {"--hidden is for --model=mlp; cnn has no hidden units", [](TrainFlags& f) { f.hidden = "64"; }},
       {"--nproc=0", [](TrainFlags& f) { f.nproc = 0; }},
       {"--nproc=-2", [](TrainFlags& f) { f.nproc = -2; }},
       {"--nproc=100000", [](TrainFlags& f) { f.nproc = 100000; }},
-      {"--backend=mpi is not possible; choose auto, local, gloo", [](TrainFlags& f) { f.backend = "mpi"; }},
+      {"--backend=mpi is not possible; choose auto, local, shm, gloo, hierarchical", [](TrainFlags& f) { f.backend = "mpi"; }},
       {"--backend=nccl is for tensors on a GPU", [](TrainFlags& f) { f.backend = "nccl"; }},
       {"--epochs=0 is not possible; it must be at least 1", [](TrainFlags& f) { f.epochs = 0; }},
       {"--max_steps=-1", [](TrainFlags& f) { f.max_steps = -1; }},
@@ -134,7 +138,7 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"needs --join", [](TrainFlags& f) { f.on_failure = "continue", f.join = false; }},
       {"--stop_early would end there", [](TrainFlags& f) { f.on_failure = "continue", f.stop_early = true; }},
       {"choose --nozero, or --lost_shard=fresh", [](TrainFlags& f) { f.on_failure = "continue"; }},
-      {"choose --backend=gloo", [](TrainFlags& f) { f.on_failure = "continue", f.backend = "local"; }},
+      {"choose --backend=auto", [](TrainFlags& f) { f.on_failure = "continue", f.backend = "local"; }},
       {"--verify=sometimes is not possible; choose off, positions, every",
        [](TrainFlags& f) { f.verify = "sometimes"; }},
       {"--stop_early needs --join", [](TrainFlags& f) { f.stop_early = true, f.join = false; }},

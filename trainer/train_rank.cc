@@ -130,7 +130,9 @@ absl::Status RunPrepared(Communicator& comm, const TrainOptions& options, RankSe
 TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
                       const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, const TrainStreams& streams) {
   absl::StatusOr<RankSetup> setup = PrepareRank(options, data, comm.rank(), comm.world_size());
-  const absl::Status agreed = AgreeOnSetup(comm, setup.status());
+  absl::Status mine = setup.status();
+  if (mine.ok()) mine = setup->model->MoveValuesTo(comm);
+  const absl::Status agreed = AgreeOnSetup(comm, mine);
   if (!agreed.ok()) return {.status = agreed, .is_common = comm.status().ok()};
   TrainResult result{.status = RunPrepared(comm, options, *std::move(setup), streams)};
   if (!result.status.ok() && options.goes_on) comm.Abort(result.status);  // If it has not ended before.

@@ -304,9 +304,9 @@ double Difference(const Weights& a, const Weights& b) {
 
 // 60 samples in batches of 3: 5 steps with 4 ranks.
 const TrainFlags kMomentum = {
-    .model = "mlp", .hidden = 8, .epochs = 3, .batch_size = 3, .optimizer = "sgd", .momentum = 0.9, .zero = false};
+    .model = "mlp", .hidden = "8", .epochs = 3, .batch_size = 3, .optimizer = "sgd", .momentum = 0.9, .zero = false};
 const TrainFlags kAdam = {
-    .model = "mlp", .hidden = 8, .epochs = 3, .batch_size = 3, .optimizer = "adam", .lr = 0.01, .zero = false};
+    .model = "mlp", .hidden = "8", .epochs = 3, .batch_size = 3, .optimizer = "adam", .lr = 0.01, .zero = false};
 
 struct LossCase {
   std::string name;

@@ -1,24 +1,29 @@
-// A fully connected layer: output = input * weight^T + bias.
+// A fully connected layer: output = activation(input * weight^T + bias).
 //
-//   DenseShape shape{.batch = 8, .inputs = 784, .outputs = 64};
-//   EK_RETURN_IF_ERROR(DenseForward<float>(shape, input, weight, bias, output));
-//   ...
+//   MatrixProducts<float> products;
+//   const DenseShape shape{.batch = 64, .inputs = 784, .outputs = 10};
+//   EK_RETURN_IF_ERROR(DenseForward<float>(products, shape, Activation::kNone, input, weight, bias, output));
 //   DenseBackwardBias<float>(shape, diff_output, bias_target);
-//   EK_RETURN_IF_ERROR(DenseBackwardWeight<float>(shape, input, diff_output, weight_target));
-//   EK_RETURN_IF_ERROR(DenseBackwardInput<float>(shape, weight, diff_output, diff_input));
+//   EK_RETURN_IF_ERROR(DenseBackwardWeight<float>(products, shape, input, diff_output, weight_target));
+//   EK_RETURN_IF_ERROR(DenseBackwardInput<float>(products, shape, weight, diff_output, diff_input));
 //
-// float32 runs on oneDNN's matrix product; float64, which oneDNN lacks, on plain loops: it is there to check float32.
+// The backward functions take the gradient of what comes before the activation: see ReluBackward (elementwise.h).
 //
 // Shapes:  row-major; input [batch, inputs], weight [outputs, inputs], bias [outputs], output [batch, outputs].
-// Threads: pure functions; memory of different calls must not overlap.
+// Threads: thread-compatible by `products`; memory of different calls must not overlap.
+// Errors:  those of MatrixProducts.
 
 #ifndef EVENKEEL_TRAINER_LAYERS_DENSE_H_
 #define EVENKEEL_TRAINER_LAYERS_DENSE_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
 #include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/elementwise.h"
+#include "evenkeel/trainer/layers/matrix_product.h"
 
 namespace evenkeel {
 
@@ -28,18 +33,46 @@ struct DenseShape {
   int64_t outputs = 0;
 };
 
+enum class Activation { kNone, kRelu };
+
 // T is float or double, in all of them.
 template <typename T>
-absl::Status DenseForward(const DenseShape& shape, const T* input, const T* weight, const T* bias, T* output);
+absl::Status DenseForward(MatrixProducts<T>& products, const DenseShape& shape, Activation activation, const T* input,
+                          const T* weight, const T* bias, T* output) {
+  return products.Run({.rows = shape.batch,
+                       .columns = shape.outputs,
+                       .inner = shape.inputs,
+                       .right = Transposed::kYes,
+                       .then = activation == Activation::kRelu ? Epilogue::kBiasAndRelu : Epilogue::kBias},
+                      input, weight, bias, output);
+}
 
 template <typename T>
-void DenseBackwardBias(const DenseShape& shape, const T* diff_output, GradTarget<T> bias);
+void DenseBackwardBias(const DenseShape& shape, const T* diff_output, GradTarget<T> bias) {
+  const std::span<T> sum(bias.data, shape.outputs);
+  if (!bias.add) std::ranges::fill(sum, T{0});
+  for (int64_t row = 0; row < shape.batch; ++row) {
+    Add<T>(sum, std::span(diff_output + row * shape.outputs, sum.size()), sum);
+  }
+}
 
 template <typename T>
-absl::Status DenseBackwardWeight(const DenseShape& shape, const T* input, const T* diff_output, GradTarget<T> weight);
+absl::Status DenseBackwardWeight(MatrixProducts<T>& products, const DenseShape& shape, const T* input,
+                                 const T* diff_output, GradTarget<T> weight) {
+  return products.Run({.rows = shape.outputs,
+                       .columns = shape.inputs,
+                       .inner = shape.batch,
+                       .left = Transposed::kYes,
+                       .then = weight.add ? Epilogue::kAdd : Epilogue::kNone},
+                      diff_output, input, nullptr, weight.data);
+}
 
 template <typename T>
-absl::Status DenseBackwardInput(const DenseShape& shape, const T* weight, const T* diff_output, T* diff_input);
+absl::Status DenseBackwardInput(MatrixProducts<T>& products, const DenseShape& shape, const T* weight,
+                                const T* diff_output, T* diff_input) {
+  return products.Run({.rows = shape.batch, .columns = shape.inputs, .inner = shape.outputs}, diff_output, weight,
+                      nullptr, diff_input);
+}
 
 }  // namespace evenkeel
 

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "evenkeel/trainer/gradient_sink.h"
 #include "evenkeel/trainer/layers/gradient_check.h"
+#include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/stable_random.h"
 
 namespace evenkeel {
@@ -41,12 +42,29 @@ TYPED_TEST(DenseTest, ComputesInputTimesWeightPlusBias) {
   const std::vector<T> weight = {1, 0, -1, 2, 1, 0};  // [2, 3]
   const std::vector<T> bias = {10, 20};
   std::vector<T> output(4, 99);
-  ASSERT_TRUE(DenseForward({2, 3, 2}, input.data(), weight.data(), bias.data(), output.data()).ok());
+  MatrixProducts<T> products;
+  ASSERT_TRUE(
+      DenseForward(products, {2, 3, 2}, Activation::kNone, input.data(), weight.data(), bias.data(), output.data())
+          .ok());
   EXPECT_EQ(output, (std::vector<T>{8, 24, 8, 33}));
+}
+
+TYPED_TEST(DenseTest, RectifiesWhenAsked) {
+  using T = TypeParam;
+  const std::vector<T> input = {1, -3};   // [2, 1]
+  const std::vector<T> weight = {2, -1};  // [2, 1]
+  const std::vector<T> bias = {1, 0.5};
+  std::vector<T> output(4, 99);
+  MatrixProducts<T> products;
+  ASSERT_TRUE(
+      DenseForward(products, {2, 1, 2}, Activation::kRelu, input.data(), weight.data(), bias.data(), output.data())
+          .ok());
+  EXPECT_EQ(output, (std::vector<T>{3, 0, 0, 3.5}));
 }
 
 TYPED_TEST(DenseTest, GradientsMatchDifferences) {
   using T = TypeParam;
+  MatrixProducts<T> products;
   for (const DenseShape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape.batch << " " << shape.inputs << " " << shape.outputs);
     std::vector<T> input = Random<T>(shape.batch * shape.inputs, 1);
@@ -55,13 +73,15 @@ TYPED_TEST(DenseTest, GradientsMatchDifferences) {
     const std::vector<T> diff_output = Random<T>(shape.batch * shape.outputs, 4);
     std::vector<T> output(diff_output.size());
     const auto objective = [&] {
-      EXPECT_TRUE(DenseForward(shape, input.data(), weight.data(), bias.data(), output.data()).ok());
+      EXPECT_TRUE(
+          DenseForward(products, shape, Activation::kNone, input.data(), weight.data(), bias.data(), output.data())
+              .ok());
       return WeightedSum<T>(output, diff_output);
     };
     std::vector<T> diff_bias(bias.size(), 77), diff_weight(weight.size(), 77), diff_input(input.size(), 77);
     DenseBackwardBias<T>(shape, diff_output.data(), {diff_bias.data()});
-    ASSERT_TRUE(DenseBackwardWeight<T>(shape, input.data(), diff_output.data(), {diff_weight.data()}).ok());
-    ASSERT_TRUE(DenseBackwardInput<T>(shape, weight.data(), diff_output.data(), diff_input.data()).ok());
+    ASSERT_TRUE(DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(), {diff_weight.data()}).ok());
+    ASSERT_TRUE(DenseBackwardInput<T>(products, shape, weight.data(), diff_output.data(), diff_input.data()).ok());
 
     EXPECT_LT(RelativeError<T>(diff_bias, NumericGradient<T>(bias, 0.5, objective)), this->kTolerance);
     EXPECT_LT(RelativeError<T>(diff_weight, NumericGradient<T>(weight, 0.5, objective)), this->kTolerance);
@@ -76,9 +96,11 @@ TYPED_TEST(DenseTest, AddsWhenAsked) {
   const std::vector<T> diff_output = {1, 2};
   std::vector<T> weight = {100, 100, 100};
   std::vector<T> bias = {100};
+  MatrixProducts<T> products;
   DenseBackwardBias<T>(shape, diff_output.data(), {.data = bias.data(), .add = true});
   ASSERT_TRUE(
-      DenseBackwardWeight<T>(shape, input.data(), diff_output.data(), {.data = weight.data(), .add = true}).ok());
+      DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(), {.data = weight.data(), .add = true})
+          .ok());
   EXPECT_EQ(bias, (std::vector<T>{103}));
   EXPECT_EQ(weight, (std::vector<T>{109, 112, 115}));
 }

@@ -10,26 +10,21 @@
 #ifndef EVENKEEL_TRAINER_LAYERS_ELEMENTWISE_H_
 #define EVENKEEL_TRAINER_LAYERS_ELEMENTWISE_H_
 
-#include <cstddef>
 #include <span>
 
 namespace evenkeel {
 
+// T is float or double, in all of them.
 template <typename T>
-void ReluForward(std::span<const T> input, std::span<T> output) {
-  for (size_t i = 0; i < input.size(); ++i) output[i] = input[i] > T{0} ? input[i] : T{0};
-}
+void ReluForward(std::span<const T> input, std::span<T> output);
 
 // `output` is what ReluForward wrote; `diff` comes as its gradient and leaves as its input's.
 template <typename T>
-void ReluBackward(std::span<const T> output, std::span<T> diff) {
-  for (size_t i = 0; i < output.size(); ++i) diff[i] = output[i] > T{0} ? diff[i] : T{0};
-}
+void ReluBackward(std::span<const T> output, std::span<T> diff);
 
 // `sum` may be the memory of `left` or of `right`.
-inline void Add(std::span<const float> left, std::span<const float> right, std::span<float> sum) {
-  for (size_t i = 0; i < left.size(); ++i) sum[i] = left[i] + right[i];
-}
+template <typename T>
+void Add(std::span<const T> left, std::span<const T> right, std::span<T> sum);
 
 }  // namespace evenkeel
 

@@ -22,7 +22,7 @@ TEST(ElementwiseTest, ReluGradientPassesWhereTheOutputIsPositive) {
 
 TEST(ElementwiseTest, AddsInPlace) {
   std::vector<float> sum = {1, 2, 3};
-  Add(sum, std::vector<float>{10, 20, 30}, sum);
+  Add<float>(sum, std::vector<float>{10, 20, 30}, sum);
   EXPECT_EQ(sum, (std::vector<float>{11, 22, 33}));
 }
 

@@ -30,7 +30,9 @@ std::span<float> Elements(const dnnl::memory& memory) {
   return {static_cast<float*>(memory.get_data_handle()), memory.get_desc().get_size() / sizeof(float)};
 }
 
-void AddTo(const dnnl::memory& sum, const dnnl::memory& addend) { Add(Elements(sum), Elements(addend), Elements(sum)); }
+void AddTo(const dnnl::memory& sum, const dnnl::memory& addend) {
+  Add<float>(Elements(sum), Elements(addend), Elements(sum));
+}
 
 }  // namespace
 

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace evenkeel {
 
@@ -29,18 +30,19 @@ LossResult SoftmaxCrossEntropy(std::span<const T> scores, std::span<const uint8_
   LossResult result;
   if (labels.empty()) return result;
   const size_t classes = scores.size() / labels.size();
+  std::vector<double> exponentials(classes);
   for (size_t sample = 0; sample < labels.size(); ++sample) {
     const std::span<const T> row = scores.subspan(sample * classes, classes);
     const size_t label = labels[sample];
     const size_t best = std::max_element(row.begin(), row.end()) - row.begin();
     const double highest = row[best];
     double total = 0;
-    for (T score : row) total += std::exp(score - highest);
+    for (size_t i = 0; i < classes; ++i) total += exponentials[i] = std::exp(row[i] - highest);
     result.sum += highest + std::log(total) - row[label];
     result.correct += best == label;
     if (diff_scores.empty()) continue;
     for (size_t i = 0; i < classes; ++i) {
-      const double probability = std::exp(row[i] - highest) / total;
+      const double probability = exponentials[i] / total;
       diff_scores[sample * classes + i] = static_cast<T>((probability - (i == label)) / labels.size());
     }
   }

@@ -34,6 +34,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/tools/measure/gpt_shapes.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gflags/gflags.h"
@@ -48,30 +49,6 @@ DEFINE_bool(json, false, "One JSON object in place of the table.");
 
 namespace evenkeel {
 namespace {
-
-// The shapes of a GPT with 4 layers, width 128, context 128, over bytes; in the order of its modules.
-std::vector<std::pair<std::string, int64_t>> GptParameters() {
-  constexpr int64_t kWidth = 128, kVocabulary = 256, kContext = 128;
-  std::vector<std::pair<std::string, int64_t>> params = {{"wte.weight", kVocabulary * kWidth},
-                                                         {"wpe.weight", kContext * kWidth}};
-  for (int layer = 0; layer < 4; ++layer) {
-    const std::string h = absl::StrCat("h.", layer, ".");
-    params.insert(params.end(), {{h + "ln_1.weight", kWidth},
-                                 {h + "ln_1.bias", kWidth},
-                                 {h + "attn.c_attn.weight", kWidth * 3 * kWidth},
-                                 {h + "attn.c_attn.bias", 3 * kWidth},
-                                 {h + "attn.c_proj.weight", kWidth * kWidth},
-                                 {h + "attn.c_proj.bias", kWidth},
-                                 {h + "ln_2.weight", kWidth},
-                                 {h + "ln_2.bias", kWidth},
-                                 {h + "mlp.c_fc.weight", kWidth * 4 * kWidth},
-                                 {h + "mlp.c_fc.bias", 4 * kWidth},
-                                 {h + "mlp.c_proj.weight", 4 * kWidth * kWidth},
-                                 {h + "mlp.c_proj.bias", kWidth}});
-  }
-  params.insert(params.end(), {{"ln_f.weight", kWidth}, {"ln_f.bias", kWidth}});
-  return params;
-}
 
 // Arithmetic that depends on itself, so that it can't be left out.
 class Arithmetic {
@@ -100,16 +77,16 @@ class Arithmetic {
 class Model {
  public:
   explicit Model(int64_t rounds) {
-    const auto shapes = GptParameters();
+    const std::vector<NamedShape> shapes = GptShapes();
     int64_t total = 0;
-    for (const auto& [name, count] : shapes) total += count;
-    for (const auto& [name, count] : shapes) {
-      values_.emplace_back(count, 0.5f);
-      grads_.emplace_back(count, 0.25f);
-      rounds_.push_back(rounds * count / total);
+    for (const NamedShape& shape : shapes) total += shape.count();
+    for (const NamedShape& shape : shapes) {
+      values_.emplace_back(shape.count(), 0.5f);
+      grads_.emplace_back(shape.count(), 0.25f);
+      rounds_.push_back(rounds * shape.count() / total);
     }
     for (size_t p = 0; p < shapes.size(); ++p) {
-      params_.Add(shapes[p].first, absl::MakeSpan(values_[p]), absl::MakeSpan(grads_[p]));
+      params_.Add(shapes[p].name, absl::MakeSpan(values_[p]), absl::MakeSpan(grads_[p]));
     }
   }
   ParameterSet& params() { return params_; }

@@ -14,7 +14,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/tests/cost/heap_counter.h"
+#include "evenkeel/tools/measure/heap_counter.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "evenkeel/zero_optim/sliced_optimizer.h"

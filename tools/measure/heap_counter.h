@@ -1,5 +1,5 @@
-// For tests: counts what a program takes from the heap and what it copies. Linking it in is enough; it stands before
-// the C library's malloc and memcpy in this program.
+// For tests and benchmarks: counts what a program takes from the heap and what it copies. Linking it in is enough; it
+// stands before the C library's malloc and memcpy in this program.
 //
 //   const HeapCounts before = HeapCountsOfThread();
 //   Step();
@@ -13,8 +13,8 @@
 // Threads: thread-safe.
 // Nothing is counted under sanitizers, which have a heap of their own: HeapIsCounted() says so.
 
-#ifndef EVENKEEL_TESTS_COST_HEAP_COUNTER_H_
-#define EVENKEEL_TESTS_COST_HEAP_COUNTER_H_
+#ifndef EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_
+#define EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_
 
 #include <cstdint>
 
@@ -35,4 +35,4 @@ void ResetPeakBytes();
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_TESTS_COST_HEAP_COUNTER_H_
+#endif  // EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_

@@ -1,7 +1,7 @@
 // The allocation functions of this program are ours and call glibc's by their inner names; memcpy and memmove are
 // exchanged by the linker (--wrap), because a definition of our own would be what it calls itself.
 
-#include "evenkeel/tests/cost/heap_counter.h"
+#include "evenkeel/tools/measure/heap_counter.h"
 
 #include <malloc.h>
 

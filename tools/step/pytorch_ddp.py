@@ -1,0 +1,99 @@
+#!/usr/bin/python3
+"""The step of bench_step's plan mlp in PyTorch's DistributedDataParallel over Gloo, beside the local one.
+
+    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 /usr/bin/python3 tools/step/pytorch_ddp.py [--optimizer=sgd] [--pairs=30]
+
+784-1024-1024-10, batch 64, two ranks of one thread. Local and distributed blocks take turns, and both ranks train
+locally at the same time, so that the cores are equally busy. Prints medians, and the median of the paired ratios.
+Wants PyTorch (Debian: python3-torch).
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS_PER_BLOCK = 20
+KINDS = ("local", "ddp", "zero")
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(784, 1024),
+        torch.nn.ReLU(),
+        torch.nn.Linear(1024, 1024),
+        torch.nn.ReLU(),
+        torch.nn.Linear(1024, 10),
+    )
+
+
+def make_steps(kind, optimizer):
+    """A function that trains one step, and answers the seconds of step and optimizer."""
+    rule = torch.optim.SGD if optimizer == "sgd" else torch.optim.AdamW
+    model = make_model()
+    if kind != "local":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if kind == "zero":
+        optim = ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=rule, lr=1e-3, parameters_as_bucket_view=True
+        )
+    else:
+        optim = rule(model.parameters(), lr=1e-3)
+    loss_of = torch.nn.CrossEntropyLoss()
+    images, labels = torch.rand(64, 784), torch.randint(10, (64,))
+
+    def step():
+        begin = time.perf_counter()
+        optim.zero_grad(set_to_none=False)
+        loss_of(model(images), labels).backward()
+        before_update = time.perf_counter()
+        optim.step()
+        end = time.perf_counter()
+        return end - begin, end - before_update
+
+    return step
+
+
+def train(rank, args, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.world)
+    steps = {kind: make_steps(kind, args.optimizer) for kind in KINDS}
+    blocks = {kind: [] for kind in KINDS}
+    for pair in range(args.pairs + 1):
+        for kind in KINDS:
+            dist.barrier()
+            times = [steps[kind]() for _ in range(STEPS_PER_BLOCK)]
+            if pair > 0:  # The first warms up.
+                blocks[kind].append([statistics.median(column) for column in zip(*times)])
+    if rank != 0:
+        return
+    for kind in KINDS:
+        step, update = (statistics.median(column) * 1e3 for column in zip(*blocks[kind]))
+        line = f"{kind:6} step {step:6.2f} ms   optimizer {update:6.2f} ms"
+        if kind != "local":
+            ratios = [mine[0] / local[0] for mine, local in zip(blocks[kind], blocks["local"])]
+            line += f"   step / local {statistics.median(ratios):.2f}"
+        print(line)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--world", type=int, default=2)
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(train, (args, folder), nprocs=args.world)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+// How long the trainer takes from its start to its first finished step.
+//
+//   EK_ASSIGN_OR_RETURN(nlohmann::json result,
+//                       MeasureStartups({.program = ProgramBeside("trainer/train"), .folder = "/tmp/x", .times = 10}));
+//
+// The answer: {"times", "ranks", "group_seconds", "first_step_seconds"}, the last two {"median", "low", "high"} with
+// the quickest and the slowest start: until the group is there and its parameters are equal, and until the first step
+// is. Time begins before the program is executed. A run is ended as soon as its first step is done.
+//
+// Threads: blocking; call it before other threads are started.
+// Errors:  NotFound if there is no such program, Unavailable if it ends before its first step; its standard error is
+//          this process's.
+
+#ifndef EVENKEEL_TOOLS_STEP_STARTUP_H_
+#define EVENKEEL_TOOLS_STEP_STARTUP_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "nlohmann/json.hpp"
+
+namespace evenkeel {
+
+struct StartupOptions {
+  std::string program;   // //trainer:train
+  std::string data_dir;  // Empty: the program's default.
+  std::string folder;    // For temporary files.
+  int ranks = 2;
+  int times = 10;
+  absl::Duration timeout = absl::Seconds(60);  // Of one start.
+};
+
+absl::StatusOr<nlohmann::json> MeasureStartups(const StartupOptions& options);
+
+// The path of this program, and of one that Bazel has built in the same run.
+std::string OwnPath();
+std::string ProgramBeside(const std::string& path);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TOOLS_STEP_STARTUP_H_

@@ -84,7 +84,8 @@ never 'the planner sees only Abseil of what others wrote' \
   'filter("^@(com_google_absl|bazel_tools|bazel_skylib|local_config_.*|platforms|rules_cc|rules_java|rules_proto|remote_coverage_tools)//", deps(//bucket:planner))'
 never 'the trainer is used by tests and tools alone' \
   '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
-only 'Gloo is seen by its backend alone' '^//comm:gloo' @gloo//:gloo
+only 'Gloo is seen by its backend and the benchmark of Gloo itself alone' \
+  '^//(comm:gloo|tools/bench:raw_gloo_rank$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm:nccl' @cuda//:nccl
 only 'CUDA is seen by the backend and the CUDA targets alone' \
   '^//comm:(nccl|cuda)' '@cuda//:cudart'

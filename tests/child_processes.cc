@@ -127,8 +127,10 @@ void ChildProcesses::Tell(int child, absl::string_view text) {
   (void)!write(children_[child].in, text.data(), text.size());
 }
 
-void ChildProcesses::Kill(int child) {
-  if (children_[child].pid > 0) kill(children_[child].pid, SIGKILL);
+void ChildProcesses::Kill(int child) { Signal(child, SIGKILL); }
+
+void ChildProcesses::Signal(int child, int signal) {
+  if (children_[child].pid > 0) kill(children_[child].pid, signal);
 }
 
 // Its output has ended, or it was killed: it ends now.

@@ -45,6 +45,7 @@ class ChildProcesses {
   // To its standard input.
   void Tell(int child, absl::string_view text);
   void Kill(int child);
+  void Signal(int child, int signal);
   bool is_running(int child) const { return children_[child].pid > 0; }
   int count() const { return static_cast<int>(children_.size()); }
   // Of one that has ended: as a shell says it, 128 + signal if it was killed.

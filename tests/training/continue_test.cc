@@ -62,7 +62,7 @@ struct Recipe {
 
 TrainFlags Small(TrainFlags flags) {
   flags.model = "mlp";
-  flags.hidden = 8;
+  flags.hidden = "8";
   flags.epochs = kEpochs;
   flags.batch_size = kBatch;
   flags.zero = false;

@@ -80,7 +80,7 @@ void ExpectOneRun(const std::vector<Ended>& ended) {
     EXPECT_EQ(rank.code, 0) << rank.err;
     EXPECT_THAT(rank.err, IsEmpty());
   }
-  EXPECT_THAT(ended[0].out, HasSubstr("on 2 ranks over gloo"));
+  EXPECT_THAT(ended[0].out, HasSubstr("on 2 ranks over shm"));
   EXPECT_THAT(ended[0].out, HasSubstr("test_accuracy="));
   EXPECT_THAT(ended[1].out, IsEmpty());  // Rank 0 speaks.
 }
@@ -120,7 +120,8 @@ TEST(LaunchedTest, ThreadsAreNoBackendForProcesses) {
   const std::vector<Ended> ended = RunTwoRanks({"--backend=local"}, StoreInFolder("local_store"));
   for (const Ended& rank : ended) {
     EXPECT_EQ(rank.code, 1);
-    EXPECT_THAT(rank.err, HasSubstr("gloo"));
+    EXPECT_THAT(rank.err, HasSubstr("backend local is for ranks that are threads of one process"));
+    EXPECT_THAT(rank.err, HasSubstr("choose auto"));
     EXPECT_THAT(rank.out, Not(HasSubstr("test_accuracy")));
   }
 }

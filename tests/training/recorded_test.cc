@@ -209,7 +209,7 @@ absl::StatusOr<AnyOptimizer> MakeOptimizer(Communicator& comm, ParameterSet& par
 }
 
 absl::Status TrainRank(Communicator& comm, const Recording& recording, const Setting& setting) {
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, MakeMlp({.hidden = 64}));
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model, MakeMlp({.hidden = {64}}));
   ParameterSet& parameters = model->parameters();
   for (const ParameterNames& names : kNames) {
     std::ranges::copy(Elements<float>(recording.inputs, absl::StrCat("init.", names.recorded)),

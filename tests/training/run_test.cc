@@ -64,7 +64,7 @@ const Optimizer kOptimizers[] = {
 class PlainRun {
  public:
   PlainRun(const std::string& data, const std::string& init, const UpdateRule& rule)
-      : data_(*IdxDataset::Load(data, Split::kTrain)), model_(*MakeMlp({.hidden = kHidden})), rule_(rule) {
+      : data_(*IdxDataset::Load(data, Split::kTrain)), model_(*MakeMlp({.hidden = {kHidden}})), rule_(rule) {
     EXPECT_TRUE(LoadModel(init, *model_).ok());
     state_.resize(parameters().size());
     steps_.resize(parameters().size());

@@ -173,8 +173,8 @@ class Job {
  private:
   struct Failure {
     int exit_code = 0;
-    bool by_signal = false;
-    std::string what;  // "rank 1 was killed by SIGSEGV"
+    bool by_signal = false;  // That did not come from here.
+    std::string what;        // "rank 1 was killed by SIGSEGV"
     absl::Time found = absl::Now();
   };
 
@@ -228,7 +228,9 @@ class Job {
         failures_.push_back({1, false, absl::StrCat("rank ", rank, " ended, and how is not known")});
       } else if (WIFSIGNALED(status)) {
         const int signal = WTERMSIG(status);
-        failures_.push_back({128 + signal, true, absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))});
+        const bool is_ours = measures_ > 0 || was_forwarded_;
+        failures_.push_back(
+            {128 + signal, !is_ours, absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))});
       } else if (const int code = WEXITSTATUS(status); code != 0) {
         failures_.push_back({code, false, absl::StrCat("rank ", rank, " ended with exit code ", code)});
       } else {
@@ -274,9 +276,8 @@ class Job {
   }
 
   // A process that is killed closes its connections before its parent can learn of its end, so a rank that gave up
-  // because of it may be found first. A signal that did not come from here explains an exit code, not the reverse.
+  // because of it may be found first. A signal explains an exit code, not the reverse.
   const Failure& Cause() const {
-    if (was_forwarded_) return failures_[0];
     const auto killed = std::ranges::find_if(failures_, [](const Failure& failure) { return failure.by_signal; });
     const bool is_cause = killed != failures_.end() && killed->found - failures_[0].found < kOneBlow;
     return is_cause ? *killed : failures_[0];

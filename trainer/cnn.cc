@@ -6,11 +6,13 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/initialize.h"
 #include "evenkeel/trainer/layers/average_pool.h"
@@ -37,15 +39,18 @@ struct CnnIndices {
 // The network for one batch size: kernels, activations and gradients of activations.
 class Network {
  public:
-  Network(const OneDnn& dnn, int batch, Mode mode, const std::vector<int>& widths, const CnnIndices& indices)
+  Network(const OneDnn& dnn, int batch, Mode mode, const ImageShape& image, const std::vector<int>& widths,
+          const CnnIndices& indices)
       : batch_(batch),
         mode_(mode),
         indices_(indices),
         dense_{batch, widths.back(), kClasses},
-        images_(dnn.Allocate(
-            {{batch, 1, kImageSide, kImageSide}, dnnl::memory::data_type::f32, dnnl::memory::format_tag::nchw})),
-        stem_(dnn, {.batch = batch, .inputs = 1, .outputs = widths[0], .side = kImageSide}, images_.get_desc(), mode),
-        blocks_(MakeBlocks(dnn, widths)),
+        images_(dnn.Allocate({{batch, image.channels, image.side, image.side},
+                              dnnl::memory::data_type::f32,
+                              dnnl::memory::format_tag::nchw})),
+        stem_(dnn, {.batch = batch, .inputs = image.channels, .outputs = widths[0], .side = image.side},
+              images_.get_desc(), mode),
+        blocks_(MakeBlocks(dnn, image, widths)),
         norm_(dnn, FeaturesDesc(), mode),
         pool_(dnn, FeaturesDesc(), mode),
         scores_(batch * kClasses),
@@ -54,8 +59,8 @@ class Network {
   int batch() const { return batch_; }
   Mode mode() const { return mode_; }
 
-  absl::StatusOr<BatchResult> Forward(std::span<const float> images, std::span<const uint8_t> labels,
-                                      const ParameterSet& parameters) {
+  absl::StatusOr<BatchResult> Forward(const ImageBatch& batch, double weight, const ParameterSet& parameters) {
+    const auto& [images, labels] = batch;
     std::memcpy(images_.get_data_handle(), images.data(), images.size_bytes());
     dnnl::memory features = stem_.Forward(images_, Value(parameters, indices_.stem));
     for (ResidualBlock& block : blocks_) features = block.Forward(features, parameters);
@@ -65,7 +70,7 @@ class Network {
 
     // The scores' gradient takes their place: it is all that Backward needs of them.
     const LossResult loss = SoftmaxCrossEntropy<float>(
-        scores_, labels, mode_ == Mode::kTraining ? std::span<float>(scores_) : std::span<float>());
+        scores_, labels, mode_ == Mode::kTraining ? std::span<float>(scores_) : std::span<float>(), weight);
     return BatchResult{.loss_mean = loss.sum / batch_, .correct = loss.correct};
   }
 
@@ -102,11 +107,12 @@ class Network {
     return blocks_.empty() ? stem_.output_desc() : blocks_.back().output_desc();
   }
 
-  std::vector<ResidualBlock> MakeBlocks(const OneDnn& dnn, const std::vector<int>& widths) const {
+  std::vector<ResidualBlock> MakeBlocks(const OneDnn& dnn, const ImageShape& image,
+                                        const std::vector<int>& widths) const {
     std::vector<ResidualBlock> blocks;
     blocks.reserve(widths.size() - 1);
     dnnl::memory::desc source_desc = stem_.output_desc();
-    int side = kImageSide;
+    int side = image.side;
     for (size_t i = 0; i + 1 < widths.size(); ++i) {
       const ResidualBlockShape shape{
           .batch = batch_, .inputs = widths[i], .outputs = widths[i + 1], .side = side, .stride = 2};
@@ -134,8 +140,8 @@ class Network {
 
 class Cnn : public Model {
  public:
-  explicit Cnn(const CnnOptions& options) : widths_(options.widths), seed_(options.seed) {
-    indices_.stem = AddConvolution("stem", 1, widths_[0], 3);
+  explicit Cnn(const CnnOptions& options) : image_(options.image), widths_(options.widths), seed_(options.seed) {
+    indices_.stem = AddConvolution("stem", image_.channels, widths_[0], 3);
     for (size_t i = 0; i + 1 < widths_.size(); ++i) {
       indices_.blocks.push_back(AddBlock(absl::StrCat("block", i + 1), widths_[i], widths_[i + 1]));
     }
@@ -185,19 +191,22 @@ class Cnn : public Model {
     auto found = std::ranges::find_if(networks_, fits);
     if (found == networks_.end()) {
       if (networks_.size() == kNetworksKept) networks_.pop_back();
-      networks_.push_back(std::make_unique<Network>(dnn_, batch, mode, widths_, indices_));
+      networks_.push_back(std::make_unique<Network>(dnn_, batch, mode, image_, widths_, indices_));
       found = networks_.end() - 1;
     }
     std::rotate(networks_.begin(), found, found + 1);
     return *networks_.front();
   }
 
-  absl::StatusOr<BatchResult> DoForward(std::span<const float> images, std::span<const uint8_t> labels,
-                                        Mode mode) override {
+  absl::Status Check(const Batch& batch) const override {
+    return CheckImages(batch, image_.pixels(), kClasses).status();
+  }
+
+  absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
     BatchResult result;
     EK_RETURN_IF_ERROR(StatusFromOneDnn("cnn forward", [&]() -> absl::Status {
-      Network& network = NetworkFor(static_cast<int>(labels.size()), mode);
-      EK_ASSIGN_OR_RETURN(result, network.Forward(images, labels, parameters()));
+      Network& network = NetworkFor(static_cast<int>(SamplesOf(batch)), mode);
+      EK_ASSIGN_OR_RETURN(result, network.Forward(std::get<ImageBatch>(batch), options.weight, parameters()));
       return absl::OkStatus();
     }));
     return result;
@@ -207,6 +216,7 @@ class Cnn : public Model {
     return StatusFromOneDnn("cnn backward", [&] { return networks_.front()->Backward(parameters(), sink); });
   }
 
+  const ImageShape image_;
   const std::vector<int> widths_;
   const uint64_t seed_;
   CnnIndices indices_;

@@ -24,11 +24,13 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/model.h"
 
 namespace evenkeel {
 
 struct CnnOptions {
+  ImageShape image;
   std::vector<int> widths = {16, 32, 64};  // Channels of the stem, then of each block.
   uint64_t seed = 0;
 };

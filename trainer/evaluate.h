@@ -1,4 +1,4 @@
-// Loss and accuracy of a model over a part of a data set, exactly.
+// Loss and accuracy of a model over a part of a data set, exactly: per image, or per token.
 //
 //   EK_ASSIGN_OR_RETURN(Evaluation mine, Evaluate(*model, data, begin, end));
 //   // Ranks add up the three numbers of their parts, then:
@@ -12,32 +12,32 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/dataset.h"
 #include "evenkeel/trainer/model.h"
 
 namespace evenkeel {
 
 struct Evaluation {
-  int64_t samples = 0;
+  int64_t predictions = 0;
   int64_t correct = 0;
   double loss_sum = 0;
 
-  double accuracy() const { return samples > 0 ? static_cast<double>(correct) / samples : 0; }
-  double loss_mean() const { return samples > 0 ? loss_sum / samples : 0; }
+  double accuracy() const { return predictions > 0 ? static_cast<double>(correct) / predictions : 0; }
+  double loss_mean() const { return predictions > 0 ? loss_sum / predictions : 0; }
 
   Evaluation& operator+=(const Evaluation& other) {
-    samples += other.samples;
+    predictions += other.predictions;
     correct += other.correct;
     loss_sum += other.loss_sum;
     return *this;
   }
   Evaluation& operator-=(const Evaluation& other) {
-    return *this += {.samples = -other.samples, .correct = -other.correct, .loss_sum = -other.loss_sum};
+    return *this += {.predictions = -other.predictions, .correct = -other.correct, .loss_sum = -other.loss_sum};
   }
 };
 
-// Samples [begin, end), in evaluation mode, in batches of 250.
-absl::StatusOr<Evaluation> Evaluate(Model& model, const IdxDataset& data, int64_t begin, int64_t end);
+// Samples [begin, end), in evaluation mode, in batches of 250, or fewer with together some 2000 predictions.
+absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end);
 
 }  // namespace evenkeel
 

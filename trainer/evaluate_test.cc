@@ -32,16 +32,16 @@ TEST(EvaluateTest, PartsAddUpToTheWhole) {
   const std::unique_ptr<Model> model = *MakeMlp({.hidden = {8}});
   const IdxDataset data = Dataset(601);  // Two full batches and one sample.
   const Evaluation whole = *Evaluate(*model, data, 0, 601);
-  EXPECT_EQ(whole.samples, 601);
+  EXPECT_EQ(whole.predictions, 601);
   Evaluation sum;
   const int bounds[] = {0, 1, 1, 333, 601};
   for (int part = 0; part < 4; ++part) {
     const Evaluation evaluation = *Evaluate(*model, data, bounds[part], bounds[part + 1]);
-    sum.samples += evaluation.samples;
+    sum.predictions += evaluation.predictions;
     sum.correct += evaluation.correct;
     sum.loss_sum += evaluation.loss_sum;
   }
-  EXPECT_EQ(sum.samples, 601);
+  EXPECT_EQ(sum.predictions, 601);
   EXPECT_EQ(sum.correct, whole.correct);
   EXPECT_NEAR(sum.loss_mean(), whole.loss_mean(), 1e-6);
   EXPECT_EQ(whole.accuracy(), whole.correct / 601.0);
@@ -50,7 +50,7 @@ TEST(EvaluateTest, PartsAddUpToTheWhole) {
 TEST(EvaluateTest, NothingIsNothing) {
   const std::unique_ptr<Model> model = *MakeMlp({.hidden = {8}});
   const Evaluation evaluation = *Evaluate(*model, Dataset(3), 2, 2);
-  EXPECT_EQ(evaluation.samples, 0);
+  EXPECT_EQ(evaluation.predictions, 0);
   EXPECT_EQ(evaluation.accuracy(), 0);
   EXPECT_EQ(evaluation.loss_mean(), 0);
 }

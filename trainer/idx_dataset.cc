@@ -140,17 +140,20 @@ std::span<const uint8_t> IdxDataset::pixels(int64_t sample) const {
   return {first + sample * kImagePixels, kImagePixels};
 }
 
-void IdxDataset::Gather(std::span<const int32_t> samples, std::span<float> images, std::span<uint8_t> labels) const {
+Batch IdxDataset::Gather(std::span<const int32_t> samples, BatchMemory& memory) const {
   static const std::array<float, 256> kValues = [] {
     std::array<float, 256> values;
     for (int i = 0; i < 256; ++i) values[i] = static_cast<float>(i) / 255.0f;
     return values;
   }();
-  float* to = images.data();
+  memory.images.resize(samples.size() * kImagePixels);
+  memory.labels.resize(samples.size());
+  float* to = memory.images.data();
   for (size_t i = 0; i < samples.size(); ++i) {
     to = std::ranges::transform(pixels(samples[i]), to, [](uint8_t pixel) { return kValues[pixel]; }).out;
-    labels[i] = label(samples[i]);
+    memory.labels[i] = label(samples[i]);
   }
+  return ImageBatch{memory.images, memory.labels};
 }
 
 }  // namespace evenkeel

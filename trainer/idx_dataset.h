@@ -2,7 +2,7 @@
 //
 //   EK_ASSIGN_OR_RETURN(IdxDataset data, IdxDataset::Load(kFashionMnistFolder, Split::kTrain));
 //   std::vector<int32_t> samples = {0, 17};
-//   data.Gather(samples, images, labels);       // 2 * 784 floats, 2 bytes
+//   const Batch batch = data.Gather(samples, memory);     // 2 * 784 floats, 2 bytes
 //
 // The folder has train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte,
 // each plain or as .gz; `train-images.idx3-ubyte` and the like are found too.
@@ -22,6 +22,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/dataset.h"
 
 namespace evenkeel {
 
@@ -30,19 +32,17 @@ inline constexpr char kFashionMnistFolder[] = "/usr/share/datasets/fashion-mnist
 
 enum class Split { kTrain, kTest };
 
-class IdxDataset {
+class IdxDataset : public Dataset {
  public:
   static absl::StatusOr<IdxDataset> Load(const std::string& folder, Split split);
   // From the contents of two uncompressed files.
   static absl::StatusOr<IdxDataset> Parse(std::string images, std::string labels);
 
-  int64_t size() const { return static_cast<int64_t>(labels().size()); }
+  int64_t size() const override { return static_cast<int64_t>(labels().size()); }
   std::span<const uint8_t> pixels(int64_t sample) const;  // [784]
   uint8_t label(int64_t sample) const { return labels()[sample]; }
 
-  // Copies the given samples, each below size(), one after the other.
-  void Gather(std::span<const int32_t> samples, std::span<float> images,  // [samples * 784]
-              std::span<uint8_t> labels) const;                           // [samples]
+  Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
 
  private:
   struct NamedFile;

@@ -82,10 +82,11 @@ TEST_F(IdxDatasetTest, LoadsPlainAndPackedFilesUnderAllTheirNames) {
 TEST_F(IdxDatasetTest, GathersPixelsAsValueOver255) {
   const IdxDataset data = *IdxDataset::Parse(Images(12), Labels(12));
   const std::vector<int32_t> samples = {11, 0, 11};
-  std::vector<float> images(3 * 784);
-  std::vector<uint8_t> labels(3);
-  data.Gather(samples, images, labels);
-  EXPECT_EQ(labels, (std::vector<uint8_t>{1, 0, 1}));
+  BatchMemory memory;
+  const auto [images, labels] = std::get<ImageBatch>(data.Gather(samples, memory));
+  EXPECT_EQ(memory.labels, (std::vector<uint8_t>{1, 0, 1}));
+  ASSERT_EQ(labels.size(), 3u);
+  ASSERT_EQ(images.size(), 3u * 784);
   for (int p = 0; p < 784; ++p) {
     ASSERT_EQ(images[p], static_cast<float>((11 + p) % 256) / 255.0f);
     ASSERT_EQ(images[784 + p], static_cast<float>(p % 256) / 255.0f);

@@ -5,12 +5,14 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/initialize.h"
 #include "evenkeel/trainer/layers/dense.h"
@@ -27,8 +29,8 @@ constexpr size_t kMaxHidden = 16;
 template <typename T>
 class Mlp : public Model {
  public:
-  explicit Mlp(const MlpOptions& options) {
-    int inputs = kImagePixels;
+  explicit Mlp(const MlpOptions& options) : pixels_(options.image.pixels()) {
+    int inputs = pixels_;
     for (int units : options.hidden) inputs = AddLayer(inputs, units, options.seed);
     AddLayer(inputs, kClasses, options.seed);
   }
@@ -60,8 +62,10 @@ class Mlp : public Model {
   const T* Value(int index) const { return static_cast<const T*>(parameters()[index].value.data); }
   DenseShape ShapeOf(const Layer& layer) const { return {batch_, layer.inputs, layer.outputs}; }
 
-  absl::StatusOr<BatchResult> DoForward(std::span<const float> images, std::span<const uint8_t> labels,
-                                        Mode mode) override {
+  absl::Status Check(const Batch& batch) const override { return CheckImages(batch, pixels_, kClasses).status(); }
+
+  absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
+    const auto& [images, labels] = std::get<ImageBatch>(batch);
     batch_ = static_cast<int64_t>(labels.size());
     const T* input = images_ = InOwnPrecision(images);
     for (Layer& layer : layers_) {
@@ -73,8 +77,8 @@ class Mlp : public Model {
     }
     // The scores' gradient takes their place: it is all that Backward needs of them.
     std::vector<T>& scores = layers_.back().output;
-    const LossResult loss =
-        SoftmaxCrossEntropy<T>(scores, labels, mode == Mode::kTraining ? std::span<T>(scores) : std::span<T>());
+    const LossResult loss = SoftmaxCrossEntropy<T>(
+        scores, labels, mode == Mode::kTraining ? std::span<T>(scores) : std::span<T>(), options.weight);
     return BatchResult{.loss_mean = loss.sum / static_cast<double>(batch_), .correct = loss.correct};
   }
 
@@ -111,11 +115,12 @@ class Mlp : public Model {
     return absl::OkStatus();
   }
 
+  const int pixels_;
   std::vector<Layer> layers_;
   MatrixProducts<T> products_;
 
   int64_t batch_ = 0;
-  const T* images_ = nullptr;        // [batch, 784]
+  const T* images_ = nullptr;        // [batch, pixels]
   std::vector<T> converted_images_;  // Unused in float32.
 };
 

@@ -19,11 +19,13 @@
 
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/model.h"
 
 namespace evenkeel {
 
 struct MlpOptions {
+  ImageShape image;
   std::vector<int> hidden = {64};  // Units of each layer but the last.
   DType dtype = DType::kFloat32;
   uint64_t seed = 0;

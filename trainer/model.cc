@@ -5,29 +5,14 @@
 #include <numeric>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/value_memory.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/image_shape.h"
 
 namespace evenkeel {
 namespace {
 
 int64_t CountOf(std::span<const int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-absl::Status CheckBatch(std::span<const float> images, std::span<const uint8_t> labels) {
-  if (labels.empty()) return absl::InvalidArgumentError("forward: the batch is empty");
-  if (images.size() != labels.size() * kImagePixels) {
-    return absl::InvalidArgumentError(absl::StrCat("forward: ", labels.size(), " labels need ",
-                                                   labels.size() * kImagePixels, " pixels, got ", images.size()));
-  }
-  const uint8_t highest = *std::max_element(labels.begin(), labels.end());
-  if (highest >= kClasses) {
-    return absl::InvalidArgumentError(absl::StrCat("forward: label ", highest, " is not below ", kClasses));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -57,10 +42,11 @@ absl::Status Model::MoveValuesTo(Communicator& comm) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<BatchResult> Model::Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode) {
-  EK_RETURN_IF_ERROR(CheckBatch(images, labels));
+absl::StatusOr<BatchResult> Model::Forward(const Batch& batch, Mode mode, const PassOptions& options) {
+  EK_RETURN_IF_ERROR(Check(batch));
   has_activations_ = false;
-  EK_ASSIGN_OR_RETURN(BatchResult result, DoForward(images, labels, mode));
+  EK_ASSIGN_OR_RETURN(BatchResult result, DoForward(batch, mode, options));
+  result.predictions = PredictionsOf(batch);
   has_activations_ = mode == Mode::kTraining;
   return result;
 }

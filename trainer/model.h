@@ -1,4 +1,4 @@
-// A classifier of 28x28 images with a forward and a backward pass that one calls by hand.
+// A model with a forward and a backward pass that one calls by hand: a classifier of images, or a language model.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, MakeMlp({.hidden = {64}}));
 //   model->parameters().ClearGradients();
@@ -10,10 +10,11 @@
 // and its state becomes local. A frozen parameter gets no gradient and is not announced; below the lowest trained
 // parameter nothing is computed.
 //
-// Shapes:    images [n, 784] with values in [0, 1], labels [n]; n may differ from call to call.
+// Shapes:    those of the batch (batch.h); its size may differ from call to call.
+// Gradients: of the mean loss over the batch, times PassOptions::weight: the number of samples for a sum over them.
 // Order:     parameters are numbered in forward order, so that announcements come in falling order of the index.
 // Ownership: the model owns values, buffers and default memory for the gradients, each at a multiple of 64 bytes.
-//            After a training Forward `images` must stay as they are until Backward is done.
+//            After a training Forward what the batch shows must stay as it is until Backward is done.
 // Threads:   thread-compatible.
 // Errors:    InvalidArgument for sizes or labels that do not fit, before anything is changed; FailedPrecondition for
 //            a Backward without a training Forward before it; the status of `on_gradient`, which ends Backward.
@@ -33,8 +34,8 @@
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/gradient_sink.h"
-#include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/tensor_memory.h"
 
 namespace evenkeel {
@@ -45,8 +46,14 @@ enum class Mode {
 };
 
 struct BatchResult {
-  double loss_mean = 0;  // Mean cross-entropy over the batch.
-  int correct = 0;       // How many samples' highest score is their label's.
+  double loss_mean = 0;     // Mean cross-entropy over the predictions.
+  int64_t predictions = 0;  // One per image, or per token.
+  int64_t correct = 0;      // How many of them have their highest score where they should.
+};
+
+struct PassOptions {
+  double weight = 1;   // What gradients are multiplied by.
+  uint64_t noise = 0;  // Of what is random in training (dropout): equal seeds give equal results.
 };
 
 // State that is not trained but belongs to the model, such as running statistics.
@@ -71,7 +78,10 @@ class Model {
   // Before Forward, and before a reducer or an optimizer is made. The model keeps that memory; the group may go first.
   absl::Status MoveValuesTo(Communicator& comm);
 
-  absl::StatusOr<BatchResult> Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode);
+  absl::StatusOr<BatchResult> Forward(const Batch& batch, Mode mode, const PassOptions& options = {});
+  absl::StatusOr<BatchResult> Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode) {
+    return Forward(ImageBatch{images, labels}, mode);
+  }
   absl::Status Backward(absl::FunctionRef<absl::Status(int)> on_gradient);
 
  protected:
@@ -81,9 +91,10 @@ class Model {
   // `fill` is the value all elements start with.
   std::span<float> AddBuffer(std::string name, std::vector<int64_t> shape, float fill);
 
-  // The arguments fit, and the batch is not empty.
-  virtual absl::StatusOr<BatchResult> DoForward(std::span<const float> images, std::span<const uint8_t> labels,
-                                                Mode mode) = 0;
+  // Whether the model can take it (CheckImages, CheckTokens).
+  virtual absl::Status Check(const Batch& batch) const = 0;
+  // Follows a successful Check().
+  virtual absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) = 0;
   // Follows a successful DoForward in training mode.
   virtual absl::Status DoBackward(GradientSink& sink) = 0;
 

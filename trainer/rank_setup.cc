@@ -73,7 +73,7 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   EK_RETURN_IF_ERROR(data.status());
   RankSetup setup{.data = *data};
   EK_ASSIGN_OR_RETURN(setup.plan, MakeStepPlan({.world_size = world_size,
-                                                .samples = setup.data->train.size(),
+                                                .samples = setup.data->train->size(),
                                                 .batch_size = options.batch_size,
                                                 .epochs = options.epochs,
                                                 .max_steps = options.max_steps,

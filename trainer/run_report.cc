@@ -215,7 +215,7 @@ absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Eval
   std::fflush(out_);
   return WriteMetrics({{"event", "epoch"},
                        {"epoch", epoch},
-                       {"train_samples", result.training.samples},
+                       {"train_samples", result.training.predictions},
                        {"train_loss", result.training.loss_mean()},
                        {"train_accuracy", result.training.accuracy()},
                        {"test_loss", test.loss_mean()},
@@ -231,7 +231,7 @@ absl::Status RunReport::OnSaved(absl::string_view path) {
 
 absl::Status RunReport::OnEnd(const Evaluation& test, uint64_t state_hash) {
   EK_RETURN_IF_ERROR(WriteMetrics({{"event", "test"},
-                                   {"samples", test.samples},
+                                   {"samples", test.predictions},
                                    {"correct", test.correct},
                                    {"loss", test.loss_mean()},
                                    {"accuracy", test.accuracy()},

@@ -30,10 +30,11 @@ namespace {
 using testing::EndsWith;
 using testing::HasSubstr;
 
-IdxDataset Black(int count) {
+std::unique_ptr<const IdxDataset> Black(int count) {
   std::string images = {0, 0, 8, 3, 0, 0, 0, static_cast<char>(count), 0, 0, 0, 28, 0, 0, 0, 28};
   std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
-  return *IdxDataset::Parse(images + std::string(count * 784, 0), labels + std::string(count, 0));
+  return std::make_unique<const IdxDataset>(
+      *IdxDataset::Parse(images + std::string(count * 784, 0), labels + std::string(count, 0)));
 }
 
 // What a report of one rank's run says after `tell` has told it something: on `out`, and as JSON lines.
@@ -70,7 +71,7 @@ Said SaidAfter(TrainFlags flags, Tell tell) {
 
 TEST(RunReportTest, BeginsWithWhatIsTrainedAndEndsWithTheAccuracy) {
   const Said said = SaidAfter(
-      {}, [](RunReport& report) { return report.OnEnd({.samples = 3, .correct = 2, .loss_sum = 1.5}, 0xabc); });
+      {}, [](RunReport& report) { return report.OnEnd({.predictions = 3, .correct = 2, .loss_sum = 1.5}, 0xabc); });
   EXPECT_THAT(said.text, HasSubstr("mlp with 50890 parameters on 1 rank over local\n"));
   EXPECT_THAT(said.text, HasSubstr("rank 0: 3 batches (even)\n"));
   EXPECT_THAT(said.text, EndsWith("\ntest_accuracy=0.6667\n"));
@@ -114,8 +115,9 @@ TEST(RunReportTest, SaysFromWhichStepOnParametersAreFrozen) {
 
 TEST(RunReportTest, EpochNamesTheRanksThatRanDry) {
   const Said said = SaidAfter({}, [](RunReport& report) {
-    return report.OnEpoch(1, {.training = {.samples = 10, .correct = 5, .loss_sum = 20}, .batches_done = {3, 1, 3, 2}},
-                          {.samples = 2, .correct = 1, .loss_sum = 1});
+    return report.OnEpoch(1,
+                          {.training = {.predictions = 10, .correct = 5, .loss_sum = 20}, .batches_done = {3, 1, 3, 2}},
+                          {.predictions = 2, .correct = 1, .loss_sum = 1});
   });
   ASSERT_EQ(said.lines.size(), 4u);
   EXPECT_EQ(said.lines[1].at("event"), "dry");
@@ -132,7 +134,7 @@ TEST(RunReportTest, SaysWhoWasLost) {
     EK_RETURN_IF_ERROR(report.OnLost({{.rank = 2, .step = 5}}));
     EK_RETURN_IF_ERROR(report.OnEpoch(0, {.batches_done = {3}}, {}));  // Again.
     EK_RETURN_IF_ERROR(report.OnLost({{.rank = 2, .step = 5}, {.rank = 0, .step = 7}}));
-    return report.OnEnd({.samples = 3, .correct = 2, .loss_sum = 1.5}, 0xabc);
+    return report.OnEnd({.predictions = 3, .correct = 2, .loss_sum = 1.5}, 0xabc);
   });
   EXPECT_THAT(said.text, EndsWith("\nrank 2 was lost; the others went on from step 5\n"
                                   "rank 0 was lost; the others went on from step 7\ntest_accuracy=0.6667\n"));
@@ -157,7 +159,7 @@ TEST(RunReportTest, AnotherRankGoesOnWithTheReport) {
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
     EK_RETURN_IF_ERROR(RunReport::Create(out, options, *run).status());
     EK_ASSIGN_OR_RETURN(const auto second, RunReport::Create(out, options, *run, {{.rank = 0, .step = 1}}));
-    EK_RETURN_IF_ERROR(second->OnEnd({.samples = 2, .correct = 1}, 0));
+    EK_RETURN_IF_ERROR(second->OnEnd({.predictions = 2, .correct = 1}, 0));
     std::fclose(out);
     return absl::OkStatus();
   });

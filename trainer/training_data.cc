@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/idx_dataset.h"
 
 namespace evenkeel {
 
@@ -15,7 +16,8 @@ absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const std::
     return absl::InvalidArgumentError(
         absl::StrCat(folder, " has no samples to ", train.size() == 0 ? "train on" : "test with"));
   }
-  return std::make_shared<const TrainingData>(TrainingData{std::move(train), std::move(test)});
+  return std::make_shared<const TrainingData>(
+      TrainingData{std::make_unique<IdxDataset>(std::move(train)), std::make_unique<IdxDataset>(std::move(test))});
 }
 
 }  // namespace evenkeel

@@ -1,7 +1,7 @@
 // The two data sets of a run, loaded once and shared by all ranks of a process.
 //
 //   EK_ASSIGN_OR_RETURN(std::shared_ptr<const TrainingData> data, LoadTrainingData(kFashionMnistFolder));
-//   data->train.size()
+//   data->train->size()
 //
 // Threads: immutable.
 // Errors:  those of IdxDataset::Load; InvalidArgument for a data set without samples.
@@ -13,13 +13,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/dataset.h"
 
 namespace evenkeel {
 
 struct TrainingData {
-  IdxDataset train;
-  IdxDataset test;
+  std::unique_ptr<const Dataset> train;
+  std::unique_ptr<const Dataset> test;
 };
 
 absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const std::string& folder);

@@ -27,8 +27,8 @@ TEST(LoadTrainingDataTest, LoadsBothSplits) {
   WriteSplit(folder, "t10k", 2);
   const auto data = LoadTrainingData(folder);
   ASSERT_TRUE(data.ok()) << data.status();
-  EXPECT_EQ((*data)->train.size(), 3);
-  EXPECT_EQ((*data)->test.size(), 2);
+  EXPECT_EQ((*data)->train->size(), 3);
+  EXPECT_EQ((*data)->test->size(), 2);
 }
 
 TEST(LoadTrainingDataTest, RefusesAnEmptySplitAndAMissingOne) {

@@ -15,8 +15,8 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/recovery.h"
+#include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/freeze_schedule.h"
-#include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/learning_rate.h"
 #include "evenkeel/zero_optim/lost_shard.h"
 
@@ -135,14 +135,11 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
   EK_RETURN_IF_ERROR(
       Own(std::visit([&](auto& optimizer) { return optimizer->SetLearningRate(learning_rate); }, optimizer_)));
 
-  images_.resize(samples.size() * kImagePixels);
-  labels_.resize(samples.size());
-  setup_.data->train.Gather(samples, images_, labels_);
-
+  const Batch batch = setup_.data->train->Gather(samples, memory_);
   setup_.model->parameters().ClearGradients();
   comm_->steps().AddSamples(static_cast<int64_t>(samples.size()));
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
-  const absl::StatusOr<BatchResult> result = setup_.model->Forward(images_, labels_, Mode::kTraining);
+  const absl::StatusOr<BatchResult> result = setup_.model->Forward(batch, Mode::kTraining);
   EK_RETURN_IF_ERROR(Own(result.status()));
   absl::Status reduced;
   const absl::Status backward = setup_.model->Backward([&](int index) {
@@ -160,7 +157,7 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
 absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
                                                     absl::FunctionRef<absl::Status(const StepFacts&)> on_step) {
   const int rank = comm_->rank();
-  const BatchPlan batches{.samples = setup_.data->train.size(),
+  const BatchPlan batches{.samples = setup_.data->train->size(),
                           .first = epoch == plan().begin.epoch ? plan().begin.samples : 0,
                           .batch_size = options_.batch_size,
                           .rank = rank,
@@ -195,9 +192,9 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
       facts.sync = ddp_->reducer().last_step().end - ddp_->reducer().last_step().last_gradient;
       last_ = {.step = facts.step,
                .epoch = epoch,
-               .batch = {.samples = facts.own_samples,
+               .batch = {.predictions = facts.own->predictions,
                          .correct = facts.own->correct,
-                         .loss_sum = facts.own->loss_mean * static_cast<double>(facts.own_samples)}};
+                         .loss_sum = facts.own->loss_mean * static_cast<double>(facts.own->predictions)}};
       mine += last_.batch;
       // The answer is there: gradients were reduced with it.
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm_->steps().current()->Wait());
@@ -222,10 +219,10 @@ absl::StatusOr<Evaluation> TrainingRun::Test() {
   for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
   if (!buffers.empty()) EK_RETURN_IF_ERROR(comm_->user().Broadcast(buffers, root).Wait());
 
-  const int64_t size = setup_.data->test.size();
+  const int64_t size = setup_.data->test->size();
   const int64_t begin = size * comm_->rank() / comm_->world_size();
   const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
-  EK_ASSIGN_OR_RETURN(const Evaluation mine, Evaluate(*setup_.model, setup_.data->test, begin, end));
+  EK_ASSIGN_OR_RETURN(const Evaluation mine, Evaluate(*setup_.model, *setup_.data->test, begin, end));
   return SumOverRanks(mine);
 }
 
@@ -310,11 +307,11 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
 }
 
 absl::StatusOr<Evaluation> TrainingRun::SumOverRanks(const Evaluation& mine) {
-  int64_t counts[] = {mine.samples, mine.correct};
+  int64_t counts[] = {mine.predictions, mine.correct};
   double loss_sum = mine.loss_sum;
   EK_RETURN_IF_ERROR(comm_->AllReduce(absl::MakeSpan(counts), ReduceOp::kSum));
   EK_RETURN_IF_ERROR(comm_->AllReduce(absl::MakeSpan(&loss_sum, 1), ReduceOp::kSum));
-  return Evaluation{.samples = counts[0], .correct = counts[1], .loss_sum = loss_sum};
+  return Evaluation{.predictions = counts[0], .correct = counts[1], .loss_sum = loss_sum};
 }
 
 }  // namespace evenkeel

@@ -44,6 +44,7 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/rank_setup.h"
@@ -120,8 +121,8 @@ class TrainingRun {
   const Model& model() const { return *setup_.model; }
 
  private:
-  using AnyOptimizer = std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>,
-                                    std::unique_ptr<SlicedOptimizer>>;
+  using AnyOptimizer =
+      std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>, std::unique_ptr<SlicedOptimizer>>;
   class Watch;
 
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup);
@@ -154,8 +155,7 @@ class TrainingRun {
     int epoch = 0;
     Evaluation batch;
   } last_;
-  std::vector<float> images_;  // Of the current batch.
-  std::vector<uint8_t> labels_;
+  BatchMemory memory_;
 };
 
 }  // namespace evenkeel

@@ -40,7 +40,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // Noise with a bright stripe whose row tells the label.
-IdxDataset Striped(int count, uint64_t seed) {
+std::unique_ptr<const IdxDataset> Striped(int count, uint64_t seed) {
   StableRandom random(seed);
   std::string images = {0, 0, 8, 3, 0, 0, 0, static_cast<char>(count), 0, 0, 0, 28, 0, 0, 0, 28};
   std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
@@ -51,7 +51,7 @@ IdxDataset Striped(int count, uint64_t seed) {
       images += static_cast<char>(random.Below(128) + (pixel / kImageSide / 2 == label + 2 ? 127 : 0));
     }
   }
-  return *IdxDataset::Parse(images, labels);
+  return std::make_unique<const IdxDataset>(*IdxDataset::Parse(images, labels));
 }
 
 const std::shared_ptr<const TrainingData>& Data() {
@@ -88,7 +88,7 @@ TEST(TrainingRunTest, TellsEveryRankOfEveryStep) {
                   EXPECT_THAT(steps, ElementsAre(absl::StrCat(first, " active 2 samples 8 own ", own[0]),
                                                  absl::StrCat(first + 1, " active 1 samples 4 own ", own[1]),
                                                  absl::StrCat(first + 2, " active 1 samples 4 own ", own[2])));
-                  EXPECT_EQ(result.training.samples, 16);
+                  EXPECT_EQ(result.training.predictions, 16);
                   EXPECT_THAT(result.batches_done, ElementsAre(1, 0, 3));
                   EXPECT_FALSE(result.stopped_early);
                 }
@@ -104,7 +104,7 @@ TEST(TrainingRunTest, LearnsAndTestsTheSameOnAllRanks) {
     const absl::Status status = OnRanks(
         ranks, {.model = "mlp", .batch_size = 4, .lr = 0.01}, [&](Communicator&, TrainingRun& run) -> absl::Status {
           EK_ASSIGN_OR_RETURN(const Evaluation before, run.Test());
-          EXPECT_EQ(before.samples, 17);
+          EXPECT_EQ(before.predictions, 17);
           for (int epoch = 0; epoch < 3; ++epoch) {
             EK_RETURN_IF_ERROR(run.TrainEpoch(epoch, [](const StepFacts&) { return absl::OkStatus(); }).status());
           }
@@ -218,7 +218,7 @@ absl::StatusOr<Trained> TrainWithLosses(TrainingRun& run, int rank, const std::v
       EK_ASSIGN_OR_RETURN(const EpochResult result, run.TrainEpoch(epoch, [&](const StepFacts& facts) {
         return leaves(Place::kInStep, facts.step) ? gone : absl::OkStatus();
       }));
-      trained.samples = result.training.samples;
+      trained.samples = result.training.predictions;
       if (leaves(Place::kBeforeTest, first)) return gone;
       EK_ASSIGN_OR_RETURN(trained.test, run.Test());
     }
@@ -279,7 +279,7 @@ Trained Reference(const TrainFlags& flags, int before, int64_t steps, int after)
       after, flags, {},
       [&](RankSetup& setup) -> absl::Status {
         EK_ASSIGN_OR_RETURN(const StepPlan whole, MakeStepPlan({.world_size = before,
-                                                                .samples = Data()->train.size(),
+                                                                .samples = Data()->train->size(),
                                                                 .batch_size = flags.batch_size,
                                                                 .epochs = flags.epochs}));
         EK_ASSIGN_OR_RETURN(setup.plan, whole.GoOn(whole.PositionAfter(steps), after));

@@ -25,8 +25,8 @@
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
+#include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/idx_dataset.h"
-#include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/model_file.h"
@@ -106,10 +106,8 @@ class PlainRun {
     for (int rank : active) {
       const BatchPlan plan{.samples = data_.size(), .batch_size = kBatch, .rank = rank, .world_size = world_size};
       const std::span<const int32_t> samples = BatchSamples(plan, order, batch);
-      std::vector<float> images(samples.size() * kImagePixels);
-      std::vector<uint8_t> labels(samples.size());
-      data_.Gather(samples, images, labels);
-      ASSERT_TRUE(model_->Forward(images, labels, Mode::kTraining).ok());
+      BatchMemory memory;
+      ASSERT_TRUE(model_->Forward(data_.Gather(samples, memory), Mode::kTraining).ok());
       ASSERT_TRUE(model_->Backward([](int) { return absl::OkStatus(); }).ok());
     }
     for (int i = 0; i < parameters().size(); ++i) {

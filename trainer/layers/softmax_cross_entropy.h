@@ -4,7 +4,7 @@
 //   loss.sum / labels.size()                               // the mean, whose gradient is in diff_scores
 //
 // Shapes:    scores and diff_scores [n, classes], labels [n], each below classes. Empty diff_scores: no gradient.
-// Units:     the gradient is that of the *mean* over the n samples.
+// Units:     the gradient is that of the *mean* over the n samples, times `weight`.
 // Precision: exponentials and sums are float64 whatever T is; any finite scores are safe.
 // Threads:   pure function. `diff_scores` may be the memory of `scores`.
 
@@ -26,7 +26,8 @@ struct LossResult {
 };
 
 template <typename T>
-LossResult SoftmaxCrossEntropy(std::span<const T> scores, std::span<const uint8_t> labels, std::span<T> diff_scores) {
+LossResult SoftmaxCrossEntropy(std::span<const T> scores, std::span<const uint8_t> labels, std::span<T> diff_scores,
+                               double weight = 1) {
   LossResult result;
   if (labels.empty()) return result;
   const size_t classes = scores.size() / labels.size();
@@ -43,7 +44,7 @@ LossResult SoftmaxCrossEntropy(std::span<const T> scores, std::span<const uint8_
     if (diff_scores.empty()) continue;
     for (size_t i = 0; i < classes; ++i) {
       const double probability = exponentials[i] / total;
-      diff_scores[sample * classes + i] = static_cast<T>((probability - (i == label)) / labels.size());
+      diff_scores[sample * classes + i] = static_cast<T>(weight * (probability - (i == label)) / labels.size());
     }
   }
   return result;

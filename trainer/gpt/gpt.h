@@ -6,16 +6,17 @@
 //   EK_RETURN_IF_ERROR(model->Backward([&](int index) { return ddp->GradientReady(index); }));
 //   EK_ASSIGN_OR_RETURN(const std::span<const float> scores, model->NextToken(prompt));   // [vocabulary]
 //
-// Layer norm before each part, learned positions, GELU (tanh), the head shares wte. Parameters in forward order: wte.weight
-// [vocabulary, width], wpe.weight [context, width], h.0.ln_1.weight, .bias, h.0.attn.c_attn.weight [width, 3 width] ([in,
-// out]), ..., ln_f.weight, ln_f.bias. wte's gradient, which the head begins and the embedding ends, is announced last.
+// Layer norm before each part, learned positions, GELU (tanh), the head shares wte. Parameters in forward order:
+// wte.weight [vocabulary, width], wpe.weight [context, width], h.0.ln_1.weight, .bias, h.0.attn.c_attn.weight [width,
+// 3 width] ([in, out]), ..., ln_f.weight, ln_f.bias. wte's gradient, which the head begins and the embedding ends, is
+// announced last.
 //
-// Precision: parameters and gradients are float32 (float64 with Compute::kFloat64, for tests). With Compute::kBFloat16 the
+// Precision: parameters and gradients are float32 (float64 with GptCompute::kFloat64, for tests). With kBFloat16 the
 //            matrix products take bfloat16 and add up in float32; everything else stays in float32.
 // Threads:   thread-compatible.
 // Errors:    InvalidArgument for sizes that are not possible, with the value and what it may be.
-// Source:    Radford et al., "Language models are unsupervised multitask learners", 2019; initialisation as there, section
-//            2.3: normal, 0.02, of the projections back into the residual stream divided by sqrt(2 layers).
+// Source:    Radford et al., "Language models are unsupervised multitask learners", 2019; initialisation as there,
+//            section 2.3: normal, 0.02, of the projections back into the residual stream divided by sqrt(2 layers).
 
 #ifndef EVENKEEL_TRAINER_GPT_GPT_H_
 #define EVENKEEL_TRAINER_GPT_GPT_H_
@@ -25,32 +26,16 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/model.h"
 
 namespace evenkeel {
 
-enum class GptCompute { kFloat32, kBFloat16, kFloat64 };
-
-struct GptOptions {
-  int64_t vocabulary = 256;
-  int64_t context = 128;
-  int64_t layers = 4;
-  int64_t width = 128;
-  int64_t heads = 4;   // Divides `width`.
-  double dropout = 0;  // After the embeddings, of attention weights, and at the end of each part.
-  GptCompute compute = GptCompute::kFloat32;
-  uint64_t seed = 0;
-};
-
-// "tiny" (2 layers, width 64, 2 heads, context 64), "mini" (4 layers, width 128, 4 heads, context 128), both of bytes;
-// "gpt2" (12 layers, width 768, 12 heads, context 1024, vocabulary 50257).
-absl::StatusOr<GptOptions> GptPreset(absl::string_view name);
-
 class Gpt : public Model {
  public:
   virtual const GptOptions& options() const = 0;
-  // The scores of what follows `tokens`, of which the last `context` count. Valid until the next call of this or Forward.
+  // The scores of what follows `tokens`, of which the last `context` count. Valid until the next call of this or of
+  // Forward.
   virtual absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) = 0;
 };
 

@@ -1,0 +1,38 @@
+// How large a GPT is, and in what it computes (gpt.h).
+//
+//   EK_ASSIGN_OR_RETURN(GptOptions options, GptPreset("mini"));
+//   options.layers = 6;
+//
+// Threads: values.
+// Errors:  InvalidArgument names the preset, and those that there are.
+
+#ifndef EVENKEEL_TRAINER_GPT_GPT_OPTIONS_H_
+#define EVENKEEL_TRAINER_GPT_GPT_OPTIONS_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+
+enum class GptCompute { kFloat32, kBFloat16, kFloat64 };
+
+struct GptOptions {
+  int64_t vocabulary = 256;
+  int64_t context = 128;
+  int64_t layers = 4;
+  int64_t width = 128;
+  int64_t heads = 4;   // Divides `width`.
+  double dropout = 0;  // After the embeddings, of attention weights, and at the end of each part.
+  GptCompute compute = GptCompute::kFloat32;
+  uint64_t seed = 0;
+};
+
+// "tiny" (2 layers, width 64, 2 heads, context 64), "mini" (4 layers, width 128, 4 heads, context 128), both of bytes;
+// "gpt2" (12 layers, width 768, 12 heads, context 1024, vocabulary 50257).
+absl::StatusOr<GptOptions> GptPreset(absl::string_view name);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_GPT_GPT_OPTIONS_H_

@@ -1,0 +1,40 @@
+// A curve of bounded size over any number of steps: when there are too many points, each two neighbours become one.
+//
+//   StepSeries series;
+//   series.Add({.step = 0, .loss = 2.3});        // a million times
+//   series.points();                             // at most 2000: means over equally many steps, but for the last one
+//
+// Values that are NaN in some of the steps are means over the others.
+//
+// Threads: thread-compatible.
+
+#ifndef EVENKEEL_TRAINER_REPORT_STEP_SERIES_H_
+#define EVENKEEL_TRAINER_REPORT_STEP_SERIES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "evenkeel/trainer/report/run_record.h"
+
+namespace evenkeel {
+
+class StepSeries {
+ public:
+  static constexpr size_t kMaxPoints = 2000;
+
+  // `point.count` is 1. Steps come in order; one that is repeated (a rank was lost) replaces those from it on, as far
+  // as they still have points of their own.
+  void Add(const StepPoint& point);
+  const std::vector<StepPoint>& points() const { return points_; }
+
+ private:
+  void Halve();
+
+  std::vector<StepPoint> points_;
+  int64_t stride_ = 1;  // Steps per point.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_REPORT_STEP_SERIES_H_

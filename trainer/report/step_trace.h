@@ -1,0 +1,76 @@
+// Notes what a rank does in a few steps of a run, and when; in the others it costs a comparison.
+//
+//   StepRecorder recorder(/*total_steps=*/1000);
+//   recorder.Begin(step);
+//   ... make the batch ...             recorder.Mark(SpanKind::kData);
+//   ... forward ...                    recorder.Mark(SpanKind::kForward);
+//   ... backward, and so on ...
+//   recorder.End(ddp->reducer().last_step(), ddp->buckets());
+//   recorder.traces();                 // of steps 2 and 3, and of six more that are spread over the run
+//
+// A Mark() names what has happened since the one before it. A step that is not ended leaves nothing behind, and one that
+// is taken again replaces what there was of it.
+//
+// The ends of buckets that backward hides are exact where the reducer measures: let it do that every MeasuredEvery()
+// steps (ReducerOptions::stats_every).
+//
+// Threads: thread-compatible.
+
+#ifndef EVENKEEL_TRAINER_REPORT_STEP_TRACE_H_
+#define EVENKEEL_TRAINER_REPORT_STEP_TRACE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/step_times.h"
+#include "evenkeel/trainer/report/run_record.h"
+
+namespace evenkeel {
+
+class StepRecorder {
+ public:
+  static constexpr int kLateSteps = 6;
+  // Beyond, a plan of very many small buckets would make the report large.
+  static constexpr size_t kMaxBuckets = 200;
+
+  StepRecorder() = default;  // Samples nothing.
+  explicit StepRecorder(int64_t total_steps);
+
+  bool is_on() const { return every_ > 0; }
+  int64_t MeasuredEvery() const { return every_; }
+  bool IsSampled(int64_t step) const;
+
+  void Begin(int64_t step);
+  void Mark(SpanKind kind) {
+    if (current_.has_value()) AddSpan(kind);
+  }
+  void End(const StepTimes& times, const std::vector<BucketInfo>& buckets);
+  // A step of the others, which took from `begin` until now.
+  void Follow(int64_t step, absl::Time begin);
+
+  const std::vector<StepTrace>& traces() const { return traces_; }
+
+ private:
+  void AddSpan(SpanKind kind);
+  void Keep(StepTrace trace);
+
+  int64_t every_ = 0;  // 0: off.
+  std::vector<StepTrace> traces_;
+  std::optional<StepTrace> current_;  // The step that is under way, if it is sampled.
+  int64_t marked_ns_ = 0;             // Its last mark.
+};
+
+// A rank's record as bytes, for the rank that writes the report.
+std::string Serialize(const RankRecord& record);
+// InvalidArgument for bytes that are no record.
+absl::StatusOr<RankRecord> ParseRankRecord(absl::string_view bytes);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_REPORT_STEP_TRACE_H_

@@ -1,0 +1,159 @@
+#include "evenkeel/trainer/report/step_trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/step_times.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+
+std::vector<int64_t> SampledOf(int64_t total_steps) {
+  const StepRecorder recorder(total_steps);
+  std::vector<int64_t> sampled;
+  for (int64_t step = 0; step < total_steps; ++step) {
+    if (recorder.IsSampled(step)) sampled.push_back(step);
+  }
+  return sampled;
+}
+
+TEST(StepRecorderTest, SamplesTheBeginningAndAFewStepsOfTheRest) {
+  EXPECT_THAT(SampledOf(0), ElementsAre());
+  EXPECT_THAT(SampledOf(1), ElementsAre());
+  EXPECT_THAT(SampledOf(3), ElementsAre(2));
+  EXPECT_THAT(SampledOf(8), ElementsAre(2, 3, 4, 5, 6));
+  EXPECT_THAT(SampledOf(700), ElementsAre(2, 3, 100, 200, 300, 400, 500, 600));
+  EXPECT_LE(SampledOf(1000003).size(), 2 + StepRecorder::kLateSteps);
+}
+
+TEST(StepRecorderTest, IsOffUnlessItKnowsTheRun) {
+  StepRecorder recorder;
+  recorder.Begin(2);
+  recorder.Mark(SpanKind::kForward);
+  recorder.End({}, {});
+  recorder.Follow(3, absl::Now());
+  EXPECT_FALSE(recorder.is_on());
+  EXPECT_TRUE(recorder.traces().empty());
+}
+
+TEST(StepRecorderTest, SpansFollowEachOther) {
+  StepRecorder recorder(100);
+  recorder.Begin(2);
+  for (SpanKind kind : {SpanKind::kData, SpanKind::kForward, SpanKind::kBackward}) recorder.Mark(kind);
+  recorder.End({}, {});
+  ASSERT_EQ(recorder.traces().size(), 1);
+  const std::vector<TraceSpan>& spans = recorder.traces()[0].spans;
+  ASSERT_EQ(spans.size(), 3);
+  EXPECT_EQ(spans[1].kind, SpanKind::kForward);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    EXPECT_LE(spans[i].begin_ns, spans[i].end_ns);
+    if (i > 0) {
+      EXPECT_EQ(spans[i - 1].end_ns, spans[i].begin_ns);
+    }
+  }
+}
+
+TEST(StepRecorderTest, ABucketBeginsWhenTheOneBeforeItIsReduced) {
+  const absl::Time origin = absl::FromUnixNanos(1'000'000);
+  const auto at = [&](int us) { return origin + absl::Microseconds(us); };
+  StepTimes times{.begin = at(0), .first_gradient = at(10), .last_gradient = at(30), .end = at(60), .gradients = 2};
+  times.buckets = {{.ready = at(10), .launched = at(11), .reduced = at(40)},
+                   {.ready = at(20), .launched = at(21), .reduced = at(60)},
+                   {.ready = at(25)}};  // Was skipped.
+  std::vector<float> memory(8);
+  std::vector<BucketInfo> buckets(3);
+  for (BucketInfo& bucket : buckets) bucket.data = TensorView(memory.data(), 8, DType::kFloat32);
+  StepRecorder recorder(100);
+  recorder.Begin(3);
+  recorder.End(times, buckets);
+  const StepTrace& trace = recorder.traces().at(0);
+  EXPECT_EQ(trace.last_gradient_ns, 1'030'000);
+  ASSERT_EQ(trace.buckets.size(), 2);
+  EXPECT_EQ(trace.buckets[1].bytes, 32);
+  EXPECT_EQ(trace.buckets[1].ready_ns, 1'020'000);
+  EXPECT_EQ(trace.buckets[1].start_ns, 1'040'000);
+  EXPECT_EQ(trace.buckets[1].reduced_ns, 1'060'000);
+}
+
+TEST(StepRecorderTest, StepsThatAreRepeatedReplaceWhatThereWas) {
+  StepRecorder recorder(7);
+  const auto take = [&](int64_t step, SpanKind kind) {
+    recorder.Begin(step);
+    recorder.Mark(kind);
+    recorder.End({}, {});
+  };
+  for (int64_t step = 0; step < 6; ++step) take(step, SpanKind::kForward);
+  recorder.Begin(6);
+  recorder.Mark(SpanKind::kForward);  // And then a rank is lost.
+  take(4, SpanKind::kOptimizer);
+  recorder.Follow(5, absl::Now() - absl::Milliseconds(1));
+  std::vector<int64_t> steps;
+  for (const StepTrace& trace : recorder.traces()) steps.push_back(trace.step);
+  EXPECT_THAT(steps, ElementsAre(2, 3, 4, 5));
+  EXPECT_EQ(recorder.traces()[2].spans[0].kind, SpanKind::kOptimizer);
+  EXPECT_EQ(recorder.traces()[3].spans[0].kind, SpanKind::kFollow);
+  EXPECT_GE(recorder.traces()[3].spans[0].end_ns - recorder.traces()[3].spans[0].begin_ns, 1'000'000);
+}
+
+RankRecord Example() {
+  return {
+      .rank = 3,
+      .host = "a\"<b>",
+      .process = 42,
+      .steps = 10,
+      .followed = 4,
+      .memory = {.parameters = 1, .gradients = 2, .buckets = 3, .optimizer = 4, .peak_resident = 5},
+      .means = {.steps = 6, .to_first_gradient_us = 1.5, .backward_us = 2.5, .communication_us = 3, .exposed_us = 4},
+      .traces = {{.step = 2,
+                  .last_gradient_ns = 77,
+                  .spans = {{.kind = SpanKind::kForward, .begin_ns = 1, .end_ns = 2}},
+                  .buckets = {{.bytes = 8, .ready_ns = 1, .start_ns = 2, .reduced_ns = 3}}},
+                 {.step = 3}}};
+}
+
+TEST(RankRecordTest, ComesBackAsItWas) {
+  const std::string bytes = Serialize(Example());
+  const auto record = ParseRankRecord(bytes);
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(Serialize(*record), bytes);
+  EXPECT_EQ(record->host, "a\"<b>");
+  EXPECT_EQ(record->memory.optimizer, 4);
+  EXPECT_EQ(record->means.exposed_us, 4);
+  ASSERT_EQ(record->traces.size(), 2);
+  EXPECT_EQ(record->traces[0].spans[0].end_ns, 2);
+  EXPECT_EQ(record->traces[0].buckets[0].reduced_ns, 3);
+}
+
+TEST(RankRecordTest, RefusesWhatIsCutShortOrLonger) {
+  const std::string bytes = Serialize(Example());
+  for (size_t size = 0; size < bytes.size(); ++size) EXPECT_FALSE(ParseRankRecord(bytes.substr(0, size)).ok()) << size;
+  EXPECT_FALSE(ParseRankRecord(bytes + "x").ok());
+}
+
+TEST(RankRecordTest, FlippedBitsNeverCrash) {
+  const std::string bytes = Serialize(Example());
+  int refused = 0;
+  for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+    const auto record = ParseRankRecord(damaged);
+    if (record.ok()) {
+      EXPECT_EQ(Serialize(*record), damaged);
+    }
+    refused += record.ok() ? 0 : 1;
+  }
+  EXPECT_GT(refused, 0);
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -3,10 +3,15 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
+#include <map>
 #include <string>
+#include <system_error>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "evenkeel/tools/flight_folder.h"
 #include "evenkeel/tools/launcher.h"
@@ -18,6 +23,8 @@ DEFINE_double(patience_s, 5,
               "Seconds that the other ranks have when one has failed: before SIGTERM, and before SIGKILL.");
 DEFINE_double(last_patience_s, 60,
               "With --on_failure=continue, seconds that ranks still have when another one has ended well.");
+DEFINE_int32(max_restarts, 0, "How often a job that failed is started anew, all ranks of it.");
+DEFINE_double(restart_pause_s, 1, "Seconds before the first restart; twice as long before each next one, up to 30.");
 DEFINE_string(flight, "", "Folder where a rank writes its last collectives when it fails.");
 
 namespace {
@@ -25,7 +32,8 @@ namespace {
 constexpr char kUsage[] =
     R"(Starts ranks of a program on this host, and ends all of them when one fails, or lets the others go on.
 
-  launch [--nproc=2] [--on_failure=stop] [--patience_s=5] [--flight=FOLDER] -- PROGRAM [ARGUMENT...]
+  launch [--nproc=2] [--on_failure=stop] [--patience_s=5] [--max_restarts=0] [--flight=FOLDER]
+         -- PROGRAM [ARGUMENT...]
 
 Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, and
 what evenkeel's ranks need to find and to trust each other.
@@ -35,9 +43,15 @@ what evenkeel's ranks need to find and to trust each other.
 --on_failure=continue  When a rank fails, the others go on, whichever it was: what they need to find each other is
                        hosted here. The exit code is 0 if at least one rank ended well; else as with stop. When
                        one has, the ranks that do not end within --last_patience_s (60) are ended.
+--max_restarts=N       When the job fails (with continue: no rank ended well), all ranks of it are started anew, up to
+                       N times; EVENKEEL_RESTART tells them how often that was done. A program that saves where it is,
+                       and goes on from there, loses little. The exit code is the last attempt's. Not after SIGINT,
+                       SIGTERM or SIGHUP: who interrupts a job wants it to end.
+--restart_pause_s=1    Seconds before the first restart, and before one after an attempt of 10 seconds or more; twice as
+                       long after each shorter attempt, up to 30.
 --flight=FOLDER        Where ranks that fail, or see another one fail, write their last collectives, a file for each
                        rank (EVENKEEL_FLIGHT). The folder is made if it is not there; one that has records of an
-                       earlier job is refused.
+                       earlier job is refused. Ranks that are started anew write to FOLDER/restart1, and so on.
 )";
 
 int Fail(const std::string& sentence) {
@@ -56,6 +70,33 @@ bool LacksDashes(int argc, char** argv) {
   while (++i < argc && argv[i][0] != '-') {
   }
   return i < argc;
+}
+
+std::string RestartFolder(const std::string& flight_folder, int restart) {
+  return absl::StrCat(flight_folder, "/restart", restart);
+}
+
+// Answers the folder of the first attempt, when neither it nor those of restarts have records of an earlier job.
+absl::StatusOr<std::string> PrepareFlightFolders(const std::string& flight_folder) {
+  std::error_code error;
+  for (int restart = 1; std::filesystem::exists(RestartFolder(flight_folder, restart), error); ++restart) {
+    const absl::Status status = evenkeel::PrepareFlightFolder(RestartFolder(flight_folder, restart)).status();
+    if (!status.ok()) return status;
+  }
+  return evenkeel::PrepareFlightFolder(flight_folder);
+}
+
+// Says that the job is started anew, and keeps the attempts' records apart: together they would be read as one job.
+absl::Status OnRestart(const evenkeel::Restart& restart, std::map<std::string, std::string>& variables,
+                       const std::string& flight_folder) {
+  std::cerr << absl::StrCat("launch: ", restart.why, "; attempt ", restart.number + 1, " of ", FLAGS_max_restarts + 1,
+                            " begins in ", absl::FormatDuration(restart.pause), "\n");
+  if (flight_folder.empty()) return absl::OkStatus();
+  const absl::StatusOr<std::string> folder =
+      evenkeel::PrepareFlightFolder(RestartFolder(flight_folder, restart.number));
+  if (!folder.ok()) return folder.status();
+  variables["EVENKEEL_FLIGHT"] = *folder;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -81,6 +122,8 @@ int main(int argc, char** argv) {
   }
   if (!(FLAGS_patience_s >= 0)) return Fail("--patience_s must not be negative");
   if (!(FLAGS_last_patience_s >= 0)) return Fail("--last_patience_s must not be negative");
+  if (FLAGS_max_restarts < 0) return Fail("--max_restarts must not be negative");
+  if (!(FLAGS_restart_pause_s >= 0)) return Fail("--restart_pause_s must not be negative");
   // Under `bazel run` the program's path means the folder in which the user stands.
   if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
     return Fail(std::string("can't change to ") + folder);
@@ -88,14 +131,20 @@ int main(int argc, char** argv) {
   evenkeel::LaunchOptions options{.ranks = FLAGS_nproc,
                                   .command = {argv + 1, argv + argc},
                                   .patience = absl::Seconds(FLAGS_patience_s),
-                                  .last_patience = absl::Seconds(FLAGS_last_patience_s)};
+                                  .last_patience = absl::Seconds(FLAGS_last_patience_s),
+                                  .max_restarts = FLAGS_max_restarts,
+                                  .restart_pause = absl::Seconds(FLAGS_restart_pause_s)};
   if (FLAGS_on_failure == "continue") options.on_failure = evenkeel::OnFailure::kContinue;
+  std::string flight_folder;
   if (!FLAGS_flight.empty()) {
     // The full path, for programs that go elsewhere.
-    const absl::StatusOr<std::string> folder = evenkeel::PrepareFlightFolder(FLAGS_flight);
+    const absl::StatusOr<std::string> folder = PrepareFlightFolders(FLAGS_flight);
     if (!folder.ok()) return Fail("--flight=" + std::string(folder.status().message()));
-    options.variables["EVENKEEL_FLIGHT"] = *folder;
+    options.variables["EVENKEEL_FLIGHT"] = flight_folder = *folder;
   }
+  options.on_restart = [&](const evenkeel::Restart& restart, std::map<std::string, std::string>& variables) {
+    return OnRestart(restart, variables, flight_folder);
+  };
   const absl::StatusOr<evenkeel::LaunchResult> result = evenkeel::Launch(options);
   if (!result.ok()) return Fail(std::string(result.status().message()));
   const char* const way_out = result->has_ended_others ? " (--on_failure=continue lets them go on)" : "";

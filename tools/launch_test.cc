@@ -1,5 +1,6 @@
 // Runs the binary as a person does.
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -21,6 +23,7 @@
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr char kLaunch[] = "tools/launch";
 
@@ -314,12 +317,134 @@ TEST(LaunchTest, RefusesAFolderWithRecordsOfAnEarlierJob) {
                                          "merged into one account; name another folder, or remove them\n"));
 }
 
+TEST(LaunchTest, StartsAFailedJobAnew) {
+  const Outcome outcome = RunLaunch(
+      "--nproc=2 --max_restarts=4 --restart_pause_s=0 -- sh -c 'echo rank=$RANK restart=$EVENKEEL_RESTART "
+      "s=$EVENKEEL_SECRET; [ $RANK = 0 ] || [ $EVENKEEL_RESTART = 2 ] || exit 7'");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  for (int restart = 0; restart < 3; ++restart) {
+    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("rank=0 restart=", restart, " ")));
+    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("rank=1 restart=", restart, " ")));
+  }
+  EXPECT_THAT(outcome.output, Not(HasSubstr("restart=3")));
+  EXPECT_THAT(outcome.output, HasSubstr("launch: rank 1 ended with exit code 7; attempt 2 of 5 begins in 0\n"));
+  EXPECT_THAT(outcome.output, HasSubstr("exit code 7; it was attempt 2 of 5; attempt 3 of 5 begins in 0\n"));
+  std::set<std::string> secrets;
+  for (size_t at = 0; (at = outcome.output.find(" s=", at)) != std::string::npos; ++at) {
+    secrets.insert(outcome.output.substr(at, 3 + 64));
+  }
+  EXPECT_EQ(secrets.size(), 3u) << outcome.output;
+}
+
+TEST(LaunchTest, TheLastAttemptSaysHowTheJobEnded) {
+  const Outcome outcome =
+      RunLaunch("--nproc=2 --max_restarts=2 --restart_pause_s=0 -- sh -c 'exit $((10 + EVENKEEL_RESTART))'");
+  EXPECT_EQ(outcome.code, 12) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr(" ended with exit code 12; it was attempt 3 of 3\n"));
+  EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 3) << outcome.output;
+}
+
+TEST(LaunchTest, NoRankOfAnAttemptSeesTheNextOne) {
+  const std::string file = absl::StrCat(Folder(), "/previous");
+  const Outcome outcome = RunLaunch(absl::StrCat(
+      "--nproc=2 --patience_s=0.1 --max_restarts=1 --restart_pause_s=0 -- sh -c '[ $EVENKEEL_RESTART = 0 ] || { kill "
+      "-0 $(cat ",
+      file, ") 2> /dev/null; exit $((1 - $?)); }; [ $RANK = 1 ] && { trap \"\" TERM; echo $$ > ", file, ".tmp; mv ",
+      file, ".tmp ", file, "; while :; do sleep 0.05; done; }; ", Await(file), "kill -KILL $$'"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("rank 0 was killed by SIGKILL; the other rank was ended after 100ms; attempt 2 "
+                                        "of 2 begins in 0\n"));
+}
+
+TEST(LaunchTest, RanksThatGoOnAreNotStartedAnewWhenOneEndsWell) {
+  const std::string flags = "--nproc=2 --on_failure=continue --max_restarts=1 --restart_pause_s=0 -- ";
+  Outcome outcome = RunLaunch(flags + "sh -c 'exit $RANK'");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, Not(HasSubstr("attempt")));
+  outcome = RunLaunch(flags + "sh -c '[ $EVENKEEL_RESTART = 1 ] || exit 3'");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("; no rank ended well; attempt 2 of 2 begins in 0\n"));
+}
+
+// Starts the launcher as a child that writes all it says to a file.
+pid_t StartRestarting(const std::string& output, const std::string& pause, const std::string& script) {
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    dup2(open(output.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600), STDOUT_FILENO);
+    dup2(STDOUT_FILENO, STDERR_FILENO);
+    execl(kLaunch, kLaunch, "--nproc=2", "--max_restarts=2", pause.c_str(), "--", "sh", "-c", script.c_str(), nullptr);
+    _exit(127);
+  }
+  return launcher;
+}
+
+bool Has(const std::string& file, const std::string& text) { return Read(file).find(text) != std::string::npos; }
+
+int CodeOf(pid_t process) {
+  int status = 0;
+  waitpid(process, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+TEST(LaunchTest, AnInterruptedJobIsNotStartedAnew) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const std::string output = absl::StrCat(Folder(), "/interrupted", signal);
+    const pid_t launcher =
+        StartRestarting(output, "--restart_pause_s=0",
+                        absl::StrCat("trap 'exit 5' ", signal, "; echo ready $RANK; while :; do sleep 0.05; done"));
+    EXPECT_TRUE(Eventually([&] { return Has(output, "ready 0\n") && Has(output, "ready 1\n"); }));
+    kill(launcher, signal);
+    EXPECT_EQ(CodeOf(launcher), 5);
+    EXPECT_THAT(Read(output), HasSubstr("ended with exit code 5\n"));
+    EXPECT_THAT(Read(output), Not(HasSubstr("attempt")));
+  }
+}
+
+TEST(LaunchTest, APauseEndsWhenTheJobIsInterrupted) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const std::string output = absl::StrCat(Folder(), "/pause", signal);
+    const pid_t launcher = StartRestarting(output, "--restart_pause_s=600", "exit 3");
+    EXPECT_TRUE(Eventually([&] { return Has(output, "attempt 2 of 3 begins in 10m\n"); }));
+    const absl::Time start = absl::Now();
+    kill(launcher, signal);
+    EXPECT_EQ(CodeOf(launcher), 3);
+    EXPECT_LT(absl::Now() - start, absl::Seconds(60));
+    EXPECT_THAT(Read(output), HasSubstr("ended with exit code 3; interrupted before attempt 2 of 3\n"));
+  }
+}
+
+TEST(LaunchTest, ASignalThatAsksWhereRanksAreDoesNotEndAPause) {
+  const std::string output = absl::StrCat(Folder(), "/asked");
+  const pid_t launcher = StartRestarting(output, "--restart_pause_s=0.5", "exit $((3 - 3 * EVENKEEL_RESTART))");
+  EXPECT_TRUE(Eventually([&] { return Has(output, "attempt 2 of 3 begins in 500ms\n"); }));
+  kill(launcher, SIGUSR1);
+  EXPECT_EQ(CodeOf(launcher), 0) << Read(output);
+}
+
+TEST(LaunchTest, KeepsTheFlightRecordsOfAttemptsApart) {
+  const std::string folder = absl::StrCat(Folder(), "/attempts");
+  const std::string call = absl::StrCat("--nproc=1 --max_restarts=2 --restart_pause_s=0 --flight=", folder,
+                                        " -- sh -c 'echo $EVENKEEL_RESTART > $EVENKEEL_FLIGHT/world.rank0.json; "
+                                        "exit $((2 - EVENKEEL_RESTART))'");
+  EXPECT_EQ(RunLaunch(call).code, 0);
+  EXPECT_EQ(Read(folder + "/world.rank0.json"), "0\n");
+  EXPECT_EQ(Read(folder + "/restart1/world.rank0.json"), "1\n");
+  EXPECT_EQ(Read(folder + "/restart2/world.rank0.json"), "2\n");
+  unlink((folder + "/world.rank0.json").c_str());
+  unlink((folder + "/restart1/world.rank0.json").c_str());
+  const Outcome outcome = RunLaunch(call);
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.output, HasSubstr("/restart2 has records of an earlier job"));
+}
+
 TEST(LaunchTest, RefusesBadCallsWithOneSentence) {
   for (const auto& [arguments, expected] :
        {std::pair<std::string, std::string>("", "there is no program to start"),
         {"--nproc=0 -- true", "--nproc must be at least 1"},
         {"--patience_s=-1 -- true", "--patience_s must not be negative"},
         {"--last_patience_s=-1 -- true", "--last_patience_s must not be negative"},
+        {"--max_restarts=-1 -- true", "--max_restarts must not be negative"},
+        {"--restart_pause_s=-1 -- true", "--restart_pause_s must not be negative"},
         {"sh --epochs=3", "put `--` before the program"},
         {"--nproc 2 sh script -x", "put `--` before the program"},
         {"sh -- --epochs=3", "put `--` before the program"},

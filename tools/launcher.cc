@@ -1,11 +1,9 @@
 #include "evenkeel/tools/launcher.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/tools/signal_reader.h"
 
 extern char** environ;
 
@@ -39,50 +38,6 @@ absl::StatusOr<int> FreePort() {
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<TcpStoreServer> anybody, TcpStoreServer::Create({.secret = "unused"}));
   return anybody->port();
 }
-
-// Blocks the signals that the launcher handles, and reads them; the old mask comes back at the end.
-class SignalReader {
- public:
-  SignalReader() {
-    sigemptyset(&mask_);
-    for (int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&mask_, signal);
-    sigprocmask(SIG_BLOCK, &mask_, &before_);
-    struct sigaction by_default = {};
-    by_default.sa_handler = SIG_DFL;
-    sigaction(SIGCHLD, &by_default, &child_before_);  // Where it is ignored, nobody learns how a child has ended.
-    fd_ = signalfd(-1, &mask_, SFD_CLOEXEC | SFD_NONBLOCK);
-  }
-  ~SignalReader() {
-    if (fd_ >= 0) close(fd_);
-    sigaction(SIGCHLD, &child_before_, nullptr);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
-  }
-  SignalReader(const SignalReader&) = delete;
-  SignalReader& operator=(const SignalReader&) = delete;
-
-  bool is_valid() const { return fd_ >= 0; }
-  const sigset_t& before() const { return before_; }
-
-  // Waits for signals, at most until `deadline`; answers those that came, without SIGCHLD.
-  std::vector<int> Wait(absl::Time deadline) {
-    pollfd poll_fd{.fd = fd_, .events = POLLIN, .revents = 0};
-    // A second at most: a child that ends between two looks is found even if its signal merged with another one.
-    const absl::Duration left = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Seconds(1));
-    poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
-    std::vector<int> signals;
-    signalfd_siginfo info;
-    while (read(fd_, &info, sizeof(info)) == sizeof(info)) {
-      if (info.ssi_signo != SIGCHLD) signals.push_back(static_cast<int>(info.ssi_signo));
-    }
-    return signals;
-  }
-
- private:
-  sigset_t mask_;
-  sigset_t before_;
-  struct sigaction child_before_;
-  int fd_ = -1;
-};
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
@@ -295,8 +250,14 @@ class Job {
   }
 
   LaunchResult Result() const {
-    if (failures_.empty()) return {};
-    if (options_.on_failure == OnFailure::kStop) return StoppedResult();
+    LaunchResult result = failures_.empty()                         ? LaunchResult{}
+                          : options_.on_failure == OnFailure::kStop ? StoppedResult()
+                                                                    : GoneOnResult();
+    result.was_interrupted = was_forwarded_;
+    return result;
+  }
+
+  LaunchResult GoneOnResult() const {
     LaunchResult result{.exit_code = ended_well_ > 0 ? 0 : failures_[0].exit_code};
     for (size_t i = 0; i < std::min(failures_.size(), kFailuresToList); ++i) {
       absl::StrAppend(&result.message, i == 0 ? "" : ", ", failures_[i].what);
@@ -323,17 +284,11 @@ class Job {
   std::vector<Failure> failures_;  // In the order in which they were found.
 };
 
-}  // namespace
-
-absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
-  if (options.ranks < 1) return absl::InvalidArgumentError(absl::StrCat("can't start ", options.ranks, " ranks"));
-  if (options.command.empty()) return absl::InvalidArgumentError("there is no program to start");
-  SignalReader signals;  // Before the server's thread, which then has them blocked too.
-  if (!signals.is_valid()) return absl::UnavailableError(absl::StrCat("signalfd: ", std::strerror(errno)));
+absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options, std::map<std::string, std::string> variables,
+                                        int restarts, SignalReader& signals) {
   EK_ASSIGN_OR_RETURN(const std::string secret, NewSecret());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
                       TcpStoreServer::Create({.secret = secret, .world_size = options.ranks, .host = "the launcher"}));
-  std::map<std::string, std::string> variables = options.variables;
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = absl::StrCat(options.ranks);
   variables["MASTER_ADDR"] = "127.0.0.1";
   EK_ASSIGN_OR_RETURN(const int free_port, FreePort());
@@ -341,9 +296,58 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
   variables["EVENKEEL_STORE"] = server->address();
   variables["EVENKEEL_STORE_HOSTED"] = "1";
   variables["EVENKEEL_SECRET"] = secret;
+  variables["EVENKEEL_RESTART"] = absl::StrCat(restarts);
   Job job(options);
   EK_RETURN_IF_ERROR(job.Start(variables, signals));
-  return job.WaitForAll(signals);
+  LaunchResult result = job.WaitForAll(signals);
+  result.restarts = restarts;
+  return result;
+}
+
+// Whether the user asked the job to end while it waited. Asking where it is (SIGUSR1) has no answer then.
+bool IsInterruptedWithin(absl::Duration pause, SignalReader& signals) {
+  const absl::Time end = absl::Now() + pause;
+  do {
+    for (int signal : signals.Wait(end)) {
+      if (signal != SIGUSR1) return true;
+    }
+  } while (absl::Now() < end);
+  return false;
+}
+
+}  // namespace
+
+absl::Duration PauseAfter(absl::Duration lived, absl::Duration pause_before, const LaunchOptions& options) {
+  if (lived >= options.long_life || pause_before == absl::ZeroDuration()) return options.restart_pause;
+  return std::min(2 * pause_before, std::max(options.restart_pause, options.longest_restart_pause));
+}
+
+absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
+  if (options.ranks < 1) return absl::InvalidArgumentError(absl::StrCat("can't start ", options.ranks, " ranks"));
+  if (options.command.empty()) return absl::InvalidArgumentError("there is no program to start");
+  SignalReader signals;  // Before the server's thread, which then has them blocked too.
+  if (!signals.is_valid()) return absl::UnavailableError(absl::StrCat("signalfd: ", std::strerror(errno)));
+  const auto attempt_name = [&](int restarts) {
+    return absl::StrCat("attempt ", restarts + 1, " of ", options.max_restarts + 1);
+  };
+  std::map<std::string, std::string> variables = options.variables;
+  absl::Duration pause = absl::ZeroDuration();
+  for (int restarts = 0;; ++restarts) {
+    const absl::Time begin = absl::Now();
+    EK_ASSIGN_OR_RETURN(LaunchResult result, RunAttempt(options, variables, restarts, signals));
+    if (restarts > 0 && !result.message.empty()) absl::StrAppend(&result.message, "; it was ", attempt_name(restarts));
+    if (result.exit_code == 0 || result.was_interrupted || restarts >= options.max_restarts) return result;
+
+    pause = PauseAfter(absl::Now() - begin, pause, options);
+    if (options.on_restart) {
+      EK_RETURN_IF_ERROR(options.on_restart({restarts + 1, pause, result.message}, variables));
+    }
+    if (IsInterruptedWithin(pause, signals)) {
+      result.was_interrupted = true;
+      absl::StrAppend(&result.message, "; interrupted before ", attempt_name(restarts + 1));
+      return result;
+    }
+  }
 }
 
 }  // namespace evenkeel

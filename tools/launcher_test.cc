@@ -1,0 +1,74 @@
+#include "evenkeel/tools/launcher.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace evenkeel {
+namespace {
+
+TEST(PauseAfterTest, DoublesUntilAnAttemptLivesLong) {
+  const LaunchOptions options;
+  absl::Duration pause = absl::ZeroDuration();
+  for (int seconds : {1, 2, 4, 8, 16, 30, 30}) {
+    pause = PauseAfter(absl::Seconds(9.9), pause, options);
+    EXPECT_EQ(pause, absl::Seconds(seconds));
+  }
+  EXPECT_EQ(PauseAfter(absl::Seconds(10), pause, options), absl::Seconds(1));
+  EXPECT_EQ(PauseAfter(absl::Hours(1), absl::ZeroDuration(), options), absl::Seconds(1));
+}
+
+TEST(PauseAfterTest, AFirstPauseMayBeLongerThanTheLongest) {
+  const LaunchOptions options{.restart_pause = absl::Seconds(60)};
+  EXPECT_EQ(PauseAfter(absl::ZeroDuration(), absl::ZeroDuration(), options), absl::Seconds(60));
+  EXPECT_EQ(PauseAfter(absl::ZeroDuration(), absl::Seconds(60), options), absl::Seconds(60));
+}
+
+TEST(LaunchTest, SaysHowOftenTheJobWasStartedAnew) {
+  LaunchOptions options{.command = {"sh", "-c", "exit $((7 - EVENKEEL_RESTART))"},
+                        .max_restarts = 2,
+                        .restart_pause = absl::ZeroDuration()};
+  std::string told;
+  options.on_restart = [&](const Restart& restart, std::map<std::string, std::string>&) {
+    told += std::to_string(restart.number) + ": " + restart.why + "\n";
+    return absl::OkStatus();
+  };
+  const absl::StatusOr<LaunchResult> result = Launch(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->exit_code, 5);
+  EXPECT_EQ(result->restarts, 2);
+  EXPECT_FALSE(result->was_interrupted);
+  EXPECT_EQ(result->message, "rank 0 ended with exit code 5; it was attempt 3 of 3");
+  EXPECT_EQ(told, "1: rank 0 ended with exit code 7\n2: rank 0 ended with exit code 6; it was attempt 2 of 3\n");
+}
+
+TEST(LaunchTest, EndsWhereARestartIsNotWanted) {
+  LaunchOptions options{.command = {"false"}, .max_restarts = 5, .restart_pause = absl::ZeroDuration()};
+  options.on_restart = [](const Restart&, std::map<std::string, std::string>&) {
+    return absl::DataLossError("no, thanks");
+  };
+  EXPECT_EQ(Launch(options).status(), absl::DataLossError("no, thanks"));
+}
+
+TEST(LaunchTest, AnAttemptMayHaveVariablesOfItsOwn) {
+  LaunchOptions options{.command = {"sh", "-c", "exit $CODE"},
+                        .variables = {{"CODE", "3"}},
+                        .max_restarts = 5,
+                        .restart_pause = absl::ZeroDuration()};
+  options.on_restart = [](const Restart& restart, std::map<std::string, std::string>& variables) {
+    variables["CODE"] = restart.number == 3 ? "0" : "4";
+    return absl::OkStatus();
+  };
+  const absl::StatusOr<LaunchResult> result = Launch(options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->exit_code, 0);
+  EXPECT_EQ(result->restarts, 3);
+}
+
+}  // namespace
+}  // namespace evenkeel

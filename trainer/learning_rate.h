@@ -11,26 +11,35 @@
 #define EVENKEEL_TRAINER_LEARNING_RATE_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 
 namespace evenkeel {
 
 enum class Decay {
   kNone,
   kLinear,  // In equal steps from `base` towards zero, which the step after the last one would have.
+  kCosine,  // Half a cosine from `base` down to a tenth of it.
 };
 
 struct LearningRateSchedule {
   double base = 0;
   Decay decay = Decay::kNone;
+  int64_t warmup = 0;  // First steps, in which the rate grows in equal steps up to `base`; the decay begins after them.
   int64_t total_steps = 0;
 };
 
+inline constexpr double kCosineFloor = 0.1;
+
 // `step` counts the group's steps from 0.
 inline double LearningRate(const LearningRateSchedule& schedule, int64_t step) {
-  if (schedule.decay == Decay::kNone || schedule.total_steps <= 0) return schedule.base;
-  const int64_t left = std::max<int64_t>(0, schedule.total_steps - step);
-  return schedule.base * static_cast<double>(left) / static_cast<double>(schedule.total_steps);
+  if (step < schedule.warmup) return schedule.base * static_cast<double>(step + 1) / (schedule.warmup + 1.0);
+  const int64_t steps = schedule.total_steps - schedule.warmup;
+  if (schedule.decay == Decay::kNone || steps <= 0) return schedule.base;
+  const double left = std::max<double>(0, schedule.total_steps - step) / static_cast<double>(steps);
+  if (schedule.decay == Decay::kLinear) return schedule.base * left;
+  return schedule.base * (kCosineFloor + (1 - kCosineFloor) * (1 - std::cos(std::numbers::pi * left)) / 2);
 }
 
 }  // namespace evenkeel

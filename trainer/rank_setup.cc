@@ -74,7 +74,7 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   RankSetup setup{.data = *data};
   EK_ASSIGN_OR_RETURN(setup.plan, MakeStepPlan({.world_size = world_size,
                                                 .samples = setup.data->train->size(),
-                                                .batch_size = options.batch_size,
+                                                .batch_size = options.samples_per_step(),
                                                 .epochs = options.epochs,
                                                 .max_steps = options.max_steps,
                                                 .rank_steps = options.rank_steps,

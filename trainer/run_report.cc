@@ -23,7 +23,17 @@ constexpr size_t kRanksToList = 8;
 constexpr size_t kNamesToList = 6;
 constexpr double kLossMemory = 0.95;  // Of the running mean, per step.
 
-absl::string_view NameOf(ModelKind model) { return model == ModelKind::kMlp ? "mlp" : "cnn"; }
+absl::string_view NameOf(ModelKind model) {
+  switch (model) {
+    case ModelKind::kMlp:
+      return "mlp";
+    case ModelKind::kCnn:
+      return "cnn";
+    case ModelKind::kGpt:
+      return "gpt";
+  }
+  return "";
+}
 
 absl::string_view DescribeSharding(Sharding sharding) {
   switch (sharding) {
@@ -74,8 +84,15 @@ std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
   if (!plan.is_uneven()) return "even";
   if (options.stops_early) return "uneven, all stop with the first that runs dry";
   if (!options.joins) return "cut to the same number";
-  return absl::StrCat("uneven, joined, gradients divided by the ", options.divides_by_initial ? "initial" : "effective",
-                      " number of ranks");
+  switch (options.divide_by) {
+    case DivideBy::kSamples:
+      return "uneven, joined, every sample weighs the same";
+    case DivideBy::kInitialWorldSize:
+      return "uneven, joined, gradients divided by the initial number of ranks";
+    case DivideBy::kActiveRanks:
+      return "uneven, joined, gradients divided by the effective number of ranks";
+  }
+  return "";
 }
 
 }  // namespace

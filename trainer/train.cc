@@ -46,26 +46,38 @@ namespace {
 const evenkeel::TrainFlags kDefaults;
 }  // namespace
 
-DEFINE_string(model, kDefaults.model, "=M mlp (784-hidden-10) or cnn (a small ResNet with batch norm)");
+DEFINE_string(model, kDefaults.model, "=M mlp (784-hidden-10), cnn (a small ResNet with batch norm) or gpt (GPT-2)");
 DEFINE_string(hidden, evenkeel::kDefaultHidden, "=N,N,... hidden units of the mlp, layer by layer");
+DEFINE_string(preset, "mini", "=P sizes of the gpt: tiny, mini or gpt2; the next four change single ones");
+DEFINE_int64(layers, 0, "of the gpt (default: the preset's)");
+DEFINE_int64(width, 0, "of the gpt's residual stream (default: the preset's)");
+DEFINE_int64(heads, 0, "of each of the gpt's attentions (default: the preset's)");
+DEFINE_int64(context, 0, "tokens that the gpt sees (default: the preset's)");
+DEFINE_double(dropout, 0, "of the gpt (default: the preset's)");
+DEFINE_string(compute, kDefaults.compute, "=T float32 or bfloat16, of the gpt's matrix products");
 DEFINE_string(init, kDefaults.init, "=FILE start from these weights (safetensors)");
 DEFINE_string(save, kDefaults.save, "=FILE write the trained weights there (safetensors)");
 
 DEFINE_string(data_dir, kDefaults.data_dir, "=DIR folder with MNIST-style IDX files, plain or .gz");
 DEFINE_bool(shuffle, kDefaults.shuffle, "another order of the samples in each epoch");
 DEFINE_uint64(seed, kDefaults.seed, "of the first weights and the shuffling");
-DEFINE_int64(batch_size, kDefaults.batch_size, "samples per rank and step");
-DEFINE_int32(epochs, kDefaults.epochs, "passes over the data");
+DEFINE_int64(batch_size, 96, "samples per rank and pass (default: 96, gpt 8)");
+DEFINE_int64(accumulate, kDefaults.accumulate, "passes per step, whose gradients add up");
+DEFINE_int32(epochs, 4, "times that all the data is seen (default: 4, gpt 8)");
 DEFINE_int64(max_steps, kDefaults.max_steps, "end after so many steps of the group; 0 is no limit");
 DEFINE_string(rank_steps, kDefaults.rank_steps,
               "=N,N,... batches of each rank per epoch, uneven on purpose (default: all the data)");
 
 DEFINE_string(optimizer, kDefaults.optimizer, "=O sgd, adam or adamw");
-DEFINE_double(lr, 0, "learning rate (default: adam and adamw 0.004 for cnn, 0.001 for mlp; sgd 0.1)");
+DEFINE_double(lr, 0, "learning rate (default: adam and adamw 0.004 for cnn, 0.003 for gpt, 0.001 for mlp; sgd 0.1)");
 DEFINE_string(lr_decay, kDefaults.lr_decay,
-              "=D none, linear (to 0 at the end), or by default auto: linear for cnn without --lr, else none");
+              "=D none, linear (to 0 at the end), cosine (to a tenth), or by default auto: cosine for gpt, linear for "
+              "cnn without --lr, else none");
+DEFINE_int64(warmup, 0, "first steps, in which the learning rate grows (default: 100 for gpt, else 0)");
 DEFINE_double(momentum, kDefaults.momentum, "of sgd");
-DEFINE_double(weight_decay, 0, "decoupled for adamw, else L2 (default: adamw 0.01, else 0)");
+DEFINE_double(weight_decay, 0,
+              "decoupled for adamw, else L2; of matrices only for gpt (default: adamw 0.01, for gpt 0.1, else 0)");
+DEFINE_double(clip, 0, "largest norm of all gradients together; 0 is any (default: 1 for gpt, else 0)");
 DEFINE_bool(zero, kDefaults.zero, "spread the optimizer's state over the ranks");
 DEFINE_string(shards, kDefaults.shards,
               "=S with --zero, in equal slices, which gradients are reduced to, or in whole tensors");
@@ -74,8 +86,10 @@ DEFINE_int32(nproc, kDefaults.nproc, "ranks to start on this host; leave it out 
 DEFINE_string(backend, kDefaults.backend,
               "=B shm (processes of one host), gloo (TCP), hierarchical (both), local (threads), or auto: what fits");
 DEFINE_bool(join, kDefaults.join, "ranks that run out of batches go on with the others");
-DEFINE_string(divide_by, kDefaults.divide_by,
-              "=D gradients are divided by the initial number of ranks, or the effective one: those with a batch");
+DEFINE_string(
+    divide_by, "samples",
+    "=D gradients are divided by the samples of the step, so that each weighs the same, by the initial number "
+    "of ranks, or by the effective one: those with a batch");
 DEFINE_bool(stop_early, kDefaults.stop_early, "all ranks stop when the first has run out, then evaluate and save");
 
 DEFINE_string(on_failure, kDefaults.on_failure,
@@ -103,9 +117,10 @@ namespace evenkeel {
 namespace {
 
 const FlagGroup kFlagGroups[] = {
-    {"Model", {"model", "hidden", "init", "save"}},
-    {"Data", {"data_dir", "shuffle", "seed", "batch_size", "epochs", "max_steps", "rank_steps"}},
-    {"Optimizer", {"optimizer", "lr", "lr_decay", "momentum", "weight_decay", "zero", "shards"}},
+    {"Model",
+     {"model", "hidden", "preset", "layers", "width", "heads", "context", "dropout", "compute", "init", "save"}},
+    {"Data", {"data_dir", "shuffle", "seed", "batch_size", "accumulate", "epochs", "max_steps", "rank_steps"}},
+    {"Optimizer", {"optimizer", "lr", "lr_decay", "warmup", "momentum", "weight_decay", "clip", "zero", "shards"}},
     {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
     {"Output", {"metrics", "flight"}},
@@ -148,24 +163,34 @@ TrainFlags FlagsAsGiven() {
   return {
       .model = FLAGS_model,
       .hidden = IfGiven("hidden", FLAGS_hidden),
+      .preset = IfGiven("preset", FLAGS_preset),
+      .layers = IfGiven("layers", FLAGS_layers),
+      .width = IfGiven("width", FLAGS_width),
+      .heads = IfGiven("heads", FLAGS_heads),
+      .context = IfGiven("context", FLAGS_context),
+      .dropout = IfGiven("dropout", FLAGS_dropout),
+      .compute = FLAGS_compute,
       .data_dir = FLAGS_data_dir,
       .shuffle = FLAGS_shuffle,
       .seed = FLAGS_seed,
       .nproc = FLAGS_nproc,
       .backend = FLAGS_backend,
-      .epochs = FLAGS_epochs,
+      .epochs = IfGiven("epochs", FLAGS_epochs),
       .max_steps = FLAGS_max_steps,
-      .batch_size = FLAGS_batch_size,
+      .batch_size = IfGiven("batch_size", FLAGS_batch_size),
+      .accumulate = FLAGS_accumulate,
       .rank_steps = FLAGS_rank_steps,
       .optimizer = FLAGS_optimizer,
       .lr = IfGiven("lr", FLAGS_lr),
       .lr_decay = FLAGS_lr_decay,
+      .warmup = IfGiven("warmup", FLAGS_warmup),
       .momentum = FLAGS_momentum,
       .weight_decay = IfGiven("weight_decay", FLAGS_weight_decay),
+      .clip = IfGiven("clip", FLAGS_clip),
       .zero = FLAGS_zero,
       .shards = FLAGS_shards,
       .join = FLAGS_join,
-      .divide_by = FLAGS_divide_by,
+      .divide_by = IfGiven("divide_by", FLAGS_divide_by),
       .stop_early = FLAGS_stop_early,
       .on_failure = FLAGS_on_failure,
       .lost_shard = FLAGS_lost_shard,

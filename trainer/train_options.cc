@@ -16,6 +16,7 @@ namespace evenkeel {
 namespace {
 
 constexpr int kMaxRanksPerHost = 1024;  // More are a typing error, not a wish.
+constexpr int64_t kMaxAccumulated = 1 << 20;
 constexpr double kMaxBucketMegabytes = 100000;
 constexpr int64_t kMaxHiddenUnits = 65536;  // These two are MakeMlp's (mlp.h).
 constexpr size_t kMaxHiddenLayers = 16;
@@ -88,9 +89,26 @@ absl::Status ParseRefresh(absl::string_view text, TrainOptions& options) {
       absl::StrCat("--auto_refresh_trainable=", text, " is not possible; choose always, never, or a number of steps"));
 }
 
-double DefaultLearningRate(ModelKind model, absl::string_view optimizer) {
-  if (optimizer == "sgd") return 0.1;
-  return model == ModelKind::kCnn ? 4e-3 : 1e-3;
+// What suits a model, where nothing else is said.
+struct ModelDefaults {
+  int epochs;
+  int64_t batch_size;
+  double learning_rate;  // Of adam and adamw.
+  double weight_decay;   // Of adamw.
+  Decay decay;
+  int64_t warmup;
+  double clip;
+};
+
+ModelDefaults DefaultsOf(ModelKind model) {
+  switch (model) {
+    case ModelKind::kMlp:
+      return {4, 96, 1e-3, AdamW().weight_decay, Decay::kNone, 0, 0};
+    case ModelKind::kCnn:  // 60,000 samples are 625 batches: an odd number, so two ranks are uneven.
+      return {4, 96, 4e-3, AdamW().weight_decay, Decay::kLinear, 0, 0};
+    default:
+      return {8, 8, 3e-3, 0.1, Decay::kCosine, 100, 1};
+  }
 }
 
 absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
@@ -98,14 +116,14 @@ absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
   EK_ASSIGN_OR_RETURN(const Kind kind,
                       Choose<Kind>("optimizer", flags.optimizer,
                                    {{"sgd", Kind::kSgd}, {"adam", Kind::kAdam}, {"adamw", Kind::kAdamW}}));
-  const double lr = flags.lr.value_or(DefaultLearningRate(model, flags.optimizer));
+  const double lr = flags.lr.value_or(flags.optimizer == "sgd" ? 0.1 : DefaultsOf(model).learning_rate);
   EK_RETURN_IF_ERROR(CheckAtLeast("lr", lr, 0.0));
   EK_RETURN_IF_ERROR(CheckAtLeast("momentum", flags.momentum, 0.0));
   if (kind != Kind::kSgd && flags.momentum != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--momentum is for --optimizer=sgd; ", flags.optimizer, " has its own"));
   }
-  const double decay = flags.weight_decay.value_or(kind == Kind::kAdamW ? AdamW().weight_decay : 0);
+  const double decay = flags.weight_decay.value_or(kind == Kind::kAdamW ? DefaultsOf(model).weight_decay : 0);
   EK_RETURN_IF_ERROR(CheckAtLeast("weight_decay", decay, 0.0));
   switch (kind) {
     case Kind::kSgd:
@@ -118,10 +136,55 @@ absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
 }
 
 absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
-  const bool is_default_run = model == ModelKind::kCnn && !flags.lr.has_value();
+  const Decay usual = flags.lr.has_value() && model == ModelKind::kCnn ? Decay::kNone : DefaultsOf(model).decay;
   return Choose<Decay>(
       "lr_decay", flags.lr_decay,
-      {{"auto", is_default_run ? Decay::kLinear : Decay::kNone}, {"none", Decay::kNone}, {"linear", Decay::kLinear}});
+      {{"auto", usual}, {"none", Decay::kNone}, {"linear", Decay::kLinear}, {"cosine", Decay::kCosine}});
+}
+
+// Flags that are for one model only.
+absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
+  if (flags.hidden.has_value() && model != ModelKind::kMlp) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--hidden is for --model=mlp; ", flags.model, " has no hidden units to choose"));
+  }
+  if (model == ModelKind::kGpt) return absl::OkStatus();
+  const std::pair<absl::string_view, bool> given[] = {
+      {"preset", flags.preset.has_value()},   {"layers", flags.layers.has_value()},
+      {"width", flags.width.has_value()},     {"heads", flags.heads.has_value()},
+      {"context", flags.context.has_value()}, {"dropout", flags.dropout.has_value()},
+      {"compute", flags.compute != "float32"}};
+  for (const auto& [flag, is_given] : given) {
+    if (is_given) return absl::InvalidArgumentError(absl::StrCat("--", flag, " is for --model=gpt, not ", flags.model));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
+  absl::StatusOr<GptOptions> preset = GptPreset(flags.preset.value_or("mini"));
+  if (!preset.ok()) return Annotate(preset.status(), "--preset");
+  GptOptions gpt = *preset;
+  gpt.layers = flags.layers.value_or(gpt.layers);
+  gpt.width = flags.width.value_or(gpt.width);
+  gpt.heads = flags.heads.value_or(gpt.heads);
+  gpt.context = flags.context.value_or(gpt.context);
+  gpt.dropout = flags.dropout.value_or(gpt.dropout);
+  gpt.seed = flags.seed;
+  EK_ASSIGN_OR_RETURN(gpt.compute,
+                      Choose<GptCompute>("compute", flags.compute,
+                                         {{"float32", GptCompute::kFloat32}, {"bfloat16", GptCompute::kBFloat16}}));
+  return gpt;
+}
+
+// By samples, ranks' batches weigh what they hold; without join the ranks must be even, and their number does the same.
+absl::StatusOr<DivideBy> ParseDivisor(const TrainFlags& flags) {
+  EK_ASSIGN_OR_RETURN(const DivideBy divide_by, Choose<DivideBy>("divide_by", flags.divide_by.value_or("samples"),
+                                                                 {{"samples", DivideBy::kSamples},
+                                                                  {"initial", DivideBy::kInitialWorldSize},
+                                                                  {"effective", DivideBy::kActiveRanks}}));
+  if (flags.join) return divide_by;
+  if (!flags.divide_by.has_value() || divide_by == DivideBy::kInitialWorldSize) return DivideBy::kInitialWorldSize;
+  return absl::InvalidArgumentError(absl::StrCat("--divide_by=", *flags.divide_by, " needs --join"));
 }
 
 absl::StatusOr<BackendKind> ParseBackend(absl::string_view text) {
@@ -139,9 +202,12 @@ absl::StatusOr<BackendKind> ParseBackend(absl::string_view text) {
 
 absl::Status CheckNumbers(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc, 1, kMaxRanksPerHost));
-  EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs, 1));
+  EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs.value_or(1), 1));
   EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
-  EK_RETURN_IF_ERROR(CheckRange("batch_size", flags.batch_size, int64_t{1}, int64_t{INT32_MAX}));
+  EK_RETURN_IF_ERROR(CheckRange("batch_size", flags.batch_size.value_or(1), int64_t{1}, int64_t{INT32_MAX}));
+  EK_RETURN_IF_ERROR(CheckRange("accumulate", flags.accumulate, int64_t{1}, kMaxAccumulated));
+  EK_RETURN_IF_ERROR(CheckAtLeast("warmup", flags.warmup.value_or(0), int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckAtLeast("clip", flags.clip.value_or(0), 0.0));
   EK_RETURN_IF_ERROR(CheckRange("bucket_cap_mb", flags.bucket_cap_mb, 0.0, kMaxBucketMegabytes));
   return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
 }
@@ -178,9 +244,8 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .seed = flags.seed,
       .data_dir = flags.data_dir,
       .shuffle = flags.shuffle,
-      .epochs = flags.epochs,
       .max_steps = flags.max_steps,
-      .batch_size = flags.batch_size,
+      .accumulate = flags.accumulate,
       .nproc = flags.nproc,
       .joins = flags.join,
       .stops_early = flags.stop_early,
@@ -193,10 +258,13 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   };
   EK_ASSIGN_OR_RETURN(options.model,
                       Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}}));
-  if (flags.hidden.has_value() && options.model != ModelKind::kMlp) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--hidden is for --model=mlp; ", flags.model, " has no hidden units to choose"));
-  }
+  EK_RETURN_IF_ERROR(CheckModelFlags(flags, options.model));
+  const ModelDefaults defaults = DefaultsOf(options.model);
+  options.epochs = flags.epochs.value_or(defaults.epochs);
+  options.batch_size = flags.batch_size.value_or(defaults.batch_size);
+  options.warmup = flags.warmup.value_or(defaults.warmup);
+  options.clip = flags.clip.value_or(defaults.clip);
+  EK_ASSIGN_OR_RETURN(options.gpt, ParseGpt(flags));
   EK_ASSIGN_OR_RETURN(options.hidden, ParseHidden(flags.hidden.value_or(kDefaultHidden)));
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
   EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));
@@ -209,8 +277,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
     return absl::InvalidArgumentError(absl::StrCat("--shards=", flags.shards, " is for --zero"));
   }
   if (!flags.zero) options.sharding = Sharding::kNone;
-  EK_ASSIGN_OR_RETURN(options.divides_by_initial,
-                      Choose<bool>("divide_by", flags.divide_by, {{"initial", true}, {"effective", false}}));
+  EK_ASSIGN_OR_RETURN(options.divide_by, ParseDivisor(flags));
   EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
   absl::StatusOr<FreezeSchedule> freeze = ParseFreezeSchedule(flags.freeze);
   if (!freeze.ok()) return Annotate(freeze.status(), "--freeze");

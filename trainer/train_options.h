@@ -2,7 +2,7 @@
 //
 //   EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions({.optimizer = "sgd", .learning_rate = 0.1}));
 //
-// Defaults that depend on other flags are filled in: the learning rate and its decay, the weight decay.
+// Defaults that depend on other flags are filled in: sizes, the learning rate and its schedule, the weight decay.
 //
 // Threads: pure function.
 // Errors:  InvalidArgument: one sentence that names the flag, its value and what it may be.
@@ -19,7 +19,9 @@
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/bucket/trainability.h"
 #include "evenkeel/comm/verify.h"
+#include "evenkeel/join/step_divisor.h"
 #include "evenkeel/trainer/freeze_schedule.h"
+#include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/learning_rate.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -31,25 +33,35 @@ inline constexpr char kDefaultHidden[] = "64";
 // Named like the flags, with their defaults.
 struct TrainFlags {
   std::string model = "cnn";
-  std::optional<std::string> hidden;  // None: not given.
+  std::optional<std::string> hidden;  // None: not given. So with the others whose default depends on the model.
+  std::optional<std::string> preset;
+  std::optional<int64_t> layers;
+  std::optional<int64_t> width;
+  std::optional<int64_t> heads;
+  std::optional<int64_t> context;
+  std::optional<double> dropout;
+  std::string compute = "float32";
   std::string data_dir = kFashionMnistFolder;
   bool shuffle = true;
   uint64_t seed = 0;
   int nproc = 2;
   std::string backend = "auto";
-  int epochs = 4;
+  std::optional<int> epochs;
   int64_t max_steps = 0;
-  int64_t batch_size = 96;  // 60,000 samples are 625 batches: an odd number, so two ranks are uneven.
+  std::optional<int64_t> batch_size;
+  int64_t accumulate = 1;
   std::string rank_steps;
   std::string optimizer = "adamw";
-  std::optional<double> lr;  // None: not given.
+  std::optional<double> lr;
   std::string lr_decay = "auto";
+  std::optional<int64_t> warmup;
   double momentum = 0;
   std::optional<double> weight_decay;
+  std::optional<double> clip;
   bool zero = true;
   std::string shards = "slices";
   bool join = true;
-  std::string divide_by = "initial";
+  std::optional<std::string> divide_by;
   bool stop_early = false;
   std::string on_failure = "stop";
   std::string lost_shard = "refuse";
@@ -65,7 +77,7 @@ struct TrainFlags {
   std::string flight;
 };
 
-enum class ModelKind { kMlp, kCnn };
+enum class ModelKind { kMlp, kCnn, kGpt };
 enum class BackendKind { kAuto, kLocal, kShm, kGloo, kHierarchical };
 // How the optimizer's state is spread over the ranks.
 enum class Sharding { kNone, kTensors, kSlices };
@@ -73,13 +85,15 @@ enum class Sharding { kNone, kTensors, kSlices };
 struct TrainOptions {
   ModelKind model = ModelKind::kCnn;
   std::vector<int> hidden;  // Units of each hidden layer of the mlp.
+  GptOptions gpt;           // Its vocabulary is the data's.
   uint64_t seed = 0;
 
   std::string data_dir;
   bool shuffle = true;
   int epochs = 0;
-  int64_t max_steps = 0;  // 0: no limit.
-  int64_t batch_size = 0;
+  int64_t max_steps = 0;            // 0: no limit.
+  int64_t batch_size = 0;           // Samples per rank and pass.
+  int64_t accumulate = 1;           // Passes per step.
   std::vector<int64_t> rank_steps;  // Empty: all that the data has.
 
   int nproc = 0;
@@ -87,10 +101,12 @@ struct TrainOptions {
 
   UpdateRule rule;
   Decay decay = Decay::kNone;
+  int64_t warmup = 0;
+  double clip = 0;  // Largest norm of all gradients; 0: any.
   Sharding sharding = Sharding::kSlices;
 
   bool joins = true;
-  bool divides_by_initial = true;
+  DivideBy divide_by = DivideBy::kSamples;
   bool stops_early = false;
 
   bool goes_on = false;              // When a rank is lost, the others go on.
@@ -107,6 +123,8 @@ struct TrainOptions {
   std::string save_file;
   std::string metrics_file;
   std::string flight_folder;
+
+  int64_t samples_per_step() const { return batch_size * accumulate; }  // Of one rank.
 };
 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags);

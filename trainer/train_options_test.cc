@@ -26,7 +26,7 @@ TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
   EXPECT_EQ(options->decay, Decay::kLinear);
   EXPECT_EQ(options->sharding, Sharding::kSlices);
   EXPECT_TRUE(options->joins);
-  EXPECT_TRUE(options->divides_by_initial);
+  EXPECT_EQ(options->divide_by, DivideBy::kSamples);
   EXPECT_EQ(options->nproc, 2);
   EXPECT_EQ(60000 / options->batch_size % 2, 1);  // The ranks' numbers of batches differ.
   EXPECT_THAT(options->bucket_caps, ElementsAre(kDefaultFirstCap, kDefaultCap));
@@ -54,7 +54,7 @@ TEST(TrainOptionsTest, FlagsBecomeOptions) {
   EXPECT_EQ(options.backend, BackendKind::kGloo);
   EXPECT_THAT(options.rank_steps, ElementsAre(3, 0, 5));
   EXPECT_EQ(options.rule, UpdateRule(Sgd{.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-4}));
-  EXPECT_FALSE(options.divides_by_initial);
+  EXPECT_EQ(options.divide_by, DivideBy::kActiveRanks);
   EXPECT_THAT(options.bucket_caps, ElementsAre(Bytes{0}, Bytes{1 << 19}));
   EXPECT_EQ(options.trainability, TrainabilityPolicy::kEveryN);
   EXPECT_EQ(options.check_trainable_every, 25);
@@ -103,7 +103,8 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--nproc=0", [](TrainFlags& f) { f.nproc = 0; }},
       {"--nproc=-2", [](TrainFlags& f) { f.nproc = -2; }},
       {"--nproc=100000", [](TrainFlags& f) { f.nproc = 100000; }},
-      {"--backend=mpi is not possible; choose auto, local, shm, gloo, hierarchical", [](TrainFlags& f) { f.backend = "mpi"; }},
+      {"--backend=mpi is not possible; choose auto, local, shm, gloo, hierarchical",
+       [](TrainFlags& f) { f.backend = "mpi"; }},
       {"--backend=nccl is for tensors on a GPU", [](TrainFlags& f) { f.backend = "nccl"; }},
       {"--epochs=0 is not possible; it must be at least 1", [](TrainFlags& f) { f.epochs = 0; }},
       {"--max_steps=-1", [](TrainFlags& f) { f.max_steps = -1; }},
@@ -116,12 +117,13 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--lr=-0.1 is not possible; it must be at least 0", [](TrainFlags& f) { f.lr = -0.1; }},
       {"--lr=nan", [](TrainFlags& f) { f.lr = std::nan(""); }},
       {"--lr=inf", [](TrainFlags& f) { f.lr = INFINITY; }},
-      {"--lr_decay=cosine is not possible; choose auto, none, linear", [](TrainFlags& f) { f.lr_decay = "cosine"; }},
+      {"--lr_decay=square is not possible; choose auto, none, linear, cosine",
+       [](TrainFlags& f) { f.lr_decay = "square"; }},
       {"--momentum is for --optimizer=sgd", [](TrainFlags& f) { f.momentum = 0.9; }},
       {"--momentum=-1", [](TrainFlags& f) { f.optimizer = "sgd", f.momentum = -1; }},
       {"--weight_decay=-1", [](TrainFlags& f) { f.weight_decay = -1; }},
-      {"--divide_by=samples is not possible; choose initial, effective",
-       [](TrainFlags& f) { f.divide_by = "samples"; }},
+      {"--divide_by=words is not possible; choose samples, initial, effective",
+       [](TrainFlags& f) { f.divide_by = "words"; }},
       {"--bucket_cap_mb=-1", [](TrainFlags& f) { f.bucket_cap_mb = -1; }},
       {"--first_bucket_mb=nan", [](TrainFlags& f) { f.first_bucket_mb = std::nan(""); }},
       {"--auto_refresh_trainable=0", [](TrainFlags& f) { f.auto_refresh_trainable = "0"; }},

@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/training_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -18,13 +19,32 @@
 #include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/learning_rate.h"
+#include "evenkeel/trainer/stable_random.h"
 #include "evenkeel/zero_optim/lost_shard.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
+#include "evenkeel/zero_optim/step_options.h"
 
 namespace evenkeel {
 namespace {
 
 uint64_t HashOf(const void* data, int64_t bytes, uint64_t seed) {
   return StableHash(seed, absl::string_view(static_cast<const char*>(data), bytes));
+}
+
+// Of a language model, vectors (biases and the like) do not decay.
+std::vector<ParameterGroup> GroupsOf(const Model& model, const TrainOptions& options) {
+  if (options.model != ModelKind::kGpt) return AllInOneGroup(model.parameters(), options.rule);
+  UpdateRule without = options.rule;
+  std::visit([](auto& rule) { rule.weight_decay = 0; }, without);
+  std::vector<ParameterGroup> groups = {{.name = "matrices", .rule = options.rule},
+                                        {.name = "vectors", .rule = std::move(without)}};
+  for (int i = 0; i < model.parameters().size(); ++i) groups[model.shape(i).size() < 2].params.push_back(i);
+  return groups;
+}
+
+// Equal for equal arguments, and for no others.
+uint64_t NoiseOf(uint64_t seed, int64_t step, int rank, int64_t pass) {
+  return StableRandom(StableRandom(seed, step).Next(), rank).Next() + static_cast<uint64_t>(pass);
 }
 
 }  // namespace
@@ -84,20 +104,19 @@ absl::Status TrainingRun::Init() {
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report says what the schedule freezes.
   const LostShard lost_shard = options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
+  const std::vector<ParameterGroup> groups = GroupsOf(*setup_.model, options_);
   std::unique_ptr<BucketReduction> reduction;
   if (options_.sharding == Sharding::kSlices) {
-    EK_ASSIGN_OR_RETURN(auto sliced,
-                        SlicedOptimizer::Create(comm_, &parameters, options_.rule, {.lost_shard = lost_shard}));
+    EK_ASSIGN_OR_RETURN(auto sliced, SlicedOptimizer::Create(comm_, &parameters, groups, {.lost_shard = lost_shard}));
     reduction = sliced->TakeReduction();
     optimizer_ = std::move(sliced);
   }
   EK_ASSIGN_OR_RETURN(
       ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options), std::move(reduction)));
   if (options_.sharding == Sharding::kTensors) {
-    EK_ASSIGN_OR_RETURN(optimizer_,
-                        ShardedOptimizer::Create(comm_, &parameters, options_.rule, {.lost_shard = lost_shard}));
+    EK_ASSIGN_OR_RETURN(optimizer_, ShardedOptimizer::Create(comm_, &parameters, groups, {.lost_shard = lost_shard}));
   } else if (options_.sharding == Sharding::kNone) {
-    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, &parameters, options_.rule));
+    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, &parameters, groups));
   }
   return absl::OkStatus();
 }
@@ -107,14 +126,15 @@ Joinable* TrainingRun::optimizer_joinable() const {
 }
 
 LearningRateSchedule TrainingRun::learning_rates() const {
-  return {.base = LearningRate(options_.rule), .decay = options_.decay, .total_steps = plan().total_steps};
+  return {.base = LearningRate(options_.rule),
+          .decay = options_.decay,
+          .warmup = options_.warmup,
+          .total_steps = plan().total_steps};
 }
 
 absl::Status TrainingRun::Loop(absl::FunctionRef<absl::Status()> loop) {
   if (!options_.joins) return loop();
-  const JoinOptions options{
-      .throw_on_early_termination = options_.stops_early,
-      .divide_by = options_.divides_by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks};
+  const JoinOptions options{.throw_on_early_termination = options_.stops_early, .divide_by = options_.divide_by};
   return RunJoined({ddp_.get(), optimizer_joinable(), watch_.get()}, options, [&](JoinScope&) { return loop(); });
 }
 
@@ -129,28 +149,61 @@ absl::Status TrainingRun::Freeze(int64_t step) {
   return ddp_->RefreshTrainable();
 }
 
+absl::StatusOr<BatchResult> TrainingRun::Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
+                                              absl::FunctionRef<absl::Status(int)> on_gradient) {
+  const Batch batch = setup_.data->train->Gather(samples, memory_);
+  const absl::StatusOr<BatchResult> result = setup_.model->Forward(batch, Mode::kTraining, how);
+  EK_RETURN_IF_ERROR(Own(result.status()));
+  if (!std::isfinite(result->loss_mean)) {
+    return Own(absl::OutOfRangeError(absl::StrCat("the loss is ", result->loss_mean, " in step ", step,
+                                                  ": a lower --lr, a longer --warmup or --clip may keep it finite")));
+  }
+  absl::Status announced;
+  const absl::Status backward = setup_.model->Backward([&](int index) {
+    announced.Update(on_gradient(index));
+    return announced;
+  });
+  EK_RETURN_IF_ERROR(announced);
+  EK_RETURN_IF_ERROR(Own(backward));
+  return result;
+}
+
+absl::StatusOr<BatchResult> TrainingRun::Passes(int64_t step, std::span<const int32_t> samples) {
+  const double all = static_cast<double>(samples.size());
+  const bool wants_sums = options_.joins && options_.divide_by == DivideBy::kSamples;
+  BatchResult result;
+  for (size_t first = 0; first < samples.size(); first += options_.batch_size) {
+    const auto part = samples.subspan(first, std::min<size_t>(options_.batch_size, samples.size() - first));
+    const bool is_last = first + part.size() == samples.size();
+    const double share = static_cast<double>(part.size()) / all;
+    EK_ASSIGN_OR_RETURN(const BatchResult pass,
+                        Pass(step, part,
+                             {.weight = wants_sums ? static_cast<double>(part.size()) : share,
+                              .noise = NoiseOf(options_.seed, step, comm_->rank(), static_cast<int64_t>(first))},
+                             [&](int index) { return is_last ? ddp_->GradientReady(index) : absl::OkStatus(); }));
+    result.predictions += pass.predictions;
+    result.correct += pass.correct;
+    result.loss_mean += pass.loss_mean * share;
+  }
+  return result;
+}
+
 absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int32_t> samples) {
   EK_RETURN_IF_ERROR(Freeze(step));
   const double learning_rate = LearningRate(learning_rates(), step);
   EK_RETURN_IF_ERROR(
       Own(std::visit([&](auto& optimizer) { return optimizer->SetLearningRate(learning_rate); }, optimizer_)));
 
-  const Batch batch = setup_.data->train->Gather(samples, memory_);
   setup_.model->parameters().ClearGradients();
   comm_->steps().AddSamples(static_cast<int64_t>(samples.size()));
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
-  const absl::StatusOr<BatchResult> result = setup_.model->Forward(batch, Mode::kTraining);
-  EK_RETURN_IF_ERROR(Own(result.status()));
-  absl::Status reduced;
-  const absl::Status backward = setup_.model->Backward([&](int index) {
-    reduced.Update(ddp_->GradientReady(index));
-    return reduced;
-  });
-  EK_RETURN_IF_ERROR(reduced);
-  EK_RETURN_IF_ERROR(Own(backward));
+  const absl::StatusOr<BatchResult> result = Passes(step, samples);
+  EK_RETURN_IF_ERROR(result.status());
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
   EK_RETURN_IF_ERROR(watch_->TakePart());
-  EK_RETURN_IF_ERROR(std::visit([](auto& optimizer) { return optimizer->Step(); }, optimizer_));
+  StepOptions how;
+  if (options_.clip > 0) how.clip = ClipOptions{.max_norm = options_.clip};
+  EK_RETURN_IF_ERROR(std::visit([&](auto& optimizer) { return optimizer->Step(how); }, optimizer_));
   return result;
 }
 
@@ -159,7 +212,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
   const int rank = comm_->rank();
   const BatchPlan batches{.samples = setup_.data->train->size(),
                           .first = epoch == plan().begin.epoch ? plan().begin.samples : 0,
-                          .batch_size = options_.batch_size,
+                          .batch_size = options_.samples_per_step(),
                           .rank = rank,
                           .world_size = comm_->world_size()};
   const std::vector<int32_t> order =

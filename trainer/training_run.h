@@ -135,7 +135,11 @@ class TrainingRun {
   // Runs `loop` as the options say: joined, or bare.
   absl::Status Loop(absl::FunctionRef<absl::Status()> loop);
   absl::Status Freeze(int64_t step);
+  // One of the group's steps: this rank's samples in as many passes as they need, whose gradients add up.
   absl::StatusOr<BatchResult> Step(int64_t step, std::span<const int32_t> samples);
+  absl::StatusOr<BatchResult> Passes(int64_t step, std::span<const int32_t> samples);
+  absl::StatusOr<BatchResult> Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
+                                   absl::FunctionRef<absl::Status(int)> on_gradient);
   absl::StatusOr<Evaluation> SumOverRanks(const Evaluation& mine);
 
   Communicator* comm_;

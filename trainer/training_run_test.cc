@@ -280,8 +280,8 @@ Trained Reference(const TrainFlags& flags, int before, int64_t steps, int after)
       [&](RankSetup& setup) -> absl::Status {
         EK_ASSIGN_OR_RETURN(const StepPlan whole, MakeStepPlan({.world_size = before,
                                                                 .samples = Data()->train->size(),
-                                                                .batch_size = flags.batch_size,
-                                                                .epochs = flags.epochs}));
+                                                                .batch_size = *flags.batch_size,
+                                                                .epochs = *flags.epochs}));
         EK_ASSIGN_OR_RETURN(setup.plan, whole.GoOn(whole.PositionAfter(steps), after));
         ParameterSet& parameters = setup.model->parameters();
         for (int i = 0; steps > 0 && i < parameters.size(); ++i) {

@@ -48,6 +48,7 @@ class ParityTest : public testing::TestWithParam<Recipe> {
     std::vector<std::string> flags = {"--model=mlp",
                                       "--hidden=24",
                                       "--epochs=2",
+                                      "--divide_by=initial",
                                       "--shuffle=false",
                                       "--data_dir=" + *data_,
                                       "--init=" + *init_,

@@ -164,7 +164,7 @@ TEST_P(RunTest, UnevenRanksComputeThePlainSums) {
   const std::string save = TempPath("uneven.safetensors");
   for (const Optimizer& optimizer : kOptimizers) {
     for (const std::vector<int>& steps : std::vector<std::vector<int>>{{3, 5}, {0, 2, 3}}) {
-      for (const char* divide_by : {"initial", "effective"}) {
+      for (const char* divide_by : {"initial", "effective", "samples"}) {  // Their batches are equally large.
         PlainRun plain(*data_, *init_, optimizer.rule);
         for (int epoch = 0; epoch < 2; ++epoch) plain.Epoch(steps, divide_by == std::string("initial"));
         const double change = MaxDifference(plain.weights(), ReadWeights(*init_));
@@ -202,7 +202,8 @@ TEST_P(RunTest, MaxStepsCountsTheGroupsSteps) {
   PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1});
   plain.Epoch({1, 3}, true);
   plain.Epoch({1, 1}, true);
-  TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=1,3", "--max_steps=4", "--save=" + save});
+  TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=1,3", "--max_steps=4", "--divide_by=initial",
+            "--save=" + save});
   EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / MaxDifference(plain.weights(), ReadWeights(*init_)),
             2e-4);
 }
@@ -214,7 +215,7 @@ TEST_P(RunTest, FreezesByTheGroupsStepOnDryRanksToo) {
     for (const char* more : {"--shards=slices", "--shards=tensors", "--nozero", "--grad_view"}) {
       SCOPED_TRACE(absl::StrCat(refresh, " ", more));
       TrainMlp({"--optimizer=sgd", "--lr=0.1", "--momentum=0.9", "--nproc=2", "--rank_steps=2,5", "--freeze=fc1@2:6",
-                absl::StrCat("--auto_refresh_trainable=", refresh), more, "--save=" + save});
+                "--divide_by=initial", absl::StrCat("--auto_refresh_trainable=", refresh), more, "--save=" + save});
       // The plain run, step by step.
       PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1, .momentum = 0.9});
       int64_t step = 0;

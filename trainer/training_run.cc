@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/collective.h"
@@ -220,7 +221,10 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
 
   Evaluation& mine = trained_[epoch];
   StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch)};
+  absl::Time begin = absl::Now();
   const auto finish_step = [&](const StepAnswer& answer) {
+    const absl::Time end = absl::Now();
+    facts.took = end - std::exchange(begin, end);
     facts.active = answer.active;
     facts.samples = answer.samples;
     facts.learning_rate = LearningRate(learning_rates(), facts.step);
@@ -232,6 +236,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     facts.own.reset();
     facts.own_samples = 0;
     facts.sync = absl::ZeroDuration();
+    facts.times = nullptr;
     return finish_step(answer);
   };
 
@@ -242,7 +247,8 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
       const std::span<const int32_t> samples = BatchSamples(batches, order, done);
       EK_ASSIGN_OR_RETURN(facts.own, Step(facts.step, samples));
       facts.own_samples = static_cast<int64_t>(samples.size());
-      facts.sync = ddp_->reducer().last_step().end - ddp_->reducer().last_step().last_gradient;
+      facts.times = &ddp_->reducer().last_step();
+      facts.sync = Durations(*facts.times).exposed;
       last_ = {.step = facts.step,
                .epoch = epoch,
                .batch = {.predictions = facts.own->predictions,

@@ -42,6 +42,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/trainer/batch.h"
@@ -67,7 +68,9 @@ struct StepFacts {
   double learning_rate = 0;
   std::optional<BatchResult> own;  // None: this rank has run dry.
   int64_t own_samples = 0;
+  absl::Duration took = absl::ZeroDuration();  // On this rank, since the end of the step before it.
   absl::Duration sync = absl::ZeroDuration();  // How long this rank waited for gradients after its backward pass.
+  const StepTimes* times = nullptr;            // What the reducer did, and when, until on_step() returns. Null: dry.
 };
 
 struct EpochResult {

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local.h"
@@ -81,6 +82,9 @@ TEST(TrainingRunTest, TellsEveryRankOfEveryStep) {
                     steps.push_back(absl::StrCat(facts.step, " active ", facts.active, " samples ", facts.samples,
                                                  " own ", facts.own_samples));
                     EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
+                    EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
+                    EXPECT_GT(facts.took, absl::ZeroDuration());
+                    EXPECT_GT(facts.took, facts.sync);
                     return absl::OkStatus();
                   }));
                   const int64_t first = 3 * epoch;

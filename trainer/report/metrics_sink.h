@@ -1,0 +1,69 @@
+// Where the numbers of a training run go, beside its own report: TensorBoard (tensorboard.h), Prometheus
+// (prometheus.h).
+//
+//   const Scalar scalars[] = {{"train/loss", 0.61, "Mean loss of rank 0's batch"}, {"train/step", 12, "Steps done"}};
+//   EK_RETURN_IF_ERROR(sink.Write({.step = 12, .time = absl::Now(), .scalars = scalars}));
+//   EK_RETURN_IF_ERROR(sink.Finish(absl::Now()));
+//
+// Names are words in small letters with '_', the first ones before a '/': what each sink makes of them its header says.
+//
+// Order:     steps grow, but for those that are repeated after GoBackTo().
+// Threads:   thread-compatible.
+// Ownership: texts and values are read until the call returns; names and explanations of scalars may be kept, and are
+//            literals.
+// Errors:    the file system's own, with the path.
+
+#ifndef EVENKEEL_TRAINER_REPORT_METRICS_SINK_H_
+#define EVENKEEL_TRAINER_REPORT_METRICS_SINK_H_
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace evenkeel {
+
+struct Scalar {
+  absl::string_view name;
+  double value = 0;        // Need not be finite.
+  absl::string_view help;  // A sentence without its full stop.
+};
+
+// What is known after a step.
+struct ScalarPoint {
+  int64_t step = 0;
+  absl::Time time;
+  std::span<const Scalar> scalars;
+};
+
+// How values of one step are spread.
+struct HistogramPoint {
+  int64_t step = 0;
+  absl::Time time;
+  absl::string_view name;
+  std::span<const double> values;
+};
+
+class MetricsSink {
+ public:
+  virtual ~MetricsSink() = default;
+  MetricsSink(const MetricsSink&) = delete;
+  MetricsSink& operator=(const MetricsSink&) = delete;
+
+  virtual absl::Status Write(const ScalarPoint& point) = 0;
+  // For sinks that show such things; others ignore it.
+  virtual absl::Status WriteHistogram(const HistogramPoint&) { return absl::OkStatus(); }
+  // Steps from this one on are taken again: what was written of them is no longer so.
+  virtual absl::Status GoBackTo(int64_t /*step*/, absl::Time /*time*/) { return absl::OkStatus(); }
+  // The run has come to its end. A run that is lost does not get there.
+  virtual absl::Status Finish(absl::Time time) = 0;
+
+ protected:
+  MetricsSink() = default;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_REPORT_METRICS_SINK_H_

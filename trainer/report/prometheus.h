@@ -1,0 +1,45 @@
+// A text file that Prometheus' node_exporter reads from a folder: what a training run is doing now, for dashboards and
+// alarms.
+//
+//   std::unique_ptr<MetricsSink> sink = OpenPrometheus({.path = "/var/lib/node_exporter/train.prom",
+//                                                       .labels = {{"model", "cnn"}}});
+//   EK_RETURN_IF_ERROR(sink->Write({.step = 12, .time = absl::Now(), .scalars = scalars}));
+//
+//   # HELP evenkeel_train_loss Mean loss of rank 0's batch
+//   # TYPE evenkeel_train_loss gauge
+//   evenkeel_train_loss{model="cnn"} 0.61
+//
+// A scalar "train/loss" is the gauge evenkeel_train_loss: "evenkeel_", and '_' for what no name may have. The file has
+// the last value of each, and three of its own: evenkeel_train_step, counted from 0; evenkeel_train_up, 1 until Finish()
+// makes it 0; and evenkeel_train_last_update_timestamp_seconds, by which a run that was lost is known.
+//
+// It is written beside its place and renamed, so that a reader sees a whole one; at most once per `period`, and at the
+// end. node_exporter reads files whose names end with .prom, in --collector.textfile.directory.
+//
+// Threads: thread-compatible.
+// Errors:  the file system's own, with the path.
+// Source:  prometheus.io/docs/instrumenting/exposition_formats.
+
+#ifndef EVENKEEL_TRAINER_REPORT_PROMETHEUS_H_
+#define EVENKEEL_TRAINER_REPORT_PROMETHEUS_H_
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "evenkeel/trainer/report/metrics_sink.h"
+
+namespace evenkeel {
+
+struct PrometheusOptions {
+  std::string path;
+  std::map<std::string, std::string> labels;  // Of every value; any text.
+  absl::Duration period = absl::Seconds(5);
+};
+
+std::unique_ptr<MetricsSink> OpenPrometheus(PrometheusOptions options);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_REPORT_PROMETHEUS_H_

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -16,6 +16,7 @@
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/file_io.h"
+#include "evenkeel/zero_optim/file_sums.h"
 #include "evenkeel/zero_optim/internal/strict_json.h"
 #include "evenkeel/zero_optim/safetensors.h"
 
@@ -28,6 +29,7 @@ using Json = nlohmann::json;
 
 constexpr char kFormat[] = "evenkeel optimizer state";
 constexpr char kManifest[] = "manifest.json";
+constexpr int kVersion = 2;
 constexpr int kMaxDepth = 6;  // The manifest, its parameters, one, its tensors, the pieces of one, a piece.
 
 absl::Status Malformed(absl::string_view how) { return absl::InvalidArgumentError(absl::StrCat("manifest: ", how)); }
@@ -47,22 +49,48 @@ int64_t NumberIn(const Json& json, const char* name) {
 }
 
 absl::StatusOr<CheckpointManifest::Piece> ReadPiece(const Json& json) {
-  if (!json.is_array() || json.size() != 3) return Malformed("a piece is not [begin, count, file]");
-  int64_t numbers[3];
-  for (int i = 0; i < 3; ++i) {
+  if (!json.is_array() || json.size() != 4) return Malformed("a piece is not [begin, count, file, offset]");
+  int64_t numbers[4];
+  for (int i = 0; i < 4; ++i) {
     const auto* number = json[i].get_ptr<const uint64_t*>();
     if (number == nullptr || *number > INT32_MAX * uint64_t{1 << 20}) return Malformed("a piece is not of numbers");
     numbers[i] = static_cast<int64_t>(*number);
   }
   if (numbers[2] > INT32_MAX) return Malformed("a piece is in no file");
-  return CheckpointManifest::Piece{numbers[0], numbers[1], static_cast<int>(numbers[2])};
+  return CheckpointManifest::Piece{numbers[0], numbers[1], static_cast<int>(numbers[2]), numbers[3]};
 }
 
-absl::Status CheckCovers(absl::string_view where, int64_t count, int files,
+absl::StatusOr<CheckpointManifest::File> ReadFileEntry(const Json& json) {
+  const auto name = json.find("name"), sums = json.find("crc32");
+  const auto text_of = [&](Json::const_iterator found) {
+    return found == json.end() ? nullptr : found->get_ptr<const std::string*>();
+  };
+  const std::string* const path = json.is_object() ? text_of(name) : nullptr;
+  // Nothing outside of the folder is read, nor removed.
+  if (path == nullptr || path->empty() || path->find('/') != std::string::npos || *path == ".." || *path == ".") {
+    return Malformed("a file has no plain name");
+  }
+  CheckpointManifest::File file{.name = *path};
+  const std::string* const hex = text_of(sums);
+  absl::StatusOr<FileSums> read = FileSums::FromHex(NumberIn(json, "bytes"), hex == nullptr ? "?" : *hex);
+  if (!read.ok() || json.size() != 3) return Malformed(absl::StrCat("\"", *path, "\" has no size or checksums"));
+  file.sums = *std::move(read);
+  return file;
+}
+
+absl::Status CheckCovers(absl::string_view where, const CheckpointManifest::Param& param,
+                         const std::vector<CheckpointManifest::File>& files,
                          const std::vector<CheckpointManifest::Piece>& pieces) {
+  const int64_t count = param.count;
   int64_t covered = 0;
   for (const CheckpointManifest::Piece& piece : pieces) {
-    if (piece.file >= files) return Malformed(absl::StrCat(where, " is in file ", piece.file, " of ", files));
+    if (piece.file >= static_cast<int>(files.size())) {
+      return Malformed(absl::StrCat(where, " is in file ", piece.file, " of ", files.size()));
+    }
+    const int64_t room = (files[piece.file].sums.bytes - piece.offset) / SizeOf(param.dtype);
+    if (piece.count > 0 && piece.count > room) {
+      return Malformed(absl::StrCat(where, " ends behind the end of ", files[piece.file].name));
+    }
     if (piece.begin != covered) {
       return Malformed(absl::StrCat(where, ": elements from ", std::min(covered, piece.begin), " to ",
                                     std::max(covered, piece.begin), " are ",
@@ -74,7 +102,8 @@ absl::Status CheckCovers(absl::string_view where, int64_t count, int files,
   return Malformed(absl::StrCat(where, " has ", covered, " of ", count, " elements"));
 }
 
-absl::StatusOr<CheckpointManifest::Param> ReadParam(const std::string& name, const Json& json, int files) {
+absl::StatusOr<CheckpointManifest::Param> ReadParam(const std::string& name, const Json& json,
+                                                    const std::vector<CheckpointManifest::File>& files) {
   CheckpointManifest::Param param;
   if (!json.is_object() || json.size() != 4) return Malformed(absl::StrCat("\"", name, "\" is no parameter"));
   param.count = NumberIn(json, "count");
@@ -93,7 +122,7 @@ absl::StatusOr<CheckpointManifest::Param> ReadParam(const std::string& name, con
     for (const Json& piece : pieces) {
       EK_ASSIGN_OR_RETURN(param.tensors[tensor].emplace_back(), ReadPiece(piece));
     }
-    EK_RETURN_IF_ERROR(CheckCovers(absl::StrCat("\"", name, "\" ", tensor), param.count, files, param.tensors[tensor]));
+    EK_RETURN_IF_ERROR(CheckCovers(absl::StrCat("\"", name, "\" ", tensor), param, files, param.tensors[tensor]));
   }
   return param;
 }
@@ -127,21 +156,32 @@ absl::Status MakeFolder(const std::string& folder) {
   }
 }
 
-absl::Status WritePieces(const std::string& path, const ParameterSet& params, const StatePieces& mine) {
+// What was written, for the manifest.
+struct Written {
+  std::vector<int64_t> offsets;  // By piece.
+  FileSums sums;
+};
+
+absl::StatusOr<Written> WritePieces(const std::string& path, const ParameterSet& params, const StatePieces& mine) {
   std::vector<NamedTensor> tensors;
   for (const StatePiece& piece : mine.pieces) {
     tensors.push_back({KeyOf(params[piece.param].name, piece.tensor, piece.begin), {piece.data.count}, piece.data});
   }
-  return WriteSafetensors(path, tensors);
+  Written written;
+  EK_RETURN_IF_ERROR(WriteSafetensors(path, tensors, {}, &written.offsets));
+  EK_ASSIGN_OR_RETURN(written.sums, SumsOf(path));
+  return written;
 }
 
-std::string Describe(const StatePieces& mine) {
+std::string Describe(const StatePieces& mine, const Written& written) {
   ByteWriter writer;
+  writer.I64(written.sums.bytes).Bytes(written.sums.Hex());
   writer.U32(static_cast<uint32_t>(mine.steps.size()));
   for (const auto& [param, step] : mine.steps) writer.I32(param).I64(step);
   writer.U32(static_cast<uint32_t>(mine.pieces.size()));
-  for (const StatePiece& piece : mine.pieces) {
-    writer.I32(piece.param).Bytes(piece.tensor).I64(piece.begin).I64(piece.data.count);
+  for (size_t i = 0; i < mine.pieces.size(); ++i) {
+    const StatePiece& piece = mine.pieces[i];
+    writer.I32(piece.param).Bytes(piece.tensor).I64(piece.begin).I64(piece.data.count).I64(written.offsets[i]);
   }
   return writer.Take();
 }
@@ -149,6 +189,8 @@ std::string Describe(const StatePieces& mine) {
 absl::Status AddDescribed(absl::string_view description, int file, const ParameterSet& params,
                           CheckpointManifest& manifest) {
   ByteReader reader(description);
+  const int64_t bytes = reader.I64();
+  EK_ASSIGN_OR_RETURN(manifest.files[file].sums, FileSums::FromHex(bytes, reader.Bytes()));
   const auto param_of = [&](int index) -> CheckpointManifest::Param* {
     if (index < 0 || index >= params.size()) return nullptr;
     CheckpointManifest::Param& param = manifest.params[params[index].name];
@@ -165,9 +207,9 @@ absl::Status AddDescribed(absl::string_view description, int file, const Paramet
   for (uint32_t left = reader.U32(); left > 0 && reader.ok(); --left) {
     CheckpointManifest::Param* const param = param_of(reader.I32());
     const std::string tensor(reader.Bytes());
-    const int64_t begin = reader.I64(), count = reader.I64();
+    const int64_t begin = reader.I64(), count = reader.I64(), offset = reader.I64();
     if (param == nullptr) return absl::InternalError("a rank's pieces are of an unknown parameter");
-    param->tensors[tensor].push_back({begin, count, file});
+    param->tensors[tensor].push_back({begin, count, file, offset});
   }
   return reader.Finish("a rank's pieces");
 }
@@ -175,7 +217,8 @@ absl::Status AddDescribed(absl::string_view description, int file, const Paramet
 absl::StatusOr<CheckpointManifest> ManifestOf(const std::vector<std::string>& files,
                                               const std::vector<std::string>& descriptions, const ParameterSet& params,
                                               int64_t steps_finished) {
-  CheckpointManifest manifest{.steps_finished = steps_finished, .files = files};
+  CheckpointManifest manifest{.steps_finished = steps_finished};
+  for (const std::string& file : files) manifest.files.push_back({.name = file});
   for (size_t rank = 0; rank < descriptions.size(); ++rank) {
     EK_RETURN_IF_ERROR(AddDescribed(descriptions[rank], static_cast<int>(rank), params, manifest));
   }
@@ -194,7 +237,10 @@ std::vector<std::string> FilesBefore(const std::string& folder) {
   const absl::StatusOr<std::string> json = ReadFile(PathOf(folder, kManifest));
   if (!json.ok()) return {};
   const absl::StatusOr<CheckpointManifest> manifest = CheckpointManifest::Parse(*json);
-  return manifest.ok() ? manifest->files : std::vector<std::string>();
+  if (!manifest.ok()) return {};
+  std::vector<std::string> names;
+  for (const CheckpointManifest::File& file : manifest->files) names.push_back(file.name);
+  return names;
 }
 
 absl::Status WriteManifest(const std::string& folder, const CheckpointManifest& manifest) {
@@ -206,27 +252,49 @@ absl::Status WriteManifest(const std::string& folder, const CheckpointManifest& 
   return absl::OkStatus();
 }
 
-}  // namespace
-
-std::string CheckpointManifest::Serialize() const {
-  Json json = {{"format", kFormat}, {"version", 1}, {"steps_finished", steps_finished}, {"files", files}};
+Json ToJson(const CheckpointManifest& manifest) {
+  Json json = {{"format", kFormat}, {"version", kVersion}, {"steps_finished", manifest.steps_finished}};
+  Json& list = json["files"] = Json::array();
+  for (const CheckpointManifest::File& file : manifest.files) {
+    list.push_back({{"name", file.name}, {"bytes", file.sums.bytes}, {"crc32", file.sums.Hex()}});
+  }
   Json& all = json["params"] = Json::object();
-  for (const auto& [name, param] : params) {
+  for (const auto& [name, param] : manifest.params) {
     Json tensors = Json::object();
     for (const auto& [tensor, pieces] : param.tensors) {
-      Json& list = tensors[tensor] = Json::array();
-      for (const Piece& piece : pieces) list.push_back({piece.begin, piece.count, piece.file});
+      Json& places = tensors[tensor] = Json::array();
+      for (const CheckpointManifest::Piece& piece : pieces) {
+        places.push_back({piece.begin, piece.count, piece.file, piece.offset});
+      }
     }
     all[name] = {{"dtype", ToString(param.dtype)}, {"count", param.count}, {"step", param.step}, {"tensors", tensors}};
   }
+  return json;
+}
+
+std::string Dump(const Json& json) {
   return json.dump(1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string ChecksumOf(const Json& json) {
+  return absl::StrCat(absl::Hex(StableHash(0, Dump(json)), absl::kZeroPad16));
+}
+
+}  // namespace
+
+std::string CheckpointManifest::Serialize() const {
+  Json json = ToJson(*this);
+  json["checksum"] = ChecksumOf(json);
+  return Dump(json);
 }
 
 absl::StatusOr<CheckpointManifest> CheckpointManifest::Parse(absl::string_view json) {
   EK_ASSIGN_OR_RETURN(const Json all, internal::ParseStrictJson(json, kMaxDepth, "the manifest"));
   const auto format = all.find("format");
-  if (format == all.end() || *format != kFormat || NumberIn(all, "version") != 1 || all.size() != 5) {
-    return Malformed("this is not the manifest of an optimizer's checkpoint, version 1");
+  const auto checksum = all.find("checksum");
+  if (format == all.end() || *format != kFormat || NumberIn(all, "version") != kVersion || all.size() != 6 ||
+      checksum == all.end()) {
+    return Malformed(absl::StrCat("this is not the manifest of an optimizer's checkpoint, version ", kVersion));
   }
   CheckpointManifest manifest;
   manifest.steps_finished = NumberIn(all, "steps_finished");
@@ -236,15 +304,14 @@ absl::StatusOr<CheckpointManifest> CheckpointManifest::Parse(absl::string_view j
     return Malformed("steps_finished, files or params are missing");
   }
   for (const Json& file : *files) {
-    const auto* name = file.get_ptr<const std::string*>();
-    // Nothing outside of the folder is read, nor removed.
-    if (name == nullptr || name->empty() || name->find('/') != std::string::npos || *name == ".." || *name == ".") {
-      return Malformed("a file has no plain name");
-    }
-    manifest.files.push_back(*name);
+    if (!file.is_object()) return Malformed("a file is no object");
+    EK_ASSIGN_OR_RETURN(manifest.files.emplace_back(), ReadFileEntry(file));
   }
   for (const auto& [name, param] : params->items()) {
-    EK_ASSIGN_OR_RETURN(manifest.params[name], ReadParam(name, param, static_cast<int>(manifest.files.size())));
+    EK_ASSIGN_OR_RETURN(manifest.params[name], ReadParam(name, param, manifest.files));
+  }
+  if (*checksum != ChecksumOf(ToJson(manifest))) {
+    return Malformed("it is damaged: its checksum is another one");
   }
   return manifest;
 }
@@ -262,8 +329,9 @@ absl::Status WriteCheckpoint(const std::string& folder, absl::string_view name, 
   const std::string own_path = PathOf(folder, files[comm.rank()]);
   bool may_be_complete = false;
   const auto write = [&]() -> absl::Status {
+    const absl::StatusOr<Written> written = WritePieces(own_path, params, mine);
     EK_ASSIGN_OR_RETURN(const std::vector<std::string> descriptions,
-                        Agree(topic, comm, WritePieces(own_path, params, mine), Describe(mine)));
+                        Agree(topic, comm, written.status(), written.ok() ? Describe(mine, *written) : ""));
     absl::Status status;
     if (comm.rank() == 0) {
       const auto manifest = ManifestOf(files, descriptions, params, steps_finished);
@@ -310,7 +378,7 @@ absl::StatusOr<const std::vector<CheckpointManifest::Piece>*> Checkpoint::Pieces
 
 absl::Status Checkpoint::Read(absl::Span<const StatePiece> into) const {
   for (size_t file = 0; file < manifest_.files.size(); ++file) {
-    std::optional<SafetensorsFile> opened;  // When something of it is needed.
+    std::optional<CheckedFile> opened;  // When something of it is needed.
     for (const StatePiece& wanted : into) {
       const std::string& name = params_[wanted.param].first;
       EK_ASSIGN_OR_RETURN(const std::vector<CheckpointManifest::Piece>* const pieces, PiecesOf(name, wanted.tensor));
@@ -318,37 +386,37 @@ absl::Status Checkpoint::Read(absl::Span<const StatePiece> into) const {
         const int64_t begin = std::max(piece.begin, wanted.begin);
         const int64_t end = std::min(piece.begin + piece.count, wanted.begin + wanted.data.count);
         if (piece.file != static_cast<int>(file) || begin >= end) continue;
-        const std::string path = PathOf(folder_, manifest_.files[file]);
         if (!opened.has_value()) {
-          EK_ASSIGN_OR_RETURN(opened, SafetensorsFile::Read(path));
+          const CheckpointManifest::File& entry = manifest_.files[file];
+          EK_ASSIGN_OR_RETURN(opened, CheckedFile::Open(PathOf(folder_, entry.name), entry.sums));
         }
-        const SafetensorsFile::Tensor* const held = opened->Find(KeyOf(name, wanted.tensor, piece.begin));
-        if (held == nullptr || held->dtype != wanted.data.dtype || held->count() != piece.count) {
-          return absl::InvalidArgumentError(absl::StrCat(path, " does not have the ", piece.count, " elements of \"",
-                                                         name, "\" ", wanted.tensor, " from ", piece.begin,
-                                                         " on that the manifest says"));
-        }
-        const int64_t size = SizeOf(held->dtype);
-        std::memcpy(static_cast<char*>(wanted.data.data) + (begin - wanted.begin) * size,
-                    held->bytes.data() + (begin - piece.begin) * size, (end - begin) * size);
+        const int64_t size = SizeOf(wanted.data.dtype);
+        std::byte* const to = static_cast<std::byte*>(wanted.data.data) + (begin - wanted.begin) * size;
+        EK_RETURN_IF_ERROR(opened->Read(piece.offset + (begin - piece.begin) * size,
+                                        absl::MakeSpan(to, static_cast<size_t>((end - begin) * size))));
       }
     }
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<OptimizerState> Checkpoint::ReadState(absl::FunctionRef<bool(int)> wants) const {
+absl::StatusOr<OptimizerState> Checkpoint::ReadState() const {
+  return ReadState([this](int param) { return StateRange{0, params_[param].second}; });
+}
+
+absl::StatusOr<OptimizerState> Checkpoint::ReadState(Wanted wants) const {
   OptimizerState state;
   std::vector<StatePiece> into;
   for (const auto& [index, step] : steps_) {
-    if (!wants(index)) continue;
+    const std::optional<StateRange> range = wants(index);
+    if (!range.has_value()) continue;
     const CheckpointManifest::Param& param = manifest_.params.at(params_[index].first);
     ParameterState& entry = state.params[index];
     entry.step = step;
     for (const auto& [name, pieces] : param.tensors) {
       StateTensor& tensor = entry.tensors[name];
-      tensor = StateTensor(param.dtype, param.count);
-      into.push_back({index, name, 0, tensor.view()});
+      tensor = StateTensor(param.dtype, range->count);
+      into.push_back({index, name, range->begin, tensor.view()});
     }
   }
   EK_RETURN_IF_ERROR(Read(into));
@@ -356,7 +424,7 @@ absl::StatusOr<OptimizerState> Checkpoint::ReadState(absl::FunctionRef<bool(int)
 }
 
 absl::StatusOr<LoadedCheckpoint> ReadCheckpoint(const std::string& folder, absl::string_view name, Communicator& comm,
-                                                const ParameterSet& params, absl::FunctionRef<bool(int param)> wants) {
+                                                const ParameterSet& params, Checkpoint::Wanted wants) {
   LoadedCheckpoint loaded;
   uint64_t hash = 0;
   const auto read = [&]() -> absl::Status {

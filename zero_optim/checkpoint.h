@@ -4,25 +4,33 @@
 //   ...
 //   EK_RETURN_IF_ERROR(optimizer->Load("checkpoints/step_1000"));       // at any world size, sharded or not
 //
-// A checkpoint is a folder that all ranks see, with a safetensors file per rank and manifest.json, which says of each
-// parameter, by name, how often it was updated, and which elements of which of its tensors are in which file. The
-// manifest is written last, when all files are on the disk: a checkpoint is complete or absent, and an older one in the
-// same folder stays until the new one is complete. Nobody holds more than its own part: readers open one file at a
-// time.
+// Any of Optimizer, ShardedOptimizer and SlicedOptimizer loads what any of them saved. A checkpoint is a folder that all
+// ranks see, with a safetensors file per rank and manifest.json:
 //
-// For state that is held in another way, the functions below. SlicedOptimizer has neither Save() nor Load(): write what
-// its Consolidate() gives on one rank, and give to its LoadState() what Checkpoint::ReadState() reads.
+//   params   by name: how often it was updated; of each of its tensors the pieces [begin, count, file, offset], which
+//            cover its elements exactly once: whole tensors, slices, whatever the ranks held. `offset` is where in the
+//            file the piece's bytes begin, so that a reader needs no file's header
+//   files    name, size and checksums of each file
+//   checksum of all of the above
+//
+// The manifest is written last, when all files are on the disk: a checkpoint is complete or absent, and an older one in
+// the same folder stays until the new one is complete. A reader reads the blocks of the files that have elements which
+// it wants, no others, and believes them if their checksums are right; nobody holds more than its own part twice.
+//
+// For state that is held in another way, or hooks of your own, the functions below, and the optimizers' Pieces().
 //
 // Order:   writing is a collective call: all ranks, with equal folders.
 // Threads: Checkpoint is immutable; several may read.
-// Errors:  InvalidArgument, with a sentence, for a folder whose files contradict each other or the parameters; the file
-//          system's own. If one rank can't write, all get its error, and what they wrote is removed.
+// Errors:  InvalidArgument, with a sentence, for a folder whose files contradict each other or the parameters; DataLoss
+//          for damaged files, or another checkpoint's; the file system's own. If one rank can't write, all get its
+//          error, and what they wrote is removed. If one can't read, all get its error, and nothing has changed.
 
 #ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_H_
 #define EVENKEEL_ZERO_OPTIM_CHECKPOINT_H_
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +43,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/zero_optim/file_sums.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {
@@ -44,6 +53,7 @@ struct CheckpointManifest {
   struct Piece {
     int64_t begin = 0, count = 0;  // Elements of the tensor.
     int file = 0;
+    int64_t offset = 0;  // Of its bytes in the file.
     friend bool operator==(const Piece&, const Piece&) = default;
   };
   struct Param {
@@ -53,12 +63,17 @@ struct CheckpointManifest {
     std::map<std::string, std::vector<Piece>> tensors;  // In the order of their elements, all of them.
     friend bool operator==(const Param&, const Param&) = default;
   };
+  struct File {
+    std::string name;
+    FileSums sums;
+    friend bool operator==(const File&, const File&) = default;
+  };
   int64_t steps_finished = 0;
-  std::vector<std::string> files;
+  std::vector<File> files;
   std::map<std::string, Param> params;  // By name; those that were updated.
 
   std::string Serialize() const;
-  // InvalidArgument unless it is one, and its pieces cover each tensor exactly once.
+  // InvalidArgument unless it is one whose checksum is right, and its pieces cover each tensor exactly once.
   static absl::StatusOr<CheckpointManifest> Parse(absl::string_view json);
 
   friend bool operator==(const CheckpointManifest&, const CheckpointManifest&) = default;
@@ -81,8 +96,10 @@ class Checkpoint {
 
   // Fills the memory of the pieces with their elements, which may lie in any number of files.
   absl::Status Read(absl::Span<const StatePiece> into) const;
-  // The whole state of those parameters that `wants` says yes to.
-  absl::StatusOr<OptimizerState> ReadState(absl::FunctionRef<bool(int param)> wants) const;
+  // The state of those elements that `wants` names, in tensors of just so many; nothing of a parameter without.
+  using Wanted = absl::FunctionRef<std::optional<StateRange>(int param)>;
+  absl::StatusOr<OptimizerState> ReadState(Wanted wants) const;
+  absl::StatusOr<OptimizerState> ReadState() const;  // All of it.
 
  private:
   absl::StatusOr<const std::vector<CheckpointManifest::Piece>*> PiecesOf(const std::string& param,
@@ -102,7 +119,7 @@ struct LoadedCheckpoint {
   int64_t steps_finished = 0;
 };
 absl::StatusOr<LoadedCheckpoint> ReadCheckpoint(const std::string& folder, absl::string_view name, Communicator& comm,
-                                                const ParameterSet& params, absl::FunctionRef<bool(int param)> wants);
+                                                const ParameterSet& params, Checkpoint::Wanted wants);
 
 }  // namespace evenkeel
 

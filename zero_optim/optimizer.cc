@@ -122,15 +122,21 @@ absl::Status Optimizer::LoadState(const OptimizerState& state) {
 
 absl::Status Optimizer::Save(const std::string& folder) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "Save");
-  const bool writes = communicator().rank() == 0;  // All have the same.
-  return WriteCheckpoint(folder, join_name(), communicator(), *params_, writes ? updater_.Pieces() : StatePieces(),
-                         steps_finished());
+  EK_ASSIGN_OR_RETURN(const StatePieces mine, Pieces());
+  return WriteCheckpoint(folder, join_name(), communicator(), *params_, mine, steps_finished());
+}
+
+absl::StatusOr<StatePieces> Optimizer::Pieces() {
+  if (is_torn_) return absl::FailedPreconditionError(absl::StrCat(join_name(), " is in the middle of an update"));
+  return communicator().rank() == 0 ? updater_.Pieces() : StatePieces();  // All have the same.
 }
 
 absl::Status Optimizer::Load(const std::string& folder) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "Load");
   EK_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                      ReadCheckpoint(folder, join_name(), communicator(), *params_, [](int) { return true; }));
+                      ReadCheckpoint(folder, join_name(), communicator(), *params_, [this](int param) {
+                        return StateRange{0, (*params_)[param].value.count};
+                      }));
   EK_RETURN_IF_ERROR(LoadState(loaded.state));
   SetStepsFinished(loaded.steps_finished);
   return absl::OkStatus();

@@ -77,10 +77,12 @@ class Optimizer : public Joinable {
   // Replaces all state. On all ranks alike, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
 
-  // A checkpoint in a folder that all ranks see (checkpoint.h), which a ShardedOptimizer can load as well, at any
+  // A checkpoint in a folder that all ranks see (checkpoint.h), which sharded optimizers can load as well, and at any
   // world size. All ranks together, between steps, not inside RunJoined().
   absl::Status Save(const std::string& folder);
   absl::Status Load(const std::string& folder);
+  // What this rank writes of it, for WriteCheckpoint() in a hook that dry ranks run, too.
+  absl::StatusOr<StatePieces> Pieces();
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }

@@ -61,6 +61,13 @@ struct OptimizerState {
   friend bool operator==(const OptimizerState&, const OptimizerState&) = default;
 };
 
+// Of a parameter's elements, those whose state is meant.
+struct StateRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+  friend bool operator==(const StateRange&, const StateRange&) = default;
+};
+
 // The part of a state that one rank has, where it lies: valid as long as the optimizer does nothing.
 struct StatePiece {
   int param = 0;

@@ -204,7 +204,7 @@ const SafetensorsFile::Tensor* SafetensorsFile::Find(absl::string_view name) con
 }
 
 absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                              const std::map<std::string, std::string>& metadata) {
+                              const std::map<std::string, std::string>& metadata, std::vector<int64_t>* offsets) {
   // Wide elements first, so that all are aligned to their size.
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& tensor : tensors) order.push_back(&tensor);
@@ -213,6 +213,7 @@ absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTens
   Json header = Json::object();
   if (!metadata.empty()) header[kMetadataKey] = metadata;
   std::vector<absl::string_view> pieces(1);
+  if (offsets != nullptr) offsets->assign(tensors.size(), 0);
   int64_t offset = 0;
   for (const NamedTensor* tensor : order) {
     EK_RETURN_IF_ERROR(CheckTensor(*tensor));
@@ -223,9 +224,13 @@ absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTens
     header[tensor->name] = {
         {"dtype", NameOf(tensor->value.dtype)}, {"shape", tensor->shape}, {"data_offsets", {offset, end}}};
     pieces.emplace_back(static_cast<const char*>(tensor->value.data), tensor->value.bytes());
+    if (offsets != nullptr) (*offsets)[tensor - tensors.data()] = offset;
     offset = end;
   }
   const std::string preamble = Preamble(header);
+  if (offsets != nullptr) {
+    for (int64_t& at : *offsets) at += static_cast<int64_t>(preamble.size());
+  }
   pieces[0] = preamble;
   return WriteFileAtomically(path, pieces);
 }

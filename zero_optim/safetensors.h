@@ -67,8 +67,10 @@ struct NamedTensor {
   TensorView value;  // On the CPU, as many elements as the shape says.
 };
 
+// `offsets`: gets, for each of the tensors, where in the file its bytes begin.
 absl::Status WriteSafetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                              const std::map<std::string, std::string>& metadata = {});
+                              const std::map<std::string, std::string>& metadata = {},
+                              std::vector<int64_t>* offsets = nullptr);
 
 }  // namespace evenkeel
 

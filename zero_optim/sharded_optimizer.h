@@ -145,6 +145,8 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   // loaded.
   absl::Status Save(const std::string& folder);
   absl::Status Load(const std::string& folder);
+  // What this rank writes of it, for WriteCheckpoint() in a hook that dry ranks run, too.
+  absl::StatusOr<StatePieces> Pieces();
 
   // After each checkpoint that is not Save()'s: its path.
   void SetCheckpointHint(absl::string_view hint) { options_.checkpoint_hint = std::string(hint); }

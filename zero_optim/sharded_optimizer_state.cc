@@ -107,10 +107,15 @@ absl::Status ShardedOptimizer::Save(const std::string& folder) {
 }
 
 absl::Status ShardedOptimizer::SaveHere(const std::string& folder) {
-  EK_RETURN_IF_ERROR(
-      WriteCheckpoint(folder, join_name(), communicator(), *params_, updater_.Pieces(), steps_finished()));
+  EK_ASSIGN_OR_RETURN(const StatePieces mine, Pieces());
+  EK_RETURN_IF_ERROR(WriteCheckpoint(folder, join_name(), communicator(), *params_, mine, steps_finished()));
   SetCheckpointHint(folder);
   return absl::OkStatus();
+}
+
+absl::StatusOr<StatePieces> ShardedOptimizer::Pieces() {
+  EK_RETURN_IF_ERROR(CheckWhole());
+  return updater_.Pieces();
 }
 
 absl::Status ShardedOptimizer::Load(const std::string& folder) {
@@ -118,8 +123,10 @@ absl::Status ShardedOptimizer::Load(const std::string& folder) {
   const int rank = communicator().rank();
   const PlanPtr old = plan();
   // What nobody owns yet is read by all, and kept by the one who gets it.
-  const auto may_own = [&](int param) {
-    return old->owners.owner(param) == rank || old->owners.owner(param) == kNoOwner;
+  const auto may_own = [&](int param) -> std::optional<StateRange> {
+    const int owner = old->owners.owner(param);
+    if (owner != rank && owner != kNoOwner) return std::nullopt;
+    return StateRange{0, (*params_)[param].value.count};
   };
   EK_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
                       ReadCheckpoint(folder, join_name(), communicator(), *params_, may_own));

@@ -30,7 +30,7 @@ using internal::StateMove;
 using internal::StepMessage;
 
 // First byte of what the lowest active rank announces.
-enum class Action : char { kStep = 's', kConsolidate = 'c' };
+enum class Action : char { kStep = 's', kConsolidate = 'c', kSave = 'v' };
 
 absl::Status WaitForEach(const std::vector<Work>& works) {
   absl::Status status;
@@ -471,6 +471,7 @@ absl::Status SlicedOptimizer::OnAction(absl::string_view payload) {
   const auto action = static_cast<Action>(payload.front());
   payload.remove_prefix(1);
   if (action == Action::kStep) return RepeatStep(payload);
+  if (action == Action::kSave) return SaveHere(std::string(payload));
   internal::ByteReader reader(payload);
   const int to = reader.I32();
   if (action != Action::kConsolidate || !reader.Finish("a consolidation").ok()) {
@@ -484,15 +485,23 @@ absl::StatusOr<OptimizerState> SlicedOptimizer::Consolidate(int to) {
     return absl::InvalidArgumentError(
         absl::StrCat(join_name(), ": Consolidate to rank ", to, " of ", communicator().world_size()));
   }
-  if (join_config().enable) {
-    if (last_step_ == nullptr || last_step_ != communicator().steps().current()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(join_name(), ": inside RunJoined() Consolidate comes after Step(), in the same step"));
-    }
-    const std::string payload = internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take();
-    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), payload));
-  }
+  EK_RETURN_IF_ERROR(AnnounceAfterStep(
+      "Consolidate", internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take()));
   return Gather(to);
+}
+
+absl::Status SlicedOptimizer::Save(const std::string& folder) {
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", absl::StrCat(std::string(1, static_cast<char>(Action::kSave)), folder)));
+  return SaveHere(folder);
+}
+
+absl::Status SlicedOptimizer::AnnounceAfterStep(absl::string_view call, const std::string& payload) {
+  if (!join_config().enable) return absl::OkStatus();
+  if (last_step_ == nullptr || last_step_ != communicator().steps().current()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": inside RunJoined() ", call, " comes after Step(), in the same step"));
+  }
+  return communicator().steps().Announce(join_name(), payload);
 }
 
 }  // namespace evenkeel

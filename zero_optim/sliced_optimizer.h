@@ -50,6 +50,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -138,7 +139,14 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   // together, between steps, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
 
-  // After each checkpoint: its path.
+  // A checkpoint in a folder that all ranks see (checkpoint.h), which the other optimizers can load as well, and at any
+  // world size. All ranks together, between steps; inside RunJoined() only Save(), after Step().
+  absl::Status Save(const std::string& folder);
+  absl::Status Load(const std::string& folder);
+  // What this rank writes of it, for WriteCheckpoint() in a hook that dry ranks run, too. Waits for the step's end.
+  absl::StatusOr<StatePieces> Pieces();
+
+  // After each checkpoint that is not Save()'s: its path.
   void SetCheckpointHint(absl::string_view hint) { options_.checkpoint_hint = std::string(hint); }
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
@@ -185,7 +193,13 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status OnAction(absl::string_view payload);
 
   // State (sliced_optimizer_state.cc).
+  absl::Status AnnounceAfterStep(absl::string_view call, const std::string& payload);
   absl::StatusOr<OptimizerState> Gather(int to);
+  absl::Status SaveHere(const std::string& folder);
+  // Where the state of all parameters is to be: as the newest plan has it; of what is in no bucket, if there is some,
+  // in equal parts.
+  std::vector<internal::Holders> HoldersFor(absl::FunctionRef<bool(int param)> has_state) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int64_t> Sizes() const;
   // This rank keeps of its part what `holders` say, and nothing else.
   void KeepOnly(int param, const internal::Holders& holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

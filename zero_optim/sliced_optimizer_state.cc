@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/checkpoint.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/state_sync.h"
@@ -106,6 +107,22 @@ void SlicedOptimizer::KeepOnly(int param, const Holders& holders) {
   holders_[param] = holders;
 }
 
+std::vector<Holders> SlicedOptimizer::HoldersFor(absl::FunctionRef<bool(int)> has_state) const {
+  const int world_size = communicator().world_size();
+  std::vector<Holders> holders(params_->size());
+  for (int param = 0; param < params_->size(); ++param) {  // What is in no bucket is frozen, or there is no plan yet.
+    if (has_state(param)) holders[param] = internal::HoldersOfAlone((*params_)[param].value.count, world_size);
+  }
+  const internal::SlicePlan* const plan = next_plan_ != nullptr ? next_plan_.get() : plan_.get();
+  for (size_t b = 0; plan != nullptr && b < plan->buckets.size(); ++b) {
+    const internal::SlicedBucket& layout = plan->buckets[b].layout;
+    for (size_t i = 0; i < layout.params.size(); ++i) {
+      holders[layout.params[i]] = internal::HoldersIn(layout, i, world_size);
+    }
+  }
+  return holders;
+}
+
 absl::Status SlicedOptimizer::LoadState(const OptimizerState& state) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(WaitForAll());
@@ -113,17 +130,7 @@ absl::Status SlicedOptimizer::LoadState(const OptimizerState& state) {
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   move_.reset();
   is_torn_ = false;
-  const internal::SlicePlan* const plan = next_plan_ != nullptr ? next_plan_.get() : plan_.get();
-  std::vector<Holders> holders(params_->size());
-  for (const auto& [param, entry] : state.params) {  // Those that are in no bucket are frozen, or there is no plan yet.
-    holders[param] = internal::HoldersOfAlone((*params_)[param].value.count, communicator().world_size());
-  }
-  for (size_t b = 0; plan != nullptr && b < plan->buckets.size(); ++b) {
-    const internal::SlicedBucket& layout = plan->buckets[b].layout;
-    for (size_t i = 0; i < layout.params.size(); ++i) {
-      holders[layout.params[i]] = internal::HoldersIn(layout, i, communicator().world_size());
-    }
-  }
+  std::vector<Holders> holders = HoldersFor([&](int param) { return state.params.contains(param); });
   for (int param = 0; param < params_->size(); ++param) {
     const HeldRange range = internal::RangeOf(holders[param], communicator().rank());
     updater_.Prepare(param, 0);
@@ -131,6 +138,48 @@ absl::Status SlicedOptimizer::LoadState(const OptimizerState& state) {
   }
   holders_ = std::move(holders);
   updater_.Import(state, [](int) { return true; });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StatePieces> SlicedOptimizer::Pieces() {
+  EK_RETURN_IF_ERROR(WaitForAll());
+  absl::MutexLock lock(&mutex_);
+  if (!awaits_step_ && !is_torn_) return updater_.Pieces();
+  return absl::FailedPreconditionError(
+      absl::StrCat(join_name(), ": a step has updated parameters in backward, and Step() was not called yet"));
+}
+
+absl::Status SlicedOptimizer::SaveHere(const std::string& folder) {
+  EK_ASSIGN_OR_RETURN(const StatePieces mine, Pieces());
+  EK_RETURN_IF_ERROR(WriteCheckpoint(folder, join_name(), communicator(), *params_, mine, steps_finished()));
+  SetCheckpointHint(folder);
+  return absl::OkStatus();
+}
+
+absl::Status SlicedOptimizer::Load(const std::string& folder) {
+  if (join_config().enable) return internal::InsideJoinError(join_name(), "Load");
+  EK_RETURN_IF_ERROR(WaitForAll());
+  std::vector<Holders> holders;
+  {
+    absl::MutexLock lock(&mutex_);
+    holders = HoldersFor([](int) { return true; });
+  }
+  const auto range_of = [&](int param) {
+    const HeldRange range = internal::RangeOf(holders[param], communicator().rank());
+    return StateRange{range.begin, range.end - range.begin};
+  };
+  EK_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, ReadCheckpoint(folder, join_name(), communicator(), *params_, range_of));
+  absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(),
+                                                   updater_.CheckParts(loaded.state, range_of), *params_, groups_,
+                                                   internal::SameIn::kShape));
+  holders = HoldersFor([&](int param) { return loaded.steps.contains(param); });
+  move_.reset();
+  is_torn_ = false;
+  updater_.ImportParts(std::move(loaded.state), range_of);
+  holders_ = std::move(holders);
+  SetStepsFinished(loaded.steps_finished);
+  SetCheckpointHint(folder);
   return absl::OkStatus();
 }
 
@@ -185,7 +234,7 @@ SliceFacts SlicedOptimizer::Facts() const {
                    .old_rank = held_rank_,
                    .old_world_size = held_world_size_};
   for (int i = 0; i < params_->size(); ++i) {
-    const ParameterUpdater::Range range = updater_.range(i);
+    const StateRange range = updater_.range(i);
     facts.held.push_back({.step = updater_.step(i), .begin = range.begin, .count = range.count});
     if (updater_.step(i) > 0 && range.count > 0) facts.standing.holds_state = true;
   }

@@ -126,6 +126,11 @@ StatePieces ParameterUpdater::Pieces() {
 }
 
 absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
+  return CheckParts(state, [this](int param) { return StateRange{0, (*params_)[param].value.count}; });
+}
+
+absl::Status ParameterUpdater::CheckParts(const OptimizerState& state,
+                                          absl::FunctionRef<StateRange(int param)> range_of) const {
   for (const auto& [param, entry] : state.params) {
     if (param < 0 || param >= params_->size()) {
       return absl::InvalidArgumentError(
@@ -139,9 +144,11 @@ absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
     std::vector<absl::string_view> held;
     for (const auto& [tensor_name, tensor] : entry.tensors) {
       held.push_back(tensor_name);
-      if (tensor.count() != value.count || tensor.dtype() != value.dtype) {
-        return absl::InvalidArgumentError(absl::StrCat(where, ": ", tensor_name, " is ", ToString(tensor.dtype()), "[",
-                                                       tensor.count(), "], the parameter ", ToString(value)));
+      const int64_t count = range_of(param).count;
+      if (tensor.count() != count || tensor.dtype() != value.dtype) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(where, ": ", tensor_name, " is ", ToString(tensor.dtype()), "[", tensor.count(), "], ",
+                         count == value.count ? "the parameter " : "a part of ", ToString(value)));
       }
     }
     if (!std::ranges::equal(held, names)) {  // Both in alphabetical order.
@@ -164,6 +171,20 @@ void ParameterUpdater::Import(const OptimizerState& state, absl::FunctionRef<boo
       const TensorView to = part.tensors[t].view();
       const std::byte* const from = entry.tensors.at(std::string(names[t])).data() + part.begin * SizeOf(to.dtype);
       if (to.count > 0) std::memcpy(to.data, from, to.bytes());
+    }
+  }
+}
+
+void ParameterUpdater::ImportParts(OptimizerState parts, absl::FunctionRef<StateRange(int)> range_of) {
+  for (int param = 0; param < params_->size(); ++param) {
+    Prepare(param, 0);
+    slots_[param].part = Part{range_of(param), {}};
+  }
+  for (auto& [param, entry] : parts.params) {
+    Slot& slot = slots_[param];
+    slot.step = entry.step;
+    for (absl::string_view name : NamesFor(param)) {
+      slot.part.tensors.push_back(std::move(entry.tensors.at(std::string(name))));
     }
   }
 }

@@ -38,14 +38,10 @@ class ParameterUpdater {
   ParameterGroups& groups() { return groups_; }
 
   // Of a parameter's elements, those that are updated here, and whose state is.
-  struct Range {
-    int64_t begin = 0;
-    int64_t count = 0;
-  };
-  struct Part : Range {
+  struct Part : StateRange {
     std::vector<StateTensor> tensors;
   };
-  Range range(int param) const { return slots_[param].part; }  // The whole parameter, unless it was set.
+  StateRange range(int param) const { return slots_[param].part; }  // The whole parameter, unless it was set.
   // Goes on with that range and, after a first update, a state of zeros; answers what was here. The step count stays.
   Part SetPart(int param, int64_t begin, int64_t count);
   void PutBack(int param, Part part) { slots_[param].part = std::move(part); }
@@ -66,9 +62,13 @@ class ParameterUpdater {
   StatePieces Pieces();
   // InvalidArgument, which names the parameter, unless the state fits the parameters and the rule.
   absl::Status CheckState(const OptimizerState& state) const;
+  // The same of a state whose tensors have just the elements of such a range.
+  absl::Status CheckParts(const OptimizerState& parts, absl::FunctionRef<StateRange(int param)> range_of) const;
   // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The state must have passed
   // CheckState().
   void Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
+  // Goes on with these ranges of all parameters, and this state of them, which must have passed CheckParts().
+  void ImportParts(OptimizerState parts, absl::FunctionRef<StateRange(int param)> range_of);
 
  private:
   void UpdateRows(int param, const TensorView& elements, double grad_scale);

@@ -46,6 +46,7 @@ struct EpochPoint {
   double test_accuracy = kUnknown;
   int64_t first_step = 0;
   std::vector<int64_t> batches;  // That each rank had. Who had fewer than the others was dry for the rest.
+  std::vector<int> ranks;        // Whose they are, by the numbers in the job's first group. Empty: 0, 1, 2, ...
 };
 
 // What a rank did in a sampled step, one thing after the other.
@@ -137,13 +138,15 @@ struct RunRecord {
   std::string title;    // "cnn on Fashion-MNIST"
   std::string summary;  // One line about how it was trained.
   std::string date;
-  std::string ending;  // Why it ended before its end; empty if it did not.
-  std::string sample_name = "samples";
+  std::string ending;                      // Why it ended before its end; empty if it did not.
+  std::string unit_name = "samples";       // What throughput counts: "images", or "tokens", of which
+  double units_per_sample = 1;             // there are so many in a sample.
   double bytes_per_prediction = kUnknown;  // Of a language model; its loss is shown in bits per byte then.
   bool has_accuracy = true;
   int world_size = 1;  // In the beginning.
   int64_t parameters = 0;
-  double seconds = 0;  // That it took.
+  int64_t begin_ns = 0;  // Unix time.
+  double seconds = 0;    // That it took.
 
   std::vector<StepPoint> steps;
   std::vector<EpochPoint> epochs;

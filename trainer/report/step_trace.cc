@@ -83,7 +83,7 @@ void StepRecorder::End(const StepTimes& times, const std::vector<BucketInfo>& bu
   const size_t count = std::min({times.buckets.size(), buckets.size(), kMaxBuckets});
   for (size_t b = 0; b < count; ++b) {
     const BucketTimes& bucket = times.buckets[b];
-    const bool is_known = IsKnown(bucket.ready) && IsKnown(bucket.launched) && IsKnown(bucket.reduced);
+    const bool is_known = IsKnown(bucket.ready) && IsKnown(StartOf(times, b)) && IsKnown(bucket.reduced);
     if (is_known) current_->buckets.push_back(TraceOf(times, b, buckets[b].data.bytes()));
   }
   Keep(*std::exchange(current_, std::nullopt));

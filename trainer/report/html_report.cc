@@ -1,0 +1,171 @@
+#include "evenkeel/trainer/report/html_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/trainer/report/html_text.h"
+#include "evenkeel/trainer/report/line_chart.h"
+#include "evenkeel/trainer/report/report_assets.h"
+#include "evenkeel/trainer/report/report_sections.h"
+#include "evenkeel/trainer/report/step_timeline.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr double kSmoothedOver = 1.0 / 40;  // Of the run.
+constexpr size_t kTooFewToSmooth = 20;
+
+using Points = std::vector<ChartPoint>;
+
+// A curve over the steps; points of several steps lie in their middle.
+template <typename Value>
+Points OverSteps(const RunRecord& record, Value value) {
+  Points points;
+  points.reserve(record.steps.size());
+  for (const StepPoint& step : record.steps) {
+    points.push_back({static_cast<double>(step.step) + 0.5 * static_cast<double>(step.count - 1), value(step)});
+  }
+  return points;
+}
+
+template <typename Value>
+Points OverEpochs(const RunRecord& record, Value value) {
+  Points points;
+  for (const EpochPoint& epoch : record.epochs) points.push_back({static_cast<double>(epoch.step), value(epoch)});
+  return points;
+}
+
+// A running mean, whose first values are means over what there is.
+Points Smoothed(const Points& points) {
+  if (points.size() < kTooFewToSmooth) return points;
+  const double memory = 1 - 1 / std::max(2.0, kSmoothedOver * static_cast<double>(points.size()));
+  double sum = 0, weight = 0;
+  Points smoothed = points;
+  for (ChartPoint& point : smoothed) {
+    if (!std::isfinite(point.y)) continue;
+    sum = memory * sum + point.y;
+    weight = memory * weight + 1;
+    point.y = sum / weight;
+  }
+  return smoothed;
+}
+
+void AddCurve(Chart& chart, std::string name, std::string style, const Points& points) {
+  if (points.size() >= kTooFewToSmooth) {
+    chart.curves.push_back({.name = name, .style = style, .points = points, .is_faint = true});
+  }
+  chart.curves.push_back(
+      {.name = std::move(name), .style = std::move(style), .points = Smoothed(points), .has_dots = points.size() < 2});
+}
+
+Chart ChartOf(const RunRecord& record, std::string title, std::string unit = "") {
+  const double last =
+      record.steps.empty() ? 0 : static_cast<double>(record.steps.back().step + record.steps.back().count - 1);
+  return {.title = std::move(title), .unit = std::move(unit), .empty = "No step has been taken.", .x_end = last};
+}
+
+std::string LearningCharts(const RunRecord& record) {
+  const bool is_text = std::isfinite(record.bytes_per_prediction);
+  const auto loss_of = [&](double loss) { return is_text ? BitsPerByte(loss, record.bytes_per_prediction) : loss; };
+  Chart loss = ChartOf(record, is_text ? "Bits per byte" : "Loss");
+  loss.begins_at_zero = true;
+  AddCurve(loss, "training, rank 0", "train", OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
+  loss.curves.push_back({.name = "test",
+                         .style = "test",
+                         .points = OverEpochs(record, [&](const EpochPoint& p) { return loss_of(p.test_loss); }),
+                         .has_dots = true});
+  std::string html = RenderChart(loss);
+  if (!record.has_accuracy) return html;
+  Chart accuracy = ChartOf(record, "Accuracy", "%");
+  accuracy.highest = 1;
+  AddCurve(accuracy, "training, rank 0", "train", OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
+  accuracy.curves.push_back({.name = "test",
+                             .style = "test",
+                             .points = OverEpochs(record, [](const EpochPoint& p) { return p.test_accuracy; }),
+                             .has_dots = true});
+  return html + RenderChart(accuracy);
+}
+
+std::string SpeedCharts(const RunRecord& record) {
+  Chart rate = ChartOf(record, "Throughput", absl::StrCat(record.unit_name, " per second"));
+  rate.begins_at_zero = true;
+  AddCurve(rate, "all ranks", "rate",
+           OverSteps(record, [&](const StepPoint& p) { return p.samples * record.units_per_sample / p.took; }));
+  Chart exposed = ChartOf(record, "Exposed communication, part of a step", "%");
+  exposed.begins_at_zero = true;
+  exposed.highest = 1;
+  AddCurve(exposed, "rank 0", "exposed", OverSteps(record, [](const StepPoint& p) { return p.exposed / p.took; }));
+  return RenderChart(rate) + RenderChart(exposed);
+}
+
+std::string LearningRateChart(const RunRecord& record) {
+  const Points points = OverSteps(record, [](const StepPoint& p) { return p.learning_rate; });
+  const auto [low, high] = std::minmax_element(points.begin(), points.end(),
+                                               [](const ChartPoint& a, const ChartPoint& b) { return a.y < b.y; });
+  if (points.empty() || low->y == high->y) return "";  // The settings say it.
+  Chart chart = ChartOf(record, "Learning rate");
+  chart.begins_at_zero = true;
+  chart.curves.push_back({.name = "learning rate", .style = "plain", .points = points});
+  return RenderChart(chart);
+}
+
+std::string Charts(const std::string& charts) { return absl::StrCat("<div class=\"charts\">", charts, "</div>"); }
+
+std::string Header(const RunRecord& record) {
+  std::string html =
+      absl::StrCat("<header><p class=\"mark\"><span>evenkeel</span><time>", EscapeHtml(record.date), "</time></p><h1>",
+                   EscapeHtml(record.title), "</h1><p class=\"summary\">", EscapeHtml(record.summary), "</p>");
+  if (!record.ending.empty()) {
+    absl::StrAppend(&html, "<p class=\"ending\"><b>The run did not come to its end.</b> ", EscapeHtml(record.ending),
+                    "</p>");
+  }
+  return html + RenderFigures(record) + "</header>\n";
+}
+
+std::string RanksLead(const RunRecord& record) {
+  if (record.samples_of_tail == 0) return "All ranks had a batch in every step.";
+  return absl::StrCat("Ranks that run out of batches take part in the others' steps. So ",
+                      FormatCount(record.samples_of_tail),
+                      " samples were trained on that would have been dropped if the "
+                      "group had stopped with the first rank that ran dry.");
+}
+
+std::string Body(const RunRecord& record) {
+  return absl::StrCat(
+      Header(record), "<main>", Section("Learning", "", Charts(LearningCharts(record) + LearningRateChart(record))),
+      Section("Speed", "", Charts(SpeedCharts(record))),
+      Section(
+          "Steps, rank by rank",
+          "What each rank computed in a few sampled steps, and below it its gradient buckets on their way. The line "
+          "is the end of its backward pass: what lies behind it was waited for.",
+          RenderTimeline(record)),
+      Section("Uneven ranks", RanksLead(record), RenderRanks(record)),
+      Section(
+          "Gradient buckets",
+          "The first step shows in which order gradients arrive; the plan made of it sends early what is ready early.",
+          RenderPlans(record)),
+      Section("Memory per rank",
+              "What the library and the optimizer keep for training. A process also has activations, "
+              "data and code.",
+              RenderMemory(record)),
+      Section("Ranks", "Times are means of a step, over those that were measured.", RenderRankTable(record)),
+      Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)), "</main>\n");
+}
+
+}  // namespace
+
+std::string RenderReport(const RunRecord& record) {
+  return absl::StrCat(
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta name=\"color-scheme\" content=\"light dark\">\n<title>",
+      EscapeHtml(record.title), "</title>\n<style>\n", kReportStyle, "</style>\n</head>\n<body>\n", Body(record),
+      "<footer>Written by evenkeel. Steps are counted from 0.</footer>\n<script>\n", kReportScript,
+      "</script>\n</body>\n</html>\n");
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,117 @@
+#include "evenkeel/trainer/report/html_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/report/step_series.h"
+#include "evenkeel/trainer/report/testing/example_record.h"
+#include "evenkeel/trainer/report/testing/page_check.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(PageCheckTest, FindsWhatIsWrong) {
+  const std::string begin = "<!doctype html>\n<p>";
+  EXPECT_EQ(CheckPage(begin + "a &lt; b</p>\n"), "");
+  for (const char* bad : {"a < b</p>", "a", "</b></p>", "<i class=x></i></p>", "&nbsp;</p>", "<i title=\"&\"></i></p>",
+                          "a\"</p>", "<img src=\"x\">", "<i onload=\"x\"></i></p>", "\x01</p>", "</p>a",
+                          "<script type=\"application/json\">{</script></p>", "<i a=\"1\" a=\"2\"></i></p>"}) {
+    EXPECT_NE(CheckPage(begin + bad), "") << bad;
+  }
+}
+
+TEST(HtmlReportTest, IsOnePageThatNeedsNothingElse) {
+  for (const int ranks : {1, 2, 3, 5, 8, 40}) {
+    const std::string html = RenderReport(ExampleRecord(ranks));
+    EXPECT_EQ(CheckPage(html), "") << ranks;
+    EXPECT_THAT(html, Not(HasSubstr("<b onload"))) << ranks;
+    EXPECT_THAT(html, Not(HasSubstr(">nan"))) << ranks;
+  }
+}
+
+TEST(HtmlReportTest, ARunOfWhichNothingIsKnownHasAReport) {
+  EXPECT_EQ(CheckPage(RenderReport({})), "");
+  RunRecord stopped = ExampleRecord(2);
+  stopped.ending = kHostile;
+  stopped.epochs.clear();
+  stopped.ranks.clear();
+  stopped.plans.clear();
+  const std::string html = RenderReport(stopped);
+  EXPECT_EQ(CheckPage(html), "");
+  EXPECT_THAT(html, HasSubstr("The run did not come to its end."));
+}
+
+TEST(HtmlReportTest, SaysWhatCounts) {
+  const std::string html = RenderReport(ExampleRecord(3));
+  for (const char* text : {"84.00 %", "0.6000", "19,200", "5.0 %", "272,474 parameters", "ran dry first at step 93",
+                           "448 samples", "exposed", "bucket 1", "1.0 MiB", "process at most 300 MiB"}) {
+    EXPECT_THAT(html, HasSubstr(text));
+  }
+}
+
+TEST(HtmlReportTest, OfAnyLengthItIsBelowAMegabyte) {
+  RunRecord record = ExampleRecord(64, /*steps=*/10);
+  StepSeries series;
+  for (int64_t step = 0; step < 1'000'000; ++step) {
+    const double noise = static_cast<double>(step * 7919 % 1009) / 1009;
+    series.Add({.step = step,
+                .seconds = 0.01 * static_cast<double>(step),
+                .loss = 0.3 + noise,
+                .accuracy = noise,
+                .learning_rate = 0.1 * noise,
+                .took = 0.01 + noise,
+                .exposed = 0.001 * noise,
+                .samples = 64});
+  }
+  record.steps = series.points();
+  record.total_steps = 1'000'000;
+  for (int i = 0; i < 5000; ++i) record.events.push_back({.step = i, .kind = "frozen", .text = "layer"});
+  for (int i = 0; i < 1000; ++i) record.plans.push_back(record.plans[1]);
+  const EpochPoint epoch = record.epochs.back();
+  for (int i = 0; i < 2000; ++i) record.epochs.push_back(epoch);
+  const std::string html = RenderReport(record);
+  EXPECT_EQ(CheckPage(html), "");
+  EXPECT_LT(html.size(), 1 << 20);
+}
+
+TEST(HtmlReportTest, ALanguageModelIsJudgedInBitsPerByte) {
+  RunRecord record = ExampleRecord(2);
+  record.bytes_per_prediction = 1;
+  record.has_accuracy = false;
+  record.unit_name = "tokens";
+  record.units_per_sample = 64;
+  const std::string html = RenderReport(record);
+  EXPECT_THAT(html, HasSubstr("Test bits per byte"));
+  EXPECT_THAT(html, HasSubstr("0.866")) << "0.6 nats.";
+  EXPECT_THAT(html, HasSubstr("tokens per second"));
+  EXPECT_THAT(html, Not(HasSubstr("ccuracy")));
+}
+
+TEST(HtmlReportTest, RanksOfTwoHostsAreShownFromWhereEachBegins) {
+  RunRecord record = ExampleRecord(2);
+  record.ranks[0].host = "a";
+  record.ranks[1].host = "b";
+  const std::string same_clock = RenderReport(record);
+  for (StepTrace& trace : record.ranks[1].traces) {
+    constexpr int64_t kAhead = int64_t{3600} * 1'000'000'000;
+    if (trace.last_gradient_ns > 0) trace.last_gradient_ns += kAhead;
+    for (TraceSpan& span : trace.spans) span = {span.kind, span.begin_ns + kAhead, span.end_ns + kAhead};
+    for (BucketTrace& bucket : trace.buckets) {
+      bucket.ready_ns += kAhead;
+      bucket.start_ns += kAhead;
+      bucket.reduced_ns += kAhead;
+    }
+  }
+  EXPECT_TRUE(RenderReport(record) == same_clock);
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,311 @@
+#include "evenkeel/trainer/report/report_sections.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/trainer/report/html_text.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr size_t kMaxRanksShown = 32;
+constexpr size_t kMaxPlans = 4;
+constexpr size_t kMaxBucketsShown = 40;
+constexpr size_t kMaxNamesShown = 8;
+constexpr size_t kMaxSegments = 400;  // Epochs times ranks.
+constexpr size_t kMaxEvents = 100;
+
+std::string Figure(absl::string_view name, absl::string_view value, absl::string_view more) {
+  return absl::StrCat("<div class=\"figure\"><span class=\"name\">", name, "</span><span class=\"value\">", value,
+                      "</span><span class=\"more\">", more, "</span></div>");
+}
+
+std::string Bar(double begin, double share, absl::string_view style, absl::string_view tip) {
+  return absl::StrCat("<i class=\"box ", style, "\" style=\"left:", Coordinate(100 * begin),
+                      "%;width:", Coordinate(100 * share), "%\" title=\"", EscapeHtml(tip), "\"></i>");
+}
+
+// Seconds that steps took, the share of them that rank 0 waited for gradients, and samples.
+struct Totals {
+  double seconds = 0, exposed = 0, samples = 0;
+};
+
+Totals TotalsOf(const std::vector<StepPoint>& points) {
+  Totals totals;
+  for (const StepPoint& point : points) {
+    if (!std::isfinite(point.took)) continue;
+    const auto count = static_cast<double>(point.count);
+    totals.seconds += point.took * count;
+    totals.samples += point.samples * count;
+    if (std::isfinite(point.exposed)) totals.exposed += point.exposed * count;
+  }
+  return totals;
+}
+
+std::string ResultFigures(const RunRecord& record) {
+  if (record.epochs.empty()) return "";
+  const EpochPoint& last = record.epochs.back();
+  const std::string after =
+      absl::StrCat("after ", record.epochs.size(), " epoch", record.epochs.size() == 1 ? "" : "s");
+  std::string figures;
+  if (std::isfinite(record.bytes_per_prediction)) {
+    figures += Figure("Test bits per byte",
+                      absl::StrFormat("%.3f", BitsPerByte(last.test_loss, record.bytes_per_prediction)), after);
+  } else if (record.has_accuracy) {
+    figures += Figure("Test accuracy", FormatPercent(last.test_accuracy, 2), after);
+  }
+  return figures + Figure("Test loss", absl::StrFormat("%.4f", last.test_loss),
+                          absl::StrCat("training ", absl::StrFormat("%.4f", last.train_loss)));
+}
+
+// Ranks that have had no batch in some step, in epochs where others had.
+bool IsUneven(const EpochPoint& epoch) {
+  return !epoch.batches.empty() &&
+         *std::min_element(epoch.batches.begin(), epoch.batches.end()) < epoch.step - epoch.first_step + 1;
+}
+
+int RankOf(const EpochPoint& epoch, size_t index) {
+  return index < epoch.ranks.size() ? epoch.ranks[index] : static_cast<int>(index);
+}
+
+// One epoch of one rank: its batches, then what it followed.
+std::string Segment(const EpochPoint& epoch, int64_t batches, double total_steps) {
+  const int64_t steps = epoch.step - epoch.first_step + 1;
+  const auto begin = static_cast<double>(epoch.first_step) / total_steps;
+  const auto own = static_cast<double>(batches) / total_steps;
+  std::string segment =
+      Bar(begin, own, "had", absl::StrCat("epoch ", epoch.epoch + 1, ": ", FormatCount(batches), " batches"));
+  if (batches < steps) {
+    segment += Bar(begin + own, static_cast<double>(steps - batches) / total_steps, "dry",
+                   absl::StrCat("epoch ", epoch.epoch + 1, ": ran dry at step ",
+                                FormatCount(epoch.first_step + batches), ", followed ", FormatCount(steps - batches),
+                                steps - batches == 1 ? " step" : " steps", " of the others"));
+  }
+  return segment;
+}
+
+// "312 batches per epoch; dry from step 312 on, 1 step".
+std::string DescribeRank(const std::vector<std::pair<const EpochPoint*, int64_t>>& epochs) {
+  int64_t batches = 0, followed = 0, first_dry = -1;
+  for (const auto& [epoch, own] : epochs) {
+    batches += own;
+    const int64_t missing = epoch->step - epoch->first_step + 1 - own;
+    if (missing > 0 && first_dry < 0) first_dry = epoch->first_step + own;
+    followed += std::max<int64_t>(0, missing);
+  }
+  std::string text = absl::StrCat(FormatCount(batches), " batches");
+  if (followed > 0) {
+    absl::StrAppend(&text, ", ran dry first at step ", FormatCount(first_dry), ", followed ", FormatCount(followed),
+                    followed == 1 ? " step" : " steps");
+  }
+  return text;
+}
+
+struct MemoryPart {
+  absl::string_view name;
+  absl::string_view style;
+  int64_t RankMemory::*bytes;
+};
+constexpr MemoryPart kMemoryParts[] = {{"parameters", "m0", &RankMemory::parameters},
+                                       {"gradients", "m1", &RankMemory::gradients},
+                                       {"gradient buckets", "m2", &RankMemory::buckets},
+                                       {"optimizer state", "m3", &RankMemory::optimizer}};
+
+int64_t TotalOf(const RankMemory& memory) {
+  return memory.parameters + memory.gradients + memory.buckets + memory.optimizer;
+}
+
+std::string MemoryRow(const RankRecord& rank, int64_t most) {
+  std::string bars, text;
+  double begin = 0;
+  for (const MemoryPart& part : kMemoryParts) {
+    const int64_t bytes = rank.memory.*part.bytes;
+    if (bytes == 0) continue;
+    const double share = static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, most));
+    bars += Bar(begin, share, part.style, absl::StrCat(part.name, ": ", FormatBytes(bytes)));
+    begin += share;
+  }
+  text = FormatBytes(TotalOf(rank.memory));
+  if (rank.memory.peak_resident > 0) {
+    absl::StrAppend(&text, ", process at most ", FormatBytes(rank.memory.peak_resident));
+  }
+  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", rank.rank, "</b> <span>", text,
+                      "</span></div><div class=\"rows\"><div class=\"row\">", bars, "</div></div></div>");
+}
+
+std::string Names(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMaxNamesShown); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", EscapeHtml(names[i]));
+  }
+  if (names.size() <= kMaxNamesShown) return text;
+  absl::StrAppend(&text, " <details><summary>and ", names.size() - kMaxNamesShown, " more</summary>");
+  for (size_t i = kMaxNamesShown; i < names.size(); ++i) {
+    absl::StrAppend(&text, i == kMaxNamesShown ? "" : ", ", EscapeHtml(names[i]));
+  }
+  return text + "</details>";
+}
+
+std::string RenderPlan(const PlanRecord& plan, absl::string_view heading, int64_t largest) {
+  int64_t bytes = 0;
+  for (const PlannedBucket& bucket : plan.buckets) bytes += bucket.bytes;
+  const size_t count = plan.buckets.size();
+  std::string html = absl::StrCat("<div class=\"plan\"><h3>", heading, "</h3><p class=\"note\">", count,
+                                  count == 1 ? " bucket, " : " buckets, ", FormatBytes(bytes), "</p>");
+  for (size_t b = 0; b < std::min(count, kMaxBucketsShown); ++b) {
+    const PlannedBucket& bucket = plan.buckets[b];
+    const double share = static_cast<double>(bucket.bytes) / static_cast<double>(std::max<int64_t>(1, largest));
+    absl::StrAppend(&html, "<div class=\"bucket\"><span class=\"number\">", b, "</span><div><div class=\"row\">",
+                    Bar(0, share, "bytes", absl::StrCat("bucket ", b, ": ", FormatBytes(bucket.bytes))), "</div><p><b>",
+                    FormatBytes(bucket.bytes), "</b> ", Names(bucket.parameters), "</p></div></div>");
+  }
+  if (count > kMaxBucketsShown) {
+    absl::StrAppend(&html, "<p class=\"note\">and ", count - kMaxBucketsShown, " more buckets</p>");
+  }
+  return html + "</div>";
+}
+
+}  // namespace
+
+double BitsPerByte(double loss, double bytes_per_prediction) { return loss / std::log(2.0) / bytes_per_prediction; }
+
+std::string Section(const std::string& heading, const std::string& lead, const std::string& content) {
+  if (content.empty()) return "";
+  return absl::StrCat("<section><h2>", heading, "</h2>",
+                      lead.empty() ? "" : absl::StrCat("<p class=\"lead\">", lead, "</p>"), content, "</section>\n");
+}
+
+std::string RenderFigures(const RunRecord& record) {
+  const Totals totals = TotalsOf(record.steps);
+  const double rate = totals.samples * record.units_per_sample / totals.seconds;
+  std::string figures = ResultFigures(record);
+  if (totals.seconds > 0) {
+    figures +=
+        Figure(absl::StrCat(EscapeHtml(record.unit_name), " per second"), FormatNumber(rate),
+               absl::StrCat(FormatSeconds(totals.seconds / static_cast<double>(record.total_steps)), " per step"));
+    figures +=
+        Figure("Exposed communication", FormatPercent(totals.exposed / totals.seconds), "of a step, behind backward");
+  }
+  const auto left = static_cast<int>(record.ranks.size());
+  figures += Figure("Ranks", absl::StrCat(record.world_size),
+                    left > 0 && left < record.world_size ? absl::StrCat(left, " at the end")
+                                                         : absl::StrCat(FormatCount(record.parameters), " parameters"));
+  figures += Figure("Time", FormatSeconds(record.seconds), absl::StrCat(FormatCount(record.total_steps), " steps"));
+  return absl::StrCat("<div class=\"figures\">", figures, "</div>\n");
+}
+
+std::string RenderRanks(const RunRecord& record) {
+  if (record.epochs.empty() || record.world_size < 2) return "";
+  std::map<int, std::vector<std::pair<const EpochPoint*, int64_t>>> by_rank;
+  bool is_uneven = false;
+  for (const EpochPoint& epoch : record.epochs) {
+    is_uneven = is_uneven || IsUneven(epoch);
+    for (size_t i = 0; i < epoch.batches.size(); ++i) by_rank[RankOf(epoch, i)].push_back({&epoch, epoch.batches[i]});
+  }
+  const auto total_steps = static_cast<double>(std::max<int64_t>(1, record.epochs.back().step + 1));
+  std::string html = "<div class=\"lanes\">";
+  size_t shown = 0, segments = 0;
+  for (const auto& [rank, epochs] : by_rank) {
+    if (++shown > kMaxRanksShown) break;
+    absl::StrAppend(&html, "<div class=\"lane\"><div class=\"who\"><b>rank ", rank, "</b> <span>", DescribeRank(epochs),
+                    "</span></div><div class=\"rows\"><div class=\"row\">");
+    for (const auto& [epoch, batches] : epochs) {
+      if (++segments <= kMaxSegments) html += Segment(*epoch, batches, total_steps);
+    }
+    html += "</div></div></div>";
+  }
+  html += "</div><p class=\"keys\"><span class=\"key had\">steps with a batch of its own</span>";
+  if (is_uneven) html += "<span class=\"key dry\">ran dry, takes part in the others' steps</span>";
+  html += "</p>";
+  if (by_rank.size() > kMaxRanksShown) {
+    absl::StrAppend(&html, "<p class=\"note\">The first ", kMaxRanksShown, " of ", by_rank.size(), " ranks.</p>");
+  }
+  return html;
+}
+
+std::string RenderPlans(const RunRecord& record) {
+  int64_t largest = 0;
+  for (const PlanRecord& plan : record.plans) {
+    for (const PlannedBucket& bucket : plan.buckets) largest = std::max(largest, bucket.bytes);
+  }
+  if (largest == 0) return "";
+  std::string html = "<div class=\"plans\">";
+  for (size_t i = 0; i < std::min(record.plans.size(), kMaxPlans); ++i) {
+    const std::string heading =
+        i == 0 ? "First plan, by type" : absl::StrCat("From step ", FormatCount(record.plans[i].step), " on");
+    html += RenderPlan(record.plans[i], heading, largest);
+  }
+  html += "</div>";
+  if (record.plans.size() > kMaxPlans) {
+    absl::StrAppend(&html, "<p class=\"note\">and ", record.plans.size() - kMaxPlans, " later plans</p>");
+  }
+  return html;
+}
+
+std::string RenderMemory(const RunRecord& record) {
+  int64_t most = 0;
+  for (const RankRecord& rank : record.ranks) most = std::max(most, TotalOf(rank.memory));
+  if (most == 0) return "";
+  std::string html = "<div class=\"lanes\">";
+  for (size_t i = 0; i < std::min(record.ranks.size(), kMaxRanksShown); ++i) html += MemoryRow(record.ranks[i], most);
+  html += "</div><p class=\"keys\">";
+  for (const MemoryPart& part : kMemoryParts) {
+    absl::StrAppend(&html, "<span class=\"key ", part.style, "\">", part.name, "</span>");
+  }
+  return html + "</p>";
+}
+
+std::string RenderRankTable(const RunRecord& record) {
+  if (record.ranks.empty()) return "";
+  std::string rows;
+  for (size_t i = 0; i < std::min(record.ranks.size(), kMaxRanksShown); ++i) {
+    const RankRecord& rank = record.ranks[i];
+    const auto ms = [&](double us) { return rank.means.steps > 0 ? FormatNumber(us / 1e3) : "-"; };
+    absl::StrAppend(&rows, "<tr><th>", rank.rank, "</th><td>", EscapeHtml(rank.host), "</td><td>", rank.process,
+                    "</td><td>", FormatCount(rank.steps), "</td><td>", FormatCount(rank.followed), "</td><td>",
+                    ms(rank.means.to_first_gradient_us), "</td><td>", ms(rank.means.backward_us), "</td>");
+    absl::StrAppend(&rows, "<td>", ms(rank.means.communication_us), "</td><td>", ms(rank.means.exposed_us),
+                    "</td></tr>");
+  }
+  return absl::StrCat(
+      "<div class=\"scroll\"><table "
+      "class=\"numbers\"><thead><tr><th>rank</th><th>host</th><th>process</th><th>steps</th>"
+      "<th>followed</th><th>to first gradient, ms</th><th>backward, ms</th><th>communication, ms</th><th>exposed, "
+      "ms</th>"
+      "</tr></thead><tbody>",
+      rows, "</tbody></table></div>");
+}
+
+std::string RenderEvents(const RunRecord& record) {
+  if (record.events.empty()) return "";
+  std::string rows;
+  for (size_t i = 0; i < std::min(record.events.size(), kMaxEvents); ++i) {
+    const RunEvent& event = record.events[i];
+    absl::StrAppend(&rows, "<tr><td class=\"when\">step ", FormatCount(event.step), "<span>",
+                    FormatSeconds(event.seconds), "</span></td><td><b class=\"tag\">", EscapeHtml(event.kind), "</b> ",
+                    EscapeHtml(event.text), "</td></tr>");
+  }
+  if (record.events.size() > kMaxEvents) {
+    absl::StrAppend(&rows, "<tr><td></td><td>and ", record.events.size() - kMaxEvents, " more</td></tr>");
+  }
+  return absl::StrCat("<table class=\"events\"><tbody>", rows, "</tbody></table>");
+}
+
+std::string RenderSettings(const RunRecord& record) {
+  if (record.settings.empty()) return "";
+  std::string html = "<dl class=\"settings\">";
+  for (const RunSetting& setting : record.settings) {
+    absl::StrAppend(&html, "<div><dt>", EscapeHtml(setting.name), "</dt><dd>", EscapeHtml(setting.value),
+                    "</dd></div>");
+  }
+  return html + "</dl>";
+}
+
+}  // namespace evenkeel

@@ -17,6 +17,9 @@
 
 namespace evenkeel {
 
+// Which samples: those to train on, or those held out to judge by.
+enum class Split { kTrain, kTest };
+
 class Dataset {
  public:
   virtual ~Dataset() = default;

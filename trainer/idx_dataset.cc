@@ -105,6 +105,14 @@ absl::StatusOr<IdxDataset::NamedFile> IdxDataset::LoadFile(const std::string& fo
   return NamedFile{std::move(path), std::move(contents)};
 }
 
+bool IdxDataset::IsIn(const std::string& folder) {
+  for (const char* split : {"train", "t10k"}) {
+    if (FindFile(folder, absl::StrCat(split, "-images"), 3).ok()) return true;
+    if (FindFile(folder, absl::StrCat(split, "-labels"), 1).ok()) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<IdxDataset> IdxDataset::Load(const std::string& folder, Split split) {
   const std::string name = split == Split::kTrain ? "train" : "t10k";
   EK_ASSIGN_OR_RETURN(NamedFile images, LoadFile(folder, name + "-images", 3));

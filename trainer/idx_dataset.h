@@ -30,11 +30,11 @@ namespace evenkeel {
 // Where Debian's package dataset-fashion-mnist installs its files.
 inline constexpr char kFashionMnistFolder[] = "/usr/share/datasets/fashion-mnist";
 
-enum class Split { kTrain, kTest };
-
 class IdxDataset : public Dataset {
  public:
   static absl::StatusOr<IdxDataset> Load(const std::string& folder, Split split);
+  // Whether the folder has one of the files.
+  static bool IsIn(const std::string& folder);
   // From the contents of two uncompressed files.
   static absl::StatusOr<IdxDataset> Parse(std::string images, std::string labels);
 

@@ -1,0 +1,47 @@
+// A whole file in memory, of which the system reads only what is looked at.
+//
+//   EK_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open("data/fineweb_train_000001.bin"));
+//   file.bytes().size();
+//
+// A file must not become shorter as long as it is mapped: who looks at what is gone ends with SIGBUS. Bytes that are
+// changed meanwhile may be seen or not.
+//
+// Threads:   immutable.
+// Ownership: bytes() is there as long as the MappedFile, moved or not.
+// Errors:    NotFound, PermissionDenied, ... as the system says, always with the path; InvalidArgument for a folder, a
+//            device or a pipe.
+
+#ifndef EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_
+#define EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+
+class MappedFile {
+ public:
+  static absl::StatusOr<MappedFile> Open(const std::string& path);
+
+  absl::string_view bytes() const { return {data_.get(), data_.get_deleter().size}; }
+
+ private:
+  struct Unmap {
+    size_t size = 0;
+    void operator()(const char* data) const;
+  };
+  using UniqueMapping = std::unique_ptr<const char, Unmap>;
+
+  explicit MappedFile(UniqueMapping data) : data_(std::move(data)) {}
+
+  UniqueMapping data_;  // None for an empty file.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_

@@ -1,23 +1,27 @@
-// Which samples a rank sees, in which batch.
+// Which samples a rank sees, in which batch. For any data whose samples have numbers: the trainer's own or yours.
 //
 //   const BatchPlan plan{.samples = 60000, .batch_size = 64, .rank = rank, .world_size = world_size};
-//   std::vector<int32_t> order = ShuffledOrder(plan.samples, seed, epoch);   // or InOrder(plan.samples)
+//   EK_RETURN_IF_ERROR(CheckBatchPlan(plan));
+//   const std::vector<int32_t> order = ShuffledOrder(plan.samples, seed, epoch);  // or InOrder(plan.samples)
 //   for (int64_t b = 0; b < BatchCount(plan); ++b) {
-//     std::span<const int32_t> batch = BatchSamples(plan, order, b);
+//     const std::span<const int32_t> samples = BatchSamples(plan, order, b);      // Train on these.
 //   }
 //
 // Batch b of rank r is the samples from position (b * world_size + r) * batch_size of the epoch's order on. Nothing is
-// dropped: the last batch may be smaller, and ranks may run out at different times; over all ranks each sample comes
-// exactly once per epoch.
+// dropped: the last batch may be smaller, and ranks may run out at different times, rank 0 last (//join is for that);
+// over all ranks each sample comes exactly once per epoch.
 //
-// An epoch can go on with another number of ranks: what SamplesDone(plan, steps) says is `first` of the plans that deal
-// out the rest, so that still each sample comes exactly once:
+// An epoch can go on with another number of ranks, fewer or more: SamplesDone(plan, steps) is the position in the
+// epoch's order up to which every sample has been dealt out. It is all there is to keep besides seed and epoch, and
+// becomes `first` of the plans that deal out the rest, as often as need be:
 //
-//   const BatchPlan rest{.samples = 60000, .first = SamplesDone(plan, 412), .batch_size = 64, .rank = 0,
-//                        .world_size = world_size - 1};
+//   const BatchPlan rest{.samples = 60000, .first = SamplesDone(plan, /*steps=*/412), .batch_size = 64,
+//                        .rank = new_rank, .world_size = new_world_size};
+//
+// An order takes 4 bytes per sample on each rank, and is made anew for each epoch.
 //
 // Threads: pure functions.
-// Errors:  InvalidArgument from CheckBatchPlan, which the others rely on.
+// Errors:  InvalidArgument with the numbers from CheckBatchPlan, which the others rely on.
 
 #ifndef EVENKEEL_TRAINER_SAMPLER_H_
 #define EVENKEEL_TRAINER_SAMPLER_H_

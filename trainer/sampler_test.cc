@@ -99,6 +99,59 @@ TEST(SamplerTest, AnEpochGoesOnWithOtherRanksWithoutDroppingOrRepeatingASample) 
   }
 }
 
+// As a job does that is stopped and started again with what there is to run it: from a position alone, fewer ranks or
+// more than before.
+TEST(SamplerTest, AnEpochGoesOnOverSeveralWorldSizesWithEachSampleOnce) {
+  for (int64_t samples : {1, 12, 97, 1000, 4099}) {
+    const std::vector<int32_t> order = ShuffledOrder(samples, 5, 2);
+    for (int64_t batch_size : {1, 3, 16}) {
+      for (int64_t steps : {1, 2, 5}) {
+        for (const std::vector<int>& worlds : {std::vector<int>{4, 3, 8}, {1, 8, 5, 2}, {8, 1}, {3, 3, 3}}) {
+          SCOPED_TRACE(testing::Message() << samples << " in " << batch_size << ", " << steps << " steps on "
+                                          << worlds[0] << ", then " << worlds[1] << " ranks");
+          int64_t position = 0;
+          std::vector<int32_t> seen;
+          for (size_t i = 0; i < worlds.size(); ++i) {
+            const BatchPlan plan{
+                .samples = samples, .first = position, .batch_size = batch_size, .world_size = worlds[i]};
+            const bool is_last = i + 1 == worlds.size();
+            const int64_t taken = is_last ? BatchCount(plan) : steps;
+            Take(plan, order, taken, seen);
+            position = SamplesDone(plan, taken);
+            EXPECT_EQ(position, static_cast<int64_t>(seen.size()));
+          }
+          EXPECT_EQ(position, samples);
+          EXPECT_EQ(seen, order);
+        }
+      }
+    }
+  }
+}
+
+// What each rank can say of its own part, without the others, adds up.
+TEST(SamplerTest, RanksOfTheRestHaveAllOfItsSamples) {
+  for (int64_t first : {0, 1, 500, 999, 1000}) {
+    for (int world_size : {1, 3, 8}) {
+      int64_t sum = 0;
+      for (int rank = 0; rank < world_size; ++rank) {
+        sum += SampleCount({.samples = 1000, .first = first, .batch_size = 7, .rank = rank, .world_size = world_size});
+      }
+      EXPECT_EQ(sum, 1000 - first) << world_size << " ranks from " << first;
+    }
+  }
+}
+
+TEST(SamplerTest, TheLargestDataSetsDoNotOverflow) {
+  const BatchPlan plan{.samples = INT32_MAX, .batch_size = INT32_MAX, .rank = 0, .world_size = 1};
+  EXPECT_TRUE(CheckBatchPlan(plan).ok());
+  EXPECT_EQ(SamplesDone(plan, INT64_MAX), INT32_MAX);
+  const BatchPlan many{.samples = INT32_MAX, .first = 1 << 30, .batch_size = 3, .rank = 99'999, .world_size = 100'000};
+  EXPECT_TRUE(CheckBatchPlan(many).ok());
+  EXPECT_EQ(BatchCount(many), 3579);
+  EXPECT_EQ(SamplesDone(many, 3579), (int64_t{1} << 30) + int64_t{3579} * 300'000);
+  EXPECT_EQ(SamplesDone(many, 3580), INT32_MAX);
+}
+
 TEST(SamplerTest, TheRestOfAnEpochMayBeTooShortForAllRanks) {
   BatchPlan rest{.samples = 40, .first = 30, .batch_size = 8, .rank = 0, .world_size = 3};
   EXPECT_TRUE(CheckBatchPlan(rest).ok());

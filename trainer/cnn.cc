@@ -27,6 +27,23 @@
 namespace evenkeel {
 namespace {
 
+// The shape of each block, in forward order, for batches of `batch` samples.
+std::vector<ResidualBlockShape> BlockShapes(const CnnOptions& options, int batch) {
+  std::vector<ResidualBlockShape> shapes;
+  ResidualBlockShape shape{.batch = batch, .inputs = options.widths[0], .side = options.image.side};
+  for (size_t stage = 1; stage < options.widths.size(); ++stage) {
+    shape.outputs = options.widths[stage];
+    shape.stride = 2;
+    for (int block = 0; block < options.blocks_per_stage; ++block) {
+      shapes.push_back(shape);
+      shape.inputs = shape.outputs;
+      shape.side = (shape.side - 1) / shape.stride + 1;
+      shape.stride = 1;
+    }
+  }
+  return shapes;
+}
+
 // Where the network's parameters are in the parameter set.
 struct CnnIndices {
   int stem = -1;
@@ -39,22 +56,25 @@ struct CnnIndices {
 // The network for one batch size: kernels, activations and gradients of activations.
 class Network {
  public:
-  Network(const OneDnn& dnn, int batch, Mode mode, const ImageShape& image, const std::vector<int>& widths,
-          const CnnIndices& indices)
+  Network(const OneDnn& dnn, int batch, Mode mode, const CnnOptions& options, const CnnIndices& indices)
       : batch_(batch),
         mode_(mode),
         indices_(indices),
-        dense_{batch, widths.back(), kClasses},
-        images_(dnn.Allocate({{batch, image.channels, image.side, image.side},
+        dense_{batch, options.widths.back(), kClasses},
+        images_(dnn.Allocate({{batch, options.image.channels, options.image.side, options.image.side},
                               dnnl::memory::data_type::f32,
                               dnnl::memory::format_tag::nchw})),
-        stem_(dnn, {.batch = batch, .inputs = image.channels, .outputs = widths[0], .side = image.side},
+        stem_(dnn,
+              {.batch = batch,
+               .inputs = options.image.channels,
+               .outputs = options.widths[0],
+               .side = options.image.side},
               images_.get_desc(), mode),
-        blocks_(MakeBlocks(dnn, image, widths)),
+        blocks_(MakeBlocks(dnn, BlockShapes(options, batch))),
         norm_(dnn, FeaturesDesc(), mode),
         pool_(dnn, FeaturesDesc(), mode),
         scores_(batch * kClasses),
-        diff_means_(batch * widths.back()) {}
+        diff_means_(batch * options.widths.back()) {}
 
   int batch() const { return batch_; }
   Mode mode() const { return mode_; }
@@ -107,18 +127,13 @@ class Network {
     return blocks_.empty() ? stem_.output_desc() : blocks_.back().output_desc();
   }
 
-  std::vector<ResidualBlock> MakeBlocks(const OneDnn& dnn, const ImageShape& image,
-                                        const std::vector<int>& widths) const {
+  std::vector<ResidualBlock> MakeBlocks(const OneDnn& dnn, const std::vector<ResidualBlockShape>& shapes) const {
     std::vector<ResidualBlock> blocks;
-    blocks.reserve(widths.size() - 1);
+    blocks.reserve(shapes.size());
     dnnl::memory::desc source_desc = stem_.output_desc();
-    int side = image.side;
-    for (size_t i = 0; i + 1 < widths.size(); ++i) {
-      const ResidualBlockShape shape{
-          .batch = batch_, .inputs = widths[i], .outputs = widths[i + 1], .side = side, .stride = 2};
-      blocks.emplace_back(dnn, shape, indices_.blocks[i], source_desc, mode_);
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      blocks.emplace_back(dnn, shapes[i], indices_.blocks[i], source_desc, mode_);
       source_desc = blocks.back().output_desc();
-      side = (side + 1) / 2;
     }
     return blocks;
   }
@@ -138,16 +153,33 @@ class Network {
   std::vector<float> diff_means_;  // [batch, channels]
 };
 
+absl::Status CheckOptions(const CnnOptions& options) {
+  const auto is_possible = [](int width) { return width >= 1 && width <= 1024; };
+  if (options.widths.empty() || options.widths.size() > 5 || !std::ranges::all_of(options.widths, is_possible)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cnn: needs 1 to 5 widths of 1 to 1024 channels, got [", absl::StrJoin(options.widths, ","), "]"));
+  }
+  if (options.blocks_per_stage < 1 || options.blocks_per_stage > 32) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cnn: needs 1 to 32 blocks per stage, got ", options.blocks_per_stage));
+  }
+  const auto [channels, side] = options.image;
+  if (channels >= 1 && channels <= 16 && side >= 1 && side <= 512) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("cnn: needs images of 1 to 16 channels with a side of 1 to 512, got ",
+                                                 channels, " channels of ", side, "x", side));
+}
+
 class Cnn : public Model {
  public:
-  explicit Cnn(const CnnOptions& options) : image_(options.image), widths_(options.widths), seed_(options.seed) {
-    indices_.stem = AddConvolution("stem", image_.channels, widths_[0], 3);
-    for (size_t i = 0; i + 1 < widths_.size(); ++i) {
-      indices_.blocks.push_back(AddBlock(absl::StrCat("block", i + 1), widths_[i], widths_[i + 1]));
+  explicit Cnn(const CnnOptions& options) : options_(options) {
+    const std::vector<int>& widths = options_.widths;
+    indices_.stem = AddConvolution("stem", options_.image.channels, widths[0], 3);
+    for (const ResidualBlockShape& shape : BlockShapes(options_, /*batch=*/1)) {
+      indices_.blocks.push_back(AddBlock(absl::StrCat("block", indices_.blocks.size() + 1), shape));
     }
-    indices_.norm = AddNorm("norm", widths_.back());
-    indices_.fc_weight = AddUniform("fc.weight", {kClasses, widths_.back()}, 1 / std::sqrt(widths_.back()));
-    indices_.fc_bias = AddUniform("fc.bias", {kClasses}, 1 / std::sqrt(widths_.back()));
+    indices_.norm = AddNorm("norm", widths.back());
+    indices_.fc_weight = AddUniform("fc.weight", {kClasses, widths.back()}, 1 / std::sqrt(widths.back()));
+    indices_.fc_bias = AddUniform("fc.bias", {kClasses}, 1 / std::sqrt(widths.back()));
   }
 
  private:
@@ -157,7 +189,7 @@ class Cnn : public Model {
 
   int AddUniform(std::string name, std::vector<int64_t> shape, double limit) {
     const int index = AddParameter(std::move(name), DType::kFloat32, std::move(shape));
-    FillUniform(parameters()[index].value.as<float>(), limit, StableRandom(seed_, index));
+    FillUniform(parameters()[index].value.as<float>(), limit, StableRandom(options_.seed, index));
     return index;
   }
 
@@ -175,13 +207,13 @@ class Cnn : public Model {
     return norm;
   }
 
-  ResidualBlockIndices AddBlock(const std::string& name, int inputs, int outputs) {
+  ResidualBlockIndices AddBlock(const std::string& name, const ResidualBlockShape& shape) {
     ResidualBlockIndices block;
-    block.norm1 = AddNorm(name + ".norm1", inputs);
-    block.shortcut = AddConvolution(name + ".shortcut", inputs, outputs, 1);
-    block.conv1 = AddConvolution(name + ".conv1", inputs, outputs, 3);
-    block.norm2 = AddNorm(name + ".norm2", outputs);
-    block.conv2 = AddConvolution(name + ".conv2", outputs, outputs, 3);
+    block.norm1 = AddNorm(name + ".norm1", shape.inputs);
+    if (shape.changes_size()) block.shortcut = AddConvolution(name + ".shortcut", shape.inputs, shape.outputs, 1);
+    block.conv1 = AddConvolution(name + ".conv1", shape.inputs, shape.outputs, 3);
+    block.norm2 = AddNorm(name + ".norm2", shape.outputs);
+    block.conv2 = AddConvolution(name + ".conv2", shape.outputs, shape.outputs, 3);
     return block;
   }
 
@@ -191,7 +223,7 @@ class Cnn : public Model {
     auto found = std::ranges::find_if(networks_, fits);
     if (found == networks_.end()) {
       if (networks_.size() == kNetworksKept) networks_.pop_back();
-      networks_.push_back(std::make_unique<Network>(dnn_, batch, mode, image_, widths_, indices_));
+      networks_.push_back(std::make_unique<Network>(dnn_, batch, mode, options_, indices_));
       found = networks_.end() - 1;
     }
     std::rotate(networks_.begin(), found, found + 1);
@@ -199,7 +231,7 @@ class Cnn : public Model {
   }
 
   absl::Status Check(const Batch& batch) const override {
-    return CheckImages(batch, image_.pixels(), kClasses).status();
+    return CheckImages(batch, options_.image.pixels(), kClasses).status();
   }
 
   absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
@@ -216,9 +248,7 @@ class Cnn : public Model {
     return StatusFromOneDnn("cnn backward", [&] { return networks_.front()->Backward(parameters(), sink); });
   }
 
-  const ImageShape image_;
-  const std::vector<int> widths_;
-  const uint64_t seed_;
+  const CnnOptions options_;
   CnnIndices indices_;
   OneDnn dnn_;
   std::vector<std::unique_ptr<Network>> networks_;  // The front one did the last Forward.
@@ -227,11 +257,7 @@ class Cnn : public Model {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> MakeCnn(const CnnOptions& options) {
-  const auto is_possible = [](int width) { return width >= 1 && width <= 1024; };
-  if (options.widths.empty() || options.widths.size() > 5 || !std::ranges::all_of(options.widths, is_possible)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cnn: needs 1 to 5 widths of 1 to 1024 channels, got [", absl::StrJoin(options.widths, ","), "]"));
-  }
+  EK_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Model> model;
   EK_RETURN_IF_ERROR(StatusFromOneDnn("cnn", [&] {
     model = std::make_unique<Cnn>(options);

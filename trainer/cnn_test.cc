@@ -53,10 +53,24 @@ TEST(CnnTest, HasTheNamesAndShapesOfItsHeader) {
                                                "norm.running_mean", "norm.running_variance"}));
 }
 
-TEST(CnnTest, LossFollowsEachGradient) {
-  const std::unique_ptr<Model> model = Make({.widths = {4, 6, 5}});
+TEST(CnnTest, OnlyTheFirstBlockOfAStageHasAShortcut) {
+  const std::unique_ptr<Model> model = Make({.widths = {4, 6, 5}, .blocks_per_stage = 3});
+  std::vector<std::string> shortcuts;
+  std::vector<int64_t> inputs;
+  for (int i = 0; i < model->parameters().size(); ++i) {
+    const std::string& name = model->parameters()[i].name;
+    if (name.ends_with("shortcut.weight")) shortcuts.push_back(name);
+    if (name.ends_with("conv1.weight")) inputs.push_back(model->shape(i)[1]);
+  }
+  EXPECT_EQ(inputs, (std::vector<int64_t>{4, 6, 6, 6, 5, 5}));
+  EXPECT_EQ(shortcuts, (std::vector<std::string>{"block1.shortcut.weight", "block4.shortcut.weight"}));
+  EXPECT_EQ(Names(*model).size(), 5u + 6 * 6 + 2);
+}
+
+void ExpectThatLossFollowsEachGradient(const CnnOptions& options) {
+  const std::unique_ptr<Model> model = Make(options);
   const ParameterSet& parameters = model->parameters();
-  const TestBatch batch = StripedImages(16, 3);
+  const TestBatch batch = StripedImages(16, 3, options.image);
   const auto loss = [&] { return model->Forward(batch.images, batch.labels, Mode::kTraining)->loss_mean; };
   // Biases lift everything above the rectifiers' bends, so that differences are derivatives.
   for (int i = 0; i < parameters.size(); ++i) {
@@ -84,6 +98,12 @@ TEST(CnnTest, LossFollowsEachGradient) {
     // The scores carry rounding of 1e-6, and a norm that follows a bias takes most of its gradient away.
     EXPECT_NEAR((losses[1] - losses[0]) / (2 * kStep), norm, 0.01 * norm + 1e-4) << parameters[i].name;
   }
+}
+
+TEST(CnnTest, LossFollowsEachGradient) { ExpectThatLossFollowsEachGradient({.widths = {4, 6, 5}}); }
+
+TEST(CnnTest, LossFollowsEachGradientOfADeepNetworkOfColours) {
+  ExpectThatLossFollowsEachGradient({.image = {.channels = 3, .side = 32}, .widths = {4, 6}, .blocks_per_stage = 2});
 }
 
 TEST(CnnTest, TrainingMovesTheRunningStatisticsOncePerForward) {
@@ -125,6 +145,14 @@ TEST(CnnTest, RefusesImpossibleWidths) {
   EXPECT_EQ(MakeCnn({.widths = {}}).status().message(), "cnn: needs 1 to 5 widths of 1 to 1024 channels, got []");
   EXPECT_EQ(MakeCnn({.widths = {8, 0}}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeCnn({.widths = {1, 2, 3, 4, 5, 6}}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(CnnTest, RefusesImpossibleDepthsAndImages) {
+  EXPECT_EQ(MakeCnn({.blocks_per_stage = 0}).status().message(), "cnn: needs 1 to 32 blocks per stage, got 0");
+  EXPECT_EQ(MakeCnn({.blocks_per_stage = 33}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeCnn({.image = {.channels = 0, .side = 28}}).status().message(),
+            "cnn: needs images of 1 to 16 channels with a side of 1 to 512, got 0 channels of 28x28");
+  EXPECT_EQ(MakeCnn({.image = {.channels = 1, .side = -1}}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -18,14 +18,14 @@ struct TestBatch {
 };
 
 // Noise with a bright stripe whose row tells the label.
-inline TestBatch StripedImages(int count, uint64_t seed) {
+inline TestBatch StripedImages(int count, uint64_t seed, const ImageShape& shape = {}) {
   StableRandom random(seed);
   TestBatch batch;
   for (int i = 0; i < count; ++i) {
     const auto label = static_cast<uint8_t>(random.Below(kClasses));
     batch.labels.push_back(label);
-    for (int pixel = 0; pixel < kImagePixels; ++pixel) {
-      const bool is_in_stripe = pixel / kImageSide / 2 == label + 2;
+    for (int pixel = 0; pixel < shape.pixels(); ++pixel) {
+      const bool is_in_stripe = pixel / shape.side % shape.side / 2 == label + 2;
       batch.images.push_back(static_cast<float>(0.5 * random.Uniform() + (is_in_stripe ? 0.5 : 0)));
     }
   }

@@ -9,8 +9,9 @@
 //
 // Held out is every twentieth block of 4096 bytes: [19 * 4096, 20 * 4096), [39 * 4096, 40 * 4096), ... What is left
 // after the last whole block belongs to that block. Training sees nothing of the held-out bytes, not even as a target:
-// the runs of bytes between are cut into sequences one by one, as sequences.h says. With a context that is a power of
-// two, one prediction per run is made twice, and none is missing but that of the run's first byte.
+// the runs of bytes between are cut into sequences one by one, as sequences.h says: of a run no prediction is missing
+// but that of its first byte, and a context that is a power of two makes one of a run's predictions twice (of the text's
+// last run more, where its length doesn't come out even).
 //
 // Threads:   immutable.
 // Ownership: both splits share the text.

@@ -23,6 +23,7 @@
 #define EVENKEEL_TRAINER_MODEL_H_
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -73,6 +74,8 @@ class Model {
   const ParameterSet& parameters() const { return parameters_; }
   std::span<const int64_t> shape(int index) const { return shapes_[index]; }
   std::span<const NamedBuffer> buffers() const { return buffers_; }
+  // What one has to know to use its tensors and can't see in them; goes into its files (model_file.h).
+  virtual std::map<std::string, std::string> metadata() const { return {}; }
 
   // Moves the parameters' values to memory that the group's transport uses without a copy (bucket/value_memory.h).
   // Before Forward, and before a reducer or an optimizer is made. The model keeps that memory; the group may go first.

@@ -1,14 +1,16 @@
 #include "evenkeel/trainer/model_file.h"
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/convert.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/comm/types.h"
 
 namespace evenkeel {
 namespace {
@@ -25,15 +27,16 @@ std::vector<NamedTensor> TensorsOf(const Model& model) {
   return tensors;
 }
 
-bool CanBecome(DType from, DType to) { return from == to || (from == DType::kFloat32 && to == DType::kFloat64); }
+bool CanBecome(DType from, DType to) {
+  return from == to || (IsFloat(from) && IsFloat(to) && SizeOf(from) < SizeOf(to));
+}
 
-absl::Status CheckFits(const SafetensorsFile::Tensor* stored, const NamedTensor& wanted) {
-  if (stored == nullptr) return absl::InvalidArgumentError(absl::StrCat("has no tensor ", wanted.name));
-  if (stored->shape == wanted.shape && CanBecome(stored->dtype, wanted.value.dtype)) return absl::OkStatus();
+absl::Status CheckFits(const SafetensorsFile::Tensor& stored, const NamedTensor& wanted) {
+  if (stored.shape == wanted.shape && CanBecome(stored.dtype, wanted.value.dtype)) return absl::OkStatus();
   const auto text = [](DType dtype, const std::vector<int64_t>& shape) {
     return absl::StrCat(ToString(dtype), "[", absl::StrJoin(shape, ","), "]");
   };
-  return absl::InvalidArgumentError(absl::StrCat("tensor ", wanted.name, " is ", text(stored->dtype, stored->shape),
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", wanted.name, " is ", text(stored.dtype, stored.shape),
                                                  ", the model has ", text(wanted.value.dtype, wanted.shape)));
 }
 
@@ -42,31 +45,42 @@ void Copy(const SafetensorsFile::Tensor& from, const TensorView& to) {
     std::memcpy(to.data, from.bytes.data(), from.bytes.size());
     return;
   }
-  std::vector<float> values(to.count);
-  std::memcpy(values.data(), from.bytes.data(), from.bytes.size());
-  std::ranges::copy(values, to.as<double>().begin());
-}
-
-absl::Status Load(const SafetensorsFile& file, std::span<const NamedTensor> wanted) {
-  for (const NamedTensor& tensor : wanted) EK_RETURN_IF_ERROR(CheckFits(file.Find(tensor.name), tensor));
-  for (const auto& stored : file.tensors()) {
-    if (std::ranges::find(wanted, stored.name, &NamedTensor::name) != wanted.end()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("has a tensor ", stored.name, ", the model has none"));
-  }
-  for (const NamedTensor& tensor : wanted) Copy(*file.Find(tensor.name), tensor.value);
-  return absl::OkStatus();
+  std::vector<char> aligned(from.bytes.begin(), from.bytes.end());  // In a file elements lie at any address.
+  ConvertFloats(TensorView(aligned.data(), to.count, from.dtype), to);
 }
 
 }  // namespace
 
 absl::Status SaveModel(const Model& model, const std::string& path,
                        const std::map<std::string, std::string>& metadata) {
-  return WriteSafetensors(path, TensorsOf(model), metadata);
+  std::map<std::string, std::string> all = metadata;
+  all.merge(model.metadata());
+  all.insert({"format", "pt"});
+  return WriteSafetensors(path, TensorsOf(model), all);
 }
 
 absl::Status LoadModel(const std::string& path, Model& model) {
   EK_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Read(path));
-  return Annotate(Load(file, TensorsOf(model)), path);
+  return Annotate(LoadModel(file.tensors(), model), path);
+}
+
+absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model) {
+  absl::flat_hash_map<absl::string_view, const SafetensorsFile::Tensor*> unused;
+  for (const auto& tensor : tensors) unused[tensor.name] = &tensor;
+  const std::vector<NamedTensor> wanted = TensorsOf(model);
+  std::vector<const SafetensorsFile::Tensor*> found;
+  for (const NamedTensor& tensor : wanted) {
+    const auto stored = unused.extract(tensor.name);
+    if (stored.empty()) return absl::InvalidArgumentError(absl::StrCat("has no tensor ", tensor.name));
+    found.push_back(stored.mapped());
+    EK_RETURN_IF_ERROR(CheckFits(*found.back(), tensor));
+  }
+  for (const auto& tensor : tensors) {
+    if (!unused.contains(tensor.name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("has a tensor ", tensor.name, ", the model has none"));
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) Copy(*found[i], wanted[i].value);
+  return absl::OkStatus();
 }
 
 }  // namespace evenkeel

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/mlp.h"
@@ -28,7 +30,8 @@ TEST(ModelFileTest, RestoresParametersAndBuffers) {
   const std::unique_ptr<Model> saved = *MakeCnn({.widths = {3, 4}, .seed = 1});
   std::ranges::fill(saved->buffers()[1].value.as<float>(), 0.5f);
   ASSERT_TRUE(SaveModel(*saved, Path(), {{"epoch", "3"}}).ok());
-  EXPECT_EQ(SafetensorsFile::Read(Path())->metadata().at("epoch"), "3");
+  const std::map<std::string, std::string> metadata = {{"epoch", "3"}, {"format", "pt"}};
+  EXPECT_EQ(SafetensorsFile::Read(Path())->metadata(), metadata);
 
   const std::unique_ptr<Model> loaded = *MakeCnn({.widths = {3, 4}, .seed = 2});
   const absl::Status status = LoadModel(Path(), *loaded);
@@ -54,6 +57,27 @@ TEST(ModelFileTest, WidensFloat32ForAModelInFloat64) {
   ASSERT_TRUE(SaveModel(*twice, Path()).ok());
   EXPECT_EQ(LoadModel(Path(), *single).message(),
             Path() + ": tensor fc1.weight is float64[3,784], the model has float32[3,784]");
+}
+
+TEST(ModelFileTest, Widens16BitsAtAnyAddress) {
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = {3}, .seed = 1});
+  const std::vector<BFloat16> ones(784 * 3, BFloat16(1.0f));
+  const std::vector<Float16> halves(784 * 3, Float16(0.5f));
+  std::string moved_by_one = ".";
+  moved_by_one.append(reinterpret_cast<const char*>(ones.data()), 2 * ones.size());
+  const absl::string_view odd = absl::string_view(moved_by_one).substr(1);
+  const absl::string_view half(reinterpret_cast<const char*>(halves.data()), 2 * halves.size());
+  const SafetensorsFile::Tensor tensors[] = {{"fc1.weight", DType::kBFloat16, {3, 784}, odd},
+                                             {"fc1.bias", DType::kFloat16, {3}, half.substr(0, 6)},
+                                             {"fc2.weight", DType::kBFloat16, {10, 3}, odd.substr(0, 60)},
+                                             {"fc2.bias", DType::kFloat16, {10}, half.substr(0, 20)}};
+  const absl::Status status = LoadModel(tensors, *model);
+  ASSERT_TRUE(status.ok()) << status;
+  for (int i = 0; i < 4; ++i) {
+    const float expected = i % 2 == 0 ? 1.0f : 0.5f;
+    EXPECT_EQ(std::ranges::count(model->parameters()[i].value.as<float>(), expected),
+              model->parameters()[i].value.count);
+  }
 }
 
 TEST(ModelFileTest, RefusesAnotherModelsFileAndChangesNothing) {

@@ -11,6 +11,8 @@
 // believed before it is checked, and memory is bounded by the file's size. As the format asks, the tensors must cover
 // the data without gaps and overlaps.
 //
+// Booleans, a byte each, are read as uint8.
+//
 // Units:     `bytes` are little-endian as in the file, at any alignment: copy them out.
 // Ownership: a tensor's `bytes` live as long as the SafetensorsFile, also when that is moved.
 // Threads:   immutable once read.

@@ -73,6 +73,14 @@ TEST(SafetensorsTest, ReadsAnEmptyFile) {
   EXPECT_TRUE(SafetensorsFile::Read(Path())->tensors().empty());
 }
 
+TEST(SafetensorsTest, ReadsBooleansAsBytes) {
+  const absl::StatusOr<SafetensorsFile> file =
+      SafetensorsFile::Parse(FileOf(R"({"mask":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})", 3));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->tensors()[0].dtype, DType::kUint8);
+  EXPECT_EQ(file->tensors()[0].bytes, "xxx");
+}
+
 TEST(SafetensorsTest, SurvivesBeingMoved) {
   absl::StatusOr<SafetensorsFile> file =
       SafetensorsFile::Parse(FileOf(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1));

@@ -22,8 +22,10 @@
 #define EVENKEEL_TRAINER_GPT_GPT_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
@@ -34,6 +36,7 @@ namespace evenkeel {
 class Gpt : public Model {
  public:
   virtual const GptOptions& options() const = 0;
+  std::map<std::string, std::string> metadata() const override { return {{"heads", std::to_string(options().heads)}}; }
   // The scores of what follows `tokens`, of which the last `context` count. Valid until the next call of this or of
   // Forward.
   virtual absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) = 0;

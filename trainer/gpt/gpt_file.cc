@@ -1,0 +1,168 @@
+#include "evenkeel/trainer/gpt/gpt_file.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/model_file.h"
+
+namespace evenkeel {
+namespace {
+
+using Tensor = SafetensorsFile::Tensor;
+
+constexpr int64_t kWidthPerHead = 64;  // In all of OpenAI's GPT-2s.
+
+absl::Status Wrong(absl::string_view name, absl::string_view how) {
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " ", how));
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ","), "]"); }
+
+// ---- From a file's names to the model's ----
+
+bool IsMask(absl::string_view name) {
+  if (!absl::ConsumePrefix(&name, "h.")) return false;
+  const size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
+  name.remove_prefix(digits);
+  return digits > 0 && (name == ".attn.bias" || name == ".attn.masked_bias");
+}
+
+// Without prefix, and without what is not needed.
+absl::StatusOr<std::vector<Tensor>> NeededTensors(const SafetensorsFile& file) {
+  std::vector<Tensor> tensors;
+  absl::flat_hash_set<std::string> names;
+  for (Tensor tensor : file.tensors()) {
+    tensor.name = std::string(absl::StripPrefix(tensor.name, "transformer."));
+    if (IsMask(tensor.name)) continue;
+    if (!names.insert(tensor.name).second) return Wrong(tensor.name, "is there with and without \"transformer.\"");
+    tensors.push_back(std::move(tensor));
+  }
+  return tensors;
+}
+
+// What scores tokens is what embeds them, under either name.
+absl::Status MergeTied(std::vector<Tensor>& tensors) {
+  const auto head = std::ranges::find(tensors, "lm_head.weight", &Tensor::name);
+  const auto embedding = std::ranges::find(tensors, "wte.weight", &Tensor::name);
+  if (head == tensors.end()) return absl::OkStatus();
+  if (embedding == tensors.end()) {
+    head->name = "wte.weight";
+    return absl::OkStatus();
+  }
+  if (head->dtype != embedding->dtype || head->shape != embedding->shape || head->bytes != embedding->bytes) {
+    return Wrong("lm_head.weight", "is not equal to wte.weight, and a GPT-2 has one tensor for both");
+  }
+  tensors.erase(head);
+  return absl::OkStatus();
+}
+
+// ---- Sizes ----
+
+using ByName = absl::flat_hash_map<absl::string_view, const Tensor*>;
+
+absl::StatusOr<const Tensor*> Find(const ByName& tensors, absl::string_view name) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) return absl::InvalidArgumentError(absl::StrCat("has no tensor ", name));
+  return found->second;
+}
+
+// A table of [rows, width]; neither is zero.
+absl::StatusOr<const Tensor*> FindTable(const ByName& tensors, absl::string_view name) {
+  EK_ASSIGN_OR_RETURN(const Tensor* table, Find(tensors, name));
+  if (table->shape.size() == 2 && table->shape[0] > 0 && table->shape[1] > 0) return table;
+  return Wrong(name, absl::StrCat("has the shape ", ShapeText(table->shape), "; it takes rows and a width"));
+}
+
+absl::StatusOr<int64_t> HeadsOf(const SafetensorsFile& file, int64_t width) {
+  const auto noted = file.metadata().find("heads");
+  if (noted == file.metadata().end()) return std::max<int64_t>(1, width / kWidthPerHead);
+  int64_t heads;
+  if (absl::SimpleAtoi(noted->second, &heads) && heads > 0 && width % heads == 0) return heads;
+  return absl::InvalidArgumentError(
+      absl::StrCat("metadata says heads=", noted->second, "; they have to divide the width, ", width));
+}
+
+absl::StatusOr<GptOptions> SizesOf(const SafetensorsFile& file, const ByName& tensors) {
+  EK_ASSIGN_OR_RETURN(const Tensor* embedding, FindTable(tensors, "wte.weight"));
+  EK_ASSIGN_OR_RETURN(const Tensor* positions, FindTable(tensors, "wpe.weight"));
+  GptOptions options{.vocabulary = embedding->shape[0], .context = positions->shape[0], .layers = 0};
+  options.width = embedding->shape[1];
+  while (tensors.contains(absl::StrCat("h.", options.layers, ".ln_1.weight"))) ++options.layers;
+  options.layers = std::max<int64_t>(1, options.layers);  // What is missing will be named.
+  EK_ASSIGN_OR_RETURN(options.heads, HeadsOf(file, options.width));
+  return options;
+}
+
+struct NamedShape {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+std::vector<NamedShape> ShapesOf(const GptOptions& options) {
+  const int64_t width = options.width;
+  std::vector<NamedShape> shapes = {{"wte.weight", {options.vocabulary, width}},
+                                    {"wpe.weight", {options.context, width}}};
+  const auto add = [&](const std::string& part, std::vector<int64_t> shape) {
+    shapes.push_back({part + ".weight", shape});
+    shapes.push_back({part + ".bias", {shape.back()}});
+  };
+  for (int64_t layer = 0; layer < options.layers; ++layer) {
+    const std::string h = absl::StrCat("h.", layer, ".");
+    add(h + "ln_1", {width});
+    add(h + "attn.c_attn", {width, 3 * width});
+    add(h + "attn.c_proj", {width, width});
+    add(h + "ln_2", {width});
+    add(h + "mlp.c_fc", {width, 4 * width});
+    add(h + "mlp.c_proj", {4 * width, width});
+  }
+  add("ln_f", {width});
+  return shapes;
+}
+
+// Each tensor of a GPT-2 of these sizes, and no others.
+absl::Status CheckShapes(ByName tensors, const GptOptions& options) {
+  for (const NamedShape& wanted : ShapesOf(options)) {
+    EK_ASSIGN_OR_RETURN(const Tensor* tensor, Find(tensors, wanted.name));
+    if (tensor->shape != wanted.shape) {
+      return Wrong(wanted.name, absl::StrCat("has the shape ", ShapeText(tensor->shape), ", where the others ask for ",
+                                             ShapeText(wanted.shape)));
+    }
+    if (!IsFloat(tensor->dtype)) return Wrong(wanted.name, absl::StrCat("is ", ToString(tensor->dtype), ", no float"));
+    tensors.erase(wanted.name);
+  }
+  if (tensors.empty()) return absl::OkStatus();
+  const auto first = std::ranges::min_element(tensors, {}, [](const auto& entry) { return entry.first; });
+  return Wrong(first->first, absl::StrCat("is none of a GPT-2 of ", options.layers, " layers"));
+}
+
+}  // namespace
+
+absl::StatusOr<GptFile> GptFile::Read(const std::string& path) {
+  EK_ASSIGN_OR_RETURN(SafetensorsFile contents, SafetensorsFile::Read(path));
+  GptFile file(path, std::move(contents));
+  EK_RETURN_IF_ERROR(Annotate(file.Init(), path));
+  return file;
+}
+
+absl::Status GptFile::Init() {
+  EK_ASSIGN_OR_RETURN(tensors_, NeededTensors(file_));
+  EK_RETURN_IF_ERROR(MergeTied(tensors_));
+  ByName by_name;
+  for (const Tensor& tensor : tensors_) by_name[tensor.name] = &tensor;
+  EK_ASSIGN_OR_RETURN(options_, SizesOf(file_, by_name));
+  return CheckShapes(std::move(by_name), options_);
+}
+
+absl::Status GptFile::LoadInto(Model& model) const { return Annotate(LoadModel(tensors_, model), path_); }
+
+}  // namespace evenkeel

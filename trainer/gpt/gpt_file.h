@@ -1,0 +1,54 @@
+// GPT-2 weights in a safetensors file, as this trainer or Hugging Face's software wrote it.
+//
+//   EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read("gpt2/model.safetensors"));
+//   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt> model, MakeGpt(file.options()));
+//   EK_RETURN_IF_ERROR(file.LoadInto(*model));
+//
+// Taken as they come: float16, bfloat16 and float32, in any order and at any alignment; names that begin with
+// "transformer."; causal masks (h.N.attn.bias, h.N.attn.masked_bias), which nobody needs; lm_head.weight, which has to
+// be equal to wte.weight, or is there in its place. All else has to be what a GPT-2 of that size has. Read() has
+// checked it, so a model is only made as large as its file is.
+//
+// Heads:   no shape tells how many there are. The metadata of files that SaveModel() wrote does ("heads"); else it is
+//          one for each 64 elements of the width, as in all GPT-2s that were published, and at least one. Whoever knows
+//          better sets them in a copy of options().
+// Threads: immutable.
+// Errors:  InvalidArgument with file and tensor; the file system's own.
+
+#ifndef EVENKEEL_TRAINER_GPT_GPT_FILE_H_
+#define EVENKEEL_TRAINER_GPT_GPT_FILE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/trainer/gpt/gpt_options.h"
+#include "evenkeel/trainer/model.h"
+#include "evenkeel/zero_optim/safetensors.h"
+
+namespace evenkeel {
+
+class GptFile {
+ public:
+  static absl::StatusOr<GptFile> Read(const std::string& path);
+
+  // Sizes; the rest is default.
+  const GptOptions& options() const { return options_; }
+
+  // Into a model of these sizes. Nothing is changed unless all fits.
+  absl::Status LoadInto(Model& model) const;
+
+ private:
+  GptFile(std::string path, SafetensorsFile file) : path_(std::move(path)), file_(std::move(file)) {}
+  absl::Status Init();
+
+  std::string path_;
+  SafetensorsFile file_;                          // Has the bytes
+  std::vector<SafetensorsFile::Tensor> tensors_;  // of these, which have a GPT-2's names.
+  GptOptions options_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_GPT_GPT_FILE_H_

@@ -1,0 +1,25 @@
+// The file with a model's weights that a path means.
+//
+//   FindWeights("gpt2.safetensors");      // itself
+//   FindWeights("gpt2");                  // "gpt2/model.safetensors"
+//   FindWeights("checkpoints");           // "checkpoints/step-000000120/model.safetensors": the newest checkpoint's
+//
+// A folder of checkpoints has a folder step-N for each, under that name only when it is complete.
+//
+// Threads: reads folders, safe from any thread.
+// Errors:  NotFound says what was looked for; the file system's own.
+
+#ifndef EVENKEEL_TRAINER_GPT_FIND_WEIGHTS_H_
+#define EVENKEEL_TRAINER_GPT_FIND_WEIGHTS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace evenkeel {
+
+absl::StatusOr<std::string> FindWeights(const std::string& path);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_GPT_FIND_WEIGHTS_H_

@@ -46,10 +46,10 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
   if (absl::Status status = RefreshCollectives(); !status.ok()) return EndWith(status);
   tracker_.Reset();
   unused_hash_ = 0;
-  times_ = {.begin = absl::Now()};
+  times_ = {.begin = absl::Now(), .is_measured = IsMeasured()};
   pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::vector<bool>(storage_->size(), true),
                                                /*waits_for_skips=*/unused_ != nullptr);
-  if (IsMeasured()) pipeline_->MeasureEnds();
+  if (times_.is_measured) pipeline_->MeasureEnds();
   // Runs on the control thread; the pipeline is shared, so it may come after this step, and this object, have ended.
   ticket_->OnAnswer([pipeline = pipeline_, divisor = divisor_](const absl::StatusOr<StepAnswer>& answer) {
     if (answer.ok()) pipeline->Open(divisor->ScaleOf(*answer, /*reduces=*/true));

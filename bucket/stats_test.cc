@@ -103,6 +103,7 @@ TEST_P(ReducerStatsTest, SayWhatItIsMadeOfAndWhatHasHappened) {
     for (int step = 0; step < 21; ++step) {
       if (step == 15) model.params().SetTrainable(3, false);
       EK_RETURN_IF_ERROR(Step(*ddp, model, comm.rank(), step));
+      EXPECT_EQ(ddp->reducer().last_step().is_measured, step < 10 || step % 4 == 0) << step;
     }
     stats = ddp->reducer().stats();
     EXPECT_EQ(stats.name, ddp->join_name());

@@ -35,6 +35,7 @@ struct StepTimes {
   absl::Time end;
   int gradients = 0;
   std::vector<BucketTimes> buckets;
+  bool is_measured = false;  // Buckets' ends are exact, those that backward hides included.
 };
 
 struct StepDurations {

@@ -1,15 +1,19 @@
 // The line that tells a person how training goes.
 //
 //   ProgressLine progress(stdout, {.total_steps = 1875, .epochs = 4});
-//   progress.Update({.step = 12, .epoch = 0, .samples = 1536, .loss = 0.61, .accuracy = 0.78}, absl::Now());
+//   progress.Update({.step = 12, .epoch = 0, .count = 1536, .loss = 0.61, .accuracy = 0.78, .exposed = 0.042},
+//                   absl::Now());
 //   progress.Finish();                        // before anything else is printed
 //
-//   epoch 1/4  step 12/1875  loss 0.6100  accuracy 78.0%  9876 samples/s  0:31 left
+//   epoch 1/4  step 12/1875  loss 0.6100  accuracy 78.0%  9876 samples/s  exposed 4.2%  0:31 left
 //
-// On a terminal the line is rewritten in place, ten times a second at most; elsewhere (a file, a pipe) it is printed as
-// a line of its own every few seconds.
+// What is counted, and how the model is judged, the caller says: for language models tokens, and perplexity or bits per
+// byte. `exposed` is the part of the steps in which gradients were waited for after the backward pass.
 //
-// Units:   `samples` counts from the start of training, over all ranks if the caller can say.
+// On a terminal the line is rewritten in place, ten times a second at most, and cut where the terminal ends; elsewhere
+// (a file, a pipe) it is printed as a line of its own every few seconds. It has some 95 characters.
+//
+// Units:   `count` is from the start of training, over all ranks if the caller can say. Losses are natural.
 // Threads: thread-compatible.
 
 #ifndef EVENKEEL_TRAINER_PROGRESS_H_
@@ -18,23 +22,34 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <limits>
 #include <string>
 
 #include "absl/time/time.h"
 
 namespace evenkeel {
 
+// What is shown beside the loss.
+enum class ProgressQuality {
+  kAccuracy,
+  kPerplexity,   // e to the loss: among how many tokens the model hesitates.
+  kBitsPerByte,  // For models whose tokens are bytes.
+};
+
 struct ProgressState {
-  int64_t step = 0;  // Steps done.
-  int epoch = 0;     // From 0.
-  int64_t samples = 0;
+  int64_t step = 0;   // Steps done.
+  int epoch = 0;      // From 0.
+  int64_t count = 0;  // Samples or tokens.
   double loss = 0;
-  double accuracy = 0;  // From 0 to 1.
+  double accuracy = 0;                                        // From 0 to 1.
+  double exposed = std::numeric_limits<double>::quiet_NaN();  // From 0 to 1; NaN: not known.
 };
 
 struct ProgressOptions {
   int64_t total_steps = 0;  // 0: not known; no time left is shown.
   int epochs = 0;           // 0: not known.
+  const char* unit = "samples";
+  ProgressQuality quality = ProgressQuality::kAccuracy;
   absl::Duration terminal_period = absl::Milliseconds(100);
   absl::Duration plain_period = absl::Seconds(5);
 };
@@ -55,7 +70,7 @@ class ProgressLine {
   struct Mark {
     absl::Time time;
     int64_t step;
-    int64_t samples;
+    int64_t count;
   };
 
   std::string Text() const;

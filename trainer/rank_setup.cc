@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -41,6 +43,15 @@ absl::Status CheckCanWrite(absl::string_view flag, const std::string& path) {
   if (S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(what, ": this is a folder"));
   if (access(path.c_str(), W_OK) == 0) return absl::OkStatus();
   return absl::ErrnoToStatus(errno, absl::StrCat(what, ": cannot overwrite it"));
+}
+
+absl::Status MakeFolder(absl::string_view flag, const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (!error && access((path + "/").c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  if (!error) return absl::OkStatus();
+  return absl::ErrnoToStatus(error.value(), absl::StrCat("--", flag, "=", path, ": cannot write there"));
 }
 
 absl::Status MakeFlightFolder(const std::string& path) {
@@ -89,6 +100,8 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   }
   EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("metrics", options.metrics_file));
+  EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
+  EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
   return setup;
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -60,6 +61,18 @@ TEST(PrepareRankTest, OnlyRankZeroNeedsTheFiles) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--init"));
   EXPECT_FALSE(PrepareRank(Options({.save = "/proc/no/w"}), Data(), 0, 2).ok());
   EXPECT_FALSE(PrepareRank(Options({.metrics = "/tmp"}), Data(), 0, 2).ok());
+}
+
+TEST(PrepareRankTest, RankZeroMakesTheFolderOfItsEvents) {
+  const std::string folder = testing::TempDir() + "/runs/first";
+  EXPECT_TRUE(PrepareRank(Options({.tensorboard = folder}), Data(), 1, 2).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder));
+  EXPECT_TRUE(PrepareRank(Options({.tensorboard = folder}), Data(), 0, 2).ok());
+  EXPECT_TRUE(std::filesystem::is_directory(folder));
+  absl::Status status = PrepareRank(Options({.tensorboard = "/proc/none"}), Data(), 0, 2).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--tensorboard=/proc/none: cannot write there"));
+  status = PrepareRank(Options({.prometheus = "/proc/no/x.prom"}), Data(), 0, 2).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--prometheus=/proc/no/x.prom: cannot write to the folder"));
 }
 
 TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {

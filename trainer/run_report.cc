@@ -13,7 +13,9 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/training_data.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -46,6 +48,8 @@ absl::string_view DescribeSharding(Sharding sharding) {
   }
   return "";
 }
+
+bool CountsTokens(const TrainingData& data) { return data.vocabulary > 0; }
 
 int64_t CountElements(const Model& model) {
   int64_t count = 0;
@@ -98,14 +102,17 @@ std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
 }  // namespace
 
 RunReport::RunReport(std::FILE* out, const TrainOptions& options, const TrainingRun& run,
-                     std::unique_ptr<MetricsWriter> metrics)
+                     std::unique_ptr<MetricsWriter> metrics, RunSinks sinks)
     : out_(out),
       freeze_(options.freeze),
       run_(run),
+      counts_tokens_(CountsTokens(run.data())),
+      predictions_per_sample_(run.data().train->predictions_per_sample()),
       plan_(run.plan()),
       metrics_(std::move(metrics)),
+      sinks_(std::move(sinks)),
       start_(absl::Now()) {
-  progress_.emplace(out, ProgressOptions{.total_steps = plan_.total_steps, .epochs = plan_.epochs()});
+  progress_.emplace(out, HowToShow());
 }
 
 absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, const TrainOptions& options,
@@ -116,7 +123,9 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, con
     EK_ASSIGN_OR_RETURN(
         metrics, MetricsWriter::Create(options.metrics_file, lost.empty() ? MetricsMode::kNew : MetricsMode::kAppend));
   }
-  std::unique_ptr<RunReport> report(new RunReport(out, options, run, std::move(metrics)));
+  EK_ASSIGN_OR_RETURN(RunSinks sinks,
+                      RunSinks::Open(options, std::string(NameOf(options.model)), CountsTokens(run.data())));
+  std::unique_ptr<RunReport> report(new RunReport(out, options, run, std::move(metrics), std::move(sinks)));
   EK_RETURN_IF_ERROR(lost.empty() ? report->OnStart(options) : report->OnLost(lost));
   return report;
 }
@@ -147,7 +156,7 @@ absl::Status RunReport::OnStart(const TrainOptions& options) {
 absl::Status RunReport::OnLost(const std::vector<LostRank>& lost) {
   plan_ = run_.plan();
   progress_->Finish();
-  progress_.emplace(out_, ProgressOptions{.total_steps = plan_.total_steps, .epochs = plan_.epochs()});
+  progress_.emplace(out_, HowToShow());
   for (size_t i = lost_.size(); i < lost.size(); ++i) {
     EK_RETURN_IF_ERROR(WriteMetrics({{"event", "lost"},
                                      {"rank", lost[i].rank},
@@ -155,9 +164,20 @@ absl::Status RunReport::OnLost(const std::vector<LostRank>& lost) {
                                      {"world_size", run_.communicator().world_size()},
                                      {"total_steps", plan_.total_steps},
                                      {"seconds", absl::ToDoubleSeconds(Elapsed())}}));
+    EK_RETURN_IF_ERROR(sinks_.OnGoBack(lost[i].step, absl::Now()));
   }
   lost_ = lost;
   return absl::OkStatus();
+}
+
+ProgressOptions RunReport::HowToShow() const {
+  ProgressOptions options{.total_steps = plan_.total_steps, .epochs = plan_.epochs()};
+  if (counts_tokens_) {
+    const bool are_bytes = run_.data().vocabulary == TextDataset::kVocabulary;
+    options.unit = "tokens";
+    options.quality = are_bytes ? ProgressQuality::kBitsPerByte : ProgressQuality::kPerplexity;
+  }
+  return options;
 }
 
 absl::Status RunReport::ReportFreezing(int64_t step) {
@@ -177,32 +197,42 @@ absl::Status RunReport::ReportFreezing(int64_t step) {
 
 absl::Status RunReport::OnStep(const StepFacts& facts) {
   EK_RETURN_IF_ERROR(ReportFreezing(facts.step));
-  if (state_.epoch != facts.epoch) rank0_samples_ = rank0_correct_ = 0;
+  const StepNumbers numbers = NumbersOf(facts, predictions_per_sample_);
+  ShowProgress(facts, numbers);
+  EK_RETURN_IF_ERROR(sinks_.OnStep(facts, numbers, absl::Now()));
+  return metrics_ == nullptr ? absl::OkStatus() : WriteStep(facts, numbers);
+}
+
+void RunReport::ShowProgress(const StepFacts& facts, const StepNumbers& numbers) {
+  if (state_.epoch != facts.epoch) rank0_predictions_ = rank0_correct_ = 0;
   state_.epoch = facts.epoch;
   state_.step = facts.step + 1;
-  state_.samples += facts.samples;
+  state_.count += facts.samples * predictions_per_sample_;
   if (facts.own.has_value()) {
     const double memory = facts.step == 0 ? 0 : kLossMemory;
     rank0_loss_ = memory * rank0_loss_ + (1 - memory) * facts.own->loss_mean;
-    rank0_samples_ += facts.own_samples;
+    rank0_predictions_ += facts.own->predictions;
     rank0_correct_ += facts.own->correct;
     state_.loss = rank0_loss_;
-    state_.accuracy = static_cast<double>(rank0_correct_) / static_cast<double>(rank0_samples_);
+    state_.accuracy = static_cast<double>(rank0_correct_) / static_cast<double>(rank0_predictions_);
+  }
+  if (!std::isnan(numbers.exposed_ratio)) {
+    const double memory = std::isnan(state_.exposed) ? 0 : kLossMemory;
+    rank0_exposed_ = memory * rank0_exposed_ + (1 - memory) * numbers.exposed_ratio;
+    state_.exposed = rank0_exposed_;
   }
   progress_->Update(state_, absl::Now());
+}
 
-  if (metrics_ == nullptr) return absl::OkStatus();
-  const bool has_own = facts.own.has_value() && facts.own_samples > 0;
-  return WriteMetrics({{"event", "step"},
-                       {"epoch", facts.epoch},
-                       {"step", facts.step},
-                       {"active", facts.active},
-                       {"samples", facts.samples},
-                       {"learning_rate", facts.learning_rate},
-                       {"loss", has_own ? facts.own->loss_mean : NAN},
-                       {"accuracy", has_own ? facts.own->correct / static_cast<double>(facts.own_samples) : NAN},
-                       {"sync_ms", has_own ? absl::ToDoubleMilliseconds(facts.sync) : NAN},
-                       {"seconds", absl::ToDoubleSeconds(Elapsed())}});
+absl::Status RunReport::WriteStep(const StepFacts& facts, const StepNumbers& numbers) {
+  std::vector<MetricsField> fields = {
+      {"event", "step"},           {"epoch", facts.epoch},         {"step", facts.step},
+      {"active", facts.active},    {"samples", facts.samples},     {"learning_rate", facts.learning_rate},
+      {"loss", numbers.loss},      {"accuracy", numbers.accuracy}, {"exposed_ms", numbers.exposed_ms},
+      {"step_ms", numbers.step_ms}};
+  fields.emplace_back(counts_tokens_ ? "tokens_per_second" : "samples_per_second", numbers.predictions_per_second);
+  fields.emplace_back("seconds", absl::ToDoubleSeconds(Elapsed()));
+  return WriteMetrics(WithBits("bits_per_token", numbers.loss, std::move(fields)));
 }
 
 absl::Status RunReport::ReportDryRanks(int epoch, const EpochResult& result) {
@@ -230,15 +260,17 @@ absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Eval
                 epoch + 1, plan_.epochs(), result.training.loss_mean(), result.training.accuracy(), test.loss_mean(),
                 test.accuracy(), absl::ToDoubleSeconds(Elapsed()));
   std::fflush(out_);
-  return WriteMetrics({{"event", "epoch"},
-                       {"epoch", epoch},
-                       {"train_samples", result.training.predictions},
-                       {"train_loss", result.training.loss_mean()},
-                       {"train_accuracy", result.training.accuracy()},
-                       {"test_loss", test.loss_mean()},
-                       {"test_accuracy", test.accuracy()},
-                       {"stopped_early", result.stopped_early},
-                       {"seconds", absl::ToDoubleSeconds(Elapsed())}});
+  EK_RETURN_IF_ERROR(sinks_.OnEpoch(std::max<int64_t>(0, state_.step - 1), test, absl::Now()));
+  return WriteMetrics(WithBits("test_bits_per_token", test.loss_mean(),
+                               {{"event", "epoch"},
+                                {"epoch", epoch},
+                                {"train_samples", result.training.predictions},
+                                {"train_loss", result.training.loss_mean()},
+                                {"train_accuracy", result.training.accuracy()},
+                                {"test_loss", test.loss_mean()},
+                                {"test_accuracy", test.accuracy()},
+                                {"stopped_early", result.stopped_early},
+                                {"seconds", absl::ToDoubleSeconds(Elapsed())}}));
 }
 
 absl::Status RunReport::OnSaved(absl::string_view path) {
@@ -247,15 +279,17 @@ absl::Status RunReport::OnSaved(absl::string_view path) {
 }
 
 absl::Status RunReport::OnEnd(const Evaluation& test, uint64_t state_hash) {
-  EK_RETURN_IF_ERROR(WriteMetrics({{"event", "test"},
-                                   {"samples", test.predictions},
-                                   {"correct", test.correct},
-                                   {"loss", test.loss_mean()},
-                                   {"accuracy", test.accuracy()},
-                                   {"ranks", run_.communicator().world_size()},
-                                   {"ranks_lost", lost_.size()},
-                                   {"state_hash", absl::StrCat(absl::Hex(state_hash, absl::kZeroPad16))},
-                                   {"seconds", absl::ToDoubleSeconds(Elapsed())}}));
+  EK_RETURN_IF_ERROR(sinks_.OnEnd(absl::Now()));
+  EK_RETURN_IF_ERROR(WriteMetrics(WithBits("bits_per_token", test.loss_mean(),
+                                           {{"event", "test"},
+                                            {"samples", test.predictions},
+                                            {"correct", test.correct},
+                                            {"loss", test.loss_mean()},
+                                            {"accuracy", test.accuracy()},
+                                            {"ranks", run_.communicator().world_size()},
+                                            {"ranks_lost", lost_.size()},
+                                            {"state_hash", absl::StrCat(absl::Hex(state_hash, absl::kZeroPad16))},
+                                            {"seconds", absl::ToDoubleSeconds(Elapsed())}})));
   for (const LostRank& lost : lost_) {
     absl::FPrintF(out_, "rank %d was lost; the others went on from step %d\n", lost.rank, lost.step);
   }
@@ -264,8 +298,14 @@ absl::Status RunReport::OnEnd(const Evaluation& test, uint64_t state_hash) {
   return absl::UnavailableError("cannot write to standard output");
 }
 
-absl::Status RunReport::WriteMetrics(std::initializer_list<MetricsField> fields) {
+absl::Status RunReport::WriteMetrics(const std::vector<MetricsField>& fields) {
   return metrics_ == nullptr ? absl::OkStatus() : metrics_->Write(fields);
+}
+
+std::vector<MetricsField> RunReport::WithBits(absl::string_view name, double loss,
+                                              std::vector<MetricsField> fields) const {
+  if (counts_tokens_) fields.emplace_back(name, BitsOf(loss));
+  return fields;
 }
 
 absl::Duration RunReport::Elapsed() const { return absl::Now() - start_; }

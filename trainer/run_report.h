@@ -8,11 +8,13 @@
 // When a rank is lost and the others go on, OnLost() tells it. If it was rank 0, the new rank 0 makes a report with the
 // list of who is lost, which goes on where the other one ended: nothing is said twice.
 //
-// Each JSON line has a field `event`: "run" (once), "step" (each of the group's; loss, accuracy and sync_ms are those
+// Each JSON line has a field `event`: "run" (once), "step" (each of the group's; loss, accuracy and exposed_ms are those
 // of rank 0, null once it has run dry), "dry" (a rank had fewer batches than the group had steps), "epoch" (training
 // and test numbers over all ranks), "freeze" (another set of parameters is frozen from this step on), "lost" (a rank;
 // steps from this one on are repeated, so that lines about them come again), "test" (once, at the end, with
 // a hash of the weights, and of the optimizer's state where every rank has it, that all ranks agreed on).
+//
+// README.md has a table of all fields. TensorBoard and Prometheus are told the same (run_sinks.h).
 //
 // Threads: thread-compatible.
 // Errors:  the file system's own, with the path.
@@ -34,6 +36,8 @@
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/metrics.h"
 #include "evenkeel/trainer/progress.h"
+#include "evenkeel/trainer/run_sinks.h"
+#include "evenkeel/trainer/step_numbers.h"
 #include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/training_run.h"
@@ -61,29 +65,38 @@ class RunReport {
   absl::Status OnEnd(const Evaluation& test, uint64_t state_hash);
 
  private:
-  RunReport(std::FILE* out, const TrainOptions& options, const TrainingRun& run,
-            std::unique_ptr<MetricsWriter> metrics);
+  RunReport(std::FILE* out, const TrainOptions& options, const TrainingRun& run, std::unique_ptr<MetricsWriter> metrics,
+            RunSinks sinks);
 
   absl::Status OnStart(const TrainOptions& options);
+  ProgressOptions HowToShow() const;
+  void ShowProgress(const StepFacts& facts, const StepNumbers& numbers);
   absl::Status ReportFreezing(int64_t step);
   absl::Status ReportDryRanks(int epoch, const EpochResult& result);
-  absl::Status WriteMetrics(std::initializer_list<MetricsField> fields);
+  absl::Status WriteMetrics(const std::vector<MetricsField>& fields);
+  // `fields`, and for language models the loss in bits.
+  std::vector<MetricsField> WithBits(absl::string_view name, double loss, std::vector<MetricsField> fields) const;
+  absl::Status WriteStep(const StepFacts& facts, const StepNumbers& numbers);
   absl::Duration Elapsed() const;
 
   std::FILE* const out_;
   const FreezeSchedule freeze_;
   const TrainingRun& run_;
+  const bool counts_tokens_;  // And not samples.
+  const int64_t predictions_per_sample_;
   StepPlan plan_;
   const std::unique_ptr<MetricsWriter> metrics_;  // Null: none.
+  RunSinks sinks_;
   const absl::Time start_;
   std::optional<ProgressLine> progress_;
   ProgressState state_;
   std::vector<int> frozen_;  // In the last step.
   std::vector<LostRank> lost_;
   int epochs_reported_ = 0;
-  int64_t rank0_samples_ = 0;  // Of the current epoch, as are the next two.
+  int64_t rank0_predictions_ = 0;  // Of the current epoch, as is the next one.
   int64_t rank0_correct_ = 0;
-  double rank0_loss_ = 0;  // A running mean: a batch's own jumps too much to read.
+  double rank0_loss_ = 0;     // A running mean: a batch's own jumps too much to read.
+  double rank0_exposed_ = 0;  // The same.
 };
 
 }  // namespace evenkeel

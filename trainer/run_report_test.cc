@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
@@ -84,10 +86,45 @@ TEST(RunReportTest, BeginsWithWhatIsTrainedAndEndsWithTheAccuracy) {
   EXPECT_EQ(said.lines[1].at("state_hash"), "0000000000000abc");
 }
 
+TEST(RunReportTest, StepsSayWhatTheyCost) {
+  const Said said = SaidAfter({}, [](RunReport& report) {
+    return report.OnStep({.active = 1,
+                          .samples = 4,
+                          .own = BatchResult{.loss_mean = 0.5, .predictions = 4, .correct = 3},
+                          .own_samples = 4,
+                          .took = absl::Milliseconds(200),
+                          .sync = absl::Milliseconds(50)});
+  });
+  EXPECT_EQ(said.lines.at(1).at("step_ms"), 200);
+  EXPECT_EQ(said.lines.at(1).at("exposed_ms"), 50);
+  EXPECT_EQ(said.lines.at(1).at("samples_per_second"), 20);
+  EXPECT_FALSE(said.lines.at(1).contains("bits_per_token"));
+}
+
+TEST(RunReportTest, TellsTensorboardAndPrometheusToo) {
+  const std::string folder = testing::TempDir() + "/sinks";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  SaidAfter({.tensorboard = folder + "/events", .prometheus = folder + "/x.prom"}, [&](RunReport& report) {
+    EK_RETURN_IF_ERROR(report.OnStep({.step = 4, .active = 1, .samples = 4}));
+    EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_up{model=\"mlp\"} 1\n"));
+    EK_RETURN_IF_ERROR(report.OnEpoch(0, {.batches_done = {3}}, {.predictions = 4, .correct = 1}));
+    return report.OnEnd({.predictions = 4, .correct = 1}, 0);
+  });
+  EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_step{model=\"mlp\"} 4\n"));
+  EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_test_accuracy{model=\"mlp\"} 0.25\n"));
+  EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_up{model=\"mlp\"} 0\n"));
+  const std::string events = std::filesystem::directory_iterator(folder + "/events")->path();
+  EXPECT_THAT(*ReadFile(events), HasSubstr("test/accuracy"));
+}
+
 TEST(RunReportTest, StepsOfADryRankHaveNoLossOfTheirOwn) {
   const Said said = SaidAfter({}, [](RunReport& report) -> absl::Status {
-    EK_RETURN_IF_ERROR(report.OnStep(
-        {.step = 0, .active = 2, .samples = 8, .own = BatchResult{.loss_mean = 0.5, .correct = 3}, .own_samples = 4}));
+    EK_RETURN_IF_ERROR(report.OnStep({.step = 0,
+                                      .active = 2,
+                                      .samples = 8,
+                                      .own = BatchResult{.loss_mean = 0.5, .predictions = 4, .correct = 3},
+                                      .own_samples = 4}));
     return report.OnStep({.step = 1, .active = 1, .samples = 4});
   });
   ASSERT_EQ(said.lines.size(), 3u);

@@ -109,6 +109,9 @@ DEFINE_string(auto_refresh_trainable, kDefaults.auto_refresh_trainable,
 DEFINE_string(freeze, kDefaults.freeze, "=P@A:B,... freeze parameters whose name begins with P from step A until B");
 
 DEFINE_string(metrics, kDefaults.metrics, "=FILE write JSON lines: every step, epoch and the end");
+DEFINE_string(tensorboard, kDefaults.tensorboard, "=DIR add an event file there, for tensorboard --logdir");
+DEFINE_string(prometheus, kDefaults.prometheus,
+              "=FILE.prom write the state of the run there every 5 s, for node_exporter");
 DEFINE_string(flight, kDefaults.flight,
               "=DIR each rank writes its last collectives there when the run fails, or on SIGUSR1 and goes on "
               "(default: EVENKEEL_FLIGHT, else none)");
@@ -123,7 +126,7 @@ const FlagGroup kFlagGroups[] = {
     {"Optimizer", {"optimizer", "lr", "lr_decay", "warmup", "momentum", "weight_decay", "clip", "zero", "shards"}},
     {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
-    {"Output", {"metrics", "flight"}},
+    {"Output", {"metrics", "tensorboard", "prometheus", "flight"}},
 };
 
 const TrainStreams kStreams{.out = stdout, .log = stderr};
@@ -203,6 +206,8 @@ TrainFlags FlagsAsGiven() {
       .init = FLAGS_init,
       .save = FLAGS_save,
       .metrics = FLAGS_metrics,
+      .tensorboard = FLAGS_tensorboard,
+      .prometheus = FLAGS_prometheus,
       .flight = FLAGS_flight,
   };
 }

@@ -254,6 +254,8 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .init_file = flags.init,
       .save_file = flags.save,
       .metrics_file = flags.metrics,
+      .tensorboard_folder = flags.tensorboard,
+      .prometheus_file = flags.prometheus,
       .flight_folder = flags.flight,
   };
   EK_ASSIGN_OR_RETURN(options.model,

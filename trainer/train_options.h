@@ -74,6 +74,8 @@ struct TrainFlags {
   std::string init;
   std::string save;
   std::string metrics;
+  std::string tensorboard;
+  std::string prometheus;
   std::string flight;
 };
 
@@ -122,6 +124,8 @@ struct TrainOptions {
   std::string init_file;  // Of these, empty: none.
   std::string save_file;
   std::string metrics_file;
+  std::string tensorboard_folder;
+  std::string prometheus_file;
   std::string flight_folder;
 
   int64_t samples_per_step() const { return batch_size * accumulate; }  // Of one rank.

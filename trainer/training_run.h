@@ -52,6 +52,7 @@
 #include "evenkeel/trainer/sampler.h"
 #include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/training_data.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
@@ -122,6 +123,7 @@ class TrainingRun {
   // Changes when FindPlace() is called.
   const StepPlan& plan() const { return setup_.plan; }
   const Model& model() const { return *setup_.model; }
+  const TrainingData& data() const { return *setup_.data; }
 
  private:
   using AnyOptimizer =

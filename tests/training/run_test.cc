@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -257,7 +259,10 @@ TEST_P(RunTest, MetricsHaveEveryStepAndWhoRanDry) {
     EXPECT_EQ(step.at("active"), is_dry ? 1 : 2);
     EXPECT_EQ(step.at("samples"), is_dry ? kBatch : 2 * kBatch);
     EXPECT_EQ(step.at("loss").is_null(), is_dry);
-    EXPECT_EQ(step.at("sync_ms").is_null(), is_dry);
+    EXPECT_EQ(step.at("exposed_ms").is_null(), is_dry);
+    EXPECT_GT(step.at("step_ms"), 0);
+    EXPECT_NEAR(step.at("samples_per_second").get<double>() * step.at("step_ms").get<double>(),
+                1000 * step.at("samples").get<double>(), 1e-6);
   }
   ASSERT_EQ(by_event["dry"].size(), 2u);
   EXPECT_EQ(by_event["dry"][1].at("rank"), 0);
@@ -269,6 +274,26 @@ TEST_P(RunTest, MetricsHaveEveryStepAndWhoRanDry) {
   EXPECT_EQ(by_event["test"][0].at("samples"), 31);  // Uneven shards: 15 and 16.
   EXPECT_THAT(ended.out,
               HasSubstr(absl::StrFormat("test_accuracy=%.4f", by_event["test"][0].at("accuracy").get<double>())));
+}
+
+TEST_P(RunTest, TensorboardAndPrometheusHearOfTheRun) {
+  const std::string events = TempPath("runs/first");
+  const std::string prometheus = TempPath("train.prom");
+  const Ended ended = TrainMlp({"--nproc=2", "--tensorboard=" + events, "--prometheus=" + prometheus});
+  const std::string text = ReadText(prometheus);
+  EXPECT_THAT(text, HasSubstr("evenkeel_train_up{model=\"mlp\"} 0\n"));
+  constexpr char kAccuracy[] = "\nevenkeel_test_accuracy{model=\"mlp\"} ";
+  ASSERT_THAT(text, HasSubstr(kAccuracy));
+  const double accuracy = std::atof(text.c_str() + text.find(kAccuracy) + sizeof(kAccuracy) - 1);
+  EXPECT_EQ(Lines(ended.out).back(), absl::StrFormat("test_accuracy=%.4f", accuracy));
+  for (const auto& entry : std::filesystem::directory_iterator(events)) {
+    const std::string records = ReadText(entry.path().string());
+    for (const char* tag :
+         {"train/loss", "train/samples_per_second", "train/exposed_communication_ratio", "test/loss"}) {
+      EXPECT_THAT(records, HasSubstr(tag));
+    }
+    std::filesystem::remove(entry.path());
+  }
 }
 
 TEST_P(RunTest, EvaluationIsTheSameOverAnyNumberOfRanks) {

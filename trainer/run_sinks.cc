@@ -1,0 +1,101 @@
+#include "evenkeel/trainer/run_sinks.h"
+
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "evenkeel/bucket/step_times.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/report/prometheus.h"
+#include "evenkeel/trainer/report/tensorboard.h"
+
+namespace evenkeel {
+namespace {
+
+void AddIfKnown(std::vector<Scalar>& scalars, const Scalar& scalar, bool is_known) {
+  if (is_known) scalars.push_back(scalar);
+}
+
+void AddBucketTimes(const StepTimes& times, std::vector<double>& microseconds) {
+  for (size_t b = 0; b < times.buckets.size(); ++b) {
+    const absl::Time start = StartOf(times, b), reduced = times.buckets[b].reduced;
+    if (start == absl::InfiniteFuture() || reduced <= start) continue;
+    microseconds.push_back(absl::ToDoubleMicroseconds(reduced - start));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<RunSinks> RunSinks::Open(const TrainOptions& options, const std::string& model, bool counts_tokens) {
+  RunSinks sinks(counts_tokens);
+  if (!options.tensorboard_folder.empty()) {
+    EK_ASSIGN_OR_RETURN(sinks.sinks_.emplace_back(), OpenTensorboard(options.tensorboard_folder));
+  }
+  if (!options.prometheus_file.empty()) {
+    sinks.sinks_.push_back(OpenPrometheus({.path = options.prometheus_file, .labels = {{"model", model}}}));
+  }
+  return sinks;
+}
+
+absl::Status RunSinks::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now) {
+  if (sinks_.empty()) return absl::OkStatus();
+  // A loss that is not finite is one all the same.
+  const bool has_own = facts.own.has_value();
+  std::vector<Scalar> scalars = {{"train/learning_rate", facts.learning_rate, "Learning rate of the last step"}};
+  AddIfKnown(scalars, {"train/loss", numbers.loss, "Mean loss of the last batch of rank 0"}, has_own);
+  AddIfKnown(scalars, {"train/accuracy", numbers.accuracy, "Accuracy on the last batch of rank 0, from 0 to 1"},
+             has_own);
+  AddIfKnown(
+      scalars,
+      {"train/bits_per_token", BitsOf(numbers.loss), "Mean loss of the last batch of rank 0, in bits for each token"},
+      has_own && counts_tokens_);
+  AddIfKnown(scalars,
+             {counts_tokens_ ? "train/tokens_per_second" : "train/samples_per_second", numbers.predictions_per_second,
+              counts_tokens_ ? "Tokens that all ranks trained on in a second, in the last step"
+                             : "Samples that all ranks trained on in a second, in the last step"},
+             !std::isnan(numbers.predictions_per_second));
+  AddIfKnown(scalars,
+             {"train/exposed_communication_ratio", numbers.exposed_ratio,
+              "Part of the last step in which rank 0 waited for gradients after its backward pass"},
+             !std::isnan(numbers.exposed_ratio));
+  for (const auto& sink : sinks_) {
+    EK_RETURN_IF_ERROR(sink->Write({.step = facts.step, .time = now, .scalars = scalars}));
+  }
+  if (facts.times != nullptr && facts.times->is_measured) AddBucketTimes(*facts.times, bucket_us_);
+  return (facts.step + 1) % kHistogramEvery == 0 ? WriteHistogram(facts.step, now) : absl::OkStatus();
+}
+
+absl::Status RunSinks::WriteHistogram(int64_t step, absl::Time now) {
+  if (bucket_us_.empty()) return absl::OkStatus();
+  for (const auto& sink : sinks_) {
+    EK_RETURN_IF_ERROR(sink->WriteHistogram(
+        {.step = step, .time = now, .name = "communication/bucket_microseconds", .values = bucket_us_}));
+  }
+  bucket_us_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status RunSinks::OnEpoch(int64_t step, const Evaluation& test, absl::Time now) {
+  std::vector<Scalar> scalars = {{"test/loss", test.loss_mean(), "Mean loss over the test data"},
+                                 {"test/accuracy", test.accuracy(), "Accuracy over the test data, from 0 to 1"}};
+  AddIfKnown(scalars,
+             {"test/bits_per_token", BitsOf(test.loss_mean()), "Mean loss over the test data, in bits for each token"},
+             counts_tokens_);
+  for (const auto& sink : sinks_) {
+    EK_RETURN_IF_ERROR(sink->Write({.step = step, .time = now, .scalars = scalars}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunSinks::OnGoBack(int64_t step, absl::Time now) {
+  bucket_us_.clear();
+  for (const auto& sink : sinks_) EK_RETURN_IF_ERROR(sink->GoBackTo(step, now));
+  return absl::OkStatus();
+}
+
+absl::Status RunSinks::OnEnd(absl::Time now) {
+  for (const auto& sink : sinks_) EK_RETURN_IF_ERROR(sink->Finish(now));
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

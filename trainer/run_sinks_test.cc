@@ -1,0 +1,135 @@
+#include "evenkeel/trainer/run_sinks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "evenkeel/bucket/step_times.h"
+#include "evenkeel/trainer/evaluate.h"
+#include "evenkeel/trainer/step_numbers.h"
+#include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/training_run.h"
+#include "evenkeel/zero_optim/file_io.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+const absl::Time kStart = absl::FromUnixSeconds(1700000000);
+
+// A step of two ranks that took 200 ms; rank 0 had a batch.
+StepFacts Facts(int64_t step) {
+  return {.step = step,
+          .samples = 8,
+          .learning_rate = 0.125,
+          .own = BatchResult{.loss_mean = 0.5, .predictions = 4, .correct = 3},
+          .own_samples = 4,
+          .took = absl::Milliseconds(200),
+          .sync = absl::Milliseconds(50)};
+}
+
+class RunSinksTest : public testing::Test {
+ protected:
+  RunSinksTest() {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+
+  RunSinks Open(bool counts_tokens) {
+    TrainOptions options;
+    options.tensorboard_folder = folder_ + "/events";
+    options.prometheus_file = folder_ + "/train.prom";
+    absl::StatusOr<RunSinks> sinks = RunSinks::Open(options, "cnn", counts_tokens);
+    EXPECT_TRUE(sinks.ok()) << sinks.status();
+    return *std::move(sinks);
+  }
+
+  std::string Prometheus() const { return *ReadFile(folder_ + "/train.prom"); }
+  std::string Events() const {
+    return *ReadFile(std::filesystem::directory_iterator(folder_ + "/events")->path().string());
+  }
+
+  const std::string folder_ = testing::TempDir() + "/run_sinks";
+};
+
+TEST_F(RunSinksTest, BothSinksHearOfEachStep) {
+  RunSinks sinks = Open(/*counts_tokens=*/false);
+  ASSERT_TRUE(sinks.OnStep(Facts(3), NumbersOf(Facts(3), 1), kStart).ok());
+  for (const char* line :
+       {"evenkeel_train_loss{model=\"cnn\"} 0.5\n", "evenkeel_train_accuracy{model=\"cnn\"} 0.75\n",
+        "evenkeel_train_learning_rate{model=\"cnn\"} 0.125\n", "evenkeel_train_samples_per_second{model=\"cnn\"} 40\n",
+        "evenkeel_train_exposed_communication_ratio{model=\"cnn\"} 0.25\n", "evenkeel_train_step{model=\"cnn\"} 3\n",
+        "evenkeel_train_up{model=\"cnn\"} 1\n"}) {
+    EXPECT_THAT(Prometheus(), HasSubstr(line));
+  }
+  EXPECT_THAT(Prometheus(), Not(HasSubstr("token")));
+  for (const char* tag : {"train/loss", "train/accuracy", "train/learning_rate", "train/samples_per_second",
+                          "train/exposed_communication_ratio"}) {
+    EXPECT_THAT(Events(), HasSubstr(tag));
+  }
+}
+
+TEST_F(RunSinksTest, LanguageModelsCountTokensAndBits) {
+  RunSinks sinks = Open(/*counts_tokens=*/true);
+  ASSERT_TRUE(sinks.OnStep(Facts(0), NumbersOf(Facts(0), 100), kStart).ok());
+  ASSERT_TRUE(sinks.OnEpoch(0, {.predictions = 10, .correct = 5, .loss_sum = 10 * std::log(8)}, kStart).ok());
+  ASSERT_TRUE(sinks.OnEnd(kStart).ok());
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_tokens_per_second{model=\"cnn\"} 4000\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_bits_per_token{model=\"cnn\"} 0.7213"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_accuracy{model=\"cnn\"} 0.5\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_bits_per_token{model=\"cnn\"} 3\n"));
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_up{model=\"cnn\"} 0\n"));
+}
+
+TEST_F(RunSinksTest, WhatADryRankDoesNotKnowIsLeftOut) {
+  RunSinks sinks = Open(/*counts_tokens=*/false);
+  StepFacts facts = Facts(0);
+  facts.own.reset();
+  ASSERT_TRUE(sinks.OnStep(facts, NumbersOf(facts, 1), kStart).ok());
+  EXPECT_THAT(Prometheus(), Not(HasSubstr("loss")));
+  EXPECT_THAT(Prometheus(), HasSubstr("samples_per_second"));
+}
+
+TEST_F(RunSinksTest, ALossThatIsNotFiniteIsTold) {
+  RunSinks sinks = Open(/*counts_tokens=*/false);
+  StepFacts facts = Facts(0);
+  facts.own->loss_mean = NAN;
+  ASSERT_TRUE(sinks.OnStep(facts, NumbersOf(facts, 1), kStart).ok());
+  EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_loss{model=\"cnn\"} NaN\n"));
+}
+
+TEST_F(RunSinksTest, BucketsOfMeasuredStepsMakeAHistogram) {
+  const std::string kName = "communication/bucket_microseconds";
+  StepTimes times{.begin = kStart, .buckets = {{.launched = kStart, .reduced = kStart + absl::Microseconds(30)}, {}}};
+  for (const bool is_measured : {false, true}) {
+    std::filesystem::remove_all(folder_ + "/events");
+    RunSinks sinks = Open(/*counts_tokens=*/false);
+    times.is_measured = is_measured;
+    for (int64_t step = 0; step < RunSinks::kHistogramEvery; ++step) {
+      EXPECT_THAT(Events(), Not(HasSubstr(kName)));
+      StepFacts facts = Facts(step);
+      facts.times = &times;
+      ASSERT_TRUE(sinks.OnStep(facts, NumbersOf(facts, 1), kStart).ok());
+    }
+    EXPECT_EQ(Events().find(kName) != std::string::npos, is_measured);
+  }
+}
+
+TEST_F(RunSinksTest, WithoutFilesThereIsNothingToDo) {
+  RunSinks sinks = *RunSinks::Open(TrainOptions(), "mlp", false);
+  EXPECT_TRUE(sinks.OnStep(Facts(0), NumbersOf(Facts(0), 1), kStart).ok());
+  EXPECT_TRUE(sinks.OnGoBack(0, kStart).ok());
+  EXPECT_TRUE(sinks.OnEnd(kStart).ok());
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -101,42 +101,58 @@ TEST(StepPlanTest, ThereIsNothingLeftAtTheEndOfAnEpoch) {
   EXPECT_EQ(over.PositionAfter(9, 3), (EpochPosition{.epoch = 3, .step = 9}));
 }
 
-// Wherever ranks are lost, one after the other: each epoch's samples are dealt out once, and steps count on.
-TEST(StepPlanTest, EverySampleIsDealtOutOnceWhereverRanksAreLost) {
-  for (int64_t max_steps : {0, 7, 11}) {
-    const StepPlan whole =
-        *MakeStepPlan({.world_size = 4, .samples = 41, .batch_size = 3, .epochs = 3, .max_steps = max_steps});
-    for (int64_t first_loss = 0; first_loss <= whole.total_steps; ++first_loss) {
-      const StepPlan three = *whole.GoOn(whole.PositionAfter(first_loss), 3);
-      for (int64_t second_loss = first_loss; second_loss <= three.total_steps; ++second_loss) {
-        SCOPED_TRACE(testing::Message() << "after " << first_loss << " and " << second_loss << " of " << max_steps);
-        const StepPlan two = *three.GoOn(three.PositionAfter(second_loss), 2);
-        std::vector<int64_t> dealt(3);  // Samples by epoch.
-        int64_t step = 0;
-        const auto deal = [&](const StepPlan& plan, int64_t until) {
-          for (int epoch = plan.begin.epoch; epoch < plan.epochs(); ++epoch) {
-            EXPECT_TRUE(step == until || step == plan.FirstStep(epoch));
-            int64_t& done = dealt[epoch];
-            EXPECT_TRUE(epoch != plan.begin.epoch || done == plan.begin.samples);
-            int64_t most = 0;
-            for (size_t rank = 0; rank < plan.batches.size(); ++rank) {
-              most = std::max(most, plan.BatchesOf(static_cast<int>(rank), epoch));
-            }
-            for (int64_t b = 0; b < most && step < until; ++b, ++step) {
-              for (size_t rank = 0; rank < plan.batches.size(); ++rank) {
-                if (b < plan.BatchesOf(static_cast<int>(rank), epoch)) done += std::min<int64_t>(3, 41 - done);
-              }
-            }
-          }
-        };
-        deal(whole, first_loss);
-        deal(three, second_loss);
-        deal(two, two.total_steps);
-        EXPECT_EQ(step, two.total_steps);
-        if (max_steps == 0) {
-          EXPECT_THAT(dealt, ElementsAre(41, 41, 41));
-        } else {
-          EXPECT_EQ(step, max_steps);
+// The samples that are dealt out in each epoch, as a run goes through plans that take over from each other.
+class Dealt {
+ public:
+  Dealt(int64_t samples, int64_t batch_size, int epochs)
+      : samples_(samples), batch_size_(batch_size), by_epoch_(epochs) {}
+
+  void Deal(const StepPlan& plan, int64_t until) {
+    for (int epoch = plan.begin.epoch; epoch < plan.epochs(); ++epoch) {
+      EXPECT_TRUE(step_ == until || step_ == plan.FirstStep(epoch));
+      int64_t& done = by_epoch_[epoch];
+      EXPECT_TRUE(epoch != plan.begin.epoch || done == plan.begin.samples);
+      int64_t most = 0;
+      for (size_t rank = 0; rank < plan.batches.size(); ++rank) {
+        most = std::max(most, plan.BatchesOf(static_cast<int>(rank), epoch));
+      }
+      for (int64_t b = 0; b < most && step_ < until; ++b, ++step_) {
+        for (size_t rank = 0; rank < plan.batches.size(); ++rank) {
+          if (b < plan.BatchesOf(static_cast<int>(rank), epoch)) done += std::min(batch_size_, samples_ - done);
+        }
+      }
+    }
+  }
+
+  int64_t step() const { return step_; }
+  const std::vector<int64_t>& by_epoch() const { return by_epoch_; }
+
+ private:
+  const int64_t samples_;
+  const int64_t batch_size_;
+  std::vector<int64_t> by_epoch_;
+  int64_t step_ = 0;
+};
+
+// Wherever the number of ranks changes, once and again: each epoch's samples are dealt out once, and steps count on.
+TEST(StepPlanTest, EverySampleIsDealtOutOnceWhereverRanksComeAndGo) {
+  for (const std::vector<int>& worlds : {std::vector<int>{4, 3, 2}, {4, 3, 8}, {2, 7, 1}}) {
+    for (int64_t max_steps : {0, 7, 11}) {
+      const StepPlan first =
+          *MakeStepPlan({.world_size = worlds[0], .samples = 41, .batch_size = 3, .epochs = 3, .max_steps = max_steps});
+      for (int64_t at = 0; at <= first.total_steps; ++at) {
+        const StepPlan second = *first.GoOn(first.PositionAfter(at), worlds[1]);
+        for (int64_t later = at; later <= second.total_steps; ++later) {
+          SCOPED_TRACE(testing::Message() << worlds[1] << " ranks after " << at << ", " << worlds[2] << " after "
+                                          << later << " of " << max_steps);
+          const StepPlan third = *second.GoOn(second.PositionAfter(later), worlds[2]);
+          Dealt dealt(41, 3, 3);
+          dealt.Deal(first, at);
+          dealt.Deal(second, later);
+          dealt.Deal(third, third.total_steps);
+          EXPECT_EQ(dealt.step(), third.total_steps);
+          const bool is_all = dealt.by_epoch() == std::vector<int64_t>(3, 41);
+          EXPECT_TRUE(is_all || dealt.step() == max_steps) << testing::PrintToString(dealt.by_epoch());
         }
       }
     }

@@ -1,0 +1,148 @@
+#!/bin/bash
+# Installs evenkeel into an empty folder and builds this project against it:
+# with CMake, with pkg-config, and once more after the folder has moved.
+#
+#   tests/consumer_cmake/check.sh                          uses bazelw
+#   BAZEL="bazel --batch" tests/consumer_cmake/check.sh    uses that
+#
+# Needs cmake, g++ and pkg-config. Prints one line per promise, "ok" or "FAILED"
+# first, and exits with 1 if one is broken.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
+
+read -r -a bazel <<<"${BAZEL:-../../bazelw}"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# promise SENTENCE COMMAND...: the command succeeds; what it says is shown if not.
+promise() {
+  local sentence=$1
+  shift
+  if "$@" >"$work/out" 2>&1; then
+    printf 'ok      %s\n' "$sentence"
+  else
+    printf 'FAILED  %s\n' "$sentence"
+    sed 's/^/        /' "$work/out"
+    failed=1
+  fi
+}
+
+# What follows would say the same again, or something about an earlier build.
+needs_what_came_before() { [[ $failed == 0 ]] || exit 1; }
+
+has_tools() {
+  local tool
+  for tool in cmake g++ pkg-config; do
+    command -v "$tool" || { echo "apt-get install $tool"; return 1; }
+  done
+}
+
+install_into() { "${bazel[@]}" run --noshow_progress //tools:install -- --prefix="$1"; }
+
+# A second time nothing is written, and what an older version had is removed.
+reinstalls() {
+  echo 'int older;' >"$1/include/evenkeel/comm/older.h"
+  echo include/evenkeel/comm/older.h >>"$1/share/evenkeel/installed_files.txt"
+  install_into "$1" && [[ ! -e $1/include/evenkeel/comm/older.h ]] &&
+    grep -q ' 0 files written, .* 1 removed' "$work/out"
+}
+
+# The rule names every target that is for users.
+names_every_public_target() {
+  local folders='//comm/... + //join/... + //bucket/... + //zero_optim/...' missing
+  missing=$("${bazel[@]}" query --noshow_progress "
+    attr(visibility, //visibility:public, kind('cc_library rule', $folders))
+    except attr(testonly, 1, $folders)
+    except labels(deps, //tools/installation:libraries)") || return 1
+  echo "not in //tools/installation:libraries: $missing"
+  [[ -z $missing ]]
+}
+
+# Each header is a program of its own, and includes evenkeel, Abseil, C++ and C.
+header_compiles_alone() {
+  local all strange
+  all=$(g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-missing-field-initializers -MD \
+    -MF /dev/stdout -I"$1/include" -include "evenkeel/$2" -x c++ /dev/null) || return 1
+  strange=$(tr -s ' \\' '\n' <<<"$all" |
+    grep -E '^/usr/(local/)?include/(gloo|openssl|nlohmann|nccl|cuda)|^/usr/local/cuda|evenkeel/.*(gloo_|nccl_)')
+  [[ -z $strange ]] || { echo "evenkeel/$2 includes $strange"; return 1; }
+}
+export -f header_compiles_alone
+
+headers_compile_alone() {
+  local headers
+  headers=$(cd "$1/include/evenkeel" && find . -name '*.h' | sed 's,^\./,,')
+  echo "$(wc -l <<<"$headers") headers"
+  [[ $(wc -l <<<"$headers") -ge 60 ]] &&
+    xargs -P "$(nproc)" -I{} bash -c 'header_compiles_alone "$0" "$1"' "$1" {} <<<"$headers"
+}
+
+cmake_builds() { # prefix, build folder
+  cmake -S . -B "$2" -DCMAKE_PREFIX_PATH="$1" -DCMAKE_BUILD_TYPE=Release && cmake --build "$2" -j "$(nproc)"
+}
+
+pkg_config_builds() { # prefix, program
+  local flags
+  flags=$(PKG_CONFIG_PATH="$1/lib/pkgconfig" pkg-config --cflags --libs --static evenkeel) || return 1
+  # shellcheck disable=SC2086  # a list of words
+  g++ -std=c++20 -o "$2" train.cc fit_line.cc $flags
+}
+
+# Two processes with the backend $2 find the same line.
+trains() { # program, backend
+  local job rank ranks=() all=0
+  job=$(mktemp -d -p "$work")
+  for rank in 0 1; do
+    EVENKEEL_JOB=check EVENKEEL_STORE=$job/ RANK=$rank WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 \
+      timeout 60 "$1" "$2" >"$job.$rank" 2>&1 &
+    ranks+=($!)
+  done
+  for rank in "${ranks[@]}"; do wait "$rank" || all=1; done
+  cat "$job".[01]
+  [[ $all == 0 && $(cat "$job".[01]) == $'2 ranks: y = 2.00 x -1.00\n2 ranks: y = 2.00 x -1.00' ]]
+}
+
+# A project with other expectations is told so before it builds.
+cmake_refuses() { # prefix, arguments of find_package, what it says
+  mkdir -p "$work/refused" && rm -rf "$work/refused/build"
+  printf 'cmake_minimum_required(VERSION 3.21)\nproject(p LANGUAGES CXX)\nfind_package(evenkeel %s)\n' "$2" \
+    >"$work/refused/CMakeLists.txt"
+  cmake -S "$work/refused" -B "$work/refused/build" -DCMAKE_PREFIX_PATH="$1" >"$work/said" 2>&1
+  local status=$?
+  cat "$work/said"
+  [[ $status != 0 ]] && tr -s ' \n' ' ' <"$work/said" | grep -qF "$3"
+}
+
+links_no() { # program, pattern
+  ldd "$1" && ! ldd "$1" | grep -qE "$2"
+}
+
+prefix=$work/first
+promise 'cmake, g++ and pkg-config are here' has_tools
+needs_what_came_before
+promise 'bazel run //tools:install fills an empty folder' install_into "$prefix"
+needs_what_came_before
+promise 'installing again writes nothing and removes what is obsolete' reinstalls "$prefix"
+promise 'every public target is installed' names_every_public_target
+promise 'each installed header compiles alone, without Gloo, OpenSSL, NCCL or JSON' headers_compile_alone "$prefix"
+
+promise 'a CMake project builds' cmake_builds "$prefix" "$work/build"
+promise 'its ranks train over shared memory' trains "$work/build/train" shm
+promise 'its ranks train over Gloo' trains "$work/build/train" gloo
+promise 'its planner runs' "$work/build/planner"
+promise 'its planner links no Gloo, OpenSSL, NCCL or CUDA' links_no "$work/build/planner" 'gloo|crypto|nccl|cuda'
+promise 'CMake refuses another minor version' \
+  cmake_refuses "$prefix" '0.2 CONFIG REQUIRED' 'compatible with requested version "0.2"'
+promise 'CMake refuses a part that is not there' \
+  cmake_refuses "$prefix" 'CONFIG REQUIRED COMPONENTS comm sails' 'evenkeel has no part sails'
+
+moved="$work/moved to another place"
+mv "$prefix" "$moved"
+promise 'the CMake project builds after the folder has moved' cmake_builds "$moved" "$work/build_moved"
+promise 'and trains' trains "$work/build_moved/train" shm
+mv "$moved" "$work/moved"  # pkg-config's output is split at spaces
+promise 'pkg-config and one line of g++ build after the folder has moved' pkg_config_builds "$work/moved" "$work/train"
+promise 'and what they built trains' trains "$work/train" gloo
+
+exit $failed

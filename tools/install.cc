@@ -1,0 +1,183 @@
+// Installs headers, archives and what CMake and pkg-config read, for programs that are built without Bazel.
+//
+//   bazel run //tools:install -- --prefix=/opt/evenkeel
+//
+//   find_package(evenkeel CONFIG REQUIRED)                                            # -DCMAKE_PREFIX_PATH=/opt/evenkeel
+//   g++ -std=c++20 a.cc $(pkg-config --cflags --libs evenkeel)             # PKG_CONFIG_PATH=/opt/evenkeel/lib/pkgconfig
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/config.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/version.h"
+#include "evenkeel/tools/installation/libraries_file.h"
+#include "evenkeel/tools/installation/needed_headers.h"
+#include "evenkeel/tools/installation/package_files.h"
+#include "evenkeel/tools/installation/prefix.h"
+
+namespace evenkeel {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kUsage[] = R"(install: installs evenkeel for programs that are built with CMake or pkg-config.
+
+  install --prefix=FOLDER
+
+Into FOLDER go include/evenkeel/, lib/libevenkeel_*.a, lib/cmake/evenkeel/ and lib/pkgconfig/evenkeel.pc; it may be moved
+as a whole afterwards. What an earlier installation has put there is replaced, and removed if there is no such file any
+more. With DESTDIR in the environment everything goes below $DESTDIR/FOLDER.
+
+Programs then need the system's Abseil, Gloo, OpenSSL and zlib as this build does. docs/install.md has the rest.
+)";
+
+constexpr char kLibrariesFile[] = "tools/installation/libraries.json";
+
+struct Arguments {
+  bool is_help = false;
+  std::string prefix;
+};
+
+absl::StatusOr<Arguments> Parse(const std::vector<std::string>& words) {
+  Arguments arguments;
+  for (size_t i = 0; i < words.size(); ++i) {
+    absl::string_view word = words[i];
+    if (word == "--help" || word == "-h") {
+      arguments.is_help = true;
+    } else if (word == "--prefix" && i + 1 < words.size()) {
+      arguments.prefix = words[++i];
+    } else if (absl::ConsumePrefix(&word, "--prefix=")) {
+      arguments.prefix = std::string(word);
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("there is no argument ", words[i], "; see --help"));
+    }
+  }
+  if (arguments.prefix.empty() && !arguments.is_help) {
+    return absl::InvalidArgumentError("where to? --prefix=FOLDER is missing; see --help");
+  }
+  return arguments;
+}
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// A path from the user, absolute and without "..": a relative one means the user's folder, not that of the program.
+fs::path UserPath(const std::string& path) {
+  const std::string folder = Variable("BUILD_WORKING_DIRECTORY");
+  const fs::path absolute = fs::weakly_canonical((folder.empty() ? fs::current_path() : fs::path(folder)) / path);
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
+bool IsInside(const fs::path& path, const fs::path& folder) {
+  return absl::StartsWith(path.string() + "/", folder.string() + "/");
+}
+
+// The folder to write to.
+absl::StatusOr<fs::path> Destination(const std::string& prefix) {
+  const std::string destdir = Variable("DESTDIR");
+  if (!destdir.empty() && fs::path(prefix).is_relative()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("with DESTDIR=", destdir, " the prefix must be absolute, and ", prefix, " is not"));
+  }
+  const fs::path folder = destdir.empty() ? UserPath(prefix) : UserPath(absl::StrCat(destdir, "/", prefix));
+  const std::string workspace = Variable("BUILD_WORKSPACE_DIRECTORY");
+  if (!workspace.empty() && IsInside(folder, fs::weakly_canonical(workspace))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder.string(), " is inside the source tree ", workspace, "; name a folder outside of it"));
+  }
+  if (folder == "/" || folder == "/usr") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder.string(), " belongs to the system's packages; /usr/local ", "and /opt/evenkeel do not"));
+  }
+  return folder;
+}
+
+absl::StatusOr<std::string> Read(const std::string& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::stringstream content;
+  content << stream.rdbuf();
+  if (!stream) return absl::NotFoundError(absl::StrCat(file, " can't be read; start with: bazel run //tools:install"));
+  return std::move(content).str();
+}
+
+// Ranks of one job must be of one build, and Abseil's types cross the border: both versions are those of this program.
+Package PackageOf(const LibrariesFile& libraries) {
+  Package package = {.version = std::string(kBuild),
+                     .abseil_version = absl::StrCat(ABSL_LTS_RELEASE_VERSION),
+                     .abseil = libraries.abseil,
+                     .link_flags = libraries.link_flags};
+  for (const LibrariesFile::Archive& archive : libraries.archives) package.parts.push_back(archive.part);
+  return package;
+}
+
+absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
+  EK_ASSIGN_OR_RETURN(const std::string text, Read(kLibrariesFile));
+  EK_ASSIGN_OR_RETURN(const LibrariesFile libraries, ReadLibrariesFile(text));
+
+  std::vector<FileToInstall> files;
+  for (const LibrariesFile::Archive& archive : libraries.archives) {
+    EK_ASSIGN_OR_RETURN(std::string content, Read(archive.file));
+    files.push_back({ArchivePath(archive.part), std::move(content)});
+  }
+  EK_ASSIGN_OR_RETURN(Headers headers, NeededHeaders(libraries.public_headers, [&](const std::string& header) {
+                        const auto found = libraries.headers.find(header);
+                        return Read(found == libraries.headers.end() ? header : found->second);
+                      }));
+  for (auto& [include, content] : headers) files.push_back({absl::StrCat("include/", include), std::move(content)});
+
+  const Package package = PackageOf(libraries);
+  files.push_back({kCMakeConfigPath, CMakeConfig(package)});
+  files.push_back({kCMakeVersionPath, CMakeVersion(package)});
+  files.push_back({kPkgConfigPath, PkgConfig(package)});
+  EK_ASSIGN_OR_RETURN(std::string license, Read("LICENSE"));
+  files.push_back({"share/evenkeel/LICENSE", std::move(license)});
+  return files;
+}
+
+absl::Status Run(const std::vector<std::string>& words) {
+  EK_ASSIGN_OR_RETURN(const Arguments arguments, Parse(words));
+  if (arguments.is_help) {
+    std::fputs(kUsage, stdout);
+    return absl::OkStatus();
+  }
+  EK_ASSIGN_OR_RETURN(const fs::path folder, Destination(arguments.prefix));
+  EK_ASSIGN_OR_RETURN(const std::vector<FileToInstall> files, FilesToInstall());
+  EK_ASSIGN_OR_RETURN(const InstallSummary done, InstallFiles(folder.string(), files));
+  std::printf("evenkeel %s is in %s: %d files written, %d unchanged, %d removed\n", std::string(kBuild).c_str(),
+              folder.c_str(), done.written, done.unchanged, done.removed);
+  return absl::OkStatus();
+}
+
+absl::Status RunWithoutExceptions(const std::vector<std::string>& words) {
+  try {
+    return Run(words);
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  const absl::Status status = evenkeel::RunWithoutExceptions({argv + 1, argv + argc});
+  if (status.ok()) return EXIT_SUCCESS;
+  std::fprintf(stderr, "install: %s\n", std::string(status.message()).c_str());
+  return EXIT_FAILURE;
+}

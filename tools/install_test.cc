@@ -1,0 +1,108 @@
+// Runs the binary as a person does. That programs build against what it installs is for tests/consumer_cmake to say.
+
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+
+using testing::HasSubstr;
+using testing::Not;
+
+struct Outcome {
+  int code = -1;
+  std::string output;  // Standard output and error.
+};
+
+Outcome RunInstall(const std::string& arguments, const std::string& environment = "") {
+  Outcome outcome;
+  FILE* pipe = popen(absl::StrCat(environment, " tools/install ", arguments, " 2>&1").c_str(), "r");
+  char buffer[4096];
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
+  const int status = pclose(pipe);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  return outcome;
+}
+
+std::string Folder(const std::string& name) { return absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name); }
+
+TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
+  const std::string prefix = Folder("all");
+  const Outcome outcome = RunInstall("--prefix=" + prefix);
+  ASSERT_EQ(outcome.code, 0) << outcome.output;
+  for (const char* file :
+       {"lib/libevenkeel_comm.a", "lib/libevenkeel_join.a", "lib/libevenkeel_bucket.a", "lib/libevenkeel_zero_optim.a",
+        "lib/cmake/evenkeel/evenkeelConfig.cmake", "lib/pkgconfig/evenkeel.pc", "include/evenkeel/comm/factory.h",
+        "include/evenkeel/bucket/hooks/power_sgd.h", "share/evenkeel/LICENSE"}) {
+    EXPECT_TRUE(fs::is_regular_file(fs::path(prefix) / file)) << file;
+  }
+  EXPECT_FALSE(fs::exists(prefix + "/include/evenkeel/comm/internal/gloo_transport.h"));
+
+  const Outcome again = RunInstall("--prefix " + prefix);
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_THAT(again.output, HasSubstr(": 0 files written"));
+}
+
+TEST(InstallTest, ARelativePrefixMeansTheUsersFolder) {
+  fs::create_directories(Folder("user"));
+  const Outcome outcome = RunInstall("--prefix=sub/../here", "BUILD_WORKING_DIRECTORY=" + Folder("user"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(fs::exists(Folder("user/here/lib/libevenkeel_comm.a")));
+}
+
+TEST(InstallTest, DestdirComesBeforeThePrefix) {
+  const Outcome outcome = RunInstall("--prefix=/usr", "DESTDIR=" + Folder("stage"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_TRUE(fs::exists(Folder("stage/usr/lib/libevenkeel_comm.a")));
+}
+
+TEST(InstallTest, WhatWouldDoHarmIsRefusedWithOneSentence) {
+  const std::string workspace = Folder("workspace");
+  fs::create_directories(workspace);
+  const struct {
+    std::string arguments, environment, said;
+  } cases[] = {
+      {"", "", "--prefix=FOLDER is missing"},
+      {"--prefix=", "", "--prefix=FOLDER is missing"},
+      {"--prefix", "", "there is no argument --prefix"},
+      {"--prefx=/x", "", "there is no argument --prefx=/x"},
+      {"--prefix=/", "", "belongs to the system's packages"},
+      {"--prefix=/opt/../usr/", "", "belongs to the system's packages"},
+      {"--prefix=out", "DESTDIR=/tmp", "must be absolute"},
+      {absl::StrCat("--prefix=", workspace, "/out"), "BUILD_WORKSPACE_DIRECTORY=" + workspace,
+       "inside the source tree"},
+      {"--prefix=out", absl::StrCat("BUILD_WORKSPACE_DIRECTORY=", workspace, " BUILD_WORKING_DIRECTORY=", workspace),
+       "inside the source tree"},
+  };
+  for (const auto& c : cases) {
+    const Outcome outcome = RunInstall(c.arguments, c.environment);
+    EXPECT_EQ(outcome.code, 1) << c.arguments;
+    EXPECT_THAT(outcome.output, HasSubstr(c.said));
+    EXPECT_EQ(outcome.output.find('\n'), outcome.output.size() - 1) << outcome.output;
+  }
+  EXPECT_TRUE(fs::is_empty(workspace));
+}
+
+TEST(InstallTest, AFolderBesideTheSourceTreeIsNotInside) {
+  fs::create_directories(Folder("evenkeel"));
+  const Outcome outcome =
+      RunInstall("--prefix=" + Folder("evenkeel-installed"), "BUILD_WORKSPACE_DIRECTORY=" + Folder("evenkeel"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+}
+
+TEST(InstallTest, HelpSaysWhatGoesWhere) {
+  const Outcome outcome = RunInstall("--help");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.output, HasSubstr("--prefix=FOLDER"));
+}
+
+}  // namespace

@@ -1,0 +1,180 @@
+#include "evenkeel/tools/installation/package_files.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+namespace evenkeel {
+namespace {
+
+// The Debian packages with what every build of evenkeel needs of the system.
+constexpr char kDebianPackages[] = "libabsl-dev libgloo-dev libssl-dev zlib1g-dev";
+
+constexpr char kConfig[] = R"(# evenkeel @BUILD@, for CMake:
+#
+#   find_package(evenkeel CONFIG REQUIRED)
+#   target_link_libraries(my_program PRIVATE evenkeel::zero_optim evenkeel::bucket)
+#
+# A part brings those after it: @PARTS@. evenkeel_HAS_NCCL says whether the backend nccl is in this build.
+
+include(CMakeFindDependencyMacro)
+find_dependency(Threads)
+# Programs and evenkeel pass each other Abseil's types, so it must be the same Abseil.
+find_dependency(absl @ABSEIL@ EXACT CONFIG)
+
+set(evenkeel_HAS_NCCL @HAS_NCCL@)
+foreach(_evenkeel_library IN ITEMS @SHARED@)
+  unset(_evenkeel_file)
+  find_library(_evenkeel_file NAMES ${_evenkeel_library} NO_CACHE)
+  if(NOT _evenkeel_file)
+    set(evenkeel_FOUND FALSE)
+    set(evenkeel_NOT_FOUND_MESSAGE "evenkeel needs ${_evenkeel_library}; on Debian: apt-get install @DEBIAN@")
+    return()
+  endif()
+endforeach()
+
+get_filename_component(_evenkeel_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+# Adds the target evenkeel::<part>; what it needs follows.
+macro(_evenkeel_add part)
+  set(evenkeel_${part}_FOUND TRUE)
+  if(NOT TARGET evenkeel::${part})
+    add_library(evenkeel::${part} STATIC IMPORTED)
+    set_target_properties(evenkeel::${part} PROPERTIES
+      IMPORTED_LOCATION "${_evenkeel_prefix}/lib/libevenkeel_${part}.a"
+      IMPORTED_LINK_INTERFACE_LANGUAGES CXX
+      INTERFACE_COMPILE_FEATURES cxx_std_20
+      INTERFACE_INCLUDE_DIRECTORIES "${_evenkeel_prefix}/include"
+      INTERFACE_LINK_LIBRARIES "${ARGN}")
+  endif()
+endmacro()
+
+@TARGETS@
+foreach(_evenkeel_part IN LISTS evenkeel_FIND_COMPONENTS)
+  if(evenkeel_FIND_REQUIRED_${_evenkeel_part} AND NOT evenkeel_${_evenkeel_part}_FOUND)
+    set(evenkeel_FOUND FALSE)
+    set(evenkeel_NOT_FOUND_MESSAGE "evenkeel has no part ${_evenkeel_part}; it has @PARTS@")
+  endif()
+endforeach()
+)";
+
+constexpr char kVersion[] = R"(# Before 1.0 each minor version may change what callers see.
+set(PACKAGE_VERSION "@VERSION@")
+if(PACKAGE_FIND_VERSION_RANGE)
+  set(PACKAGE_VERSION_UNSUITABLE TRUE)  # A range would hold versions that differ.
+elseif(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION)
+  set(PACKAGE_VERSION_COMPATIBLE FALSE)
+elseif("${PACKAGE_FIND_VERSION_MAJOR}.${PACKAGE_FIND_VERSION_MINOR}" STREQUAL "@MINOR_VERSION@")
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
+if(CMAKE_SIZEOF_VOID_P AND NOT CMAKE_SIZEOF_VOID_P EQUAL @POINTER_SIZE@)
+  set(PACKAGE_VERSION_UNSUITABLE TRUE)
+endif()
+)";
+
+constexpr char kPkgConfig[] = R"(prefix=${pcfiledir}/../..
+includedir=${prefix}/include
+libdir=${prefix}/lib
+
+Name: evenkeel
+Description: Data-parallel training for ranks that are not in step (@BUILD@; needs -std=c++20)
+Version: @VERSION@
+Requires: @REQUIRES@
+Cflags: -I${includedir} -pthread
+Libs: -L${libdir} @LIBS@ @FLAGS@ -pthread
+)";
+
+// "0.3.0" of "0.3.0+abc".
+std::string Number(const std::string& version) { return version.substr(0, version.find_first_not_of("0123456789.")); }
+
+std::string MinorVersion(const std::string& version) {
+  const std::string number = Number(version);
+  return number.substr(0, number.find('.', number.find('.') + 1));
+}
+
+// One word, so that no build system takes it apart or moves what is in it: a program is bound only to the shared
+// libraries that it uses.
+std::string AsNeeded(const std::vector<std::string>& link_flags) {
+  std::string word = "-Wl,--push-state,--as-needed";
+  for (absl::string_view flag : link_flags) {
+    absl::ConsumePrefix(&flag, "-Wl,");
+    absl::StrAppend(&word, ",", flag);
+  }
+  return absl::StrCat(word, ",--pop-state");
+}
+
+// The shared libraries that are named by their files.
+std::string SharedFiles(const std::vector<std::string>& link_flags) {
+  std::vector<absl::string_view> files;
+  for (absl::string_view flag : link_flags) {
+    if (absl::ConsumePrefix(&flag, "-l:")) files.push_back(flag);
+  }
+  return absl::StrJoin(files, " ");
+}
+
+bool HasNccl(const Package& package) {
+  return std::count(package.link_flags.begin(), package.link_flags.end(), "-lnccl") != 0;
+}
+
+// The parts' targets, the last one first, which brings what is not evenkeel.
+std::string CMakeTargets(const Package& package) {
+  std::string targets;
+  std::vector<std::string> needed;
+  for (const std::string& library : package.abseil) needed.push_back("absl::" + library);
+  needed.push_back("Threads::Threads");
+  needed.push_back(AsNeeded(package.link_flags));
+  for (auto part = package.parts.rbegin(); part != package.parts.rend(); ++part) {
+    absl::StrAppend(&targets, "_evenkeel_add(", *part, "\n  ", absl::StrJoin(needed, "\n  "), ")\n");
+    if (part == package.parts.rbegin()) needed.clear();
+    needed.insert(needed.begin(), "evenkeel::" + *part);
+  }
+  return targets;
+}
+
+std::string PkgConfigLibs(const Package& package) {
+  return absl::StrJoin(package.parts, " ",
+                       [](std::string* out, const std::string& part) { absl::StrAppend(out, "-levenkeel_", part); });
+}
+
+std::string PkgConfigRequires(const Package& package) {
+  return absl::StrJoin(package.abseil, ", ", [&](std::string* out, const std::string& library) {
+    absl::StrAppend(out, "absl_", library, " = ", package.abseil_version);
+  });
+}
+
+}  // namespace
+
+std::string ArchivePath(const std::string& part) { return absl::StrCat("lib/libevenkeel_", part, ".a"); }
+
+std::string CMakeConfig(const Package& package) {
+  return absl::StrReplaceAll(kConfig, {{"@BUILD@", package.version},
+                                       {"@PARTS@", absl::StrJoin(package.parts, ", ")},
+                                       {"@ABSEIL@", package.abseil_version},
+                                       {"@HAS_NCCL@", HasNccl(package) ? "TRUE" : "FALSE"},
+                                       {"@SHARED@", SharedFiles(package.link_flags)},
+                                       {"@DEBIAN@", kDebianPackages},
+                                       {"@TARGETS@", CMakeTargets(package)}});
+}
+
+std::string CMakeVersion(const Package& package) {
+  return absl::StrReplaceAll(kVersion, {{"@VERSION@", Number(package.version)},
+                                        {"@MINOR_VERSION@", MinorVersion(package.version)},
+                                        {"@POINTER_SIZE@", absl::StrCat(sizeof(void*))}});
+}
+
+std::string PkgConfig(const Package& package) {
+  return absl::StrReplaceAll(kPkgConfig, {{"@BUILD@", package.version},
+                                          {"@VERSION@", Number(package.version)},
+                                          {"@REQUIRES@", PkgConfigRequires(package)},
+                                          {"@LIBS@", PkgConfigLibs(package)},
+                                          {"@FLAGS@", AsNeeded(package.link_flags)}});
+}
+
+}  // namespace evenkeel

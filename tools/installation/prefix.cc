@@ -1,0 +1,159 @@
+#include "evenkeel/tools/installation/prefix.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <set>
+#include <system_error>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Paths = std::set<std::string>;
+
+struct FileCloser {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using UniqueFile = std::unique_ptr<std::FILE, FileCloser>;
+
+absl::Status Failed(const fs::path& path, int error) { return absl::ErrnoToStatus(error, path.string()); }
+
+// Nothing if there is no such file.
+absl::StatusOr<std::optional<std::string>> ReadIfThere(const fs::path& path) {
+  const UniqueFile file(std::fopen(path.c_str(), "rb"));
+  if (file == nullptr && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
+  if (file == nullptr) return Failed(path, errno);
+  std::string content;
+  char buffer[1 << 16];
+  while (const size_t size = std::fread(buffer, 1, sizeof(buffer), file.get())) content.append(buffer, size);
+  if (std::ferror(file.get())) return Failed(path, errno);
+  return content;
+}
+
+absl::Status WriteAll(const fs::path& path, absl::string_view content) {
+  UniqueFile file(std::fopen(path.c_str(), "wb"));
+  if (file == nullptr) return Failed(path, errno);
+  if (std::fwrite(content.data(), 1, content.size(), file.get()) != content.size()) return Failed(path, errno);
+  if (std::fclose(file.release()) != 0) return Failed(path, errno);
+  return absl::OkStatus();
+}
+
+// Under its name a file has its old content, and then the new one.
+absl::Status Replace(const fs::path& path, absl::string_view content) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  if (error) return Failed(path.parent_path(), error.value());
+  const fs::path unfinished = absl::StrCat(path.string(), ".unfinished-", getpid());
+  absl::Status status = WriteAll(unfinished, content);
+  if (status.ok() && std::rename(unfinished.c_str(), path.c_str()) != 0) status = Failed(path, errno);
+  if (!status.ok()) unlink(unfinished.c_str());
+  return status;
+}
+
+std::string ListOf(const Paths& paths) { return absl::StrCat(absl::StrJoin(paths, "\n"), "\n"); }
+
+// What an earlier installation has put there.
+absl::StatusOr<Paths> InstalledBefore(const fs::path& prefix) {
+  const fs::path list = prefix / kInstalledFilesPath;
+  EK_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadIfThere(list));
+  Paths paths;
+  if (!text.has_value()) return paths;
+  for (const absl::string_view line : absl::StrSplit(*text, '\n', absl::SkipEmpty())) {
+    if (!IsInstalledPath(line)) {
+      return absl::DataLossError(absl::StrCat(list.string(), " names \"", line,
+                                              "\", which evenkeel does not install; what is in that folder is left ",
+                                              "alone, name another one"));
+    }
+    paths.emplace(line);
+  }
+  return paths;
+}
+
+absl::StatusOr<Paths> PathsOf(const std::vector<FileToInstall>& files) {
+  Paths paths;
+  for (const FileToInstall& file : files) {
+    if (!IsInstalledPath(file.path)) return absl::InvalidArgumentError(absl::StrCat(file.path, " is no path of ours"));
+    if (!paths.insert(file.path).second) return absl::InvalidArgumentError(absl::StrCat(file.path, " is there twice"));
+  }
+  return paths;
+}
+
+absl::Status CheckThatNoneIsSomebodyElses(const fs::path& prefix, const Paths& paths, const Paths& before) {
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const fs::file_status there = fs::symlink_status(prefix / path, error);
+    if (!fs::exists(there) || (before.contains(path) && !fs::is_directory(there))) continue;
+    return absl::FailedPreconditionError(absl::StrCat((prefix / path).string(),
+                                                      " is there, and no earlier installation of this kind has put it ",
+                                                      "there; remove it, or name another folder"));
+  }
+  return absl::OkStatus();
+}
+
+// The file, and the folders that are empty without it.
+absl::Status Remove(const fs::path& prefix, const std::string& path) {
+  if (unlink((prefix / path).c_str()) != 0 && errno != ENOENT && errno != ENOTDIR) return Failed(prefix / path, errno);
+  for (fs::path folder = fs::path(path).parent_path(); !folder.empty(); folder = folder.parent_path()) {
+    if (rmdir((prefix / folder).c_str()) != 0) break;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool IsInstalledPath(absl::string_view path) {
+  static constexpr absl::string_view kBeginnings[] = {"include/evenkeel/", "lib/libevenkeel_", "lib/cmake/evenkeel/",
+                                                      "lib/pkgconfig/evenkeel.", "share/evenkeel/"};
+  if (path == kInstalledFilesPath) return false;  // It is there of itself.
+  if (std::none_of(std::begin(kBeginnings), std::end(kBeginnings),
+                   [&](absl::string_view beginning) { return absl::StartsWith(path, beginning); })) {
+    return false;
+  }
+  for (const absl::string_view name : absl::StrSplit(path, '/')) {
+    if (name.empty() || name == "." || name == "..") return false;
+  }
+  return !absl::StrContains(path, '\n') && !absl::StrContains(path, '\0');
+}
+
+absl::StatusOr<InstallSummary> InstallFiles(const std::string& prefix, const std::vector<FileToInstall>& files) {
+  EK_ASSIGN_OR_RETURN(const Paths paths, PathsOf(files));
+  EK_ASSIGN_OR_RETURN(const Paths before, InstalledBefore(prefix));
+  EK_RETURN_IF_ERROR(CheckThatNoneIsSomebodyElses(prefix, paths, before));
+
+  Paths all = before;
+  all.insert(paths.begin(), paths.end());
+  const fs::path list = fs::path(prefix) / kInstalledFilesPath;
+  if (all != before) EK_RETURN_IF_ERROR(Replace(list, ListOf(all)));
+
+  InstallSummary summary;
+  for (const FileToInstall& file : files) {
+    const fs::path path = fs::path(prefix) / file.path;
+    EK_ASSIGN_OR_RETURN(const std::optional<std::string> there, ReadIfThere(path));
+    if (there != file.content) EK_RETURN_IF_ERROR(Replace(path, file.content));
+    ++(there == file.content ? summary.unchanged : summary.written);
+  }
+  for (const std::string& path : before) {
+    if (paths.contains(path)) continue;
+    EK_RETURN_IF_ERROR(Remove(prefix, path));
+    ++summary.removed;
+  }
+  if (all != paths) EK_RETURN_IF_ERROR(Replace(list, ListOf(paths)));
+  return summary;
+}
+
+}  // namespace evenkeel

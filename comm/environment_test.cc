@@ -94,6 +94,14 @@ TEST(ParseEnvironmentTest, ARestartIsAnotherJob) {
   EXPECT_NE(Parse(kTorchrun).job, Parse(With(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}})).job);
 }
 
+TEST(ParseEnvironmentTest, SaysHowOftenTheJobWasStartedAnew) {
+  EXPECT_EQ(Parse(kTwoRanks).restarts, 0);
+  EXPECT_EQ(Parse(With(kTwoRanks, {{"EVENKEEL_RESTART", "2"}})).restarts, 2);
+  EXPECT_EQ(Parse(With(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}})).restarts, 1);
+  EXPECT_EQ(Parse(With(kTorchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}, {"EVENKEEL_RESTART", "0"}})).restarts, 0);
+  EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_RESTART", "-1"}})), HasSubstr("EVENKEEL_RESTART=-1"));
+}
+
 TEST(ParseEnvironmentTest, OurOwnVariablesComeFirst) {
   const Environment hosted = Parse(With(kTorchrun, {{"EVENKEEL_STORE", "10.0.0.7:4000"},
                                                     {"EVENKEEL_STORE_HOSTED", "1"},

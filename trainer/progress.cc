@@ -38,9 +38,9 @@ std::string QualityText(const ProgressState& state, ProgressQuality quality) {
     case ProgressQuality::kAccuracy:
       return absl::StrFormat("accuracy %.1f%%", 100 * state.accuracy);
     case ProgressQuality::kPerplexity:
-      return absl::StrFormat("perplexity %.4g", std::exp(state.loss));
+      return absl::StrFormat("perplexity %.4g", std::exp(*state.loss));
     case ProgressQuality::kBitsPerByte:
-      return absl::StrFormat("%.3f bits/byte", state.loss / std::numbers::ln2);
+      return absl::StrFormat("%.3f bits/byte", *state.loss / std::numbers::ln2);
   }
   return "";
 }
@@ -80,8 +80,10 @@ void ProgressLine::Finish() {
 
 std::string ProgressLine::Text() const {
   std::string text =
-      absl::StrFormat("epoch %s  step %s  loss %.4f  %s", Of(state_.epoch + 1, options_.epochs),
-                      Of(state_.step, options_.total_steps), state_.loss, QualityText(state_, options_.quality));
+      absl::StrCat("epoch ", Of(state_.epoch + 1, options_.epochs), "  step ", Of(state_.step, options_.total_steps));
+  if (state_.loss.has_value()) {
+    absl::StrAppendFormat(&text, "  loss %.4f  %s", *state_.loss, QualityText(state_, options_.quality));
+  }
   const Mark& first = marks_.front();
   const Mark& last = marks_.back();
   const double seconds = absl::ToDoubleSeconds(last.time - first.time);

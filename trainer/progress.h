@@ -23,6 +23,7 @@
 #include <cstdio>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "absl/time/time.h"
@@ -37,10 +38,10 @@ enum class ProgressQuality {
 };
 
 struct ProgressState {
-  int64_t step = 0;   // Steps done.
-  int epoch = 0;      // From 0.
-  int64_t count = 0;  // Samples or tokens.
-  double loss = 0;
+  int64_t step = 0;                                           // Steps done.
+  int epoch = 0;                                              // From 0.
+  int64_t count = 0;                                          // Samples or tokens.
+  std::optional<double> loss;                                 // None: not known, and neither is the accuracy.
   double accuracy = 0;                                        // From 0 to 1.
   double exposed = std::numeric_limits<double>::quiet_NaN();  // From 0 to 1; NaN: not known.
 };

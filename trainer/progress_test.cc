@@ -69,6 +69,9 @@ TEST_F(ProgressTest, LeavesOutWhatIsNotKnown) {
   progress.Update({.step = 1, .count = 100, .loss = 2.25, .accuracy = 0.1}, kStart);
   progress.Finish();
   EXPECT_EQ(Printed(), "epoch 1  step 1  loss 2.2500  accuracy 10.0%\n");
+  progress.Update({.step = 2}, kStart);
+  progress.Finish();
+  EXPECT_EQ(Printed(), "epoch 1  step 1  loss 2.2500  accuracy 10.0%\nepoch 1  step 2\n");
 }
 
 TEST_F(ProgressTest, JudgesLanguageModelsByTheirLoss) {

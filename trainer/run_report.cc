@@ -23,7 +23,12 @@ namespace {
 
 constexpr size_t kRanksToList = 8;
 constexpr size_t kNamesToList = 6;
-constexpr double kLossMemory = 0.95;  // Of the running mean, per step.
+
+// A running mean, which begins with the first value: those of single steps jump too much to read.
+double Follow(double mean, double value) {
+  constexpr double kMemory = 0.95;  // Per step.
+  return std::isnan(mean) ? value : kMemory * mean + (1 - kMemory) * value;
+}
 
 absl::string_view NameOf(ModelKind model) {
   switch (model) {
@@ -209,18 +214,12 @@ void RunReport::ShowProgress(const StepFacts& facts, const StepNumbers& numbers)
   state_.step = facts.step + 1;
   state_.count += facts.samples * predictions_per_sample_;
   if (facts.own.has_value()) {
-    const double memory = facts.step == 0 ? 0 : kLossMemory;
-    rank0_loss_ = memory * rank0_loss_ + (1 - memory) * facts.own->loss_mean;
     rank0_predictions_ += facts.own->predictions;
     rank0_correct_ += facts.own->correct;
-    state_.loss = rank0_loss_;
+    state_.loss = Follow(state_.loss.value_or(NAN), facts.own->loss_mean);
     state_.accuracy = static_cast<double>(rank0_correct_) / static_cast<double>(rank0_predictions_);
   }
-  if (!std::isnan(numbers.exposed_ratio)) {
-    const double memory = std::isnan(state_.exposed) ? 0 : kLossMemory;
-    rank0_exposed_ = memory * rank0_exposed_ + (1 - memory) * numbers.exposed_ratio;
-    state_.exposed = rank0_exposed_;
-  }
+  if (!std::isnan(numbers.exposed_ratio)) state_.exposed = Follow(state_.exposed, numbers.exposed_ratio);
   progress_->Update(state_, absl::Now());
 }
 

@@ -95,8 +95,6 @@ class RunReport {
   int epochs_reported_ = 0;
   int64_t rank0_predictions_ = 0;  // Of the current epoch, as is the next one.
   int64_t rank0_correct_ = 0;
-  double rank0_loss_ = 0;     // A running mean: a batch's own jumps too much to read.
-  double rank0_exposed_ = 0;  // The same.
 };
 
 }  // namespace evenkeel

@@ -7,6 +7,7 @@
 #ifndef EVENKEEL_TRAINER_INITIALIZE_H_
 #define EVENKEEL_TRAINER_INITIALIZE_H_
 
+#include <cmath>
 #include <span>
 
 #include "evenkeel/trainer/stable_random.h"
@@ -17,6 +18,21 @@ namespace evenkeel {
 template <typename T>
 void FillUniform(std::span<T> values, double limit, StableRandom random) {
   for (T& value : values) value = static_cast<T>((2 * random.Uniform() - 1) * limit);
+}
+
+// Normally distributed around 0, by the polar method (Marsaglia, Bray, "A convenient method for generating normal
+// variables", 1964). The logarithm is the machine's: in a float its last bit is rounded away, save for rare ties.
+template <typename T>
+void FillNormal(std::span<T> values, double deviation, StableRandom random) {
+  for (T& value : values) {
+    double x, square;
+    do {
+      x = 2 * random.Uniform() - 1;
+      const double y = 2 * random.Uniform() - 1;
+      square = x * x + y * y;
+    } while (square >= 1 || square == 0);
+    value = static_cast<T>(deviation * x * std::sqrt(-2 * std::log(square) / square));
+  }
 }
 
 }  // namespace evenkeel

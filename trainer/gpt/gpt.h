@@ -12,9 +12,12 @@
 // announced last.
 //
 // Precision: parameters and gradients are float32 (float64 with GptCompute::kFloat64, for tests). With kBFloat16 the
-//            matrix products take bfloat16 and add up in float32; everything else stays in float32.
+//            matrix products take bfloat16 and add up in float32; everything else stays in float32. Where oneDNN has no
+//            bfloat16 for the processor (x86 without AVX-512), plain loops compute the same, slowly.
+// Dropout:   PassOptions::noise seeds it; each place in the model draws its own. Evaluation has none.
 // Threads:   thread-compatible.
-// Errors:    InvalidArgument for sizes that are not possible, with the value and what it may be.
+// Errors:    InvalidArgument for sizes that are not possible, with the value and what it may be; ResourceExhausted if
+//            memory is not enough.
 // Source:    Radford et al., "Language models are unsupervised multitask learners", 2019; initialisation as there,
 //            section 2.3: normal, 0.02, of the projections back into the residual stream divided by sqrt(2 layers).
 
@@ -38,8 +41,13 @@ class Gpt : public Model {
   virtual const GptOptions& options() const = 0;
   std::map<std::string, std::string> metadata() const override { return {{"heads", std::to_string(options().heads)}}; }
   // The scores of what follows `tokens`, of which the last `context` count. Valid until the next call of this or of
-  // Forward.
+  // Forward; it is a Forward in evaluation mode itself. InvalidArgument without tokens, or for one that is not in the
+  // vocabulary.
   virtual absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) = 0;
+  // What the model holds besides values and gradients: activations, workspaces, matrices rounded to bfloat16. It is
+  // taken in the first pass of a size and kept; 0 before. oneDNN's own memory is not in it. Training on n tokens in
+  // float32 holds about 4 n (layers * (16 width + heads * context) + 12 width + vocabulary) bytes.
+  virtual int64_t ActivationBytes() const = 0;
 };
 
 absl::StatusOr<std::unique_ptr<Gpt>> MakeGpt(const GptOptions& options);

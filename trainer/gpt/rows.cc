@@ -1,0 +1,72 @@
+#include "evenkeel/trainer/gpt/rows.h"
+
+#include <algorithm>
+#include <span>
+
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/gpt/vector_math.h"
+#include "evenkeel/trainer/gpt/vectorised.h"
+#include "evenkeel/trainer/layers/elementwise.h"
+
+namespace evenkeel {
+namespace {
+
+// Four rows at a time: a quarter of the loads and stores of the sums.
+struct SumRowsLoop {
+  template <typename T, typename O>
+  EK_ALWAYS_INLINE static void Run(int64_t rows, int64_t columns, const O* matrix, T* to) {
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) {
+      const O* first = matrix + row * columns;
+#pragma omp simd
+      for (int64_t c = 0; c < columns; ++c) {
+        to[c] += (Widen(first[c]) + Widen(first[c + columns])) +
+                 (Widen(first[c + 2 * columns]) + Widen(first[c + 3 * columns]));
+      }
+    }
+    for (; row < rows; ++row) {
+#pragma omp simd
+      for (int64_t c = 0; c < columns; ++c) to[c] += Widen(matrix[row * columns + c]);
+    }
+  }
+};
+
+struct RoundLoop {
+  template <typename T, typename O>
+  EK_ALWAYS_INLINE static void Run(int64_t n, const T* values, O* operands) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) operands[i] = Narrow<O>(values[i]);
+  }
+};
+
+}  // namespace
+
+template <typename T, typename O>
+void SumRows(int64_t rows, int64_t columns, const O* matrix, GradTarget<T> to) {
+  if (!to.add) std::fill(to.data, to.data + columns, T{0});
+  Vectorised<SumRowsLoop>(rows, columns, matrix, to.data);
+}
+
+template <typename T, typename O>
+void Round(int64_t n, const T* values, O* operands) {
+  Vectorised<RoundLoop>(n, values, operands);
+}
+
+template <typename T>
+void WriteGradient(int64_t n, const T* gradient, GradTarget<T> to) {
+  const std::span<T> target(to.data, n);
+  if (to.add) {
+    Add<T>(target, std::span(gradient, n), target);
+  } else {
+    std::copy(gradient, gradient + n, to.data);
+  }
+}
+
+template void SumRows(int64_t, int64_t, const float*, GradTarget<float>);
+template void SumRows(int64_t, int64_t, const BFloat16*, GradTarget<float>);
+template void SumRows(int64_t, int64_t, const double*, GradTarget<double>);
+template void Round(int64_t, const float*, BFloat16*);
+template void WriteGradient(int64_t, const float*, GradTarget<float>);
+template void WriteGradient(int64_t, const double*, GradTarget<double>);
+
+}  // namespace evenkeel

@@ -1,0 +1,30 @@
+// Sums over rows, and the rounding of matrices to what products take.
+//
+//   SumRows(rows, columns, matrix, {.data = diff_bias, .add = false});    // to[c] = sum over r of matrix[r, c]
+//   Round(n, values, operands);                                           // float to BFloat16
+//   WriteGradient(n, sums, target);                                       // copies, or adds
+//
+// Threads: pure functions.
+
+#ifndef EVENKEEL_TRAINER_GPT_ROWS_H_
+#define EVENKEEL_TRAINER_GPT_ROWS_H_
+
+#include <cstdint>
+
+#include "evenkeel/trainer/gradient_sink.h"
+
+namespace evenkeel {
+
+// O is T or, for float, BFloat16; T is float or double.
+template <typename T, typename O>
+void SumRows(int64_t rows, int64_t columns, const O* matrix, GradTarget<T> to);
+
+template <typename T, typename O>
+void Round(int64_t n, const T* values, O* operands);
+
+template <typename T>
+void WriteGradient(int64_t n, const T* gradient, GradTarget<T> to);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_GPT_ROWS_H_

@@ -1,0 +1,81 @@
+// Products of many matrices at once, each seen through strides: parts of wider matrices, transposed or not.
+//
+//   StridedProducts<float> products;
+//   const StridedShape shape{.rows = 1024, .columns = 384, .inner = 128,
+//                            .left = {.row = 128}, .right = {.row = 384}, .output = {.row = 384}};
+//   EK_RETURN_IF_ERROR(products.Run(shape, input, weight, bias, output));
+//
+// output = left * right, plus `bias` if it is not null, plus what lies there if `add`. float and BFloat16 run on
+// oneDNN, whose kernels are generated at the first product of a shape and kept for the next. double runs on plain
+// loops, and so does BFloat16 where oneDNN has no kernel for it on this processor.
+//
+// Shapes:    left [outer, heads, rows, inner], right [outer, heads, inner, columns], bias [columns], shared by all;
+//            output [outer, heads, rows, columns]. Element (o, h, r, c) lies at o * outer + h * head + r * row +
+//            c * column of its strides. Nothing is empty; an output's elements don't overlap.
+// Precision: sums are float for BFloat16, else as the operand; an output in BFloat16 is rounded once.
+// Threads:   thread-compatible. The output must not overlap the factors.
+// Errors:    what oneDNN answers.
+
+#ifndef EVENKEEL_TRAINER_GPT_STRIDED_PRODUCT_H_
+#define EVENKEEL_TRAINER_GPT_STRIDED_PRODUCT_H_
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/layers/onednn.h"
+
+namespace evenkeel {
+
+struct MatrixStrides {
+  int64_t outer = 0;
+  int64_t head = 0;
+  int64_t row = 0;
+  int64_t column = 1;
+  bool operator==(const MatrixStrides&) const = default;
+};
+
+struct StridedShape {
+  int64_t outer = 1;
+  int64_t heads = 1;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t inner = 0;
+  MatrixStrides left, right, output;
+  bool add = false;
+  bool operator==(const StridedShape&) const = default;
+};
+
+// Operand: float, BFloat16, double.
+template <typename Operand>
+class StridedProducts {
+ public:
+  // What sums are in.
+  using Sum = std::conditional_t<std::is_same_v<Operand, double>, double, float>;
+
+  StridedProducts();
+  ~StridedProducts();
+
+  // Result: the operand's type, or float.
+  template <typename Result>
+  absl::Status Run(const StridedShape& shape, const Operand* left, const Operand* right, const Sum* bias,
+                   Result* output);
+
+ private:
+  struct Plan;
+
+  // Null: oneDNN has no kernel for it.
+  template <typename Result>
+  Plan* PlanFor(const StridedShape& shape, bool has_bias);  // Throws dnnl::error.
+
+  OneDnn dnn_;
+  std::vector<std::unique_ptr<Plan>> plans_;  // The most recently made last.
+  std::vector<Sum> row_;                      // Of the plain loops.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_GPT_STRIDED_PRODUCT_H_

@@ -1,8 +1,10 @@
 #include "evenkeel/tools/installation/needed_headers.h"
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -16,7 +18,7 @@ using testing::Pair;
 absl::StatusOr<Headers> Needed(const Headers& all, const std::vector<std::string>& public_headers) {
   return NeededHeaders(public_headers, [&](const std::string& header) -> absl::StatusOr<std::string> {
     const auto found = all.find(header);
-    if (found == all.end()) return absl::NotFoundError(absl::StrCat("there is none"));
+    if (found == all.end()) return absl::NotFoundError("there is none");
     return found->second;
   });
 }

@@ -2,6 +2,8 @@
 
 #include "evenkeel/tools/installation/package_files.h"
 
+#include <string>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

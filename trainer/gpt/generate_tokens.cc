@@ -1,0 +1,34 @@
+#include "evenkeel/trainer/gpt/generate_tokens.h"
+
+#include <algorithm>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/stable_random.h"
+
+namespace evenkeel {
+
+absl::Status Validate(const GenerateOptions& options) {
+  if (options.count >= 0) return Validate(options.sample);
+  return absl::InvalidArgumentError(absl::StrCat("the number of tokens, ", options.count, ", must not be negative"));
+}
+
+absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const GenerateOptions& options,
+                            absl::FunctionRef<absl::Status(int32_t token)> on_token) {
+  EK_RETURN_IF_ERROR(Validate(options));
+  if (prompt.empty()) return absl::InvalidArgumentError("a prompt of no tokens has nothing to go on from");
+  const size_t context = model.options().context;
+  StableRandom random(options.seed);
+  std::vector<int32_t>& tokens = prompt;
+  for (int64_t i = 0; i < options.count; ++i) {
+    const auto recent = std::span(tokens).last(std::min(context, tokens.size()));
+    EK_ASSIGN_OR_RETURN(const std::span<const float> scores, model.NextToken(recent));
+    EK_ASSIGN_OR_RETURN(const int32_t next, SampleToken(scores, options.sample, random.Uniform()));
+    EK_RETURN_IF_ERROR(on_token(next));
+    tokens.push_back(next);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel

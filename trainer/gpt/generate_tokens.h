@@ -1,0 +1,38 @@
+// Lets a language model go on from a prompt, token by token.
+//
+//   EK_RETURN_IF_ERROR(GenerateTokens(*model, prompt, {.count = 500, .sample = {.temperature = 0.8}, .seed = 7},
+//                                     [](int32_t token) { return Print(token); }));
+//
+// Equal models, prompts and options give equal tokens.
+//
+// Threads: thread-compatible; uses the model.
+// Errors:  InvalidArgument for options out of their range, an empty prompt, or what the model can't take; those of
+//          `on_token`, which end it.
+
+#ifndef EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_
+#define EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "evenkeel/trainer/gpt/gpt.h"
+#include "evenkeel/trainer/gpt/sample_token.h"
+
+namespace evenkeel {
+
+struct GenerateOptions {
+  int64_t count = 500;  // Of new tokens.
+  SampleOptions sample;
+  uint64_t seed = 0;
+};
+
+absl::Status Validate(const GenerateOptions& options);
+
+absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const GenerateOptions& options,
+                            absl::FunctionRef<absl::Status(int32_t token)> on_token);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_

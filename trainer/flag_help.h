@@ -3,7 +3,7 @@
 //   std::cout << FlagHelp({{"Data", {"data_dir", "shuffle"}}, {"Optimizer", {"lr"}}});
 //
 //   Data:
-//     --data_dir=TEXT     folder with IDX files (default /usr/share/datasets/fashion-mnist)
+//     --data=TEXT     folder with IDX files (default /usr/share/datasets/fashion-mnist)
 //     --[no]shuffle       another order in each epoch (default on)
 //
 // A flag's description says it all in itself; "(default ...)" is added unless the description mentions a default. What

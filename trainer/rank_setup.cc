@@ -17,15 +17,36 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/freeze_schedule.h"
+#include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model_file.h"
 
 namespace evenkeel {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options) {
-  if (options.model == ModelKind::kMlp) return MakeMlp({.hidden = options.hidden, .seed = options.seed});
-  return MakeCnn({.seed = options.seed});
+// For the data as it is.
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options, const TrainingData& data) {
+  const bool is_for_text = options.model == ModelKind::kGpt;
+  if (is_for_text == data.image.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data=", options.data.path, " is ", is_for_text ? "images" : "text",
+                     ", and --model=", NameOf(options.model), " is for ", is_for_text ? "text" : "images"));
+  }
+  switch (options.model) {
+    case ModelKind::kMlp:
+      return MakeMlp({.image = *data.image, .hidden = options.hidden, .seed = options.seed});
+    case ModelKind::kCnn: {
+      CnnOptions cnn = options.cnn;
+      cnn.image = *data.image;
+      return MakeCnn(cnn);
+    }
+    case ModelKind::kGpt: {
+      GptOptions gpt = options.gpt;
+      gpt.vocabulary = data.vocabulary;
+      return MakeGpt(gpt);
+    }
+  }
+  return absl::InvalidArgumentError("there is no such model");
 }
 
 // A run should not find out at its end that it can't write what it is for.
@@ -91,7 +112,7 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
                                                 .rank_steps = options.rank_steps,
                                                 .must_be_even = !options.joins,
                                                 .stops_early = options.stops_early}));
-  EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options));
+  EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
   EK_RETURN_IF_ERROR(Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
   EK_RETURN_IF_ERROR(MakeFlightFolder(options.flight_folder));
   if (rank != 0) return setup;

@@ -1,6 +1,6 @@
 // What a rank needs to begin training, made and checked before any of it is used.
 //
-//   EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, LoadTrainingData(options.data_dir), rank, world_size));
+//   EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, LoadTrainingData(options.data), rank, world_size));
 //
 // What can be wrong with flags, data and files comes to light here: in the process that starts the ranks, too, so that
 // the sentence about it is said once and nothing has been started.

@@ -14,6 +14,7 @@
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model_file.h"
 #include "evenkeel/trainer/train_options.h"
@@ -33,7 +34,8 @@ std::unique_ptr<const IdxDataset> Black(int count) {
 }
 
 absl::StatusOr<std::shared_ptr<const TrainingData>> Data() {
-  return std::make_shared<const TrainingData>(TrainingData{Black(40), Black(10)});
+  return std::make_shared<const TrainingData>(
+      TrainingData{.train = Black(40), .test = Black(10), .image = ImageShape{}});
 }
 
 TrainOptions Options(TrainFlags flags) {

@@ -30,18 +30,6 @@ double Follow(double mean, double value) {
   return std::isnan(mean) ? value : kMemory * mean + (1 - kMemory) * value;
 }
 
-absl::string_view NameOf(ModelKind model) {
-  switch (model) {
-    case ModelKind::kMlp:
-      return "mlp";
-    case ModelKind::kCnn:
-      return "cnn";
-    case ModelKind::kGpt:
-      return "gpt";
-  }
-  return "";
-}
-
 absl::string_view DescribeSharding(Sharding sharding) {
   switch (sharding) {
     case Sharding::kNone:

@@ -20,6 +20,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/rank_setup.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/training_data.h"
@@ -53,9 +54,10 @@ Said SaidAfter(TrainFlags flags, Tell tell) {
   const std::string out_path = testing::TempDir() + "/out.txt";
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
     const TrainOptions options = *MakeTrainOptions(flags);
-    EK_ASSIGN_OR_RETURN(
-        RankSetup setup,
-        PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
+    EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options,
+                                                     std::make_shared<const TrainingData>(TrainingData{
+                                                         .train = Black(12), .test = Black(2), .image = ImageShape{}}),
+                                                     0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
     EK_ASSIGN_OR_RETURN(const auto report, RunReport::Create(out, options, *run));
@@ -189,9 +191,10 @@ TEST(RunReportTest, AnotherRankGoesOnWithTheReport) {
   const std::string out_path = testing::TempDir() + "/goes_on.txt";
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
     const TrainOptions options = *MakeTrainOptions(flags);
-    EK_ASSIGN_OR_RETURN(
-        RankSetup setup,
-        PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
+    EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options,
+                                                     std::make_shared<const TrainingData>(TrainingData{
+                                                         .train = Black(12), .test = Black(2), .image = ImageShape{}}),
+                                                     0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
     EK_RETURN_IF_ERROR(RunReport::Create(out, options, *run).status());
@@ -213,9 +216,10 @@ TEST(RunReportTest, AnotherRankGoesOnWithTheReport) {
 TEST(RunReportTest, NamesAMetricsFileThatCannotBeMade) {
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
     TrainOptions options = *MakeTrainOptions({.model = "mlp", .batch_size = 4});
-    EK_ASSIGN_OR_RETURN(
-        RankSetup setup,
-        PrepareRank(options, std::make_shared<const TrainingData>(TrainingData{Black(12), Black(2)}), 0, 1));
+    EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options,
+                                                     std::make_shared<const TrainingData>(TrainingData{
+                                                         .train = Black(12), .test = Black(2), .image = ImageShape{}}),
+                                                     0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     options.metrics_file = "/proc/no/metrics";
     return RunReport::Create(stdout, options, *run).status();

@@ -55,10 +55,18 @@ DEFINE_int64(heads, 0, "of each of the gpt's attentions (default: the preset's)"
 DEFINE_int64(context, 0, "tokens that the gpt sees (default: the preset's)");
 DEFINE_double(dropout, 0, "of the gpt (default: the preset's)");
 DEFINE_string(compute, kDefaults.compute, "=T float32 or bfloat16, of the gpt's matrix products");
+DEFINE_string(widths, "16,32,64", "=N,N,... channels of the cnn's stem and stages");
+DEFINE_int32(blocks, 1, "residual blocks of each stage of the cnn");
 DEFINE_string(init, kDefaults.init, "=FILE start from these weights (safetensors)");
 DEFINE_string(save, kDefaults.save, "=FILE write the trained weights there (safetensors)");
 
-DEFINE_string(data_dir, kDefaults.data_dir, "=DIR folder with MNIST-style IDX files, plain or .gz");
+DEFINE_string(
+    data, "",
+    "=PATH folder with MNIST-style IDX files or with CIFAR-10's, a text, or token shards as llm.c writes them "
+    "(a pattern like 'fine_train_*.bin') (default: Fashion-MNIST, for gpt The Jargon File, as Debian has them)");
+DEFINE_string(test_data, kDefaults.test_data, "=PATTERN token shards to test with (default: val for train in --data)");
+DEFINE_bool(mirror, kDefaults.mirror, "half of the training images are mirrored, others in each epoch");
+DEFINE_int32(shift, kDefaults.shift, "training images are moved by up to so many pixels");
 DEFINE_bool(shuffle, kDefaults.shuffle, "another order of the samples in each epoch");
 DEFINE_uint64(seed, kDefaults.seed, "of the first weights and the shuffling");
 DEFINE_int64(batch_size, 96, "samples per rank and pass (default: 96, gpt 8)");
@@ -121,8 +129,11 @@ namespace {
 
 const FlagGroup kFlagGroups[] = {
     {"Model",
-     {"model", "hidden", "preset", "layers", "width", "heads", "context", "dropout", "compute", "init", "save"}},
-    {"Data", {"data_dir", "shuffle", "seed", "batch_size", "accumulate", "epochs", "max_steps", "rank_steps"}},
+     {"model", "hidden", "preset", "layers", "width", "heads", "context", "dropout", "compute", "widths", "blocks",
+      "init", "save"}},
+    {"Data",
+     {"data", "test_data", "mirror", "shift", "shuffle", "seed", "batch_size", "accumulate", "epochs", "max_steps",
+      "rank_steps"}},
     {"Optimizer", {"optimizer", "lr", "lr_decay", "warmup", "momentum", "weight_decay", "clip", "zero", "shards"}},
     {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
@@ -131,9 +142,10 @@ const FlagGroup kFlagGroups[] = {
 
 const TrainStreams kStreams{.out = stdout, .log = stderr};
 
-constexpr char kSummary[] = R"(Trains a model on Fashion-MNIST, or on your own images, with several ranks.
+constexpr char kSummary[] = R"(Trains a model on images or text with several ranks.
 
   bazel run //trainer:train
+  bazel run //trainer:train -- --model=gpt
   bazel run //trainer:train -- --model=mlp --nproc=4 --epochs=1
   bazel run //trainer:train -- --model=mlp --rank_steps=3,5 --divide_by=effective --save=mlp.safetensors
   bazel run //trainer:train -- --model=mlp --freeze=fc1@100:200 --metrics=run.jsonl
@@ -173,7 +185,12 @@ TrainFlags FlagsAsGiven() {
       .context = IfGiven("context", FLAGS_context),
       .dropout = IfGiven("dropout", FLAGS_dropout),
       .compute = FLAGS_compute,
-      .data_dir = FLAGS_data_dir,
+      .widths = IfGiven("widths", FLAGS_widths),
+      .blocks = IfGiven("blocks", FLAGS_blocks),
+      .data = IfGiven("data", FLAGS_data),
+      .test_data = FLAGS_test_data,
+      .mirror = FLAGS_mirror,
+      .shift = FLAGS_shift,
       .shuffle = FLAGS_shuffle,
       .seed = FLAGS_seed,
       .nproc = FLAGS_nproc,
@@ -243,7 +260,7 @@ absl::string_view NameOf(BackendKind backend) {
 
 // What is wrong before anything has been started.
 absl::Status CheckSetup(const TrainOptions& options) {
-  return PrepareRank(options, LoadTrainingData(options.data_dir), /*rank=*/0, options.nproc).status();
+  return PrepareRank(options, LoadTrainingData(options.data), /*rank=*/0, options.nproc).status();
 }
 
 // Where a person asks for flight records, they can have them of a run that hangs, too.
@@ -260,7 +277,7 @@ CommunicatorOptions GroupOptions(const TrainOptions& options) {
 
 // All ranks are threads.
 absl::Status RunThreads(const TrainOptions& options) {
-  const auto data = LoadTrainingData(options.data_dir);
+  const auto data = LoadTrainingData(options.data);
   EK_RETURN_IF_ERROR(PrepareRank(options, data, /*rank=*/0, options.nproc).status());
   EK_RETURN_IF_ERROR(DumpFlightIfAsked(options));
   return RunRanks(
@@ -305,7 +322,7 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
   const auto comm = CreateCommunicator(
       environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return {.status = comm.status()};
-  TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data_dir), kStreams);
+  TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data), kStreams);
   if (options.goes_on && environment.rank_zero_hosts && absl::IsUnavailable(result.status)) {
     result.status = absl::UnavailableError(absl::StrCat(
         result.status.message(), "; where tools:launch or --nproc starts the ranks, no rank takes the store with it"));

@@ -11,15 +11,17 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/idx_dataset.h"
 
 namespace evenkeel {
 namespace {
 
 constexpr int kMaxRanksPerHost = 1024;  // More are a typing error, not a wish.
+constexpr int kMaxBlocks = 16;          // MakeCnn's.
+constexpr int kMaxShift = 16;
 constexpr int64_t kMaxAccumulated = 1 << 20;
 constexpr double kMaxBucketMegabytes = 100000;
-constexpr int64_t kMaxHiddenUnits = 65536;  // These two are MakeMlp's (mlp.h).
-constexpr size_t kMaxHiddenLayers = 16;
 
 template <typename Value>
 using Choices = std::initializer_list<std::pair<absl::string_view, Value>>;
@@ -64,19 +66,30 @@ absl::StatusOr<std::vector<int64_t>> ParseRankSteps(absl::string_view text) {
   return steps;
 }
 
-absl::StatusOr<std::vector<int>> ParseHidden(absl::string_view text) {
-  std::vector<int> hidden;
+struct SizeLimits {
+  absl::string_view unit;
+  int64_t highest;
+  size_t most;
+};
+
+constexpr SizeLimits kHiddenLimits{"units", 65536, 16};  // MakeMlp's.
+constexpr SizeLimits kWidthLimits{"channels", 1024, 5};  // MakeCnn's.
+
+// "64" or "1024,1024".
+absl::StatusOr<std::vector<int>> ParseSizes(absl::string_view flag, absl::string_view text, const SizeLimits& limits) {
+  std::vector<int> sizes;
   for (absl::string_view part : absl::StrSplit(text, ',')) {
-    int64_t units = 0;
-    if (!ParseCount(part, units) || units < 1 || units > kMaxHiddenUnits) {
-      return absl::InvalidArgumentError(absl::StrCat("--hidden=", text, " is not possible; it is 1 to ",
-                                                     kMaxHiddenUnits, " units, or several such numbers: 1024,1024"));
+    int64_t size = 0;
+    if (!ParseCount(part, size) || size < 1 || size > limits.highest) {
+      return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", text, " is not possible; it is 1 to ",
+                                                     limits.highest, " ", limits.unit,
+                                                     ", or several such numbers: 32,64"));
     }
-    hidden.push_back(static_cast<int>(units));
+    sizes.push_back(static_cast<int>(size));
   }
-  if (hidden.size() <= kMaxHiddenLayers) return hidden;
+  if (sizes.size() <= limits.most) return sizes;
   return absl::InvalidArgumentError(
-      absl::StrCat("--hidden names ", hidden.size(), " layers; there may be up to ", kMaxHiddenLayers));
+      absl::StrCat("--", flag, " names ", sizes.size(), " layers; there may be up to ", limits.most));
 }
 
 absl::Status ParseRefresh(absl::string_view text, TrainOptions& options) {
@@ -148,7 +161,16 @@ absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
     return absl::InvalidArgumentError(
         absl::StrCat("--hidden is for --model=mlp; ", flags.model, " has no hidden units to choose"));
   }
-  if (model == ModelKind::kGpt) return absl::OkStatus();
+  const bool is_gpt = model == ModelKind::kGpt;
+  if (model != ModelKind::kCnn && (flags.widths.has_value() || flags.blocks.has_value())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flags.widths.has_value() ? "widths" : "blocks", " is for --model=cnn, not ", flags.model));
+  }
+  if (is_gpt && (flags.mirror || flags.shift != 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", flags.mirror ? "mirror" : "shift", " is for images, and --model=gpt is for text"));
+  }
+  if (is_gpt) return absl::OkStatus();
   const std::pair<absl::string_view, bool> given[] = {
       {"preset", flags.preset.has_value()},   {"layers", flags.layers.has_value()},
       {"width", flags.width.has_value()},     {"heads", flags.heads.has_value()},
@@ -205,6 +227,8 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs.value_or(1), 1));
   EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
   EK_RETURN_IF_ERROR(CheckRange("batch_size", flags.batch_size.value_or(1), int64_t{1}, int64_t{INT32_MAX}));
+  EK_RETURN_IF_ERROR(CheckRange("blocks", flags.blocks.value_or(1), 1, kMaxBlocks));
+  EK_RETURN_IF_ERROR(CheckRange("shift", flags.shift, 0, kMaxShift));
   EK_RETURN_IF_ERROR(CheckRange("accumulate", flags.accumulate, int64_t{1}, kMaxAccumulated));
   EK_RETURN_IF_ERROR(CheckAtLeast("warmup", flags.warmup.value_or(0), int64_t{0}));
   EK_RETURN_IF_ERROR(CheckAtLeast("clip", flags.clip.value_or(0), 0.0));
@@ -238,11 +262,22 @@ Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes 
 
 }  // namespace
 
+absl::string_view NameOf(ModelKind model) {
+  switch (model) {
+    case ModelKind::kMlp:
+      return "mlp";
+    case ModelKind::kCnn:
+      return "cnn";
+    case ModelKind::kGpt:
+      return "gpt";
+  }
+  return "";
+}
+
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckNumbers(flags));
   TrainOptions options{
       .seed = flags.seed,
-      .data_dir = flags.data_dir,
       .shuffle = flags.shuffle,
       .max_steps = flags.max_steps,
       .accumulate = flags.accumulate,
@@ -259,7 +294,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .flight_folder = flags.flight,
   };
   EK_ASSIGN_OR_RETURN(options.model,
-                      Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}}));
+                      Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}, {"gpt", ModelKind::kGpt}}));
   EK_RETURN_IF_ERROR(CheckModelFlags(flags, options.model));
   const ModelDefaults defaults = DefaultsOf(options.model);
   options.epochs = flags.epochs.value_or(defaults.epochs);
@@ -267,7 +302,16 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   options.warmup = flags.warmup.value_or(defaults.warmup);
   options.clip = flags.clip.value_or(defaults.clip);
   EK_ASSIGN_OR_RETURN(options.gpt, ParseGpt(flags));
-  EK_ASSIGN_OR_RETURN(options.hidden, ParseHidden(flags.hidden.value_or(kDefaultHidden)));
+  if (flags.widths.has_value()) {
+    EK_ASSIGN_OR_RETURN(options.cnn.widths, ParseSizes("widths", *flags.widths, kWidthLimits));
+  }
+  options.cnn.blocks_per_stage = flags.blocks.value_or(options.cnn.blocks_per_stage);
+  options.cnn.seed = flags.seed;
+  options.data = {.path = flags.data.value_or(options.model == ModelKind::kGpt ? kJargonFile : kFashionMnistFolder),
+                  .context = options.gpt.context,
+                  .test_path = flags.test_data};
+  options.augment = {.max_shift = flags.shift, .mirrors = flags.mirror, .seed = flags.seed};
+  EK_ASSIGN_OR_RETURN(options.hidden, ParseSizes("hidden", flags.hidden.value_or(kDefaultHidden), kHiddenLimits));
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
   EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));
   EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));

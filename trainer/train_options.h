@@ -16,14 +16,17 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/bucket/trainability.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/step_divisor.h"
+#include "evenkeel/trainer/augment.h"
+#include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/learning_rate.h"
+#include "evenkeel/trainer/training_data.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -41,7 +44,12 @@ struct TrainFlags {
   std::optional<int64_t> context;
   std::optional<double> dropout;
   std::string compute = "float32";
-  std::string data_dir = kFashionMnistFolder;
+  std::optional<std::string> widths;
+  std::optional<int> blocks;
+  std::optional<std::string> data;
+  std::string test_data;
+  bool mirror = false;
+  int shift = 0;
   bool shuffle = true;
   uint64_t seed = 0;
   int nproc = 2;
@@ -87,10 +95,12 @@ enum class Sharding { kNone, kTensors, kSlices };
 struct TrainOptions {
   ModelKind model = ModelKind::kCnn;
   std::vector<int> hidden;  // Units of each hidden layer of the mlp.
-  GptOptions gpt;           // Its vocabulary is the data's.
+  CnnOptions cnn;           // The data says of which images,
+  GptOptions gpt;           // and of which vocabulary.
   uint64_t seed = 0;
 
-  std::string data_dir;
+  DataOptions data;
+  AugmentOptions augment;  // Nothing, by default.
   bool shuffle = true;
   int epochs = 0;
   int64_t max_steps = 0;            // 0: no limit.
@@ -130,6 +140,9 @@ struct TrainOptions {
 
   int64_t samples_per_step() const { return batch_size * accumulate; }  // Of one rank.
 };
+
+// As --model has it.
+absl::string_view NameOf(ModelKind model);
 
 absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags);
 

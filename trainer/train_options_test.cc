@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/trainer/data/text_dataset.h"
 
 namespace evenkeel {
 namespace {
@@ -86,12 +87,62 @@ TEST(TrainOptionsTest, RanksStopWithALostOneUnlessTheyAreToGoOn) {
   EXPECT_EQ(MakeTrainOptions({})->verify, std::nullopt);
 }
 
+TEST(TrainOptionsTest, AGptHasItsPresetsSizesUnlessTheyAreGiven) {
+  const TrainOptions mini = *MakeTrainOptions({.model = "gpt"});
+  EXPECT_EQ(mini.gpt.layers, 4);
+  EXPECT_EQ(mini.gpt.context, 128);
+  EXPECT_EQ(mini.data.context, 128);
+  EXPECT_EQ(mini.data.path, kJargonFile);
+  EXPECT_EQ(mini.decay, Decay::kCosine);
+  EXPECT_EQ(mini.warmup, 100);
+  EXPECT_EQ(mini.clip, 1);
+  EXPECT_EQ(std::get<AdamW>(mini.rule).weight_decay, 0.1);
+  const TrainOptions wide = *MakeTrainOptions({.model = "gpt",
+                                               .preset = "tiny",
+                                               .width = 96,
+                                               .context = 32,
+                                               .dropout = 0.25,
+                                               .compute = "bfloat16",
+                                               .data = "here",
+                                               .batch_size = 3,
+                                               .accumulate = 5,
+                                               .lr_decay = "none",
+                                               .warmup = 0,
+                                               .clip = 0});
+  EXPECT_EQ(wide.gpt.layers, 2);
+  EXPECT_EQ(wide.gpt.width, 96);
+  EXPECT_EQ(wide.gpt.dropout, 0.25);
+  EXPECT_EQ(wide.gpt.compute, GptCompute::kBFloat16);
+  EXPECT_EQ(wide.data.context, 32);
+  EXPECT_EQ(wide.data.path, "here");
+  EXPECT_EQ(wide.samples_per_step(), 15);
+  EXPECT_EQ(wide.clip, 0);
+}
+
 TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
   const struct {
     std::string says;
     std::function<void(TrainFlags&)> spoil;
   } kCases[] = {
-      {"--model=gpt is not possible; choose mlp, cnn", [](TrainFlags& f) { f.model = "gpt"; }},
+      {"--model=vgg is not possible; choose mlp, cnn, gpt", [](TrainFlags& f) { f.model = "vgg"; }},
+      {"--preset: huge is no preset; choose tiny, mini, gpt2",
+       [](TrainFlags& f) { f.model = "gpt", f.preset = "huge"; }},
+      {"--preset is for --model=gpt, not cnn", [](TrainFlags& f) { f.preset = "tiny"; }},
+      {"--dropout is for --model=gpt, not mlp", [](TrainFlags& f) { f.model = "mlp", f.dropout = 0.1; }},
+      {"--compute is for --model=gpt, not cnn", [](TrainFlags& f) { f.compute = "bfloat16"; }},
+      {"--compute=float8 is not possible; choose float32, bfloat16",
+       [](TrainFlags& f) { f.model = "gpt", f.compute = "float8"; }},
+      {"--widths is for --model=cnn, not gpt", [](TrainFlags& f) { f.model = "gpt", f.widths = "8"; }},
+      {"--widths=8,2000 is not possible; it is 1 to 1024 channels", [](TrainFlags& f) { f.widths = "8,2000"; }},
+      {"--widths names 6 layers; there may be up to 5", [](TrainFlags& f) { f.widths = "8,8,8,8,8,8"; }},
+      {"--blocks=0", [](TrainFlags& f) { f.blocks = 0; }},
+      {"--mirror is for images, and --model=gpt is for text",
+       [](TrainFlags& f) { f.model = "gpt", f.mirror = true; }},
+      {"--shift=-1", [](TrainFlags& f) { f.shift = -1; }},
+      {"--accumulate=0", [](TrainFlags& f) { f.accumulate = 0; }},
+      {"--warmup=-1", [](TrainFlags& f) { f.warmup = -1; }},
+      {"--clip=-1", [](TrainFlags& f) { f.clip = -1; }},
+      {"--divide_by=samples needs --join", [](TrainFlags& f) { f.join = false, f.divide_by = "samples"; }},
       {"--model= is not possible", [](TrainFlags& f) { f.model = ""; }},
       {"--hidden=0 is not possible; it is 1 to 65536 units", [](TrainFlags& f) { f.model = "mlp", f.hidden = "0"; }},
       {"--hidden=65537", [](TrainFlags& f) { f.model = "mlp", f.hidden = "65537"; }},

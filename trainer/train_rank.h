@@ -1,6 +1,6 @@
 // One rank's run from the first agreement to the last line.
 //
-//   const auto data = LoadTrainingData(options.data_dir);
+//   const auto data = LoadTrainingData(options.data);
 //   const TrainResult result = TrainRank(comm, options, data, {.out = stdout, .log = stderr});
 //
 // All ranks call it, each with what loading the data gave. Rank 0 alone prints to `out`, and writes the files that the

@@ -17,6 +17,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/recovery.h"
+#include "evenkeel/trainer/augment.h"
 #include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/learning_rate.h"
@@ -155,6 +156,9 @@ absl::Status TrainingRun::Freeze(int64_t step) {
 absl::StatusOr<BatchResult> TrainingRun::Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
                                               absl::FunctionRef<absl::Status(int)> on_gradient) {
   const Batch batch = setup_.data->train->Gather(samples, memory_);
+  if (setup_.data->image.has_value() && (options_.augment.mirrors || options_.augment.max_shift > 0)) {
+    Augment(options_.augment, *setup_.data->image, epoch_, samples, memory_.images);
+  }
   const absl::StatusOr<BatchResult> result = setup_.model->Forward(batch, Mode::kTraining, how);
   EK_RETURN_IF_ERROR(Own(result.status()));
   if (!std::isfinite(result->loss_mean)) {
@@ -221,6 +225,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
   const std::vector<int32_t> order =
       options_.shuffle ? ShuffledOrder(batches.samples, options_.seed, epoch) : InOrder(batches.samples);
 
+  epoch_ = epoch;
   Evaluation& mine = trained_[epoch];
   StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch)};
   absl::Time begin = absl::Now();

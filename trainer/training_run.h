@@ -165,6 +165,7 @@ class TrainingRun {
     Evaluation batch;
   } last_;
   BatchMemory memory_;
+  int epoch_ = 0;  // That is under way.
 };
 
 }  // namespace evenkeel

@@ -56,8 +56,8 @@ std::unique_ptr<const IdxDataset> Striped(int count, uint64_t seed) {
 }
 
 const std::shared_ptr<const TrainingData>& Data() {
-  static const auto* const data =
-      new std::shared_ptr<const TrainingData>(new TrainingData{Striped(60, 1), Striped(17, 2)});
+  static const auto* const data = new std::shared_ptr<const TrainingData>(
+      new TrainingData{.train = Striped(60, 1), .test = Striped(17, 2), .image = ImageShape{}});
   return *data;
 }
 

@@ -83,7 +83,7 @@ class ElasticRun {
     for (const std::string& flag : std::vector<std::string>{
              kTrain, "--model=mlp", "--hidden=8", "--backend=gloo", absl::StrCat("--nproc=", kRanks),
              absl::StrCat("--batch_size=", kBatch), absl::StrCat("--epochs=", kEpochs), "--on_failure=continue",
-             "--data_dir=" + WriteSmallData("data", kData), "--metrics=" + mark_}) {
+             "--data=" + WriteSmallData("data", kData), "--metrics=" + mark_}) {
       command.push_back(flag);
     }
     command.insert(command.end(), more.begin(), more.end());
@@ -374,7 +374,7 @@ TEST(ContinueWithoutALauncherTest, NobodyGoesOnWithoutTheStore) {
                                                  {"EVENKEEL_SECRET", "of this test"}}};
     ranks.push_back(std::make_unique<Program>(
         std::vector<std::string>{kTrain, "--model=mlp", "--hidden=8", "--batch_size=4", "--nozero",
-                                 "--on_failure=continue", "--data_dir=" + WriteSmallData("data", kData),
+                                 "--on_failure=continue", "--data=" + WriteSmallData("data", kData),
                                  "--metrics=" + mark},
         options));
   }
@@ -402,7 +402,7 @@ TEST(ContinueAfterAnErrorTest, ARankWithAnErrorOfItsOwnIsLeftBehind) {
   const std::string command = absl::StrCat("trap '' XFSZ; ulimit -f 8; exec ", kTrain,
                                            " --model=mlp --hidden=8 --backend=gloo --nproc=2 --on_failure=continue "
                                            "--nozero --epochs=1 --metrics=",
-                                           metrics, " --data_dir=", WriteSmallData("short", {.train = 9600}));
+                                           metrics, " --data=", WriteSmallData("short", {.train = 9600}));
   const Ended ended = Program({"/bin/sh", "-c", command}).Wait();
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 1);

@@ -25,16 +25,15 @@ class ErrorsTest : public testing::TestWithParam<const char*> {
   static void SetUpTestSuite() {
     data_ = new std::string(WriteSmallData("data", {.train = 40, .test = 10}));
     weights_ = new std::string(TempPath("weights.safetensors"));
-    const Ended ended = Train({"--model=mlp", "--hidden=8", "--nproc=1", "--data_dir=" + *data_, "--max_steps=1",
+    const Ended ended = Train({"--model=mlp", "--hidden=8", "--nproc=1", "--data=" + *data_, "--max_steps=1",
                                "--batch_size=5", "--save=" + *weights_});
     ASSERT_EQ(ended.code, 0) << ended.err;
   }
 
   // Two ranks on the small data, with `more` flags, end with a sentence that has all of `words`.
   static void ExpectSentence(const std::vector<std::string>& more, const std::vector<std::string>& words) {
-    std::vector<std::string> flags = {"--model=mlp",          "--nproc=2",
-                                      "--epochs=1",           "--batch_size=5",
-                                      "--data_dir=" + *data_, absl::StrCat("--backend=", GetParam())};
+    std::vector<std::string> flags = {"--model=mlp",    "--nproc=2",        "--epochs=1",
+                                      "--batch_size=5", "--data=" + *data_, absl::StrCat("--backend=", GetParam())};
     flags.insert(flags.end(), more.begin(), more.end());
     const Ended ended = Train(flags);
     SCOPED_TRACE(absl::StrCat("stderr: ", ended.err));
@@ -72,10 +71,10 @@ TEST_P(ErrorsTest, WrongFlags) {
 }
 
 TEST_P(ErrorsTest, DataThatIsNotThere) {
-  ExpectSentence({"--data_dir=" + TempPath("nowhere")}, {TempPath("nowhere"), "train-images"});
+  ExpectSentence({"--data=" + TempPath("nowhere")}, {TempPath("nowhere"), "train-images"});
   const std::string folder = DataCopy("without_test");
   unlink((folder + "/t10k-labels-idx1-ubyte").c_str());
-  ExpectSentence({"--data_dir=" + folder}, {folder, "t10k-labels"});
+  ExpectSentence({"--data=" + folder}, {folder, "t10k-labels"});
 }
 
 TEST_P(ErrorsTest, DataThatIsDamaged) {
@@ -83,17 +82,17 @@ TEST_P(ErrorsTest, DataThatIsDamaged) {
   const std::string images = folder + "/train-images-idx3-ubyte";
   const std::string whole = ReadText(images);
   WriteText(images, whole.substr(0, whole.size() - 1));
-  ExpectSentence({"--data_dir=" + folder}, {images});
+  ExpectSentence({"--data=" + folder}, {images});
   WriteText(images, whole.substr(0, 3));
-  ExpectSentence({"--data_dir=" + folder}, {images});
+  ExpectSentence({"--data=" + folder}, {images});
   WriteText(images, "");
-  ExpectSentence({"--data_dir=" + folder}, {images});
+  ExpectSentence({"--data=" + folder}, {images});
   WriteText(images, whole);
   const std::string labels = folder + "/t10k-labels-idx1-ubyte";
   std::string wrong = ReadText(labels);
   wrong.back() = 10;
   WriteText(labels, wrong);
-  ExpectSentence({"--data_dir=" + folder}, {labels});
+  ExpectSentence({"--data=" + folder}, {labels});
 }
 
 TEST_P(ErrorsTest, TooManyRanksForTheData) {

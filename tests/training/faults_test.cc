@@ -38,7 +38,7 @@ class FaultsTest : public testing::Test {
             absl::StrCat("--nproc=", ranks),
             "--batch_size=4",
             "--epochs=1000000",
-            "--data_dir=" + WriteSmallData("data", {.train = 240, .test = 10}),
+            "--data=" + WriteSmallData("data", {.train = 240, .test = 10}),
             "--metrics=" + mark_};
   }
 

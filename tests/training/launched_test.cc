@@ -58,7 +58,7 @@ std::vector<Ended> RunTwoRanks(const std::vector<std::string>& flags, const Vari
                                         "--batch_size=4",
                                         "--shuffle=false",
                                         "--epochs=1",
-                                        "--data_dir=" + WriteSmallData("data", {.train = 40, .test = 11})};
+                                        "--data=" + WriteSmallData("data", {.train = 40, .test = 11})};
     command.insert(command.end(), flags.begin(), flags.end());
     ProgramOptions options{.environment = RankVariables(rank, 2)};
     options.environment.insert(common.begin(), common.end());
@@ -95,7 +95,7 @@ TEST(LaunchedTest, WeightsAreThoseOfRanksThatWeStart) {
   const std::string launched = TempPath("launched.safetensors"), started = TempPath("started.safetensors");
   ExpectOneRun(RunTwoRanks({"--save=" + launched}, StoreInFolder("weights_store")));
   const Ended ended = Train({"--model=mlp", "--hidden=8", "--batch_size=4", "--shuffle=false", "--epochs=1",
-                             "--nproc=2", "--save=" + started, "--data_dir=" + TempPath("data")});
+                             "--nproc=2", "--save=" + started, "--data=" + TempPath("data")});
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_EQ(MaxDifference(ReadWeights(launched), ReadWeights(started)), 0);
 }

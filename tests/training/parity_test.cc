@@ -37,7 +37,7 @@ class ParityTest : public testing::TestWithParam<Recipe> {
     data_ = new std::string(WriteSmallData("data", {.train = 10 * kUnionBatch, .test = 20}));
     init_ = new std::string(TempPath("init.safetensors"));
     // Any trained weights are a better start for a comparison than fresh ones.
-    const Ended ended = Train({"--model=mlp", "--hidden=24", "--nproc=1", "--data_dir=" + *data_, "--max_steps=3",
+    const Ended ended = Train({"--model=mlp", "--hidden=24", "--nproc=1", "--data=" + *data_, "--max_steps=3",
                                "--seed=5", "--save=" + *init_});
     ASSERT_EQ(ended.code, 0) << ended.err;
   }
@@ -50,7 +50,7 @@ class ParityTest : public testing::TestWithParam<Recipe> {
                                       "--epochs=2",
                                       "--divide_by=initial",
                                       "--shuffle=false",
-                                      "--data_dir=" + *data_,
+                                      "--data=" + *data_,
                                       "--init=" + *init_,
                                       "--save=" + save,
                                       absl::StrCat("--nproc=", ranks),

@@ -132,14 +132,14 @@ class RunTest : public testing::TestWithParam<const char*> {
   static void SetUpTestSuite() {
     data_ = new std::string(WriteSmallData("data", {.train = kSamples, .test = 31}));
     init_ = new std::string(TempPath("init.safetensors"));
-    const Ended ended = Train({"--model=mlp", absl::StrCat("--hidden=", kHidden), "--nproc=1", "--data_dir=" + *data_,
+    const Ended ended = Train({"--model=mlp", absl::StrCat("--hidden=", kHidden), "--nproc=1", "--data=" + *data_,
                                "--max_steps=1", "--batch_size=10", "--save=" + *init_});
     ASSERT_EQ(ended.code, 0) << ended.err;
   }
 
   static Ended TrainMlp(const std::vector<std::string>& more, const ProgramOptions& options = {}) {
     std::vector<std::string> flags = {"--model=mlp",      absl::StrCat("--hidden=", kHidden),    "--epochs=2",
-                                      "--shuffle=false",  absl::StrCat("--batch_size=", kBatch), "--data_dir=" + *data_,
+                                      "--shuffle=false",  absl::StrCat("--batch_size=", kBatch), "--data=" + *data_,
                                       "--init=" + *init_, absl::StrCat("--backend=", GetParam())};
     flags.insert(flags.end(), more.begin(), more.end());
     const Ended ended = Train(flags, options);
@@ -312,7 +312,7 @@ TEST_P(RunTest, EvaluationIsTheSameOverAnyNumberOfRanks) {
 TEST_P(RunTest, CnnTrainsSavesAndGoesOn) {
   const std::string save = TempPath("cnn.safetensors");
   const std::vector<std::string> flags = {
-      "--nproc=2",     "--epochs=1", "--batch_size=10", "--data_dir=" + *data_, absl::StrCat("--backend=", GetParam()),
+      "--nproc=2",     "--epochs=1", "--batch_size=10", "--data=" + *data_, absl::StrCat("--backend=", GetParam()),
       "--save=" + save};
   const Ended first = Train(flags);
   EXPECT_EQ(first.code, 0) << first.err;

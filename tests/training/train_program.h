@@ -1,6 +1,6 @@
 // The trainer's program on small data, for tests.
 //
-//   const Ended ended = Train({"--model=mlp", "--backend=gloo", "--data_dir=" + WriteSmallData("data")});
+//   const Ended ended = Train({"--model=mlp", "--backend=gloo", "--data=" + WriteSmallData("data")});
 //   const Weights weights = ReadWeights(path);                    // of --save
 //
 // Every test of what the program does runs over each of kBackends.

@@ -103,7 +103,7 @@ absl::StatusOr<Start> StartOnce(const StartupOptions& options) {
   if (!lines.is_valid()) return absl::UnavailableError(absl::StrCat("cannot make a pipe at ", path));
   std::vector<std::string> command = {options.program, "--model=mlp", absl::StrCat("--nproc=", options.ranks),
                                       "--max_steps=100", absl::StrCat("--metrics=", path)};
-  if (!options.data_dir.empty()) command.push_back(absl::StrCat("--data_dir=", options.data_dir));
+  if (!options.data_dir.empty()) command.push_back(absl::StrCat("--data=", options.data_dir));
   const absl::Time begin = absl::Now();
   Process process(std::move(command));
   if (process.error() != 0) {

@@ -134,6 +134,8 @@ absl::Status RunReport::OnStart(const TrainOptions& options) {
   absl::FPrintF(out_, "batches of %d per epoch: %s (%s)\n", options.batch_size, DescribeBatches(plan_.batches),
                 DescribeJoin(options, plan_));
   std::fflush(out_);
+  // What an earlier attempt has written of the steps that come now is no longer so.
+  EK_RETURN_IF_ERROR(sinks_.OnGoBack(plan_.FirstStep(plan_.begin.epoch), absl::Now()));
   return WriteMetrics({{"event", "run"},
                        {"model", std::string(NameOf(options.model))},
                        {"parameters", elements},

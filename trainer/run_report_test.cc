@@ -118,6 +118,8 @@ TEST(RunReportTest, TellsTensorboardAndPrometheusToo) {
   EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_up{model=\"mlp\"} 0\n"));
   const std::string events = std::filesystem::directory_iterator(folder + "/events")->path();
   EXPECT_THAT(*ReadFile(events), HasSubstr("test/accuracy"));
+  // Field 7, the start of a session, at step 0.
+  EXPECT_THAT(*ReadFile(events), HasSubstr(std::string("\x10\x00\x3a\x02\x08\x01", 6)));
 }
 
 TEST(RunReportTest, StepsOfADryRankHaveNoLossOfTheirOwn) {

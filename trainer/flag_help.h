@@ -1,6 +1,6 @@
 // Help that a person can read: our own flags in groups, a line each, instead of everything that gflags knows.
 //
-//   std::cout << FlagHelp({{"Data", {"data_dir", "shuffle"}}, {"Optimizer", {"lr"}}});
+//   std::cout << FlagHelp({{"Data", {"data", "shuffle"}}, {"Optimizer", {"lr"}}});
 //
 //   Data:
 //     --data=TEXT     folder with IDX files (default /usr/share/datasets/fashion-mnist)

@@ -100,6 +100,7 @@ RunReport::RunReport(std::FILE* out, const TrainOptions& options, const Training
       freeze_(options.freeze),
       run_(run),
       counts_tokens_(CountsTokens(run.data())),
+      are_bytes_(counts_tokens_ && run.data().vocabulary == TextDataset::kVocabulary),
       predictions_per_sample_(run.data().train->predictions_per_sample()),
       plan_(run.plan()),
       metrics_(std::move(metrics)),
@@ -168,9 +169,8 @@ absl::Status RunReport::OnLost(const std::vector<LostRank>& lost) {
 ProgressOptions RunReport::HowToShow() const {
   ProgressOptions options{.total_steps = plan_.total_steps, .epochs = plan_.epochs()};
   if (counts_tokens_) {
-    const bool are_bytes = run_.data().vocabulary == TextDataset::kVocabulary;
     options.unit = "tokens";
-    options.quality = are_bytes ? ProgressQuality::kBitsPerByte : ProgressQuality::kPerplexity;
+    options.quality = are_bytes_ ? ProgressQuality::kBitsPerByte : ProgressQuality::kPerplexity;
   }
   return options;
 }
@@ -245,9 +245,8 @@ absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Eval
   epochs_reported_ = epoch + 1;
   progress_->Finish();
   EK_RETURN_IF_ERROR(ReportDryRanks(epoch, result));
-  absl::FPrintF(out_, "epoch %d/%d  training loss %.4f accuracy %.4f  test loss %.4f accuracy %.4f  after %.1f s\n",
-                epoch + 1, plan_.epochs(), result.training.loss_mean(), result.training.accuracy(), test.loss_mean(),
-                test.accuracy(), absl::ToDoubleSeconds(Elapsed()));
+  absl::FPrintF(out_, "epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1, plan_.epochs(),
+                DescribeQuality(result.training), DescribeQuality(test), absl::ToDoubleSeconds(Elapsed()));
   std::fflush(out_);
   EK_RETURN_IF_ERROR(sinks_.OnEpoch(std::max<int64_t>(0, state_.step - 1), test, absl::Now()));
   return WriteMetrics(WithBits("test_bits_per_token", test.loss_mean(),
@@ -282,13 +281,26 @@ absl::Status RunReport::OnEnd(const Evaluation& test, uint64_t state_hash) {
   for (const LostRank& lost : lost_) {
     absl::FPrintF(out_, "rank %d was lost; the others went on from step %d\n", lost.rank, lost.step);
   }
-  absl::FPrintF(out_, "test_accuracy=%.4f\n", test.accuracy());
+  if (!counts_tokens_) {
+    absl::FPrintF(out_, "test_accuracy=%.4f\n", test.accuracy());
+  } else if (are_bytes_) {
+    absl::FPrintF(out_, "test_bits_per_byte=%.4f\n", BitsOf(test.loss_mean()));
+  } else {
+    absl::FPrintF(out_, "test_loss=%.4f\n", test.loss_mean());
+  }
   if (std::fflush(out_) == 0) return absl::OkStatus();
   return absl::UnavailableError("cannot write to standard output");
 }
 
 absl::Status RunReport::WriteMetrics(const std::vector<MetricsField>& fields) {
   return metrics_ == nullptr ? absl::OkStatus() : metrics_->Write(fields);
+}
+
+std::string RunReport::DescribeQuality(const Evaluation& evaluation) const {
+  const double loss = evaluation.loss_mean();
+  if (are_bytes_) return absl::StrFormat("loss %.4f %.3f bits/byte", loss, BitsOf(loss));
+  if (counts_tokens_) return absl::StrFormat("loss %.4f perplexity %.1f", loss, std::exp(loss));
+  return absl::StrFormat("loss %.4f accuracy %.4f", loss, evaluation.accuracy());
 }
 
 std::vector<MetricsField> RunReport::WithBits(absl::string_view name, double loss,

@@ -62,7 +62,7 @@ TEST_P(ErrorsTest, WrongFlags) {
   ExpectSentence({"--batch_size=99999999999999999999"}, {"batch_size"});
   ExpectSentence({"--lr=fast"}, {"lr", "fast"});
   ExpectSentence({"--zero=perhaps"}, {"zero", "perhaps"});
-  ExpectSentence({"--model=gpt"}, {"--model=gpt", "mlp, cnn"});
+  ExpectSentence({"--model=vgg"}, {"--model=vgg", "mlp, cnn, gpt"});
   ExpectSentence({"--batch_size=0"}, {"--batch_size=0"});
   ExpectSentence({"--nproc=0"}, {"--nproc=0"});
   ExpectSentence({"extra"}, {"\"extra\""});
@@ -140,7 +140,23 @@ TEST(HelpTest, NamesEveryFlagWithItsDefaultAndNothingElse) {
   EXPECT_EQ(ended.err, "");
   for (const char* flag : {"model",
                            "hidden",
-                           "data_dir",
+                           "data",
+                           "test_data",
+                           "mirror",
+                           "shift",
+                           "preset",
+                           "layers",
+                           "width",
+                           "heads",
+                           "context",
+                           "dropout",
+                           "compute",
+                           "widths",
+                           "blocks",
+                           "accumulate",
+                           "lr_decay",
+                           "warmup",
+                           "clip",
                            "shuffle",
                            "seed",
                            "nproc",

@@ -18,6 +18,7 @@
 #include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/gpt/gpt.h"
+#include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model_file.h"
 
@@ -47,6 +48,13 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options, co
     }
   }
   return absl::InvalidArgumentError("there is no such model");
+}
+
+// Of a gpt also a file in Hugging Face's form.
+absl::Status LoadWeights(const TrainOptions& options, Model& model) {
+  if (options.model != ModelKind::kGpt) return LoadModel(options.init_file, model);
+  EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(options.init_file));
+  return file.LoadInto(model);
 }
 
 // A run should not find out at its end that it can't write what it is for.
@@ -117,7 +125,7 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   EK_RETURN_IF_ERROR(MakeFlightFolder(options.flight_folder));
   if (rank != 0) return setup;
   if (!options.init_file.empty()) {
-    EK_RETURN_IF_ERROR(Annotate(LoadModel(options.init_file, *setup.model), "--init"));
+    EK_RETURN_IF_ERROR(Annotate(LoadWeights(options, *setup.model), "--init"));
   }
   EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("metrics", options.metrics_file));

@@ -85,6 +85,19 @@ TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--flight (or EVENKEEL_FLIGHT)=/proc/none: cannot write there"));
 }
 
+TEST(PrepareRankTest, AGptStartsFromWeightsOfOtherSoftware) {
+  TrainOptions options = Options({.init = "tests/testdata/gpt/hf_tiny.safetensors"});
+  options.model = ModelKind::kGpt;
+  options.gpt = {.context = 15, .layers = 2, .width = 32, .heads = 2};
+  const auto data =
+      std::make_shared<const TrainingData>(TrainingData{.train = Black(40), .test = Black(10), .vocabulary = 40});
+  const absl::StatusOr<RankSetup> setup = PrepareRank(options, data, 0, 2);
+  ASSERT_TRUE(setup.ok()) << setup.status();
+  options.init_file.clear();
+  const RankSetup fresh = *PrepareRank(options, data, 0, 2);
+  EXPECT_NE(setup->model->parameters()[0].value.as<float>()[0], fresh.model->parameters()[0].value.as<float>()[0]);
+}
+
 TEST(PrepareRankTest, StartsFromTheGivenWeights) {
   const std::string path = testing::TempDir() + "/init.safetensors";
   const std::unique_ptr<Model> model = *MakeMlp({.hidden = {4}, .seed = 77});

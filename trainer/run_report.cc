@@ -14,6 +14,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/describe_options.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/training_data.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -30,25 +31,7 @@ double Follow(double mean, double value) {
   return std::isnan(mean) ? value : kMemory * mean + (1 - kMemory) * value;
 }
 
-absl::string_view DescribeSharding(Sharding sharding) {
-  switch (sharding) {
-    case Sharding::kNone:
-      return "state on every rank";
-    case Sharding::kTensors:
-      return "state sharded by tensors";
-    case Sharding::kSlices:
-      return "state sharded in equal slices";
-  }
-  return "";
-}
-
 bool CountsTokens(const TrainingData& data) { return data.vocabulary > 0; }
-
-int64_t CountElements(const Model& model) {
-  int64_t count = 0;
-  for (int i = 0; i < model.parameters().size(); ++i) count += model.parameters()[i].value.count;
-  return count;
-}
 
 // "rank 0: 313 batches, rank 1: 312".
 std::string DescribeBatches(const std::vector<int64_t>& batches) {
@@ -77,21 +60,6 @@ std::string Describe(const std::vector<int>& indices, const ParameterSet& parame
   return text;
 }
 
-std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
-  if (!plan.is_uneven()) return "even";
-  if (options.stops_early) return "uneven, all stop with the first that runs dry";
-  if (!options.joins) return "cut to the same number";
-  switch (options.divide_by) {
-    case DivideBy::kSamples:
-      return "uneven, joined, every sample weighs the same";
-    case DivideBy::kInitialWorldSize:
-      return "uneven, joined, gradients divided by the initial number of ranks";
-    case DivideBy::kActiveRanks:
-      return "uneven, joined, gradients divided by the effective number of ranks";
-  }
-  return "";
-}
-
 }  // namespace
 
 RunReport::RunReport(std::FILE* out, const TrainOptions& options, const TrainingRun& run,
@@ -107,6 +75,7 @@ RunReport::RunReport(std::FILE* out, const TrainOptions& options, const Training
       sinks_(std::move(sinks)),
       start_(absl::Now()) {
   progress_.emplace(out, HowToShow());
+  if (options.wants_record()) recorder_.emplace(options, run);
 }
 
 absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, const TrainOptions& options,
@@ -130,7 +99,7 @@ absl::Status RunReport::OnStart(const TrainOptions& options) {
   const size_t ranks = plan_.batches.size();
   absl::FPrintF(out_, "%s with %d parameters on %d rank%s over %s\n", NameOf(options.model), elements, ranks,
                 ranks == 1 ? "" : "s", backend);
-  absl::FPrintF(out_, "%s%s, %s\n", ToString(options.rule), options.decay == Decay::kLinear ? " with linear decay" : "",
+  absl::FPrintF(out_, "%s%s, %s\n", ToString(options.rule), DescribeDecay(options.decay),
                 DescribeSharding(options.sharding));
   absl::FPrintF(out_, "batches of %d per epoch: %s (%s)\n", options.batch_size, DescribeBatches(plan_.batches),
                 DescribeJoin(options, plan_));
@@ -154,6 +123,9 @@ absl::Status RunReport::OnLost(const std::vector<LostRank>& lost) {
   progress_->Finish();
   progress_.emplace(out_, HowToShow());
   for (size_t i = lost_.size(); i < lost.size(); ++i) {
+    if (recorder_.has_value()) {
+      recorder_->OnEvent(lost[i].step, "lost", absl::StrCat("rank ", lost[i].rank, "; the others go on from here"));
+    }
     EK_RETURN_IF_ERROR(WriteMetrics({{"event", "lost"},
                                      {"rank", lost[i].rank},
                                      {"step", lost[i].step},
@@ -182,6 +154,10 @@ absl::Status RunReport::ReportFreezing(int64_t step) {
   progress_->Finish();
   const std::string begun = Describe(Without(frozen, frozen_), parameters);
   const std::string ended = Describe(Without(frozen_, frozen), parameters);
+  if (recorder_.has_value()) {
+    if (!begun.empty()) recorder_->OnEvent(step, "frozen", begun);
+    if (!ended.empty()) recorder_->OnEvent(step, "trained", ended);
+  }
   if (!begun.empty()) absl::FPrintF(out_, "frozen from step %d on: %s\n", step, begun);
   if (!ended.empty()) absl::FPrintF(out_, "trained from step %d on: %s\n", step, ended);
   std::fflush(out_);
@@ -194,6 +170,7 @@ absl::Status RunReport::OnStep(const StepFacts& facts) {
   EK_RETURN_IF_ERROR(ReportFreezing(facts.step));
   const StepNumbers numbers = NumbersOf(facts, predictions_per_sample_);
   ShowProgress(facts, numbers);
+  if (recorder_.has_value()) recorder_->OnStep(facts);
   EK_RETURN_IF_ERROR(sinks_.OnStep(facts, numbers, absl::Now()));
   return metrics_ == nullptr ? absl::OkStatus() : WriteStep(facts, numbers);
 }
@@ -243,6 +220,7 @@ absl::Status RunReport::ReportDryRanks(int epoch, const EpochResult& result) {
 absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
   if (epoch < epochs_reported_) return absl::OkStatus();  // Evaluated again because a rank was lost in it.
   epochs_reported_ = epoch + 1;
+  if (recorder_.has_value()) recorder_->OnEpoch(epoch, result, test);
   progress_->Finish();
   EK_RETURN_IF_ERROR(ReportDryRanks(epoch, result));
   absl::FPrintF(out_, "epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1, plan_.epochs(),
@@ -264,6 +242,10 @@ absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Eval
 absl::Status RunReport::OnSaved(absl::string_view path) {
   absl::FPrintF(out_, "saved %s\n", path);
   return absl::OkStatus();
+}
+
+absl::Status RunReport::WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending) {
+  return recorder_.has_value() ? recorder_->Write(std::move(ranks), ending) : absl::OkStatus();
 }
 
 absl::Status RunReport::OnEnd(const Evaluation& test, uint64_t state_hash) {

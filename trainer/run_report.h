@@ -37,6 +37,8 @@
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/metrics.h"
 #include "evenkeel/trainer/progress.h"
+#include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/run_recorder.h"
 #include "evenkeel/trainer/run_sinks.h"
 #include "evenkeel/trainer/step_numbers.h"
 #include "evenkeel/trainer/step_plan.h"
@@ -62,6 +64,9 @@ class RunReport {
   // `lost` has those of before, too. The run's plan is the new one.
   absl::Status OnLost(const std::vector<LostRank>& lost);
   absl::Status OnSaved(absl::string_view path);
+  // Writes the files of --report and --trace, if there are any; may be called again. `ending`: why the run ends before
+  // its end.
+  absl::Status WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending);
   // `state_hash` is what TrainingRun::AgreeOnState() gave.
   absl::Status OnEnd(const Evaluation& test, uint64_t state_hash);
 
@@ -90,6 +95,7 @@ class RunReport {
   StepPlan plan_;
   const std::unique_ptr<MetricsWriter> metrics_;  // Null: none.
   RunSinks sinks_;
+  std::optional<RunRecorder> recorder_;  // For --report and --trace.
   const absl::Time start_;
   std::optional<ProgressLine> progress_;
   ProgressState state_;

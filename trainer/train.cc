@@ -120,6 +120,11 @@ DEFINE_string(metrics, kDefaults.metrics, "=FILE write JSON lines: every step, e
 DEFINE_string(tensorboard, kDefaults.tensorboard, "=DIR add an event file there, for tensorboard --logdir");
 DEFINE_string(prometheus, kDefaults.prometheus,
               "=FILE.prom write the state of the run there every 5 s, for node_exporter");
+DEFINE_string(
+    report, kDefaults.report,
+    "=FILE.html write there what the run was: curves, steps rank by rank, buckets, memory; one file, no network");
+DEFINE_string(trace, kDefaults.trace,
+              "=FILE.json write some of its steps as a trace that ui.perfetto.dev and chrome://tracing open");
 DEFINE_string(flight, kDefaults.flight,
               "=DIR each rank writes its last collectives there when the run fails, or on SIGUSR1 and goes on "
               "(default: EVENKEEL_FLIGHT, else none)");
@@ -137,7 +142,7 @@ const FlagGroup kFlagGroups[] = {
     {"Optimizer", {"optimizer", "lr", "lr_decay", "warmup", "momentum", "weight_decay", "clip", "zero", "shards"}},
     {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
-    {"Output", {"metrics", "tensorboard", "prometheus", "flight"}},
+    {"Output", {"metrics", "report", "trace", "tensorboard", "prometheus", "flight"}},
 };
 
 const TrainStreams kStreams{.out = stdout, .log = stderr};
@@ -226,6 +231,8 @@ TrainFlags FlagsAsGiven() {
       .tensorboard = FLAGS_tensorboard,
       .prometheus = FLAGS_prometheus,
       .flight = FLAGS_flight,
+      .report = FLAGS_report,
+      .trace = FLAGS_trace,
   };
 }
 

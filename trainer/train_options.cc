@@ -292,6 +292,8 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .tensorboard_folder = flags.tensorboard,
       .prometheus_file = flags.prometheus,
       .flight_folder = flags.flight,
+      .report_file = flags.report,
+      .trace_file = flags.trace,
   };
   EK_ASSIGN_OR_RETURN(options.model,
                       Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}, {"gpt", ModelKind::kGpt}}));

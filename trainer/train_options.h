@@ -85,6 +85,8 @@ struct TrainFlags {
   std::string tensorboard;
   std::string prometheus;
   std::string flight;
+  std::string report;
+  std::string trace;
 };
 
 enum class ModelKind { kMlp, kCnn, kGpt };
@@ -137,7 +139,10 @@ struct TrainOptions {
   std::string tensorboard_folder;
   std::string prometheus_file;
   std::string flight_folder;
+  std::string report_file;
+  std::string trace_file;
 
+  bool wants_record() const { return !report_file.empty() || !trace_file.empty(); }
   int64_t samples_per_step() const { return batch_size * accumulate; }  // Of one rank.
 };
 

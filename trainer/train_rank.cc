@@ -12,6 +12,8 @@
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/model_file.h"
 #include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/report/gather_records.h"
+#include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/run_report.h"
 #include "evenkeel/trainer/training_run.h"
 
@@ -38,6 +40,10 @@ class Job {
       status = FindPlace();
       if (status.ok()) status = TrainAll();
     }
+    // What there is of a run that has failed may tell why.
+    if (!status.ok() && report_ != nullptr && options_.wants_record()) {
+      report_->WriteRecord({run_.Record()}, status.message()).IgnoreError();
+    }
     if (!status.ok() && options_.goes_on) run_.communicator().Abort(status);
     return status;
   }
@@ -55,6 +61,7 @@ class Job {
       stopped = result.stopped_early;
     }
     EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
+    if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord());
     if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(End(state_hash)));
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
   }
@@ -64,6 +71,12 @@ class Job {
     if (run_.communicator().rank() != 0 || report_ != nullptr) return absl::OkStatus();
     EK_ASSIGN_OR_RETURN(report_, RunReport::Create(streams_.out, options_, run_, lost_));
     return absl::OkStatus();
+  }
+
+  // The report and the trace, of what all ranks know.
+  absl::Status WriteRecord() {
+    EK_ASSIGN_OR_RETURN(std::vector<RankRecord> records, GatherRecords(run_.communicator(), run_.Record()));
+    return report_ == nullptr ? absl::OkStatus() : Own(report_->WriteRecord(std::move(records), ""));
   }
 
   absl::Status End(uint64_t state_hash) {

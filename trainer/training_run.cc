@@ -1,5 +1,7 @@
 #include "evenkeel/trainer/training_run.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -12,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/stats.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/control.h"
 #include "evenkeel/comm/status.h"
@@ -21,6 +24,7 @@
 #include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/learning_rate.h"
+#include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/stable_random.h"
 #include "evenkeel/zero_optim/lost_shard.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
@@ -107,6 +111,10 @@ absl::Status TrainingRun::Init() {
   options.trainability = {.policy = options_.trainability,
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report says what the schedule freezes.
+  if (options_.wants_record()) {
+    recorder_ = StepRecorder(plan().total_steps);
+    options.reducer.stats_every = recorder_.MeasuredEvery();
+  }
   const LostShard lost_shard = options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
   const std::vector<ParameterGroup> groups = GroupsOf(*setup_.model, options_);
   std::unique_ptr<BucketReduction> reduction;
@@ -159,7 +167,9 @@ absl::StatusOr<BatchResult> TrainingRun::Pass(int64_t step, std::span<const int3
   if (setup_.data->image.has_value() && (options_.augment.mirrors || options_.augment.max_shift > 0)) {
     Augment(options_.augment, *setup_.data->image, epoch_, samples, memory_.images);
   }
+  recorder_.Mark(SpanKind::kData);
   const absl::StatusOr<BatchResult> result = setup_.model->Forward(batch, Mode::kTraining, how);
+  recorder_.Mark(SpanKind::kForward);
   EK_RETURN_IF_ERROR(Own(result.status()));
   if (!std::isfinite(result->loss_mean)) {
     return Own(absl::OutOfRangeError(absl::StrCat("the loss is ", result->loss_mean, " in step ", step,
@@ -172,6 +182,7 @@ absl::StatusOr<BatchResult> TrainingRun::Pass(int64_t step, std::span<const int3
   });
   EK_RETURN_IF_ERROR(announced);
   EK_RETURN_IF_ERROR(Own(backward));
+  recorder_.Mark(SpanKind::kBackward);
   return result;
 }
 
@@ -196,6 +207,7 @@ absl::StatusOr<BatchResult> TrainingRun::Passes(int64_t step, std::span<const in
 }
 
 absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int32_t> samples) {
+  recorder_.Begin(step);
   EK_RETURN_IF_ERROR(Freeze(step));
   const double learning_rate = LearningRate(learning_rates(), step);
   EK_RETURN_IF_ERROR(
@@ -204,13 +216,18 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
   setup_.model->parameters().ClearGradients();
   comm_->steps().AddSamples(static_cast<int64_t>(samples.size()));
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
+  recorder_.NotePlan(step, ddp_->reducer().generation(), ddp_->buckets(), setup_.model->parameters());
+  recorder_.Mark(SpanKind::kBegin);
   const absl::StatusOr<BatchResult> result = Passes(step, samples);
   EK_RETURN_IF_ERROR(result.status());
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
+  recorder_.Mark(SpanKind::kWait);
   EK_RETURN_IF_ERROR(watch_->TakePart());
   StepOptions how;
   if (options_.clip > 0) how.clip = ClipOptions{.max_norm = options_.clip};
   EK_RETURN_IF_ERROR(std::visit([&](auto& optimizer) { return optimizer->Step(how); }, optimizer_));
+  recorder_.Mark(SpanKind::kOptimizer);
+  recorder_.End(ddp_->reducer().last_step(), ddp_->buckets());
   return result;
 }
 
@@ -244,6 +261,8 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     facts.own_samples = 0;
     facts.sync = absl::ZeroDuration();
     facts.times = nullptr;
+    recorder_.NotePlan(facts.step, ddp_->reducer().generation(), ddp_->buckets(), setup_.model->parameters());
+    recorder_.Follow(facts.step, begin);
     return finish_step(answer);
   };
 
@@ -325,6 +344,29 @@ absl::StatusOr<OptimizerState> TrainingRun::ConsolidateOptimizer() {
     }
   };
   return std::visit(consolidate, optimizer_);
+}
+
+RankRecord TrainingRun::Record() const {
+  if (!recorder_.is_on()) return {};
+  const ReducerStats stats = ddp_->reducer().stats();
+  RankRecord record{.rank = comm_->members()[comm_->rank()],
+                    .host = HostName(),
+                    .process = getpid(),
+                    .steps = stats.steps,
+                    .followed = stats.shadowed_steps,
+                    .memory = {.peak_resident = PeakResidentBytes()},
+                    .means = {.steps = stats.means.measured_steps,
+                              .to_first_gradient_us = stats.means.to_first_gradient_us,
+                              .backward_us = stats.means.backward_us,
+                              .communication_us = stats.means.communication_us,
+                              .exposed_us = stats.means.exposed_us},
+                    .traces = recorder_.traces()};
+  const ParameterSet& parameters = setup_.model->parameters();
+  for (int i = 0; i < parameters.size(); ++i) record.memory.parameters += parameters[i].value.bytes();
+  if (!options_.gradients_are_views) record.memory.gradients = record.memory.parameters;
+  for (const BucketInfo& bucket : ddp_->buckets()) record.memory.buckets += bucket.data.bytes();
+  record.memory.optimizer = std::visit([](const auto& optimizer) { return optimizer->state_bytes(); }, optimizer_);
+  return record;
 }
 
 absl::Status TrainingRun::LoadOptimizer(const OptimizerState& state) {

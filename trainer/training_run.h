@@ -49,6 +49,8 @@
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/report/step_trace.h"
 #include "evenkeel/trainer/sampler.h"
 #include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
@@ -119,6 +121,10 @@ class TrainingRun {
   // Whether the last error came from this rank itself, and not through the group.
   bool failed_here() const { return failed_here_; }
 
+  // What this rank did, for the report; and the plans that it had. Both empty unless the options ask for a report.
+  RankRecord Record() const;
+  const std::vector<PlanRecord>& plans() const { return recorder_.plans(); }
+
   Communicator& communicator() const { return *comm_; }
   // Changes when FindPlace() is called.
   const StepPlan& plan() const { return setup_.plan; }
@@ -166,6 +172,7 @@ class TrainingRun {
   } last_;
   BatchMemory memory_;
   int epoch_ = 0;  // That is under way.
+  StepRecorder recorder_;
 };
 
 }  // namespace evenkeel

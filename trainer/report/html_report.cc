@@ -82,6 +82,7 @@ std::string LearningCharts(const RunRecord& record) {
   if (!record.has_accuracy) return html;
   Chart accuracy = ChartOf(record, "Accuracy", "%");
   accuracy.highest = 1;
+  accuracy.cut_low = 0.04;  // The first steps, which would press the others to the top.
   AddCurve(accuracy, "training, rank 0", "train", OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
   accuracy.curves.push_back({.name = "test",
                              .style = "test",
@@ -129,9 +130,8 @@ std::string Header(const RunRecord& record) {
 std::string RanksLead(const RunRecord& record) {
   if (record.samples_of_tail == 0) return "All ranks had a batch in every step.";
   return absl::StrCat("Ranks that run out of batches take part in the others' steps. So ",
-                      FormatCount(record.samples_of_tail),
-                      " samples were trained on that would have been dropped if the "
-                      "group had stopped with the first rank that ran dry.");
+                      FormatCount(record.samples_of_tail), " samples were trained on that would have been dropped if ",
+                      "the group had stopped with the first rank that ran dry.");
 }
 
 std::string Body(const RunRecord& record) {
@@ -143,7 +143,8 @@ std::string Body(const RunRecord& record) {
           "What each rank computed in a few sampled steps, and below it its gradient buckets on their way. The line "
           "is the end of its backward pass: what lies behind it was waited for.",
           RenderTimeline(record)),
-      Section("Uneven ranks", RanksLead(record), RenderRanks(record)),
+      Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank", RanksLead(record),
+              RenderRanks(record)),
       Section(
           "Gradient buckets",
           "The first step shows in which order gradients arrive; the plan made of it sends early what is ready early.",
@@ -152,7 +153,10 @@ std::string Body(const RunRecord& record) {
               "What the library and the optimizer keep for training. A process also has activations, "
               "data and code.",
               RenderMemory(record)),
-      Section("Ranks", "Times are means of a step, over those that were measured.", RenderRankTable(record)),
+      Section("Ranks",
+              "Milliseconds of a step, as means over those that were measured: until the first gradient, backward from "
+              "there, buckets on their way, and the part of that which backward did not hide.",
+              RenderRankTable(record)),
       Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)), "</main>\n");
 }
 

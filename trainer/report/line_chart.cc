@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,7 +32,8 @@ Range RangeOf(const Chart& chart) {
     }
     std::sort(own.begin(), own.end());
     const size_t cut = curve.is_faint ? static_cast<size_t>(kPeaksCutOff * static_cast<double>(own.size())) : 0;
-    values.insert(values.end(), own.begin() + cut, own.end() - cut);
+    const auto low = std::max(cut, static_cast<size_t>(chart.cut_low * static_cast<double>(own.size())));
+    values.insert(values.end(), own.begin() + static_cast<ptrdiff_t>(low), own.end() - static_cast<ptrdiff_t>(cut));
   }
   if (values.empty()) return {};
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
@@ -154,7 +156,7 @@ std::string RenderChart(const Chart& chart) {
   for (int i = 0; i < x_ticks.count; ++i) {
     const double value = x_ticks.first + i * x_ticks.step;
     absl::StrAppend(&labels, "<span class=\"x\" style=\"left:", Coordinate(100 * x.Share(value)), "%\">",
-                    FormatCount(std::llround(value)), "</span>");
+                    i == 0 ? "step " : "", FormatCount(std::llround(value)), "</span>");
   }
   absl::StrAppend(&html, "<div class=\"plot\">", labels, "<svg viewBox=\"0 0 1000 300\" preserveAspectRatio=\"none\"",
                   " role=\"img\" aria-label=\"", EscapeHtml(chart.title), "\"><path class=\"grid\" d=\"", lines,

@@ -36,6 +36,7 @@ struct Chart {
   std::vector<Curve> curves;
   bool begins_at_zero = false;
   double highest = 0;  // The axis ends there at the latest; 0: anywhere.
+  double cut_low = 0;  // Of each curve's points, so many of the lowest need not be seen.
   double x_end = 0;    // The last step.
 };
 

@@ -32,9 +32,10 @@ std::string Bar(double begin, double share, absl::string_view style, absl::strin
                       "%;width:", Coordinate(100 * share), "%\" title=\"", EscapeHtml(tip), "\"></i>");
 }
 
-// Seconds that steps took, the share of them that rank 0 waited for gradients, and samples.
+// Seconds that steps took, and their samples; of those that rank 0 had a batch for, how long it waited for gradients.
 struct Totals {
-  double seconds = 0, exposed = 0, samples = 0;
+  double seconds = 0, samples = 0;
+  double own_seconds = 0, exposed = 0;
 };
 
 Totals TotalsOf(const std::vector<StepPoint>& points) {
@@ -44,7 +45,9 @@ Totals TotalsOf(const std::vector<StepPoint>& points) {
     const auto count = static_cast<double>(point.count);
     totals.seconds += point.took * count;
     totals.samples += point.samples * count;
-    if (std::isfinite(point.exposed)) totals.exposed += point.exposed * count;
+    if (!std::isfinite(point.exposed)) continue;  // Rank 0 was dry.
+    totals.own_seconds += point.took * count;
+    totals.exposed += point.exposed * count;
   }
   return totals;
 }
@@ -190,8 +193,7 @@ std::string RenderFigures(const RunRecord& record) {
     figures +=
         Figure(absl::StrCat(EscapeHtml(record.unit_name), " per second"), FormatNumber(rate),
                absl::StrCat(FormatSeconds(totals.seconds / static_cast<double>(record.total_steps)), " per step"));
-    figures +=
-        Figure("Exposed communication", FormatPercent(totals.exposed / totals.seconds), "of a step, behind backward");
+    figures += Figure("Exposed communication", FormatPercent(totals.exposed / totals.own_seconds), "of a step's time");
   }
   const auto left = static_cast<int>(record.ranks.size());
   figures += Figure("Ranks", absl::StrCat(record.world_size),
@@ -275,12 +277,9 @@ std::string RenderRankTable(const RunRecord& record) {
                     "</td></tr>");
   }
   return absl::StrCat(
-      "<div class=\"scroll\"><table "
-      "class=\"numbers\"><thead><tr><th>rank</th><th>host</th><th>process</th><th>steps</th>"
-      "<th>followed</th><th>to first gradient, ms</th><th>backward, ms</th><th>communication, ms</th><th>exposed, "
-      "ms</th>"
-      "</tr></thead><tbody>",
-      rows, "</tbody></table></div>");
+      "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th>rank</th><th>host</th><th>process</th>",
+      "<th>steps</th><th>followed</th><th>first gradient</th><th>backward</th><th>buckets</th><th>exposed</th>",
+      "</tr></thead><tbody>", rows, "</tbody></table></div>");
 }
 
 std::string RenderEvents(const RunRecord& record) {

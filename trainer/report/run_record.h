@@ -114,6 +114,7 @@ struct RankRecord {
 struct PlannedBucket {
   int64_t bytes = 0;
   std::vector<std::string> parameters;
+  friend bool operator==(const PlannedBucket&, const PlannedBucket&) = default;
 };
 
 // The buckets from one step on.

@@ -56,7 +56,9 @@ StepTrace ReadTrace(ByteReader& in) {
 
 }  // namespace
 
-StepRecorder::StepRecorder(int64_t total_steps) : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {}
+StepRecorder::StepRecorder(int64_t total_steps) : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {
+  if (every_ > kMeasuredBetween) every_ -= every_ % kMeasuredBetween;
+}
 
 bool StepRecorder::IsSampled(int64_t step) const {
   if (!is_on()) return false;
@@ -94,6 +96,22 @@ void StepRecorder::Follow(int64_t step, absl::Time begin) {
   const int64_t begin_ns = absl::ToUnixNanos(begin);
   const int64_t end_ns = std::max(begin_ns, absl::GetCurrentTimeNanos());
   Keep({.step = step, .spans = {{.kind = SpanKind::kFollow, .begin_ns = begin_ns, .end_ns = end_ns}}});
+}
+
+void StepRecorder::NotePlan(int64_t step, uint64_t generation, const std::vector<BucketInfo>& buckets,
+                            const ParameterSet& parameters) {
+  if (!is_on() || plans_.size() == kMaxPlans || (!plans_.empty() && generation == generation_)) return;
+  generation_ = generation;
+  PlanRecord plan{.step = step};
+  for (const BucketInfo& bucket : buckets) {
+    PlannedBucket& planned = plan.buckets.emplace_back();
+    for (const int param : bucket.params) {
+      planned.bytes += parameters[param].value.bytes();
+      planned.parameters.push_back(parameters[param].name);
+    }
+  }
+  // Another generation may come to the same buckets.
+  if (plans_.empty() || plans_.back().buckets != plan.buckets) plans_.push_back(std::move(plan));
 }
 
 void StepRecorder::Keep(StepTrace trace) {

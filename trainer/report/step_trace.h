@@ -8,6 +8,8 @@
 //   recorder.End(ddp->reducer().last_step(), ddp->buckets());
 //   recorder.traces();                 // of steps 2 and 3, and of six more that are spread over the run
 //
+//   recorder.NotePlan(step, ddp->reducer().generation(), ddp->buckets(), params);      // in each step
+//
 // A Mark() names what has happened since the one before it. A step that is not ended leaves nothing behind, and one that
 // is taken again replaces what there was of it.
 //
@@ -27,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/trainer/report/run_record.h"
@@ -38,12 +41,13 @@ class StepRecorder {
   static constexpr int kLateSteps = 6;
   // Beyond, a plan of very many small buckets would make the report large.
   static constexpr size_t kMaxBuckets = 200;
+  static constexpr size_t kMaxPlans = 50;
 
   StepRecorder() = default;  // Samples nothing.
   explicit StepRecorder(int64_t total_steps);
 
   bool is_on() const { return every_ > 0; }
-  int64_t MeasuredEvery() const { return every_; }
+  int64_t MeasuredEvery() const { return every_ % kMeasuredBetween == 0 ? every_ / kMeasuredBetween : every_; }
   bool IsSampled(int64_t step) const;
 
   void Begin(int64_t step);
@@ -54,16 +58,25 @@ class StepRecorder {
   // A step of the others, which took from `begin` until now.
   void Follow(int64_t step, absl::Time begin);
 
+  // The buckets that the step has, if they are others than those before it.
+  void NotePlan(int64_t step, uint64_t generation, const std::vector<BucketInfo>& buckets,
+                const ParameterSet& parameters);
+
   const std::vector<StepTrace>& traces() const { return traces_; }
+  const std::vector<PlanRecord>& plans() const { return plans_; }
 
  private:
   void AddSpan(SpanKind kind);
   void Keep(StepTrace trace);
 
+  static constexpr int64_t kMeasuredBetween = 10;  // Steps from one sampled one to the next, for means.
+
   int64_t every_ = 0;  // 0: off.
   std::vector<StepTrace> traces_;
   std::optional<StepTrace> current_;  // The step that is under way, if it is sampled.
   int64_t marked_ns_ = 0;             // Its last mark.
+  uint64_t generation_ = 0;           // Of the last plan that was noted.
+  std::vector<PlanRecord> plans_;
 };
 
 // A rank's record as bytes, for the rank that writes the report.

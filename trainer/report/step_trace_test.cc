@@ -4,14 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
+#include "evenkeel/comm/types.h"
 
 namespace evenkeel {
 namespace {
@@ -34,6 +36,15 @@ TEST(StepRecorderTest, SamplesTheBeginningAndAFewStepsOfTheRest) {
   EXPECT_THAT(SampledOf(8), ElementsAre(2, 3, 4, 5, 6));
   EXPECT_THAT(SampledOf(700), ElementsAre(2, 3, 100, 200, 300, 400, 500, 600));
   EXPECT_LE(SampledOf(1000003).size(), 2 + StepRecorder::kLateSteps);
+}
+
+TEST(StepRecorderTest, SampledStepsAreMeasuredOnes) {
+  for (const int64_t total : {10, 75, 140, 999, 12345}) {
+    const StepRecorder recorder(total);
+    for (const int64_t step : SampledOf(total)) {
+      EXPECT_TRUE(step < 10 || step % recorder.MeasuredEvery() == 0) << step << " of " << total;
+    }
+  }
 }
 
 TEST(StepRecorderTest, IsOffUnlessItKnowsTheRun) {
@@ -103,6 +114,27 @@ TEST(StepRecorderTest, StepsThatAreRepeatedReplaceWhatThereWas) {
   EXPECT_EQ(recorder.traces()[2].spans[0].kind, SpanKind::kOptimizer);
   EXPECT_EQ(recorder.traces()[3].spans[0].kind, SpanKind::kFollow);
   EXPECT_GE(recorder.traces()[3].spans[0].end_ns - recorder.traces()[3].spans[0].begin_ns, 1'000'000);
+}
+
+TEST(StepRecorderTest, NotesAPlanWhenItIsAnotherOne) {
+  std::vector<float> memory(12);
+  ParameterSet parameters;
+  parameters.Add("fc.weight", TensorView(memory.data(), 8, DType::kFloat32));
+  parameters.Add("fc.bias", TensorView(memory.data() + 8, 4, DType::kFloat32));
+  const int both[] = {1, 0};
+  std::vector<BucketInfo> buckets(1);
+  buckets[0].params = both;
+  StepRecorder off, recorder(100);
+  for (const int64_t step : {0, 1, 2, 3}) {
+    buckets[0].params = step == 0 ? std::span<const int>(both).first(1) : std::span<const int>(both);
+    off.NotePlan(step, /*generation=*/step, buckets, parameters);
+    recorder.NotePlan(step, /*generation=*/step, buckets, parameters);
+  }
+  EXPECT_TRUE(off.plans().empty());
+  ASSERT_EQ(recorder.plans().size(), 2);
+  EXPECT_EQ(recorder.plans()[1].step, 1);
+  EXPECT_EQ(recorder.plans()[1].buckets[0].bytes, 48);
+  EXPECT_THAT(recorder.plans()[1].buckets[0].parameters, ElementsAre("fc.bias", "fc.weight"));
 }
 
 RankRecord Example() {

@@ -1,0 +1,151 @@
+#include "evenkeel/trainer/run_recorder.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/version.h"
+#include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/describe_options.h"
+#include "evenkeel/trainer/report/chrome_trace.h"
+#include "evenkeel/trainer/report/gather_records.h"
+#include "evenkeel/trainer/report/html_report.h"
+#include "evenkeel/zero_optim/file_io.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+namespace {
+
+// The last part of a path: "fashion-mnist".
+absl::string_view LastPart(absl::string_view path) {
+  while (absl::ConsumeSuffix(&path, "/")) {
+  }
+  return path.substr(path.rfind('/') + 1);
+}
+
+std::string Megabytes(const std::vector<Bytes>& caps) {
+  return absl::StrJoin(caps, ", then ", [](std::string* out, Bytes cap) {
+    absl::StrAppendFormat(out, "%.3g MiB", static_cast<double>(cap.value) / (1 << 20));
+  });
+}
+
+std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRun& run) {
+  const auto yes_or_no = [](bool is_on) { return std::string(is_on ? "yes" : "no"); };
+  std::vector<RunSetting> settings = {
+      {"model", std::string(NameOf(options.model))},
+      {"parameters", absl::StrCat(CountElements(run.model()))},
+      {"training samples", absl::StrCat(run.data().train->size())},
+      {"test samples", absl::StrCat(run.data().test->size())},
+      {"data", options.data.path},
+      {"shuffled", yes_or_no(options.shuffle)},
+      {"seed", absl::StrCat(options.seed)},
+      {"epochs", absl::StrCat(options.epochs)},
+      {"samples per rank and pass", absl::StrCat(options.batch_size)},
+      {"passes per step", absl::StrCat(options.accumulate)},
+      {"optimizer", absl::StrCat(ToString(options.rule), DescribeDecay(options.decay))},
+      {"optimizer's state", std::string(DescribeSharding(options.sharding))},
+      {"ranks", absl::StrCat(run.communicator().world_size())},
+      {"backend", std::string(run.communicator().backend_name())},
+      {"inputs", DescribeJoin(options, run.plan())},
+      {"bucket sizes", Megabytes(options.bucket_caps)},
+      {"gradients lie in buckets", yes_or_no(options.gradients_are_views)},
+      {"when a rank is lost", options.goes_on ? "the others go on" : "stop"},
+      {"host of rank 0", HostName()},
+      {"evenkeel", std::string(kBuild)},
+  };
+  if (options.warmup > 0) settings.push_back({"warm-up steps", absl::StrCat(options.warmup)});
+  if (options.clip > 0) settings.push_back({"largest gradient norm", absl::StrCat(options.clip)});
+  if (options.max_steps > 0) settings.push_back({"at most so many steps", absl::StrCat(options.max_steps)});
+  return settings;
+}
+
+std::string Summary(const TrainOptions& options, const TrainingRun& run) {
+  const std::string rule = ToString(options.rule);
+  return absl::StrCat(rule.substr(0, rule.find('(')), ", learning rate ", LearningRate(options.rule),
+                      DescribeDecay(options.decay), ", ", DescribeSharding(options.sharding), ", over ",
+                      run.communicator().backend_name());
+}
+
+double LossOf(const Evaluation& evaluation) { return evaluation.predictions > 0 ? evaluation.loss_mean() : kUnknown; }
+double AccuracyOf(const Evaluation& evaluation) {
+  return evaluation.predictions > 0 ? evaluation.accuracy() : kUnknown;
+}
+
+absl::Status WriteText(const std::string& path, absl::string_view text) {
+  if (path.empty()) return absl::OkStatus();
+  return WriteFileAtomically(path, std::array<absl::string_view, 1>{text});
+}
+
+}  // namespace
+
+RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run)
+    : run_(run), report_file_(options.report_file), trace_file_(options.trace_file), start_(absl::Now()) {
+  const int ranks = run.communicator().world_size();
+  record_.title = absl::StrCat(NameOf(options.model), " on ", LastPart(options.data.path), ", ", ranks,
+                               ranks == 1 ? " rank" : " ranks");
+  record_.summary = Summary(options, run);
+  record_.date = absl::FormatTime("%Y-%m-%d %H:%M UTC", start_, absl::UTCTimeZone());
+  record_.unit_name = run.data().vocabulary > 0 ? "tokens" : "images";
+  if (run.data().vocabulary == TextDataset::kVocabulary) record_.bytes_per_prediction = 1;
+  record_.units_per_sample = static_cast<double>(run.data().train->predictions_per_sample());
+  record_.world_size = ranks;
+  record_.parameters = CountElements(run.model());
+  record_.begin_ns = absl::ToUnixNanos(start_);
+  record_.settings = SettingsOf(options, run);
+}
+
+double RunRecorder::Seconds() const { return absl::ToDoubleSeconds(absl::Now() - start_); }
+
+void RunRecorder::OnStep(const StepFacts& facts) {
+  StepPoint point{.step = facts.step,
+                  .seconds = Seconds(),
+                  .learning_rate = facts.learning_rate,
+                  .took = absl::ToDoubleSeconds(facts.took),
+                  .samples = static_cast<double>(facts.samples),
+                  .active = static_cast<double>(facts.active)};
+  if (facts.own.has_value() && facts.own->predictions > 0) {
+    point.loss = facts.own->loss_mean;
+    point.accuracy = static_cast<double>(facts.own->correct) / static_cast<double>(facts.own->predictions);
+    point.exposed = absl::ToDoubleSeconds(facts.sync);
+  }
+  steps_.Add(point);
+  record_.total_steps = facts.step + 1;
+  record_.samples += facts.samples;
+  if (facts.active < run_.communicator().world_size()) record_.samples_of_tail += facts.samples;
+}
+
+void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
+  record_.epochs.push_back({.epoch = epoch,
+                            .step = record_.total_steps - 1,
+                            .seconds = Seconds(),
+                            .train_loss = LossOf(result.training),
+                            .train_accuracy = AccuracyOf(result.training),
+                            .test_loss = LossOf(test),
+                            .test_accuracy = AccuracyOf(test),
+                            .first_step = run_.plan().FirstStep(epoch),
+                            .batches = result.batches_done,
+                            .ranks = run_.communicator().members()});
+}
+
+void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text) {
+  record_.events.push_back({.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
+}
+
+absl::Status RunRecorder::Write(std::vector<RankRecord> ranks, absl::string_view ending) {
+  record_.ranks = std::move(ranks);
+  record_.plans = run_.plans();
+  record_.steps = steps_.points();
+  record_.seconds = Seconds();
+  record_.ending = std::string(ending);
+  EK_RETURN_IF_ERROR(WriteText(report_file_, report_file_.empty() ? "" : RenderReport(record_)));
+  return WriteText(trace_file_, trace_file_.empty() ? "" : RenderTrace(record_));
+}
+
+}  // namespace evenkeel

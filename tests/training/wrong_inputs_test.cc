@@ -1,0 +1,239 @@
+// What a person can get wrong, and what the program then says: one sentence, exit code 1, no training, and no file that
+// was not there before.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "evenkeel/tests/training/program.h"
+#include "evenkeel/tests/training/small_data.h"
+#include "evenkeel/tests/training/train_program.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::SizeIs;
+using testing::StartsWith;
+
+// In flags and sentences $T is the test's folder.
+struct WrongInput {
+  const char* name;
+  std::vector<std::string> flags;
+  const char* says;  // What the line begins with.
+  std::map<std::string, std::string> environment = {};
+};
+
+std::string WithFolder(const std::string& text) {
+  std::string folder = TempPath("");
+  while (folder.ends_with('/')) folder.pop_back();
+  return absl::StrReplaceAll(text, {{"$T", folder}});
+}
+
+// A token shard of llm.c's: its header says `count` tokens.
+std::string Shard(uint32_t magic, uint32_t version, uint32_t count, int tokens) {
+  std::string bytes(1024, '\0');
+  const auto put = [&](size_t at, uint32_t value) {
+    for (int i = 0; i < 4; ++i) bytes[at + i] = static_cast<char>(value >> (8 * i));
+  };
+  put(0, magic);
+  put(4, version);
+  put(8, count);
+  for (int i = 0; i < tokens; ++i) bytes += {static_cast<char>(i), '\0'};
+  return bytes;
+}
+
+constexpr uint32_t kShardMagic = 20240520;
+
+// Files that the inputs name.
+void WriteFiles() {
+  WriteSmallData("images", {.train = 40, .test = 10});
+  const std::string damaged = WriteSmallData("damaged", {.train = 40, .test = 10});
+  const std::string images = ReadText(damaged + "/train-images-idx3-ubyte");
+  WriteText(damaged + "/train-images-idx3-ubyte", images.substr(0, images.size() - 1));
+  mkdir(TempPath("empty").c_str(), 0777);
+  mkdir(TempPath("cifar").c_str(), 0777);
+  for (int i = 1; i <= 5; ++i) WriteText(TempPath(absl::StrCat("cifar/data_batch_", i, ".bin")), std::string(3073, 0));
+  WriteText(TempPath("cifar/test_batch.bin"), std::string(3072, 0));
+  WriteText(TempPath("short.txt"), "too short");
+  WriteText(TempPath("empty.txt"), "");
+  WriteText(TempPath("text.txt"), std::string(100000, 'a'));
+  WriteText(TempPath("magic_train.bin"), Shard(kShardMagic, 1, 600, 600));
+  WriteText(TempPath("magic_val.bin"), Shard(7, 1, 600, 600));
+  WriteText(TempPath("version_train.bin"), Shard(kShardMagic, 2, 600, 600));
+  WriteText(TempPath("count_train.bin"), Shard(kShardMagic, 1, 601, 600));
+  WriteText(TempPath("lonely.bin"), Shard(kShardMagic, 1, 600, 600));
+  WriteText(TempPath("noise.safetensors"), "this is no safetensors file, but it is long enough for one");
+  WriteText(TempPath("empty.safetensors"), "");
+  WriteText(TempPath("file"), "a file");
+}
+
+const std::vector<WrongInput>& Inputs();
+
+std::set<std::string> FilesThere() {
+  std::set<std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(TempPath(""))) files.insert(entry.path());
+  return files;
+}
+
+class WrongInputsTest : public testing::TestWithParam<WrongInput> {
+ protected:
+  static void SetUpTestSuite() { WriteFiles(); }
+};
+
+TEST_P(WrongInputsTest, IsOneSentence) {
+  const std::set<std::string> before = FilesThere();
+  const WrongInput& input = GetParam();
+  std::vector<std::string> flags = {"--model=mlp", "--nproc=2", WithFolder("--data=$T/images"), "--batch_size=5",
+                                    "--epochs=1"};
+  for (const std::string& flag : input.flags) flags.push_back(WithFolder(flag));
+  const Ended ended = Train(flags, {.environment = input.environment});
+  EXPECT_FALSE(ended.timed_out);
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(ended.out, "");
+  EXPECT_THAT(Lines(ended.err), SizeIs(1));
+  EXPECT_THAT(ended.err, StartsWith(WithFolder(input.says)));
+  EXPECT_EQ(FilesThere(), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WrongInputsTest, testing::ValuesIn(Inputs()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+const std::vector<WrongInput>& Inputs() {
+  static const auto* const inputs = new std::vector<WrongInput>{
+      // Flags that are not understood: gflags says which.
+      {"UnknownFlag", {"--optimiser=sgd"}, "ERROR: unknown command line flag 'optimiser'"},
+      {"NoNumber", {"--epochs=many"}, "ERROR: illegal value 'many' specified for int32 flag 'epochs'"},
+      {"TooLargeANumber",
+       {"--batch_size=99999999999999999999"},
+       "ERROR: illegal value '99999999999999999999' specified for int64 flag 'batch_size'"},
+      {"NoBoolean", {"--zero=perhaps"}, "ERROR: illegal value 'perhaps' specified for bool flag 'zero'"},
+      {"AnArgument", {"extra"}, "train: \"extra\" is no flag; see --help"},
+      // Values that are not possible.
+      {"UnknownModel", {"--model=vgg"}, "train: --model=vgg is not possible; choose mlp, cnn, gpt"},
+      {"UnknownPreset",
+       {"--model=gpt", "--preset=huge"},
+       "train: --preset: huge is no preset; choose tiny, mini, gpt2"},
+      {"HeadsThatDoNotFit",
+       {"--model=gpt", "--heads=3", "--data=$T/text.txt"},
+       "train: gpt: 3 heads can't share a width of 128 evenly"},
+      {"TooLargeAModel",
+       {"--model=gpt", "--layers=1024", "--width=65536", "--data=$T/text.txt"},
+       "train: gpt: these sizes make 52777455845376 parameters"},
+      {"NoDropout",
+       {"--model=gpt", "--dropout=1", "--data=$T/text.txt"},
+       "train: gpt: dropout may be 0 to below 1, not 1"},
+      {"NoSuchPrecision",
+       {"--model=gpt", "--compute=float8"},
+       "train: --compute=float8 is not possible; choose float32, bfloat16"},
+      {"NoRanks", {"--nproc=0"}, "train: --nproc=0 is not possible; it goes from 1 to 1024"},
+      {"NoBatch", {"--batch_size=0"}, "train: --batch_size=0 is not possible; it goes from 1 to 2147483647"},
+      {"NegativeRate", {"--lr=-1"}, "train: --lr=-1 is not possible; it must be at least 0"},
+      {"NotANumber", {"--lr=nan"}, "train: --lr=nan is not possible; it must be at least 0"},
+      {"DecayOfNoKind",
+       {"--lr_decay=square"},
+       "train: --lr_decay=square is not possible; choose auto, none, linear, cosine"},
+      {"NoBackend",
+       {"--backend=mpi"},
+       "train: --backend=mpi is not possible; choose auto, local, shm, gloo, hierarchical"},
+      {"ForAGpu", {"--backend=nccl"}, "train: --backend=nccl is for tensors on a GPU"},
+      {"NoSuchCheck",
+       {"--verify=sometimes"},
+       "train: --verify=sometimes is not possible; choose off, positions, every"},
+      // Flags that contradict each other.
+      {"SizesOfAnotherModel", {"--preset=tiny"}, "train: --preset is for --model=gpt, not mlp"},
+      {"MomentumOfAdam", {"--momentum=0.9"}, "train: --momentum is for --optimizer=sgd; adamw has its own"},
+      {"ThreadsThatGoOn",
+       {"--backend=local", "--on_failure=continue", "--nozero"},
+       "train: --on_failure=continue is for ranks that are processes; choose --backend=auto"},
+      {"GoingOnWithoutState",
+       {"--on_failure=continue"},
+       "train: --on_failure=continue could not go on: with --zero (the default) a lost rank takes its part"},
+      {"ShardsOfNothing", {"--nozero", "--shards=tensors"}, "train: --shards=tensors is for --zero"},
+      {"StopEarlyWithoutJoin", {"--nojoin", "--stop_early"}, "train: --stop_early needs --join"},
+      {"DivisorWithoutJoin", {"--nojoin", "--divide_by=samples"}, "train: --divide_by=samples needs --join"},
+      {"UnevenWithoutJoin",
+       {"--nojoin", "--rank_steps=1,2"},
+       "train: without --join every rank needs as many batches, but rank 1 has 2 and rank 0 has 1"},
+      {"StepsForMoreRanks", {"--rank_steps=1,2,3"}, "train: --rank_steps has 3 numbers for 2 ranks"},
+      {"FreezeBackwards",
+       {"--freeze=fc1@5:3"},
+       "train: --freeze: \"fc1@5:3\" is empty: step 3 does not come after step 5"},
+      {"FreezeNothing",
+       {"--freeze=conv9@0:3"},
+       "train: --freeze: no parameter begins with \"conv9\"; the model has fc1.weight"},
+      // Not enough data, or other data.
+      {"MoreStepsThanData",
+       {"--rank_steps=3,5"},
+       "train: --rank_steps asks for 5 batches on rank 1, and the data has 4 for it"},
+      {"MoreRanksThanData", {"--nproc=9"}, "train: 40 samples in batches of 5 are 8 batches, too few for 9 ranks"},
+      {"NoData", {"--data=$T/nowhere"}, "train: there is no file or folder $T/nowhere; data is"},
+      {"EmptyFolder", {"--data=$T/empty"}, "train: there is no file in the folder $T/empty; data is"},
+      {"DamagedImages",
+       {"--data=$T/damaged"},
+       "train: $T/damaged/train-images-idx3-ubyte: is too short: 40x28x28 bytes should follow the header, 31359 do"},
+      {"DamagedCifar",
+       {"--data=$T/cifar", "--model=cnn"},
+       "train: $T/cifar/test_batch.bin: has 3072 bytes, which are not whole records of 3073"},
+      {"TextForImages", {"--data=$T/text.txt"}, "train: --data=$T/text.txt is text, and --model=mlp is for images"},
+      {"ImagesForText", {"--model=gpt"}, "train: --data=$T/images is images, and --model=gpt is for text"},
+      {"EmptyText", {"--model=gpt", "--data=$T/empty.txt"}, "train: $T/empty.txt: a text of 0 bytes is too short"},
+      {"ShortText",
+       {"--model=gpt", "--data=$T/short.txt"},
+       "train: $T/short.txt: a text of 9 bytes is too short: every 20th block of 4096 bytes is held out for testing"},
+      {"ShardsOfAnotherProgram",
+       {"--model=gpt", "--context=8", "--data=$T/magic_train.bin"},
+       "train: $T/magic_val.bin: is not a token shard: it begins with 7, not 20240520"},
+      {"ShardsOfAnotherVersion",
+       {"--model=gpt", "--context=8", "--data=$T/version_train.bin", "--test_data=$T/lonely.bin"},
+       "train: $T/version_train.bin: is a token shard of version 2, not 1"},
+      {"ShardsCutShort",
+       {"--model=gpt", "--context=8", "--data=$T/count_train.bin", "--test_data=$T/lonely.bin"},
+       "train: $T/count_train.bin: is too short: 601 tokens of 2 bytes should follow the header, 1200 bytes do"},
+      {"ShardsWithoutTest",
+       {"--model=gpt", "--context=8", "--data=$T/lonely.bin"},
+       "train: $T/lonely.bin: which token shards are there to test with?"},
+      // Weights that are none.
+      {"NoWeights",
+       {"--init=$T/none.safetensors"},
+       "train: --init: cannot open $T/none.safetensors: No such file or directory"},
+      {"NoiseAsWeights",
+       {"--init=$T/noise.safetensors"},
+       "train: --init: $T/noise.safetensors: not a safetensors file"},
+      {"EmptyWeights",
+       {"--init=$T/empty.safetensors"},
+       "train: --init: $T/empty.safetensors: not a safetensors file: 0 bytes are too few"},
+      {"AFolderAsWeights", {"--init=$T/empty"}, "train: --init: $T/empty is not a regular file"},
+      // Files that can't be written.
+      {"SaveNowhere",
+       {"--save=$T/nowhere/w.safetensors"},
+       "train: --save=$T/nowhere/w.safetensors: cannot write to the folder $T/nowhere: No such file or directory"},
+      {"SaveToAFolder", {"--save=$T/empty"}, "train: --save=$T/empty: this is a folder"},
+      {"MetricsUnderAFile",
+       {"--metrics=$T/file/m.jsonl"},
+       "train: --metrics=$T/file/m.jsonl: cannot write to the folder $T/file"},
+      {"PrometheusNowhere",
+       {"--prometheus=$T/nowhere/x.prom"},
+       "train: --prometheus=$T/nowhere/x.prom: cannot write to the folder $T/nowhere"},
+      {"TensorBoardUnderAFile", {"--tensorboard=$T/file/tb"}, "train: --tensorboard=$T/file/tb: cannot write there"},
+      {"FlightUnderAFile", {"--flight=$T/file/flight"}, "train: --flight=$T/file/flight: can't write there"},
+      // An environment that makes no sense.
+      {"RankWithoutWorld", {}, "train: WORLD_SIZE is not set", {{"RANK", "0"}}},
+      {"RankBeyondTheWorld",
+       {},
+       "train: RANK=5 does not fit WORLD_SIZE=2: ranks count from 0",
+       {{"RANK", "5"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29999"}}},
+  };
+  return *inputs;
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -141,7 +141,7 @@ std::string Body(const RunRecord& record) {
       Section(
           "Steps, rank by rank",
           "What each rank computed in a few sampled steps, and below it its gradient buckets on their way. The line "
-          "is the end of its backward pass: what lies behind it was waited for.",
+          "is where its last gradient was there: what lies behind it was not hidden.",
           RenderTimeline(record)),
       Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank", RanksLead(record),
               RenderRanks(record)),

@@ -112,14 +112,7 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
                                       int world_size) {
   EK_RETURN_IF_ERROR(data.status());
   RankSetup setup{.data = *data};
-  EK_ASSIGN_OR_RETURN(setup.plan, MakeStepPlan({.world_size = world_size,
-                                                .samples = setup.data->train->size(),
-                                                .batch_size = options.samples_per_step(),
-                                                .epochs = options.epochs,
-                                                .max_steps = options.max_steps,
-                                                .rank_steps = options.rank_steps,
-                                                .must_be_even = !options.joins,
-                                                .stops_early = options.stops_early}));
+  EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(options, *setup.data, world_size));
   EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
   EK_RETURN_IF_ERROR(Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
   EK_RETURN_IF_ERROR(MakeFlightFolder(options.flight_folder));
@@ -134,6 +127,19 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("trace", options.trace_file));
   return setup;
+}
+
+absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData& data, int world_size,
+                                const EpochPosition& from) {
+  return MakeStepPlan({.world_size = world_size,
+                       .samples = data.train->size(),
+                       .batch_size = options.samples_per_step(),
+                       .epochs = options.epochs,
+                       .max_steps = options.max_steps,
+                       .rank_steps = options.rank_steps,
+                       .must_be_even = !options.joins,
+                       .stops_early = options.stops_early,
+                       .begin = from});
 }
 
 absl::Status AgreeOnSetup(Communicator& comm, const absl::Status& mine) {

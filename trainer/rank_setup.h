@@ -35,6 +35,10 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
                                       const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, int rank,
                                       int world_size);
 
+// The plan of a whole run, and where this one takes over: `from` is the beginning, unless it is resumed.
+absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData& data, int world_size,
+                                const EpochPosition& from = {});
+
 // All ranks together, each with what it found: OK if all are; else every rank gets the error of the lowest one that has
 // one, with its rank if not all ranks say the same. The group goes on.
 absl::Status AgreeOnSetup(Communicator& comm, const absl::Status& mine);

@@ -73,7 +73,8 @@ RunReport::RunReport(std::FILE* out, const TrainOptions& options, const Training
       plan_(run.plan()),
       metrics_(std::move(metrics)),
       sinks_(std::move(sinks)),
-      start_(absl::Now()) {
+      start_(absl::Now()),
+      epochs_reported_(run.first_epoch()) {
   progress_.emplace(out, HowToShow());
   if (options.wants_record()) recorder_.emplace(options, run);
 }
@@ -83,8 +84,9 @@ absl::StatusOr<std::unique_ptr<RunReport>> RunReport::Create(std::FILE* out, con
                                                              const std::vector<LostRank>& lost) {
   std::unique_ptr<MetricsWriter> metrics;
   if (!options.metrics_file.empty()) {
-    EK_ASSIGN_OR_RETURN(
-        metrics, MetricsWriter::Create(options.metrics_file, lost.empty() ? MetricsMode::kNew : MetricsMode::kAppend));
+    EK_ASSIGN_OR_RETURN(metrics, MetricsWriter::Create(options.metrics_file, lost.empty() && run.first_step() == 0
+                                                                                 ? MetricsMode::kNew
+                                                                                 : MetricsMode::kAppend));
   }
   EK_ASSIGN_OR_RETURN(RunSinks sinks,
                       RunSinks::Open(options, std::string(NameOf(options.model)), CountsTokens(run.data())));

@@ -9,7 +9,8 @@
 // When a rank is lost and the others go on, OnLost() tells it. If it was rank 0, the new rank 0 makes a report with the
 // list of who is lost, which goes on where the other one ended: nothing is said twice.
 //
-// Each JSON line has a field `event`: "run" (once), "step" (each of the group's; loss, accuracy and exposed_ms are those
+// Each JSON line has a field `event`: "run" (once; again where a run is resumed, whose lines come behind those that are
+// there, and steps since the checkpoint once more), "step" (each of the group's; loss, accuracy and exposed_ms are those
 // of rank 0, null once it has run dry), "dry" (a rank had fewer batches than the group had steps), "epoch" (training
 // and test numbers over all ranks), "freeze" (another set of parameters is frozen from this step on), "lost" (a rank;
 // steps from this one on are repeated, so that lines about them come again), "test" (once, at the end, with
@@ -101,7 +102,7 @@ class RunReport {
   ProgressState state_;
   std::vector<int> frozen_;  // In the last step.
   std::vector<LostRank> lost_;
-  int epochs_reported_ = 0;
+  int epochs_reported_;
   int64_t rank0_predictions_ = 0;  // Of the current epoch, as is the next one.
   int64_t rank0_correct_ = 0;
 };

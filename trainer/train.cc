@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -24,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
@@ -34,6 +36,8 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/flight_folder.h"
 #include "evenkeel/tools/launcher.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
+#include "evenkeel/trainer/checkpoint/stop_signals.h"
 #include "evenkeel/trainer/compute_threads.h"
 #include "evenkeel/trainer/flag_help.h"
 #include "evenkeel/trainer/rank_setup.h"
@@ -116,6 +120,14 @@ DEFINE_string(auto_refresh_trainable, kDefaults.auto_refresh_trainable,
               "=W always, never or N: look for frozen parameters in each, no or every N-th step");
 DEFINE_string(freeze, kDefaults.freeze, "=P@A:B,... freeze parameters whose name begins with P from step A until B");
 
+DEFINE_string(checkpoint_dir, kDefaults.checkpoint_dir,
+              "=DIR write checkpoints there; SIGTERM and SIGINT then have the run save one and end with 128 + signal");
+DEFINE_int64(checkpoint_every, evenkeel::kDefaultCheckpointEvery,
+             "steps between them; 0: only when the run is told to stop, and at its end");
+DEFINE_int32(keep, evenkeel::CheckpointOptions().keep, "how many of the newest stay; 0: all");
+DEFINE_string(resume, evenkeel::kResumeAuto,
+              "=R auto (from the newest in --checkpoint_dir, if there is one), never, or a checkpoint's path");
+
 DEFINE_string(metrics, kDefaults.metrics, "=FILE write JSON lines: every step, epoch and the end");
 DEFINE_string(tensorboard, kDefaults.tensorboard, "=DIR add an event file there, for tensorboard --logdir");
 DEFINE_string(prometheus, kDefaults.prometheus,
@@ -142,6 +154,7 @@ const FlagGroup kFlagGroups[] = {
     {"Optimizer", {"optimizer", "lr", "lr_decay", "warmup", "momentum", "weight_decay", "clip", "zero", "shards"}},
     {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
+    {"Checkpoints", {"checkpoint_dir", "checkpoint_every", "keep", "resume"}},
     {"Output", {"metrics", "report", "trace", "tensorboard", "prometheus", "flight"}},
 };
 
@@ -227,6 +240,10 @@ TrainFlags FlagsAsGiven() {
       .freeze = FLAGS_freeze,
       .init = FLAGS_init,
       .save = FLAGS_save,
+      .checkpoint_dir = FLAGS_checkpoint_dir,
+      .checkpoint_every = IfGiven("checkpoint_every", FLAGS_checkpoint_every),
+      .keep = IfGiven("keep", FLAGS_keep),
+      .resume = IfGiven("resume", FLAGS_resume),
       .metrics = FLAGS_metrics,
       .tensorboard = FLAGS_tensorboard,
       .prometheus = FLAGS_prometheus,
@@ -282,18 +299,27 @@ CommunicatorOptions GroupOptions(const TrainOptions& options) {
   return group;
 }
 
+// A signal may have come to another rank alone.
+int StoppedExitCode() { return 128 + (StopSignal() == 0 ? SIGTERM : StopSignal()); }
+
 // All ranks are threads.
-absl::Status RunThreads(const TrainOptions& options) {
+int RunThreads(const TrainOptions& options) {
   const auto data = LoadTrainingData(options.data);
-  EK_RETURN_IF_ERROR(PrepareRank(options, data, /*rank=*/0, options.nproc).status());
-  EK_RETURN_IF_ERROR(DumpFlightIfAsked(options));
-  return RunRanks(
+  absl::Status status = PrepareRank(options, data, /*rank=*/0, options.nproc).status();
+  if (status.ok()) status = DumpFlightIfAsked(options);
+  if (!status.ok()) return ExitCode(status);
+  if (!options.checkpoints.folder.empty()) WatchStopSignals();
+  std::atomic<bool> was_stopped = false;
+  status = RunRanks(
       options.nproc,
       [&](Communicator& comm) {
         if (const auto threads = ThreadsPerRank(options.nproc)) SetComputeThreads(*threads);
-        return TrainRank(comm, options, data, kStreams).status;
+        const TrainResult result = TrainRank(comm, options, data, kStreams);
+        if (result.was_stopped) was_stopped = true;
+        return result.status;
       },
       GroupOptions(options));
+  return status.ok() && was_stopped ? StoppedExitCode() : ExitCode(status);
 }
 
 // By its name argv[0] this program may be another one: it may have been found through PATH, or from another folder.
@@ -314,8 +340,10 @@ int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments
   if (options.goes_on) launch.on_failure = OnFailure::kContinue;
   const absl::StatusOr<LaunchResult> result = Launch(launch);
   if (!result.ok()) return ExitCode(result.status());
-  // Who ends with EXIT_FAILURE has said why.
-  const bool was_said = result->exit_code == EXIT_FAILURE && !options.goes_on;
+  // Who ends with EXIT_FAILURE has said why, and so have ranks that ended because they were asked to.
+  const bool was_stopped = !options.checkpoints.folder.empty() && !absl::StrContains(result->message, "was killed") &&
+                           (result->exit_code == 128 + SIGTERM || result->exit_code == 128 + SIGINT);
+  const bool was_said = was_stopped || (result->exit_code == EXIT_FAILURE && !options.goes_on);
   if (!result->message.empty() && !was_said) Fail(result->message);
   return result->exit_code;
 }
@@ -326,6 +354,7 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
   }
   if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return {.status = status};
+  if (!options.checkpoints.folder.empty()) WatchStopSignals();
   const auto comm = CreateCommunicator(
       environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return {.status = comm.status()};
@@ -364,11 +393,11 @@ int Main(std::vector<std::string> arguments) {
                              " is for a program that starts its own ranks; this one is one of ",
                              environment->world_size, " that are there already"));
   }
-  if (!is_rank && options->backend == BackendKind::kLocal) return ExitCode(RunThreads(*options));
+  if (!is_rank && options->backend == BackendKind::kLocal) return RunThreads(*options);
   if (!is_rank && options->nproc > 1) return RunProcesses(*options, std::move(arguments));
 
   const TrainResult result = RunRank(*options, *environment);
-  if (result.status.ok()) return EXIT_SUCCESS;
+  if (result.status.ok()) return result.was_stopped ? StoppedExitCode() : EXIT_SUCCESS;
   if (environment->world_size == 1) return Fail(result.status.message());
   if (!result.is_common) return Fail(absl::StrCat("rank ", environment->rank, ": ", result.status.message()));
   return environment->rank == 0 ? Fail(result.status.message()) : EXIT_FAILURE;

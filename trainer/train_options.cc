@@ -258,6 +258,25 @@ absl::Status CheckGoingOn(const TrainFlags& flags) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<CheckpointOptions> ParseCheckpoints(const TrainFlags& flags) {
+  CheckpointOptions options{.folder = flags.checkpoint_dir,
+                            .every = flags.checkpoint_every.value_or(kDefaultCheckpointEvery),
+                            .keep = flags.keep.value_or(CheckpointOptions().keep),
+                            .resume = flags.resume.value_or(kResumeAuto)};
+  EK_RETURN_IF_ERROR(CheckAtLeast("checkpoint_every", options.every, int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckAtLeast("keep", options.keep, 0));
+  if (options.resume.empty()) {
+    return absl::InvalidArgumentError("--resume= is not possible; choose auto, never, or the path of a checkpoint");
+  }
+  if (!options.folder.empty()) return options;
+  const bool is_path = options.resume != kResumeAuto && options.resume != kResumeNever;
+  if (!flags.checkpoint_every.has_value() && !flags.keep.has_value() && (!flags.resume.has_value() || is_path)) {
+    return options;
+  }
+  return absl::InvalidArgumentError(
+      "--checkpoint_every, --keep and --resume are for the checkpoints in --checkpoint_dir; give that, too");
+}
+
 Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes * (1 << 20))}; }
 
 }  // namespace
@@ -295,8 +314,9 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .report_file = flags.report,
       .trace_file = flags.trace,
   };
-  EK_ASSIGN_OR_RETURN(options.model,
-                      Choose<ModelKind>("model", flags.model, {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}, {"gpt", ModelKind::kGpt}}));
+  EK_ASSIGN_OR_RETURN(
+      options.model, Choose<ModelKind>("model", flags.model,
+                                       {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}, {"gpt", ModelKind::kGpt}}));
   EK_RETURN_IF_ERROR(CheckModelFlags(flags, options.model));
   const ModelDefaults defaults = DefaultsOf(options.model);
   options.epochs = flags.epochs.value_or(defaults.epochs);
@@ -335,6 +355,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_ASSIGN_OR_RETURN(options.lost_shard_is_fresh,
                       Choose<bool>("lost_shard", flags.lost_shard, {{"refuse", false}, {"fresh", true}}));
   if (options.goes_on) EK_RETURN_IF_ERROR(CheckGoingOn(flags));
+  EK_ASSIGN_OR_RETURN(options.checkpoints, ParseCheckpoints(flags));
   if (options.lost_shard_is_fresh && !(options.goes_on && flags.zero)) {
     return absl::InvalidArgumentError("--lost_shard=fresh is for --on_failure=continue with --zero");
   }

@@ -22,6 +22,7 @@
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/step_divisor.h"
 #include "evenkeel/trainer/augment.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
 #include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
@@ -32,6 +33,7 @@
 namespace evenkeel {
 
 inline constexpr char kDefaultHidden[] = "64";
+inline constexpr int64_t kDefaultCheckpointEvery = 500;
 
 // Named like the flags, with their defaults.
 struct TrainFlags {
@@ -81,6 +83,10 @@ struct TrainFlags {
   std::string freeze;
   std::string init;
   std::string save;
+  std::string checkpoint_dir;
+  std::optional<int64_t> checkpoint_every;
+  std::optional<int> keep;
+  std::optional<std::string> resume;
   std::string metrics;
   std::string tensorboard;
   std::string prometheus;
@@ -132,6 +138,8 @@ struct TrainOptions {
   TrainabilityPolicy trainability = TrainabilityPolicy::kAlways;
   int64_t check_trainable_every = 1;  // With kEveryN.
   FreezeSchedule freeze;
+
+  CheckpointOptions checkpoints;
 
   std::string init_file;  // Of these, empty: none.
   std::string save_file;

@@ -9,6 +9,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
+#include "evenkeel/trainer/checkpoint/run_checkpoints.h"
+#include "evenkeel/trainer/checkpoint/run_settings.h"
+#include "evenkeel/trainer/checkpoint/run_state.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/model_file.h"
 #include "evenkeel/trainer/rank_setup.h"
@@ -28,7 +32,9 @@ namespace {
 class Job {
  public:
   Job(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams)
-      : run_(run), options_(options), streams_(streams) {}
+      : run_(run), options_(options), streams_(streams), epoch_(run.first_epoch()) {}
+
+  bool was_stopped() const { return was_stopped_; }
 
   absl::Status Run() {
     absl::Status status = TrainAll();
@@ -44,7 +50,7 @@ class Job {
     if (!status.ok() && report_ != nullptr && options_.wants_record()) {
       report_->WriteRecord({run_.Record()}, status.message()).IgnoreError();
     }
-    if (!status.ok() && options_.goes_on) run_.communicator().Abort(status);
+    if (!status.ok() && options_.goes_on && !run_.failed_together()) run_.communicator().Abort(status);
     return status;
   }
 
@@ -56,6 +62,7 @@ class Job {
     };
     for (bool stopped = false; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
       EK_ASSIGN_OR_RETURN(const EpochResult result, run_.TrainEpoch(epoch_, on_step));
+      if (result.stopped_after.has_value()) return Stop(result);
       EK_ASSIGN_OR_RETURN(test_, run_.Test());
       if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnEpoch(epoch_, result, test_)));
       stopped = result.stopped_early;
@@ -63,6 +70,17 @@ class Job {
     EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
     if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord());
     if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(End(state_hash)));
+    return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
+  }
+
+  // Told to, between two steps.
+  absl::Status Stop(const EpochResult& result) {
+    was_stopped_ = true;
+    if (run_.communicator().rank() == 0) {
+      absl::FPrintF(streams_.log, "train: stopped at step %d, saved %s; continue with --resume=auto\n",
+                    *result.stopped_after, result.checkpoint);
+      std::fflush(streams_.log);
+    }
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
   }
 
@@ -125,17 +143,42 @@ class Job {
   const TrainOptions& options_;
   const TrainStreams streams_;
   std::unique_ptr<RunReport> report_;  // Null on all ranks but one.
-  int epoch_ = 0;                      // Those before it are done with.
+  int epoch_;                          // Those before it are done with.
   Evaluation test_;                    // After the last of them.
   std::vector<LostRank> lost_;
   bool failed_here_ = false;
   bool has_ended_ = false;
+  bool was_stopped_ = false;
 };
 
-absl::Status RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup,
-                         const TrainStreams& streams) {
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TrainingRun> run, TrainingRun::Create(&comm, options, std::move(setup)));
-  return Job(*run, options, streams).Run();
+// What the run goes on from, in a person's words.
+void TellBeginning(const RunCheckpoints& checkpoints, std::FILE* out) {
+  const RunState* const state = checkpoints.resumed();
+  if (state == nullptr) return;
+  absl::FPrintF(out, "resumed from %s, after step %d\n", checkpoints.resumed_from(), state->steps);
+  for (const std::string& note : checkpoints.terms().notes) absl::FPrintF(out, "  %s\n", note);
+  std::fflush(out);
+}
+
+TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup, const TrainStreams& streams) {
+  std::unique_ptr<RunCheckpoints> checkpoints;
+  const bool resumes = options.checkpoints.resume != kResumeAuto && options.checkpoints.resume != kResumeNever;
+  if (!options.checkpoints.folder.empty() || resumes) {
+    const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, comm.world_size());
+    auto opened = RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model);
+    if (!opened.ok()) return {.status = opened.status(), .is_common = comm.status().ok()};
+    checkpoints = *std::move(opened);
+    if (comm.rank() == 0) TellBeginning(*checkpoints, streams.out);
+  }
+  const bool is_resumed = checkpoints != nullptr && checkpoints->resumed() != nullptr;
+  auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
+  // What can be wrong with a checkpoint is told to all ranks.
+  if (!run.ok()) return {.status = run.status(), .is_common = is_resumed && comm.status().ok()};
+  Job job(**run, options, streams);
+  TrainResult result{.status = job.Run()};
+  result.is_common = !result.status.ok() && (*run)->failed_together();
+  result.was_stopped = job.was_stopped();
+  return result;
 }
 
 }  // namespace
@@ -147,8 +190,9 @@ TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
   if (mine.ok()) mine = setup->model->MoveValuesTo(comm);
   const absl::Status agreed = AgreeOnSetup(comm, mine);
   if (!agreed.ok()) return {.status = agreed, .is_common = comm.status().ok()};
-  TrainResult result{.status = RunPrepared(comm, options, *std::move(setup), streams)};
-  if (!result.status.ok() && options.goes_on) comm.Abort(result.status);  // If it has not ended before.
+  TrainResult result = RunPrepared(comm, options, *std::move(setup), streams);
+  // If it has not ended before.
+  if (!result.status.ok() && options.goes_on && !result.is_common) comm.Abort(result.status);
   return result;
 }
 

@@ -32,8 +32,10 @@ struct TrainStreams {
 
 struct TrainResult {
   absl::Status status;
-  // The same failure on every rank, found before training: one of them may speak for all. The group still works.
+  // The same failure on every rank, which all know of: one of them may speak for all. The group still works.
   bool is_common = false;
+  // The run was told to stop (trainer/checkpoint/stop_signals.h), and has a checkpoint to go on from.
+  bool was_stopped = false;
 };
 
 TrainResult TrainRank(Communicator& comm, const TrainOptions& options,

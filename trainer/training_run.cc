@@ -22,6 +22,8 @@
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/trainer/augment.h"
 #include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/checkpoint/run_state.h"
+#include "evenkeel/trainer/checkpoint/stop_signals.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/learning_rate.h"
 #include "evenkeel/trainer/report/gather_records.h"
@@ -55,11 +57,13 @@ uint64_t NoiseOf(uint64_t seed, int64_t step, int rank, int64_t pass) {
 
 }  // namespace
 
-// Tells a rank that has run dry of the steps that the others take. It takes part in the join without a collective of
-// its own.
+// Tells a rank that has run dry of what the others do. It takes part in the join without a collective of its own.
 class TrainingRun::Watch : public Joinable {
  public:
-  explicit Watch(Communicator* comm) : Joinable(comm, "watch") {}
+  // Its place in a step: before the optimizer, or after it.
+  Watch(Communicator* comm, absl::string_view name, JoinPhase phase) : Joinable(comm, name), phase_(phase) {}
+
+  JoinPhase join_phase() const override { return phase_; }
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
     return std::make_unique<Hook>(this);
@@ -67,27 +71,34 @@ class TrainingRun::Watch : public Joinable {
 
   absl::Status TakePart() { return Notify().status(); }
 
-  std::function<absl::Status(const StepAnswer&)> on_step;  // Set while an epoch runs.
+  std::function<absl::Status(const StepAnswer&)> on_call;  // Set while an epoch runs.
 
  private:
   class Hook : public JoinHook {
    public:
     explicit Hook(Watch* watch) : watch_(watch) {}
-    absl::Status MainHook(const StepAnswer& step) override { return watch_->on_step(step); }
+    absl::Status MainHook(const StepAnswer& step) override { return watch_->on_call(step); }
 
    private:
     Watch* const watch_;
   };
+
+  const JoinPhase phase_;
 };
 
-TrainingRun::TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup)
-    : comm_(comm), options_(options), setup_(std::move(setup)), watch_(std::make_unique<Watch>(comm)) {}
+TrainingRun::TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup, RunCheckpoints* checkpoints)
+    : comm_(comm),
+      options_(options),
+      setup_(std::move(setup)),
+      watch_(std::make_unique<Watch>(comm, "watch", JoinPhase::kDefault)),
+      save_(std::make_unique<Watch>(comm, "save", JoinPhase::kOptimizer)),
+      checkpoints_(checkpoints) {}
 
 TrainingRun::~TrainingRun() = default;
 
 absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(Communicator* comm, const TrainOptions& options,
-                                                                 RankSetup setup) {
-  std::unique_ptr<TrainingRun> run(new TrainingRun(comm, options, std::move(setup)));
+                                                                 RankSetup setup, RunCheckpoints* checkpoints) {
+  std::unique_ptr<TrainingRun> run(new TrainingRun(comm, options, std::move(setup), checkpoints));
   EK_RETURN_IF_ERROR(run->Init());
   return run;
 }
@@ -99,8 +110,9 @@ absl::Status TrainingRun::Own(absl::Status status) {
 
 absl::Status TrainingRun::Init() {
   ParameterSet& parameters = setup_.model->parameters();
+  EK_RETURN_IF_ERROR(FindBeginning());
   // What is frozen from the first step on owns no optimizer state.
-  ApplyFreezeSchedule(options_.freeze, 0, parameters);
+  ApplyFreezeSchedule(options_.freeze, first_step_, parameters);
   std::vector<TensorView> buffers;
   for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
   DataParallelOptions options;
@@ -130,7 +142,66 @@ absl::Status TrainingRun::Init() {
   } else if (options_.sharding == Sharding::kNone) {
     EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, &parameters, groups));
   }
+  return LoadBeginning();
+}
+
+absl::Status TrainingRun::FindBeginning() {
+  const RunState* const state = checkpoints_ == nullptr ? nullptr : checkpoints_->resumed();
+  if (state == nullptr) return absl::OkStatus();
+  first_epoch_ = state->at.epoch;
+  first_step_ = state->steps;
+  // The plan that dealt out these samples goes on; other ranks, or other batches, have one from here on.
+  EK_ASSIGN_OR_RETURN(setup_.plan, PlanOf(options_, *setup_.data, comm_->world_size(),
+                                          checkpoints_->terms().is_exact ? state->plan_begin : state->at));
+  Evaluation& mine = trained_[first_epoch_];
+  for (int rank = 0; rank < state->world_size; ++rank) {
+    const int holder = checkpoints_->terms().is_exact ? rank : 0;
+    if (holder == comm_->rank()) mine += state->trained[rank];
+  }
   return absl::OkStatus();
+}
+
+absl::Status TrainingRun::LoadBeginning() {
+  const RunState* const state = checkpoints_ == nullptr ? nullptr : checkpoints_->resumed();
+  if (state == nullptr) return absl::OkStatus();
+  // Its order decides in which order gradients are added.
+  EK_RETURN_IF_ERROR(checkpoints_->Explain(ddp_->ImportPlan(state->bucket_plan)));
+  EK_RETURN_IF_ERROR(checkpoints_->Explain(
+      std::visit([&](auto& optimizer) { return optimizer->Load(checkpoints_->OptimizerFolder()); }, optimizer_)));
+  NoteCheckpoint(checkpoints_->resumed_from());
+  // After an epoch's last step all ranks have the same buffers, which came with the weights.
+  const bool is_within = first_step_ < plan().total_steps && first_step_ < plan().FirstStep(first_epoch_ + 1);
+  if (!checkpoints_->terms().is_exact || !is_within) return absl::OkStatus();
+  const absl::Status loaded = checkpoints_->LoadBuffers(comm_->rank(), *setup_.model);
+  return AgreeOnSetup(*comm_, checkpoints_->Explain(loaded));
+}
+
+absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const StepAnswer& answer) {
+  EK_RETURN_IF_ERROR(ddp_->RebuildNow());  // As the next step would: its plan is the one to be saved.
+  RunToSave run{.state = {.steps = steps,
+                          .at = plan().PositionAfter(steps, epoch),
+                          .world_size = comm_->world_size(),
+                          .plan_begin = plan().begin,
+                          .bucket_plan = ddp_->ExportPlan()},
+                .model = setup_.model.get(),
+                .model_rank = options_.joins ? answer.highest_active : 0,
+                .trained = trained_[epoch],
+                .optimizer_name = optimizer_joinable()->join_name(),
+                .optimizer_steps = optimizer_joinable()->steps_finished()};
+  EK_ASSIGN_OR_RETURN(run.optimizer, std::visit([](auto& optimizer) { return optimizer->Pieces(); }, optimizer_));
+  absl::StatusOr<std::string> path = checkpoints_->Save(*comm_, std::move(run));
+  if (path.ok()) {
+    NoteCheckpoint(*path);
+  } else if (comm_->status().ok()) {  // All ranks have this error.
+    failed_here_ = failed_together_ = true;
+  }
+  return path;
+}
+
+void TrainingRun::AskToStop() {
+  if (checkpoints_ == nullptr || asked_to_stop_ || StopSignal() == 0) return;
+  comm_->steps().Request(StepRequests::kStop);
+  asked_to_stop_ = true;
 }
 
 Joinable* TrainingRun::optimizer_joinable() const {
@@ -147,7 +218,8 @@ LearningRateSchedule TrainingRun::learning_rates() const {
 absl::Status TrainingRun::Loop(absl::FunctionRef<absl::Status()> loop) {
   if (!options_.joins) return loop();
   const JoinOptions options{.throw_on_early_termination = options_.stops_early, .divide_by = options_.divide_by};
-  return RunJoined({ddp_.get(), optimizer_joinable(), watch_.get()}, options, [&](JoinScope&) { return loop(); });
+  return RunJoined({ddp_.get(), optimizer_joinable(), watch_.get(), save_.get()}, options,
+                   [&](JoinScope&) { return loop(); });
 }
 
 absl::Status TrainingRun::Freeze(int64_t step) {
@@ -244,9 +316,12 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
 
   epoch_ = epoch;
   Evaluation& mine = trained_[epoch];
-  StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch)};
+  // Another run has done those before it.
+  const int64_t before = std::max<int64_t>(0, first_step_ - plan().FirstStep(epoch));
+  StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch) + before};
   absl::Time begin = absl::Now();
-  const auto finish_step = [&](const StepAnswer& answer) {
+  EpochResult result;
+  const auto finish_step = [&](const StepAnswer& answer) -> absl::Status {
     const absl::Time end = absl::Now();
     facts.took = end - std::exchange(begin, end);
     facts.active = answer.active;
@@ -254,9 +329,16 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     facts.learning_rate = LearningRate(learning_rates(), facts.step);
     const absl::Status status = on_step(facts);
     ++facts.step;
-    return Own(status);
+    EK_RETURN_IF_ERROR(Own(status));
+    if ((answer.requests & StepRequests::kStop) != 0) result.stopped_after = facts.step;
+    AskToStop();
+    return absl::OkStatus();
   };
-  watch_->on_step = [&](const StepAnswer& answer) {
+  save_->on_call = [&](const StepAnswer& answer) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(result.checkpoint, Save(epoch, facts.step, answer));
+    return absl::OkStatus();
+  };
+  watch_->on_call = [&](const StepAnswer& answer) {
     facts.own.reset();
     facts.own_samples = 0;
     facts.sync = absl::ZeroDuration();
@@ -266,10 +348,10 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     return finish_step(answer);
   };
 
-  EpochResult result;
-  int64_t done = 0;
+  int64_t done = std::min(before, plan().BatchesOf(rank, epoch));
+  AskToStop();
   const absl::Status status = Loop([&]() -> absl::Status {
-    for (; done < plan().BatchesOf(rank, epoch); ++done) {
+    for (; done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value(); ++done) {
       const std::span<const int32_t> samples = BatchSamples(batches, order, done);
       EK_ASSIGN_OR_RETURN(facts.own, Step(facts.step, samples));
       facts.own_samples = static_cast<int64_t>(samples.size());
@@ -284,10 +366,13 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
       // The answer is there: gradients were reduced with it.
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm_->steps().current()->Wait());
       EK_RETURN_IF_ERROR(finish_step(answer));
+      if (checkpoints_ == nullptr || !checkpoints_->IsDue(facts.step, plan().total_steps, answer.requests)) continue;
+      EK_RETURN_IF_ERROR(save_->TakePart());  // Dry ranks have updated what they hold, too.
+      EK_RETURN_IF_ERROR(save_->on_call(answer));
     }
     return absl::OkStatus();
   });
-  watch_->on_step = nullptr;
+  watch_->on_call = save_->on_call = nullptr;
   result.stopped_early = options_.stops_early && absl::IsOutOfRange(status);
   if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
 
@@ -390,6 +475,7 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   }
   own_comm_ = std::move(recovered->comm);
   comm_ = own_comm_.get();
+  save_ = std::make_unique<Watch>(comm_, "save", JoinPhase::kOptimizer);  // It has no state to recover.
   if (recovered->lost.empty()) return why;
   steps_done_ = recovered->steps;
   if (last_.step >= steps_done_) {

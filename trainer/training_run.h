@@ -33,6 +33,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -44,8 +45,10 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/checkpoint/run_checkpoints.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/rank_setup.h"
@@ -81,6 +84,9 @@ struct EpochResult {
                         // were lost are missing.
   std::vector<int64_t> batches_done;  // By rank; since the last loss, if there was one in the epoch.
   bool stopped_early = false;         // By --stop_early, on all ranks in the same step.
+  // Some rank asked all to stop (StepRequests::kStop): after which of the group's steps, and the checkpoint of it.
+  std::optional<int64_t> stopped_after;
+  std::string checkpoint;
 };
 
 // What was left behind.
@@ -91,8 +97,11 @@ struct GoneOn {
 
 class TrainingRun {
  public:
+  // `checkpoints` (null: none), which outlives it, says where to begin: rank 0's model has its weights already. Then it
+  // gets those of this run: when they are due, when any rank asks for one (StepRequests::kSave), and when the process is
+  // told to stop (stop_signals.h), or a rank asks for that.
   static absl::StatusOr<std::unique_ptr<TrainingRun>> Create(Communicator* comm, const TrainOptions& options,
-                                                             RankSetup setup);
+                                                             RankSetup setup, RunCheckpoints* checkpoints = nullptr);
   ~TrainingRun();
 
   // `on_step` is called after each of the group's steps, also those that this rank had no batch for. An error of it
@@ -120,12 +129,17 @@ class TrainingRun {
   absl::StatusOr<int> FindPlace(int epochs_done);
   // Whether the last error came from this rank itself, and not through the group.
   bool failed_here() const { return failed_here_; }
+  // Whether all ranks have that error, and have agreed on it: one of them may speak for all. The group works.
+  bool failed_together() const { return failed_together_; }
 
   // What this rank did, for the report; and the plans that it had. Both empty unless the options ask for a report.
   RankRecord Record() const;
   const std::vector<PlanRecord>& plans() const { return recorder_.plans(); }
 
   Communicator& communicator() const { return *comm_; }
+  // The epoch and the group's step that this run begins with.
+  int first_epoch() const { return first_epoch_; }
+  int64_t first_step() const { return first_step_; }
   // Changes when FindPlace() is called.
   const StepPlan& plan() const { return setup_.plan; }
   const Model& model() const { return *setup_.model; }
@@ -136,8 +150,14 @@ class TrainingRun {
       std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>, std::unique_ptr<SlicedOptimizer>>;
   class Watch;
 
-  TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup);
+  TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup, RunCheckpoints* checkpoints);
   absl::Status Init();
+  // Before there is an optimizer, and after.
+  absl::Status FindBeginning();
+  absl::Status LoadBeginning();
+  // Between two steps: the checkpoint's path.
+  absl::StatusOr<std::string> Save(int epoch, int64_t steps, const StepAnswer& answer);
+  void AskToStop();
 
   // Notes an error that is this rank's own.
   absl::Status Own(absl::Status status);
@@ -160,8 +180,15 @@ class TrainingRun {
   AnyOptimizer optimizer_;  // Outlives the steps of what reduces for it.
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<Watch> watch_;
+  std::unique_ptr<Watch> save_;
+
+  RunCheckpoints* const checkpoints_;  // Null: none.
+  int first_epoch_ = 0;
+  int64_t first_step_ = 0;
+  bool asked_to_stop_ = false;
 
   bool failed_here_ = false;
+  bool failed_together_ = false;
   int64_t steps_done_ = 0;  // By all, when GoOn() was called.
   // This rank's batches of the epochs, as they were trained on; and the last of them, which may have to be repeated.
   std::map<int, Evaluation> trained_;

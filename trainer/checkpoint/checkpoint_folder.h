@@ -1,0 +1,71 @@
+// The folder in which a run keeps its checkpoints, each a folder of its own: step-000000120.
+//
+//   EK_ASSIGN_OR_RETURN(auto folder, CheckpointFolder::Open("checkpoints"));        // on one process of the job
+//   EK_ASSIGN_OR_RETURN(const std::string path, folder->Begin(/*step=*/120));
+//   ... all ranks write files below `path` and flush them ...
+//   EK_RETURN_IF_ERROR(folder->Publish(/*keep=*/3));
+//
+// A checkpoint is complete or absent: it is written under another name (.saving-step-...) and renamed, and it is
+// renamed (.removing-step-...) before it is removed. What a killed process has left of either is removed by the next
+// Open().
+//
+// One job writes there at a time: Open() takes a lock on the file `.lock`, which ends with the process, however that
+// ends. It waits a little for a process that is about to end.
+//
+// Threads: thread-compatible.
+// Errors:  the file system's own, with the path; FailedPrecondition if another process has the lock.
+
+#ifndef EVENKEEL_TRAINER_CHECKPOINT_CHECKPOINT_FOLDER_H_
+#define EVENKEEL_TRAINER_CHECKPOINT_CHECKPOINT_FOLDER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace evenkeel {
+
+struct FoundCheckpoint {
+  int64_t step = 0;
+  std::string path;
+  friend bool operator==(const FoundCheckpoint&, const FoundCheckpoint&) = default;
+};
+
+// Those in `folder` by step; none if that is not there.
+absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& folder);
+
+class CheckpointFolder {
+ public:
+  // Makes the folder if it is not there.
+  static absl::StatusOr<std::unique_ptr<CheckpointFolder>> Open(const std::string& path,
+                                                                absl::Duration patience = absl::Seconds(5));
+  ~CheckpointFolder();
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // An empty folder for the checkpoint of that step.
+  absl::StatusOr<std::string> Begin(int64_t step);
+  // Everything is in it: gives it its name, and removes the oldest checkpoints but `keep` (0: none). Its new path.
+  absl::StatusOr<std::string> Publish(int keep);
+  // Removes what Begin() made; nothing if it is not there any more.
+  void Discard();
+
+ private:
+  CheckpointFolder(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
+  absl::Status RemoveLeftovers();
+  absl::Status Prune(int keep);
+
+  const std::string path_;
+  const int lock_;
+  int64_t step_ = -1;  // Of the last Begin().
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_CHECKPOINT_CHECKPOINT_FOLDER_H_

@@ -1,0 +1,132 @@
+#include "evenkeel/trainer/checkpoint/checkpoint_folder.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+std::string Folder(absl::string_view name) {
+  const std::string folder = absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name);
+  std::filesystem::remove_all(folder);
+  return folder;
+}
+
+std::vector<int64_t> StepsIn(const std::string& folder) {
+  std::vector<int64_t> steps;
+  const auto found = FindCheckpoints(folder);
+  EXPECT_TRUE(found.ok()) << found.status();
+  for (const FoundCheckpoint& checkpoint : *found) steps.push_back(checkpoint.step);
+  return steps;
+}
+
+std::vector<std::string> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
+  return names;
+}
+
+void Write(const std::string& path) { std::ofstream(path) << "something"; }
+
+void Save(CheckpointFolder& folder, int64_t step, int keep) {
+  const auto path = folder.Begin(step);
+  ASSERT_TRUE(path.ok()) << path.status();
+  Write(*path + "/file");
+  const auto published = folder.Publish(keep);
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_TRUE(std::filesystem::exists(*published + "/file"));
+}
+
+TEST(CheckpointFolderTest, KeepsTheNewest) {
+  const std::string path = Folder("keep/below");
+  EXPECT_THAT(StepsIn(path), IsEmpty());
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  for (const int64_t step : {5, 10, 1500, 1000000000}) Save(**folder, step, 0);
+  EXPECT_THAT(StepsIn(path), ElementsAre(5, 10, 1500, 1000000000));
+  Save(**folder, 1000000001, 3);
+  EXPECT_THAT(StepsIn(path), ElementsAre(1500, 1000000000, 1000000001));
+  Save(**folder, 1000000002, 1);
+  EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-1000000002", ".lock"));
+}
+
+TEST(CheckpointFolderTest, WhatIsUnfinishedIsNoCheckpointAndGoes) {
+  const std::string path = Folder("leftovers");
+  {
+    auto folder = CheckpointFolder::Open(path);
+    ASSERT_TRUE(folder.ok()) << folder.status();
+    Save(**folder, 7, 3);
+    const auto begun = (*folder)->Begin(8);
+    ASSERT_TRUE(begun.ok());
+    Write(*begun + "/file");
+    EXPECT_THAT(StepsIn(path), ElementsAre(7));
+  }
+  std::filesystem::create_directories(path + "/.removing-step-000000003/optimizer");
+  std::filesystem::create_directory(path + "/step-");
+  std::filesystem::create_directory(path + "/step-12x");
+  std::filesystem::create_directory(path + "/step-99999999999999999999");
+  EXPECT_THAT(StepsIn(path), ElementsAre(7));
+  auto folder = CheckpointFolder::Open(path);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_THAT(NamesIn(path),
+              UnorderedElementsAre("step-000000007", ".lock", "step-", "step-12x", "step-99999999999999999999"));
+  // A save that was given up, and the same step again.
+  ASSERT_TRUE((*folder)->Begin(9).ok());
+  (*folder)->Discard();
+  Save(**folder, 9, 3);
+  EXPECT_THAT(StepsIn(path), ElementsAre(7, 9));
+}
+
+TEST(CheckpointFolderTest, IsOneJobsAtATimeHoweverThatEnds) {
+  const std::string path = Folder("lock");
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto folder = CheckpointFolder::Open(path);
+    const char ok = folder.ok() ? 'y' : 'n';
+    (void)!write(ready[1], &ok, 1);
+    pause();
+    _exit(0);
+  }
+  char ok = 0;
+  ASSERT_EQ(read(ready[0], &ok, 1), 1);
+  ASSERT_EQ(ok, 'y');
+  const absl::Status refused = CheckpointFolder::Open(path, absl::Milliseconds(50)).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("another job writes its checkpoints to"));
+  kill(pid, SIGKILL);  // And at once: the kernel may still be at it.
+  const auto folder = CheckpointFolder::Open(path);
+  EXPECT_TRUE(folder.ok()) << folder.status();
+  waitpid(pid, nullptr, 0);
+}
+
+TEST(CheckpointFolderTest, SaysWhatItCannotDo) {
+  const std::string path = Folder("file");
+  Write(path);
+  EXPECT_THAT(std::string(CheckpointFolder::Open(path).status().message()), HasSubstr(path));
+  EXPECT_THAT(std::string(CheckpointFolder::Open(path + "/below").status().message()), HasSubstr(path));
+  EXPECT_FALSE(FindCheckpoints(path).ok());
+}
+
+}  // namespace
+}  // namespace evenkeel

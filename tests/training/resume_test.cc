@@ -1,0 +1,306 @@
+// A run that goes on from a checkpoint: what it ends with, what it says, and what it refuses.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/tests/training/program.h"
+#include "evenkeel/tests/training/small_data.h"
+#include "evenkeel/tests/training/train_program.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+using Flags = std::vector<std::string>;
+
+namespace fs = std::filesystem;
+
+std::string Fresh(const std::string& name) {
+  const std::string path = TempPath(name);
+  fs::remove_all(path);
+  return path;
+}
+
+std::string StepFolder(const std::string& folder, int step) {
+  const std::string digits = absl::StrCat(step);
+  return absl::StrCat(folder, "/step-", std::string(9 - digits.size(), '0'), digits);
+}
+
+std::vector<std::string> CheckpointsIn(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  std::erase(names, ".lock");
+  return names;
+}
+
+Flags operator+(Flags flags, const Flags& more) {
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+// What a run came to: the bytes of its weights, and what its last line of metrics says.
+struct Outcome {
+  Ended ended;
+  std::string weights, state_hash;
+  std::map<int, double> training_loss;  // By epoch.
+};
+
+Outcome RunToEnd(const Flags& flags) {
+  const std::string weights = Fresh("weights.safetensors"), metrics = Fresh("metrics.jsonl");
+  Outcome outcome{.ended = Train(flags + Flags{"--save=" + weights, "--metrics=" + metrics})};
+  EXPECT_EQ(outcome.ended.code, 0) << outcome.ended.err;
+  if (outcome.ended.code != 0) return outcome;
+  outcome.weights = ReadText(weights);
+  for (const std::string& line : Lines(ReadText(metrics))) {
+    const nlohmann::json event = nlohmann::json::parse(line);
+    if (event["event"] == "test") outcome.state_hash = event["state_hash"];
+    if (event["event"] == "epoch") outcome.training_loss[event["epoch"]] = event["train_loss"];
+  }
+  return outcome;
+}
+
+Flags Small(const Flags& more, int nproc = 3, int train = 250) {
+  return Flags{"--data=" + WriteSmallData(absl::StrCat("data", train), {.train = train, .test = 50}),
+               absl::StrCat("--nproc=", nproc), "--epochs=2", "--batch_size=8"} +
+         more;
+}
+
+// Each checkpoint of an undisturbed run leads to its end, bit for bit: weights, the optimizer's state, and what it says
+// of its epochs. 250 samples in batches of 8 on 3 ranks are 11, 11 and 10 steps, so that one rank has run dry in the
+// last step of an epoch, which is the 11th, and the 22nd.
+struct Variant {
+  std::string name;
+  Flags flags;
+};
+
+class ExactResumeTest : public testing::TestWithParam<Variant> {};
+
+TEST_P(ExactResumeTest, EndsAsTheUndisturbedRunDoes) {
+  const Flags flags = Small(GetParam().flags);
+  const std::string folder = Fresh("all");
+  const Outcome whole = RunToEnd(flags);
+  const Outcome saved = RunToEnd(flags + Flags{"--checkpoint_dir=" + folder, "--checkpoint_every=1", "--keep=0"});
+  EXPECT_EQ(saved.weights, whole.weights) << "saving has changed something";
+  const std::vector<std::string> names = CheckpointsIn(folder);
+  ASSERT_GE(names.size(), 10u);
+  std::vector<size_t> chosen = {0, 1, names.size() / 3, names.size() / 2 - 1, names.size() / 2, names.size() - 1};
+  for (const size_t i : chosen) {
+    SCOPED_TRACE(names[i]);
+    const Outcome resumed = RunToEnd(flags + Flags{"--resume=" + folder + "/" + names[i]});
+    EXPECT_THAT(resumed.ended.out, HasSubstr("resumed from " + folder + "/" + names[i]));
+    EXPECT_TRUE(resumed.weights == whole.weights);
+    EXPECT_EQ(resumed.state_hash, whole.state_hash);
+    for (const auto& [epoch, loss] : resumed.training_loss) EXPECT_EQ(loss, whole.training_loss.at(epoch)) << epoch;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Variants, ExactResumeTest,
+    testing::Values(
+        Variant{"slices", {"--model=mlp", "--backend=gloo"}},
+        Variant{"tensors", {"--model=mlp", "--backend=gloo", "--shards=tensors", "--optimizer=adam"}},
+        Variant{"whole", {"--model=mlp", "--backend=gloo", "--nozero", "--optimizer=sgd", "--momentum=0.9"}},
+        Variant{"threads", {"--model=mlp", "--backend=local", "--lr_decay=linear"}},
+        Variant{"buffers", {"--model=cnn", "--backend=gloo"}},
+        Variant{"buffers_unjoined", {"--model=cnn", "--backend=gloo", "--nojoin", "--max_steps=10"}},
+        Variant{"accumulated", {"--model=mlp", "--backend=gloo", "--batch_size=4", "--accumulate=2", "--clip=0.5"}},
+        Variant{"limits", {"--model=cnn", "--backend=gloo", "--rank_steps=4,9,2", "--divide_by=effective"}},
+        Variant{"frozen", {"--model=mlp", "--backend=gloo", "--freeze=fc1@3:12", "--bucket_cap_mb=0"}}),
+    [](const auto& info) { return info.param.name; });
+
+// 24 samples are one step of four ranks with 6 each, of three with 8, of eight with 3: the same samples in each step,
+// so the same gradients, but for the order in which they are added. A sum of 24 terms in another order differs by
+// 24 * 2^-24 of the sum of their magnitudes at most; over the 32 steps that are left, each of which moves weights by the
+// learning rate times that, and a loss whose slope is of the order of 1, this stays below a thousandth by far.
+TEST(ResumeTest, GoesOnWithOtherNumbersOfRanks) {
+  const Flags flags = {
+      "--model=mlp",          "--backend=gloo", "--optimizer=sgd",
+      "--momentum=0.9",       "--lr=0.05",      "--epochs=3",
+      "--checkpoint_every=8", "--keep=0",       "--data=" + WriteSmallData("data384", {.train = 384, .test = 50})};
+  const auto with = [&](int ranks, int batch, const Flags& more) {
+    return flags + Flags{absl::StrCat("--nproc=", ranks), absl::StrCat("--batch_size=", batch)} + more;
+  };
+  const std::string folder = Fresh("four"), three = Fresh("three"), eight = Fresh("eight");
+  const Outcome whole = RunToEnd(with(4, 6, {"--checkpoint_dir=" + folder}));
+  // Each goes on in the middle of an epoch of 16 steps.
+  const Outcome first =
+      RunToEnd(with(3, 8, {"--checkpoint_dir=" + three, "--resume=" + StepFolder(folder, 8), "--shards=tensors"}));
+  EXPECT_THAT(first.ended.out, HasSubstr("the number of ranks is 3, before it was 4"));
+  const Outcome second =
+      RunToEnd(with(8, 3, {"--checkpoint_dir=" + eight, "--resume=" + StepFolder(three, 24), "--shards=slices"}));
+  const Outcome third =
+      RunToEnd(with(1, 24, {"--checkpoint_dir=" + Fresh("one"), "--resume=" + StepFolder(eight, 40), "--nozero"}));
+  for (const Outcome* outcome : {&first, &second, &third}) {
+    ASSERT_FALSE(outcome->training_loss.empty());
+    for (const auto& [epoch, loss] : outcome->training_loss) {
+      EXPECT_NEAR(loss, whole.training_loss.at(epoch), 1e-3) << epoch;
+    }
+  }
+  EXPECT_LT(whole.training_loss.at(2), 0.8 * whole.training_loss.at(0));  // It does learn.
+  EXPECT_EQ(first.training_loss.size(), 3u);
+  EXPECT_EQ(third.training_loss.size(), 1u);
+}
+
+bool WaitFor(const std::string& path) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (!fs::exists(path)) {
+    if (absl::Now() > deadline) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
+// To the process that starts the ranks, or to one of them: all save after the same step.
+TEST(ResumeTest, ASignalSavesAndEndsAndTheRunGoesOn) {
+  const Flags flags = Small({"--model=mlp", "--backend=gloo", "--epochs=400", "--rank_steps=3,40,60"}, 3, 1500);
+  const Outcome whole = RunToEnd(flags + Flags{"--max_steps=700", "--epochs=20"});
+  for (const int signal : {SIGTERM, SIGINT}) {
+    for (const bool to_a_dry_rank : {false, true}) {
+      SCOPED_TRACE(absl::StrCat("signal ", signal, to_a_dry_rank ? " to rank 0" : ""));
+      const std::string folder = Fresh("stopped");
+      Program program(Flags{kTrain} + flags + Flags{"--checkpoint_dir=" + folder, "--checkpoint_every=5"});
+      ASSERT_TRUE(WaitFor(StepFolder(folder, 5)));
+      pid_t pid = program.pid();
+      for (const pid_t other : ProcessesWith(folder)) {
+        if (to_a_dry_rank &&
+            ReadText(absl::StrCat("/proc/", other, "/environ")).find("LOCAL_RANK=0") != std::string::npos) {
+          pid = other;
+        }
+      }
+      ASSERT_EQ(kill(pid, signal), 0);
+      const Ended ended = program.Wait();
+      // Others than the one that got it say what is usual.
+      EXPECT_THAT(ended.code, testing::AnyOf(128 + signal, 128 + SIGTERM)) << ended.err;
+      EXPECT_THAT(Lines(ended.err), SizeIs(1));
+      EXPECT_THAT(ended.err, HasSubstr("train: stopped at step "));
+      const std::string last = CheckpointsIn(folder).back();
+      EXPECT_THAT(ended.err, HasSubstr("saved " + folder + "/" + last + "; continue with --resume=auto"));
+      EXPECT_THAT(ProcessesWith(folder), IsEmpty());
+      const Outcome resumed = RunToEnd(
+          flags + Flags{"--max_steps=700", "--epochs=20", "--checkpoint_dir=" + folder, "--checkpoint_every=5"});
+      EXPECT_THAT(resumed.ended.out, HasSubstr("resumed from " + folder + "/" + last));
+      EXPECT_TRUE(resumed.weights == whole.weights);
+    }
+  }
+}
+
+void FlipBit(const std::string& path) {
+  std::string bytes = ReadText(path);
+  bytes[bytes.size() / 2] ^= 1;
+  WriteText(path, bytes);
+}
+
+// A file of the newest checkpoint is damaged, or gone: the run says which one, and what to do; that helps.
+TEST(ResumeTest, ADamagedCheckpointIsNamedAndNotPassedOver) {
+  const Flags flags = Small({"--model=cnn", "--backend=local", "--max_steps=6", "--checkpoint_every=2"}, 2);
+  const std::string folder = Fresh("damaged"), kept = Fresh("kept");
+  RunToEnd(flags + Flags{"--checkpoint_dir=" + folder});
+  EXPECT_THAT(CheckpointsIn(folder), ElementsAre("step-000000002", "step-000000004", "step-000000006"));
+  const std::string newest = StepFolder(folder, 6);
+  fs::copy(newest, kept, fs::copy_options::recursive);
+  std::vector<std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(kept)) {
+    if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), kept));
+  }
+  EXPECT_THAT(files, SizeIs(7));  // The weights, the state, a manifest, and of each rank its buffers and its slices.
+  for (const std::string& file : files) {
+    for (const bool is_gone : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(file, is_gone ? " is gone" : " is damaged"));
+      is_gone ? (void)fs::remove(newest + "/" + file) : FlipBit(newest + "/" + file);
+      // At the end of an epoch nobody needs its own buffers; here the run ends within one.
+      const Ended ended = Train(flags + Flags{"--max_steps=12", "--checkpoint_dir=" + folder});
+      EXPECT_EQ(ended.code, 1);
+      EXPECT_THAT(Lines(ended.err), SizeIs(1));
+      EXPECT_THAT(ended.err, HasSubstr(file == "optimizer/manifest.json" ? newest : newest + "/" + file));
+      EXPECT_THAT(ended.err, HasSubstr("; remove or rename " + newest + ", and --resume=auto goes on from " +
+                                       StepFolder(folder, 4)));
+      fs::copy_file(kept + "/" + file, newest + "/" + file, fs::copy_options::overwrite_existing);
+    }
+  }
+  fs::remove_all(newest);
+  EXPECT_THAT(RunToEnd(flags + Flags{"--checkpoint_dir=" + folder}).ended.out,
+              HasSubstr("resumed from " + StepFolder(folder, 4)));
+}
+
+TEST(ResumeTest, AnotherRunsCheckpointIsRefused) {
+  const Flags flags = Small({"--model=mlp", "--backend=local", "--max_steps=6", "--checkpoint_every=2"}, 2);
+  const std::string folder = Fresh("others");
+  RunToEnd(flags + Flags{"--checkpoint_dir=" + folder});
+  const struct {
+    Flags flags;
+    const char* says;
+  } cases[] = {
+      {{"--seed=1"}, "it is of another run: seed is 0 there, and 1 here"},
+      {{"--hidden=32"}, "the model's parameters is "},
+      {{"--optimizer=sgd"}, "optimizer is adamw with {exp_avg, exp_avg_sq} there, and sgd with {} here"},
+      {{"--noshuffle"}, "shuffle is true there, and false here"},
+      {{"--resume=never"}, "--resume=auto goes on from it"},
+      {{"--resume=" + StepFolder(folder, 4)}, "step-000000006 is newer"},
+      {{"--resume=" + folder + "/nothing"}, "nothing/state.json: No such file"},
+      {{"--rank_steps=2,2"}, "--rank_steps or --stop_early"},
+  };
+  for (const auto& wrong : cases) {
+    const Ended ended = Train(flags + Flags{"--checkpoint_dir=" + folder} + wrong.flags);
+    EXPECT_EQ(ended.code, 1) << wrong.says;
+    EXPECT_THAT(Lines(ended.err), SizeIs(1));
+    EXPECT_THAT(ended.err, HasSubstr(wrong.says));
+  }
+  // What is harmless is told.
+  const Ended other = Train(flags + Flags{"--checkpoint_dir=" + folder, "--lr=0.01", "--max_steps=8"});
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(other.out, HasSubstr("max_steps is 8, before it was 6"));
+}
+
+TEST(ResumeTest, ASecondJobInTheSameFolderIsRefused) {
+  const Flags flags = Small({"--model=mlp", "--backend=local", "--max_steps=6"}, 2);
+  const std::string folder = Fresh("locked");
+  fs::create_directory(folder);
+  const int lock = open((folder + "/.lock").c_str(), O_RDWR | O_CREAT, 0666);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
+  const Ended ended = Train(flags + Flags{"--checkpoint_dir=" + folder});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("another job writes its checkpoints to " + folder));
+  close(lock);
+  EXPECT_EQ(Train(flags + Flags{"--checkpoint_dir=" + folder}).code, 0);
+}
+
+// Files can't grow beyond a limit, as if the disk were full: one sentence, and the older checkpoints stay.
+TEST(ResumeTest, AFullDiskIsToldOnceAndLeavesTheOlderCheckpoints) {
+  const std::string folder = Fresh("full");
+  const Flags flags = Flags{kTrain} + Small({"--model=mlp", "--backend=gloo", "--hidden=64"}, 2) +
+                      Flags{"--checkpoint_dir=" + folder, "--checkpoint_every=3"};
+  ASSERT_EQ(evenkeel::Run(flags + Flags{"--max_steps=6"}).code, 0);
+  // The weights take 200 KiB.
+  const Ended ended =
+      evenkeel::Run({"/bin/bash", "-c", absl::StrCat("trap '' XFSZ; ulimit -f 64; exec ", absl::StrJoin(flags, " "))});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(Lines(ended.err), SizeIs(1)) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("cannot write " + folder));
+  EXPECT_THAT(ended.err, HasSubstr("File too large"));
+  EXPECT_THAT(CheckpointsIn(folder), ElementsAre("step-000000003", "step-000000006"));
+  EXPECT_EQ(evenkeel::Run(flags).code, 0);
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -77,6 +77,7 @@ class Network {
         diff_means_(batch * options.widths.back()) {}
 
   int batch() const { return batch_; }
+  int64_t bytes = 0;  // That it took.
   Mode mode() const { return mode_; }
 
   absl::StatusOr<BatchResult> Forward(const ImageBatch& batch, double weight, const ParameterSet& parameters) {
@@ -182,6 +183,12 @@ class Cnn : public Model {
     indices_.fc_bias = AddUniform("fc.bias", {kClasses}, 1 / std::sqrt(widths.back()));
   }
 
+  int64_t ActivationBytes() const override {
+    int64_t bytes = 0;
+    for (const auto& network : networks_) bytes += network->bytes;
+    return bytes;
+  }
+
  private:
   // Kernels and activations of this many batch sizes and modes are kept: the usual one, the last of an epoch, and the
   // same two in evaluation.
@@ -223,7 +230,9 @@ class Cnn : public Model {
     auto found = std::ranges::find_if(networks_, fits);
     if (found == networks_.end()) {
       if (networks_.size() == kNetworksKept) networks_.pop_back();
+      const int64_t before = dnn_.allocated;
       networks_.push_back(std::make_unique<Network>(dnn_, batch, mode, options_, indices_));
+      networks_.back()->bytes = dnn_.allocated - before;
       found = networks_.end() - 1;
     }
     std::rotate(networks_.begin(), found, found + 1);

@@ -35,6 +35,12 @@ class Mlp : public Model {
     AddLayer(inputs, kClasses, options.seed);
   }
 
+  int64_t ActivationBytes() const override {
+    size_t elements = converted_images_.capacity();
+    for (const Layer& layer : layers_) elements += layer.output.capacity() + layer.diff.capacity();
+    return static_cast<int64_t>(elements * sizeof(T));
+  }
+
  private:
   struct Layer {
     int64_t inputs;

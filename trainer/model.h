@@ -81,6 +81,10 @@ class Model {
   // Before Forward, and before a reducer or an optimizer is made. The model keeps that memory; the group may go first.
   absl::Status MoveValuesTo(Communicator& comm);
 
+  // What it holds besides values and gradients: activations and their gradients, workspaces. It is taken in the first
+  // pass of a size, and kept. oneDNN's own memory is not in it.
+  virtual int64_t ActivationBytes() const = 0;
+
   absl::StatusOr<BatchResult> Forward(const Batch& batch, Mode mode, const PassOptions& options = {});
   absl::StatusOr<BatchResult> Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode) {
     return Forward(ImageBatch{images, labels}, mode);

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/cnn.h"
+#include "evenkeel/trainer/dry_run.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
@@ -113,6 +114,11 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   EK_RETURN_IF_ERROR(data.status());
   RankSetup setup{.data = *data};
   EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(options, *setup.data, world_size));
+  if (options.dry_run) {
+    TrainOptions dry = options;
+    dry.max_steps = std::min(kDrySteps, setup.plan.total_steps);
+    EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(dry, *setup.data, world_size));
+  }
   EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
   EK_RETURN_IF_ERROR(Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
   EK_RETURN_IF_ERROR(MakeFlightFolder(options.flight_folder));

@@ -26,7 +26,7 @@ namespace evenkeel {
 struct RankSetup {
   std::shared_ptr<const TrainingData> data;
   std::unique_ptr<Model> model;  // On rank 0 as the file of --init has it; the others get that from rank 0.
-  StepPlan plan;
+  StepPlan plan;                 // Of a dry run, its few steps.
 };
 
 // `data` may be the error that loading gave: it is then the answer. Rank 0 alone reads --init and looks at the folders

@@ -15,6 +15,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/describe_options.h"
+#include "evenkeel/trainer/dry_run.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/training_data.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -262,6 +263,7 @@ absl::Status RunReport::OnEnd(const Evaluation& test, uint64_t state_hash) {
                                             {"ranks_lost", lost_.size()},
                                             {"state_hash", absl::StrCat(absl::Hex(state_hash, absl::kZeroPad16))},
                                             {"seconds", absl::ToDoubleSeconds(Elapsed())}})));
+  absl::FPrintF(out_, "%s\n", DescribeMemory(run_.communicator().members()[0], run_.MemoryHeld()));
   for (const LostRank& lost : lost_) {
     absl::FPrintF(out_, "rank %d was lost; the others went on from step %d\n", lost.rank, lost.step);
   }

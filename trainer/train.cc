@@ -69,26 +69,28 @@ DEFINE_string(
     "=PATH folder with MNIST-style IDX files or with CIFAR-10's, a text, or token shards as llm.c writes them "
     "(a pattern like 'fine_train_*.bin') (default: Fashion-MNIST, for gpt The Jargon File, as Debian has them)");
 DEFINE_string(test_data, kDefaults.test_data, "=PATTERN token shards to test with (default: val for train in --data)");
-DEFINE_bool(mirror, kDefaults.mirror, "half of the training images are mirrored, others in each epoch");
-DEFINE_int32(shift, kDefaults.shift, "training images are moved by up to so many pixels");
+DEFINE_bool(mirror, false,
+            "half of the training images are mirrored, others in each epoch (default: on for cnn on Fashion-MNIST)");
+DEFINE_int32(shift, 0, "training images are moved by up to so many pixels (default: 0, for cnn on Fashion-MNIST 1)");
 DEFINE_bool(shuffle, kDefaults.shuffle, "another order of the samples in each epoch");
 DEFINE_uint64(seed, kDefaults.seed, "of the first weights and the shuffling");
-DEFINE_int64(batch_size, 96, "samples per rank and pass (default: 96, gpt 8)");
+DEFINE_int64(batch_size, 96, "samples per rank and pass (default: cnn 32, gpt 8, mlp 96)");
 DEFINE_int64(accumulate, kDefaults.accumulate, "passes per step, whose gradients add up");
-DEFINE_int32(epochs, 4, "times that all the data is seen (default: 4, gpt 8)");
+DEFINE_int32(epochs, 4, "times that all the data is seen (default: cnn 8, gpt 6, mlp 4)");
 DEFINE_int64(max_steps, kDefaults.max_steps, "end after so many steps of the group; 0 is no limit");
 DEFINE_string(rank_steps, kDefaults.rank_steps,
               "=N,N,... batches of each rank per epoch, uneven on purpose (default: all the data)");
 
 DEFINE_string(optimizer, kDefaults.optimizer, "=O sgd, adam or adamw");
-DEFINE_double(lr, 0, "learning rate (default: adam and adamw 0.004 for cnn, 0.003 for gpt, 0.001 for mlp; sgd 0.1)");
+DEFINE_double(lr, 0, "learning rate (default: adam and adamw 0.003, for mlp 0.001; sgd 0.1)");
 DEFINE_string(lr_decay, kDefaults.lr_decay,
               "=D none, linear (to 0 at the end), cosine (to a tenth), or by default auto: cosine for gpt, linear for "
-              "cnn without --lr, else none");
-DEFINE_int64(warmup, 0, "first steps, in which the learning rate grows (default: 100 for gpt, else 0)");
+              "cnn, else none");
+DEFINE_int64(warmup, 0, "first steps, in which the learning rate grows (default: 0 for mlp, else 100)");
 DEFINE_double(momentum, kDefaults.momentum, "of sgd");
 DEFINE_double(weight_decay, 0,
-              "decoupled for adamw, else L2; of matrices only for gpt (default: adamw 0.01, for gpt 0.1, else 0)");
+              "decoupled for adamw, else L2; of matrices only for gpt (default: adamw 0.05 for cnn, 0.1 for gpt, 0.01 "
+              "for mlp; else 0)");
 DEFINE_double(clip, 0, "largest norm of all gradients together; 0 is any (default: 1 for gpt, else 0)");
 DEFINE_bool(zero, kDefaults.zero, "spread the optimizer's state over the ranks");
 DEFINE_string(shards, kDefaults.shards,
@@ -137,6 +139,8 @@ DEFINE_string(
     "=FILE.html write there what the run was: curves, steps rank by rank, buckets, memory; one file, no network");
 DEFINE_string(trace, kDefaults.trace,
               "=FILE.json write some of its steps as a trace that ui.perfetto.dev and chrome://tracing open");
+DEFINE_bool(dry_run, kDefaults.dry_run,
+            "a few steps only, nothing is written: what buckets, memory and time the run would take");
 DEFINE_string(flight, kDefaults.flight,
               "=DIR each rank writes its last collectives there when the run fails, or on SIGUSR1 and goes on "
               "(default: EVENKEEL_FLIGHT, else none)");
@@ -155,7 +159,7 @@ const FlagGroup kFlagGroups[] = {
     {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
     {"Checkpoints", {"checkpoint_dir", "checkpoint_every", "keep", "resume"}},
-    {"Output", {"metrics", "report", "trace", "tensorboard", "prometheus", "flight"}},
+    {"Output", {"dry_run", "metrics", "report", "trace", "tensorboard", "prometheus", "flight"}},
 };
 
 const TrainStreams kStreams{.out = stdout, .log = stderr};
@@ -207,8 +211,8 @@ TrainFlags FlagsAsGiven() {
       .blocks = IfGiven("blocks", FLAGS_blocks),
       .data = IfGiven("data", FLAGS_data),
       .test_data = FLAGS_test_data,
-      .mirror = FLAGS_mirror,
-      .shift = FLAGS_shift,
+      .mirror = IfGiven("mirror", FLAGS_mirror),
+      .shift = IfGiven("shift", FLAGS_shift),
       .shuffle = FLAGS_shuffle,
       .seed = FLAGS_seed,
       .nproc = FLAGS_nproc,
@@ -247,6 +251,7 @@ TrainFlags FlagsAsGiven() {
       .metrics = FLAGS_metrics,
       .tensorboard = FLAGS_tensorboard,
       .prometheus = FLAGS_prometheus,
+      .dry_run = FLAGS_dry_run,
       .flight = FLAGS_flight,
       .report = FLAGS_report,
       .trace = FLAGS_trace,

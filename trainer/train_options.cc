@@ -117,10 +117,10 @@ ModelDefaults DefaultsOf(ModelKind model) {
   switch (model) {
     case ModelKind::kMlp:
       return {4, 96, 1e-3, AdamW().weight_decay, Decay::kNone, 0, 0};
-    case ModelKind::kCnn:  // 60,000 samples are 625 batches: an odd number, so two ranks are uneven.
-      return {4, 96, 4e-3, AdamW().weight_decay, Decay::kLinear, 0, 0};
+    case ModelKind::kCnn:  // 60,000 samples are 1875 batches: an odd number, so two ranks are uneven.
+      return {8, 32, 3e-3, 0.05, Decay::kLinear, 100, 0};
     default:
-      return {8, 8, 3e-3, 0.1, Decay::kCosine, 100, 1};
+      return {6, 8, 3e-3, 0.1, Decay::kCosine, 100, 1};
   }
 }
 
@@ -149,7 +149,7 @@ absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
 }
 
 absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
-  const Decay usual = flags.lr.has_value() && model == ModelKind::kCnn ? Decay::kNone : DefaultsOf(model).decay;
+  const Decay usual = DefaultsOf(model).decay;
   return Choose<Decay>(
       "lr_decay", flags.lr_decay,
       {{"auto", usual}, {"none", Decay::kNone}, {"linear", Decay::kLinear}, {"cosine", Decay::kCosine}});
@@ -166,9 +166,9 @@ absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
     return absl::InvalidArgumentError(
         absl::StrCat("--", flags.widths.has_value() ? "widths" : "blocks", " is for --model=cnn, not ", flags.model));
   }
-  if (is_gpt && (flags.mirror || flags.shift != 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--", flags.mirror ? "mirror" : "shift", " is for images, and --model=gpt is for text"));
+  if (is_gpt && (flags.mirror.has_value() || flags.shift.has_value())) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flags.mirror.has_value() ? "mirror" : "shift",
+                                                   " is for images, and --model=gpt is for text"));
   }
   if (is_gpt) return absl::OkStatus();
   const std::pair<absl::string_view, bool> given[] = {
@@ -228,7 +228,7 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
   EK_RETURN_IF_ERROR(CheckRange("batch_size", flags.batch_size.value_or(1), int64_t{1}, int64_t{INT32_MAX}));
   EK_RETURN_IF_ERROR(CheckRange("blocks", flags.blocks.value_or(1), 1, kMaxBlocks));
-  EK_RETURN_IF_ERROR(CheckRange("shift", flags.shift, 0, kMaxShift));
+  EK_RETURN_IF_ERROR(CheckRange("shift", flags.shift.value_or(0), 0, kMaxShift));
   EK_RETURN_IF_ERROR(CheckRange("accumulate", flags.accumulate, int64_t{1}, kMaxAccumulated));
   EK_RETURN_IF_ERROR(CheckAtLeast("warmup", flags.warmup.value_or(0), int64_t{0}));
   EK_RETURN_IF_ERROR(CheckAtLeast("clip", flags.clip.value_or(0), 0.0));
@@ -317,6 +317,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   EK_ASSIGN_OR_RETURN(
       options.model, Choose<ModelKind>("model", flags.model,
                                        {{"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}, {"gpt", ModelKind::kGpt}}));
+  options.dry_run = flags.dry_run;
   EK_RETURN_IF_ERROR(CheckModelFlags(flags, options.model));
   const ModelDefaults defaults = DefaultsOf(options.model);
   options.epochs = flags.epochs.value_or(defaults.epochs);
@@ -332,7 +333,11 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   options.data = {.path = flags.data.value_or(options.model == ModelKind::kGpt ? kJargonFile : kFashionMnistFolder),
                   .context = options.gpt.context,
                   .test_path = flags.test_data};
-  options.augment = {.max_shift = flags.shift, .mirrors = flags.mirror, .seed = flags.seed};
+  // Clothes may be mirrored, digits and letters may not: other data is taken as it is unless it is said.
+  const bool is_known = options.model == ModelKind::kCnn && options.data.path == kFashionMnistFolder;
+  options.augment = {.max_shift = flags.shift.value_or(is_known ? 1 : 0),
+                     .mirrors = flags.mirror.value_or(is_known),
+                     .seed = flags.seed};
   EK_ASSIGN_OR_RETURN(options.hidden, ParseSizes("hidden", flags.hidden.value_or(kDefaultHidden), kHiddenLimits));
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
   EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));

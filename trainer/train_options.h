@@ -50,8 +50,8 @@ struct TrainFlags {
   std::optional<int> blocks;
   std::optional<std::string> data;
   std::string test_data;
-  bool mirror = false;
-  int shift = 0;
+  std::optional<bool> mirror;
+  std::optional<int> shift;
   bool shuffle = true;
   uint64_t seed = 0;
   int nproc = 2;
@@ -90,6 +90,7 @@ struct TrainFlags {
   std::string metrics;
   std::string tensorboard;
   std::string prometheus;
+  bool dry_run = false;
   std::string flight;
   std::string report;
   std::string trace;
@@ -149,6 +150,8 @@ struct TrainOptions {
   std::string flight_folder;
   std::string report_file;
   std::string trace_file;
+
+  bool dry_run = false;  // A few steps, nothing is written, and what the run would do and need is told.
 
   bool wants_record() const { return !report_file.empty() || !trace_file.empty(); }
   int64_t samples_per_step() const { return batch_size * accumulate; }  // Of one rank.

@@ -30,6 +30,7 @@ TEST(TrainOptionsTest, DefaultRunIsTheCnnWithAdamWZeroAndJoinOnTwoProcesses) {
   EXPECT_EQ(options->divide_by, DivideBy::kSamples);
   EXPECT_EQ(options->nproc, 2);
   EXPECT_EQ(60000 / options->batch_size % 2, 1);  // The ranks' numbers of batches differ.
+  EXPECT_TRUE(options->augment.mirrors);
   EXPECT_THAT(options->bucket_caps, ElementsAre(kDefaultFirstCap, kDefaultCap));
   EXPECT_EQ(options->trainability, TrainabilityPolicy::kAlways);
 }
@@ -70,7 +71,8 @@ TEST(TrainOptionsTest, DefaultsDependOnModelAndOptimizer) {
 }
 
 TEST(TrainOptionsTest, AGivenLearningRateIsConstantUnlessADecayIsAskedFor) {
-  EXPECT_EQ(MakeTrainOptions({.lr = 0.01})->decay, Decay::kNone);
+  EXPECT_EQ(MakeTrainOptions({.lr = 0.01})->decay, Decay::kLinear);
+  EXPECT_FALSE(MakeTrainOptions({.data = "digits"})->augment.mirrors);
   EXPECT_EQ(MakeTrainOptions({.model = "mlp"})->decay, Decay::kNone);
   EXPECT_EQ(MakeTrainOptions({.model = "mlp", .lr = 0.01, .lr_decay = "linear"})->decay, Decay::kLinear);
   EXPECT_EQ(MakeTrainOptions({.lr_decay = "none"})->decay, Decay::kNone);
@@ -136,8 +138,7 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--widths=8,2000 is not possible; it is 1 to 1024 channels", [](TrainFlags& f) { f.widths = "8,2000"; }},
       {"--widths names 6 layers; there may be up to 5", [](TrainFlags& f) { f.widths = "8,8,8,8,8,8"; }},
       {"--blocks=0", [](TrainFlags& f) { f.blocks = 0; }},
-      {"--mirror is for images, and --model=gpt is for text",
-       [](TrainFlags& f) { f.model = "gpt", f.mirror = true; }},
+      {"--mirror is for images, and --model=gpt is for text", [](TrainFlags& f) { f.model = "gpt", f.mirror = true; }},
       {"--shift=-1", [](TrainFlags& f) { f.shift = -1; }},
       {"--accumulate=0", [](TrainFlags& f) { f.accumulate = 0; }},
       {"--warmup=-1", [](TrainFlags& f) { f.warmup = -1; }},

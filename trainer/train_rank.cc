@@ -13,6 +13,7 @@
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
 #include "evenkeel/trainer/checkpoint/run_settings.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
+#include "evenkeel/trainer/dry_run.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/model_file.h"
 #include "evenkeel/trainer/rank_setup.h"
@@ -160,10 +161,27 @@ void TellBeginning(const RunCheckpoints& checkpoints, std::FILE* out) {
   std::fflush(out);
 }
 
+// A few steps, of which nothing is kept, and what they tell.
+absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams) {
+  TrainOptions silent = options;
+  silent.metrics_file = silent.tensorboard_folder = silent.prometheus_file = silent.report_file = silent.trace_file =
+      "";
+  Communicator& comm = run.communicator();
+  EK_ASSIGN_OR_RETURN(const StepPlan whole, PlanOf(options, run.data(), comm.world_size()));
+  if (comm.rank() == 0) EK_RETURN_IF_ERROR(RunReport::Create(streams.out, silent, run).status());
+  EK_RETURN_IF_ERROR(run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
+  EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, run.Record()));
+  if (comm.rank() != 0) return absl::OkStatus();
+  absl::FPrintF(streams.out, "%sa dry run: nothing was written\n",
+                DescribeDryRun({.whole = whole, .plans = run.plans(), .ranks = std::move(ranks)}));
+  std::fflush(streams.out);
+  return absl::OkStatus();
+}
+
 TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup, const TrainStreams& streams) {
   std::unique_ptr<RunCheckpoints> checkpoints;
   const bool resumes = options.checkpoints.resume != kResumeAuto && options.checkpoints.resume != kResumeNever;
-  if (!options.checkpoints.folder.empty() || resumes) {
+  if (!options.dry_run && (!options.checkpoints.folder.empty() || resumes)) {
     const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, comm.world_size());
     auto opened = RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model);
     if (!opened.ok()) return {.status = opened.status(), .is_common = comm.status().ok()};
@@ -174,6 +192,7 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
   // What can be wrong with a checkpoint is told to all ranks.
   if (!run.ok()) return {.status = run.status(), .is_common = is_resumed && comm.status().ok()};
+  if (options.dry_run) return {.status = RunDry(**run, options, streams)};
   Job job(**run, options, streams);
   TrainResult result{.status = job.Run()};
   result.is_common = !result.status.ok() && (*run)->failed_together();

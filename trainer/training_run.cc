@@ -123,7 +123,7 @@ absl::Status TrainingRun::Init() {
   options.trainability = {.policy = options_.trainability,
                           .every = options_.check_trainable_every,
                           .warn_on_change = false};  // The report says what the schedule freezes.
-  if (options_.wants_record()) {
+  if (options_.wants_record() || options_.dry_run) {
     recorder_ = StepRecorder(plan().total_steps);
     options.reducer.stats_every = recorder_.MeasuredEvery();
   }
@@ -431,27 +431,31 @@ absl::StatusOr<OptimizerState> TrainingRun::ConsolidateOptimizer() {
   return std::visit(consolidate, optimizer_);
 }
 
+RankMemory TrainingRun::MemoryHeld() const {
+  RankMemory memory{.activations = setup_.model->ActivationBytes(), .peak_resident = PeakResidentBytes()};
+  const ParameterSet& parameters = setup_.model->parameters();
+  for (int i = 0; i < parameters.size(); ++i) memory.parameters += parameters[i].value.bytes();
+  if (!options_.gradients_are_views) memory.gradients = memory.parameters;
+  for (const BucketInfo& bucket : ddp_->buckets()) memory.buckets += bucket.data.bytes();
+  memory.optimizer = std::visit([](const auto& optimizer) { return optimizer->state_bytes(); }, optimizer_);
+  return memory;
+}
+
 RankRecord TrainingRun::Record() const {
   if (!recorder_.is_on()) return {};
   const ReducerStats stats = ddp_->reducer().stats();
-  RankRecord record{.rank = comm_->members()[comm_->rank()],
-                    .host = HostName(),
-                    .process = getpid(),
-                    .steps = stats.steps,
-                    .followed = stats.shadowed_steps,
-                    .memory = {.peak_resident = PeakResidentBytes()},
-                    .means = {.steps = stats.means.measured_steps,
-                              .to_first_gradient_us = stats.means.to_first_gradient_us,
-                              .backward_us = stats.means.backward_us,
-                              .communication_us = stats.means.communication_us,
-                              .exposed_us = stats.means.exposed_us},
-                    .traces = recorder_.traces()};
-  const ParameterSet& parameters = setup_.model->parameters();
-  for (int i = 0; i < parameters.size(); ++i) record.memory.parameters += parameters[i].value.bytes();
-  if (!options_.gradients_are_views) record.memory.gradients = record.memory.parameters;
-  for (const BucketInfo& bucket : ddp_->buckets()) record.memory.buckets += bucket.data.bytes();
-  record.memory.optimizer = std::visit([](const auto& optimizer) { return optimizer->state_bytes(); }, optimizer_);
-  return record;
+  return {.rank = comm_->members()[comm_->rank()],
+          .host = HostName(),
+          .process = getpid(),
+          .steps = stats.steps,
+          .followed = stats.shadowed_steps,
+          .memory = MemoryHeld(),
+          .means = {.steps = stats.means.measured_steps,
+                    .to_first_gradient_us = stats.means.to_first_gradient_us,
+                    .backward_us = stats.means.backward_us,
+                    .communication_us = stats.means.communication_us,
+                    .exposed_us = stats.means.exposed_us},
+          .traces = recorder_.traces()};
 }
 
 absl::Status TrainingRun::LoadOptimizer(const OptimizerState& state) {

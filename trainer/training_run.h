@@ -134,6 +134,8 @@ class TrainingRun {
 
   // What this rank did, for the report; and the plans that it had. Both empty unless the options ask for a report.
   RankRecord Record() const;
+  // What this rank holds now.
+  RankMemory MemoryHeld() const;
   const std::vector<PlanRecord>& plans() const { return recorder_.plans(); }
 
   Communicator& communicator() const { return *comm_; }

@@ -44,10 +44,9 @@ class Gpt : public Model {
   // Forward; it is a Forward in evaluation mode itself. InvalidArgument without tokens, or for one that is not in the
   // vocabulary.
   virtual absl::StatusOr<std::span<const float>> NextToken(std::span<const int32_t> tokens) = 0;
-  // What the model holds besides values and gradients: activations, workspaces, matrices rounded to bfloat16. It is
-  // taken in the first pass of a size and kept; 0 before. oneDNN's own memory is not in it. Training on n tokens in
-  // float32 holds about 4 n (layers * (16 width + heads * context) + 12 width + vocabulary) bytes.
-  virtual int64_t ActivationBytes() const = 0;
+  // Activations, workspaces, matrices rounded to bfloat16; 0 before the first pass. Training on n tokens in float32
+  // holds about 4 n (layers * (16 width + heads * context) + 12 width + vocabulary) bytes.
+  int64_t ActivationBytes() const override = 0;
 };
 
 absl::StatusOr<std::unique_ptr<Gpt>> MakeGpt(const GptOptions& options);

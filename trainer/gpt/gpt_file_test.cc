@@ -87,6 +87,7 @@ class Weights : public Model {
     for (const Shape& shape : shapes) AddParameter(shape.name, dtype, shape.sizes);
   }
   std::map<std::string, std::string> metadata() const override { return {{"heads", "2"}}; }
+  int64_t ActivationBytes() const override { return 0; }
 
  protected:
   absl::Status Check(const Batch&) const override { return absl::UnimplementedError("computes nothing"); }

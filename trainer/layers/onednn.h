@@ -11,6 +11,7 @@
 #ifndef EVENKEEL_TRAINER_LAYERS_ONEDNN_H_
 #define EVENKEEL_TRAINER_LAYERS_ONEDNN_H_
 
+#include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "absl/status/status.h"
@@ -23,7 +24,12 @@ struct OneDnn {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
 
-  dnnl::memory Allocate(const dnnl::memory::desc& desc) const { return {desc, engine}; }
+  mutable int64_t allocated = 0;  // Bytes, by Allocate(), all in all.
+
+  dnnl::memory Allocate(const dnnl::memory::desc& desc) const {
+    allocated += static_cast<int64_t>(desc.get_size());
+    return {desc, engine};
+  }
   // Memory of somebody else; const is cast away, so only pass it on as a primitive's input.
   dnnl::memory Wrap(const dnnl::memory::desc& desc, const void* data) const {
     return {desc, engine, const_cast<void*>(data)};

@@ -119,10 +119,11 @@ struct MemoryPart {
 constexpr MemoryPart kMemoryParts[] = {{"parameters", "m0", &RankMemory::parameters},
                                        {"gradients", "m1", &RankMemory::gradients},
                                        {"gradient buckets", "m2", &RankMemory::buckets},
-                                       {"optimizer state", "m3", &RankMemory::optimizer}};
+                                       {"optimizer state", "m3", &RankMemory::optimizer},
+                                       {"activations", "m4", &RankMemory::activations}};
 
 int64_t TotalOf(const RankMemory& memory) {
-  return memory.parameters + memory.gradients + memory.buckets + memory.optimizer;
+  return memory.parameters + memory.gradients + memory.buckets + memory.optimizer + memory.activations;
 }
 
 std::string MemoryRow(const RankRecord& rank, int64_t most) {

@@ -87,6 +87,7 @@ struct RankMemory {
   int64_t gradients = 0;  // Where they are no views of buckets.
   int64_t buckets = 0;
   int64_t optimizer = 0;
+  int64_t activations = 0;    // And their gradients, of the batch sizes that there have been.
   int64_t peak_resident = 0;  // Of the process: its other ranks, if those are threads, included. 0: not known.
 };
 

@@ -123,7 +123,12 @@ std::string Serialize(const RankRecord& record) {
   ByteWriter out;
   out.I32(record.rank).Bytes(record.host).I64(record.process).I64(record.steps).I64(record.followed);
   const RankMemory& memory = record.memory;
-  out.I64(memory.parameters).I64(memory.gradients).I64(memory.buckets).I64(memory.optimizer).I64(memory.peak_resident);
+  out.I64(memory.parameters)
+      .I64(memory.gradients)
+      .I64(memory.buckets)
+      .I64(memory.optimizer)
+      .I64(memory.activations)
+      .I64(memory.peak_resident);
   const RankMeans& means = record.means;
   out.I64(means.steps).F64(means.to_first_gradient_us).F64(means.backward_us);
   out.F64(means.communication_us).F64(means.exposed_us);
@@ -140,7 +145,7 @@ absl::StatusOr<RankRecord> ParseRankRecord(absl::string_view bytes) {
   record.steps = in.I64();
   record.followed = in.I64();
   for (int64_t RankMemory::*part : {&RankMemory::parameters, &RankMemory::gradients, &RankMemory::buckets,
-                                    &RankMemory::optimizer, &RankMemory::peak_resident}) {
+                                    &RankMemory::optimizer, &RankMemory::activations, &RankMemory::peak_resident}) {
     record.memory.*part = in.I64();
   }
   record.means.steps = in.I64();

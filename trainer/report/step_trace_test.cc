@@ -144,7 +144,7 @@ RankRecord Example() {
       .process = 42,
       .steps = 10,
       .followed = 4,
-      .memory = {.parameters = 1, .gradients = 2, .buckets = 3, .optimizer = 4, .peak_resident = 5},
+      .memory = {.parameters = 1, .gradients = 2, .buckets = 3, .optimizer = 4, .activations = 6, .peak_resident = 5},
       .means = {.steps = 6, .to_first_gradient_us = 1.5, .backward_us = 2.5, .communication_us = 3, .exposed_us = 4},
       .traces = {{.step = 2,
                   .last_gradient_ns = 77,
@@ -160,6 +160,7 @@ TEST(RankRecordTest, ComesBackAsItWas) {
   EXPECT_EQ(Serialize(*record), bytes);
   EXPECT_EQ(record->host, "a\"<b>");
   EXPECT_EQ(record->memory.optimizer, 4);
+  EXPECT_EQ(record->memory.activations, 6);
   EXPECT_EQ(record->means.exposed_us, 4);
   ASSERT_EQ(record->traces.size(), 2);
   EXPECT_EQ(record->traces[0].spans[0].end_ns, 2);

@@ -1,0 +1,114 @@
+#include "evenkeel/trainer/dry_run.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr size_t kBucketsToList = 8;
+constexpr size_t kRanksToList = 8;
+
+struct Part {
+  absl::string_view name;
+  int64_t RankMemory::*bytes;
+};
+constexpr Part kParts[] = {{"parameters", &RankMemory::parameters},
+                           {"gradients", &RankMemory::gradients},
+                           {"gradient buckets", &RankMemory::buckets},
+                           {"optimizer state", &RankMemory::optimizer},
+                           {"activations", &RankMemory::activations}};
+
+std::string Size(int64_t bytes) {
+  const double kilo = static_cast<double>(bytes) / 1024;
+  if (kilo < 1) return absl::StrCat(bytes, " B");
+  if (kilo < 1024) return absl::StrFormat("%.3g KiB", kilo);
+  if (kilo < 1024 * 1024) return absl::StrFormat("%.4g MiB", kilo / 1024);
+  return absl::StrFormat("%.4g GiB", kilo / 1024 / 1024);
+}
+
+std::string Time(double seconds) {
+  if (seconds < 100) return absl::StrFormat("%.1f s", seconds);
+  const int64_t minutes = std::llround(seconds / 60);
+  if (minutes < 100) return absl::StrFormat("%d min", minutes);
+  return absl::StrFormat("%d h %02d min", minutes / 60, minutes % 60);
+}
+
+std::string DescribeBuckets(const std::vector<PlannedBucket>& buckets) {
+  std::string text = absl::StrCat(buckets.size(), buckets.size() == 1 ? " bucket: " : " buckets: ");
+  for (size_t i = 0; i < std::min(buckets.size(), kBucketsToList); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", Size(buckets[i].bytes));
+  }
+  if (buckets.size() > kBucketsToList) absl::StrAppend(&text, ", and ", buckets.size() - kBucketsToList, " more");
+  return absl::StrCat(text, ", as gradients become ready\n");
+}
+
+// Means over the sampled steps of a rank, in milliseconds, by kind of span.
+struct StepMilliseconds {
+  std::array<double, kSpanKinds> of = {};
+  double whole = 0;
+};
+
+StepMilliseconds MeansOf(const RankRecord& rank) {
+  StepMilliseconds means;
+  for (const StepTrace& trace : rank.traces) {
+    for (const TraceSpan& span : trace.spans) {
+      const double took = static_cast<double>(span.end_ns - span.begin_ns) / 1e6;
+      means.of[static_cast<int>(span.kind)] += took / static_cast<double>(rank.traces.size());
+      means.whole += took / static_cast<double>(rank.traces.size());
+    }
+  }
+  return means;
+}
+
+std::string DescribeStep(const StepMilliseconds& means) {
+  const auto of = [&](SpanKind kind) { return means.of[static_cast<int>(kind)]; };
+  return absl::StrFormat(
+      "a step takes %.1f ms: batch %.1f, forward %.1f, backward %.1f, waiting for gradients %.1f, optimizer %.1f\n",
+      means.whole, of(SpanKind::kData) + of(SpanKind::kBegin), of(SpanKind::kForward), of(SpanKind::kBackward),
+      of(SpanKind::kWait), of(SpanKind::kOptimizer));
+}
+
+}  // namespace
+
+std::string DescribeMemory(int rank, const RankMemory& memory) {
+  int64_t total = 0;
+  for (const Part& part : kParts) total += memory.*part.bytes;
+  std::string text = absl::StrCat("rank ", rank, " holds ", Size(total), ":");
+  absl::string_view comma = " ";
+  for (const Part& part : kParts) {
+    if (memory.*part.bytes == 0) continue;
+    absl::StrAppend(&text, comma, part.name, " ", Size(memory.*part.bytes));
+    comma = ", ";
+  }
+  if (memory.peak_resident > 0) {
+    absl::StrAppend(&text, "; its process had at most ", Size(memory.peak_resident), ", data and libraries included");
+  }
+  return text;
+}
+
+std::string DescribeDryRun(const DryRun& run) {
+  std::string text;
+  if (!run.plans.empty()) text = DescribeBuckets(run.plans.back().buckets);
+  for (size_t i = 0; i < std::min(run.ranks.size(), kRanksToList); ++i) {
+    absl::StrAppend(&text, DescribeMemory(run.ranks[i].rank, run.ranks[i].memory), "\n");
+  }
+  // The rank that has most to do is the one that the others wait for.
+  StepMilliseconds slowest;
+  for (const RankRecord& rank : run.ranks) {
+    const StepMilliseconds means = MeansOf(rank);
+    if (means.whole > slowest.whole) slowest = means;
+  }
+  if (slowest.whole == 0) return text;
+  const int64_t steps = run.whole.total_steps;
+  return absl::StrCat(text, DescribeStep(slowest), steps, " steps in ", run.whole.epochs(),
+                      run.whole.epochs() == 1 ? " epoch take" : " epochs take", " about ",
+                      Time(slowest.whole * static_cast<double>(steps) / 1e3), ", evaluation apart\n");
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,40 @@
+// What a run would do and need, told after a few of its steps (--dry_run): buckets, memory, time.
+//
+//   std::cout << DescribeDryRun({.whole = plan, .plans = run.plans(), .ranks = records});
+//
+//   4 buckets: 1.01 MiB, 1.02 MiB, 1.02 MiB, 160 KiB; one all-reduce or reduce-scatter each
+//   rank 0 holds 38.1 MiB: parameters 3.21 MiB, gradients 3.21 MiB, ...; its process had at most 71.3 MiB
+//   a step takes 33.1 ms: batch 0.1, forward 10.4, backward 20.9, waiting for gradients 0.8, optimizer 0.9
+//   4692 steps in 6 epochs take about 2 min 35 s, evaluation apart
+//
+// Threads: pure functions.
+
+#ifndef EVENKEEL_TRAINER_DRY_RUN_H_
+#define EVENKEEL_TRAINER_DRY_RUN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/step_plan.h"
+
+namespace evenkeel {
+
+// Steps that a dry run takes: the first ones are not typical.
+inline constexpr int64_t kDrySteps = 10;
+
+struct DryRun {
+  StepPlan whole;                 // Of the run that it stands for.
+  std::vector<PlanRecord> plans;  // Of the buckets; the last one counts.
+  std::vector<RankRecord> ranks;
+};
+
+std::string DescribeDryRun(const DryRun& run);
+
+// "rank 0 holds 38.1 MiB: parameters 3.21 MiB, ...".
+std::string DescribeMemory(int rank, const RankMemory& memory);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_DRY_RUN_H_

@@ -1,0 +1,39 @@
+#include "evenkeel/trainer/dry_run.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace evenkeel {
+namespace {
+
+TEST(DryRunTest, TellsBucketsMemoryAndTime) {
+  DryRun run{.whole = *MakeStepPlan({.world_size = 2, .samples = 1000, .batch_size = 10, .epochs = 4}),
+             .plans = {{.buckets = {{.bytes = 1}}}, {.step = 1, .buckets = {{.bytes = 2 << 20}, {.bytes = 1536}}}}};
+  const auto span = [](SpanKind kind, double from, double to) {
+    return TraceSpan{
+        .kind = kind, .begin_ns = static_cast<int64_t>(from * 1e6), .end_ns = static_cast<int64_t>(to * 1e6)};
+  };
+  run.ranks = {
+      {.rank = 0,
+       .memory = {.parameters = 1 << 20, .optimizer = 1 << 19, .activations = 3 << 20, .peak_resident = 1 << 30},
+       .traces = {{.spans = {span(SpanKind::kForward, 0, 10), span(SpanKind::kBackward, 10, 29)}},
+                  {.spans = {span(SpanKind::kForward, 0, 12), span(SpanKind::kWait, 12, 13)}}}},
+      {.rank = 1, .memory = {.parameters = 512}}};
+  EXPECT_EQ(DescribeDryRun(run),
+            "2 buckets: 2 MiB, 1.5 KiB, as gradients become ready\n"
+            "rank 0 holds 4.5 MiB: parameters 1 MiB, optimizer state 512 KiB, activations 3 MiB; its process had at "
+            "most 1 GiB, data and libraries included\n"
+            "rank 1 holds 512 B: parameters 512 B\n"
+            "a step takes 21.0 ms: batch 0.0, forward 11.0, backward 9.5, waiting for gradients 0.5, optimizer 0.0\n"
+            "200 steps in 4 epochs take about 4.2 s, evaluation apart\n");
+}
+
+TEST(DryRunTest, WithoutASampledStepThereIsNoTime) {
+  const DryRun run{.whole = *MakeStepPlan({.world_size = 1, .samples = 10, .batch_size = 10}),
+                   .ranks = {{.rank = 0, .memory = {.parameters = 4}}}};
+  EXPECT_EQ(DescribeDryRun(run), "rank 0 holds 4 B: parameters 4 B\n");
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -129,7 +129,7 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("metrics", options.metrics_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
-  EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
+  if (!options.dry_run) EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
   EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("trace", options.trace_file));
   return setup;

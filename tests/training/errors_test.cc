@@ -185,7 +185,16 @@ TEST(HelpTest, NamesEveryFlagWithItsDefaultAndNothingElse) {
                            "freeze",
                            "init",
                            "save",
-                           "metrics"}) {
+                           "metrics",
+                           "report",
+                           "trace",
+                           "tensorboard",
+                           "prometheus",
+                           "dry_run",
+                           "checkpoint_dir",
+                           "checkpoint_every",
+                           "resume",
+                           "keep"}) {
     const std::vector<std::string> lines = Lines(ended.out);
     const auto is_its_line = [&](const std::string& line) {
       return line.find(absl::StrCat("  --", flag, "=")) == 0 || line.find(absl::StrCat("  --[no]", flag, " ")) == 0;

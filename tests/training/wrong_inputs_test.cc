@@ -21,6 +21,7 @@
 namespace evenkeel {
 namespace {
 
+using testing::HasSubstr;
 using testing::SizeIs;
 using testing::StartsWith;
 
@@ -106,6 +107,20 @@ TEST_P(WrongInputsTest, IsOneSentence) {
 
 INSTANTIATE_TEST_SUITE_P(All, WrongInputsTest, testing::ValuesIn(Inputs()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(DryRunTest, WritesNothing) {
+  WriteFiles();
+  const std::set<std::string> before = FilesThere();
+  const Ended ended = Train({"--model=mlp", "--nproc=2", WithFolder("--data=$T/images"), "--batch_size=2", "--dry_run",
+                             WithFolder("--save=$T/w.safetensors"), WithFolder("--metrics=$T/m.jsonl"),
+                             WithFolder("--report=$T/r.html"), WithFolder("--checkpoint_dir=$T/checkpoints"),
+                             WithFolder("--tensorboard=$T/tb"), WithFolder("--prometheus=$T/x.prom")});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, HasSubstr("rank 1 holds"));
+  EXPECT_THAT(ended.out, HasSubstr("a step takes"));
+  EXPECT_THAT(ended.out, HasSubstr("40 steps in 4 epochs take about"));
+  EXPECT_EQ(FilesThere(), before);
+}
 
 const std::vector<WrongInput>& Inputs() {
   static const auto* const inputs = new std::vector<WrongInput>{
@@ -225,6 +240,10 @@ const std::vector<WrongInput>& Inputs() {
        "train: --prometheus=$T/nowhere/x.prom: cannot write to the folder $T/nowhere"},
       {"TensorBoardUnderAFile", {"--tensorboard=$T/file/tb"}, "train: --tensorboard=$T/file/tb: cannot write there"},
       {"FlightUnderAFile", {"--flight=$T/file/flight"}, "train: --flight=$T/file/flight: can't write there"},
+      {"ReportToAFolder", {"--report=$T/empty"}, "train: --report=$T/empty: this is a folder"},
+      {"TraceNowhere",
+       {"--trace=$T/nowhere/t.json"},
+       "train: --trace=$T/nowhere/t.json: cannot write to the folder $T/nowhere"},
       // An environment that makes no sense.
       {"RankWithoutWorld", {}, "train: WORLD_SIZE is not set", {{"RANK", "0"}}},
       {"RankBeyondTheWorld",

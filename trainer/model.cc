@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <new>
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/bucket/value_memory.h"
 #include "evenkeel/comm/status.h"
 
@@ -13,6 +16,11 @@ namespace {
 
 int64_t CountOf(std::span<const int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+absl::Status NotEnoughMemory(absl::string_view pass, const Model& model) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(pass, ": not enough memory; activations have taken ", model.ActivationBytes(), " bytes already"));
 }
 
 }  // namespace
@@ -45,7 +53,12 @@ absl::Status Model::MoveValuesTo(Communicator& comm) {
 absl::StatusOr<BatchResult> Model::Forward(const Batch& batch, Mode mode, const PassOptions& options) {
   EK_RETURN_IF_ERROR(Check(batch));
   has_activations_ = false;
-  EK_ASSIGN_OR_RETURN(BatchResult result, DoForward(batch, mode, options));
+  BatchResult result;
+  try {
+    EK_ASSIGN_OR_RETURN(result, DoForward(batch, mode, options));
+  } catch (const std::bad_alloc&) {
+    return NotEnoughMemory("forward", *this);
+  }
   result.predictions = PredictionsOf(batch);
   has_activations_ = mode == Mode::kTraining;
   return result;
@@ -57,7 +70,11 @@ absl::Status Model::Backward(absl::FunctionRef<absl::Status(int)> on_gradient) {
   }
   GradientSink sink(parameters_, on_gradient);
   EK_RETURN_IF_ERROR(sink.Check());
-  return DoBackward(sink);
+  try {
+    return DoBackward(sink);
+  } catch (const std::bad_alloc&) {
+    return NotEnoughMemory("backward", *this);
+  }
 }
 
 }  // namespace evenkeel

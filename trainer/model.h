@@ -17,7 +17,8 @@
 //            After a training Forward what the batch shows must stay as it is until Backward is done.
 // Threads:   thread-compatible.
 // Errors:    InvalidArgument for sizes or labels that do not fit, before anything is changed; FailedPrecondition for
-//            a Backward without a training Forward before it; the status of `on_gradient`, which ends Backward.
+//            a Backward without a training Forward before it; ResourceExhausted where memory for activations is
+//            lacking; the status of `on_gradient`, which ends Backward.
 
 #ifndef EVENKEEL_TRAINER_MODEL_H_
 #define EVENKEEL_TRAINER_MODEL_H_

@@ -55,6 +55,11 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options, co
 absl::Status LoadWeights(const TrainOptions& options, Model& model) {
   if (options.model != ModelKind::kGpt) return LoadModel(options.init_file, model);
   EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(options.init_file));
+  // No shape would tell: the weights would mean something else.
+  if (file.says_heads() && file.options().heads != options.gpt.heads) {
+    return absl::InvalidArgumentError(absl::StrCat(options.init_file, " is a gpt with ", file.options().heads,
+                                                   " heads, and --heads says ", options.gpt.heads));
+  }
   return file.LoadInto(model);
 }
 

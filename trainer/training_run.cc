@@ -242,6 +242,10 @@ absl::StatusOr<BatchResult> TrainingRun::Pass(int64_t step, std::span<const int3
   recorder_.Mark(SpanKind::kData);
   const absl::StatusOr<BatchResult> result = setup_.model->Forward(batch, Mode::kTraining, how);
   recorder_.Mark(SpanKind::kForward);
+  if (absl::IsResourceExhausted(result.status())) {
+    return Own(absl::ResourceExhaustedError(absl::StrCat(
+        result.status().message(), "; a smaller --batch_size takes less, and --accumulate makes up for it")));
+  }
   EK_RETURN_IF_ERROR(Own(result.status()));
   if (!std::isfinite(result->loss_mean)) {
     return Own(absl::OutOfRangeError(absl::StrCat("the loss is ", result->loss_mean, " in step ", step,

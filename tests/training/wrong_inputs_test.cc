@@ -87,7 +87,12 @@ std::set<std::string> FilesThere() {
 
 class WrongInputsTest : public testing::TestWithParam<WrongInput> {
  protected:
-  static void SetUpTestSuite() { WriteFiles(); }
+  static void SetUpTestSuite() {
+    WriteFiles();
+    const Ended ended = Train({"--model=gpt", "--preset=tiny", "--nproc=1", "--max_steps=1",
+                               WithFolder("--data=$T/text.txt"), WithFolder("--save=$T/gpt.safetensors")});
+    ASSERT_EQ(ended.code, 0) << ended.err;
+  }
 };
 
 TEST_P(WrongInputsTest, IsOneSentence) {
@@ -227,6 +232,9 @@ const std::vector<WrongInput>& Inputs() {
        {"--init=$T/empty.safetensors"},
        "train: --init: $T/empty.safetensors: not a safetensors file: 0 bytes are too few"},
       {"AFolderAsWeights", {"--init=$T/empty"}, "train: --init: $T/empty is not a regular file"},
+      {"WeightsWithOtherHeads",
+       {"--model=gpt", "--preset=tiny", "--heads=4", "--data=$T/text.txt", "--init=$T/gpt.safetensors"},
+       "train: --init: $T/gpt.safetensors is a gpt with 2 heads, and --heads says 4"},
       // Files that can't be written.
       {"SaveNowhere",
        {"--save=$T/nowhere/w.safetensors"},

@@ -35,6 +35,8 @@ class GptFile {
 
   // Sizes; the rest is default.
   const GptOptions& options() const { return options_; }
+  // Whether the number of heads is the file's own, and not what is usual.
+  bool says_heads() const { return file_.metadata().contains("heads"); }
 
   // Into a model of these sizes. Nothing is changed unless all fits.
   absl::Status LoadInto(Model& model) const;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <new>
 #include <type_traits>
 #include <variant>
 
@@ -22,11 +21,6 @@ namespace {
 
 constexpr double kDeviation = 0.02;
 constexpr uint64_t kEmbeddingStream = 0;  // Of dropout; the layers' follow.
-
-absl::Status OutOfMemory(absl::string_view what, int64_t held) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("gpt: not enough memory for ", what, ", which holds ", held, " bytes of activations already"));
-}
 
 }  // namespace
 
@@ -82,25 +76,8 @@ absl::Status GptModel<T, O>::Check(const Batch& batch) const {
 }
 
 template <typename T, typename O>
-absl::StatusOr<BatchResult> GptModel<T, O>::DoForward(const Batch& batch, Mode mode, const PassOptions& options) {
-  try {
-    return RunForward(std::get<TokenBatch>(batch), mode, options);
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory("the forward pass", held_);
-  }
-}
-
-template <typename T, typename O>
-absl::Status GptModel<T, O>::DoBackward(GradientSink& sink) {
-  try {
-    return RunBackward(sink);
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory("the backward pass", held_);
-  }
-}
-
-template <typename T, typename O>
-absl::StatusOr<BatchResult> GptModel<T, O>::RunForward(const TokenBatch& batch, Mode mode, const PassOptions& options) {
+absl::StatusOr<BatchResult> GptModel<T, O>::DoForward(const Batch& any, Mode mode, const PassOptions& options) {
+  const auto& batch = std::get<TokenBatch>(any);
   const bool trains = mode == Mode::kTraining;
   const Operands<T, O>& operands = tools_.operands;
   const int64_t rows = static_cast<int64_t>(batch.inputs.size()), size = rows * options_.width;
@@ -145,7 +122,7 @@ absl::StatusOr<BatchResult> GptModel<T, O>::RunForward(const TokenBatch& batch, 
 }
 
 template <typename T, typename O>
-absl::Status GptModel<T, O>::RunBackward(GradientSink& sink) {
+absl::Status GptModel<T, O>::DoBackward(GradientSink& sink) {
   if (!sink.AnyTrainedBefore(parameters().size())) return absl::OkStatus();
   // The head's part may overwrite what lies there; the embedding's is added to it.
   const GradTarget<T> token_gradient = sink.Target<T>(token_table_);

@@ -44,8 +44,6 @@ class GptModel final : public Gpt {
   absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override;
   absl::Status DoBackward(GradientSink& sink) override;
 
-  absl::StatusOr<BatchResult> RunForward(const TokenBatch& batch, Mode mode, const PassOptions& options);
-  absl::Status RunBackward(GradientSink& sink);
   absl::Status HeadBackward(GradientSink& sink, GradTarget<T> token_gradient);
   absl::Status EmbeddingBackwardAndAnnounce(GradientSink& sink, GradTarget<T> token_gradient);
 

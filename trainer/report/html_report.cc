@@ -150,7 +150,7 @@ std::string Body(const RunRecord& record) {
           "The first step shows in which order gradients arrive; the plan made of it sends early what is ready early.",
           RenderPlans(record)),
       Section("Memory per rank",
-              "What the library and the optimizer keep for training. A process also has activations, "
+              "What the model, the library and the optimizer keep for training. A process also has "
               "data and code.",
               RenderMemory(record)),
       Section("Ranks",

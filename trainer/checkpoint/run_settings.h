@@ -1,8 +1,8 @@
 // The settings of a run that a checkpoint remembers, and what it means for a run that others are there.
 //
-//   const RunSettings mine = SettingsOf(options, model, data);
+//   const RunSettings mine = SettingsOf(options, model, data, world_size);
 //   EK_ASSIGN_OR_RETURN(const ResumeTerms terms, CompareSettings(saved, mine));
-//   // terms.is_exact; terms.notes: {"resumed with --lr=0.05, before 0.1"}
+//   // terms.is_exact; terms.notes: {"max_steps is 600, before it was 400"}
 //
 // Three kinds: what makes the state another run's is refused; what says which rank gets which samples has the rest of
 // the epoch dealt out anew; the rest is told and goes on.

@@ -108,7 +108,7 @@ absl::Status RunReport::OnStart(const TrainOptions& options) {
                 DescribeJoin(options, plan_));
   std::fflush(out_);
   // What an earlier attempt has written of the steps that come now is no longer so.
-  EK_RETURN_IF_ERROR(sinks_.OnGoBack(plan_.FirstStep(plan_.begin.epoch), absl::Now()));
+  EK_RETURN_IF_ERROR(sinks_.OnGoBack(run_.first_step(), absl::Now()));
   return WriteMetrics({{"event", "run"},
                        {"model", std::string(NameOf(options.model))},
                        {"parameters", elements},
@@ -245,6 +245,11 @@ absl::Status RunReport::OnEpoch(int epoch, const EpochResult& result, const Eval
 absl::Status RunReport::OnSaved(absl::string_view path) {
   absl::FPrintF(out_, "saved %s\n", path);
   return absl::OkStatus();
+}
+
+absl::Status RunReport::OnStopped() {
+  progress_->Finish();
+  return sinks_.OnEnd(absl::Now());
 }
 
 absl::Status RunReport::WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending) {

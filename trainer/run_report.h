@@ -65,6 +65,8 @@ class RunReport {
   // `lost` has those of before, too. The run's plan is the new one.
   absl::Status OnLost(const std::vector<LostRank>& lost);
   absl::Status OnSaved(absl::string_view path);
+  // The run ends here, before its end.
+  absl::Status OnStopped();
   // Writes the files of --report and --trace, if there are any; may be called again. `ending`: why the run ends before
   // its end.
   absl::Status WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending);

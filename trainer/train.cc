@@ -304,6 +304,9 @@ CommunicatorOptions GroupOptions(const TrainOptions& options) {
   return group;
 }
 
+// Else SIGTERM and SIGINT do as they always do.
+bool SavesWhenStopped(const TrainOptions& options) { return !options.checkpoints.folder.empty() && !options.dry_run; }
+
 // A signal may have come to another rank alone.
 int StoppedExitCode() { return 128 + (StopSignal() == 0 ? SIGTERM : StopSignal()); }
 
@@ -313,7 +316,7 @@ int RunThreads(const TrainOptions& options) {
   absl::Status status = PrepareRank(options, data, /*rank=*/0, options.nproc).status();
   if (status.ok()) status = DumpFlightIfAsked(options);
   if (!status.ok()) return ExitCode(status);
-  if (!options.checkpoints.folder.empty()) WatchStopSignals();
+  if (SavesWhenStopped(options)) WatchStopSignals();
   std::atomic<bool> was_stopped = false;
   status = RunRanks(
       options.nproc,
@@ -346,7 +349,7 @@ int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments
   const absl::StatusOr<LaunchResult> result = Launch(launch);
   if (!result.ok()) return ExitCode(result.status());
   // Who ends with EXIT_FAILURE has said why, and so have ranks that ended because they were asked to.
-  const bool was_stopped = !options.checkpoints.folder.empty() && !absl::StrContains(result->message, "was killed") &&
+  const bool was_stopped = SavesWhenStopped(options) && !absl::StrContains(result->message, "was killed") &&
                            (result->exit_code == 128 + SIGTERM || result->exit_code == 128 + SIGINT);
   const bool was_said = was_stopped || (result->exit_code == EXIT_FAILURE && !options.goes_on);
   if (!result->message.empty() && !was_said) Fail(result->message);
@@ -359,7 +362,7 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
   }
   if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return {.status = status};
-  if (!options.checkpoints.folder.empty()) WatchStopSignals();
+  if (SavesWhenStopped(options)) WatchStopSignals();
   const auto comm = CreateCommunicator(
       environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return {.status = comm.status()};

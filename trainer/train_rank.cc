@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_options.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
@@ -48,7 +49,8 @@ class Job {
       if (status.ok()) status = TrainAll();
     }
     // What there is of a run that has failed may tell why.
-    if (!status.ok() && report_ != nullptr && options_.wants_record()) {
+    if (!status.ok() && report_ != nullptr) {
+      report_->OnStopped().IgnoreError();
       report_->WriteRecord({run_.Record()}, status.message()).IgnoreError();
     }
     if (!status.ok() && options_.goes_on && !run_.failed_together()) run_.communicator().Abort(status);
@@ -68,8 +70,12 @@ class Job {
       if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnEpoch(epoch_, result, test_)));
       stopped = result.stopped_early;
     }
+    // A checkpoint had all that is asked for, or more.
+    if (test_.predictions == 0) {
+      EK_ASSIGN_OR_RETURN(test_, run_.Test());
+    }
     EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
-    if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord());
+    if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord(/*ending=*/""));
     if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(End(state_hash)));
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
   }
@@ -77,6 +83,11 @@ class Job {
   // Told to, between two steps.
   absl::Status Stop(const EpochResult& result) {
     was_stopped_ = true;
+    if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnStopped()));
+    if (options_.wants_record()) {
+      EK_RETURN_IF_ERROR(
+          WriteRecord(absl::StrCat("It was told to stop, and did after ", *result.stopped_after, " steps.")));
+    }
     if (run_.communicator().rank() == 0) {
       absl::FPrintF(streams_.log, "train: stopped at step %d, saved %s; continue with --resume=auto\n",
                     *result.stopped_after, result.checkpoint);
@@ -93,9 +104,9 @@ class Job {
   }
 
   // The report and the trace, of what all ranks know.
-  absl::Status WriteRecord() {
+  absl::Status WriteRecord(absl::string_view ending) {
     EK_ASSIGN_OR_RETURN(std::vector<RankRecord> records, GatherRecords(run_.communicator(), run_.Record()));
-    return report_ == nullptr ? absl::OkStatus() : Own(report_->WriteRecord(std::move(records), ""));
+    return report_ == nullptr ? absl::OkStatus() : Own(report_->WriteRecord(std::move(records), ending));
   }
 
   absl::Status End(uint64_t state_hash) {

@@ -483,6 +483,7 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   }
   own_comm_ = std::move(recovered->comm);
   comm_ = own_comm_.get();
+  asked_to_stop_ = false;  // This group has not been asked.
   save_ = std::make_unique<Watch>(comm_, "save", JoinPhase::kOptimizer);  // It has no state to recover.
   if (recovered->lost.empty()) return why;
   steps_done_ = recovered->steps;

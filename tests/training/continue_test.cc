@@ -346,6 +346,23 @@ TEST(ContinueStoppedTest, ARankThatFallsSilentIsLost) {
   EXPECT_GE(StepOf(ended.err, "3", "3 ranks go on"), 49);
 }
 
+// A group that is told to stop, and loses a rank before all have heard of it: the next one has to be told, too.
+TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
+  const std::string folder = TempPath("stopped");
+  // Steps that are long enough for the loss to come in the one that carries the wish.
+  ElasticRun run({"--nozero", "--hidden=512,512", "--batch_size=400", "--epochs=30", "--checkpoint_dir=" + folder,
+                  "--checkpoint_every=0"});
+  ASSERT_TRUE(run.WaitForSteps(2));
+  const pid_t told = run.PidOfRank(0), lost = run.PidOfRank(3);
+  const size_t steps = run.Events("step").size();
+  ASSERT_EQ(kill(told, SIGTERM), 0);
+  ASSERT_TRUE(run.WaitForSteps(steps + 1));  // After which it asks the others.
+  ASSERT_EQ(kill(lost, SIGKILL), 0);
+  const Ended ended = run.Wait();
+  EXPECT_THAT(ended.err, HasSubstr("train: stopped at step "));
+  EXPECT_THAT(run.Events("test"), IsEmpty());
+}
+
 // Of a run that hangs, a person wants to know where the ranks are. Who has started them passes the signal on.
 TEST(FlightOnSignalTest, EveryRankWritesItsCollectivesAndGoesOn) {
   const std::string flight = TempPath("asked");

@@ -247,6 +247,8 @@ TEST(ResumeTest, AnotherRunsCheckpointIsRefused) {
   const Flags flags = Small({"--model=mlp", "--backend=local", "--max_steps=6", "--checkpoint_every=2"}, 2);
   const std::string folder = Fresh("others");
   RunToEnd(flags + Flags{"--checkpoint_dir=" + folder});
+  const std::string elsewhere = Fresh("elsewhere");
+  RunToEnd(flags + Flags{"--checkpoint_dir=" + elsewhere});
   const struct {
     Flags flags;
     const char* says;
@@ -256,8 +258,8 @@ TEST(ResumeTest, AnotherRunsCheckpointIsRefused) {
       {{"--optimizer=sgd"}, "optimizer is adamw with {exp_avg, exp_avg_sq} there, and sgd with {} here"},
       {{"--noshuffle"}, "shuffle is true there, and false here"},
       {{"--resume=never"}, "--resume=auto goes on from it"},
-      {{"--resume=" + StepFolder(folder, 4)}, "step-000000006 is newer"},
-      {{"--resume=" + folder + "/nothing"}, "nothing/state.json: No such file"},
+      {{"--resume=" + StepFolder(folder, 4)}, "step-000000006 is there, too"},
+      {{"--resume=" + StepFolder(elsewhere, 6)}, "others/step-000000006 is there, too"},
       {{"--rank_steps=2,2"}, "--rank_steps or --stop_early"},
   };
   for (const auto& wrong : cases) {
@@ -266,10 +268,50 @@ TEST(ResumeTest, AnotherRunsCheckpointIsRefused) {
     EXPECT_THAT(Lines(ended.err), SizeIs(1));
     EXPECT_THAT(ended.err, HasSubstr(wrong.says));
   }
+  const Flags nothing = {"--checkpoint_dir=" + Fresh("anew"), "--resume=" + folder + "/nothing"};
+  EXPECT_THAT(Train(flags + nothing).err, HasSubstr("nothing/state.json: No such file"));
   // What is harmless is told.
   const Ended other = Train(flags + Flags{"--checkpoint_dir=" + folder, "--lr=0.01", "--max_steps=8"});
   EXPECT_EQ(other.code, 0) << other.err;
   EXPECT_THAT(other.out, HasSubstr("max_steps is 8, before it was 6"));
+}
+
+// A run is over when as much is asked for as it has done, or less: what it ends with is the same.
+TEST(ResumeTest, WhatIsDoneIsEvaluatedThoughLessIsAskedFor) {
+  const Flags flags = Small({"--model=mlp", "--backend=local"}, 2) + Flags{"--checkpoint_dir=" + Fresh("done")};
+  const Outcome whole = RunToEnd(flags);
+  for (const char* less : {"--epochs=2", "--epochs=1", "--max_steps=3"}) {
+    const Outcome again = RunToEnd(flags + Flags{less});
+    EXPECT_EQ(Lines(again.ended.out).back(), Lines(whole.ended.out).back()) << less;
+    EXPECT_TRUE(again.weights == whole.weights) << less;
+  }
+}
+
+// Who looks at a run that was stopped sees that it was, and how far it came.
+TEST(ResumeTest, ARunThatIsStoppedWritesWhatThereIs) {
+  const std::string folder = Fresh("looked_at"), report = Fresh("run.html"), state = Fresh("run.prom");
+  Program program(
+      Flags{kTrain} + Small({"--model=mlp", "--backend=gloo", "--epochs=400"}, 2) +
+      Flags{"--checkpoint_dir=" + folder, "--checkpoint_every=5", "--report=" + report, "--prometheus=" + state});
+  ASSERT_TRUE(WaitFor(StepFolder(folder, 5)));
+  ASSERT_EQ(kill(program.pid(), SIGTERM), 0);
+  const Ended ended = program.Wait();
+  EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
+  EXPECT_THAT(ReadText(report), HasSubstr("It was told to stop, and did after "));
+  EXPECT_THAT(ReadText(state), HasSubstr("evenkeel_train_up{model=\"mlp\"} 0"));
+}
+
+// Steps before the one that a run begins with are not done again.
+TEST(ResumeTest, TensorboardKeepsWhatCameBefore) {
+  const std::string events = Fresh("events");
+  const Flags flags = Small({"--model=mlp", "--backend=local", "--tensorboard=" + events}, 2) +
+                      Flags{"--checkpoint_dir=" + Fresh("shown")};
+  RunToEnd(flags + Flags{"--max_steps=4"});
+  fs::remove_all(events);
+  RunToEnd(flags + Flags{"--max_steps=6"});
+  const std::string file = fs::directory_iterator(events)->path();
+  // Field 2, the step, and field 7, the start of a session.
+  EXPECT_THAT(ReadText(file), HasSubstr(std::string("\x10\x04\x3a\x02\x08\x01", 6)));
 }
 
 TEST(ResumeTest, ASecondJobInTheSameFolderIsRefused) {

@@ -142,16 +142,13 @@ absl::StatusOr<std::string> RunCheckpoints::ChooseResume() const {
                      " is there: with --resume=never --checkpoint_dir must have no checkpoint, or "
                      "nobody could tell the two runs' apart; --resume=auto goes on from it"));
   }
+  // Newer ones, and those of another run, would be taken for what is written now.
   std::error_code error;
-  for (const FoundCheckpoint& checkpoint : found) {
-    if (!std::filesystem::equivalent(checkpoint.path, options_.resume, error) || error) continue;
-    if (checkpoint == found.back()) break;
-    return absl::FailedPreconditionError(
-        absl::StrCat("--resume=", options_.resume, ": ", found.back().path,
-                     " is newer, and --resume=auto would take it the next time; remove "
-                     "or rename it first, or give another --checkpoint_dir"));
-  }
-  return options_.resume;
+  if (found.empty() || std::filesystem::equivalent(found.back().path, options_.resume, error)) return options_.resume;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--resume=", options_.resume, ": ", found.back().path,
+                   " is there, too, and --resume=auto would take it the next time; remove or rename it first, or give "
+                   "another --checkpoint_dir"));
 }
 
 std::string RunCheckpoints::AdviceFor(const std::string& path) const {

@@ -194,6 +194,8 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
     NoteCheckpoint(*path);
   } else if (comm_->status().ok()) {  // All ranks have this error.
     failed_here_ = failed_together_ = true;
+    // Who leaves before all have heard of it would be taken for lost. If somebody really is, that is known by now.
+    comm_->control().Exchange("no checkpoint", "", comm_->timeout()).status().IgnoreError();
   }
   return path;
 }
@@ -377,7 +379,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     return absl::OkStatus();
   });
   watch_->on_call = save_->on_call = nullptr;
-  result.stopped_early = options_.stops_early && absl::IsOutOfRange(status);
+  result.stopped_early = options_.stops_early && absl::IsOutOfRange(status) && !failed_here_;
   if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
 
   EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(mine));

@@ -363,6 +363,19 @@ TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
   EXPECT_THAT(run.Events("test"), IsEmpty());
 }
 
+// All ranks are told that one can't write, and end. Nobody takes for lost who was only told sooner.
+TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
+  const std::string limited = "if [ $RANK = 3 ]; then trap '' XFSZ; ulimit -f 4; fi; exec \"$0\" \"$@\"";
+  ElasticRun run(
+      {"--nozero", "--checkpoint_dir=" + TempPath("unwritten"), "--checkpoint_every=3"},
+      {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue", "--", "/bin/bash", "-c", limited});
+  const Ended ended = run.Wait();
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("train: checkpoint: rank 3: cannot write "));
+  EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));
+  EXPECT_THAT(Lines(ended.err), SizeIs(2)) << ended.err;
+}
+
 // Of a run that hangs, a person wants to know where the ranks are. Who has started them passes the signal on.
 TEST(FlightOnSignalTest, EveryRankWritesItsCollectivesAndGoesOn) {
   const std::string flight = TempPath("asked");

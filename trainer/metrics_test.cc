@@ -4,10 +4,12 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/zero_optim/file_io.h"
 
 namespace evenkeel {
@@ -37,6 +39,20 @@ TEST(MetricsTest, LinesAreInTheFileAtOnce) {
   EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n");
   EXPECT_TRUE((*metrics)->Write({{"step", 2}}).ok());
   EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n{\"step\":2}\n");
+}
+
+// Whoever wrote before may have been killed, or the disk was full, in the middle of a line.
+TEST(MetricsTest, WhatIsAppendedBeginsWithALineOfItsOwn) {
+  const std::string path = testing::TempDir() + "/appended.jsonl";
+  for (const auto& [before, after] :
+       std::vector<std::pair<std::string, std::string>>{{"", "{\"step\":1}\n"},
+                                                        {"{\"step\":0}\n", "{\"step\":0}\n{\"step\":1}\n"},
+                                                        {"{\"st", "{\"st\n{\"step\":1}\n"}}) {
+    const absl::string_view pieces[] = {before};
+    ASSERT_TRUE(WriteFileAtomically(path, pieces).ok());
+    EXPECT_TRUE((*MetricsWriter::Create(path, MetricsMode::kAppend))->Write({{"step", 1}}).ok());
+    EXPECT_EQ(*ReadFile(path), after);
+  }
 }
 
 TEST(MetricsTest, SaysWhatCannotBeWritten) {

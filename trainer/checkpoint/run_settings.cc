@@ -14,6 +14,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/augment.h"
+#include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -105,7 +106,10 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
       {"bucket sizes", absl::StrJoin(options.bucket_caps, ",",
                                      [](std::string* out, const Bytes& cap) { absl::StrAppend(out, cap.value); })},
   };
-  if (options.model == ModelKind::kGpt) settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
+  if (options.model == ModelKind::kGpt) {
+    settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
+    settings.free["compute"] = options.gpt.compute == GptCompute::kFloat32 ? "float32" : "bfloat16";
+  }
   return settings;
 }
 

@@ -10,17 +10,15 @@
 #include "evenkeel/trainer/batch.h"
 
 namespace evenkeel {
-namespace {
-constexpr int64_t kMaxBatchSize = 250;
-constexpr int64_t kPredictions = 2048;  // Of a batch: activations for as many are in memory.
-}  // namespace
 
-absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end) {
+absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end, int64_t batch_size) {
+  if (batch_size < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("evaluate: batches of ", batch_size, " samples"));
+  }
   if (begin < 0 || begin > end || end > data.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("evaluate: samples ", begin, " to ", end, " are not within ", data.size()));
   }
-  const int64_t batch_size = std::clamp<int64_t>(kPredictions / data.predictions_per_sample(), 1, kMaxBatchSize);
   Evaluation evaluation;
   std::vector<int32_t> samples;
   BatchMemory memory;

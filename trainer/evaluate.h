@@ -4,7 +4,7 @@
 //   // Ranks add up the three numbers of their parts, then:
 //   sum.accuracy()
 //
-// Errors: those of Model::Forward; InvalidArgument unless 0 <= begin <= end <= data.size().
+// Errors: those of Model::Forward; InvalidArgument unless 0 <= begin <= end <= data.size() and batch_size > 0.
 
 #ifndef EVENKEEL_TRAINER_EVALUATE_H_
 #define EVENKEEL_TRAINER_EVALUATE_H_
@@ -36,8 +36,9 @@ struct Evaluation {
   }
 };
 
-// Samples [begin, end), in evaluation mode, in batches of 250, or fewer with together some 2000 predictions.
-absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end);
+// Samples [begin, end), in evaluation mode, in batches of at most so many.
+absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end,
+                                    int64_t batch_size = 250);
 
 }  // namespace evenkeel
 

@@ -59,6 +59,8 @@ TEST(EvaluateTest, RefusesSamplesThatAreNotThere) {
   const std::unique_ptr<Model> model = *MakeMlp({.hidden = {8}});
   EXPECT_EQ(Evaluate(*model, Dataset(3), 1, 4).status(),
             absl::InvalidArgumentError("evaluate: samples 1 to 4 are not within 3"));
+  EXPECT_EQ(Evaluate(*model, Dataset(3), 0, 3, 0).status(),
+            absl::InvalidArgumentError("evaluate: batches of 0 samples"));
 }
 
 }  // namespace

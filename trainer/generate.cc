@@ -19,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/compute_threads.h"
 #include "evenkeel/trainer/flag_help.h"
 #include "evenkeel/trainer/gpt/find_weights.h"
 #include "evenkeel/trainer/gpt/generate_tokens.h"
@@ -29,7 +30,8 @@
 DEFINE_string(weights, "", "=PATH safetensors file, or a folder with model.safetensors or checkpoints, step-N");
 DEFINE_int64(heads, 0, "attention heads (default: what the file says, else a head for each 64 of width)");
 
-DEFINE_string(prompt, "", "what to go on from: text, or numbers of tokens, 17,4,... (default: the begin of a text)");
+DEFINE_string(prompt, "",
+              "what to go on from: text, or numbers of tokens, 17,4,... (default: the beginning of a text)");
 DEFINE_int64(tokens, 500, "how many to write");
 DEFINE_double(temperature, 1, "lower is surer, 0 always takes the best");
 DEFINE_int64(top_k, 0, "choose among so many best tokens; 0 is all");
@@ -143,6 +145,8 @@ int main(int argc, char** argv) {
   }
   if (evenkeel::IsSet("version")) return evenkeel::Fail("--version is no flag; see --help");
   if (argc > 1) return evenkeel::Fail(absl::StrCat("\"", argv[1], "\" is no flag; see --help"));
+  // Products of one token are too small to be shared out.
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) evenkeel::SetComputeThreads(1);
   const absl::Status status = evenkeel::Write();
   return status.ok() ? EXIT_SUCCESS : evenkeel::Fail(status.message());
 }

@@ -64,7 +64,7 @@ TEST_F(GenerateTest, WritesBytesBehindThePrompt) {
   const Outcome outcome = Generate(Bytes() + " --prompt='Once upon' --tokens=50");
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.output, AllOf(StartsWith("Once upon"), SizeIs(9 + 50)));
-  EXPECT_THAT(Generate(Bytes()).output, SizeIs(500));  // Without a prompt from the begin of a text.
+  EXPECT_THAT(Generate(Bytes()).output, SizeIs(500));  // Without a prompt from the beginning of a text.
   EXPECT_EQ(Generate(Bytes() + " --prompt=x --tokens=0").output, "x");
 }
 

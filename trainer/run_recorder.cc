@@ -60,6 +60,10 @@ std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRu
       {"host of rank 0", HostName()},
       {"evenkeel", std::string(kBuild)},
   };
+  if (options.model == ModelKind::kGpt) {
+    settings.push_back({"layers, width, heads, context", absl::StrCat(options.gpt.layers, ", ", options.gpt.width, ", ",
+                                                                      options.gpt.heads, ", ", options.gpt.context)});
+  }
   if (options.warmup > 0) settings.push_back({"warm-up steps", absl::StrCat(options.warmup)});
   if (options.clip > 0) settings.push_back({"largest gradient norm", absl::StrCat(options.clip)});
   if (options.max_steps > 0) settings.push_back({"at most so many steps", absl::StrCat(options.max_steps)});

@@ -174,7 +174,8 @@ constexpr char kSummary[] = R"(Trains a model on images or text with several ran
   bazel run //trainer:train -- --model=mlp --nproc=4 --nozero --on_failure=continue
   torchrun --no_python --nproc_per_node=2 train --model=cnn
 
-The last line of the output is test_accuracy=0.xxxx. Relative paths mean the folder you are in.
+The last line of the output is test_accuracy=0.xxxx, of a text test_bits_per_byte=x.xxxx. Relative paths mean the folder
+you are in.
 
 )";
 

@@ -89,7 +89,7 @@ class Job {
           WriteRecord(absl::StrCat("It was told to stop, and did after ", *result.stopped_after, " steps.")));
     }
     if (run_.communicator().rank() == 0) {
-      absl::FPrintF(streams_.log, "train: stopped at step %d, saved %s; continue with --resume=auto\n",
+      absl::FPrintF(streams_.log, "train: stopped at step %d, saved %s; the same command goes on from there\n",
                     *result.stopped_after, result.checkpoint);
       std::fflush(streams_.log);
     }
@@ -181,6 +181,7 @@ absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainSt
   EK_ASSIGN_OR_RETURN(const StepPlan whole, PlanOf(options, run.data(), comm.world_size()));
   if (comm.rank() == 0) EK_RETURN_IF_ERROR(RunReport::Create(streams.out, silent, run).status());
   EK_RETURN_IF_ERROR(run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
+  EK_RETURN_IF_ERROR(run.Test(kDrySteps * options.batch_size).status());  // Takes memory, too.
   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, run.Record()));
   if (comm.rank() != 0) return absl::OkStatus();
   absl::FPrintF(streams.out, "%sa dry run: nothing was written\n",

@@ -50,6 +50,8 @@ std::vector<ParameterGroup> GroupsOf(const Model& model, const TrainOptions& opt
   return groups;
 }
 
+constexpr int64_t kLargestEvaluationBatch = 250;
+
 // Equal for equal arguments, and for no others.
 uint64_t NoiseOf(uint64_t seed, int64_t step, int rank, int64_t pass) {
   return StableRandom(StableRandom(seed, step).Next(), rank).Next() + static_cast<uint64_t>(pass);
@@ -388,17 +390,18 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
   return result;
 }
 
-absl::StatusOr<Evaluation> TrainingRun::Test() {
+absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
   // Those that the next step would begin with: the highest rank's after joined steps, rank 0's after others.
   const int root = options_.joins ? comm_->world_size() - 1 : 0;
   std::vector<TensorView> buffers;
   for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
   if (!buffers.empty()) EK_RETURN_IF_ERROR(comm_->user().Broadcast(buffers, root).Wait());
 
-  const int64_t size = setup_.data->test->size();
+  const int64_t size = std::min(most, setup_.data->test->size());
   const int64_t begin = size * comm_->rank() / comm_->world_size();
   const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
-  EK_ASSIGN_OR_RETURN(const Evaluation mine, Evaluate(*setup_.model, *setup_.data->test, begin, end));
+  EK_ASSIGN_OR_RETURN(const Evaluation mine, Evaluate(*setup_.model, *setup_.data->test, begin, end,
+                                                      std::min(options_.batch_size, kLargestEvaluationBatch)));
   return SumOverRanks(mine);
 }
 
@@ -485,7 +488,7 @@ absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   }
   own_comm_ = std::move(recovered->comm);
   comm_ = own_comm_.get();
-  asked_to_stop_ = false;  // This group has not been asked.
+  asked_to_stop_ = false;                                                 // This group has not been asked.
   save_ = std::make_unique<Watch>(comm_, "save", JoinPhase::kOptimizer);  // It has no state to recover.
   if (recovered->lost.empty()) return why;
   steps_done_ = recovered->steps;

@@ -29,6 +29,7 @@
 #define EVENKEEL_TRAINER_TRAINING_RUN_H_
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -107,8 +108,9 @@ class TrainingRun {
   // `on_step` is called after each of the group's steps, also those that this rank had no batch for. An error of it
   // ends training on all ranks.
   absl::StatusOr<EpochResult> TrainEpoch(int epoch, absl::FunctionRef<absl::Status(const StepFacts&)> on_step);
-  // Over the test data, of which each rank evaluates its part. Makes the ranks' buffers equal first.
-  absl::StatusOr<Evaluation> Test();
+  // Over the test data, or its first `most` samples, of which each rank evaluates its part, in batches as large as in
+  // training. Makes the ranks' buffers equal first.
+  absl::StatusOr<Evaluation> Test(int64_t most = std::numeric_limits<int64_t>::max());
 
   // A hash of the weights, and of the optimizer's state where every rank has the whole of it.
   // Errors: FailedPrecondition names ranks for which it differs.

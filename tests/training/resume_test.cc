@@ -195,7 +195,7 @@ TEST(ResumeTest, ASignalSavesAndEndsAndTheRunGoesOn) {
       EXPECT_THAT(Lines(ended.err), SizeIs(1));
       EXPECT_THAT(ended.err, HasSubstr("train: stopped at step "));
       const std::string last = CheckpointsIn(folder).back();
-      EXPECT_THAT(ended.err, HasSubstr("saved " + folder + "/" + last + "; continue with --resume=auto"));
+      EXPECT_THAT(ended.err, HasSubstr("saved " + folder + "/" + last + "; the same command goes on from there"));
       EXPECT_THAT(ProcessesWith(folder), IsEmpty());
       const Outcome resumed = RunToEnd(
           flags + Flags{"--max_steps=700", "--epochs=20", "--checkpoint_dir=" + folder, "--checkpoint_every=5"});

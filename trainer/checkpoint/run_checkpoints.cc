@@ -109,8 +109,11 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(Communicato
     return absl::OkStatus();
   };
   const absl::Status own = comm.rank() == 0 ? find() : absl::OkStatus();
+  const bool is_named = options.resume != kResumeAuto && options.resume != kResumeNever;
+  const std::string flag =
+      is_named ? absl::StrCat("--resume=", options.resume) : absl::StrCat("--checkpoint_dir=", options.folder);
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                      Agree("resume", comm, own, ByteWriter().Bytes(path).Bytes(text).Bytes(opened->advice_).Take()));
+                      Agree(flag, comm, own, ByteWriter().Bytes(path).Bytes(text).Bytes(opened->advice_).Take()));
   ByteReader reader(parts[0]);
   opened->resumed_from_ = std::string(reader.Bytes());
   const absl::string_view state = reader.Bytes();

@@ -295,7 +295,14 @@ absl::Status CheckSetup(const TrainOptions& options) {
 
 // Where a person asks for flight records, they can have them of a run that hangs, too.
 absl::Status DumpFlightIfAsked(const TrainOptions& options) {
-  return options.flight_folder.empty() ? absl::OkStatus() : DumpFlightOnSignal(SIGUSR1, options.flight_folder);
+  if (options.flight_folder.empty()) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(DumpFlightOnSignal(SIGUSR1, options.flight_folder));
+  // The thread that dumps takes it, and none that computes (stop_signals.cc says why).
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return absl::OkStatus();
 }
 
 CommunicatorOptions GroupOptions(const TrainOptions& options) {
@@ -315,9 +322,9 @@ int StoppedExitCode() { return 128 + (StopSignal() == 0 ? SIGTERM : StopSignal()
 int RunThreads(const TrainOptions& options) {
   const auto data = LoadTrainingData(options.data);
   absl::Status status = PrepareRank(options, data, /*rank=*/0, options.nproc).status();
-  if (status.ok()) status = DumpFlightIfAsked(options);
   if (!status.ok()) return ExitCode(status);
   if (SavesWhenStopped(options)) WatchStopSignals();
+  if (status = DumpFlightIfAsked(options); !status.ok()) return ExitCode(status);
   std::atomic<bool> was_stopped = false;
   status = RunRanks(
       options.nproc,
@@ -362,8 +369,8 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
   if (environment.is_one_host) {
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
   }
-  if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return {.status = status};
   if (SavesWhenStopped(options)) WatchStopSignals();
+  if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return {.status = status};
   const auto comm = CreateCommunicator(
       environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return {.status = comm.status()};

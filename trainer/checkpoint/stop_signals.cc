@@ -3,28 +3,33 @@
 #include <signal.h>
 
 #include <atomic>
+#include <thread>
 
 namespace evenkeel {
 namespace {
 
 std::atomic<int> first_signal = 0;
-static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it");
 
-void OnStopSignal(int number) {
-  int none = 0;
-  if (first_signal.compare_exchange_strong(none, number)) return;
+// A thread of its own takes the signals, and no other one is interrupted: generated kernels that compute may use the
+// memory below their stack pointer, where a handler's frame would lie.
+void Take(const sigset_t& signals) {
+  int number = 0;
+  sigwait(&signals, &number);
+  first_signal = number;
+  sigwait(&signals, &number);
   signal(number, SIG_DFL);
-  raise(number);  // Comes when this handler returns.
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  raise(number);
 }
 
 }  // namespace
 
 void WatchStopSignals() {
-  struct sigaction action = {};
-  action.sa_handler = OnStopSignal;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
-  for (int number : {SIGTERM, SIGINT}) sigaction(number, &action, nullptr);
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int number : {SIGTERM, SIGINT}) sigaddset(&signals, number);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Threads that are started from now on inherit it.
+  std::thread([signals] { Take(signals); }).detach();
 }
 
 int StopSignal() { return first_signal; }

@@ -24,7 +24,8 @@ TEST(StopSignalsTest, TheFirstOneIsAWish) {
     EXPECT_EQ(EndOf([&] {
                 WatchStopSignals();
                 if (StopSignal() != 0) return 1;
-                raise(signal);
+                kill(getpid(), signal);
+                while (StopSignal() == 0) usleep(1000);
                 return StopSignal();
               }),
               signal);
@@ -34,8 +35,10 @@ TEST(StopSignalsTest, TheFirstOneIsAWish) {
 TEST(StopSignalsTest, TheSecondOneEndsTheProcess) {
   const auto twice = [](int first, int second) {
     WatchStopSignals();
-    raise(first);
-    raise(second);
+    kill(getpid(), first);
+    while (StopSignal() == 0) usleep(1000);
+    kill(getpid(), second);
+    sleep(30);
     return 1;
   };
   EXPECT_EQ(EndOf([&] { return twice(SIGTERM, SIGTERM); }), 128 + SIGTERM);

@@ -198,7 +198,8 @@ absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
   return gpt;
 }
 
-// By samples, ranks' batches weigh what they hold; without join the ranks must be even, and their number does the same.
+// By samples, ranks' batches weigh what they hold. Without join the ranks have equally many, and their number is the
+// divisor; a smaller last batch weighs as much as the others then.
 absl::StatusOr<DivideBy> ParseDivisor(const TrainFlags& flags) {
   EK_ASSIGN_OR_RETURN(const DivideBy divide_by, Choose<DivideBy>("divide_by", flags.divide_by.value_or("samples"),
                                                                  {{"samples", DivideBy::kSamples},

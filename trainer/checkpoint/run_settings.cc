@@ -1,6 +1,5 @@
 #include "evenkeel/trainer/checkpoint/run_settings.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <utility>

@@ -118,6 +118,13 @@ class ParameterSet {
   // reducer or an optimizer is made, which may keep the address.
   void SetValueMemory(int index, void* data);
 
+  // On a device: the stream on which values and gradients are computed, used by reducers and optimizers: what they read
+  // is complete after what is on it when they are called, and what they write is there for what comes on it after. Every
+  // call that announces a gradient, finishes a step or updates values puts work there, and waits for none. Set before a
+  // reducer or an optimizer is made; lives as long as they do. Null (on the CPU): there is none.
+  void SetStream(StreamRef stream) { stream_ = stream; }
+  StreamRef stream() const { return stream_; }
+
   // Elements per row; 0: dense.
   int64_t row_size(int index) const { return sparse_.empty() ? 0 : RowSize(index); }
   // Backward's gradient: `values` has [rows.size() * row_size] elements of the parameter's type; a row may come more
@@ -166,6 +173,7 @@ class ParameterSet {
   std::vector<GradState> grad_states_;
   TrainableMask mask_;
   uint64_t mask_version_ = 0;
+  StreamRef stream_;
 };
 
 }  // namespace evenkeel

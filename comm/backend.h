@@ -28,6 +28,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
 
@@ -53,13 +55,8 @@ struct Operation {
   // must on `what`. 0: it is no step.
   uint64_t step_of = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  StreamRef after;  // Start after the work that is on this stream now.
-};
-
-// Memory that belongs to the caller, freed when the last copy of the handle goes.
-struct Memory {
-  std::shared_ptr<void> data;
-  int64_t bytes = 0;
+  StreamRef after;    // Start after the work that is on this stream now,
+  Event after_event;  // and after this moment.
 };
 
 class Backend {
@@ -69,6 +66,8 @@ class Backend {
   virtual absl::string_view name() const = 0;
   // Where its tensors lie.
   virtual Device device() const { return Device::Cpu(); }
+  // What runs that device; null on the CPU. Lives as long as the process, or longer than the group.
+  virtual DeviceRuntime* runtime() const { return nullptr; }
   // OK, or Unimplemented with the reason, for a collective that is valid in itself.
   virtual absl::Status Supports(const Collective& what) const = 0;
   // Whether two different collectives can never complete as a pair. False: they may, with garbage, and so what was

@@ -206,6 +206,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
   }
   operation.contributes = options.contributes;
   operation.after = options.after;
+  operation.after_event = options.after_event;
   const absl::Duration timeout = options.timeout > absl::ZeroDuration() ? options.timeout : comm.timeout();
   const absl::Time now = absl::Now();
   operation.deadline = now + timeout;

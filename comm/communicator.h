@@ -53,6 +53,7 @@
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/control.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/flight_recorder.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/verify.h"
@@ -82,7 +83,8 @@ struct CallOptions {
   int index_count = 0;
   double scale = 1.0;       // Float reductions: the result is multiplied by it. Must be equal on all ranks.
   bool contributes = true;  // False: this rank only receives the reduction's result.
-  StreamRef after;          // Device work that must end first.
+  StreamRef after;          // Device work that must end first: what is on that stream at the call,
+  Event after_event;        // and all until that moment.
   absl::Duration timeout = absl::ZeroDuration();  // Zero: the communicator's.
 };
 
@@ -182,6 +184,8 @@ class Communicator {
   const std::string& group() const { return group_; }
   const std::vector<int>& members() const { return members_; }
   Device device() const { return backend_->device(); }
+  // What runs that device: memory, streams, copies, kernels. Null on the CPU.
+  DeviceRuntime* runtime() const { return backend_->runtime(); }
   absl::string_view backend_name() const { return backend_->name(); }
   absl::Duration timeout() const { return options_.timeout; }
 

@@ -1,0 +1,181 @@
+// A block whose threads wait for each other: each runs on a stack of its own (ucontext) until it comes to
+// WaitForBlock(); once all have come there, each goes on, in the order of their numbers.
+
+#include "evenkeel/comm/device/internal/kernel_on_host.h"
+
+#include <ucontext.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "evenkeel/comm/device/kernel.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/internal/float16.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace evenkeel::internal {
+namespace {
+
+constexpr int kMostThreads = 1024;
+constexpr size_t kStackBytes = size_t{128} << 10;  // Sanitizers make frames larger.
+
+// One thread of a block, on its own stack.
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<std::byte[]> stack;
+  bool is_done = false;
+#if defined(__SANITIZE_THREAD__)
+  void* tsan = nullptr;
+#endif
+};
+
+// The block that this thread of the host runs.
+struct Block {
+  std::vector<Fiber> fibers;
+  std::vector<double> mailboxes = std::vector<double>(kMostThreads);
+  ucontext_t scheduler;
+  int current = 0;
+  bool may_wait = false;
+  void (*body)(void* const*) = nullptr;
+  void* const* args = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+  const void* scheduler_stack = nullptr;
+  size_t scheduler_stack_bytes = 0;
+#endif
+#if defined(__SANITIZE_THREAD__)
+  void* scheduler_tsan = nullptr;
+#endif
+};
+
+Block& ThisBlock() {
+  static thread_local Block block;
+  return block;
+}
+
+// Sanitizers keep account of stacks, and want to be told before and after each change of it.
+void EnterFiber(Block& block, Fiber& fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake_stack, fiber.stack.get(), kStackBytes);
+#endif
+#if defined(__SANITIZE_THREAD__)
+  block.scheduler_tsan = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber.tsan, 0);
+#endif
+  swapcontext(&block.scheduler, &fiber.context);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+}
+
+void LeaveFiber(Block& block, Fiber& fiber, bool is_last) {
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(is_last ? nullptr : &fake_stack, block.scheduler_stack, block.scheduler_stack_bytes);
+#else
+  (void)is_last;
+#endif
+#if defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(block.scheduler_tsan, 0);
+#endif
+  swapcontext(&fiber.context, &block.scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, &block.scheduler_stack, &block.scheduler_stack_bytes);
+#endif
+}
+
+void RunFiber() {
+  Block& block = ThisBlock();
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_stack, &block.scheduler_stack_bytes);
+#endif
+  block.body(block.args);
+  Fiber& fiber = block.fibers[block.current];
+  fiber.is_done = true;
+  LeaveFiber(block, fiber, /*is_last=*/true);
+}
+
+void Prepare(Fiber& fiber) {
+  if (fiber.stack == nullptr) fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
+  fiber.is_done = false;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, RunFiber, 0);
+#if defined(__SANITIZE_THREAD__)
+  fiber.tsan = __tsan_create_fiber(0);
+#endif
+}
+
+void RunWaitingBlock(Block& block, int threads) {
+  if (static_cast<int>(block.fibers.size()) < threads) block.fibers.resize(threads);
+  for (int t = 0; t < threads; ++t) Prepare(block.fibers[t]);
+  for (int done = 0; done < threads;) {
+    done = 0;
+    for (int t = 0; t < threads; ++t) {
+      block.current = t;
+      HostThread().thread = t;
+      EnterFiber(block, block.fibers[t]);
+      done += block.fibers[t].is_done;
+    }
+    if (done == 0 || done == threads) continue;
+    std::fprintf(stderr, "a kernel's block %ld: %d of its %d threads have ended where the others wait for them\n",
+                 static_cast<long>(HostThread().block), done, threads);
+    std::abort();
+  }
+#if defined(__SANITIZE_THREAD__)
+  for (int t = 0; t < threads; ++t) __tsan_destroy_fiber(block.fibers[t].tsan);
+#endif
+}
+
+}  // namespace
+
+HostThreadPlace& HostThread() {
+  static thread_local HostThreadPlace place;
+  return place;
+}
+
+void WaitForBlock() {
+  Block& block = ThisBlock();
+  if (!block.may_wait) {
+    std::fprintf(stderr, "a kernel's threads wait for each other: make it with KernelKind::kSynchronises\n");
+    std::abort();
+  }
+  LeaveFiber(block, block.fibers[block.current], /*is_last=*/false);
+}
+
+double& Mailbox(int thread) { return ThisBlock().mailboxes[thread]; }
+
+float HalfToFloat(uint16_t bits) { return FloatFromFloat16(bits); }
+uint16_t FloatToHalf(float value) { return Float16FromFloat(value); }
+
+void RunOnHost(const DeviceKernel& kernel, const LaunchShape& shape, void* const* args) {
+  Block& block = ThisBlock();
+  block.may_wait = kernel.kind == KernelKind::kSynchronises;
+  block.body = kernel.on_host;
+  block.args = args;
+  HostThreadPlace& place = HostThread();
+  place.threads = shape.threads;
+  place.blocks = shape.blocks;
+  for (place.row = 0; place.row < shape.rows; ++place.row) {
+    for (place.block = 0; place.block < shape.blocks; ++place.block) {
+      if (block.may_wait) {
+        RunWaitingBlock(block, shape.threads);
+        continue;
+      }
+      for (place.thread = 0; place.thread < shape.threads; ++place.thread) kernel.on_host(args);
+    }
+  }
+}
+
+}  // namespace evenkeel::internal

@@ -27,27 +27,9 @@
 #include "absl/status/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/layers/onednn.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
 
 namespace evenkeel {
-
-struct MatrixStrides {
-  int64_t outer = 0;
-  int64_t head = 0;
-  int64_t row = 0;
-  int64_t column = 1;
-  bool operator==(const MatrixStrides&) const = default;
-};
-
-struct StridedShape {
-  int64_t outer = 1;
-  int64_t heads = 1;
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t inner = 0;
-  MatrixStrides left, right, output;
-  bool add = false;
-  bool operator==(const StridedShape&) const = default;
-};
 
 // Operand: float, BFloat16, double.
 template <typename Operand>

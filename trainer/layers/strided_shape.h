@@ -1,0 +1,37 @@
+// Products of many matrices at once, each seen through strides: parts of wider matrices, transposed or not.
+//
+//   const StridedShape shape{.rows = 1024, .columns = 384, .inner = 128,
+//                            .left = {.row = 128}, .right = {.row = 384}, .output = {.row = 384}};
+//
+// left [outer, heads, rows, inner] times right [outer, heads, inner, columns] is output [outer, heads, rows, columns].
+// Element (o, h, r, c) of each lies at o * outer + h * head + r * row + c * column of its strides, in elements.
+
+#ifndef EVENKEEL_TRAINER_LAYERS_STRIDED_SHAPE_H_
+#define EVENKEEL_TRAINER_LAYERS_STRIDED_SHAPE_H_
+
+#include <cstdint>
+
+namespace evenkeel {
+
+struct MatrixStrides {
+  int64_t outer = 0;
+  int64_t head = 0;
+  int64_t row = 0;
+  int64_t column = 1;
+  bool operator==(const MatrixStrides&) const = default;
+};
+
+struct StridedShape {
+  int64_t outer = 1;
+  int64_t heads = 1;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t inner = 0;
+  MatrixStrides left, right, output;
+  bool add = false;
+  bool operator==(const StridedShape&) const = default;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_LAYERS_STRIDED_SHAPE_H_

@@ -53,6 +53,7 @@ class SegmentCopy {
   DeviceRuntime* runtime_ = nullptr;
   Memory table_;  // The chunks, on the device.
   int64_t chunks_ = 0;
+  bool scales_ = true;  // All are floats.
   int64_t bytes_moved_ = 0;
 };
 

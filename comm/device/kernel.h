@@ -81,9 +81,8 @@ const int64_t* ArgumentBytesOf(void (*)(Params...)) {
 
 template <auto kFunction, typename... Params>
 void CallKernel(void (*)(Params...), void* const* args) {
-  [args]<size_t... kIndex>(std::index_sequence<kIndex...>) {
-    kFunction(*static_cast<Params*>(args[kIndex])...);
-  }(std::index_sequence_for<Params...>());
+  [args]<size_t... kIndex>(std::index_sequence<kIndex...>) { kFunction(*static_cast<Params*>(args[kIndex])...); }
+  (std::index_sequence_for<Params...>());
 }
 }  // namespace internal
 

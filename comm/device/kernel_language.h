@@ -15,6 +15,8 @@
 #define EK_DEVICE __device__ __forceinline__
 #define EK_SHARED __shared__
 #define EK_KERNEL(most_threads, name) extern "C" __global__ void __launch_bounds__(most_threads) name
+// Of an argument that is indexed: read where it lies, instead of a copy per thread. The argument is const.
+#define EK_CONSTANT_ARGUMENT __grid_constant__
 
 #else
 
@@ -27,6 +29,7 @@
 // One per block at a time: a simulated device runs the blocks of a launch on one thread, one after the other.
 #define EK_SHARED static thread_local
 #define EK_KERNEL(most_threads, name) static void name
+#define EK_CONSTANT_ARGUMENT
 
 #endif
 

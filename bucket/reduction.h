@@ -22,6 +22,14 @@
 //          HasThread(), where they may also communicate, on a channel of their own; else on the thread that announces
 //          gradients, finishes the step, or runs the control plane: they must not block. OnPlan(), StepMessage() and
 //          OnShadow() come between steps.
+// Devices: where the bucket lies on a device, its content is touched by work on `step.stream` alone, and no call waits
+//          for the device: BeginRound() and OnReduced() put their kernels there and answer. What comes on it then follows
+//          the bucket's gradients and the collectives of its earlier rounds; the round's collective follows what is on
+//          it when BeginRound() answers, and ParameterSet::stream() follows it all once the step has ended. All rounds
+//          of a bucket are put there one after the other, as soon as it goes out, on the thread that lets it go,
+//          whatever HasThread() says. Each round has its stream, and OnReduced() one of its own, in all buckets and
+//          steps. A collective's failure shows in the next step. OnPlan() comes when the device has run what came
+//          before: memory for the plan is made there.
 // Errors:  what BeginRound() or OnReduced() answer ends the step on all ranks.
 
 #ifndef EVENKEEL_BUCKET_REDUCTION_H_
@@ -68,10 +76,14 @@ struct BucketInfo {
   std::span<const int64_t> offsets;  // Where each begins in `data`, in elements.
 };
 
-// What is true of one step's reductions. Equal on all ranks except `contributes`.
+// What is true of one step's reductions. Equal on all ranks: `scale`.
 struct ReductionStep {
   double scale = 1.0;       // What a sum of gradients is to be multiplied by: one over the divisor.
   bool contributes = true;  // False: this rank has nothing to add to this bucket.
+  // This rank has a gradient for each of the bucket's parameters: after the reduction all of `used` is set, and nobody
+  // need look, which on a device the host would have to wait for.
+  bool has_all = false;
+  StreamRef stream;  // On a device: where to put work; see Devices above. Null on the CPU.
 };
 
 struct RoundBuffers {

@@ -1,7 +1,16 @@
-"""The CUDA toolkit and NCCL: CUDA_HOME if set, else /usr/local/cuda.
+"""The CUDA toolkit, NCCL and cuDNN: CUDA_HOME if set, else /usr/local/cuda.
 
 What is not there becomes an incompatible target, so that `bazel test //...`
-skips whatever needs it.
+skips whatever needs it: nothing is built with CUDA without a toolkit, and all
+but //comm:nccl is built without NCCL. For each there is a config_setting
+`has_<name>`, for select(). The targets:
+
+  headers     of the toolkit
+  cudart      the runtime, linked in: a program starts where there is no CUDA
+  cublas, cublasLt, cudnn, nccl    shared, found where they were found here
+  has_nvcc    whether cuda_library() compiles (nvcc of CUDA 12 or newer)
+
+toolkit.bzl says what cuda_library() runs.
 """
 
 load("//third_party/debian:system_library.bzl", "library_folders")
@@ -23,15 +32,24 @@ cc_library(
 )
 """
 
+_CUDART = """
+cc_library(
+    name = "cudart",
+    srcs = ["libcudart_static.a"],
+    linkopts = ["-ldl", "-lrt", "-pthread"],
+    deps = [":headers"],
+)
+"""
+
 _LIBRARY = """
 cc_library(
     name = "{name}",
     linkopts = [
         "-L{folder}",
         "-Wl,-rpath,{folder}",
-        "-l{library}",
+        "-l{name}",
     ],
-    deps = [{deps}],
+    deps = [":cudart"],
 )
 """
 
@@ -50,46 +68,86 @@ cc_library(
 )
 """
 
+_TOOLKIT = """\
+# Of the toolkit that was found; None and nothing without one.
+NVCC = {nvcc}
+NVCC_ARCHS = {archs}
+"""
+
+# Where packages for Debian and Ubuntu, of NVIDIA's and of their own, put headers that are not the toolkit's.
+_HEADER_FOLDERS = ["/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu"]
+
+_OLDEST_NVCC = 12  # The first with C++20.
+
+# Turing, Ampere and Hopper, and what drivers compile for what came later.
+_ARCHS = ["sm_75", "sm_80", "sm_90", "compute_90"]
+
+def _exists(repository_ctx, path):
+    return repository_ctx.path(path).exists
+
 def _toolkit(repository_ctx):
     home = repository_ctx.os.environ.get("CUDA_HOME", "") or "/usr/local/cuda"
-    if repository_ctx.path(home + "/include/cuda_runtime.h").exists:
-        return home
+    return home if _exists(repository_ctx, home + "/include/cuda_runtime.h") else None
+
+def _nvcc(repository_ctx, home):
+    """The path of a compiler that can be used, and the architectures it knows of ours."""
+    nvcc = home + "/bin/nvcc"
+    if not _exists(repository_ctx, nvcc):
+        return None, []
+    said = repository_ctx.execute([nvcc, "--version"]).stdout
+    major = said.partition("release ")[2].partition(".")[0]
+    if not major.isdigit() or int(major) < _OLDEST_NVCC:
+        # buildifier: disable=print
+        print("{} is older than CUDA {}: no kernels are compiled".format(nvcc, _OLDEST_NVCC))
+        return None, []
+    known = repository_ctx.execute([nvcc, "--list-gpu-code"]).stdout.split("\n")
+    return nvcc, [a for a in _ARCHS if a.replace("compute_", "sm_") in known]
+
+def _folder_of(repository_ctx, library, header, home, folders):
+    """The folder with the library, if its header is there as well."""
+    if not home:
+        return None
+    places = [home + "/include"] + _HEADER_FOLDERS
+    if not [p for p in places if _exists(repository_ctx, p + "/" + header)]:
+        return None
+    for folder in folders:
+        if _exists(repository_ctx, folder + "/" + library):
+            return folder
     return None
+
+def _has(name, is_there):
+    return _HAS.format(name, "@platforms//os:linux" if is_there else "@platforms//:incompatible")
 
 def _cuda_impl(repository_ctx):
     home = _toolkit(repository_ctx)
     folders = library_folders(repository_ctx)
+    nvcc, archs = None, []
     text = _HEAD
     if home:
         repository_ctx.symlink(home + "/include", "include")
         folders = [home + "/lib64", home + "/lib"] + folders
+        nvcc, archs = _nvcc(repository_ctx, home)
         text += _HEADERS
     else:
         text += _INCOMPATIBLE.format("headers")
+    text += _has("nvcc", nvcc)
 
-    for name, header, deps in [
-        ("cudart", "cuda_runtime.h", []),
-        ("cublas", "cublas_v2.h", [":cudart"]),
-        ("cudnn", "cudnn.h", [":cudart"]),
-        ("nccl", "nccl.h", [":cudart"]),
+    folder = _folder_of(repository_ctx, "libcudart_static.a", "cuda_runtime.h", home, folders)
+    if folder:
+        repository_ctx.symlink(folder + "/libcudart_static.a", "libcudart_static.a")
+    text += _has("cudart", folder) + (_CUDART if folder else _INCOMPATIBLE.format("cudart"))
+
+    for name, header in [
+        ("cublas", "cublas_v2.h"),
+        ("cublasLt", "cublasLt.h"),
+        ("cudnn", "cudnn.h"),
+        ("nccl", "nccl.h"),
     ]:
-        folder = None
-        if home and (repository_ctx.path(home + "/include/" + header).exists or
-                     repository_ctx.path("/usr/include/" + header).exists):
-            for candidate in folders:
-                if repository_ctx.path("{}/lib{}.so".format(candidate, name)).exists:
-                    folder = candidate
-                    break
-        text += _HAS.format(name, "@platforms//os:linux" if folder else "@platforms//:incompatible")
-        if folder:
-            text += _LIBRARY.format(
-                name = name,
-                folder = folder,
-                library = name,
-                deps = ", ".join(["\"{}\"".format(d) for d in [":headers"] + deps]),
-            )
-        else:
-            text += _INCOMPATIBLE.format(name)
+        folder = _folder_of(repository_ctx, "lib{}.so".format(name), header, home, folders)
+        text += _has(name, folder)
+        text += _LIBRARY.format(name = name, folder = folder) if folder else _INCOMPATIBLE.format(name)
+
+    repository_ctx.file("toolkit.bzl", _TOOLKIT.format(nvcc = repr(nvcc), archs = repr(archs)))
     repository_ctx.file("BUILD", text)
 
 cuda_repository = repository_rule(

@@ -123,6 +123,7 @@ TEST_F(SegmentCopyTest, WhatIsNotScaledIsMovedBitForBit) {
     Finish();
     EXPECT_EQ(std::memcmp(from.data, to.data, from.bytes()), 0) << ToString(dtype);
     EXPECT_EQ(copy->Run(stream_.ref(), {.scale = 2}).ok(), IsFloat(dtype)) << ToString(dtype);
+    Finish();  // Before `copy` goes.
   }
 }
 

@@ -74,7 +74,7 @@ template <typename... Params>
 inline constexpr int64_t kArgumentBytes[sizeof...(Params) + 1] = {sizeof(Params)..., 0};
 
 template <typename... Params>
-const int64_t* ArgumentBytesOf(void (*)(Params...)) {
+constexpr const int64_t* ArgumentBytesOf(void (*)(Params...)) {
   static_assert((std::is_trivially_copyable_v<Params> && ...), "a kernel's arguments are copied as bytes");
   return kArgumentBytes<Params...>;
 }
@@ -87,7 +87,7 @@ void CallKernel(void (*)(Params...), void* const* args) {
 }  // namespace internal
 
 template <auto kFunction>
-auto MakeKernel(const char* name, const DeviceImage& image, KernelKind kind = KernelKind::kIndependent) {
+constexpr auto MakeKernel(const char* name, const DeviceImage& image, KernelKind kind = KernelKind::kIndependent) {
   decltype(internal::KernelTypeOf(kFunction)) kernel;
   kernel.name = name;
   kernel.image = &image;

@@ -1,0 +1,357 @@
+// CUDA's runtime for memory, streams and events; the driver for kernels, because their images are data that only the
+// driver can load. It is taken from the process when the first kernel is launched, so programs start without one.
+
+#include "evenkeel/comm/device/cuda.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/device/kernel.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+absl::Status FromCuda(absl::string_view what, cudaError_t error) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const std::string text = absl::StrCat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+  switch (error) {
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorSystemDriverMismatch:
+      return absl::FailedPreconditionError(absl::StrCat("no CUDA device: ", cudaGetErrorString(error)));
+    case cudaErrorMemoryAllocation:
+      return absl::ResourceExhaustedError(text);
+    case cudaErrorInvalidValue:
+    case cudaErrorInvalidDevice:
+      return absl::InvalidArgumentError(text);
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+// What kernels need of libcuda.
+struct Driver {
+  decltype(&cuModuleLoadData) module_load_data = nullptr;
+  decltype(&cuModuleGetFunction) module_get_function = nullptr;
+  decltype(&cuLaunchKernel) launch_kernel = nullptr;
+  decltype(&cuGetErrorString) get_error_string = nullptr;
+  absl::Status status;
+
+  absl::Status Check(absl::string_view what, CUresult result) const {
+    if (result == CUDA_SUCCESS) return absl::OkStatus();
+    const char* text = nullptr;
+    get_error_string(result, &text);
+    const std::string message = absl::StrCat(what, ": ", text == nullptr ? "unknown error" : text, " (", result, ")");
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) return absl::ResourceExhaustedError(message);
+    if (result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
+      return absl::UnimplementedError(
+          absl::StrCat(message, ": the kernels are not built for this device, or its driver is too old"));
+    }
+    return absl::InternalError(message);
+  }
+};
+
+const Driver& TheDriver() {
+  static const Driver driver = [] {
+    Driver found;
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // Stays.
+    if (library == nullptr) {
+      found.status = absl::FailedPreconditionError(absl::StrCat("no CUDA device: no driver: ", dlerror()));
+      return found;
+    }
+    const auto find = [&](const char* name, auto& function) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+      if (function == nullptr) found.status.Update(absl::InternalError(absl::StrCat("libcuda.so.1 has no ", name)));
+    };
+    find("cuModuleLoadData", found.module_load_data);
+    find("cuModuleGetFunction", found.module_get_function);
+    find("cuLaunchKernel", found.launch_kernel);
+    find("cuGetErrorString", found.get_error_string);
+    return found;
+  }();
+  return driver;
+}
+
+// The calling thread's device, for a scope.
+class ScopedDevice {
+ public:
+  explicit ScopedDevice(Device device) {
+    status_ = FromCuda("cudaGetDevice", cudaGetDevice(&before_));
+    if (!status_.ok() || before_ == device.index) return;
+    status_ = FromCuda(absl::StrCat("cudaSetDevice(", device.index, ")"), cudaSetDevice(device.index));
+    is_changed_ = status_.ok();
+  }
+  ~ScopedDevice() {
+    if (is_changed_) cudaSetDevice(before_);
+  }
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  bool is_changed_ = false;
+  absl::Status status_;
+};
+
+cudaStream_t StreamOf(StreamRef stream) { return static_cast<cudaStream_t>(stream.handle); }
+cudaEvent_t EventOf(const Event& event) { return static_cast<cudaEvent_t>(event.handle.get()); }
+
+class CudaRuntime : public DeviceRuntime {
+ public:
+  absl::string_view name() const override { return "cuda"; }
+  absl::StatusOr<int> DeviceCount() override;
+  absl::StatusOr<DeviceFacts> Facts(Device device) override;
+  absl::StatusOr<Memory> Allocate(Device device, int64_t bytes) override;
+  absl::StatusOr<Memory> AllocatePinned(int64_t bytes) override;
+  absl::StatusOr<Stream> CreateStream(Device device, StreamPriority priority) override;
+  absl::StatusOr<Event> Record(StreamRef stream) override;
+  absl::Status Wait(StreamRef stream, const Event& event) override;
+  absl::StatusOr<bool> IsDone(const Event& event) override;
+  absl::Status Copy(void* to, const void* from, int64_t bytes, StreamRef stream) override;
+  absl::Status Zero(void* data, int64_t bytes, StreamRef stream) override;
+  absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
+                         StreamRef stream) override;
+  int64_t host_waits() const override { return host_waits_; }
+
+ private:
+  absl::Status DoSynchronize(const Event& event, absl::Time deadline) override;
+
+  // OK if the device is there.
+  absl::Status Check(Device device);
+  absl::StatusOr<Event> TakeEvent(Device device);
+  absl::StatusOr<CUfunction> FunctionOf(const DeviceKernel& kernel, Device device);
+
+  std::atomic<int64_t> host_waits_ = 0;
+  absl::Mutex mutex_;
+  std::map<int, std::vector<cudaEvent_t>> free_events_ ABSL_GUARDED_BY(mutex_);                  // By device.
+  std::map<std::pair<int, const DeviceImage*>, CUmodule> modules_ ABSL_GUARDED_BY(mutex_);       // By device.
+  std::map<std::pair<int, const DeviceKernel*>, CUfunction> functions_ ABSL_GUARDED_BY(mutex_);  // By device.
+};
+
+absl::StatusOr<int> CudaRuntime::DeviceCount() {
+  int count = 0;
+  EK_RETURN_IF_ERROR(FromCuda("cudaGetDeviceCount", cudaGetDeviceCount(&count)));
+  if (count == 0) return absl::FailedPreconditionError("no CUDA device: none is visible to this process");
+  return count;
+}
+
+absl::Status CudaRuntime::Check(Device device) {
+  EK_ASSIGN_OR_RETURN(const int count, DeviceCount());
+  if (!device.is_cpu() && device.index >= 0 && device.index < count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("there is no ", ToString(device), ", but ", count, " CUDA devices"));
+}
+
+absl::StatusOr<DeviceFacts> CudaRuntime::Facts(Device device) {
+  EK_RETURN_IF_ERROR(Check(device));
+  const ScopedDevice scope(device);
+  EK_RETURN_IF_ERROR(scope.status());
+  cudaDeviceProp properties;
+  EK_RETURN_IF_ERROR(FromCuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device.index)));
+  size_t free_bytes = 0, total_bytes = 0;
+  EK_RETURN_IF_ERROR(FromCuda("cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &total_bytes)));
+  return DeviceFacts{.name = properties.name,
+                     .total_bytes = static_cast<int64_t>(total_bytes),
+                     .free_bytes = static_cast<int64_t>(free_bytes),
+                     .multiprocessors = properties.multiProcessorCount,
+                     .compute_capability = 10 * properties.major + properties.minor};
+}
+
+absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("Allocate: ", bytes, " bytes"));
+  EK_ASSIGN_OR_RETURN(const Stream stream, CreateStream(device, StreamPriority::kNormal));
+  const ScopedDevice scope(device);
+  EK_RETURN_IF_ERROR(scope.status());
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, std::max<int64_t>(bytes, 1));
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // This one is no trouble of later calls.
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes on ", ToString(device)));
+  }
+  EK_RETURN_IF_ERROR(FromCuda("cudaMalloc", error));
+  Memory memory{std::shared_ptr<void>(data,
+                                      [device](void* freed) {
+                                        const ScopedDevice scope(device);
+                                        cudaFree(freed);
+                                      }),
+                bytes};
+  // Whoever gets it may use any stream, so it is zeroed for good. On a stream of its own: nobody else's work is waited
+  // for, also where a thread captures a graph.
+  EK_RETURN_IF_ERROR(Zero(data, bytes, stream.ref()));
+  EK_RETURN_IF_ERROR(FromCuda("cudaStreamSynchronize", cudaStreamSynchronize(StreamOf(stream.ref()))));
+  return memory;
+}
+
+absl::StatusOr<Memory> CudaRuntime::AllocatePinned(int64_t bytes) {
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("AllocatePinned: ", bytes, " bytes"));
+  void* data = nullptr;
+  const cudaError_t error = cudaHostAlloc(&data, std::max<int64_t>(bytes, 1), cudaHostAllocPortable);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return absl::ResourceExhaustedError(absl::StrCat("no pinned memory for ", bytes, " bytes"));
+  }
+  EK_RETURN_IF_ERROR(FromCuda("cudaHostAlloc", error));
+  std::memset(data, 0, bytes);
+  return Memory{std::shared_ptr<void>(data, [](void* freed) { cudaFreeHost(freed); }), bytes};
+}
+
+absl::StatusOr<Stream> CudaRuntime::CreateStream(Device device, StreamPriority priority) {
+  EK_RETURN_IF_ERROR(Check(device));
+  const ScopedDevice scope(device);
+  EK_RETURN_IF_ERROR(scope.status());
+  int lowest = 0, highest = 0;
+  EK_RETURN_IF_ERROR(FromCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
+  cudaStream_t stream = nullptr;
+  EK_RETURN_IF_ERROR(
+      FromCuda("cudaStreamCreate", cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                                priority == StreamPriority::kHigh ? highest : lowest)));
+  return Stream{std::shared_ptr<void>(stream,
+                                      [device](void* gone) {
+                                        const ScopedDevice scope(device);
+                                        cudaStreamDestroy(static_cast<cudaStream_t>(gone));  // Waits for nothing.
+                                      }),
+                device};
+}
+
+absl::StatusOr<Event> CudaRuntime::TakeEvent(Device device) {
+  cudaEvent_t event = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    std::vector<cudaEvent_t>& free = free_events_[device.index];
+    if (!free.empty()) {
+      event = free.back();
+      free.pop_back();
+    }
+  }
+  if (event == nullptr) {
+    EK_RETURN_IF_ERROR(FromCuda("cudaEventCreate", cudaEventCreateWithFlags(&event, cudaEventDisableTiming)));
+  }
+  // Whoever waits for it has been told so already, so it may be recorded anew.
+  return Event{std::shared_ptr<void>(event,
+                                     [this, device](void* freed) {
+                                       absl::MutexLock lock(&mutex_);
+                                       free_events_[device.index].push_back(static_cast<cudaEvent_t>(freed));
+                                     }),
+               device};
+}
+
+absl::StatusOr<Event> CudaRuntime::Record(StreamRef stream) {
+  const ScopedDevice scope(stream.device);
+  EK_RETURN_IF_ERROR(scope.status());
+  EK_ASSIGN_OR_RETURN(Event event, TakeEvent(stream.device));
+  EK_RETURN_IF_ERROR(FromCuda("cudaEventRecord", cudaEventRecord(EventOf(event), StreamOf(stream))));
+  return event;
+}
+
+absl::Status CudaRuntime::Wait(StreamRef stream, const Event& event) {
+  if (!event) return absl::OkStatus();
+  const ScopedDevice scope(stream.device);
+  EK_RETURN_IF_ERROR(scope.status());
+  return FromCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(StreamOf(stream), EventOf(event), 0));
+}
+
+absl::StatusOr<bool> CudaRuntime::IsDone(const Event& event) {
+  if (!event) return true;
+  const cudaError_t state = cudaEventQuery(EventOf(event));
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // An answer, not an error of later calls.
+    return false;
+  }
+  EK_RETURN_IF_ERROR(FromCuda(ToString(event.device), state));
+  return true;
+}
+
+absl::Status CudaRuntime::DoSynchronize(const Event& event, absl::Time deadline) {
+  constexpr absl::Duration kSpins = absl::Microseconds(50), kLongestPause = absl::Microseconds(500);
+  ++host_waits_;
+  const absl::Time begin = absl::Now();
+  for (absl::Duration pause = absl::Microseconds(10);; pause = std::min(2 * pause, kLongestPause)) {
+    EK_ASSIGN_OR_RETURN(const bool is_done, IsDone(event));
+    if (is_done) return absl::OkStatus();
+    const absl::Time now = absl::Now();
+    if (now > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(ToString(event.device), " was not done in time"));
+    }
+    if (now - begin < kSpins) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(pause);
+    }
+  }
+}
+
+absl::Status CudaRuntime::Copy(void* to, const void* from, int64_t bytes, StreamRef stream) {
+  if (bytes == 0) return absl::OkStatus();
+  const ScopedDevice scope(stream.device);
+  EK_RETURN_IF_ERROR(scope.status());
+  return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)));
+}
+
+absl::Status CudaRuntime::Zero(void* data, int64_t bytes, StreamRef stream) {
+  if (bytes == 0) return absl::OkStatus();
+  const ScopedDevice scope(stream.device);
+  EK_RETURN_IF_ERROR(scope.status());
+  return FromCuda("cudaMemsetAsync", cudaMemsetAsync(data, 0, bytes, StreamOf(stream)));
+}
+
+// Called with the kernel's device current.
+absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, Device device) {
+  absl::MutexLock lock(&mutex_);
+  const auto known = functions_.find({device.index, &kernel});
+  if (known != functions_.end()) return known->second;
+  if (kernel.image->size == 0) {
+    return absl::UnimplementedError(
+        absl::StrCat(kernel.name,
+                     ": built without CUDA's compiler: install the CUDA toolkit, set CUDA_HOME unless it is in "
+                     "/usr/local/cuda, and build again"));
+  }
+  const Driver& driver = TheDriver();
+  EK_RETURN_IF_ERROR(driver.status);
+  CUmodule& module = modules_[{device.index, kernel.image}];
+  if (module == nullptr) {
+    EK_RETURN_IF_ERROR(FromCuda("cudaFree", cudaFree(nullptr)));  // Makes the device's context.
+    EK_RETURN_IF_ERROR(driver.Check(absl::StrCat(kernel.name, " on ", ToString(device)),
+                                    driver.module_load_data(&module, kernel.image->data)));
+  }
+  CUfunction function = nullptr;
+  EK_RETURN_IF_ERROR(driver.Check(absl::StrCat("the kernel ", kernel.name),
+                                  driver.module_get_function(&function, module, kernel.name)));
+  functions_[{device.index, &kernel}] = function;
+  return function;
+}
+
+absl::Status CudaRuntime::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
+                                    StreamRef stream) {
+  const ScopedDevice scope(stream.device);
+  EK_RETURN_IF_ERROR(scope.status());
+  EK_ASSIGN_OR_RETURN(CUfunction function, FunctionOf(kernel, stream.device));
+  return TheDriver().Check(
+      kernel.name,
+      TheDriver().launch_kernel(function, static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.rows), 1,
+                                static_cast<unsigned>(shape.threads), 1, 1, /*sharedMemBytes=*/0,
+                                static_cast<CUstream>(stream.handle), const_cast<void**>(args.data()), nullptr));
+}
+
+}  // namespace
+
+DeviceRuntime& CudaDevices() {
+  static DeviceRuntime* const runtime = new CudaRuntime;
+  return *runtime;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,17 @@
+// The runtime that runtime_cases.cc tests, and what to do where it has no device.
+
+#ifndef EVENKEEL_COMM_DEVICE_RUNTIME_CASES_H_
+#define EVENKEEL_COMM_DEVICE_RUNTIME_CASES_H_
+
+#include "absl/status/status.h"
+#include "evenkeel/comm/device/runtime.h"
+
+namespace evenkeel {
+
+DeviceRuntime* TestedRuntime();
+// Ends the test: skipped, with the reason, or failed.
+void SkipOrFail(const absl::Status& why);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_DEVICE_RUNTIME_CASES_H_

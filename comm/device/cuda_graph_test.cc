@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/cuda.h"
+#include "evenkeel/comm/device/gpu_test_support.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
@@ -18,10 +19,8 @@ namespace evenkeel {
 namespace {
 
 TEST(CudaGraphTest, ACapturedCopyAndAHandOverBetweenStreamsAreReplayed) {
+  EK_SKIP_WITHOUT_GPUS(1);
   DeviceRuntime& cuda = CudaDevices();
-  if (const absl::StatusOr<int> devices = cuda.DeviceCount(); !devices.ok()) {
-    GTEST_SKIP() << "needs 1 CUDA device: " << devices.status().message();
-  }
   constexpr Device kDevice = Device::Cuda(0);
   constexpr int64_t kCount = 10000;
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);

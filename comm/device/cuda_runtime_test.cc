@@ -1,10 +1,10 @@
 #include "evenkeel/comm/device/cuda.h"
+#include "evenkeel/comm/device/gpu_test_support.h"
 #include "evenkeel/comm/device/runtime_cases.h"
-#include "gtest/gtest.h"
 
 namespace evenkeel {
 
 DeviceRuntime* TestedRuntime() { return &CudaDevices(); }
-void SkipOrFail(const absl::Status& why) { GTEST_SKIP() << "needs 1 CUDA device: " << why.message(); }
+void SkipOrFail(const absl::Status& /*why*/) { EK_SKIP_WITHOUT_GPUS(1); }
 
 }  // namespace evenkeel

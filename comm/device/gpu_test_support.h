@@ -1,0 +1,50 @@
+// What a test begins with that needs GPUs:
+//
+//   TEST(NcclTest, Averages) {
+//     EK_SKIP_WITHOUT_GPUS(2);       // "needs 2 CUDA devices, there are 0: no CUDA device: ..."
+//
+// Skips where there are too few. Bazel counts that as passed, so GPU runners say what they must have, and the test
+// fails there with the same sentence:
+//
+//   bazel test --config=gpu --test_env=EVENKEEL_REQUIRE_GPU=2 //...          (1 is --config=gpu's own)
+//
+// What needs more than the required number skips there as well; what finds enough runs. Such a test's target has the
+// tags "gpu" and "exclusive", and tests/gpu/gpu_tests.txt names it.
+
+#ifndef EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
+#define EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "gtest/gtest.h"  // IWYU pragma: keep, for the macro
+
+namespace evenkeel {
+
+// How many CUDA devices this process can use; else why none, and without a toolkit as well.
+absl::StatusOr<int> GpusForTest();
+
+enum class GpuAnswer { kRun, kSkip, kFail };
+
+struct GpuVerdict {
+  GpuAnswer answer = GpuAnswer::kRun;
+  std::string sentence;  // Unless it runs.
+};
+
+// `required`: of EVENKEEL_REQUIRE_GPU; empty: nothing.
+GpuVerdict JudgeGpus(int needed, const absl::StatusOr<int>& devices, absl::string_view required);
+// Of this machine.
+GpuVerdict JudgeGpus(int needed);
+
+}  // namespace evenkeel
+
+// In the body of a test, or in SetUp().
+#define EK_SKIP_WITHOUT_GPUS(needed)                                                            \
+  do {                                                                                          \
+    const ::evenkeel::GpuVerdict ek_verdict = ::evenkeel::JudgeGpus(needed);                    \
+    if (ek_verdict.answer == ::evenkeel::GpuAnswer::kFail) FAIL() << ek_verdict.sentence;       \
+    if (ek_verdict.answer == ::evenkeel::GpuAnswer::kSkip) GTEST_SKIP() << ek_verdict.sentence; \
+  } while (false)
+
+#endif  // EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_

@@ -137,21 +137,24 @@ std::string ToString(const UpdateRule& rule) {
   return std::visit([](const auto& r) { return absl::StrCat(NameOf(r), "(", SettingsOf(r), ")"); }, rule);
 }
 
-std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule) {
-  static constexpr absl::string_view kMomentum[] = {"momentum"};
-  static constexpr absl::string_view kMoments[] = {"exp_avg", "exp_avg_sq"};
+std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DType dtype) {
+  // In alphabetical order, as they are in an OptimizerState.
+  static constexpr absl::string_view kMomentum[] = {"master", "momentum"};
+  static constexpr absl::string_view kMoments[] = {"exp_avg", "exp_avg_sq", "master"};
+  const bool has_master = StateDType(dtype) != dtype;
   const Sgd* sgd = std::get_if<Sgd>(&rule);
-  if (sgd == nullptr) return kMoments;
-  if (sgd->momentum == 0) return {};
-  return kMomentum;
+  if (sgd == nullptr) return std::span(kMoments).first(has_master ? 3 : 2);
+  const auto names = std::span(kMomentum).first(sgd->momentum == 0 ? 1 : 2);
+  return has_master ? names : names.subspan(1);
 }
 
 absl::Status CheckUpdatable(const TensorView& value) {
-  if (value.device.is_cpu() && (value.dtype == DType::kFloat32 || value.dtype == DType::kFloat64)) {
-    return absl::OkStatus();
-  }
+  if (value.dtype == DType::kFloat32) return absl::OkStatus();
+  if (value.dtype == (value.device.is_cpu() ? DType::kFloat64 : DType::kBFloat16)) return absl::OkStatus();
   return absl::UnimplementedError(
-      absl::StrCat("optimizers update float32 and float64 parameters on the CPU, not ", ToString(value)));
+      value.device.is_cpu()
+          ? absl::StrCat("optimizers update float32 and float64 parameters on the CPU, not ", ToString(value))
+          : absl::StrCat("optimizers update float32 and bfloat16 parameters on a device, not ", ToString(value)));
 }
 
 void ApplyUpdate(const UpdateRule& rule, int64_t step, double grad_scale, const TensorView& value,

@@ -65,14 +65,19 @@ void SetLearningRate(UpdateRule& rule, double learning_rate);
 // weight_decay=0.01)".
 std::string ToString(const UpdateRule& rule);
 
-// What the rule remembers of each parameter, in the order that ApplyUpdate() takes it: at most kMaxStateTensors.
-std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule);
-inline constexpr int kMaxStateTensors = 2;
+// What the rule remembers of each parameter, in the order that ApplyUpdate() takes it: at most kMaxStateTensors. Of a
+// parameter in 16 bits that is also "master", what its value was rounded from: it is the value that a step goes on from,
+// and begins as the parameter is at its first update. So who writes such a parameter later changes it for one step only.
+std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DType dtype = DType::kFloat32);
+inline constexpr int kMaxStateTensors = 3;
+// The state's type: the parameter's, or float32 if that has 16 bits.
+constexpr DType StateDType(DType value) { return SizeOf(value) < SizeOf(DType::kFloat32) ? DType::kFloat32 : value; }
 
-// OK for float32 and float64 on the CPU; else Unimplemented.
+// OK for float32 and float64 on the CPU, and float32 and bfloat16 on a device; else Unimplemented.
 absl::Status CheckUpdatable(const TensorView& value);
 
-// Updates `value` and `state` by `gradient` * `grad_scale`. All have one size and a type that CheckUpdatable() passes.
+// Updates `value` and `state` by `gradient` * `grad_scale`, on the CPU. All have one size and a type that
+// CheckUpdatable() passes. On a device: device/device_update.h.
 void ApplyUpdate(const UpdateRule& rule, int64_t step, double grad_scale, const TensorView& value,
                  const TensorView& gradient, absl::Span<const TensorView> state);
 

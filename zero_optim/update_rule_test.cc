@@ -217,6 +217,11 @@ TEST(UpdateRuleTest, NamesItsState) {
   EXPECT_THAT(StateTensorNames(Sgd{.momentum = 0.9}), testing::ElementsAre("momentum"));
   EXPECT_THAT(StateTensorNames(Adam{}), testing::ElementsAre("exp_avg", "exp_avg_sq"));
   EXPECT_THAT(StateTensorNames(AdamW{}), testing::ElementsAre("exp_avg", "exp_avg_sq"));
+  EXPECT_THAT(StateTensorNames(Sgd{}, DType::kBFloat16), testing::ElementsAre("master"));
+  EXPECT_THAT(StateTensorNames(Sgd{.momentum = 0.9}, DType::kBFloat16), testing::ElementsAre("master", "momentum"));
+  EXPECT_THAT(StateTensorNames(AdamW{}, DType::kBFloat16), testing::ElementsAre("exp_avg", "exp_avg_sq", "master"));
+  EXPECT_EQ(StateDType(DType::kBFloat16), DType::kFloat32);
+  EXPECT_EQ(StateDType(DType::kFloat64), DType::kFloat64);
 }
 
 TEST(UpdateRuleTest, SaysWhatItIsAndTakesANewLearningRate) {
@@ -230,7 +235,10 @@ TEST(UpdateRuleTest, UpdatesFloat32AndFloat64OnTheCpuOnly) {
   EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat32)).ok());
   EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat64)).ok());
   EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16))));
-  EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat32, Device::Cuda(0)))));
+  EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat64, Device::Cuda(0)))));
+  EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16))));
+  EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat32, Device::Cuda(0))).ok());
+  EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16, Device::Cuda(0))).ok());
 }
 
 }  // namespace

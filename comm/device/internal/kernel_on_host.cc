@@ -105,7 +105,7 @@ void RunFiber() {
 }
 
 void Prepare(Fiber& fiber) {
-  if (fiber.stack == nullptr) fiber.stack = std::make_unique<std::byte[]>(kStackBytes);
+  if (fiber.stack == nullptr) fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
   fiber.is_done = false;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();

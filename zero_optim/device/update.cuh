@@ -1,0 +1,428 @@
+// Update rules on a device: many tensors in one launch, a block for each chunk of one.
+//
+// Three kinds of kernels, and between them nothing but the device's memory:
+//
+//   ek_measure, ek_measure_total   gradients -> what was found: the sum of |g|^p or the largest |g|, and how many blocks
+//                                  saw something that is not finite
+//   ek_prepare_update              what was found -> whether the step is skipped, and by what gradients are multiplied;
+//                                  each parameter's step count -> the numbers of its update, bias corrections included
+//   ek_update_...                  one pass over gradient, state and value, by these numbers
+//
+// Rounding: the same operations in the same order as on the CPU (internal/update_kernels.cc), none contracted, divisions
+//           and roots rounded to nearest. Only pow() in the bias corrections may differ in the last bits of a double.
+// Sums:     of each thread, then of each block, then of all, in an order that depends on the table alone.
+
+#ifndef EVENKEEL_ZERO_OPTIM_DEVICE_UPDATE_CUH_
+#define EVENKEEL_ZERO_OPTIM_DEVICE_UPDATE_CUH_
+
+#include <cstdint>
+
+#include "evenkeel/comm/device/kernel.h"
+
+#ifndef __CUDACC__
+#include <cmath>
+#include <cstring>
+#endif
+
+namespace evenkeel::update {
+
+// What is updated, in the device's memory.
+struct Tensor {
+  void* value;
+  const void* gradient;
+  float* first;   // Momentum, or the first moment.
+  float* second;  // The second moment.
+  float* master;  // Of a value in 16 bits: what it was rounded from.
+  int32_t param;
+  int32_t is_bfloat;  // Else float.
+};
+struct Chunk {
+  int64_t begin;
+  int32_t tensor;
+  int32_t count;
+};
+inline constexpr int kThreads = 256;
+inline constexpr int kTotalThreads = 256;
+inline constexpr int64_t kChunk = 4096;
+
+enum class Rule : int32_t { kSgd, kMomentum, kAdam };
+struct RuleNumbers {
+  Rule rule;
+  int32_t nesterov;
+  int32_t decoupled;
+  int32_t unused;
+  double learning_rate, momentum, weight_decay, beta1, beta2, epsilon;
+};
+inline constexpr int kMostRules = 16;
+struct Rules {
+  RuleNumbers at[kMostRules];
+};
+
+// A parameter whose step is counted.
+struct Entry {
+  int32_t param;
+  int32_t rule;
+};
+
+// What to make of what was found.
+struct Decision {
+  double grad_scale;
+  double norm;      // The p of the p-norm; infinite: the largest magnitude.
+  double max_norm;  // Where `clips`.
+  int32_t is_measured;
+  int32_t clips;
+  int32_t skips_nonfinite;
+  int32_t unused;
+};
+struct Found {
+  double value;
+  double nonfinite;
+};
+// For the host, when it asks.
+struct Check {
+  double norm;
+  int32_t is_finite;
+  int32_t is_skipped;
+};
+
+// Of one parameter's update.
+struct Numbers {
+  float grad_scale, weight_decay, keep;
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float epsilon, negative_step_size, sqrt_bias_correction2;
+  float momentum, negative_learning_rate;
+  int32_t is_skipped, is_first, decays, nesterov;
+};
+
+// Rounded one by one: nvcc would make one operation of a product and a sum. g++ is told not to (-ffp-contract=off).
+#ifdef __CUDACC__
+EK_DEVICE float Mul(float a, float b) { return __fmul_rn(a, b); }
+EK_DEVICE float Add(float a, float b) { return __fadd_rn(a, b); }
+EK_DEVICE float Div(float a, float b) { return __fdiv_rn(a, b); }
+EK_DEVICE float Root(float a) { return __fsqrt_rn(a); }
+EK_DEVICE double MulD(double a, double b) { return __dmul_rn(a, b); }
+EK_DEVICE double AddD(double a, double b) { return __dadd_rn(a, b); }
+EK_DEVICE double RootD(double a) { return sqrt(a); }
+EK_DEVICE double Power(double a, double b) { return pow(a, b); }
+EK_DEVICE double Magnitude(double a) { return fabs(a); }
+EK_DEVICE bool IsInfinite(double a) { return isinf(a); }
+EK_DEVICE double Infinity() { return __longlong_as_double(0x7ff0000000000000ll); }
+#else
+EK_DEVICE float Mul(float a, float b) { return a * b; }
+EK_DEVICE float Add(float a, float b) { return a + b; }
+EK_DEVICE float Div(float a, float b) { return a / b; }
+EK_DEVICE float Root(float a) { return std::sqrt(a); }
+EK_DEVICE double MulD(double a, double b) { return a * b; }
+EK_DEVICE double AddD(double a, double b) { return a + b; }
+EK_DEVICE double RootD(double a) { return std::sqrt(a); }
+EK_DEVICE double Power(double a, double b) { return std::pow(a, b); }
+EK_DEVICE double Magnitude(double a) { return std::abs(a); }
+EK_DEVICE bool IsInfinite(double a) { return std::isinf(a); }
+EK_DEVICE double Infinity() { return HUGE_VAL; }
+#endif
+
+// Four elements, in one access if `data` is aligned to all of them.
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+  T at[4];
+};
+template <typename T>
+EK_DEVICE Four<T> Load(const T* data) {
+#ifdef __CUDACC__
+  return *reinterpret_cast<const Four<T>*>(data);
+#else
+  Four<T> four;
+  std::memcpy(&four, data, sizeof(four));
+  return four;
+#endif
+}
+template <typename T>
+EK_DEVICE void Store(T* data, const Four<T>& four) {
+#ifdef __CUDACC__
+  *reinterpret_cast<Four<T>*>(data) = four;
+#else
+  std::memcpy(data, &four, sizeof(four));
+#endif
+}
+EK_DEVICE bool IsAligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
+
+// The rules, for one element ----------------------------------------------------------------------------------------
+
+EK_DEVICE float Scaled(const Numbers& c, float p, float gradient) {
+  const float g = Mul(gradient, c.grad_scale);
+  return c.decays ? Add(g, Mul(c.weight_decay, p)) : g;
+}
+
+// What is between the value and the gradient differs by rule: which state there is, and what becomes of it.
+struct SgdRule {
+  static constexpr bool kFirst = false, kSecond = false;
+  EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float&, float&) {
+    return Add(p, Mul(c.negative_learning_rate, Scaled(c, p, gradient)));
+  }
+};
+struct MomentumRule {
+  static constexpr bool kFirst = true, kSecond = false;
+  EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float& momentum, float&) {
+    const float g = Scaled(c, p, gradient);
+    const float m = c.is_first ? g : Add(Mul(c.momentum, momentum), g);
+    momentum = m;
+    return Add(p, Mul(c.negative_learning_rate, c.nesterov ? Add(g, Mul(c.momentum, m)) : m));
+  }
+};
+struct AdamRule {
+  static constexpr bool kFirst = true, kSecond = true;
+  EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float& exp_avg, float& exp_avg_sq) {
+    const float g = Scaled(c, p, gradient);
+    const float m = Add(Mul(c.beta1, exp_avg), Mul(c.one_minus_beta1, g));
+    const float v = Add(Mul(c.beta2, exp_avg_sq), Mul(Mul(c.one_minus_beta2, g), g));
+    exp_avg = m;
+    exp_avg_sq = v;
+    const float denominator = Add(Div(Root(v), c.sqrt_bias_correction2), c.epsilon);
+    return Add(Mul(p, c.keep), Div(Mul(c.negative_step_size, m), denominator));
+  }
+};
+
+// Over a table ------------------------------------------------------------------------------------------------------
+
+template <typename T>
+inline constexpr bool kHasMaster = sizeof(T) < sizeof(float);
+
+// Element i of a tensor.
+template <typename R, typename T>
+EK_DEVICE void UpdateOne(const Numbers& c, const Tensor& tensor, int64_t i) {
+  T* const value = static_cast<T*>(tensor.value) + i;
+  float first = R::kFirst ? tensor.first[i] : 0.0f, second = R::kSecond ? tensor.second[i] : 0.0f;
+  const float p = kHasMaster<T> && !c.is_first ? tensor.master[i] : kernel::ToFloat(*value);
+  const float now = R::Step(c, p, kernel::ToFloat(static_cast<const T*>(tensor.gradient)[i]), first, second);
+  if (R::kFirst) tensor.first[i] = first;
+  if (R::kSecond) tensor.second[i] = second;
+  if (kHasMaster<T>) tensor.master[i] = now;
+  *value = kernel::FromFloat<T>(now);
+}
+
+template <typename R, typename T>
+EK_DEVICE void UpdateFour(const Numbers& c, const Tensor& tensor, int64_t i) {
+  T* const value = static_cast<T*>(tensor.value) + i;
+  Four<T> values = Load(value);
+  const Four<T> gradients = Load(static_cast<const T*>(tensor.gradient) + i);
+  Four<float> first{}, second{}, master{};
+  if (R::kFirst) first = Load(tensor.first + i);
+  if (R::kSecond) second = Load(tensor.second + i);
+  if (kHasMaster<T>) master = Load(tensor.master + i);
+  for (int k = 0; k < 4; ++k) {
+    const float p = kHasMaster<T> && !c.is_first ? master.at[k] : kernel::ToFloat(values.at[k]);
+    const float now = R::Step(c, p, kernel::ToFloat(gradients.at[k]), first.at[k], second.at[k]);
+    master.at[k] = now;
+    values.at[k] = kernel::FromFloat<T>(now);
+  }
+  if (R::kFirst) Store(tensor.first + i, first);
+  if (R::kSecond) Store(tensor.second + i, second);
+  if (kHasMaster<T>) Store(tensor.master + i, master);
+  Store(value, values);
+}
+
+template <typename R, typename T>
+EK_DEVICE void UpdateChunks(const Tensor* tensors, const Chunk* chunks, int64_t first, int64_t last,
+                            const Numbers* numbers) {
+  for (int64_t at = first + kernel::BlockX(); at < last; at += kernel::GridBlocks()) {
+    const Chunk chunk = chunks[at];
+    const Tensor tensor = tensors[chunk.tensor];
+    const Numbers c = numbers[tensor.param];
+    if (c.is_skipped) continue;
+    const int64_t end = chunk.begin + chunk.count;
+    int64_t i = chunk.begin;
+    // Chunks begin at multiples of four.
+    const bool is_aligned = IsAligned(tensor.value, 4 * sizeof(T)) && IsAligned(tensor.gradient, 4 * sizeof(T)) &&
+                            IsAligned(tensor.first, 16) && IsAligned(tensor.second, 16) && IsAligned(tensor.master, 16);
+    if (is_aligned) {
+      const int64_t fours = chunk.count / 4;
+      for (int64_t four = kernel::ThreadX(); four < fours; four += kernel::BlockThreads()) {
+        UpdateFour<R, T>(c, tensor, chunk.begin + 4 * four);
+      }
+      i += 4 * fours;
+    }
+    for (i += kernel::ThreadX(); i < end; i += kernel::BlockThreads()) UpdateOne<R, T>(c, tensor, i);
+  }
+}
+
+// What was found, and what a step makes of it ------------------------------------------------------------------------
+
+struct MeasureState {
+  double value = 0;
+  float zeros = 0;  // Zero times a number is zero, unless that is infinite or none.
+};
+
+EK_DEVICE void Measure(float g, double norm, MeasureState& state) {
+  state.zeros = Add(state.zeros, Mul(g, 0.0f));
+  const double size = Magnitude(static_cast<double>(g));
+  if (norm == 2) {
+    state.value = AddD(state.value, MulD(size, size));
+  } else if (norm == 1) {
+    state.value = AddD(state.value, size);
+  } else if (IsInfinite(norm)) {
+    state.value = state.value < size ? size : state.value;
+  } else {
+    state.value = AddD(state.value, Power(size, norm));
+  }
+}
+
+template <typename T>
+EK_DEVICE void MeasureChunk(const Chunk& chunk, const T* gradient, double norm, MeasureState& state) {
+  int64_t i = chunk.begin;
+  if (IsAligned(gradient, 4 * sizeof(T))) {
+    const int64_t fours = chunk.count / 4;
+    for (int64_t four = kernel::ThreadX(); four < fours; four += kernel::BlockThreads()) {
+      const Four<T> elements = Load(gradient + chunk.begin + 4 * four);
+      for (int k = 0; k < 4; ++k) Measure(kernel::ToFloat(elements.at[k]), norm, state);
+    }
+    i += 4 * fours;
+  }
+  for (i += kernel::ThreadX(); i < chunk.begin + chunk.count; i += kernel::BlockThreads()) {
+    Measure(kernel::ToFloat(gradient[i]), norm, state);
+  }
+}
+
+EK_DEVICE double NormOf(const Found& found, const Decision& decision) {
+  double total = found.value;
+  if (decision.norm == 2) {
+    total = RootD(total);
+  } else if (decision.norm != 1 && !IsInfinite(decision.norm)) {
+    total = Power(total, 1 / decision.norm);
+  }
+  return MulD(total, Magnitude(decision.grad_scale));
+}
+
+// Of a clipped gradient, as ClipCoefficient() (gradient_check.h).
+EK_DEVICE double ClipOf(double max_norm, double norm) {
+  const double coefficient = max_norm / AddD(norm, 1e-6);
+  return coefficient < 1 ? coefficient : 1;
+}
+
+EK_DEVICE Numbers NumbersFor(const RuleNumbers& rule, int64_t step, double grad_scale) {
+  Numbers n{};
+  n.grad_scale = static_cast<float>(grad_scale);
+  n.is_first = step == 1;
+  n.nesterov = rule.nesterov;
+  n.momentum = static_cast<float>(rule.momentum);
+  n.negative_learning_rate = static_cast<float>(-rule.learning_rate);
+  const double added_decay = rule.decoupled ? 0 : rule.weight_decay;
+  n.weight_decay = static_cast<float>(added_decay);
+  n.decays = added_decay != 0;
+  if (rule.rule != Rule::kAdam) return n;
+  const double count = static_cast<double>(step);
+  const double bias_correction1 = AddD(1, -Power(rule.beta1, count));
+  const double bias_correction2 = AddD(1, -Power(rule.beta2, count));
+  n.keep = rule.decoupled ? static_cast<float>(AddD(1, -MulD(rule.learning_rate, rule.weight_decay))) : 1.0f;
+  n.beta1 = static_cast<float>(rule.beta1);
+  n.one_minus_beta1 = static_cast<float>(AddD(1, -rule.beta1));
+  n.beta2 = static_cast<float>(rule.beta2);
+  n.one_minus_beta2 = static_cast<float>(AddD(1, -rule.beta2));
+  n.epsilon = static_cast<float>(rule.epsilon);
+  n.negative_step_size = static_cast<float>(-(rule.learning_rate / bias_correction1));
+  n.sqrt_bias_correction2 = static_cast<float>(RootD(bias_correction2));
+  return n;
+}
+
+}  // namespace evenkeel::update
+
+namespace evenkeel {
+
+// partials[b]: what block b found in its chunks.
+EK_KERNEL(256, ek_measure)
+(const update::Tensor* tensors, const update::Chunk* chunks, int64_t chunk_count, double norm,
+ update::Found* partials) {
+  EK_SHARED double scratch[32];
+  update::MeasureState state;
+  for (int64_t at = kernel::BlockX(); at < chunk_count; at += kernel::GridBlocks()) {
+    const update::Chunk chunk = chunks[at];
+    const update::Tensor tensor = tensors[chunk.tensor];
+    if (tensor.is_bfloat) {
+      update::MeasureChunk(chunk, static_cast<const kernel::BFloat*>(tensor.gradient), norm, state);
+    } else {
+      update::MeasureChunk(chunk, static_cast<const float*>(tensor.gradient), norm, state);
+    }
+  }
+  const double value =
+      update::IsInfinite(norm) ? kernel::BlockMax(state.value, scratch) : kernel::BlockSum(state.value, scratch);
+  const double nonfinite = kernel::BlockSum(state.zeros == 0 ? 0.0 : 1.0, scratch);
+  if (kernel::ThreadX() == 0) partials[kernel::BlockX()] = {value, nonfinite};
+}
+
+// One block.
+EK_KERNEL(256, ek_measure_total)
+(const update::Found* partials, int64_t count, double norm, update::Found* found) {
+  EK_SHARED double scratch[32];
+  double value = 0, nonfinite = 0;
+  for (int64_t i = kernel::ThreadX(); i < count; i += kernel::BlockThreads()) {
+    const double part = partials[i].value;
+    if (update::IsInfinite(norm)) {
+      value = value < part ? part : value;
+    } else {
+      value = update::AddD(value, part);
+    }
+    nonfinite = update::AddD(nonfinite, partials[i].nonfinite);
+  }
+  value = update::IsInfinite(norm) ? kernel::BlockMax(value, scratch) : kernel::BlockSum(value, scratch);
+  nonfinite = kernel::BlockSum(nonfinite, scratch);
+  if (kernel::ThreadX() == 0) *found = {value, nonfinite};
+}
+
+// A thread per entry; the first of all writes `check`, also if there is no entry.
+EK_KERNEL(256, ek_prepare_update)
+(const update::Entry* entries, int64_t count, update::Rules rules, update::Decision decision,
+ const update::Found* found, int64_t* steps, update::Numbers* numbers, update::Check* check) {
+  double grad_scale = decision.grad_scale;
+  bool is_skipped = false;
+  if (decision.is_measured) {
+    const bool is_finite = found->nonfinite == 0;
+    double norm = update::NormOf(*found, decision);
+    if (!is_finite) norm = update::Infinity();
+    is_skipped = decision.skips_nonfinite && !is_finite;
+    if (decision.clips) grad_scale = update::MulD(grad_scale, update::ClipOf(decision.max_norm, norm));
+    if (kernel::GlobalIndex() == 0 && check != nullptr) *check = {norm, is_finite, is_skipped};
+  }
+  for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads()) {
+    const update::Entry entry = entries[i];
+    if (is_skipped) {
+      numbers[entry.param].is_skipped = 1;
+      continue;
+    }
+    const int64_t step = ++steps[entry.param];
+    numbers[entry.param] = update::NumbersFor(rules.at[entry.rule], step, grad_scale);
+  }
+}
+
+EK_KERNEL(256, ek_update_sgd_float)
+(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
+ const update::Numbers* numbers) {
+  update::UpdateChunks<update::SgdRule, float>(tensors, chunks, first, last, numbers);
+}
+EK_KERNEL(256, ek_update_sgd_bfloat)
+(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
+ const update::Numbers* numbers) {
+  update::UpdateChunks<update::SgdRule, kernel::BFloat>(tensors, chunks, first, last, numbers);
+}
+EK_KERNEL(256, ek_update_momentum_float)
+(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
+ const update::Numbers* numbers) {
+  update::UpdateChunks<update::MomentumRule, float>(tensors, chunks, first, last, numbers);
+}
+EK_KERNEL(256, ek_update_momentum_bfloat)
+(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
+ const update::Numbers* numbers) {
+  update::UpdateChunks<update::MomentumRule, kernel::BFloat>(tensors, chunks, first, last, numbers);
+}
+EK_KERNEL(256, ek_update_adam_float)
+(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
+ const update::Numbers* numbers) {
+  update::UpdateChunks<update::AdamRule, float>(tensors, chunks, first, last, numbers);
+}
+EK_KERNEL(256, ek_update_adam_bfloat)
+(const update::Tensor* tensors, const update::Chunk* chunks, int64_t first, int64_t last,
+ const update::Numbers* numbers) {
+  update::UpdateChunks<update::AdamRule, kernel::BFloat>(tensors, chunks, first, last, numbers);
+}
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_ZERO_OPTIM_DEVICE_UPDATE_CUH_

@@ -243,7 +243,7 @@ class Cnn : public Model {
     return CheckImages(batch, options_.image.pixels(), kClasses).status();
   }
 
-  absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
+  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
     BatchResult result;
     EK_RETURN_IF_ERROR(StatusFromOneDnn("cnn forward", [&]() -> absl::Status {
       Network& network = NetworkFor(static_cast<int>(SamplesOf(batch)), mode);

@@ -70,7 +70,7 @@ class Mlp : public Model {
 
   absl::Status Check(const Batch& batch) const override { return CheckImages(batch, pixels_, kClasses).status(); }
 
-  absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
+  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
     const auto& [images, labels] = std::get<ImageBatch>(batch);
     batch_ = static_cast<int64_t>(labels.size());
     const T* input = images_ = InOwnPrecision(images);

@@ -10,11 +10,15 @@
 // and its state becomes local. A frozen parameter gets no gradient and is not announced; below the lowest trained
 // parameter nothing is computed.
 //
+// On a device (place()) a pass only puts work on the place's stream: StartForward() answers what Forward() would wait
+// for, Backward() announces gradients that are complete after what is on the stream by then.
+//
 // Shapes:    those of the batch (batch.h); its size may differ from call to call.
 // Gradients: of the mean loss over the batch, times PassOptions::weight: the number of samples for a sum over them.
 // Order:     parameters are numbered in forward order, so that announcements come in falling order of the index.
 // Ownership: the model owns values, buffers and default memory for the gradients, each at a multiple of 64 bytes.
-//            After a training Forward what the batch shows must stay as it is until Backward is done.
+//            After a training Forward what the batch shows must stay as it is until Backward is done (a model on a
+//            device has copied it when Forward returns).
 // Threads:   thread-compatible.
 // Errors:    InvalidArgument for sizes or labels that do not fit, before anything is changed; FailedPrecondition for
 //            a Backward without a training Forward before it; ResourceExhausted where memory for activations is
@@ -37,6 +41,8 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/batch_result.h"
+#include "evenkeel/trainer/device/place.h"
 #include "evenkeel/trainer/gradient_sink.h"
 #include "evenkeel/trainer/tensor_memory.h"
 
@@ -45,12 +51,6 @@ namespace evenkeel {
 enum class Mode {
   kTraining,    // Keeps what Backward needs; batch norm uses the batch's statistics and updates the running ones.
   kEvaluation,  // Batch norm uses the running statistics; nothing in the model changes.
-};
-
-struct BatchResult {
-  double loss_mean = 0;     // Mean cross-entropy over the predictions.
-  int64_t predictions = 0;  // One per image, or per token.
-  int64_t correct = 0;      // How many of them have their highest score where they should.
 };
 
 struct PassOptions {
@@ -63,6 +63,13 @@ struct NamedBuffer {
   std::string name;
   std::vector<int64_t> shape;
   TensorView value;
+};
+
+// Values and buffers in the host's memory, in their order.
+struct HostTensors {
+  std::vector<TensorView> values;
+  std::vector<TensorView> buffers;
+  Memory copies;  // Where they lie, of a model on a device.
 };
 
 class Model {
@@ -78,8 +85,16 @@ class Model {
   // What one has to know to use its tensors and can't see in them; goes into its files (model_file.h).
   virtual std::map<std::string, std::string> metadata() const { return {}; }
 
-  // Moves the parameters' values to memory that the group's transport uses without a copy (bucket/value_memory.h).
-  // Before Forward, and before a reducer or an optimizer is made. The model keeps that memory; the group may go first.
+  // Where its tensors lie and its work runs.
+  const DevicePlace& place() const { return place_; }
+  // The tensors themselves on the host; of a device copies as they are after what is on the stream, waited for.
+  absl::StatusOr<HostTensors> ToHost() const;
+  // The way back, for what was changed there; nothing on the host.
+  absl::Status FromHost(const HostTensors& tensors);
+
+  // Moves the parameters' values to memory that the group's transport uses without a copy (bucket/value_memory.h); on a
+  // device it moves nothing. Before Forward, and before a reducer or an optimizer is made. The model keeps that memory;
+  // the group may go first.
   absl::Status MoveValuesTo(Communicator& comm);
 
   // What it holds besides values and gradients: activations and their gradients, workspaces. It is taken in the first
@@ -90,6 +105,8 @@ class Model {
   absl::StatusOr<BatchResult> Forward(std::span<const float> images, std::span<const uint8_t> labels, Mode mode) {
     return Forward(ImageBatch{images, labels}, mode);
   }
+  // Does not wait for a device.
+  absl::StatusOr<PendingResult> StartForward(const Batch& batch, Mode mode, const PassOptions& options = {});
   absl::Status Backward(absl::FunctionRef<absl::Status(int)> on_gradient);
 
  protected:
@@ -99,15 +116,21 @@ class Model {
   // `fill` is the value all elements start with.
   std::span<float> AddBuffer(std::string name, std::vector<int64_t> shape, float fill);
 
+  // For a model on a device, instead of the two above: the parameters and buffers of `host`, with its values and its
+  // mask, in one block there; gradients have memory beside them.
+  absl::Status InitOnDevice(const DevicePlace& place, const Model& host);
+
   // Whether the model can take it (CheckImages, CheckTokens).
   virtual absl::Status Check(const Batch& batch) const = 0;
-  // Follows a successful Check().
-  virtual absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) = 0;
+  // Follows a successful Check(). The number of predictions is filled in.
+  virtual absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) = 0;
   // Follows a successful DoForward in training mode.
   virtual absl::Status DoBackward(GradientSink& sink) = 0;
 
  private:
+  DevicePlace place_;
   TensorMemory memory_;
+  Memory device_memory_;
   Memory value_memory_;  // Of the group's transport.
   ParameterSet parameters_;
   std::vector<std::vector<int64_t>> shapes_;

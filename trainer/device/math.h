@@ -1,7 +1,7 @@
 // Products of matrices and convolutions on a device: cuBLAS and cuDNN there, plain loops on simulated ones.
 //
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<DeviceMath> math, MakeDeviceMath(runtime, device));
-//   EK_RETURN_IF_ERROR(math->Product(shape, {DType::kBFloat16, input}, weight, bias, {DType::kFloat32, output}, stream));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<DeviceMath> math, MakeDeviceMath(runtime, device));  // make_place.h
+//   EK_RETURN_IF_ERROR(math->Product(shape, {DType::kBFloat16, x}, weight, bias, {DType::kFloat32, output}, stream));
 //
 // Shapes:    strided_shape.h says what a product's are; one of a factor's two inner strides (row, column) is 1, and the
 //            output's column stride is. Images are [batch, channels, side, side], weights [outputs, inputs, k, k].
@@ -14,11 +14,8 @@
 #define EVENKEEL_TRAINER_DEVICE_MATH_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
 
@@ -58,10 +55,6 @@ class DeviceMath {
                                                  const void* diff_output, float* diff_weight, bool add,
                                                  StreamRef stream) = 0;
 };
-
-// cuBLAS and cuDNN for CUDA's runtime, plain loops for simulated devices. Unimplemented, with what is missing, in a
-// build without the libraries.
-absl::StatusOr<std::unique_ptr<DeviceMath>> MakeDeviceMath(DeviceRuntime& runtime, Device device);
 
 }  // namespace evenkeel
 

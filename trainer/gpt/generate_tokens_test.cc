@@ -40,7 +40,7 @@ class Counting : public Gpt {
 
  protected:
   absl::Status Check(const Batch&) const override { return absl::UnimplementedError("is not trained"); }
-  absl::StatusOr<BatchResult> DoForward(const Batch&, Mode, const PassOptions&) override {
+  absl::StatusOr<PendingResult> DoForward(const Batch&, Mode, const PassOptions&) override {
     return absl::UnimplementedError("is not trained");
   }
   absl::Status DoBackward(GradientSink&) override { return absl::UnimplementedError("is not trained"); }

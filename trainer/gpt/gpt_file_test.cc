@@ -91,7 +91,7 @@ class Weights : public Model {
 
  protected:
   absl::Status Check(const Batch&) const override { return absl::UnimplementedError("computes nothing"); }
-  absl::StatusOr<BatchResult> DoForward(const Batch&, Mode, const PassOptions&) override {
+  absl::StatusOr<PendingResult> DoForward(const Batch&, Mode, const PassOptions&) override {
     return absl::UnimplementedError("computes nothing");
   }
   absl::Status DoBackward(GradientSink&) override { return absl::UnimplementedError("computes nothing"); }

@@ -76,7 +76,7 @@ absl::Status GptModel<T, O>::Check(const Batch& batch) const {
 }
 
 template <typename T, typename O>
-absl::StatusOr<BatchResult> GptModel<T, O>::DoForward(const Batch& any, Mode mode, const PassOptions& options) {
+absl::StatusOr<PendingResult> GptModel<T, O>::DoForward(const Batch& any, Mode mode, const PassOptions& options) {
   const auto& batch = std::get<TokenBatch>(any);
   const bool trains = mode == Mode::kTraining;
   const Operands<T, O>& operands = tools_.operands;

@@ -41,7 +41,7 @@ class GptModel final : public Gpt {
   std::span<T> Value(int index) { return parameters()[index].value.template as<T>(); }
 
   absl::Status Check(const Batch& batch) const override;
-  absl::StatusOr<BatchResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override;
+  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override;
   absl::Status DoBackward(GradientSink& sink) override;
 
   absl::Status HeadBackward(GradientSink& sink, GradTarget<T> token_gradient);

@@ -1,0 +1,127 @@
+#include "evenkeel/trainer/device/math.h"
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/device/make_place.h"
+#include "evenkeel/trainer/device/place.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+// Simulated memory is the host's: tests look at it once the stream is done.
+class MathTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<DevicePlace> place = MakeDevicePlace(devices_, Device::Cuda(0));
+    ASSERT_TRUE(place.ok()) << place.status();
+    place_ = *place;
+  }
+  StreamRef stream() const { return place_.stream.ref(); }
+  void Finish() { ASSERT_TRUE(devices_.Synchronize(stream(), absl::Now() + absl::Seconds(60)).ok()); }
+
+  SimulatedDevices devices_;
+  DevicePlace place_;
+};
+
+// [2, 3] times [3, 2].
+constexpr StridedShape kPlain{
+    .rows = 2, .columns = 2, .inner = 3, .left = {.row = 3}, .right = {.row = 2}, .output = {.row = 2}};
+
+TEST_F(MathTest, MultipliesAndAddsABias) {
+  std::vector<float> left = {1, 2, 3, 4, 5, 6}, right = {1, 0, 0, 1, 1, 1}, bias = {10, 20}, output(4, 100.0f);
+  EXPECT_TRUE(place_.math
+                  ->Product(kPlain, {DType::kFloat32, left.data()}, right.data(), bias.data(),
+                            {DType::kFloat32, output.data()}, stream())
+                  .ok());
+  Finish();
+  EXPECT_EQ(output, (std::vector<float>{14, 25, 20, 31}));
+  StridedShape adds = kPlain;
+  adds.add = true;
+  EXPECT_TRUE(place_.math
+                  ->Product(adds, {DType::kFloat32, left.data()}, right.data(), nullptr,
+                            {DType::kFloat32, output.data()}, stream())
+                  .ok());
+  Finish();
+  EXPECT_EQ(output, (std::vector<float>{18, 30, 30, 42}));
+}
+
+TEST_F(MathTest, ATransposedFactorIsSeenThroughItsStrides) {
+  std::vector<float> left = {1, 4, 2, 5, 3, 6}, right = {1, 0, 1, 0, 1, 1}, output(4);
+  StridedShape shape = kPlain;
+  shape.left = {.row = 1, .column = 2};
+  shape.right = {.row = 1, .column = 3};
+  EXPECT_TRUE(place_.math
+                  ->Product(shape, {DType::kFloat32, left.data()}, right.data(), nullptr,
+                            {DType::kFloat32, output.data()}, stream())
+                  .ok());
+  Finish();
+  EXPECT_EQ(output, (std::vector<float>{4, 5, 10, 11}));
+}
+
+TEST_F(MathTest, SumsOfBfloat16AreRoundedOnce) {
+  std::vector<BFloat16> left(6, BFloat16(1.0f)), right(6, BFloat16(1.0f));
+  std::vector<float> output(4);
+  EXPECT_TRUE(place_.math
+                  ->Product(kPlain, {DType::kBFloat16, left.data()}, right.data(), nullptr,
+                            {DType::kFloat32, output.data()}, stream())
+                  .ok());
+  Finish();
+  EXPECT_EQ(output, std::vector<float>(4, 3.0f));
+}
+
+TEST_F(MathTest, RefusesWhatTheLibrariesHaveNoKernelFor) {
+  StridedShape shape = kPlain;
+  shape.left = {.row = 6, .column = 2};
+  const absl::Status status =
+      place_.math->Product(shape, {DType::kFloat32, nullptr}, nullptr, nullptr, {DType::kFloat32, nullptr}, stream());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "product: float32 to float32 with strides of row and column 6,2 times 2,1 to 2,1");
+}
+
+// Each of the three is the adjoint of the others: <conv(x, w), d> = <x, back_images(w, d)> = <w, back_weight(x, d)>.
+TEST_F(MathTest, GradientsOfAConvolutionAreItsAdjoints) {
+  for (const int64_t stride : {1, 2}) {
+    for (const int64_t kernel : {1, 3}) {
+      const DeviceConvolution shape{
+          .batch = 2, .inputs = 3, .outputs = 2, .side = 5, .kernel = kernel, .stride = stride};
+      const int64_t side = (shape.side - 1) / stride + 1;
+      std::vector<float> images(2 * 3 * 5 * 5), weight(2 * 3 * kernel * kernel), diff(2 * 2 * side * side);
+      int next = 0;
+      for (auto* const values : {&images, &weight, &diff}) {
+        for (float& value : *values) value = static_cast<float>(next++ * 7 % 11) - 5;
+      }
+      std::vector<float> output(diff.size()), diff_images(images.size()), diff_weight(weight.size(), 1.0f);
+      EXPECT_TRUE(place_.math->ConvolutionForward(shape, images.data(), weight.data(), output.data(), stream()).ok());
+      EXPECT_TRUE(
+          place_.math->ConvolutionBackwardImages(shape, weight.data(), diff.data(), diff_images.data(), stream()).ok());
+      EXPECT_TRUE(
+          place_.math
+              ->ConvolutionBackwardWeight(shape, images.data(), diff.data(), diff_weight.data(), /*add=*/true, stream())
+              .ok());
+      Finish();
+      const auto dot = [](const std::vector<float>& a, const std::vector<float>& b) {
+        double sum = 0;
+        for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+        return sum;
+      };
+      const double wanted = dot(output, diff);
+      EXPECT_EQ(dot(images, diff_images), wanted);
+      for (float& value : diff_weight) value -= 1;  // What lay there.
+      EXPECT_EQ(dot(weight, diff_weight), wanted);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,175 @@
+#include "evenkeel/trainer/device/simulated_math.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+
+namespace evenkeel {
+namespace {
+
+// Elements of any of the types, as floats.
+class Elements {
+ public:
+  Elements(DType dtype, const void* data) : dtype_(dtype), data_(const_cast<void*>(data)) {}
+
+  float operator[](int64_t i) const {
+    switch (dtype_) {
+      case DType::kBFloat16:
+        return static_cast<float>(static_cast<const BFloat16*>(data_)[i]);
+      case DType::kFloat16:
+        return static_cast<float>(static_cast<const Float16*>(data_)[i]);
+      default:
+        return static_cast<const float*>(data_)[i];
+    }
+  }
+  void Set(int64_t i, float value) const {
+    switch (dtype_) {
+      case DType::kBFloat16:
+        static_cast<BFloat16*>(data_)[i] = BFloat16(value);
+        return;
+      case DType::kFloat16:
+        static_cast<Float16*>(data_)[i] = Float16(value);
+        return;
+      default:
+        static_cast<float*>(data_)[i] = value;
+    }
+  }
+
+ private:
+  const DType dtype_;
+  void* const data_;
+};
+
+bool IsFactor(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16; }
+
+absl::Status CheckProduct(const StridedShape& s, DType factors, DType output) {
+  const bool fits = IsFactor(factors) && (output == factors || output == DType::kFloat32) &&
+                    (s.left.row == 1 || s.left.column == 1) && (s.right.row == 1 || s.right.column == 1) &&
+                    s.output.column == 1;
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "product: ", ToString(factors), " to ", ToString(output), " with strides of row and column ", s.left.row, ",",
+      s.left.column, " times ", s.right.row, ",", s.right.column, " to ", s.output.row, ",", s.output.column));
+}
+
+int64_t At(const MatrixStrides& strides, int64_t outer, int64_t head, int64_t row, int64_t column) {
+  return outer * strides.outer + head * strides.head + row * strides.row + column * strides.column;
+}
+
+void Multiply(const StridedShape& s, Elements left, Elements right, const float* bias, Elements output) {
+  std::vector<float> sums(s.columns);
+  for (int64_t o = 0; o < s.outer; ++o) {
+    for (int64_t h = 0; h < s.heads; ++h) {
+      for (int64_t r = 0; r < s.rows; ++r) {
+        sums.assign(s.columns, 0.0f);
+        for (int64_t i = 0; i < s.inner; ++i) {
+          const float factor = left[At(s.left, o, h, r, i)];
+          for (int64_t c = 0; c < s.columns; ++c) sums[c] += factor * right[At(s.right, o, h, i, c)];
+        }
+        for (int64_t c = 0; c < s.columns; ++c) {
+          const int64_t at = At(s.output, o, h, r, c);
+          const float sum = bias == nullptr ? sums[c] : sums[c] + bias[c];
+          output.Set(at, s.add ? sum + output[at] : sum);
+        }
+      }
+    }
+  }
+}
+
+// Calls `add`(image element, weight element, output element) for all that belong together.
+template <typename AddProduct>
+void ForAll(const DeviceConvolution& s, AddProduct add) {
+  const int64_t padding = (s.kernel - 1) / 2;
+  const int64_t out_side = (s.side - 1) / s.stride + 1;
+  for (int64_t n = 0; n < s.batch; ++n) {
+    for (int64_t o = 0; o < s.outputs; ++o) {
+      for (int64_t y = 0; y < out_side; ++y) {
+        for (int64_t x = 0; x < out_side; ++x) {
+          const int64_t output = ((n * s.outputs + o) * out_side + y) * out_side + x;
+          for (int64_t i = 0; i < s.inputs; ++i) {
+            for (int64_t ky = 0; ky < s.kernel; ++ky) {
+              const int64_t from_y = y * s.stride + ky - padding;
+              if (from_y < 0 || from_y >= s.side) continue;
+              for (int64_t kx = 0; kx < s.kernel; ++kx) {
+                const int64_t from_x = x * s.stride + kx - padding;
+                if (from_x < 0 || from_x >= s.side) continue;
+                add(((n * s.inputs + i) * s.side + from_y) * s.side + from_x,
+                    ((o * s.inputs + i) * s.kernel + ky) * s.kernel + kx, output);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+int64_t ImageElements(const DeviceConvolution& s) { return s.batch * s.inputs * s.side * s.side; }
+int64_t WeightElements(const DeviceConvolution& s) { return s.outputs * s.inputs * s.kernel * s.kernel; }
+int64_t OutputElements(const DeviceConvolution& s) {
+  const int64_t side = (s.side - 1) / s.stride + 1;
+  return s.batch * s.outputs * side * side;
+}
+
+void Store(const std::vector<float>& sums, Elements to) {
+  for (size_t i = 0; i < sums.size(); ++i) to.Set(static_cast<int64_t>(i), sums[i]);
+}
+
+absl::Status CheckConvolution(const DeviceConvolution& s) {
+  if (IsFactor(s.dtype) && s.batch > 0 && s.inputs > 0 && s.outputs > 0 && s.side > 0 && s.kernel % 2 == 1 &&
+      s.stride > 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("convolution of ", ToString(s.dtype), ": ", s.batch, " images, ",
+                                                 s.inputs, " to ", s.outputs, " channels, side ", s.side, ", kernel ",
+                                                 s.kernel, ", stride ", s.stride));
+}
+
+}  // namespace
+
+absl::Status SimulatedMath::Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
+                                    TypedPointer output, StreamRef stream) {
+  EK_RETURN_IF_ERROR(CheckProduct(shape, left.dtype, output.dtype));
+  return devices_.Put(stream, [=] {
+    Multiply(shape, {left.dtype, left.data}, {left.dtype, right}, bias, {output.dtype, output.data});
+  });
+}
+
+absl::Status SimulatedMath::ConvolutionForward(const DeviceConvolution& shape, const void* images, const void* weight,
+                                               void* output, StreamRef stream) {
+  EK_RETURN_IF_ERROR(CheckConvolution(shape));
+  return devices_.Put(stream, [=] {
+    const Elements from(shape.dtype, images), by(shape.dtype, weight);
+    std::vector<float> sums(OutputElements(shape));
+    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) { sums[o] += from[i] * by[w]; });
+    Store(sums, {shape.dtype, output});
+  });
+}
+
+absl::Status SimulatedMath::ConvolutionBackwardImages(const DeviceConvolution& shape, const void* weight,
+                                                      const void* diff_output, void* diff_images, StreamRef stream) {
+  EK_RETURN_IF_ERROR(CheckConvolution(shape));
+  return devices_.Put(stream, [=] {
+    const Elements by(shape.dtype, weight), diff(shape.dtype, diff_output);
+    std::vector<float> sums(ImageElements(shape));
+    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) { sums[i] += diff[o] * by[w]; });
+    Store(sums, {shape.dtype, diff_images});
+  });
+}
+
+absl::Status SimulatedMath::ConvolutionBackwardWeight(const DeviceConvolution& shape, const void* images,
+                                                      const void* diff_output, float* diff_weight, bool add,
+                                                      StreamRef stream) {
+  EK_RETURN_IF_ERROR(CheckConvolution(shape));
+  return devices_.Put(stream, [=] {
+    const Elements from(shape.dtype, images), diff(shape.dtype, diff_output);
+    std::vector<float> sums(WeightElements(shape));
+    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) { sums[w] += from[i] * diff[o]; });
+    for (size_t i = 0; i < sums.size(); ++i) diff_weight[i] = add ? diff_weight[i] + sums[i] : sums[i];
+  });
+}
+
+}  // namespace evenkeel

@@ -3,12 +3,17 @@
     count.py EVENTS.json BAZEL_EXIT_STATUS
 
 A test that was not built counts as failed; one that is incompatible with this
-machine (no CUDA toolkit) did not run and counts as neither. If Bazel failed
-for a reason that no test carries, that is one failure.
+machine (no CUDA toolkit) did not run and counts as neither. So does a test of
+GPUs (tag "gpu") in which every case skipped, which Bazel calls passed: standard
+error says how many cases skipped, and why. If Bazel failed for a reason that no
+test carries, that is one failure.
 """
 
+import collections
 import json
 import sys
+import urllib.parse
+import xml.etree.ElementTree
 
 
 def read_events(path):
@@ -19,27 +24,85 @@ def read_events(path):
         return []
 
 
+def cases_of(uri):
+    """For each case in the report of a test: why it skipped, or None."""
+    try:
+        report = xml.etree.ElementTree.parse(urllib.parse.unquote(urllib.parse.urlparse(uri).path))
+    except (OSError, xml.etree.ElementTree.ParseError):
+        return []
+    reasons = []
+    for case in report.iter("testcase"):
+        skipped = case.find("skipped")
+        if skipped is None:
+            reasons.append(None)
+        else:  # GoogleTest: the place in the source, and the reason in the lines behind it.
+            lines = (skipped.get("message") or skipped.text or "").strip().split("\n")
+            reasons.append(" ".join(lines[1:] or lines).strip() or "no reason given")
+    return reasons
+
+
+class GpuTests:
+    """What became of the tests that need a GPU."""
+
+    def __init__(self):
+        self.labels, self.incompatible = set(), set()
+        self.cases = collections.defaultdict(list)
+
+    def all_skipped(self):
+        return {label for label, reasons in self.cases.items() if reasons and None not in reasons}
+
+    def sentences(self):
+        if not self.labels:
+            return
+        reasons = [reason for cases in self.cases.values() for reason in cases]
+        ran = reasons.count(None)
+        yield f"GPU tests: {ran} ran, {len(reasons) - ran} skipped"
+        for reason, times in collections.Counter(r for r in reasons if r).most_common():
+            yield f"  {times} skipped: {reason}"
+        if self.incompatible:
+            yield f"  {len(self.incompatible)} targets not built: no CUDA toolkit, NCCL or cuDNN"
+
+
 def count(events, status):
-    tests, broken, results = set(), set(), {}
+    """(passed, failed, GpuTests)"""
+    tests, broken, results, gpu = set(), set(), {}, GpuTests()
     for event in events:
         ident = event["id"]
         if "targetConfigured" in ident:
-            if event.get("configured", {}).get("testSize"):
+            configured = event.get("configured", {})
+            if configured.get("testSize"):
                 tests.add(ident["targetConfigured"]["label"])
+                if "gpu" in configured.get("tag", []):
+                    gpu.labels.add(ident["targetConfigured"]["label"])
         elif "targetCompleted" in ident:
+            label = ident["targetCompleted"]["label"]
             is_built = event.get("completed", {}).get("success", False)
             is_skipped = event.get("aborted", {}).get("reason") == "SKIPPED"
+            if is_skipped and label in gpu.labels:
+                gpu.incompatible.add(label)
             if not is_built and not is_skipped:
-                broken.add(ident["targetCompleted"]["label"])
+                broken.add(label)
+        elif "testResult" in ident and ident["testResult"]["label"] in gpu.labels:
+            for output in event.get("testResult", {}).get("testActionOutput", []):
+                if output["name"] == "test.xml":
+                    gpu.cases[ident["testResult"]["label"]] += cases_of(output["uri"])
         elif "testSummary" in ident:
             result = event.get("testSummary", {}).get("overallStatus")
             results[ident["testSummary"]["label"]] = result
 
     passed = {test for test, result in results.items() if result == "PASSED"}
     failed = (set(results) | (tests & broken)) - passed
+    passed -= gpu.all_skipped()
     if status != 0 and not failed:
-        return len(passed), 1
-    return len(passed), len(failed)
+        return len(passed), 1, gpu
+    return len(passed), len(failed), gpu
 
 
-print(*count(read_events(sys.argv[1]), int(sys.argv[2])))
+def main():
+    passed, failed, gpu = count(read_events(sys.argv[1]), int(sys.argv[2]))
+    for sentence in gpu.sentences():
+        print(sentence, file=sys.stderr)
+    print(passed, failed)
+
+
+main()

@@ -64,6 +64,8 @@ EK_DEVICE uint32_t FloatToBits(float value) { return __float_as_uint(value); }
 EK_DEVICE float ToFloat(Half value) { return __half2float(__ushort_as_half(value.bits)); }
 EK_DEVICE Half HalfOf(float value) { return Half{__half_as_ushort(__float2half_rn(value))}; }
 EK_DEVICE float ReciprocalSqrt(float value) { return rsqrtf(value); }
+EK_DEVICE float Exp(float value) { return expf(value); }
+EK_DEVICE double Log(double value) { return log(value); }
 
 #else
 
@@ -100,6 +102,8 @@ inline uint32_t FloatToBits(float value) {
 inline float ToFloat(Half value) { return internal::HalfToFloat(value.bits); }
 inline Half HalfOf(float value) { return Half{internal::FloatToHalf(value)}; }
 inline float ReciprocalSqrt(float value) { return 1.0f / std::sqrt(value); }
+inline float Exp(float value) { return std::exp(value); }
+inline double Log(double value) { return std::log(value); }
 
 #endif
 

@@ -3,13 +3,13 @@
 //
 //   class DeviceMlp : public Model {                      // Model::InitOnDevice() gives it parameters and buffers
 //     absl::StatusOr<PendingResult> DoForward(const Batch& batch, ...) override {
-//       EK_ASSIGN_OR_RETURN(const DeviceBatch here, work_.Upload(batch));
-//       EK_RETURN_IF_ERROR(scores_.Need(work_, elements * sizeof(float)));
-//       ... kernels on work_.stream(), the last of which write work_.loss() ...
-//       return work_.FetchLoss(predictions);              // pending: read when the device has come to it
+//       EK_ASSIGN_OR_RETURN(const DeviceBatch here, work_->Upload(batch));
+//       EK_RETURN_IF_ERROR(scores_.Need(*work_, elements * sizeof(float)));
+//       ... kernels on work_->stream(), the last of which write work_->loss() ...
+//       return work_->FetchLoss(predictions);              // pending: read when the device has come to it
 //     }
-//     DeviceWork work_;
 //     DeviceBuffer scores_;
+//     std::unique_ptr<DeviceWork> work_;      // The last member, so that it goes first: it waits for the device.
 //   };
 //
 // Batches are copied into pinned memory before Upload() returns, from there by a stream of its own, two in turn: the

@@ -1,0 +1,282 @@
+#include "evenkeel/trainer/device/device_cnn.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/device/device_work.h"
+#include "evenkeel/trainer/device/layers.h"
+#include "evenkeel/trainer/image_shape.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr int64_t kFloat = sizeof(float);
+
+struct Norm {
+  int weight = -1;
+  int bias = -1;
+  float* running_mean = nullptr;
+  float* running_variance = nullptr;
+  DeviceNorm layer;
+};
+
+struct Conv {
+  int weight = -1;
+  DeviceConvolution shape;  // But for the batch.
+};
+
+// Batch norm, then a convolution, twice; beside them the skip (layers/residual_block.h).
+struct Block {
+  Norm norm1, norm2;
+  Conv conv1, conv2;
+  std::optional<Conv> shortcut;
+  DeviceBuffer normed1 = {}, middle = {}, normed2 = {};
+  DeviceBuffer skip = {};    // The shortcut's.
+  DeviceBuffer output = {};  // Of the second convolution, and the skip.
+};
+
+int64_t OutSide(const DeviceConvolution& shape) { return (shape.side - 1) / shape.stride + 1; }
+
+class DeviceCnn : public Model {
+ public:
+  DeviceCnn(const CnnOptions& options, std::unique_ptr<DeviceWork> work) : options_(options), work_(std::move(work)) {}
+
+  absl::Status Init(const DevicePlace& place, const Model& host) {
+    EK_RETURN_IF_ERROR(InitOnDevice(place, host));
+    const std::vector<int>& widths = options_.widths;
+    int64_t side = options_.image.side;
+    stem_ = ConvOf("stem", options_.image.channels, widths[0], side, /*kernel=*/3, /*stride=*/1);
+    blocks_ = std::vector<Block>((widths.size() - 1) * options_.blocks_per_stage);
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const size_t stage = i / options_.blocks_per_stage;
+      const bool is_first = i % options_.blocks_per_stage == 0;
+      const int inputs = is_first ? widths[stage] : widths[stage + 1];
+      const int outputs = widths[stage + 1];
+      const int stride = is_first ? 2 : 1;
+      const std::string name = absl::StrCat("block", i + 1);
+      Block& block = blocks_[i];
+      block.norm1 = NormOf(name + ".norm1");
+      if (parameters().Find(name + ".shortcut.weight") >= 0) {
+        block.shortcut = ConvOf(name + ".shortcut", inputs, outputs, side, /*kernel=*/1, stride);
+      }
+      block.conv1 = ConvOf(name + ".conv1", inputs, outputs, side, /*kernel=*/3, stride);
+      side = OutSide(block.conv1.shape);
+      block.norm2 = NormOf(name + ".norm2");
+      block.conv2 = ConvOf(name + ".conv2", outputs, outputs, side, /*kernel=*/3, /*stride=*/1);
+    }
+    norm_ = NormOf("norm");
+    fc_weight_ = parameters().Find("fc.weight");
+    fc_bias_ = parameters().Find("fc.bias");
+    side_ = side;
+    return absl::OkStatus();
+  }
+
+  int64_t ActivationBytes() const override { return work_->held_bytes(); }
+
+ private:
+  Norm NormOf(const std::string& name) const {
+    Norm norm{.weight = parameters().Find(name + ".weight"), .bias = parameters().Find(name + ".bias")};
+    for (const NamedBuffer& buffer : buffers()) {
+      if (buffer.name == name + ".running_mean") norm.running_mean = static_cast<float*>(buffer.value.data);
+      if (buffer.name == name + ".running_variance") norm.running_variance = static_cast<float*>(buffer.value.data);
+    }
+    return norm;
+  }
+
+  Conv ConvOf(const std::string& name, int64_t inputs, int64_t outputs, int64_t side, int64_t kernel, int64_t stride) {
+    return {.weight = parameters().Find(name + ".weight"),
+            .shape = {.inputs = inputs, .outputs = outputs, .side = side, .kernel = kernel, .stride = stride}};
+  }
+
+  const float* Value(int index) const { return static_cast<const float*>(parameters()[index].value.data); }
+  DeviceNorm::State StateOf(const Norm& norm) const {
+    return {Value(norm.weight), Value(norm.bias), norm.running_mean, norm.running_variance};
+  }
+  DeviceConvolution ShapeOf(const Conv& conv) const {
+    DeviceConvolution shape = conv.shape;
+    shape.batch = batch_;
+    return shape;
+  }
+  // Of what goes into a convolution, and of what comes out.
+  DeviceNorm::Images Before(const Conv& conv) const {
+    return {batch_, static_cast<int>(conv.shape.inputs), static_cast<int>(conv.shape.side * conv.shape.side)};
+  }
+  DeviceNorm::Images After(const Conv& conv) const {
+    const int64_t side = OutSide(conv.shape);
+    return {batch_, static_cast<int>(conv.shape.outputs), static_cast<int>(side * side)};
+  }
+  DeviceNorm::Images Features() const { return {batch_, options_.widths.back(), static_cast<int>(side_ * side_)}; }
+  DeviceDenseShape Dense() const { return {batch_, options_.widths.back(), kClasses}; }
+  const float* BlockInput(size_t i) const {
+    return i == 0 ? stem_output_.as<float>() : blocks_[i - 1].output.as<float>();
+  }
+  const float* LastOutput() const { return BlockInput(blocks_.size()); }
+
+  absl::Status Check(const Batch& batch) const override {
+    return CheckImages(batch, options_.image.pixels(), kClasses).status();
+  }
+
+  absl::Status Convolve(const Conv& conv, const float* input, DeviceBuffer& output) {
+    EK_RETURN_IF_ERROR(output.Need(*work_, After(conv).count() * kFloat));
+    return work_->math().ConvolutionForward(ShapeOf(conv), input, Value(conv.weight), output.as<float>(),
+                                            work_->stream());
+  }
+
+  absl::Status Normalise(Norm& norm, const DeviceNorm::Images& images, Mode mode, const float* input,
+                         DeviceBuffer& output) {
+    EK_RETURN_IF_ERROR(output.Need(*work_, images.count() * kFloat));
+    return norm.layer.Forward(*work_, images, StateOf(norm), mode == Mode::kTraining, input, output.as<float>());
+  }
+
+  absl::Status BlockForward(Block& block, const float* source, Mode mode) {
+    EK_RETURN_IF_ERROR(Normalise(block.norm1, Before(block.conv1), mode, source, block.normed1));
+    if (block.shortcut) EK_RETURN_IF_ERROR(Convolve(*block.shortcut, block.normed1.as<float>(), block.skip));
+    EK_RETURN_IF_ERROR(Convolve(block.conv1, block.normed1.as<float>(), block.middle));
+    EK_RETURN_IF_ERROR(Normalise(block.norm2, Before(block.conv2), mode, block.middle.as<float>(), block.normed2));
+    EK_RETURN_IF_ERROR(Convolve(block.conv2, block.normed2.as<float>(), block.output));
+    return DeviceAddTo(*work_, block.shortcut ? block.skip.as<float>() : source, block.output.as<float>(),
+                       After(block.conv2).count());
+  }
+
+  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
+    batch_ = SamplesOf(batch);
+    EK_ASSIGN_OR_RETURN(const DeviceBatch here, work_->Upload(batch));
+    images_ = here.images;
+    EK_RETURN_IF_ERROR(Convolve(stem_, images_, stem_output_));
+    for (size_t i = 0; i < blocks_.size(); ++i) EK_RETURN_IF_ERROR(BlockForward(blocks_[i], BlockInput(i), mode));
+    EK_RETURN_IF_ERROR(Normalise(norm_, Features(), mode, LastOutput(), features_));
+    const int64_t means = batch_ * options_.widths.back();
+    EK_RETURN_IF_ERROR(means_.Need(*work_, means * kFloat));
+    EK_RETURN_IF_ERROR(DeviceAveragePool(*work_, features_.as<float>(), means_.as<float>(), means, Features().area));
+    EK_RETURN_IF_ERROR(scores_.Need(*work_, batch_ * kClasses * kFloat));
+    EK_RETURN_IF_ERROR(
+        DeviceDense(*work_, Dense(), means_.as<float>(), Value(fc_weight_), Value(fc_bias_), scores_.as<float>()));
+    EK_RETURN_IF_ERROR(DeviceClassLoss(*work_, scores_.as<float>(), here.labels, batch_, kClasses,
+                                       mode == Mode::kTraining ? std::optional(options.weight) : std::nullopt));
+    return work_->FetchLoss(batch_);
+  }
+
+  // `diff` becomes the gradient of what went in.
+  absl::Status NormBackward(Norm& norm, const DeviceNorm::Images& images, const float* source,
+                            const DeviceBuffer& output, float* diff, GradientSink& sink) {
+    EK_RETURN_IF_ERROR(norm.layer.Backward(*work_, images, StateOf(norm), source, output.as<float>(), diff,
+                                           sink.Target<float>(norm.weight), sink.Target<float>(norm.bias)));
+    EK_RETURN_IF_ERROR(sink.Announce(norm.bias));
+    return sink.Announce(norm.weight);
+  }
+
+  absl::Status WeightBackward(const Conv& conv, const float* input, const float* diff, GradientSink& sink) {
+    return sink.Write<float>(conv.weight, [&](GradTarget<float> target) {
+      return work_->math().ConvolutionBackwardWeight(ShapeOf(conv), input, diff, target.data, target.add,
+                                                     work_->stream());
+    });
+  }
+
+  absl::Status ImagesBackward(const Conv& conv, const float* diff, float* diff_images) {
+    return work_->math().ConvolutionBackwardImages(ShapeOf(conv), Value(conv.weight), diff, diff_images,
+                                                   work_->stream());
+  }
+
+  // From the gradient in diffs_[0] to that of the source, there as well; nothing of it is there if nothing below the
+  // block's second convolution, or below its first norm, is trained.
+  absl::Status BlockBackward(Block& block, const float* source, GradientSink& sink) {
+    const float* const diff_output = diffs_[0].as<float>();
+    float* const inner = diffs_[1].as<float>();
+    float* const outer = diffs_[2].as<float>();
+    EK_RETURN_IF_ERROR(WeightBackward(block.conv2, block.normed2.as<float>(), diff_output, sink));
+    if (!sink.AnyTrainedBefore(block.conv2.weight)) return absl::OkStatus();
+
+    EK_RETURN_IF_ERROR(ImagesBackward(block.conv2, diff_output, inner));
+    EK_RETURN_IF_ERROR(
+        NormBackward(block.norm2, Before(block.conv2), block.middle.as<float>(), block.normed2, inner, sink));
+    EK_RETURN_IF_ERROR(WeightBackward(block.conv1, block.normed1.as<float>(), inner, sink));
+    if (block.shortcut) {
+      EK_RETURN_IF_ERROR(WeightBackward(*block.shortcut, block.normed1.as<float>(), diff_output, sink));
+    }
+    if (!sink.AnyTrainedBefore(block.norm1.bias + 1)) return absl::OkStatus();
+
+    const DeviceNorm::Images images = Before(block.conv1);
+    EK_RETURN_IF_ERROR(ImagesBackward(block.conv1, inner, outer));
+    if (block.shortcut) {
+      EK_RETURN_IF_ERROR(ImagesBackward(*block.shortcut, diff_output, inner));
+      EK_RETURN_IF_ERROR(DeviceAddTo(*work_, inner, outer, images.count()));
+    }
+    EK_RETURN_IF_ERROR(NormBackward(block.norm1, images, source, block.normed1, outer, sink));
+    if (!block.shortcut) EK_RETURN_IF_ERROR(DeviceAddTo(*work_, diff_output, outer, images.count()));
+    std::swap(diffs_[0], diffs_[2]);
+    return absl::OkStatus();
+  }
+
+  absl::Status DoBackward(GradientSink& sink) override {
+    float* const diff_scores = scores_.as<float>();
+    EK_RETURN_IF_ERROR(sink.Write<float>(fc_bias_, [&](GradTarget<float> target) {
+      return DeviceColumnSums(*work_, diff_scores, batch_, kClasses, target);
+    }));
+    EK_RETURN_IF_ERROR(sink.Write<float>(fc_weight_, [&](GradTarget<float> target) {
+      return DeviceDenseBackwardWeight(*work_, Dense(), means_.as<float>(), diff_scores, target);
+    }));
+    if (!sink.AnyTrainedBefore(fc_weight_)) return absl::OkStatus();
+
+    EK_RETURN_IF_ERROR(NeedDiffs());
+    const int64_t means = batch_ * options_.widths.back();
+    EK_RETURN_IF_ERROR(
+        DeviceDenseBackwardInput(*work_, Dense(), Value(fc_weight_), diff_scores, diff_means_.as<float>()));
+    EK_RETURN_IF_ERROR(
+        DeviceAveragePoolBackward(*work_, diff_means_.as<float>(), diffs_[0].as<float>(), means, Features().area));
+    EK_RETURN_IF_ERROR(NormBackward(norm_, Features(), LastOutput(), features_, diffs_[0].as<float>(), sink));
+    for (size_t i = blocks_.size(); i-- > 0;) {
+      if (!sink.AnyTrainedBefore(blocks_[i].conv2.weight + 1)) return absl::OkStatus();
+      EK_RETURN_IF_ERROR(BlockBackward(blocks_[i], BlockInput(i), sink));
+    }
+    return WeightBackward(stem_, images_, diffs_[0].as<float>(), sink);
+  }
+
+  // Each for the largest gradient of images.
+  absl::Status NeedDiffs() {
+    EK_RETURN_IF_ERROR(diff_means_.Need(*work_, batch_ * options_.widths.back() * kFloat));
+    int64_t count = After(stem_).count();
+    for (const Block& block : blocks_) {
+      count = std::max({count, Before(block.conv1).count(), After(block.conv1).count()});
+    }
+    for (DeviceBuffer& diff : diffs_) EK_RETURN_IF_ERROR(diff.Need(*work_, count * kFloat));
+    return absl::OkStatus();
+  }
+
+  const CnnOptions options_;
+  Conv stem_;
+  std::vector<Block> blocks_;
+  Norm norm_;
+  int fc_weight_ = -1;
+  int fc_bias_ = -1;
+  int64_t side_ = 0;  // Of what the last norm sees.
+
+  DeviceBuffer stem_output_;
+  DeviceBuffer features_;  // After the last norm.
+  DeviceBuffer means_;     // [batch, channels]
+  DeviceBuffer scores_;    // [batch, 10]; after a training Forward their gradient
+  DeviceBuffer diff_means_;
+  DeviceBuffer diffs_[3];  // Gradients of images, on their way down.
+  int64_t batch_ = 0;
+  const float* images_ = nullptr;     // Of the last Forward.
+  std::unique_ptr<DeviceWork> work_;  // Goes first, when the device is done with what lies in the others.
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Model>> MakeDeviceCnn(const CnnOptions& options, const Model& host,
+                                                     const DevicePlace& place) {
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<DeviceWork> work, DeviceWork::Create(place));
+  auto model = std::make_unique<DeviceCnn>(options, std::move(work));
+  EK_RETURN_IF_ERROR(model->Init(place, host));
+  return model;
+}
+
+}  // namespace evenkeel

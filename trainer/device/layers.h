@@ -1,0 +1,91 @@
+// Layers on a device, in float32: each a call that puts its kernels on the stream and returns.
+//
+//   EK_RETURN_IF_ERROR(DeviceDense(work, shape, input, weight, bias, scores));
+//   EK_RETURN_IF_ERROR(DeviceClassLoss(work, scores, labels, samples, kClasses, weight));  // work.loss() and gradients
+//   EK_RETURN_IF_ERROR(DeviceColumnSums(work, diff, samples, kClasses, bias_target));
+//
+// They compute what the layers of trainer/layers do, and add in another order: sums agree to float32's rounding. In one
+// build on one device each run gives the same bits.
+//
+// Shapes:    matrices [rows, columns]; images [batch, channels, side, side]; statistics and norm weights [channels].
+// Ownership: all pointers are the device's memory, and stay until the stream has come by.
+// Threads:   those of `work`.
+// Errors:    the runtime's and DeviceMath's.
+
+#ifndef EVENKEEL_TRAINER_DEVICE_LAYERS_H_
+#define EVENKEEL_TRAINER_DEVICE_LAYERS_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "evenkeel/trainer/device/device_work.h"
+#include "evenkeel/trainer/gradient_sink.h"
+
+namespace evenkeel {
+
+struct DeviceDenseShape {
+  int64_t batch = 0;
+  int64_t inputs = 0;
+  int64_t outputs = 0;
+};
+
+// output [batch, outputs] = input [batch, inputs] * weight [outputs, inputs]^T + bias.
+absl::Status DeviceDense(DeviceWork& work, const DeviceDenseShape& shape, const float* input, const float* weight,
+                         const float* bias, float* output);
+absl::Status DeviceDenseBackwardWeight(DeviceWork& work, const DeviceDenseShape& shape, const float* input,
+                                       const float* diff_output, GradTarget<float> weight);
+absl::Status DeviceDenseBackwardInput(DeviceWork& work, const DeviceDenseShape& shape, const float* weight,
+                                      const float* diff_output, float* diff_input);
+
+// In place.
+absl::Status DeviceRelu(DeviceWork& work, float* data, int64_t count);
+// diff stays where `output`, the rectifier's, is positive.
+absl::Status DeviceReluBackward(DeviceWork& work, const float* output, float* diff, int64_t count);
+// to += from.
+absl::Status DeviceAddTo(DeviceWork& work, const float* from, float* to, int64_t count);
+// The gradient of a bias.
+absl::Status DeviceColumnSums(DeviceWork& work, const float* data, int64_t rows, int64_t columns,
+                              GradTarget<float> sums);
+
+// Softmax and cross-entropy of a few classes, into work.loss(). Scores become the gradient of the mean loss times
+// `weight`; without one they stay.
+absl::Status DeviceClassLoss(DeviceWork& work, float* scores, const uint8_t* labels, int64_t samples, int classes,
+                             std::optional<double> weight);
+
+// means [batch * channels] of `area` pixels each, and back.
+absl::Status DeviceAveragePool(DeviceWork& work, const float* source, float* means, int64_t count, int area);
+absl::Status DeviceAveragePoolBackward(DeviceWork& work, const float* diff_means, float* diff_source, int64_t count,
+                                       int area);
+
+// Batch norm and a rectifier, as layers/batch_norm_relu.h has them.
+class DeviceNorm {
+ public:
+  struct Images {
+    int64_t batch = 0;
+    int channels = 0;
+    int area = 0;
+    int64_t count() const { return batch * channels * area; }
+  };
+  struct State {
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+    float* running_mean = nullptr;
+    float* running_variance = nullptr;
+  };
+
+  // With the batch's statistics, by which the running ones move, or in evaluation with those.
+  absl::Status Forward(DeviceWork& work, const Images& images, const State& state, bool is_training,
+                       const float* source, float* output);
+  // After a Forward in training, of which source and output are as they were. `diff` becomes the source's gradient.
+  absl::Status Backward(DeviceWork& work, const Images& images, const State& state, const float* source,
+                        const float* output, float* diff, GradTarget<float> weight, GradTarget<float> bias);
+
+ private:
+  DeviceBuffer statistics_;  // Mean and 1 / deviation: [2, channels].
+  DeviceBuffer parts_;       // Sums of parts of channels.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_DEVICE_LAYERS_H_

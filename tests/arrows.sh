@@ -88,7 +88,7 @@ only 'Gloo is seen by its backend and the benchmark of Gloo itself alone' \
   '^//(comm:gloo|tools/bench:raw_gloo_rank$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm:nccl' @cuda//:nccl
 only 'CUDA is seen by the backend and the CUDA targets alone' \
-  '^//comm(:nccl|/device:cuda)' '@cuda//:cudart'
+  '^//(comm:nccl|comm/device:cuda|tools/gpu:device_timer$)' '@cuda//:cudart'
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 never 'flags are read by programs alone' \
   "$products" @com_github_gflags_gflags//...

@@ -1,0 +1,167 @@
+// How fast the device code that is bound by memory is, beside a plain copy of as many bytes. See --help.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/tools/gpu/device_cases.h"
+#include "evenkeel/tools/gpu/device_timer.h"
+#include "evenkeel/tools/measure/paired_ratio.h"
+#include "gflags/gflags.h"
+
+DEFINE_string(device, "cuda", "cuda; or simulated, which says nothing about any device.");
+DEFINE_int64(largest_mib, 256, "From 1 MiB, four times as much each time, to this.");
+DEFINE_bool(quick, false, "Fewer pairs.");
+DEFINE_bool(devices, false, "Only tell which devices there are, one per line.");
+DEFINE_bool(rows, false, "Rows with tabs, for programs: name, result, figure, bar.");
+DEFINE_double(pytorch_adamw_seconds, 0, "What a step of PyTorch's fused AdamW took (tools/gpu/pytorch_adamw.py).");
+
+namespace evenkeel {
+namespace {
+
+constexpr char kUsage[] = R"(How fast buckets are packed and unpacked and AdamW steps on a device.
+
+  bazel run //tools/gpu:bench_device
+
+Each row beside a plain copy that reads and writes as many bytes, in turns: the median of the paired ratios with its
+95 % interval. 1 is the copy's speed. From 16 MiB on, 0.85 is the bar; ends with 1 if a figure is below.)";
+
+constexpr double kBar = 0.85;
+constexpr int64_t kBarFrom = int64_t{16} << 20;
+// What pytorch_adamw.py steps over.
+constexpr int64_t kPyTorchBytes = int64_t{256} << 20;
+
+struct Row {
+  std::string name, result, figure, bar;
+};
+
+class Bench {
+ public:
+  explicit Bench(const BenchDevice& device) : device_(device), is_real_(device.runtime->name() == "cuda") {}
+
+  // Beside a copy of as many bytes.
+  absl::Status Measure(const DeviceCase& measured, bool has_bar) {
+    EK_ASSIGN_OR_RETURN(const DeviceCase copy, CopyCase(device_, measured.bytes));
+    const int repeats = is_real_ ? static_cast<int>(std::clamp<int64_t>((int64_t{2} << 30) / copy.bytes, 4, 400)) : 1;
+    const int pairs = !is_real_ ? 1 : FLAGS_quick ? 9 : 31;
+    EK_RETURN_IF_ERROR(TimeOf(copy, repeats).status());  // Warms up: kernels are loaded.
+    EK_RETURN_IF_ERROR(TimeOf(measured, repeats).status());
+    std::vector<double> copies, runs;
+    for (int pair = 0; pair < pairs; ++pair) {
+      EK_ASSIGN_OR_RETURN(const double of_copy, TimeOf(copy, repeats));
+      EK_ASSIGN_OR_RETURN(const double of_run, TimeOf(measured, repeats));
+      copies.push_back(of_copy / static_cast<double>(copy.bytes));
+      runs.push_back(of_run / static_cast<double>(measured.bytes));
+    }
+    const PairedRatio ratio = RatioOf(copies, runs);
+    seconds_ = MedianOf(runs) * static_cast<double>(measured.bytes);
+    const std::string figure = absl::StrFormat("%s of a copy; %.0f GB/s, the copy %.0f GB/s", ratio.ToString(),
+                                               1e-9 / MedianOf(runs), 1e-9 / MedianOf(copies));
+    Add(measured.name, figure, has_bar, ratio.median >= kBar, absl::StrFormat(">= %.2f", kBar));
+    return absl::OkStatus();
+  }
+
+  // Beside what another program took, just before.
+  void CompareLast(const std::string& name, double others_seconds) {
+    const double ratio = others_seconds / seconds_;
+    Add(name,
+        absl::StrFormat("%.3f times as fast: %.3f ms, PyTorch %.3f ms", ratio, seconds_ * 1e3, others_seconds * 1e3),
+        /*has_bar=*/true, ratio >= 1 / 1.05, ">= 0.95");
+  }
+
+  const std::vector<Row>& rows() const { return rows_; }
+  bool all_passed() const {
+    return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.result == "failed"; });
+  }
+
+ private:
+  // Of one run, in seconds.
+  absl::StatusOr<double> TimeOf(const DeviceCase& measured, int repeats) {
+    EK_ASSIGN_OR_RETURN(const double seconds, device_.timer->Seconds([&]() -> absl::Status {
+      for (int i = 0; i < repeats; ++i) EK_RETURN_IF_ERROR(measured.run());
+      return absl::OkStatus();
+    }));
+    return std::max(seconds, 1e-9) / repeats;
+  }
+
+  void Add(const std::string& name, const std::string& figure, bool has_bar, bool is_good, const std::string& bar) {
+    if (has_bar && is_real_) {
+      rows_.push_back({name, is_good ? "passed" : "failed", figure, bar});
+    } else {
+      rows_.push_back({name, "shown", figure, ""});
+    }
+    const Row& row = rows_.back();
+    if (FLAGS_rows) {
+      std::cout << row.name << '\t' << row.result << '\t' << row.figure << '\t' << row.bar << std::endl;
+    } else {
+      std::cout << absl::StrFormat("%-32s %-8s %-8s %s", row.name, row.result, row.bar, row.figure) << std::endl;
+    }
+  }
+
+  const BenchDevice& device_;
+  const bool is_real_;
+  double seconds_ = 0;  // Of the last case.
+  std::vector<Row> rows_;
+};
+
+absl::Status TellDevices() {
+  EK_ASSIGN_OR_RETURN(const BenchDevice device, OpenBenchDevice(FLAGS_device));
+  EK_ASSIGN_OR_RETURN(const int count, device.runtime->DeviceCount());
+  for (int i = 0; i < count; ++i) {
+    EK_ASSIGN_OR_RETURN(const DeviceFacts facts, device.runtime->Facts(Device::Cuda(i)));
+    std::cout << absl::StrFormat("%d, %s, %d MiB, %d multiprocessors, sm_%d\n", i, facts.name, facts.total_bytes >> 20,
+                                 facts.multiprocessors, facts.compute_capability);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Run() {
+  if (FLAGS_largest_mib < 1) return absl::InvalidArgumentError("--largest_mib is at least 1");
+  EK_ASSIGN_OR_RETURN(const BenchDevice device, OpenBenchDevice(FLAGS_device));
+  Bench bench(device);
+  const auto measure = [&](const absl::StatusOr<DeviceCase>& measured, bool has_bar) -> absl::Status {
+    EK_RETURN_IF_ERROR(measured.status());
+    return bench.Measure(*measured, has_bar);
+  };
+  for (int64_t bytes = 1 << 20; bytes <= FLAGS_largest_mib << 20; bytes *= 4) {
+    const bool has_bar = bytes >= kBarFrom;
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      EK_RETURN_IF_ERROR(measure(PackCase(device, bytes, dtype), has_bar));
+      EK_RETURN_IF_ERROR(measure(UnpackCase(device, bytes, dtype), has_bar));
+    }
+    EK_RETURN_IF_ERROR(measure(AdamWCase(device, bytes, DType::kBFloat16), has_bar));
+    EK_RETURN_IF_ERROR(measure(AdamWCase(device, bytes, DType::kFloat32), has_bar));
+    if (bytes == kPyTorchBytes && FLAGS_pytorch_adamw_seconds > 0) {
+      bench.CompareLast("AdamW beside PyTorch's fused one", FLAGS_pytorch_adamw_seconds);
+    }
+  }
+  return bench.all_passed();
+}
+
+}  // namespace
+}  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage(evenkeel::kUsage);
+  gflags::ParseCommandLineFlags(&argc, &argv, true);
+  absl::StatusOr<bool> passed = true;
+  if (argc > 1) {
+    passed = absl::InvalidArgumentError(absl::StrCat("'", argv[1], "' is no flag"));
+  } else if (FLAGS_devices) {
+    if (const absl::Status told = evenkeel::TellDevices(); !told.ok()) passed = told;
+  } else {
+    passed = evenkeel::Run();
+  }
+  if (!passed.ok()) std::cerr << "bench_device: " << passed.status().message() << "\n";
+  return passed.ok() && *passed ? EXIT_SUCCESS : EXIT_FAILURE;
+}

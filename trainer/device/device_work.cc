@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<DeviceWork>> DeviceWork::Create(const DevicePlace
   return work;
 }
 
-absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch) {
+absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch, std::span<const std::byte> extra) {
   std::vector<std::span<const std::byte>> parts;
   DeviceBatch here{.samples = SamplesOf(batch)};
   if (const auto* const images = std::get_if<ImageBatch>(&batch)) {
@@ -84,7 +84,8 @@ absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch) {
     here.context = tokens.context;
   }
   const int64_t second = Rounded(static_cast<int64_t>(parts[0].size()));
-  const int64_t bytes = second + static_cast<int64_t>(parts[1].size());
+  const int64_t third = Rounded(second + static_cast<int64_t>(parts[1].size()));
+  const int64_t bytes = third + static_cast<int64_t>(extra.size());
 
   Slot& slot = slots_[uploads_ % kSlots];
   Slot& before = slots_[(uploads_ + 1) % kSlots];
@@ -99,6 +100,7 @@ absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch) {
   auto* const pinned = static_cast<std::byte*>(slot.pinned.data.get());
   std::memcpy(pinned, parts[0].data(), parts[0].size());
   std::memcpy(pinned + second, parts[1].data(), parts[1].size());
+  if (!extra.empty()) std::memcpy(pinned + third, extra.data(), extra.size());
 
   EK_RETURN_IF_ERROR(runtime().Wait(copies_.ref(), slot.used));
   EK_RETURN_IF_ERROR(runtime().Copy(slot.here.as<std::byte>(), pinned, bytes, copies_.ref()));
@@ -114,6 +116,7 @@ absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch) {
     here.inputs = reinterpret_cast<const int32_t*>(data);
     here.targets = reinterpret_cast<const int32_t*>(data + second);
   }
+  if (!extra.empty()) here.extra = data + third;
   return here;
 }
 

@@ -23,8 +23,10 @@
 #ifndef EVENKEEL_TRAINER_DEVICE_DEVICE_WORK_H_
 #define EVENKEEL_TRAINER_DEVICE_DEVICE_WORK_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -47,6 +49,7 @@ struct DeviceBatch {
   const int32_t* inputs = nullptr;
   const int32_t* targets = nullptr;
   int64_t context = 0;
+  const std::byte* extra = nullptr;  // At a multiple of 256 bytes.
 };
 
 class DeviceWork {
@@ -62,7 +65,8 @@ class DeviceWork {
   // Of all DeviceBuffers, batches included.
   int64_t held_bytes() const { return held_bytes_; }
 
-  absl::StatusOr<DeviceBatch> Upload(const Batch& batch);
+  // `extra`: what else a model wants to know of the batch, in the same copy.
+  absl::StatusOr<DeviceBatch> Upload(const Batch& batch, std::span<const std::byte> extra = {});
 
   // In the device's memory.
   DeviceLoss* loss() const { return static_cast<DeviceLoss*>(loss_.data.get()); }

@@ -15,6 +15,15 @@
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/internal/float16.h"
 
+// swapcontext() asks the kernel for the mask of signals each time, which takes longer than all else. A stack that has
+// been entered once is left and entered by jumps. The sanitizers are told of contexts only.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && \
+    (defined(__x86_64__) || defined(__aarch64__))
+#define EK_FIBERS_JUMP 1
+#else
+#define EK_FIBERS_JUMP 0
+#endif
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -33,6 +42,10 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<std::byte[]> stack;
   bool is_done = false;
+#if EK_FIBERS_JUMP
+  bool is_entered = false;
+  void* place[5];  // Of __builtin_setjmp.
+#endif
 #if defined(__SANITIZE_THREAD__)
   void* tsan = nullptr;
 #endif
@@ -43,6 +56,9 @@ struct Block {
   std::vector<Fiber> fibers;
   std::vector<double> mailboxes = std::vector<double>(kMostThreads);
   ucontext_t scheduler;
+#if EK_FIBERS_JUMP
+  void* scheduler_place[5];
+#endif
   int current = 0;
   bool may_wait = false;
   void (*body)(void* const*) = nullptr;
@@ -61,6 +77,38 @@ Block& ThisBlock() {
   return block;
 }
 
+#if EK_FIBERS_JUMP
+
+// Not inlined: a jump must not end in the function that it starts in.
+[[gnu::noinline]] void JumpTo(void** place) { __builtin_longjmp(place, 1); }
+[[gnu::noinline]] void Switch(void** from, void** to) {
+  if (__builtin_setjmp(from) == 0) JumpTo(to);
+}
+[[gnu::noinline]] void EnterFirst(void** from, const ucontext_t* to) {
+  if (__builtin_setjmp(from) == 0) setcontext(to);
+}
+
+// A fiber lives as long as its thread, and runs its part of one block after the other.
+void RunFiber() {
+  Block& block = ThisBlock();
+  while (true) {
+    block.body(block.args);
+    Fiber& fiber = block.fibers[block.current];
+    fiber.is_done = true;
+    Switch(fiber.place, block.scheduler_place);
+  }
+}
+
+void EnterFiber(Block& block, Fiber& fiber) {
+  if (fiber.is_entered) return Switch(block.scheduler_place, fiber.place);
+  fiber.is_entered = true;
+  EnterFirst(block.scheduler_place, &fiber.context);
+}
+
+void LeaveFiber(Block& block, Fiber& fiber) { Switch(fiber.place, block.scheduler_place); }
+
+#else
+
 // Sanitizers keep account of stacks, and want to be told before and after each change of it.
 void EnterFiber(Block& block, Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -77,7 +125,7 @@ void EnterFiber(Block& block, Fiber& fiber) {
 #endif
 }
 
-void LeaveFiber(Block& block, Fiber& fiber, bool is_last) {
+void LeaveFiber(Block& block, Fiber& fiber, bool is_last = false) {
 #if defined(__SANITIZE_ADDRESS__)
   void* fake_stack = nullptr;
   __sanitizer_start_switch_fiber(is_last ? nullptr : &fake_stack, block.scheduler_stack, block.scheduler_stack_bytes);
@@ -104,9 +152,14 @@ void RunFiber() {
   LeaveFiber(block, fiber, /*is_last=*/true);
 }
 
+#endif
+
 void Prepare(Fiber& fiber) {
-  if (fiber.stack == nullptr) fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
   fiber.is_done = false;
+#if EK_FIBERS_JUMP
+  if (fiber.is_entered) return;
+#endif
+  if (fiber.stack == nullptr) fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
@@ -151,7 +204,7 @@ void WaitForBlock() {
     std::fprintf(stderr, "a kernel's threads wait for each other: make it with KernelKind::kSynchronises\n");
     std::abort();
   }
-  LeaveFiber(block, block.fibers[block.current], /*is_last=*/false);
+  LeaveFiber(block, block.fibers[block.current]);
 }
 
 double& Mailbox(int thread) { return ThisBlock().mailboxes[thread]; }

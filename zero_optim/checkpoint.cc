@@ -194,7 +194,7 @@ absl::Status AddDescribed(absl::string_view description, int file, const Paramet
   const auto param_of = [&](int index) -> CheckpointManifest::Param* {
     if (index < 0 || index >= params.size()) return nullptr;
     CheckpointManifest::Param& param = manifest.params[params[index].name];
-    param.dtype = params[index].value.dtype;
+    param.dtype = StateDType(params[index].value.dtype);
     param.count = params[index].value.count;
     return &param;
   };
@@ -358,7 +358,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder, const Par
     const int index = params.Find(name);
     if (index < 0) return absl::InvalidArgumentError(absl::StrCat(folder, ": there is no parameter \"", name, "\""));
     const TensorView& value = params[index].value;
-    if (value.count != param.count || value.dtype != param.dtype) {
+    if (value.count != param.count || StateDType(value.dtype) != param.dtype) {
       return absl::InvalidArgumentError(absl::StrCat(folder, ": \"", name, "\" is ", ToString(param.dtype), "[",
                                                      param.count, "] there, and ", ToString(value), " here"));
     }

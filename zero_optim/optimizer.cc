@@ -15,10 +15,15 @@ namespace evenkeel {
 
 using internal::GradientSource;
 using internal::LocalGradients;
+using internal::ParameterUpdater;
 using internal::StepMessage;
 
+namespace {
+constexpr int kStepList = 0;  // Of a device's tables.
+}  // namespace
+
 Optimizer::Optimizer(Communicator* comm, const ParameterSet* params, ParameterGroups groups)
-    : Joinable(comm, "optimizer"), params_(params), updater_(params, std::move(groups)) {}
+    : Joinable(comm, "optimizer"), params_(params), updater_(params, std::move(groups), comm->runtime()) {}
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(Communicator* comm, const ParameterSet* params,
                                                              const UpdateRule& rule) {
@@ -59,16 +64,16 @@ absl::Status Optimizer::Step(const StepOptions& options) {
   if (!answer.everyone_active()) {
     EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), step.Serialize()));
   }
-  Apply(step);
-  return absl::OkStatus();
+  return Apply(step);
 }
 
-absl::StatusOr<GradientCheck> Optimizer::CheckGradients(double norm) const {
+absl::StatusOr<GradientCheck> Optimizer::CheckGradients(double norm) {
   if (in_backward_ != InBackward::kNothing) {
     return absl::FailedPreconditionError(
         absl::StrCat(join_name(), ": CheckGradients() would not see the gradients that were used up in backward"));
   }
   EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep({.clip = ClipOptions{.norm = norm}}));
+  if (updater_.is_on_device()) return updater_.MeasureNow(GradientsOf(step), norm, step.options.grad_scale);
   return Measure(step, norm);
 }
 
@@ -94,30 +99,53 @@ absl::Status Optimizer::RepeatStep(absl::string_view payload) {
   EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(payload, params_->size()));
   EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
   EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
-  Apply(step);
-  return absl::OkStatus();
+  return Apply(step);
 }
 
-void Optimizer::Apply(const StepMessage& step) {
+absl::Status Optimizer::Apply(const StepMessage& step) {
+  if (updater_.is_on_device()) return ApplyThere(step);
   StepOptions options = step.options;
-  last_check_.reset();
+  checks_.Begin();
   if (internal::NeedsCheck(options)) {
-    last_check_ = Measure(step, internal::NormOf(options));
-    options = internal::Decide(options, *last_check_);
-    last_check_->is_skipped = options.skip;
+    GradientCheck check = Measure(step, internal::NormOf(options));
+    options = internal::Decide(options, check);
+    check.is_skipped = options.skip;
+    checks_.Set(check);
   }
   for (int i = 0; i < params_->size() && !options.skip; ++i) {
     if (step.sources[i] == GradientSource::kNone) continue;
     updater_.Update(i, internal::ElementsOf(*params_, i), options.grad_scale);
   }
   CountStep();
+  return absl::OkStatus();
+}
+
+std::vector<ParameterUpdater::Gradient> Optimizer::GradientsOf(const StepMessage& step) const {
+  std::vector<ParameterUpdater::Gradient> gradients;
+  for (int i = 0; i < params_->size(); ++i) {
+    if (step.sources[i] != GradientSource::kNone) gradients.push_back({i, (*params_)[i].grad});
+  }
+  return gradients;
+}
+
+absl::Status Optimizer::ApplyThere(const StepMessage& step) {
+  checks_.Begin();
+  if (!step.options.skip) {
+    const StreamRef stream = updater_.stream();
+    EK_RETURN_IF_ERROR(updater_.SetGradients(kStepList, GradientsOf(step), stream));
+    const bool is_measured = internal::NeedsCheck(step.options);
+    if (is_measured) EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, internal::NormOf(step.options), stream));
+    EK_RETURN_IF_ERROR(updater_.UpdateThere(kStepList, step.options, is_measured, stream));
+    if (is_measured) checks_.SetThere(&updater_.device());
+  }
+  CountStep();
+  return absl::OkStatus();
 }
 
 absl::Status Optimizer::LoadState(const OptimizerState& state) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
-  updater_.Import(state, [](int) { return true; });
-  return absl::OkStatus();
+  return updater_.Import(state, [](int) { return true; });
 }
 
 absl::Status Optimizer::Save(const std::string& folder) {
@@ -128,7 +156,8 @@ absl::Status Optimizer::Save(const std::string& folder) {
 
 absl::StatusOr<StatePieces> Optimizer::Pieces() {
   if (is_torn_) return absl::FailedPreconditionError(absl::StrCat(join_name(), " is in the middle of an update"));
-  return communicator().rank() == 0 ? updater_.Pieces() : StatePieces();  // All have the same.
+  if (communicator().rank() != 0) return StatePieces();  // All have the same.
+  return updater_.Pieces();
 }
 
 absl::Status Optimizer::Load(const std::string& folder) {

@@ -14,6 +14,11 @@
 //
 // sharded_optimizer.h splits the state over the ranks, with the same results.
 //
+// Devices:   parameters of float32 or bfloat16 on the group's device: Step() puts its work on their stream
+//            (ParameterSet::SetStream()) and waits for nothing, whether it clips or skips or not. last_check() waits,
+//            and so do state(), Save(), Load() and the like. State is float32; a bfloat16 parameter has a float32
+//            master copy among it (StateTensorNames()). Weights are the CPU's bit for bit (device/device_update.h says
+//            where not), and checkpoints the same files.
 // Ownership: the communicator outlives its use, the parameters outlive it. Create it on all ranks in the same order.
 // Threads:   thread-compatible.
 // Errors:    InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
@@ -36,6 +41,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/internal/last_checks.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
@@ -60,8 +66,11 @@ class Optimizer : public Joinable {
 
   // What the gradients are, before Step(); says the same on all ranks and communicates nothing. Those of the last step,
   // if it was to clip or to skip what is not finite, tells last_check().
-  absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0) const;
-  const std::optional<GradientCheck>& last_check() const { return last_check_; }
+  absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0);
+  const std::optional<GradientCheck>& last_check() const { return checks_.last(); }
+  // The same of the step before the last: on a device that is there already, or almost, so that a loop that wants to
+  // know what happened does not make the host wait for the step that it has just begun.
+  const std::optional<GradientCheck>& check_before() const { return checks_.before(); }
 
   const ParameterGroups& groups() const { return updater_.groups(); }
   // Of all groups or of one, on all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
@@ -72,7 +81,8 @@ class Optimizer : public Joinable {
   // One more, of parameters that were in none. All ranks together, between steps, not inside RunJoined().
   absl::Status AddGroup(ParameterGroup group);
 
-  OptimizerState state() const { return updater_.Export(); }
+  // Empty if a device has failed, which the next Step() says.
+  OptimizerState state() { return updater_.Export().value_or(OptimizerState()); }
   int64_t state_bytes() const { return updater_.state_bytes(); }
   // Replaces all state. On all ranks alike, not inside RunJoined().
   absl::Status LoadState(const OptimizerState& state);
@@ -96,8 +106,10 @@ class Optimizer : public Joinable {
 
   absl::StatusOr<internal::StepMessage> PlanStep(const StepOptions& options) const;
   absl::Status RepeatStep(absl::string_view payload);
-  void Apply(const internal::StepMessage& step);
+  absl::Status Apply(const internal::StepMessage& step);
+  absl::Status ApplyThere(const internal::StepMessage& step);  // On a device.
   GradientCheck Measure(const internal::StepMessage& step, double norm) const;
+  std::vector<internal::ParameterUpdater::Gradient> GradientsOf(const internal::StepMessage& step) const;
 
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status CheckWhole() const override;
@@ -105,7 +117,7 @@ class Optimizer : public Joinable {
 
   const ParameterSet* const params_;
   internal::ParameterUpdater updater_;
-  std::optional<GradientCheck> last_check_;
+  internal::LastChecks checks_;                    // Behind the updater, whose device it asks.
   InBackward in_backward_ = InBackward::kNothing;  // What is updated there.
   bool is_torn_ = false;                           // A step that updates in backward has begun to, and has not ended.
 };

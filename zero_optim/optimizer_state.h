@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +25,9 @@
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
+
+// The type of a parameter's state: its own, or float32 if that has 16 bits.
+constexpr DType StateDType(DType value) { return SizeOf(value) < SizeOf(DType::kFloat32) ? DType::kFloat32 : value; }
 
 // A tensor in memory of its own.
 class StateTensor {
@@ -78,6 +82,7 @@ struct StatePiece {
 struct StatePieces {
   std::map<int, int64_t> steps;  // Updates so far of the parameters of which there is something here.
   std::vector<StatePiece> pieces;
+  std::vector<std::shared_ptr<StateTensor>> copies;  // Of state that lies on a device, which the pieces are of then.
 };
 
 // Who gets the state that Consolidate() puts together, in place of one rank.

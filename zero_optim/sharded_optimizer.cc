@@ -83,7 +83,11 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Commu
   absl::Status own = made.status();
   std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(
       comm, params, own.ok() ? *std::move(made) : ParameterGroups(params->size()), std::move(options)));
-  own.Update(optimizer->updater_.Check());
+  if (own.ok() && comm->runtime() != nullptr) {
+    own = absl::UnimplementedError(
+        "a sharded optimizer updates parameters on the CPU; on a device there are Optimizer and SlicedOptimizer");
+  }
+  if (own.ok()) own = optimizer->updater_.Check();
   own.Update(optimizer->updater_.CheckDense());
   if (own.ok()) own = optimizer->Init();
   EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups()));

@@ -116,7 +116,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   // ranks together, between steps; inside RunJoined() after Step().
   absl::Status Rebalance();
   // Of what this rank owns.
-  OptimizerState state() const { return updater_.Export(); }
+  OptimizerState state() { return updater_.Export().value_or(OptimizerState()); }
   int64_t state_bytes() const { return updater_.state_bytes(); }
 
   // What an unsharded optimizer would hold: on the rank `to`, or on all; empty elsewhere. All ranks together; inside

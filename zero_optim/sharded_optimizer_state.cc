@@ -134,7 +134,7 @@ absl::Status ShardedOptimizer::Load(const std::string& folder) {
                                                    *params_, groups(), internal::SameIn::kShape));
   EK_RETURN_IF_ERROR(OwnLoaded(loaded.steps));
   const PlanPtr now = plan();
-  updater_.Import(loaded.state, [&](int param) { return now->owners.owner(param) == rank; });
+  EK_RETURN_IF_ERROR(updater_.Import(loaded.state, [&](int param) { return now->owners.owner(param) == rank; }));
   SetStepsFinished(loaded.steps_finished);
   SetCheckpointHint(folder);
   return absl::OkStatus();
@@ -179,17 +179,18 @@ absl::Status ShardedOptimizer::MoveTo(const OwnerTable& owners) {
   const int rank = communicator().rank();
   const PlanPtr old = plan();
   EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
-  std::map<int, std::vector<StateTensor>> arriving;
+  std::map<int, std::vector<internal::HeldTensor>> arriving;
   std::vector<Work> works;
   for (int param = 0; param < params_->size(); ++param) {
     const int from = old->owners.owner(param), to = owners.owner(param);
     if (from == to || steps[param] == 0 || (rank != from && rank != to)) continue;
     const TensorView& value = (*params_)[param].value;
-    std::vector<StateTensor>& tensors = rank == to ? arriving[param] : updater_.tensors(param);
+    std::vector<internal::HeldTensor>& tensors = rank == to ? arriving[param] : updater_.tensors(param);
     if (rank == to) {
-      tensors.assign(StateTensorNames(groups().rule_of(param)).size(), StateTensor(value.dtype, value.count));
+      tensors.assign(StateTensorNames(groups().rule_of(param)).size(),
+                     internal::HeldTensor(StateTensor(value.dtype, value.count)));
     }
-    for (StateTensor& tensor : tensors) {
+    for (internal::HeldTensor& tensor : tensors) {
       works.push_back(rank == to ? channel_->Recv(tensor.view(), from, {.role = Role::kState})
                                  : channel_->Send(tensor.view(), to, {.role = Role::kState}));
     }
@@ -198,9 +199,11 @@ absl::Status ShardedOptimizer::MoveTo(const OwnerTable& owners) {
   is_torn_ = true;
   EK_RETURN_IF_ERROR(channel_->Barrier({.role = Role::kState}).Wait());
   for (int param = 0; param < params_->size(); ++param) {
-    if (old->owners.owner(param) == rank && owners.owner(param) != rank) updater_.Prepare(param, 0);
+    if (old->owners.owner(param) == rank && owners.owner(param) != rank) {
+      EK_RETURN_IF_ERROR(updater_.Prepare(param, 0));
+    }
     if (old->owners.owner(param) == rank || owners.owner(param) != rank || steps[param] == 0) continue;
-    updater_.Prepare(param, steps[param]);
+    EK_RETURN_IF_ERROR(updater_.Prepare(param, steps[param]));
     updater_.tensors(param) = std::move(arriving[param]);
   }
   is_torn_ = false;
@@ -239,7 +242,7 @@ absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
       for (int param : bucket.params) {
         const auto names = StateTensorNames(groups().rule_of(param));
         if (t >= names.size()) continue;
-        StateTensor* const own = bucket.owner == rank ? &updater_.tensors(param)[t] : nullptr;
+        StateTensor* const own = bucket.owner == rank ? &updater_.tensors(param)[t].here() : nullptr;
         if (receives) {
           StateTensor& result = state.params[param].tensors[std::string(names[t])];
           result = own != nullptr ? *own : StateTensor(bucket.dtype, specs_[param].count);
@@ -269,8 +272,7 @@ absl::Status ShardedOptimizer::LoadState(const OptimizerState& state) {
   for (const auto& [param, entry] : state.params) steps[param] = entry.step;
   EK_RETURN_IF_ERROR(OwnLoaded(steps));
   const PlanPtr now = plan();
-  updater_.Import(state, [&](int param) { return now->owners.owner(param) == communicator().rank(); });
-  return absl::OkStatus();
+  return updater_.Import(state, [&](int param) { return now->owners.owner(param) == communicator().rank(); });
 }
 
 absl::Status ShardedOptimizer::OwnLoaded(const std::map<int, int64_t>& steps) {
@@ -338,15 +340,15 @@ absl::Status ShardedOptimizer::MoveState(const internal::ShardMove& move) {
     const int from = move.holder[param], to = owners.owner(param);
     was_updated_[param] = from >= 0;
     if (from < 0 || from == to || (rank != from && rank != to)) continue;
-    if (rank == to) updater_.Prepare(param, move.steps[param]);
-    for (StateTensor& tensor : updater_.tensors(param)) {
+    if (rank == to) EK_RETURN_IF_ERROR(updater_.Prepare(param, move.steps[param]));
+    for (internal::HeldTensor& tensor : updater_.tensors(param)) {
       works.push_back(rank == to ? channel_->Recv(tensor.view(), from, {.role = Role::kState})
                                  : channel_->Send(tensor.view(), to, {.role = Role::kState}));
     }
   }
   EK_RETURN_IF_ERROR(WaitForAll(works));
   for (int param = 0; param < params_->size(); ++param) {
-    if (owners.owner(param) != rank || move.holder[param] < 0) updater_.Prepare(param, 0);
+    if (owners.owner(param) != rank || move.holder[param] < 0) EK_RETURN_IF_ERROR(updater_.Prepare(param, 0));
   }
   is_torn_ = false;
   EK_RETURN_IF_ERROR(params_->SetTrainable(move.mask));

@@ -193,12 +193,12 @@ absl::StatusOr<RoundBuffers> SlicedOptimizer::BeginReduction(const BucketInfo& b
   }
   if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Nobody called Step() since.
   absl::MutexLock lock(&mutex_);
-  if (next_plan_ != nullptr) AdoptPlan();
+  if (next_plan_ != nullptr) EK_RETURN_IF_ERROR(AdoptPlan());
   SendFlags(bucket, step.contributes);
   return RoundBuffers{.in = {bucket.data}, .out = {plan_->buckets[bucket.index].gradient}, .scale = step.scale};
 }
 
-void SlicedOptimizer::AdoptPlan() {
+absl::Status SlicedOptimizer::AdoptPlan() {
   plan_ = std::move(next_plan_);
   gradients_are_lost_ = false;  // Others come.
   flags_.assign(plan_->flag_count, 0);
@@ -214,8 +214,9 @@ void SlicedOptimizer::AdoptPlan() {
       changes.push_back({.param = param, .from = holders_[param], .to = now});
       holders_[param] = std::move(now);
     }
-    move_->Start(changes);
+    EK_RETURN_IF_ERROR(move_->Start(changes));
   }
+  return absl::OkStatus();
 }
 
 void SlicedOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {

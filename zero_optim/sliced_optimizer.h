@@ -179,7 +179,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status OnSettings(absl::string_view message);
   absl::Status CheckGroups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state moves to where the newest plan has it.
-  void AdoptPlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AdoptPlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendFlags(const BucketInfo& bucket, bool contributes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A step.
@@ -202,7 +202,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<int64_t> Sizes() const;
   // This rank keeps of its part what `holders` say, and nothing else.
-  void KeepOnly(int param, const internal::Holders& holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status KeepOnly(int param, const internal::Holders& holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Joinable (there, too).
   void LeaveGroup(Communicator* old, const GroupChange& change) override;

@@ -95,16 +95,19 @@ absl::StatusOr<OptimizerState> SlicedOptimizer::Gather(int to) {
   return state;
 }
 
-void SlicedOptimizer::KeepOnly(int param, const Holders& holders) {
+absl::Status SlicedOptimizer::KeepOnly(int param, const Holders& holders) {
   const HeldRange range = internal::RangeOf(holders, communicator().rank());
-  const ParameterUpdater::Part old = updater_.SetPart(param, range.begin, range.end - range.begin);
-  std::vector<StateTensor>& now = updater_.tensors(param);
+  EK_ASSIGN_OR_RETURN(ParameterUpdater::Part old, updater_.SetPart(param, range.begin, range.end - range.begin));
+  std::vector<internal::HeldTensor>& now = updater_.tensors(param);
+  absl::Status status;
   for (size_t t = 0; t < now.size(); ++t) {
     const TensorView to = now[t].view();
-    if (to.count > 0)
-      std::memcpy(to.data, old.tensors[t].data() + (range.begin - old.begin) * SizeOf(to.dtype), to.bytes());
+    if (to.count == 0) continue;
+    status.Update(updater_.Copy(to, old.tensors[t].view().Slice(range.begin - old.begin, to.count)));
   }
+  updater_.Drop(std::move(old));
   holders_[param] = holders;
+  return status;
 }
 
 std::vector<Holders> SlicedOptimizer::HoldersFor(absl::FunctionRef<bool(int)> has_state) const {
@@ -133,12 +136,11 @@ absl::Status SlicedOptimizer::LoadState(const OptimizerState& state) {
   std::vector<Holders> holders = HoldersFor([&](int param) { return state.params.contains(param); });
   for (int param = 0; param < params_->size(); ++param) {
     const HeldRange range = internal::RangeOf(holders[param], communicator().rank());
-    updater_.Prepare(param, 0);
-    (void)updater_.SetPart(param, range.begin, range.end - range.begin);
+    EK_RETURN_IF_ERROR(updater_.Prepare(param, 0));
+    EK_RETURN_IF_ERROR(updater_.SetPart(param, range.begin, range.end - range.begin).status());
   }
   holders_ = std::move(holders);
-  updater_.Import(state, [](int) { return true; });
-  return absl::OkStatus();
+  return updater_.Import(state, [](int) { return true; });
 }
 
 absl::StatusOr<StatePieces> SlicedOptimizer::Pieces() {
@@ -176,7 +178,7 @@ absl::Status SlicedOptimizer::Load(const std::string& folder) {
   holders = HoldersFor([&](int param) { return loaded.steps.contains(param); });
   move_.reset();
   is_torn_ = false;
-  updater_.ImportParts(std::move(loaded.state), range_of);
+  EK_RETURN_IF_ERROR(updater_.ImportParts(std::move(loaded.state), range_of));
   holders_ = std::move(holders);
   SetStepsFinished(loaded.steps_finished);
   SetCheckpointHint(folder);
@@ -261,8 +263,8 @@ absl::Status SlicedOptimizer::EnterGroup(const GroupChange& /*change*/) {
   EK_ASSIGN_OR_RETURN(const internal::SliceStart start, internal::PlanSliceStart(by_rank, Sizes()));
   absl::MutexLock lock(&mutex_);
   for (int param = 0; param < params_->size(); ++param) {
-    updater_.Prepare(param, start.steps[param]);
-    KeepOnly(param, start.holders[param]);
+    EK_RETURN_IF_ERROR(updater_.Prepare(param, start.steps[param]));
+    EK_RETURN_IF_ERROR(KeepOnly(param, start.holders[param]));
   }
   is_torn_ = false;
   held_rank_ = communicator().rank();

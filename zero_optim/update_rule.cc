@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/update_kernels.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {
 namespace {

@@ -70,8 +70,6 @@ std::string ToString(const UpdateRule& rule);
 // and begins as the parameter is at its first update. So who writes such a parameter later changes it for one step only.
 std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DType dtype = DType::kFloat32);
 inline constexpr int kMaxStateTensors = 3;
-// The state's type: the parameter's, or float32 if that has 16 bits.
-constexpr DType StateDType(DType value) { return SizeOf(value) < SizeOf(DType::kFloat32) ? DType::kFloat32 : value; }
 
 // OK for float32 and float64 on the CPU, and float32 and bfloat16 on a device; else Unimplemented.
 absl::Status CheckUpdatable(const TensorView& value);

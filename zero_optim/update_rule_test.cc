@@ -15,6 +15,7 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/internal/update_kernels.h"
 #include "gmock/gmock.h"
+#include "evenkeel/zero_optim/optimizer_state.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

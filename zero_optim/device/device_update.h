@@ -72,6 +72,8 @@ class DeviceUpdate {
   // Of what Measure() found, for whoever only wants to know. The host waits.
   absl::StatusOr<GradientCheck> CheckNow(double norm, double grad_scale, StreamRef stream, absl::Time deadline);
 
+  int64_t checks() const { return check_count_; }  // So many there have been.
+
   // The step counts, by parameter. The host waits in the first.
   absl::StatusOr<std::vector<int64_t>> ReadSteps(StreamRef stream, absl::Time deadline);
   absl::Status WriteSteps(absl::Span<const int64_t> steps, StreamRef stream);

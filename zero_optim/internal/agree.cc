@@ -112,7 +112,7 @@ absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name, con
                                 ParameterGroup group, ParameterUpdater& updater) {
   ParameterGroups more = updater.groups();
   absl::Status own = more.Add(std::move(group));
-  if (own.ok()) own = ParameterUpdater(&params, more).Check();
+  if (own.ok()) own = ParameterUpdater(&params, more, comm.runtime()).Check();
   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, name, own, params, more));
   updater.groups() = std::move(more);
   return absl::OkStatus();

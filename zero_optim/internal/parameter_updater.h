@@ -3,34 +3,54 @@
 //   ParameterUpdater updater(&params, groups);
 //   updater.Update(3, params[3].grad, /*grad_scale=*/1.0);   // state appears with the first update
 //
+// On a device (the group's runtime is there, the parameters lie on it) a step's updates are one call, which puts work on
+// a stream and does not wait:
+//
+//   EK_RETURN_IF_ERROR(updater.SetGradients(0, gradients, stream));       // state appears with the first of them
+//   EK_RETURN_IF_ERROR(updater.MeasureThere(0, norm, stream));             // if the step clips, or may be skipped
+//   EK_RETURN_IF_ERROR(updater.UpdateThere(0, options, is_measured, stream));
+//
+// Steps:   where a step may be skipped by what the device finds, only the device knows the step counts: Refresh() waits
+//          for them, before step(), and drops the state of what was never updated after all.
+// Streams: state is used on the parameters' stream; who uses it on another orders that one.
 // Threads: thread-compatible.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PARAMETER_UPDATER_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_PARAMETER_UPDATER_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/zero_optim/device/device_update.h"
+#include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/internal/held_tensor.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
+#include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel::internal {
 
 class ParameterUpdater {
  public:
-  // `params` must outlive it. Update() may only be used after Check() said OK.
-  ParameterUpdater(const ParameterSet* params, ParameterGroups groups);
+  // `params` must outlive it. Update() may only be used after Check() said OK. `runtime`: the group's; null on the CPU.
+  ParameterUpdater(const ParameterSet* params, ParameterGroups groups, DeviceRuntime* runtime = nullptr);
+  ~ParameterUpdater();
 
-  // InvalidArgument or Unimplemented: a parameter is not one that can be used.
-  absl::Status Check() const;
+  // InvalidArgument or Unimplemented: a parameter is not one that can be used. FailedPrecondition: it lies on a device
+  // that the group can't use.
+  absl::Status Check();
   // InvalidArgument names a parameter in a group whose gradient consists of rows.
   absl::Status CheckDense() const;
 
@@ -39,42 +59,72 @@ class ParameterUpdater {
 
   // Of a parameter's elements, those that are updated here, and whose state is.
   struct Part : StateRange {
-    std::vector<StateTensor> tensors;
+    std::vector<HeldTensor> tensors;
   };
   StateRange range(int param) const { return slots_[param].part; }  // The whole parameter, unless it was set.
   // Goes on with that range and, after a first update, a state of zeros; answers what was here. The step count stays.
-  Part SetPart(int param, int64_t begin, int64_t count);
-  void PutBack(int param, Part part) { slots_[param].part = std::move(part); }
+  absl::StatusOr<Part> SetPart(int param, int64_t begin, int64_t count);
+  void PutBack(int param, Part part);
+  // Of a part that nobody needs any more.
+  void Drop(Part part);
 
-  // For parameters in a group. The gradient is that of the range.
+  // For parameters in a group, on the CPU. The gradient is that of the range.
   void Update(int param, const TensorView& gradient, double grad_scale);
+
+  // On a device.
+  bool is_on_device() const { return runtime_ != nullptr; }
+  StreamRef stream() const { return is_on_device() ? params_->stream() : StreamRef(); }
+  DeviceUpdate& device() { return *device_; }
+  struct Gradient {
+    int param = 0;
+    TensorView elements;  // Of the range.
+  };
+  // `list`: any number; the same for what mostly stays the same from step to step.
+  absl::Status SetGradients(int list, absl::Span<const Gradient> gradients, StreamRef stream);
+  // Counts and decides for all that is in `list`; and updates it.
+  absl::Status PrepareThere(int list, const StepOptions& options, bool is_measured, StreamRef stream);
+  absl::Status UpdateThere(int list, const StepOptions& options, bool is_measured, StreamRef stream);
+  absl::Status MeasureThere(int list, double norm, StreamRef stream);
+  // To measure only: nothing appears.
+  absl::StatusOr<GradientCheck> MeasureNow(absl::Span<const Gradient> gradients, double norm, double grad_scale);
+  // The host waits, if the device knows better.
+  absl::Status Refresh();
+
+  // Between any two of the CPU and the device, on stream(); on the CPU at once.
+  absl::Status Copy(const TensorView& to, const TensorView& from);
+  // The host waits for what is on stream().
+  absl::Status Synchronize();
 
   int64_t state_bytes() const;
   int64_t step(int param) const { return slots_[param].step; }
-  std::vector<StateTensor>& tensors(int param) { return slots_[param].part.tensors; }
+  std::vector<HeldTensor>& tensors(int param) { return slots_[param].part.tensors; }
 
   // Makes room for the state of a parameter after its update number `step`, which the caller then writes to tensors();
   // what is there stays. 0: forgets it.
-  void Prepare(int param, int64_t step);
+  absl::Status Prepare(int param, int64_t step);
 
-  // Of the ranges that are here.
-  OptimizerState Export() const;
-  StatePieces Pieces();
+  // Of the ranges that are here. From a device the host waits; pieces are copies then.
+  absl::StatusOr<OptimizerState> Export();
+  absl::StatusOr<StatePieces> Pieces();
   // InvalidArgument, which names the parameter, unless the state fits the parameters and the rule.
   absl::Status CheckState(const OptimizerState& state) const;
   // The same of a state whose tensors have just the elements of such a range.
   absl::Status CheckParts(const OptimizerState& parts, absl::FunctionRef<StateRange(int param)> range_of) const;
   // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The state must have passed
   // CheckState().
-  void Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
+  absl::Status Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
   // Goes on with these ranges of all parameters, and this state of them, which must have passed CheckParts().
-  void ImportParts(OptimizerState parts, absl::FunctionRef<StateRange(int param)> range_of);
+  absl::Status ImportParts(OptimizerState parts, absl::FunctionRef<StateRange(int param)> range_of);
 
  private:
   void UpdateRows(int param, const TensorView& elements, double grad_scale);
-  std::span<const absl::string_view> NamesFor(int param) const { return StateTensorNames(groups_.rule_of(param)); }
+  std::span<const absl::string_view> NamesFor(int param) const {
+    return StateTensorNames(groups_.rule_of(param), (*params_)[param].value.dtype);
+  }
 
-  std::vector<StateTensor> ZerosFor(int param) const;
+  absl::Status MakeState(int param);  // Zeros.
+  absl::Status CheckDevice();
+  std::vector<DeviceUpdateItem> ItemsFor(absl::Span<const Gradient> gradients, std::vector<TensorView>& state);
 
   struct Slot {
     int64_t step = 0;
@@ -83,7 +133,14 @@ class ParameterUpdater {
 
   const ParameterSet* const params_;
   ParameterGroups groups_;
+  DeviceRuntime* const runtime_;
   std::vector<Slot> slots_;  // By parameter.
+
+  // On a device.
+  std::vector<std::vector<int>> listed_;  // The parameters of each list.
+  bool device_knows_better_ = false;      // The steps of the slots are at most too large.
+  bool device_must_know_ = false;         // They were set here.
+  std::unique_ptr<DeviceUpdate> device_;  // Goes first, and waits for what uses the rest.
 };
 
 }  // namespace evenkeel::internal

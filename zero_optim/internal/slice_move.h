@@ -7,6 +7,8 @@
 // What was there before stays until the move is destroyed, so that it can be undone: it takes up to twice the state of
 // the parameters that move. Destroy it when all ranks are known to have ended theirs.
 //
+// Devices: what is sent is what is on the updater's stream when the move starts. Order that stream behind the move
+//          before it is destroyed.
 // Order:   all ranks start the same changes in the same order, with nothing else on the channel between two of the same
 //          ranks.
 // Threads: thread-compatible.
@@ -38,10 +40,15 @@ class StateMove {
   // Both outlive it.
   StateMove(ParameterUpdater* updater, Channel* channel, int rank)
       : updater_(updater), channel_(channel), rank_(rank) {}
+  StateMove(const StateMove&) = delete;
+  StateMove& operator=(const StateMove&) = delete;
+  ~StateMove();
 
   // Parameters of one type. What has no state yet changes hands without a message.
-  void Start(absl::Span<const OwnerChange> changes);
+  absl::Status Start(absl::Span<const OwnerChange> changes);
   absl::Status Wait() const;
+  // On a device: without the host; what is on the stream then may use the new parts.
+  absl::Status OrderBefore(StreamRef stream) const;
   // Everything is as before Start(); the group has ended, or Wait() has.
   void Undo();
   // Who held what before.

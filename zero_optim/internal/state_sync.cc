@@ -17,7 +17,7 @@ absl::Status StateSync::BroadcastValues(const ParameterSet& params, int source) 
   std::vector<Work> works;
   for (int i = 0; i < params.size(); ++i) {
     if (params.is_ignored(i)) continue;
-    works.push_back(channel.Broadcast(params[i].value, source, {.role = Role::kState}));
+    works.push_back(channel.Broadcast(params[i].value, source, {.role = Role::kState, .after = params.stream()}));
   }
   return WaitForAll(works);
 }
@@ -32,6 +32,7 @@ absl::Status StateSync::BroadcastSettings(ParameterUpdater& updater, int source)
 
 absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const ParameterSet& params, int source) const {
   EK_RETURN_IF_ERROR(BroadcastSettings(updater, source));
+  EK_RETURN_IF_ERROR(updater.Refresh());
   ByteWriter mine;
   for (int i = 0; i < params.size() && comm.rank() == source; ++i) mine.I64(updater.step(i));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
@@ -41,9 +42,9 @@ absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const Paramete
   for (int i = 0; i < params.size(); ++i) {
     const int64_t step = reader.I64();
     if (!reader.ok()) return reader.Finish("an optimizer's step counts");
-    updater.Prepare(i, step);
-    for (StateTensor& tensor : updater.tensors(i)) {
-      works.push_back(channel.Broadcast(tensor.view(), source, {.role = Role::kState}));
+    EK_RETURN_IF_ERROR(updater.Prepare(i, step));
+    for (HeldTensor& tensor : updater.tensors(i)) {
+      works.push_back(channel.Broadcast(tensor.view(), source, {.role = Role::kState, .after = updater.stream()}));
     }
   }
   return WaitForAll(works);

@@ -1,0 +1,57 @@
+// What the last steps found of their gradients; on a device it is fetched when somebody asks.
+//
+//   checks.Begin();                            // with each step
+//   checks.Set(check);                         // if it looked at its gradients; or, where the device did:
+//   checks.SetThere(&updater.device());
+//   checks.last();                             // waits, on a device
+//
+// A device that has failed answers that nothing was finite, and the next call to it says why.
+//
+// Threads: thread-compatible.
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_LAST_CHECKS_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_LAST_CHECKS_H_
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/zero_optim/device/device_update.h"
+#include "evenkeel/zero_optim/gradient_check.h"
+
+namespace evenkeel::internal {
+
+class LastChecks {
+ public:
+  void Begin() { before_ = std::exchange(last_, Entry()); }
+  void Set(const GradientCheck& check) { last_.check = check; }
+  void SetThere(DeviceUpdate* device) { last_ = {.device = device, .number = device->checks()}; }
+
+  const std::optional<GradientCheck>& last() const { return Fetch(last_); }
+  const std::optional<GradientCheck>& before() const { return Fetch(before_); }
+
+ private:
+  struct Entry {
+    std::optional<GradientCheck> check;
+    DeviceUpdate* device = nullptr;  // Where it still is.
+    int64_t number = 0;
+  };
+
+  static const std::optional<GradientCheck>& Fetch(Entry& entry) {
+    if (entry.device == nullptr) return entry.check;
+    const auto fetched = entry.device->LastCheck(absl::Now() + absl::Minutes(10),
+                                                 static_cast<int>(entry.device->checks() - entry.number));
+    entry.device = nullptr;
+    entry.check = GradientCheck{.norm = kInfinityNorm, .is_finite = false};
+    if (fetched.ok() && fetched->has_value()) entry.check = *fetched;
+    return entry.check;
+  }
+
+  mutable Entry last_, before_;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_LAST_CHECKS_H_

@@ -55,7 +55,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 root=$bundle/runfiles/evenkeel
-export LD_LIBRARY_PATH=$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# For our own programs: python3's PyTorch brings other libraries of the same names.
+ours=(env "LD_LIBRARY_PATH=$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
 export TEST_SRCDIR=$bundle/runfiles TEST_WORKSPACE=evenkeel RUNFILES_DIR=$bundle/runfiles
 export EVENKEEL_REQUIRE_GPU=1
 
@@ -127,7 +128,7 @@ look_at_devices() {
       [[ -n $line ]] && devices+=("$line")
     done <"$log"
   fi
-  program "$log" ./tools/gpu/bench_device --devices
+  program "$log" "${ours[@]}" ./tools/gpu/bench_device --devices
   code=$?
   if [[ $code != 0 ]]; then
     row devices failed "no GPU: $(grep -v '^ *$' "$log" | tail -n 1)"
@@ -141,7 +142,7 @@ run_tests() {
   while IFS=$'\t' read -r label path kind; do
     is_wanted "$label" || continue
     log=$(log_of "$label")
-    program "$log" "./$path"
+    program "$log" "${ours[@]}" "./$path"
     test_row "$label" $? "$log"
   done <"$bundle/tests.txt"
 }
@@ -166,7 +167,7 @@ run_sanitizer() {
         continue
       fi
       log=$(log_of "$check $label")
-      program "$log" "$sanitizer" --tool "$check" --error-exitcode 99 "./$path"
+      program "$log" "${ours[@]}" "$sanitizer" --tool "$check" --error-exitcode 99 "./$path"
       code=$?
       if [[ $code == 99 ]]; then
         row "$check $label" failed "$(grep 'SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//'), see $log"
@@ -195,7 +196,7 @@ run_benchmarks() {
   fi
 
   log=$(log_of benchmarks)
-  program "$log" ./tools/gpu/bench_device "${arguments[@]}"
+  program "$log" "${ours[@]}" ./tools/gpu/bench_device "${arguments[@]}"
   code=$?
   while IFS=$'\t' read -r name result figure bar; do
     [[ $result =~ ^(passed|failed|shown)$ ]] && row "$name" "$result" "$figure" "$bar"

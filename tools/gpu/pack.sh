@@ -1,8 +1,8 @@
 #!/bin/bash
 # Makes a folder with everything that gpu_check.sh needs on a machine that has a
 # GPU and nothing else: every test with the tag "gpu", their data, the device
-# benchmark, and the shared libraries of all of them but the C library's and the
-# driver's.
+# benchmark, and the shared libraries of all of them but the compiler's and the
+# driver's: the machine's C library must not be older than the one here.
 #
 #   tools/gpu/pack.sh FOLDER [--without_libraries] [-- ARGUMENTS OF BAZEL BUILD]
 #   tools/gpu/pack.sh /tmp/gpu_check -- --define=cuda_archs=sm_90
@@ -83,7 +83,7 @@ if [[ $libraries == 1 ]]; then
   mkdir -p "$folder/lib"
   find "$folder/runfiles" -type f -perm -u+x -exec sh -c 'ldd "$1" 2>/dev/null' _ {} \; |
     sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
-    grep -Ev '/(libc|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-[a-z]*|ld-linux[^/]*)[.]so' |
+    grep -Ev '/(libc|libstdc[+][+]|libgcc_s|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-[a-z]*|ld-linux[^/]*)[.]so' |
     while IFS= read -r library; do
       cp -L --no-clobber "$library" "$folder/lib/"
       # cuDNN and cuBLAS load their other parts by name.

@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/runtime.h"
-#include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/device/tested_devices.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "gtest/gtest.h"
@@ -50,7 +50,7 @@ class SegmentCopyTest : public testing::Test {
   }
   void Finish() { ASSERT_TRUE(devices_.Synchronize(stream_.ref(), absl::Now() + absl::Seconds(30)).ok()); }
 
-  SimulatedDevices devices_;
+  TestedDevices devices_;
   Stream stream_;
   std::vector<Memory> memory_;
 };
@@ -93,8 +93,10 @@ TEST_F(SegmentCopyTest, InlineIsTheSame) {
   for (int i = 0; i < kMostInlineSegments; ++i) {
     segments.push_back({.to = On(DType::kBFloat16, 1 + 777 * i), .from = Filled(DType::kFloat32, 1 + 777 * i, i)});
   }
-  float factor = 0.25f;
-  ASSERT_TRUE(CopySegmentsOnce(devices_, segments, stream_.ref(), {.scale = 2.0, .scale_at = &factor}).ok());
+  const TensorView factor = On(DType::kFloat32, 1);
+  Set(factor, 0, 0.25);
+  ASSERT_TRUE(
+      CopySegmentsOnce(devices_, segments, stream_.ref(), {.scale = 2.0, .scale_at = factor.as<float>().data()}).ok());
   Finish();
   for (const CopySegment& segment : segments) {
     for (int64_t i = 0; i < segment.to.count; ++i) ASSERT_EQ(Get(segment.to, i), Get(segment.from, i) * 0.5);

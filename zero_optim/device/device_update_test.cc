@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/device/tested_devices.h"
 #include "evenkeel/comm/status.h"
 #include "gtest/gtest.h"
 
@@ -54,7 +54,7 @@ void Write(const TensorView& view, int64_t i, float value) {
 // Parameters on a device, and the same, in float32, on the CPU. The memory of a simulated device is the host's.
 class Pair {
  public:
-  Pair(SimulatedDevices* devices, const std::vector<UpdateRule>& rules, const std::vector<int64_t>& sizes, DType dtype)
+  Pair(TestedDevices* devices, const std::vector<UpdateRule>& rules, const std::vector<int64_t>& sizes, DType dtype)
       : devices_(devices), rules_(rules), dtype_(dtype) {
     stream_ = *devices->CreateStream(kDevice);
     update_ = *DeviceUpdate::Create(devices, kDevice, static_cast<int>(sizes.size()));
@@ -169,7 +169,7 @@ class Pair {
     return TensorView(memory_.back().data.get(), count + offset, dtype, kDevice).Slice(offset, count);
   }
 
-  SimulatedDevices* const devices_;
+  TestedDevices* const devices_;
   const std::vector<UpdateRule> rules_;
   const DType dtype_;
   std::vector<Memory> memory_;
@@ -182,7 +182,7 @@ TEST(DeviceUpdateTest, UpdatesAsTheCpuDoesBitForBit) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const UpdateRule& rule : OneOfEach()) {
       SCOPED_TRACE(absl::StrCat(ToString(rule), " ", ToString(dtype)));
-      SimulatedDevices devices;
+      TestedDevices devices;
       Pair pair(&devices, {rule}, kSizes, dtype);
       for (int step = 1; step <= 3; ++step) {
         pair.MakeGradients(step);
@@ -204,7 +204,7 @@ TEST(DeviceUpdateTest, ManyRulesAndParametersTakeAFewLaunches) {
     sizes.push_back(10 * i);
     sizes.push_back(3);
   }
-  SimulatedDevices devices;
+  TestedDevices devices;
   Pair pair(&devices, rules, sizes, DType::kFloat32);
   for (int step = 1; step <= 2; ++step) {
     pair.MakeGradients(step);
@@ -217,7 +217,7 @@ TEST(DeviceUpdateTest, ManyRulesAndParametersTakeAFewLaunches) {
 }
 
 TEST(DeviceUpdateTest, AStepHasNoHostWaitAndNoCopyButOfItsCheck) {
-  SimulatedDevices devices({.delay = absl::Microseconds(200)});
+  TestedDevices devices({.delay = absl::Microseconds(200)});
   Pair pair(&devices, {AdamW{}}, kSizes, DType::kFloat32);
   pair.MakeGradients(1);
   ASSERT_TRUE(pair.Step().ok());
@@ -238,7 +238,7 @@ TEST(DeviceUpdateTest, MeasuresAndClips) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const double norm : {1.0, 2.0, 3.5, kInfinityNorm}) {
       SCOPED_TRACE(absl::StrCat("norm ", norm));
-      SimulatedDevices devices;
+      TestedDevices devices;
       Pair pair(&devices, {Sgd{.learning_rate = 1}}, kSizes, dtype);
       pair.MakeGradients(1);
       ASSERT_TRUE(pair.Step({.grad_scale = -0.5, .clip = ClipOptions{.max_norm = 0.125, .norm = norm}}).ok());
@@ -262,7 +262,7 @@ TEST(DeviceUpdateTest, ASkippedStepChangesNothingAndDoesNotCount) {
   for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                           std::numeric_limits<float>::quiet_NaN()}) {
     for (const double norm : {1.0, 2.0, 3.0, kInfinityNorm}) {
-      SimulatedDevices devices;
+      TestedDevices devices;
       Pair pair(&devices, {AdamW{}}, kSizes, DType::kFloat32);
       const StepOptions options{.clip = ClipOptions{.max_norm = 1e30, .norm = norm}, .skip_nonfinite = true};
       int64_t counted = 0;
@@ -291,7 +291,7 @@ TEST(DeviceUpdateTest, ASkippedStepChangesNothingAndDoesNotCount) {
 }
 
 TEST(DeviceUpdateTest, WithoutGradientsTheNormIsZero) {
-  SimulatedDevices devices;
+  TestedDevices devices;
   Pair pair(&devices, {AdamW{}}, kSizes, DType::kFloat32);
   ASSERT_TRUE(pair.Step({.clip = ClipOptions()}, static_cast<int>(kSizes.size())).ok());
   EXPECT_EQ(*pair.update().LastCheck(Soon()), GradientCheck());
@@ -299,7 +299,7 @@ TEST(DeviceUpdateTest, WithoutGradientsTheNormIsZero) {
 
 // The device is far behind when lists change: what it still works with must stay.
 TEST(DeviceUpdateTest, ListsMayChangeInEachStep) {
-  SimulatedDevices devices({.delay = absl::Microseconds(500)});
+  TestedDevices devices({.delay = absl::Microseconds(500)});
   Pair pair(&devices, {Adam{}}, kSizes, DType::kFloat32);
   pair.MakeGradients(1);
   const int64_t waits = devices.host_waits();
@@ -312,7 +312,7 @@ TEST(DeviceUpdateTest, ListsMayChangeInEachStep) {
 }
 
 TEST(DeviceUpdateTest, StepCountsAreReadAndWritten) {
-  SimulatedDevices devices({.delay = absl::Microseconds(100)});
+  TestedDevices devices({.delay = absl::Microseconds(100)});
   Pair pair(&devices, {AdamW{}}, {5, 6}, DType::kFloat32);
   const std::vector<int64_t> counts = {41, 7};
   ASSERT_TRUE(pair.update().WriteSteps(counts, pair.stream()).ok());
@@ -321,7 +321,7 @@ TEST(DeviceUpdateTest, StepCountsAreReadAndWritten) {
 }
 
 TEST(DeviceUpdateTest, ErrorsOfTheDeviceComeBack) {
-  SimulatedDevices devices;
+  TestedDevices devices;
   Pair pair(&devices, {AdamW{}}, {5, 6}, DType::kFloat32);
   ASSERT_TRUE(pair.Step().ok());
   devices.FailNext("Launch", absl::InternalError("unspecified launch failure"));

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/device/tested_devices.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/device/device_cnn.h"
@@ -97,7 +97,7 @@ class ParityTest : public ::testing::TestWithParam<Case> {
 
   void Finish() { ASSERT_TRUE(devices_.Synchronize(place_.stream.ref(), absl::Now() + absl::Seconds(60)).ok()); }
 
-  // Simulated memory is the host's.
+  // The tested memory is also the host's.
   void ExpectEqualGradients(double bound = kBound) {
     Finish();
     for (int i = 0; i < host_->parameters().size(); ++i) {
@@ -122,7 +122,7 @@ class ParityTest : public ::testing::TestWithParam<Case> {
     return tensor;
   }
 
-  SimulatedDevices devices_;
+  TestedDevices devices_;
   DevicePlace place_;
   std::unique_ptr<Model> host_, device_;
   PendingResult last_;
@@ -146,7 +146,7 @@ TEST_P(ParityTest, LossGradientsAndTheirOrderAreTheHosts) {
   const std::vector<int> wanted = Step(*host_, batch);
   const PendingResult host_result = last_;
   EXPECT_EQ(Step(*device_, batch), wanted);
-  EXPECT_FALSE(last_.is_there());
+  EXPECT_FALSE(last_.is_there() && devices_.name() == "simulated");  // A GPU may be that fast.
   ExpectEqualGradients();
   const BatchResult host = *host_result.Wait(absl::Now());
   const BatchResult device = *last_.Wait(absl::Now() + absl::Seconds(60));

@@ -1,7 +1,6 @@
 #include "evenkeel/bucket/data_parallel.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -75,6 +74,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
                                                                    std::unique_ptr<BucketReduction> reduction) {
   std::unique_ptr<DataParallel> ddp(new DataParallel(comm, params, std::move(buffers), options));
   const std::string& name = ddp->join_name();
+  ddp->runtime_ = comm->runtime();
   absl::Status own = Reducer::Check(*comm, *params, options.reducer);
   own.Update(CheckBuffers(*comm, ddp->buffers_));
   own.Update(TrainabilityWatch::Check(options.trainability));
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
   if (options.broadcast_initial_state) {
     std::vector<TensorView> state = ValuesOf(*params);
     if (options.broadcast_buffers) state.insert(state.end(), ddp->buffers_.begin(), ddp->buffers_.end());
-    EK_RETURN_IF_ERROR(BroadcastState(*ddp->state_channel_, state, 0, Role::kState));
+    EK_RETURN_IF_ERROR(BroadcastState(*ddp->state_channel_, state, 0, Role::kState, params->stream()));
   }
   EK_ASSIGN_OR_RETURN(ddp->reducer_, Reducer::Create(comm, params, name, options.reducer, std::move(reduction)));
   ddp->PublishPlan();
@@ -95,6 +95,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
 
 DataParallel::~DataParallel() {
   if (Communicator* comm = living_group()) comm->steps().Unregister(this);
+  reducer_.reset();  // On a device it waits for what uses the memory here.
 }
 
 std::vector<Fact> DataParallel::Facts() const {
@@ -133,7 +134,7 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
       if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
     });
   }
-  KeepBuffers(/*is_active=*/true);
+  EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/true));
   if (WillSyncBuffers()) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
     EK_RETURN_IF_ERROR(SyncBuffers(answer));
@@ -208,7 +209,10 @@ int DataParallel::BufferRoot(const StepAnswer& answer) const {
 }
 
 absl::Status DataParallel::SyncBuffers(const StepAnswer& answer) {
-  return BroadcastState(*state_channel_, buffers_, BufferRoot(answer), Role::kBuffers);
+  EK_ASSIGN_OR_RETURN(std::vector<Work> works, BeginBroadcastState(*state_channel_, buffers_, BufferRoot(answer),
+                                                                   Role::kBuffers, params_->stream()));
+  reducer_->Confirm(std::move(works));
+  return absl::OkStatus();
 }
 
 Schedule DataParallel::StepSchedule() const {
@@ -240,7 +244,7 @@ void DataParallel::SetOptimizerState(std::vector<TensorView> state) {
 absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions&) {
   if (!refusal_.empty()) {
     if (!has_optimizer_state_ || stale_root_ < 0) return absl::FailedPreconditionError(refusal_);
-    EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, optimizer_state_, stale_root_, Role::kState));
+    EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, optimizer_state_, stale_root_, Role::kState, params_->stream()));
     refusal_.clear();
     has_stale_state_ = false;
   }
@@ -258,7 +262,7 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
   }
   *saw_uneven_ = true;
   shadowed_ = true;
-  KeepBuffers(/*is_active=*/false);
+  EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
   if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
   last_step_synced_ = action == Action::kSync;
   if (action == Action::kAccumulate) {
@@ -293,7 +297,7 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
       refusal_ = StaleStateRefusal(join_name());
     }
   }
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, root, Role::kState));
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, root, Role::kState, params_->stream()));
   return join_config().has_optimizer ? CheckReplicas() : absl::OkStatus();
 }
 
@@ -306,24 +310,19 @@ absl::Status DataParallel::CheckReplicas() {
 
 // Another group -------------------------------------------------------------------------------------------------------
 
-void DataParallel::KeepBuffers(bool is_active) {
-  if (!last_step_synced_) return;  // Accumulates: the step has begun before.
-  std::swap(kept_, kept_before_);  // Whose memory is used again.
-  kept_.bytes.resize(buffers_.size());
-  for (size_t b = 0; b < buffers_.size(); ++b) {
-    const auto* data = static_cast<const std::byte*>(buffers_[b].data);
-    kept_.bytes[b].assign(data, data + buffers_[b].bytes());
-  }
+absl::Status DataParallel::KeepBuffers(bool is_active) {
+  if (!last_step_synced_) return absl::OkStatus();  // Accumulates: the step has begun before.
+  std::swap(kept_, kept_before_);                   // Whose memory is used again.
+  EK_RETURN_IF_ERROR(kept_.content.Take(buffers_, runtime_, params_->stream()));
   kept_.step = communicator().steps().steps_begun();
   kept_.was_active = is_active;
   kept_.was_joined = join_config().enable;
   step_is_open_ = true;
+  return absl::OkStatus();
 }
 
-void DataParallel::RestoreBuffers(const KeptBuffers& kept) {
-  for (size_t b = 0; b < kept.bytes.size(); ++b) {
-    if (!kept.bytes[b].empty()) std::memcpy(buffers_[b].data, kept.bytes[b].data(), kept.bytes[b].size());
-  }
+absl::Status DataParallel::RestoreBuffers(const KeptBuffers& kept) {
+  return kept.content.Restore(buffers_, runtime_, params_->stream());
 }
 
 void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
@@ -338,15 +337,14 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   buffers_are_right_ = change.ahead >= 0 && steps_back <= 2;
   if (buffers_are_right_ && steps_back > 0) {
     const KeptBuffers& right = steps_back == 1 ? kept_ : kept_before_;
-    buffers_are_right_ = right.bytes.size() == buffers_.size();
-    RestoreBuffers(right);
+    buffers_are_right_ = right.content.size() == buffers_.size() && RestoreBuffers(right).ok();
     kept_.was_active = right.was_active;
     kept_.was_joined = right.was_joined;
   }
   step_is_open_ = false;
-  kept_.bytes.clear();
+  kept_.content.Forget();
   kept_.step = 0;
-  kept_before_.bytes.clear();
+  kept_before_.content.Forget();
   mode_ = StepMode::kSync;
   last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
   shadowed_ = false;
@@ -355,6 +353,7 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
 
 absl::Status DataParallel::EnterGroup(const GroupChange& change) {
   is_back_in_loop_ = change.between_steps;
+  runtime_ = communicator().runtime();
   EK_RETURN_IF_ERROR(Annotate(VerifySame(Facts(), communicator().control(), communicator().timeout()), join_name()));
   EK_ASSIGN_OR_RETURN(state_channel_, communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
   EK_RETURN_IF_ERROR(
@@ -391,6 +390,10 @@ absl::Status DataParallel::FindStaleRoot() {
 }
 
 absl::Status DataParallel::CheckWhole() const {
+  if (const absl::Status finished = reducer_->CheckFinished(); !finished.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(), ": a step that had been taken for finished failed on the device: ", finished.message()));
+  }
   if (!has_stale_state_) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(join_name(), ": the optimizer's state is behind since an uneven loop"));
@@ -401,7 +404,7 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState));
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
   if (has_optimizer_state_) {
     refusal_.clear();
     has_stale_state_ = false;
@@ -415,7 +418,7 @@ absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
   if (options_.broadcast_buffers) state.insert(state.end(), buffers_.begin(), buffers_.end());
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState));
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       communicator().control().Exchange(absl::StrCat("synced/", join_name()),
                                                         last_step_synced_ ? "1" : "0", communicator().timeout()));
@@ -438,11 +441,11 @@ absl::Status DataParallel::TakeOverBuffers(int source) {
   }
   const int root = highest_active >= 0 ? highest_active : lowest >= 0 ? lowest : source;
   KeptBuffers own = kept_;  // Until the others' are there, this rank's own are what a repetition needs.
-  KeepBuffers(own.was_active);
+  EK_RETURN_IF_ERROR(KeepBuffers(own.was_active));
   kept_.was_joined = own.was_joined;
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, buffers_, root, Role::kState));
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, buffers_, root, Role::kState, params_->stream()));
   // Buffers that are each rank's own stay so, where they are those of the right step.
-  if (!options_.broadcast_buffers && buffers_are_right_) RestoreBuffers(kept_);
+  if (!options_.broadcast_buffers && buffers_are_right_) EK_RETURN_IF_ERROR(RestoreBuffers(kept_));
   step_is_open_ = false;
   kept_ = std::move(own);
   return absl::OkStatus();

@@ -24,6 +24,9 @@
 // Higher orders: values are reduced. The gradient of a gradient is your backward's business, before the announcement.
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
 //                leaves nothing behind: gradients are none, and buffers are as they were when it began.
+// Devices:       as the reducer (reducer.h): everything follows ParameterSet::stream(), the buffers' broadcast too, and a
+//                step waits for no device. So an operation's failure may show when an optimizer has used what it left:
+//                Recover() then takes this rank's state for torn.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
 // Several in one step: all ranks compare whether they synchronise when the first of them begins the step; a difference
 // in the others shows when ranks can't come together any more, which the control plane notices and names.
@@ -39,7 +42,6 @@
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -50,11 +52,13 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "evenkeel/bucket/internal/tensor_snapshot.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reducer.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/bucket/trainability.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/join/joinable.h"
 
 namespace evenkeel {
@@ -151,9 +155,9 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status TakeOverAfterLoop(StateTransfer& transfer);
   absl::Status FindStaleRoot();
   // Before a step of this rank: what a repetition of it must begin with.
-  void KeepBuffers(bool is_active);
+  absl::Status KeepBuffers(bool is_active);
   struct KeptBuffers;
-  void RestoreBuffers(const KeptBuffers& kept);
+  absl::Status RestoreBuffers(const KeptBuffers& kept);
 
   ParameterSet* const params_;
   const std::vector<TensorView> buffers_;
@@ -167,16 +171,17 @@ class DataParallel : public Joinable, private StepParticipant {
 
   // The buffers as they were before a step (from its first backward to the one that synchronises).
   struct KeptBuffers {
-    std::vector<std::vector<std::byte>> bytes;
+    TensorSnapshot content;
     int64_t step = 0;         // As the group counted it.
     bool was_active = true;   // This rank had inputs in it.
     bool was_joined = false;  // It was inside RunJoined().
   };
-  KeptBuffers kept_;               // Before the step that was begun last,
-  KeptBuffers kept_before_;        // and before the one before it.
-  bool step_is_open_ = false;      // The gradients of the former are still to come.
-  bool is_back_in_loop_ = false;   // The group was replaced between two steps of a loop.
-  bool buffers_are_right_ = true;  // On entering a group: they are those with which its first step begins.
+  DeviceRuntime* runtime_ = nullptr;  // Null on the CPU.
+  KeptBuffers kept_;                  // Before the step that was begun last,
+  KeptBuffers kept_before_;           // and before the one before it.
+  bool step_is_open_ = false;         // The gradients of the former are still to come.
+  bool is_back_in_loop_ = false;      // The group was replaced between two steps of a loop.
+  bool buffers_are_right_ = true;     // On entering a group: they are those with which its first step begins.
 
   // Whether a rank had run dry in a step of this loop. Shared, because answers may come after this object's end.
   std::shared_ptr<std::atomic<bool>> saw_uneven_ = std::make_shared<std::atomic<bool>>(false);

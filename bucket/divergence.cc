@@ -5,25 +5,55 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-absl::Status Check(absl::Span<const NamedView> tensors, const DivergenceOptions& options) {
+absl::Status Check(absl::Span<const NamedView> tensors, Device device, const DivergenceOptions& options) {
   if (options.parts < 1 || options.part < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("divergence: part ", options.part, " of ", options.parts, " parts can't be looked at"));
   }
   for (const NamedView& tensor : tensors) {
-    if (tensor.view.device.is_cpu()) continue;
-    return absl::UnimplementedError(
-        absl::StrCat("divergence: \"", tensor.name, "\" is ", ToString(tensor.view), ", not in the CPU's memory"));
+    if (tensor.view.device.is_cpu() || tensor.view.device == device) continue;
+    return absl::InvalidArgumentError(absl::StrCat("divergence: \"", tensor.name, "\" is ", ToString(tensor.view),
+                                                   ", the group's tensors lie on ", ToString(device)));
   }
   return absl::OkStatus();
 }
+
+// A tensor's bytes on the host.
+class HostBytes {
+ public:
+  HostBytes(Communicator& comm, StreamRef stream) : comm_(comm), stream_(stream) {}
+
+  absl::StatusOr<absl::string_view> Of(const TensorView& view) {
+    const auto bytes = static_cast<size_t>(view.bytes());
+    if (view.device.is_cpu()) return absl::string_view(static_cast<const char*>(view.data), bytes);
+    DeviceRuntime& runtime = *comm_.runtime();
+    if (stream_.handle == nullptr) {
+      EK_ASSIGN_OR_RETURN(own_, runtime.CreateStream(view.device));
+      stream_ = own_.ref();
+    }
+    if (memory_.bytes < view.bytes()) {
+      EK_ASSIGN_OR_RETURN(memory_, runtime.AllocatePinned(view.bytes()));
+    }
+    EK_RETURN_IF_ERROR(runtime.Copy(memory_.data.get(), view.data, view.bytes(), stream_));
+    EK_RETURN_IF_ERROR(runtime.Synchronize(stream_, absl::Now() + comm_.timeout()));
+    return absl::string_view(static_cast<const char*>(memory_.data.get()), bytes);
+  }
+
+ private:
+  Communicator& comm_;
+  StreamRef stream_;
+  Stream own_;
+  Memory memory_;
+};
 
 // By rank: what it has that few have.
 std::vector<int> RanksUnlikeMost(const std::vector<uint64_t>& by_rank) {
@@ -51,16 +81,19 @@ std::string ToString(const Divergence& divergence) {
 
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors, Communicator& comm,
                                                          const DivergenceOptions& options) {
-  EK_RETURN_IF_ERROR(Check(tensors, options));
+  EK_RETURN_IF_ERROR(Check(tensors, comm.device(), options));
+  HostBytes host(comm, options.stream);
   std::vector<int> looked_at;
   std::vector<uint64_t> own;
   uint64_t names = StableHash(tensors.size(), static_cast<uint64_t>(options.parts)), values = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    names = StableHash(names, absl::StrCat(tensors[i].name, " ", ToString(tensors[i].view)));
+    const TensorView& view = tensors[i].view;
+    names =
+        StableHash(names, absl::StrCat(tensors[i].name, " ", ToString(TensorView(nullptr, view.count, view.dtype))));
     if (static_cast<int64_t>(i) % options.parts != options.part % options.parts) continue;
-    const auto* bytes = static_cast<const char*>(tensors[i].view.data);
+    EK_ASSIGN_OR_RETURN(const absl::string_view bytes, host.Of(view));
     looked_at.push_back(static_cast<int>(i));
-    own.push_back(StableHash(0, absl::string_view(bytes, tensors[i].view.bytes())));
+    own.push_back(StableHash(0, bytes));
     values = StableHash(values, own.back());
   }
 
@@ -100,7 +133,9 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& par
                                                          const DivergenceOptions& options) {
   std::vector<NamedView> tensors;
   for (int i = 0; i < params.size(); ++i) tensors.push_back({params[i].name, params[i].value});
-  return FindDivergence(tensors, comm, options);
+  DivergenceOptions own = options;
+  if (own.stream.handle == nullptr) own.stream = params.stream();
+  return FindDivergence(tensors, comm, own);
 }
 
 }  // namespace evenkeel

@@ -48,11 +48,13 @@ struct DivergenceOptions {
   // Looks at the tensors whose index is `part` modulo `parts` (at least 1); any part from 0 up.
   int64_t part = 0;
   int64_t parts = 1;
+  // On a device: tensors are complete after what is on that stream. Null: when the call comes.
+  StreamRef stream;
 };
 
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors, Communicator& comm,
                                                          const DivergenceOptions& options = {});
-// Of the parameters' values.
+// Of the parameters' values, on their stream.
 absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params, Communicator& comm,
                                                          const DivergenceOptions& options = {});
 

@@ -74,7 +74,12 @@ absl::Status Reducer::Check(const Communicator& comm, const ParameterSet& params
 
 absl::Status Reducer::Init() {
   EK_RETURN_IF_ERROR(Check(*comm_, *params_, options_));
+  if (!comm_->device().is_cpu() && (options_.tune || options_.fusion == Fusion::kMeasured)) {
+    return absl::UnimplementedError(absl::StrCat(
+        name_, ": `tune` and Fusion::kMeasured take the host's time, which is not ", ToString(comm_->device()), "'s"));
+  }
   EK_ASSIGN_OR_RETURN(attached_, params_->Attach(name_));
+  EK_ASSIGN_OR_RETURN(device_, DeviceSide::Create(*comm_, *params_));
   if (options_.fusion != Fusion::kFlat && (has_own_reduction_ || options_.gradient_as_bucket_view)) {
     return absl::InvalidArgumentError(
         absl::StrCat(name_, ": coalesced buckets have no memory of their own, so there are no views into it",
@@ -95,7 +100,7 @@ absl::Status Reducer::Init() {
   if (options_.skip_unused_buckets) {
     EK_ASSIGN_OR_RETURN(unused_, UnusedAgreement::Create(comm_, name_, params_->size()));
   }
-  if (reduction_->HasThread()) worker_ = std::make_unique<WorkerThread>();
+  if (reduction_->HasThread() && device_ == nullptr) worker_ = std::make_unique<WorkerThread>();
   for (int i = 0; i < params_->size(); ++i) {
     const Parameter& param = (*params_)[i];
     specs_.push_back({.count = param.value.count,
@@ -116,10 +121,12 @@ Reducer::~Reducer() {
     (void)EndWith(absl::FailedPreconditionError(absl::StrCat(name_, " was destroyed inside a step")));
   }
   ForgetStep();
-  if (!options_.gradient_as_bucket_view) return;
-  for (int i = 0; i < params_->size(); ++i) {
-    if (storage_ != nullptr && storage_->SlotOf(i).data != nullptr) MoveGradient(i, own_grads_[i]);
+  if (options_.gradient_as_bucket_view) {
+    for (int i = 0; i < params_->size(); ++i) {
+      if (storage_ != nullptr && storage_->SlotOf(i).data != nullptr) (void)MoveGradient(i, own_grads_[i]);
+    }
   }
+  if (device_ != nullptr) (void)device_->Drain();  // What is there uses the buckets.
 }
 
 absl::Status Reducer::Install(PlanState state) {
@@ -131,14 +138,20 @@ absl::Status Reducer::Install(PlanState state) {
       !(layout == storage_->layout())) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<BucketStorage> storage,
                         BucketStorage::Create(std::move(plan), *params_, layout, *comm_));
+    if (device_ != nullptr) EK_RETURN_IF_ERROR(device_->Drain());
     EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage->buckets()), name_));
     storage.swap(storage_);
-    if (options_.gradient_as_bucket_view) AttachViews();  // Moves contents out of the old buckets, which go here.
+    if (options_.gradient_as_bucket_view) {  // Moves contents out of the old buckets, which go here.
+      const absl::Status moved = AttachViews();
+      if (device_ != nullptr) EK_RETURN_IF_ERROR(device_->Drain());
+      EK_RETURN_IF_ERROR(moved);
+    }
     BucketPlan tracked = storage_->plan();
     for (int param : sparse) tracked.buckets.push_back({param});  // Behind those that are launched.
     tracker_ = ReadyTracker(tracked, params_);
     sparse_ = SparseReduction(sparse);
   } else if (group_is_new_) {
+    if (device_ != nullptr) EK_RETURN_IF_ERROR(device_->Drain());
     EK_RETURN_IF_ERROR(Annotate(reduction_->OnPlan(storage_->buckets()), name_));
   }
   group_is_new_ = false;
@@ -168,12 +181,12 @@ absl::Status Reducer::PlanCollectives() {
   plan->worker = worker_.get();
   if (worker_ != nullptr) plan->waits = comm_->control().waits();
   schedule_ = {.generation = state_.generation};
-  if (unused_ != nullptr) schedule_.entries.push_back(unused_->what());
+  if (unused_ != nullptr && unused_->what().has_value()) schedule_.entries.push_back(*unused_->what());
   size_t rounds = 1;
   for (const BucketInfo& bucket : storage_->buckets()) {
     std::vector<Collective> collectives = reduction_->CollectivesFor(bucket);
     if (bucket.index == 0) rounds = collectives.size();
-    if (collectives.empty() || collectives.size() != rounds || (rounds > 1 && worker_ == nullptr)) {
+    if (collectives.empty() || collectives.size() != rounds || (rounds > 1 && !reduction_->HasThread())) {
       return absl::InvalidArgumentError(absl::StrCat(name_, ": the reduction gives bucket ", bucket.index, " ",
                                                      collectives.size(), " collectives, bucket 0 ", rounds,
                                                      ": there must be as many for each, at least one, and more "
@@ -197,6 +210,13 @@ absl::Status Reducer::PlanCollectives() {
     plan->used = {.kind = CollectiveKind::kAllReduce, .count = count, .role = Role::kState};
     schedule_.entries.push_back(plan->used);
   }
+  if (device_ != nullptr) {
+    plan->runtime = &device_->runtime();
+    if (has_own_reduction_) {
+      EK_ASSIGN_OR_RETURN(plan->streams, device_->SideStreams(static_cast<int>(rounds) + 1));
+    }
+    EK_RETURN_IF_ERROR(storage_->Prepare(*params_, separate_flags(), device_->stream()));
+  }
   for (const Collective& what : sparse_.Collectives(*params_)) schedule_.entries.push_back(what);
   for (size_t round = 0; round < rounds; ++round) {
     EK_ASSIGN_OR_RETURN(Channel* const channel,
@@ -212,24 +232,35 @@ absl::Status Reducer::RefreshCollectives() {
   return reduction_->CollectivesVersion() == collectives_version_ ? absl::OkStatus() : PlanCollectives();
 }
 
-void Reducer::AttachViews() {
+absl::Status Reducer::AttachViews() {
+  absl::Status first;
   for (int i = 0; i < params_->size(); ++i) {
     const TensorView slot = storage_->SlotOf(i);
-    MoveGradient(i, slot.data != nullptr ? slot : own_grads_[i]);
+    first.Update(MoveGradient(i, slot.data != nullptr ? slot : own_grads_[i]));
   }
+  return first;
 }
 
-void Reducer::MoveGradient(int param, TensorView to) {
+absl::Status Reducer::MoveGradient(int param, TensorView to) {
   const TensorView from = (*params_)[param].grad;
-  if (from.data == to.data || from.count == 0) return;
+  if (from.data == to.data || from.count == 0) return absl::OkStatus();
+  absl::Status moved;
   if (params_->grad_state(param) != GradState::kNone) {
-    if (to.data != nullptr) {
-      std::memcpy(to.data, from.data, from.bytes());
-    } else {
+    if (to.data == nullptr) {
       params_->SetGradState(param, GradState::kNone);  // Nowhere to keep it: it was made without memory of its own.
+    } else if (device_ != nullptr) {
+      moved = device_->runtime().Copy(to.data, from.data, from.bytes(), device_->stream());
+    } else {
+      std::memcpy(to.data, from.data, from.bytes());
     }
   }
   params_->SetGradMemory(param, to);
+  return moved;
+}
+
+TensorView Reducer::separate_flags() const {
+  return used_.data == nullptr ? TensorView()
+                               : TensorView(used_.data.get(), params_->size(), DType::kFloat32, comm_->device());
 }
 
 absl::Status Reducer::RebuildNow() {
@@ -319,7 +350,8 @@ absl::Status Reducer::ImportPlan(const PlanState& state) {
 }
 
 absl::Status Reducer::CheckGroup(const Communicator& comm) const {
-  return CheckDevice(*params_, comm.device(), "the new group");
+  EK_RETURN_IF_ERROR(CheckDevice(*params_, comm.device(), "the new group"));
+  return CheckStream(*params_, comm.device(), "the new group");
 }
 
 bool Reducer::can_leave() const { return dynamic_cast<const AllReduceBuckets*>(reduction_.get()) != nullptr; }
@@ -329,6 +361,7 @@ absl::Status Reducer::ReplaceGroup(Communicator* comm, int plan_from, bool keeps
   comm_ = comm;
   group_ = comm->steps().lifetime();
   group_is_new_ = true;
+  if (device_ != nullptr) device_->ReplaceGroup(*comm);
   ++reductions_;
   reduction_->OnGroup(*comm);
   absl::Status status = AgreeOnPlan(plan_from);

@@ -17,6 +17,18 @@
 //          trained parameter points into its bucket, stable within a generation). Zeroing gradients and setting them
 //          to none are both safe in both.
 //
+// Devices: in a group on a device everything follows ParameterSet::stream(), which must be set, and is put there without
+//          waiting for it. A bucket's gradients are copied in one launch when the last of them is announced (until then
+//          they must stay as they are), its collective begins after that, and FinishStep() answers when all is on its
+//          way, the averages included: what comes on the stream then sees them. The host waits for the device only
+//          where it must: in a step in which this rank lacks a gradient (it has to learn whether another one has it),
+//          for a new plan, and at the end. What fails on the device is answered later, at the latest by the next
+//          BeginStep() that comes after it. Sparse parameters, tuning and Fusion::kMeasured are Unimplemented.
+// Graphs:  within a generation buckets stay where they are, and with views gradients too; copies neither allocate nor
+//          wait while gradients stay where they are. So forward, backward and an optimizer's update can be captured
+//          into CUDA graphs, anew when generation() has changed, and replayed on the stream: BeginStep(), replay,
+//          announce all, FinishStep(). The step itself stays outside: ranks agree on it on the host.
+//
 // Sparse:  rows are gathered from all ranks behind the buckets, when the step is finished, whatever the reduction.
 // A set of parameters has one reducer at a time: destroy it before another is made for the same set, in whatever group.
 // Groups: ReplaceGroup() goes on in another group, also after an error in the middle of backward.
@@ -44,6 +56,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/internal/bucket_pipeline.h"
 #include "evenkeel/bucket/internal/bucket_storage.h"
+#include "evenkeel/bucket/internal/device_side.h"
 #include "evenkeel/bucket/internal/firing_counts.h"
 #include "evenkeel/bucket/internal/fusion_trial.h"
 #include "evenkeel/bucket/internal/plan_tuner.h"
@@ -93,7 +106,7 @@ struct ReducerOptions {
   // Chooses other caps once the gradient order is known: some steps are measured, and all ranks agree on what would
   // leave the least communication after backward. The plan keeps them: one that is imported is not tuned again.
   bool tune = false;
-  int tuning_steps = 5;  // So many are measured; with Fusion::kMeasured as many of each kind.
+  int tuning_steps = 5;       // So many are measured; with Fusion::kMeasured as many of each kind.
   int64_t stats_every = 100;  // After the first ten, so many steps are measured once (stats.h).
 };
 
@@ -130,6 +143,12 @@ class Reducer {
   bool can_leave() const;
   // OK if tensors lie where that group's do.
   absl::Status CheckGroup(const Communicator& comm) const;
+  // On a device, operations beside the reducer's: the next BeginStep() also sees whether these have failed.
+  void Confirm(std::vector<Work> works) {
+    if (device_ != nullptr) device_->Keep(std::move(works));
+  }
+  // After the group's end, on a device: whether every finished step's averages have come to be.
+  absl::Status CheckFinished() const { return device_ == nullptr ? absl::OkStatus() : device_->CheckEnded(); }
 
   // A step ---------------------------------------------------------------------------------------
   // `divisor`: what the sums are divided by; shown each step, also one that accumulates.
@@ -184,8 +203,8 @@ class Reducer {
   absl::Status CheckNoneAdded() const;
   // Makes buckets for `state` and moves gradients over; on failure everything is as before.
   absl::Status Install(PlanState state);
-  void AttachViews();
-  void MoveGradient(int param, TensorView to);
+  absl::Status AttachViews();
+  absl::Status MoveGradient(int param, TensorView to);
   // What the reduction issues for the plan, and on which channels.
   absl::Status PlanCollectives();
   // The same, if the reduction has come to need others.
@@ -193,7 +212,14 @@ class Reducer {
   // This rank's gradient, or that it has none, is in its bucket.
   void PutIn(int param);
   float* used_flags() { return static_cast<float*>(used_.data.get()); }
+  // The same on a device, of a whole bucket; and what the bucket goes out with.
+  TensorView separate_flags() const;
+  absl::Status Pack(int bucket);
+  absl::Status PutOnItsWay(int bucket);
   absl::Status Complete(double scale);
+  void CompleteHere();
+  absl::Status CompleteOnDevice();
+  absl::Status SetUsed(absl::Span<const int> buckets);
   void ForgetStep();
   bool IsMeasured() const;
   Fusion FusionOf(const PlanState& state) const;
@@ -226,6 +252,7 @@ class Reducer {
   const ReducerOptions options_;
   const bool has_own_reduction_;
   const std::unique_ptr<BucketReduction> reduction_;
+  std::unique_ptr<DeviceSide> device_;  // Null on the CPU.
   std::vector<ParamSpec> specs_;
   std::vector<TensorView> own_grads_;  // The gradients' memory before any was a view.
 
@@ -253,7 +280,8 @@ class Reducer {
   StepMode mode_ = StepMode::kSync;
   std::shared_ptr<StepDivisor> divisor_;
   std::shared_ptr<BucketPipeline> pipeline_;
-  StepAnswer shadow_answer_;  // Of the step that is being shadowed.
+  std::vector<BucketPipeline::Ready> packed_;  // By bucket.
+  StepAnswer shadow_answer_;                   // Of the step that is being shadowed.
   double shadow_scale_ = 1.0;
   absl::Status step_error_;
   StepTimes times_;

@@ -9,11 +9,12 @@
 namespace evenkeel {
 
 bool Reducer::IsMeasured() const {
+  if (device_ != nullptr) return false;  // The host does not see when a device has ended what.
   return averages_.IsMeasured(counted_.steps) || (tuner_ != nullptr && tuner_->is_recording());
 }
 
 absl::Status Reducer::Account(const StepTimes* times) {
-  const bool is_measured = times != nullptr && averages_.IsMeasured(counted_.steps);
+  const bool is_measured = times != nullptr && device_ == nullptr && averages_.IsMeasured(counted_.steps);
   ++counted_.steps;
   counted_.is_joined = times == nullptr;
   if (counted_.is_joined) ++counted_.shadowed_steps;

@@ -22,6 +22,8 @@ std::string SerializeOrder(const std::vector<int>& order) {
 void Reducer::ForgetStep() {
   ticket_.reset();
   if (pipeline_ != nullptr) pipeline_->Close();
+  // A step that was not completed: what its reduction does on other streams is in front of what comes.
+  if (pipeline_ != nullptr && device_ != nullptr) (void)device_->Join();
   pipeline_.reset();
   if (unused_ != nullptr) unused_->Forget();
 }
@@ -33,6 +35,9 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
         absl::StrCat(name_, ": a step began before FinishStep() ended the one before it")));
   }
   EK_RETURN_IF_ERROR(CheckNoneAdded());
+  if (device_ != nullptr) {
+    if (absl::Status status = device_->Confirm(); !status.ok()) return EndWith(Annotate(status, "an earlier step"));
+  }
   ticket_ = std::move(ticket);
   mode_ = mode;
   divisor_ = std::move(divisor);
@@ -46,6 +51,7 @@ absl::Status Reducer::BeginStep(std::shared_ptr<StepTicket> ticket, StepMode mod
   if (absl::Status status = RefreshCollectives(); !status.ok()) return EndWith(status);
   tracker_.Reset();
   unused_hash_ = 0;
+  packed_.assign(storage_->size(), {});
   times_ = {.begin = absl::Now(), .is_measured = IsMeasured()};
   pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::vector<bool>(storage_->size(), true),
                                                /*waits_for_skips=*/unused_ != nullptr);
@@ -129,7 +135,7 @@ absl::Status Reducer::Announce(int param) {
     step_error_.Update(Annotate(complete.status(), name_));
     return step_error_;
   }
-  if (params_->row_size(param) == 0) {
+  if (device_ == nullptr && params_->row_size(param) == 0) {
     PutIn(param);
     if (options_.gradient_as_bucket_view) params_->SetGradMemory(param, storage_->SlotOf(param));
   }
@@ -139,8 +145,28 @@ absl::Status Reducer::Announce(int param) {
   if (tracker_.order().size() == 1) times_.first_gradient = times_.last_gradient;
   const bool is_recording = tuner_ != nullptr && tuner_->is_recording();
   if (is_recording) tuner_->Gradient(param, times_.last_gradient - times_.begin);
+  if (*complete >= 0 && *complete < storage_->size()) {
+    if (absl::Status status = PutOnItsWay(*complete); !status.ok()) return EndWith(Annotate(status, name_));
+  }
   Release(param, *complete);
   if (is_recording && *complete >= 0) tuner_->Launch(absl::Now() - times_.last_gradient);
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::PutOnItsWay(int bucket) {
+  const auto& planned = storage_->plan().buckets[bucket];
+  packed_[bucket].has_all =
+      std::ranges::all_of(planned, [this](int param) { return params_->grad_state(param) != GradState::kNone; });
+  if (device_ == nullptr) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(Pack(bucket));
+  EK_ASSIGN_OR_RETURN(packed_[bucket].packed, device_->runtime().Record(device_->stream()));
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::Pack(int bucket) {
+  EK_RETURN_IF_ERROR(storage_->Pack(*params_, bucket, separate_flags(), device_->stream()));
+  if (!options_.gradient_as_bucket_view) return absl::OkStatus();
+  for (const int param : storage_->bucket(bucket).params) params_->SetGradMemory(param, storage_->SlotOf(param));
   return absl::OkStatus();
 }
 
@@ -148,9 +174,10 @@ absl::Status Reducer::Announce(int param) {
 void Reducer::Release(int param, int complete) {
   const bool is_held = complete >= 0 && complete == delayed_bucket_ && !tracker_.is_announced(delay_until_);
   const bool is_sparse = complete >= storage_->size();  // Gathered when the step is finished.
-  if (complete >= 0 && !is_held && !is_sparse) pipeline_->BucketReady(complete);
+  if (complete >= 0 && !is_held && !is_sparse) pipeline_->BucketReady(complete, packed_[complete]);
   const bool ends_delay = param == delay_until_ && delayed_bucket_ >= 0 && complete != delayed_bucket_;
-  if (ends_delay && tracker_.is_complete(delayed_bucket_)) pipeline_->BucketReady(delayed_bucket_);
+  if (ends_delay && tracker_.is_complete(delayed_bucket_))
+    pipeline_->BucketReady(delayed_bucket_, packed_[delayed_bucket_]);
 }
 
 // The gradients of what this rank has not announced are none.
@@ -240,6 +267,16 @@ absl::Status Reducer::Complete(double scale) {
   EK_RETURN_IF_ERROR(pipeline_->Wait());
   EK_RETURN_IF_ERROR(reduction_->OnStepEnd());
   ++reductions_;
+  if (device_ == nullptr) {
+    CompleteHere();
+  } else {
+    EK_RETURN_IF_ERROR(CompleteOnDevice());
+  }
+  EK_RETURN_IF_ERROR(sparse_.Run(*params_, *pipeline_plan_->channels[0], comm_->world_size(), scale));
+  return RefreshCollectives();
+}
+
+void Reducer::CompleteHere() {
   for (const BucketInfo& bucket : storage_->buckets()) {
     const GradFate fate = pipeline_->fate(bucket.index);
     for (int param : bucket.params) {
@@ -252,8 +289,49 @@ absl::Status Reducer::Complete(double scale) {
       params_->SetGradState(param, GradState::kReduced);
     }
   }
-  EK_RETURN_IF_ERROR(sparse_.Run(*params_, *pipeline_plan_->channels[0], comm_->world_size(), scale));
-  return RefreshCollectives();
+}
+
+absl::Status Reducer::CompleteOnDevice() {
+  std::vector<int> unclear;  // Buckets of which this rank does not know who has gradients.
+  for (const BucketInfo& bucket : storage_->buckets()) {
+    EK_RETURN_IF_ERROR(pipeline_->FollowBucket(bucket.index, device_->stream()));
+    const bool is_reduced = pipeline_->fate(bucket.index) == GradFate::kReduced;
+    for (int param : bucket.params) params_->SetGradState(param, is_reduced ? GradState::kReduced : GradState::kNone);
+    if (is_reduced && !pipeline_->has_all(bucket.index)) {
+      unclear.push_back(bucket.index);
+    } else if (is_reduced) {
+      EK_RETURN_IF_ERROR(storage_->Unpack(*params_, bucket.index, device_->stream()));
+    }
+  }
+  EK_RETURN_IF_ERROR(pipeline_->FollowUsed(device_->stream()));
+  if (!unclear.empty()) EK_RETURN_IF_ERROR(SetUsed(unclear));
+  for (const int bucket : unclear) EK_RETURN_IF_ERROR(storage_->Unpack(*params_, bucket, device_->stream()));
+  device_->Keep(pipeline_->works());
+  device_->EndStep();
+  return absl::OkStatus();
+}
+
+// By the bits of their flags, which are those of +0 where no rank has set one.
+absl::Status Reducer::SetUsed(absl::Span<const int> buckets) {
+  std::vector<TensorView> flags;
+  for (const int bucket : buckets) {
+    const BucketInfo& info = storage_->bucket(bucket);
+    for (size_t i = 0; i < info.params.size(); ++i) {
+      const bool is_separate = used_.data != nullptr;
+      flags.push_back(is_separate ? separate_flags().Slice(info.params[i], 1) : info.used.Slice(i, 1));
+    }
+  }
+  EK_ASSIGN_OR_RETURN(absl::Span<const std::byte> bytes, device_->Read(flags));
+  for (const int bucket : buckets) {
+    for (const int param : storage_->bucket(bucket).params) {
+      const auto size = static_cast<size_t>(SizeOf(used_.data != nullptr ? DType::kFloat32 : specs_[param].dtype));
+      const absl::Span<const std::byte> flag = bytes.subspan(0, size);
+      bytes.remove_prefix(size);
+      const bool is_used = std::ranges::any_of(flag, [](std::byte byte) { return byte != std::byte{0}; });
+      if (!is_used) params_->SetGradState(param, GradState::kNone);
+    }
+  }
+  return absl::OkStatus();
 }
 
 // The order of the lowest rank active in the recorded step becomes everybody's: a rank without inputs has none to give.
@@ -277,7 +355,12 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor
   if (pipeline_ != nullptr) return absl::InternalError(absl::StrCat(name_, ": a step is being shadowed already"));
   EK_RETURN_IF_ERROR(Annotate(reduction_->OnShadow(message), name_));
   EK_RETURN_IF_ERROR(RefreshCollectives());
-  if (used_.data != nullptr) std::memset(used_.data.get(), 0, params_->size() * sizeof(float));
+  if (used_.data != nullptr && device_ == nullptr) {
+    std::memset(used_.data.get(), 0, params_->size() * sizeof(float));
+  } else if (used_.data != nullptr) {
+    EK_RETURN_IF_ERROR(device_->runtime().Zero(used_.data.get(), params_->size() * sizeof(float), device_->stream()));
+  }
+  packed_.assign(storage_->size(), {});
   std::vector<bool> contributes(storage_->size(), false);
   for (int b = 0; b < storage_->size(); ++b) {
     for (int param : storage_->bucket(b).params) {
@@ -288,8 +371,12 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor
     for (int param : storage_->bucket(b).params) {
       // What an earlier step left reduced is the group's already; only what this rank accumulated counts.
       if (params_->grad_state(param) == GradState::kReduced) params_->SetGradState(param, GradState::kNone);
-      PutIn(param);
+      if (device_ == nullptr) PutIn(param);
     }
+    EK_RETURN_IF_ERROR(PutOnItsWay(b));
+  }
+  for (int b = 0; b < storage_->size() && device_ != nullptr; ++b) {
+    EK_ASSIGN_OR_RETURN(packed_[b].packed, device_->runtime().Record(device_->stream()));
   }
   const bool contributes_any = std::find(contributes.begin(), contributes.end(), true) != contributes.end();
   pipeline_ = std::make_shared<BucketPipeline>(pipeline_plan_, std::move(contributes),
@@ -299,7 +386,7 @@ absl::Status Reducer::BeginShadow(const StepAnswer& answer, StepDivisor& divisor
     for (int param = 0; param < params_->size(); ++param) uses[param] = params_->grad_state(param) == GradState::kLocal;
     AgreeOnUnused(uses, contributes_any);
   }
-  for (int b = 0; b < storage_->size(); ++b) pipeline_->BucketReady(b);
+  for (int b = 0; b < storage_->size(); ++b) pipeline_->BucketReady(b, packed_[b]);
   shadow_scale_ = divisor.ScaleOf(answer, /*reduces=*/true);
   pipeline_->Open(shadow_scale_);
   for (int param : sparse_.sparse()) {

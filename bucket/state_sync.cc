@@ -65,16 +65,36 @@ std::vector<std::vector<TensorView>> GroupForBroadcast(absl::Span<const TensorVi
   return groups;
 }
 
-absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role) {
+namespace {
+
+std::vector<Work> Broadcast(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role,
+                            StreamRef stream) {
   const std::vector<std::vector<TensorView>> groups = GroupForBroadcast(tensors);
   std::vector<Work> works;
   for (size_t g = 0; g < groups.size(); ++g) {
     works.push_back(channel.Broadcast(
-        groups[g], root, {.role = role, .index = static_cast<int>(g), .index_count = static_cast<int>(groups.size())}));
+        groups[g], root,
+        {.role = role, .index = static_cast<int>(g), .index_count = static_cast<int>(groups.size()), .after = stream}));
   }
+  return works;
+}
+
+}  // namespace
+
+absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role,
+                            StreamRef stream) {
   absl::Status status;
-  for (const Work& work : works) status.Update(work.Wait());
+  for (const Work& work : Broadcast(channel, tensors, root, role, stream)) status.Update(work.Wait());
   return status;
+}
+
+absl::StatusOr<std::vector<Work>> BeginBroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
+                                                      Role role, StreamRef stream) {
+  std::vector<Work> works = Broadcast(channel, tensors, root, role, stream);
+  absl::Status status;
+  for (const Work& work : works) status.Update(work.OrderBefore(stream));
+  if (!status.ok()) return status;
+  return works;
 }
 
 absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, ControlChannel& control,
@@ -92,6 +112,13 @@ absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, C
   return absl::OkStatus();
 }
 
+namespace {
+
+// "float32[640]", on whatever device: each rank has its own.
+std::string KindOf(const TensorView& view) { return ToString(TensorView(nullptr, view.count, view.dtype)); }
+
+}  // namespace
+
 std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers) {
   std::vector<Fact> facts = {{"the number of parameters", absl::StrCat(params.size())},
                              {"the number of buffers", absl::StrCat(buffers.size())}};
@@ -101,11 +128,11 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
     absl::StrAppend(&names[shared.index], " = \"", shared.name, "\"");
   }
   for (int i = 0; i < params.size(); ++i) {
-    std::string kind = params.is_ignored(i) ? "(ignored)" : ToString(params[i].value);
+    std::string kind = params.is_ignored(i) ? "(ignored)" : KindOf(params[i].value);
     if (!params.is_ignored(i) && params.row_size(i) > 0) absl::StrAppend(&kind, " in rows of ", params.row_size(i));
     facts.push_back({absl::StrCat("parameter ", i), absl::StrCat(names[i], " ", kind)});
   }
-  for (size_t b = 0; b < buffers.size(); ++b) facts.push_back({absl::StrCat("buffer ", b), ToString(buffers[b])});
+  for (size_t b = 0; b < buffers.size(); ++b) facts.push_back({absl::StrCat("buffer ", b), KindOf(buffers[b])});
   return facts;
 }
 

@@ -4,6 +4,7 @@
 //   EK_RETURN_IF_ERROR(BroadcastState(channel, views, /*root=*/0, Role::kState));
 //
 // Threads: blocking; every rank calls with tensors of the same sizes.
+// Devices: tensors are complete, and may be used, after what is on `stream`.
 
 #ifndef EVENKEEL_BUCKET_STATE_SYNC_H_
 #define EVENKEEL_BUCKET_STATE_SYNC_H_
@@ -13,11 +14,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
 
 namespace evenkeel {
 
@@ -25,7 +29,11 @@ namespace evenkeel {
 std::vector<std::vector<TensorView>> GroupForBroadcast(absl::Span<const TensorView> tensors);
 
 // One broadcast per group, all in flight at once.
-absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role);
+absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role,
+                            StreamRef stream = {});
+// The same on a device without waiting for it: what comes on `stream` from now on follows. On the CPU it waits.
+absl::StatusOr<std::vector<Work>> BeginBroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
+                                                      Role role, StreamRef stream);
 
 // What a rank can't do, all learn: OK on every rank if `own` is on all, else the error of the lowest that has one, with
 // its number. `topic` is of this object and equal on all ranks.

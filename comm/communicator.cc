@@ -240,8 +240,9 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
   };
   const bool is_compared =
       comm.verify_level() == VerifyLevel::kEvery && !IsPointToPoint(what.kind) && comm.world_size() > 1;
-  auto moves = is_compared ? comm.CompareBeside(name_, operation, work) : work;
-  comm.backend_->Start(std::move(operation), std::move(moves));
+  const auto moves = is_compared ? comm.CompareBeside(name_, operation, work) : work;
+  comm.backend_->Start(std::move(operation), moves);
+  if (is_compared) work->order_before = moves->order_before;  // Streams do not wait for what the host compares.
   return Work(std::move(work));
 }
 

@@ -13,13 +13,15 @@ BucketPipeline::BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<boo
     : plan_(std::move(plan)),
       contributes_(std::move(contributes)),
       has_skips_(!waits_for_skips),
-      ready_(plan_->buckets.size(), false),
+      ready_(plan_->buckets.size()),
+      reduced_(plan_->buckets.size()),
       works_(plan_->channels.size()),
       times_(plan_->buckets.size()) {}
 
-void BucketPipeline::BucketReady(int bucket) {
+void BucketPipeline::BucketReady(int bucket, const Ready& ready) {
   absl::MutexLock lock(&mutex_);
-  ready_[bucket] = true;
+  ready_[bucket] = ready;
+  last_packed_ = ready.packed;
   times_[bucket].ready = absl::Now();
   GoOn();
 }
@@ -64,14 +66,13 @@ BucketPipeline::Turn BucketPipeline::NextTurn() const {
   const size_t reduced = fates_.size();
   if (reduced < works_.back().size() && works_.back()[reduced].IsDone()) {
     const int bucket = static_cast<int>(reduced);
-    return {Turn::Kind::kReduced, bucket, rounds(), IsSkipped(bucket), works_.back()[reduced]};
+    return {Turn::Kind::kReduced, bucket, rounds(), IsSkipped(bucket), ready_[bucket]->has_all, works_.back()[reduced]};
   }
   // Later rounds first: their buckets are needed sooner.
   for (int round = rounds() - 1; round > 0; --round) {
-    const size_t bucket = works_[round].size();
-    if (bucket < works_[round - 1].size() && works_[round - 1][bucket].IsDone()) {
-      return {Turn::Kind::kRound, static_cast<int>(bucket), round, IsSkipped(static_cast<int>(bucket)),
-              works_[round - 1][bucket]};
+    const int bucket = static_cast<int>(works_[round].size());
+    if (works_[round].size() < works_[round - 1].size() && works_[round - 1][bucket].IsDone()) {
+      return {Turn::Kind::kRound, bucket, round, IsSkipped(bucket), ready_[bucket]->has_all, works_[round - 1][bucket]};
     }
   }
   return NextLaunch();
@@ -79,10 +80,10 @@ BucketPipeline::Turn BucketPipeline::NextTurn() const {
 
 BucketPipeline::Turn BucketPipeline::NextLaunch() const {
   if (!IsOpen()) return {};
-  const size_t bucket = works_[0].size();
-  if (bucket < ready_.size()) {
-    if (!ready_[bucket]) return {};
-    return {Turn::Kind::kRound, static_cast<int>(bucket), 0, IsSkipped(static_cast<int>(bucket))};
+  const int bucket = static_cast<int>(works_[0].size());
+  if (bucket < size()) {
+    if (!ready_[bucket].has_value()) return {};
+    return {Turn::Kind::kRound, bucket, 0, IsSkipped(bucket), ready_[bucket]->has_all};
   }
   if (plan_->used.count == 0 || used_.has_value()) return {};
   return {Turn::Kind::kUsed};
@@ -96,7 +97,7 @@ absl::StatusOr<Work> BucketPipeline::Launch(const Turn& turn, double scale) cons
   if (turn.before.has_value()) EK_RETURN_IF_ERROR(turn.before->Wait());
   const Bucket& bucket = plan_->buckets[turn.bucket];
   absl::StatusOr<RoundBuffers> buffers =
-      plan_->reduction->BeginRound(bucket.info, turn.round, StepOf(turn.bucket, scale));
+      plan_->reduction->BeginRound(bucket.info, turn.round, StepOf(turn.bucket, turn.has_all, scale));
   if (!buffers.ok()) {
     return Annotate(buffers.status(), absl::StrCat("bucket ", turn.bucket, ", round ", turn.round));
   }
@@ -108,7 +109,7 @@ absl::StatusOr<GradFate> BucketPipeline::Reduced(const Turn& turn, double scale)
   if (turn.is_skipped) return GradFate::kNone;
   if (turn.before.has_value()) EK_RETURN_IF_ERROR(turn.before->Wait());
   absl::StatusOr<GradFate> fate =
-      plan_->reduction->OnReduced(plan_->buckets[turn.bucket].info, StepOf(turn.bucket, scale));
+      plan_->reduction->OnReduced(plan_->buckets[turn.bucket].info, StepOf(turn.bucket, turn.has_all, scale));
   if (!fate.ok()) return Annotate(fate.status(), absl::StrCat("bucket ", turn.bucket));
   return fate;
 }
@@ -140,6 +141,10 @@ bool BucketPipeline::IsFinished() const {
 void BucketPipeline::LaunchReady() {
   for (Turn turn = NextLaunch(); turn.kind != Turn::Kind::kNothing; turn = NextLaunch()) {
     NoteTime(turn);
+    if (plan_->runtime != nullptr) {
+      failed_ = LaunchOnDevice(turn);
+      continue;
+    }
     const absl::StatusOr<Work> work = Launch(turn, scale_);
     if (!work.ok()) {
       failed_ = work.status();
@@ -161,13 +166,14 @@ absl::Status BucketPipeline::FinishHere() {
   absl::Status first;
   std::vector<Work> works;
   double scale = 1.0;
-  std::vector<bool> skipped;
+  std::vector<bool> skipped, has_all;
   {
     absl::MutexLock lock(&mutex_);
     first = failed_;
     works = works_[0];
     scale = scale_;
     skipped = skipped_;
+    for (size_t b = 0; b < works.size(); ++b) has_all.push_back(ready_[b]->has_all);
   }
   if (static_cast<int>(works.size()) < size()) {
     first.Update(absl::InternalError(absl::StrCat("bucket ", works.size(), " was never launched")));
@@ -182,13 +188,97 @@ absl::Status BucketPipeline::FinishHere() {
   }
   first.Update(WaitForTheLast());
   for (int b = 0; first.ok() && b < size(); ++b) {
-    const absl::StatusOr<GradFate> fate = Reduced({Turn::Kind::kReduced, b, 0, !skipped.empty() && skipped[b]}, scale);
+    const absl::StatusOr<GradFate> fate =
+        Reduced({Turn::Kind::kReduced, b, 0, !skipped.empty() && skipped[b], has_all[b]}, scale);
     first.Update(fate.status());
     if (!fate.ok()) break;
     absl::MutexLock lock(&mutex_);
     fates_.push_back(*fate);
   }
   return first;
+}
+
+// On a device -------------------------------------------------------------------------------------------------------
+
+absl::Status BucketPipeline::LaunchOnDevice(const Turn& turn) {
+  if (turn.kind == Turn::Kind::kUsed) {
+    const Work work =
+        plan_->channels[0]->Issue(plan_->used, {plan_->used_data}, {plan_->used_data}, {.after_event = last_packed_});
+    NoteLaunched(turn, work);
+    return absl::OkStatus();
+  }
+  if (!turn.is_skipped) return Annotate(LaunchBucketOnDevice(turn.bucket), absl::StrCat("bucket ", turn.bucket));
+  for (int round = 0; round < rounds(); ++round) NoteLaunched({turn.kind, turn.bucket, round}, Work());
+  fates_.push_back(GradFate::kNone);
+  return absl::OkStatus();
+}
+
+absl::Status BucketPipeline::LaunchBucketOnDevice(int index) {
+  const Bucket& bucket = plan_->buckets[index];
+  const bool has_streams = !plan_->streams.empty();
+  ReductionStep step = StepOf(index, ready_[index]->has_all, scale_);
+  Event before = ready_[index]->packed;
+  for (int round = 0; round < rounds(); ++round) {
+    if (has_streams) {
+      step.stream = plan_->streams[round];
+      EK_RETURN_IF_ERROR(plan_->runtime->Wait(step.stream, before));
+      if (round > 0) EK_RETURN_IF_ERROR(works_[round - 1][index].OrderBefore(step.stream));
+    }
+    absl::StatusOr<RoundBuffers> buffers = plan_->reduction->BeginRound(bucket.info, round, step);
+    if (!buffers.ok()) return Annotate(buffers.status(), absl::StrCat("round ", round));
+    if (has_streams) {
+      EK_ASSIGN_OR_RETURN(before, plan_->runtime->Record(step.stream));
+    }
+    const Work work = plan_->channels[round]->Issue(
+        bucket.rounds[round], std::move(buffers->in), std::move(buffers->out),
+        {.scale = buffers->scale, .contributes = contributes_[index], .after_event = before});
+    NoteLaunched({Turn::Kind::kRound, index, round}, work);
+  }
+  if (has_streams) {
+    step.stream = plan_->streams.back();
+    EK_RETURN_IF_ERROR(plan_->runtime->Wait(step.stream, before));
+    EK_RETURN_IF_ERROR(works_.back()[index].OrderBefore(step.stream));
+  }
+  EK_ASSIGN_OR_RETURN(const GradFate fate, plan_->reduction->OnReduced(bucket.info, step));
+  if (has_streams) {
+    EK_ASSIGN_OR_RETURN(reduced_[index], plan_->runtime->Record(step.stream));
+  }
+  fates_.push_back(fate);
+  return absl::OkStatus();
+}
+
+absl::Status BucketPipeline::FinishOnDevice() {
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(failed_);
+    if (!IsFinished()) return absl::InternalError(absl::StrCat("bucket ", fates_.size(), " was never launched"));
+    for (BucketTimes& times : times_) times.reduced = absl::Now();  // When a device has ended it nobody waits to see.
+  }
+  return WaitForComparisons();
+}
+
+absl::Status BucketPipeline::FollowBucket(int bucket, StreamRef stream) const {
+  absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(works_.back()[bucket].OrderBefore(stream));
+  return plan_->runtime->Wait(stream, reduced_[bucket]);
+}
+
+absl::Status BucketPipeline::FollowUsed(StreamRef stream) const {
+  absl::MutexLock lock(&mutex_);
+  return used_.has_value() ? used_->OrderBefore(stream) : absl::OkStatus();
+}
+
+std::vector<Work> BucketPipeline::works() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<Work> works;
+  for (const std::vector<Work>& round : works_) works.insert(works.end(), round.begin(), round.end());
+  if (used_.has_value()) works.push_back(*used_);
+  return works;
+}
+
+bool BucketPipeline::has_all(int bucket) const {
+  absl::MutexLock lock(&mutex_);
+  return ready_[bucket]->has_all;
 }
 
 // With a worker ----------------------------------------------------------------------------------------------------
@@ -275,6 +365,7 @@ absl::Status BucketPipeline::WaitForWorker() {
 // ------------------------------------------------------------------------------------------------------------------
 
 absl::Status BucketPipeline::Wait() {
+  if (plan_->runtime != nullptr) return FinishOnDevice();
   if (plan_->worker == nullptr) return FinishHere();
   absl::Status first = WaitForWorker();
   first.Update(WaitForTheLast());
@@ -282,11 +373,21 @@ absl::Status BucketPipeline::Wait() {
 }
 
 absl::Status BucketPipeline::WaitForTheLast() {
+  absl::Status first = WaitForComparisons();
+  std::optional<Work> used;
+  {
+    absl::MutexLock lock(&mutex_);
+    used = used_;
+  }
+  if (used.has_value()) first.Update(used->Wait());
+  return first;
+}
+
+absl::Status BucketPipeline::WaitForComparisons() {
   std::vector<Work> last;
   {
     absl::MutexLock lock(&mutex_);
     last = comparisons_;
-    if (used_.has_value()) last.push_back(*used_);
   }
   absl::Status first;
   for (const Work& work : last) first.Update(work.Wait());

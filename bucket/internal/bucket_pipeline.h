@@ -10,6 +10,9 @@
 // A reduction that wants a thread gets the worker: there everything happens as soon as it can. Without one, first
 // rounds are launched by whoever makes that possible, and the rest is done by Wait().
 //
+// On a device the whole way of a bucket is put on streams as soon as it goes out, and nobody waits: Wait() sees that all
+// is put there, FollowBucket() orders a stream behind a bucket's end.
+//
 // Threads: thread-safe.
 
 #ifndef EVENKEEL_BUCKET_INTERNAL_BUCKET_PIPELINE_H_
@@ -27,6 +30,7 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/internal/waits.h"
 
 namespace evenkeel {
@@ -47,13 +51,22 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     TensorView used_data;
     WorkerThread* worker = nullptr;
     std::shared_ptr<internal::Waits> waits;  // The group's account of who waits. With a worker only.
+    // On a device. The streams: one per round, and OnReduced()'s; none if the reduction puts nothing there.
+    DeviceRuntime* runtime = nullptr;
+    std::vector<StreamRef> streams;
+  };
+  // What a bucket goes out with.
+  struct Ready {
+    bool has_all = false;  // This rank has a gradient for all its parameters.
+    Event packed;          // On a device: when its memory may be used.
   };
 
   // `contributes`: by bucket, whether this rank has something to add. `waits_for_skips`: the gate opens only once it is
   // known which buckets stay.
   BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<bool> contributes, bool waits_for_skips = false);
 
-  void BucketReady(int bucket);
+  // In the order of their moments `packed`.
+  void BucketReady(int bucket, const Ready& ready);
   // Lets buckets go; sums are to be multiplied by `scale`. Only the first call counts.
   void Open(double scale);
   // By bucket: no rank has anything for it, so it is not reduced, and its gradients are none. Only the first call
@@ -73,6 +86,12 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   void Close();
 
   GradFate fate(int bucket) const;  // After Wait().
+  bool has_all(int bucket) const;   // As it went out.
+  // On a device, after Wait(): what comes on `stream` from now on follows what the bucket went through (the reduction of
+  // which gradients exist), without the host. An error that is known already is the answer.
+  absl::Status FollowBucket(int bucket, StreamRef stream) const;
+  absl::Status FollowUsed(StreamRef stream) const;
+  std::vector<Work> works() const;  // All that were issued.
   std::vector<BucketTimes> times() const;
 
  private:
@@ -82,6 +101,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     int bucket = 0;
     int round = 0;
     bool is_skipped = false;
+    bool has_all = false;
     std::optional<Work> before = std::nullopt;  // Of the round before; it has ended.
   };
 
@@ -89,7 +109,9 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   int rounds() const { return static_cast<int>(plan_->channels.size()); }
   Turn NextTurn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Turn NextLaunch() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // Of a first round, or of the used flags.
-  ReductionStep StepOf(int bucket, double scale) const { return {.scale = scale, .contributes = contributes_[bucket]}; }
+  ReductionStep StepOf(int bucket, bool has_all, double scale) const {
+    return {.scale = scale, .contributes = contributes_[bucket], .has_all = has_all};
+  }
   bool IsOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return has_scale_ && has_skips_ && !closed_ && failed_.ok();
   }
@@ -105,6 +127,10 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
 
   // Without a worker.
   void LaunchReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // On a device: all rounds of a bucket, or the used flags.
+  absl::Status LaunchOnDevice(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LaunchBucketOnDevice(int bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status FinishOnDevice() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status FinishHere() ABSL_LOCKS_EXCLUDED(mutex_);
   // With one: has it look at what can be done; what it does then.
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -114,6 +140,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
 
   // Until all ranks are known to have launched the same, and which gradients exist is known.
   absl::Status WaitForTheLast() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status WaitForComparisons() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // On whoever made something possible.
   void GoOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { plan_->worker != nullptr ? Wake() : LaunchReady(); }
@@ -131,7 +158,9 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   double scale_ ABSL_GUARDED_BY(mutex_) = 1.0;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> skipped_ ABSL_GUARDED_BY(mutex_);  // Empty: none.
-  std::vector<bool> ready_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::optional<Ready>> ready_ ABSL_GUARDED_BY(mutex_);
+  Event last_packed_ ABSL_GUARDED_BY(mutex_);           // Of those that are ready, the last.
+  std::vector<Event> reduced_ ABSL_GUARDED_BY(mutex_);  // By bucket, on a device with streams: after OnReduced().
   std::vector<std::vector<Work>> works_ ABSL_GUARDED_BY(mutex_);  // By round, of launched buckets.
   std::optional<Work> used_ ABSL_GUARDED_BY(mutex_);              // Once it is launched.
   std::vector<Work> comparisons_ ABSL_GUARDED_BY(mutex_);  // By round; each begins when its last bucket is launched.

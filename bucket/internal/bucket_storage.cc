@@ -35,6 +35,19 @@ bool IsFlagSet(const TensorView& flag) {
   return bits != 0;
 }
 
+// Adds to the list that `to` becomes `fill`; to its last entry, if that is the memory in front.
+void AddFill(std::vector<CopySegment>& segments, const TensorView& to, double fill) {
+  if (!segments.empty()) {
+    CopySegment& last = segments.back();
+    const void* const end = static_cast<const char*>(last.to.data) + last.to.bytes();
+    if (last.from.data == nullptr && last.fill == fill && last.to.dtype == to.dtype && end == to.data) {
+      last.to.count += to.count;
+      return;
+    }
+  }
+  segments.push_back({.to = to, .fill = fill});
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan plan, const ParameterSet& params,
@@ -62,7 +75,8 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
     EK_ASSIGN_OR_RETURN(Memory memory, comm.Allocate((count + flags) * SizeOf(first.dtype)));
     const TensorView wire(memory.data.get(), count + flags, first.dtype, first.device);
     storage->memory_.push_back(std::move(memory));
-    if (count > filled) std::memset(wire.Slice(filled, count - filled).data, 0, (count - filled) * SizeOf(first.dtype));
+    if (count > filled && first.device.is_cpu())
+      std::memset(wire.Slice(filled, count - filled).data, 0, (count - filled) * SizeOf(first.dtype));
     std::vector<TensorView>& parts = storage->parts_[b];
     if (is_flat) {
       parts = {wire};
@@ -86,6 +100,10 @@ absl::StatusOr<std::unique_ptr<BucketStorage>> BucketStorage::Create(BucketPlan 
                                .parts_count = filled + (count > filled ? count - filled : 0) + flags,
                                .params = buckets[b],
                                .offsets = storage->offsets_[b]});
+    if (!first.device.is_cpu()) {
+      storage->packs_.emplace_back(comm.runtime(), first.device);
+      storage->unpacks_.emplace_back(comm.runtime(), first.device);
+    }
   }
   return storage;
 }
@@ -113,6 +131,58 @@ void BucketStorage::CopyOut(ParameterSet& params, int param) const {
   const TensorView slot = slots_[param];
   if (slot.data != nullptr && slot.count > 0 && params[param].grad.data != slot.data)
     std::memcpy(params[param].grad.data, slot.data, slot.bytes());
+}
+
+// On a device --------------------------------------------------------------------------------------------------------
+
+std::vector<CopySegment> BucketStorage::PackSegments(const ParameterSet& params, int bucket, TensorView separate,
+                                                     IsUsedFn is_used) const {
+  std::vector<CopySegment> segments;
+  for (const int param : infos_[bucket].params) {
+    const TensorView& grad = params[param].grad;
+    const TensorView slot = part_of_[param] != nullptr ? grad : slots_[param];
+    if (slot.count == 0) continue;
+    if (!is_used(param)) {
+      AddFill(segments, slot, 0);
+    } else if (grad.data != slot.data) {
+      segments.push_back({.to = slot, .from = grad});
+    }
+  }
+  for (const int param : infos_[bucket].params) AddFill(segments, flags_[param], is_used(param) ? 1 : 0);
+  for (const int param : infos_[bucket].params) {
+    if (separate.data != nullptr) AddFill(segments, separate.Slice(param, 1), is_used(param) ? 1 : 0);
+  }
+  return segments;
+}
+
+std::vector<CopySegment> BucketStorage::UnpackSegments(const ParameterSet& params, int bucket, IsUsedFn is_used) const {
+  std::vector<CopySegment> segments;
+  for (const int param : infos_[bucket].params) {
+    const TensorView slot = slots_[param];
+    if (slot.data == nullptr || slot.count == 0 || params[param].grad.data == slot.data || !is_used(param)) continue;
+    segments.push_back({.to = params[param].grad, .from = slot});
+  }
+  return segments;
+}
+
+absl::Status BucketStorage::Prepare(const ParameterSet& params, TensorView separate, StreamRef stream) {
+  const auto all = [](int) { return true; };
+  for (int b = 0; b < size(); ++b) {
+    EK_RETURN_IF_ERROR(packs_[b].Prepare(PackSegments(params, b, separate, all), stream));
+    EK_RETURN_IF_ERROR(unpacks_[b].Prepare(UnpackSegments(params, b, all), stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BucketStorage::Pack(const ParameterSet& params, int bucket, TensorView separate, StreamRef stream) {
+  for (const int param : infos_[bucket].params) Locate(params, param);
+  const auto has_gradient = [&](int param) { return params.grad_state(param) != GradState::kNone; };
+  return packs_[bucket].Run(PackSegments(params, bucket, separate, has_gradient), stream);
+}
+
+absl::Status BucketStorage::Unpack(const ParameterSet& params, int bucket, StreamRef stream) {
+  const auto has_gradient = [&](int param) { return params.grad_state(param) != GradState::kNone; };
+  return unpacks_[bucket].Run(UnpackSegments(params, bucket, has_gradient), stream);
 }
 
 }  // namespace evenkeel

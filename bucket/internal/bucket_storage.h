@@ -1,6 +1,10 @@
 // The memory of one plan's buckets, and where in it each gradient lies.
 //
-// Ownership: owns the buckets. Gradients that are views point into them, so they are moved out before it goes.
+// On the CPU gradients are copied one by one, by CopyIn() and CopyOut(). On a device a bucket's are copied together, in
+// one launch: Pack() and Unpack().
+//
+// Ownership: owns the buckets; it outlives what runs with them on a device. Gradients that are views point into them, so
+//            they are moved out before it goes.
 // Threads:   thread-compatible.
 
 #ifndef EVENKEEL_BUCKET_INTERNAL_BUCKET_STORAGE_H_
@@ -10,11 +14,16 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/internal/repeated_copy.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/copy.h"
 
 namespace evenkeel {
 
@@ -46,7 +55,22 @@ class BucketStorage {
   // Copies the slot to the gradient's memory, unless that is the slot.
   void CopyOut(ParameterSet& params, int param) const;
 
+  // On a device ---------------------------------------------------------------------------------
+  // `separate`: one float per parameter beside the buckets, set like the used flags; null data: none.
+  // Makes the lists of a step in which this rank has all gradients, where they lie now. Waits for the device.
+  absl::Status Prepare(const ParameterSet& params, TensorView separate, StreamRef stream);
+  // CopyIn() of a bucket's parameters, on `stream`.
+  absl::Status Pack(const ParameterSet& params, int bucket, TensorView separate, StreamRef stream);
+  // CopyOut() of those of a bucket's parameters that have a gradient now.
+  absl::Status Unpack(const ParameterSet& params, int bucket, StreamRef stream);
+
  private:
+  // What both do, for parameters that are used.
+  using IsUsedFn = absl::FunctionRef<bool(int param)>;
+  std::vector<CopySegment> PackSegments(const ParameterSet& params, int bucket, TensorView separate,
+                                        IsUsedFn is_used) const;
+  std::vector<CopySegment> UnpackSegments(const ParameterSet& params, int bucket, IsUsedFn is_used) const;
+
   BucketStorage() = default;
 
   BucketPlan plan_;
@@ -56,8 +80,9 @@ class BucketStorage {
   std::vector<std::vector<TensorView>> parts_;
   std::vector<BucketInfo> infos_;
   std::vector<TensorView> slots_;
-  std::vector<TensorView*> part_of_;  // By parameter: its part, where nothing is copied.
-  std::vector<TensorView> flags_;     // One element each.
+  std::vector<TensorView*> part_of_;           // By parameter: its part, where nothing is copied.
+  std::vector<TensorView> flags_;              // One element each.
+  std::vector<RepeatedCopy> packs_, unpacks_;  // By bucket; on a device.
 };
 
 }  // namespace evenkeel

@@ -16,6 +16,15 @@ absl::Status CheckDevice(const ParameterSet& params, Device group_device, absl::
   return absl::OkStatus();
 }
 
+absl::Status CheckStream(const ParameterSet& params, Device group_device, absl::string_view group) {
+  const StreamRef stream = params.stream();
+  if (group_device.is_cpu() || (stream.handle != nullptr && stream.device == group_device)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the parameters have no stream on ", ToString(group_device), ", where ", group,
+                   "'s tensors lie: ParameterSet::SetStream() says on which one gradients are computed",
+                   stream.handle != nullptr ? absl::StrCat(", and was given one of ", ToString(stream.device)) : ""));
+}
+
 absl::Status CheckParameters(const ParameterSet& params, Device group_device, bool gradients_are_views) {
   EK_RETURN_IF_ERROR(params.CheckDetached());
   if (params.size() == params.ignored_count()) {
@@ -23,16 +32,18 @@ absl::Status CheckParameters(const ParameterSet& params, Device group_device, bo
   }
   EK_RETURN_IF_ERROR(params.Validate());
   EK_RETURN_IF_ERROR(CheckDevice(params, group_device, "the group"));
-  if (!group_device.is_cpu()) {
-    return absl::UnimplementedError(
-        absl::StrCat("buckets are filled on the CPU, the group's tensors lie on ", ToString(group_device)));
-  }
+  EK_RETURN_IF_ERROR(CheckStream(params, group_device, "the group"));
   for (int i = 0; i < params.size(); ++i) {
     if (params.is_ignored(i)) continue;
     const Parameter& param = params[i];
     if (!IsFloat(param.value.dtype)) {
       return absl::InvalidArgumentError(
           absl::StrCat("parameter \"", param.name, "\" is ", ToString(param.value), ": gradients are floats"));
+    }
+    if (!group_device.is_cpu() && params.row_size(i) > 0) {
+      return absl::UnimplementedError(absl::StrCat("parameter \"", param.name,
+                                                   "\" is sparse: rows are gathered on the CPU, and it lies on ",
+                                                   ToString(group_device)));
     }
     if (param.grad.data == nullptr && !gradients_are_views && param.value.count > 0 && params.row_size(i) == 0) {
       return absl::InvalidArgumentError(

@@ -53,6 +53,32 @@ TEST(SimulatedGroupTest, CollectivesFollowStreamsAndStreamsFollowThemWithoutTheH
   }
 }
 
+TEST(SimulatedGroupTest, StreamsDoNotWaitForWhatTheHostCompares) {
+  SimulatedDevices devices({.count = 2, .delay = absl::Milliseconds(1)});
+  std::atomic<int64_t> waits = 0;
+  SimulatedGroupOptions options{.work_waits = &waits};
+  options.comm.verify = VerifyLevel::kEvery;
+  const absl::Status status = RunSimulatedRanks(
+      devices, 2,
+      [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const Stream stream, comm.runtime()->CreateStream(comm.device()));
+        EK_ASSIGN_OR_RETURN(const Memory memory, comm.Allocate(4));
+        const float one = 1.0f;
+        float sum = 0.0f;
+        EK_RETURN_IF_ERROR(comm.runtime()->Copy(memory.data.get(), &one, 4, stream.ref()));
+        const TensorView data(memory.data.get(), 1, DType::kFloat32, comm.device());
+        const Work work = comm.user().AllReduce(data, ReduceOp::kSum, {.after = stream.ref()});
+        EK_RETURN_IF_ERROR(work.OrderBefore(stream.ref()));
+        EK_RETURN_IF_ERROR(comm.runtime()->Copy(&sum, memory.data.get(), 4, stream.ref()));
+        EXPECT_EQ(waits, 0);
+        EK_RETURN_IF_ERROR(comm.runtime()->Synchronize(stream.ref(), Soon()));
+        EXPECT_EQ(sum, 2.0f);
+        return work.Wait();
+      },
+      options);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(SimulatedGroupTest, ARankThatFailsEndsWhatOthersStreamsWaitFor) {
   SimulatedDevices devices({.count = 3});
   const absl::Status status = RunSimulatedRanks(devices, 3, [&](Communicator& comm) -> absl::Status {

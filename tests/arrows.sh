@@ -87,8 +87,8 @@ never 'the trainer is used by tests and tools alone' \
 only 'Gloo is seen by its backend and the benchmark of Gloo itself alone' \
   '^//(comm:gloo|tools/bench:raw_gloo_rank$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm:nccl' @cuda//:nccl
-only 'CUDA is seen by the backend and the CUDA targets alone' \
-  '^//(comm:nccl|comm/device:cuda|tools/gpu:device_timer$)' '@cuda//:cudart'
+only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
+  '^//(comm:nccl|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_timer$)' @cuda//:cudart
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 never 'flags are read by programs alone' \
   "$products" @com_github_gflags_gflags//...

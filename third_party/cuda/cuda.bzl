@@ -8,6 +8,7 @@ but //comm:nccl is built without NCCL. For each there is a config_setting
   headers     of the toolkit
   cudart      the runtime, linked in: a program starts where there is no CUDA
   cublas, cublasLt, cudnn, nccl    shared, found where they were found here
+  cupti       for tests that look at what was called
   has_nvcc    whether cuda_library() compiles (nvcc of CUDA 12 or newer)
 
 toolkit.bzl says what cuda_library() runs.
@@ -125,7 +126,7 @@ def _cuda_impl(repository_ctx):
     text = _HEAD
     if home:
         repository_ctx.symlink(home + "/include", "include")
-        folders = [home + "/lib64", home + "/lib"] + folders
+        folders = [home + "/lib64", home + "/lib", home + "/extras/CUPTI/lib64"] + folders
         nvcc, archs = _nvcc(repository_ctx, home)
         text += _HEADERS
     else:
@@ -141,6 +142,7 @@ def _cuda_impl(repository_ctx):
         ("cublas", "cublas_v2.h"),
         ("cublasLt", "cublasLt.h"),
         ("cudnn", "cudnn.h"),
+        ("cupti", "cupti.h"),
         ("nccl", "nccl.h"),
     ]:
         folder = _folder_of(repository_ctx, "lib{}.so".format(name), header, home, folders)

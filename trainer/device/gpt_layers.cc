@@ -31,6 +31,9 @@ EK_GPT_KERNEL(kGeluForward, ek_gpt_gelu_forward, gpt_kernels_image, kAlone)
 EK_GPT_KERNEL(kGeluBackward, ek_gpt_gelu_backward, gpt_kernels_image, kAlone)
 EK_GPT_KERNEL(kDropout, ek_gpt_dropout, gpt_kernels_image, kAlone)
 EK_GPT_KERNEL(kDropOperands, ek_gpt_drop_operands, gpt_kernels_image, kAlone)
+EK_GPT_KERNEL(kSplitHeads, ek_gpt_split_heads, gpt_kernels_image, kAlone)
+EK_GPT_KERNEL(kMergeHeads, ek_gpt_merge_heads, gpt_kernels_image, kAlone)
+EK_GPT_KERNEL(kMergeGradients, ek_gpt_merge_gradients, gpt_kernels_image, kAlone)
 EK_GPT_KERNEL(kSumRows, ek_gpt_sum_rows, gpt_kernels_image, kTogether)
 EK_GPT_KERNEL(kCausalForward, ek_gpt_causal_forward, gpt_softmax_kernels_image, kTogether)
 EK_GPT_KERNEL(kCausalBackward, ek_gpt_causal_backward, gpt_softmax_kernels_image, kTogether)
@@ -122,6 +125,19 @@ absl::Status CheckNorm(int64_t width) {
   if (width <= kMostNormWidth) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("a layer norm on a device may be ", kMostNormWidth, " wide, not ", width));
+}
+
+gpt_kernel::HeadsShape ShapeOf(const AttentionShape& shape, int parts, const void* rows, const void* heads) {
+  return {.sequences = shape.sequences,
+          .context = shape.context,
+          .heads = shape.heads,
+          .head_width = shape.head_width,
+          .parts = parts,
+          .aligned = AreAligned(shape.head_width, rows, heads)};
+}
+
+LaunchShape BlockPerRow(const AttentionShape& shape, int parts) {
+  return BlockPerRow(shape.sequences * shape.context, parts * shape.width());
 }
 
 gpt_kernel::CausalShape ShapeOf(const DeviceAttentionRows& rows, int most_threads, uint32_t aligned) {
@@ -257,6 +273,24 @@ absl::Status DeviceGptLayers::SumRows(int64_t rows, int64_t columns, const Opera
                                matrix, is_final ? to.data : workspace, is_final && to.add ? 1 : 0));
   if (is_final) return absl::OkStatus();
   return DeviceGptLayers(runtime_, stream_, DType::kFloat32).SumRows(parts, columns, workspace, nullptr, to);
+}
+
+absl::Status DeviceGptLayers::SplitHeads(const AttentionShape& shape, int parts, const Operands* rows,
+                                         Operands* heads) const {
+  return LaunchFor(operand_, runtime_, kSplitHeadsFloat, kSplitHeadsBFloat, BlockPerRow(shape, parts), stream_,
+                   ShapeOf(shape, parts, rows, heads), rows, heads);
+}
+
+absl::Status DeviceGptLayers::MergeHeads(const AttentionShape& shape, int parts, const Operands* heads,
+                                         Operands* rows) const {
+  return LaunchFor(operand_, runtime_, kMergeHeadsFloat, kMergeHeadsBFloat, BlockPerRow(shape, parts), stream_,
+                   ShapeOf(shape, parts, rows, heads), heads, rows);
+}
+
+absl::Status DeviceGptLayers::MergeHeadGradients(const AttentionShape& shape, int parts, const float* heads,
+                                                 Operands* rows) const {
+  return LaunchFor(operand_, runtime_, kMergeGradientsFloat, kMergeGradientsBFloat, BlockPerRow(shape, parts), stream_,
+                   ShapeOf(shape, parts, rows, heads), heads, rows);
 }
 
 absl::Status DeviceGptLayers::CausalSoftmaxForward(const DeviceAttentionRows& rows, const DropoutNoise& noise,

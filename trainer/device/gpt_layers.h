@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/gpt/attention.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
 #include "evenkeel/trainer/gradient_sink.h"
@@ -99,6 +100,13 @@ class DeviceGptLayers {
   static int64_t SumRowsWorkspace(int64_t rows, int64_t columns);
   absl::Status SumRows(int64_t rows, int64_t columns, const Operands* matrix, float* workspace,
                        GradTarget<float> to) const;
+
+  // Rows [sequences * context, parts * width], head by head: [parts, sequences, heads, context, head_width], so that a
+  // product of all heads is one of equally spaced matrices. And back.
+  absl::Status SplitHeads(const AttentionShape& shape, int parts, const Operands* rows, Operands* heads) const;
+  absl::Status MergeHeads(const AttentionShape& shape, int parts, const Operands* heads, Operands* rows) const;
+  // Rounded on the way.
+  absl::Status MergeHeadGradients(const AttentionShape& shape, int parts, const float* heads, Operands* rows) const;
 
   // `probabilities` begin at the rows' first; `dropped`, null without noise, lies as `scores` do.
   absl::Status CausalSoftmaxForward(const DeviceAttentionRows& rows, const DropoutNoise& noise, const float* scores,

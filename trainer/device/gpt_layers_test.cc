@@ -22,6 +22,7 @@
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/token_buckets.h"
+#include "evenkeel/trainer/gpt/attention.h"
 #include "evenkeel/trainer/gpt/causal_softmax.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/embedding.h"
@@ -400,6 +401,36 @@ TYPED_TEST(DeviceGptLayersTest, EmbedsAndSumsWhatEachTokenGot) {
               .ok());
       ExpectNear(this->Get(to_tokens, diff_tokens.size()), diff_tokens, kFloatBound);
       ExpectNear(this->Get(to_positions, diff_positions.size()), diff_positions, kFloatBound);
+    }
+  }
+}
+
+TYPED_TEST(DeviceGptLayersTest, SplitsRowsIntoHeadsAndMergesThem) {
+  using O = TypeParam;
+  for (const AttentionShape& shape : {AttentionShape{1, 1, 1, 1}, AttentionShape{2, 5, 3, 8},
+                                      AttentionShape{3, 4, 2, 7}, AttentionShape{1, 3, 4, 64}}) {
+    for (const int parts : {1, 3}) {
+      const int64_t columns = parts * shape.width(), size = shape.sequences * shape.context * columns;
+      const auto values = RandomValues<float>(size, 1);
+      std::vector<O> rows, heads(size);
+      std::vector<float> wide_heads(size);
+      for (int64_t i = 0; i < size; ++i) {
+        rows.push_back(O(values[i]));
+        const int64_t row = i / columns, column = i % columns;
+        const int64_t part = column / shape.width(), head = column % shape.width() / shape.head_width;
+        const int64_t matrix = (part * shape.sequences + row / shape.context) * shape.heads + head;
+        const int64_t place =
+            (matrix * shape.context + row % shape.context) * shape.head_width + column % shape.head_width;
+        heads[place] = rows[i], wide_heads[place] = values[i];
+      }
+      O *on_heads = this->template Make<O>(size), *merged = this->template Make<O>(size),
+        *rounded = this->template Make<O>(size);
+      ASSERT_TRUE(this->layers().SplitHeads(shape, parts, this->Put(rows), on_heads).ok());
+      ASSERT_TRUE(this->layers().MergeHeads(shape, parts, on_heads, merged).ok());
+      ASSERT_TRUE(this->layers().MergeHeadGradients(shape, parts, this->Put(wide_heads), rounded).ok());
+      ExpectNear(this->Get(on_heads, size), heads, 0);
+      ExpectNear(this->Get(merged, size), rows, 0);
+      ExpectNear(this->Get(rounded, size), rows, 0);
     }
   }
 }

@@ -28,11 +28,13 @@ struct DeviceAttention::Rows {
             .scale = 1 / std::sqrt(static_cast<float>(shape.head_width))};
   }
 
-  MatrixStrides Of(int64_t row_width) const {
-    return {.outer = shape.context * row_width, .head = shape.head_width, .row = row_width};
+  int64_t in_heads() const { return begin * shape.head_width; }
+
+  // Of queries, keys, values and the output.
+  MatrixStrides Heads() const {
+    const int64_t matrix = shape.context * shape.head_width;
+    return {.outer = shape.heads * matrix, .head = matrix, .row = shape.head_width};
   }
-  MatrixStrides Qkv() const { return Of(3 * shape.width()); }
-  MatrixStrides Output() const { return Of(shape.width()); }
   MatrixStrides Memory() const { return Square(block_rows * shape.context); }
   MatrixStrides Probabilities() const { return Square(shape.context * shape.context); }
   MatrixStrides Square(int64_t matrix) const {
@@ -69,11 +71,10 @@ absl::Status DeviceAttention::Forward(const Operands* qkv, Operands* probabiliti
 
 // Scores and their softmax.
 absl::Status DeviceAttention::Weigh(const Rows& rows, const Operands* qkv, Operands* probabilities) const {
-  const int64_t width = shape_.width();
   StridedShape fit = rows.Product(rows.count(), rows.end, shape_.head_width);
-  fit.left = rows.Qkv(), fit.right = Rows::Transposed(rows.Qkv()), fit.output = rows.Memory();
-  EK_RETURN_IF_ERROR(work_.math().Product(fit, {layers_.operand(), const_cast<void*>(At(qkv, rows.begin * 3 * width))},
-                                          At(qkv, width), nullptr, {DType::kFloat32, memory_.scores}, work_.stream()));
+  fit.left = rows.Heads(), fit.right = Rows::Transposed(rows.Heads()), fit.output = rows.Memory();
+  EK_RETURN_IF_ERROR(work_.math().Product(fit, {layers_.operand(), const_cast<void*>(At(qkv, rows.in_heads()))},
+                                          At(qkv, size()), nullptr, {DType::kFloat32, memory_.scores}, work_.stream()));
   return layers_.CausalSoftmaxForward(rows.ForLayers(), noise_, memory_.scores,
                                       At(probabilities, rows.in_probabilities()), drops() ? memory_.operands : nullptr);
 }
@@ -81,12 +82,11 @@ absl::Status DeviceAttention::Weigh(const Rows& rows, const Operands* qkv, Opera
 absl::Status DeviceAttention::ForwardRows(const Rows& rows, const Operands* qkv, Operands* probabilities,
                                           Operands* output) const {
   EK_RETURN_IF_ERROR(Weigh(rows, qkv, probabilities));
-  const int64_t width = shape_.width();
   StridedShape mean = rows.Product(rows.count(), shape_.head_width, rows.end);
-  mean.left = drops() ? rows.Memory() : rows.Probabilities(), mean.right = rows.Qkv(), mean.output = rows.Output();
+  mean.left = drops() ? rows.Memory() : rows.Probabilities(), mean.right = rows.Heads(), mean.output = rows.Heads();
   void* const weights = drops() ? memory_.operands : At(probabilities, rows.in_probabilities());
-  return work_.math().Product(mean, {layers_.operand(), weights}, At(qkv, 2 * width), nullptr,
-                              {layers_.operand(), At(output, rows.begin * width)}, work_.stream());
+  return work_.math().Product(mean, {layers_.operand(), weights}, At(qkv, 2 * size()), nullptr,
+                              {layers_.operand(), At(output, rows.in_heads())}, work_.stream());
 }
 
 // The last block comes first: its keys are all of them, and what it writes the others are added to.
@@ -103,10 +103,9 @@ absl::Status DeviceAttention::Backward(const Operands* qkv, Operands* probabilit
 absl::Status DeviceAttention::BackwardRows(const Rows& rows, const Operands* qkv, const Operands* probabilities,
                                            const Operands* diff_output, float* diff_qkv) const {
   const DType operand = layers_.operand();
-  const int64_t width = shape_.width(), first_query = rows.begin * 3 * width;
   const bool adds = rows.end < shape_.context;
   const DeviceAttentionRows own = rows.ForLayers();
-  const void* const diff = At(diff_output, rows.begin * width);
+  const void* const diff = At(diff_output, rows.in_heads());
   const void* const first = At(probabilities, rows.in_probabilities());
   DeviceMath& math = work_.math();
   const StreamRef stream = work_.stream();
@@ -115,28 +114,28 @@ absl::Status DeviceAttention::BackwardRows(const Rows& rows, const Operands* qkv
   if (drops()) EK_RETURN_IF_ERROR(layers_.DropProbabilities(own, noise_, first, memory_.operands));
   StridedShape of_values = rows.Product(rows.end, shape_.head_width, rows.count());
   of_values.left = Rows::Transposed(drops() ? rows.Memory() : rows.Probabilities());
-  of_values.right = rows.Output(), of_values.output = rows.Qkv(), of_values.add = adds;
+  of_values.right = rows.Heads(), of_values.output = rows.Heads(), of_values.add = adds;
   EK_RETURN_IF_ERROR(math.Product(of_values, {operand, drops() ? memory_.operands : const_cast<void*>(first)}, diff,
-                                  nullptr, {DType::kFloat32, diff_qkv + 2 * width}, stream));
+                                  nullptr, {DType::kFloat32, diff_qkv + 2 * size()}, stream));
 
   // Of the scores.
   StridedShape of_weights = rows.Product(rows.count(), rows.end, shape_.head_width);
-  of_weights.left = rows.Output(), of_weights.right = Rows::Transposed(rows.Qkv()), of_weights.output = rows.Memory();
-  EK_RETURN_IF_ERROR(math.Product(of_weights, {operand, const_cast<void*>(diff)}, At(qkv, 2 * width), nullptr,
+  of_weights.left = rows.Heads(), of_weights.right = Rows::Transposed(rows.Heads()), of_weights.output = rows.Memory();
+  EK_RETURN_IF_ERROR(math.Product(of_weights, {operand, const_cast<void*>(diff)}, At(qkv, 2 * size()), nullptr,
                                   {DType::kFloat32, memory_.scores}, stream));
   void* const diff_scores = operand == DType::kFloat32 ? memory_.scores : memory_.operands;
   EK_RETURN_IF_ERROR(layers_.CausalSoftmaxBackward(own, noise_, first, memory_.scores, diff_scores));
 
   // Of queries and keys.
   StridedShape of_queries = rows.Product(rows.count(), shape_.head_width, rows.end);
-  of_queries.left = rows.Memory(), of_queries.right = rows.Qkv(), of_queries.output = rows.Qkv();
-  EK_RETURN_IF_ERROR(math.Product(of_queries, {operand, diff_scores}, At(qkv, width), nullptr,
-                                  {DType::kFloat32, diff_qkv + first_query}, stream));
+  of_queries.left = rows.Memory(), of_queries.right = rows.Heads(), of_queries.output = rows.Heads();
+  EK_RETURN_IF_ERROR(math.Product(of_queries, {operand, diff_scores}, At(qkv, size()), nullptr,
+                                  {DType::kFloat32, diff_qkv + rows.in_heads()}, stream));
   StridedShape of_keys = rows.Product(rows.end, shape_.head_width, rows.count());
-  of_keys.left = Rows::Transposed(rows.Memory()), of_keys.right = rows.Qkv(), of_keys.output = rows.Qkv();
+  of_keys.left = Rows::Transposed(rows.Memory()), of_keys.right = rows.Heads(), of_keys.output = rows.Heads();
   of_keys.add = adds;
-  return math.Product(of_keys, {operand, diff_scores}, At(qkv, first_query), nullptr,
-                      {DType::kFloat32, diff_qkv + width}, stream);
+  return math.Product(of_keys, {operand, diff_scores}, At(qkv, rows.in_heads()), nullptr,
+                      {DType::kFloat32, diff_qkv + size()}, stream);
 }
 
 }  // namespace evenkeel

@@ -2,9 +2,11 @@
 //
 //   const DeviceAttention attention(work, layers, shape, noise, block_rows, {scores, operands});
 //   EK_RETURN_IF_ERROR(attention.Forward(qkv, probabilities, output));
-//   EK_RETURN_IF_ERROR(attention.Backward(qkv, probabilities, diff_output, diff_qkv));
+//   EK_RETURN_IF_ERROR(attention.Backward(qkv, probabilities, state, diff_output, diff_qkv));
 //
-// Shapes:    as there. diff_qkv is float32, all else of the type that products take.
+// Shapes:    qkv and diff_qkv [3, sequences, heads, context, head_width], output and diff_output one of them: a product
+//            of all heads is one of equally spaced matrices, which a device's library computes in one launch.
+//            probabilities as there. diff_qkv is float32, all else of the type that products take.
 // Memory:    `scores` and `operands` [sequences, heads, block_rows, context]; operands are null without noise in
 //            Forward, and in Backward without noise in float32.
 // Threads:   thread-compatible, made for one pass.
@@ -45,6 +47,7 @@ class DeviceAttention {
  private:
   struct Rows;  // A block of them.
   Rows RowsFrom(int64_t begin) const;
+  int64_t size() const { return shape_.matrices() * shape_.context * shape_.head_width; }  // Of queries, of keys, ...
   bool drops() const { return noise_.probability > 0; }
   // Elements of operands.
   const void* At(const void* operands, int64_t elements) const;

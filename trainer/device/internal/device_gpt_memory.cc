@@ -72,6 +72,8 @@ DeviceGptMemory LayOutGptMemory(const GptOptions& options, const DeviceGptSize& 
   memory.final = next.Operands(rows * width);
   memory.scores = next.Floats(scores);
   memory.sums = next.Take(SumsBytes(options, rows, size.trains));
+  memory.qkv_rows = next.Operands(3 * rows * width);
+  memory.heads = next.Operands(rows * width);
   const int64_t block_scores = matrices * size.block_rows() * size.context;
   memory.attention_scores = next.Floats(block_scores);
   if (size.drops || (size.trains && !is_float)) memory.attention_operands = next.Operands(block_scores);
@@ -79,7 +81,7 @@ DeviceGptMemory LayOutGptMemory(const GptOptions& options, const DeviceGptSize& 
     memory.diff_scores = is_float ? memory.scores : next.Operands(scores);
     memory.diff = next.Floats(rows * width);
     memory.wide = next.Floats(4 * rows * width);
-    memory.wide_operand = next.Operands((is_float ? 1 : 4) * rows * width);
+    if (!is_float) memory.wide_operand = next.Operands(4 * rows * width);
     memory.narrow_operand = next.Operands(rows * width);
     memory.norm_diff = next.Floats(rows * width);
   }

@@ -44,7 +44,7 @@ struct DeviceGptMemory {
 
   struct Layer {
     Operands* norm_1 = nullptr;         // [rows, width]
-    Operands* qkv = nullptr;            // [rows, 3 width]
+    Operands* qkv = nullptr;            // [3, sequences, heads, context, head_width]
     Operands* probabilities = nullptr;  // [sequences, heads, context, context]
     Operands* mixed = nullptr;          // [rows, width]
     float* middle = nullptr;            // [rows, width]
@@ -64,12 +64,14 @@ struct DeviceGptMemory {
   Operands* diff_scores = nullptr;  // The same.
   void* sums = nullptr;             // What layers call a workspace.
 
+  Operands* qkv_rows = nullptr;            // [rows, 3 width]: before heads are split, or after they are merged
+  Operands* heads = nullptr;               // [sequences, heads, context, head_width]: of attention's output
   float* attention_scores = nullptr;       // [sequences, heads, block_rows, context]
   Operands* attention_operands = nullptr;  // The same.
 
   float* diff = nullptr;               // [rows, width]: of what goes from layer to layer
   float* wide = nullptr;               // [rows, 4 width]
-  Operands* wide_operand = nullptr;    // [rows, 4 width]
+  Operands* wide_operand = nullptr;    // The same; null of float32.
   Operands* narrow_operand = nullptr;  // [rows, width]
   float* norm_diff = nullptr;          // [rows, width]
 

@@ -129,12 +129,7 @@ absl::Status DeviceGptModel::Prepare(const TokenBatch& batch, Mode mode, const P
 }
 
 DeviceAttention DeviceGptModel::Attention(int layer) const {
-  return DeviceAttention(*work_, *layers_,
-                         {.sequences = pass_.sequences,
-                          .context = pass_.context,
-                          .heads = options_.heads,
-                          .head_width = options_.width / options_.heads},
-                         pass_.Noise(FirstStream(layer)), laid_out_->block_rows(),
+  return DeviceAttention(*work_, *layers_, Heads(), pass_.Noise(FirstStream(layer)), laid_out_->block_rows(),
                          {.scores = memory_.attention_scores, .operands = memory_.attention_operands});
 }
 
@@ -170,8 +165,10 @@ absl::Status DeviceGptModel::ForwardBlock(int layer) {
   const int64_t rows = pass_.rows(), width = options_.width;
   const BlockParameters& p = blocks_[layer];
   const Layer& own = Of(layer);
-  EK_RETURN_IF_ERROR(Linear(Shape(width, 3 * width), p.c_attn, own.norm_1, AsOperands(own.qkv)));
-  EK_RETURN_IF_ERROR(Attention(layer).Forward(own.qkv, own.probabilities, own.mixed));
+  EK_RETURN_IF_ERROR(Linear(Shape(width, 3 * width), p.c_attn, own.norm_1, AsOperands(memory_.qkv_rows)));
+  EK_RETURN_IF_ERROR(layers_->SplitHeads(Heads(), 3, memory_.qkv_rows, own.qkv));
+  EK_RETURN_IF_ERROR(Attention(layer).Forward(own.qkv, own.probabilities, memory_.heads));
+  EK_RETURN_IF_ERROR(layers_->MergeHeads(Heads(), 1, memory_.heads, own.mixed));
   EK_RETURN_IF_ERROR(Linear(Shape(width, width), p.attn_c_proj, own.mixed, AsFloats(own.middle)));
   EK_RETURN_IF_ERROR(layers_->SumAndNormForward(rows, width, pass_.Noise(FirstStream(layer) + 1), Input(layer),
                                                 own.middle, own.middle, Vector(p.ln_2.weight), Vector(p.ln_2.bias),
@@ -257,15 +254,16 @@ absl::Status DeviceGptModel::AttentionBackward(int layer, GradientSink& sink) {
   const int64_t width = options_.width;
   const LinearShape projection = Shape(width, width), widening = Shape(width, 3 * width);
   EK_ASSIGN_OR_RETURN(const Operands* const diff_end, BeginPart(FirstStream(layer) + 1));
-  EK_RETURN_IF_ERROR(LinearInput(projection, p.attn_c_proj, diff_end, AsOperands(memory_.wide_operand)));
+  EK_RETURN_IF_ERROR(LinearInput(projection, p.attn_c_proj, diff_end, AsOperands(memory_.qkv_rows)));
   EK_RETURN_IF_ERROR(WriteLinear(projection, p.attn_c_proj, own.mixed, diff_end, sink));
   if (!sink.AnyTrainedBefore(p.attn_c_proj.weight)) return absl::OkStatus();
 
   const auto probabilities = device_options_.keeps_probabilities ? DeviceAttention::Probabilities::kKept
                                                                  : DeviceAttention::Probabilities::kForgotten;
-  EK_RETURN_IF_ERROR(
-      Attention(layer).Backward(own.qkv, own.probabilities, probabilities, memory_.wide_operand, memory_.wide));
-  EK_ASSIGN_OR_RETURN(const Operands* const diff_qkv, AsOperand(3 * width, memory_.wide, memory_.wide_operand));
+  EK_RETURN_IF_ERROR(layers_->SplitHeads(Heads(), 1, memory_.qkv_rows, memory_.heads));
+  EK_RETURN_IF_ERROR(Attention(layer).Backward(own.qkv, own.probabilities, probabilities, memory_.heads, memory_.wide));
+  Operands* const diff_qkv = memory_.qkv_rows;
+  EK_RETURN_IF_ERROR(layers_->MergeHeadGradients(Heads(), 3, memory_.wide, diff_qkv));
   EK_RETURN_IF_ERROR(LinearInput(widening, p.c_attn, diff_qkv, AsFloats(memory_.norm_diff)));
   EK_RETURN_IF_ERROR(WriteLinear(widening, p.c_attn, own.norm_1, diff_qkv, sink));
   if (!sink.AnyTrainedBefore(p.c_attn.weight)) return absl::OkStatus();

@@ -29,6 +29,7 @@
 #include "evenkeel/trainer/device/internal/device_gpt_memory.h"
 #include "evenkeel/trainer/device/place.h"
 #include "evenkeel/trainer/device/token_buckets.h"
+#include "evenkeel/trainer/gpt/attention.h"
 #include "evenkeel/trainer/gpt/block.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/linear.h"
@@ -91,6 +92,12 @@ class DeviceGptModel final : public Gpt {
   Layer& Of(int layer) { return memory_.layers[layer % memory_.layers.size()]; }
   const float* Input(int layer) { return layer == 0 ? memory_.embedded : Of(layer - 1).output; }
   static uint64_t FirstStream(int layer) { return 1 + 3 * static_cast<uint64_t>(layer); }
+  AttentionShape Heads() const {
+    return {.sequences = pass_.sequences,
+            .context = pass_.context,
+            .heads = options_.heads,
+            .head_width = options_.width / options_.heads};
+  }
   DeviceAttention Attention(int layer) const;
   float* Sums() const { return static_cast<float*>(memory_.sums); }
 

@@ -181,6 +181,58 @@ EK_DEVICE void Dropout(const DropoutShape& shape, const Noise& noise, const I* i
   }
 }
 
+// A row of `parts` * heads * head_width elements per position, and the same elements head by head: [parts, sequences,
+// heads, context, head_width]. A block per row.
+struct HeadsShape {
+  int64_t sequences;
+  int64_t context;
+  int64_t heads;
+  int64_t head_width;
+  int64_t parts;
+  uint32_t aligned;  // So are heads.
+};
+
+// Where element `column` of a row lies among the heads.
+EK_DEVICE int64_t PlaceAmongHeads(const HeadsShape& shape, int64_t row, int64_t column) {
+  const auto head_width = static_cast<int>(shape.head_width);
+  const auto head = static_cast<int>(column) / head_width;  // Counted through all parts.
+  const int64_t element = static_cast<int>(column) % head_width;
+  const int64_t part = head / static_cast<int>(shape.heads), own = head % static_cast<int>(shape.heads);
+  const int64_t sequence = row / shape.context, position = row % shape.context;
+  return (((part * shape.sequences + sequence) * shape.heads + own) * shape.context + position) * head_width + element;
+}
+
+template <typename T>
+EK_DEVICE void SplitHeads(const HeadsShape& shape, const T* rows, T* heads) {
+  const int64_t n = shape.parts * shape.heads * shape.head_width;
+  for (int64_t row = BlockX(); row < shape.sequences * shape.context; row += GridBlocks()) {
+    for (int64_t i = 4 * ThreadX(); i < n; i += 4 * BlockThreads()) {
+      if (shape.aligned != 0) {
+        *reinterpret_cast<Vector4<T>*>(heads + PlaceAmongHeads(shape, row, i)) =
+            *reinterpret_cast<const Vector4<T>*>(rows + row * n + i);
+        continue;
+      }
+      for (int j = 0; j < 4 && i + j < n; ++j) heads[PlaceAmongHeads(shape, row, i + j)] = rows[row * n + i + j];
+    }
+  }
+}
+
+template <typename I, typename O>
+EK_DEVICE void MergeHeads(const HeadsShape& shape, const I* heads, O* rows) {
+  const int64_t n = shape.parts * shape.heads * shape.head_width;
+  for (int64_t row = BlockX(); row < shape.sequences * shape.context; row += GridBlocks()) {
+    for (int64_t i = 4 * ThreadX(); i < n; i += 4 * BlockThreads()) {
+      float x[4] = {};
+      if (shape.aligned != 0) {
+        Load4(heads + PlaceAmongHeads(shape, row, i), 0, 4, true, x);
+      } else {
+        for (int j = 0; j < 4 && i + j < n; ++j) x[j] = ToFloat(heads[PlaceAmongHeads(shape, row, i + j)]);
+      }
+      Store4(rows + row * n, i, n, shape.aligned != 0, x);
+    }
+  }
+}
+
 // A block sums a tile of columns over a part of the rows: to[part, column].
 template <typename O>
 EK_DEVICE void SumRows(const RowsShape& shape, int64_t rows_per_part, const O* matrix, float* to, uint32_t add) {
@@ -215,6 +267,15 @@ EK_DEVICE void SumRows(const RowsShape& shape, int64_t rows_per_part, const O* m
   }                                                                                                         \
   EK_KERNEL(256, ek_gpt_drop_operands_##name)(DropoutShape shape, Noise noise, const O* input, O* output) { \
     Dropout(shape, noise, input, output);                                                                   \
+  }                                                                                                         \
+  EK_KERNEL(256, ek_gpt_split_heads_##name)(HeadsShape shape, const O* rows, O* heads) {                    \
+    SplitHeads(shape, rows, heads);                                                                         \
+  }                                                                                                         \
+  EK_KERNEL(256, ek_gpt_merge_heads_##name)(HeadsShape shape, const O* heads, O* rows) {                    \
+    MergeHeads(shape, heads, rows);                                                                         \
+  }                                                                                                         \
+  EK_KERNEL(256, ek_gpt_merge_gradients_##name)(HeadsShape shape, const float* heads, O* rows) {            \
+    MergeHeads(shape, heads, rows);                                                                         \
   }                                                                                                         \
   EK_KERNEL(256, ek_gpt_sum_rows_##name)                                                                    \
   (RowsShape shape, int64_t rows_per_part, const O* matrix, float* to, uint32_t add) {                      \

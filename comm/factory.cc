@@ -72,6 +72,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const Environment& envi
   return internal::CreateNcclIfBuilt({.rank = environment.rank,
                                       .world_size = environment.world_size,
                                       .local_rank = environment.local_rank,
+                                      .group = options.group,
                                       .connect_timeout = options.connect_timeout,
                                       .communicator = options.communicator},
                                      [&]() -> absl::StatusOr<std::unique_ptr<ControlLink>> {
@@ -84,8 +85,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& env
                                                           const FactoryOptions& options) {
   if (environment.world_size > 1) {
     return absl::InvalidArgumentError(absl::StrCat("backend local is for ranks that are threads of one process; ",
-                                                   "this job has ", environment.world_size,
-                                                   " processes: choose auto"));
+                                                   "this job has ", environment.world_size, " processes: choose auto"));
   }
   EK_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(1, options.communicator));
   return std::move(group[0]);

@@ -8,7 +8,7 @@
 //           "shm"           CPU, shared memory, one host
 //           "gloo"          CPU, TCP, one host or several
 //           "hierarchical"  CPU, shared memory inside each host, TCP between them; shm or gloo where one is enough
-//           "nccl"          a GPU per rank, the one that LOCAL_RANK counts to
+//           "nccl"          a GPU per rank: the one that LOCAL_RANK counts to, or the only one that the process sees
 //           "local"         a job of one rank
 //
 // Errors: InvalidArgument for a name that is none of these; Unimplemented for one that is not in this build, with what

@@ -1,4 +1,4 @@
-// Ranks that have a GPU each, over NCCL. First form: all-reduce and broadcast.
+// Ranks that have a GPU each, over NCCL.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link, TcpControlLink::Connect(store_options));
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
@@ -6,15 +6,27 @@
 //   Work work = comm->user().AllReduce(gradient, ReduceOp::kSum, {.after = {stream, comm->device()}});
 //   EK_RETURN_IF_ERROR(work.OrderBefore({stream, comm->device()}));      // the host goes on
 //
-// Order:    NCCL carries no header and deadlocks where ranks launch in different orders. So all launches of a rank are
-//           on one thread, in the order that rank 0 tells over the control plane, and compared there: collectives that
-//           do not match are never launched on the rank that finds out.
-// Streams:  the group has a stream of its own. An operation starts after what is on CallOptions::after at the call.
-//           OrderBefore() waits on the host until the operation is launched, never until it has ended.
-// Sums:     in NCCL's order, and the type's own precision; a scale is applied to what each rank contributes.
-// Lacks:    all kinds but all-reduce, broadcast; int16; bit_or; a scale with min, max or product (that one
-//           ends the group).
-// Errors:   FailedPrecondition "no CUDA device: ..."; InvalidArgument for a device that is not there.
+// Order:    NCCL carries no header, deadlocks where ranks launch in different orders, and lets different collectives of
+//           equal size complete. So all launches of a rank are on one thread, in an order that rank 0 makes of what all
+//           have issued, over the control plane, and compares first: collectives that do not match are launched nowhere,
+//           and end the group with who is where. A message of a few dozen bytes from each rank to rank 0 and back per
+//           operation; the host runs ahead of the device meanwhile. Groups that share devices (Split) are not ordered
+//           among each other: what the ranks put into them must come in one order on all ranks.
+// Streams:  the group has one of its own, of high priority. An operation starts after what is on CallOptions::after at
+//           the call, and after CallOptions::after_event. OrderBefore() waits on the host until the operation is
+//           launched, that is until all ranks have issued it, and never for a device. Not for use while a stream is
+//           captured into a graph.
+// Sums:     in NCCL's order, and the type's own precision. A scale, and an average of floats, multiplies what each rank
+//           contributes; with min, max and product it multiplies the result. NCCL's min and max may pass over a NaN.
+// Lacks:    reductions of int16; bit_or.
+// Memory:   Allocate() gives memory that NCCL has registered, from 1 MiB on, where it offers that. Any other memory
+//           works, and so does a mixture among the ranks.
+// Errors:   FailedPrecondition "no CUDA device: ..."; InvalidArgument "rank 3 wants CUDA device 3, there are 2". On all
+//           ranks alike, before they are connected: FailedPrecondition that names ranks if they have different versions
+//           of NCCL, or two of them one device (unless each has its own NCCL_HOSTID, or NCCL_MULTI_RANK_GPU_ENABLE=1).
+//           What NCCL finds out by itself ends the group, with its own words: Unavailable if a peer or the network is
+//           gone. No wait is for ever: an abort that a call into NCCL, NCCL itself, or the device does not follow within
+//           10 s says so, and then buffers may still be in use.
 
 #ifndef EVENKEEL_COMM_NCCL_H_
 #define EVENKEEL_COMM_NCCL_H_

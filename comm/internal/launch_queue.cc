@@ -1,114 +1,120 @@
 #include "evenkeel/comm/internal/launch_queue.h"
 
-#include <algorithm>
+#include <optional>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/waits.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
-namespace {
-
-// What rank 0 says of an operation that it launches.
-struct Announcement {
-  uint64_t channel = 0;
-  int64_t sequence = 0;
-  uint64_t hash = 0;
-  std::string text;
-};
-
-std::string Serialize(const Announcement& a) {
-  return absl::StrCat(a.channel, "\t", a.sequence, "\t", a.hash, "\t", a.text);
-}
-
-absl::StatusOr<Announcement> Parse(absl::string_view bytes) {
-  const std::vector<absl::string_view> fields = absl::StrSplit(bytes, absl::MaxSplits('\t', 3));
-  Announcement a;
-  if (fields.size() != 4 || !absl::SimpleAtoi(fields[0], &a.channel) || !absl::SimpleAtoi(fields[1], &a.sequence) ||
-      !absl::SimpleAtoi(fields[2], &a.hash)) {
-    return absl::InternalError(absl::StrCat("can't read what rank 0 launches: \"", bytes, "\""));
-  }
-  a.text = std::string(fields[3]);
-  return a;
-}
-
-}  // namespace
 
 LaunchQueue::LaunchQueue(ControlChannel& control, absl::string_view topic)
-    : control_(control), topic_(absl::StrCat("launch order of ", topic)), thread_([this] { Run(); }) {}
+    : control_(control),
+      requests_(absl::StrCat("launch requests of ", topic)),
+      turns_(absl::StrCat("launch order of ", topic)),
+      order_(control.world_size()) {
+  if (control.rank() == 0 && control.world_size() > 1) request_thread_ = std::thread([this] { RunRequests(); });
+  launch_thread_ = std::thread([this] { RunLaunches(); });
+}
 
 LaunchQueue::~LaunchQueue() {
   Abort(absl::CancelledError("the launch queue is gone"));
-  thread_.join();
+  launch_thread_.join();
+  if (request_thread_.joinable()) request_thread_.join();
 }
 
-void LaunchQueue::Push(const Collective& what, uint64_t channel, int64_t sequence, Launch launch) {
+void LaunchQueue::Push(const LaunchRequest& request, Launch launch) {
   absl::Status ended;
   {
     absl::MutexLock lock(&mutex_);
     ended = ended_;
-    if (ended.ok()) entries_.push_back({what, channel, sequence, std::move(launch)});
+    if (ended.ok()) {
+      launches_[request.key] = std::move(launch);
+      // Under the lock: requests of one rank come in the order of its calls.
+      if (control_.rank() == 0) {
+        Arrive(0, request);
+      } else {
+        control_.Send(0, requests_, ByteWriter().I32(control_.rank()).Bytes(request.Serialize()).Take());
+      }
+    }
   }
-  if (!ended.ok()) launch(ended);
+  if (!ended.ok()) launch({ended});
 }
 
 void LaunchQueue::Abort(const absl::Status& why) {
-  std::deque<Entry> entries;
+  std::map<LaunchKey, Launch> launches;
   absl::Status first;
   {
     absl::MutexLock lock(&mutex_);
     if (ended_.ok()) ended_ = why;
     first = ended_;
-    entries.swap(entries_);
+    launches.swap(launches_);
   }
-  for (Entry& entry : entries) entry.launch(first);
+  for (const auto& [key, launch] : launches) launch({first});
 }
 
-void LaunchQueue::Run() {
+void LaunchQueue::RunRequests() {
   ThisThreadIsTheLibrarys();
   while (true) {
-    absl::StatusOr<Entry> next = control_.rank() == 0 ? NextOfRankZero() : NextAsRankZeroSays();
-    if (!next.ok()) return Abort(next.status());
-    next->launch(absl::OkStatus());
+    absl::StatusOr<std::string> word = control_.Receive(requests_, absl::InfiniteDuration());
+    if (!word.ok()) return Abort(word.status());
+    ByteReader reader(*word);
+    const int rank = reader.I32();
+    const absl::StatusOr<LaunchRequest> request = LaunchRequest::Parse(reader.Bytes());
+    if (!request.ok()) return Abort(request.status());
+    absl::MutexLock lock(&mutex_);
+    Arrive(rank, *request);
   }
 }
 
-absl::StatusOr<LaunchQueue::Entry> LaunchQueue::NextOfRankZero() {
-  EK_ASSIGN_OR_RETURN(Entry entry, Take([](const Entry&) { return true; }));
-  const std::string word = Serialize({entry.channel, entry.sequence, HashOf(entry.what), ToString(entry.what)});
-  for (int rank = 1; rank < control_.world_size(); ++rank) control_.Send(rank, topic_, word);
-  return entry;
+void LaunchQueue::Arrive(int rank, const LaunchRequest& request) {
+  if (has_disagreed_) return;
+  const absl::StatusOr<std::optional<LaunchTurn>> turn = order_.Arrive(rank, request);
+  if (!turn.ok()) {
+    has_disagreed_ = true;
+    control_.Fail(turn.status());  // Comes back to every rank, this one too, and ends what is here.
+    return;
+  }
+  if (!turn->has_value()) return;
+  const std::string word = (*turn)->Serialize();
+  for (int other = 1; other < control_.world_size(); ++other) {
+    if ((*turn)->key.Concerns(other)) control_.Send(other, turns_, word);
+  }
+  if ((*turn)->key.Concerns(0)) next_.push_back(**turn);
 }
 
-absl::StatusOr<LaunchQueue::Entry> LaunchQueue::NextAsRankZeroSays() {
-  EK_ASSIGN_OR_RETURN(const std::string word, control_.Receive(topic_, absl::InfiniteDuration()));
-  EK_ASSIGN_OR_RETURN(const Announcement said, Parse(word));
-  EK_ASSIGN_OR_RETURN(Entry entry,
-                      Take([&](const Entry& e) { return e.channel == said.channel && e.sequence == said.sequence; }));
-  if (HashOf(entry.what) == said.hash) return entry;
-  const absl::Status disagree = absl::FailedPreconditionError(
-      absl::StrCat("rank ", control_.rank(), " is at #", said.sequence, " ", ToString(entry.what), "; rank 0 is at #",
-                   said.sequence, " ", said.text, ": the ranks disagree"));
-  entry.launch(disagree);
-  return disagree;
+void LaunchQueue::RunLaunches() {
+  ThisThreadIsTheLibrarys();
+  while (true) {
+    const absl::StatusOr<LaunchTurn> turn = NextTurn();
+    if (!turn.ok()) return Abort(turn.status());
+    Launch launch;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = launches_.find(turn->key);
+      if (found == launches_.end()) continue;  // Abort() was faster.
+      launch = std::move(found->second);
+      launches_.erase(found);
+    }
+    launch({absl::OkStatus(), turn->is_alike});
+  }
 }
 
-absl::StatusOr<LaunchQueue::Entry> LaunchQueue::Take(const std::function<bool(const Entry&)>& wanted) {
+absl::StatusOr<LaunchTurn> LaunchQueue::NextTurn() {
+  if (control_.rank() != 0) {
+    EK_ASSIGN_OR_RETURN(const std::string word, control_.Receive(turns_, absl::InfiniteDuration()));
+    return LaunchTurn::Parse(word);
+  }
   absl::MutexLock lock(&mutex_);
-  const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return std::any_of(entries_.begin(), entries_.end(), wanted) || !ended_.ok();
-  };
+  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !next_.empty() || !ended_.ok(); };
   mutex_.Await(absl::Condition(&ready));
   if (!ended_.ok()) return ended_;
-  const auto found = std::find_if(entries_.begin(), entries_.end(), wanted);
-  Entry entry = std::move(*found);
-  entries_.erase(found);
-  return entry;
+  LaunchTurn turn = std::move(next_.front());
+  next_.pop_front();
+  return turn;
 }
 
 }  // namespace evenkeel::internal

@@ -40,12 +40,20 @@ class LaunchQueueTest : public testing::Test {
   }
 
   void Push(int rank, uint64_t channel, int64_t sequence, int64_t count = 1) {
-    const Collective what{.kind = CollectiveKind::kAllReduce, .count = count};
-    queues_[rank]->Push(what, channel, sequence, [this, rank, channel, sequence](const absl::Status& turn) {
-      absl::MutexLock lock(&mutex_);
-      if (turn.ok()) launched_[rank].push_back({channel, sequence});
-      if (!turn.ok()) ended_[rank].push_back(turn);
-    });
+    Push(rank, {.kind = CollectiveKind::kAllReduce, .count = count}, channel, sequence);
+  }
+  void Push(int rank, const Collective& what, uint64_t channel, int64_t sequence, uint64_t layout = 0) {
+    Operation operation;
+    operation.what = what;
+    operation.channel = channel;
+    operation.sequence = sequence;
+    queues_[rank]->Push(RequestOf(operation, rank, layout),
+                        [this, rank, channel, sequence](const LaunchQueue::Turn& turn) {
+                          absl::MutexLock lock(&mutex_);
+                          if (turn.status.ok()) launched_[rank].push_back({channel, sequence});
+                          if (!turn.status.ok()) ended_[rank].push_back(turn.status);
+                          if (!turn.is_alike) unlike_.push_back(rank);
+                        });
   }
 
   std::vector<Key> Launched(int rank, size_t at_least) {
@@ -66,9 +74,10 @@ class LaunchQueueTest : public testing::Test {
   absl::Mutex mutex_;
   std::vector<std::vector<Key>> launched_;
   std::vector<std::vector<absl::Status>> ended_;
+  std::vector<int> unlike_;  // Ranks that were told so.
 };
 
-TEST_F(LaunchQueueTest, EveryRankLaunchesInRankZerosOrder) {
+TEST_F(LaunchQueueTest, EveryRankLaunchesInTheSameOrder) {
   const std::vector<Key> orders[kRanks] = {
       {{7, 0}, {8, 0}, {7, 1}, {8, 1}},
       {{8, 0}, {8, 1}, {7, 0}, {7, 1}},
@@ -77,21 +86,68 @@ TEST_F(LaunchQueueTest, EveryRankLaunchesInRankZerosOrder) {
   for (int rank : {2, 1, 0}) {
     for (const auto& [channel, sequence] : orders[rank]) Push(rank, channel, sequence);
   }
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(Launched(rank, 4), orders[0]) << rank;
+  const std::vector<Key> order = Launched(0, 4);
+  for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(Launched(rank, 4), order) << rank;
 }
 
-TEST_F(LaunchQueueTest, AnotherCollectiveAtThatPlaceIsNotLaunched) {
-  Push(0, 7, 0, 100);
+TEST_F(LaunchQueueTest, AChannelThatARankHasNotComeToHoldsUpNoOther) {
+  Push(0, 7, 0);
+  Push(2, 7, 0);
+  for (int rank = 0; rank < kRanks; ++rank) Push(rank, 8, 0);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(Launched(rank, 1), (std::vector<Key>{{8, 0}})) << rank;
+  Push(1, 7, 0);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(Launched(rank, 2), (std::vector<Key>{{8, 0}, {7, 0}})) << rank;
+}
+
+TEST_F(LaunchQueueTest, AMessageWaitsForItsTwoRanksOnly) {
+  for (int rank : {0, 1}) Push(rank, 7, 0);  // Rank 2 comes later.
+  Push(1, {.kind = CollectiveKind::kSend, .count = 5, .root = 2}, 7, 0);
+  Push(2, {.kind = CollectiveKind::kRecv, .count = 5, .root = 1}, 7, 0);
+  for (int rank : {1, 2}) EXPECT_EQ(Launched(rank, 1).size(), 1u);
+  EXPECT_TRUE(Launched(0, 0).empty());
+  Push(2, 7, 0);
+  EXPECT_EQ(Launched(0, 1).size(), 1u);
+}
+
+TEST_F(LaunchQueueTest, AllRanksLearnThatOneHasAnotherLayout) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Push(rank, {.kind = CollectiveKind::kAllReduce, .count = 5}, 7, 0, /*layout=*/rank == 1 ? 2 : 1);
+  }
+  for (int rank = 0; rank < kRanks; ++rank) Launched(rank, 1);
+  absl::MutexLock lock(&mutex_);
+  EXPECT_EQ(unlike_.size(), 3u);
+}
+
+TEST_F(LaunchQueueTest, AnotherCollectiveAtThatPlaceEndsTheGroupBeforeAnythingIsLaunched) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    controls_[rank]->SetHandlers([this, rank](int, const absl::Status& why) { queues_[rank]->Abort(why); },
+                                 [](int, absl::string_view, absl::string_view) {});
+  }
   Push(1, 7, 0, 101);
+  Push(0, 7, 0, 100);
   Push(2, 7, 0, 100);
-  Push(1, 7, 1, 5);
-  const std::vector<absl::Status> ended = Ended(1, 2);
-  EXPECT_EQ(ended[0].code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(ended[0].message()),
-              HasSubstr("rank 1 is at #0 all_reduce (user) float32[101] sum; rank 0 is "
-                        "at #0 all_reduce (user) float32[100] sum: the ranks disagree"));
-  EXPECT_EQ(ended[1], ended[0]);
-  EXPECT_EQ(Launched(2, 1).size(), 1u);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const std::vector<absl::Status> ended = Ended(rank, 1);
+    EXPECT_EQ(ended[0].code(), absl::StatusCode::kFailedPrecondition) << ended[0];
+    EXPECT_THAT(std::string(ended[0].message()), HasSubstr("is at #0 all_reduce (user) float32[101] sum"));
+    EXPECT_THAT(std::string(ended[0].message()), HasSubstr("is at #0 all_reduce (user) float32[100] sum"));
+    EXPECT_THAT(std::string(ended[0].message()), HasSubstr(": the ranks disagree"));
+    EXPECT_TRUE(Launched(rank, 0).empty());
+  }
+}
+
+TEST_F(LaunchQueueTest, AScaleAndAMessagesSizeAreCompared) {
+  Operation sum, scaled;
+  sum.what = scaled.what = {.kind = CollectiveKind::kAllReduce, .count = 5};
+  scaled.scale = 0.5;
+  EXPECT_NE(RequestOf(sum, 0, 0).hash, RequestOf(scaled, 0, 0).hash);
+  Operation sent, received;
+  sent.what = {.kind = CollectiveKind::kSend, .count = 5, .root = 1};
+  received.what = {.kind = CollectiveKind::kRecv, .count = 5, .root = 0};
+  EXPECT_EQ(RequestOf(sent, 0, 0).hash, RequestOf(received, 1, 0).hash);
+  EXPECT_EQ(RequestOf(sent, 0, 0).key, RequestOf(received, 1, 0).key);
+  received.what.count = 4;
+  EXPECT_NE(RequestOf(sent, 0, 0).hash, RequestOf(received, 1, 0).hash);
 }
 
 TEST_F(LaunchQueueTest, AbortEndsWhatHasNotHadItsTurn) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -17,6 +18,7 @@ struct NcclRequest {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
+  std::string group = "world";
   absl::Duration connect_timeout;
   CommunicatorOptions communicator;
 };

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "evenkeel/comm/internal/nccl_device.h"
 #include "evenkeel/comm/internal/nccl_or_not.h"
 #include "evenkeel/comm/nccl.h"
 #include "evenkeel/comm/status.h"
@@ -8,11 +9,13 @@ namespace evenkeel::internal {
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclIfBuilt(
     const NcclRequest& request, const std::function<absl::StatusOr<std::unique_ptr<ControlLink>>()>& connect) {
-  EK_RETURN_IF_ERROR(CudaDeviceCount().status());
+  EK_ASSIGN_OR_RETURN(const int devices, CudaDeviceCount());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<ControlLink> link, connect());
-  return CreateNcclGroup(
-      request.rank, request.world_size, std::move(link),
-      {.device = request.local_rank, .connect_timeout = request.connect_timeout, .communicator = request.communicator});
+  return CreateNcclGroup(request.rank, request.world_size, std::move(link),
+                         {.group = request.group,
+                          .device = NcclDeviceFor(request.local_rank, devices),
+                          .connect_timeout = request.connect_timeout,
+                          .communicator = request.communicator});
 }
 
 }  // namespace evenkeel::internal

@@ -1,0 +1,365 @@
+// What goes wrong in a group over NCCL, and what its ranks say of it: with NCCL and its devices simulated.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/internal/nccl_group.h"
+#include "evenkeel/comm/internal/run_group.h"
+#include "evenkeel/comm/internal/simulated_nccl.h"
+#include "evenkeel/comm/internal/simulated_nccl_group.h"
+#include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/memory.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/comm/work.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::internal {
+namespace {
+
+using ::testing::HasSubstr;
+using Ranks = std::vector<absl::StatusOr<std::unique_ptr<Communicator>>>;
+
+std::string TextOf(const absl::Status& status) { return std::string(status.message()); }
+
+// A barrier that all have come out of when the first one goes on.
+void Meet(Communicator& comm) {
+  EXPECT_TRUE(comm.Barrier().ok());
+  EXPECT_TRUE(comm.AgreeAny(true).ok());
+}
+
+class NcclFailureTest : public testing::Test {
+ protected:
+  // Each rank in a thread of its own; nobody finalizes or aborts by itself.
+  void Run(int world_size, const std::function<void(Communicator&)>& body, const NcclGroupOptions& options = {}) {
+    Ranks ranks = ConnectSimulatedNccl(devices_, nccl_, world_size, options);
+    std::vector<std::thread> threads;
+    for (auto& rank : ranks) {
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      threads.emplace_back([&body, comm = rank->get()] { body(*comm); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  static TensorView ViewOf(Communicator& comm, const Memory& memory) {
+    return TensorView(memory.data.get(), memory.bytes / 4, DType::kFloat32, comm.device());
+  }
+  static Memory Buffer(Communicator& comm, int64_t bytes = 400) {
+    absl::StatusOr<Memory> memory = comm.runtime()->Allocate(comm.device(), bytes);
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    return *std::move(memory);
+  }
+
+  SimulatedDevices devices_{{.count = 4}};
+  SimulatedNccl nccl_{devices_};
+};
+
+// Connecting ---------------------------------------------------------------------------------------------------------
+
+TEST_F(NcclFailureTest, OtherVersionsAreNamedOnEveryRank) {
+  (void)nccl_.Library(1, {.version = 22703});
+  for (const auto& rank : ConnectSimulatedNccl(devices_, nccl_, 3, {})) {
+    EXPECT_EQ(rank.status(), absl::FailedPreconditionError("the version of NCCL: rank 1 has 2.27.3; ranks 0,2 have "
+                                                           "2.28.9: the ranks need the same one"));
+  }
+}
+
+TEST_F(NcclFailureTest, TwoRanksOnOneDeviceAreNamedOnEveryRank) {
+  for (const auto& rank : ConnectSimulatedNccl(devices_, nccl_, 3, {}, {0, 1, 0})) {
+    EXPECT_EQ(rank.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(TextOf(rank.status()), HasSubstr("ranks 0 and 2 are on one device, 0000:00:00.0 of host (cuda:0)"));
+  }
+}
+
+TEST_F(NcclFailureTest, RanksThatCallThemselvesOtherHostsShareADevice) {
+  for (int rank = 0; rank < 3; ++rank) (void)nccl_.Library(rank, {.host = absl::StrCat("NCCL_HOSTID ", rank)});
+  for (const auto& rank : ConnectSimulatedNccl(devices_, nccl_, 3, {}, {0, 0, 0}))
+    EXPECT_TRUE(rank.ok()) << rank.status();
+}
+
+TEST_F(NcclFailureTest, WhatNcclItselfFindsOutHasItsWords) {
+  // NCCL_MULTI_RANK_GPU_ENABLE on one rank only.
+  (void)nccl_.Library(1, {.may_share_device = true});
+  for (const auto& rank : ConnectSimulatedNccl(devices_, nccl_, 2, {}, {0, 0})) {
+    EXPECT_FALSE(rank.ok());
+    EXPECT_THAT(TextOf(rank.status()), HasSubstr("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 0"));
+  }
+}
+
+TEST_F(NcclFailureTest, ADeviceThatIsNotThereIsNamedOnEveryRank) {
+  const Ranks ranks = ConnectSimulatedNccl(devices_, nccl_, 2, {}, {0, 7});
+  EXPECT_EQ(ranks[1].status(), absl::InvalidArgumentError("rank 1 wants CUDA device 7, there are 4"));
+  EXPECT_THAT(TextOf(ranks[0].status()), HasSubstr("rank 1 wants CUDA device 7, there are 4"));
+}
+
+TEST_F(NcclFailureTest, WithoutADeviceThereIsNoGroup) {
+  SimulatedDevices none({.count = 0});
+  const Ranks ranks = ConnectSimulatedNccl(none, nccl_, 2, {});
+  for (const auto& rank : ranks) EXPECT_THAT(TextOf(rank.status()), HasSubstr("no CUDA device: none is simulated"));
+}
+
+TEST_F(NcclFailureTest, ConnectingThatNeverEndsMissesItsDeadline) {
+  nccl_.NeverConnect(1);
+  const absl::Time start = absl::Now();
+  for (const auto& rank : ConnectSimulatedNccl(devices_, nccl_, 3, {.connect_timeout = absl::Milliseconds(300)})) {
+    EXPECT_FALSE(rank.ok());
+    EXPECT_THAT(TextOf(rank.status()), HasSubstr("connecting the group: still in progress at the deadline"));
+    EXPECT_THAT(TextOf(rank.status()), HasSubstr("rank "));
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST_F(NcclFailureTest, ARankThatIsLostWhileTheyConnectEndsTheWaitOfTheOthers) {
+  std::vector<std::unique_ptr<ControlLink>> links = CreateLocalLinks(2);
+  const absl::Time start = absl::Now();
+  std::thread lost([&] {
+    // Comes to the control plane, says what it has, and goes.
+    ControlChannel control(1, 2, std::move(links[1]));
+    (void)control.Exchange("nccl peers", "", absl::Seconds(10));
+    control.Fail(absl::UnavailableError("rank 1 was killed"));
+  });
+  const absl::StatusOr<std::unique_ptr<Communicator>> comm =
+      CreateNcclGroupOver(devices_, nccl_.Library(0), 0, 2, std::move(links[0]), {});
+  lost.join();
+  EXPECT_FALSE(comm.ok());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST_F(NcclFailureTest, AFailureToConnectReachesAllRanks) {
+  nccl_.FailNext(2, "Init", {NcclCode::kSystemError, "no socket interface"});
+  for (const auto& rank : ConnectSimulatedNccl(devices_, nccl_, 3, {})) {
+    EXPECT_EQ(rank.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(TextOf(rank.status()), HasSubstr("ncclCommInitRankConfig: no socket interface"));
+  }
+}
+
+// Operations ---------------------------------------------------------------------------------------------------------
+
+TEST_F(NcclFailureTest, AnErrorThatComesByItselfReachesAllRanksWithItsRank) {
+  Run(3, [&](Communicator& comm) {
+    Meet(comm);
+    const Memory memory = Buffer(comm);
+    Work work;
+    // Rank 0 never comes, so nothing can end by itself.
+    if (comm.rank() == 1) nccl_.SetState(1, {NcclCode::kRemoteError, "connection closed by remote peer"});
+    if (comm.rank() != 0) work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum);
+    while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+    const absl::Status ended = comm.rank() == 0 ? comm.status() : work.Wait();
+    EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
+    EXPECT_THAT(TextOf(ended), HasSubstr("rank 1: nccl: "));
+    EXPECT_THAT(TextOf(ended), HasSubstr("connection closed by remote peer"));
+  });
+}
+
+TEST_F(NcclFailureTest, EveryCallsFailureEndsTheGroupWithItsWords) {
+  for (const char* call : {"GroupStart", "Enqueue", "GroupEnd", "MakeScaledSum", "DropReduction"}) {
+    SCOPED_TRACE(call);
+    Run(2, [&](Communicator& comm) {
+      Meet(comm);
+      const Memory memory = Buffer(comm);
+      if (comm.rank() == 1) nccl_.FailNext(1, call, {NcclCode::kInternalError, "internal check failed"});
+      const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum, {.scale = 0.25});
+      (void)work.Wait();
+      while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+      EXPECT_THAT(TextOf(comm.status()), HasSubstr("rank 1: nccl: "));
+      EXPECT_THAT(TextOf(comm.status()), HasSubstr("internal check failed"));
+    });
+  }
+}
+
+TEST_F(NcclFailureTest, AFailureOfTheDeviceEndsTheGroup) {
+  Run(2, [&](Communicator& comm) {
+    Meet(comm);
+    const Memory memory = Buffer(comm);
+    EXPECT_TRUE(comm.AgreeAny(true).ok());
+    if (comm.rank() == 0) devices_.FailNext("IsDone", absl::InternalError("an illegal memory access"));
+    (void)comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum).Wait();
+    while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_THAT(TextOf(comm.status()), HasSubstr("an illegal memory access"));
+  });
+  devices_.FailNext("IsDone", absl::OkStatus());
+}
+
+TEST_F(NcclFailureTest, DifferentCollectivesOfEqualSizeAreFoundBeforeTheyMeet) {
+  Run(3, [&](Communicator& comm) {
+    Meet(comm);
+    const Memory memory = Buffer(comm);
+    const TensorView view = ViewOf(comm, memory);
+    const Work work =
+        comm.rank() == 1 ? comm.user().AllReduce(view, ReduceOp::kMax) : comm.user().AllReduce(view, ReduceOp::kSum);
+    const absl::Status ended = work.Wait();
+    EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition) << ended;
+    EXPECT_THAT(TextOf(ended), HasSubstr("rank 1 is at #1 all_reduce (user) float32[100] max"));
+    EXPECT_THAT(TextOf(ended), HasSubstr("the ranks disagree"));
+  });
+  EXPECT_EQ(nccl_.garbage(), 0);
+  EXPECT_EQ(nccl_.kernels(), 3);  // The barrier's.
+}
+
+TEST_F(NcclFailureTest, DifferentScalesAreFoundAsWell) {
+  Run(2, [&](Communicator& comm) {
+    const Memory memory = Buffer(comm);
+    const absl::Status ended =
+        comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum, {.scale = 1.0 + comm.rank()}).Wait();
+    EXPECT_THAT(TextOf(ended), HasSubstr("float32[100] sum, scale 2"));
+    EXPECT_THAT(TextOf(ended), HasSubstr("the ranks disagree"));
+  });
+}
+
+TEST_F(NcclFailureTest, ARankThatNeverComesEndsTheOthersAtTheDeadlineAlsoInOrderBefore) {
+  Run(2, [&](Communicator& comm) {
+    Meet(comm);
+    if (comm.rank() == 0) {
+      while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+      return;
+    }
+    const Memory memory = Buffer(comm);
+    const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum, {.timeout = absl::Milliseconds(200)});
+    absl::StatusOr<Stream> stream = comm.runtime()->CreateStream(comm.device());
+    ASSERT_TRUE(stream.ok());
+    EXPECT_FALSE(work.OrderBefore(stream->ref()).ok());
+    EXPECT_EQ(work.Wait().code(), absl::StatusCode::kDeadlineExceeded) << work.Wait();
+    EXPECT_THAT(TextOf(work.Wait()), HasSubstr("rank 1 waited"));
+  });
+}
+
+// Rank 0's stream is behind work that ends only when the test says so.
+TEST_F(NcclFailureTest, ALaunchedCollectiveMissesItsDeadlineToo) {
+  absl::Notification go_on;
+  Run(2, [&](Communicator& comm) {
+    Meet(comm);
+    const Memory memory = Buffer(comm);
+    absl::StatusOr<Stream> stream = comm.runtime()->CreateStream(comm.device());
+    ASSERT_TRUE(stream.ok());
+    if (comm.rank() == 0) {
+      ASSERT_TRUE(devices_.Put(stream->ref(), [&] { go_on.WaitForNotification(); }).ok());
+    }
+    const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum,
+                                            {.after = stream->ref(), .timeout = absl::Milliseconds(200)});
+    if (comm.rank() == 1) {
+      EXPECT_EQ(work.Wait().code(), absl::StatusCode::kDeadlineExceeded) << work.Wait();
+      go_on.Notify();
+    }
+    EXPECT_FALSE(work.Wait().ok());
+  });
+}
+
+TEST_F(NcclFailureTest, AbortFromAnotherThreadEndsKernelsThatWait) {
+  const absl::Time start = absl::Now();
+  Run(2, [&](Communicator& comm) {
+    Meet(comm);
+    auto memory = std::make_unique<Memory>(Buffer(comm));
+    absl::StatusOr<Stream> stream = comm.runtime()->CreateStream(comm.device());
+    ASSERT_TRUE(stream.ok());
+    absl::Notification go_on;
+    if (comm.rank() == 0) {
+      ASSERT_TRUE(devices_.Put(stream->ref(), [&] { go_on.WaitForNotification(); }).ok());
+    }
+    const Work work = comm.user().AllReduce(ViewOf(comm, *memory), ReduceOp::kSum, {.after = stream->ref()});
+    absl::StatusOr<Stream> consumer = comm.runtime()->CreateStream(comm.device());
+    EXPECT_TRUE(work.OrderBefore(consumer->ref()).ok());
+    EXPECT_TRUE(comm.AgreeAny(true).ok());
+    std::thread aborter([&] {
+      if (comm.rank() == 1) return comm.Abort(absl::CancelledError("had enough"));
+      while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+      go_on.Notify();
+    });
+    EXPECT_THAT(TextOf(work.Wait()), HasSubstr("had enough"));
+    memory.reset();  // Nothing touches it any more.
+    aborter.join();
+    // Who waits on a stream is set free.
+    EXPECT_TRUE(comm.runtime()->Synchronize(consumer->ref(), absl::Now() + absl::Seconds(10)).ok());
+  });
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+TEST_F(NcclFailureTest, AbortComesIntoACallThatHangs) {
+  const absl::Time start = absl::Now();
+  Run(2,
+      [&](Communicator& comm) {
+        Meet(comm);
+        const Memory memory = Buffer(comm);
+        if (comm.rank() == 1) nccl_.HangNext(1, "GroupEnd");
+        const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum);
+        absl::SleepFor(absl::Milliseconds(50));
+        if (comm.rank() == 1) comm.Abort(absl::CancelledError("had enough"));
+        EXPECT_THAT(TextOf(work.Wait()), HasSubstr("had enough"));
+      },
+      {.abort_patience = absl::Milliseconds(500)});
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST_F(NcclFailureTest, AnAbortThatHangsIsLeftBehindWithASentence) {
+  absl::Notification go_on;
+  Run(2,
+      [&](Communicator& comm) {
+        Meet(comm);
+        const Memory memory = Buffer(comm);
+        absl::StatusOr<Stream> stream = comm.runtime()->CreateStream(comm.device());
+        ASSERT_TRUE(stream.ok());
+        if (comm.rank() == 0) {
+          ASSERT_TRUE(devices_.Put(stream->ref(), [&] { go_on.WaitForNotification(); }).ok());
+        }
+        const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum, {.after = stream->ref()});
+        EXPECT_TRUE(work.OrderBefore(stream->ref()).ok());  // It is launched,
+        EXPECT_TRUE(comm.AgreeAny(true).ok());              // on both.
+        if (comm.rank() == 1) {
+          nccl_.HangNext(1, "Abort");
+          comm.Abort(absl::CancelledError("had enough"));
+        }
+        const absl::Status ended = work.Wait();
+        EXPECT_THAT(TextOf(ended), HasSubstr("had enough"));
+        EXPECT_THAT(TextOf(ended), HasSubstr("its buffers may still be in use"));
+        if (comm.rank() == 1) {
+          EXPECT_THAT(TextOf(ended), HasSubstr("ncclCommAbort has not come back within 200ms"));
+        }
+        if (comm.rank() == 0) {
+          EXPECT_THAT(TextOf(ended), HasSubstr("the stream of cuda:0 is still not empty 200ms after the abort"));
+          go_on.Notify();
+          EXPECT_TRUE(comm.runtime()->Synchronize(stream->ref(), absl::Now() + absl::Seconds(10)).ok());
+        }
+      },
+      {.abort_patience = absl::Milliseconds(200)});
+  nccl_.Release();
+}
+
+TEST_F(NcclFailureTest, SurvivorsShrinkAndGoOn) {
+  Ranks ranks = ConnectSimulatedNccl(devices_, nccl_, 3, {});
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    threads.emplace_back([comm = *std::move(rank)]() mutable {
+      Meet(*comm);
+      if (comm->rank() == 1) return comm.reset();
+      const Memory memory = Buffer(*comm);
+      EXPECT_FALSE(comm->user().AllReduce(ViewOf(*comm, memory), ReduceOp::kSum).Wait().ok());
+      absl::StatusOr<std::unique_ptr<Communicator>> next = comm->Shrink();
+      ASSERT_TRUE(next.ok()) << next.status();
+      EXPECT_EQ((*next)->world_size(), 2);
+      EXPECT_EQ((*next)->members(), (std::vector<int>{0, 2}));
+      EXPECT_EQ((*next)->device(), comm->device());
+      comm.reset();
+      EXPECT_TRUE((*next)->user().AllReduce(ViewOf(**next, memory), ReduceOp::kSum).Wait().ok());
+      EXPECT_TRUE((*next)->Finalize().ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace evenkeel::internal

@@ -1,0 +1,294 @@
+#include "evenkeel/comm/internal/nccl_library.h"
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+
+namespace evenkeel::internal {
+namespace {
+
+static_assert(ncclSum == static_cast<int>(kNcclSum) && ncclProd == static_cast<int>(kNcclProduct) &&
+              ncclMax == static_cast<int>(kNcclMax) && ncclMin == static_cast<int>(kNcclMin) &&
+              ncclAvg == static_cast<int>(kNcclAverage));
+
+// Sets the calling thread's device for a scope.
+class ScopedDevice {
+ public:
+  explicit ScopedDevice(int device) {
+    is_known_ = cudaGetDevice(&before_) == cudaSuccess;
+    (void)cudaSetDevice(device);
+  }
+  ~ScopedDevice() {
+    if (is_known_) (void)cudaSetDevice(before_);
+  }
+  ScopedDevice(const ScopedDevice&) = delete;
+  ScopedDevice& operator=(const ScopedDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool is_known_ = false;
+};
+
+// What an NcclComm points to.
+struct Handle {
+  ncclComm_t comm = nullptr;
+  int device = 0;
+};
+Handle& HandleOf(NcclComm comm) { return *static_cast<Handle*>(comm); }
+
+NcclCode CodeOf(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return NcclCode::kSuccess;
+    case ncclUnhandledCudaError:
+      return NcclCode::kUnhandledCudaError;
+    case ncclSystemError:
+      return NcclCode::kSystemError;
+    case ncclInternalError:
+      return NcclCode::kInternalError;
+    case ncclInvalidArgument:
+      return NcclCode::kInvalidArgument;
+    case ncclInvalidUsage:
+      return NcclCode::kInvalidUsage;
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 13, 4)
+    case ncclRemoteError:
+      return NcclCode::kRemoteError;
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 3)
+    case ncclInProgress:
+      return NcclCode::kInProgress;
+#endif
+    default:
+      return NcclCode::kUnknown;
+  }
+}
+
+NcclAnswer AnswerOf(ncclResult_t result, ncclComm_t comm) {
+  NcclAnswer answer{.code = CodeOf(result)};
+  if (!answer.is_failure()) return answer;
+  answer.text = ncclGetErrorString(result);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 13, 4)
+  const char* const detail = ncclGetLastError(comm);
+  if (detail != nullptr && *detail != '\0') absl::StrAppend(&answer.text, " (", detail, ")");
+#endif
+  return answer;
+}
+
+[[maybe_unused]] NcclAnswer Lacks(absl::string_view what) {
+  return {NcclCode::kUnimplemented,
+          absl::StrCat("built with NCCL ", NcclVersionText(NCCL_VERSION_CODE), ", which has no ", what)};
+}
+
+// int16 only where bytes are moved as they are: then as twice as many bytes.
+ncclDataType_t TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kFloat64:
+      return ncclFloat64;
+    case DType::kFloat16:
+      return ncclFloat16;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    case DType::kInt8:
+    case DType::kInt16:
+      return ncclInt8;
+    case DType::kUint8:
+      return ncclUint8;
+    case DType::kInt32:
+      return ncclInt32;
+    case DType::kInt64:
+      return ncclInt64;
+  }
+  return ncclInt8;
+}
+
+ncclResult_t AllToAll(const NcclCall& call, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 3)
+  return ncclAlltoAll(call.in, call.out, count, type, comm, stream);
+#else
+  int ranks = 0;
+  ncclResult_t result = ncclCommCount(comm, &ranks);
+  const int64_t part = call.count * SizeOf(call.dtype);
+  for (int rank = 0; rank < ranks && result == ncclSuccess; ++rank) {
+    result = ncclSend(static_cast<const char*>(call.in) + rank * part, count, type, rank, comm, stream);
+    if (result == ncclSuccess) {
+      result = ncclRecv(static_cast<char*>(call.out) + rank * part, count, type, rank, comm, stream);
+    }
+  }
+  return result;
+#endif
+}
+
+ncclResult_t Put(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) {
+  const ncclDataType_t type = TypeOf(call.dtype);
+  const auto count = static_cast<size_t>(call.count) * (call.dtype == DType::kInt16 ? 2 : 1);
+  const auto op = static_cast<ncclRedOp_t>(call.op);
+  switch (call.kind) {
+    case CollectiveKind::kAllReduce:
+      return ncclAllReduce(call.in, call.out, count, type, op, comm, stream);
+    case CollectiveKind::kReduce:
+      return ncclReduce(call.in, call.out, count, type, op, call.root, comm, stream);
+    case CollectiveKind::kBroadcast:
+      return ncclBroadcast(call.in, call.out, count, type, call.root, comm, stream);
+    case CollectiveKind::kAllGather:
+      return ncclAllGather(call.in, call.out, count, type, comm, stream);
+    case CollectiveKind::kReduceScatter:
+      return ncclReduceScatter(call.in, call.out, count, type, op, comm, stream);
+    case CollectiveKind::kAllToAll:
+      return AllToAll(call, count, type, comm, stream);
+    case CollectiveKind::kSend:
+      return ncclSend(call.in, count, type, call.root, comm, stream);
+    case CollectiveKind::kRecv:
+      return ncclRecv(call.out, count, type, call.root, comm, stream);
+    case CollectiveKind::kBarrier:
+      break;
+  }
+  return ncclInvalidArgument;
+}
+
+// As NCCL knows hosts: NCCL_HOSTID, else the name and the boot.
+std::string HostIdentity() {
+  if (const char* const given = std::getenv("NCCL_HOSTID"); given != nullptr && *given != '\0') return given;
+  std::array<char, 256> name = {};
+  (void)gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return absl::StrCat(name.data(), " ", boot);
+}
+
+class Library : public NcclApi {
+ public:
+  int version() override {
+    int version = 0;
+    (void)ncclGetVersion(&version);
+    return version;
+  }
+  int built_version() override { return NCCL_VERSION_CODE; }
+
+  absl::StatusOr<NcclPlace> PlaceOf(Device device) override {
+    std::array<char, 64> address = {};
+    const cudaError_t error = cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), device.index);
+    if (error != cudaSuccess) {
+      return absl::InternalError(
+          absl::StrCat("the bus address of ", ToString(device), ": ", cudaGetErrorString(error)));
+    }
+    const char* const shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return NcclPlace{.host = HostIdentity(),
+                     .device = address.data(),
+                     .may_share_device = shared != nullptr && absl::string_view(shared) == "1"};
+  }
+
+  NcclAnswer GetUniqueId(std::string* id) override {
+    ncclUniqueId bytes;
+    const NcclAnswer answer = AnswerOf(ncclGetUniqueId(&bytes), nullptr);
+    if (!answer.is_failure()) id->assign(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
+    return answer;
+  }
+
+  NcclAnswer Init(Device device, const std::string& id, int rank, int world_size, NcclComm* comm) override {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 3)
+    ncclUniqueId bytes;
+    if (id.size() != sizeof(bytes)) {
+      return {NcclCode::kInvalidArgument, absl::StrCat("an NCCL id has ", sizeof(bytes), " bytes, not ", id.size())};
+    }
+    std::memcpy(&bytes, id.data(), sizeof(bytes));
+    const ScopedDevice scope(device.index);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    auto handle = std::make_unique<Handle>();
+    handle->device = device.index;
+    const NcclAnswer answer =
+        AnswerOf(ncclCommInitRankConfig(&handle->comm, world_size, bytes, rank, &config), handle->comm);
+    if (handle->comm != nullptr) *comm = handle.release();
+    return answer;
+#else
+    return Lacks("non-blocking communicators (2.14)");
+#endif
+  }
+
+  NcclAnswer State(NcclComm comm) override {
+    const ncclComm_t of = HandleOf(comm).comm;
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(of, &state);
+    return AnswerOf(asked != ncclSuccess ? asked : state, of);
+  }
+
+  NcclAnswer Abort(NcclComm comm) override {
+    const std::unique_ptr<Handle> handle(static_cast<Handle*>(comm));
+    const ScopedDevice scope(handle->device);
+    return AnswerOf(ncclCommAbort(handle->comm), nullptr);
+  }
+
+  NcclAnswer GroupStart() override { return AnswerOf(ncclGroupStart(), nullptr); }
+  NcclAnswer GroupEnd(NcclComm comm) override {
+    const ScopedDevice scope(HandleOf(comm).device);
+    return AnswerOf(ncclGroupEnd(), HandleOf(comm).comm);
+  }
+  NcclAnswer Enqueue(const NcclCall& call, NcclComm comm, StreamRef stream) override {
+    const ScopedDevice scope(HandleOf(comm).device);
+    return AnswerOf(Put(call, HandleOf(comm).comm, static_cast<cudaStream_t>(stream.handle)), HandleOf(comm).comm);
+  }
+
+  NcclAnswer MakeScaledSum(double scale, DType dtype, NcclComm comm, int* op) override {
+    // Room for any type; NCCL reads as much as the type has.
+    alignas(8) std::byte scalar[8] = {};
+    const auto write = [&](auto value) { std::memcpy(scalar, &value, sizeof(value)); };
+    if (dtype == DType::kFloat64) write(scale);
+    if (dtype == DType::kFloat32) write(static_cast<float>(scale));
+    if (dtype == DType::kFloat16) write(Float16(static_cast<float>(scale)));
+    if (dtype == DType::kBFloat16) write(BFloat16(static_cast<float>(scale)));
+    ncclRedOp_t made = ncclSum;
+    const NcclAnswer answer =
+        AnswerOf(ncclRedOpCreatePreMulSum(&made, scalar, TypeOf(dtype), ncclScalarHostImmediate, HandleOf(comm).comm),
+                 HandleOf(comm).comm);
+    *op = static_cast<int>(made);
+    return answer;
+  }
+  NcclAnswer DropReduction(int op, NcclComm comm) override {
+    return AnswerOf(ncclRedOpDestroy(static_cast<ncclRedOp_t>(op), HandleOf(comm).comm), HandleOf(comm).comm);
+  }
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 3)
+  NcclAnswer AllocateMemory(Device device, int64_t bytes, void** data) override {
+    const ScopedDevice scope(device.index);
+    return AnswerOf(ncclMemAlloc(data, static_cast<size_t>(bytes)), nullptr);
+  }
+  NcclAnswer FreeMemory(Device device, void* data) override {
+    const ScopedDevice scope(device.index);
+    return AnswerOf(ncclMemFree(data), nullptr);
+  }
+  NcclAnswer Register(NcclComm comm, void* data, int64_t bytes, void** handle) override {
+    const ScopedDevice scope(HandleOf(comm).device);
+    return AnswerOf(ncclCommRegister(HandleOf(comm).comm, data, static_cast<size_t>(bytes), handle),
+                    HandleOf(comm).comm);
+  }
+  NcclAnswer Deregister(NcclComm comm, void* handle) override {
+    const ScopedDevice scope(HandleOf(comm).device);
+    return AnswerOf(ncclCommDeregister(HandleOf(comm).comm, handle), HandleOf(comm).comm);
+  }
+#else
+  NcclAnswer AllocateMemory(Device, int64_t, void**) override { return Lacks("ncclMemAlloc (2.19)"); }
+  NcclAnswer FreeMemory(Device, void*) override { return Lacks("ncclMemFree (2.19)"); }
+  NcclAnswer Register(NcclComm, void*, int64_t, void**) override { return Lacks("ncclCommRegister (2.19)"); }
+  NcclAnswer Deregister(NcclComm, void*) override { return Lacks("ncclCommDeregister (2.19)"); }
+#endif
+};
+
+}  // namespace
+
+NcclApi& NcclLibrary() {
+  static NcclApi& library = *new Library();
+  return library;
+}
+
+}  // namespace evenkeel::internal

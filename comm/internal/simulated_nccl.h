@@ -1,0 +1,71 @@
+// NCCL over simulated devices, for tests: with its order, its silence about mistakes, and failures that are scripted.
+//
+//   SimulatedDevices devices({.count = 2});
+//   SimulatedNccl nccl(devices);
+//   NcclApi& mine = nccl.Library(rank);            // what the process of that rank has loaded
+//   nccl.SetState(1, {NcclCode::kRemoteError, "connection closed"});      // from now on, on rank 1
+//
+// Kernels go to the ranks' simulated streams and meet there (internal/simulated_nccl_meeting.h). Communicators are
+// non-blocking as NCCL's: connecting takes until all ranks have come, and a group of calls is on the stream only once
+// State() has said so. Ranks with different versions never connect; two on one device get kInvalidUsage.
+//
+// A call that NCCL would not bear, two at a time into one communicator, is a data race for tsan.
+//
+// Threads:   thread-safe.
+// Ownership: outlives the communicators; the devices outlive it.
+
+#ifndef EVENKEEL_COMM_INTERNAL_SIMULATED_NCCL_H_
+#define EVENKEEL_COMM_INTERNAL_SIMULATED_NCCL_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/internal/nccl_api.h"
+
+namespace evenkeel::internal {
+
+class SimulatedNccl {
+ public:
+  explicit SimulatedNccl(SimulatedDevices& devices);
+  ~SimulatedNccl();
+
+  struct Process {
+    int version = 22809;
+    std::string host = "host";
+    bool may_share_device = false;
+  };
+  // The first call for a process makes its library. Lives as long as this.
+  NcclApi& Library(int process, const Process& options);
+  NcclApi& Library(int process) { return Library(process, Process()); }
+
+  // Scripts. Calls are named as in NcclApi.
+  // The next call of that name, after so many, answers so.
+  void FailNext(int process, absl::string_view call, NcclAnswer answer, int after = 0);
+  // The next call of that name does not come back before Release(), or before its communicator is aborted.
+  void HangNext(int process, absl::string_view call);
+  void Release();  // Waits until aborts have come back.
+  // What State() says of all the process's communicators, from now on.
+  void SetState(int process, NcclAnswer answer);
+  // Its communicators are never connected.
+  void NeverConnect(int process);
+
+  // What has happened.
+  int64_t garbage() const;     // Meetings of different calls.
+  int64_t kernels() const;     // Launched.
+  int64_t registered() const;  // Registrations that live.
+  int64_t allocated() const;   // Pieces of AllocateMemory() that live.
+
+ private:
+  struct World;
+  class Loaded;
+  struct Group;
+  struct Comm;
+  const std::shared_ptr<World> world_;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_INTERNAL_SIMULATED_NCCL_H_

@@ -36,8 +36,13 @@ cc_library(
 _CUDART = """
 cc_library(
     name = "cudart",
-    srcs = ["libcudart_static.a"],
-    linkopts = ["-ldl", "-lrt", "-pthread"],
+    linkopts = [
+        "-L{folder}",
+        "-l:libcudart_static.a",
+        "-ldl",
+        "-lrt",
+        "-pthread",
+    ],
     deps = [":headers"],
 )
 """
@@ -134,9 +139,8 @@ def _cuda_impl(repository_ctx):
     text += _has("nvcc", nvcc)
 
     folder = _folder_of(repository_ctx, "libcudart_static.a", "cuda_runtime.h", home, folders)
-    if folder:
-        repository_ctx.symlink(folder + "/libcudart_static.a", "libcudart_static.a")
-    text += _has("cudart", folder) + (_CUDART if folder else _INCOMPATIBLE.format("cudart"))
+    text += _has("cudart", folder)
+    text += _CUDART.format(folder = folder) if folder else _INCOMPATIBLE.format("cudart")
 
     for name, header in [
         ("cublas", "cublas_v2.h"),

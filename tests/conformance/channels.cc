@@ -10,20 +10,21 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/tests/conformance/placed.h"
 #include "evenkeel/tests/conformance/reference.h"
 #include "evenkeel/tests/conformance/tested_backend.h"
+#include "evenkeel/tests/conformance/world_test.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
 namespace {
 
-class ChannelsTest : public testing::TestWithParam<int> {};  // World size.
+class ChannelsTest : public WorldTest {};  // World size.
 
 // The n-th operation of a channel: another kind, size and content for each. Check() is for after Wait().
 class Exchange {
@@ -35,7 +36,9 @@ class Exchange {
     input_ = Values(comm.rank(), kind_ == 0 || kind_ == 1 || kind_ == 2 ? count : count * w);
     output_.resize(kind_ == 2 || kind_ == 3 ? count * w : count);
     root_ = static_cast<int>(seed_ / 15000 % w);
-    const TensorView in{absl::MakeSpan(input_)}, out{absl::MakeSpan(output_)};
+    status_ = PlaceBoth();
+    if (!status_.ok()) return;
+    const TensorView in = placed_input_.view(), out = placed_output_.view();
     if (kind_ == 0) work_ = channel.AllReduce(in, ReduceOp::kSum);
     if (kind_ == 1) work_ = channel.Broadcast(in, root_);
     if (kind_ == 2) work_ = channel.AllGather(in, out);
@@ -44,7 +47,10 @@ class Exchange {
   }
 
   absl::Status WaitAndCheck() {
+    EK_RETURN_IF_ERROR(status_);
     EK_RETURN_IF_ERROR(work_.Wait());
+    EK_RETURN_IF_ERROR(placed_input_.Fetch());
+    EK_RETURN_IF_ERROR(placed_output_.Fetch());
     const int w = comm_.world_size();
     const int64_t count = kind_ == 2 ? static_cast<int64_t>(input_.size()) : static_cast<int64_t>(output_.size());
     std::vector<int32_t> expected(kind_ < 2 ? input_.size() : output_.size());
@@ -61,6 +67,11 @@ class Exchange {
   }
 
  private:
+  absl::Status PlaceBoth() {
+    EK_ASSIGN_OR_RETURN(placed_input_, Place(comm_, input_));
+    EK_ASSIGN_OR_RETURN(placed_output_, Place(comm_, output_));
+    return absl::OkStatus();
+  }
   int32_t Value(int rank, int64_t i) const { return static_cast<int32_t>(StableHash(seed_ + rank, i) % 1000); }
   std::vector<int32_t> Values(int rank, int64_t n) const {
     std::vector<int32_t> values(n);
@@ -80,6 +91,8 @@ class Exchange {
   int root_ = 0;
   std::vector<int32_t> input_;
   std::vector<int32_t> output_;
+  Placed<int32_t> placed_input_, placed_output_;
+  absl::Status status_;
   Work work_;
 };
 
@@ -165,12 +178,14 @@ TEST_P(ChannelsTest, MessagesPassCollectivesThatWait) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     if (comm.world_size() == 1) return absl::OkStatus();
     std::vector<int32_t> number = {comm.rank() == 0 ? 42 : 0};
+    EK_ASSIGN_OR_RETURN(Placed<int32_t> placed, Place(comm, number));
     const int last = comm.world_size() - 1;
     Work barrier;
     if (comm.rank() != last) barrier = comm.user().Barrier();
-    if (comm.rank() == 0) EK_RETURN_IF_ERROR(comm.user().Send(absl::MakeSpan(number), last).Wait());
+    if (comm.rank() == 0) EK_RETURN_IF_ERROR(comm.user().Send(placed.view(), last).Wait());
     if (comm.rank() == last) {
-      EK_RETURN_IF_ERROR(comm.user().Recv(absl::MakeSpan(number), 0).Wait());
+      EK_RETURN_IF_ERROR(comm.user().Recv(placed.view(), 0).Wait());
+      EK_RETURN_IF_ERROR(placed.Fetch());
       EXPECT_EQ(number[0], 42);
       barrier = comm.user().Barrier();
     }
@@ -179,7 +194,7 @@ TEST_P(ChannelsTest, MessagesPassCollectivesThatWait) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, ChannelsTest, testing::Values(1, 2, 3, 5, 8), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, ChannelsTest, testing::ValuesIn(WorldSizes()), testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

@@ -23,8 +23,17 @@ def conformance_cases(deps):
             alwayslink = True,
         )
 
-def conformance_tests(backend, deps, tags = [], **kwargs):
-    """The suite over the backend that <backend>.cc names."""
+# Where ranks share nothing but the group, so that they may be processes.
+PROCESS_CASES = [
+    "channels",
+    "large",
+    "movement",
+    "options",
+    "reductions",
+]
+
+def conformance_tests(backend, deps, tags = ["cpu:2", "multirank"], cases = _CASES, **kwargs):
+    """The suite, or the given cases of it, over the backend that <backend>.cc names."""
     ek_cc_library(
         name = backend + "_backend",
         testonly = True,
@@ -33,11 +42,11 @@ def conformance_tests(backend, deps, tags = [], **kwargs):
         alwayslink = True,
         **kwargs
     )
-    for case in _CASES:
+    for case in cases:
         ek_cc_test(
             name = backend + "_" + case + "_test",
             srcs = [],
-            tags = tags + ["cpu:2", "multirank"],
+            tags = tags,
             deps = [":" + backend + "_backend", ":" + case + "_cases"],
             **kwargs
         )

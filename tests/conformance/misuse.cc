@@ -11,19 +11,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/tests/conformance/placed.h"
 #include "evenkeel/tests/conformance/tested_backend.h"
+#include "evenkeel/tests/conformance/world_test.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
 namespace {
-
-TensorView View(std::vector<float>& data) { return TensorView(absl::MakeSpan(data)); }
 
 struct WrongCall {
   const char* what;
@@ -83,18 +82,22 @@ const std::vector<WrongCall>& WrongCalls() {
   return calls;
 }
 
-class MisuseTest : public testing::TestWithParam<int> {};  // World size.
+class MisuseTest : public WorldTest {};  // World size.
 
 TEST_P(MisuseTest, AWrongCallIsRefusedAndTheChannelGoesOn) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     for (const WrongCall& wrong : WrongCalls()) {
       std::vector<float> a(12), b(12);
+      EK_ASSIGN_OR_RETURN(Placed<float> placed_a, Place(comm, a));
+      EK_ASSIGN_OR_RETURN(Placed<float> placed_b, Place(comm, b));
       const int64_t before = comm.user().position();
-      const absl::Status refused = wrong.call(comm, View(a), View(b)).Wait();
+      const absl::Status refused = wrong.call(comm, placed_a.view(), placed_b.view()).Wait();
       EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << wrong.what << ": " << refused;
       EXPECT_EQ(comm.user().position(), before) << wrong.what;
       std::vector<float> ones(3, 1.0f);
-      EK_RETURN_IF_ERROR(Annotate(comm.AllReduce(View(ones), ReduceOp::kSum), wrong.what));
+      EK_ASSIGN_OR_RETURN(Placed<float> placed, Place(comm, ones));
+      EK_RETURN_IF_ERROR(Annotate(comm.AllReduce(placed.view(), ReduceOp::kSum), wrong.what));
+      EK_RETURN_IF_ERROR(placed.Fetch());
       EXPECT_EQ(ones[2], comm.world_size());
     }
     return absl::OkStatus();
@@ -106,11 +109,13 @@ TEST_P(MisuseTest, AWrongCallIsRefusedAndTheChannelGoesOn) {
 TEST_P(MisuseTest, AWrongCallOfOneRankLeavesTheOthersWaiting) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     std::vector<float> ones(4, 1.0f);
+    EK_ASSIGN_OR_RETURN(Placed<float> placed, Place(comm, ones));
     if (comm.rank() == 0) {
-      EXPECT_FALSE(comm.user().Broadcast(View(ones), -1).Wait().ok());
-      EXPECT_FALSE(comm.AllReduce(View(ones), ReduceOp::kBitOr).ok());
+      EXPECT_FALSE(comm.user().Broadcast(placed.view(), -1).Wait().ok());
+      EXPECT_FALSE(comm.AllReduce(placed.view(), ReduceOp::kBitOr).ok());
     }
-    EK_RETURN_IF_ERROR(comm.AllReduce(View(ones), ReduceOp::kSum));
+    EK_RETURN_IF_ERROR(comm.AllReduce(placed.view(), ReduceOp::kSum));
+    EK_RETURN_IF_ERROR(placed.Fetch());
     EXPECT_EQ(ones[0], comm.world_size());
     return absl::OkStatus();
   });
@@ -125,7 +130,7 @@ TEST_P(MisuseTest, ChannelsNeedAName) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, MisuseTest, testing::Values(1, 2, 3, 5, 8), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, MisuseTest, testing::ValuesIn(WorldSizes()), testing::PrintToStringParamName());
 
 // What one rank issues while the others issue all_reduce float32[12] sum, or broadcast it from rank 0.
 struct Disagreement {
@@ -156,7 +161,7 @@ const std::vector<Disagreement>& Disagreements() {
   return disagreements;
 }
 
-class DisagreementTest : public testing::TestWithParam<int> {};  // World size.
+class DisagreementTest : public WorldTest {};  // World size.
 
 TEST_P(DisagreementTest, EndsTheGroupOnEveryRank) {
   for (const Disagreement& disagreement : Disagreements()) {
@@ -165,9 +170,10 @@ TEST_P(DisagreementTest, EndsTheGroupOnEveryRank) {
     absl::Status status = RunTested(GetParam(),
                                     [&](Communicator& comm) -> absl::Status {
                                       std::vector<float> data(12, 1.0f);
+                                      EK_ASSIGN_OR_RETURN(Placed<float> placed, Place(comm, data));
                                       EK_RETURN_IF_ERROR(comm.Barrier());
-                                      Work work = comm.rank() == 1 ? disagreement.one(comm.user(), View(data))
-                                                                   : disagreement.others(comm.user(), View(data));
+                                      Work work = comm.rank() == 1 ? disagreement.one(comm.user(), placed.view())
+                                                                   : disagreement.others(comm.user(), placed.view());
                                       absl::Status ended = work.Wait();
                                       // What a root sent may have left it in good order; then the next operation says
                                       // it.
@@ -193,9 +199,10 @@ TEST_P(DisagreementTest, MessagesOfDifferentSizeEndTheGroup) {
   absl::Status status = RunTested(GetParam(),
                                   [](Communicator& comm) -> absl::Status {
                                     std::vector<float> data(12, 1.0f);
+                                    EK_ASSIGN_OR_RETURN(Placed<float> placed, Place(comm, data));
                                     Work work;
-                                    if (comm.rank() == 0) work = comm.user().Send(View(data), 1);
-                                    if (comm.rank() == 1) work = comm.user().Recv(View(data).Slice(0, 11), 0);
+                                    if (comm.rank() == 0) work = comm.user().Send(placed.view(), 1);
+                                    if (comm.rank() == 1) work = comm.user().Recv(placed.view().Slice(0, 11), 0);
                                     absl::Status ended = work.Wait();
                                     if (ended.ok()) ended = comm.Barrier();
                                     EXPECT_FALSE(ended.ok()) << "rank " << comm.rank();
@@ -206,7 +213,8 @@ TEST_P(DisagreementTest, MessagesOfDifferentSizeEndTheGroup) {
   EXPECT_LT(absl::Now() - start, kAtOnce);
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, DisagreementTest, testing::Values(2, 3, 5), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, DisagreementTest, testing::ValuesIn(WorldSizes(2, 5)),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

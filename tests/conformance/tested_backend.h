@@ -7,6 +7,7 @@
 #define EVENKEEL_TESTS_CONFORMANCE_TESTED_BACKEND_H_
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -20,14 +21,29 @@ namespace evenkeel {
 
 using Group = std::vector<std::unique_ptr<Communicator>>;  // One per rank.
 
+// Why a test can't run here: it is skipped, or fails.
+struct Missing {
+  std::string sentence;  // Empty: it can.
+  bool is_failure = false;
+};
+
 struct TestedBackend {
   absl::string_view name;
   // Combines each element in rank order and rounds once, so the results are those of a plain loop, bit for bit.
   bool adds_in_rank_order = false;
   // Ranks that issue different collectives learn it at once, with who is where; else at their deadline.
   bool finds_disagreement_at_once = false;
+  // A minimum or maximum of floats is NaN if one of them is.
+  bool min_and_max_pass_nan_on = true;
   // A group in this process.
   absl::StatusOr<Group> (*create)(int world_size, const CommunicatorOptions& options) = nullptr;
+  // What a backend may leave out. Instead of `create`, for ranks that are processes: this one's part of RunTested().
+  absl::Status (*run)(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
+                      const CommunicatorOptions& options) = nullptr;
+  // What a group of that size lacks on this machine. Null: nothing.
+  Missing (*missing)(int world_size) = nullptr;
+  std::vector<int> (*world_sizes)() = nullptr;  // Null: 1, 2, 3, 5, 8.
+  void (*end_test)() = nullptr;                 // At each test's end.
 };
 const TestedBackend& Tested();
 

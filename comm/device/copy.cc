@@ -96,7 +96,8 @@ absl::StatusOr<SegmentCopy> SegmentCopy::Create(DeviceRuntime& runtime, Device d
     copy.bytes_moved_ += BytesMoved(segments[i]);
     const CopyChunk whole = ChunkOf(segments[i]);
     const int64_t to_bytes = kernel::BytesOf(whole.to_type), from_bytes = kernel::BytesOf(whole.from_type);
-    const int64_t most = kernel::kCopyChunk * (whole.to_type == CopyType::kBytes ? 4 : 1);
+    // As many bytes, whatever the types: so each thread has as much on its way.
+    const int64_t most = kernel::kCopyChunk * 4 / std::max(to_bytes, whole.from == nullptr ? to_bytes : from_bytes);
     for (int64_t begin = 0; begin < whole.count; begin += most) {
       CopyChunk part = whole;
       part.to = static_cast<std::byte*>(whole.to) + begin * to_bytes;

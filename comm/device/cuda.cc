@@ -1,5 +1,5 @@
 // CUDA's runtime for memory, streams and events; the driver for kernels, because their images are data that only the
-// driver can load. It is taken from the process when the first kernel is launched, so programs start without one.
+// driver can load, and for contexts. It is taken when a device is first used, so programs start without one.
 
 #include "evenkeel/comm/device/cuda.h"
 
@@ -45,8 +45,15 @@ absl::Status FromCuda(absl::string_view what, cudaError_t error) {
 
 // What kernels need of libcuda.
 struct Driver {
+  decltype(&cuInit) init = nullptr;
+  decltype(&cuDeviceGet) device_get = nullptr;
+  decltype(&cuDevicePrimaryCtxRetain) primary_context_retain = nullptr;
+  decltype(&cuCtxGetCurrent) context_get_current = nullptr;
+  decltype(&cuCtxPushCurrent) context_push_current = nullptr;
+  decltype(&cuCtxPopCurrent) context_pop_current = nullptr;
   decltype(&cuModuleLoadData) module_load_data = nullptr;
   decltype(&cuModuleGetFunction) module_get_function = nullptr;
+  CUresult (*function_load)(CUfunction) = nullptr;  // Null before CUDA 12.4.
   decltype(&cuLaunchKernel) launch_kernel = nullptr;
   decltype(&cuGetErrorString) get_error_string = nullptr;
   absl::Status status;
@@ -77,26 +84,70 @@ const Driver& TheDriver() {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
       if (function == nullptr) found.status.Update(absl::InternalError(absl::StrCat("libcuda.so.1 has no ", name)));
     };
+    find("cuInit", found.init);
+    find("cuDeviceGet", found.device_get);
+    find("cuDevicePrimaryCtxRetain", found.primary_context_retain);
+    find("cuCtxGetCurrent", found.context_get_current);
+    find("cuCtxPushCurrent_v2", found.context_push_current);  // As cuda.h calls them.
+    find("cuCtxPopCurrent_v2", found.context_pop_current);
     find("cuModuleLoadData", found.module_load_data);
     find("cuModuleGetFunction", found.module_get_function);
     find("cuLaunchKernel", found.launch_kernel);
     find("cuGetErrorString", found.get_error_string);
+    found.function_load = reinterpret_cast<decltype(found.function_load)>(dlsym(library, "cuFuncLoad"));
     return found;
   }();
   return driver;
 }
 
-// The calling thread's device, for a scope.
+// The devices' primary contexts, which the runtime uses as well. Retained for good.
+class Contexts {
+ public:
+  absl::StatusOr<CUcontext> Of(Device device) {
+    absl::MutexLock lock(&mutex_);
+    CUcontext& context = contexts_[device.index];
+    if (context != nullptr) return context;
+    const Driver& driver = TheDriver();
+    EK_RETURN_IF_ERROR(driver.status);
+    EK_RETURN_IF_ERROR(driver.Check("cuInit", driver.init(0)));
+    CUdevice handle = 0;
+    EK_RETURN_IF_ERROR(driver.Check(ToString(device), driver.device_get(&handle, device.index)));
+    EK_RETURN_IF_ERROR(driver.Check(ToString(device), driver.primary_context_retain(&context, handle)));
+    return context;
+  }
+  // One that is in use already, so that nothing is taken up on another device for nothing; the first if none is.
+  Device AnyInUse() const {
+    absl::MutexLock lock(&mutex_);
+    return Device::Cuda(contexts_.empty() ? 0 : contexts_.begin()->first);
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::map<int, CUcontext> contexts_ ABSL_GUARDED_BY(mutex_);  // By device.
+};
+
+Contexts& AllContexts() {
+  static Contexts* const contexts = new Contexts;
+  return *contexts;
+}
+
+// Makes the device's context the calling thread's for a scope, then the one it had, be that none: asking the runtime for
+// the thread's device, and setting it back, would take up memory on device 0 for threads that never chose one.
 class ScopedDevice {
  public:
   explicit ScopedDevice(Device device) {
-    status_ = FromCuda("cudaGetDevice", cudaGetDevice(&before_));
-    if (!status_.ok() || before_ == device.index) return;
-    status_ = FromCuda(absl::StrCat("cudaSetDevice(", device.index, ")"), cudaSetDevice(device.index));
-    is_changed_ = status_.ok();
+    const absl::StatusOr<CUcontext> context = AllContexts().Of(device);
+    status_ = context.status();
+    if (!status_.ok()) return;
+    CUcontext current = nullptr;
+    status_ = TheDriver().Check("cuCtxGetCurrent", TheDriver().context_get_current(&current));
+    if (!status_.ok() || current == *context) return;
+    status_ = TheDriver().Check("cuCtxPushCurrent", TheDriver().context_push_current(*context));
+    is_pushed_ = status_.ok();
   }
   ~ScopedDevice() {
-    if (is_changed_) cudaSetDevice(before_);
+    CUcontext popped = nullptr;
+    if (is_pushed_) TheDriver().context_pop_current(&popped);
   }
   ScopedDevice(const ScopedDevice&) = delete;
   ScopedDevice& operator=(const ScopedDevice&) = delete;
@@ -104,9 +155,20 @@ class ScopedDevice {
   const absl::Status& status() const { return status_; }
 
  private:
-  int before_ = 0;
-  bool is_changed_ = false;
+  bool is_pushed_ = false;
   absl::Status status_;
+};
+
+// For calls that have nothing to do with what another thread may be capturing into a graph, but would end it.
+class BesideCaptures {
+ public:
+  BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 cudaStream_t StreamOf(StreamRef stream) { return static_cast<cudaStream_t>(stream.handle); }
@@ -177,6 +239,7 @@ absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
   EK_ASSIGN_OR_RETURN(const Stream stream, CreateStream(device, StreamPriority::kNormal));
   const ScopedDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
+  const BesideCaptures beside;
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, std::max<int64_t>(bytes, 1));
   if (error == cudaErrorMemoryAllocation) {
@@ -187,6 +250,7 @@ absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
   Memory memory{std::shared_ptr<void>(data,
                                       [device](void* freed) {
                                         const ScopedDevice scope(device);
+                                        const BesideCaptures beside;
                                         cudaFree(freed);
                                       }),
                 bytes};
@@ -199,6 +263,11 @@ absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
 
 absl::StatusOr<Memory> CudaRuntime::AllocatePinned(int64_t bytes) {
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("AllocatePinned: ", bytes, " bytes"));
+  const Device any = AllContexts().AnyInUse();
+  EK_RETURN_IF_ERROR(Check(any));
+  const ScopedDevice scope(any);
+  EK_RETURN_IF_ERROR(scope.status());
+  const BesideCaptures beside;
   void* data = nullptr;
   const cudaError_t error = cudaHostAlloc(&data, std::max<int64_t>(bytes, 1), cudaHostAllocPortable);
   if (error == cudaErrorMemoryAllocation) {
@@ -207,7 +276,13 @@ absl::StatusOr<Memory> CudaRuntime::AllocatePinned(int64_t bytes) {
   }
   EK_RETURN_IF_ERROR(FromCuda("cudaHostAlloc", error));
   std::memset(data, 0, bytes);
-  return Memory{std::shared_ptr<void>(data, [](void* freed) { cudaFreeHost(freed); }), bytes};
+  return Memory{std::shared_ptr<void>(data,
+                                      [any](void* freed) {
+                                        const ScopedDevice scope(any);
+                                        const BesideCaptures beside;
+                                        cudaFreeHost(freed);
+                                      }),
+                bytes};
 }
 
 absl::StatusOr<Stream> CudaRuntime::CreateStream(Device device, StreamPriority priority) {
@@ -267,6 +342,9 @@ absl::Status CudaRuntime::Wait(StreamRef stream, const Event& event) {
 
 absl::StatusOr<bool> CudaRuntime::IsDone(const Event& event) {
   if (!event) return true;
+  const ScopedDevice scope(event.device);
+  EK_RETURN_IF_ERROR(scope.status());
+  const BesideCaptures beside;
   const cudaError_t state = cudaEventQuery(EventOf(event));
   if (state == cudaErrorNotReady) {
     cudaGetLastError();  // An answer, not an error of later calls.
@@ -277,7 +355,7 @@ absl::StatusOr<bool> CudaRuntime::IsDone(const Event& event) {
 }
 
 absl::Status CudaRuntime::DoSynchronize(const Event& event, absl::Time deadline) {
-  constexpr absl::Duration kSpins = absl::Microseconds(50), kLongestPause = absl::Microseconds(500);
+  constexpr absl::Duration kSpins = absl::Microseconds(50), kLongestPause = absl::Microseconds(50);
   ++host_waits_;
   const absl::Time begin = absl::Now();
   for (absl::Duration pause = absl::Microseconds(10);; pause = std::min(2 * pause, kLongestPause)) {
@@ -324,13 +402,16 @@ absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, D
   EK_RETURN_IF_ERROR(driver.status);
   CUmodule& module = modules_[{device.index, kernel.image}];
   if (module == nullptr) {
-    EK_RETURN_IF_ERROR(FromCuda("cudaFree", cudaFree(nullptr)));  // Makes the device's context.
     EK_RETURN_IF_ERROR(driver.Check(absl::StrCat(kernel.name, " on ", ToString(device)),
                                     driver.module_load_data(&module, kernel.image->data)));
   }
   CUfunction function = nullptr;
   EK_RETURN_IF_ERROR(driver.Check(absl::StrCat("the kernel ", kernel.name),
                                   driver.module_get_function(&function, module, kernel.name)));
+  // Now, and not with the first launch, which may come while a collective on the device waits for another rank.
+  if (driver.function_load != nullptr) {
+    EK_RETURN_IF_ERROR(driver.Check(absl::StrCat("the kernel ", kernel.name), driver.function_load(function)));
+  }
   functions_[{device.index, &kernel}] = function;
   return function;
 }

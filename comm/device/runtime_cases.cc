@@ -3,6 +3,7 @@
 #include "evenkeel/comm/device/runtime_cases.h"
 
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -98,6 +99,28 @@ TEST_F(RuntimeTest, PinnedMemoryGoesThereAndBack) {
   EXPECT_TRUE(*runtime_->IsDone(*copied));
   EXPECT_TRUE(*runtime_->IsDone(Event{}));
   for (int i = 0; i < 4096; ++i) ASSERT_EQ(back[i], static_cast<uint8_t>(i * 31));
+}
+
+// Such as a library's own, which never chose a device.
+TEST_F(RuntimeTest, AnyThreadMayUseIt) {
+  const absl::StatusOr<Stream> stream = runtime_->CreateStream(kDevice);
+  const absl::StatusOr<Memory> memory = runtime_->Allocate(kDevice, 400);
+  ASSERT_TRUE(stream.ok() && memory.ok());
+  const TensorView data(memory->data.get(), 100, DType::kFloat32, kDevice);
+  ASSERT_TRUE(CopySegmentsOnce(*runtime_, {{.to = data, .fill = 1}}, stream->ref()).ok());  // Loads the kernel here.
+  std::vector<absl::Status> statuses;
+  std::thread([&] {
+    statuses.push_back(CopySegmentsOnce(*runtime_, {{.to = data, .from = data}}, stream->ref(), {.scale = 3}));
+    statuses.push_back(runtime_->AllocatePinned(100).status());
+    const absl::StatusOr<Event> scaled = runtime_->Record(stream->ref());
+    statuses.push_back(scaled.status());
+    if (scaled.ok()) statuses.push_back(runtime_->Synchronize(*scaled, Soon()));
+  }).join();
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+  std::vector<float> host(100);
+  ASSERT_TRUE(runtime_->Copy(host.data(), data.data, data.bytes(), stream->ref()).ok());
+  ASSERT_TRUE(runtime_->Synchronize(stream->ref(), Soon()).ok());
+  EXPECT_EQ(host, std::vector<float>(100, 3.0f));
 }
 
 TEST_F(RuntimeTest, RefusesADeviceThatIsNotThere) {

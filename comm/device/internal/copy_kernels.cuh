@@ -1,7 +1,7 @@
 // The kernels behind comm/device/copy.h.
 //
-// A chunk has at most kCopyChunk elements, which one block moves: four at a time per thread where the addresses allow
-// it, all of a thread's loads before its first store.
+// One block moves a chunk: four elements at a time per thread where the addresses allow it, a thread's loads before its
+// first store.
 
 #ifndef EVENKEEL_COMM_DEVICE_INTERNAL_COPY_KERNELS_CUH_
 #define EVENKEEL_COMM_DEVICE_INTERNAL_COPY_KERNELS_CUH_
@@ -25,7 +25,7 @@ struct CopyChunk {
 
 inline constexpr int kCopyThreads = 256;
 inline constexpr int kCopyUnroll = 4;
-inline constexpr int64_t kCopyChunk = int64_t{kCopyThreads} * 4 * kCopyUnroll;
+inline constexpr int64_t kCopyChunk = int64_t{kCopyThreads} * 4 * kCopyUnroll;  // Of 4 bytes; more of smaller ones.
 inline constexpr int kInlineChunks = 64;
 
 // What is launched with the kernel's arguments. A chunk may be of any size here.
@@ -89,7 +89,14 @@ EK_DEVICE void MoveElements(To* to, const From* from, int64_t count, Convert con
     }
     done = fours * 4;
   }
-  for (int64_t i = done + ThreadX(); i < count; i += BlockThreads()) to[i] = convert(from[i]);
+  int64_t i = done + ThreadX();
+  constexpr int kScalars = 2 * kCopyUnroll;
+  for (; i + int64_t{kScalars - 1} * BlockThreads() < count; i += int64_t{kScalars} * BlockThreads()) {
+    From loaded[kScalars];
+    for (int u = 0; u < kScalars; ++u) loaded[u] = from[i + int64_t{u} * BlockThreads()];
+    for (int u = 0; u < kScalars; ++u) to[i + int64_t{u} * BlockThreads()] = convert(loaded[u]);
+  }
+  for (; i < count; i += BlockThreads()) to[i] = convert(from[i]);
 }
 
 template <typename To>

@@ -13,6 +13,11 @@
 // Communicator::AgreeAny() of the larger group, then Step({.skip = any}) and Update(any). So with several optimizers.
 // SlicedOptimizer has no CheckGradients(): with it only the loop above will do.
 //
+// Devices: last_check() waits for the step. check_before() is of the step before it, which a device has mostly done by
+//          then, so that the host does not wait; the scale then follows one step later, and two steps in a row may be
+//          left out where one would have been:
+//            EK_RETURN_IF_ERROR(scaler->Update(optimizer->check_before().has_value() &&
+//                                              !optimizer->check_before()->is_finite));
 // Join:    ranks without inputs follow; put it into RunJoined()'s list, too.
 // Order:   Update() once per step, on all ranks that have inputs, with the same word.
 // Threads: thread-compatible.

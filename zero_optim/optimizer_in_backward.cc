@@ -51,6 +51,7 @@ class OptimizerInBackward : public BucketReduction {
       return absl::InvalidArgumentError(
           absl::StrCat(optimizer_->join_name(), " has nothing to update by: the reduction inside left no gradients"));
     }
+    if (optimizer_->updater_.is_on_device()) return UpdateThere(bucket, step);
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       const int param = bucket.params[i];
       const TensorView used = bucket.used.Slice(static_cast<int64_t>(i), 1);
@@ -110,6 +111,30 @@ class OptimizerInBackward : public BucketReduction {
   }
 
  private:
+  // On a device; which gradients exist is known there, and nobody waits.
+  absl::StatusOr<GradFate> UpdateThere(const BucketInfo& bucket, const ReductionStep& step) {
+    std::vector<ParameterUpdater::Gradient> gradients;
+    for (size_t i = 0; i < bucket.params.size(); ++i) {
+      const int param = bucket.params[i];
+      if (!Updates(param)) continue;
+      const int64_t count = (*optimizer_->params_)[param].value.count;
+      gradients.push_back({param, bucket.data.Slice(bucket.offsets[i], count), static_cast<int>(i)});
+    }
+    if (gradients.empty()) return GradFate::kReduced;
+    if (gradients.size() < bucket.params.size()) {
+      return absl::UnimplementedError(absl::StrCat(optimizer_->join_name(),
+                                                   " updates in backward, on a device, whole buckets only: bucket ",
+                                                   bucket.index, " has parameters that are to keep their gradients"));
+    }
+    ParameterUpdater& updater = optimizer_->updater_;
+    optimizer_->is_torn_ = true;
+    const int list = 1 + bucket.index;
+    EK_RETURN_IF_ERROR(updater.SetGradients(list, gradients, step.stream));
+    EK_RETURN_IF_ERROR(updater.PrepareThere(list, {}, /*is_measured=*/false, step.stream, bucket.used, !step.has_all));
+    EK_RETURN_IF_ERROR(updater.ApplyThere(list, step.stream));
+    return GradFate::kNone;
+  }
+
   static bool IsSet(const TensorView& flag) {
     return flag.dtype == DType::kFloat64 ? flag.as<double>()[0] != 0 : flag.as<float>()[0] != 0;
   }

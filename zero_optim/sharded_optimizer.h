@@ -18,6 +18,7 @@
 //               gets an owner and fresh state. A change counts from the next step on.
 // Balance:      when what is trained has changed so much that one rank has most of the work, state moves to other
 //               owners in the next step, on all ranks, dry ones too (max_imbalance); or when Rebalance() is called.
+// Devices:      the CPU only (Unimplemented): on a device there are Optimizer and SlicedOptimizer.
 // Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank. A
 //               DataParallel that is used in the loop must be in the list too.
 // Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew.

@@ -100,7 +100,7 @@ SlicedOptimizer::SlicedOptimizer(Communicator* comm, ParameterSet* params, Param
       groups_(groups),
       held_rank_(comm->rank()),
       held_world_size_(comm->world_size()),
-      updater_(params, std::move(groups)),
+      updater_(params, std::move(groups), comm->runtime()),
       holders_(params->size()) {
   for (int i = 0; i < params->size(); ++i) (void)updater_.SetPart(i, 0, 0);
 }
@@ -127,6 +127,9 @@ absl::StatusOr<std::unique_ptr<SlicedOptimizer>> SlicedOptimizer::Make(Communica
     absl::MutexLock lock(&optimizer->mutex_);
     if (own.ok()) own = optimizer->updater_.Check();
     if (own.ok()) own = optimizer->updater_.CheckDense();
+    if (own.ok() && optimizer->updater_.is_on_device() && optimizer->updates_in_backward()) {
+      own = absl::UnimplementedError("slices are updated in Step() on a device, not in backward (SliceUpdates)");
+    }
   }
   if (own.ok()) own = optimizer->TakeChannels();
   EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups_));
@@ -146,6 +149,7 @@ SlicedOptimizer::~SlicedOptimizer() {
   if (comm == nullptr) return;
   if (is_registered_) comm->steps().Unregister(this);
   (void)WaitForAll();  // At most until the operations' deadline: they use the padding's memory.
+  (void)WaitUntilSettled();
 }
 
 std::unique_ptr<BucketReduction> SlicedOptimizer::TakeReduction() {
@@ -168,6 +172,7 @@ absl::Status SlicedOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
   EK_ASSIGN_OR_RETURN(SlicePlan plan,
                       internal::PlanSlices(buckets, *params_, reducers_group_->rank(), reducers_group_->world_size(),
                                            [this](int64_t bytes) { return communicator().Allocate(bytes); }));
+  EK_RETURN_IF_ERROR(updater_.Refresh());  // Whose state is to move.
   // The old buckets go, and with them what waits there for Step().
   gradients_are_lost_ = gradients_are_lost_ || std::find(reduced_.begin(), reduced_.end(), true) != reduced_.end();
   reduced_.assign(reduced_.size(), false);
@@ -190,6 +195,7 @@ absl::StatusOr<RoundBuffers> SlicedOptimizer::BeginReduction(const BucketInfo& b
     is_between_reductions_ = false;
     EK_RETURN_IF_ERROR(CheckGroups());
     if (next_plan_ != nullptr) last_move = move_;
+    Settle();
   }
   if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Nobody called Step() since.
   absl::MutexLock lock(&mutex_);
@@ -202,6 +208,12 @@ absl::Status SlicedOptimizer::AdoptPlan() {
   plan_ = std::move(next_plan_);
   gradients_are_lost_ = false;  // Others come.
   flags_.assign(plan_->flag_count, 0);
+  if (updater_.is_on_device()) {
+    EK_RETURN_IF_ERROR(updater_.device().Keep(std::move(device_flags_), updater_.stream()));
+    EK_ASSIGN_OR_RETURN(device_flags_, communicator().runtime()->Allocate(
+                                           communicator().device(), 2 * plan_->flag_count * int64_t{sizeof(float)}));
+    flags_there_.clear();
+  }
   flag_works_.assign(plan_->buckets.size(), Work());
   reduced_.assign(plan_->buckets.size(), false);
   move_ = std::make_shared<StateMove>(&updater_, channel_, communicator().rank());
@@ -221,6 +233,12 @@ absl::Status SlicedOptimizer::AdoptPlan() {
 
 void SlicedOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
   const int first = plan_->buckets[bucket.index].first_flag, count = static_cast<int>(bucket.params.size());
+  if (updater_.is_on_device()) {  // Step() sends them all.
+    for (int i = 0; i < count; ++i) {
+      flags_[first + i] = contributes && params_->grad_state(bucket.params[i]) != GradState::kNone;
+    }
+    return;
+  }
   for (int i = 0; i < count; ++i) flags_[first + i] = contributes && IsSet(bucket.used, i);
   if (communicator().world_size() == 1) return;
   flag_works_[bucket.index] =
@@ -351,23 +369,117 @@ absl::Status SlicedOptimizer::UpdateAll(const StepOptions& options) {
   std::shared_ptr<StateMove> move;
   {
     absl::MutexLock lock(&mutex_);
+    if (updater_.is_on_device()) return UpdateAllThere(options);
     flags = flag_works_;
     move = move_;
   }
   if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
   EK_RETURN_IF_ERROR(WaitForEach(flags));
   StepOptions decided = options;
-  last_check_.reset();
+  checks_.Begin();
   if (internal::NeedsCheck(options)) {
-    EK_ASSIGN_OR_RETURN(last_check_, Measure(internal::NormOf(options), options.grad_scale));
-    decided = internal::Decide(options, *last_check_);
-    last_check_->is_skipped = decided.skip;
+    EK_ASSIGN_OR_RETURN(GradientCheck check, Measure(internal::NormOf(options), options.grad_scale));
+    decided = internal::Decide(options, check);
+    check.is_skipped = decided.skip;
+    checks_.Set(check);
   }
   if (decided.skip) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
   for (size_t b = 0; b < reduced_.size(); ++b) {
     if (reduced_[b]) UpdateBucket(static_cast<int>(b), decided.grad_scale);
   }
+  return absl::OkStatus();
+}
+
+// This rank's flags go to the device when they have changed; the group's lie behind them.
+absl::Status SlicedOptimizer::ReduceFlags(StreamRef stream) {
+  const int64_t count = plan_->flag_count;
+  const TensorView own = DeviceFlags().Slice(0, count), all = DeviceFlags().Slice(count, count);
+  DeviceRuntime& runtime = *communicator().runtime();
+  if (flags_there_ != flags_) {
+    EK_ASSIGN_OR_RETURN(Memory pinned, runtime.AllocatePinned(own.bytes()));
+    std::memcpy(pinned.data.get(), flags_.data(), own.bytes());
+    EK_RETURN_IF_ERROR(runtime.Copy(own.data, pinned.data.get(), own.bytes(), stream));
+    EK_RETURN_IF_ERROR(updater_.device().Keep(std::move(pinned), stream));
+    flags_there_ = flags_;
+  }
+  EK_RETURN_IF_ERROR(updater_.Copy(all, own));
+  if (communicator().world_size() == 1) return absl::OkStatus();
+  return flag_channel_->AllReduce(all, ReduceOp::kMax, {.role = Role::kShard, .after = stream}).OrderBefore(stream);
+}
+
+// Nothing here waits for the device: neither which gradients exist, nor whether the step is skipped, is known on the
+// host. So slices go round after a step that changed nothing, too.
+absl::Status SlicedOptimizer::UpdateAllThere(const StepOptions& options) {
+  checks_.Begin();
+  if (plan_ == nullptr || options.skip) return absl::OkStatus();
+  const StreamRef stream = updater_.stream();
+  if (move_ != nullptr) EK_RETURN_IF_ERROR(move_->OrderBefore(stream));
+  std::vector<std::vector<internal::ParameterUpdater::Gradient>> buckets(plan_->buckets.size());
+  std::vector<internal::ParameterUpdater::Gradient> all;
+  for (size_t b = 0; b < reduced_.size(); ++b) {
+    const SlicePlan::Bucket& bucket = plan_->buckets[b];
+    for (size_t i = 0; i < bucket.layout.params.size() && reduced_[b]; ++i) {
+      buckets[b].push_back({bucket.layout.params[i], bucket.gradients[i], bucket.first_flag + static_cast<int>(i)});
+    }
+    all.insert(all.end(), buckets[b].begin(), buckets[b].end());
+  }
+  EK_RETURN_IF_ERROR(ReduceFlags(stream));
+  EK_RETURN_IF_ERROR(updater_.SetGradients(0, all, stream));
+  const bool is_measured = internal::NeedsCheck(options);
+  if (is_measured) {
+    const double norm = internal::NormOf(options);
+    EK_RETURN_IF_ERROR(updater_.MeasureThere(0, norm, stream));
+    if (communicator().world_size() > 1) {
+      const Work total =
+          channel_->AllReduce(updater_.device().found(), norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum,
+                              {.role = Role::kShard, .after = stream});
+      EK_RETURN_IF_ERROR(total.OrderBefore(stream));
+    }
+  }
+  const bool may_be_unset = std::find(flags_.begin(), flags_.end(), 0) != flags_.end();
+  const TensorView flags = DeviceFlags().Slice(plan_->flag_count, plan_->flag_count);
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(updater_.PrepareThere(0, options, is_measured, stream, flags, may_be_unset));
+  if (is_measured) checks_.SetThere(&updater_.device());
+  gathers_.assign(plan_->buckets.size(), Work());
+  for (size_t b = 0; b < reduced_.size(); ++b) {
+    if (!reduced_[b]) continue;
+    const int list = 1 + static_cast<int>(b);
+    EK_RETURN_IF_ERROR(updater_.SetGradients(list, buckets[b], stream));
+    EK_RETURN_IF_ERROR(updater_.ApplyThere(list, stream));
+    if (communicator().world_size() == 1) continue;
+    const SlicePlan::Bucket& bucket = plan_->buckets[b];
+    gathers_[b] = channel_->Issue(bucket.gather, TensorList(bucket.own_values.begin(), bucket.own_values.end()),
+                                  TensorList(bucket.all_values.begin(), bucket.all_values.end()), {.after = stream});
+  }
+  return absl::OkStatus();
+}
+
+void SlicedOptimizer::Settle() {
+  if (settling_.empty()) return;
+  for (const Work& work : settling_) {
+    if (!work.IsDone() || !work.Wait().ok()) return;
+  }
+  settling_.clear();
+  if (!gathers_.empty()) return;
+  move_.reset();
+  is_torn_ = false;
+}
+
+absl::Status SlicedOptimizer::WaitUntilSettled() {
+  if (!is_on_device()) return absl::OkStatus();
+  std::vector<Work> works;
+  std::shared_ptr<StateMove> move;
+  {
+    absl::MutexLock lock(&mutex_);
+    works = settling_;
+    move = move_;
+  }
+  EK_RETURN_IF_ERROR(WaitForEach(works));
+  if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
+  absl::MutexLock lock(&mutex_);
+  Settle();
   return absl::OkStatus();
 }
 
@@ -414,12 +526,14 @@ absl::Status SlicedOptimizer::WaitFor(int param) {
     }
     const int bucket = plan_ != nullptr ? plan_->bucket_of[param] : -1;
     if (bucket >= 0 && !gathers_.empty()) gather = gathers_[bucket];
+    if (updater_.is_on_device()) return gather.OrderBefore(updater_.stream());
   }
   return gather.Wait();
 }
 
 absl::Status SlicedOptimizer::WaitForAll() {
   EK_RETURN_IF_ERROR(WaitForGathers());
+  if (is_on_device()) return absl::OkStatus();
   std::vector<Work> flags;
   std::shared_ptr<StateMove> move;
   {
@@ -436,6 +550,12 @@ absl::Status SlicedOptimizer::WaitForGathers() {
   {
     absl::MutexLock lock(&mutex_);
     gathers = gathers_;
+    if (updater_.is_on_device()) {
+      for (const Work& work : gathers) EK_RETURN_IF_ERROR(work.OrderBefore(updater_.stream()));
+      settling_.insert(settling_.end(), gathers.begin(), gathers.end());
+      gathers_.clear();
+      return absl::OkStatus();
+    }
   }
   if (gathers.empty()) return absl::OkStatus();
   EK_RETURN_IF_ERROR(WaitForEach(gathers));

@@ -27,6 +27,10 @@
 //               state that changes hands moves in the next synchronising step. What is frozen keeps its state where it
 //               is.
 // Accumulation: the DataParallel's; a step without reduction needs no Step().
+// Devices:      parameters of float32 or bfloat16 on the group's device (optimizer.h). A step is work on streams: the
+//               reducer's, the parameters' and the channels'; the host waits for none, whatever gradients there are.
+//               WaitFor() orders the parameters' stream. With SliceUpdates::kInStep only. What reads or moves state
+//               waits, and so may the first step of a new plan.
 // Join:         put both into RunJoined()'s list. Ranks that ran dry update their slices with the others' gradients, by
 //               the settings of the lowest active rank.
 // Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group, together with the DataParallel.
@@ -59,10 +63,12 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/step_control.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/internal/last_checks.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/slice_layout.h"
 #include "evenkeel/zero_optim/internal/slice_move.h"
@@ -113,9 +119,11 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status Step(const StepOptions& options = {});
   // What the last step found that was to clip, or to skip what is not finite; equal on all ranks. Unlike the other
   // optimizers' its norm may differ in the last bits between world sizes, which cut parameters differently.
-  const std::optional<GradientCheck>& last_check() const { return last_check_; }
+  const std::optional<GradientCheck>& last_check() const { return checks_.last(); }
+  // The same of the step before the last; on a device it is there already, or almost (optimizer.h).
+  const std::optional<GradientCheck>& check_before() const { return checks_.before(); }
 
-  // Until parameter `param` is updated; all of them. Needed with overlap_forward only: before anybody reads it, or
+  // Until parameter `param` is updated (on a device: its stream waits); all of them. Needed with overlap_forward only: before anybody reads it, or
   // another object makes use of it. The next reduction, Consolidate() and the end of RunJoined() wait by themselves.
   absl::Status WaitFor(int param);
   absl::Status WaitForAll();
@@ -161,6 +169,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
                                                                absl::StatusOr<ParameterGroups> groups,
                                                                SlicedOptimizerOptions options);
   absl::Status TakeChannels();
+  bool is_on_device() const { return communicator().runtime() != nullptr; }
   bool updates_in_backward() const { return options_.updates == SliceUpdates::kInBackward; }
 
   // StepParticipant. What the ranks must agree on of the plan they agree on with the reducer's.
@@ -187,6 +196,14 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status RepeatStep(absl::string_view message);
   absl::Status Run(const internal::StepMessage& step, bool has_inputs);
   absl::Status UpdateAll(const StepOptions& options);
+  absl::Status UpdateAllThere(const StepOptions& options);  // On a device.
+  TensorView DeviceFlags() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return TensorView(device_flags_.data.get(), 2 * plan_->flag_count, DType::kFloat32, communicator().device());
+  }
+  absl::Status ReduceFlags(StreamRef stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // On a device gathers that the stream waits for, and not the host: when they have ended well the update is over.
+  void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WaitUntilSettled();
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
   absl::Status WaitForGathers();
   void UpdateBucket(int bucket, double grad_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -220,11 +237,11 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   bool reduction_is_taken_ = false;
   int held_rank_ = 0, held_world_size_ = 1;  // In the group whose `holders_` it has.
   std::shared_ptr<StepTicket> last_step_;    // Step() ran in it.
-  std::optional<GradientCheck> last_check_;
 
   // The reducer's thread works with all of this while a step reduces, others between steps.
   mutable absl::Mutex mutex_;
   internal::ParameterUpdater updater_ ABSL_GUARDED_BY(mutex_);
+  internal::LastChecks checks_;                                     // Behind the updater, whose device it asks.
   std::vector<internal::Holders> holders_ ABSL_GUARDED_BY(mutex_);  // By parameter: whose state is where.
   const Communicator* reducers_group_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::shared_ptr<const internal::SlicePlan> plan_ ABSL_GUARDED_BY(mutex_);
@@ -232,9 +249,13 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   std::shared_ptr<internal::StateMove> move_ ABSL_GUARDED_BY(mutex_);  // Until a step has ended on all ranks.
   std::vector<float> flags_ ABSL_GUARDED_BY(mutex_);  // Which parameters of the buckets have a gradient on some rank.
   std::vector<Work> flag_works_ ABSL_GUARDED_BY(mutex_);  // By bucket.
-  std::vector<bool> reduced_ ABSL_GUARDED_BY(mutex_);     // By bucket: its gradient waits for its update.
+  // On a device: this rank's flags as they were uploaded, there; and the group's, behind them.
+  std::vector<float> flags_there_ ABSL_GUARDED_BY(mutex_);
+  Memory device_flags_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> reduced_ ABSL_GUARDED_BY(mutex_);  // By bucket: its gradient waits for its update.
   bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);        // By bucket; empty when all have ended.
+  std::vector<Work> settling_ ABSL_GUARDED_BY(mutex_);       // Gathers on a device, see Settle().
   bool gradients_are_lost_ ABSL_GUARDED_BY(mutex_) = false;  // The buckets went before Step().
   bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;         // Buckets were updated in backward.
   bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;             // An update began and did not end.

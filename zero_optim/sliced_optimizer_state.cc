@@ -2,7 +2,6 @@
 // `holders_`, which is equal on all ranks; slices of a new plan are made from it in the next reduction.
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <string>
 #include <utility>
@@ -29,6 +28,13 @@ using internal::SliceFacts;
 struct Parcel {
   std::vector<TensorView> parts;
   Bytes size;
+  // On a device: what comes lies there first, and goes on to the host.
+  struct Arrival {
+    TensorView to;
+    TensorView there;
+    Memory memory;
+  };
+  std::vector<Arrival> arrivals;
 };
 
 }  // namespace
@@ -40,13 +46,15 @@ int64_t SlicedOptimizer::state_bytes() const {
 
 absl::StatusOr<OptimizerState> SlicedOptimizer::Gather(int to) {
   EK_RETURN_IF_ERROR(WaitForAll());
+  EK_RETURN_IF_ERROR(WaitUntilSettled());
   absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(updater_.Refresh());
   const int rank = communicator().rank();
   const bool receives = to == kAllRanks || to == rank;
   OptimizerState state;
   std::vector<Work> works;
   std::map<std::pair<int, DType>, Parcel> parcels;  // By who holds them.
-  const auto send = [&](int holder, DType dtype, Parcel& parcel) {
+  const auto send = [&](int holder, DType dtype, Parcel& parcel) -> absl::Status {
     Collective what{.kind = CollectiveKind::kBroadcast, .dtype = dtype, .root = holder, .role = Role::kState};
     for (const TensorView& part : parcel.parts) what.count += part.count;
     TensorList in(parcel.parts.begin(), parcel.parts.end()), out = in;
@@ -58,38 +66,53 @@ absl::StatusOr<OptimizerState> SlicedOptimizer::Gather(int to) {
         out.clear();
       }
     }
-    if (what.count > 0 && (receives || rank == holder)) works.push_back(channel_->Issue(what, in, out));
-    parcel = Parcel();
+    if (what.count > 0 && (receives || rank == holder)) {
+      works.push_back(channel_->Issue(what, in, out, {.after = updater_.stream()}));
+    }
+    const Parcel sent = std::exchange(parcel, Parcel());
+    if (!is_on_device() || works.empty()) return absl::OkStatus();
+    absl::Status status = works.back().Wait();
+    for (const Parcel::Arrival& arrival : sent.arrivals) {
+      if (status.ok()) status = updater_.Copy(arrival.to, arrival.there);
+    }
+    status.Update(updater_.Synchronize());
+    return status;
   };
 
   for (int param = 0; param < params_->size(); ++param) {
     if (updater_.step(param) == 0) continue;
     const TensorView& value = (*params_)[param].value;
-    const auto names = StateTensorNames(groups_.rule_of(param));
+    const DType dtype = StateDType(value.dtype);
+    const auto names = StateTensorNames(groups_.rule_of(param), value.dtype);
     ParameterState* const entry = receives ? &state.params[param] : nullptr;
     if (receives) entry->step = updater_.step(param);
     for (size_t t = 0; t < names.size(); ++t) {
       StateTensor* whole = nullptr;
       if (receives) {
-        whole = &entry->tensors.emplace(std::string(names[t]), StateTensor(value.dtype, value.count)).first->second;
+        whole = &entry->tensors.emplace(std::string(names[t]), StateTensor(dtype, value.count)).first->second;
       }
       for (const HeldRange& range : holders_[param]) {
-        TensorView part(nullptr, range.end - range.begin, value.dtype);
+        Parcel& parcel = parcels[{range.rank, dtype}];
+        TensorView part(nullptr, range.end - range.begin, dtype);
         if (receives) part = whole->view().Slice(range.begin, part.count);
         if (range.rank == rank) {
           const TensorView own = updater_.tensors(param)[t].view();
-          if (receives) std::memcpy(part.data, own.data, own.bytes());
+          if (receives) EK_RETURN_IF_ERROR(updater_.Copy(part, own));
           part = own;
+        } else if (receives && is_on_device()) {
+          EK_ASSIGN_OR_RETURN(Memory memory, communicator().Allocate(part.bytes()));
+          const TensorView there(memory.data.get(), part.count, dtype, communicator().device());
+          parcel.arrivals.push_back({part, there, std::move(memory)});
+          part = there;
         }
-        Parcel& parcel = parcels[{range.rank, value.dtype}];
         if (part.data != nullptr && range.rank != to) parcel.parts.push_back(part);
         parcel.size.value += part.bytes();
-        if (parcel.size >= kDefaultCap) send(range.rank, value.dtype, parcel);
+        if (parcel.size >= kDefaultCap) EK_RETURN_IF_ERROR(send(range.rank, dtype, parcel));
       }
     }
   }
-  for (auto& [key, parcel] : parcels) send(key.first, key.second, parcel);
-  absl::Status status;
+  for (auto& [key, parcel] : parcels) EK_RETURN_IF_ERROR(send(key.first, key.second, parcel));
+  absl::Status status = updater_.Synchronize();  // What this rank has itself is copied.
   for (const Work& work : works) status.Update(work.Wait());
   if (!status.ok()) return status;
   return state;
@@ -129,6 +152,7 @@ std::vector<Holders> SlicedOptimizer::HoldersFor(absl::FunctionRef<bool(int)> ha
 absl::Status SlicedOptimizer::LoadState(const OptimizerState& state) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "LoadState");
   EK_RETURN_IF_ERROR(WaitForAll());
+  EK_RETURN_IF_ERROR(WaitUntilSettled());
   absl::MutexLock lock(&mutex_);
   EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
   move_.reset();
@@ -145,6 +169,7 @@ absl::Status SlicedOptimizer::LoadState(const OptimizerState& state) {
 
 absl::StatusOr<StatePieces> SlicedOptimizer::Pieces() {
   EK_RETURN_IF_ERROR(WaitForAll());
+  EK_RETURN_IF_ERROR(WaitUntilSettled());
   absl::MutexLock lock(&mutex_);
   if (!awaits_step_ && !is_torn_) return updater_.Pieces();
   return absl::FailedPreconditionError(
@@ -161,6 +186,7 @@ absl::Status SlicedOptimizer::SaveHere(const std::string& folder) {
 absl::Status SlicedOptimizer::Load(const std::string& folder) {
   if (join_config().enable) return internal::InsideJoinError(join_name(), "Load");
   EK_RETURN_IF_ERROR(WaitForAll());
+  EK_RETURN_IF_ERROR(WaitUntilSettled());
   std::vector<Holders> holders;
   {
     absl::MutexLock lock(&mutex_);
@@ -201,6 +227,7 @@ void SlicedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*
   is_registered_ = false;
   last_step_.reset();
   params_->ClearGradients();
+  (void)WaitUntilSettled();  // Not, if the group failed before: the update stays torn.
   absl::MutexLock lock(&mutex_);
   const auto is_open = [](const Work& work) { return !work.IsDone(); };
   if (old != nullptr && std::any_of(gathers_.begin(), gathers_.end(), is_open)) {
@@ -216,7 +243,9 @@ void SlicedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*
   plan_.reset();
   if (reducers_group_ == &communicator()) next_plan_.reset();  // Of the group that is left.
   gathers_.clear();
+  settling_.clear();
   flag_works_.clear();
+  flags_there_.clear();
   reduced_.clear();
   gradients_are_lost_ = false;
   awaits_step_ = false;
@@ -250,6 +279,7 @@ absl::Status SlicedOptimizer::EnterGroup(const GroupChange& /*change*/) {
   std::string mine;
   {
     absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(updater_.Refresh());
     mine = Facts().Serialize();
   }
   EK_ASSIGN_OR_RETURN(
@@ -275,8 +305,15 @@ absl::Status SlicedOptimizer::EnterGroup(const GroupChange& /*change*/) {
 }
 
 absl::Status SlicedOptimizer::CheckWhole() const {
-  absl::MutexLock lock(&mutex_);
-  if (!is_torn_) return absl::OkStatus();
+  std::vector<Work> settling;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!is_torn_) return absl::OkStatus();
+    if (gathers_.empty()) settling = settling_;
+  }
+  absl::Status last = settling.empty() ? absl::AbortedError("") : absl::OkStatus();
+  for (const Work& work : settling) last.Update(work.Wait());
+  if (last.ok()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
 }
 

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <set>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -15,10 +14,14 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/joinable.h"
@@ -48,16 +51,25 @@ struct SlicedRankOptions {
   std::vector<int64_t> sizes = kSizes;
   DType dtype = DType::kFloat32;
   std::set<int> frozen;
+  SimulatedDevices* devices = nullptr;  // Where the group is.
 };
 
 // The other one with all state on every rank, for comparison.
 template <typename AnyOptimizer>
 struct TestRank {
-  explicit TestRank(const SlicedRankOptions& options) : model(options.sizes, options.dtype) {}
+  TestRank(const SlicedRankOptions& options, Communicator& comm)
+      : devices(options.devices),
+        stream(devices == nullptr ? Stream() : *devices->CreateStream(comm.device())),
+        model(options.sizes, options.dtype, devices, stream.ref()) {}
+  ~TestRank() { EXPECT_TRUE(FinishDevice().ok()); }
+  absl::Status FinishDevice() {
+    if (devices == nullptr) return absl::OkStatus();
+    return devices->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
+  }
 
   static absl::StatusOr<std::unique_ptr<TestRank>> Create(Communicator& comm, const UpdateRule& rule,
                                                           const SlicedRankOptions& options = {}) {
-    auto made = std::make_unique<TestRank>(options);
+    auto made = std::make_unique<TestRank>(options, comm);
     ParameterSet& params = made->model.params();
     for (int param : options.frozen) params.SetTrainable(param, false);
     std::unique_ptr<BucketReduction> reduction;
@@ -102,6 +114,8 @@ struct TestRank {
     return optimizer->Step(options);
   }
 
+  SimulatedDevices* const devices;
+  const Stream stream;
   internal::TestModel model;
   std::unique_ptr<AnyOptimizer> optimizer;  // Outlives the other's steps.
   std::unique_ptr<DataParallel> ddp;
@@ -109,16 +123,7 @@ struct TestRank {
  private:
   void AddGradient(int step, int param) {
     ParameterSet& params = model.params();
-    const TensorView to = params[param].grad;
-    const bool adds = params.grad_state(param) != GradState::kNone;
-    StateTensor fresh(to.dtype, to.count);
-    model.ComputeGradient(rank(), step, param, fresh.view());
-    const auto put = [&](auto type) {
-      using T = decltype(type);
-      const std::span<const T> from = fresh.as<T>();
-      for (int64_t k = 0; k < to.count; ++k) to.as<T>()[k] = adds ? to.as<T>()[k] + from[k] : from[k];
-    };
-    to.dtype == DType::kFloat64 ? put(double{}) : put(float{});
+    model.PutGradient(rank(), step, param, params.grad_state(param) != GradState::kNone);
     params.SetGradState(param, GradState::kLocal);
   }
 };
@@ -128,6 +133,7 @@ using WholeRank = TestRank<Optimizer>;
 // The parameters, and the state of all ranks together.
 inline absl::Status ExpectEqual(SlicedRank& rank, const internal::TestModel& model, const OptimizerState& state) {
   EK_RETURN_IF_ERROR(rank.optimizer->WaitForAll());
+  EK_RETURN_IF_ERROR(rank.FinishDevice());
   EXPECT_TRUE(rank.model.Bytes() == model.Bytes()) << "rank " << rank.rank();
   EK_ASSIGN_OR_RETURN(const OptimizerState all, rank.optimizer->Consolidate());
   EXPECT_TRUE(all == state) << "rank " << rank.rank();

@@ -90,13 +90,14 @@ struct Given {
   Tensor tensor;
   int64_t count = 0;
   int rule = 0;
+  int flag = -1;
   int section = 0;
   bool has_state = false;
 
   friend bool operator==(const Given& a, const Given& b) {
     const auto all = [](const Given& g) {
       return std::tie(g.tensor.value, g.tensor.gradient, g.tensor.first, g.tensor.second, g.tensor.master,
-                      g.tensor.param, g.tensor.is_bfloat, g.count, g.rule, g.section, g.has_state);
+                      g.tensor.param, g.tensor.is_bfloat, g.count, g.rule, g.flag, g.section, g.has_state);
     };
     return all(a) == all(b);
   }
@@ -201,6 +202,7 @@ absl::Status DeviceUpdate::SetList(int number, absl::Span<const UpdateRule> rule
     given.push_back({.tensor = TensorOf(rule, item),
                      .count = item.value.count,
                      .rule = item.rule,
+                     .flag = item.flag,
                      .section = 2 * static_cast<int>(KindOf(rule)) + is_bfloat,
                      .has_state = item.state.size() == StateTensorNames(rule, item.value.dtype).size()});
   }
@@ -231,7 +233,9 @@ absl::Status DeviceUpdate::SetList(int number, absl::Span<const UpdateRule> rule
     list->rule_begin.push_back(static_cast<int64_t>(entries.size()));
     for (const Given& one : given) {
       const int rule = one.rule - first;
-      if (rule >= 0 && rule < update::kMostRules) entries.push_back({.param = one.tensor.param, .rule = rule});
+      if (rule >= 0 && rule < update::kMostRules) {
+        entries.push_back({.param = one.tensor.param, .rule = rule, .flag = one.flag});
+      }
     }
   }
   list->rule_begin.push_back(static_cast<int64_t>(entries.size()));
@@ -266,7 +270,7 @@ absl::Status DeviceUpdate::Measure(int number, double norm, StreamRef stream) {
 TensorView DeviceUpdate::found() const { return TensorView(found_.data.get(), 2, DType::kFloat64, device_); }
 
 absl::Status DeviceUpdate::Prepare(int number, absl::Span<const UpdateRule> rules, const StepOptions& options,
-                                   bool is_measured, StreamRef stream) {
+                                   bool is_measured, StreamRef stream, const TensorView& flags) {
   const List& list = *lists_[number];
   update::Decision decision{.grad_scale = options.grad_scale,
                             .norm = kInfinityNorm,
@@ -286,10 +290,11 @@ absl::Status DeviceUpdate::Prepare(int number, absl::Span<const UpdateRule> rule
     }
     const int64_t begin = list.rule_begin[part], count = list.rule_begin[part + 1] - begin;
     if (count == 0 && !(is_measured && part == 0)) continue;
-    EK_RETURN_IF_ERROR(Launch(
-        *runtime_, kPrepare, ShapeFor(std::max<int64_t>(count, 1)), stream, list.entries() + begin, count, numbers,
-        decision, static_cast<const Found*>(found_.data.get()), static_cast<int64_t*>(steps_.data.get()),
-        static_cast<update::Numbers*>(numbers_.data.get()), static_cast<update::Check*>(check_.data.get())));
+    EK_RETURN_IF_ERROR(
+        Launch(*runtime_, kPrepare, ShapeFor(std::max<int64_t>(count, 1)), stream, list.entries() + begin, count,
+               numbers, decision, update::Flags{flags.data, flags.dtype == DType::kBFloat16},
+               static_cast<const Found*>(found_.data.get()), static_cast<int64_t*>(steps_.data.get()),
+               static_cast<update::Numbers*>(numbers_.data.get()), static_cast<update::Check*>(check_.data.get())));
   }
   if (is_measured) {
     CheckPlace& place = checks_[check_count_ % checks_.size()];

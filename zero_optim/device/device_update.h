@@ -44,7 +44,8 @@ namespace evenkeel {
 
 struct DeviceUpdateItem {
   int param = 0;
-  int rule = 0;  // Which of those that Prepare() gets.
+  int rule = 0;   // Which of those that Prepare() gets.
+  int flag = -1;  // Which of its flags, if any.
   TensorView value, gradient;
   absl::Span<const TensorView> state;  // In the order of StateTensors() (update_rule.h); looked at by SetList() alone.
 };
@@ -61,9 +62,10 @@ class DeviceUpdate {
   absl::Status Measure(int list, double norm, StreamRef stream);
   // What Measure() found: the sum of |g|^p, or the largest |g|; and a number that is not 0 if something is not finite.
   TensorView found() const;
-  // What of `options` is about single gradients: by what they are multiplied; if measured, clipping and skipping, too.
+  // By what gradients are multiplied; if measured, clipping and skipping, too. `flags`, float32 or bfloat16 on the
+  // device: an item whose flag is 0 is left alone, its step count too. Its gradient must be zeros where it is measured.
   absl::Status Prepare(int list, absl::Span<const UpdateRule> rules, const StepOptions& options, bool is_measured,
-                       StreamRef stream);
+                       StreamRef stream, const TensorView& flags = {});
   absl::Status Apply(int list, StreamRef stream);
 
   // Of the last Prepare() with a measure, or that `back` times before it, at most once. Waits until it is there; the

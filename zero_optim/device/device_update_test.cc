@@ -311,6 +311,27 @@ TEST(DeviceUpdateTest, ListsMayChangeInEachStep) {
   EXPECT_EQ((*steps)[1], 6);
 }
 
+TEST(DeviceUpdateTest, AnItemWhoseFlagIsZeroIsLeftAlone) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    SimulatedDevices devices;
+    Pair pair(&devices, {AdamW{}}, {5, 6, 7}, DType::kFloat32);
+    pair.MakeGradients(1);
+    const Memory memory = *devices.Allocate(kDevice, 3 * SizeOf(dtype));
+    const TensorView flags(memory.data.get(), 3, dtype, kDevice);
+    Write(flags, 0, 3.0f);
+    Write(flags, 1, -0.0f);
+    std::vector<DeviceUpdateItem> items = pair.Items();
+    for (int i = 0; i < 3; ++i) items[i].flag = i < 2 ? 1 - i : -1;
+    const std::vector<UpdateRule> rules = {AdamW{}};
+    ASSERT_TRUE(pair.update().SetList(0, rules, items, pair.stream()).ok());
+    ASSERT_TRUE(pair.update().Prepare(0, rules, {}, false, pair.stream(), flags).ok());
+    ASSERT_TRUE(pair.update().Apply(0, pair.stream()).ok());
+    EXPECT_EQ(*pair.update().ReadSteps(pair.stream(), Soon()), (std::vector<int64_t>{0, 1, 1}));
+    EXPECT_EQ(Read(items[0].value, 2), Noise(2));
+    EXPECT_NE(Read(items[1].value, 2), Noise(100002));
+  }
+}
+
 TEST(DeviceUpdateTest, StepCountsAreReadAndWritten) {
   TestedDevices devices({.delay = absl::Microseconds(100)});
   Pair pair(&devices, {AdamW{}}, {5, 6}, DType::kFloat32);

@@ -62,6 +62,8 @@ struct Rules {
 struct Entry {
   int32_t param;
   int32_t rule;
+  int32_t flag;  // Among the flags, if there are some; -1: none of them.
+  int32_t unused;
 };
 
 // What to make of what was found.
@@ -120,6 +122,17 @@ EK_DEVICE double Magnitude(double a) { return std::abs(a); }
 EK_DEVICE bool IsInfinite(double a) { return std::isinf(a); }
 EK_DEVICE double Infinity() { return HUGE_VAL; }
 #endif
+
+// Whether any rank has a gradient: where none has, the parameter is left alone.
+struct Flags {
+  const void* data;
+  int64_t is_bfloat;  // Else float.
+};
+EK_DEVICE bool IsSet(const Flags& flags, int32_t flag) {
+  if (flags.data == nullptr || flag < 0) return true;
+  return flags.is_bfloat ? (static_cast<const uint16_t*>(flags.data)[flag] & 0x7fff) != 0
+                         : static_cast<const float*>(flags.data)[flag] != 0;
+}
 
 // Four elements, in one access if `data` is aligned to all of them.
 template <typename T>
@@ -369,7 +382,7 @@ EK_KERNEL(256, ek_measure_total)
 
 // A thread per entry; the first of all writes `check`, also if there is no entry.
 EK_KERNEL(256, ek_prepare_update)
-(const update::Entry* entries, int64_t count, update::Rules rules, update::Decision decision,
+(const update::Entry* entries, int64_t count, update::Rules rules, update::Decision decision, update::Flags flags,
  const update::Found* found, int64_t* steps, update::Numbers* numbers, update::Check* check) {
   double grad_scale = decision.grad_scale;
   bool is_skipped = false;
@@ -383,7 +396,7 @@ EK_KERNEL(256, ek_prepare_update)
   }
   for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads()) {
     const update::Entry entry = entries[i];
-    if (is_skipped) {
+    if (is_skipped || !update::IsSet(flags, entry.flag)) {
       numbers[entry.param].is_skipped = 1;
       continue;
     }

@@ -24,6 +24,12 @@ std::vector<std::string> SettingLines(const UpdateRule& rule) {
   return absl::StrSplit(ToString(rule), absl::ByAnyChar("(,) "), absl::SkipEmpty());
 }
 
+// Each rank has a device of its own.
+std::string Text(const TensorView& value) {
+  const std::string text = ToString(TensorView(nullptr, value.count, value.dtype));
+  return value.device.is_cpu() ? text : absl::StrCat(text, " on a device");
+}
+
 // What must be equal, line by line.
 std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups& groups, SameIn same) {
   std::vector<std::string> lines = {absl::StrCat(params.size(), " parameters"), absl::StrCat(groups.size(), " groups")};
@@ -43,7 +49,7 @@ std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups
       continue;
     }
     const int group = groups.group_of(i);
-    lines.push_back(absl::StrCat("parameter ", i, " = ", params[i].name, " ", ToString(params[i].value),
+    lines.push_back(absl::StrCat("parameter ", i, " = ", params[i].name, " ", Text(params[i].value),
                                  same == SameIn::kShape || params.trainable(i) ? "" : ", frozen",
                                  group == kNoGroup    ? ", in no group"
                                  : groups.size() == 1 ? ""

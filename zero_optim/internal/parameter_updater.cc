@@ -175,6 +175,7 @@ std::vector<DeviceUpdateItem> ParameterUpdater::ItemsFor(absl::Span<const Gradie
     for (HeldTensor& tensor : part.tensors) state.push_back(tensor.view());
     items.push_back({.param = gradient.param,
                      .rule = groups_.group_of(gradient.param),
+                     .flag = gradient.flag,
                      .value = (*params_)[gradient.param].value.Slice(part.begin, part.count),
                      .gradient = gradient.elements,
                      .state = absl::MakeConstSpan(state).subspan(first)});
@@ -198,16 +199,21 @@ absl::Status ParameterUpdater::MeasureThere(int list, double norm, StreamRef str
   return device_->Measure(kFirstList + list, norm, stream);
 }
 
-absl::Status ParameterUpdater::PrepareThere(int list, const StepOptions& options, bool is_measured, StreamRef stream) {
+absl::Status ParameterUpdater::PrepareThere(int list, const StepOptions& options, bool is_measured, StreamRef stream,
+                                            const TensorView& flags, bool may_be_unset) {
   if (device_must_know_) {
     std::vector<int64_t> steps;
     for (const Slot& slot : slots_) steps.push_back(slot.step);
     EK_RETURN_IF_ERROR(device_->WriteSteps(steps, stream));
     device_must_know_ = false;
   }
-  if (is_measured && options.skip_nonfinite) device_knows_better_ = true;
+  if ((is_measured && options.skip_nonfinite) || may_be_unset) device_knows_better_ = true;
   for (const int param : listed_[list]) ++slots_[param].step;
-  return device_->Prepare(kFirstList + list, groups_.rules(), options, is_measured, stream);
+  return device_->Prepare(kFirstList + list, groups_.rules(), options, is_measured, stream, flags);
+}
+
+absl::Status ParameterUpdater::ApplyThere(int list, StreamRef stream) {
+  return device_->Apply(kFirstList + list, stream);
 }
 
 absl::Status ParameterUpdater::UpdateThere(int list, const StepOptions& options, bool is_measured, StreamRef stream) {

@@ -78,11 +78,15 @@ class ParameterUpdater {
   struct Gradient {
     int param = 0;
     TensorView elements;  // Of the range.
+    int flag = -1;        // Among those of PrepareThere().
   };
   // `list`: any number; the same for what mostly stays the same from step to step.
   absl::Status SetGradients(int list, absl::Span<const Gradient> gradients, StreamRef stream);
   // Counts and decides for all that is in `list`; and updates it.
-  absl::Status PrepareThere(int list, const StepOptions& options, bool is_measured, StreamRef stream);
+  // `flags`, if any: whether somebody has a gradient; `may_be_unset`: this rank does not know that all are set.
+  absl::Status PrepareThere(int list, const StepOptions& options, bool is_measured, StreamRef stream,
+                            const TensorView& flags = {}, bool may_be_unset = false);
+  absl::Status ApplyThere(int list, StreamRef stream);
   absl::Status UpdateThere(int list, const StepOptions& options, bool is_measured, StreamRef stream);
   absl::Status MeasureThere(int list, double norm, StreamRef stream);
   // To measure only: nothing appears.

@@ -52,7 +52,7 @@ absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const
   for (SlicePlan::Bucket& bucket : plan.buckets) {
     const SlicedBucket& layout = bucket.layout;
     const DType dtype = bucket.gather.dtype;
-    bucket.gradients.assign(layout.params.size(), TensorView(nullptr, 0, dtype));
+    bucket.gradients.assign(layout.params.size(), TensorView(nullptr, 0, dtype, bucket.gradient.device));
     size_t position = 0;
     for (const Segment& segment : SegmentsOf(layout, rank)) {
       while (layout.params[position] != segment.param) ++position;
@@ -63,7 +63,7 @@ absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const
       if (params[param].value.count > 0) bucket.all_values.push_back(params[param].value);
     }
     // Each bucket's padding has memory of its own: all-gathers may overlap.
-    const TensorView padding(free_padding, layout.slice * world_size - layout.count, dtype);
+    const TensorView padding(free_padding, layout.slice * world_size - layout.count, dtype, bucket.gradient.device);
     free_padding += padding.bytes();
     const int64_t own = PaddingOf(layout, rank);
     if (own > 0) bucket.own_values.push_back(padding.Slice(0, own));

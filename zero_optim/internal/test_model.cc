@@ -30,7 +30,9 @@ void Visit(DType dtype, Visitor visit) {
 
 }  // namespace
 
-TestModel::TestModel(std::vector<int64_t> sizes, DType dtype) {
+TestModel::TestModel(std::vector<int64_t> sizes, DType dtype, SimulatedDevices* devices, StreamRef stream)
+    : devices_(devices) {
+  if (devices != nullptr) params_.SetStream(stream);
   values_.reserve(sizes.size());
   gradients_.reserve(sizes.size());
   for (int64_t size : sizes) {
@@ -41,7 +43,9 @@ TestModel::TestModel(std::vector<int64_t> sizes, DType dtype) {
       using T = decltype(type);
       for (int64_t k = 0; k < size; ++k) values_.back().view().as<T>()[k] = static_cast<T>(Noise(9, 9, param, k));
     });
-    params_.Add(absl::StrCat("p", param), values_.back().view(), gradients_.back().view());
+    TensorView value = values_.back().view(), gradient = gradients_.back().view();
+    value.device = gradient.device = stream.device;  // Whose memory is the host's.
+    params_.Add(absl::StrCat("p", param), value, gradient);
   }
 }
 
@@ -55,20 +59,30 @@ void TestModel::ComputeGradient(int rank, int step, int param, TensorView into) 
   });
 }
 
-void TestModel::Backward(int rank, int step, bool accumulate) {
-  for (int param = 0; param < size(); ++param) {
-    if (!params_.trainable(param)) continue;
-    const TensorView gradient = params_[param].grad;
+void TestModel::PutGradient(int rank, int step, int param, bool adds) {
+  const TensorView gradient = params_[param].grad;
+  const auto compute = [=, this] {
     StateTensor fresh(gradient.dtype, gradient.count);
     ComputeGradient(rank, step, param, fresh.view());
     Visit(gradient.dtype, [&](auto type) {
       using T = decltype(type);
-      const bool adds = accumulate && params_.grad_state(param) == GradState::kLocal;
       for (int64_t k = 0; k < gradient.count; ++k) {
         const T value = fresh.as<T>()[k];
         gradient.as<T>()[k] = adds ? gradient.as<T>()[k] + value : value;
       }
     });
+  };
+  if (devices_ == nullptr) {
+    compute();
+  } else {
+    (void)devices_->Put(params_.stream(), compute);
+  }
+}
+
+void TestModel::Backward(int rank, int step, bool accumulate) {
+  for (int param = 0; param < size(); ++param) {
+    if (!params_.trainable(param)) continue;
+    PutGradient(rank, step, param, accumulate && params_.grad_state(param) == GradState::kLocal);
     params_.SetGradState(param, GradState::kLocal);
   }
 }
@@ -154,10 +168,11 @@ absl::Status TestDataParallel::AllReduce(const StepAnswer& answer, bool contribu
   const double scale = join_config().divisor->ScaleOf(answer, /*reduces=*/true);
   for (int param = 0; param < params_->size(); ++param) {
     if (!params_->trainable(param)) continue;
-    EK_RETURN_IF_ERROR(channel_
-                           ->AllReduce((*params_)[param].grad, ReduceOp::kSum,
-                                       {.role = Role::kBucket, .scale = scale, .contributes = contributes})
-                           .Wait());
+    const StreamRef stream = params_->stream();
+    const Work work =
+        channel_->AllReduce((*params_)[param].grad, ReduceOp::kSum,
+                            {.role = Role::kBucket, .scale = scale, .contributes = contributes, .after = stream});
+    EK_RETURN_IF_ERROR(stream.handle == nullptr ? work.Wait() : work.OrderBefore(stream));
     params_->SetGradState(param, GradState::kReduced);
   }
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
@@ -27,7 +29,10 @@ namespace evenkeel::internal {
 // Parameters "p0", "p1", ... with equal values on every rank.
 class TestModel {
  public:
-  explicit TestModel(std::vector<int64_t> sizes, DType dtype = DType::kFloat32);
+  explicit TestModel(std::vector<int64_t> sizes, DType dtype = DType::kFloat32)
+      : TestModel(std::move(sizes), dtype, nullptr, {}) {}
+  // On a simulated device, where values are used and gradients computed on `stream`.
+  TestModel(std::vector<int64_t> sizes, DType dtype, SimulatedDevices* devices, StreamRef stream);
 
   ParameterSet& params() { return params_; }
   int size() const { return params_.size(); }
@@ -37,12 +42,16 @@ class TestModel {
   // All trained parameters' gradients into their memory, as this rank's own; with `accumulate` added to what is there.
   void Backward(int rank, int step, bool accumulate = false);
 
-  // All values, for comparison bit for bit.
+  // One parameter's, written or added; its state stays.
+  void PutGradient(int rank, int step, int param, bool adds);
+
+  // All values, for comparison bit for bit. On a device: when what is on the stream has run.
   std::string Bytes() const;
 
  private:
   std::vector<StateTensor> values_;
   std::vector<StateTensor> gradients_;
+  SimulatedDevices* const devices_;
   ParameterSet params_;
 };
 

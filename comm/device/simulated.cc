@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/device/internal/guarded_memory.h"
 #include "evenkeel/comm/device/internal/kernel_on_host.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
@@ -101,12 +102,17 @@ struct SimulatedDevices::Impl {
     int after = 0;
   };
   std::map<std::string, Failure, std::less<>> failures ABSL_GUARDED_BY(mutex);
+  std::vector<std::unique_ptr<internal::GuardedMemory>> guarded;  // By device, where memory is guarded.
 };
 
 SimulatedDevices::SimulatedDevices(const SimulatedOptions& options)
     : options_(options), impl_(std::make_unique<Impl>()) {
   absl::MutexLock lock(&impl_->mutex);
   impl_->held.assign(options.count, 0);
+  // What is freed is not taken again, so there is more than may be held.
+  for (int d = 0; options.guards_memory && d < options.count; ++d) {
+    impl_->guarded.push_back(std::make_unique<internal::GuardedMemory>(16 * options.bytes));
+  }
 }
 
 SimulatedDevices::~SimulatedDevices() = default;
@@ -156,14 +162,23 @@ absl::StatusOr<Memory> SimulatedDevices::Allocate(Device device, int64_t bytes) 
     }
     held += bytes;
   }
+  const auto give_back = [this, device, bytes] {
+    absl::MutexLock lock(&impl_->mutex);
+    impl_->held[device.index] -= bytes;
+  };
+  if (options_.guards_memory) {
+    internal::GuardedMemory& guarded = *impl_->guarded[device.index];
+    void* const data = guarded.Take(bytes);
+    if (data == nullptr) return absl::ResourceExhaustedError("the guarded memory is used up");
+    return Memory{std::shared_ptr<void>(data, [give_back](void*) { give_back(); }), bytes};
+  }
   // Of exactly that size: asan sees a step beyond it.
   void* const data = ::operator new(std::max<int64_t>(bytes, 1), kAlignment);
   std::memset(data, 0, bytes);
   return Memory{std::shared_ptr<void>(data,
-                                      [this, device, bytes](void* memory) {
+                                      [give_back](void* memory) {
                                         ::operator delete(memory, kAlignment);
-                                        absl::MutexLock lock(&impl_->mutex);
-                                        impl_->held[device.index] -= bytes;
+                                        give_back();
                                       }),
                 bytes};
 }
@@ -212,18 +227,16 @@ absl::Status SimulatedDevices::DoSynchronize(const Event& event, absl::Time dead
 absl::Status SimulatedDevices::Copy(void* to, const void* from, int64_t bytes, StreamRef stream) {
   EK_RETURN_IF_ERROR(Check("Copy", stream.device));
   ++copies_;
-  StreamOf(stream).Put([to, from, bytes] {
+  return Run(stream, [to, from, bytes] {
     if (bytes > 0) std::memmove(to, from, bytes);
   });
-  return absl::OkStatus();
 }
 
 absl::Status SimulatedDevices::Zero(void* data, int64_t bytes, StreamRef stream) {
   EK_RETURN_IF_ERROR(Check("Zero", stream.device));
-  StreamOf(stream).Put([data, bytes] {
+  return Run(stream, [data, bytes] {
     if (bytes > 0) std::memset(data, 0, bytes);
   });
-  return absl::OkStatus();
 }
 
 absl::Status SimulatedDevices::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
@@ -240,17 +253,34 @@ absl::Status SimulatedDevices::LaunchRaw(const DeviceKernel& kernel, const Launc
     const auto* const value = static_cast<const std::byte*>(args[i]);
     kept.values.emplace_back(value, value + kernel.argument_bytes[i]);
   }
-  StreamOf(stream).Put([&kernel, shape, kept = std::make_shared<KeptArguments>(std::move(kept))] {
+  return Run(stream, [&kernel, shape, kept = std::make_shared<KeptArguments>(std::move(kept))] {
     for (std::vector<std::byte>& value : kept->values) kept->pointers.push_back(value.data());
     internal::RunOnHost(kernel, shape, kept->pointers.data());
   });
-  return absl::OkStatus();
 }
 
 absl::Status SimulatedDevices::Put(StreamRef stream, std::function<void()> work) {
   EK_RETURN_IF_ERROR(Check("Put", stream.device));
-  StreamOf(stream).Put(std::move(work));
-  return absl::OkStatus();
+  return Run(stream, std::move(work));
+}
+
+absl::Status SimulatedDevices::Run(StreamRef stream, std::function<void()> work) {
+  if (!options_.guards_memory) {
+    StreamOf(stream).Put(std::move(work));
+    return absl::OkStatus();
+  }
+  auto done = std::make_shared<Moment>();
+  internal::GuardedMemory& guarded = *impl_->guarded[stream.device.index];
+  StreamOf(stream).Put([&guarded, work = std::move(work), done] {
+    {
+      const internal::GuardedMemory::Open open(guarded);
+      work();
+    }
+    done->Pass();
+  });
+  constexpr absl::Duration kPatience = absl::Minutes(5);
+  if (done->WaitUntil(absl::Now() + kPatience)) return absl::OkStatus();
+  return absl::DeadlineExceededError("guarded work waits for what comes later: guards_memory is for one rank");
 }
 
 }  // namespace evenkeel

@@ -36,6 +36,9 @@ struct SimulatedOptions {
   int64_t bytes = int64_t{1} << 30;  // Of each device's memory.
   // Each piece of work on a stream begins so much later: streams then run far behind the host.
   absl::Duration delay = absl::ZeroDuration();
+  // The host may not touch a device's memory: the process ends with a sentence where it does. So that none of it goes
+  // unseen each call waits until its work has run, and with it all that its stream waits for: for one rank.
+  bool guards_memory = false;
 };
 
 class SimulatedDevices : public DeviceRuntime {
@@ -73,6 +76,8 @@ class SimulatedDevices : public DeviceRuntime {
  private:
   struct Impl;
   absl::Status Check(absl::string_view call, Device device);
+  // On the stream's thread; see SimulatedOptions::guards_memory.
+  absl::Status Run(StreamRef stream, std::function<void()> work);
 
   const SimulatedOptions options_;
   const std::unique_ptr<Impl> impl_;

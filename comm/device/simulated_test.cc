@@ -85,5 +85,19 @@ TEST(SimulatedDevicesTest, RefusesWhatADeviceWould) {
   EXPECT_EQ(SimulatedDevices({.count = 0}).DeviceCount().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(SimulatedDevicesDeathTest, GuardsMemoryAgainstTheHost) {
+  SimulatedDevices devices({.guards_memory = true});
+  const absl::StatusOr<Stream> stream = devices.CreateStream(kDevice);
+  const absl::StatusOr<Memory> memory = devices.Allocate(kDevice, 1000 * sizeof(float));
+  ASSERT_TRUE(stream.ok() && memory.ok());
+  auto* const data = static_cast<float*>(memory->data.get());
+  ASSERT_TRUE(Launch(devices, kAdd, ShapeFor(1000), stream->ref(), data, 1000, 2.0f).ok());
+  std::vector<float> host(1000);
+  ASSERT_TRUE(devices.Copy(host.data(), data, memory->bytes, stream->ref()).ok());
+  ASSERT_TRUE(devices.Synchronize(stream->ref(), Soon()).ok());
+  EXPECT_EQ(host, std::vector<float>(1000, 2.0f));
+  EXPECT_DEATH(EXPECT_EQ(*data, 2.0f), "the host touches a simulated device's memory");
+}
+
 }  // namespace
 }  // namespace evenkeel

@@ -52,7 +52,8 @@ TEST_F(DeviceGptTest, DropsWhatTheCpuDrops) {
 TEST_F(DeviceGptTest, AttentionMayGoInBlocksOfAnySize) {
   GptOptions options = kTiny;
   options.dropout = 0.2;
-  for (const int64_t rows : {1, 5, 16}) ExpectParity(options, kFloatBound, {.attention_rows = rows});
+  options.context = 8;
+  for (const int64_t rows : {1, 3, 8}) ExpectParity(options, kFloatBound, {.attention_rows = rows});
 }
 
 TEST_F(DeviceGptTest, ProbabilitiesThatWereForgottenAreTheSameAgain) {
@@ -169,7 +170,7 @@ TEST_F(DeviceGptTest, AgreesWithPyTorch) {
 
 TEST_F(DeviceGptTest, EvaluatesInLessMemory) {
   GptOptions options = kTiny;
-  options.layers = 5;
+  options.layers = 4;
   options.dropout = 0.5;
   const std::unique_ptr<Gpt> host = MakeHost(options), trains = MakeOnDevice(*host), evaluates = MakeOnDevice(*host);
   const Tokens tokens(3, 16);

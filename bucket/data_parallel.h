@@ -25,8 +25,9 @@
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
 //                leaves nothing behind: gradients are none, and buffers are as they were when it began.
 // Devices:       as the reducer (reducer.h): everything follows ParameterSet::stream(), the buffers' broadcast too, and a
-//                step waits for no device. So an operation's failure may show when an optimizer has used what it left:
-//                Recover() then takes this rank's state for torn.
+//                step waits for no device. FinishStep() still fails where a rank has not come to issue its part. What
+//                fails later, on the device, may show when an optimizer has used what was left (the end of a group
+//                also ends what steps before have in flight there): Recover() then takes this rank's state for torn.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
 // Several in one step: all ranks compare whether they synchronise when the first of them begins the step; a difference
 // in the others shows when ranks can't come together any more, which the control plane notices and names.

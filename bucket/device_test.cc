@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -188,6 +189,8 @@ void ExpectNoWait(const ReducerOptions& reducer, int launches_per_bucket) {
         for (int step = 0; step < kWarmUp + kSteps; ++step) {
           if (step == kWarmUp) {
             EK_RETURN_IF_ERROR(comm.Barrier());
+            // Nobody waits in it any more.
+            EK_RETURN_IF_ERROR(comm.control().Exchange("all are here", "", comm.timeout()).status());
             waits = work_waits + devices.host_waits();
             launches = devices.launches();
             EK_RETURN_IF_ERROR(comm.control().Exchange("counted", "", comm.timeout()).status());
@@ -241,6 +244,68 @@ TEST(DeviceStepTest, WhereARankFailsAllGetItsSentence) {
       EXPECT_EQ(results[rank].code(), absl::StatusCode::kUnavailable) << results[rank];
       EXPECT_THAT(std::string(results[rank].message()), HasSubstr("the disk is gone"));
     }
+  }
+}
+
+// Two steps, then rank 1 fails in the middle of backward; all go on in the next group, and two more steps.
+template <typename Model>
+absl::Status GoOnElsewhere(Communicator& first, Communicator& second, bool views, Outcome& outcome) {
+  const Scenario scenario{.reducer = {.caps = kSmallCaps, .gradient_as_bucket_view = views}};
+  const int rank = first.rank();
+  EK_ASSIGN_OR_RETURN(const auto model, Model::Create(first, kSizes));
+  EK_ASSIGN_OR_RETURN(auto ddp,
+                      DataParallel::Create(&first, &model->params(), model->buffers(), {.reducer = scenario.reducer}));
+  const auto steps = [&](int begin, int end) -> absl::Status {
+    for (int step = begin; step < end; ++step) {
+      EK_RETURN_IF_ERROR(Step(*ddp, *model, scenario, rank, step));
+      model->Descend();
+      model->params().ClearGradients();
+    }
+    return absl::OkStatus();
+  };
+  EK_RETURN_IF_ERROR(steps(0, 3));
+  // An abort would end what these steps still have on the devices.
+  EK_RETURN_IF_ERROR(model->Values().status());
+  EK_RETURN_IF_ERROR(first.control().Exchange("all are here", "", first.timeout()).status());
+  absl::Status status = ddp->BeginStep();  // Rank 1 may have failed already.
+  if (rank == 1) {
+    EK_RETURN_IF_ERROR(status);
+    EK_RETURN_IF_ERROR(model->BackwardOf(4, rank, 0, [&](int i) { return ddp->GradientReady(i); }));
+    first.Abort(absl::InternalError("the loss is not a number"));
+  } else if (status.ok()) {
+    model->Forward(rank, 3);
+    status = model->Backward(rank, 3, [&](int i) { return ddp->GradientReady(i); });
+    status.Update(ddp->FinishStep());
+  }
+  EXPECT_EQ(status.ok(), rank == 1);
+  EK_RETURN_IF_ERROR(ddp->ReplaceGroup(&second));
+  EK_RETURN_IF_ERROR(steps(4, 6));
+  EK_ASSIGN_OR_RETURN(outcome.values, model->Values());
+  return absl::OkStatus();
+}
+
+TEST(DeviceStepTest, AfterAFailureInBackwardItGoesOnInAnotherGroupAsOnTheCpu) {
+  constexpr int kWorld = 3;
+  for (const bool views : {false, true}) {
+    SimulatedDevices devices({.count = kWorld, .delay = absl::Microseconds(100)});
+    std::vector<Outcome> outcomes[2] = {std::vector<Outcome>(kWorld), std::vector<Outcome>(kWorld)};
+    for (const bool on_device : {false, true}) {
+      auto first = on_device ? internal::CreateSimulatedGroup(devices, kWorld) : CreateLocalGroup(kWorld);
+      auto second = on_device ? internal::CreateSimulatedGroup(devices, kWorld) : CreateLocalGroup(kWorld);
+      ASSERT_TRUE(first.ok() && second.ok());
+      std::vector<std::thread> ranks;
+      for (int r = 0; r < kWorld; ++r) {
+        ranks.emplace_back([&, r] {
+          Outcome& outcome = outcomes[on_device][r];
+          const absl::Status status = on_device
+                                          ? GoOnElsewhere<DeviceToyModel>(*(*first)[r], *(*second)[r], views, outcome)
+                                          : GoOnElsewhere<HostToyModel>(*(*first)[r], *(*second)[r], views, outcome);
+          EXPECT_TRUE(status.ok()) << status;
+        });
+      }
+      for (std::thread& rank : ranks) rank.join();
+    }
+    EXPECT_EQ(outcomes[0], outcomes[1]);
   }
 }
 

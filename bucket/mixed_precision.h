@@ -23,11 +23,14 @@
 // Which type travels is the reduction's to say (bucket/hooks/compressed_reduction.h; without one, the masters' type),
 // and buffers are broadcast in whatever type they are given to DataParallel.
 //
+// Devices:   all casts are put on ParameterSet::stream(), and all copies that may be stale are made anew in one launch when
+//            the first of them is asked for. A gradient is widened in a launch of its own. All memory is made at once.
+//
 // Ownership: parameters and DataParallel outlive it. Views are valid as long as it lives; 4 bytes per element in all,
 //            for parameters that are used.
 // Threads:   thread-compatible.
-// Errors:    InvalidArgument: `compute` is no 16-bit float, or an ignored name is unknown. Unimplemented: memory that
-//            is not the CPU's.
+// Errors:    InvalidArgument: `compute` is no 16-bit float, or an ignored name is unknown. What fails on a device, or
+//            Unimplemented for memory on one that is not the group's.
 // Source:    Micikevicius et al., "Mixed Precision Training", ICLR 2018.
 
 #ifndef EVENKEEL_BUCKET_MIXED_PRECISION_H_
@@ -36,13 +39,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/internal/repeated_copy.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -57,6 +64,9 @@ class MixedPrecision {
  public:
   static absl::StatusOr<std::unique_ptr<MixedPrecision>> Create(ParameterSet* params, DataParallel* ddp,
                                                                 MixedPrecisionOptions options = {});
+  ~MixedPrecision();
+  MixedPrecision(const MixedPrecision&) = delete;
+  MixedPrecision& operator=(const MixedPrecision&) = delete;
 
   // The parameter's value to compute with; only to be read.
   TensorView Compute(int param);
@@ -76,7 +86,8 @@ class MixedPrecision {
  private:
   struct Copy {
     bool is_ignored = false;
-    std::vector<std::byte> value, gradient;
+    std::vector<std::byte> value, gradient;    // On the CPU,
+    TensorView device_value, device_gradient;  // or on a device.
     // As it was when the copy was made.
     bool is_made = false;
     bool was_trained = false;
@@ -87,13 +98,22 @@ class MixedPrecision {
   MixedPrecision(ParameterSet* params, DataParallel* ddp, DType compute)
       : params_(params), ddp_(ddp), compute_(compute), copies_(params->size()) {}
 
+  absl::Status PrepareDevice();
+  bool IsOnDevice() const { return runtime_ != nullptr; }
+  void NoteMade(int param);
+  void CastOnDevice();
+  absl::Status WidenOnDevice(int param, bool add);
   bool IsFresh(int param) const;
   TensorView ViewOf(int param, std::vector<std::byte>& memory) const;
 
   ParameterSet* const params_;
   DataParallel* const ddp_;
   const DType compute_;
-  std::vector<Copy> copies_;  // By parameter.
+  std::vector<Copy> copies_;          // By parameter.
+  DeviceRuntime* runtime_ = nullptr;  // Null on the CPU.
+  Memory memory_;
+  std::optional<RepeatedCopy> cast_;
+  absl::Status failed_;  // On the device, where a call could not say so.
   double grad_scale_ = 1.0;
   int64_t casts_ = 0;
 };

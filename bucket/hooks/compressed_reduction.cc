@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/convert.h"
+#include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -48,10 +49,6 @@ absl::Status CompressedReduction::OnPlan(absl::Span<const BucketInfo> buckets) {
     return absl::InvalidArgumentError(
         absl::StrCat("gradients can't be compressed to ", ToString(wire_), ": only to float16 or bfloat16"));
   }
-  for (const BucketInfo& bucket : buckets) {
-    if (bucket.data.device.is_cpu()) continue;
-    return absl::UnimplementedError(absl::StrCat("can't compress ", ToString(bucket.data)));
-  }
   EK_RETURN_IF_ERROR(inner_->OnPlan(buckets));
   rounds_.clear();
   rounds_.resize(buckets.size());
@@ -60,7 +57,7 @@ absl::Status CompressedReduction::OnPlan(absl::Span<const BucketInfo> buckets) {
 
 absl::StatusOr<RoundBuffers> CompressedReduction::BeginRound(const BucketInfo& bucket, int round,
                                                              const ReductionStep& step) {
-  Receive(bucket, round);
+  EK_RETURN_IF_ERROR(Receive(bucket, round, step.stream));
   EK_ASSIGN_OR_RETURN(RoundBuffers wide, inner_->BeginRound(bucket, round, step));
   const std::vector<Collective> collectives = inner_->CollectivesFor(bucket);
   if (round >= static_cast<int>(collectives.size()) || !IsNarrowed(collectives[round])) return wide;
@@ -68,10 +65,10 @@ absl::StatusOr<RoundBuffers> CompressedReduction::BeginRound(const BucketInfo& b
   std::vector<Round>& rounds = rounds_[bucket.index];
   rounds.resize(collectives.size());
   Round& own = rounds[round];
-  own.memory.resize((CountOf(wide.in) + (IsInPlace(what) ? 0 : CountOf(wide.out))) * SizeOf(wire_));
-  std::byte* next = own.memory.data();
+  const int64_t count = CountOf(wide.in) + (IsInPlace(what) ? 0 : CountOf(wide.out));
+  EK_ASSIGN_OR_RETURN(std::byte * next, Reserve(own, count * SizeOf(wire_), bucket.data.device));
   const auto take = [&](const TensorView& like) {
-    const TensorView half(next, like.count, wire_);
+    const TensorView half(next, like.count, wire_, like.device);
     next += half.bytes();
     return half;
   };
@@ -81,13 +78,13 @@ absl::StatusOr<RoundBuffers> CompressedReduction::BeginRound(const BucketInfo& b
   for (const TensorView& from : wide.in) {
     const TensorView half = take(from);
     narrow.in.push_back(half);
-    EK_RETURN_IF_ERROR(CheckConvertible(from, half));
+    if (from.device.is_cpu()) EK_RETURN_IF_ERROR(CheckConvertible(from, half));
     if (IsReduction(what) && !step.contributes) continue;  // It is not read.
     if (from == bucket.wire) {  // The flags are no gradients: they stay what they are, however small the scale.
-      ConvertFloats(bucket.data, half.Slice(0, bucket.data.count), {.scale = scale});
-      ConvertFloats(bucket.used, half.Slice(bucket.data.count, bucket.used.count));
+      EK_RETURN_IF_ERROR(Narrow(bucket.data, half.Slice(0, bucket.data.count), scale, step.stream));
+      EK_RETURN_IF_ERROR(Narrow(bucket.used, half.Slice(bucket.data.count, bucket.used.count), 1.0, step.stream));
     } else {
-      ConvertFloats(from, half, {.scale = scale});
+      EK_RETURN_IF_ERROR(Narrow(from, half, scale, step.stream));
     }
   }
   for (size_t i = 0; i < wide.out.size(); ++i) {
@@ -97,18 +94,46 @@ absl::StatusOr<RoundBuffers> CompressedReduction::BeginRound(const BucketInfo& b
   return narrow;
 }
 
-void CompressedReduction::Receive(const BucketInfo& bucket, int round) {
+absl::StatusOr<std::byte*> CompressedReduction::Reserve(Round& round, int64_t bytes, Device device) {
+  if (device.is_cpu()) {
+    round.memory.resize(bytes);
+    return round.memory.data();
+  }
+  if (round.on_device.empty() || round.on_device.back().bytes < bytes) {
+    EK_ASSIGN_OR_RETURN(Memory memory, runtime_->Allocate(device, bytes));
+    round.on_device.push_back(std::move(memory));
+  }
+  return static_cast<std::byte*>(round.on_device.back().data.get());
+}
+
+absl::Status CompressedReduction::Narrow(const TensorView& from, const TensorView& half, double scale,
+                                         StreamRef stream) {
+  if (!from.device.is_cpu()) {
+    return CopySegmentsOnce(*runtime_, {{.to = half, .from = from}}, stream, {.scale = scale});
+  }
+  ConvertFloats(from, half, {.scale = scale});
+  return absl::OkStatus();
+}
+
+absl::Status CompressedReduction::Receive(const BucketInfo& bucket, int round, StreamRef stream) {
   for (Round& before : rounds_[bucket.index]) {
     // What an earlier step that failed left behind has not arrived.
-    if (round > 0) {
-      for (const auto& [half, wide] : before.arriving) ConvertFloats(half, wide);
+    std::vector<CopySegment> on_device;
+    for (const auto& [half, wide] : before.arriving) {
+      if (round > 0 && wide.device.is_cpu()) ConvertFloats(half, wide);
+      if (round > 0 && !wide.device.is_cpu()) on_device.push_back({.to = wide, .from = half});
     }
     before.arriving.clear();
+    for (size_t begin = 0; begin < on_device.size(); begin += kMostInlineSegments) {
+      const auto some = absl::MakeConstSpan(on_device).subspan(begin, kMostInlineSegments);
+      EK_RETURN_IF_ERROR(CopySegmentsOnce(*runtime_, some, stream));
+    }
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<GradFate> CompressedReduction::OnReduced(const BucketInfo& bucket, const ReductionStep& step) {
-  Receive(bucket, static_cast<int>(rounds_[bucket.index].size()));
+  EK_RETURN_IF_ERROR(Receive(bucket, static_cast<int>(rounds_[bucket.index].size()), step.stream));
   return inner_->OnReduced(bucket, step);
 }
 

@@ -12,9 +12,10 @@
 // Rounding: to nearest even, per rank once before the sum. Scaled first, a sum of float16 overflows only if the average
 //           itself would. A value beyond float16's 65504 becomes infinity, on all ranks, and is seen by whatever looks
 //           for finite gradients; one below 6e-8 becomes zero. bfloat16 has float32's range and 8 bits.
+// Devices:  conversions are put on the reduction's stream (reduction.h), a launch per round and direction, and one for the
+//           used flags. The same bits as on the CPU, but float64 comes to 16 bits by way of float32.
 // Threads:  see reduction.h.
-// Errors:   InvalidArgument when the reducer is made if `wire` is not a 16-bit float; Unimplemented for tensors that
-//           are not in the CPU's memory.
+// Errors:   InvalidArgument when the reducer is made if `wire` is not a 16-bit float.
 
 #ifndef EVENKEEL_BUCKET_HOOKS_COMPRESSED_REDUCTION_H_
 #define EVENKEEL_BUCKET_HOOKS_COMPRESSED_REDUCTION_H_
@@ -33,6 +34,8 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -50,7 +53,10 @@ class CompressedReduction : public BucketReduction {
   bool HasThread() const override { return true; }
   UsedFlags used_flags() const override { return inner_->used_flags(); }
   int64_t CountMultiple() const override { return inner_->CountMultiple(); }
-  void OnGroup(const Communicator& comm) override { inner_->OnGroup(comm); }
+  void OnGroup(const Communicator& comm) override {
+    runtime_ = comm.runtime();
+    inner_->OnGroup(comm);
+  }
   int64_t CollectivesVersion() const override { return inner_->CollectivesVersion(); }
   absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override;
   std::string StepMessage() override { return inner_->StepMessage(); }
@@ -58,15 +64,19 @@ class CompressedReduction : public BucketReduction {
 
  private:
   struct Round {
-    std::vector<std::byte> memory;
+    std::vector<std::byte> memory;                            // On the CPU,
+    std::vector<Memory> on_device;                            // or the last of these: those before may be in use.
     std::vector<std::pair<TensorView, TensorView>> arriving;  // 16 bits, and where it is widened to.
   };
 
   // Widens what the rounds before `round` have brought.
-  void Receive(const BucketInfo& bucket, int round);
+  absl::Status Receive(const BucketInfo& bucket, int round, StreamRef stream);
+  absl::StatusOr<std::byte*> Reserve(Round& round, int64_t bytes, Device device);
+  absl::Status Narrow(const TensorView& from, const TensorView& half, double scale, StreamRef stream);
 
   const DType wire_;
   const std::unique_ptr<BucketReduction> inner_;
+  DeviceRuntime* runtime_ = nullptr;        // Null on the CPU.
   std::vector<std::vector<Round>> rounds_;  // By bucket and round.
 };
 

@@ -9,7 +9,8 @@
 //
 // Rank r is on device r modulo the number of devices. A collective begins on a stream of its channel, after what it is
 // to follow, moves data as a local group does (each element added in rank order), and streams that are ordered behind it
-// wait without the host.
+// wait without the host. As with NCCL nothing tells whether a pair is one (Backend::checks_pairs()), so reducers compare
+// what was issued.
 //
 // Threads:   as Communicator says.
 // Ownership: the devices outlive the group.

@@ -86,8 +86,14 @@ if [[ $libraries == 1 ]]; then
     grep -Ev '/(libc|libstdc[+][+]|libgcc_s|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-[a-z]*|ld-linux[^/]*)[.]so' |
     while IFS= read -r library; do
       cp -L --no-clobber "$library" "$folder/lib/"
-      # cuDNN and cuBLAS load their other parts by name.
+      # cuDNN loads its other parts by name.
       if [[ $library == */libcudnn.so* ]]; then cp -L --no-clobber "${library%/*}"/libcudnn_*.so.[0-9] "$folder/lib/"; fi
+      # The trainer loads cuBLASLt by name, too, when a device first multiplies.
+      if [[ $library == */libcudnn.so* ]]; then
+        for lt in {"${library%/*}",/usr/local/cuda/lib64}/libcublasLt.so.{[0-9],[0-9][0-9]}; do
+          [[ ! -e $lt ]] || cp -L --no-clobber "$lt" "$folder/lib/"
+        done
+      fi
     done
 fi
 printf '%d tests in %s, %s\n' "$packed" "$folder" "$(du -sh "$folder" | cut -f1)"

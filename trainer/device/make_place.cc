@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/device/internal/cuda_math.h"
 #include "evenkeel/trainer/device/simulated_math.h"
 
 namespace evenkeel {
@@ -18,12 +19,12 @@ absl::StatusOr<DevicePlace> MakeDevicePlace(DeviceRuntime& runtime, Device devic
   return place;
 }
 
-absl::StatusOr<std::unique_ptr<DeviceMath>> MakeDeviceMath(DeviceRuntime& runtime, Device /*device*/) {
+absl::StatusOr<std::unique_ptr<DeviceMath>> MakeDeviceMath(DeviceRuntime& runtime, Device device) {
   if (auto* const simulated = dynamic_cast<SimulatedDevices*>(&runtime)) {
     return std::make_unique<SimulatedMath>(*simulated);
   }
-  return absl::UnimplementedError(
-      absl::StrCat("no products of matrices on devices of the runtime ", runtime.name(), " in this build"));
+  if (runtime.name() == "cuda") return internal::MakeCudaMath(runtime, device);
+  return absl::UnimplementedError(absl::StrCat("no products of matrices on devices of the runtime ", runtime.name()));
 }
 
 }  // namespace evenkeel

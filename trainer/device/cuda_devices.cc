@@ -1,0 +1,82 @@
+#include "evenkeel/trainer/device/cuda_devices.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/device/internal/cuda_parts.h"
+
+namespace evenkeel {
+namespace {
+
+// In the child: a number, or why there is none.
+std::string Answer() {
+  const absl::StatusOr<DeviceRuntime*> cuda = internal::CudaIfBuilt();
+  const absl::StatusOr<int> count = cuda.ok() ? (*cuda)->DeviceCount() : cuda.status();
+  return count.ok() ? absl::StrCat(*count) : std::string(count.status().message());
+}
+
+// All that the child writes, until it ends.
+absl::StatusOr<std::string> ReadAll(int file, absl::Time deadline) {
+  std::string text;
+  while (true) {
+    const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
+    pollfd ready{.fd = file, .events = POLLIN};
+    const int polled = poll(&ready, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
+    if (polled == 0) return absl::DeadlineExceededError("the CUDA driver does not answer");
+    if (polled < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "poll");
+    if (polled < 0) continue;
+    char buffer[512];
+    const ssize_t bytes = read(file, buffer, sizeof(buffer));
+    if (bytes < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "read");
+    if (bytes == 0) return text;
+    if (bytes > 0) text.append(buffer, bytes);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
+  EK_RETURN_IF_ERROR(internal::CudaIfBuilt().status());
+  EK_RETURN_IF_ERROR(internal::CublasIsBuilt());
+  EK_RETURN_IF_ERROR(internal::CudnnIsBuilt());
+  int pipes[2];
+  if (pipe(pipes) != 0) return absl::ErrnoToStatus(errno, "pipe");
+  const pid_t child = fork();
+  if (child < 0) {
+    close(pipes[0]);
+    close(pipes[1]);
+    return absl::ErrnoToStatus(errno, "fork");
+  }
+  if (child == 0) {
+    close(pipes[0]);
+    const std::string answer = Answer();
+    const bool is_written = write(pipes[1], answer.data(), answer.size()) == static_cast<ssize_t>(answer.size());
+    _exit(is_written ? 0 : 1);
+  }
+  close(pipes[1]);
+  const absl::StatusOr<std::string> answer = ReadAll(pipes[0], absl::Now() + timeout);
+  close(pipes[0]);
+  if (!answer.ok()) kill(child, SIGKILL);
+  while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  EK_RETURN_IF_ERROR(answer.status());
+  int count = 0;
+  if (absl::SimpleAtoi(*answer, &count)) return count;
+  return absl::FailedPreconditionError(answer->empty() ? "no CUDA device: the driver ended the process that asked"
+                                                       : *answer);
+}
+
+}  // namespace evenkeel

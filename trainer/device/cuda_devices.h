@@ -1,0 +1,22 @@
+// The GPUs of this machine, in builds with CUDA and in those without.
+//
+//   absl::StatusOr<int> devices = CountCudaDevices();      // FailedPrecondition "no CUDA device: ...", Unimplemented
+//
+// Asked in a process of its own: CUDA may not be used in a process that forks later.
+//
+// Errors: FailedPrecondition without a device; Unimplemented, with what was missing, in a build without CUDA;
+//         DeadlineExceeded where a driver does not answer.
+
+#ifndef EVENKEEL_TRAINER_DEVICE_CUDA_DEVICES_H_
+#define EVENKEEL_TRAINER_DEVICE_CUDA_DEVICES_H_
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace evenkeel {
+
+absl::StatusOr<int> CountCudaDevices(absl::Duration timeout = absl::Minutes(1));
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_DEVICE_CUDA_DEVICES_H_

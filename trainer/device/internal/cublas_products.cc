@@ -1,0 +1,347 @@
+// Products through cuBLASLt. It sees matrices by columns: output^T = right^T * left^T, so its A is our right factor.
+// What a shape needs (descriptors, an algorithm) is found once and kept.
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/device/kernel.h"
+#include "evenkeel/comm/memory.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/internal/current_device.h"
+#include "evenkeel/trainer/device/internal/math_kernels.cuh"
+#include "evenkeel/trainer/device/math_kernels_image.h"
+
+namespace evenkeel::internal {
+namespace {
+
+const auto kAddBias = MakeKernel<&ek_add_bias>("ek_add_bias", math_kernels_image);
+
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // What NVIDIA advises for Hopper.
+
+// The library is loaded when it is first used, not with the program: that takes 0.4 s and 200 MB, which runs on the CPU
+// should not pay for.
+#define EK_CUBLASLT_CALLS(X)      \
+  X(Create)                       \
+  X(Destroy)                      \
+  X(GetStatusString)              \
+  X(Matmul)                       \
+  X(MatmulAlgoGetHeuristic)       \
+  X(MatmulDescCreate)             \
+  X(MatmulDescDestroy)            \
+  X(MatmulDescSetAttribute)       \
+  X(MatmulPreferenceCreate)       \
+  X(MatmulPreferenceDestroy)      \
+  X(MatmulPreferenceSetAttribute) \
+  X(MatrixLayoutCreate)           \
+  X(MatrixLayoutDestroy)          \
+  X(MatrixLayoutSetAttribute)
+
+struct Library {
+#define EK_DECLARE(name) decltype(&cublasLt##name) name = nullptr;
+  EK_CUBLASLT_CALLS(EK_DECLARE)
+#undef EK_DECLARE
+  absl::Status status;
+
+  Library() {
+    const std::string file = absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR);
+    void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr)
+      library = dlopen(absl::StrCat("/usr/local/cuda/lib64/", file).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      const char* const why = dlerror();
+      status = absl::FailedPreconditionError(absl::StrCat("cannot load ", file, ": ", why == nullptr ? "" : why));
+      return;
+    }
+#define EK_FIND(name)                                                        \
+  name = reinterpret_cast<decltype(name)>(dlsym(library, "cublasLt" #name)); \
+  if (name == nullptr) status = absl::FailedPreconditionError(file + " has no cublasLt" #name);
+    EK_CUBLASLT_CALLS(EK_FIND)
+#undef EK_FIND
+  }
+};
+
+// Never unloaded.
+const Library& Lt() {
+  static const Library* const library = new Library();
+  return *library;
+}
+
+absl::Status FromLt(absl::string_view call, cublasStatus_t status) {
+  if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  const std::string text = absl::StrCat(call, ": ", Lt().GetStatusString(status));
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) return absl::ResourceExhaustedError(text);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return absl::UnimplementedError(text);
+  return absl::InternalError(text);
+}
+
+cudaDataType_t TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return CUDA_R_16BF;
+    case DType::kFloat16:
+      return CUDA_R_16F;
+    default:
+      return CUDA_R_32F;
+  }
+}
+
+std::string Describe(const StridedShape& s, DType factors, DType output) {
+  return absl::StrCat("product of ", s.outer * s.heads, " x [", s.rows, ",", s.inner, "] [", s.inner, ",", s.columns,
+                      "], ", ToString(factors), " to ", ToString(output), ", strides of row and column ", s.left.row,
+                      ",", s.left.column, " and ", s.right.row, ",", s.right.column, " to ", s.output.row, ",",
+                      s.output.column);
+}
+
+// The largest power of two up to 256 that divides the address.
+uint32_t AlignmentOf(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  return address == 0 ? 256 : static_cast<uint32_t>(std::min<uintptr_t>(256, address & ~(address - 1)));
+}
+
+// A matrix as cuBLASLt sees it: rows, columns, leading dimension, and whether it is to be transposed.
+struct Layout {
+  bool is_transposed = false;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t leading = 0;
+};
+
+// Of a factor that we see as [rows, columns] and cuBLASLt, before transposition, by columns.
+Layout LayoutOf(const MatrixStrides& strides, int64_t rows, int64_t columns) {
+  if (strides.column == 1) return {false, columns, rows, std::max(strides.row, columns)};
+  return {true, rows, columns, std::max(strides.column, rows)};
+}
+
+// `count` products one after the other, each of them a batch.
+struct Batches {
+  int64_t count = 1;
+  MatrixStrides apart_left, apart_right, apart_output;  // Their `outer`: from one to the next.
+  int64_t batch = 1;
+  int64_t left = 0, right = 0, output = 0;  // Strides inside.
+};
+
+Batches BatchesOf(const StridedShape& s) {
+  const auto is_even = [&](const MatrixStrides& m) { return m.outer == s.heads * m.head; };
+  Batches all;
+  if (s.outer == 1 || s.heads == 1 || (is_even(s.left) && is_even(s.right) && is_even(s.output))) {
+    const bool by_outer = s.heads == 1;
+    all.batch = s.outer * s.heads;
+    all.left = by_outer ? s.left.outer : s.left.head;
+    all.right = by_outer ? s.right.outer : s.right.head;
+    all.output = by_outer ? s.output.outer : s.output.head;
+    return all;
+  }
+  const bool by_outer = s.outer > s.heads;  // The larger one is the batch.
+  const auto inside = [&](const MatrixStrides& m) { return by_outer ? m.outer : m.head; };
+  const auto apart = [&](const MatrixStrides& m) { return MatrixStrides{.outer = by_outer ? m.head : m.outer}; };
+  all.count = by_outer ? s.heads : s.outer;
+  all.batch = by_outer ? s.outer : s.heads;
+  all.left = inside(s.left), all.right = inside(s.right), all.output = inside(s.output);
+  all.apart_left = apart(s.left), all.apart_right = apart(s.right), all.apart_output = apart(s.output);
+  return all;
+}
+
+struct Key {
+  StridedShape shape;
+  DType factors = DType::kFloat32;
+  DType output = DType::kFloat32;
+  bool has_bias = false;
+  std::array<uint32_t, 3> alignment = {};  // Of left, right, output.
+  bool operator==(const Key&) const = default;
+};
+
+struct Plan {
+  Key key;
+  Batches batches;
+  cublasLtMatmulDesc_t product = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
+  cublasLtMatmulAlgo_t algorithm = {};
+  uint64_t used = 0;  // When it was last.
+
+  Plan() = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() {
+    if (a != nullptr) Lt().MatrixLayoutDestroy(a);
+    if (b != nullptr) Lt().MatrixLayoutDestroy(b);
+    if (d != nullptr) Lt().MatrixLayoutDestroy(d);
+    if (product != nullptr) Lt().MatmulDescDestroy(product);
+  }
+};
+
+template <typename Value>
+absl::Status Set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, Value value) {
+  return FromLt("cublasLtMatmulDescSetAttribute", Lt().MatmulDescSetAttribute(desc, attribute, &value, sizeof(value)));
+}
+template <typename Value>
+absl::Status Set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, Value value) {
+  return FromLt("cublasLtMatrixLayoutSetAttribute",
+                Lt().MatrixLayoutSetAttribute(layout, attribute, &value, sizeof(value)));
+}
+template <typename Value>
+absl::Status Set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+  return FromLt("cublasLtMatmulPreferenceSetAttribute",
+                Lt().MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+}
+
+absl::Status MakeLayout(const Layout& layout, DType dtype, const Batches& batches, int64_t stride,
+                        cublasLtMatrixLayout_t& made) {
+  EK_RETURN_IF_ERROR(FromLt("cublasLtMatrixLayoutCreate", Lt().MatrixLayoutCreate(&made, TypeOf(dtype), layout.rows,
+                                                                                  layout.columns, layout.leading)));
+  if (batches.batch == 1) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(Set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batches.batch)));
+  return Set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
+}
+
+class CublasProducts : public CudaProducts {
+ public:
+  CublasProducts(DeviceRuntime& runtime, Device device, cublasLtHandle_t handle, Memory workspace)
+      : runtime_(runtime), device_(device), handle_(handle), workspace_(std::move(workspace)) {}
+  ~CublasProducts() override {
+    const CurrentDevice current(device_);
+    plans_.clear();
+    Lt().Destroy(handle_);
+  }
+
+  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
+                       TypedPointer output, StreamRef stream) override {
+    if (shape.outer * shape.heads * shape.rows * shape.columns == 0) return absl::OkStatus();
+    const CurrentDevice current(device_);
+    // cuBLASLt's bias has the output's type.
+    const bool fuses_bias = bias != nullptr && output.dtype == DType::kFloat32;
+    Key key{.shape = shape,
+            .factors = left.dtype,
+            .output = output.dtype,
+            .has_bias = fuses_bias,
+            .alignment = {AlignmentOf(left.data), AlignmentOf(right), AlignmentOf(output.data)}};
+    const absl::StatusOr<Plan*> found = PlanFor(key);
+    if (!found.ok()) return Annotate(found.status(), Describe(shape, left.dtype, output.dtype));
+    Plan& plan = **found;
+    if (fuses_bias) EK_RETURN_IF_ERROR(Set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
+    const float one = 1, beta = shape.add ? 1 : 0;
+    const auto at = [](const void* data, DType dtype, int64_t elements) {
+      return static_cast<char*>(const_cast<void*>(data)) + elements * SizeOf(dtype);
+    };
+    for (int64_t i = 0; i < plan.batches.count; ++i) {
+      void* const d = at(output.data, output.dtype, i * plan.batches.apart_output.outer);
+      EK_RETURN_IF_ERROR(
+          FromLt("cublasLtMatmul",
+                 Lt().Matmul(handle_, plan.product, &one, at(right, left.dtype, i * plan.batches.apart_right.outer),
+                             plan.a, at(left.data, left.dtype, i * plan.batches.apart_left.outer), plan.b, &beta, d,
+                             plan.d, d, plan.d, &plan.algorithm, workspace_.data.get(), workspace_.bytes,
+                             static_cast<cudaStream_t>(stream.handle))));
+    }
+    return bias == nullptr || fuses_bias ? absl::OkStatus() : AddBias(shape, bias, output, stream);
+  }
+
+ private:
+  static constexpr size_t kPlansKept = 512;  // Shapes of a model, for a few batch sizes.
+
+  absl::StatusOr<Plan*> PlanFor(const Key& key) {
+    for (const auto& plan : plans_) {
+      if (!(plan->key == key)) continue;
+      plan->used = ++uses_;
+      return plan.get();
+    }
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<Plan> plan, MakePlan(key));
+    plan->used = ++uses_;
+    if (plans_.size() == kPlansKept) {
+      plans_.erase(std::ranges::min_element(plans_, {}, [](const auto& old) { return old->used; }));
+    }
+    return plans_.emplace_back(std::move(plan)).get();
+  }
+
+  absl::StatusOr<std::unique_ptr<Plan>> MakePlan(const Key& key) {
+    const StridedShape& s = key.shape;
+    auto plan = std::make_unique<Plan>();
+    plan->key = key;
+    plan->batches = BatchesOf(s);
+    const Layout a = LayoutOf(s.right, s.inner, s.columns);
+    const Layout b = LayoutOf(s.left, s.rows, s.inner);
+    const Layout d{false, s.columns, s.rows, std::max(s.output.row, s.columns)};
+    EK_RETURN_IF_ERROR(
+        FromLt("cublasLtMatmulDescCreate", Lt().MatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F)));
+    EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, a.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_TRANSB, b.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    if (key.has_bias) {
+      EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
+      EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(CUDA_R_32F)));
+    }
+    EK_RETURN_IF_ERROR(MakeLayout(a, key.factors, plan->batches, plan->batches.right, plan->a));
+    EK_RETURN_IF_ERROR(MakeLayout(b, key.factors, plan->batches, plan->batches.left, plan->b));
+    EK_RETURN_IF_ERROR(MakeLayout(d, key.output, plan->batches, plan->batches.output, plan->d));
+    EK_RETURN_IF_ERROR(ChooseAlgorithm(*plan));
+    return plan;
+  }
+
+  absl::Status ChooseAlgorithm(Plan& plan) {
+    cublasLtMatmulPreference_t preference = nullptr;
+    EK_RETURN_IF_ERROR(FromLt("cublasLtMatmulPreferenceCreate", Lt().MatmulPreferenceCreate(&preference)));
+    cublasLtMatmulHeuristicResult_t best = {};
+    int count = 0;
+    const absl::Status status = [&]() -> absl::Status {
+      const auto& [left, right, output] = plan.key.alignment;
+      EK_RETURN_IF_ERROR(
+          Set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.bytes)));
+      EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right));
+      EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left));
+      EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output));
+      EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output));
+      return FromLt("cublasLtMatmulAlgoGetHeuristic",
+                    Lt().MatmulAlgoGetHeuristic(handle_, plan.product, plan.a, plan.b, plan.d, plan.d, preference,
+                                                /*requestedAlgoCount=*/1, &best, &count));
+    }();
+    Lt().MatmulPreferenceDestroy(preference);
+    EK_RETURN_IF_ERROR(status);
+    if (count == 0) return absl::UnimplementedError("cuBLASLt has no algorithm");
+    plan.algorithm = best.algo;
+    return absl::OkStatus();
+  }
+
+  absl::Status AddBias(const StridedShape& shape, const float* bias, TypedPointer output, StreamRef stream) {
+    for (int64_t outer = 0; outer < shape.outer; ++outer) {
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        void* const data = static_cast<char*>(output.data) +
+                           (outer * shape.output.outer + head * shape.output.head) * SizeOf(output.dtype);
+        EK_RETURN_IF_ERROR(Launch(runtime_, kAddBias, ShapeFor(shape.rows * shape.columns), stream, data,
+                                  output.dtype == DType::kBFloat16 ? 1 : 0, shape.rows, shape.columns, shape.output.row,
+                                  bias));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  DeviceRuntime& runtime_;
+  const Device device_;
+  const cublasLtHandle_t handle_;
+  const Memory workspace_;  // Of the one stream that a place has.
+  std::vector<std::unique_ptr<Plan>> plans_;
+  uint64_t uses_ = 0;
+};
+
+}  // namespace
+
+absl::Status CublasIsBuilt() { return absl::OkStatus(); }
+
+absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& runtime, Device device) {
+  EK_RETURN_IF_ERROR(Lt().status);
+  EK_ASSIGN_OR_RETURN(Memory workspace, runtime.Allocate(device, kWorkspaceBytes));
+  const CurrentDevice current(device);
+  cublasLtHandle_t handle = nullptr;
+  EK_RETURN_IF_ERROR(FromLt("cublasLtCreate", Lt().Create(&handle)));
+  return std::make_unique<CublasProducts>(runtime, device, handle, std::move(workspace));
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,8 @@
+#include "absl/status/status.h"
+#include "evenkeel/trainer/device/internal/cuda_parts.h"
+
+namespace evenkeel::internal {
+
+absl::StatusOr<DeviceRuntime*> CudaIfBuilt() { return absl::UnimplementedError("this build is without CUDA"); }
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,241 @@
+// Convolutions through cuDNN, by the calls that it has had since its first version. What a shape needs (descriptors,
+// algorithms) is found once and kept; algorithms are chosen by cuDNN's own rules, without trying, among those that give
+// the same bits each time.
+
+#include <cudnn.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/memory.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/internal/current_device.h"
+
+// cuDNN 9 calls them deprecated, and has them.
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+namespace evenkeel::internal {
+namespace {
+
+constexpr size_t kMostWorkspace = size_t{512} << 20;
+constexpr int kAlgorithms = 16;  // More than cuDNN has of each kind.
+constexpr absl::Duration kTimeout = absl::Minutes(2);
+
+absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
+  if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
+  const std::string text = absl::StrCat(call, ": ", cudnnGetErrorString(status));
+  if (status == CUDNN_STATUS_NOT_SUPPORTED) return absl::UnimplementedError(text);
+  return absl::InternalError(text);
+}
+
+std::string Describe(const DeviceConvolution& s) {
+  return absl::StrCat("convolution of ", ToString(s.dtype), ", ", s.batch, " images, ", s.inputs, " to ", s.outputs,
+                      " channels, side ", s.side, ", kernel ", s.kernel, ", stride ", s.stride);
+}
+
+cudnnDataType_t TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return CUDNN_DATA_BFLOAT16;
+    case DType::kFloat16:
+      return CUDNN_DATA_HALF;
+    default:
+      return CUDNN_DATA_FLOAT;
+  }
+}
+
+// Descriptors of a shape, and how each of the three is computed.
+struct Plan {
+  DeviceConvolution shape;
+  cudnnTensorDescriptor_t images = nullptr, output = nullptr;
+  cudnnFilterDescriptor_t weight = nullptr;
+  cudnnConvolutionDescriptor_t convolution = nullptr;
+  cudnnConvolutionFwdAlgoPerf_t forward = {};
+  cudnnConvolutionBwdDataAlgoPerf_t backward_images = {};
+  cudnnConvolutionBwdFilterAlgoPerf_t backward_weight = {};
+
+  Plan() = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() {
+    if (images != nullptr) cudnnDestroyTensorDescriptor(images);
+    if (output != nullptr) cudnnDestroyTensorDescriptor(output);
+    if (weight != nullptr) cudnnDestroyFilterDescriptor(weight);
+    if (convolution != nullptr) cudnnDestroyConvolutionDescriptor(convolution);
+  }
+
+  absl::Status Describe() {
+    const auto type = TypeOf(shape.dtype);
+    const int n = static_cast<int>(shape.batch), in = static_cast<int>(shape.inputs),
+              out = static_cast<int>(shape.outputs), side = static_cast<int>(shape.side),
+              kernel = static_cast<int>(shape.kernel), stride = static_cast<int>(shape.stride);
+    const int padding = (kernel - 1) / 2, out_side = (side - 1) / stride + 1;
+    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateTensorDescriptor", cudnnCreateTensorDescriptor(&images)));
+    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateTensorDescriptor", cudnnCreateTensorDescriptor(&output)));
+    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateFilterDescriptor", cudnnCreateFilterDescriptor(&weight)));
+    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateConvolutionDescriptor", cudnnCreateConvolutionDescriptor(&convolution)));
+    EK_RETURN_IF_ERROR(FromCudnn("cudnnSetTensor4dDescriptor",
+                                 cudnnSetTensor4dDescriptor(images, CUDNN_TENSOR_NCHW, type, n, in, side, side)));
+    EK_RETURN_IF_ERROR(
+        FromCudnn("cudnnSetTensor4dDescriptor",
+                  cudnnSetTensor4dDescriptor(output, CUDNN_TENSOR_NCHW, type, n, out, out_side, out_side)));
+    EK_RETURN_IF_ERROR(FromCudnn("cudnnSetFilter4dDescriptor",
+                                 cudnnSetFilter4dDescriptor(weight, type, CUDNN_TENSOR_NCHW, out, in, kernel, kernel)));
+    EK_RETURN_IF_ERROR(FromCudnn("cudnnSetConvolution2dDescriptor",
+                                 cudnnSetConvolution2dDescriptor(convolution, padding, padding, stride, stride, 1, 1,
+                                                                 CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT)));
+    // float32 stays float32: no TF32.
+    return FromCudnn("cudnnSetConvolutionMathType",
+                     cudnnSetConvolutionMathType(
+                         convolution, shape.dtype == DType::kFloat32 ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH));
+  }
+};
+
+class CudnnConvolutions : public CudaConvolutions {
+ public:
+  CudnnConvolutions(DeviceRuntime& runtime, Device device, cudnnHandle_t handle)
+      : runtime_(runtime), device_(device), handle_(handle) {}
+  ~CudnnConvolutions() override {
+    const CurrentDevice current(device_);
+    plans_.clear();
+    cudnnDestroy(handle_);
+  }
+
+  absl::Status Forward(const DeviceConvolution& shape, const void* images, const void* weight, void* output,
+                       StreamRef stream) override {
+    return With(shape, stream, [&](const Plan& plan) -> absl::Status {
+      const auto& how = plan.forward;
+      EK_RETURN_IF_ERROR(NeedWorkspace(how.memory, stream));
+      return FromCudnn(
+          "cudnnConvolutionForward",
+          cudnnConvolutionForward(handle_, &kOne, plan.images, images, plan.weight, weight, plan.convolution, how.algo,
+                                  workspace_.data.get(), workspace_.bytes, &kZero, plan.output, output));
+    });
+  }
+
+  absl::Status BackwardImages(const DeviceConvolution& shape, const void* weight, const void* diff_output,
+                              void* diff_images, StreamRef stream) override {
+    return With(shape, stream, [&](const Plan& plan) -> absl::Status {
+      const auto& how = plan.backward_images;
+      EK_RETURN_IF_ERROR(NeedWorkspace(how.memory, stream));
+      return FromCudnn("cudnnConvolutionBackwardData",
+                       cudnnConvolutionBackwardData(handle_, &kOne, plan.weight, weight, plan.output, diff_output,
+                                                    plan.convolution, how.algo, workspace_.data.get(), workspace_.bytes,
+                                                    &kZero, plan.images, diff_images));
+    });
+  }
+
+  absl::Status BackwardWeight(const DeviceConvolution& shape, const void* images, const void* diff_output,
+                              float* diff_weight, bool add, StreamRef stream) override {
+    if (shape.dtype != DType::kFloat32) {
+      return absl::UnimplementedError(absl::StrCat(Describe(shape), ": cuDNN has no float32 weight gradient for it"));
+    }
+    return With(shape, stream, [&](const Plan& plan) -> absl::Status {
+      const auto& how = plan.backward_weight;
+      EK_RETURN_IF_ERROR(NeedWorkspace(how.memory, stream));
+      return FromCudnn("cudnnConvolutionBackwardFilter",
+                       cudnnConvolutionBackwardFilter(
+                           handle_, &kOne, plan.images, images, plan.output, diff_output, plan.convolution, how.algo,
+                           workspace_.data.get(), workspace_.bytes, add ? &kOne : &kZero, plan.weight, diff_weight));
+    });
+  }
+
+ private:
+  static constexpr float kOne = 1, kZero = 0;
+
+  // Calls `compute` with the shape's plan, on the stream.
+  template <typename Compute>
+  absl::Status With(const DeviceConvolution& shape, StreamRef stream, Compute compute) {
+    const CurrentDevice current(device_);
+    const absl::Status status = [&]() -> absl::Status {
+      EK_RETURN_IF_ERROR(
+          FromCudnn("cudnnSetStream", cudnnSetStream(handle_, static_cast<cudaStream_t>(stream.handle))));
+      EK_ASSIGN_OR_RETURN(const Plan* const plan, PlanFor(shape));
+      return compute(*plan);
+    }();
+    return status.ok() ? status : Annotate(status, Describe(shape));
+  }
+
+  absl::StatusOr<const Plan*> PlanFor(const DeviceConvolution& shape) {
+    for (const auto& plan : plans_) {
+      if (plan->shape == shape) return plan.get();
+    }
+    auto plan = std::make_unique<Plan>();
+    plan->shape = shape;
+    EK_RETURN_IF_ERROR(plan->Describe());
+    EK_RETURN_IF_ERROR(Choose<cudnnConvolutionFwdAlgoPerf_t>(
+        "cudnnGetConvolutionForwardAlgorithm_v7",
+        [&](int* count, auto* found) {
+          return cudnnGetConvolutionForwardAlgorithm_v7(handle_, plan->images, plan->weight, plan->convolution,
+                                                        plan->output, kAlgorithms, count, found);
+        },
+        plan->forward));
+    EK_RETURN_IF_ERROR(Choose<cudnnConvolutionBwdDataAlgoPerf_t>(
+        "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+        [&](int* count, auto* found) {
+          return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, plan->weight, plan->output, plan->convolution,
+                                                             plan->images, kAlgorithms, count, found);
+        },
+        plan->backward_images));
+    EK_RETURN_IF_ERROR(Choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
+        "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+        [&](int* count, auto* found) {
+          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, plan->images, plan->output, plan->convolution,
+                                                               plan->weight, kAlgorithms, count, found);
+        },
+        plan->backward_weight));
+    return plans_.emplace_back(std::move(plan)).get();
+  }
+
+  // The first, that is the fastest by cuDNN's rules, that fits and gives the same bits each time.
+  template <typename Found, typename Ask>
+  absl::Status Choose(absl::string_view call, Ask ask, Found& chosen) {
+    Found found[kAlgorithms] = {};
+    int count = 0;
+    EK_RETURN_IF_ERROR(FromCudnn(call, ask(&count, found)));
+    for (int i = 0; i < count; ++i) {
+      if (found[i].status != CUDNN_STATUS_SUCCESS || found[i].memory > kMostWorkspace ||
+          found[i].determinism != CUDNN_DETERMINISTIC) {
+        continue;
+      }
+      chosen = found[i];
+      return absl::OkStatus();
+    }
+    return absl::UnimplementedError(absl::StrCat(call, ": none of ", count, " algorithms fits"));
+  }
+
+  absl::Status NeedWorkspace(size_t bytes, StreamRef stream) {
+    if (static_cast<int64_t>(bytes) <= workspace_.bytes) return absl::OkStatus();
+    // In the first step only. What is on the stream may still use the smaller one.
+    if (workspace_.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, absl::Now() + kTimeout));
+    workspace_ = {};
+    EK_ASSIGN_OR_RETURN(workspace_, runtime_.Allocate(device_, static_cast<int64_t>(bytes)));
+    return absl::OkStatus();
+  }
+
+  DeviceRuntime& runtime_;
+  const Device device_;
+  const cudnnHandle_t handle_;
+  Memory workspace_;  // Of the one stream that a place has.
+  std::vector<std::unique_ptr<Plan>> plans_;
+};
+
+}  // namespace
+
+absl::Status CudnnIsBuilt() { return absl::OkStatus(); }
+
+absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& runtime, Device device) {
+  const CurrentDevice current(device);
+  cudnnHandle_t handle = nullptr;
+  EK_RETURN_IF_ERROR(FromCudnn("cudnnCreate", cudnnCreate(&handle)));
+  return std::make_unique<CudnnConvolutions>(runtime, device, handle);
+}
+
+}  // namespace evenkeel::internal

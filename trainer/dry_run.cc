@@ -76,6 +76,11 @@ std::string DescribeStep(const StepMilliseconds& means) {
 
 }  // namespace
 
+std::string DescribeDevice(Device device, const DeviceFacts& facts) {
+  return absl::StrCat(ToString(device), ", ", facts.name, ", has ", Size(facts.free_bytes), " free of ",
+                      Size(facts.total_bytes));
+}
+
 std::string DescribeMemory(int rank, const RankMemory& memory) {
   int64_t total = 0;
   for (const Part& part : kParts) total += memory.*part.bytes;

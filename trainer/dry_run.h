@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/step_plan.h"
 
@@ -34,6 +36,9 @@ std::string DescribeDryRun(const DryRun& run);
 
 // "rank 0 holds 38.1 MiB: parameters 3.21 MiB, ...".
 std::string DescribeMemory(int rank, const RankMemory& memory);
+
+// "cuda:0, NVIDIA H100, has 61.2 GiB free of 79.1 GiB".
+std::string DescribeDevice(Device device, const DeviceFacts& facts);
 
 }  // namespace evenkeel
 

@@ -29,6 +29,12 @@ TEST(DryRunTest, TellsBucketsMemoryAndTime) {
             "200 steps in 4 epochs take about 4.2 s, evaluation apart\n");
 }
 
+TEST(DryRunTest, TellsWhatADeviceHas) {
+  EXPECT_EQ(
+      DescribeDevice(Device::Cuda(1), {.name = "Some GPU", .total_bytes = int64_t{80} << 30, .free_bytes = 3 << 20}),
+      "cuda:1, Some GPU, has 3 MiB free of 80 GiB");
+}
+
 TEST(DryRunTest, WithoutASampledStepThereIsNoTime) {
   const DryRun run{.whole = *MakeStepPlan({.world_size = 1, .samples = 10, .batch_size = 10}),
                    .ranks = {{.rank = 0, .memory = {.parameters = 4}}}};

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/batch_result.h"
 
 namespace evenkeel {
 
@@ -22,14 +25,22 @@ absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t b
   Evaluation evaluation;
   std::vector<int32_t> samples;
   BatchMemory memory;
-  for (int64_t first = begin; first < end; first += batch_size) {
-    samples.resize(std::min(batch_size, end - first));
-    std::iota(samples.begin(), samples.end(), static_cast<int32_t>(first));
-    EK_ASSIGN_OR_RETURN(const BatchResult result, model.Forward(data.Gather(samples, memory), Mode::kEvaluation));
+  // One batch behind, so that a device has the next one when it is done with it.
+  PendingResult before;
+  const auto add = [&](const PendingResult& pending) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const BatchResult result, pending.Wait(absl::Now() + model.place().timeout));
     evaluation.predictions += result.predictions;
     evaluation.correct += result.correct;
     evaluation.loss_sum += result.loss_mean * static_cast<double>(result.predictions);
+    return absl::OkStatus();
+  };
+  for (int64_t first = begin; first < end; first += batch_size) {
+    samples.resize(std::min(batch_size, end - first));
+    std::iota(samples.begin(), samples.end(), static_cast<int32_t>(first));
+    EK_ASSIGN_OR_RETURN(PendingResult pending, model.StartForward(data.Gather(samples, memory), Mode::kEvaluation));
+    EK_RETURN_IF_ERROR(add(std::exchange(before, std::move(pending))));
   }
+  EK_RETURN_IF_ERROR(add(before));
   return evaluation;
 }
 

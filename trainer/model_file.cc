@@ -15,15 +15,18 @@
 namespace evenkeel {
 namespace {
 
-// Everything that belongs into the file.
-std::vector<NamedTensor> TensorsOf(const Model& model) {
+// Everything that belongs into the file, as it lies on the host.
+std::vector<NamedTensor> TensorsOf(const Model& model, const HostTensors& host) {
   std::vector<NamedTensor> tensors;
   const ParameterSet& parameters = model.parameters();
   for (int i = 0; i < parameters.size(); ++i) {
     const auto shape = model.shape(i);
-    tensors.push_back({parameters[i].name, {shape.begin(), shape.end()}, parameters[i].value});
+    tensors.push_back({parameters[i].name, {shape.begin(), shape.end()}, host.values[i]});
   }
-  for (const NamedBuffer& buffer : model.buffers()) tensors.push_back({buffer.name, buffer.shape, buffer.value});
+  for (size_t i = 0; i < host.buffers.size(); ++i) {
+    const NamedBuffer& buffer = model.buffers()[i];
+    tensors.push_back({buffer.name, buffer.shape, host.buffers[i]});
+  }
   return tensors;
 }
 
@@ -56,7 +59,8 @@ absl::Status SaveModel(const Model& model, const std::string& path,
   std::map<std::string, std::string> all = metadata;
   all.merge(model.metadata());
   all.insert({"format", "pt"});
-  return WriteSafetensors(path, TensorsOf(model), all);
+  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
+  return WriteSafetensors(path, TensorsOf(model, host), all);
 }
 
 absl::Status LoadModel(const std::string& path, Model& model) {
@@ -67,7 +71,8 @@ absl::Status LoadModel(const std::string& path, Model& model) {
 absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model) {
   absl::flat_hash_map<absl::string_view, const SafetensorsFile::Tensor*> unused;
   for (const auto& tensor : tensors) unused[tensor.name] = &tensor;
-  const std::vector<NamedTensor> wanted = TensorsOf(model);
+  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
+  const std::vector<NamedTensor> wanted = TensorsOf(model, host);
   std::vector<const SafetensorsFile::Tensor*> found;
   for (const NamedTensor& tensor : wanted) {
     const auto stored = unused.extract(tensor.name);
@@ -80,7 +85,7 @@ absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& 
     return absl::InvalidArgumentError(absl::StrCat("has a tensor ", tensor.name, ", the model has none"));
   }
   for (size_t i = 0; i < wanted.size(); ++i) Copy(*found[i], wanted[i].value);
-  return absl::OkStatus();
+  return model.FromHost(host);
 }
 
 }  // namespace evenkeel

@@ -16,6 +16,11 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/cnn.h"
+#include "evenkeel/trainer/device/device_cnn.h"
+#include "evenkeel/trainer/device/device_gpt.h"
+#include "evenkeel/trainer/device/device_mlp.h"
+#include "evenkeel/trainer/device/make_place.h"
+#include "evenkeel/trainer/device/place.h"
 #include "evenkeel/trainer/dry_run.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/gpt/gpt.h"
@@ -27,6 +32,15 @@ namespace evenkeel {
 namespace {
 
 // For the data as it is.
+MlpOptions MlpOptionsOf(const TrainOptions& options, const TrainingData& data) {
+  return {.image = *data.image, .hidden = options.hidden, .seed = options.seed};
+}
+CnnOptions CnnOptionsOf(const TrainOptions& options, const TrainingData& data) {
+  CnnOptions cnn = options.cnn;
+  cnn.image = *data.image;
+  return cnn;
+}
+
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options, const TrainingData& data) {
   const bool is_for_text = options.model == ModelKind::kGpt;
   if (is_for_text == data.image.has_value()) {
@@ -36,17 +50,28 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options, co
   }
   switch (options.model) {
     case ModelKind::kMlp:
-      return MakeMlp({.image = *data.image, .hidden = options.hidden, .seed = options.seed});
-    case ModelKind::kCnn: {
-      CnnOptions cnn = options.cnn;
-      cnn.image = *data.image;
-      return MakeCnn(cnn);
-    }
+      return MakeMlp(MlpOptionsOf(options, data));
+    case ModelKind::kCnn:
+      return MakeCnn(CnnOptionsOf(options, data));
     case ModelKind::kGpt: {
       GptOptions gpt = options.gpt;
       gpt.vocabulary = data.vocabulary;
       return MakeGpt(gpt);
     }
+  }
+  return absl::InvalidArgumentError("there is no such model");
+}
+
+// Of what MakeModel() made.
+absl::StatusOr<std::unique_ptr<Model>> MakeOnDevice(const TrainOptions& options, const TrainingData& data,
+                                                    const Model& host, const DevicePlace& place) {
+  switch (options.model) {
+    case ModelKind::kMlp:
+      return MakeDeviceMlp(MlpOptionsOf(options, data), host, place);
+    case ModelKind::kCnn:
+      return MakeDeviceCnn(CnnOptionsOf(options, data), host, place);
+    case ModelKind::kGpt:
+      return MakeDeviceGpt(dynamic_cast<const Gpt&>(host), place);
   }
   return absl::InvalidArgumentError("there is no such model");
 }
@@ -138,6 +163,12 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("trace", options.trace_file));
   return setup;
+}
+
+absl::Status MoveToDevice(const TrainOptions& options, DeviceRuntime& runtime, Device device, RankSetup& setup) {
+  EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(runtime, device));
+  EK_ASSIGN_OR_RETURN(setup.model, MakeOnDevice(options, *setup.data, *setup.model, place));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData& data, int world_size,

@@ -16,6 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
@@ -34,6 +36,9 @@ struct RankSetup {
 absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
                                       const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, int rank,
                                       int world_size);
+
+// The model and its values on a device instead of the host.
+absl::Status MoveToDevice(const TrainOptions& options, DeviceRuntime& runtime, Device device, RankSetup& setup);
 
 // The plan of a whole run, and where this one takes over: `from` is the beginning, unless it is resumed.
 absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData& data, int world_size,

@@ -1,9 +1,10 @@
-// Trains a model on the CPU with several ranks: see --help.
+// Trains a model with several ranks, on the CPU or on GPUs: see --help.
 //
 //   no torchrun, Slurm or MPI around   check everything -> start --nproc processes of this program (or threads)
 //   one of them around                 be one rank: join the group -> agree that all is well -> train
 //
-// The process that starts the others runs no kernel, so that it forks before OpenMP has threads. It has checked flags,
+// The process that starts the others runs no kernel, so that it forks before OpenMP has threads, and asks a child of its
+// own for the number of GPUs. It has checked flags,
 // files and data, so that a mistake is told once, and nothing has been started.
 
 #include <gflags/gflags.h>
@@ -27,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
@@ -38,7 +40,9 @@
 #include "evenkeel/tools/launcher.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_options.h"
 #include "evenkeel/trainer/checkpoint/stop_signals.h"
+#include "evenkeel/trainer/choose_device.h"
 #include "evenkeel/trainer/compute_threads.h"
+#include "evenkeel/trainer/device/cuda_devices.h"
 #include "evenkeel/trainer/flag_help.h"
 #include "evenkeel/trainer/rank_setup.h"
 #include "evenkeel/trainer/train_options.h"
@@ -96,9 +100,14 @@ DEFINE_bool(zero, kDefaults.zero, "spread the optimizer's state over the ranks")
 DEFINE_string(shards, kDefaults.shards,
               "=S with --zero, in equal slices, which gradients are reduced to, or in whole tensors");
 
-DEFINE_int32(nproc, kDefaults.nproc, "ranks to start on this host; leave it out under torchrun, Slurm or MPI");
+DEFINE_string(device, kDefaults.device,
+              "=D cpu, cuda (a GPU for each rank), or auto: cuda if there are as many GPUs as ranks");
+DEFINE_int32(nproc, evenkeel::kDefaultRanks,
+             "ranks to start on this host; leave it out under torchrun, Slurm or MPI (default: as many as GPUs, on the "
+             "CPU 2)");
 DEFINE_string(backend, kDefaults.backend,
-              "=B shm (processes of one host), gloo (TCP), hierarchical (both), local (threads), or auto: what fits");
+              "=B shm (processes of one host), gloo (TCP), hierarchical (both), local (threads), nccl (GPUs), or auto: "
+              "what fits");
 DEFINE_bool(join, kDefaults.join, "ranks that run out of batches go on with the others");
 DEFINE_string(
     divide_by, "samples",
@@ -156,7 +165,7 @@ const FlagGroup kFlagGroups[] = {
      {"data", "test_data", "mirror", "shift", "shuffle", "seed", "batch_size", "accumulate", "epochs", "max_steps",
       "rank_steps"}},
     {"Optimizer", {"optimizer", "lr", "lr_decay", "warmup", "momentum", "weight_decay", "clip", "zero", "shards"}},
-    {"Ranks", {"nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
+    {"Ranks", {"device", "nproc", "backend", "join", "divide_by", "stop_early", "on_failure", "lost_shard", "verify"}},
     {"Gradients", {"bucket_cap_mb", "first_bucket_mb", "grad_view", "auto_refresh_trainable", "freeze"}},
     {"Checkpoints", {"checkpoint_dir", "checkpoint_every", "keep", "resume"}},
     {"Output", {"dry_run", "metrics", "report", "trace", "tensorboard", "prometheus", "flight"}},
@@ -216,7 +225,8 @@ TrainFlags FlagsAsGiven() {
       .shift = IfGiven("shift", FLAGS_shift),
       .shuffle = FLAGS_shuffle,
       .seed = FLAGS_seed,
-      .nproc = FLAGS_nproc,
+      .device = FLAGS_device,
+      .nproc = IfGiven("nproc", FLAGS_nproc),
       .backend = FLAGS_backend,
       .epochs = IfGiven("epochs", FLAGS_epochs),
       .max_steps = FLAGS_max_steps,
@@ -284,6 +294,8 @@ absl::string_view NameOf(BackendKind backend) {
       return "gloo";
     case BackendKind::kHierarchical:
       return "hierarchical";
+    case BackendKind::kNccl:
+      return "nccl";
   }
   return "auto";
 }
@@ -390,6 +402,25 @@ TrainResult RunRank(const TrainOptions& options, const Environment& environment)
   return result;
 }
 
+// CPU or GPUs, and how many ranks.
+absl::Status Choose(const Environment& environment, TrainOptions& options) {
+  std::optional<int> ranks_here;
+  if (!environment.launcher.empty()) ranks_here = environment.world_size;
+  // Of several hosts nobody knows here how many ranks and GPUs the others have.
+  if (ranks_here.has_value() && !environment.is_one_host) {
+    if (options.device == DeviceKind::kAuto && options.backend == BackendKind::kAuto) {
+      options.device = DeviceKind::kCpu;
+    }
+    ranks_here = environment.local_rank + 1;
+  }
+  const absl::StatusOr<int> devices = AsksForDevices(options) ? CountCudaDevices() : 0;
+  EK_ASSIGN_OR_RETURN(const std::string line, ChooseDevice(devices, ranks_here, options));
+  if (!line.empty() && environment.rank == 0) {
+    absl::FPrintF(kStreams.log, "train: %s\n", line);
+  }
+  return absl::OkStatus();
+}
+
 int Main(std::vector<std::string> arguments) {
   absl::StatusOr<TrainOptions> options = MakeTrainOptions(FlagsAsGiven());
   if (!options.ok()) return ExitCode(options.status());
@@ -408,6 +439,9 @@ int Main(std::vector<std::string> arguments) {
     return Fail(absl::StrCat("rank ", environment->rank, ": --nproc=", *nproc,
                              " is for a program that starts its own ranks; this one is one of ",
                              environment->world_size, " that are there already"));
+  }
+  if (const absl::Status status = Choose(*environment, *options); !status.ok()) {
+    return Fail(is_rank ? absl::StrCat("rank ", environment->rank, ": ", status.message()) : status.message());
   }
   if (!is_rank && options->backend == BackendKind::kLocal) return RunThreads(*options);
   if (!is_rank && options->nproc > 1) return RunProcesses(*options, std::move(arguments));

@@ -211,20 +211,17 @@ absl::StatusOr<DivideBy> ParseDivisor(const TrainFlags& flags) {
 }
 
 absl::StatusOr<BackendKind> ParseBackend(absl::string_view text) {
-  if (text == "nccl") {
-    return absl::InvalidArgumentError(
-        "--backend=nccl is for tensors on a GPU, and the models of this trainer are on the CPU; choose auto");
-  }
   return Choose<BackendKind>("backend", text,
                              {{"auto", BackendKind::kAuto},
                               {"local", BackendKind::kLocal},
                               {"shm", BackendKind::kShm},
                               {"gloo", BackendKind::kGloo},
-                              {"hierarchical", BackendKind::kHierarchical}});
+                              {"hierarchical", BackendKind::kHierarchical},
+                              {"nccl", BackendKind::kNccl}});
 }
 
 absl::Status CheckNumbers(const TrainFlags& flags) {
-  EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc, 1, kMaxRanksPerHost));
+  EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc.value_or(1), 1, kMaxRanksPerHost));
   EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs.value_or(1), 1));
   EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
   EK_RETURN_IF_ERROR(CheckRange("batch_size", flags.batch_size.value_or(1), int64_t{1}, int64_t{INT32_MAX}));
@@ -301,7 +298,8 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .shuffle = flags.shuffle,
       .max_steps = flags.max_steps,
       .accumulate = flags.accumulate,
-      .nproc = flags.nproc,
+      .nproc = flags.nproc.value_or(kDefaultRanks),
+      .nproc_is_given = flags.nproc.has_value(),
       .joins = flags.join,
       .stops_early = flags.stop_early,
       .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)},
@@ -341,6 +339,10 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
                      .seed = flags.seed};
   EK_ASSIGN_OR_RETURN(options.hidden, ParseSizes("hidden", flags.hidden.value_or(kDefaultHidden), kHiddenLimits));
   EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
+  EK_ASSIGN_OR_RETURN(
+      options.device,
+      Choose<DeviceKind>("device", flags.device,
+                         {{"auto", DeviceKind::kAuto}, {"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}}));
   EK_ASSIGN_OR_RETURN(options.backend, ParseBackend(flags.backend));
   EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
   EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));

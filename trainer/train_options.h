@@ -33,6 +33,7 @@
 namespace evenkeel {
 
 inline constexpr char kDefaultHidden[] = "64";
+inline constexpr int kDefaultRanks = 2;  // On the CPU.
 inline constexpr int64_t kDefaultCheckpointEvery = 500;
 
 // Named like the flags, with their defaults.
@@ -54,7 +55,8 @@ struct TrainFlags {
   std::optional<int> shift;
   bool shuffle = true;
   uint64_t seed = 0;
-  int nproc = 2;
+  std::string device = "auto";
+  std::optional<int> nproc;
   std::string backend = "auto";
   std::optional<int> epochs;
   int64_t max_steps = 0;
@@ -97,7 +99,8 @@ struct TrainFlags {
 };
 
 enum class ModelKind { kMlp, kCnn, kGpt };
-enum class BackendKind { kAuto, kLocal, kShm, kGloo, kHierarchical };
+enum class DeviceKind { kAuto, kCpu, kCuda };
+enum class BackendKind { kAuto, kLocal, kShm, kGloo, kHierarchical, kNccl };
 // How the optimizer's state is spread over the ranks.
 enum class Sharding { kNone, kTensors, kSlices };
 
@@ -117,7 +120,9 @@ struct TrainOptions {
   int64_t accumulate = 1;           // Passes per step.
   std::vector<int64_t> rank_steps;  // Empty: all that the data has.
 
+  DeviceKind device = DeviceKind::kAuto;  // ChooseDevice() (choose_device.h) settles these three.
   int nproc = 0;
+  bool nproc_is_given = false;
   BackendKind backend = BackendKind::kAuto;
 
   UpdateRule rule;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/checkpoint/checkpoint_options.h"
 #include "evenkeel/trainer/checkpoint/run_checkpoints.h"
@@ -184,6 +185,10 @@ absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainSt
   EK_RETURN_IF_ERROR(run.Test(kDrySteps * options.batch_size).status());  // Takes memory, too.
   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, run.Record()));
   if (comm.rank() != 0) return absl::OkStatus();
+  if (DeviceRuntime* const runtime = comm.runtime(); runtime != nullptr) {
+    EK_ASSIGN_OR_RETURN(const DeviceFacts facts, runtime->Facts(comm.device()));
+    absl::FPrintF(streams.out, "%s\n", DescribeDevice(comm.device(), facts));
+  }
   absl::FPrintF(streams.out, "%sa dry run: nothing was written\n",
                 DescribeDryRun({.whole = whole, .plans = run.plans(), .ranks = std::move(ranks)}));
   std::fflush(streams.out);
@@ -204,11 +209,17 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
   // What can be wrong with a checkpoint is told to all ranks.
   if (!run.ok()) return {.status = run.status(), .is_common = is_resumed && comm.status().ok()};
-  if (options.dry_run) return {.status = RunDry(**run, options, streams)};
-  Job job(**run, options, streams);
-  TrainResult result{.status = job.Run()};
-  result.is_common = !result.status.ok() && (*run)->failed_together();
-  result.was_stopped = job.was_stopped();
+  TrainResult result;
+  if (options.dry_run) {
+    result.status = RunDry(**run, options, streams);
+  } else {
+    Job job(**run, options, streams);
+    result.status = job.Run();
+    result.is_common = !result.status.ok() && (*run)->failed_together();
+    result.was_stopped = job.was_stopped();
+  }
+  // The run's end waits for its device, on which there may be collectives that the others will not come to.
+  if (!result.status.ok() && !result.is_common && comm.runtime() != nullptr) comm.Abort(result.status);
   return result;
 }
 
@@ -218,6 +229,7 @@ TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
                       const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, const TrainStreams& streams) {
   absl::StatusOr<RankSetup> setup = PrepareRank(options, data, comm.rank(), comm.world_size());
   absl::Status mine = setup.status();
+  if (mine.ok() && comm.runtime() != nullptr) mine = MoveToDevice(options, *comm.runtime(), comm.device(), *setup);
   if (mine.ok()) mine = setup->model->MoveValuesTo(comm);
   const absl::Status agreed = AgreeOnSetup(comm, mine);
   if (!agreed.ok()) return {.status = agreed, .is_common = comm.status().ok()};

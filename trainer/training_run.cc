@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <utility>
@@ -55,6 +57,26 @@ constexpr int64_t kLargestEvaluationBatch = 250;
 // Equal for equal arguments, and for no others.
 uint64_t NoiseOf(uint64_t seed, int64_t step, int rank, int64_t pass) {
   return StableRandom(StableRandom(seed, step).Next(), rank).Next() + static_cast<uint64_t>(pass);
+}
+
+// What ranks tell each other where their tensors lie on devices, and these numbers on the host.
+struct Numbers {
+  std::array<int64_t, 2> counts = {};
+  double loss_sum = 0;
+};
+
+absl::StatusOr<std::vector<Numbers>> ExchangeNumbers(Communicator& comm, absl::string_view topic, const Numbers& mine) {
+  std::string bytes(sizeof(Numbers), '\0');
+  std::memcpy(bytes.data(), &mine, sizeof(Numbers));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, comm.control().Exchange(topic, bytes, comm.timeout()));
+  std::vector<Numbers> all(parts.size());
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    if (parts[rank].size() != sizeof(Numbers)) {
+      return absl::InternalError(absl::StrCat(topic, ": ", parts[rank].size(), " bytes of rank ", rank));
+    }
+    std::memcpy(&all[rank], parts[rank].data(), sizeof(Numbers));
+  }
+  return all;
 }
 
 }  // namespace
@@ -237,24 +259,58 @@ absl::Status TrainingRun::Freeze(int64_t step) {
   return ddp_->RefreshTrainable();
 }
 
-absl::StatusOr<BatchResult> TrainingRun::Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
-                                              absl::FunctionRef<absl::Status(int)> on_gradient) {
+absl::Status TrainingRun::CheckLoss(int64_t step, double loss) {
+  if (std::isfinite(loss)) return absl::OkStatus();
+  return Own(absl::OutOfRangeError(absl::StrCat("the loss is ", loss, " in step ", step,
+                                                ": a lower --lr, a longer --warmup or --clip may keep it finite")));
+}
+
+bool TrainingRun::StepResult::is_there() const {
+  return std::ranges::all_of(parts, [](const Part& part) { return part.result.is_there(); });
+}
+
+absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const StepResult& result) {
+  BatchResult whole;
+  for (const auto& [pending, share] : result.parts) {
+    const absl::StatusOr<BatchResult> pass = pending.Wait(absl::Now() + comm_->timeout());
+    EK_RETURN_IF_ERROR(Own(pass.status()));
+    EK_RETURN_IF_ERROR(CheckLoss(step, pass->loss_mean));
+    whole.predictions += pass->predictions;
+    whole.correct += pass->correct;
+    whole.loss_mean += pass->loss_mean * share;
+  }
+  last_ = {.step = step,
+           .epoch = epoch,
+           .batch = {.predictions = whole.predictions,
+                     .correct = whole.correct,
+                     .loss_sum = whole.loss_mean * static_cast<double>(whole.predictions)}};
+  trained_[epoch] += last_.batch;
+  return whole;
+}
+
+absl::Status TrainingRun::TellLast(OnStep on_step) {
+  if (!untold_.has_value()) return absl::OkStatus();
+  Untold step = *std::exchange(untold_, std::nullopt);
+  EK_ASSIGN_OR_RETURN(step.facts.own, Note(step.facts.step, step.facts.epoch, step.result));
+  step.facts.times = &step.times;
+  return Own(on_step(step.facts));
+}
+
+absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
+                                                absl::FunctionRef<absl::Status(int)> on_gradient) {
   const Batch batch = setup_.data->train->Gather(samples, memory_);
   if (setup_.data->image.has_value() && (options_.augment.mirrors || options_.augment.max_shift > 0)) {
     Augment(options_.augment, *setup_.data->image, epoch_, samples, memory_.images);
   }
   recorder_.Mark(SpanKind::kData);
-  const absl::StatusOr<BatchResult> result = setup_.model->Forward(batch, Mode::kTraining, how);
+  absl::StatusOr<PendingResult> result = setup_.model->StartForward(batch, Mode::kTraining, how);
   recorder_.Mark(SpanKind::kForward);
   if (absl::IsResourceExhausted(result.status())) {
     return Own(absl::ResourceExhaustedError(absl::StrCat(
         result.status().message(), "; a smaller --batch_size takes less, and --accumulate makes up for it")));
   }
   EK_RETURN_IF_ERROR(Own(result.status()));
-  if (!std::isfinite(result->loss_mean)) {
-    return Own(absl::OutOfRangeError(absl::StrCat("the loss is ", result->loss_mean, " in step ", step,
-                                                  ": a lower --lr, a longer --warmup or --clip may keep it finite")));
-  }
+  if (result->is_there()) EK_RETURN_IF_ERROR(CheckLoss(step, result->Wait(absl::InfinitePast())->loss_mean));
   absl::Status announced;
   const absl::Status backward = setup_.model->Backward([&](int index) {
     announced.Update(on_gradient(index));
@@ -266,27 +322,25 @@ absl::StatusOr<BatchResult> TrainingRun::Pass(int64_t step, std::span<const int3
   return result;
 }
 
-absl::StatusOr<BatchResult> TrainingRun::Passes(int64_t step, std::span<const int32_t> samples) {
+absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step, std::span<const int32_t> samples) {
   const double all = static_cast<double>(samples.size());
   const bool wants_sums = options_.joins && options_.divide_by == DivideBy::kSamples;
-  BatchResult result;
+  StepResult result;
   for (size_t first = 0; first < samples.size(); first += options_.batch_size) {
     const auto part = samples.subspan(first, std::min<size_t>(options_.batch_size, samples.size() - first));
     const bool is_last = first + part.size() == samples.size();
     const double share = static_cast<double>(part.size()) / all;
-    EK_ASSIGN_OR_RETURN(const BatchResult pass,
+    EK_ASSIGN_OR_RETURN(PendingResult pass,
                         Pass(step, part,
                              {.weight = wants_sums ? static_cast<double>(part.size()) : share,
                               .noise = NoiseOf(options_.seed, step, comm_->rank(), static_cast<int64_t>(first))},
                              [&](int index) { return is_last ? ddp_->GradientReady(index) : absl::OkStatus(); }));
-    result.predictions += pass.predictions;
-    result.correct += pass.correct;
-    result.loss_mean += pass.loss_mean * share;
+    result.parts.push_back({std::move(pass), share});
   }
   return result;
 }
 
-absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int32_t> samples) {
+absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, std::span<const int32_t> samples) {
   recorder_.Begin(step);
   EK_RETURN_IF_ERROR(Freeze(step));
   const double learning_rate = LearningRate(learning_rates(), step);
@@ -298,7 +352,7 @@ absl::StatusOr<BatchResult> TrainingRun::Step(int64_t step, std::span<const int3
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
   recorder_.NotePlan(step, ddp_->reducer().generation(), ddp_->buckets(), setup_.model->parameters());
   recorder_.Mark(SpanKind::kBegin);
-  const absl::StatusOr<BatchResult> result = Passes(step, samples);
+  absl::StatusOr<StepResult> result = Passes(step, samples);
   EK_RETURN_IF_ERROR(result.status());
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
   recorder_.Mark(SpanKind::kWait);
@@ -323,26 +377,32 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
       options_.shuffle ? ShuffledOrder(batches.samples, options_.seed, epoch) : InOrder(batches.samples);
 
   epoch_ = epoch;
-  Evaluation& mine = trained_[epoch];
+  const Evaluation& mine = trained_[epoch];
   // Another run has done those before it.
   const int64_t before = std::max<int64_t>(0, first_step_ - plan().FirstStep(epoch));
   StepFacts facts{.epoch = epoch, .step = plan().FirstStep(epoch) + before};
   absl::Time begin = absl::Now();
   EpochResult result;
-  const auto finish_step = [&](const StepAnswer& answer) -> absl::Status {
+  const auto finish_step = [&](const StepAnswer& answer, StepResult pending) -> absl::Status {
     const absl::Time end = absl::Now();
     facts.took = end - std::exchange(begin, end);
     facts.active = answer.active;
     facts.samples = answer.samples;
     facts.learning_rate = LearningRate(learning_rates(), facts.step);
-    const absl::Status status = on_step(facts);
+    absl::Status status = TellLast(on_step);
+    if (pending.is_there()) {
+      if (status.ok()) status = Own(on_step(facts));
+    } else {
+      untold_ = Untold{.facts = facts, .times = *facts.times, .result = std::move(pending)};
+    }
     ++facts.step;
-    EK_RETURN_IF_ERROR(Own(status));
+    EK_RETURN_IF_ERROR(status);
     if ((answer.requests & StepRequests::kStop) != 0) result.stopped_after = facts.step;
     AskToStop();
     return absl::OkStatus();
   };
   save_->on_call = [&](const StepAnswer& answer) -> absl::Status {
+    EK_RETURN_IF_ERROR(TellLast(on_step));
     EK_ASSIGN_OR_RETURN(result.checkpoint, Save(epoch, facts.step, answer));
     return absl::OkStatus();
   };
@@ -353,7 +413,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     facts.times = nullptr;
     recorder_.NotePlan(facts.step, ddp_->reducer().generation(), ddp_->buckets(), setup_.model->parameters());
     recorder_.Follow(facts.step, begin);
-    return finish_step(answer);
+    return finish_step(answer, {});
   };
 
   int64_t done = std::min(before, plan().BatchesOf(rank, epoch));
@@ -361,32 +421,35 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
   const absl::Status status = Loop([&]() -> absl::Status {
     for (; done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value(); ++done) {
       const std::span<const int32_t> samples = BatchSamples(batches, order, done);
-      EK_ASSIGN_OR_RETURN(facts.own, Step(facts.step, samples));
+      EK_ASSIGN_OR_RETURN(StepResult own, Step(facts.step, samples));
       facts.own_samples = static_cast<int64_t>(samples.size());
       facts.times = &ddp_->reducer().last_step();
       facts.sync = Durations(*facts.times).exposed;
-      last_ = {.step = facts.step,
-               .epoch = epoch,
-               .batch = {.predictions = facts.own->predictions,
-                         .correct = facts.own->correct,
-                         .loss_sum = facts.own->loss_mean * static_cast<double>(facts.own->predictions)}};
-      mine += last_.batch;
+      if (own.is_there()) {
+        EK_ASSIGN_OR_RETURN(facts.own, Note(facts.step, epoch, own));
+      }
       // The answer is there: gradients were reduced with it.
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm_->steps().current()->Wait());
-      EK_RETURN_IF_ERROR(finish_step(answer));
+      EK_RETURN_IF_ERROR(finish_step(answer, std::move(own)));
       if (checkpoints_ == nullptr || !checkpoints_->IsDue(facts.step, plan().total_steps, answer.requests)) continue;
       EK_RETURN_IF_ERROR(save_->TakePart());  // Dry ranks have updated what they hold, too.
       EK_RETURN_IF_ERROR(save_->on_call(answer));
     }
-    return absl::OkStatus();
+    return TellLast(on_step);
   });
   watch_->on_call = save_->on_call = nullptr;
+  untold_.reset();  // Of a loop that has failed.
   result.stopped_early = options_.stops_early && absl::IsOutOfRange(status) && !failed_here_;
   if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
 
   EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(mine));
   result.batches_done.resize(comm_->world_size());
-  EK_RETURN_IF_ERROR(comm_->AllGather(absl::MakeSpan(&done, 1), absl::MakeSpan(result.batches_done)));
+  if (comm_->device().is_cpu()) {
+    EK_RETURN_IF_ERROR(comm_->AllGather(absl::MakeSpan(&done, 1), absl::MakeSpan(result.batches_done)));
+    return result;
+  }
+  EK_ASSIGN_OR_RETURN(const std::vector<Numbers> all, ExchangeNumbers(*comm_, "batches done", {.counts = {done}}));
+  std::ranges::transform(all, result.batches_done.begin(), [](const Numbers& rank) { return rank.counts[0]; });
   return result;
 }
 
@@ -395,7 +458,8 @@ absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
   const int root = options_.joins ? comm_->world_size() - 1 : 0;
   std::vector<TensorView> buffers;
   for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
-  if (!buffers.empty()) EK_RETURN_IF_ERROR(comm_->user().Broadcast(buffers, root).Wait());
+  const CallOptions after{.after = setup_.model->place().stream.ref()};
+  if (!buffers.empty()) EK_RETURN_IF_ERROR(comm_->user().Broadcast(buffers, root, after).Wait());
 
   const int64_t size = std::min(most, setup_.data->test->size());
   const int64_t begin = size * comm_->rank() / comm_->world_size();
@@ -407,9 +471,8 @@ absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
 
 absl::StatusOr<uint64_t> TrainingRun::AgreeOnState() {
   uint64_t hash = 0;
-  const ParameterSet& parameters = setup_.model->parameters();
-  for (int i = 0; i < parameters.size(); ++i)
-    hash = HashOf(parameters[i].value.data, parameters[i].value.bytes(), hash);
+  EK_ASSIGN_OR_RETURN(const HostTensors tensors, setup_.model->ToHost());
+  for (const TensorView& value : tensors.values) hash = HashOf(value.data, value.bytes(), hash);
   if (const auto* whole = std::get_if<std::unique_ptr<Optimizer>>(&optimizer_)) {
     const OptimizerState state = (*whole)->state();
     for (const auto& [index, parameter] : state.params) {
@@ -515,6 +578,16 @@ absl::StatusOr<int> TrainingRun::FindPlace(int epochs_done) {
 }
 
 absl::StatusOr<Evaluation> TrainingRun::SumOverRanks(const Evaluation& mine) {
+  if (!comm_->device().is_cpu()) {
+    EK_ASSIGN_OR_RETURN(
+        const std::vector<Numbers> all,
+        ExchangeNumbers(*comm_, "evaluation", {.counts = {mine.predictions, mine.correct}, .loss_sum = mine.loss_sum}));
+    Evaluation sum;
+    for (const Numbers& rank : all) {
+      sum += {.predictions = rank.counts[0], .correct = rank.counts[1], .loss_sum = rank.loss_sum};
+    }
+    return sum;
+  }
   int64_t counts[] = {mine.predictions, mine.correct};
   double loss_sum = mine.loss_sum;
   EK_RETURN_IF_ERROR(comm_->AllReduce(absl::MakeSpan(counts), ReduceOp::kSum));

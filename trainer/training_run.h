@@ -21,6 +21,9 @@
 // The step that was interrupted is repeated, and what no finished step has used of the epoch's samples is dealt out
 // over the ranks that are left.
 //
+// On a device the host goes ahead of it: a step's numbers are told at the end of the next one, so that no step waits for
+// its own. A loss that is not finite shows then, too, one step late.
+//
 // Ownership: the communicator that it begins with outlives it; later ones are its own.
 // Threads:   thread-compatible.
 // Errors:    whatever ends the group. An error of this rank's own, while the group works, is said by failed_here().
@@ -105,8 +108,8 @@ class TrainingRun {
                                                              RankSetup setup, RunCheckpoints* checkpoints = nullptr);
   ~TrainingRun();
 
-  // `on_step` is called after each of the group's steps, also those that this rank had no batch for. An error of it
-  // ends training on all ranks.
+  // `on_step` is called after each of the group's steps, also those that this rank had no batch for; on a device after
+  // the next one. An error of it ends training on all ranks.
   absl::StatusOr<EpochResult> TrainEpoch(int epoch, absl::FunctionRef<absl::Status(const StepFacts&)> on_step);
   // Over the test data, or its first `most` samples, of which each rank evaluates its part, in batches as large as in
   // training. Makes the ranks' buffers equal first.
@@ -153,6 +156,23 @@ class TrainingRun {
   using AnyOptimizer =
       std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>, std::unique_ptr<SlicedOptimizer>>;
   class Watch;
+  using OnStep = absl::FunctionRef<absl::Status(const StepFacts&)>;
+
+  // What the passes of a step answer together.
+  struct StepResult {
+    struct Part {
+      PendingResult result;
+      double share = 0;  // Of the step's samples.
+    };
+    std::vector<Part> parts;
+    bool is_there() const;
+  };
+  // A step whose numbers a device had still to come to when it ended.
+  struct Untold {
+    StepFacts facts;
+    StepTimes times;
+    StepResult result;
+  };
 
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup, RunCheckpoints* checkpoints);
   absl::Status Init();
@@ -171,10 +191,15 @@ class TrainingRun {
   absl::Status Loop(absl::FunctionRef<absl::Status()> loop);
   absl::Status Freeze(int64_t step);
   // One of the group's steps: this rank's samples in as many passes as they need, whose gradients add up.
-  absl::StatusOr<BatchResult> Step(int64_t step, std::span<const int32_t> samples);
-  absl::StatusOr<BatchResult> Passes(int64_t step, std::span<const int32_t> samples);
-  absl::StatusOr<BatchResult> Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
-                                   absl::FunctionRef<absl::Status(int)> on_gradient);
+  absl::StatusOr<StepResult> Step(int64_t step, std::span<const int32_t> samples);
+  absl::StatusOr<StepResult> Passes(int64_t step, std::span<const int32_t> samples);
+  absl::StatusOr<PendingResult> Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
+                                     absl::FunctionRef<absl::Status(int)> on_gradient);
+  // Waits for what is not there yet. Adds to this rank's numbers of the epoch.
+  absl::StatusOr<BatchResult> Note(int64_t step, int epoch, const StepResult& result);
+  absl::Status CheckLoss(int64_t step, double loss);
+  // Of the step before, if it has not been told.
+  absl::Status TellLast(OnStep on_step);
   absl::StatusOr<Evaluation> SumOverRanks(const Evaluation& mine);
 
   Communicator* comm_;
@@ -201,6 +226,7 @@ class TrainingRun {
     int epoch = 0;
     Evaluation batch;
   } last_;
+  std::optional<Untold> untold_;  // Of a device.
   BatchMemory memory_;
   int epoch_ = 0;  // That is under way.
   StepRecorder recorder_;

@@ -159,6 +159,7 @@ TEST(HelpTest, NamesEveryFlagWithItsDefaultAndNothingElse) {
                            "clip",
                            "shuffle",
                            "seed",
+                           "device",
                            "nproc",
                            "backend",
                            "epochs",

@@ -52,9 +52,13 @@ absl::StatusOr<std::vector<std::string>> Agree(absl::string_view topic, Communic
   return payloads;
 }
 
-std::vector<NamedTensor> BuffersOf(const Model& model) {
+// As they lie on the host.
+std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host) {
   std::vector<NamedTensor> tensors;
-  for (const NamedBuffer& buffer : model.buffers()) tensors.push_back({buffer.name, buffer.shape, buffer.value});
+  for (size_t i = 0; i < host.buffers.size(); ++i) {
+    const NamedBuffer& buffer = model.buffers()[i];
+    tensors.push_back({buffer.name, buffer.shape, host.buffers[i]});
+  }
   return tensors;
 }
 
@@ -179,9 +183,10 @@ absl::StatusOr<std::string> RunCheckpoints::ReadResumed(const std::string& path,
   return text;
 }
 
-absl::Status RunCheckpoints::LoadBuffers(int rank, const Model& model) const {
-  const std::vector<NamedTensor> buffers = BuffersOf(model);
-  if (buffers.empty() || resumed_->world_size == 1) return absl::OkStatus();
+absl::Status RunCheckpoints::LoadBuffers(int rank, Model& model) const {
+  if (model.buffers().empty() || resumed_->world_size == 1) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const HostTensors host, model.ToHost());
+  const std::vector<NamedTensor> buffers = BuffersOf(model, host);
   const std::string name = BuffersFile(rank, resumed_->world_size);
   EK_RETURN_IF_ERROR(CheckFile(resumed_from_, name, *resumed_));
   EK_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::Read(In(resumed_from_, name)));
@@ -192,7 +197,7 @@ absl::Status RunCheckpoints::LoadBuffers(int rank, const Model& model) const {
     }
     if (buffer.value.count > 0) std::memcpy(buffer.value.data, stored->bytes.data(), stored->bytes.size());
   }
-  return absl::OkStatus();
+  return model.FromHost(host);
 }
 
 // ---- Saving ----
@@ -245,10 +250,10 @@ absl::Status RunCheckpoints::WriteOwn(Communicator& comm, const std::string& pat
     EK_RETURN_IF_ERROR(SaveModel(*run.model, In(path, kModel), {{"steps", absl::StrCat(run.state.steps)}}));
     EK_ASSIGN_OR_RETURN(files[kModel], SumsOf(In(path, kModel)));
   }
-  const std::vector<NamedTensor> buffers = BuffersOf(*run.model);
-  if (buffers.empty() || comm.world_size() == 1) return absl::OkStatus();
+  if (run.model->buffers().empty() || comm.world_size() == 1) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const HostTensors host, run.model->ToHost());
   const std::string name = BuffersFile(comm.rank(), comm.world_size());
-  EK_RETURN_IF_ERROR(WriteSafetensors(In(path, name), buffers));
+  EK_RETURN_IF_ERROR(WriteSafetensors(In(path, name), BuffersOf(*run.model, host)));
   EK_ASSIGN_OR_RETURN(files[name], SumsOf(In(path, name)));
   return absl::OkStatus();
 }

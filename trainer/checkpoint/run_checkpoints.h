@@ -67,7 +67,7 @@ class RunCheckpoints {
   const ResumeTerms& terms() const { return terms_; }
   std::string OptimizerFolder() const { return resumed_from_ + "/optimizer"; }
   // This rank's own buffers, as they were after the last step. On all ranks of an exact resume.
-  absl::Status LoadBuffers(int rank, const Model& model) const;
+  absl::Status LoadBuffers(int rank, Model& model) const;
 
   // An error of reading it, with what one can do about it.
   absl::Status Explain(const absl::Status& status) const;

@@ -1,0 +1,65 @@
+#include "evenkeel/trainer/choose_device.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+namespace {
+
+bool IsForCpu(BackendKind backend) { return backend != BackendKind::kAuto && backend != BackendKind::kNccl; }
+
+std::string Count(int count, absl::string_view what) { return absl::StrCat(count, " ", what, count == 1 ? "" : "s"); }
+
+}  // namespace
+
+bool AsksForDevices(const TrainOptions& options) {
+  if (options.device == DeviceKind::kCpu) return false;
+  return options.device == DeviceKind::kCuda || options.backend == BackendKind::kNccl ||
+         !(IsForCpu(options.backend) || options.goes_on);
+}
+
+absl::StatusOr<std::string> ChooseDevice(const absl::StatusOr<int>& devices, std::optional<int> ranks_here,
+                                         TrainOptions& options) {
+  const bool is_free = !ranks_here.has_value() && !options.nproc_is_given;
+  const bool is_asked = options.device == DeviceKind::kCuda || options.backend == BackendKind::kNccl;
+  if (options.device == DeviceKind::kCuda && IsForCpu(options.backend)) {
+    return absl::InvalidArgumentError(
+        "--device=cuda and a --backend for the CPU; choose --backend=auto, or --device=cpu");
+  }
+  if (options.device == DeviceKind::kCpu && options.backend == BackendKind::kNccl) {
+    return absl::InvalidArgumentError(
+        "--backend=nccl is for tensors on a GPU; choose --backend=auto, or --device=cuda");
+  }
+  if (is_asked && options.goes_on) {
+    return absl::InvalidArgumentError("--on_failure=continue is for ranks on the CPU; choose --device=cpu");
+  }
+  if (is_free) options.nproc = kDefaultRanks;
+  const int there = devices.ok() ? *devices : 0;
+  const int ranks = ranks_here.value_or(is_free ? std::max(there, 1) : options.nproc);
+  const bool matters = AsksForDevices(options);
+  if (!matters || (!is_asked && there < ranks)) {
+    options.device = DeviceKind::kCpu;
+    return there == 0 || !matters
+               ? ""
+               : absl::StrCat(Count(ranks, "rank"), " and ", Count(there, "GPU"), ": on the CPU; --nproc=", there,
+                              " would use ", there == 1 ? "it" : "them");
+  }
+  if (there < ranks) {
+    const std::string asked = options.device == DeviceKind::kCuda ? "--device=cuda" : "--backend=nccl";
+    if (there == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(asked, ": ", devices.ok() ? "no CUDA device" : devices.status().message()));
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        asked, ": ", Count(ranks, "rank"), " need as many GPUs, and there ", there == 1 ? "is " : "are ", there));
+  }
+  options.device = DeviceKind::kCuda;
+  options.backend = BackendKind::kNccl;
+  if (!ranks_here.has_value()) options.nproc = ranks;
+  return is_free && there == 1 ? "1 GPU: one rank" : "";
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,116 @@
+#include "evenkeel/trainer/choose_device.h"
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/trainer/train_options.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+const absl::StatusOr<int> kNone = absl::FailedPreconditionError("no CUDA device: no driver");
+
+TrainOptions Options(DeviceKind device, std::optional<int> nproc = {}, BackendKind backend = BackendKind::kAuto) {
+  TrainOptions options;
+  options.device = device;
+  options.backend = backend;
+  options.nproc = nproc.value_or(2);
+  options.nproc_is_given = nproc.has_value();
+  return options;
+}
+
+struct Case {
+  std::string name;
+  TrainOptions options;
+  absl::StatusOr<int> devices;
+  std::optional<int> ranks_here;
+  DeviceKind device;  // Wanted, from here on.
+  int nproc;
+  std::string line;
+};
+
+TEST(ChooseDeviceTest, ChoosesWhatThereIs) {
+  const Case cases[] = {
+      {"no device", Options(DeviceKind::kAuto), kNone, {}, DeviceKind::kCpu, 2, ""},
+      {"one device", Options(DeviceKind::kAuto), 1, {}, DeviceKind::kCuda, 1, "1 GPU: one rank"},
+      {"four devices", Options(DeviceKind::kAuto), 4, {}, DeviceKind::kCuda, 4, ""},
+      {"fewer ranks", Options(DeviceKind::kAuto, 3), 4, {}, DeviceKind::kCuda, 3, ""},
+      {"more ranks",
+       Options(DeviceKind::kAuto, 3),
+       2,
+       {},
+       DeviceKind::kCpu,
+       3,
+       "3 ranks and 2 GPUs: on the CPU; --nproc=2 would use them"},
+      {"more ranks than one",
+       Options(DeviceKind::kAuto, 2),
+       1,
+       {},
+       DeviceKind::kCpu,
+       2,
+       "2 ranks and 1 GPU: on the CPU; --nproc=1 would use it"},
+      {"one rank said", Options(DeviceKind::kAuto, 1), 1, {}, DeviceKind::kCuda, 1, ""},
+      {"asked for", Options(DeviceKind::kCuda), 2, {}, DeviceKind::kCuda, 2, ""},
+      {"the backend asks", Options(DeviceKind::kAuto, {}, BackendKind::kNccl), 2, {}, DeviceKind::kCuda, 2, ""},
+      {"the CPU", Options(DeviceKind::kCpu), 2, {}, DeviceKind::kCpu, 2, ""},
+      {"launched", Options(DeviceKind::kAuto), 2, 2, DeviceKind::kCuda, 2, ""},
+      {"launched, more", Options(DeviceKind::kCuda), 8, 8, DeviceKind::kCuda, 2, ""},
+  };
+  for (const Case& c : cases) {
+    TrainOptions options = c.options;
+    const absl::StatusOr<std::string> line = ChooseDevice(c.devices, c.ranks_here, options);
+    ASSERT_TRUE(line.ok()) << c.name << ": " << line.status();
+    EXPECT_EQ(*line, c.line) << c.name;
+    EXPECT_EQ(options.device, c.device) << c.name;
+    EXPECT_EQ(options.nproc, c.nproc) << c.name;
+    EXPECT_EQ(options.backend == BackendKind::kNccl, c.device == DeviceKind::kCuda) << c.name;
+  }
+}
+
+TEST(ChooseDeviceTest, ABackendOfTheCpuAndGoingOnAreTheCpus) {
+  TrainOptions shm = Options(DeviceKind::kAuto, {}, BackendKind::kShm);
+  EXPECT_FALSE(AsksForDevices(shm));
+  EXPECT_TRUE(ChooseDevice(0, {}, shm).ok());
+  EXPECT_EQ(shm.device, DeviceKind::kCpu);
+  EXPECT_EQ(shm.backend, BackendKind::kShm);
+  TrainOptions goes_on = Options(DeviceKind::kAuto);
+  goes_on.goes_on = true;
+  EXPECT_FALSE(AsksForDevices(goes_on));
+  EXPECT_TRUE(ChooseDevice(0, {}, goes_on).ok());
+  EXPECT_EQ(goes_on.device, DeviceKind::kCpu);
+  EXPECT_FALSE(AsksForDevices(Options(DeviceKind::kCpu)));
+  EXPECT_TRUE(AsksForDevices(Options(DeviceKind::kAuto)));
+  EXPECT_TRUE(AsksForDevices(Options(DeviceKind::kCuda)));
+}
+
+TEST(ChooseDeviceTest, OneSentenceSaysWhatIsMissing) {
+  const struct {
+    TrainOptions options;
+    absl::StatusOr<int> devices;
+    std::string sentence;
+  } cases[] = {
+      {Options(DeviceKind::kCuda), kNone, "--device=cuda: no CUDA device: no driver"},
+      {Options(DeviceKind::kAuto, {}, BackendKind::kNccl), kNone, "--backend=nccl: no CUDA device: no driver"},
+      {Options(DeviceKind::kCuda), 0, "--device=cuda: no CUDA device"},
+      {Options(DeviceKind::kCuda, 4), 1, "--device=cuda: 4 ranks need as many GPUs, and there is 1"},
+      {Options(DeviceKind::kCuda, 4), 3, "--device=cuda: 4 ranks need as many GPUs, and there are 3"},
+      {Options(DeviceKind::kCuda, 2, BackendKind::kShm), 2,
+       "--device=cuda and a --backend for the CPU; choose --backend=auto, or --device=cpu"},
+      {Options(DeviceKind::kCpu, 2, BackendKind::kNccl), 2,
+       "--backend=nccl is for tensors on a GPU; choose --backend=auto, or --device=cuda"},
+  };
+  for (const auto& c : cases) {
+    TrainOptions options = c.options;
+    EXPECT_EQ(ChooseDevice(c.devices, {}, options).status().message(), c.sentence);
+  }
+  TrainOptions goes_on = Options(DeviceKind::kCuda);
+  goes_on.goes_on = true;
+  EXPECT_EQ(ChooseDevice(2, {}, goes_on).status().message(),
+            "--on_failure=continue is for ranks on the CPU; choose --device=cpu");
+}
+
+}  // namespace
+}  // namespace evenkeel

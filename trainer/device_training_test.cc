@@ -1,0 +1,288 @@
+// Whole training runs on simulated devices, a rank on each, against the same runs on the host: what every rank is told,
+// and the weights at the end. Models compute in float32 on both and add in another order; what that makes of the few
+// steps here stays within 2e-3 of the largest weight of a tensor, 1e-3 of a loss.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <ostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/internal/simulated_group.h"
+#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/dataset.h"
+#include "evenkeel/trainer/evaluate.h"
+#include "evenkeel/trainer/image_shape.h"
+#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/model_test_data.h"
+#include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/train_rank.h"
+#include "evenkeel/trainer/training_data.h"
+#include "evenkeel/trainer/training_run.h"
+#include "evenkeel/zero_optim/safetensors.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kSide = 12;
+
+constexpr ImageShape kImage{.channels = 1, .side = kSide};
+
+class Stripes : public Dataset {
+ public:
+  Stripes(int count, uint64_t seed) : all_(StripedImages(count, seed, kImage)) {}
+  int64_t size() const override { return static_cast<int64_t>(all_.labels.size()); }
+  Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override {
+    memory.images.clear();
+    memory.labels.clear();
+    for (const int32_t sample : samples) {
+      const auto first = all_.images.begin() + int64_t{sample} * kImage.pixels();
+      memory.images.insert(memory.images.end(), first, first + kImage.pixels());
+      memory.labels.push_back(all_.labels[sample]);
+    }
+    return ImageBatch{memory.images, memory.labels};
+  }
+
+ private:
+  const TestBatch all_;
+};
+
+const std::shared_ptr<const TrainingData>& Data() {
+  static const auto* const data =
+      new std::shared_ptr<const TrainingData>(new TrainingData{.train = std::make_unique<const Stripes>(60, 1),
+                                                               .test = std::make_unique<const Stripes>(17, 2),
+                                                               .image = kImage});
+  return *data;
+}
+
+TrainFlags Mlp() { return {.model = "mlp", .hidden = "20", .batch_size = 4, .lr = 0.003, .zero = false}; }
+TrainFlags Cnn() { return {.model = "cnn", .widths = "4,6", .batch_size = 4, .lr = 0.003, .warmup = 0, .zero = false}; }
+
+// What rank 0 saw of a run.
+struct Seen {
+  std::vector<std::string> steps;
+  std::vector<double> losses;
+  Evaluation test;
+  std::vector<std::vector<float>> tensors;  // Values, then buffers.
+};
+
+absl::Status Train(Communicator& comm, const TrainFlags& flags, int epochs, Seen& seen) {
+  EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
+  EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
+  if (comm.runtime() != nullptr) EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
+  EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+  Seen mine;
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    EK_ASSIGN_OR_RETURN(const EpochResult result, run->TrainEpoch(epoch, [&](const StepFacts& facts) {
+      mine.steps.push_back(
+          absl::StrCat(facts.step, ": ", facts.active, " ranks, ", facts.samples, " samples, own ", facts.own_samples));
+      EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
+      EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
+      if (facts.own.has_value()) mine.losses.push_back(facts.own->loss_mean);
+      return absl::OkStatus();
+    }));
+    mine.losses.push_back(result.training.loss_mean());
+  }
+  EK_ASSIGN_OR_RETURN(mine.test, run->Test());
+  EK_RETURN_IF_ERROR(run->AgreeOnState().status());
+  EK_ASSIGN_OR_RETURN(const HostTensors tensors, run->model().ToHost());
+  for (const auto* const list : {&tensors.values, &tensors.buffers}) {
+    for (const TensorView& tensor : *list) {
+      const auto values = tensor.as<float>();
+      mine.tensors.emplace_back(values.begin(), values.end());
+    }
+  }
+  if (comm.rank() == 0) seen = std::move(mine);
+  return absl::OkStatus();
+}
+
+Seen OnHost(int ranks, const TrainFlags& flags, int epochs) {
+  Seen seen;
+  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) { return Train(comm, flags, epochs, seen); });
+  EXPECT_TRUE(status.ok()) << status;
+  return seen;
+}
+
+Seen OnDevices(int ranks, const TrainFlags& flags, int epochs, absl::Duration delay = absl::ZeroDuration()) {
+  Seen seen;
+  SimulatedDevices devices({.count = ranks, .delay = delay});
+  const absl::Status status =
+      internal::RunSimulatedRanks(devices, ranks, [&](Communicator& comm) { return Train(comm, flags, epochs, seen); });
+  EXPECT_TRUE(status.ok()) << status;
+  return seen;
+}
+
+void ExpectAlike(const Seen& host, const Seen& device) {
+  EXPECT_EQ(device.steps, host.steps);
+  ASSERT_EQ(device.losses.size(), host.losses.size());
+  for (size_t i = 0; i < host.losses.size(); ++i) EXPECT_NEAR(device.losses[i], host.losses[i], 1e-3) << i;
+  EXPECT_EQ(device.test.predictions, host.test.predictions);
+  EXPECT_NEAR(device.test.loss_mean(), host.test.loss_mean(), 1e-3);
+  ASSERT_EQ(device.tensors.size(), host.tensors.size());
+  for (size_t t = 0; t < host.tensors.size(); ++t) {
+    double largest = 1e-3, apart = 0;
+    for (size_t i = 0; i < host.tensors[t].size(); ++i) {
+      largest = std::max<double>(largest, std::abs(host.tensors[t][i]));
+      apart = std::max<double>(apart, std::abs(host.tensors[t][i] - device.tensors[t][i]));
+    }
+    EXPECT_LT(apart / largest, 2e-3) << "tensor " << t;
+  }
+}
+
+struct Case {
+  std::string name;
+  TrainFlags flags;
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+};
+
+TrainFlags With(TrainFlags flags, const std::function<void(TrainFlags&)>& change) {
+  change(flags);
+  return flags;
+}
+
+class DeviceTrainingTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DeviceTrainingTest, IsAsOnTheHost) {
+  for (const int ranks : {1, 2, 3}) {
+    TrainFlags flags = GetParam().flags;
+    if (flags.rank_steps == "uneven") {
+      if (ranks == 1) continue;
+      flags.rank_steps = ranks == 2 ? "3,1" : "1,0,3";
+    }
+    if (flags.rank_steps == "even") flags.rank_steps = std::string("4,4,4").substr(0, 2 * ranks - 1);
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    ExpectAlike(OnHost(ranks, flags, 2), OnDevices(ranks, flags, 2));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Runs, DeviceTrainingTest,
+    testing::Values(
+        Case{"mlp", Mlp()}, Case{"cnn", Cnn()},
+        Case{"MlpUneven", With(Mlp(), [](TrainFlags& f) { f.rank_steps = "uneven"; })},
+        Case{"CnnUneven", With(Cnn(), [](TrainFlags& f) { f.rank_steps = "uneven"; })},
+        Case{"MlpUnjoined",
+             With(Mlp(),
+                  [](TrainFlags& f) { f.join = false, f.rank_steps = "even", f.optimizer = "sgd", f.momentum = 0.9; })},
+        Case{"MlpFreezesAndClips", With(Mlp(), [](TrainFlags& f) { f.freeze = "fc1@2:4", f.clip = 0.5; })},
+        Case{"CnnFreezes", With(Cnn(), [](TrainFlags& f) { f.freeze = "stem@1:3,block1@2:3", f.grad_view = true; })},
+        Case{"MlpAccumulates", With(Mlp(), [](TrainFlags& f) { f.accumulate = 3, f.divide_by = "effective"; })}),
+    [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+TEST(DeviceRunTest, AStepIsToldAfterTheNextOneAndAllOfThemAreTold) {
+  const Seen host = OnHost(2, Mlp(), 1);
+  const Seen device = OnDevices(2, Mlp(), 1, absl::Microseconds(300));
+  ExpectAlike(host, device);
+}
+
+// Once memory is there the host waits for no device: but for one that is a step behind, which this one never is.
+TEST(DeviceRunTest, AStepNeedsNoHostWait) {
+  for (const TrainFlags& flags : {Mlp(), Cnn()}) {
+    SimulatedDevices devices({.count = 2});
+    std::mutex mutex;
+    std::map<int64_t, int64_t> waits;  // By step, that was told.
+    const absl::Status status = internal::RunSimulatedRanks(devices, 2, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
+      EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
+      EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
+      const StreamRef stream = setup.model->place().stream.ref();
+      EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+      return run
+          ->TrainEpoch(0,
+                       [&](const StepFacts& facts) -> absl::Status {
+                         // The device comes by, without a wait of the runtime's.
+                         EK_ASSIGN_OR_RETURN(const Event event, devices.Record(stream));
+                         while (!*devices.IsDone(event)) absl::SleepFor(absl::Microseconds(100));
+                         const std::lock_guard<std::mutex> lock(mutex);
+                         waits[facts.step] = devices.host_waits();
+                         return absl::OkStatus();
+                       })
+          .status();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+    ASSERT_GE(waits.size(), 7u);
+    EXPECT_EQ(waits.at(5), waits.at(2)) << "steps 3 to 5";
+  }
+}
+
+TEST(DeviceRunTest, ALossThatIsNotFiniteEndsTheRun) {
+  TrainFlags flags = Mlp();
+  flags.optimizer = "sgd";
+  flags.lr = 1e30;
+  SimulatedDevices devices({.count = 2});
+  Seen seen;
+  const absl::Status status =
+      internal::RunSimulatedRanks(devices, 2, [&](Communicator& comm) { return Train(comm, flags, 1, seen); });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the loss is "));
+}
+
+// Files have no device: a run that began there goes on here.
+TEST(DeviceRunTest, ARunGoesOnOnTheOtherKindOfDevice) {
+  const std::string root = absl::StrCat(std::getenv("TEST_TMPDIR"), "/checkpoints");
+  const auto train = [&](bool on_devices, const std::string& folder, int epochs, const std::string& save) {
+    TrainFlags flags = Cnn();
+    flags.checkpoint_dir = absl::StrCat(root, folder);
+    flags.epochs = epochs;
+    flags.save = save;
+    flags.lr_decay = "none";
+    const absl::StatusOr<TrainOptions> options = MakeTrainOptions(flags);
+    ASSERT_TRUE(options.ok()) << options.status();
+    std::FILE* const out = std::fopen(absl::StrCat(root, ".out").c_str(), "w");
+    const auto body = [&](Communicator& comm) {
+      return TrainRank(comm, *options, Data(), {.out = out, .log = out}).status;
+    };
+    SimulatedDevices devices({.count = 2});
+    const absl::Status status = on_devices ? internal::RunSimulatedRanks(devices, 2, body) : RunRanks(2, body);
+    EXPECT_TRUE(status.ok()) << status;
+    std::fclose(out);
+  };
+  const auto read = [](const std::string& path) { return *SafetensorsFile::Read(path); };
+  const std::string whole = root + "_whole.safetensors", parts = root + "_parts.safetensors";
+  train(false, "_host", 2, whole);
+  for (const bool first_on_device : {true, false}) {
+    const std::string folder = first_on_device ? "_device_host" : "_host_device";
+    train(first_on_device, folder, 1, "");
+    train(!first_on_device, folder, 2, parts);
+    const SafetensorsFile a = read(whole), b = read(parts);
+    ASSERT_EQ(a.tensors().size(), b.tensors().size());
+    for (const auto& tensor : a.tensors()) {
+      const SafetensorsFile::Tensor* const other = b.Find(tensor.name);
+      ASSERT_NE(other, nullptr) << tensor.name;
+      ASSERT_EQ(other->bytes.size(), tensor.bytes.size());
+      const auto* const x = reinterpret_cast<const float*>(tensor.bytes.data());
+      const auto* const y = reinterpret_cast<const float*>(other->bytes.data());
+      double largest = 1e-3, apart = 0;
+      for (size_t i = 0; i < tensor.bytes.size() / sizeof(float); ++i) {
+        largest = std::max<double>(largest, std::abs(x[i]));
+        apart = std::max<double>(apart, std::abs(x[i] - y[i]));
+      }
+      EXPECT_LT(apart / largest, 2e-3) << tensor.name << folder;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -39,9 +39,12 @@ absl::Status AbortWithin(absl::Duration patience, NcclApi& api, NcclComm comm) {
 
 NcclConnection::~NcclConnection() { (void)Abort(absl::CancelledError("the communicator is gone")); }
 
-absl::Status NcclConnection::Begin(NcclComm* comm) {
+absl::Status NcclConnection::Begin(Kind kind, NcclComm* comm) {
   absl::MutexLock lock(&mutex_);
-  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_busy_ || !ended_.ok(); };
+  const auto ready = [this, kind]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const bool must_wait = is_busy_ || (is_in_progress_ && kind == Kind::kCommand);
+    return !must_wait || !ended_.ok();
+  };
   mutex_.Await(absl::Condition(&ready));
   if (!ended_.ok()) return ended_;
   is_busy_ = true;
@@ -49,42 +52,47 @@ absl::Status NcclConnection::Begin(NcclComm* comm) {
   return absl::OkStatus();
 }
 
-void NcclConnection::End() {
+void NcclConnection::End(const NcclAnswer& answer) {
   absl::MutexLock lock(&mutex_);
   is_busy_ = false;
+  is_in_progress_ = answer.code == NcclCode::kInProgress;
 }
 
 absl::Status NcclConnection::Open(const std::string& id, int rank, int world_size, absl::Time deadline) {
   NcclComm comm = nullptr;
-  EK_RETURN_IF_ERROR(Begin(&comm));
+  EK_RETURN_IF_ERROR(Begin(Kind::kCommand, &comm));
   const NcclAnswer answer = api_.Init(device_, id, rank, world_size, &comm);
   {
     absl::MutexLock lock(&mutex_);
     comm_ = comm;
-    is_busy_ = false;
   }
+  End(answer);
   EK_RETURN_IF_ERROR(ToStatus("ncclCommInitRankConfig", answer));
   return AwaitProgress("connecting the group", deadline);
 }
 
 absl::Status NcclConnection::Call(absl::string_view what, absl::FunctionRef<NcclAnswer(NcclComm)> call) {
   NcclComm comm = nullptr;
-  EK_RETURN_IF_ERROR(Begin(&comm));
+  EK_RETURN_IF_ERROR(Begin(Kind::kCommand, &comm));
   const NcclAnswer answer =
       comm == nullptr ? NcclAnswer{NcclCode::kInvalidUsage, "there is no communicator"} : call(comm);
-  End();
+  End(answer);
   return ToStatus(what, answer);
+}
+
+absl::Status NcclConnection::Ask(absl::string_view what, NcclAnswer* state) {
+  NcclComm comm = nullptr;
+  EK_RETURN_IF_ERROR(Begin(Kind::kQuestion, &comm));
+  if (comm != nullptr) *state = api_.State(comm);
+  End(*state);
+  return ToStatus(what, *state);
 }
 
 absl::Status NcclConnection::AwaitProgress(absl::string_view what, absl::Time deadline) {
   for (absl::Duration pause = kShortestPause;; pause = std::min(2 * pause, kLongestPause)) {
-    bool is_over = false;
-    EK_RETURN_IF_ERROR(Call(what, [&](NcclComm comm) {
-      const NcclAnswer state = api_.State(comm);
-      is_over = state.code != NcclCode::kInProgress;
-      return state;
-    }));
-    if (is_over) return absl::OkStatus();
+    NcclAnswer state;
+    EK_RETURN_IF_ERROR(Ask(what, &state));
+    if (state.code != NcclCode::kInProgress) return absl::OkStatus();
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("nccl: ", what, ": still in progress at the deadline"));
     }
@@ -93,7 +101,8 @@ absl::Status NcclConnection::AwaitProgress(absl::string_view what, absl::Time de
 }
 
 absl::Status NcclConnection::CheckErrors(absl::string_view what) {
-  return Call(what, [&](NcclComm comm) { return api_.State(comm); });
+  NcclAnswer state;
+  return Ask(what, &state);
 }
 
 absl::Status NcclConnection::Abort(const absl::Status& why) {

@@ -39,6 +39,7 @@ class NcclConnection {
 
   // Waits until all ranks of the group have come here.
   absl::Status Open(const std::string& id, int rank, int world_size, absl::Time deadline);
+  // Comes after what is in progress.
   absl::Status Call(absl::string_view what, absl::FunctionRef<NcclAnswer(NcclComm)> call);
   // Until NCCL has done what it was told.
   absl::Status AwaitProgress(absl::string_view what, absl::Time deadline);
@@ -51,8 +52,11 @@ class NcclConnection {
   bool is_left_behind() const;  // NCCL may still use memory of this communicator.
 
  private:
-  absl::Status Begin(NcclComm* comm);
-  void End();
+  // What a call is: only questions may come while something is in progress.
+  enum class Kind { kCommand, kQuestion };
+  absl::Status Begin(Kind kind, NcclComm* comm);
+  void End(const NcclAnswer& answer);
+  absl::Status Ask(absl::string_view what, NcclAnswer* state);
 
   NcclApi& api_;
   const Device device_;
@@ -60,6 +64,7 @@ class NcclConnection {
   mutable absl::Mutex mutex_;
   NcclComm comm_ ABSL_GUARDED_BY(mutex_) = nullptr;  // Null before Open() and after Abort().
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;     // A call runs.
+  bool is_in_progress_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   bool has_let_go_ ABSL_GUARDED_BY(mutex_) = false;  // Abort() is over, one way or the other.
   absl::Status abort_ ABSL_GUARDED_BY(mutex_);       // What it answered.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -226,6 +227,23 @@ TEST_P(NcclGroupTest, MemoryOutlivesTheGroup) {
   EXPECT_EQ(nccl_.registered(), 0);
   EXPECT_EQ(nccl_.allocated(), GetParam());
   kept.clear();
+  EXPECT_EQ(nccl_.allocated(), 0);
+}
+
+TEST_P(NcclGroupTest, MemoryComesAndGoesWhileOperationsAreLaunched) {
+  const absl::Status status = RunSimulated(devices_, nccl_, GetParam(),
+                                           [&](Communicator& comm) -> absl::Status {
+                                             std::thread allocates([&comm] {
+                                               for (int i = 0; i < 50; ++i) EXPECT_TRUE(comm.Allocate(100).ok());
+                                             });
+                                             absl::Status ended;
+                                             for (int i = 0; i < 50 && ended.ok(); ++i) ended = comm.Barrier();
+                                             allocates.join();
+                                             return ended;
+                                           },
+                                           {.least_registered = 0});
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(nccl_.registered(), 0);
   EXPECT_EQ(nccl_.allocated(), 0);
 }
 

@@ -159,6 +159,7 @@ class SimulatedNccl::Loaded : public NcclApi {
   NcclAnswer Enqueue(const NcclCall& call, NcclComm of, StreamRef stream) override {
     Comm& comm = Use(of);
     if (NcclAnswer answer = Scripted("Enqueue", &comm); answer.is_failure()) return answer;
+    if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     SimulatedCall resolved{.call = call, .is_registered = IsRegistered(comm, call)};
     if (call.op > kNcclAverage) {
       const auto made = comm.scaled_sums.find(call.op);
@@ -174,6 +175,7 @@ class SimulatedNccl::Loaded : public NcclApi {
   NcclAnswer MakeScaledSum(double scale, DType, NcclComm of, int* op) override {
     Comm& comm = Use(of);
     if (NcclAnswer answer = Scripted("MakeScaledSum", &comm); answer.is_failure()) return answer;
+    if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     *op = comm.next_op++;
     comm.scaled_sums[*op] = scale;
     return {};
@@ -204,6 +206,7 @@ class SimulatedNccl::Loaded : public NcclApi {
   NcclAnswer Register(NcclComm of, void* data, int64_t bytes, void** handle) override {
     Comm& comm = Use(of);
     if (NcclAnswer answer = Scripted("Register", &comm); answer.is_failure()) return answer;
+    if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     *handle = data;
     absl::MutexLock lock(&world_.mutex);
     comm.registrations[data] = bytes;
@@ -212,6 +215,7 @@ class SimulatedNccl::Loaded : public NcclApi {
   }
   NcclAnswer Deregister(NcclComm of, void* handle) override {
     Comm& comm = Use(of);
+    if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     absl::MutexLock lock(&world_.mutex);
     world_.registered -= static_cast<int64_t>(comm.registrations.erase(handle));
     return {};
@@ -222,6 +226,12 @@ class SimulatedNccl::Loaded : public NcclApi {
     Comm& comm = *static_cast<Comm*>(of);
     ++comm.calls;
     return comm;
+  }
+
+  static NcclAnswer CheckReady(const Comm& comm) {
+    if (comm.is_connected && comm.polls_until_launched == 0) return {};
+    return {NcclCode::kInvalidArgument,
+            "Attempt to use communicator before the previous operation returned ncclSuccess"};
   }
 
   NcclAnswer Scripted(absl::string_view call, const Comm* comm) {

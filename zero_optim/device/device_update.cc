@@ -176,7 +176,7 @@ absl::Status DeviceUpdate::Keep(Memory memory, StreamRef stream) {
     kept_[i] = std::move(kept_.back());
     kept_.pop_back();
   }
-  if (memory.data == nullptr) return absl::OkStatus();
+  if (memory.data == nullptr) return Used(stream);
   EK_ASSIGN_OR_RETURN(Event event, runtime_->Record(stream));
   kept_.emplace_back(std::move(event), std::move(memory));
   return Used(stream);

@@ -216,14 +216,16 @@ EK_DEVICE void UpdateOne(const Numbers& c, const Tensor& tensor, int64_t i) {
 template <typename R, typename T>
 EK_DEVICE void UpdateFour(const Numbers& c, const Tensor& tensor, int64_t i) {
   T* const value = static_cast<T*>(tensor.value) + i;
-  Four<T> values = Load(value);
+  const bool has_values = !kHasMaster<T> || c.is_first;  // Else the master copy is read in their place.
+  Four<T> values{};
+  if (has_values) values = Load(value);
   const Four<T> gradients = Load(static_cast<const T*>(tensor.gradient) + i);
   Four<float> first{}, second{}, master{};
   if (R::kFirst) first = Load(tensor.first + i);
   if (R::kSecond) second = Load(tensor.second + i);
-  if (kHasMaster<T>) master = Load(tensor.master + i);
+  if (!has_values) master = Load(tensor.master + i);
   for (int k = 0; k < 4; ++k) {
-    const float p = kHasMaster<T> && !c.is_first ? master.at[k] : kernel::ToFloat(values.at[k]);
+    const float p = has_values ? kernel::ToFloat(values.at[k]) : master.at[k];
     const float now = R::Step(c, p, kernel::ToFloat(gradients.at[k]), first.at[k], second.at[k]);
     master.at[k] = now;
     values.at[k] = kernel::FromFloat<T>(now);

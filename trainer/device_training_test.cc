@@ -25,6 +25,8 @@
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/internal/simulated_group.h"
+#include "evenkeel/comm/internal/simulated_nccl.h"
+#include "evenkeel/comm/internal/simulated_nccl_group.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/batch.h"
@@ -189,6 +191,8 @@ INSTANTIATE_TEST_SUITE_P(
                   [](TrainFlags& f) { f.join = false, f.rank_steps = "even", f.optimizer = "sgd", f.momentum = 0.9; })},
         Case{"MlpFreezesAndClips", With(Mlp(), [](TrainFlags& f) { f.freeze = "fc1@2:4", f.clip = 0.5; })},
         Case{"CnnFreezes", With(Cnn(), [](TrainFlags& f) { f.freeze = "stem@1:3,block1@2:3", f.grad_view = true; })},
+        Case{"MlpSlices", With(Mlp(), [](TrainFlags& f) { f.zero = true, f.rank_steps = "uneven"; })},
+        Case{"CnnSlices", With(Cnn(), [](TrainFlags& f) { f.zero = true, f.clip = 0.5; })},
         Case{"MlpAccumulates", With(Mlp(), [](TrainFlags& f) { f.accumulate = 3, f.divide_by = "effective"; })}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
@@ -237,6 +241,34 @@ TEST(DeviceRunTest, ALossThatIsNotFiniteEndsTheRun) {
   const absl::Status status =
       internal::RunSimulatedRanks(devices, 2, [&](Communicator& comm) { return Train(comm, flags, 1, seen); });
   EXPECT_THAT(std::string(status.message()), HasSubstr("the loss is "));
+}
+
+// A run from its beginning to its files, and on from there: with all that comes before the first step and after the last.
+TEST(DeviceRunTest, TheHostTouchesNoMemoryOfADevice) {
+  for (const bool zero : {false, true}) {
+    for (TrainFlags flags : {Mlp(), Cnn()}) {
+      const std::string root = absl::StrCat(std::getenv("TEST_TMPDIR"), "/guarded_", flags.model, zero);
+      flags.zero = zero;
+      flags.clip = 1.0;
+      flags.freeze = flags.model == "mlp" ? "fc1@2:4" : "stem@1:3";
+      flags.checkpoint_dir = root;
+      flags.save = root + ".safetensors";
+      flags.lr_decay = "none";
+      for (const int epochs : {1, 2}) {  // The second goes on from the first one's checkpoint.
+        flags.epochs = epochs;
+        const absl::StatusOr<TrainOptions> options = MakeTrainOptions(flags);
+        ASSERT_TRUE(options.ok()) << options.status();
+        std::FILE* const out = std::fopen(absl::StrCat(root, ".out").c_str(), "w");
+        SimulatedDevices devices({.guards_memory = true});
+        internal::SimulatedNccl nccl(devices);  // Its collectives run on streams alone.
+        const auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 1);
+        ASSERT_TRUE(group.ok()) << group.status();
+        const absl::Status status = TrainRank(*(*group)[0], *options, Data(), {.out = out, .log = out}).status;
+        EXPECT_TRUE(status.ok()) << status;
+        std::fclose(out);
+      }
+    }
+  }
 }
 
 // Files have no device: a run that began there goes on here.

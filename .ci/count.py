@@ -4,9 +4,9 @@
 
 A test that was not built counts as failed; one that is incompatible with this
 machine (no CUDA toolkit) did not run and counts as neither. So does a test of
-GPUs (tag "gpu") in which every case skipped, which Bazel calls passed: standard
-error says how many cases skipped, and why. If Bazel failed for a reason that no
-test carries, that is one failure.
+GPUs (tag "gpu") in which no case is known to have run, which Bazel calls passed:
+standard error says how many cases skipped, and why. If Bazel failed for a reason
+that no test carries, that is one failure.
 """
 
 import collections
@@ -48,8 +48,8 @@ class GpuTests:
         self.labels, self.incompatible = set(), set()
         self.cases = collections.defaultdict(list)
 
-    def all_skipped(self):
-        return {label for label, reasons in self.cases.items() if reasons and None not in reasons}
+    def without_a_run(self):
+        return {label for label, reasons in self.cases.items() if None not in reasons}
 
     def sentences(self):
         if not self.labels:
@@ -59,6 +59,9 @@ class GpuTests:
         yield f"GPU tests: {ran} ran, {len(reasons) - ran} skipped"
         for reason, times in collections.Counter(r for r in reasons if r).most_common():
             yield f"  {times} skipped: {reason}"
+        silent = list(self.cases.values()).count([])
+        if silent:
+            yield f"  {silent} targets without a report of their cases"
         if self.incompatible:
             yield f"  {len(self.incompatible)} targets not built: no CUDA toolkit, NCCL or cuDNN"
 
@@ -83,16 +86,17 @@ def count(events, status):
             if not is_built and not is_skipped:
                 broken.add(label)
         elif "testResult" in ident and ident["testResult"]["label"] in gpu.labels:
+            cases = gpu.cases[ident["testResult"]["label"]]
             for output in event.get("testResult", {}).get("testActionOutput", []):
                 if output["name"] == "test.xml":
-                    gpu.cases[ident["testResult"]["label"]] += cases_of(output["uri"])
+                    cases += cases_of(output["uri"])
         elif "testSummary" in ident:
             result = event.get("testSummary", {}).get("overallStatus")
             results[ident["testSummary"]["label"]] = result
 
     passed = {test for test, result in results.items() if result == "PASSED"}
     failed = (set(results) | (tests & broken)) - passed
-    passed -= gpu.all_skipped()
+    passed -= gpu.without_a_run()
     if status != 0 and not failed:
         return len(passed), 1, gpu
     return len(passed), len(failed), gpu

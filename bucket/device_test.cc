@@ -18,7 +18,10 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/device_toy_model.h"
 #include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/internal/run_group.h"
 #include "evenkeel/comm/internal/simulated_group.h"
+#include "evenkeel/comm/internal/simulated_nccl.h"
+#include "evenkeel/comm/internal/simulated_nccl_group.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
@@ -172,6 +175,34 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, DeviceStepTest,
                            return absl::StrCat(Scenarios()[std::get<0>(info.param)].name, "_world_",
                                                std::get<1>(info.param));
                          });
+
+// NCCL's launches wait for all ranks, and its sums are not in rank order: of two addends that makes no difference.
+TEST(DeviceStepOverNcclTest, EndsWithTheBitsOfTheCpu) {
+  constexpr int kWorld = 2;
+  for (const Scenario& scenario : Scenarios()) {
+    SCOPED_TRACE(scenario.name);
+    std::vector<Outcome> on_cpu(kWorld), on_device(kWorld);
+    const absl::Status cpu = RunRanks(kWorld, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(on_cpu[comm.rank()], RunScenario<HostToyModel>(comm, scenario));
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(cpu.ok()) << cpu;
+    SimulatedDevices devices({.count = kWorld});
+    internal::SimulatedNccl nccl(devices);
+    auto group = internal::CreateSimulatedNcclGroup(devices, nccl, kWorld);
+    ASSERT_TRUE(group.ok()) << group.status();
+    const absl::Status device = internal::RunGroup(*group, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(on_device[comm.rank()], RunScenario<DeviceToyModel>(comm, scenario));
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(device.ok()) << device;
+    for (int rank = 0; rank < kWorld; ++rank) {
+      EXPECT_EQ(on_device[rank].states, on_cpu[rank].states) << "rank " << rank;
+      EXPECT_EQ(on_device[rank].values, on_cpu[rank].values) << "rank " << rank;
+    }
+    EXPECT_EQ(nccl.garbage(), 0);
+  }
+}
 
 // Steps in which the host waits for nothing, with what they launch.
 void ExpectNoWait(const ReducerOptions& reducer, int launches_per_bucket) {

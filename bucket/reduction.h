@@ -25,11 +25,11 @@
 // Devices: where the bucket lies on a device, its content is touched by work on `step.stream` alone, and no call waits
 //          for the device: BeginRound() and OnReduced() put their kernels there and answer. What comes on it then follows
 //          the bucket's gradients and the collectives of its earlier rounds; the round's collective follows what is on
-//          it when BeginRound() answers, and ParameterSet::stream() follows it all once the step has ended. All rounds
-//          of a bucket are put there one after the other, as soon as it goes out, on the thread that lets it go,
-//          whatever HasThread() says. Each round has its stream, and OnReduced() one of its own, in all buckets and
-//          steps. A collective's failure shows in the next step. OnPlan() comes when the device has run what came
-//          before: memory for the plan is made there.
+//          it when BeginRound() answers, and ParameterSet::stream() follows it all once the step has ended. A bucket's first
+//          round is put there as soon as it goes out, on the thread that lets it go, whatever HasThread() says; the
+//          others, and OnReduced(), by the thread that finishes the step. Each round has its stream, and OnReduced() one
+//          of its own, in all buckets and steps. A collective's failure shows in the next step. OnPlan() comes when the
+//          device has run what came before: memory for the plan is made there.
 // Errors:  what BeginRound() or OnReduced() answer ends the step on all ranks.
 
 #ifndef EVENKEEL_BUCKET_REDUCTION_H_

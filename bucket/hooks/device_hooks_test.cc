@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
@@ -19,7 +20,10 @@
 #include "evenkeel/bucket/mixed_precision.h"
 #include "evenkeel/bucket/testing/device_toy_model.h"
 #include "evenkeel/comm/device/simulated.h"
+#include "evenkeel/comm/internal/run_group.h"
 #include "evenkeel/comm/internal/simulated_group.h"
+#include "evenkeel/comm/internal/simulated_nccl.h"
+#include "evenkeel/comm/internal/simulated_nccl_group.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
@@ -94,6 +98,29 @@ TEST(DeviceHooksTest, CompressedGradientsAreThoseOfTheCpuBitForBit) {
       EXPECT_EQ(on_device, on_cpu);
     }
   }
+}
+
+// A rank that is early has its buckets launched by the thread that brings the others' word: which may not wait for them.
+TEST(DeviceHooksTest, ALateRankHoldsUpNoWordBetweenTheRanks) {
+  SimulatedDevices devices({.count = 2});
+  internal::SimulatedNccl nccl(devices);
+  auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 2, {.communicator = {.timeout = absl::Seconds(10)}});
+  ASSERT_TRUE(group.ok()) << group.status();
+  absl::Notification early_has_all;
+  const absl::Status status = internal::RunGroup(*group, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(), {}, {.reducer = OptionsOf({})},
+                                                       std::make_unique<CompressedReduction>(DType::kBFloat16)));
+    if (comm.rank() == 1) early_has_all.WaitForNotification();
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    const auto backward = [&] { return model->Backward(0, 0, [&](int i) { return ddp->GradientReady(i); }); };
+    if (comm.rank() == 0) EK_RETURN_IF_ERROR(backward());
+    if (comm.rank() == 0) early_has_all.Notify();
+    EK_RETURN_IF_ERROR(comm.AgreeAny(true).status());
+    if (comm.rank() == 1) EK_RETURN_IF_ERROR(backward());
+    return ddp->FinishStep();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // Runs steps, and says how often the host waited and what was launched in those after the first three.

@@ -14,6 +14,7 @@ BucketPipeline::BucketPipeline(std::shared_ptr<const Plan> plan, std::vector<boo
       contributes_(std::move(contributes)),
       has_skips_(!waits_for_skips),
       ready_(plan_->buckets.size()),
+      begun_(plan_->buckets.size()),
       reduced_(plan_->buckets.size()),
       works_(plan_->channels.size()),
       times_(plan_->buckets.size()) {}
@@ -207,65 +208,113 @@ absl::Status BucketPipeline::LaunchOnDevice(const Turn& turn) {
     NoteLaunched(turn, work);
     return absl::OkStatus();
   }
-  if (!turn.is_skipped) return Annotate(LaunchBucketOnDevice(turn.bucket), absl::StrCat("bucket ", turn.bucket));
-  for (int round = 0; round < rounds(); ++round) NoteLaunched({turn.kind, turn.bucket, round}, Work());
-  fates_.push_back(GradFate::kNone);
+  Work work;
+  if (!turn.is_skipped) {
+    begun_[turn.bucket] = ready_[turn.bucket]->packed;
+    EK_ASSIGN_OR_RETURN(work,
+                        IssueOnDevice(turn.bucket, 0, StepOf(turn.bucket, turn.has_all, scale_), &begun_[turn.bucket]));
+  }
+  NoteLaunched(turn, work);
   return absl::OkStatus();
 }
 
-absl::Status BucketPipeline::LaunchBucketOnDevice(int index) {
-  const Bucket& bucket = plan_->buckets[index];
+absl::StatusOr<Work> BucketPipeline::IssueOnDevice(int bucket, int round, ReductionStep step, Event* before) const {
+  const Bucket& planned = plan_->buckets[bucket];
   const bool has_streams = !plan_->streams.empty();
-  ReductionStep step = StepOf(index, ready_[index]->has_all, scale_);
-  Event before = ready_[index]->packed;
-  for (int round = 0; round < rounds(); ++round) {
-    if (has_streams) {
-      step.stream = plan_->streams[round];
-      EK_RETURN_IF_ERROR(plan_->runtime->Wait(step.stream, before));
-      if (round > 0) EK_RETURN_IF_ERROR(works_[round - 1][index].OrderBefore(step.stream));
-    }
-    absl::StatusOr<RoundBuffers> buffers = plan_->reduction->BeginRound(bucket.info, round, step);
-    if (!buffers.ok()) return Annotate(buffers.status(), absl::StrCat("round ", round));
-    if (has_streams) {
-      EK_ASSIGN_OR_RETURN(before, plan_->runtime->Record(step.stream));
-    }
-    const Work work = plan_->channels[round]->Issue(
-        bucket.rounds[round], std::move(buffers->in), std::move(buffers->out),
-        {.scale = buffers->scale, .contributes = contributes_[index], .after_event = before});
-    NoteLaunched({Turn::Kind::kRound, index, round}, work);
-  }
   if (has_streams) {
-    step.stream = plan_->streams.back();
-    EK_RETURN_IF_ERROR(plan_->runtime->Wait(step.stream, before));
-    EK_RETURN_IF_ERROR(works_.back()[index].OrderBefore(step.stream));
+    step.stream = plan_->streams[round];
+    EK_RETURN_IF_ERROR(plan_->runtime->Wait(step.stream, *before));
   }
-  EK_ASSIGN_OR_RETURN(const GradFate fate, plan_->reduction->OnReduced(bucket.info, step));
+  absl::StatusOr<RoundBuffers> buffers = plan_->reduction->BeginRound(planned.info, round, step);
+  if (!buffers.ok()) return Annotate(buffers.status(), absl::StrCat("bucket ", bucket, ", round ", round));
   if (has_streams) {
-    EK_ASSIGN_OR_RETURN(reduced_[index], plan_->runtime->Record(step.stream));
+    EK_ASSIGN_OR_RETURN(*before, plan_->runtime->Record(step.stream));
   }
-  fates_.push_back(fate);
-  return absl::OkStatus();
+  return plan_->channels[round]->Issue(
+      planned.rounds[round], std::move(buffers->in), std::move(buffers->out),
+      {.scale = buffers->scale, .contributes = contributes_[bucket], .after_event = *before});
 }
 
+// Without the lock: OrderBefore() may wait until the other ranks have issued the same, and the thread that brings word of
+// that may be about to Open() or Skip().
 absl::Status BucketPipeline::FinishOnDevice() {
+  struct OnItsWay {
+    Work work;
+    Event before;
+    ReductionStep step;
+    bool is_skipped = false;
+  };
+  std::vector<OnItsWay> buckets;
   {
     absl::MutexLock lock(&mutex_);
     EK_RETURN_IF_ERROR(failed_);
-    if (!IsFinished()) return absl::InternalError(absl::StrCat("bucket ", fates_.size(), " was never launched"));
-    for (BucketTimes& times : times_) times.reduced = absl::Now();  // When a device has ended it nobody waits to see.
+    const size_t launched = works_[0].size();
+    if (static_cast<int>(launched) < size() || (plan_->used.count > 0 && !used_.has_value())) {
+      return absl::InternalError(absl::StrCat("bucket ", launched, " was never launched"));
+    }
+    for (int b = 0; b < size(); ++b) {
+      buckets.push_back({works_[0][b], begun_[b], StepOf(b, ready_[b]->has_all, scale_), IsSkipped(b)});
+    }
+  }
+  for (int round = 1; round < rounds(); ++round) {
+    for (int b = 0; b < size(); ++b) {
+      if (!buckets[b].is_skipped) {
+        EK_RETURN_IF_ERROR(buckets[b].work.OrderBefore(plan_->streams[round]));
+        EK_ASSIGN_OR_RETURN(buckets[b].work, IssueOnDevice(b, round, buckets[b].step, &buckets[b].before));
+      }
+      absl::MutexLock lock(&mutex_);
+      NoteLaunched({Turn::Kind::kRound, b, round}, buckets[b].work);
+    }
+  }
+  for (int b = 0; b < size(); ++b) {
+    Event reduced;
+    GradFate fate = GradFate::kNone;
+    if (!buckets[b].is_skipped) {
+      EK_ASSIGN_OR_RETURN(fate, ReducedOnDevice(b, buckets[b].step, buckets[b].work, buckets[b].before, &reduced));
+    }
+    absl::MutexLock lock(&mutex_);
+    reduced_[b] = std::move(reduced);
+    fates_.push_back(fate);
+    times_[b].reduced = absl::Now();  // When a device has ended it nobody waits to see.
   }
   return WaitForComparisons();
 }
 
+absl::StatusOr<GradFate> BucketPipeline::ReducedOnDevice(int bucket, ReductionStep step, const Work& work,
+                                                         const Event& before, Event* reduced) const {
+  const bool has_streams = !plan_->streams.empty();
+  if (has_streams) {
+    step.stream = plan_->streams.back();
+    EK_RETURN_IF_ERROR(plan_->runtime->Wait(step.stream, before));
+    EK_RETURN_IF_ERROR(work.OrderBefore(step.stream));
+  }
+  absl::StatusOr<GradFate> fate = plan_->reduction->OnReduced(plan_->buckets[bucket].info, step);
+  if (!fate.ok()) return Annotate(fate.status(), absl::StrCat("bucket ", bucket));
+  if (has_streams) {
+    EK_ASSIGN_OR_RETURN(*reduced, plan_->runtime->Record(step.stream));
+  }
+  return fate;
+}
+
 absl::Status BucketPipeline::FollowBucket(int bucket, StreamRef stream) const {
-  absl::MutexLock lock(&mutex_);
-  EK_RETURN_IF_ERROR(works_.back()[bucket].OrderBefore(stream));
-  return plan_->runtime->Wait(stream, reduced_[bucket]);
+  Work work;
+  Event reduced;
+  {
+    absl::MutexLock lock(&mutex_);
+    work = works_.back()[bucket];
+    reduced = reduced_[bucket];
+  }
+  EK_RETURN_IF_ERROR(work.OrderBefore(stream));
+  return plan_->runtime->Wait(stream, reduced);
 }
 
 absl::Status BucketPipeline::FollowUsed(StreamRef stream) const {
-  absl::MutexLock lock(&mutex_);
-  return used_.has_value() ? used_->OrderBefore(stream) : absl::OkStatus();
+  std::optional<Work> used;
+  {
+    absl::MutexLock lock(&mutex_);
+    used = used_;
+  }
+  return used.has_value() ? used->OrderBefore(stream) : absl::OkStatus();
 }
 
 std::vector<Work> BucketPipeline::works() const {

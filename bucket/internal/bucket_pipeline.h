@@ -10,8 +10,9 @@
 // A reduction that wants a thread gets the worker: there everything happens as soon as it can. Without one, first
 // rounds are launched by whoever makes that possible, and the rest is done by Wait().
 //
-// On a device the whole way of a bucket is put on streams as soon as it goes out, and nobody waits: Wait() sees that all
-// is put there, FollowBucket() orders a stream behind a bucket's end.
+// On a device first rounds are put on streams as soon as buckets go out, by whoever makes that possible; Wait() puts the
+// rest there. It waits for no device, but it may until the other ranks have issued the same (Work::OrderBefore()): so it
+// is nothing for the threads that bring their word. FollowBucket() orders a stream behind a bucket's end.
 //
 // Threads: thread-safe.
 
@@ -127,9 +128,12 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
 
   // Without a worker.
   void LaunchReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On a device: all rounds of a bucket, or the used flags.
+  // On a device: a bucket's first round, or the used flags; waits for nobody.
   absl::Status LaunchOnDevice(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status LaunchBucketOnDevice(int bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `before`: after what the round begins; becomes the moment when its input is there.
+  absl::StatusOr<Work> IssueOnDevice(int bucket, int round, ReductionStep step, Event* before) const;
+  absl::StatusOr<GradFate> ReducedOnDevice(int bucket, ReductionStep step, const Work& work, const Event& before,
+                                           Event* reduced) const;
   absl::Status FinishOnDevice() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status FinishHere() ABSL_LOCKS_EXCLUDED(mutex_);
   // With one: has it look at what can be done; what it does then.
@@ -160,6 +164,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   std::vector<bool> skipped_ ABSL_GUARDED_BY(mutex_);  // Empty: none.
   std::vector<std::optional<Ready>> ready_ ABSL_GUARDED_BY(mutex_);
   Event last_packed_ ABSL_GUARDED_BY(mutex_);           // Of those that are ready, the last.
+  std::vector<Event> begun_ ABSL_GUARDED_BY(mutex_);    // By bucket, on a device: the input of the first round.
   std::vector<Event> reduced_ ABSL_GUARDED_BY(mutex_);  // By bucket, on a device with streams: after OnReduced().
   std::vector<std::vector<Work>> works_ ABSL_GUARDED_BY(mutex_);  // By round, of launched buckets.
   std::optional<Work> used_ ABSL_GUARDED_BY(mutex_);              // Once it is launched.

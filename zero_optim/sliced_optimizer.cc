@@ -205,6 +205,10 @@ absl::StatusOr<RoundBuffers> SlicedOptimizer::BeginReduction(const BucketInfo& b
 }
 
 absl::Status SlicedOptimizer::AdoptPlan() {
+  if (updater_.is_on_device() && plan_ != nullptr) {
+    // The last gathers may still be on their way into it: the stream has been ordered behind them.
+    EK_RETURN_IF_ERROR(updater_.device().Keep(plan_->padding, updater_.stream()));
+  }
   plan_ = std::move(next_plan_);
   gradients_are_lost_ = false;  // Others come.
   flags_.assign(plan_->flag_count, 0);

@@ -283,7 +283,7 @@ TEST(InBackwardTest, RefusesWhatItCanNotDo) {
       EXPECT_EQ(stepped_partly.code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(std::string(stepped_partly.message()), HasSubstr("clipping"));
     }
-    for (const Optimizer* updates_in_backward : {optimizer.get(), partly.get()}) {
+    for (Optimizer* updates_in_backward : {optimizer.get(), partly.get()}) {
       EXPECT_EQ(updates_in_backward->CheckGradients().status().code(), absl::StatusCode::kFailedPrecondition);
     }
     return absl::OkStatus();

@@ -1,11 +1,10 @@
 // CUDA's runtime for memory, streams and events; the driver for kernels, because their images are data that only the
-// driver can load, and for contexts. It is taken when a device is first used, so programs start without one.
+// driver can load, and for contexts (internal/cuda_context.h).
 
 #include "evenkeel/comm/device/cuda.h"
 
 #include <cuda.h>
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,11 +18,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/device/internal/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
+
+using internal::ScopedCudaDevice;
+using internal::TheDriver;
+using Driver = internal::CudaDriver;
 
 absl::Status FromCuda(absl::string_view what, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -42,122 +46,6 @@ absl::Status FromCuda(absl::string_view what, cudaError_t error) {
       return absl::InternalError(text);
   }
 }
-
-// What kernels need of libcuda.
-struct Driver {
-  decltype(&cuInit) init = nullptr;
-  decltype(&cuDeviceGet) device_get = nullptr;
-  decltype(&cuDevicePrimaryCtxRetain) primary_context_retain = nullptr;
-  decltype(&cuCtxGetCurrent) context_get_current = nullptr;
-  decltype(&cuCtxPushCurrent) context_push_current = nullptr;
-  decltype(&cuCtxPopCurrent) context_pop_current = nullptr;
-  decltype(&cuModuleLoadData) module_load_data = nullptr;
-  decltype(&cuModuleGetFunction) module_get_function = nullptr;
-  CUresult (*function_load)(CUfunction) = nullptr;  // Null before CUDA 12.4.
-  decltype(&cuLaunchKernel) launch_kernel = nullptr;
-  decltype(&cuGetErrorString) get_error_string = nullptr;
-  absl::Status status;
-
-  absl::Status Check(absl::string_view what, CUresult result) const {
-    if (result == CUDA_SUCCESS) return absl::OkStatus();
-    const char* text = nullptr;
-    get_error_string(result, &text);
-    const std::string message = absl::StrCat(what, ": ", text == nullptr ? "unknown error" : text, " (", result, ")");
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) return absl::ResourceExhaustedError(message);
-    if (result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
-      return absl::UnimplementedError(
-          absl::StrCat(message, ": the kernels are not built for this device, or its driver is too old"));
-    }
-    return absl::InternalError(message);
-  }
-};
-
-const Driver& TheDriver() {
-  static const Driver driver = [] {
-    Driver found;
-    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // Stays.
-    if (library == nullptr) {
-      found.status = absl::FailedPreconditionError(absl::StrCat("no CUDA device: no driver: ", dlerror()));
-      return found;
-    }
-    const auto find = [&](const char* name, auto& function) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      if (function == nullptr) found.status.Update(absl::InternalError(absl::StrCat("libcuda.so.1 has no ", name)));
-    };
-    find("cuInit", found.init);
-    find("cuDeviceGet", found.device_get);
-    find("cuDevicePrimaryCtxRetain", found.primary_context_retain);
-    find("cuCtxGetCurrent", found.context_get_current);
-    find("cuCtxPushCurrent_v2", found.context_push_current);  // As cuda.h calls them.
-    find("cuCtxPopCurrent_v2", found.context_pop_current);
-    find("cuModuleLoadData", found.module_load_data);
-    find("cuModuleGetFunction", found.module_get_function);
-    find("cuLaunchKernel", found.launch_kernel);
-    find("cuGetErrorString", found.get_error_string);
-    found.function_load = reinterpret_cast<decltype(found.function_load)>(dlsym(library, "cuFuncLoad"));
-    return found;
-  }();
-  return driver;
-}
-
-// The devices' primary contexts, which the runtime uses as well. Retained for good.
-class Contexts {
- public:
-  absl::StatusOr<CUcontext> Of(Device device) {
-    absl::MutexLock lock(&mutex_);
-    CUcontext& context = contexts_[device.index];
-    if (context != nullptr) return context;
-    const Driver& driver = TheDriver();
-    EK_RETURN_IF_ERROR(driver.status);
-    EK_RETURN_IF_ERROR(driver.Check("cuInit", driver.init(0)));
-    CUdevice handle = 0;
-    EK_RETURN_IF_ERROR(driver.Check(ToString(device), driver.device_get(&handle, device.index)));
-    EK_RETURN_IF_ERROR(driver.Check(ToString(device), driver.primary_context_retain(&context, handle)));
-    return context;
-  }
-  // One that is in use already, so that nothing is taken up on another device for nothing; the first if none is.
-  Device AnyInUse() const {
-    absl::MutexLock lock(&mutex_);
-    return Device::Cuda(contexts_.empty() ? 0 : contexts_.begin()->first);
-  }
-
- private:
-  mutable absl::Mutex mutex_;
-  std::map<int, CUcontext> contexts_ ABSL_GUARDED_BY(mutex_);  // By device.
-};
-
-Contexts& AllContexts() {
-  static Contexts* const contexts = new Contexts;
-  return *contexts;
-}
-
-// Makes the device's context the calling thread's for a scope, then the one it had, be that none: asking the runtime for
-// the thread's device, and setting it back, would take up memory on device 0 for threads that never chose one.
-class ScopedDevice {
- public:
-  explicit ScopedDevice(Device device) {
-    const absl::StatusOr<CUcontext> context = AllContexts().Of(device);
-    status_ = context.status();
-    if (!status_.ok()) return;
-    CUcontext current = nullptr;
-    status_ = TheDriver().Check("cuCtxGetCurrent", TheDriver().context_get_current(&current));
-    if (!status_.ok() || current == *context) return;
-    status_ = TheDriver().Check("cuCtxPushCurrent", TheDriver().context_push_current(*context));
-    is_pushed_ = status_.ok();
-  }
-  ~ScopedDevice() {
-    CUcontext popped = nullptr;
-    if (is_pushed_) TheDriver().context_pop_current(&popped);
-  }
-  ScopedDevice(const ScopedDevice&) = delete;
-  ScopedDevice& operator=(const ScopedDevice&) = delete;
-
-  const absl::Status& status() const { return status_; }
-
- private:
-  bool is_pushed_ = false;
-  absl::Status status_;
-};
 
 // For calls that have nothing to do with what another thread may be capturing into a graph, but would end it.
 class BesideCaptures {
@@ -221,7 +109,7 @@ absl::Status CudaRuntime::Check(Device device) {
 
 absl::StatusOr<DeviceFacts> CudaRuntime::Facts(Device device) {
   EK_RETURN_IF_ERROR(Check(device));
-  const ScopedDevice scope(device);
+  const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   cudaDeviceProp properties;
   EK_RETURN_IF_ERROR(FromCuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device.index)));
@@ -237,7 +125,7 @@ absl::StatusOr<DeviceFacts> CudaRuntime::Facts(Device device) {
 absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("Allocate: ", bytes, " bytes"));
   EK_ASSIGN_OR_RETURN(const Stream stream, CreateStream(device, StreamPriority::kNormal));
-  const ScopedDevice scope(device);
+  const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   const BesideCaptures beside;
   void* data = nullptr;
@@ -249,7 +137,7 @@ absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
   EK_RETURN_IF_ERROR(FromCuda("cudaMalloc", error));
   Memory memory{std::shared_ptr<void>(data,
                                       [device](void* freed) {
-                                        const ScopedDevice scope(device);
+                                        const ScopedCudaDevice scope(device);
                                         const BesideCaptures beside;
                                         cudaFree(freed);
                                       }),
@@ -263,9 +151,9 @@ absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
 
 absl::StatusOr<Memory> CudaRuntime::AllocatePinned(int64_t bytes) {
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("AllocatePinned: ", bytes, " bytes"));
-  const Device any = AllContexts().AnyInUse();
+  const Device any = internal::CudaDeviceInUse();
   EK_RETURN_IF_ERROR(Check(any));
-  const ScopedDevice scope(any);
+  const ScopedCudaDevice scope(any);
   EK_RETURN_IF_ERROR(scope.status());
   const BesideCaptures beside;
   void* data = nullptr;
@@ -278,7 +166,7 @@ absl::StatusOr<Memory> CudaRuntime::AllocatePinned(int64_t bytes) {
   std::memset(data, 0, bytes);
   return Memory{std::shared_ptr<void>(data,
                                       [any](void* freed) {
-                                        const ScopedDevice scope(any);
+                                        const ScopedCudaDevice scope(any);
                                         const BesideCaptures beside;
                                         cudaFreeHost(freed);
                                       }),
@@ -287,7 +175,7 @@ absl::StatusOr<Memory> CudaRuntime::AllocatePinned(int64_t bytes) {
 
 absl::StatusOr<Stream> CudaRuntime::CreateStream(Device device, StreamPriority priority) {
   EK_RETURN_IF_ERROR(Check(device));
-  const ScopedDevice scope(device);
+  const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   int lowest = 0, highest = 0;
   EK_RETURN_IF_ERROR(FromCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
@@ -297,7 +185,7 @@ absl::StatusOr<Stream> CudaRuntime::CreateStream(Device device, StreamPriority p
                                                                 priority == StreamPriority::kHigh ? highest : lowest)));
   return Stream{std::shared_ptr<void>(stream,
                                       [device](void* gone) {
-                                        const ScopedDevice scope(device);
+                                        const ScopedCudaDevice scope(device);
                                         cudaStreamDestroy(static_cast<cudaStream_t>(gone));  // Waits for nothing.
                                       }),
                 device};
@@ -326,7 +214,7 @@ absl::StatusOr<Event> CudaRuntime::TakeEvent(Device device) {
 }
 
 absl::StatusOr<Event> CudaRuntime::Record(StreamRef stream) {
-  const ScopedDevice scope(stream.device);
+  const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   EK_ASSIGN_OR_RETURN(Event event, TakeEvent(stream.device));
   EK_RETURN_IF_ERROR(FromCuda("cudaEventRecord", cudaEventRecord(EventOf(event), StreamOf(stream))));
@@ -335,14 +223,14 @@ absl::StatusOr<Event> CudaRuntime::Record(StreamRef stream) {
 
 absl::Status CudaRuntime::Wait(StreamRef stream, const Event& event) {
   if (!event) return absl::OkStatus();
-  const ScopedDevice scope(stream.device);
+  const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   return FromCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(StreamOf(stream), EventOf(event), 0));
 }
 
 absl::StatusOr<bool> CudaRuntime::IsDone(const Event& event) {
   if (!event) return true;
-  const ScopedDevice scope(event.device);
+  const ScopedCudaDevice scope(event.device);
   EK_RETURN_IF_ERROR(scope.status());
   const BesideCaptures beside;
   const cudaError_t state = cudaEventQuery(EventOf(event));
@@ -375,14 +263,14 @@ absl::Status CudaRuntime::DoSynchronize(const Event& event, absl::Time deadline)
 
 absl::Status CudaRuntime::Copy(void* to, const void* from, int64_t bytes, StreamRef stream) {
   if (bytes == 0) return absl::OkStatus();
-  const ScopedDevice scope(stream.device);
+  const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)));
 }
 
 absl::Status CudaRuntime::Zero(void* data, int64_t bytes, StreamRef stream) {
   if (bytes == 0) return absl::OkStatus();
-  const ScopedDevice scope(stream.device);
+  const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   return FromCuda("cudaMemsetAsync", cudaMemsetAsync(data, 0, bytes, StreamOf(stream)));
 }
@@ -418,7 +306,7 @@ absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, D
 
 absl::Status CudaRuntime::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
                                     StreamRef stream) {
-  const ScopedDevice scope(stream.device);
+  const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   EK_ASSIGN_OR_RETURN(CUfunction function, FunctionOf(kernel, stream.device));
   return TheDriver().Check(

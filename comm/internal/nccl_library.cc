@@ -10,8 +10,12 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/device/internal/cuda_context.h"
+#include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -20,28 +24,10 @@ static_assert(ncclSum == static_cast<int>(kNcclSum) && ncclProd == static_cast<i
               ncclMax == static_cast<int>(kNcclMax) && ncclMin == static_cast<int>(kNcclMin) &&
               ncclAvg == static_cast<int>(kNcclAverage));
 
-// Sets the calling thread's device for a scope.
-class ScopedDevice {
- public:
-  explicit ScopedDevice(int device) {
-    is_known_ = cudaGetDevice(&before_) == cudaSuccess;
-    (void)cudaSetDevice(device);
-  }
-  ~ScopedDevice() {
-    if (is_known_) (void)cudaSetDevice(before_);
-  }
-  ScopedDevice(const ScopedDevice&) = delete;
-  ScopedDevice& operator=(const ScopedDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool is_known_ = false;
-};
-
 // What an NcclComm points to.
 struct Handle {
   ncclComm_t comm = nullptr;
-  int device = 0;
+  Device device;
 };
 Handle& HandleOf(NcclComm comm) { return *static_cast<Handle*>(comm); }
 
@@ -81,6 +67,10 @@ NcclAnswer AnswerOf(ncclResult_t result, ncclComm_t comm) {
   if (detail != nullptr && *detail != '\0') absl::StrAppend(&answer.text, " (", detail, ")");
 #endif
   return answer;
+}
+
+[[maybe_unused]] NcclAnswer NoDevice(const absl::Status& status) {
+  return {NcclCode::kUnhandledCudaError, std::string(status.message())};
 }
 
 [[maybe_unused]] NcclAnswer Lacks(absl::string_view what) {
@@ -202,11 +192,12 @@ class Library : public NcclApi {
       return {NcclCode::kInvalidArgument, absl::StrCat("an NCCL id has ", sizeof(bytes), " bytes, not ", id.size())};
     }
     std::memcpy(&bytes, id.data(), sizeof(bytes));
-    const ScopedDevice scope(device.index);
+    const ScopedCudaDevice scope(device);
+    if (!scope.status().ok()) return NoDevice(scope.status());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     auto handle = std::make_unique<Handle>();
-    handle->device = device.index;
+    handle->device = device;
     const NcclAnswer answer =
         AnswerOf(ncclCommInitRankConfig(&handle->comm, world_size, bytes, rank, &config), handle->comm);
     if (handle->comm != nullptr) *comm = handle.release();
@@ -225,17 +216,17 @@ class Library : public NcclApi {
 
   NcclAnswer Abort(NcclComm comm) override {
     const std::unique_ptr<Handle> handle(static_cast<Handle*>(comm));
-    const ScopedDevice scope(handle->device);
+    const ScopedCudaDevice scope(handle->device);
     return AnswerOf(ncclCommAbort(handle->comm), nullptr);
   }
 
   NcclAnswer GroupStart() override { return AnswerOf(ncclGroupStart(), nullptr); }
   NcclAnswer GroupEnd(NcclComm comm) override {
-    const ScopedDevice scope(HandleOf(comm).device);
+    const ScopedCudaDevice scope(HandleOf(comm).device);
     return AnswerOf(ncclGroupEnd(), HandleOf(comm).comm);
   }
   NcclAnswer Enqueue(const NcclCall& call, NcclComm comm, StreamRef stream) override {
-    const ScopedDevice scope(HandleOf(comm).device);
+    const ScopedCudaDevice scope(HandleOf(comm).device);
     return AnswerOf(Put(call, HandleOf(comm).comm, static_cast<cudaStream_t>(stream.handle)), HandleOf(comm).comm);
   }
 
@@ -260,20 +251,21 @@ class Library : public NcclApi {
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 3)
   NcclAnswer AllocateMemory(Device device, int64_t bytes, void** data) override {
-    const ScopedDevice scope(device.index);
+    const ScopedCudaDevice scope(device);
+    if (!scope.status().ok()) return NoDevice(scope.status());
     return AnswerOf(ncclMemAlloc(data, static_cast<size_t>(bytes)), nullptr);
   }
   NcclAnswer FreeMemory(Device device, void* data) override {
-    const ScopedDevice scope(device.index);
+    const ScopedCudaDevice scope(device);
     return AnswerOf(ncclMemFree(data), nullptr);
   }
   NcclAnswer Register(NcclComm comm, void* data, int64_t bytes, void** handle) override {
-    const ScopedDevice scope(HandleOf(comm).device);
+    const ScopedCudaDevice scope(HandleOf(comm).device);
     return AnswerOf(ncclCommRegister(HandleOf(comm).comm, data, static_cast<size_t>(bytes), handle),
                     HandleOf(comm).comm);
   }
   NcclAnswer Deregister(NcclComm comm, void* handle) override {
-    const ScopedDevice scope(HandleOf(comm).device);
+    const ScopedCudaDevice scope(HandleOf(comm).device);
     return AnswerOf(ncclCommDeregister(HandleOf(comm).comm, handle), HandleOf(comm).comm);
   }
 #else

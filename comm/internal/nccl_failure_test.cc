@@ -79,6 +79,16 @@ TEST_F(NcclFailureTest, AnErrorThatComesByItselfReachesAllRanksWithItsRank) {
   });
 }
 
+TEST_F(NcclFailureTest, AnErrorWhileNothingIsInFlightReachesAllRanksToo) {
+  Run(3, [&](Communicator& comm) {
+    Meet(comm);
+    if (comm.rank() == 1) nccl_.SetState(1, {NcclCode::kRemoteError, "connection closed by remote peer"});
+    while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_THAT(TextOf(comm.status()), HasSubstr("rank 1: nccl: "));
+    EXPECT_THAT(TextOf(comm.status()), HasSubstr("connection closed by remote peer"));
+  });
+}
+
 TEST_F(NcclFailureTest, EveryCallsFailureEndsTheGroupWithItsWords) {
   for (const char* call : {"GroupStart", "Enqueue", "GroupEnd", "MakeScaledSum", "DropReduction"}) {
     SCOPED_TRACE(call);
@@ -232,8 +242,13 @@ TEST_F(NcclFailureTest, AnAbortThatHangsIsLeftBehindWithASentence) {
         EXPECT_TRUE(work.OrderBefore(stream->ref()).ok());  // It is launched,
         EXPECT_TRUE(comm.AgreeAny(true).ok());              // on both.
         if (comm.rank() == 1) {
+          absl::StatusOr<Memory> registered = comm.Allocate(int64_t{1} << 20);
+          ASSERT_TRUE(registered.ok()) << registered.status();
+          EXPECT_EQ(nccl_.allocated(), 1);
           nccl_.HangNext(1, "Abort");
           comm.Abort(absl::CancelledError("had enough"));
+          *registered = Memory();
+          EXPECT_EQ(nccl_.allocated(), 1) << "NCCL may still use it";
         }
         const absl::Status ended = work.Wait();
         EXPECT_THAT(TextOf(ended), HasSubstr("had enough"));

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
@@ -111,6 +112,32 @@ TEST_P(NcclGroupTest, CollectivesAreOrderedBetweenWorkOnStreamsWithoutTheHost) {
     for (const Work& work : works) EK_RETURN_IF_ERROR(work.Wait());
     return absl::OkStatus();
   });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(NcclGroupTest, AnOperationThatIsLaunchedWaitsForItsMoment) {
+  absl::Notification go_on;
+  const absl::Status status = RunSimulated(devices_, nccl_, GetParam(), [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(Floats floats, Floats::Create(comm, 100));
+    EK_ASSIGN_OR_RETURN(const Stream other, comm.runtime()->CreateStream(comm.device()));
+    const std::vector<float> ones(100, 1.0f);
+    std::vector<float> sum;
+    EK_RETURN_IF_ERROR(devices_.Put(floats.stream(), [&] { go_on.WaitForNotification(); }));
+    EK_RETURN_IF_ERROR(floats.Write(ones));
+    EK_ASSIGN_OR_RETURN(const Event written, comm.runtime()->Record(floats.stream()));
+    const Work work = comm.user().AllReduce(floats.view(), ReduceOp::kSum, {.after_event = written});
+    EK_RETURN_IF_ERROR(work.OrderBefore(other.ref()));
+    EK_RETURN_IF_ERROR(comm.AgreeAny(true).status());  // Launched on all ranks, so nothing else holds it up.
+    EXPECT_FALSE(work.IsDone());
+    EK_RETURN_IF_ERROR(comm.AgreeAny(true).status());
+    if (comm.rank() == 0) go_on.Notify();
+    EK_RETURN_IF_ERROR(work.Wait());
+    EK_RETURN_IF_ERROR(floats.Read(sum));
+    EK_RETURN_IF_ERROR(floats.Synchronize());
+    EXPECT_EQ(sum, std::vector<float>(100, static_cast<float>(comm.world_size())));
+    return absl::OkStatus();
+  });
+  if (!go_on.HasBeenNotified()) go_on.Notify();
   EXPECT_TRUE(status.ok()) << status;
 }
 

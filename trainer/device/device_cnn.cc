@@ -10,15 +10,16 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/batch.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/layers.h"
+#include "evenkeel/trainer/device/math.h"
+#include "evenkeel/trainer/device/rounded_matrices.h"
 #include "evenkeel/trainer/image_shape.h"
 
 namespace evenkeel {
 namespace {
-
-constexpr int64_t kFloat = sizeof(float);
 
 struct Norm {
   int weight = -1;
@@ -47,7 +48,8 @@ int64_t OutSide(const DeviceConvolution& shape) { return (shape.side - 1) / shap
 
 class DeviceCnn : public Model {
  public:
-  DeviceCnn(const CnnOptions& options, std::unique_ptr<DeviceWork> work) : options_(options), work_(std::move(work)) {}
+  DeviceCnn(const CnnOptions& options, DType dtype, std::unique_ptr<DeviceWork> work)
+      : options_(options), dtype_(dtype), work_(std::move(work)) {}
 
   absl::Status Init(const DevicePlace& place, const Model& host) {
     EK_RETURN_IF_ERROR(InitOnDevice(place, host));
@@ -76,7 +78,7 @@ class DeviceCnn : public Model {
     fc_weight_ = parameters().Find("fc.weight");
     fc_bias_ = parameters().Find("fc.bias");
     side_ = side;
-    return absl::OkStatus();
+    return matrices_.Init(*work_, *this, dtype_);
   }
 
   int64_t ActivationBytes() const override { return work_->held_bytes(); }
@@ -102,104 +104,118 @@ class DeviceCnn : public Model {
   }
   DeviceConvolution ShapeOf(const Conv& conv) const {
     DeviceConvolution shape = conv.shape;
+    shape.dtype = dtype_;
     shape.batch = batch_;
     return shape;
   }
   // Of what goes into a convolution, and of what comes out.
   DeviceNorm::Images Before(const Conv& conv) const {
-    return {batch_, static_cast<int>(conv.shape.inputs), static_cast<int>(conv.shape.side * conv.shape.side)};
+    return {dtype_, batch_, static_cast<int>(conv.shape.inputs), static_cast<int>(conv.shape.side * conv.shape.side)};
   }
   DeviceNorm::Images After(const Conv& conv) const {
     const int64_t side = OutSide(conv.shape);
-    return {batch_, static_cast<int>(conv.shape.outputs), static_cast<int>(side * side)};
+    return {dtype_, batch_, static_cast<int>(conv.shape.outputs), static_cast<int>(side * side)};
   }
-  DeviceNorm::Images Features() const { return {batch_, options_.widths.back(), static_cast<int>(side_ * side_)}; }
-  DeviceDenseShape Dense() const { return {batch_, options_.widths.back(), kClasses}; }
-  const float* BlockInput(size_t i) const {
-    return i == 0 ? stem_output_.as<float>() : blocks_[i - 1].output.as<float>();
+  DeviceNorm::Images Features() const {
+    return {dtype_, batch_, options_.widths.back(), static_cast<int>(side_ * side_)};
   }
-  const float* LastOutput() const { return BlockInput(blocks_.size()); }
+  DeviceDenseShape Dense() const { return {dtype_, batch_, options_.widths.back(), kClasses}; }
+  TypedPointer Typed(void* data) const { return {dtype_, data}; }
+  // Of so many elements that go from layer to layer.
+  absl::Status Need(DeviceBuffer& buffer, int64_t count) { return buffer.Need(*work_, count * SizeOf(dtype_)); }
+  const void* BlockInput(size_t i) const { return i == 0 ? stem_output_.as<void>() : blocks_[i - 1].output.as<void>(); }
+  const void* LastOutput() const { return BlockInput(blocks_.size()); }
 
   absl::Status Check(const Batch& batch) const override {
     return CheckImages(batch, options_.image.pixels(), kClasses).status();
   }
 
-  absl::Status Convolve(const Conv& conv, const float* input, DeviceBuffer& output) {
-    EK_RETURN_IF_ERROR(output.Need(*work_, After(conv).count() * kFloat));
-    return work_->math().ConvolutionForward(ShapeOf(conv), input, Value(conv.weight), output.as<float>(),
+  absl::Status Convolve(const Conv& conv, const void* input, DeviceBuffer& output) {
+    EK_RETURN_IF_ERROR(Need(output, After(conv).count()));
+    return work_->math().ConvolutionForward(ShapeOf(conv), input, matrices_[conv.weight], output.as<void>(),
                                             work_->stream());
   }
 
-  absl::Status Normalise(Norm& norm, const DeviceNorm::Images& images, Mode mode, const float* input,
+  absl::Status Normalise(Norm& norm, const DeviceNorm::Images& images, Mode mode, const void* input,
                          DeviceBuffer& output) {
-    EK_RETURN_IF_ERROR(output.Need(*work_, images.count() * kFloat));
-    return norm.layer.Forward(*work_, images, StateOf(norm), mode == Mode::kTraining, input, output.as<float>());
+    EK_RETURN_IF_ERROR(Need(output, images.count()));
+    return norm.layer.Forward(*work_, images, StateOf(norm), mode == Mode::kTraining, input, output.as<void>());
   }
 
-  absl::Status BlockForward(Block& block, const float* source, Mode mode) {
+  absl::Status BlockForward(Block& block, const void* source, Mode mode) {
     EK_RETURN_IF_ERROR(Normalise(block.norm1, Before(block.conv1), mode, source, block.normed1));
-    if (block.shortcut) EK_RETURN_IF_ERROR(Convolve(*block.shortcut, block.normed1.as<float>(), block.skip));
-    EK_RETURN_IF_ERROR(Convolve(block.conv1, block.normed1.as<float>(), block.middle));
-    EK_RETURN_IF_ERROR(Normalise(block.norm2, Before(block.conv2), mode, block.middle.as<float>(), block.normed2));
-    EK_RETURN_IF_ERROR(Convolve(block.conv2, block.normed2.as<float>(), block.output));
-    return DeviceAddTo(*work_, block.shortcut ? block.skip.as<float>() : source, block.output.as<float>(),
+    if (block.shortcut) EK_RETURN_IF_ERROR(Convolve(*block.shortcut, block.normed1.as<void>(), block.skip));
+    EK_RETURN_IF_ERROR(Convolve(block.conv1, block.normed1.as<void>(), block.middle));
+    EK_RETURN_IF_ERROR(Normalise(block.norm2, Before(block.conv2), mode, block.middle.as<void>(), block.normed2));
+    EK_RETURN_IF_ERROR(Convolve(block.conv2, block.normed2.as<void>(), block.output));
+    return DeviceAddTo(*work_, block.shortcut ? block.skip.as<void>() : source, Typed(block.output.as<void>()),
                        After(block.conv2).count());
   }
 
   absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
     batch_ = SamplesOf(batch);
     EK_ASSIGN_OR_RETURN(const DeviceBatch here, work_->Upload(batch));
-    images_ = here.images;
+    EK_RETURN_IF_ERROR(matrices_.Round(work_->stream()));
+    EK_ASSIGN_OR_RETURN(images_, Rounded(here.images, batch_ * options_.image.pixels(), rounded_images_));
     EK_RETURN_IF_ERROR(Convolve(stem_, images_, stem_output_));
     for (size_t i = 0; i < blocks_.size(); ++i) EK_RETURN_IF_ERROR(BlockForward(blocks_[i], BlockInput(i), mode));
     EK_RETURN_IF_ERROR(Normalise(norm_, Features(), mode, LastOutput(), features_));
     const int64_t means = batch_ * options_.widths.back();
-    EK_RETURN_IF_ERROR(means_.Need(*work_, means * kFloat));
-    EK_RETURN_IF_ERROR(DeviceAveragePool(*work_, features_.as<float>(), means_.as<float>(), means, Features().area));
-    EK_RETURN_IF_ERROR(scores_.Need(*work_, batch_ * kClasses * kFloat));
+    EK_RETURN_IF_ERROR(Need(means_, means));
     EK_RETURN_IF_ERROR(
-        DeviceDense(*work_, Dense(), means_.as<float>(), Value(fc_weight_), Value(fc_bias_), scores_.as<float>()));
+        DeviceAveragePool(*work_, features_.as<void>(), Typed(means_.as<void>()), means, Features().area));
+    EK_RETURN_IF_ERROR(scores_.Need(*work_, batch_ * kClasses * static_cast<int64_t>(sizeof(float))));
+    EK_RETURN_IF_ERROR(DeviceDense(*work_, Dense(), means_.as<void>(), matrices_[fc_weight_], Value(fc_bias_),
+                                   {DType::kFloat32, scores_.as<float>()}));
     EK_RETURN_IF_ERROR(DeviceClassLoss(*work_, scores_.as<float>(), here.labels, batch_, kClasses,
                                        mode == Mode::kTraining ? std::optional(options.weight) : std::nullopt));
     return work_->FetchLoss(batch_);
   }
 
+  // In the type that products take: themselves, or copies.
+  absl::StatusOr<const void*> Rounded(const float* data, int64_t count, DeviceBuffer& copy) {
+    if (dtype_ == DType::kFloat32) return data;
+    EK_RETURN_IF_ERROR(Need(copy, count));
+    EK_RETURN_IF_ERROR(DeviceRound(*work_, data, Typed(copy.as<void>()), count));
+    return copy.as<void>();
+  }
+
   // `diff` becomes the gradient of what went in.
-  absl::Status NormBackward(Norm& norm, const DeviceNorm::Images& images, const float* source,
-                            const DeviceBuffer& output, float* diff, GradientSink& sink) {
-    EK_RETURN_IF_ERROR(norm.layer.Backward(*work_, images, StateOf(norm), source, output.as<float>(), diff,
+  absl::Status NormBackward(Norm& norm, const DeviceNorm::Images& images, const void* source,
+                            const DeviceBuffer& output, void* diff, GradientSink& sink) {
+    EK_RETURN_IF_ERROR(norm.layer.Backward(*work_, images, StateOf(norm), source, output.as<void>(), diff,
                                            sink.Target<float>(norm.weight), sink.Target<float>(norm.bias)));
     EK_RETURN_IF_ERROR(sink.Announce(norm.bias));
     return sink.Announce(norm.weight);
   }
 
-  absl::Status WeightBackward(const Conv& conv, const float* input, const float* diff, GradientSink& sink) {
+  absl::Status WeightBackward(const Conv& conv, const void* input, const void* diff, GradientSink& sink) {
     return sink.Write<float>(conv.weight, [&](GradTarget<float> target) {
       return work_->math().ConvolutionBackwardWeight(ShapeOf(conv), input, diff, target.data, target.add,
                                                      work_->stream());
     });
   }
 
-  absl::Status ImagesBackward(const Conv& conv, const float* diff, float* diff_images) {
-    return work_->math().ConvolutionBackwardImages(ShapeOf(conv), Value(conv.weight), diff, diff_images,
+  absl::Status ImagesBackward(const Conv& conv, const void* diff, void* diff_images) {
+    return work_->math().ConvolutionBackwardImages(ShapeOf(conv), matrices_[conv.weight], diff, diff_images,
                                                    work_->stream());
   }
 
   // From the gradient in diffs_[0] to that of the source, there as well; nothing of it is there if nothing below the
   // block's second convolution, or below its first norm, is trained.
-  absl::Status BlockBackward(Block& block, const float* source, GradientSink& sink) {
-    const float* const diff_output = diffs_[0].as<float>();
-    float* const inner = diffs_[1].as<float>();
-    float* const outer = diffs_[2].as<float>();
-    EK_RETURN_IF_ERROR(WeightBackward(block.conv2, block.normed2.as<float>(), diff_output, sink));
+  absl::Status BlockBackward(Block& block, const void* source, GradientSink& sink) {
+    const void* const diff_output = diffs_[0].as<void>();
+    void* const inner = diffs_[1].as<void>();
+    void* const outer = diffs_[2].as<void>();
+    EK_RETURN_IF_ERROR(WeightBackward(block.conv2, block.normed2.as<void>(), diff_output, sink));
     if (!sink.AnyTrainedBefore(block.conv2.weight)) return absl::OkStatus();
 
     EK_RETURN_IF_ERROR(ImagesBackward(block.conv2, diff_output, inner));
     EK_RETURN_IF_ERROR(
-        NormBackward(block.norm2, Before(block.conv2), block.middle.as<float>(), block.normed2, inner, sink));
-    EK_RETURN_IF_ERROR(WeightBackward(block.conv1, block.normed1.as<float>(), inner, sink));
+        NormBackward(block.norm2, Before(block.conv2), block.middle.as<void>(), block.normed2, inner, sink));
+    EK_RETURN_IF_ERROR(WeightBackward(block.conv1, block.normed1.as<void>(), inner, sink));
     if (block.shortcut) {
-      EK_RETURN_IF_ERROR(WeightBackward(*block.shortcut, block.normed1.as<float>(), diff_output, sink));
+      EK_RETURN_IF_ERROR(WeightBackward(*block.shortcut, block.normed1.as<void>(), diff_output, sink));
     }
     if (!sink.AnyTrainedBefore(block.norm1.bias + 1)) return absl::OkStatus();
 
@@ -207,50 +223,53 @@ class DeviceCnn : public Model {
     EK_RETURN_IF_ERROR(ImagesBackward(block.conv1, inner, outer));
     if (block.shortcut) {
       EK_RETURN_IF_ERROR(ImagesBackward(*block.shortcut, diff_output, inner));
-      EK_RETURN_IF_ERROR(DeviceAddTo(*work_, inner, outer, images.count()));
+      EK_RETURN_IF_ERROR(DeviceAddTo(*work_, inner, Typed(outer), images.count()));
     }
     EK_RETURN_IF_ERROR(NormBackward(block.norm1, images, source, block.normed1, outer, sink));
-    if (!block.shortcut) EK_RETURN_IF_ERROR(DeviceAddTo(*work_, diff_output, outer, images.count()));
+    if (!block.shortcut) EK_RETURN_IF_ERROR(DeviceAddTo(*work_, diff_output, Typed(outer), images.count()));
     std::swap(diffs_[0], diffs_[2]);
     return absl::OkStatus();
   }
 
   absl::Status DoBackward(GradientSink& sink) override {
-    float* const diff_scores = scores_.as<float>();
+    EK_ASSIGN_OR_RETURN(const void* const diff_scores,
+                        Rounded(scores_.as<float>(), batch_ * kClasses, rounded_diff_scores_));
     EK_RETURN_IF_ERROR(sink.Write<float>(fc_bias_, [&](GradTarget<float> target) {
-      return DeviceColumnSums(*work_, diff_scores, batch_, kClasses, target);
+      return DeviceColumnSums(*work_, Typed(const_cast<void*>(diff_scores)), batch_, kClasses, target);
     }));
     EK_RETURN_IF_ERROR(sink.Write<float>(fc_weight_, [&](GradTarget<float> target) {
-      return DeviceDenseBackwardWeight(*work_, Dense(), means_.as<float>(), diff_scores, target);
+      return DeviceDenseBackwardWeight(*work_, Dense(), means_.as<void>(), diff_scores, target);
     }));
     if (!sink.AnyTrainedBefore(fc_weight_)) return absl::OkStatus();
 
     EK_RETURN_IF_ERROR(NeedDiffs());
     const int64_t means = batch_ * options_.widths.back();
     EK_RETURN_IF_ERROR(
-        DeviceDenseBackwardInput(*work_, Dense(), Value(fc_weight_), diff_scores, diff_means_.as<float>()));
+        DeviceDenseBackwardInput(*work_, Dense(), matrices_[fc_weight_], diff_scores, diff_means_.as<void>()));
     EK_RETURN_IF_ERROR(
-        DeviceAveragePoolBackward(*work_, diff_means_.as<float>(), diffs_[0].as<float>(), means, Features().area));
-    EK_RETURN_IF_ERROR(NormBackward(norm_, Features(), LastOutput(), features_, diffs_[0].as<float>(), sink));
+        DeviceAveragePoolBackward(*work_, diff_means_.as<void>(), Typed(diffs_[0].as<void>()), means, Features().area));
+    EK_RETURN_IF_ERROR(NormBackward(norm_, Features(), LastOutput(), features_, diffs_[0].as<void>(), sink));
     for (size_t i = blocks_.size(); i-- > 0;) {
       if (!sink.AnyTrainedBefore(blocks_[i].conv2.weight + 1)) return absl::OkStatus();
       EK_RETURN_IF_ERROR(BlockBackward(blocks_[i], BlockInput(i), sink));
     }
-    return WeightBackward(stem_, images_, diffs_[0].as<float>(), sink);
+    return WeightBackward(stem_, images_, diffs_[0].as<void>(), sink);
   }
 
   // Each for the largest gradient of images.
   absl::Status NeedDiffs() {
-    EK_RETURN_IF_ERROR(diff_means_.Need(*work_, batch_ * options_.widths.back() * kFloat));
+    EK_RETURN_IF_ERROR(Need(diff_means_, batch_ * options_.widths.back()));
     int64_t count = After(stem_).count();
     for (const Block& block : blocks_) {
       count = std::max({count, Before(block.conv1).count(), After(block.conv1).count()});
     }
-    for (DeviceBuffer& diff : diffs_) EK_RETURN_IF_ERROR(diff.Need(*work_, count * kFloat));
+    for (DeviceBuffer& diff : diffs_) EK_RETURN_IF_ERROR(Need(diff, count));
     return absl::OkStatus();
   }
 
   const CnnOptions options_;
+  const DType dtype_;  // Of what goes through products and convolutions.
+  RoundedMatrices matrices_;
   Conv stem_;
   std::vector<Block> blocks_;
   Norm norm_;
@@ -258,23 +277,26 @@ class DeviceCnn : public Model {
   int fc_bias_ = -1;
   int64_t side_ = 0;  // Of what the last norm sees.
 
+  DeviceBuffer rounded_images_;
   DeviceBuffer stem_output_;
   DeviceBuffer features_;  // After the last norm.
   DeviceBuffer means_;     // [batch, channels]
   DeviceBuffer scores_;    // [batch, 10]; after a training Forward their gradient
+  DeviceBuffer rounded_diff_scores_;
   DeviceBuffer diff_means_;
   DeviceBuffer diffs_[3];  // Gradients of images, on their way down.
   int64_t batch_ = 0;
-  const float* images_ = nullptr;     // Of the last Forward.
+  const void* images_ = nullptr;      // Of the last Forward.
   std::unique_ptr<DeviceWork> work_;  // Goes first, when the device is done with what lies in the others.
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> MakeDeviceCnn(const CnnOptions& options, const Model& host,
-                                                     const DevicePlace& place) {
+                                                     const DevicePlace& place, DType dtype) {
+  EK_RETURN_IF_ERROR(CheckFactorType("cnn", dtype));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<DeviceWork> work, DeviceWork::Create(place));
-  auto model = std::make_unique<DeviceCnn>(options, std::move(work));
+  auto model = std::make_unique<DeviceCnn>(options, dtype, std::move(work));
   EK_RETURN_IF_ERROR(model->Init(place, host));
   return model;
 }

@@ -12,20 +12,39 @@ namespace {
 
 constexpr KernelKind kWaits = KernelKind::kSynchronises;
 
-const auto kRelu = MakeKernel<&ek_relu>("ek_relu", layer_kernels_image);
-const auto kReluBackward = MakeKernel<&ek_relu_backward>("ek_relu_backward", layer_kernels_image);
-const auto kAddTo = MakeKernel<&ek_add_to>("ek_add_to", layer_kernels_image);
-const auto kColumnSums = MakeKernel<&ek_column_sums>("ek_column_sums", layer_kernels_image, kWaits);
+// The kernel for each type of what goes from layer to layer.
+template <typename KernelType>
+struct ForTypes {
+  KernelType float32, bfloat16, float16;
+  const KernelType& operator[](DType dtype) const {
+    if (dtype == DType::kBFloat16) return bfloat16;
+    return dtype == DType::kFloat16 ? float16 : float32;
+  }
+};
+template <typename KernelType>
+ForTypes(KernelType, KernelType, KernelType) -> ForTypes<KernelType>;
+
+#define EK_FOR_TYPES(name, ...)                                                                      \
+  ForTypes {                                                                                         \
+    MakeKernel<&name##_float>(#name "_float", layer_kernels_image __VA_OPT__(, ) __VA_ARGS__),       \
+        MakeKernel<&name##_bfloat>(#name "_bfloat", layer_kernels_image __VA_OPT__(, ) __VA_ARGS__), \
+        MakeKernel<&name##_half>(#name "_half", layer_kernels_image __VA_OPT__(, ) __VA_ARGS__)      \
+  }
+
+const auto kRound = EK_FOR_TYPES(ek_round);
+const auto kRelu = EK_FOR_TYPES(ek_relu);
+const auto kReluBackward = EK_FOR_TYPES(ek_relu_backward);
+const auto kAddTo = EK_FOR_TYPES(ek_add_to);
+const auto kColumnSums = EK_FOR_TYPES(ek_column_sums, kWaits);
 const auto kClassLoss = MakeKernel<&ek_class_loss>("ek_class_loss", layer_kernels_image, kWaits);
-const auto kNormMoments = MakeKernel<&ek_norm_moments>("ek_norm_moments", layer_kernels_image, kWaits);
+const auto kNormMoments = EK_FOR_TYPES(ek_norm_moments, kWaits);
 const auto kNormFinish = MakeKernel<&ek_norm_finish>("ek_norm_finish", layer_kernels_image);
-const auto kNormApply = MakeKernel<&ek_norm_apply>("ek_norm_apply", layer_kernels_image);
-const auto kNormBackwardSums = MakeKernel<&ek_norm_backward_sums>("ek_norm_backward_sums", layer_kernels_image, kWaits);
+const auto kNormApply = EK_FOR_TYPES(ek_norm_apply);
+const auto kNormBackwardSums = EK_FOR_TYPES(ek_norm_backward_sums, kWaits);
 const auto kNormBackwardFinish = MakeKernel<&ek_norm_backward_finish>("ek_norm_backward_finish", layer_kernels_image);
-const auto kNormBackwardApply = MakeKernel<&ek_norm_backward_apply>("ek_norm_backward_apply", layer_kernels_image);
-const auto kAveragePool = MakeKernel<&ek_average_pool>("ek_average_pool", layer_kernels_image, kWaits);
-const auto kAveragePoolBackward =
-    MakeKernel<&ek_average_pool_backward>("ek_average_pool_backward", layer_kernels_image);
+const auto kNormBackwardApply = EK_FOR_TYPES(ek_norm_backward_apply);
+const auto kAveragePool = EK_FOR_TYPES(ek_average_pool, kWaits);
+const auto kAveragePoolBackward = EK_FOR_TYPES(ek_average_pool_backward);
 
 constexpr int kThreads = 256;
 
@@ -54,20 +73,19 @@ kernel::NormState StateOf(const DeviceNorm::State& state, const DeviceBuffer& st
 
 }  // namespace
 
-absl::Status DeviceDense(DeviceWork& work, const DeviceDenseShape& shape, const float* input, const float* weight,
-                         const float* bias, float* output) {
+absl::Status DeviceDense(DeviceWork& work, const DeviceDenseShape& shape, const void* input, const void* weight,
+                         const float* bias, TypedPointer output) {
   return work.math().Product({.rows = shape.batch,
                               .columns = shape.outputs,
                               .inner = shape.inputs,
                               .left = {.row = shape.inputs},
                               .right = {.row = 1, .column = shape.inputs},
                               .output = {.row = shape.outputs}},
-                             {DType::kFloat32, const_cast<float*>(input)}, weight, bias, {DType::kFloat32, output},
-                             work.stream());
+                             {shape.dtype, const_cast<void*>(input)}, weight, bias, output, work.stream());
 }
 
-absl::Status DeviceDenseBackwardWeight(DeviceWork& work, const DeviceDenseShape& shape, const float* input,
-                                       const float* diff_output, GradTarget<float> weight) {
+absl::Status DeviceDenseBackwardWeight(DeviceWork& work, const DeviceDenseShape& shape, const void* input,
+                                       const void* diff_output, GradTarget<float> weight) {
   return work.math().Product({.rows = shape.outputs,
                               .columns = shape.inputs,
                               .inner = shape.batch,
@@ -75,39 +93,43 @@ absl::Status DeviceDenseBackwardWeight(DeviceWork& work, const DeviceDenseShape&
                               .right = {.row = shape.inputs},
                               .output = {.row = shape.inputs},
                               .add = weight.add},
-                             {DType::kFloat32, const_cast<float*>(diff_output)}, input, nullptr,
+                             {shape.dtype, const_cast<void*>(diff_output)}, input, nullptr,
                              {DType::kFloat32, weight.data}, work.stream());
 }
 
-absl::Status DeviceDenseBackwardInput(DeviceWork& work, const DeviceDenseShape& shape, const float* weight,
-                                      const float* diff_output, float* diff_input) {
+absl::Status DeviceDenseBackwardInput(DeviceWork& work, const DeviceDenseShape& shape, const void* weight,
+                                      const void* diff_output, void* diff_input) {
   return work.math().Product({.rows = shape.batch,
                               .columns = shape.inputs,
                               .inner = shape.outputs,
                               .left = {.row = shape.outputs},
                               .right = {.row = shape.inputs},
                               .output = {.row = shape.inputs}},
-                             {DType::kFloat32, const_cast<float*>(diff_output)}, weight, nullptr,
-                             {DType::kFloat32, diff_input}, work.stream());
+                             {shape.dtype, const_cast<void*>(diff_output)}, weight, nullptr, {shape.dtype, diff_input},
+                             work.stream());
 }
 
-absl::Status DeviceRelu(DeviceWork& work, float* data, int64_t count) {
-  return ForEach(work, kRelu, count, data, count);
+absl::Status DeviceRound(DeviceWork& work, const float* from, TypedPointer to, int64_t count) {
+  return ForEach(work, kRound[to.dtype], count, from, to.data, count);
 }
 
-absl::Status DeviceReluBackward(DeviceWork& work, const float* output, float* diff, int64_t count) {
-  return ForEach(work, kReluBackward, count, output, diff, count);
+absl::Status DeviceRelu(DeviceWork& work, TypedPointer data, int64_t count) {
+  return ForEach(work, kRelu[data.dtype], count, data.data, count);
 }
 
-absl::Status DeviceAddTo(DeviceWork& work, const float* from, float* to, int64_t count) {
-  return ForEach(work, kAddTo, count, from, to, count);
+absl::Status DeviceReluBackward(DeviceWork& work, const void* output, TypedPointer diff, int64_t count) {
+  return ForEach(work, kReluBackward[diff.dtype], count, output, diff.data, count);
 }
 
-absl::Status DeviceColumnSums(DeviceWork& work, const float* data, int64_t rows, int64_t columns,
+absl::Status DeviceAddTo(DeviceWork& work, const void* from, TypedPointer to, int64_t count) {
+  return ForEach(work, kAddTo[to.dtype], count, from, to.data, count);
+}
+
+absl::Status DeviceColumnSums(DeviceWork& work, TypedPointer data, int64_t rows, int64_t columns,
                               GradTarget<float> sums) {
   const int64_t blocks = (columns + kernel::kWarp - 1) / kernel::kWarp;
-  return Launch(work.runtime(), kColumnSums, {.blocks = blocks, .threads = kThreads}, work.stream(), data, rows,
-                columns, sums.data, sums.add ? 1 : 0);
+  return Launch(work.runtime(), kColumnSums[data.dtype], {.blocks = blocks, .threads = kThreads}, work.stream(),
+                data.data, rows, columns, sums.data, sums.add ? 1 : 0);
 }
 
 absl::Status DeviceClassLoss(DeviceWork& work, float* scores, const uint8_t* labels, int64_t samples, int classes,
@@ -116,17 +138,18 @@ absl::Status DeviceClassLoss(DeviceWork& work, float* scores, const uint8_t* lab
                 classes, weight.has_value() ? 1 : 0, weight.value_or(0), work.loss());
 }
 
-absl::Status DeviceAveragePool(DeviceWork& work, const float* source, float* means, int64_t count, int area) {
-  return ForEach(work, kAveragePool, count * kernel::kWarp, source, means, count, area);
+absl::Status DeviceAveragePool(DeviceWork& work, const void* source, TypedPointer means, int64_t count, int area) {
+  return ForEach(work, kAveragePool[means.dtype], count * kernel::kWarp, source, means.data, count, area);
 }
 
-absl::Status DeviceAveragePoolBackward(DeviceWork& work, const float* diff_means, float* diff_source, int64_t count,
-                                       int area) {
-  return ForEach(work, kAveragePoolBackward, count * area, diff_means, diff_source, count, area);
+absl::Status DeviceAveragePoolBackward(DeviceWork& work, const void* diff_means, TypedPointer diff_source,
+                                       int64_t count, int area) {
+  return ForEach(work, kAveragePoolBackward[diff_source.dtype], count * area, diff_means, diff_source.data, count,
+                 area);
 }
 
 absl::Status DeviceNorm::Forward(DeviceWork& work, const Images& images, const State& state, bool is_training,
-                                 const float* source, float* output) {
+                                 const void* source, void* output) {
   const kernel::NormShape shape = ShapeOf(images);
   const int blocks = NormBlocks(images);
   EK_RETURN_IF_ERROR(statistics_.Need(work, 2 * images.channels * static_cast<int64_t>(sizeof(float))));
@@ -134,28 +157,29 @@ absl::Status DeviceNorm::Forward(DeviceWork& work, const Images& images, const S
   if (is_training) {
     EK_RETURN_IF_ERROR(
         parts_.Need(work, int64_t{blocks} * images.channels * static_cast<int64_t>(sizeof(kernel::NormPart))));
-    EK_RETURN_IF_ERROR(Launch(work.runtime(), kNormMoments,
+    EK_RETURN_IF_ERROR(Launch(work.runtime(), kNormMoments[images.dtype],
                               {.blocks = blocks, .threads = kThreads, .rows = images.channels}, work.stream(), source,
                               shape, parts_.as<kernel::NormPart>()));
   }
   EK_RETURN_IF_ERROR(ForEach(work, kNormFinish, images.channels,
                              is_training ? parts_.as<const kernel::NormPart>() : nullptr, blocks, images.channels,
                              here));
-  return ForEach(work, kNormApply, images.count(), source, output, shape, here);
+  return ForEach(work, kNormApply[images.dtype], images.count(), source, output, shape, here);
 }
 
-absl::Status DeviceNorm::Backward(DeviceWork& work, const Images& images, const State& state, const float* source,
-                                  const float* output, float* diff, GradTarget<float> weight, GradTarget<float> bias) {
+absl::Status DeviceNorm::Backward(DeviceWork& work, const Images& images, const State& state, const void* source,
+                                  const void* output, void* diff, GradTarget<float> weight, GradTarget<float> bias) {
   const kernel::NormShape shape = ShapeOf(images);
   const int blocks = NormBlocks(images);
   const kernel::NormState here = StateOf(state, statistics_, images.channels);
   auto* const parts = parts_.as<kernel::NormPart>();
-  EK_RETURN_IF_ERROR(Launch(work.runtime(), kNormBackwardSums,
+  EK_RETURN_IF_ERROR(Launch(work.runtime(), kNormBackwardSums[images.dtype],
                             {.blocks = blocks, .threads = kThreads, .rows = images.channels}, work.stream(), source,
                             output, diff, shape, here, parts));
   EK_RETURN_IF_ERROR(ForEach(work, kNormBackwardFinish, images.channels, parts, blocks, images.channels, weight.data,
                              weight.add ? 1 : 0, bias.data, bias.add ? 1 : 0));
-  return ForEach(work, kNormBackwardApply, images.count(), source, output, diff, shape, here, parts, blocks);
+  return ForEach(work, kNormBackwardApply[images.dtype], images.count(), source, output, diff, shape, here, parts,
+                 blocks);
 }
 
 }  // namespace evenkeel

@@ -1,12 +1,15 @@
-// Layers on a device, in float32: each a call that puts its kernels on the stream and returns.
+// Layers on a device: each a call that puts its kernels on the stream and returns.
 //
-//   EK_RETURN_IF_ERROR(DeviceDense(work, shape, input, weight, bias, scores));
+//   EK_RETURN_IF_ERROR(DeviceDense(work, shape, input, weight, bias, {DType::kFloat32, scores}));
 //   EK_RETURN_IF_ERROR(DeviceClassLoss(work, scores, labels, samples, kClasses, weight));  // work.loss() and gradients
-//   EK_RETURN_IF_ERROR(DeviceColumnSums(work, diff, samples, kClasses, bias_target));
+//   EK_RETURN_IF_ERROR(DeviceColumnSums(work, {DType::kFloat32, diff}, samples, kClasses, bias_target));
 //
 // They compute what the layers of trainer/layers do, and add in another order: sums agree to float32's rounding. In one
 // build on one device each run gives the same bits.
 //
+// Types:     what goes from layer to layer, and the matrices, are of one type: float32, bfloat16 or float16. Everything
+//            is computed in float32 and then rounded; biases, statistics, norm weights and all parameters' gradients
+//            are float32, and so is what a loss is given.
 // Shapes:    matrices [rows, columns]; images [batch, channels, side, side]; statistics and norm weights [channels].
 // Ownership: all pointers are the device's memory, and stay until the stream has come by.
 // Threads:   those of `work`.
@@ -19,33 +22,39 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/device_work.h"
+#include "evenkeel/trainer/device/math.h"
 #include "evenkeel/trainer/gradient_sink.h"
 
 namespace evenkeel {
 
 struct DeviceDenseShape {
+  DType dtype = DType::kFloat32;  // Of inputs, weights and gradients of outputs.
   int64_t batch = 0;
   int64_t inputs = 0;
   int64_t outputs = 0;
 };
 
-// output [batch, outputs] = input [batch, inputs] * weight [outputs, inputs]^T + bias.
-absl::Status DeviceDense(DeviceWork& work, const DeviceDenseShape& shape, const float* input, const float* weight,
-                         const float* bias, float* output);
-absl::Status DeviceDenseBackwardWeight(DeviceWork& work, const DeviceDenseShape& shape, const float* input,
-                                       const float* diff_output, GradTarget<float> weight);
-absl::Status DeviceDenseBackwardInput(DeviceWork& work, const DeviceDenseShape& shape, const float* weight,
-                                      const float* diff_output, float* diff_input);
+// output [batch, outputs] = input [batch, inputs] * weight [outputs, inputs]^T + bias. An output of the shape's type, or
+// float32.
+absl::Status DeviceDense(DeviceWork& work, const DeviceDenseShape& shape, const void* input, const void* weight,
+                         const float* bias, TypedPointer output);
+absl::Status DeviceDenseBackwardWeight(DeviceWork& work, const DeviceDenseShape& shape, const void* input,
+                                       const void* diff_output, GradTarget<float> weight);
+absl::Status DeviceDenseBackwardInput(DeviceWork& work, const DeviceDenseShape& shape, const void* weight,
+                                      const void* diff_output, void* diff_input);
 
+// to = from, rounded.
+absl::Status DeviceRound(DeviceWork& work, const float* from, TypedPointer to, int64_t count);
 // In place.
-absl::Status DeviceRelu(DeviceWork& work, float* data, int64_t count);
+absl::Status DeviceRelu(DeviceWork& work, TypedPointer data, int64_t count);
 // diff stays where `output`, the rectifier's, is positive.
-absl::Status DeviceReluBackward(DeviceWork& work, const float* output, float* diff, int64_t count);
+absl::Status DeviceReluBackward(DeviceWork& work, const void* output, TypedPointer diff, int64_t count);
 // to += from.
-absl::Status DeviceAddTo(DeviceWork& work, const float* from, float* to, int64_t count);
+absl::Status DeviceAddTo(DeviceWork& work, const void* from, TypedPointer to, int64_t count);
 // The gradient of a bias.
-absl::Status DeviceColumnSums(DeviceWork& work, const float* data, int64_t rows, int64_t columns,
+absl::Status DeviceColumnSums(DeviceWork& work, TypedPointer data, int64_t rows, int64_t columns,
                               GradTarget<float> sums);
 
 // Softmax and cross-entropy of a few classes, into work.loss(). Scores become the gradient of the mean loss times
@@ -54,14 +63,15 @@ absl::Status DeviceClassLoss(DeviceWork& work, float* scores, const uint8_t* lab
                              std::optional<double> weight);
 
 // means [batch * channels] of `area` pixels each, and back.
-absl::Status DeviceAveragePool(DeviceWork& work, const float* source, float* means, int64_t count, int area);
-absl::Status DeviceAveragePoolBackward(DeviceWork& work, const float* diff_means, float* diff_source, int64_t count,
-                                       int area);
+absl::Status DeviceAveragePool(DeviceWork& work, const void* source, TypedPointer means, int64_t count, int area);
+absl::Status DeviceAveragePoolBackward(DeviceWork& work, const void* diff_means, TypedPointer diff_source,
+                                       int64_t count, int area);
 
 // Batch norm and a rectifier, as layers/batch_norm_relu.h has them.
 class DeviceNorm {
  public:
   struct Images {
+    DType dtype = DType::kFloat32;
     int64_t batch = 0;
     int channels = 0;
     int area = 0;
@@ -75,11 +85,11 @@ class DeviceNorm {
   };
 
   // With the batch's statistics, by which the running ones move, or in evaluation with those.
-  absl::Status Forward(DeviceWork& work, const Images& images, const State& state, bool is_training,
-                       const float* source, float* output);
+  absl::Status Forward(DeviceWork& work, const Images& images, const State& state, bool is_training, const void* source,
+                       void* output);
   // After a Forward in training, of which source and output are as they were. `diff` becomes the source's gradient.
-  absl::Status Backward(DeviceWork& work, const Images& images, const State& state, const float* source,
-                        const float* output, float* diff, GradTarget<float> weight, GradTarget<float> bias);
+  absl::Status Backward(DeviceWork& work, const Images& images, const State& state, const void* source,
+                        const void* output, void* diff, GradTarget<float> weight, GradTarget<float> bias);
 
  private:
   DeviceBuffer statistics_;  // Mean and 1 / deviation: [2, channels].

@@ -6,6 +6,7 @@
 // Shapes:    strided_shape.h says what a product's are; one of a factor's two inner strides (row, column) is 1, and the
 //            output's column stride is. Images are [batch, channels, side, side], weights [outputs, inputs, k, k].
 // Types:     factors float32, bfloat16 or float16, both the same; the output that type or float32. Sums are in float32.
+//            cuDNN rounds the weight gradient of 16-bit images to their type before it becomes float32.
 // Order:     everything runs on `stream`, and is captured with it into a graph.
 // Threads:   thread-compatible.
 // Errors:    what the library answers, with the call and the shape; Unimplemented for shapes it has no algorithm for.

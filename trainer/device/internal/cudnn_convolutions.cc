@@ -13,8 +13,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/device/convolution_kernels_image.h"
+#include "evenkeel/trainer/device/internal/convolution_kernels.cuh"
 #include "evenkeel/trainer/device/internal/cuda_parts.h"
 #include "evenkeel/trainer/device/internal/current_device.h"
 
@@ -27,6 +30,8 @@ namespace {
 constexpr size_t kMostWorkspace = size_t{512} << 20;
 constexpr int kAlgorithms = 16;  // More than cuDNN has of each kind.
 constexpr absl::Duration kTimeout = absl::Minutes(2);
+
+const auto kWiden = MakeKernel<&ek_widen>("ek_widen", convolution_kernels_image);
 
 absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
   if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
@@ -112,7 +117,7 @@ class CudnnConvolutions : public CudaConvolutions {
                        StreamRef stream) override {
     return With(shape, stream, [&](const Plan& plan) -> absl::Status {
       const auto& how = plan.forward;
-      EK_RETURN_IF_ERROR(NeedWorkspace(how.memory, stream));
+      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
       return FromCudnn(
           "cudnnConvolutionForward",
           cudnnConvolutionForward(handle_, &kOne, plan.images, images, plan.weight, weight, plan.convolution, how.algo,
@@ -124,7 +129,7 @@ class CudnnConvolutions : public CudaConvolutions {
                               void* diff_images, StreamRef stream) override {
     return With(shape, stream, [&](const Plan& plan) -> absl::Status {
       const auto& how = plan.backward_images;
-      EK_RETURN_IF_ERROR(NeedWorkspace(how.memory, stream));
+      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
       return FromCudnn("cudnnConvolutionBackwardData",
                        cudnnConvolutionBackwardData(handle_, &kOne, plan.weight, weight, plan.output, diff_output,
                                                     plan.convolution, how.algo, workspace_.data.get(), workspace_.bytes,
@@ -134,16 +139,22 @@ class CudnnConvolutions : public CudaConvolutions {
 
   absl::Status BackwardWeight(const DeviceConvolution& shape, const void* images, const void* diff_output,
                               float* diff_weight, bool add, StreamRef stream) override {
-    if (shape.dtype != DType::kFloat32) {
-      return absl::UnimplementedError(absl::StrCat(Describe(shape), ": cuDNN has no float32 weight gradient for it"));
-    }
+    const bool is_float = shape.dtype == DType::kFloat32;
     return With(shape, stream, [&](const Plan& plan) -> absl::Status {
       const auto& how = plan.backward_weight;
-      EK_RETURN_IF_ERROR(NeedWorkspace(how.memory, stream));
-      return FromCudnn("cudnnConvolutionBackwardFilter",
-                       cudnnConvolutionBackwardFilter(
-                           handle_, &kOne, plan.images, images, plan.output, diff_output, plan.convolution, how.algo,
-                           workspace_.data.get(), workspace_.bytes, add ? &kOne : &kZero, plan.weight, diff_weight));
+      const int64_t count = shape.outputs * shape.inputs * shape.kernel * shape.kernel;
+      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
+      // cuDNN sums in float32, and answers in the type of the images.
+      if (!is_float) EK_RETURN_IF_ERROR(Need(rounded_, count * SizeOf(shape.dtype), stream));
+      void* const to = is_float ? diff_weight : rounded_.data.get();
+      EK_RETURN_IF_ERROR(
+          FromCudnn("cudnnConvolutionBackwardFilter",
+                    cudnnConvolutionBackwardFilter(handle_, &kOne, plan.images, images, plan.output, diff_output,
+                                                   plan.convolution, how.algo, workspace_.data.get(), workspace_.bytes,
+                                                   is_float && add ? &kOne : &kZero, plan.weight, to)));
+      if (is_float) return absl::OkStatus();
+      return Launch(runtime_, kWiden, ShapeFor(count), stream, to, shape.dtype == DType::kBFloat16 ? 1 : 0, count,
+                    diff_weight, add ? 1 : 0);
     });
   }
 
@@ -211,12 +222,12 @@ class CudnnConvolutions : public CudaConvolutions {
     return absl::UnimplementedError(absl::StrCat(call, ": none of ", count, " algorithms fits"));
   }
 
-  absl::Status NeedWorkspace(size_t bytes, StreamRef stream) {
-    if (static_cast<int64_t>(bytes) <= workspace_.bytes) return absl::OkStatus();
+  absl::Status Need(Memory& memory, size_t bytes, StreamRef stream) {
+    if (static_cast<int64_t>(bytes) <= memory.bytes) return absl::OkStatus();
     // In the first step only. What is on the stream may still use the smaller one.
-    if (workspace_.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, absl::Now() + kTimeout));
-    workspace_ = {};
-    EK_ASSIGN_OR_RETURN(workspace_, runtime_.Allocate(device_, static_cast<int64_t>(bytes)));
+    if (memory.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, absl::Now() + kTimeout));
+    memory = {};
+    EK_ASSIGN_OR_RETURN(memory, runtime_.Allocate(device_, static_cast<int64_t>(bytes)));
     return absl::OkStatus();
   }
 
@@ -224,6 +235,7 @@ class CudnnConvolutions : public CudaConvolutions {
   const Device device_;
   const cudnnHandle_t handle_;
   Memory workspace_;  // Of the one stream that a place has.
+  Memory rounded_;    // A gradient of 16-bit weights; of that stream, too.
   std::vector<std::unique_ptr<Plan>> plans_;
 };
 

@@ -1,5 +1,6 @@
-// Kernels of layers that are no products: rectifier, column sums, softmax loss, batch norm, average pool. All in
-// float32, with sums in an order of their own that is the same in each run.
+// Kernels of layers that are no products: rectifier, column sums, softmax loss, batch norm, average pool. What goes from
+// layer to layer is float32, bfloat16 or float16; everything is computed in float32, with sums in an order of their own
+// that is the same in each run.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_LAYER_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_LAYER_KERNELS_CUH_
@@ -68,33 +69,34 @@ EK_DEVICE NormPart MergeMoments(const NormPart& a, const NormPart& b) {
           a.count + b.count};
 }
 
-}  // namespace evenkeel::kernel
-
-EK_KERNEL(256, ek_relu)(float* data, int64_t count) {
-  using namespace evenkeel::kernel;  // NOLINT: kernels have C's names, and so lie in no namespace
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) data[i] = data[i] > 0.0f ? data[i] : 0.0f;
+template <typename T>
+EK_DEVICE void Relu(T* data, int64_t count) {
+  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads())
+    data[i] = ToFloat(data[i]) > 0.0f ? data[i] : FromFloat<T>(0.0f);
 }
 
 // diff = where the rectifier let something through.
-EK_KERNEL(256, ek_relu_backward)(const float* output, float* diff, int64_t count) {
-  using namespace evenkeel::kernel;  // NOLINT
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) diff[i] = output[i] > 0.0f ? diff[i] : 0.0f;
+template <typename T>
+EK_DEVICE void ReluBackward(const T* output, T* diff, int64_t count) {
+  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads())
+    diff[i] = ToFloat(output[i]) > 0.0f ? diff[i] : FromFloat<T>(0.0f);
 }
 
-EK_KERNEL(256, ek_add_to)(const float* from, float* to, int64_t count) {
-  using namespace evenkeel::kernel;  // NOLINT
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) to[i] += from[i];
+template <typename T>
+EK_DEVICE void AddTo(const T* from, T* to, int64_t count) {
+  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads())
+    to[i] = FromFloat<T>(ToFloat(to[i]) + ToFloat(from[i]));
 }
 
 // Each block has 32 columns, one for each lane, and each of its warps every 8th row.
-EK_KERNEL(256, ek_column_sums)(const float* data, int64_t rows, int64_t columns, float* sums, int add) {
-  using namespace evenkeel::kernel;  // NOLINT
+template <typename T>
+EK_DEVICE void ColumnSums(const T* data, int64_t rows, int64_t columns, float* sums, int add) {
   EK_SHARED float parts[256];
   const int64_t column = BlockX() * kWarp + ThreadX() % kWarp;
   float sum = 0;
   if (column < columns) {
     for (int64_t row = ThreadX() / kWarp; row < rows; row += BlockThreads() / kWarp)
-      sum += data[row * columns + column];
+      sum += ToFloat(data[row * columns + column]);
   }
   parts[ThreadX()] = sum;
   SyncThreads();
@@ -103,6 +105,110 @@ EK_KERNEL(256, ek_column_sums)(const float* data, int64_t rows, int64_t columns,
     sums[column] = add != 0 ? sums[column] + sum : sum;
   }
 }
+
+// Row: a channel. Block: a part of it, whose moments go to parts[channel * blocks + block].
+template <typename T>
+EK_DEVICE void NormMoments(const T* source, NormShape shape, NormPart* parts) {
+  EK_SHARED float scratch[32];
+  const int channel = static_cast<int>(BlockY());
+  const int64_t all = shape.batch * shape.area;
+  const int64_t begin = all * BlockX() / GridBlocks();
+  const int64_t end = all * (BlockX() + 1) / GridBlocks();
+  float sum = 0;
+  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) sum += ToFloat(source[NormAt(shape, channel, i)]);
+  const float mean = BlockSum(sum, scratch) / static_cast<float>(end - begin > 0 ? end - begin : 1);
+  float around = 0;
+  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) {
+    const float apart = ToFloat(source[NormAt(shape, channel, i)]) - mean;
+    around += apart * apart;
+  }
+  around = BlockSum(around, scratch);
+  if (ThreadX() == 0) parts[channel * GridBlocks() + BlockX()] = {mean, around, end - begin};
+}
+
+// Normalised and rectified.
+template <typename T>
+EK_DEVICE void NormApply(const T* source, T* output, NormShape shape, NormState state) {
+  const int64_t count = shape.batch * shape.channels * shape.area;
+  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) {
+    const int channel = ChannelOf(shape, i);
+    const float value = (ToFloat(source[i]) - state.mean[channel]) * state.deviation[channel] * state.weight[channel] +
+                        state.bias[channel];
+    output[i] = FromFloat<T>(value > 0.0f ? value : 0.0f);
+  }
+}
+
+// The two sums that the gradient of a channel needs: of what came through the rectifier, and of that times the
+// normalised source.
+template <typename T>
+EK_DEVICE void NormBackwardSums(const T* source, const T* output, const T* diff, NormShape shape, NormState state,
+                                NormPart* parts) {
+  EK_SHARED float scratch[32];
+  const int channel = static_cast<int>(BlockY());
+  const int64_t all = shape.batch * shape.area;
+  const int64_t begin = all * BlockX() / GridBlocks();
+  const int64_t end = all * (BlockX() + 1) / GridBlocks();
+  const float mean = state.mean[channel];
+  const float deviation = state.deviation[channel];
+  float plain = 0, times_source = 0;
+  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) {
+    const int64_t at = NormAt(shape, channel, i);
+    const float through = ToFloat(output[at]) > 0.0f ? ToFloat(diff[at]) : 0.0f;
+    plain += through;
+    times_source += through * ((ToFloat(source[at]) - mean) * deviation);
+  }
+  plain = BlockSum(plain, scratch);
+  times_source = BlockSum(times_source, scratch);
+  if (ThreadX() == 0) parts[channel * GridBlocks() + BlockX()] = {plain, times_source, end - begin};
+}
+
+// In place: the output's gradient becomes the source's.
+template <typename T>
+EK_DEVICE void NormBackwardApply(const T* source, const T* output, T* diff, NormShape shape, NormState state,
+                                 const NormPart* parts, int blocks) {
+  const int64_t count = shape.batch * shape.channels * shape.area;
+  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) {
+    const int channel = ChannelOf(shape, i);
+    const NormPart sums = parts[static_cast<int64_t>(channel) * blocks];
+    const float share = 1.0f / static_cast<float>(sums.count);
+    const float deviation = state.deviation[channel];
+    const float normalised = (ToFloat(source[i]) - state.mean[channel]) * deviation;
+    const float through = ToFloat(output[i]) > 0.0f ? ToFloat(diff[i]) : 0.0f;
+    const float value =
+        state.weight[channel] * deviation *
+        (through - static_cast<float>(sums.first) * share - normalised * static_cast<float>(sums.second) * share);
+    diff[i] = FromFloat<T>(value);
+  }
+}
+
+// A warp for each image's channel.
+template <typename T>
+EK_DEVICE void AveragePool(const T* source, T* means, int64_t count, int area) {
+  const int64_t warps = GlobalThreads() / kWarp;
+  for (int64_t first = 0; first < count; first += warps) {  // As often for all threads: they wait for each other.
+    const int64_t i = first + GlobalIndex() / kWarp;
+    float sum = 0;
+    if (i < count) {
+      for (int pixel = ThreadX() % kWarp; pixel < area; pixel += kWarp) sum += ToFloat(source[i * area + pixel]);
+    }
+    sum = WarpSum(sum);
+    if (i < count && ThreadX() % kWarp == 0) means[i] = FromFloat<T>(sum / static_cast<float>(area));
+  }
+}
+
+template <typename T>
+EK_DEVICE void AveragePoolBackward(const T* diff_means, T* diff_source, int64_t count, int area) {
+  for (int64_t i = GlobalIndex(); i < count * area; i += GlobalThreads()) {
+    diff_source[i] = FromFloat<T>(ToFloat(diff_means[Quotient(i, area)]) / static_cast<float>(area));
+  }
+}
+
+template <typename T>
+EK_DEVICE void Round(const float* from, T* to, int64_t count) {
+  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) to[i] = FromFloat<T>(from[i]);
+}
+
+}  // namespace evenkeel::kernel
 
 // One block. If they are to, scores become their gradient: that of the mean loss, times `weight`.
 EK_KERNEL(256, ek_class_loss)
@@ -137,27 +243,6 @@ EK_KERNEL(256, ek_class_loss)
   }
 }
 
-// Row: a channel. Block: a part of it, whose moments go to parts[channel * blocks + block].
-EK_KERNEL(256, ek_norm_moments)
-(const float* source, evenkeel::kernel::NormShape shape, evenkeel::kernel::NormPart* parts) {
-  using namespace evenkeel::kernel;  // NOLINT
-  EK_SHARED float scratch[32];
-  const int channel = static_cast<int>(BlockY());
-  const int64_t all = shape.batch * shape.area;
-  const int64_t begin = all * BlockX() / GridBlocks();
-  const int64_t end = all * (BlockX() + 1) / GridBlocks();
-  float sum = 0;
-  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) sum += source[NormAt(shape, channel, i)];
-  const float mean = BlockSum(sum, scratch) / static_cast<float>(end - begin > 0 ? end - begin : 1);
-  float around = 0;
-  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) {
-    const float apart = source[NormAt(shape, channel, i)] - mean;
-    around += apart * apart;
-  }
-  around = BlockSum(around, scratch);
-  if (ThreadX() == 0) parts[channel * GridBlocks() + BlockX()] = {mean, around, end - begin};
-}
-
 // A thread for each channel. In evaluation (parts is null) the running statistics are the batch's.
 EK_KERNEL(256, ek_norm_finish)
 (const evenkeel::kernel::NormPart* parts, int blocks, int channels, evenkeel::kernel::NormState state) {
@@ -180,44 +265,6 @@ EK_KERNEL(256, ek_norm_finish)
   state.deviation[channel] = static_cast<float>(1.0 / sqrt(variance + kNormEpsilon));
 }
 
-// Normalised and rectified.
-EK_KERNEL(256, ek_norm_apply)
-(const float* source, float* output, evenkeel::kernel::NormShape shape, evenkeel::kernel::NormState state) {
-  using namespace evenkeel::kernel;  // NOLINT
-  const int64_t count = shape.batch * shape.channels * shape.area;
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) {
-    const int channel = ChannelOf(shape, i);
-    const float value =
-        (source[i] - state.mean[channel]) * state.deviation[channel] * state.weight[channel] + state.bias[channel];
-    output[i] = value > 0.0f ? value : 0.0f;
-  }
-}
-
-// The two sums that the gradient of a channel needs: of what came through the rectifier, and of that times the
-// normalised source.
-EK_KERNEL(256, ek_norm_backward_sums)
-(const float* source, const float* output, const float* diff, evenkeel::kernel::NormShape shape,
- evenkeel::kernel::NormState state, evenkeel::kernel::NormPart* parts) {
-  using namespace evenkeel::kernel;  // NOLINT
-  EK_SHARED float scratch[32];
-  const int channel = static_cast<int>(BlockY());
-  const int64_t all = shape.batch * shape.area;
-  const int64_t begin = all * BlockX() / GridBlocks();
-  const int64_t end = all * (BlockX() + 1) / GridBlocks();
-  const float mean = state.mean[channel];
-  const float deviation = state.deviation[channel];
-  float plain = 0, times_source = 0;
-  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) {
-    const int64_t at = NormAt(shape, channel, i);
-    const float through = output[at] > 0.0f ? diff[at] : 0.0f;
-    plain += through;
-    times_source += through * ((source[at] - mean) * deviation);
-  }
-  plain = BlockSum(plain, scratch);
-  times_source = BlockSum(times_source, scratch);
-  if (ThreadX() == 0) parts[channel * GridBlocks() + BlockX()] = {plain, times_source, end - begin};
-}
-
 // A thread for each channel: its sums in parts[channel * blocks], and the gradients of weight and bias, if wanted.
 EK_KERNEL(256, ek_norm_backward_finish)
 (evenkeel::kernel::NormPart* parts, int blocks, int channels, float* diff_weight, int add_weight, float* diff_bias,
@@ -238,44 +285,52 @@ EK_KERNEL(256, ek_norm_backward_finish)
   if (diff_bias != nullptr) diff_bias[channel] = add_bias != 0 ? diff_bias[channel] + for_bias : for_bias;
 }
 
-// In place: the output's gradient becomes the source's.
-EK_KERNEL(256, ek_norm_backward_apply)
-(const float* source, const float* output, float* diff, evenkeel::kernel::NormShape shape,
- evenkeel::kernel::NormState state, const evenkeel::kernel::NormPart* parts, int blocks) {
-  using namespace evenkeel::kernel;  // NOLINT
-  const int64_t count = shape.batch * shape.channels * shape.area;
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) {
-    const int channel = ChannelOf(shape, i);
-    const NormPart sums = parts[static_cast<int64_t>(channel) * blocks];
-    const float share = 1.0f / static_cast<float>(sums.count);
-    const float deviation = state.deviation[channel];
-    const float normalised = (source[i] - state.mean[channel]) * deviation;
-    const float through = output[i] > 0.0f ? diff[i] : 0.0f;
-    diff[i] = state.weight[channel] * deviation *
-              (through - static_cast<float>(sums.first) * share - normalised * static_cast<float>(sums.second) * share);
+// Pointers are void, so that the same call fits all types.
+#define EK_LAYER_KERNELS(T, type)                                                                                     \
+  EK_KERNEL(256, ek_relu_##type)(void* data, int64_t count) { evenkeel::kernel::Relu(static_cast<T*>(data), count); } \
+  EK_KERNEL(256, ek_relu_backward_##type)(const void* output, void* diff, int64_t count) {                            \
+    evenkeel::kernel::ReluBackward(static_cast<const T*>(output), static_cast<T*>(diff), count);                      \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_add_to_##type)(const void* from, void* to, int64_t count) {                                       \
+    evenkeel::kernel::AddTo(static_cast<const T*>(from), static_cast<T*>(to), count);                                 \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_column_sums_##type)(const void* data, int64_t rows, int64_t columns, float* sums, int add) {      \
+    evenkeel::kernel::ColumnSums(static_cast<const T*>(data), rows, columns, sums, add);                              \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_norm_moments_##type)                                                                              \
+  (const void* source, evenkeel::kernel::NormShape shape, evenkeel::kernel::NormPart* parts) {                        \
+    evenkeel::kernel::NormMoments(static_cast<const T*>(source), shape, parts);                                       \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_norm_apply_##type)                                                                                \
+  (const void* source, void* output, evenkeel::kernel::NormShape shape, evenkeel::kernel::NormState state) {          \
+    evenkeel::kernel::NormApply(static_cast<const T*>(source), static_cast<T*>(output), shape, state);                \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_norm_backward_sums_##type)                                                                        \
+  (const void* source, const void* output, const void* diff, evenkeel::kernel::NormShape shape,                       \
+   evenkeel::kernel::NormState state, evenkeel::kernel::NormPart* parts) {                                            \
+    evenkeel::kernel::NormBackwardSums(static_cast<const T*>(source), static_cast<const T*>(output),                  \
+                                       static_cast<const T*>(diff), shape, state, parts);                             \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_norm_backward_apply_##type)                                                                       \
+  (const void* source, const void* output, void* diff, evenkeel::kernel::NormShape shape,                             \
+   evenkeel::kernel::NormState state, const evenkeel::kernel::NormPart* parts, int blocks) {                          \
+    evenkeel::kernel::NormBackwardApply(static_cast<const T*>(source), static_cast<const T*>(output),                 \
+                                        static_cast<T*>(diff), shape, state, parts, blocks);                          \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_average_pool_##type)(const void* source, void* means, int64_t count, int area) {                  \
+    evenkeel::kernel::AveragePool(static_cast<const T*>(source), static_cast<T*>(means), count, area);                \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_average_pool_backward_##type)                                                                     \
+  (const void* diff_means, void* diff_source, int64_t count, int area) {                                              \
+    evenkeel::kernel::AveragePoolBackward(static_cast<const T*>(diff_means), static_cast<T*>(diff_source), count,     \
+                                          area);                                                                      \
+  }                                                                                                                   \
+  EK_KERNEL(256, ek_round_##type)(const float* from, void* to, int64_t count) {                                       \
+    evenkeel::kernel::Round(from, static_cast<T*>(to), count);                                                        \
   }
-}
-
-// A warp for each image's channel.
-EK_KERNEL(256, ek_average_pool)(const float* source, float* means, int64_t count, int area) {
-  using namespace evenkeel::kernel;  // NOLINT
-  const int64_t warps = GlobalThreads() / kWarp;
-  for (int64_t first = 0; first < count; first += warps) {  // As often for all threads: they wait for each other.
-    const int64_t i = first + GlobalIndex() / kWarp;
-    float sum = 0;
-    if (i < count) {
-      for (int pixel = ThreadX() % kWarp; pixel < area; pixel += kWarp) sum += source[i * area + pixel];
-    }
-    sum = WarpSum(sum);
-    if (i < count && ThreadX() % kWarp == 0) means[i] = sum / static_cast<float>(area);
-  }
-}
-
-EK_KERNEL(256, ek_average_pool_backward)(const float* diff_means, float* diff_source, int64_t count, int area) {
-  using namespace evenkeel::kernel;  // NOLINT
-  for (int64_t i = GlobalIndex(); i < count * area; i += GlobalThreads()) {
-    diff_source[i] = diff_means[Quotient(i, area)] / static_cast<float>(area);
-  }
-}
+EK_LAYER_KERNELS(float, float)
+EK_LAYER_KERNELS(evenkeel::kernel::BFloat, bfloat)
+EK_LAYER_KERNELS(evenkeel::kernel::Half, half)
+#undef EK_LAYER_KERNELS
 
 #endif  // EVENKEEL_TRAINER_DEVICE_INTERNAL_LAYER_KERNELS_CUH_

@@ -193,6 +193,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"CnnFreezes", With(Cnn(), [](TrainFlags& f) { f.freeze = "stem@1:3,block1@2:3", f.grad_view = true; })},
         Case{"MlpSlices", With(Mlp(), [](TrainFlags& f) { f.zero = true, f.rank_steps = "uneven"; })},
         Case{"CnnSlices", With(Cnn(), [](TrainFlags& f) { f.zero = true, f.clip = 0.5; })},
+        Case{"MlpStopsEarly", With(Mlp(), [](TrainFlags& f) { f.rank_steps = "uneven", f.stop_early = true; })},
         Case{"MlpAccumulates", With(Mlp(), [](TrainFlags& f) { f.accumulate = 3, f.divide_by = "effective"; })}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 

@@ -438,8 +438,9 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     return TellLast(on_step);
   });
   watch_->on_call = save_->on_call = nullptr;
-  untold_.reset();  // Of a loop that has failed.
   result.stopped_early = options_.stops_early && absl::IsOutOfRange(status) && !failed_here_;
+  if (result.stopped_early) EK_RETURN_IF_ERROR(TellLast(on_step));
+  untold_.reset();  // Of a loop that has failed.
   if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
 
   EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(mine));

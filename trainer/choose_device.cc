@@ -11,6 +11,15 @@ namespace {
 
 bool IsForCpu(BackendKind backend) { return backend != BackendKind::kAuto && backend != BackendKind::kNccl; }
 
+// What only ranks on the CPU can do, as the flag that says it, and what else there is; empty: nothing.
+std::string CpuOnly(const TrainOptions& options) {
+  if (options.goes_on) return "--on_failure=continue is for ranks on the CPU; choose --device=cpu";
+  if (options.sharding == Sharding::kTensors) {
+    return "--shards=tensors is for ranks on the CPU; choose --shards=slices, or --device=cpu";
+  }
+  return "";
+}
+
 std::string Count(int count, absl::string_view what) { return absl::StrCat(count, " ", what, count == 1 ? "" : "s"); }
 
 }  // namespace
@@ -18,12 +27,12 @@ std::string Count(int count, absl::string_view what) { return absl::StrCat(count
 bool AsksForDevices(const TrainOptions& options) {
   if (options.device == DeviceKind::kCpu) return false;
   return options.device == DeviceKind::kCuda || options.backend == BackendKind::kNccl ||
-         !(IsForCpu(options.backend) || options.goes_on);
+         !(IsForCpu(options.backend) || !CpuOnly(options).empty());
 }
 
 absl::StatusOr<std::string> ChooseDevice(const absl::StatusOr<int>& devices, std::optional<int> ranks_here,
                                          TrainOptions& options) {
-  const bool is_free = !ranks_here.has_value() && !options.nproc_is_given;
+  const bool is_free = !ranks_here.has_value() && !options.nproc_is_given && options.rank_steps.empty();
   const bool is_asked = options.device == DeviceKind::kCuda || options.backend == BackendKind::kNccl;
   if (options.device == DeviceKind::kCuda && IsForCpu(options.backend)) {
     return absl::InvalidArgumentError(
@@ -33,19 +42,17 @@ absl::StatusOr<std::string> ChooseDevice(const absl::StatusOr<int>& devices, std
     return absl::InvalidArgumentError(
         "--backend=nccl is for tensors on a GPU; choose --backend=auto, or --device=cuda");
   }
-  if (is_asked && options.goes_on) {
-    return absl::InvalidArgumentError("--on_failure=continue is for ranks on the CPU; choose --device=cpu");
-  }
+  if (const std::string why = CpuOnly(options); is_asked && !why.empty()) return absl::InvalidArgumentError(why);
   if (is_free) options.nproc = kDefaultRanks;
   const int there = devices.ok() ? *devices : 0;
   const int ranks = ranks_here.value_or(is_free ? std::max(there, 1) : options.nproc);
   const bool matters = AsksForDevices(options);
   if (!matters || (!is_asked && there < ranks)) {
     options.device = DeviceKind::kCpu;
-    return there == 0 || !matters
-               ? ""
-               : absl::StrCat(Count(ranks, "rank"), " and ", Count(there, "GPU"), ": on the CPU; --nproc=", there,
-                              " would use ", there == 1 ? "it" : "them");
+    if (there == 0 || !matters || ranks_here.has_value()) return "";  // Who started these ranks has said it, or can't.
+    const std::string line = absl::StrCat(Count(ranks, "rank"), " and ", Count(there, "GPU"), ": on the CPU");
+    if (!options.rank_steps.empty()) return line;
+    return absl::StrCat(line, "; --nproc=", there, " would use ", there == 1 ? "it" : "them");
   }
   if (there < ranks) {
     const std::string asked = options.device == DeviceKind::kCuda ? "--device=cuda" : "--backend=nccl";

@@ -70,6 +70,29 @@ TEST(ChooseDeviceTest, ChoosesWhatThereIs) {
   }
 }
 
+// They say how many ranks there are as well as --nproc does, which then means the default.
+TEST(ChooseDeviceTest, BatchesOfEachRankLeaveTheNumberOfRanks) {
+  TrainOptions options = Options(DeviceKind::kAuto);
+  options.rank_steps = {3, 1};
+  EXPECT_TRUE(ChooseDevice(4, {}, options).ok());
+  EXPECT_EQ(options.nproc, 2);
+  EXPECT_EQ(options.device, DeviceKind::kCuda);
+  options.device = DeviceKind::kAuto;
+  options.backend = BackendKind::kAuto;
+  const absl::StatusOr<std::string> line = ChooseDevice(1, {}, options);
+  EXPECT_EQ(line.value_or(""), "2 ranks and 1 GPU: on the CPU");
+  EXPECT_EQ(options.nproc, 2);
+  EXPECT_EQ(options.device, DeviceKind::kCpu);
+}
+
+// Its parent has said it already, or a launcher has no --nproc.
+TEST(ChooseDeviceTest, ALaunchedRankIsToldOfNoFlag) {
+  TrainOptions options = Options(DeviceKind::kAuto);
+  const absl::StatusOr<std::string> line = ChooseDevice(1, 2, options);
+  EXPECT_EQ(line.value_or("an error"), "");
+  EXPECT_EQ(options.device, DeviceKind::kCpu);
+}
+
 TEST(ChooseDeviceTest, ABackendOfTheCpuAndGoingOnAreTheCpus) {
   TrainOptions shm = Options(DeviceKind::kAuto, {}, BackendKind::kShm);
   EXPECT_FALSE(AsksForDevices(shm));
@@ -84,6 +107,18 @@ TEST(ChooseDeviceTest, ABackendOfTheCpuAndGoingOnAreTheCpus) {
   EXPECT_FALSE(AsksForDevices(Options(DeviceKind::kCpu)));
   EXPECT_TRUE(AsksForDevices(Options(DeviceKind::kAuto)));
   EXPECT_TRUE(AsksForDevices(Options(DeviceKind::kCuda)));
+}
+
+TEST(ChooseDeviceTest, ShardsOfWholeTensorsAreTheCpus) {
+  TrainOptions options = Options(DeviceKind::kAuto);
+  options.sharding = Sharding::kTensors;
+  EXPECT_FALSE(AsksForDevices(options));
+  EXPECT_TRUE(ChooseDevice(4, {}, options).ok());
+  EXPECT_EQ(options.device, DeviceKind::kCpu);
+  EXPECT_EQ(options.nproc, 2);
+  options.device = DeviceKind::kCuda;
+  EXPECT_EQ(ChooseDevice(4, {}, options).status().message(),
+            "--shards=tensors is for ranks on the CPU; choose --shards=slices, or --device=cpu");
 }
 
 TEST(ChooseDeviceTest, OneSentenceSaysWhatIsMissing) {

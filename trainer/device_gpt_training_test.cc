@@ -12,6 +12,8 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/internal/simulated_group.h"
+#include "evenkeel/comm/internal/simulated_nccl.h"
+#include "evenkeel/comm/internal/simulated_nccl_group.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/batch.h"
@@ -148,6 +150,26 @@ TEST(DeviceGptTrainingTest, IsAsOnTheHostInBFloat16WithAdam) {
   flags.compute = "bfloat16";
   // Eight steps of at most the learning rate apart at worst.
   ExpectAlike(2, flags, 8 * 0.003);
+}
+
+TEST(DeviceGptTrainingTest, TheHostTouchesNoMemoryOfADevice) {
+  for (const bool zero : {false, true}) {
+    TrainFlags flags = Flags();
+    flags.zero = zero;
+    flags.compute = zero ? "bfloat16" : "float32";
+    flags.dropout = 0.1;
+    flags.accumulate = 2;
+    flags.freeze = "wpe@1:3";
+    flags.clip = 1;
+    SimulatedDevices devices({.guards_memory = true});
+    internal::SimulatedNccl nccl(devices);  // Its collectives run on streams alone.
+    const auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 1);
+    ASSERT_TRUE(group.ok()) << group.status();
+    Seen seen;
+    const absl::Status status = Train(*(*group)[0], flags, seen);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_FALSE(seen.losses.empty());
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -111,7 +112,13 @@ std::string DescribeDryRun(const DryRun& run) {
   }
   if (slowest.whole == 0) return text;
   const int64_t steps = run.whole.total_steps;
-  return absl::StrCat(text, DescribeStep(slowest), steps, " steps in ", run.whole.epochs(),
+  std::string described = DescribeStep(slowest);
+  if (run.device_step.has_value()) {
+    const double of_host = std::exchange(slowest.whole, absl::ToDoubleMilliseconds(*run.device_step));
+    described =
+        absl::StrFormat("a step takes %.1f ms; the host puts it on the device in %.1f\n", slowest.whole, of_host);
+  }
+  return absl::StrCat(text, described, steps, " steps in ", run.whole.epochs(),
                       run.whole.epochs() == 1 ? " epoch take" : " epochs take", " about ",
                       Time(slowest.whole * static_cast<double>(steps) / 1e3), ", evaluation apart\n");
 }

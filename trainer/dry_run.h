@@ -13,9 +13,11 @@
 #define EVENKEEL_TRAINER_DRY_RUN_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/report/run_record.h"
@@ -30,6 +32,8 @@ struct DryRun {
   StepPlan whole;                 // Of the run that it stands for.
   std::vector<PlanRecord> plans;  // Of the buckets; the last one counts.
   std::vector<RankRecord> ranks;
+  // On a device, where the ranks' spans are the host's alone: from the end of a step to that of the next.
+  std::optional<absl::Duration> device_step;
 };
 
 std::string DescribeDryRun(const DryRun& run);

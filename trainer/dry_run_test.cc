@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "absl/time/time.h"
+
 namespace evenkeel {
 namespace {
 
@@ -27,6 +29,17 @@ TEST(DryRunTest, TellsBucketsMemoryAndTime) {
             "rank 1 holds 512 B: parameters 512 B\n"
             "a step takes 21.0 ms: batch 0.0, forward 11.0, backward 9.5, waiting for gradients 0.5, optimizer 0.0\n"
             "200 steps in 4 epochs take about 4.2 s, evaluation apart\n");
+}
+
+// The spans are when the host launched what a device did later.
+TEST(DryRunTest, OnADeviceAStepIsNotWhatTheHostNeedsForIt) {
+  const DryRun run{.whole = *MakeStepPlan({.world_size = 2, .samples = 1000, .batch_size = 10, .epochs = 4}),
+                   .ranks = {{.traces = {{.spans = {{.kind = SpanKind::kForward, .begin_ns = 0, .end_ns = 2000000}}}}}},
+                   .device_step = absl::Milliseconds(30)};
+  EXPECT_EQ(DescribeDryRun(run),
+            "rank 0 holds 0 B:\n"
+            "a step takes 30.0 ms; the host puts it on the device in 2.0\n"
+            "200 steps in 4 epochs take about 6.0 s, evaluation apart\n");
 }
 
 TEST(DryRunTest, TellsWhatADeviceHas) {

@@ -4,8 +4,8 @@
 //   one of them around                 be one rank: join the group -> agree that all is well -> train
 //
 // The process that starts the others runs no kernel, so that it forks before OpenMP has threads, and asks a child of its
-// own for the number of GPUs. It has checked flags,
-// files and data, so that a mistake is told once, and nothing has been started.
+// own for the number of GPUs. It has checked flags, files and data, so that a mistake is told once, and nothing has been
+// started.
 
 #include <gflags/gflags.h>
 #include <signal.h>

@@ -123,8 +123,9 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   // The same of the step before the last; on a device it is there already, or almost (optimizer.h).
   const std::optional<GradientCheck>& check_before() const { return checks_.before(); }
 
-  // Until parameter `param` is updated (on a device: its stream waits); all of them. Needed with overlap_forward only: before anybody reads it, or
-  // another object makes use of it. The next reduction, Consolidate() and the end of RunJoined() wait by themselves.
+  // Until parameter `param` is updated (on a device: its stream waits); all of them. Needed with overlap_forward only:
+  // before anybody reads it, or another object makes use of it. The next reduction, Consolidate() and the end of
+  // RunJoined() wait by themselves.
   absl::Status WaitFor(int param);
   absl::Status WaitForAll();
 
@@ -240,6 +241,8 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
 
   // The reducer's thread works with all of this while a step reduces, others between steps.
   mutable absl::Mutex mutex_;
+  // On a device: this rank's flags and the group's. It goes after the updater, which waits for what reads it.
+  Memory device_flags_ ABSL_GUARDED_BY(mutex_);
   internal::ParameterUpdater updater_ ABSL_GUARDED_BY(mutex_);
   internal::LastChecks checks_;                                     // Behind the updater, whose device it asks.
   std::vector<internal::Holders> holders_ ABSL_GUARDED_BY(mutex_);  // By parameter: whose state is where.
@@ -249,9 +252,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   std::shared_ptr<internal::StateMove> move_ ABSL_GUARDED_BY(mutex_);  // Until a step has ended on all ranks.
   std::vector<float> flags_ ABSL_GUARDED_BY(mutex_);  // Which parameters of the buckets have a gradient on some rank.
   std::vector<Work> flag_works_ ABSL_GUARDED_BY(mutex_);  // By bucket.
-  // On a device: this rank's flags as they were uploaded, there; and the group's, behind them.
-  std::vector<float> flags_there_ ABSL_GUARDED_BY(mutex_);
-  Memory device_flags_ ABSL_GUARDED_BY(mutex_);
+  std::vector<float> flags_there_ ABSL_GUARDED_BY(mutex_);  // On a device: as they were uploaded.
   std::vector<bool> reduced_ ABSL_GUARDED_BY(mutex_);  // By bucket: its gradient waits for its update.
   bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);        // By bucket; empty when all have ended.

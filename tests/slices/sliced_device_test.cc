@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -15,6 +16,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/internal/simulated_group.h"
+#include "evenkeel/comm/internal/simulated_nccl.h"
+#include "evenkeel/comm/internal/simulated_nccl_group.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
@@ -179,6 +182,59 @@ TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingWhateverIsFrozen) {
       return ExpectEqual(*rank, plain_model, plain.state());
     });
   }
+}
+
+// What goes round when the buckets change has its memory until it has arrived, however late that is.
+TEST(SlicedOptimizerOnDevicesTest, GathersOfBucketsThatAreGoneStillArrive) {
+  SimulatedDevices devices({.count = 2, .delay = absl::Milliseconds(3)});
+  RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
+    SlicedRankOptions options = On(devices, /*overlaps=*/true);
+    options.frozen = {1};
+    EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, kMomentum, options));
+    TestModel plain_model(kSizes);
+    plain_model.params().SetTrainable(1, false);
+    PlainTraining plain(&plain_model, kMomentum);
+    for (int step = 0; step < 4; ++step) {
+      for (ParameterSet* params : {&rank->model.params(), &plain_model.params()}) {
+        params->SetTrainable(6, step % 2 == 0);
+      }
+      EK_RETURN_IF_ERROR(rank->Step(step));
+      plain.Step({0, 1}, step, 0.5);
+    }
+    return ExpectEqual(*rank, plain_model, plain.state());
+  });
+}
+
+// State, tables and flags; a model for tests has the host's memory.
+TEST(SlicedOptimizerOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
+  SimulatedDevices devices({.guards_memory = true});
+  internal::SimulatedNccl nccl(devices);  // Its collectives run on streams alone.
+  const auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 1);
+  ASSERT_TRUE(group.ok()) << group.status();
+  const auto train = [&]<typename Rank>(std::unique_ptr<Rank> rank, const std::string& folder) -> absl::Status {
+    const StepOptions checked{.clip = ClipOptions{.max_norm = 0.5}, .skip_nonfinite = true};
+    for (int step = 0; step < 5; ++step) {
+      rank->model.params().SetTrainable(1, step != 2);
+      EK_RETURN_IF_ERROR(rank->Step(step, step == 1 ? StepOptions() : checked, {step == 3 ? 4 : 5}));
+      EXPECT_EQ(rank->optimizer->last_check().has_value(), step != 1);
+      if (step == 3) {
+        EK_RETURN_IF_ERROR(rank->optimizer->Save(folder));
+        EK_RETURN_IF_ERROR(rank->optimizer->Load(folder));
+      }
+    }
+    return rank->FinishDevice();
+  };
+  const std::string root = absl::StrCat(testing::TempDir(), "/guarded");
+  SlicedRankOptions options = On(devices);
+  options.reducer.find_unused = true;
+  const auto run = [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto sliced, SlicedRank::Create(comm, AdamW{}, options));
+    EK_RETURN_IF_ERROR(train(std::move(sliced), root + "_slices"));
+    EK_ASSIGN_OR_RETURN(auto whole, WholeRank::Create(comm, AdamW{}, options));
+    return train(std::move(whole), root + "_whole");
+  };
+  const absl::Status status = run(*(*group)[0]);
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(SlicedOptimizerOnDevicesTest, CheckpointsAreTheCpusAtAnyWorldSize) {

@@ -2,6 +2,7 @@
 // for the host, where a block's threads run one after the other and give way to each other where they wait.
 //
 // Numbers: Half and BFloat are storage; ToFloat() and FromFloat<T>() convert, to the nearest, ties to even.
+// Fours:   LoadFour() and StoreFour() move four elements at once, where IsAlignedForFour() says they may.
 // Sums:    WarpSum() and BlockSum() add in one fixed order, the same on the host.
 
 #ifndef EVENKEEL_COMM_DEVICE_KERNEL_LANGUAGE_H_
@@ -131,6 +132,55 @@ template <>
 EK_DEVICE BFloat FromFloat<BFloat>(float value) {
   return BFloatOf(value);
 }
+
+// Four elements, moved at once: at most 16 bytes in one access.
+template <typename T>
+struct alignas(sizeof(T) * 4 < 16 ? sizeof(T) * 4 : 16) Four {
+  T at[4];
+};
+
+template <typename T>
+EK_DEVICE bool IsAlignedForFour(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % alignof(Four<T>) == 0;
+}
+
+#ifdef __CUDACC__
+
+template <typename T>
+EK_DEVICE Four<T> LoadFour(const T* data) {
+  return *reinterpret_cast<const Four<T>*>(data);
+}
+// In the device's memory. Said so that it stays one store: of an assignment beside a branch that stores the elements
+// one by one, nvcc makes one code for both.
+template <typename T>
+EK_DEVICE void StoreFour(T* data, const Four<T>& four) {
+  if constexpr (sizeof(four) == sizeof(uint4)) {
+    uint4 words;
+    memcpy(&words, &four, sizeof(words));
+    __stwb(reinterpret_cast<uint4*>(data), words);
+  } else if constexpr (sizeof(four) == sizeof(uint2)) {
+    uint2 words;
+    memcpy(&words, &four, sizeof(words));
+    __stwb(reinterpret_cast<uint2*>(data), words);
+  } else {
+    *reinterpret_cast<Four<T>*>(data) = four;
+  }
+}
+
+#else
+
+template <typename T>
+Four<T> LoadFour(const T* data) {
+  Four<T> four;
+  std::memcpy(&four, data, sizeof(four));
+  return four;
+}
+template <typename T>
+void StoreFour(T* data, const Four<T>& four) {
+  std::memcpy(data, &four, sizeof(four));
+}
+
+#endif
 
 // Of all threads of the warp, on all of them.
 template <typename T>

@@ -48,6 +48,8 @@ const auto kEmbeddingPositions = MakeKernel<&gpt_kernel::ek_gpt_embedding_backwa
     "ek_gpt_embedding_backward_positions", gpt_kernels_image);
 const auto kNormBackward =
     MakeKernel<&gpt_kernel::ek_gpt_norm_backward>("ek_gpt_norm_backward", gpt_norm_kernels_image, kTogether);
+const auto kNormBackwardWide =
+    MakeKernel<&gpt_kernel::ek_gpt_norm_backward_wide>("ek_gpt_norm_backward_wide", gpt_norm_kernels_image, kTogether);
 const auto kLossSum = MakeKernel<&gpt_kernel::ek_gpt_loss_sum>("ek_gpt_loss_sum", gpt_softmax_kernels_image, kTogether);
 
 constexpr int64_t kMostBlocks = 132 * 16;     // As ShapeFor().
@@ -219,8 +221,10 @@ absl::Status DeviceGptLayers::NormBackward(int64_t rows, int64_t width, const fl
                                     .width = width,
                                     .threads_per_row = ThreadsPerRow(width, gpt_kernel::kMostNormThreads),
                                     .aligned = AreAligned(width, input, weight, diff_output, diff_input)};
-  return Launch(runtime_, kNormBackward, NormBackwardShape(rows, width), stream_, shape, input, statistics.mean,
-                statistics.inverse_deviation, weight, diff_output, diff_input, workspace);
+  const LaunchShape launch = NormBackwardShape(rows, width);
+  return Launch(runtime_, launch.threads <= gpt_kernel::kUsualNormThreads ? kNormBackward : kNormBackwardWide, launch,
+                stream_, shape, input, statistics.mean, statistics.inverse_deviation, weight, diff_output, diff_input,
+                workspace);
 }
 
 absl::Status DeviceGptLayers::NormBias(int64_t rows, int64_t width, const float* workspace,
@@ -335,7 +339,7 @@ absl::Status DeviceGptLayers::TokenLoss(int64_t rows, int64_t vocabulary, int64_
                                     .vocabulary = vocabulary,
                                     .stride = stride,
                                     .gradient_scale = gradient_scale,
-                                    .threads_per_row = ThreadsPerRow(vocabulary, 1024),
+                                    .threads_per_row = ThreadsPerRow(vocabulary, 512),
                                     .aligned = AreAligned(stride, scores, diff_scores)};
   auto* const losses = static_cast<double*>(workspace);
   auto* const are_correct = reinterpret_cast<int32_t*>(losses + rows);

@@ -33,12 +33,6 @@ struct InlineChunks {
   CopyChunk chunks[kInlineChunks];
 };
 
-// Four elements, moved at once.
-template <typename T>
-struct alignas(sizeof(T) * 4 < 16 ? sizeof(T) * 4 : 16) Four {
-  T at[4];
-};
-
 // A value on its way: in double between doubles, else in float.
 template <typename To, typename From>
 struct Converter {
@@ -58,34 +52,27 @@ struct Mover {
   EK_DEVICE T operator()(T value) const { return value; }
 };
 
-template <typename T>
-EK_DEVICE bool IsAlignedForFour(const void* pointer) {
-  return reinterpret_cast<uint64_t>(pointer) % alignof(Four<T>) == 0;
-}
-
 // Elements [0, count), by the threads of the block.
 template <typename To, typename From, typename Convert>
 EK_DEVICE void MoveElements(To* to, const From* from, int64_t count, Convert convert) {
   int64_t done = 0;
   if (IsAlignedForFour<To>(to) && IsAlignedForFour<From>(from)) {
     const int64_t fours = count / 4;
-    const auto* from4 = reinterpret_cast<const Four<From>*>(from);
-    auto* to4 = reinterpret_cast<Four<To>*>(to);
     int64_t i = ThreadX();
     for (; i + int64_t{kCopyUnroll - 1} * BlockThreads() < fours; i += int64_t{kCopyUnroll} * BlockThreads()) {
       Four<From> loaded[kCopyUnroll];
-      for (int u = 0; u < kCopyUnroll; ++u) loaded[u] = from4[i + int64_t{u} * BlockThreads()];
+      for (int u = 0; u < kCopyUnroll; ++u) loaded[u] = LoadFour(from + 4 * (i + int64_t{u} * BlockThreads()));
       for (int u = 0; u < kCopyUnroll; ++u) {
         Four<To> stored;
         for (int e = 0; e < 4; ++e) stored.at[e] = convert(loaded[u].at[e]);
-        to4[i + int64_t{u} * BlockThreads()] = stored;
+        StoreFour(to + 4 * (i + int64_t{u} * BlockThreads()), stored);
       }
     }
     for (; i < fours; i += BlockThreads()) {
-      const Four<From> loaded = from4[i];
+      const Four<From> loaded = LoadFour(from + 4 * i);
       Four<To> stored;
       for (int e = 0; e < 4; ++e) stored.at[e] = convert(loaded.at[e]);
-      to4[i] = stored;
+      StoreFour(to + 4 * i, stored);
     }
     done = fours * 4;
   }

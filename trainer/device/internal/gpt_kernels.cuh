@@ -14,6 +14,7 @@ namespace evenkeel::gpt_kernel {
 
 inline constexpr int kTileColumns = 4 * kWarp;
 inline constexpr int kMostWarps = 8;
+inline constexpr int kRowsAtOnce = 4;  // On their way to a warp that sums rows.
 
 // A matrix [rows, width], a block per row.
 struct RowsShape {
@@ -47,7 +48,15 @@ template <typename LoadRow>
 EK_DEVICE void SumTile(int64_t count, float (*tile)[kTileColumns], float (&sum)[4], LoadRow load) {
   const int warp = ThreadX() / kWarp, lane = ThreadX() % kWarp, warps = BlockThreads() / kWarp;
   float own[4] = {};
-  for (int64_t k = warp; k < count; k += warps) {
+  int64_t k = warp;
+  for (; k + int64_t{kRowsAtOnce - 1} * warps < count; k += int64_t{kRowsAtOnce} * warps) {
+    float values[kRowsAtOnce][4];
+    EK_GPT_UNROLL for (int u = 0; u < kRowsAtOnce; ++u) load(k + int64_t{u} * warps, values[u]);
+    EK_GPT_UNROLL for (int u = 0; u < kRowsAtOnce; ++u) {
+      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) own[j] += values[u][j];
+    }
+  }
+  for (; k < count; k += warps) {
     float values[4];
     load(k, values);
     EK_GPT_UNROLL for (int j = 0; j < 4; ++j) own[j] += values[j];
@@ -208,8 +217,7 @@ EK_DEVICE void SplitHeads(const HeadsShape& shape, const T* rows, T* heads) {
   for (int64_t row = BlockX(); row < shape.sequences * shape.context; row += GridBlocks()) {
     for (int64_t i = 4 * ThreadX(); i < n; i += 4 * BlockThreads()) {
       if (shape.aligned != 0) {
-        *reinterpret_cast<Vector4<T>*>(heads + PlaceAmongHeads(shape, row, i)) =
-            *reinterpret_cast<const Vector4<T>*>(rows + row * n + i);
+        StoreFour(heads + PlaceAmongHeads(shape, row, i), LoadFour(rows + row * n + i));
         continue;
       }
       for (int j = 0; j < 4 && i + j < n; ++j) heads[PlaceAmongHeads(shape, row, i + j)] = rows[row * n + i + j];

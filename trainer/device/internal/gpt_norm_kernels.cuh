@@ -16,6 +16,8 @@ namespace evenkeel::gpt_kernel {
 
 inline constexpr int kNormVectors = 8;  // Of four elements, per thread.
 inline constexpr int kMostNormThreads = 512;
+// Of backward's usual kernel, whose threads so have registers for all that they keep. Longer rows have one of their own.
+inline constexpr int kUsualNormThreads = 256;
 inline constexpr float kNormEpsilon = 1e-5f;
 
 struct NormShape {
@@ -38,16 +40,20 @@ EK_DEVICE void NormForward(const NormShape& shape, const Noise& noise, const flo
     const int64_t row = first + place.own, at = row * n;
     const bool has_row = row < shape.rows;
     const RowNoise row_noise(noise, row);
-    float x[kNormVectors][4] = {};
-    float total = 0;
+    float x[kNormVectors][4] = {}, own[kNormVectors][4] = {};
+    // All loads before the first store, which they would wait for: it may be to where they are from.
     EK_GPT_UNROLL for (int v = 0; v < kNormVectors; ++v) {
       const int64_t i = 4 * (int64_t{v} * place.threads + place.lane);
       if (!has_row || i >= n) continue;
       Load4(input + at, i, n, aligned, x[v]);
+      if (part != nullptr) Load4(part + at, i, n, aligned, own[v]);
+    }
+    float total = 0;
+    EK_GPT_UNROLL for (int v = 0; v < kNormVectors; ++v) {
+      const int64_t i = 4 * (int64_t{v} * place.threads + place.lane);
+      if (!has_row || i >= n) continue;
       if (part != nullptr) {
-        float own[4];
-        Load4(part + at, i, n, aligned, own);
-        EK_GPT_UNROLL for (int j = 0; j < 4; ++j) x[v][j] += row_noise(i + j, own[j]);
+        EK_GPT_UNROLL for (int j = 0; j < 4; ++j) x[v][j] += row_noise(i + j, own[v][j]);
         Store4(sum + at, i, n, aligned, x[v]);
       }
       EK_GPT_UNROLL for (int j = 0; j < 4; ++j) total += i + j < n ? x[v][j] : 0.0f;
@@ -103,11 +109,12 @@ EK_DEVICE void StoreSums(const RowPlace& place, int64_t n, float (&own)[kNormVec
 
 // With x' the normalised input and g = weight * diff_output: diff_input += scale * (g - mean(g) - x' * mean(g x')).
 // sums: [2, blocks, width], the first half of diff_output * x', for the weight.
-EK_KERNEL(512, ek_gpt_norm_backward)
-(NormShape shape, const float* input, const float* mean, const float* inverse_deviation, const float* weight,
- const float* diff_output, float* diff_input, float* sums) {
+template <int kMostThreads>
+EK_DEVICE void NormBackward(const NormShape& shape, const float* input, const float* mean,
+                            const float* inverse_deviation, const float* weight, const float* diff_output,
+                            float* diff_input, float* sums) {
   EK_SHARED float scratch[kWarp];
-  EK_SHARED float tile[kMostNormThreads / kWarp][4 * kWarp];
+  EK_SHARED float tile[kMostThreads / kWarp][4 * kWarp];
   const RowPlace place(shape.threads_per_row);
   const int64_t n = shape.width;
   const bool aligned = shape.aligned != 0;
@@ -152,6 +159,16 @@ EK_KERNEL(512, ek_gpt_norm_backward)
   StoreSums(place, n, bias_sum, tile, sums + (GridBlocks() + BlockX()) * n);
 }
 
+EK_KERNEL(256, ek_gpt_norm_backward)
+(NormShape shape, const float* input, const float* mean, const float* inverse_deviation, const float* weight,
+ const float* diff_output, float* diff_input, float* sums) {
+  NormBackward<kUsualNormThreads>(shape, input, mean, inverse_deviation, weight, diff_output, diff_input, sums);
+}
+EK_KERNEL(512, ek_gpt_norm_backward_wide)
+(NormShape shape, const float* input, const float* mean, const float* inverse_deviation, const float* weight,
+ const float* diff_output, float* diff_input, float* sums) {
+  NormBackward<kMostNormThreads>(shape, input, mean, inverse_deviation, weight, diff_output, diff_input, sums);
+}
 EK_KERNEL(512, ek_gpt_norm_forward_float)
 (NormShape shape, Noise noise, const float* input, const float* part, float* sum, const float* weight,
  const float* bias, float* output, float* mean, float* inverse_deviation) {

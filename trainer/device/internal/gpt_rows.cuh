@@ -54,16 +54,11 @@ EK_DEVICE T RowMax(T value, const RowPlace& place, T* scratch) {
   return place.threads == kWarp ? WarpMax(value) : BlockMax(value, scratch);
 }
 
-template <typename T>
-struct alignas(4 * sizeof(T)) Vector4 {
-  T at[4];
-};
-
-// Elements [i, i + 4) of a row of n, 0 beyond its end. `aligned`: the row begins at a multiple of a Vector4.
+// Elements [i, i + 4) of a row of n, 0 beyond its end. `aligned`: the row begins at a multiple of a Four.
 template <typename T>
 EK_DEVICE void Load4(const T* row, int64_t i, int64_t n, bool aligned, float (&to)[4]) {
   if (aligned && i + 4 <= n) {
-    const Vector4<T> loaded = *reinterpret_cast<const Vector4<T>*>(row + i);
+    const Four<T> loaded = LoadFour(row + i);
     EK_GPT_UNROLL for (int j = 0; j < 4; ++j) to[j] = ToFloat(loaded.at[j]);
     return;
   }
@@ -73,9 +68,9 @@ EK_DEVICE void Load4(const T* row, int64_t i, int64_t n, bool aligned, float (&t
 template <typename T>
 EK_DEVICE void Store4(T* row, int64_t i, int64_t n, bool aligned, const float (&from)[4]) {
   if (aligned && i + 4 <= n) {
-    Vector4<T> stored;
+    Four<T> stored;
     EK_GPT_UNROLL for (int j = 0; j < 4; ++j) stored.at[j] = FromFloat<T>(from[j]);
-    *reinterpret_cast<Vector4<T>*>(row + i) = stored;
+    StoreFour(row + i, stored);
     return;
   }
   EK_GPT_UNROLL for (int j = 0; j < 4; ++j) {

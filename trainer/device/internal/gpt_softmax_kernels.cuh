@@ -221,7 +221,7 @@ EK_KERNEL(256, ek_gpt_loss_sum)
   (CausalShape shape, Noise noise, const O* probabilities, const float* diff_probabilities, O* diff_scores) {        \
     CausalBackward(shape, noise, probabilities, diff_probabilities, diff_scores);                                    \
   }                                                                                                                  \
-  EK_KERNEL(1024, ek_gpt_token_loss_##name)                                                                          \
+  EK_KERNEL(512, ek_gpt_token_loss_##name)                                                                           \
   (LossShape shape, const float* scores, const int32_t* targets, O* diff_scores, double* losses, int32_t* correct) { \
     TokenLoss(shape, scores, targets, diff_scores, losses, correct);                                                 \
   }

@@ -19,9 +19,11 @@
 
 #include "evenkeel/comm/device/kernel.h"
 
-#ifndef __CUDACC__
+#ifdef __CUDACC__
+#define EK_UPDATE_UNROLL _Pragma("unroll")
+#else
 #include <cmath>
-#include <cstring>
+#define EK_UPDATE_UNROLL
 #endif
 
 namespace evenkeel::update {
@@ -105,7 +107,7 @@ EK_DEVICE float Root(float a) { return __fsqrt_rn(a); }
 EK_DEVICE double MulD(double a, double b) { return __dmul_rn(a, b); }
 EK_DEVICE double AddD(double a, double b) { return __dadd_rn(a, b); }
 EK_DEVICE double RootD(double a) { return sqrt(a); }
-EK_DEVICE double Power(double a, double b) { return pow(a, b); }
+__device__ __noinline__ double Power(double a, double b) { return pow(a, b); }  // Long, and seldom called.
 EK_DEVICE double Magnitude(double a) { return fabs(a); }
 EK_DEVICE bool IsInfinite(double a) { return isinf(a); }
 EK_DEVICE double Infinity() { return __longlong_as_double(0x7ff0000000000000ll); }
@@ -133,31 +135,6 @@ EK_DEVICE bool IsSet(const Flags& flags, int32_t flag) {
   return flags.is_bfloat ? (static_cast<const uint16_t*>(flags.data)[flag] & 0x7fff) != 0
                          : static_cast<const float*>(flags.data)[flag] != 0;
 }
-
-// Four elements, in one access if `data` is aligned to all of them.
-template <typename T>
-struct alignas(4 * sizeof(T)) Four {
-  T at[4];
-};
-template <typename T>
-EK_DEVICE Four<T> Load(const T* data) {
-#ifdef __CUDACC__
-  return *reinterpret_cast<const Four<T>*>(data);
-#else
-  Four<T> four;
-  std::memcpy(&four, data, sizeof(four));
-  return four;
-#endif
-}
-template <typename T>
-EK_DEVICE void Store(T* data, const Four<T>& four) {
-#ifdef __CUDACC__
-  *reinterpret_cast<Four<T>*>(data) = four;
-#else
-  std::memcpy(data, &four, sizeof(four));
-#endif
-}
-EK_DEVICE bool IsAligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
 // The rules, for one element ----------------------------------------------------------------------------------------
 
@@ -217,23 +194,23 @@ template <typename R, typename T>
 EK_DEVICE void UpdateFour(const Numbers& c, const Tensor& tensor, int64_t i) {
   T* const value = static_cast<T*>(tensor.value) + i;
   const bool has_values = !kHasMaster<T> || c.is_first;  // Else the master copy is read in their place.
-  Four<T> values{};
-  if (has_values) values = Load(value);
-  const Four<T> gradients = Load(static_cast<const T*>(tensor.gradient) + i);
-  Four<float> first{}, second{}, master{};
-  if (R::kFirst) first = Load(tensor.first + i);
-  if (R::kSecond) second = Load(tensor.second + i);
-  if (!has_values) master = Load(tensor.master + i);
+  kernel::Four<T> values{};
+  if (has_values) values = kernel::LoadFour(value);
+  const kernel::Four<T> gradients = kernel::LoadFour(static_cast<const T*>(tensor.gradient) + i);
+  kernel::Four<float> first{}, second{}, master{};
+  if (R::kFirst) first = kernel::LoadFour(tensor.first + i);
+  if (R::kSecond) second = kernel::LoadFour(tensor.second + i);
+  if (!has_values) master = kernel::LoadFour(tensor.master + i);
   for (int k = 0; k < 4; ++k) {
     const float p = has_values ? kernel::ToFloat(values.at[k]) : master.at[k];
     const float now = R::Step(c, p, kernel::ToFloat(gradients.at[k]), first.at[k], second.at[k]);
     master.at[k] = now;
     values.at[k] = kernel::FromFloat<T>(now);
   }
-  if (R::kFirst) Store(tensor.first + i, first);
-  if (R::kSecond) Store(tensor.second + i, second);
-  if (kHasMaster<T>) Store(tensor.master + i, master);
-  Store(value, values);
+  if (R::kFirst) kernel::StoreFour(tensor.first + i, first);
+  if (R::kSecond) kernel::StoreFour(tensor.second + i, second);
+  if (kHasMaster<T>) kernel::StoreFour(tensor.master + i, master);
+  kernel::StoreFour(value, values);
 }
 
 template <typename R, typename T>
@@ -247,8 +224,10 @@ EK_DEVICE void UpdateChunks(const Tensor* tensors, const Chunk* chunks, int64_t 
     const int64_t end = chunk.begin + chunk.count;
     int64_t i = chunk.begin;
     // Chunks begin at multiples of four.
-    const bool is_aligned = IsAligned(tensor.value, 4 * sizeof(T)) && IsAligned(tensor.gradient, 4 * sizeof(T)) &&
-                            IsAligned(tensor.first, 16) && IsAligned(tensor.second, 16) && IsAligned(tensor.master, 16);
+    const bool is_aligned = kernel::IsAlignedForFour<T>(tensor.value) && kernel::IsAlignedForFour<T>(tensor.gradient) &&
+                            kernel::IsAlignedForFour<float>(tensor.first) &&
+                            kernel::IsAlignedForFour<float>(tensor.second) &&
+                            kernel::IsAlignedForFour<float>(tensor.master);
     if (is_aligned) {
       const int64_t fours = chunk.count / 4;
       for (int64_t four = kernel::ThreadX(); four < fours; four += kernel::BlockThreads()) {
@@ -282,14 +261,26 @@ EK_DEVICE void Measure(float g, double norm, MeasureState& state) {
 }
 
 template <typename T>
+EK_DEVICE void MeasureFour(const kernel::Four<T>& four, double norm, MeasureState& state) {
+  EK_UPDATE_UNROLL for (int k = 0; k < 4; ++k) Measure(kernel::ToFloat(four.at[k]), norm, state);
+}
+
+inline constexpr int kMeasureUnroll = 4;  // Loads on their way at once; a whole chunk of a block's.
+
+template <typename T>
 EK_DEVICE void MeasureChunk(const Chunk& chunk, const T* gradient, double norm, MeasureState& state) {
   int64_t i = chunk.begin;
-  if (IsAligned(gradient, 4 * sizeof(T))) {
-    const int64_t fours = chunk.count / 4;
-    for (int64_t four = kernel::ThreadX(); four < fours; four += kernel::BlockThreads()) {
-      const Four<T> elements = Load(gradient + chunk.begin + 4 * four);
-      for (int k = 0; k < 4; ++k) Measure(kernel::ToFloat(elements.at[k]), norm, state);
+  if (kernel::IsAlignedForFour<T>(gradient)) {
+    const int64_t fours = chunk.count / 4, step = kernel::BlockThreads();
+    const T* const elements = gradient + chunk.begin;
+    int64_t four = kernel::ThreadX();
+    for (; four + (kMeasureUnroll - 1) * step < fours; four += kMeasureUnroll * step) {
+      kernel::Four<T> loaded[kMeasureUnroll];
+      EK_UPDATE_UNROLL for (int u = 0; u < kMeasureUnroll; ++u) loaded[u] =
+          kernel::LoadFour(elements + 4 * (four + u * step));
+      EK_UPDATE_UNROLL for (int u = 0; u < kMeasureUnroll; ++u) MeasureFour(loaded[u], norm, state);
     }
+    for (; four < fours; four += step) MeasureFour(kernel::LoadFour(elements + 4 * four), norm, state);
     i += 4 * fours;
   }
   for (i += kernel::ThreadX(); i < chunk.begin + chunk.count; i += kernel::BlockThreads()) {

@@ -130,7 +130,8 @@ struct Size {
 
 TYPED_TEST(DeviceGptLayersTest, NormsAsTheCpuDoes) {
   using O = TypeParam;
-  for (const auto [rows, width] : {Size{1, 1}, {7, 48}, {13, 33}, {5, 129}, {3, 1028}, {2, 1603}, {17, 4}}) {
+  for (const auto [rows, width] :
+       {Size{1, 1}, {7, 48}, {13, 33}, {5, 129}, {3, 1028}, {2, 1603}, {17, 4}, {300, 8}, {2, 8200}}) {
     SCOPED_TRACE(testing::Message() << rows << " x " << width);
     const auto input = RandomValues<float>(rows * width, 1), weight = RandomValues<float>(width, 2),
                bias = RandomValues<float>(width, 3), diff = RandomValues<float>(rows * width, 4),

@@ -142,6 +142,10 @@ run_tests() {
   local label path kind log
   while IFS=$'\t' read -r label path kind; do
     is_wanted "$label" || continue
+    if [[ $kind == missing ]]; then
+      row "$label" failed 'is not in the folder: it was not built'
+      continue
+    fi
     log=$(log_of "$label")
     program "$log" "${ours[@]}" "./$path"
     test_row "$label" $? "$log"

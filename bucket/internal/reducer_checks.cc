@@ -21,7 +21,8 @@ absl::Status CheckStream(const ParameterSet& params, Device group_device, absl::
   if (group_device.is_cpu() || (stream.handle != nullptr && stream.device == group_device)) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the parameters have no stream on ", ToString(group_device), ", where ", group,
-                   "'s tensors lie: ParameterSet::SetStream() says on which one gradients are computed",
+                   "'s tensors lie: ParameterSet::SetStream() says on which one gradients are computed, which "
+                   "can't be CUDA's default stream (null)",
                    stream.handle != nullptr ? absl::StrCat(", and was given one of ", ToString(stream.device)) : ""));
 }
 

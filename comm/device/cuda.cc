@@ -33,8 +33,12 @@ absl::Status FromCuda(absl::string_view what, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
   const std::string text = absl::StrCat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
   switch (error) {
-    case cudaErrorNoDevice:
     case cudaErrorInsufficientDriver:
+      if (int version = 0; cudaDriverGetVersion(&version) == cudaSuccess && version == 0) {
+        return absl::FailedPreconditionError("no CUDA device: there is no driver (libcuda.so.1)");
+      }
+      [[fallthrough]];
+    case cudaErrorNoDevice:
     case cudaErrorSystemDriverMismatch:
       return absl::FailedPreconditionError(absl::StrCat("no CUDA device: ", cudaGetErrorString(error)));
     case cudaErrorMemoryAllocation:

@@ -5,7 +5,9 @@
 //     for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads()) data[i] *= factor;
 //   }
 //
-//   // scale.cc; in BUILD: device_kernels(name = "scale_kernels", src = "scale.cuh") makes scale_kernels_image.h
+//   // scale.cc; in BUILD cuda_library(name = "scale_kernels", src = "scale.cuh"), which is in
+//   // @evenkeel//third_party/cuda:cuda_library.bzl, makes scale_kernels_image.h; in any workspace both headers are
+//   // included as evenkeel/<package>/...
 //   #include "evenkeel/.../scale.cuh"
 //   #include "evenkeel/.../scale_kernels_image.h"
 //   const auto kScale = MakeKernel<&ek_scale>("ek_scale", scale_kernels_image);
@@ -20,7 +22,7 @@
 // is what it may use of the device; on the host each has the same meaning. A kernel that uses what waits for other
 // threads (SyncThreads, Warp..., Block...) is made with kSynchronises, and all of a block's threads must come there.
 //
-// Names: a kernel's name is global ("extern C"): prefix it with ek_.
+// Names: a kernel's name is global ("extern C"): prefix it; ek_ is evenkeel's.
 
 #ifndef EVENKEEL_COMM_DEVICE_KERNEL_H_
 #define EVENKEEL_COMM_DEVICE_KERNEL_H_

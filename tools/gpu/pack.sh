@@ -65,6 +65,7 @@ for label in "${tests[@]}"; do
   path=${path/://}
   if ! take "$path"; then
     printf 'not packed: %s was not built\n' "$label" >&2
+    printf '%s\t-\tmissing\n' "$label" >>"$folder/tests.txt"
     continue
   fi
   kind=-

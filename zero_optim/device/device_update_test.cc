@@ -313,7 +313,7 @@ TEST(DeviceUpdateTest, ListsMayChangeInEachStep) {
 
 TEST(DeviceUpdateTest, AnItemWhoseFlagIsZeroIsLeftAlone) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    SimulatedDevices devices;
+    TestedDevices devices;
     Pair pair(&devices, {AdamW{}}, {5, 6, 7}, DType::kFloat32);
     pair.MakeGradients(1);
     const Memory memory = *devices.Allocate(kDevice, 3 * SizeOf(dtype));

@@ -54,6 +54,12 @@ absl::Status ForEach(DeviceWork& work, const KernelType& kernel, int64_t count, 
   return Launch(work.runtime(), kernel, ShapeFor(count), work.stream(), args...);
 }
 
+// Of which each thread takes four at a time.
+template <typename KernelType, typename... Args>
+absl::Status ForEachFour(DeviceWork& work, const KernelType& kernel, int64_t count, Args... args) {
+  return Launch(work.runtime(), kernel, ShapeFor(count, 4), work.stream(), args...);
+}
+
 // Parts of a channel: large enough for a block, few enough for who adds them up.
 int NormBlocks(const DeviceNorm::Images& images) {
   constexpr int64_t kElements = 4096;
@@ -114,15 +120,15 @@ absl::Status DeviceRound(DeviceWork& work, const float* from, TypedPointer to, i
 }
 
 absl::Status DeviceRelu(DeviceWork& work, TypedPointer data, int64_t count) {
-  return ForEach(work, kRelu[data.dtype], count, data.data, count);
+  return ForEachFour(work, kRelu[data.dtype], count, data.data, count);
 }
 
 absl::Status DeviceReluBackward(DeviceWork& work, const void* output, TypedPointer diff, int64_t count) {
-  return ForEach(work, kReluBackward[diff.dtype], count, output, diff.data, count);
+  return ForEachFour(work, kReluBackward[diff.dtype], count, output, diff.data, count);
 }
 
 absl::Status DeviceAddTo(DeviceWork& work, const void* from, TypedPointer to, int64_t count) {
-  return ForEach(work, kAddTo[to.dtype], count, from, to.data, count);
+  return ForEachFour(work, kAddTo[to.dtype], count, from, to.data, count);
 }
 
 absl::Status DeviceColumnSums(DeviceWork& work, TypedPointer data, int64_t rows, int64_t columns,

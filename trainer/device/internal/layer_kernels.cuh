@@ -69,23 +69,33 @@ EK_DEVICE NormPart MergeMoments(const NormPart& a, const NormPart& b) {
           a.count + b.count};
 }
 
+// to = combine(to, from), four elements at a time where they are aligned.
+template <typename T, typename Combine>
+EK_DEVICE void CombineInto(const T* from, T* to, int64_t count, Combine combine) {
+  const int64_t fours = IsAlignedForFour<T>(from) && IsAlignedForFour<T>(to) ? count / 4 : 0;
+  for (int64_t i = GlobalIndex(); i < fours; i += GlobalThreads()) {
+    const Four<T> other = LoadFour(from + 4 * i);
+    Four<T> own = LoadFour(to + 4 * i);
+    for (int e = 0; e < 4; ++e) own.at[e] = combine(own.at[e], other.at[e]);
+    StoreFour(to + 4 * i, own);
+  }
+  for (int64_t i = 4 * fours + GlobalIndex(); i < count; i += GlobalThreads()) to[i] = combine(to[i], from[i]);
+}
+
 template <typename T>
 EK_DEVICE void Relu(T* data, int64_t count) {
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads())
-    data[i] = ToFloat(data[i]) > 0.0f ? data[i] : FromFloat<T>(0.0f);
+  CombineInto(data, data, count, [](T own, T) { return ToFloat(own) > 0.0f ? own : FromFloat<T>(0.0f); });
 }
 
 // diff = where the rectifier let something through.
 template <typename T>
 EK_DEVICE void ReluBackward(const T* output, T* diff, int64_t count) {
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads())
-    diff[i] = ToFloat(output[i]) > 0.0f ? diff[i] : FromFloat<T>(0.0f);
+  CombineInto(output, diff, count, [](T own, T passed) { return ToFloat(passed) > 0.0f ? own : FromFloat<T>(0.0f); });
 }
 
 template <typename T>
 EK_DEVICE void AddTo(const T* from, T* to, int64_t count) {
-  for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads())
-    to[i] = FromFloat<T>(ToFloat(to[i]) + ToFloat(from[i]));
+  CombineInto(from, to, count, [](T own, T other) { return FromFloat<T>(ToFloat(own) + ToFloat(other)); });
 }
 
 // Each block has 32 columns, one for each lane, and each of its warps every 8th row.

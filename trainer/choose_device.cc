@@ -5,6 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
 
 namespace evenkeel {
 namespace {
@@ -21,6 +23,12 @@ std::string CpuOnly(const TrainOptions& options) {
 }
 
 std::string Count(int count, absl::string_view what) { return absl::StrCat(count, " ", what, count == 1 ? "" : "s"); }
+
+absl::Status CheckComputesOnCpu(const TrainOptions& options) {
+  if (options.compute == DType::kFloat32 || options.model == ModelKind::kGpt) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--compute=", ToString(options.compute), " of --model=",
+                                                 NameOf(options.model), " is for GPUs, and this run is on the CPU"));
+}
 
 }  // namespace
 
@@ -49,6 +57,7 @@ absl::StatusOr<std::string> ChooseDevice(const absl::StatusOr<int>& devices, std
   const bool matters = AsksForDevices(options);
   if (!matters || (!is_asked && there < ranks)) {
     options.device = DeviceKind::kCpu;
+    EK_RETURN_IF_ERROR(CheckComputesOnCpu(options));
     if (there == 0 || !matters || ranks_here.has_value()) return "";  // Who started these ranks has said it, or can't.
     const std::string line = absl::StrCat(Count(ranks, "rank"), " and ", Count(there, "GPU"), ": on the CPU");
     if (!options.rank_steps.empty()) return line;

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/train_options.h"
 #include "gtest/gtest.h"
 
@@ -145,6 +146,22 @@ TEST(ChooseDeviceTest, OneSentenceSaysWhatIsMissing) {
   goes_on.goes_on = true;
   EXPECT_EQ(ChooseDevice(2, {}, goes_on).status().message(),
             "--on_failure=continue is for ranks on the CPU; choose --device=cpu");
+}
+
+TEST(ChooseDeviceTest, OnTheCpuOnlyTheGptRounds) {
+  for (const ModelKind model : {ModelKind::kMlp, ModelKind::kCnn, ModelKind::kGpt}) {
+    TrainOptions options = Options(DeviceKind::kAuto);
+    options.model = model;
+    options.compute = DType::kBFloat16;
+    EXPECT_TRUE(ChooseDevice(2, {}, options).ok());
+    options.device = DeviceKind::kCpu;
+    options.backend = BackendKind::kAuto;
+    EXPECT_EQ(ChooseDevice(2, {}, options).ok(), model == ModelKind::kGpt);
+  }
+  TrainOptions options = Options(DeviceKind::kAuto);
+  options.compute = DType::kBFloat16;
+  EXPECT_EQ(ChooseDevice(kNone, {}, options).status().message(),
+            "--compute=bfloat16 of --model=cnn is for GPUs, and this run is on the CPU");
 }
 
 }  // namespace

@@ -87,6 +87,7 @@ TrainFlags Cnn() { return {.model = "cnn", .widths = "4,6", .batch_size = 4, .lr
 struct Seen {
   std::vector<std::string> steps;
   std::vector<double> losses;
+  std::vector<double> scales;
   Evaluation test;
   std::vector<std::vector<float>> tensors;  // Values, then buffers.
 };
@@ -103,6 +104,7 @@ absl::Status Train(Communicator& comm, const TrainFlags& flags, int epochs, Seen
           absl::StrCat(facts.step, ": ", facts.active, " ranks, ", facts.samples, " samples, own ", facts.own_samples));
       EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
       EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
+      if (facts.loss_scale > 0) mine.scales.push_back(facts.loss_scale);
       if (facts.own.has_value()) mine.losses.push_back(facts.own->loss_mean);
       return absl::OkStatus();
     }));
@@ -203,9 +205,62 @@ TEST(DeviceRunTest, AStepIsToldAfterTheNextOneAndAllOfThemAreTold) {
   ExpectAlike(host, device);
 }
 
+// Parameters are the master copy: what a few steps make of the rounding stays small beside what they change.
+TEST(DeviceRunTest, ARunInBFloat16IsCloseToOneInFloat32AndTheSameOnAllRanks) {
+  for (TrainFlags flags : {Mlp(), Cnn()}) {
+    flags.optimizer = "sgd";
+    flags.lr = 0.02;
+    const Seen exact = OnDevices(2, flags, 2);
+    flags.compute = "bfloat16";
+    const Seen rounded = OnDevices(2, flags, 2);
+    ASSERT_EQ(rounded.losses.size(), exact.losses.size());
+    for (size_t i = 0; i < exact.losses.size(); ++i) EXPECT_NEAR(rounded.losses[i], exact.losses[i], 0.03) << i;
+    EXPECT_NE(rounded.losses, exact.losses);
+    ASSERT_EQ(rounded.tensors.size(), exact.tensors.size());
+    for (size_t t = 0; t < exact.tensors.size(); ++t) {
+      double apart = 0;
+      for (size_t i = 0; i < exact.tensors[t].size(); ++i) {
+        apart = std::max<double>(apart, std::abs(exact.tensors[t][i] - rounded.tensors[t][i]));
+      }
+      EXPECT_LT(apart, 0.02) << "tensor " << t;
+    }
+  }
+}
+
+// The scale follows one step late: a step that overflows halves it after the next one.
+TEST(DeviceRunTest, ARunInFloat16LeavesOutStepsThatOverflowAndThenTrains) {
+  TrainFlags flags = Mlp();
+  flags.optimizer = "sgd";
+  flags.lr = 0.2;
+  flags.loss_scale = 1 << 20;
+  flags.batch_size = 8;
+  const Seen exact = OnDevices(1, flags, 8);
+  EXPECT_TRUE(exact.scales.empty());
+  flags.compute = "float16";
+  const Seen one = OnDevices(1, flags, 8);
+  flags.batch_size = 4;
+  for (const bool zero : {false, true}) {
+    flags.zero = zero;
+    const Seen two = OnDevices(2, flags, 8);
+    EXPECT_EQ(two.scales, one.scales);
+    ASSERT_GE(one.scales.size(), 20u);
+    EXPECT_EQ(one.scales[0], 1 << 20);
+    EXPECT_EQ(one.scales[1], 1 << 20);
+    EXPECT_EQ(one.scales[2], 1 << 19);
+    EXPECT_LT(one.scales.back(), 1 << 18);
+    EXPECT_EQ(one.scales.back(), one.scales[one.scales.size() / 2]) << "it has settled";
+    EXPECT_NEAR(two.test.loss_mean(), one.test.loss_mean(), 0.02);
+    EXPECT_LT(two.test.loss_mean(), two.losses.front() - 0.03);
+    for (size_t t = 0; t < one.tensors.size(); ++t) {
+      for (size_t i = 0; i < one.tensors[t].size(); ++i) EXPECT_NEAR(two.tensors[t][i], one.tensors[t][i], 1e-2);
+    }
+  }
+}
+
 // Once memory is there the host waits for no device: but for one that is a step behind, which this one never is.
 TEST(DeviceRunTest, AStepNeedsNoHostWait) {
-  for (const TrainFlags& flags : {Mlp(), Cnn()}) {
+  const TrainFlags scaled = With(Mlp(), [](TrainFlags& f) { f.compute = "float16"; });
+  for (const TrainFlags& flags : {Mlp(), Cnn(), scaled}) {
     SimulatedDevices devices({.count = 2});
     std::mutex mutex;
     std::map<int64_t, int64_t> waits;  // By step, that was told.

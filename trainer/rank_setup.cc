@@ -67,9 +67,9 @@ absl::StatusOr<std::unique_ptr<Model>> MakeOnDevice(const TrainOptions& options,
                                                     const Model& host, const DevicePlace& place) {
   switch (options.model) {
     case ModelKind::kMlp:
-      return MakeDeviceMlp(MlpOptionsOf(options, data), host, place);
+      return MakeDeviceMlp(MlpOptionsOf(options, data), host, place, options.compute);
     case ModelKind::kCnn:
-      return MakeDeviceCnn(CnnOptionsOf(options, data), host, place);
+      return MakeDeviceCnn(CnnOptionsOf(options, data), host, place, options.compute);
     case ModelKind::kGpt:
       return MakeDeviceGpt(dynamic_cast<const Gpt&>(host), place);
   }

@@ -42,6 +42,8 @@ absl::Status RunSinks::OnStep(const StepFacts& facts, const StepNumbers& numbers
   // A loss that is not finite is one all the same.
   const bool has_own = facts.own.has_value();
   std::vector<Scalar> scalars = {{"train/learning_rate", facts.learning_rate, "Learning rate of the last step"}};
+  AddIfKnown(scalars, {"train/loss_scale", facts.loss_scale, "By what the last step's loss was multiplied"},
+             facts.loss_scale > 0);
   AddIfKnown(scalars, {"train/loss", numbers.loss, "Mean loss of the last batch of rank 0"}, has_own);
   AddIfKnown(scalars, {"train/accuracy", numbers.accuracy, "Accuracy on the last batch of rank 0, from 0 to 1"},
              has_own);

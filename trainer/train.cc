@@ -62,7 +62,13 @@ DEFINE_int64(width, 0, "of the gpt's residual stream (default: the preset's)");
 DEFINE_int64(heads, 0, "of each of the gpt's attentions (default: the preset's)");
 DEFINE_int64(context, 0, "tokens that the gpt sees (default: the preset's)");
 DEFINE_double(dropout, 0, "of the gpt (default: the preset's)");
-DEFINE_string(compute, kDefaults.compute, "=T float32 or bfloat16, of the gpt's matrix products");
+DEFINE_double(
+    loss_scale, kDefaults.loss_scale,
+    "with --compute=float16: by what a loss is multiplied at first; halved when gradients overflow, and such a "
+    "step is left out; doubled after 2000 steps in which none did");
+DEFINE_string(compute, kDefaults.compute,
+              "=T float32 or bfloat16, of the factors of matrix products, on the CPU for the gpt only; on GPUs also "
+              "float16, of mlp and cnn");
 DEFINE_string(widths, "16,32,64", "=N,N,... channels of the cnn's stem and stages");
 DEFINE_int32(blocks, 1, "residual blocks of each stage of the cnn");
 DEFINE_string(init, kDefaults.init, "=FILE start from these weights (safetensors)");
@@ -159,8 +165,8 @@ namespace {
 
 const FlagGroup kFlagGroups[] = {
     {"Model",
-     {"model", "hidden", "preset", "layers", "width", "heads", "context", "dropout", "compute", "widths", "blocks",
-      "init", "save"}},
+     {"model", "hidden", "preset", "layers", "width", "heads", "context", "dropout", "compute", "loss_scale", "widths",
+      "blocks", "init", "save"}},
     {"Data",
      {"data", "test_data", "mirror", "shift", "shuffle", "seed", "batch_size", "accumulate", "epochs", "max_steps",
       "rank_steps"}},
@@ -217,6 +223,7 @@ TrainFlags FlagsAsGiven() {
       .context = IfGiven("context", FLAGS_context),
       .dropout = IfGiven("dropout", FLAGS_dropout),
       .compute = FLAGS_compute,
+      .loss_scale = FLAGS_loss_scale,
       .widths = IfGiven("widths", FLAGS_widths),
       .blocks = IfGiven("blocks", FLAGS_blocks),
       .data = IfGiven("data", FLAGS_data),

@@ -13,6 +13,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/idx_dataset.h"
+#include "evenkeel/zero_optim/loss_scaler.h"
 
 namespace evenkeel {
 namespace {
@@ -174,8 +175,7 @@ absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
   const std::pair<absl::string_view, bool> given[] = {
       {"preset", flags.preset.has_value()},   {"layers", flags.layers.has_value()},
       {"width", flags.width.has_value()},     {"heads", flags.heads.has_value()},
-      {"context", flags.context.has_value()}, {"dropout", flags.dropout.has_value()},
-      {"compute", flags.compute != "float32"}};
+      {"context", flags.context.has_value()}, {"dropout", flags.dropout.has_value()}};
   for (const auto& [flag, is_given] : given) {
     if (is_given) return absl::InvalidArgumentError(absl::StrCat("--", flag, " is for --model=gpt, not ", flags.model));
   }
@@ -192,9 +192,7 @@ absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
   gpt.context = flags.context.value_or(gpt.context);
   gpt.dropout = flags.dropout.value_or(gpt.dropout);
   gpt.seed = flags.seed;
-  EK_ASSIGN_OR_RETURN(gpt.compute,
-                      Choose<GptCompute>("compute", flags.compute,
-                                         {{"float32", GptCompute::kFloat32}, {"bfloat16", GptCompute::kBFloat16}}));
+  if (flags.compute == "bfloat16") gpt.compute = GptCompute::kBFloat16;
   return gpt;
 }
 
@@ -323,6 +321,15 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   options.batch_size = flags.batch_size.value_or(defaults.batch_size);
   options.warmup = flags.warmup.value_or(defaults.warmup);
   options.clip = flags.clip.value_or(defaults.clip);
+  EK_ASSIGN_OR_RETURN(
+      options.compute,
+      Choose<DType>("compute", flags.compute,
+                    {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}}));
+  if (options.compute == DType::kFloat16 && options.model == ModelKind::kGpt) {
+    return absl::InvalidArgumentError("--compute=float16 is for --model=mlp and cnn, not gpt; choose bfloat16");
+  }
+  EK_RETURN_IF_ERROR(CheckRange("loss_scale", flags.loss_scale, 1.0, LossScalerOptions().largest_scale));
+  options.loss_scale = flags.loss_scale;
   EK_ASSIGN_OR_RETURN(options.gpt, ParseGpt(flags));
   if (flags.widths.has_value()) {
     EK_ASSIGN_OR_RETURN(options.cnn.widths, ParseSizes("widths", *flags.widths, kWidthLimits));

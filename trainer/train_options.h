@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/bucket/trainability.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/step_divisor.h"
 #include "evenkeel/trainer/augment.h"
@@ -47,6 +48,7 @@ struct TrainFlags {
   std::optional<int64_t> context;
   std::optional<double> dropout;
   std::string compute = "float32";
+  double loss_scale = 65536;
   std::optional<std::string> widths;
   std::optional<int> blocks;
   std::optional<std::string> data;
@@ -106,9 +108,11 @@ enum class Sharding { kNone, kTensors, kSlices };
 
 struct TrainOptions {
   ModelKind model = ModelKind::kCnn;
-  std::vector<int> hidden;  // Units of each hidden layer of the mlp.
-  CnnOptions cnn;           // The data says of which images,
-  GptOptions gpt;           // and of which vocabulary.
+  std::vector<int> hidden;          // Units of each hidden layer of the mlp.
+  CnnOptions cnn;                   // The data says of which images,
+  GptOptions gpt;                   // and of which vocabulary.
+  DType compute = DType::kFloat32;  // Of factors of products; the gpt's options have it, too.
+  double loss_scale = 65536;        // That losses begin with, of float16.
   uint64_t seed = 0;
 
   DataOptions data;

@@ -115,6 +115,7 @@ TEST(TrainOptionsTest, AGptHasItsPresetsSizesUnlessTheyAreGiven) {
   EXPECT_EQ(wide.gpt.width, 96);
   EXPECT_EQ(wide.gpt.dropout, 0.25);
   EXPECT_EQ(wide.gpt.compute, GptCompute::kBFloat16);
+  EXPECT_EQ(wide.compute, DType::kBFloat16);
   EXPECT_EQ(wide.data.context, 32);
   EXPECT_EQ(wide.data.path, "here");
   EXPECT_EQ(wide.samples_per_step(), 15);
@@ -131,9 +132,11 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
        [](TrainFlags& f) { f.model = "gpt", f.preset = "huge"; }},
       {"--preset is for --model=gpt, not cnn", [](TrainFlags& f) { f.preset = "tiny"; }},
       {"--dropout is for --model=gpt, not mlp", [](TrainFlags& f) { f.model = "mlp", f.dropout = 0.1; }},
-      {"--compute is for --model=gpt, not cnn", [](TrainFlags& f) { f.compute = "bfloat16"; }},
-      {"--compute=float8 is not possible; choose float32, bfloat16",
-       [](TrainFlags& f) { f.model = "gpt", f.compute = "float8"; }},
+      {"--compute=float8 is not possible; choose float32, bfloat16, float16",
+       [](TrainFlags& f) { f.compute = "float8"; }},
+      {"--compute=float16 is for --model=mlp and cnn, not gpt; choose bfloat16",
+       [](TrainFlags& f) { f.model = "gpt", f.compute = "float16"; }},
+      {"--loss_scale=0.5 is not possible", [](TrainFlags& f) { f.loss_scale = 0.5; }},
       {"--widths is for --model=cnn, not gpt", [](TrainFlags& f) { f.model = "gpt", f.widths = "8"; }},
       {"--widths=8,2000 is not possible; it is 1 to 1024 channels", [](TrainFlags& f) { f.widths = "8,2000"; }},
       {"--widths names 6 layers; there may be up to 5", [](TrainFlags& f) { f.widths = "8,8,8,8,8,8"; }},

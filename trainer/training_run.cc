@@ -30,6 +30,7 @@
 #include "evenkeel/trainer/learning_rate.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/lost_shard.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/step_options.h"
@@ -166,6 +167,9 @@ absl::Status TrainingRun::Init() {
   } else if (options_.sharding == Sharding::kNone) {
     EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, &parameters, groups));
   }
+  if (options_.compute == DType::kFloat16) {
+    EK_ASSIGN_OR_RETURN(scaler_, LossScaler::Create(comm_, {.initial_scale = options_.loss_scale}));
+  }
   return LoadBeginning();
 }
 
@@ -192,6 +196,11 @@ absl::Status TrainingRun::LoadBeginning() {
   EK_RETURN_IF_ERROR(checkpoints_->Explain(ddp_->ImportPlan(state->bucket_plan)));
   EK_RETURN_IF_ERROR(checkpoints_->Explain(
       std::visit([&](auto& optimizer) { return optimizer->Load(checkpoints_->OptimizerFolder()); }, optimizer_)));
+  if (scaler_ != nullptr && !state->loss_scale.empty()) {
+    EK_ASSIGN_OR_RETURN(const LossScalerState scale, LossScalerState::Parse(state->loss_scale));
+    EK_RETURN_IF_ERROR(scaler_->LoadState(scale));
+    last_overflowed_ = state->last_overflowed;
+  }
   NoteCheckpoint(checkpoints_->resumed_from());
   // After an epoch's last step all ranks have the same buffers, which came with the weights.
   const bool is_within = first_step_ < plan().total_steps && first_step_ < plan().FirstStep(first_epoch_ + 1);
@@ -212,6 +221,11 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
                 .trained = trained_[epoch],
                 .optimizer_name = optimizer_joinable()->join_name(),
                 .optimizer_steps = optimizer_joinable()->steps_finished()};
+  if (scaler_ != nullptr) {
+    const auto& check = std::visit([](auto& optimizer) { return optimizer->last_check(); }, optimizer_);
+    run.state.loss_scale = scaler_->state().Serialize();
+    run.state.last_overflowed = check.has_value() ? !check->is_finite : last_overflowed_;
+  }
   EK_ASSIGN_OR_RETURN(run.optimizer, std::visit([](auto& optimizer) { return optimizer->Pieces(); }, optimizer_));
   absl::StatusOr<std::string> path = checkpoints_->Save(*comm_, std::move(run));
   if (path.ok()) {
@@ -241,11 +255,30 @@ LearningRateSchedule TrainingRun::learning_rates() const {
           .total_steps = plan().total_steps};
 }
 
+std::vector<Joinable*> TrainingRun::Joinables() const {
+  std::vector<Joinable*> all = {ddp_.get(), optimizer_joinable(), watch_.get(), save_.get()};
+  if (scaler_ != nullptr) all.push_back(scaler_.get());
+  return all;
+}
+
+absl::Status TrainingRun::FollowScale() {
+  if (scaler_ == nullptr) return absl::OkStatus();
+  const auto check_of = [](auto& optimizer) -> std::optional<GradientCheck> {
+    if constexpr (requires { optimizer->check_before(); }) {
+      return optimizer->check_before();
+    } else {
+      return std::nullopt;
+    }
+  };
+  const std::optional<GradientCheck> check = std::visit(check_of, optimizer_);
+  const bool before = std::exchange(last_overflowed_, false);
+  return scaler_->Update(check.has_value() ? !check->is_finite : before);
+}
+
 absl::Status TrainingRun::Loop(absl::FunctionRef<absl::Status()> loop) {
   if (!options_.joins) return loop();
   const JoinOptions options{.throw_on_early_termination = options_.stops_early, .divide_by = options_.divide_by};
-  return RunJoined({ddp_.get(), optimizer_joinable(), watch_.get(), save_.get()}, options,
-                   [&](JoinScope&) { return loop(); });
+  return RunJoined(Joinables(), options, [&](JoinScope&) { return loop(); });
 }
 
 absl::Status TrainingRun::Freeze(int64_t step) {
@@ -325,6 +358,7 @@ absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const in
 absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step, std::span<const int32_t> samples) {
   const double all = static_cast<double>(samples.size());
   const bool wants_sums = options_.joins && options_.divide_by == DivideBy::kSamples;
+  const double scale = scaler_ == nullptr ? 1.0 : scaler_->scale();
   StepResult result;
   for (size_t first = 0; first < samples.size(); first += options_.batch_size) {
     const auto part = samples.subspan(first, std::min<size_t>(options_.batch_size, samples.size() - first));
@@ -332,7 +366,7 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step, std::s
     const double share = static_cast<double>(part.size()) / all;
     EK_ASSIGN_OR_RETURN(PendingResult pass,
                         Pass(step, part,
-                             {.weight = wants_sums ? static_cast<double>(part.size()) : share,
+                             {.weight = scale * (wants_sums ? static_cast<double>(part.size()) : share),
                               .noise = NoiseOf(options_.seed, step, comm_->rank(), static_cast<int64_t>(first))},
                              [&](int index) { return is_last ? ddp_->GradientReady(index) : absl::OkStatus(); }));
     result.parts.push_back({std::move(pass), share});
@@ -359,7 +393,12 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, std::spa
   EK_RETURN_IF_ERROR(watch_->TakePart());
   StepOptions how;
   if (options_.clip > 0) how.clip = ClipOptions{.max_norm = options_.clip};
+  if (scaler_ != nullptr) {
+    how.grad_scale = 1 / scaler_->scale();
+    how.skip_nonfinite = true;
+  }
   EK_RETURN_IF_ERROR(std::visit([&](auto& optimizer) { return optimizer->Step(how); }, optimizer_));
+  EK_RETURN_IF_ERROR(FollowScale());
   recorder_.Mark(SpanKind::kOptimizer);
   recorder_.End(ddp_->reducer().last_step(), ddp_->buckets());
   return result;
@@ -407,6 +446,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     return absl::OkStatus();
   };
   watch_->on_call = [&](const StepAnswer& answer) {
+    if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
     facts.own.reset();
     facts.own_samples = 0;
     facts.sync = absl::ZeroDuration();
@@ -421,6 +461,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
   const absl::Status status = Loop([&]() -> absl::Status {
     for (; done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value(); ++done) {
       const std::span<const int32_t> samples = BatchSamples(batches, order, done);
+      if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
       EK_ASSIGN_OR_RETURN(StepResult own, Step(facts.step, samples));
       facts.own_samples = static_cast<int64_t>(samples.size());
       facts.times = &ddp_->reducer().last_step();
@@ -544,7 +585,9 @@ void TrainingRun::NoteCheckpoint(absl::string_view path) {
 
 absl::StatusOr<GoneOn> TrainingRun::GoOn(const absl::Status& why) {
   const std::vector<int> members = comm_->members();
-  absl::StatusOr<Recovered> recovered = Recover({ddp_.get(), optimizer_joinable(), watch_.get()}, *comm_, {.why = why});
+  std::vector<Joinable*> with_state = {ddp_.get(), optimizer_joinable(), watch_.get()};
+  if (scaler_ != nullptr) with_state.push_back(scaler_.get());
+  absl::StatusOr<Recovered> recovered = Recover(with_state, *comm_, {.why = why});
   if (!recovered.ok()) {
     const absl::Status& status = recovered.status();
     if (absl::StrContains(status.message(), why.message())) return status;

@@ -62,6 +62,7 @@
 #include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/training_data.h"
+#include "evenkeel/zero_optim/loss_scaler.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
@@ -76,6 +77,7 @@ struct StepFacts {
   int active = 0;       // How many ranks had a batch.
   int64_t samples = 0;  // In all their batches.
   double learning_rate = 0;
+  double loss_scale = 0;           // 0: losses are not scaled.
   std::optional<BatchResult> own;  // None: this rank has run dry.
   int64_t own_samples = 0;
   absl::Duration took = absl::ZeroDuration();  // On this rank, since the end of the step before it.
@@ -197,6 +199,9 @@ class TrainingRun {
                                      absl::FunctionRef<absl::Status(int)> on_gradient);
   // Waits for what is not there yet. Adds to this rank's numbers of the epoch.
   absl::StatusOr<BatchResult> Note(int64_t step, int epoch, const StepResult& result);
+  // Of an optimizer's check: on a device what it found one step before, which the host need not wait for.
+  absl::Status FollowScale();
+  std::vector<Joinable*> Joinables() const;
   absl::Status CheckLoss(int64_t step, double loss);
   // Of the step before, if it has not been told.
   absl::Status TellLast(OnStep on_step);
@@ -206,7 +211,9 @@ class TrainingRun {
   std::unique_ptr<Communicator> own_comm_;  // Null until a rank is lost.
   const TrainOptions options_;
   RankSetup setup_;
-  AnyOptimizer optimizer_;  // Outlives the steps of what reduces for it.
+  std::unique_ptr<LossScaler> scaler_;  // Null: losses are not scaled.
+  bool last_overflowed_ = false;        // Before this run began.
+  AnyOptimizer optimizer_;              // Outlives the steps of what reduces for it.
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<Watch> watch_;
   std::unique_ptr<Watch> save_;

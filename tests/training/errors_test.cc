@@ -151,6 +151,7 @@ TEST(HelpTest, NamesEveryFlagWithItsDefaultAndNothingElse) {
                            "context",
                            "dropout",
                            "compute",
+                           "loss_scale",
                            "widths",
                            "blocks",
                            "accumulate",

@@ -12,6 +12,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/augment.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -107,7 +108,9 @@ RunSettings SettingsOf(const TrainOptions& options, const Model& model, const Tr
   };
   if (options.model == ModelKind::kGpt) {
     settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
-    settings.free["compute"] = options.gpt.compute == GptCompute::kFloat32 ? "float32" : "bfloat16";
+  }
+  if (options.model == ModelKind::kGpt || options.compute != DType::kFloat32) {
+    settings.free["compute"] = std::string(ToString(options.compute));
   }
   return settings;
 }

@@ -41,6 +41,10 @@ Json ToJson(const RunState& state) {
   for (const Evaluation& rank : state.trained) {
     trained.push_back({{"predictions", rank.predictions}, {"correct", rank.correct}, {"loss_sum", rank.loss_sum}});
   }
+  if (!state.loss_scale.empty()) {
+    json["loss_scale"] = {{"state", absl::BytesToHexString(state.loss_scale)},
+                          {"last_overflowed", state.last_overflowed ? 1U : 0U}};
+  }
   json["settings"] = {
       {"fixed", state.settings.fixed}, {"dealing", state.settings.dealing}, {"free", state.settings.free}};
   Json& files = json["files"] = Json::object();
@@ -158,6 +162,13 @@ absl::StatusOr<RunState> RunState::Parse(absl::string_view text) {
   const std::string plan = all.Text("bucket_plan");
   ok = ok && IsHex(plan);
   if (ok) state.bucket_plan = absl::HexStringToBytes(plan);
+  if (json.contains("loss_scale")) {
+    const Reader scale = all.In("loss_scale");
+    const std::string hex = scale.Text("state");
+    ok = ok && IsHex(hex);
+    if (ok) state.loss_scale = absl::HexStringToBytes(hex);
+    state.last_overflowed = scale.Number("last_overflowed", 1) == 1;
+  }
   const Reader settings = all.In("settings");
   state.settings = {
       .fixed = settings.Texts("fixed"), .dealing = settings.Texts("dealing"), .free = settings.Texts("free")};

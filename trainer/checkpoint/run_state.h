@@ -30,6 +30,8 @@ struct RunState {
   EpochPosition plan_begin;         // Where the plan began by which samples went to these ranks.
   std::string bucket_plan;          // DataParallel::ExportPlan(): it decides in which order gradients are added.
   std::vector<Evaluation> trained;  // By rank: its batches of the epoch at.epoch, as they were trained on.
+  std::string loss_scale;           // LossScalerState::Serialize(); empty: losses are not scaled.
+  bool last_overflowed = false;     // Gradients of the last step, which the scale has not followed yet.
   RunSettings settings;
   std::map<std::string, FileSums> files;  // By name: the weights, and what ranks have for themselves.
 

@@ -106,13 +106,16 @@ absl::StatusOr<HostTensors> Model::ToHost() const {
   const StreamRef stream = place_.stream.ref();
   EK_ASSIGN_OR_RETURN(tensors.copies, runtime.AllocatePinned(RoomForAll(parameters_, buffers_)));
   Block block(tensors.copies.data.get(), Device::Cpu());
+  absl::Status status;
   const auto copy = [&](const TensorView& tensor, std::vector<TensorView>& to) {
     to.push_back(block.Like(tensor));
-    return runtime.Copy(to.back().data, tensor.data, tensor.bytes(), stream);
+    if (status.ok()) status = runtime.Copy(to.back().data, tensor.data, tensor.bytes(), stream);
   };
-  for (int i = 0; i < parameters_.size(); ++i) EK_RETURN_IF_ERROR(copy(parameters_[i].value, tensors.values));
-  for (const NamedBuffer& buffer : buffers_) EK_RETURN_IF_ERROR(copy(buffer.value, tensors.buffers));
-  EK_RETURN_IF_ERROR(runtime.Synchronize(stream, absl::Now() + place_.timeout));
+  for (int i = 0; i < parameters_.size(); ++i) copy(parameters_[i].value, tensors.values);
+  for (const NamedBuffer& buffer : buffers_) copy(buffer.value, tensors.buffers);
+  // Also after an error: copies may be on their way into what is freed then.
+  status.Update(runtime.Synchronize(stream, absl::Now() + place_.timeout));
+  EK_RETURN_IF_ERROR(status);
   return tensors;
 }
 

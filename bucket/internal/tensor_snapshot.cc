@@ -29,6 +29,7 @@ absl::Status TensorSnapshot::Take(absl::Span<const TensorView> tensors, DeviceRu
   if (tensors.empty()) return absl::OkStatus();
   if (!std::equal(tensors.begin(), tensors.end(), taken_from_.begin(), taken_from_.end())) {
     EK_RETURN_IF_ERROR(runtime->Synchronize(stream, absl::Now() + kDrainTimeout));  // The memory before may be in use.
+    taken_from_.clear();  // Until there is all of it.
     int64_t bytes = 0;
     std::vector<CopySegment> take, restore;
     const auto room = [](const TensorView& tensor) {

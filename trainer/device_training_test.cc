@@ -372,5 +372,38 @@ TEST(DeviceRunTest, ARunGoesOnOnTheOtherKindOfDevice) {
   }
 }
 
+// The scale is still on its way when the first part ends, and a step has overflowed that it has not followed yet.
+TEST(DeviceRunTest, ARunInFloat16GoesOnWithItsScaleBitForBit) {
+  const std::string root = absl::StrCat(std::getenv("TEST_TMPDIR"), "/scaled");
+  const auto train = [&](const std::string& folder, int epochs, const std::string& save) {
+    TrainFlags flags = Mlp();
+    flags.compute = "float16";
+    flags.loss_scale = 1 << 28;
+    flags.checkpoint_dir = absl::StrCat(root, folder);
+    flags.epochs = epochs;
+    flags.save = save;
+    flags.lr_decay = "none";
+    const absl::StatusOr<TrainOptions> options = MakeTrainOptions(flags);
+    ASSERT_TRUE(options.ok()) << options.status();
+    std::FILE* const out = std::fopen(absl::StrCat(root, ".out").c_str(), "w");
+    SimulatedDevices devices({.count = 2});
+    const absl::Status status = internal::RunSimulatedRanks(devices, 2, [&](Communicator& comm) {
+      return TrainRank(comm, *options, Data(), {.out = out, .log = out}).status;
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    std::fclose(out);
+  };
+  const std::string whole = root + "_whole.safetensors", parts = root + "_parts.safetensors";
+  train("_whole", 3, whole);
+  train("_parts", 1, "");
+  train("_parts", 3, parts);
+  const SafetensorsFile a = *SafetensorsFile::Read(whole), b = *SafetensorsFile::Read(parts);
+  for (const auto& tensor : a.tensors()) {
+    const SafetensorsFile::Tensor* const other = b.Find(tensor.name);
+    ASSERT_NE(other, nullptr) << tensor.name;
+    EXPECT_EQ(other->bytes, tensor.bytes) << tensor.name;
+  }
+}
+
 }  // namespace
 }  // namespace evenkeel

@@ -20,8 +20,13 @@ const DeviceImage {name};
 """
 
 # od writes 4 bytes as one number: a quarter of the text, and of the C++ compiler's time.
+# nvcc names what it leaves behind for a moment by its process number, which is the same in every sandbox: each has a
+# folder of its own for it.
 _COMPILE = """\
 set -euo pipefail
+TMPDIR=$(mktemp -d)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
 "$@"
 bytes=$(wc -c <"{fatbin}")
 {{

@@ -19,7 +19,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// How long a broken connection waits for the control plane to say what happened. It usually takes milliseconds.
+// How long a broken connection or a missed deadline waits for the control plane to say what happened. It usually takes
+// milliseconds.
 constexpr absl::Duration kPatience = absl::Seconds(2);
 
 // Gloo puts a source file and a line in front, which mean nothing to our users.
@@ -101,11 +102,12 @@ class GlooBackend::Lane {
     if (status.ok()) return status;
     const std::string at =
         absl::StrCat("rank ", backend_->rank_, " at #", operation.sequence, " ", ToString(operation.what));
-    if (absl::Now() >= operation.deadline && (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status))) {
-      return backend_->FirstCause(absl::DeadlineExceededError(absl::StrCat(at, ": not through at its deadline")),
-                                  absl::ZeroDuration());
-    }
-    return backend_->FirstCause(Annotate(status, at), absl::IsUnavailable(status) ? kPatience : absl::ZeroDuration());
+    const bool is_late =
+        absl::Now() >= operation.deadline && (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status));
+    const absl::Status seen =
+        is_late ? absl::DeadlineExceededError(absl::StrCat(at, ": not through at its deadline")) : Annotate(status, at);
+    // A deadline or a broken connection has a cause that others may know better, who are about to tell it.
+    return backend_->FirstCause(seen, is_late || absl::IsUnavailable(status) ? kPatience : absl::ZeroDuration());
   }
 
   GlooBackend* const backend_;

@@ -1,5 +1,6 @@
 #include "evenkeel/trainer/device/math.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -7,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -97,6 +99,56 @@ TEST_F(MathTest, SumsOfBfloat16AreRoundedOnce) {
   EXPECT_THAT(output, Each(3.0f));
 }
 
+// Each type, odd sizes, parts of wider matrices, batches that no single stride describes, and pointers at any element.
+TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
+  const auto value = [](int64_t i) { return static_cast<float>(i * 7 % 5) - 2; };
+  for (const DType factors : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const DType result : {DType::kFloat32, factors}) {
+      for (const int64_t at : {0, 1}) {
+        SCOPED_TRACE(absl::StrCat(ToString(factors), " to ", ToString(result), " at ", at));
+        StridedShape s{.outer = 2, .heads = 3, .rows = 5, .columns = 7, .inner = 9};
+        s.left = {.outer = 210, .head = 63, .row = 11};
+        s.right = {.outer = 201, .head = 65, .row = 1, .column = 9};
+        s.output = {.outer = 181, .head = 51, .row = 9};
+        const auto fill = [&](DType dtype, int64_t count) {
+          memory_.push_back(*devices_.Allocate(Device::Cuda(0), count * SizeOf(dtype)));
+          void* const data = memory_.back().data.get();
+          for (int64_t i = 0; i < count; ++i) {
+            if (dtype == DType::kFloat32) static_cast<float*>(data)[i] = value(i);
+            if (dtype == DType::kBFloat16) static_cast<BFloat16*>(data)[i] = BFloat16(value(i));
+            if (dtype == DType::kFloat16) static_cast<Float16*>(data)[i] = Float16(value(i));
+          }
+          return static_cast<std::byte*>(data) + at * SizeOf(dtype);
+        };
+        std::byte *const left = fill(factors, 500), *const right = fill(factors, 500),
+                         *const output = fill(result, 500), *const bias = fill(DType::kFloat32, 20);
+        const absl::Status status =
+            place_.math->Product(s, {factors, left}, right, reinterpret_cast<float*>(bias), {result, output}, stream());
+        ASSERT_TRUE(status.ok()) << status;
+        Finish();
+        for (int64_t o = 0; o < s.outer; ++o) {
+          for (int64_t h = 0; h < s.heads; ++h) {
+            for (int64_t r = 0; r < s.rows; ++r) {
+              for (int64_t c = 0; c < s.columns; ++c) {
+                float wanted = value(c + at);
+                for (int64_t i = 0; i < s.inner; ++i) {
+                  wanted += value(o * 210 + h * 63 + r * 11 + i + at) * value(o * 201 + h * 65 + i + c * 9 + at);
+                }
+                const int64_t place = o * 181 + h * 51 + r * 9 + c;
+                const float got = result == DType::kFloat32 ? reinterpret_cast<float*>(output)[place]
+                                  : result == DType::kBFloat16
+                                      ? static_cast<float>(reinterpret_cast<BFloat16*>(output)[place])
+                                      : static_cast<float>(reinterpret_cast<Float16*>(output)[place]);
+                ASSERT_EQ(got, wanted) << o << " " << h << " " << r << " " << c;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(MathTest, RefusesWhatTheLibrariesHaveNoKernelFor) {
   StridedShape shape = kPlain;
   shape.left = {.row = 6, .column = 2};
@@ -110,6 +162,7 @@ TEST_F(MathTest, RefusesWhatTheLibrariesHaveNoKernelFor) {
 TEST_F(MathTest, GradientsOfAConvolutionAreItsAdjoints) {
   for (const int64_t stride : {1, 2}) {
     for (const int64_t kernel : {1, 3}) {
+      SCOPED_TRACE(absl::StrCat("stride ", stride, ", kernel ", kernel));
       const DeviceConvolution shape{
           .batch = 2, .inputs = 3, .outputs = 2, .side = 5, .kernel = kernel, .stride = stride};
       const int64_t side = (shape.side - 1) / stride + 1;
@@ -121,7 +174,8 @@ TEST_F(MathTest, GradientsOfAConvolutionAreItsAdjoints) {
         for (float& value : values) value = static_cast<float>(next++ * 7 % 11) - 5;
       }
       const auto output = of_size(diff.size()), diff_images = of_size(images.size()),
-                 diff_weight = of_size(weight.size(), 1.0f);
+                 in_bucket = of_size(1 + weight.size(), 1.0f);
+      const auto diff_weight = in_bucket.subspan(stride - 1, weight.size());  // At any element.
       EXPECT_TRUE(place_.math->ConvolutionForward(shape, images.data(), weight.data(), output.data(), stream()).ok());
       EXPECT_TRUE(
           place_.math->ConvolutionBackwardImages(shape, weight.data(), diff.data(), diff_images.data(), stream()).ok());

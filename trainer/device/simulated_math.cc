@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/device/internal/math_checks.h"
 
 namespace evenkeel {
 namespace {
@@ -42,18 +42,6 @@ class Elements {
   const DType dtype_;
   void* const data_;
 };
-
-bool IsFactor(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16; }
-
-absl::Status CheckProduct(const StridedShape& s, DType factors, DType output) {
-  const bool fits = IsFactor(factors) && (output == factors || output == DType::kFloat32) &&
-                    (s.left.row == 1 || s.left.column == 1) && (s.right.row == 1 || s.right.column == 1) &&
-                    s.output.column == 1;
-  if (fits) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "product: ", ToString(factors), " to ", ToString(output), " with strides of row and column ", s.left.row, ",",
-      s.left.column, " times ", s.right.row, ",", s.right.column, " to ", s.output.row, ",", s.output.column));
-}
 
 int64_t At(const MatrixStrides& strides, int64_t outer, int64_t head, int64_t row, int64_t column) {
   return outer * strides.outer + head * strides.head + row * strides.row + column * strides.column;
@@ -118,21 +106,11 @@ void Store(const std::vector<float>& sums, Elements to) {
   for (size_t i = 0; i < sums.size(); ++i) to.Set(static_cast<int64_t>(i), sums[i]);
 }
 
-absl::Status CheckConvolution(const DeviceConvolution& s) {
-  if (IsFactor(s.dtype) && s.batch > 0 && s.inputs > 0 && s.outputs > 0 && s.side > 0 && s.kernel % 2 == 1 &&
-      s.stride > 0) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("convolution of ", ToString(s.dtype), ": ", s.batch, " images, ",
-                                                 s.inputs, " to ", s.outputs, " channels, side ", s.side, ", kernel ",
-                                                 s.kernel, ", stride ", s.stride));
-}
-
 }  // namespace
 
 absl::Status SimulatedMath::Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
                                     TypedPointer output, StreamRef stream) {
-  EK_RETURN_IF_ERROR(CheckProduct(shape, left.dtype, output.dtype));
+  EK_RETURN_IF_ERROR(internal::CheckProduct(shape, left.dtype, output.dtype));
   return devices_.Put(stream, [=] {
     Multiply(shape, {left.dtype, left.data}, {left.dtype, right}, bias, {output.dtype, output.data});
   });
@@ -140,7 +118,7 @@ absl::Status SimulatedMath::Product(const StridedShape& shape, TypedPointer left
 
 absl::Status SimulatedMath::ConvolutionForward(const DeviceConvolution& shape, const void* images, const void* weight,
                                                void* output, StreamRef stream) {
-  EK_RETURN_IF_ERROR(CheckConvolution(shape));
+  EK_RETURN_IF_ERROR(internal::CheckConvolution(shape));
   return devices_.Put(stream, [=] {
     const Elements from(shape.dtype, images), by(shape.dtype, weight);
     std::vector<float> sums(OutputElements(shape));
@@ -151,7 +129,7 @@ absl::Status SimulatedMath::ConvolutionForward(const DeviceConvolution& shape, c
 
 absl::Status SimulatedMath::ConvolutionBackwardImages(const DeviceConvolution& shape, const void* weight,
                                                       const void* diff_output, void* diff_images, StreamRef stream) {
-  EK_RETURN_IF_ERROR(CheckConvolution(shape));
+  EK_RETURN_IF_ERROR(internal::CheckConvolution(shape));
   return devices_.Put(stream, [=] {
     const Elements by(shape.dtype, weight), diff(shape.dtype, diff_output);
     std::vector<float> sums(ImageElements(shape));
@@ -163,7 +141,7 @@ absl::Status SimulatedMath::ConvolutionBackwardImages(const DeviceConvolution& s
 absl::Status SimulatedMath::ConvolutionBackwardWeight(const DeviceConvolution& shape, const void* images,
                                                       const void* diff_output, float* diff_weight, bool add,
                                                       StreamRef stream) {
-  EK_RETURN_IF_ERROR(CheckConvolution(shape));
+  EK_RETURN_IF_ERROR(internal::CheckConvolution(shape));
   return devices_.Put(stream, [=] {
     const Elements from(shape.dtype, images), diff(shape.dtype, diff_output);
     std::vector<float> sums(WeightElements(shape));

@@ -15,11 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/device/internal/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/internal/cuda_parts.h"
-#include "evenkeel/trainer/device/internal/current_device.h"
 #include "evenkeel/trainer/device/internal/math_kernels.cuh"
 #include "evenkeel/trainer/device/math_kernels_image.h"
 
@@ -153,12 +153,18 @@ Batches BatchesOf(const StridedShape& s) {
   return all;
 }
 
+// Of all matrices that begin there: `apart` elements lie between the first matrices of batches that follow each other.
+uint32_t AlignmentOf(const void* data, DType dtype, int64_t apart) {
+  return AlignmentOf(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(apart * SizeOf(dtype))));
+}
+
 struct Key {
   StridedShape shape;
   DType factors = DType::kFloat32;
   DType output = DType::kFloat32;
   bool has_bias = false;
-  std::array<uint32_t, 3> alignment = {};  // Of left, right, output.
+  std::array<uint32_t, 3> alignment = {};  // Of left, right; of output and bias, which are read and written alike.
   bool operator==(const Key&) const = default;
 };
 
@@ -210,7 +216,7 @@ class CublasProducts : public CudaProducts {
   CublasProducts(DeviceRuntime& runtime, Device device, cublasLtHandle_t handle, Memory workspace)
       : runtime_(runtime), device_(device), handle_(handle), workspace_(std::move(workspace)) {}
   ~CublasProducts() override {
-    const CurrentDevice current(device_);
+    const ScopedCudaDevice scope(device_);
     plans_.clear();
     Lt().Destroy(handle_);
   }
@@ -218,14 +224,19 @@ class CublasProducts : public CudaProducts {
   absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
                        TypedPointer output, StreamRef stream) override {
     if (shape.outer * shape.heads * shape.rows * shape.columns == 0) return absl::OkStatus();
-    const CurrentDevice current(device_);
+    const ScopedCudaDevice scope(device_);
+    EK_RETURN_IF_ERROR(scope.status());
     // cuBLASLt's bias has the output's type.
     const bool fuses_bias = bias != nullptr && output.dtype == DType::kFloat32;
-    Key key{.shape = shape,
-            .factors = left.dtype,
-            .output = output.dtype,
-            .has_bias = fuses_bias,
-            .alignment = {AlignmentOf(left.data), AlignmentOf(right), AlignmentOf(output.data)}};
+    const Batches batches = BatchesOf(shape);
+    const Key key{.shape = shape,
+                  .factors = left.dtype,
+                  .output = output.dtype,
+                  .has_bias = fuses_bias,
+                  .alignment = {AlignmentOf(left.data, left.dtype, batches.apart_left.outer),
+                                AlignmentOf(right, left.dtype, batches.apart_right.outer),
+                                std::min(AlignmentOf(output.data, output.dtype, batches.apart_output.outer),
+                                         AlignmentOf(fuses_bias ? bias : nullptr))}};
     const absl::StatusOr<Plan*> found = PlanFor(key);
     if (!found.ok()) return Annotate(found.status(), Describe(shape, left.dtype, output.dtype));
     Plan& plan = **found;
@@ -338,7 +349,8 @@ absl::Status CublasIsBuilt() { return absl::OkStatus(); }
 absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& runtime, Device device) {
   EK_RETURN_IF_ERROR(Lt().status);
   EK_ASSIGN_OR_RETURN(Memory workspace, runtime.Allocate(device, kWorkspaceBytes));
-  const CurrentDevice current(device);
+  const ScopedCudaDevice scope(device);
+  EK_RETURN_IF_ERROR(scope.status());
   cublasLtHandle_t handle = nullptr;
   EK_RETURN_IF_ERROR(FromLt("cublasLtCreate", Lt().Create(&handle)));
   return std::make_unique<CublasProducts>(runtime, device, handle, std::move(workspace));

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/internal/math_checks.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -16,20 +17,24 @@ class CudaMath : public DeviceMath {
 
   absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
                        TypedPointer output, StreamRef stream) override {
+    EK_RETURN_IF_ERROR(CheckProduct(shape, left.dtype, output.dtype));
     return products_->Product(shape, left, right, bias, output, stream);
   }
   absl::Status ConvolutionForward(const DeviceConvolution& shape, const void* images, const void* weight, void* output,
                                   StreamRef stream) override {
+    EK_RETURN_IF_ERROR(CheckConvolution(shape));
     EK_RETURN_IF_ERROR(NeedConvolutions());
     return convolutions_->Forward(shape, images, weight, output, stream);
   }
   absl::Status ConvolutionBackwardImages(const DeviceConvolution& shape, const void* weight, const void* diff_output,
                                          void* diff_images, StreamRef stream) override {
+    EK_RETURN_IF_ERROR(CheckConvolution(shape));
     EK_RETURN_IF_ERROR(NeedConvolutions());
     return convolutions_->BackwardImages(shape, weight, diff_output, diff_images, stream);
   }
   absl::Status ConvolutionBackwardWeight(const DeviceConvolution& shape, const void* images, const void* diff_output,
                                          float* diff_weight, bool add, StreamRef stream) override {
+    EK_RETURN_IF_ERROR(CheckConvolution(shape));
     EK_RETURN_IF_ERROR(NeedConvolutions());
     return convolutions_->BackwardWeight(shape, images, diff_output, diff_weight, add, stream);
   }

@@ -4,6 +4,7 @@
 
 #include <cudnn.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -13,13 +14,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/device/internal/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/convolution_kernels_image.h"
 #include "evenkeel/trainer/device/internal/convolution_kernels.cuh"
 #include "evenkeel/trainer/device/internal/cuda_parts.h"
-#include "evenkeel/trainer/device/internal/current_device.h"
 
 // cuDNN 9 calls them deprecated, and has them.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -28,6 +29,10 @@ namespace evenkeel::internal {
 namespace {
 
 constexpr size_t kMostWorkspace = size_t{512} << 20;
+// So much at once, so that a batch of another size seldom needs more, which would be waited for.
+constexpr size_t kLeastWorkspace = size_t{16} << 20;
+// Of what cuDNN reads and writes: what allocators give, and its fastest kernels take for granted.
+constexpr uintptr_t kAlignment = 16;
 constexpr int kAlgorithms = 16;  // More than cuDNN has of each kind.
 constexpr absl::Duration kTimeout = absl::Minutes(2);
 
@@ -35,7 +40,12 @@ const auto kWiden = MakeKernel<&ek_widen>("ek_widen", convolution_kernels_image)
 
 absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
   if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
-  const std::string text = absl::StrCat(call, ": ", cudnnGetErrorString(status));
+  std::string text = absl::StrCat(call, ": ", cudnnGetErrorString(status));
+#if CUDNN_MAJOR >= 9
+  char why[512] = "";
+  cudnnGetLastErrorString(why, sizeof(why));
+  if (why[0] != 0) absl::StrAppend(&text, ": ", why);
+#endif
   if (status == CUDNN_STATUS_NOT_SUPPORTED) return absl::UnimplementedError(text);
   return absl::InternalError(text);
 }
@@ -43,6 +53,11 @@ absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
 std::string Describe(const DeviceConvolution& s) {
   return absl::StrCat("convolution of ", ToString(s.dtype), ", ", s.batch, " images, ", s.inputs, " to ", s.outputs,
                       " channels, side ", s.side, ", kernel ", s.kernel, ", stride ", s.stride);
+}
+
+kernel::WidenFrom WidenedFrom(DType dtype) {
+  if (dtype == DType::kFloat32) return kernel::WidenFrom::kFloat;
+  return dtype == DType::kBFloat16 ? kernel::WidenFrom::kBFloat : kernel::WidenFrom::kHalf;
 }
 
 cudnnDataType_t TypeOf(DType dtype) {
@@ -108,7 +123,7 @@ class CudnnConvolutions : public CudaConvolutions {
   CudnnConvolutions(DeviceRuntime& runtime, Device device, cudnnHandle_t handle)
       : runtime_(runtime), device_(device), handle_(handle) {}
   ~CudnnConvolutions() override {
-    const CurrentDevice current(device_);
+    const ScopedCudaDevice scope(device_);
     plans_.clear();
     cudnnDestroy(handle_);
   }
@@ -139,22 +154,22 @@ class CudnnConvolutions : public CudaConvolutions {
 
   absl::Status BackwardWeight(const DeviceConvolution& shape, const void* images, const void* diff_output,
                               float* diff_weight, bool add, StreamRef stream) override {
-    const bool is_float = shape.dtype == DType::kFloat32;
+    // cuDNN sums in float32, and answers in the type of the images. A gradient may lie anywhere in a bucket.
+    const bool is_direct = shape.dtype == DType::kFloat32 && reinterpret_cast<uintptr_t>(diff_weight) % kAlignment == 0;
     return With(shape, stream, [&](const Plan& plan) -> absl::Status {
       const auto& how = plan.backward_weight;
       const int64_t count = shape.outputs * shape.inputs * shape.kernel * shape.kernel;
       EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
-      // cuDNN sums in float32, and answers in the type of the images.
-      if (!is_float) EK_RETURN_IF_ERROR(Need(rounded_, count * SizeOf(shape.dtype), stream));
-      void* const to = is_float ? diff_weight : rounded_.data.get();
+      if (!is_direct) EK_RETURN_IF_ERROR(Need(answer_, count * SizeOf(shape.dtype), stream));
+      void* const to = is_direct ? diff_weight : answer_.data.get();
       EK_RETURN_IF_ERROR(
           FromCudnn("cudnnConvolutionBackwardFilter",
                     cudnnConvolutionBackwardFilter(handle_, &kOne, plan.images, images, plan.output, diff_output,
                                                    plan.convolution, how.algo, workspace_.data.get(), workspace_.bytes,
-                                                   is_float && add ? &kOne : &kZero, plan.weight, to)));
-      if (is_float) return absl::OkStatus();
-      return Launch(runtime_, kWiden, ShapeFor(count), stream, to, shape.dtype == DType::kBFloat16 ? 1 : 0, count,
-                    diff_weight, add ? 1 : 0);
+                                                   is_direct && add ? &kOne : &kZero, plan.weight, to)));
+      if (is_direct) return absl::OkStatus();
+      return Launch(runtime_, kWiden, ShapeFor(count), stream, to, WidenedFrom(shape.dtype), count, diff_weight,
+                    add ? 1 : 0);
     });
   }
 
@@ -164,7 +179,8 @@ class CudnnConvolutions : public CudaConvolutions {
   // Calls `compute` with the shape's plan, on the stream.
   template <typename Compute>
   absl::Status With(const DeviceConvolution& shape, StreamRef stream, Compute compute) {
-    const CurrentDevice current(device_);
+    const ScopedCudaDevice scope(device_);
+    EK_RETURN_IF_ERROR(scope.status());
     const absl::Status status = [&]() -> absl::Status {
       EK_RETURN_IF_ERROR(
           FromCudnn("cudnnSetStream", cudnnSetStream(handle_, static_cast<cudaStream_t>(stream.handle))));
@@ -181,41 +197,56 @@ class CudnnConvolutions : public CudaConvolutions {
     auto plan = std::make_unique<Plan>();
     plan->shape = shape;
     EK_RETURN_IF_ERROR(plan->Describe());
-    EK_RETURN_IF_ERROR(Choose<cudnnConvolutionFwdAlgoPerf_t>(
+    const Plan& p = *plan;
+    EK_RETURN_IF_ERROR(Choose(
         "cudnnGetConvolutionForwardAlgorithm_v7",
         [&](int* count, auto* found) {
-          return cudnnGetConvolutionForwardAlgorithm_v7(handle_, plan->images, plan->weight, plan->convolution,
-                                                        plan->output, kAlgorithms, count, found);
+          return cudnnGetConvolutionForwardAlgorithm_v7(handle_, p.images, p.weight, p.convolution, p.output,
+                                                        kAlgorithms, count, found);
+        },
+        [&](auto algorithm, size_t* bytes) {
+          return cudnnGetConvolutionForwardWorkspaceSize(handle_, p.images, p.weight, p.convolution, p.output,
+                                                         algorithm, bytes);
         },
         plan->forward));
-    EK_RETURN_IF_ERROR(Choose<cudnnConvolutionBwdDataAlgoPerf_t>(
+    EK_RETURN_IF_ERROR(Choose(
         "cudnnGetConvolutionBackwardDataAlgorithm_v7",
         [&](int* count, auto* found) {
-          return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, plan->weight, plan->output, plan->convolution,
-                                                             plan->images, kAlgorithms, count, found);
+          return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, p.weight, p.output, p.convolution, p.images,
+                                                             kAlgorithms, count, found);
+        },
+        [&](auto algorithm, size_t* bytes) {
+          return cudnnGetConvolutionBackwardDataWorkspaceSize(handle_, p.weight, p.output, p.convolution, p.images,
+                                                              algorithm, bytes);
         },
         plan->backward_images));
-    EK_RETURN_IF_ERROR(Choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
+    EK_RETURN_IF_ERROR(Choose(
         "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
         [&](int* count, auto* found) {
-          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, plan->images, plan->output, plan->convolution,
-                                                               plan->weight, kAlgorithms, count, found);
+          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, p.images, p.output, p.convolution, p.weight,
+                                                               kAlgorithms, count, found);
+        },
+        [&](auto algorithm, size_t* bytes) {
+          return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle_, p.images, p.output, p.convolution, p.weight,
+                                                                algorithm, bytes);
         },
         plan->backward_weight));
     return plans_.emplace_back(std::move(plan)).get();
   }
 
-  // The first, that is the fastest by cuDNN's rules, that fits and gives the same bits each time.
-  template <typename Found, typename Ask>
-  absl::Status Choose(absl::string_view call, Ask ask, Found& chosen) {
+  // The first, that is the fastest by cuDNN's rules, that fits and gives the same bits each time. Each may be listed
+  // twice, for both kinds of arithmetic: how much memory it takes is asked for the one that was set.
+  template <typename Found, typename Ask, typename AskBytes>
+  absl::Status Choose(absl::string_view call, Ask ask, AskBytes ask_bytes, Found& chosen) {
     Found found[kAlgorithms] = {};
     int count = 0;
     EK_RETURN_IF_ERROR(FromCudnn(call, ask(&count, found)));
     for (int i = 0; i < count; ++i) {
-      if (found[i].status != CUDNN_STATUS_SUCCESS || found[i].memory > kMostWorkspace ||
-          found[i].determinism != CUDNN_DETERMINISTIC) {
-        continue;
-      }
+      if (found[i].status != CUDNN_STATUS_SUCCESS || found[i].determinism != CUDNN_DETERMINISTIC) continue;
+      size_t bytes = 0;
+      if (ask_bytes(found[i].algo, &bytes) != CUDNN_STATUS_SUCCESS) continue;
+      found[i].memory = std::max(found[i].memory, bytes);
+      if (found[i].memory > kMostWorkspace) continue;
       chosen = found[i];
       return absl::OkStatus();
     }
@@ -224,6 +255,7 @@ class CudnnConvolutions : public CudaConvolutions {
 
   absl::Status Need(Memory& memory, size_t bytes, StreamRef stream) {
     if (static_cast<int64_t>(bytes) <= memory.bytes) return absl::OkStatus();
+    bytes = std::max(bytes, kLeastWorkspace);
     // In the first step only. What is on the stream may still use the smaller one.
     if (memory.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, absl::Now() + kTimeout));
     memory = {};
@@ -235,7 +267,7 @@ class CudnnConvolutions : public CudaConvolutions {
   const Device device_;
   const cudnnHandle_t handle_;
   Memory workspace_;  // Of the one stream that a place has.
-  Memory rounded_;    // A gradient of 16-bit weights; of that stream, too.
+  Memory answer_;     // A gradient of 16-bit weights, or one that lies where cuDNN writes nothing; of that stream, too.
   std::vector<std::unique_ptr<Plan>> plans_;
 };
 
@@ -244,7 +276,8 @@ class CudnnConvolutions : public CudaConvolutions {
 absl::Status CudnnIsBuilt() { return absl::OkStatus(); }
 
 absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& runtime, Device device) {
-  const CurrentDevice current(device);
+  const ScopedCudaDevice scope(device);
+  EK_RETURN_IF_ERROR(scope.status());
   cudnnHandle_t handle = nullptr;
   EK_RETURN_IF_ERROR(FromCudnn("cudnnCreate", cudnnCreate(&handle)));
   return std::make_unique<CudnnConvolutions>(runtime, device, handle);

@@ -10,8 +10,14 @@
 //           equal size complete. So all launches of a rank are on one thread, in an order that rank 0 makes of what all
 //           have issued, over the control plane, and compares first: collectives that do not match are launched nowhere,
 //           and end the group with who is where. A message of a few dozen bytes from each rank to rank 0 and back per
-//           operation; the host runs ahead of the device meanwhile. Groups that share devices (Split) are not ordered
-//           among each other: what the ranks put into them must come in one order on all ranks.
+//           operation; the host runs ahead of the device meanwhile.
+// Groups:   that share a device (Split() makes such) are not ordered among each other. Each launches on its own thread as
+//           soon as its ranks have issued, so two operations may be launched in one order here and in the other there,
+//           whatever the order of the calls; if they then wait for each other's room on the devices, or behind an
+//           allocation, all ranks hang until a deadline. So of the operations of all groups on a device let only one
+//           group's be on their way at a time: before the other group's call either wait on the host, first.Wait(); or
+//           put it behind on the device, first.OrderBefore(stream) and {.after = stream}. All ranks that are in several
+//           of the groups do so in one order. Within a group there is nothing to mind.
 // Streams:  the group has one of its own, of high priority. An operation starts after what is on CallOptions::after at
 //           the call, and after CallOptions::after_event. OrderBefore() waits on the host until the operation is
 //           launched, that is until all ranks have issued it, and never for a device. Not for use while a stream is
@@ -20,13 +26,15 @@
 //           contributes; with min, max and product it multiplies the result. NCCL's min and max may pass over a NaN.
 // Lacks:    reductions of int16; bit_or.
 // Memory:   Allocate() gives memory that NCCL has registered, from 1 MiB on, where it offers that. Any other memory
-//           works, and so does a mixture among the ranks.
+//           works, and so does a mixture among the ranks. What NCCL refuses to register is plain memory; the first
+//           time is told to WatchOptions::warn, on the thread that allocates.
 // Errors:   FailedPrecondition "no CUDA device: ..."; InvalidArgument "rank 3 wants CUDA device 3, there are 2". On all
 //           ranks alike, before they are connected: FailedPrecondition that names ranks if they have different versions
 //           of NCCL, or two of them one device (unless each has its own NCCL_HOSTID, or NCCL_MULTI_RANK_GPU_ENABLE=1).
 //           What NCCL finds out by itself ends the group, with its own words: Unavailable if a peer or the network is
 //           gone. No wait is for ever: an abort that a call into NCCL, NCCL itself, or the device does not follow within
-//           10 s says so, and then buffers may still be in use.
+//           10 s says so. Then buffers may still be in use: what Allocate() gave, and what the group has, is never
+//           freed. Only the destructor waits on, where a launch is inside a call that does not come back at all.
 
 #ifndef EVENKEEL_COMM_NCCL_H_
 #define EVENKEEL_COMM_NCCL_H_

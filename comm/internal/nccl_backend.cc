@@ -50,7 +50,11 @@ NcclBackend::NcclBackend(DeviceRuntime& runtime, NcclApi& api, const Settings& s
       api_(api),
       settings_(settings),
       connection_(std::make_shared<NcclConnection>(api, settings.device, settings.abort_patience)),
-      memory_(runtime, api, settings.device, connection_, settings.least_registered),
+      memory_(runtime, api, connection_,
+              {.device = settings.device,
+               .rank = settings.rank,
+               .least_registered = settings.least_registered,
+               .warn = settings.warn}),
       collectives_(runtime, api, connection_, {settings.device, settings.rank, settings.world_size}),
       stream_(std::move(stream)) {}
 
@@ -62,6 +66,7 @@ NcclBackend::~NcclBackend() {
     is_leaving_ = true;
   }
   if (completions_.joinable()) completions_.join();
+  if (!connection_->MayFree()) KeepForever(stream_.handle);
 }
 
 // Connecting ---------------------------------------------------------------------------------------------------------
@@ -195,8 +200,8 @@ void NcclBackend::WatchCompletions() {
     pause = kShortestPause;
     {
       absl::MutexLock lock(&mutex_);
-      // What an abort has cut short is over as well, and is not for here.
-      if (!ended_.ok() || flights_.empty() || flights_.front() != front) continue;
+      // An abort may have taken it along.
+      if (flights_.empty() || flights_.front() != front) continue;
       flights_.pop_front();
     }
     front->work->Finish(absl::OkStatus());
@@ -254,8 +259,11 @@ void NcclBackend::Abort(const absl::Status& why) {
   if (queue != nullptr) queue->Abort(first);  // What NCCL does not have yet.
   const absl::Status trouble = LetGo(first);
   if (!trouble.ok()) {
-    first = absl::Status(
-        first.code(), absl::StrCat(first.message(), " (and its buffers may still be in use: ", trouble.message(), ")"));
+    connection_->LeaveBehind();
+    first = absl::Status(first.code(), absl::StrCat(first.message(),
+                                                    " (and its buffers may still be in use, so what the group has "
+                                                    "allocated is never freed: ",
+                                                    trouble.message(), ")"));
   }
   std::deque<std::shared_ptr<Flight>> flights;
   {

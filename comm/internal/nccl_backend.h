@@ -7,13 +7,18 @@
 // States: a flight is queued, then launched (in `flights_`), then ended. Abort() ends what is queued and launched; what
 //         is being launched ends itself, because every call into NCCL answers the cause from then on.
 //
+// Ends:   all waits of an abort are bounded, and so are those of the destructor, but for one: a launch that is inside a
+//         call which does not come back although NCCL has been aborted.
+//
 // Threads: as Backend says. `connection` and `runtime` calls are made on the launch thread, the completion thread, and
 //          whoever aborts; NCCL's communicator is used by one of them at a time.
 
 #ifndef EVENKEEL_COMM_INTERNAL_NCCL_BACKEND_H_
 #define EVENKEEL_COMM_INTERNAL_NCCL_BACKEND_H_
 
+#include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -44,6 +49,7 @@ class NcclBackend : public Backend {
     Device device;
     absl::Duration abort_patience;  // For NCCL, and then for the stream.
     int64_t least_registered = 0;
+    std::function<void(const std::string& text)> warn;  // Null: to stderr.
   };
   static absl::StatusOr<std::unique_ptr<NcclBackend>> Create(DeviceRuntime& runtime, NcclApi& api,
                                                              const Settings& settings);
@@ -82,7 +88,8 @@ class NcclBackend : public Backend {
   absl::Status OrderBefore(const Operation& operation, const Mark& mark, StreamRef stream, absl::Time deadline);
   void Launch(const std::shared_ptr<Flight>& flight, bool is_alike);
   absl::Status PutOnStream(Flight& flight, bool is_alike);
-  // Waits, for a bounded time, until neither NCCL nor the stream uses anything; an error says what still may.
+  // Waits, for a bounded time, until neither NCCL nor the stream uses anything; an error says what still may, and that
+  // is never freed.
   absl::Status LetGo(const absl::Status& why);
   absl::Status Drain();
 

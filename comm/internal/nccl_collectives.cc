@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/device/copy.h"
@@ -92,7 +93,7 @@ absl::StatusOr<NcclCollectives::Calls> NcclCollectives::PrepareInPlace(const Ope
 
 absl::StatusOr<NcclCollectives::Calls> NcclCollectives::PrepareBarrier() {
   if (barrier_.data == nullptr) {
-    EK_ASSIGN_OR_RETURN(barrier_, runtime_.Allocate(seat_.device, SizeOf(DType::kInt32)));
+    EK_ASSIGN_OR_RETURN(barrier_, Allocate(SizeOf(DType::kInt32)));
   }
   Calls calls;
   calls.list.push_back({.kind = CollectiveKind::kAllReduce,
@@ -108,7 +109,7 @@ absl::Status NcclCollectives::PutCalls(const std::vector<NcclCall>& calls, const
   const std::string text = ToString(operation.what);
   const bool makes_reduction = plan.inside != 1.0;
   int op = plan.op;
-  EK_RETURN_IF_ERROR(connection_->Call(text, [&](NcclComm comm) {
+  EK_RETURN_IF_ERROR(connection_->Call(text, operation.deadline, [&](NcclComm comm) {
     NcclAnswer answer;
     if (makes_reduction) answer = api_.MakeScaledSum(plan.inside, operation.what.dtype, comm, &op);
     if (!answer.is_failure()) answer = api_.GroupStart();
@@ -123,7 +124,8 @@ absl::Status NcclCollectives::PutCalls(const std::vector<NcclCall>& calls, const
   }));
   EK_RETURN_IF_ERROR(connection_->AwaitProgress(text, operation.deadline));
   if (!makes_reduction) return absl::OkStatus();
-  return connection_->Call("ncclRedOpDestroy", [&](NcclComm comm) { return api_.DropReduction(op, comm); });
+  return connection_->Call("ncclRedOpDestroy", operation.deadline,
+                           [&](NcclComm comm) { return api_.DropReduction(op, comm); });
 }
 
 absl::Status NcclCollectives::Finish(const Operation& operation, const NcclPlan& plan, const TensorView& staged,
@@ -139,10 +141,15 @@ absl::StatusOr<TensorView> NcclCollectives::Stage(Side side, const TensorList& v
   Memory& memory = staging_[side];
   if (memory.bytes < whole.bytes()) {
     // What is smaller lives on in `kept` of the operations that use it.
-    EK_ASSIGN_OR_RETURN(memory, runtime_.Allocate(seat_.device, std::max(whole.bytes(), 2 * memory.bytes)));
+    EK_ASSIGN_OR_RETURN(memory, Allocate(std::max(whole.bytes(), 2 * memory.bytes)));
   }
   kept.push_back(memory);
   return TensorView(memory.data.get(), whole.count, dtype, seat_.device);
+}
+
+absl::StatusOr<Memory> NcclCollectives::Allocate(int64_t bytes) {
+  EK_ASSIGN_OR_RETURN(Memory memory, runtime_.Allocate(seat_.device, bytes));
+  return FreedByLeaveOf(connection_, std::move(memory));
 }
 
 absl::Status NcclCollectives::FillIdentity(const Collective& what, absl::Span<const TensorView> views,

@@ -11,6 +11,7 @@
 #define EVENKEEL_COMM_INTERNAL_NCCL_COLLECTIVES_H_
 
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -57,6 +58,7 @@ class NcclCollectives {
   absl::Status Finish(const Operation& operation, const NcclPlan& plan, const TensorView& staged, StreamRef stream);
   // Room for the views in one piece.
   absl::StatusOr<TensorView> Stage(Side side, const TensorList& views, DType dtype, std::vector<Memory>& kept);
+  absl::StatusOr<Memory> Allocate(int64_t bytes);
   absl::Status FillIdentity(const Collective& what, absl::Span<const TensorView> views, StreamRef stream);
   // to[i] = from[i] * scale; both lists have as many elements.
   absl::Status Copy(const TensorList& from, const TensorList& to, double scale, StreamRef stream);

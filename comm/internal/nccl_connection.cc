@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
@@ -39,13 +41,16 @@ absl::Status AbortWithin(absl::Duration patience, NcclApi& api, NcclComm comm) {
 
 NcclConnection::~NcclConnection() { (void)Abort(absl::CancelledError("the communicator is gone")); }
 
-absl::Status NcclConnection::Begin(Kind kind, NcclComm* comm) {
+absl::Status NcclConnection::Begin(absl::string_view what, Kind kind, absl::Time deadline, NcclComm* comm) {
   absl::MutexLock lock(&mutex_);
   const auto ready = [this, kind]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const bool must_wait = is_busy_ || (is_in_progress_ && kind == Kind::kCommand);
     return !must_wait || !ended_.ok();
   };
-  mutex_.Await(absl::Condition(&ready));
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline)) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("nccl: ", what, ": what was called before is still in progress at the deadline"));
+  }
   if (!ended_.ok()) return ended_;
   is_busy_ = true;
   *comm = comm_;
@@ -60,29 +65,38 @@ void NcclConnection::End(const NcclAnswer& answer) {
 
 absl::Status NcclConnection::Open(const std::string& id, int rank, int world_size, absl::Time deadline) {
   NcclComm comm = nullptr;
-  EK_RETURN_IF_ERROR(Begin(Kind::kCommand, &comm));
+  EK_RETURN_IF_ERROR(Begin("ncclCommInitRankConfig", Kind::kCommand, deadline, &comm));
   const NcclAnswer answer = api_.Init(device_, id, rank, world_size, &comm);
+  absl::Status ended;
   {
     absl::MutexLock lock(&mutex_);
-    comm_ = comm;
+    ended = ended_;
+    if (ended.ok()) comm_ = comm;
+  }
+  if (!ended.ok() && comm != nullptr) {
+    const absl::Status aborted = AbortWithin(patience_, api_, comm);  // Abort() did not find it.
+    absl::MutexLock lock(&mutex_);
+    late_abort_ = aborted;
   }
   End(answer);
+  if (!ended.ok()) return ended;
   EK_RETURN_IF_ERROR(ToStatus("ncclCommInitRankConfig", answer));
   return AwaitProgress("connecting the group", deadline);
 }
 
-absl::Status NcclConnection::Call(absl::string_view what, absl::FunctionRef<NcclAnswer(NcclComm)> call) {
+absl::Status NcclConnection::Call(absl::string_view what, absl::Time deadline,
+                                  absl::FunctionRef<NcclAnswer(NcclComm)> call) {
   NcclComm comm = nullptr;
-  EK_RETURN_IF_ERROR(Begin(Kind::kCommand, &comm));
+  EK_RETURN_IF_ERROR(Begin(what, Kind::kCommand, deadline, &comm));
   const NcclAnswer answer =
       comm == nullptr ? NcclAnswer{NcclCode::kInvalidUsage, "there is no communicator"} : call(comm);
   End(answer);
   return ToStatus(what, answer);
 }
 
-absl::Status NcclConnection::Ask(absl::string_view what, NcclAnswer* state) {
+absl::Status NcclConnection::Ask(absl::string_view what, absl::Time deadline, NcclAnswer* state) {
   NcclComm comm = nullptr;
-  EK_RETURN_IF_ERROR(Begin(Kind::kQuestion, &comm));
+  EK_RETURN_IF_ERROR(Begin(what, Kind::kQuestion, deadline, &comm));
   if (comm != nullptr) *state = api_.State(comm);
   End(*state);
   return ToStatus(what, *state);
@@ -91,7 +105,7 @@ absl::Status NcclConnection::Ask(absl::string_view what, NcclAnswer* state) {
 absl::Status NcclConnection::AwaitProgress(absl::string_view what, absl::Time deadline) {
   for (absl::Duration pause = kShortestPause;; pause = std::min(2 * pause, kLongestPause)) {
     NcclAnswer state;
-    EK_RETURN_IF_ERROR(Ask(what, &state));
+    EK_RETURN_IF_ERROR(Ask(what, deadline, &state));
     if (state.code != NcclCode::kInProgress) return absl::OkStatus();
     if (absl::Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("nccl: ", what, ": still in progress at the deadline"));
@@ -102,7 +116,7 @@ absl::Status NcclConnection::AwaitProgress(absl::string_view what, absl::Time de
 
 absl::Status NcclConnection::CheckErrors(absl::string_view what) {
   NcclAnswer state;
-  return Ask(what, &state);
+  return Ask(what, absl::InfiniteFuture(), &state);
 }
 
 absl::Status NcclConnection::Abort(const absl::Status& why) {
@@ -130,14 +144,43 @@ absl::Status NcclConnection::Abort(const absl::Status& why) {
   if (trouble.ok() && !mutex_.AwaitWithTimeout(absl::Condition(&is_free), patience_)) {
     trouble = absl::DeadlineExceededError("nccl: a call has not come back after ncclCommAbort");
   }
+  trouble.Update(late_abort_);
   abort_ = trouble;
   has_let_go_ = true;
   return trouble;
 }
 
-bool NcclConnection::is_left_behind() const {
+void NcclConnection::LeaveBehind() {
   absl::MutexLock lock(&mutex_);
-  return has_let_go_ && !abort_.ok();
+  is_left_behind_ = true;
+}
+
+bool NcclConnection::has_ended() const {
+  absl::MutexLock lock(&mutex_);
+  return !ended_.ok();
+}
+
+bool NcclConnection::MayFree() const {
+  absl::MutexLock lock(&mutex_);
+  if (ended_.ok()) return true;
+  return mutex_.AwaitWithTimeout(absl::Condition(&has_let_go_), 3 * patience_) && abort_.ok() && !is_left_behind_;
+}
+
+void KeepForever(std::shared_ptr<void> what) {
+  static absl::Mutex& mutex = *new absl::Mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<void>>;
+  absl::MutexLock lock(&mutex);
+  kept.push_back(std::move(what));
+}
+
+Memory FreedByLeaveOf(std::shared_ptr<const NcclConnection> connection, Memory memory) {
+  void* const data = memory.data.get();
+  const int64_t bytes = memory.bytes;
+  auto free = [connection = std::move(connection), held = std::move(memory.data)](void*) mutable {
+    if (!connection->MayFree()) KeepForever(std::move(held));
+    held.reset();
+  };
+  return {std::shared_ptr<void>(data, std::move(free)), bytes};
 }
 
 }  // namespace evenkeel::internal

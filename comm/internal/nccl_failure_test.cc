@@ -1,5 +1,6 @@
 // What goes wrong in a group over NCCL, and what its ranks say of it: with NCCL and its devices simulated.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/internal/nccl_group.h"
@@ -35,6 +37,14 @@ std::string TextOf(const absl::Status& status) { return std::string(status.messa
 void Meet(Communicator& comm) {
   EXPECT_TRUE(comm.Barrier().ok());
   EXPECT_TRUE(comm.AgreeAny(true).ok());
+}
+
+constexpr absl::Duration kPatience = absl::Minutes(1);  // Of the tests: no wait is for ever.
+
+void AwaitEnd(const Communicator& comm) {
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (comm.status().ok() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_FALSE(comm.status().ok()) << "rank " << comm.rank() << " has heard of no end";
 }
 
 class NcclFailureTest : public testing::Test {
@@ -71,7 +81,7 @@ TEST_F(NcclFailureTest, AnErrorThatComesByItselfReachesAllRanksWithItsRank) {
     // Rank 0 never comes, so nothing can end by itself.
     if (comm.rank() == 1) nccl_.SetState(1, {NcclCode::kRemoteError, "connection closed by remote peer"});
     if (comm.rank() != 0) work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum);
-    while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+    AwaitEnd(comm);
     const absl::Status ended = comm.rank() == 0 ? comm.status() : work.Wait();
     EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
     EXPECT_THAT(TextOf(ended), HasSubstr("rank 1: nccl: "));
@@ -83,7 +93,7 @@ TEST_F(NcclFailureTest, AnErrorWhileNothingIsInFlightReachesAllRanksToo) {
   Run(3, [&](Communicator& comm) {
     Meet(comm);
     if (comm.rank() == 1) nccl_.SetState(1, {NcclCode::kRemoteError, "connection closed by remote peer"});
-    while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+    AwaitEnd(comm);
     EXPECT_THAT(TextOf(comm.status()), HasSubstr("rank 1: nccl: "));
     EXPECT_THAT(TextOf(comm.status()), HasSubstr("connection closed by remote peer"));
   });
@@ -98,7 +108,7 @@ TEST_F(NcclFailureTest, EveryCallsFailureEndsTheGroupWithItsWords) {
       if (comm.rank() == 1) nccl_.FailNext(1, call, {NcclCode::kInternalError, "internal check failed"});
       const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum, {.scale = 0.25});
       (void)work.Wait();
-      while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+      AwaitEnd(comm);
       EXPECT_THAT(TextOf(comm.status()), HasSubstr("rank 1: nccl: "));
       EXPECT_THAT(TextOf(comm.status()), HasSubstr("internal check failed"));
     });
@@ -112,7 +122,7 @@ TEST_F(NcclFailureTest, AFailureOfTheDeviceEndsTheGroup) {
     EXPECT_TRUE(comm.AgreeAny(true).ok());
     if (comm.rank() == 0) devices_.FailNext("IsDone", absl::InternalError("an illegal memory access"));
     (void)comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum).Wait();
-    while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+    AwaitEnd(comm);
     EXPECT_THAT(TextOf(comm.status()), HasSubstr("an illegal memory access"));
   });
   devices_.FailNext("IsDone", absl::OkStatus());
@@ -148,7 +158,7 @@ TEST_F(NcclFailureTest, ARankThatNeverComesEndsTheOthersAtTheDeadlineAlsoInOrder
   Run(2, [&](Communicator& comm) {
     Meet(comm);
     if (comm.rank() == 0) {
-      while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+      AwaitEnd(comm);
       return;
     }
     const Memory memory = Buffer(comm);
@@ -170,7 +180,7 @@ TEST_F(NcclFailureTest, ALaunchedCollectiveMissesItsDeadlineToo) {
     absl::StatusOr<Stream> stream = comm.runtime()->CreateStream(comm.device());
     ASSERT_TRUE(stream.ok());
     if (comm.rank() == 0) {
-      ASSERT_TRUE(devices_.Put(stream->ref(), [&] { go_on.WaitForNotification(); }).ok());
+      ASSERT_TRUE(devices_.Put(stream->ref(), [&] { (void)go_on.WaitForNotificationWithTimeout(kPatience); }).ok());
     }
     const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum,
                                             {.after = stream->ref(), .timeout = absl::Milliseconds(200)});
@@ -191,7 +201,7 @@ TEST_F(NcclFailureTest, AbortFromAnotherThreadEndsKernelsThatWait) {
     ASSERT_TRUE(stream.ok());
     absl::Notification go_on;
     if (comm.rank() == 0) {
-      ASSERT_TRUE(devices_.Put(stream->ref(), [&] { go_on.WaitForNotification(); }).ok());
+      ASSERT_TRUE(devices_.Put(stream->ref(), [&] { (void)go_on.WaitForNotificationWithTimeout(kPatience); }).ok());
     }
     const Work work = comm.user().AllReduce(ViewOf(comm, *memory), ReduceOp::kSum, {.after = stream->ref()});
     absl::StatusOr<Stream> consumer = comm.runtime()->CreateStream(comm.device());
@@ -199,7 +209,7 @@ TEST_F(NcclFailureTest, AbortFromAnotherThreadEndsKernelsThatWait) {
     EXPECT_TRUE(comm.AgreeAny(true).ok());
     std::thread aborter([&] {
       if (comm.rank() == 1) return comm.Abort(absl::CancelledError("had enough"));
-      while (comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+      AwaitEnd(comm);
       go_on.Notify();
     });
     EXPECT_THAT(TextOf(work.Wait()), HasSubstr("had enough"));
@@ -236,7 +246,7 @@ TEST_F(NcclFailureTest, AnAbortThatHangsIsLeftBehindWithASentence) {
         absl::StatusOr<Stream> stream = comm.runtime()->CreateStream(comm.device());
         ASSERT_TRUE(stream.ok());
         if (comm.rank() == 0) {
-          ASSERT_TRUE(devices_.Put(stream->ref(), [&] { go_on.WaitForNotification(); }).ok());
+          ASSERT_TRUE(devices_.Put(stream->ref(), [&] { (void)go_on.WaitForNotificationWithTimeout(kPatience); }).ok());
         }
         const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum, {.after = stream->ref()});
         EXPECT_TRUE(work.OrderBefore(stream->ref()).ok());  // It is launched,
@@ -264,6 +274,46 @@ TEST_F(NcclFailureTest, AnAbortThatHangsIsLeftBehindWithASentence) {
       },
       {.abort_patience = absl::Milliseconds(200)});
   nccl_.Release();
+}
+
+// The stream is behind work that ends only when the test says so; nothing of the group waits for it.
+TEST_F(NcclFailureTest, WhatTheStreamMayStillUseAfterAnAbortIsGivenUpInsteadOfWaitedFor) {
+  constexpr int64_t kBytes = 4000;
+  auto go_on = std::make_shared<absl::Notification>();
+  std::thread releases([go_on] {
+    if (!go_on->WaitForNotificationWithTimeout(kPatience)) go_on->Notify();
+  });
+  {
+    Ranks ranks = ConnectSimulatedNccl(devices_, nccl_, 1, {.abort_patience = absl::Seconds(1)});
+    ASSERT_TRUE(ranks[0].ok()) << ranks[0].status();
+    std::unique_ptr<Communicator> comm = *std::move(ranks[0]);
+    const Device device = comm->device();
+    absl::StatusOr<Stream> stream = comm->runtime()->CreateStream(device);
+    absl::StatusOr<Stream> other = comm->runtime()->CreateStream(device);
+    ASSERT_TRUE(stream.ok() && other.ok());
+    ASSERT_TRUE(devices_.Put(stream->ref(), [go_on] { (void)go_on->WaitForNotificationWithTimeout(kPatience); }).ok());
+    absl::StatusOr<Memory> in = comm->Allocate(kBytes);
+    absl::StatusOr<Memory> out = comm->Allocate(int64_t{2} << 20);
+    ASSERT_TRUE(in.ok() && out.ok());
+    // In two parts, so that it also goes through memory of the group's own.
+    const TensorView whole(out->data.get(), kBytes / 4, DType::kFloat32, device);
+    const Collective what{.kind = CollectiveKind::kAllGather, .dtype = DType::kFloat32, .count = kBytes / 4};
+    const Work work = comm->user().Issue(what, {ViewOf(*comm, *in)},
+                                         {whole.Slice(0, 1), whole.Slice(1, kBytes / 4 - 1)}, {.after = stream->ref()});
+    EXPECT_TRUE(work.OrderBefore(other->ref()).ok());  // It is launched.
+    comm->Abort(absl::CancelledError("had enough"));
+    EXPECT_THAT(TextOf(work.Wait()), HasSubstr("is still not empty 1s after the abort"));
+    EXPECT_THAT(TextOf(work.Wait()), HasSubstr("never freed"));
+    comm.reset();
+    *in = Memory();
+    *out = Memory();
+    EXPECT_EQ(nccl_.allocated(), 1);
+    EXPECT_GE(devices_.held_bytes(device), 2 * kBytes + (int64_t{2} << 20));
+    EXPECT_FALSE(go_on->HasBeenNotified()) << "something has waited";
+    if (!go_on->HasBeenNotified()) go_on->Notify();
+    EXPECT_TRUE(devices_.Synchronize(stream->ref(), absl::Now() + kPatience).ok());
+  }
+  releases.join();
 }
 
 TEST_F(NcclFailureTest, SurvivorsShrinkAndGoOn) {

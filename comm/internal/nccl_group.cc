@@ -25,13 +25,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(DeviceRuntime&
     return absl::InvalidArgumentError(absl::StrCat("CreateNcclGroup: there is no rank ", rank, " of ", world_size));
   }
   auto channel = std::make_unique<ControlChannel>(rank, world_size, std::move(control));
-  absl::StatusOr<std::unique_ptr<NcclBackend>> made =
-      NcclBackend::Create(runtime, api,
-                          {.rank = rank,
-                           .world_size = world_size,
-                           .device = Device::Cuda(options.device),
-                           .abort_patience = options.abort_patience,
-                           .least_registered = options.least_registered});
+  const NcclBackend::Settings settings{.rank = rank,
+                                       .world_size = world_size,
+                                       .device = Device::Cuda(options.device),
+                                       .abort_patience = options.abort_patience,
+                                       .least_registered = options.least_registered,
+                                       .warn = options.communicator.watch.warn};
+  absl::StatusOr<std::unique_ptr<NcclBackend>> made = NcclBackend::Create(runtime, api, settings);
   if (!made.ok()) {
     channel->Fail(Named(made.status(), rank));
     return made.status();

@@ -5,14 +5,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/internal/run_group.h"
@@ -22,6 +25,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::internal {
@@ -74,6 +78,8 @@ absl::Status RunSimulated(SimulatedDevices& devices, SimulatedNccl& nccl, int wo
 
 class NcclGroupTest : public testing::TestWithParam<int> {  // World size.
  protected:
+  void TearDown() override { EXPECT_THAT(nccl_.mistakes(), testing::IsEmpty()); }
+
   SimulatedDevices devices_{{.count = 8}};
   SimulatedNccl nccl_{devices_};
 };
@@ -122,7 +128,8 @@ TEST_P(NcclGroupTest, AnOperationThatIsLaunchedWaitsForItsMoment) {
     EK_ASSIGN_OR_RETURN(const Stream other, comm.runtime()->CreateStream(comm.device()));
     const std::vector<float> ones(100, 1.0f);
     std::vector<float> sum;
-    EK_RETURN_IF_ERROR(devices_.Put(floats.stream(), [&] { go_on.WaitForNotification(); }));
+    EK_RETURN_IF_ERROR(
+        devices_.Put(floats.stream(), [&] { (void)go_on.WaitForNotificationWithTimeout(absl::Minutes(1)); }));
     EK_RETURN_IF_ERROR(floats.Write(ones));
     EK_ASSIGN_OR_RETURN(const Event written, comm.runtime()->Record(floats.stream()));
     const Work work = comm.user().AllReduce(floats.view(), ReduceOp::kSum, {.after_event = written});
@@ -286,6 +293,74 @@ TEST_P(NcclGroupTest, MemoryIsPlainWhereNcclHasNone) {
                                              return absl::OkStatus();
                                            },
                                            {.least_registered = 0});
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(NcclGroupTest, MemoryThatIsNotRegisteredIsWarnedOfOnce) {
+  absl::Mutex mutex;
+  std::vector<std::string> warnings;
+  NcclGroupOptions options{.least_registered = 1000};
+  options.communicator.watch.warn = [&](const std::string& text) {
+    absl::MutexLock lock(&mutex);
+    warnings.push_back(text);
+  };
+  const absl::Status status = RunSimulated(
+      devices_, nccl_, GetParam(),
+      [&](Communicator& comm) -> absl::Status {
+        for (const char* call : {"AllocateMemory", "Register", "Register"}) {
+          if (comm.rank() == 0) nccl_.FailNext(0, call, {NcclCode::kSystemError, "out of mappings"});
+          EK_ASSIGN_OR_RETURN(const Memory memory, comm.Allocate(1000));
+          EXPECT_EQ(memory.bytes, 1000);
+        }
+        return comm.Barrier();
+      },
+      options);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(warnings, testing::ElementsAre("rank 0: 1000 bytes on cuda:0 are not registered with NCCL, which copies "
+                                             "them once more (said only the first time): nccl: ncclMemAlloc: out of "
+                                             "mappings"));
+}
+
+TEST_P(NcclGroupTest, MemoryThatCantBeDeregisteredStays) {
+  const absl::Status status = RunSimulated(devices_, nccl_, GetParam(),
+                                           [&](Communicator& comm) -> absl::Status {
+                                             EK_ASSIGN_OR_RETURN(Memory memory, comm.Allocate(1000));
+                                             EK_RETURN_IF_ERROR(comm.Barrier());
+                                             if (comm.rank() == 0) {
+                                               nccl_.FailNext(0, "Deregister", {NcclCode::kSystemError, "no"});
+                                             }
+                                             memory = Memory();
+                                             return comm.Barrier();
+                                           },
+                                           {.least_registered = 0});
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(nccl_.allocated(), 1);
+}
+
+// The second operation needs more of the group's own memory while the first has not begun to use its.
+TEST_P(NcclGroupTest, MemoryOfTheGroupsOwnStaysUntilTheStreamHasUsedIt) {
+  const absl::Status status = RunSimulated(devices_, nccl_, GetParam(), [&](Communicator& comm) -> absl::Status {
+    const int w = comm.world_size();
+    absl::Notification go_on;
+    EK_ASSIGN_OR_RETURN(Floats small, Floats::Create(comm, 2000 * w));
+    EK_ASSIGN_OR_RETURN(Floats large, Floats::Create(comm, 9000 * w));
+    EK_ASSIGN_OR_RETURN(Floats in, Floats::Create(comm, 9000));
+    EK_RETURN_IF_ERROR(
+        devices_.Put(in.stream(), [&] { (void)go_on.WaitForNotificationWithTimeout(absl::Minutes(1)); }));
+    const int64_t held = devices_.held_bytes(comm.device());
+    const auto gather = [&](const TensorView& out, int64_t count) {  // Two parts: they are put together first.
+      const Collective what{.kind = CollectiveKind::kAllGather, .dtype = DType::kFloat32, .count = count};
+      return comm.user().Issue(what, {in.view().Slice(0, count)}, {out.Slice(0, 1), out.Slice(1, out.count - 1)},
+                               {.after = in.stream()});
+    };
+    const std::vector<Work> works = {gather(small.view(), 2000), gather(large.view(), 9000)};
+    absl::Status ended;
+    for (const Work& work : works) ended.Update(work.OrderBefore(large.stream()));  // They are launched.
+    EXPECT_GE(devices_.held_bytes(comm.device()) - held, (2000 + 9000) * w * 4);
+    go_on.Notify();
+    for (const Work& work : works) ended.Update(work.Wait());
+    return ended;
+  });
   EXPECT_TRUE(status.ok()) << status;
 }
 

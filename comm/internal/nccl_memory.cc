@@ -1,6 +1,7 @@
 #include "evenkeel/comm/internal/nccl_memory.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,8 @@ namespace evenkeel::internal {
 namespace {
 
 constexpr absl::Duration kClearTimeout = absl::Minutes(1);
+// For what NCCL does meanwhile.
+constexpr absl::Duration kTurnTimeout = absl::Minutes(1);
 
 }  // namespace
 
@@ -36,55 +39,77 @@ int64_t NcclMemory::Places::OffsetOf(const void* data) const {
   return offset < after->second ? offset : -1;
 }
 
-NcclMemory::NcclMemory(DeviceRuntime& runtime, NcclApi& api, Device device, std::shared_ptr<NcclConnection> connection,
-                       int64_t least_registered)
-    : runtime_(runtime),
-      api_(api),
-      device_(device),
-      connection_(std::move(connection)),
-      least_registered_(least_registered) {}
+NcclMemory::NcclMemory(DeviceRuntime& runtime, NcclApi& api, std::shared_ptr<NcclConnection> connection,
+                       Settings settings)
+    : runtime_(runtime), api_(api), connection_(std::move(connection)), settings_(std::move(settings)) {}
 
 absl::StatusOr<Memory> NcclMemory::Allocate(int64_t bytes) {
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("Allocate: ", bytes, " bytes"));
-  if (bytes >= least_registered_) {
-    absl::StatusOr<Memory> registered = AllocateRegistered(bytes);
+  bool is_refused = false;
+  absl::Status trouble;
+  if (bytes >= settings_.least_registered) {
+    absl::StatusOr<Memory> registered = AllocateRegistered(bytes, &is_refused);
     if (registered.ok()) return registered;
     // Memory is memory; NCCL uses it with one more copy.
+    trouble = registered.status();
   }
-  return runtime_.Allocate(device_, bytes);
+  EK_ASSIGN_OR_RETURN(Memory plain, runtime_.Allocate(settings_.device, bytes));
+  if (is_refused && !absl::IsUnimplemented(trouble)) Warn(bytes, trouble);
+  return FreedByLeaveOf(connection_, std::move(plain));
 }
 
-absl::StatusOr<Memory> NcclMemory::AllocateRegistered(int64_t bytes) {
+void NcclMemory::Warn(int64_t bytes, const absl::Status& why) {
+  if (has_warned_.exchange(true)) return;
+  const std::string text = absl::StrCat(
+      "rank ", settings_.rank, ": ", bytes, " bytes on ", ToString(settings_.device),
+      " are not registered with NCCL, which copies them once more (said only the first time): ", why.message());
+  if (settings_.warn != nullptr) return settings_.warn(text);
+  std::fprintf(stderr, "evenkeel: %s\n", text.c_str());
+}
+
+absl::StatusOr<Memory> NcclMemory::AllocateRegistered(int64_t bytes, bool* refused) {
   const int64_t at_least = std::max<int64_t>(bytes, 1);
+  const Device device = settings_.device;
+  *refused = true;
   void* data = nullptr;
-  EK_RETURN_IF_ERROR(ToStatus("ncclMemAlloc", api_.AllocateMemory(device_, at_least, &data)));
+  EK_RETURN_IF_ERROR(ToStatus("ncclMemAlloc", api_.AllocateMemory(device, at_least, &data)));
   void* handle = nullptr;
-  const absl::Status registered = connection_->Call(
-      "ncclCommRegister", [&](NcclComm comm) { return api_.Register(comm, data, at_least, &handle); });
+  const absl::Status registered = connection_->Call("ncclCommRegister", absl::Now() + kTurnTimeout, [&](NcclComm comm) {
+    return api_.Register(comm, data, at_least, &handle);
+  });
   if (!registered.ok()) {
-    (void)api_.FreeMemory(device_, data);
+    *refused = !connection_->has_ended();
+    (void)api_.FreeMemory(device, data);
     return registered;
   }
   places_->Add(data, at_least);
-  Memory memory{std::shared_ptr<void>(
-                    data,
-                    [&api = api_, device = device_, connection = connection_, places = places_, handle](void* buffer) {
-                      places->Remove(buffer);
-                      // A group that has ended has taken its registrations along.
-                      (void)connection->Call("ncclCommDeregister",
-                                             [&](NcclComm comm) { return api.Deregister(comm, handle); });
-                      if (!connection->is_left_behind()) (void)api.FreeMemory(device, buffer);
-                    }),
-                bytes};
+  Memory memory{
+      std::shared_ptr<void>(data,
+                            [&api = api_, device, connection = connection_, places = places_, handle](void* buffer) {
+                              places->Remove(buffer);
+                              const absl::Status gone =
+                                  connection->Call("ncclCommDeregister", absl::Now() + kTurnTimeout,
+                                                   [&](NcclComm comm) { return api.Deregister(comm, handle); });
+                              // A group that has ended has taken its registrations along. What is still registered, or used,
+                              // stays.
+                              const bool is_registered = !gone.ok() && !connection->has_ended();
+                              if (!is_registered && connection->MayFree()) (void)api.FreeMemory(device, buffer);
+                            }),
+      bytes};
   EK_RETURN_IF_ERROR(Clear(memory));
   return memory;
 }
 
 absl::Status NcclMemory::Clear(const Memory& memory) {
   // Not the group's stream, which may wait for peers.
-  EK_ASSIGN_OR_RETURN(const Stream stream, runtime_.CreateStream(device_));
+  EK_ASSIGN_OR_RETURN(const Stream stream, runtime_.CreateStream(settings_.device));
   EK_RETURN_IF_ERROR(runtime_.Zero(memory.data.get(), memory.bytes, stream.ref()));
-  return runtime_.Synchronize(stream.ref(), absl::Now() + kClearTimeout);
+  const absl::Status cleared = runtime_.Synchronize(stream.ref(), absl::Now() + kClearTimeout);
+  if (!cleared.ok()) {  // It may happen yet.
+    KeepForever(memory.data);
+    KeepForever(stream.handle);
+  }
+  return cleared;
 }
 
 uint64_t NcclMemory::LayoutOf(const Operation& operation, const NcclPlan& plan) const {

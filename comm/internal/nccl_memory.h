@@ -1,6 +1,6 @@
 // A device's memory as NCCL likes it best: allocated by NCCL and registered with the group, where NCCL offers that.
 //
-//   NcclMemory memory(runtime, api, device, connection);
+//   NcclMemory memory(runtime, api, connection, {.device = device, .rank = rank});
 //   EK_ASSIGN_OR_RETURN(Memory buffer, memory.Allocate(bytes));
 //   memory.LayoutOf(operation, plan)
 //
@@ -8,16 +8,23 @@
 // an operation's views says so, and ranks compare it (internal/launch_order.h).
 //
 // Threads:   thread-safe.
-// Ownership: buffers may outlive this, the connection and the group; what NCCL would not let go of is never freed.
+// Ownership: buffers may outlive this, the connection and the group. What NCCL or the group's stream may still use after
+//            an abort is never freed.
+// Errors:    what NCCL would not register is plain memory. `warn` is told of the first time, on the thread that
+//            allocates; not if NCCL is one that registers nothing.
 
 #ifndef EVENKEEL_COMM_INTERNAL_NCCL_MEMORY_H_
 #define EVENKEEL_COMM_INTERNAL_NCCL_MEMORY_H_
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/backend.h"
@@ -26,14 +33,19 @@
 #include "evenkeel/comm/internal/nccl_connection.h"
 #include "evenkeel/comm/internal/nccl_plan.h"
 #include "evenkeel/comm/memory.h"
+#include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
 
 class NcclMemory {
  public:
-  // Less than `least_registered` bytes are plain memory: NCCL's comes in large pieces.
-  NcclMemory(DeviceRuntime& runtime, NcclApi& api, Device device, std::shared_ptr<NcclConnection> connection,
-             int64_t least_registered);
+  struct Settings {
+    Device device;
+    int rank = 0;
+    int64_t least_registered = 0;                       // Less bytes are plain memory: NCCL's comes in large pieces.
+    std::function<void(const std::string& text)> warn;  // Null: to stderr.
+  };
+  NcclMemory(DeviceRuntime& runtime, NcclApi& api, std::shared_ptr<NcclConnection> connection, Settings settings);
 
   // Zeroed.
   absl::StatusOr<Memory> Allocate(int64_t bytes);
@@ -55,14 +67,16 @@ class NcclMemory {
     std::map<uintptr_t, int64_t> bytes_ ABSL_GUARDED_BY(mutex_);  // By where they begin.
   };
 
-  absl::StatusOr<Memory> AllocateRegistered(int64_t bytes);
+  // `refused`: by NCCL, while the group works.
+  absl::StatusOr<Memory> AllocateRegistered(int64_t bytes, bool* refused);
   absl::Status Clear(const Memory& memory);
+  void Warn(int64_t bytes, const absl::Status& why);
 
   DeviceRuntime& runtime_;
   NcclApi& api_;
-  const Device device_;
   const std::shared_ptr<NcclConnection> connection_;
-  const int64_t least_registered_;
+  const Settings settings_;
+  std::atomic<bool> has_warned_ = false;
   const std::shared_ptr<Places> places_ = std::make_shared<Places>();
 };
 

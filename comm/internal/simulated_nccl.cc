@@ -1,5 +1,7 @@
 #include "evenkeel/comm/internal/simulated_nccl.h"
 
+#include <atomic>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
@@ -54,6 +56,7 @@ struct SimulatedNccl::World {
   };
   std::map<std::pair<int, std::string>, Failure> failures ABSL_GUARDED_BY(mutex);
   std::map<std::pair<int, std::string>, bool> hangs ABSL_GUARDED_BY(mutex);
+  int hanging ABSL_GUARDED_BY(mutex) = 0;
   bool is_released ABSL_GUARDED_BY(mutex) = false;
   int aborts_in_flight ABSL_GUARDED_BY(mutex) = 0;
   std::map<int, NcclAnswer> states ABSL_GUARDED_BY(mutex);
@@ -61,6 +64,8 @@ struct SimulatedNccl::World {
   std::vector<std::shared_ptr<SimulatedNcclMeeting>> meetings ABSL_GUARDED_BY(mutex);
   int64_t kernels ABSL_GUARDED_BY(mutex) = 0;
   int64_t registered ABSL_GUARDED_BY(mutex) = 0;
+  int64_t communicators ABSL_GUARDED_BY(mutex) = 0;
+  std::vector<std::string> mistakes ABSL_GUARDED_BY(mutex);
   std::map<void*, Memory> memory ABSL_GUARDED_BY(mutex);
 };
 
@@ -68,7 +73,9 @@ struct SimulatedNccl::Comm {
   std::shared_ptr<Group> group;
   int rank = 0;
   int64_t calls = 0;  // Guarded by nothing: NCCL's are not either.
+  std::atomic<int> running = 0;
   bool is_connected = false;
+  NcclAnswer failure;                  // Of a group of calls: it stays.
   std::vector<SimulatedCall> grouped;  // Since GroupStart().
   StreamRef stream;
   int polls_until_launched = 0;  // How often State() is asked before a group of calls is on the stream.
@@ -77,6 +84,12 @@ struct SimulatedNccl::Comm {
   std::map<void*, int64_t> registrations;
   bool is_aborted = false;  // Guarded by the world's mutex.
 };
+
+namespace {
+
+thread_local int groups_begun = 0;  // NCCL counts on each thread, too.
+
+}  // namespace
 
 class SimulatedNccl::Loaded : public NcclApi {
  public:
@@ -110,11 +123,13 @@ class SimulatedNccl::Loaded : public NcclApi {
     if (world_.unconnected.count(process_) == 0) group->members[rank] = {options_, device};
     made->group = group;
     *comm = made.release();
+    ++world_.communicators;
     return {NcclCode::kInProgress};
   }
 
   NcclAnswer State(NcclComm of) override {
-    Comm& comm = Use(of);
+    const Running call(world_, of, "State");
+    Comm& comm = call.comm;
     if (NcclAnswer answer = Scripted("State", &comm); answer.is_failure()) return answer;
     absl::MutexLock lock(&world_.mutex);
     const auto scripted = world_.states.find(process_);
@@ -124,7 +139,7 @@ class SimulatedNccl::Loaded : public NcclApi {
       comm.is_connected = state.code == NcclCode::kSuccess;
       return state;
     }
-    if (comm.polls_until_launched == 0) return {};
+    if (comm.polls_until_launched == 0) return comm.failure;
     if (--comm.polls_until_launched > 0) return {NcclCode::kInProgress};
     return PutOnStream(comm);
   }
@@ -134,6 +149,7 @@ class SimulatedNccl::Loaded : public NcclApi {
     {
       absl::MutexLock lock(&world_.mutex);
       ++world_.aborts_in_flight;
+      if (comm.is_aborted) world_.mistakes.push_back("Abort: of a communicator that is gone");
       comm.is_aborted = true;
       world_.registered -= static_cast<int64_t>(comm.registrations.size());
     }
@@ -142,14 +158,31 @@ class SimulatedNccl::Loaded : public NcclApi {
     const absl::MutexLock lock(&world_.mutex);
     graveyard_.push_back(std::unique_ptr<Comm>(&comm));  // A call that hung still looks at it.
     --world_.aborts_in_flight;
+    --world_.communicators;
     return answer;
   }
 
-  NcclAnswer GroupStart() override { return Scripted("GroupStart", nullptr); }
+  NcclAnswer GroupStart() override {
+    const NcclAnswer answer = Scripted("GroupStart", nullptr);
+    if (!answer.is_failure()) ++groups_begun;
+    return answer;
+  }
 
   NcclAnswer GroupEnd(NcclComm of) override {
-    Comm& comm = Use(of);
-    if (NcclAnswer answer = Scripted("GroupEnd", &comm); answer.is_failure()) return answer;
+    const Running call(world_, of, "GroupEnd");
+    Comm& comm = call.comm;
+    if (groups_begun == 0) {
+      absl::MutexLock lock(&world_.mutex);
+      world_.mistakes.push_back("GroupEnd: no group of calls has begun on this thread");
+    } else {
+      --groups_begun;
+    }
+    NcclAnswer answer = Scripted("GroupEnd", &comm);
+    if (comm.failure.is_failure()) answer = comm.failure;
+    if (answer.is_failure()) {
+      comm.grouped.clear();
+      return comm.failure = answer;
+    }
     if (comm.grouped.empty()) return {};
     absl::MutexLock lock(&world_.mutex);
     comm.polls_until_launched = 2;
@@ -157,13 +190,17 @@ class SimulatedNccl::Loaded : public NcclApi {
   }
 
   NcclAnswer Enqueue(const NcclCall& call, NcclComm of, StreamRef stream) override {
-    Comm& comm = Use(of);
-    if (NcclAnswer answer = Scripted("Enqueue", &comm); answer.is_failure()) return answer;
-    if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
+    const Running running(world_, of, "Enqueue");
+    Comm& comm = running.comm;
+    if (groups_begun == 0) return {NcclCode::kInvalidUsage, "not between GroupStart() and GroupEnd()"};
+    if (NcclAnswer answer = Scripted("Enqueue", &comm); answer.is_failure()) return comm.failure = answer;
+    if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return comm.failure = answer;
     SimulatedCall resolved{.call = call, .is_registered = IsRegistered(comm, call)};
     if (call.op > kNcclAverage) {
       const auto made = comm.scaled_sums.find(call.op);
-      if (made == comm.scaled_sums.end()) return {NcclCode::kInvalidArgument, "there is no such reduction"};
+      if (made == comm.scaled_sums.end()) {
+        return comm.failure = {NcclCode::kInvalidArgument, "there is no such reduction"};
+      }
       resolved.scale = made->second;
       resolved.call.op = kNcclSum;
     }
@@ -173,7 +210,8 @@ class SimulatedNccl::Loaded : public NcclApi {
   }
 
   NcclAnswer MakeScaledSum(double scale, DType, NcclComm of, int* op) override {
-    Comm& comm = Use(of);
+    const Running call(world_, of, "MakeScaledSum");
+    Comm& comm = call.comm;
     if (NcclAnswer answer = Scripted("MakeScaledSum", &comm); answer.is_failure()) return answer;
     if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     *op = comm.next_op++;
@@ -181,7 +219,8 @@ class SimulatedNccl::Loaded : public NcclApi {
     return {};
   }
   NcclAnswer DropReduction(int op, NcclComm of) override {
-    Comm& comm = Use(of);
+    const Running call(world_, of, "DropReduction");
+    Comm& comm = call.comm;
     comm.scaled_sums.erase(op);
     return Scripted("DropReduction", &comm);
   }
@@ -191,6 +230,11 @@ class SimulatedNccl::Loaded : public NcclApi {
     absl::StatusOr<Memory> memory = world_.devices->Allocate(device, bytes);
     if (!memory.ok()) return {NcclCode::kUnhandledCudaError, std::string(memory.status().message())};
     *data = memory->data.get();
+    {
+      const absl::StatusOr<Stream> stream = world_.devices->CreateStream(device);  // Has done it when it goes.
+      if (!stream.ok()) return {NcclCode::kUnhandledCudaError, std::string(stream.status().message())};
+      (void)world_.devices->Put(stream->ref(), [to = *data, bytes] { std::memset(to, 0xa5, bytes); });
+    }
     absl::MutexLock lock(&world_.mutex);
     world_.memory[*data] = *std::move(memory);
     return {};
@@ -204,7 +248,8 @@ class SimulatedNccl::Loaded : public NcclApi {
     return answer;
   }
   NcclAnswer Register(NcclComm of, void* data, int64_t bytes, void** handle) override {
-    Comm& comm = Use(of);
+    const Running call(world_, of, "Register");
+    Comm& comm = call.comm;
     if (NcclAnswer answer = Scripted("Register", &comm); answer.is_failure()) return answer;
     if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     *handle = data;
@@ -214,7 +259,9 @@ class SimulatedNccl::Loaded : public NcclApi {
     return {};
   }
   NcclAnswer Deregister(NcclComm of, void* handle) override {
-    Comm& comm = Use(of);
+    const Running call(world_, of, "Deregister");
+    Comm& comm = call.comm;
+    if (NcclAnswer answer = Scripted("Deregister", &comm); answer.is_failure()) return answer;
     if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     absl::MutexLock lock(&world_.mutex);
     world_.registered -= static_cast<int64_t>(comm.registrations.erase(handle));
@@ -222,13 +269,21 @@ class SimulatedNccl::Loaded : public NcclApi {
   }
 
  private:
-  static Comm& Use(NcclComm of) {
-    Comm& comm = *static_cast<Comm*>(of);
-    ++comm.calls;
-    return comm;
-  }
+  // A call into a communicator.
+  struct Running {
+    Running(World& world, NcclComm of, absl::string_view name) : comm(*static_cast<Comm*>(of)) {
+      ++comm.calls;
+      const bool is_second = ++comm.running > 1;
+      absl::MutexLock lock(&world.mutex);
+      if (is_second) world.mistakes.push_back(absl::StrCat(name, ": while another call runs"));
+      if (comm.is_aborted) world.mistakes.push_back(absl::StrCat(name, ": into a communicator that is gone"));
+    }
+    ~Running() { --comm.running; }
+    Comm& comm;
+  };
 
   static NcclAnswer CheckReady(const Comm& comm) {
+    if (comm.failure.is_failure()) return comm.failure;
     if (comm.is_connected && comm.polls_until_launched == 0) return {};
     return {NcclCode::kInvalidArgument,
             "Attempt to use communicator before the previous operation returned ncclSuccess"};
@@ -241,7 +296,9 @@ class SimulatedNccl::Loaded : public NcclApi {
       const auto may_go = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex) {
         return world_.is_released || (comm != nullptr && comm->is_aborted);
       };
+      ++world_.hanging;
       world_.mutex.Await(absl::Condition(&may_go));
+      --world_.hanging;
       if (comm != nullptr && comm->is_aborted) return {NcclCode::kInternalError, "aborted"};
     }
     const auto failure = world_.failures.find(key);
@@ -303,6 +360,10 @@ void SimulatedNccl::Release() {
   const auto are_out = [&world]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(world.mutex) { return world.aborts_in_flight == 0; };
   world.mutex.Await(absl::Condition(&are_out));
 }
+int SimulatedNccl::hanging() const {
+  absl::MutexLock lock(&world_->mutex);
+  return world_->hanging;
+}
 void SimulatedNccl::SetState(int process, NcclAnswer answer) {
   absl::MutexLock lock(&world_->mutex);
   world_->states[process] = std::move(answer);
@@ -325,6 +386,14 @@ int64_t SimulatedNccl::kernels() const {
 int64_t SimulatedNccl::registered() const {
   absl::MutexLock lock(&world_->mutex);
   return world_->registered;
+}
+int64_t SimulatedNccl::communicators() const {
+  absl::MutexLock lock(&world_->mutex);
+  return world_->communicators;
+}
+std::vector<std::string> SimulatedNccl::mistakes() const {
+  absl::MutexLock lock(&world_->mutex);
+  return world_->mistakes;
 }
 int64_t SimulatedNccl::allocated() const {
   absl::MutexLock lock(&world_->mutex);

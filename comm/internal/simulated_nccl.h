@@ -7,9 +7,11 @@
 //
 // Kernels go to the ranks' simulated streams and meet there (internal/simulated_nccl_meeting.h). Communicators are
 // non-blocking as NCCL's: connecting takes until all ranks have come, and a group of calls is on the stream only once
-// State() has said so. Ranks with different versions never connect; two on one device get kInvalidUsage.
+// State() has said so. Ranks with different versions never connect; two on one device get kInvalidUsage. A failed call
+// of a group ends the whole group of calls, and stays the communicator's state. Memory comes with anything in it.
 //
-// A call that NCCL would not bear, two at a time into one communicator, is a data race for tsan.
+// What NCCL would not bear is a mistake, see mistakes(): two calls at a time into one communicator (for tsan a data race
+// as well), one into a communicator that is gone, a group of calls that ends where none has begun.
 //
 // Threads:   thread-safe.
 // Ownership: outlives the communicators; the devices outlive it.
@@ -20,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/device/simulated.h"
@@ -46,17 +49,20 @@ class SimulatedNccl {
   void FailNext(int process, absl::string_view call, NcclAnswer answer, int after = 0);
   // The next call of that name does not come back before Release(), or before its communicator is aborted.
   void HangNext(int process, absl::string_view call);
-  void Release();  // Waits until aborts have come back.
+  void Release();       // Waits until aborts have come back.
+  int hanging() const;  // Calls that do not come back now.
   // What State() says of all the process's communicators, from now on.
   void SetState(int process, NcclAnswer answer);
   // Its communicators are never connected.
   void NeverConnect(int process);
 
   // What has happened.
-  int64_t garbage() const;     // Meetings of different calls.
-  int64_t kernels() const;     // Launched.
-  int64_t registered() const;  // Registrations that live.
-  int64_t allocated() const;   // Pieces of AllocateMemory() that live.
+  int64_t garbage() const;        // Meetings of different calls.
+  int64_t kernels() const;        // Launched.
+  int64_t registered() const;     // Registrations that live.
+  int64_t allocated() const;      // Pieces of AllocateMemory() that live.
+  int64_t communicators() const;  // That live.
+  std::vector<std::string> mistakes() const;
 
  private:
   struct World;

@@ -5,25 +5,32 @@
 #   tools/gpu/pack.sh /tmp/gpu_check           # where evenkeel is built
 #   /tmp/gpu_check/gpu_check.sh                # on the machine with GPUs
 #
-# In turn: the devices; every test with the tag "gpu"; those of kernels again
-# under compute-sanitizer (memcheck, racecheck, synccheck); benchmarks against the
-# copy bandwidth of this machine, and against PyTorch if python3 has it.
+# In turn, so that what tells most comes first: the devices; the tests of kernels
+# and models; benchmarks against the copy bandwidth of this machine, and against
+# PyTorch if python3 has it; all other tests with the tag "gpu"; those of kernels
+# again under compute-sanitizer (memcheck, racecheck, synccheck).
 #
-#   --json=FILE      default ./gpu_check.json
+#   --json=FILE      default ./gpu_check.json; there after each row
 #   --logs=FOLDER    what each program said; default ./gpu_check_logs
-#   --timeout=600    seconds for a program
+#   --timeout=300    seconds for a program
+#   --seconds=N      for all together: what does not fit is skipped, and says so
 #   --quick          no compute-sanitizer, short benchmarks
-#   --only=REGEX     rows whose name matches, e.g. nccl
+#   --only=REGEX     rows whose name matches, e.g. nccl, or '^(race|sync)check'
 #
-# Ends with one table, one row per program or figure: passed, failed, or skipped
-# with the reason, which is never a pass. Exits with 0 only if something passed
-# and nothing failed.
+# Libraries that are not in the folder are looked for in LD_LIBRARY_PATH, in the
+# toolkit, and among python3's packages.
+#
+# Says each row when it is there (on stderr), and ends with one table of them, also
+# when it is told to end (SIGTERM, SIGINT): passed, failed, or skipped with the
+# reason, which is never a pass. Exits with 0 only if something passed and nothing
+# failed.
 set -uo pipefail
 
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 json=gpu_check.json
 logs=gpu_check_logs
-limit=600
+limit=300
+budget=0
 quick=0
 only=.
 sanitizer_checks=(memcheck racecheck synccheck)
@@ -38,6 +45,7 @@ for argument in "$@"; do
     --json=?*) json=${argument#*=} ;;
     --logs=?*) logs=${argument#*=} ;;
     --timeout=*) limit=${argument#*=} ;;
+    --seconds=*) budget=${argument#*=} ;;
     --only=?*) only=${argument#*=} ;;
     --quick) quick=1 ;;
     --help | -h)
@@ -48,6 +56,7 @@ for argument in "$@"; do
   esac
 done
 [[ $limit =~ ^[1-9][0-9]*$ ]] || fail_usage "--timeout='$limit' is no number of seconds"
+[[ $budget =~ ^[0-9]+$ ]] || fail_usage "--seconds='$budget' is no number of seconds"
 [[ -r $bundle/tests.txt ]] || fail_usage "$bundle has no tests.txt: tools/gpu/pack.sh makes a folder that has"
 mkdir -p "$logs" || exit 2
 logs=$(cd "$logs" && pwd)
@@ -55,15 +64,18 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 root=$bundle/runfiles/evenkeel
-# For our own programs: python3's PyTorch brings other libraries of the same names.
-ours=(env "LD_LIBRARY_PATH=$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
+libraries=$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TEST_SRCDIR=$bundle/runfiles TEST_WORKSPACE=evenkeel RUNFILES_DIR=$bundle/runfiles
 export EVENKEEL_REQUIRE_GPU=1
 export OMP_NUM_THREADS=1 # As their rules say of those tests that compute on the host as well.
 
 rows=()
+rows_json=''
 devices=()
 passed=0 failed=0 skipped=0
+running='' # The process of a program,
+allowed=0  # and its seconds.
+SECONDS=0 row_began=0
 
 # row NAME RESULT FIGURE [BAR]
 row() {
@@ -74,20 +86,50 @@ row() {
     shown) ;; # a figure without a bar
     *) failed=$((failed + 1)) ;;
   esac
-  printf '%-8s%s: %s\n' "$2" "$1" "$3" >&2
+  rows_json+=${rows_json:+,}$'\n'"  {\"name\": $(quoted "$1"), \"result\": $(quoted "$2"), \"figure\": $(quoted "$3"),"
+  rows_json+=" \"bar\": $(quoted "${4:-}"), \"seconds\": $((SECONDS - row_began))}"
+  printf '%4d s  %-8s%s: %s\n' "$SECONDS" "$2" "$1" "$3" >&2
+  row_began=$SECONDS
+  write_json
 }
 
 is_wanted() { [[ $1 =~ $only ]]; }
 
 log_of() { printf '%s/%s.log' "$logs" "$(tr -c 'A-Za-z0-9_\n' _ <<<"$1")"; }
 
-# program LOG COMMAND...: where its data is, with a limit; returns its exit code.
+# How many seconds a program may take; 0: none are left.
+allowance() {
+  local left=$((budget - SECONDS))
+  if [[ $budget == 0 ]] || ((left > limit)); then
+    echo "$limit"
+  else
+    echo $((left < 0 ? 0 : left))
+  fi
+}
+
+# program LOG COMMAND...: where its data is, with a limit; returns its exit code, 125 if no time is left. Waited for in
+# such a way that a signal comes through.
 program() {
-  local log=$1
+  local log=$1 seconds code
   shift
+  seconds=$(allowance)
+  [[ $seconds != 0 ]] || return 125
+  allowed=$seconds
   TEST_TMPDIR=$(mktemp -d -p "$scratch")
   export TEST_TMPDIR
-  (cd "$root" && timeout -k 10 "$limit" "$@") >"$log" 2>&1 </dev/null
+  (cd "$root" && exec timeout -k 10 "$seconds" "$@") >"$log" 2>&1 </dev/null &
+  running=$!
+  wait "$running"
+  code=$?
+  running=''
+  return "$code"
+}
+
+# ours LOG COMMAND...: one of our own programs: python3's PyTorch has libraries of the same names.
+ours() {
+  local log=$1
+  shift
+  program "$log" env "LD_LIBRARY_PATH=$libraries" "$@"
 }
 
 # What GoogleTest says last about tests that $1 ("PASSED  ", "SKIPPED ", "FAILED  "); nothing if it says nothing.
@@ -99,8 +141,10 @@ test_row() {
   good=$(counted 'PASSED  ' "$log")
   missed=$(counted 'SKIPPED ' "$log")
   bad=$(counted 'FAILED  ' "$log")
-  if [[ $code == 124 || $code == 137 ]]; then
-    row "$name" failed "ended after $limit s, see $log"
+  if [[ $code == 125 ]]; then
+    row "$name" skipped "none of the $budget seconds are left"
+  elif [[ $code == 124 || $code == 137 ]]; then
+    row "$name" failed "ended after $allowed s, see $log"
   elif [[ -n $bad && $bad != 0 ]]; then
     names=$(sed -n 's/^\[  FAILED  \] \([^ ,]*\.[^ ,]*\).*/\1/p' "$log" | sort -u | head -n 3 | paste -sd ' ')
     row "$name" failed "$bad failed: $names, see $log"
@@ -117,37 +161,87 @@ test_row() {
   fi
 }
 
+# Those that programs need and the folder has not.
+missing_libraries() {
+  local name
+  [[ -r $bundle/libraries.txt ]] || return
+  while IFS= read -r name; do
+    [[ -e $bundle/lib/$name ]] || echo "$name"
+  done <"$bundle/libraries.txt"
+}
+
+# has NAME: any folder of `libraries`.
+has() {
+  local folder
+  while IFS= read -r -d : folder; do
+    [[ -n $folder && -e $folder/$1 ]] && return
+  done <<<"$libraries:"
+  return 1
+}
+
+# Finds what is not in the folder on this machine.
+find_libraries() {
+  local name folder home=${CUDA_HOME:-/usr/local/cuda} missing=() folders=()
+  mapfile -t missing < <(missing_libraries)
+  [[ ${#missing[@]} != 0 ]] || return
+  folders=("$home/lib64" "$home/lib" "$home/extras/CUPTI/lib64")
+  mapfile -t -O "${#folders[@]}" folders < <(
+    ldconfig -p 2>/dev/null | sed -n 's/.* => \(.*\)\/[^/]*$/\1/p' | sort -u
+    python3 - 2>/dev/null <<'END'
+import glob, importlib.util
+spec = importlib.util.find_spec("nvidia")
+for place in spec.submodule_search_locations if spec else []:
+    print("\n".join(sorted(set(glob.glob(place + "/*/lib") + glob.glob(place + "/*/*/lib")))))
+END
+  )
+  for name in "${missing[@]}"; do
+    has "$name" && continue
+    for folder in "${folders[@]}"; do
+      [[ -e $folder/$name ]] || continue
+      # A link of its own: the rest of a system's folder may not suit.
+      mkdir -p "$scratch/lib"
+      ln -sf "$folder/$name" "$scratch/lib/"
+      break
+    done
+  done
+  libraries+=:$scratch/lib
+  for name in "${missing[@]}"; do
+    has "$name" || row "$name" skipped 'is not on this machine: whatever loads it fails'
+  done
+}
+
 look_at_devices() {
-  local log line code
+  local log line said='' code
   log=$(log_of devices)
+  # It only tells: programs are what must find a device.
   if command -v nvidia-smi >/dev/null; then
-    if ! nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap --format=csv,noheader >"$log" 2>&1; then
-      row devices failed "no GPU: nvidia-smi says: $(head -n 1 "$log")"
-      return 1
+    if nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap --format=csv,noheader >"$log" 2>&1; then
+      mapfile -t devices < <(grep -v '^ *$' "$log")
+    else
+      said="; nvidia-smi says: $(head -n 1 "$log")"
     fi
-    while IFS= read -r line; do
-      [[ -n $line ]] && devices+=("$line")
-    done <"$log"
   fi
-  program "$log" "${ours[@]}" ./tools/gpu/bench_device --devices
+  ours "$log" ./tools/gpu/bench_device --devices
   code=$?
   if [[ $code != 0 ]]; then
-    row devices failed "no GPU: $(grep -v '^ *$' "$log" | tail -n 1)"
+    row devices failed "no GPU: $(grep -v '^ *$' "$log" | tail -n 1)$said"
     return 1
   fi
   [[ ${#devices[@]} != 0 ]] || mapfile -t devices <"$log"
 }
 
+# run_tests KIND: those of kernels, or all others.
 run_tests() {
   local label path kind log
   while IFS=$'\t' read -r label path kind; do
     is_wanted "$label" || continue
+    if [[ $kind == kernels ]]; then [[ $1 == kernels ]]; else [[ $1 != kernels ]]; fi || continue
     if [[ $kind == missing ]]; then
       row "$label" failed 'is not in the folder: it was not built'
       continue
     fi
     log=$(log_of "$label")
-    program "$log" "${ours[@]}" "./$path"
+    ours "$log" "./$path"
     test_row "$label" $? "$log"
   done <"$bundle/tests.txt"
 }
@@ -160,19 +254,60 @@ find_sanitizer() {
   done
 }
 
+# sanitizer_arguments CHECK: memcheck looks at the libraries' kernels as well, to which we gave addresses and sizes; and
+# not at errors that calls answer, which tests expect or see. The others take long, and are for our own kernels.
+sanitizer_arguments() {
+  if [[ $1 == memcheck ]]; then
+    echo --report-api-errors no
+  else
+    echo "$kernel_filter"
+  fi
+}
+
+# Whether it works at all: not each machine lets it. Else why_no_sanitizer says.
+probe_sanitizer() {
+  local log check code
+  why_no_sanitizer=''
+  if [[ -z $sanitizer ]]; then
+    why_no_sanitizer='there is no compute-sanitizer'
+    return
+  fi
+  for check in memcheck racecheck; do
+    log=$(log_of "probe of $check")
+    # shellcheck disable=SC2046
+    ours "$log" "$sanitizer" --tool "$check" --error-exitcode 99 $(sanitizer_arguments "$check") \
+      ./tools/gpu/bench_device --devices
+    code=$?
+    if [[ $code == 125 ]]; then
+      why_no_sanitizer="none of the $budget seconds are left"
+      return
+    fi
+    [[ $code == 0 ]] && grep -q 'SUMMARY: 0 ' "$log" && continue
+    if [[ $check == racecheck ]]; then
+      kernel_filter='' # One that knows no filter.
+    else
+      why_no_sanitizer="compute-sanitizer does not work here: $(grep -v '^[= ]*$' "$log" | head -n 1), see $log"
+      return
+    fi
+  done
+}
+
 run_sanitizer() {
-  local label path kind log sanitizer check code
+  local label path kind log sanitizer check code why_no_sanitizer has_probed=0 kernel_filter='--kernel-regex kns=ek_'
   sanitizer=$(find_sanitizer)
-  while IFS=$'\t' read -r label path kind; do
-    [[ $kind == kernels ]] || continue
-    for check in "${sanitizer_checks[@]}"; do
+  for check in "${sanitizer_checks[@]}"; do
+    while IFS=$'\t' read -r label path kind; do
+      [[ $kind == kernels ]] || continue
       is_wanted "$check $label" || continue
-      if [[ -z $sanitizer ]]; then
-        row "$check $label" skipped 'there is no compute-sanitizer'
+      [[ $has_probed == 1 ]] || probe_sanitizer
+      has_probed=1
+      if [[ -n $why_no_sanitizer ]]; then
+        row "$check $label" skipped "$why_no_sanitizer"
         continue
       fi
       log=$(log_of "$check $label")
-      program "$log" "${ours[@]}" "$sanitizer" --tool "$check" --error-exitcode 99 "./$path"
+      # shellcheck disable=SC2046
+      ours "$log" "$sanitizer" --tool "$check" --error-exitcode 99 $(sanitizer_arguments "$check") "./$path"
       code=$?
       if [[ $code == 99 ]]; then
         row "$check $label" failed "$(grep 'SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//'), see $log"
@@ -181,8 +316,8 @@ run_sanitizer() {
       else
         test_row "$check $label" "$code" "$log"
       fi
-    done
-  done <"$bundle/tests.txt"
+    done <"$bundle/tests.txt"
+  done
 }
 
 run_benchmarks() {
@@ -201,8 +336,12 @@ run_benchmarks() {
   fi
 
   log=$(log_of benchmarks)
-  program "$log" "${ours[@]}" ./tools/gpu/bench_device "${arguments[@]}"
+  ours "$log" ./tools/gpu/bench_device "${arguments[@]}"
   code=$?
+  if [[ $code == 125 ]]; then
+    row benchmarks skipped "none of the $budget seconds are left"
+    return
+  fi
   while IFS=$'\t' read -r name result figure bar; do
     [[ $result =~ ^(passed|failed|shown)$ ]] && row "$name" "$result" "$figure" "$bar"
   done <"$log"
@@ -228,38 +367,50 @@ table() {
 quoted() {
   local text=${1//\\/\\\\}
   text=${text//\"/\\\"}
-  printf '"%s"' "$(tr '\000-\037' ' ' <<<"$text" | sed 's/ $//')"
+  printf '"%s"' "${text//[[:cntrl:]]/ }"
 }
 
-as_json() {
-  local line separator='' name result figure bar
-  printf '{"date": %s,\n "devices": [' "$(quoted "$(date -u +%Y-%m-%dT%H:%M:%SZ)")"
+# Anew after each row: whoever ends us with no word still finds it.
+write_json() {
+  local line separator='' list=''
   for line in "${devices[@]}"; do
-    printf '%s%s' "$separator" "$(quoted "$line")"
+    list+=$separator$(quoted "$line")
     separator=', '
   done
-  printf '],\n "passed": %d, "failed": %d, "skipped": %d,\n "rows": [' "$passed" "$failed" "$skipped"
-  separator=$'\n'
-  for line in "${rows[@]}"; do
-    name=${line%%$'\t'*} line=${line#*$'\t'}
-    result=${line%%$'\t'*} line=${line#*$'\t'}
-    figure=${line%%$'\t'*} bar=${line#*$'\t'}
-    printf '%s  {"name": %s, "result": %s, "figure": %s, "bar": %s}' "$separator" \
-      "$(quoted "$name")" "$(quoted "$result")" "$(quoted "$figure")" "$(quoted "$bar")"
-    separator=$',\n'
-  done
-  printf '\n]}\n'
+  {
+    printf '{"date": %s, "commit": %s,\n' "$(quoted "$date")" "$(quoted "$commit")"
+    printf ' "devices": [%s],\n "passed": %d, "failed": %d, "skipped": %d,\n' "$list" "$passed" "$failed" "$skipped"
+    printf ' "rows": [%s\n]}\n' "$rows_json"
+  } >"$json.new" && mv "$json.new" "$json"
 }
 
+finish() {
+  trap '' TERM INT HUP
+  [[ ${#rows[@]} == 0 ]] || table
+  write_json || failed=$((failed + 1))
+  printf '\n%d passed, %d failed, %d skipped; %s\n' "$passed" "$failed" "$skipped" "$json"
+  [[ $failed == 0 && $passed != 0 ]]
+  exit
+}
+
+# shellcheck disable=SC2317 # The trap calls it.
+told_to_end() {
+  trap '' TERM INT HUP
+  [[ -z $running ]] || kill "$running" 2>/dev/null
+  row 'gpu_check' failed "was told to end after $SECONDS s: what is missing did not run"
+  finish
+}
+
+date=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+commit=$(cat "$bundle/commit" 2>/dev/null)
+trap told_to_end TERM INT HUP
+find_libraries
 if look_at_devices; then
   printf '%d device(s):\n' "${#devices[@]}"
   printf '  %s\n' "${devices[@]}"
-  run_tests
-  [[ $quick == 1 ]] || run_sanitizer
+  run_tests kernels
   run_benchmarks
+  run_tests others
+  [[ $quick == 1 ]] || run_sanitizer
 fi
-
-[[ ${#rows[@]} == 0 ]] || table
-as_json >"$json" || failed=$((failed + 1))
-printf '\n%d passed, %d failed, %d skipped; %s\n' "$passed" "$failed" "$skipped" "$json"
-[[ $failed == 0 && $passed != 0 ]]
+finish

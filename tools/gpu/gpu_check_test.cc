@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -100,17 +101,18 @@ class GpuCheckTest : public testing::Test {
 TEST_F(GpuCheckTest, WithoutAGpuItSaysSoAndFails) {
   Test("a", "a_test", kPasses);
   Tool("nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9");
+  Bench("echo 'bench_device: no CUDA device: no driver' >&2; exit 1");
   CommandResult result = Run();
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("no GPU: nvidia-smi says: NVIDIA-SMI has failed"),
+  EXPECT_THAT(result.out, AllOf(HasSubstr("no GPU: bench_device: no CUDA device: no driver; nvidia-smi says: "
+                                          "NVIDIA-SMI has failed"),
                                 HasSubstr("0 passed, 1 failed, 0 skipped"), Not(HasSubstr("a_test"))));
-
-  Tool("nvidia-smi", "echo '0, Some GPU'");
-  Bench("echo 'bench_device: no CUDA device: no driver' >&2; exit 1");
-  result = Run();
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.out, HasSubstr("no GPU: bench_device: no CUDA device: no driver"));
   EXPECT_EQ(json_["failed"], 1);
+
+  Bench("echo '0, Some GPU'");  // Whatever nvidia-smi says.
+  result = Run();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(json_["devices"], Json::array({"0, Some GPU"}));
 }
 
 TEST_F(GpuCheckTest, TellsOfEachTestWhatBecameOfIt) {
@@ -149,6 +151,64 @@ TEST_F(GpuCheckTest, EndsWhatTakesTooLong) {
   EXPECT_THAT(FigureOf("//a:hangs_test"), HasSubstr("ended after 1 s"));
 }
 
+TEST_F(GpuCheckTest, SkipsWhatDoesNotFitIntoTheSeconds) {
+  Test("a/device", "hangs_test", "sleep 600", "kernels");
+  Test("a", "late_test", kPasses);
+  EXPECT_EQ(Run("--seconds=8").exit_code, 1);
+  EXPECT_THAT(FigureOf("//a/device:hangs_test"), HasSubstr("ended after "));
+  EXPECT_EQ(ResultOf("//a:late_test"), "skipped");
+  EXPECT_EQ(FigureOf("//a:late_test"), "none of the 8 seconds are left");
+  EXPECT_EQ(FigureOf("benchmarks"), "none of the 8 seconds are left");
+  EXPECT_EQ(FigureOf("synccheck //a/device:hangs_test"), "none of the 8 seconds are left");
+}
+
+TEST_F(GpuCheckTest, WhatTellsMostComesFirstAndIsThereAtOnce) {
+  Test("a", "waits_test",
+       absl::StrCat("grep -q '\"pack\".*passed' '", testing::TempDir(), "/check.json' && ", kPasses));
+  Test("b/device", "kernel_test", kPasses, "kernels");
+  Bench("echo 0", R"(printf 'pack\tpassed\t0.91\t>= 0.85\n')");
+  EXPECT_EQ(Run("--only='//|benchmarks'").exit_code, 0);
+  std::vector<std::string> names;
+  for (const Json& row : json_["rows"]) names.push_back(row["name"]);
+  EXPECT_THAT(names, testing::ElementsAre("//b/device:kernel_test", "AdamW beside PyTorch's fused one", "pack",
+                                          "//a:waits_test", "memcheck //b/device:kernel_test",
+                                          "racecheck //b/device:kernel_test", "synccheck //b/device:kernel_test"));
+}
+
+TEST_F(GpuCheckTest, WhoIsToldToEndStillTellsWhatItKnows) {
+  const std::string began = absl::StrCat(testing::TempDir(), "/began");
+  fs::remove(began);
+  Test("a", "passes_test", kPasses);
+  Test("b", "hangs_test", absl::StrCat("touch '", began, "'; exec sleep 600"));
+  Test("c", "late_test", kPasses);
+  const CommandResult result =
+      Run(absl::StrCat("& check=$!; until [ -e '", began, "' ]; do sleep 0.05; done; kill $check; wait $check"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("//a:passes_test "), HasSubstr("1 passed, 1 failed, 1 skipped")));
+  EXPECT_EQ(ResultOf("//a:passes_test"), "passed");
+  EXPECT_THAT(FigureOf("gpu_check"), HasSubstr("was told to end after "));
+  EXPECT_EQ(ResultOf("//c:late_test"), "missing");
+}
+
+TEST_F(GpuCheckTest, FindsLibrariesThatAreNotInTheFolder) {
+  std::ofstream(absl::StrCat(folder_, "/libraries.txt")) << "libhere.so.1\nlibtoolkit.so.13\nlibnowhere.so.9\n";
+  for (const absl::string_view file : {"/bundle/lib/libhere.so.1", "/cuda/lib64/libtoolkit.so.13"}) {
+    const std::string path = absl::StrCat(testing::TempDir(), file);
+    fs::create_directories(fs::path(path).parent_path());
+    std::ofstream(path) << "a library";
+  }
+  Test("a", "looks_test",
+       absl::StrCat("for name in libhere.so.1 libtoolkit.so.13; do (IFS=:; for folder in $LD_LIBRARY_PATH; do "
+                    "[ -e $folder/$name ] && exit; done; exit 1) || exit; done; ",
+                    kPasses));
+  setenv("CUDA_HOME", absl::StrCat(testing::TempDir(), "/cuda").c_str(), 1);
+  EXPECT_EQ(Run().exit_code, 0);
+  unsetenv("CUDA_HOME");
+  EXPECT_EQ(ResultOf("//a:looks_test"), "passed");
+  EXPECT_EQ(ResultOf("libnowhere.so.9"), "skipped");
+  EXPECT_EQ(ResultOf("libtoolkit.so.13"), "missing");
+}
+
 TEST_F(GpuCheckTest, RunsKernelsUnderTheSanitizer) {
   Test("a", "passes_test", kPasses);
   Test("a/device", "kernel_test", kPasses, "kernels");
@@ -159,14 +219,33 @@ TEST_F(GpuCheckTest, RunsKernelsUnderTheSanitizer) {
   EXPECT_EQ(ResultOf("synccheck //a/device:skipping_test"), "skipped");
   EXPECT_EQ(ResultOf("memcheck //a:passes_test"), "missing");
 
-  Tool("compute-sanitizer", "echo '[  PASSED  ] 3 tests.'; echo '========= ERROR SUMMARY: 2 errors'; exit 99");
+  const auto sanitizer = [this](absl::string_view of_tests) {
+    Tool("compute-sanitizer", absl::StrCat("case \"$*\" in *bench_device*) echo '========= ERROR SUMMARY: 0 errors' ;; "
+                                           "*) echo \"$*\"; ",
+                                           of_tests, ";; esac"));
+  };
+  sanitizer("echo '[  PASSED  ] 3 tests.'; echo '========= ERROR SUMMARY: 2 errors'; exit 99");
   EXPECT_EQ(Run().exit_code, 1);
   EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"), HasSubstr("ERROR SUMMARY: 2 errors, see "));
 
-  Tool("compute-sanitizer", "echo '[  PASSED  ] 3 tests.'");
+  sanitizer("echo '[  PASSED  ] 3 tests.'");
   EXPECT_EQ(Run().exit_code, 1);
   EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"), HasSubstr("told no summary"));
   EXPECT_EQ(Run("--quick").exit_code, 0);
+
+  // Errors that calls answer are the tests' own affair; what takes long is for our own kernels.
+  sanitizer("echo \"exit code 3: $*\"; exit 3");
+  Run();
+  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"), HasSubstr("--report-api-errors no ./a/device/kernel_test"));
+  EXPECT_THAT(FigureOf("racecheck //a/device:kernel_test"), HasSubstr("--kernel-regex kns=ek_ ./a/device/kernel_test"));
+  Tool("compute-sanitizer", absl::StrCat("case \"$*\" in *--kernel-regex*) exit 1 ;; esac; ", kClean));
+  EXPECT_EQ(Run().exit_code, 0) << "an older one knows no filter";
+
+  Tool("compute-sanitizer", "echo '========='; echo '========= Error: Device not supported'; exit 1");
+  EXPECT_EQ(Run().exit_code, 0);
+  EXPECT_EQ(ResultOf("racecheck //a/device:kernel_test"), "skipped");
+  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"),
+              HasSubstr("does not work here: ========= Error: Device not"));
 }
 
 TEST_F(GpuCheckTest, TakesTheFiguresOfTheBenchmarks) {

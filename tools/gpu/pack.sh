@@ -4,12 +4,15 @@
 # benchmark, and the shared libraries of all of them but the compiler's and the
 # driver's: the machine's C library must not be older than the one here.
 #
-#   tools/gpu/pack.sh FOLDER [--without_libraries] [-- ARGUMENTS OF BAZEL BUILD]
+#   tools/gpu/pack.sh FOLDER [--without_cuda | --without_libraries] [-- ARGUMENTS OF BAZEL BUILD]
 #   tools/gpu/pack.sh /tmp/gpu_check -- --define=cuda_archs=sm_90
 #   tar -C /tmp -czf gpu_check.tar.gz gpu_check
 #
-# --without_libraries: the machine has CUDA's, NCCL's and all others itself, in
-# LD_LIBRARY_PATH or where they lie here.
+# --without_cuda: the machine has CUDA's libraries, NCCL and cuDNN of these major
+# versions, in a toolkit or with python3's PyTorch, where gpu_check.sh finds them:
+# some 50 MB packed instead of 1 GB.
+# --without_libraries: it has all others as well, in LD_LIBRARY_PATH or where they
+# lie here.
 set -uo pipefail
 shopt -s nullglob
 
@@ -21,11 +24,12 @@ stop() {
 [[ $# -ge 1 && $1 != -* ]] || stop 'say where to: tools/gpu/pack.sh FOLDER'
 folder=$1
 shift
-libraries=1
-if [[ ${1:-} == --without_libraries ]]; then
-  libraries=0
-  shift
-fi
+libraries=all
+case ${1:-} in
+  --without_cuda) libraries=without_cuda ;;
+  --without_libraries) libraries=none ;;
+esac
+[[ $libraries == all ]] || shift
 [[ ${1:-} == -- ]] && shift
 mkdir -p "$folder" || exit 1
 [[ -z $(ls -A "$folder") ]] || stop "$folder is not empty"
@@ -80,22 +84,43 @@ mkdir -p "$folder/runfiles/evenkeel/tools/gpu"
 cp tools/gpu_check.sh "$folder/"
 cp tools/gpu/pytorch_adamw.py "$folder/runfiles/evenkeel/tools/gpu/"
 
-if [[ $libraries == 1 ]]; then
-  mkdir -p "$folder/lib"
-  find "$folder/runfiles" -type f -perm -u+x -exec sh -c 'ldd "$1" 2>/dev/null' _ {} \; |
-    sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
-    grep -Ev '/(libc|libstdc[+][+]|libgcc_s|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-[a-z]*|ld-linux[^/]*)[.]so' |
-    while IFS= read -r library; do
-      cp -L --no-clobber "$library" "$folder/lib/"
-      # cuDNN loads its other parts by name.
-      if [[ $library == */libcudnn.so* ]]; then cp -L --no-clobber "${library%/*}"/libcudnn_*.so.[0-9] "$folder/lib/"; fi
-      # The trainer loads cuBLASLt by name, too, when a device first multiplies.
-      if [[ $library == */libcudnn.so* ]]; then
-        for lt in {"${library%/*}",/usr/local/cuda/lib64}/libcublasLt.so.{[0-9],[0-9][0-9]}; do
-          [[ ! -e $lt ]] || cp -L --no-clobber "$lt" "$folder/lib/"
-        done
-      fi
+# needed FILE...: the libraries that these load, but the compiler's and the driver's.
+needed() {
+  local file
+  for file; do ldd "$file" 2>/dev/null; done | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u |
+    grep -Ev '/(libc|libstdc[+][+]|libgcc_s|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-[a-z]*|ld-linux[^/]*)[.]so'
+}
+
+# Those that are loaded by name: cuDNN's parts, cuBLASLt (by the trainer, too), and the compiler that cuDNN may ask.
+loaded_by_name() {
+  local library place
+  for library; do
+    [[ $library == */libcudnn.so* ]] || continue
+    for place in "${library%/*}" /usr/local/cuda/lib64; do
+      printf '%s\n' "$place"/libcudnn_*.so.[0-9] "$place"/libcublasLt.so.{[0-9],[0-9][0-9]} \
+        "$place"/libnvrtc.so.{[0-9],[0-9][0-9]} "$place"/libnvrtc-builtins.so.[0-9]*
     done
-fi
+  done | awk -F/ 'NF > 1 && !seen[$NF]++'
+}
+
+mapfile -t programs < <(find "$folder/runfiles" -type f -perm -u+x)
+mapfile -t found < <(needed "${programs[@]}")
+mapfile -t named < <(loaded_by_name "${found[@]}")
+mapfile -t found < <({
+  printf '%s\n' "${found[@]}" "${named[@]}"
+  needed "${named[@]}"
+} | grep . | awk -F/ '!seen[$NF]++')
+cudas='^lib(cudnn.*|cublas.*|nvrtc.*|nccl|cupti|cudart|nvJitLink)[.]so'
+for library in "${found[@]}"; do
+  name=${library##*/}
+  if [[ $name =~ $cudas ]]; then
+    printf '%s\n' "$name" >>"$folder/libraries.txt"
+    [[ $libraries == all ]] || continue
+  fi
+  [[ $libraries != none ]] || continue
+  mkdir -p "$folder/lib"
+  cp -L "$library" "$folder/lib/"
+done
+git rev-parse HEAD >"$folder/commit" 2>/dev/null
 printf '%d tests in %s, %s\n' "$packed" "$folder" "$(du -sh "$folder" | cut -f1)"
 [[ $built == 0 ]]

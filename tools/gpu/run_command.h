@@ -28,7 +28,7 @@ inline std::string ReadWholeFile(const std::string& path) {
 
 inline CommandResult RunCommand(const std::string& command) {
   const std::string out = absl::StrCat(testing::TempDir(), "/out"), error = absl::StrCat(testing::TempDir(), "/error");
-  const int status = std::system(absl::StrCat(command, " >'", out, "' 2>'", error, "'").c_str());
+  const int status = std::system(absl::StrCat("( ", command, " ) >'", out, "' 2>'", error, "'").c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadWholeFile(out), ReadWholeFile(error)};
 }
 

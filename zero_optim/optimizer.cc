@@ -73,7 +73,9 @@ absl::StatusOr<GradientCheck> Optimizer::CheckGradients(double norm) {
         absl::StrCat(join_name(), ": CheckGradients() would not see the gradients that were used up in backward"));
   }
   EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep({.clip = ClipOptions{.norm = norm}}));
-  if (updater_.is_on_device()) return updater_.MeasureNow(GradientsOf(step), norm, step.options.grad_scale);
+  if (updater_.is_on_device()) {
+    return updater_.MeasureNow(GradientsOf(step), norm, step.options.grad_scale, [] { return absl::OkStatus(); });
+  }
   return Measure(step, norm);
 }
 

@@ -22,7 +22,6 @@
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -380,9 +379,6 @@ TEST(OptimizerOnADeviceTest, SaysWhatDoesNotFit) {
     TestModel wide(kSizes, DType::kFloat64, &devices, stream.ref());
     status = Optimizer::Create(&comm, &wide.params(), AdamW{}).status();
     EXPECT_TRUE(absl::StrContains(status.message(), "float32 and bfloat16 parameters on a device")) << status;
-    TestModel model(kSizes, DType::kFloat32, &devices, stream.ref());
-    status = ShardedOptimizer::Create(&comm, &model.params(), AdamW{}).status();
-    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
     return absl::OkStatus();
   });
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {

@@ -4,12 +4,16 @@
 //   for each bucket of the schedule: its owner updates it, then all issue its broadcast
 //   wait for the broadcasts
 //
+// On a device each of these is work on the parameters' stream, or is ordered behind and before it; whether the step is
+// skipped is decided there, so buckets go round after one that has changed nothing, too.
+//
 // A rank issues the broadcasts of owners before it, then updates its own buckets while those arrive. Before it begins,
 // the lowest active rank tells dry ranks what the step is (StepMessage), and they run the same code.
 
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -29,12 +33,13 @@ namespace {
 
 using internal::GradientSource;
 using internal::LocalGradients;
+using internal::ParameterUpdater;
 using internal::ShardBucket;
 using internal::ShardPlan;
 using internal::StepMessage;
-using internal::WaitForAll;
 
 constexpr int kNamesInNote = 3;
+constexpr int kStepList = 0, kFirstBucketList = 1;  // Of a device's tables.
 
 std::vector<ParamSpec> SpecsOf(const ParameterSet& params) {
   std::vector<ParamSpec> specs;
@@ -43,6 +48,12 @@ std::vector<ParamSpec> SpecsOf(const ParameterSet& params) {
     specs.push_back({.count = value.count, .dtype = value.dtype, .device = value.device});
   }
   return specs;
+}
+
+std::vector<int> AllOf(const ParameterSet& params) {
+  std::vector<int> all(params.size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 // "frozen: fc1.weight, fc1.bias"; empty if nothing is.
@@ -67,7 +78,8 @@ ShardedOptimizer::ShardedOptimizer(Communicator* comm, ParameterSet* params, Par
       params_(params),
       options_(std::move(options)),
       specs_(SpecsOf(*params)),
-      updater_(params, std::move(groups)),
+      all_params_(AllOf(*params)),
+      updater_(params, std::move(groups), comm->runtime()),
       was_updated_(params->size(), 0) {}
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Communicator* comm, ParameterSet* params,
@@ -83,10 +95,6 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Commu
   absl::Status own = made.status();
   std::unique_ptr<ShardedOptimizer> optimizer(new ShardedOptimizer(
       comm, params, own.ok() ? *std::move(made) : ParameterGroups(params->size()), std::move(options)));
-  if (own.ok() && comm->runtime() != nullptr) {
-    own = absl::UnimplementedError(
-        "a sharded optimizer updates parameters on the CPU; on a device there are Optimizer and SlicedOptimizer");
-  }
   if (own.ok()) own = optimizer->updater_.Check();
   own.Update(optimizer->updater_.CheckDense());
   if (own.ok()) own = optimizer->Init();
@@ -105,8 +113,8 @@ absl::Status ShardedOptimizer::Init() {
 
 absl::Status ShardedOptimizer::TakeChannel() {
   EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
-  reduction_ =
-      std::make_unique<internal::GradientReduction>(&communicator(), channel_, params_, specs_, options_.bucket_cap);
+  reduction_ = std::make_unique<internal::GradientReduction>(&communicator(), channel_, params_, specs_,
+                                                             options_.bucket_cap, &updater_);
   return absl::OkStatus();
 }
 
@@ -118,7 +126,9 @@ OwnerTable ShardedOptimizer::NobodyOwns() const {
 
 ShardedOptimizer::~ShardedOptimizer() {
   Communicator* const comm = living_group();
-  if (is_registered_ && comm != nullptr) comm->steps().Unregister(this);
+  if (comm == nullptr) return;
+  if (is_registered_) comm->steps().Unregister(this);
+  (void)open_.Wait();  // At most until the operations' deadline: they use this object's memory.
 }
 
 // The plan -----------------------------------------------------------------------------------------------------------
@@ -285,15 +295,29 @@ absl::StatusOr<TensorView> ShardedOptimizer::GradientOf(int param) {
   return absl::InternalError("a gradient without a source");
 }
 
+absl::StatusOr<std::vector<ParameterUpdater::Gradient>> ShardedOptimizer::OwnGradients(const std::vector<int>& params) {
+  const PlanPtr plan = this->plan();
+  std::vector<ParameterUpdater::Gradient> gradients;
+  for (int param : params) {
+    const GradientSource source = gradients_->sources[param];
+    if (source == GradientSource::kNone || plan->owners.owner(param) != communicator().rank()) continue;
+    EK_ASSIGN_OR_RETURN(const TensorView elements, GradientOf(param));
+    const bool is_reduced_here = source == GradientSource::kToReduce;
+    if (is_reduced_here && elements.data == nullptr) continue;
+    gradients.push_back({.param = param, .elements = elements, .flag = is_reduced_here ? param : -1});
+  }
+  return gradients;
+}
+
 // Each rank measures what it owns, ranks without inputs too; the sum is over this optimizer's own group.
 absl::StatusOr<GradientCheck> ShardedOptimizer::Measure(double norm, double grad_scale) {
-  internal::GradientMeasure measure(params_->size(), norm);
-  const PlanPtr plan = this->plan();
-  for (int param = 0; param < params_->size(); ++param) {
-    if (plan->owners.owner(param) != communicator().rank()) continue;
-    EK_ASSIGN_OR_RETURN(const TensorView gradient, GradientOf(param));
-    if (gradient.data != nullptr) measure.Add(param, gradient);
+  EK_ASSIGN_OR_RETURN(const std::vector<ParameterUpdater::Gradient> gradients, OwnGradients(all_params_));
+  if (updater_.is_on_device()) {
+    return updater_.MeasureNow(gradients, norm, grad_scale,
+                               [&] { return internal::AddUpMeasure(updater_, norm, communicator(), *channel_); });
   }
+  internal::GradientMeasure measure(params_->size(), norm);
+  for (const ParameterUpdater::Gradient& gradient : gradients) measure.Add(gradient.param, gradient.elements);
   if (communicator().world_size() > 1) {
     EK_RETURN_IF_ERROR(channel_
                            ->AllReduce(absl::MakeSpan(measure.parts().data(), measure.parts().size()), ReduceOp::kSum,
@@ -325,14 +349,14 @@ absl::Status ShardedOptimizer::RepeatStep(const StepAnswer& answer, Action actio
 
 absl::Status ShardedOptimizer::Run(const StepOptions& options) {
   StepOptions decided = options;
-  last_check_.reset();
+  checks_.Begin();
+  open_.Forget();
   // Nobody's parameters or state change before every rank is known to have come here: until then a failed step can be
-  // repeated. The broadcasts would queue behind the reductions anyway.
+  // repeated (on a device it can't). The broadcasts would queue behind the reductions anyway.
   if (!options.skip) EK_RETURN_IF_ERROR(ReduceGradients());
-  if (internal::NeedsCheck(options)) {
-    EK_ASSIGN_OR_RETURN(last_check_, Measure(internal::NormOf(options), options.grad_scale));
-    decided = internal::Decide(options, *last_check_);
-    last_check_->is_skipped = decided.skip;
+  if (!options.skip && updater_.is_on_device()) EK_RETURN_IF_ERROR(DecideThere(options));
+  if (internal::NeedsCheck(options) && !updater_.is_on_device()) {
+    EK_ASSIGN_OR_RETURN(decided, DecideHere(options));
   }
   if (!decided.skip) EK_RETURN_IF_ERROR(UpdateAndSend(decided.grad_scale));
   if (gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
@@ -345,31 +369,75 @@ absl::Status ShardedOptimizer::Run(const StepOptions& options) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<StepOptions> ShardedOptimizer::DecideHere(const StepOptions& options) {
+  EK_ASSIGN_OR_RETURN(GradientCheck check, Measure(internal::NormOf(options), options.grad_scale));
+  const StepOptions decided = internal::Decide(options, check);
+  check.is_skipped = decided.skip;
+  checks_.Set(check);
+  return decided;
+}
+
+// Counts the steps, too.
+absl::Status ShardedOptimizer::DecideThere(const StepOptions& options) {
+  const StreamRef stream = updater_.stream();
+  EK_ASSIGN_OR_RETURN(const std::vector<ParameterUpdater::Gradient> gradients, OwnGradients(all_params_));
+  EK_RETURN_IF_ERROR(updater_.SetGradients(kStepList, gradients, stream));
+  TensorView flags;
+  bool may_be_unset = false;
+  if (!gradients_->to_reduce.empty()) {
+    std::vector<float> own(params_->size(), 0);
+    for (int param : gradients_->to_reduce) {
+      own[param] = reduction_->HasOwnGradient(param) ? 1 : 0;
+      may_be_unset = may_be_unset || own[param] == 0;
+    }
+    EK_RETURN_IF_ERROR(flags_.Reduce(own, updater_, communicator(), *channel_));
+    flags = flags_.all();
+  }
+  const bool is_measured = internal::NeedsCheck(options);
+  if (is_measured) {
+    const double norm = internal::NormOf(options);
+    EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, norm, stream));
+    EK_RETURN_IF_ERROR(internal::AddUpMeasure(updater_, norm, communicator(), *channel_));
+  }
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(updater_.PrepareThere(kStepList, options, is_measured, stream, flags, may_be_unset));
+  if (is_measured) checks_.SetThere(&updater_.device());
+  return absl::OkStatus();
+}
+
 absl::Status ShardedOptimizer::UpdateAndSend(double grad_scale) {
   const PlanPtr plan = this->plan();
+  const StreamRef stream = params_->stream();
   absl::Status status;
   std::vector<Work> broadcasts;
   is_torn_ = true;
   for (size_t b = 0; b < plan->buckets.size() && status.ok(); ++b) {
     const ShardBucket& bucket = plan->buckets[b];
-    if (bucket.owner == communicator().rank()) status = UpdateBucket(bucket, grad_scale);
+    if (bucket.owner == communicator().rank()) status = UpdateBucket(static_cast<int>(b), bucket, grad_scale);
     if (!status.ok() || communicator().world_size() == 1) continue;
     TensorList values;
     for (int param : bucket.params) values.push_back((*params_)[param].value);
-    broadcasts.push_back(channel_->Issue(plan->schedule.entries[b], values, values));
+    broadcasts.push_back(channel_->Issue(plan->schedule.entries[b], values, values, {.after = stream}));
   }
-  status.Update(WaitForAll(broadcasts));
+  status.Update(internal::OrderAllBefore(broadcasts, stream));
   status.Update(reduction_->WaitAll());
+  if (updater_.is_on_device()) {
+    open_.Add(std::move(broadcasts));
+    open_.Add(reduction_->works());
+  }
   if (status.ok()) is_torn_ = false;
   return status;
 }
 
-absl::Status ShardedOptimizer::UpdateBucket(const ShardBucket& bucket, double grad_scale) {
-  for (int param : bucket.params) {
-    if (gradients_->sources[param] == GradientSource::kNone) continue;
-    EK_ASSIGN_OR_RETURN(const TensorView gradient, GradientOf(param));
-    const bool has_none = gradient.data == nullptr && gradients_->sources[param] == GradientSource::kToReduce;
-    if (!has_none) updater_.Update(param, gradient, grad_scale);
+absl::Status ShardedOptimizer::UpdateBucket(int index, const ShardBucket& bucket, double grad_scale) {
+  EK_ASSIGN_OR_RETURN(const std::vector<ParameterUpdater::Gradient> gradients, OwnGradients(bucket.params));
+  if (updater_.is_on_device()) {
+    const int list = kFirstBucketList + index;
+    EK_RETURN_IF_ERROR(updater_.SetGradients(list, gradients, updater_.stream()));
+    return updater_.ApplyThere(list, updater_.stream());
+  }
+  for (const ParameterUpdater::Gradient& gradient : gradients) {
+    updater_.Update(gradient.param, gradient.elements, grad_scale);
   }
   return absl::OkStatus();
 }

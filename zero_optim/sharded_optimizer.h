@@ -18,7 +18,9 @@
 //               gets an owner and fresh state. A change counts from the next step on.
 // Balance:      when what is trained has changed so much that one rank has most of the work, state moves to other
 //               owners in the next step, on all ranks, dry ones too (max_imbalance); or when Rebalance() is called.
-// Devices:      the CPU only (Unimplemented): on a device there are Optimizer and SlicedOptimizer.
+// Devices:      parameters of float32 or bfloat16 on the group's device (optimizer.h). A step is work on the parameters'
+//               stream and the channel's; the host waits for none, whoever reduces the gradients, whether it clips or
+//               skips or not. What reads or moves state waits, a step too in which it moves to other owners.
 // Join:         in RunJoined(), ranks that ran dry go on as owners, with the settings of the lowest active rank. A
 //               DataParallel that is used in the loop must be in the list too.
 // Groups:       ReplaceGroup() and Recover() (join/recovery.h) go on in another group: the state is dealt out anew.
@@ -26,7 +28,7 @@
 //               middle of an update, or a step ahead: a shard can't be taken back.
 // Ownership:    the communicator outlives its use, the parameters outlive it. Create it on all ranks in the
 //               same order.
-// Threads:      thread-compatible. It waits in Step() for what it sent and received there.
+// Threads:      thread-compatible. It waits in Step() for what it sent and received there; on a device the stream does.
 // Errors:       InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
 //               FailedPrecondition for a gradient without memory, or ranks that train different parameters.
 // Source:       Rajbhandari et al., "ZeRO", SC 2020, stage 1; whole tensors as PyTorch's ZeroRedundancyOptimizer.
@@ -55,7 +57,10 @@
 #include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/gradient_reduction.h"
+#include "evenkeel/zero_optim/internal/last_checks.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/shard_move.h"
 #include "evenkeel/zero_optim/internal/shard_plan.h"
@@ -95,9 +100,11 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
 
   // What the gradients are, before Step() in the same step, on the ranks that call Step() together: reduces those that
   // Step() would reduce. What a step that was to clip, or to skip what is not finite, found tells last_check(); both
-  // are equal on all ranks.
+  // are equal on all ranks. On a device the norm may differ in the last bits between world sizes.
   absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0);
-  const std::optional<GradientCheck>& last_check() const { return last_check_; }
+  const std::optional<GradientCheck>& last_check() const { return checks_.last(); }
+  // The same of the step before the last; on a device it is there already, or almost (optimizer.h).
+  const std::optional<GradientCheck>& check_before() const { return checks_.before(); }
 
   const ParameterGroups& groups() const { return updater_.groups(); }
   // Of all groups or of one, on all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
@@ -136,7 +143,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
     absl::string_view tensor;  // Empty if the rule remembers nothing.
     int64_t count = 0;         // Elements of the whole tensor.
     int64_t begin = 0;         // Of `data` in it.
-    TensorView data;           // Until the sink returns.
+    TensorView data;           // On the CPU, until the sink returns.
   };
   using StateSink = absl::FunctionRef<absl::Status(const StateChunk& chunk)>;
   absl::Status ForEachState(int to, StateSink sink, Bytes chunk = Bytes{int64_t{64} << 20});
@@ -186,7 +193,11 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status TakeGradients(StepAnswer answer, std::vector<internal::GradientSource> chosen);
   absl::Status ReduceGradients();
   absl::StatusOr<TensorView> GradientOf(int param);
+  // Those of `params` that this rank owns and that have one.
+  absl::StatusOr<std::vector<internal::ParameterUpdater::Gradient>> OwnGradients(const std::vector<int>& params);
   absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
+  absl::StatusOr<StepOptions> DecideHere(const StepOptions& options);
+  absl::Status DecideThere(const StepOptions& options);  // On a device, which the host does not wait for.
   enum class Action : char {
     kStep = 's',
     kCheck = 'g',
@@ -201,7 +212,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status RepeatStep(const StepAnswer& answer, Action action, absl::string_view message);
   absl::Status Run(const StepOptions& options);
   absl::Status UpdateAndSend(double grad_scale);
-  absl::Status UpdateBucket(const internal::ShardBucket& bucket, double grad_scale);
+  absl::Status UpdateBucket(int index, const internal::ShardBucket& bucket, double grad_scale);
 
   // Joinable.
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
@@ -219,6 +230,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   absl::Status AnnounceAfterStep(absl::string_view call, const std::string& payload);
 
   absl::StatusOr<std::vector<int64_t>> GatherSteps();
+  absl::StatusOr<OptimizerState> GatherThere(int to);  // From devices.
   absl::StatusOr<OptimizerState> Gather(int to);
   absl::Status CheckReceiver(absl::string_view call, int to) const;
   absl::Status Stream(int to, StateSink sink, Bytes chunk);
@@ -229,16 +241,19 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   ParameterSet* const params_;
   ShardedOptimizerOptions options_;
   const std::vector<ParamSpec> specs_;
+  const std::vector<int> all_params_;
+  internal::DeviceFlags flags_;  // Of the parameters that a step on devices reduces.
   internal::ParameterUpdater updater_;
+  internal::LastChecks checks_;  // Behind the updater, whose device it asks.
   Channel* channel_ = nullptr;
   std::unique_ptr<internal::GradientReduction> reduction_;
   bool is_registered_ = false;
   uint64_t seen_mask_version_ = 0;         // Of the mask that the plan was made for.
   std::shared_ptr<StepTicket> last_step_;  // Step() ran in it.
   std::optional<Gradients> gradients_;
-  std::optional<GradientCheck> last_check_;
   std::vector<uint8_t> was_updated_;  // By parameter: at some time, by its owner.
-  bool is_torn_ = false;              // An update began and did not end.
+  bool is_torn_ = false;              // An update began and did not end; on a device: was not put there as a whole.
+  internal::OpenWorks open_;          // On a device: what the end of updates depends on.
 
   mutable absl::Mutex mutex_;  // The control thread reads the plan, too.
   PlanPtr plan_ ABSL_GUARDED_BY(mutex_);

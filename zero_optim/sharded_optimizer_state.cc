@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/zero_optim/checkpoint.h"
@@ -25,8 +27,45 @@
 
 namespace evenkeel {
 
+using internal::ParameterUpdater;
 using internal::ShardBucket;
 using internal::WaitForAll;
+
+namespace {
+
+// Where a chunk of state comes to, one after the other; on a device it goes on to the host.
+class Arrival {
+ public:
+  Arrival(ParameterUpdater& updater, Communicator& comm) : updater_(updater), comm_(comm) {}
+
+  absl::StatusOr<TensorView> Take(DType dtype, int64_t count) {
+    if (!updater_.is_on_device()) return Host(dtype, count);
+    if (there_.bytes < count * SizeOf(dtype)) {
+      EK_ASSIGN_OR_RETURN(there_, comm_.Allocate(count * SizeOf(dtype)));
+    }
+    return TensorView(there_.data.get(), count, dtype, comm_.device());
+  }
+  // `data`, of Take() or this rank's own, where the host can read it; the host waits.
+  absl::StatusOr<TensorView> ToHost(const TensorView& data) {
+    if (!updater_.is_on_device()) return data;
+    const TensorView here = Host(data.dtype, data.count);
+    EK_RETURN_IF_ERROR(updater_.CopyNow(here, data));
+    return here;
+  }
+
+ private:
+  TensorView Host(DType dtype, int64_t count) {
+    if (here_.dtype() != dtype || here_.count() < count) here_ = StateTensor(dtype, count);
+    return here_.view().Slice(0, count);
+  }
+
+  ParameterUpdater& updater_;
+  Communicator& comm_;
+  Memory there_;
+  StateTensor here_;
+};
+
+}  // namespace
 
 // State --------------------------------------------------------------------------------------------------------------
 
@@ -57,14 +96,15 @@ absl::Status ShardedOptimizer::Stream(int to, StateSink sink, Bytes chunk) {
   const bool receives = to == kAllRanks || to == rank;
   const PlanPtr plan = this->plan();
   EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
-  StateTensor buffer;
+  Arrival arrival(updater_, communicator());
   absl::Status of_sink;
   for (int param = 0; param < params_->size(); ++param) {
     if (steps[param] == 0) continue;
     const TensorView& value = (*params_)[param].value;
+    const DType dtype = StateDType(value.dtype);
     const int owner = plan->owners.owner(param);
-    const auto names = StateTensorNames(groups().rule_of(param));
-    const int64_t most = std::max<int64_t>(1, chunk.value / SizeOf(value.dtype));
+    const auto names = StateTensorNames(groups().rule_of(param), value.dtype);
+    const int64_t most = std::max<int64_t>(1, chunk.value / SizeOf(dtype));
     if (names.empty() && receives) of_sink.Update(sink({.param = param, .step = steps[param]}));
     for (size_t t = 0; t < names.size(); ++t) {
       int64_t begin = 0;
@@ -74,19 +114,20 @@ absl::Status ShardedOptimizer::Stream(int to, StateSink sink, Bytes chunk) {
         if (owner == rank) {
           data = updater_.tensors(param)[t].view().Slice(begin, count);
         } else if (receives) {
-          if (buffer.dtype() != value.dtype || buffer.count() < count) buffer = StateTensor(value.dtype, count);
-          data = buffer.view().Slice(0, count);
+          EK_ASSIGN_OR_RETURN(data, arrival.Take(dtype, count));
         }
+        const CallOptions options{.role = Role::kState, .after = updater_.stream()};
         Work work;
         if (to == kAllRanks) {
-          work = channel_->Broadcast(data, owner, {.role = Role::kState});
+          work = channel_->Broadcast(data, owner, options);
         } else if (to != owner && rank == to) {
-          work = channel_->Recv(data, owner, {.role = Role::kState});
+          work = channel_->Recv(data, owner, options);
         } else if (to != owner && rank == owner) {
-          work = channel_->Send(data, to, {.role = Role::kState});
+          work = channel_->Send(data, to, options);
         }
         EK_RETURN_IF_ERROR(work.Wait());
         if (receives && of_sink.ok()) {
+          EK_ASSIGN_OR_RETURN(data, arrival.ToHost(data));
           of_sink = sink({.param = param,
                           .step = steps[param],
                           .tensor = names[t],
@@ -184,15 +225,14 @@ absl::Status ShardedOptimizer::MoveTo(const OwnerTable& owners) {
   for (int param = 0; param < params_->size(); ++param) {
     const int from = old->owners.owner(param), to = owners.owner(param);
     if (from == to || steps[param] == 0 || (rank != from && rank != to)) continue;
-    const TensorView& value = (*params_)[param].value;
     std::vector<internal::HeldTensor>& tensors = rank == to ? arriving[param] : updater_.tensors(param);
     if (rank == to) {
-      tensors.assign(StateTensorNames(groups().rule_of(param)).size(),
-                     internal::HeldTensor(StateTensor(value.dtype, value.count)));
+      EK_ASSIGN_OR_RETURN(tensors, updater_.NewTensors(param));
     }
     for (internal::HeldTensor& tensor : tensors) {
-      works.push_back(rank == to ? channel_->Recv(tensor.view(), from, {.role = Role::kState})
-                                 : channel_->Send(tensor.view(), to, {.role = Role::kState}));
+      const CallOptions options{.role = Role::kState, .after = updater_.stream()};
+      works.push_back(rank == to ? channel_->Recv(tensor.view(), from, options)
+                                 : channel_->Send(tensor.view(), to, options));
     }
   }
   EK_RETURN_IF_ERROR(WaitForAll(works));
@@ -214,13 +254,40 @@ absl::Status ShardedOptimizer::MoveTo(const OwnerTable& owners) {
 
 // How often each parameter was updated, which only its owner knows.
 absl::StatusOr<std::vector<int64_t>> ShardedOptimizer::GatherSteps() {
+  EK_RETURN_IF_ERROR(updater_.Refresh());
   std::vector<int64_t> steps;
   for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
-  EK_RETURN_IF_ERROR(channel_->AllReduce(absl::MakeSpan(steps), ReduceOp::kSum, {.role = Role::kState}).Wait());
+  const TensorView here(absl::MakeSpan(steps));
+  TensorView data = here;
+  Memory there;
+  if (updater_.is_on_device()) {
+    EK_ASSIGN_OR_RETURN(there, communicator().Allocate(here.bytes()));
+    data = TensorView(there.data.get(), here.count, here.dtype, communicator().device());
+    EK_RETURN_IF_ERROR(updater_.CopyNow(data, here));
+  }
+  EK_RETURN_IF_ERROR(channel_->AllReduce(data, ReduceOp::kSum, {.role = Role::kState}).Wait());
+  if (updater_.is_on_device()) EK_RETURN_IF_ERROR(updater_.CopyNow(here, data));
   return steps;
 }
 
+absl::StatusOr<OptimizerState> ShardedOptimizer::GatherThere(int to) {
+  OptimizerState state;
+  const auto collect = [&](const StateChunk& chunk) {
+    ParameterState& entry = state.params[chunk.param];
+    entry.step = chunk.step;
+    if (chunk.tensor.empty()) return absl::OkStatus();
+    StateTensor& tensor = entry.tensors[std::string(chunk.tensor)];
+    if (chunk.begin == 0) tensor = StateTensor(chunk.data.dtype, chunk.count);
+    if (chunk.data.count == 0) return absl::OkStatus();
+    std::memcpy(tensor.view().Slice(chunk.begin, chunk.data.count).data, chunk.data.data, chunk.data.bytes());
+    return absl::OkStatus();
+  };
+  EK_RETURN_IF_ERROR(Stream(to, collect, Bytes{int64_t{64} << 20}));
+  return state;
+}
+
 absl::StatusOr<OptimizerState> ShardedOptimizer::Gather(int to) {
+  if (updater_.is_on_device()) return GatherThere(to);
   const int rank = communicator().rank();
   const bool receives = to == kAllRanks || to == rank;
   EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
@@ -296,6 +363,9 @@ void ShardedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change
   last_step_.reset();
   gradients_.reset();
   params_->ClearGradients();
+  if (!open_.Wait().ok()) is_torn_ = true;  // The group failed before.
+  open_.Clear();
+  flags_.Forget();
 }
 
 internal::ShardFacts ShardedOptimizer::Facts() const {
@@ -314,6 +384,7 @@ internal::ShardFacts ShardedOptimizer::Facts() const {
 
 absl::Status ShardedOptimizer::EnterGroup(const GroupChange& change) {
   EK_RETURN_IF_ERROR(TakeChannel());
+  EK_RETURN_IF_ERROR(updater_.Refresh());
   EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups(),
                                                    internal::SameIn::kShape));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
@@ -342,8 +413,9 @@ absl::Status ShardedOptimizer::MoveState(const internal::ShardMove& move) {
     if (from < 0 || from == to || (rank != from && rank != to)) continue;
     if (rank == to) EK_RETURN_IF_ERROR(updater_.Prepare(param, move.steps[param]));
     for (internal::HeldTensor& tensor : updater_.tensors(param)) {
-      works.push_back(rank == to ? channel_->Recv(tensor.view(), from, {.role = Role::kState})
-                                 : channel_->Send(tensor.view(), to, {.role = Role::kState}));
+      const CallOptions options{.role = Role::kState, .after = updater_.stream()};
+      works.push_back(rank == to ? channel_->Recv(tensor.view(), from, options)
+                                 : channel_->Send(tensor.view(), to, options));
     }
   }
   EK_RETURN_IF_ERROR(WaitForAll(works));
@@ -357,7 +429,7 @@ absl::Status ShardedOptimizer::MoveState(const internal::ShardMove& move) {
 }
 
 absl::Status ShardedOptimizer::CheckWhole() const {
-  if (!is_torn_) return absl::OkStatus();
+  if (!is_torn_ && open_.Wait().ok()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
 }
 

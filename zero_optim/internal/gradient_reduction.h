@@ -8,6 +8,8 @@
 // are. Behind a bucket's gradients travels one element per parameter that says whether a rank had a gradient of its
 // own; so ranks may lack different ones, and a parameter without any is told from one whose gradients are zero.
 //
+// Devices: all is work on the updater's stream, which waits in place of the host. No flag travels along: what no rank has
+//          is zeros, and who wants to know asks DeviceFlags. Wait for all before a Start() that follows.
 // Order:   every rank starts with the same owners, parameters and scale; buckets are issued in one order.
 // Threads: thread-compatible.
 
@@ -23,8 +25,10 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/planner.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/shard_plan.h"
 #include "evenkeel/zero_optim/partition.h"
 
@@ -34,7 +38,10 @@ class GradientReduction {
  public:
   // All of them outlive it.
   GradientReduction(Communicator* comm, Channel* channel, const ParameterSet* params, std::span<const ParamSpec> specs,
-                    Bytes cap);
+                    Bytes cap, ParameterUpdater* updater);
+  GradientReduction(const GradientReduction&) = delete;
+  GradientReduction& operator=(const GradientReduction&) = delete;
+  ~GradientReduction();
 
   struct StartOptions {
     double scale = 1.0;
@@ -48,14 +55,18 @@ class GradientReduction {
   absl::StatusOr<TensorView> Wait(int param);
   // Until nothing is in flight; the first error.
   absl::Status WaitAll();
+  // Those of the last Start().
+  std::vector<Work> works() const;
+  bool HasOwnGradient(int param) const { return params_->grad_state(param) == GradState::kLocal; }
 
  private:
   struct Bucket {
     ShardBucket what;
     Memory memory;
     TensorView gradients;  // In `memory`.
-    TensorView present;    // Behind them, one element per parameter.
+    TensorView present;    // Behind them, one element per parameter; none on a device.
     Work reduced = Work();
+    bool is_awaited = true;
   };
   struct Place {
     int bucket = 0;
@@ -64,14 +75,17 @@ class GradientReduction {
   };
 
   absl::Status Lay(const OwnerTable& owners, std::span<const int> chosen);
-  bool HasOwnGradient(int param) const;
-  void Fill(Bucket& bucket);
+  absl::Status Await(Bucket& bucket);
+  absl::Status Fill(Bucket& bucket);
+  absl::Status FillThere(const Bucket& bucket);  // On a device.
+  void DropBuckets();
 
   Communicator* const comm_;
   Channel* const channel_;
   const ParameterSet* const params_;
   const std::span<const ParamSpec> specs_;
   const Bytes cap_;
+  ParameterUpdater* const updater_;
 
   // What the buckets were laid out for.
   OwnerTable owners_;

@@ -106,7 +106,7 @@ void ParameterUpdater::UpdateRows(int param, const TensorView& elements, double 
   }
 }
 
-absl::Status ParameterUpdater::MakeState(int param) {
+absl::StatusOr<std::vector<HeldTensor>> ParameterUpdater::NewTensors(int param) const {
   const TensorView& value = (*params_)[param].value;
   const DType dtype = StateDType(value.dtype);
   const int64_t count = slots_[param].part.count;
@@ -120,7 +120,11 @@ absl::Status ParameterUpdater::MakeState(int param) {
     const TensorView view(memory.data.get(), count, dtype, value.device);
     zeros.emplace_back(std::move(memory), view);
   }
-  slots_[param].part.tensors = std::move(zeros);
+  return zeros;
+}
+
+absl::Status ParameterUpdater::MakeState(int param) {
+  EK_ASSIGN_OR_RETURN(slots_[param].part.tensors, NewTensors(param));
   return absl::OkStatus();
 }
 
@@ -222,13 +226,19 @@ absl::Status ParameterUpdater::UpdateThere(int list, const StepOptions& options,
 }
 
 absl::StatusOr<GradientCheck> ParameterUpdater::MeasureNow(absl::Span<const Gradient> gradients, double norm,
-                                                           double grad_scale) {
+                                                           double grad_scale,
+                                                           absl::FunctionRef<absl::Status()> add_up) {
   std::vector<TensorView> state;
   std::vector<DeviceUpdateItem> items = ItemsFor(gradients, state);
   for (DeviceUpdateItem& item : items) item.state = {};
   EK_RETURN_IF_ERROR(device_->SetList(kMeasureList, groups_.rules(), items, stream()));
   EK_RETURN_IF_ERROR(device_->Measure(kMeasureList, norm, stream()));
+  EK_RETURN_IF_ERROR(add_up());
   return device_->CheckNow(norm, grad_scale, stream(), absl::Now() + kPatience);
+}
+
+absl::Status ParameterUpdater::Keep(Memory memory) {
+  return is_on_device() ? device_->Keep(std::move(memory), stream()) : absl::OkStatus();
 }
 
 absl::Status ParameterUpdater::Refresh() {
@@ -250,6 +260,12 @@ absl::Status ParameterUpdater::Copy(const TensorView& to, const TensorView& from
   if (is_on_device()) return runtime_->Copy(to.data, from.data, to.bytes(), stream());
   std::memcpy(to.data, from.data, to.bytes());
   return absl::OkStatus();
+}
+
+absl::Status ParameterUpdater::CopyNow(const TensorView& to, const TensorView& from) {
+  absl::Status status = Copy(to, from);
+  status.Update(Synchronize());
+  return status;
 }
 
 absl::Status ParameterUpdater::Synchronize() {

@@ -31,6 +31,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/device/device_update.h"
 #include "evenkeel/zero_optim/gradient_check.h"
@@ -67,6 +68,8 @@ class ParameterUpdater {
   void PutBack(int param, Part part);
   // Of a part that nobody needs any more.
   void Drop(Part part);
+  // Zeros, one for each of the state's; of the range.
+  absl::StatusOr<std::vector<HeldTensor>> NewTensors(int param) const;
 
   // For parameters in a group, on the CPU. The gradient is that of the range.
   void Update(int param, const TensorView& gradient, double grad_scale);
@@ -89,13 +92,18 @@ class ParameterUpdater {
   absl::Status ApplyThere(int list, StreamRef stream);
   absl::Status UpdateThere(int list, const StepOptions& options, bool is_measured, StreamRef stream);
   absl::Status MeasureThere(int list, double norm, StreamRef stream);
-  // To measure only: nothing appears.
-  absl::StatusOr<GradientCheck> MeasureNow(absl::Span<const Gradient> gradients, double norm, double grad_scale);
+  // To measure only: nothing appears. `add_up` adds what other ranks have measured. The host waits.
+  absl::StatusOr<GradientCheck> MeasureNow(absl::Span<const Gradient> gradients, double norm, double grad_scale,
+                                           absl::FunctionRef<absl::Status()> add_up);
+  // Frees the memory once what is on stream() now has run.
+  absl::Status Keep(Memory memory);
   // The host waits, if the device knows better.
   absl::Status Refresh();
 
   // Between any two of the CPU and the device, on stream(); on the CPU at once.
   absl::Status Copy(const TensorView& to, const TensorView& from);
+  // The same; the host waits, and `to` and `from` may go afterwards, whatever it answers.
+  absl::Status CopyNow(const TensorView& to, const TensorView& from);
   // The host waits for what is on stream().
   absl::Status Synchronize();
 

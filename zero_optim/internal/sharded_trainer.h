@@ -12,6 +12,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/test_model.h"
@@ -59,7 +63,24 @@ struct Trainer {
     EK_RETURN_IF_ERROR(trainer->Init(comm, mode, groups));
     return trainer;
   }
-  Trainer(std::vector<int64_t> sizes, DType dtype) : model(std::move(sizes), dtype) {}
+  // On the group's device, which is one of these.
+  static absl::StatusOr<std::unique_ptr<Trainer>> CreateOn(SimulatedDevices& devices, Communicator& comm, Mode mode,
+                                                           const std::vector<ParameterGroup>& groups,
+                                                           std::vector<int64_t> sizes = kSizes) {
+    EK_ASSIGN_OR_RETURN(Stream stream, devices.CreateStream(comm.device()));
+    auto trainer = std::make_unique<Trainer>(std::move(sizes), DType::kFloat32, &devices, std::move(stream));
+    EK_RETURN_IF_ERROR(trainer->Init(comm, mode, groups));
+    return trainer;
+  }
+  static absl::StatusOr<std::unique_ptr<Trainer>> CreateOn(SimulatedDevices& devices, Communicator& comm, Mode mode,
+                                                           const UpdateRule& rule,
+                                                           std::vector<int64_t> sizes = kSizes) {
+    TestModel like(sizes);
+    return CreateOn(devices, comm, mode, AllInOneGroup(like.params(), rule), std::move(sizes));
+  }
+
+  Trainer(std::vector<int64_t> sizes, DType dtype, SimulatedDevices* devices = nullptr, Stream stream = {})
+      : stream(std::move(stream)), model(std::move(sizes), dtype, devices, this->stream.ref()), devices(devices) {}
 
   absl::Status Init(Communicator& group, Mode who_reduces, const std::vector<ParameterGroup>& groups) {
     comm = &group;
@@ -81,17 +102,25 @@ struct Trainer {
     if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(ddp->Reduce());
     return zero->Step(options);
   }
+  // Until the device has run what is on the stream; nothing on the CPU.
+  absl::Status Finish() {
+    if (devices == nullptr) return absl::OkStatus();
+    return devices->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
+  }
 
   Communicator* comm = nullptr;
   ShardedOptimizerOptions options = kSmallBuckets;  // Before Init().
   Mode mode = Mode::kZeroAlone;
+  const Stream stream;
   TestModel model;
+  SimulatedDevices* const devices;
   std::unique_ptr<TestDataParallel> ddp;
   std::unique_ptr<ShardedOptimizer> zero;
 };
 
 // The rank's weights, and the state of all ranks together.
 inline absl::Status ExpectEqual(Trainer& trainer, TestModel& plain_model, const PlainTraining& plain) {
+  EK_RETURN_IF_ERROR(trainer.Finish());
   EXPECT_TRUE(trainer.model.Bytes() == plain_model.Bytes()) << "rank " << trainer.comm->rank();
   EK_ASSIGN_OR_RETURN(const OptimizerState all, trainer.zero->Consolidate());
   EXPECT_TRUE(all == plain.state()) << "rank " << trainer.comm->rank();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {
@@ -13,6 +14,13 @@ namespace evenkeel::internal {
 inline absl::Status WaitForAll(const std::vector<Work>& works) {
   absl::Status status;
   for (const Work& work : works) status.Update(work.Wait());
+  return status;
+}
+
+// On a device the stream waits, on the CPU the caller.
+inline absl::Status OrderAllBefore(const std::vector<Work>& works, StreamRef stream) {
+  absl::Status status;
+  for (const Work& work : works) status.Update(work.OrderBefore(stream));
   return status;
 }
 

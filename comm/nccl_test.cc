@@ -1,6 +1,7 @@
 #include "evenkeel/comm/nccl.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,8 @@
 #include "evenkeel/comm/control.h"
 #include "evenkeel/comm/device/gpu_test_support.h"
 #include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/internal/nccl_api.h"
+#include "evenkeel/comm/internal/nccl_library.h"
 #include "evenkeel/comm/local_link.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
@@ -41,6 +44,15 @@ TEST(NcclWithoutDeviceTest, SaysThatThereIsNone) {
 TEST(NcclWithoutDeviceTest, RefusesARankThatIsNotInTheGroup) {
   std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(1);
   EXPECT_EQ(CreateNcclGroup(1, 1, std::move(links[0])).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(NcclWithoutDeviceTest, MakesNoCommunicatorWhoseWaitsHaveNoDeadline) {
+  setenv("NCCL_COMM_BLOCKING", "1", /*replace=*/1);
+  internal::NcclComm comm = nullptr;
+  const internal::NcclAnswer answer = internal::NcclLibrary().Init(Device::Cuda(0), std::string(128, 'x'), 0, 1, &comm);
+  unsetenv("NCCL_COMM_BLOCKING");
+  EXPECT_EQ(answer.code, internal::NcclCode::kInvalidUsage);
+  EXPECT_EQ(answer.text, "NCCL_COMM_BLOCKING=1 would leave every wait without a deadline: unset it");
 }
 
 // A group of one rank; more are tests/conformance's.

@@ -191,6 +191,25 @@ TEST_P(NcclGroupTest, RanksMayCutATensorDifferently) {
   EXPECT_EQ(nccl_.garbage(), 0);
 }
 
+TEST_P(NcclGroupTest, APartMayBeEmptyOnARankThatDoesNotContribute) {
+  const absl::Status status = RunSimulated(devices_, nccl_, GetParam(), [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(Floats floats, Floats::Create(comm, 12));
+    const std::vector<float> ones(12, 1.0f);
+    std::vector<float> result;
+    EK_RETURN_IF_ERROR(floats.Write(ones));
+    const TensorView all = floats.view();
+    const std::vector<TensorView> parts = {all.Slice(0, 5), all.Slice(5, 0), all.Slice(5, 7)};
+    EK_RETURN_IF_ERROR(comm.user()
+                           .AllReduce(parts, ReduceOp::kSum, {.contributes = comm.rank() > 0, .after = floats.stream()})
+                           .Wait());
+    EK_RETURN_IF_ERROR(floats.Read(result));
+    EK_RETURN_IF_ERROR(floats.Synchronize());
+    EXPECT_EQ(result, std::vector<float>(12, static_cast<float>(comm.world_size() - 1)));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(NcclGroupTest, SeveralViewsOfOneSideGoThroughOnePiece) {
   const absl::Status status = RunSimulated(devices_, nccl_, GetParam(), [&](Communicator& comm) -> absl::Status {
     const int w = comm.world_size();

@@ -17,6 +17,17 @@
 #include "evenkeel/comm/device/internal/cuda_context.h"
 #include "evenkeel/comm/types.h"
 
+// Null where the NCCL that is loaded is older.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 3)
+#pragma weak ncclMemAlloc
+#pragma weak ncclMemFree
+#pragma weak ncclCommRegister
+#pragma weak ncclCommDeregister
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 3)
+#pragma weak ncclAlltoAll
+#endif
+
 namespace evenkeel::internal {
 namespace {
 
@@ -29,7 +40,8 @@ struct Handle {
   ncclComm_t comm = nullptr;
   Device device;
 };
-Handle& HandleOf(NcclComm comm) { return *static_cast<Handle*>(comm); }
+// A copy: an abort may end the communicator while a call hangs.
+Handle HandleOf(NcclComm comm) { return *static_cast<Handle*>(comm); }
 
 NcclCode CodeOf(ncclResult_t result) {
   switch (result) {
@@ -74,8 +86,10 @@ NcclAnswer AnswerOf(ncclResult_t result, ncclComm_t comm) {
 }
 
 [[maybe_unused]] NcclAnswer Lacks(absl::string_view what) {
-  return {NcclCode::kUnimplemented,
-          absl::StrCat("built with NCCL ", NcclVersionText(NCCL_VERSION_CODE), ", which has no ", what)};
+  int loaded = 0;
+  (void)ncclGetVersion(&loaded);
+  return {NcclCode::kUnimplemented, absl::StrCat("built with NCCL ", NcclVersionText(NCCL_VERSION_CODE),
+                                                 ", and run with ", NcclVersionText(loaded), ": there is no ", what)};
 }
 
 // int16 only where bytes are moved as they are: then as twice as many bytes.
@@ -104,8 +118,8 @@ ncclDataType_t TypeOf(DType dtype) {
 
 ncclResult_t AllToAll(const NcclCall& call, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 3)
-  return ncclAlltoAll(call.in, call.out, count, type, comm, stream);
-#else
+  if (ncclAlltoAll != nullptr) return ncclAlltoAll(call.in, call.out, count, type, comm, stream);
+#endif
   int ranks = 0;
   ncclResult_t result = ncclCommCount(comm, &ranks);
   const int64_t part = call.count * SizeOf(call.dtype);
@@ -116,7 +130,6 @@ ncclResult_t AllToAll(const NcclCall& call, size_t count, ncclDataType_t type, n
     }
   }
   return result;
-#endif
 }
 
 ncclResult_t Put(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) {
@@ -192,6 +205,11 @@ class Library : public NcclApi {
       return {NcclCode::kInvalidArgument, absl::StrCat("an NCCL id has ", sizeof(bytes), " bytes, not ", id.size())};
     }
     std::memcpy(&bytes, id.data(), sizeof(bytes));
+    if (const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+        blocking != nullptr && std::atoi(blocking) != 0) {
+      return {NcclCode::kInvalidUsage,
+              absl::StrCat("NCCL_COMM_BLOCKING=", blocking, " would leave every wait without a deadline: unset it")};
+    }
     const ScopedCudaDevice scope(device);
     if (!scope.status().ok()) return NoDevice(scope.status());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -222,12 +240,14 @@ class Library : public NcclApi {
 
   NcclAnswer GroupStart() override { return AnswerOf(ncclGroupStart(), nullptr); }
   NcclAnswer GroupEnd(NcclComm comm) override {
-    const ScopedCudaDevice scope(HandleOf(comm).device);
-    return AnswerOf(ncclGroupEnd(), HandleOf(comm).comm);
+    const Handle of = HandleOf(comm);
+    const ScopedCudaDevice scope(of.device);
+    return AnswerOf(ncclGroupEnd(), of.comm);
   }
   NcclAnswer Enqueue(const NcclCall& call, NcclComm comm, StreamRef stream) override {
-    const ScopedCudaDevice scope(HandleOf(comm).device);
-    return AnswerOf(Put(call, HandleOf(comm).comm, static_cast<cudaStream_t>(stream.handle)), HandleOf(comm).comm);
+    const Handle of = HandleOf(comm);
+    const ScopedCudaDevice scope(of.device);
+    return AnswerOf(Put(call, of.comm, static_cast<cudaStream_t>(stream.handle)), of.comm);
   }
 
   NcclAnswer MakeScaledSum(double scale, DType dtype, NcclComm comm, int* op) override {
@@ -238,35 +258,40 @@ class Library : public NcclApi {
     if (dtype == DType::kFloat32) write(static_cast<float>(scale));
     if (dtype == DType::kFloat16) write(Float16(static_cast<float>(scale)));
     if (dtype == DType::kBFloat16) write(BFloat16(static_cast<float>(scale)));
+    const Handle of = HandleOf(comm);
     ncclRedOp_t made = ncclSum;
     const NcclAnswer answer =
-        AnswerOf(ncclRedOpCreatePreMulSum(&made, scalar, TypeOf(dtype), ncclScalarHostImmediate, HandleOf(comm).comm),
-                 HandleOf(comm).comm);
+        AnswerOf(ncclRedOpCreatePreMulSum(&made, scalar, TypeOf(dtype), ncclScalarHostImmediate, of.comm), of.comm);
     *op = static_cast<int>(made);
     return answer;
   }
   NcclAnswer DropReduction(int op, NcclComm comm) override {
-    return AnswerOf(ncclRedOpDestroy(static_cast<ncclRedOp_t>(op), HandleOf(comm).comm), HandleOf(comm).comm);
+    const Handle of = HandleOf(comm);
+    return AnswerOf(ncclRedOpDestroy(static_cast<ncclRedOp_t>(op), of.comm), of.comm);
   }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 3)
   NcclAnswer AllocateMemory(Device device, int64_t bytes, void** data) override {
+    if (ncclMemAlloc == nullptr || ncclCommRegister == nullptr)
+      return Lacks("ncclMemAlloc and ncclCommRegister (2.19)");
     const ScopedCudaDevice scope(device);
     if (!scope.status().ok()) return NoDevice(scope.status());
     return AnswerOf(ncclMemAlloc(data, static_cast<size_t>(bytes)), nullptr);
   }
+  // The rest is for what AllocateMemory() gave.
   NcclAnswer FreeMemory(Device device, void* data) override {
     const ScopedCudaDevice scope(device);
     return AnswerOf(ncclMemFree(data), nullptr);
   }
   NcclAnswer Register(NcclComm comm, void* data, int64_t bytes, void** handle) override {
-    const ScopedCudaDevice scope(HandleOf(comm).device);
-    return AnswerOf(ncclCommRegister(HandleOf(comm).comm, data, static_cast<size_t>(bytes), handle),
-                    HandleOf(comm).comm);
+    const Handle of = HandleOf(comm);
+    const ScopedCudaDevice scope(of.device);
+    return AnswerOf(ncclCommRegister(of.comm, data, static_cast<size_t>(bytes), handle), of.comm);
   }
   NcclAnswer Deregister(NcclComm comm, void* handle) override {
-    const ScopedCudaDevice scope(HandleOf(comm).device);
-    return AnswerOf(ncclCommDeregister(HandleOf(comm).comm, handle), HandleOf(comm).comm);
+    const Handle of = HandleOf(comm);
+    const ScopedCudaDevice scope(of.device);
+    return AnswerOf(ncclCommDeregister(of.comm, handle), of.comm);
   }
 #else
   NcclAnswer AllocateMemory(Device, int64_t, void**) override { return Lacks("ncclMemAlloc (2.19)"); }

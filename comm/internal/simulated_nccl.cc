@@ -79,7 +79,11 @@ struct SimulatedNccl::Comm {
   std::vector<SimulatedCall> grouped;  // Since GroupStart().
   StreamRef stream;
   int polls_until_launched = 0;  // How often State() is asked before a group of calls is on the stream.
-  std::map<int, double> scaled_sums;
+  struct ScaledSum {
+    double scale = 1.0;
+    DType dtype = DType::kFloat32;
+  };
+  std::map<int, ScaledSum> scaled_sums;
   int next_op = kNcclAverage + 1;
   std::map<void*, int64_t> registrations;
   bool is_aborted = false;  // Guarded by the world's mutex.
@@ -195,13 +199,14 @@ class SimulatedNccl::Loaded : public NcclApi {
     if (groups_begun == 0) return {NcclCode::kInvalidUsage, "not between GroupStart() and GroupEnd()"};
     if (NcclAnswer answer = Scripted("Enqueue", &comm); answer.is_failure()) return comm.failure = answer;
     if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return comm.failure = answer;
+    if (NcclAnswer answer = CheckCall(call, comm); answer.is_failure()) return comm.failure = answer;
     SimulatedCall resolved{.call = call, .is_registered = IsRegistered(comm, call)};
     if (call.op > kNcclAverage) {
       const auto made = comm.scaled_sums.find(call.op);
-      if (made == comm.scaled_sums.end()) {
-        return comm.failure = {NcclCode::kInvalidArgument, "there is no such reduction"};
+      if (made == comm.scaled_sums.end() || made->second.dtype != call.dtype) {
+        return comm.failure = {NcclCode::kInvalidArgument, "there is no such reduction of that type"};
       }
-      resolved.scale = made->second;
+      resolved.scale = made->second.scale;
       resolved.call.op = kNcclSum;
     }
     comm.grouped.push_back(resolved);
@@ -209,13 +214,13 @@ class SimulatedNccl::Loaded : public NcclApi {
     return {};
   }
 
-  NcclAnswer MakeScaledSum(double scale, DType, NcclComm of, int* op) override {
+  NcclAnswer MakeScaledSum(double scale, DType dtype, NcclComm of, int* op) override {
     const Running call(world_, of, "MakeScaledSum");
     Comm& comm = call.comm;
     if (NcclAnswer answer = Scripted("MakeScaledSum", &comm); answer.is_failure()) return answer;
     if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
     *op = comm.next_op++;
-    comm.scaled_sums[*op] = scale;
+    comm.scaled_sums[*op] = {scale, dtype};
     return {};
   }
   NcclAnswer DropReduction(int op, NcclComm of) override {
@@ -289,6 +294,29 @@ class SimulatedNccl::Loaded : public NcclApi {
             "Attempt to use communicator before the previous operation returned ncclSuccess"};
   }
 
+  // NCCL itself says nothing of buffers that overlap, and of types that it does not have.
+  static NcclAnswer CheckCall(const NcclCall& call, const Comm& comm) {
+    const int ranks = comm.group->meeting->world_size();
+    const bool has_root = call.kind == CollectiveKind::kReduce || call.kind == CollectiveKind::kBroadcast ||
+                          call.kind == CollectiveKind::kSend || call.kind == CollectiveKind::kRecv;
+    if (has_root && (call.root < 0 || call.root >= ranks)) return {NcclCode::kInvalidArgument, "there is no such root"};
+    const bool reduces = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduce ||
+                         call.kind == CollectiveKind::kReduceScatter;
+    if (reduces && call.dtype == DType::kInt16) return {NcclCode::kInvalidArgument, "no reduction of int16"};
+    if (call.in == nullptr || call.out == nullptr) return {};
+    const int64_t part = call.count * SizeOf(call.dtype);
+    const auto* const in = static_cast<const char*>(call.in);
+    const auto* const out = static_cast<const char*>(call.out);
+    int64_t in_bytes = part, out_bytes = part, in_place = 0;  // Of the output, from the input.
+    if (call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllToAll) in_bytes *= ranks;
+    if (call.kind == CollectiveKind::kAllGather || call.kind == CollectiveKind::kAllToAll) out_bytes *= ranks;
+    if (call.kind == CollectiveKind::kReduceScatter) in_place = comm.rank * part;
+    if (call.kind == CollectiveKind::kAllGather) in_place = -comm.rank * part;
+    if (in >= out + out_bytes || out >= in + in_bytes) return {};
+    if (out - in == in_place && call.kind != CollectiveKind::kAllToAll) return {};
+    return {NcclCode::kInvalidArgument, "the buffers overlap, and not as they do in place"};
+  }
+
   NcclAnswer Scripted(absl::string_view call, const Comm* comm) {
     const std::pair<int, std::string> key(process_, std::string(call));
     absl::MutexLock lock(&world_.mutex);
@@ -326,7 +354,7 @@ class SimulatedNccl::Loaded : public NcclApi {
     const absl::Status put =
         world_.devices->Put(comm.stream, [meeting, kernel, rank = comm.rank] { meeting->Run(rank, kernel); });
     if (put.ok()) return {};
-    return {NcclCode::kUnhandledCudaError, std::string(put.message())};
+    return comm.failure = {NcclCode::kUnhandledCudaError, std::string(put.message())};
   }
 
   World& world_;

@@ -128,10 +128,11 @@ absl::StatusOr<DeviceFacts> CudaRuntime::Facts(Device device) {
 
 absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("Allocate: ", bytes, " bytes"));
-  EK_ASSIGN_OR_RETURN(const Stream stream, CreateStream(device, StreamPriority::kNormal));
+  EK_RETURN_IF_ERROR(Check(device));
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   const BesideCaptures beside;
+  EK_ASSIGN_OR_RETURN(const Stream stream, CreateStream(device, StreamPriority::kNormal));
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, std::max<int64_t>(bytes, 1));
   if (error == cudaErrorMemoryAllocation) {
@@ -310,6 +311,12 @@ absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, D
 
 absl::Status CudaRuntime::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
                                     StreamRef stream) {
+  // What the driver would refuse with "invalid argument", or not see at all: it takes 32 bits.
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1, kMostRows = 65535;
+  if (shape.blocks < 1 || shape.blocks > kMostBlocks || shape.rows < 1 || shape.rows > kMostRows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kernel.name, ": can't launch ", shape.blocks, " x ", shape.rows, " blocks"));
+  }
   const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   EK_ASSIGN_OR_RETURN(CUfunction function, FunctionOf(kernel, stream.device));

@@ -8,7 +8,7 @@
 // is SimulatedDevices, and x_on_gpu_test, in which it is CUDA's devices. Whatever a kernel is expected to do on the host
 // is so expected of nvcc's code. Without a GPU each of its tests is told as skipped, by name.
 //
-// Memory: on CUDA it is managed: the host's and the device's. So is nothing else: what a kernel gets comes from
+// Memory: on CUDA it is managed (or the host's, mapped): the host's and the device's. So is nothing else: what a kernel gets comes from
 //         Allocate(), never from a vector or the stack.
 // Lacks:  SimulatedOptions::delay and count do nothing on CUDA.
 

@@ -20,6 +20,25 @@ absl::Status FromCuda(absl::string_view what, cudaError_t error) {
   return absl::InternalError(absl::StrCat(what, ": ", cudaGetErrorString(error)));
 }
 
+// Memory that the host may touch while kernels run: managed, or, where a device allows that for none (some virtual
+// ones), the host's own, which kernels then reach over the bus.
+absl::StatusOr<std::shared_ptr<void>> TakeShared(int device, int64_t bytes) {
+  EK_RETURN_IF_ERROR(FromCuda("cudaSetDevice", cudaSetDevice(device)));
+  int is_managed = 0;
+  EK_RETURN_IF_ERROR(FromCuda("cudaDeviceGetAttribute",
+                              cudaDeviceGetAttribute(&is_managed, cudaDevAttrConcurrentManagedAccess, device)));
+  void* data = nullptr;
+  if (is_managed != 0) {
+    EK_RETURN_IF_ERROR(FromCuda("cudaMallocManaged", cudaMallocManaged(&data, bytes)));
+    return std::shared_ptr<void>(data, [](void* memory) { cudaFree(memory); });
+  }
+  EK_RETURN_IF_ERROR(FromCuda("cudaHostAlloc", cudaHostAlloc(&data, bytes, cudaHostAllocMapped)));
+  return std::shared_ptr<void>(data, [](void* memory) {
+    cudaDeviceSynchronize();  // As cudaFree() does.
+    cudaFreeHost(memory);
+  });
+}
+
 }  // namespace
 
 ManagedDevices::ManagedDevices(const SimulatedOptions& options) : cuda_(CudaDevices()), options_(options) {}
@@ -39,20 +58,20 @@ void ManagedDevices::FailNext(absl::string_view call, absl::Status answer, int a
 
 absl::StatusOr<Memory> ManagedDevices::Allocate(Device device, int64_t bytes) {
   EK_RETURN_IF_ERROR(Check("Allocate"));
-  EK_RETURN_IF_ERROR(cuda_.Facts(device).status());  // Whether it is there.
+  EK_ASSIGN_OR_RETURN(const int count, cuda_.DeviceCount());
+  if (device.is_cpu() || device.index >= count) return cuda_.Facts(device).status();  // Not there, in its words.
   if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("memory of ", bytes, " bytes"));
   if (*held_ + bytes > options_.bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for ", bytes, " bytes: ", held_->load(), " of ", options_.bytes, " are taken"));
   }
-  EK_RETURN_IF_ERROR(FromCuda("cudaSetDevice", cudaSetDevice(device.index)));
-  void* data = nullptr;
-  EK_RETURN_IF_ERROR(FromCuda("cudaMallocManaged", cudaMallocManaged(&data, std::max<int64_t>(bytes, 1))));
-  std::memset(data, 0, bytes);
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<void> data, TakeShared(device.index, std::max<int64_t>(bytes, 1)));
+  std::memset(data.get(), 0, bytes);
   *held_ += bytes;
-  return Memory{std::shared_ptr<void>(data,
-                                      [held = held_, bytes](void* memory) {
-                                        cudaFree(memory);
+  void* const place = data.get();
+  return Memory{std::shared_ptr<void>(place,
+                                      [held = held_, bytes, data = std::move(data)](void*) mutable {
+                                        data = nullptr;
                                         *held -= bytes;
                                       }),
                 bytes};

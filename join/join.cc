@@ -125,6 +125,7 @@ class JoinRun {
     std::string where = Where();
     if (!options_.enable) {
       steps().AbandonStep();
+      if (status.ok()) status = scope_.Drain();
     } else if (status.ok() && stopped_at_.has_value()) {
       status = StoppedError();
     } else if (status.ok()) {
@@ -159,6 +160,7 @@ class JoinRun {
 
   // If ranks had run dry before the stop, they have followed others for a while: they end as after a whole loop.
   absl::Status EndAfterStop() {
+    EK_RETURN_IF_ERROR(scope_.Drain());
     if (MinActiveRanks() >= world_size()) return absl::OkStatus();
     const bool is_last_joiner = !stopped_at_->records[groups_.here().rank()].joined;
     EK_RETURN_IF_ERROR(groups_.Return(is_last_joiner, /*has_stopped=*/true).status());
@@ -175,7 +177,7 @@ class JoinRun {
     records_elsewhere_ += steps().records_sent() - first_record_ - 1;
     steps_elsewhere_ += steps().steps_begun() - first_step_ - 1;
     EK_RETURN_IF_ERROR(groups_.Divide().status());  // Whoever has inputs stays.
-    scope_.GoOnIn(groups_.here(), groups_.members());
+    EK_RETURN_IF_ERROR(scope_.GoOnIn(groups_.here(), groups_.members()));
     first_record_ = first_step_ = 0;
     noted_ = nullptr;
     return absl::OkStatus();
@@ -223,7 +225,7 @@ class JoinRun {
       if (is_meeting) {
         EK_ASSIGN_OR_RETURN(const bool stays, groups_.Divide());
         if (!stays) break;
-        scope_.GoOnIn(groups_.here(), groups_.members());
+        EK_RETURN_IF_ERROR(scope_.GoOnIn(groups_.here(), groups_.members()));
         steps().RunDry();
         continue;
       }
@@ -244,6 +246,7 @@ class JoinRun {
       EK_RETURN_IF_ERROR(ShadowStep(answer));
       ++shadowed;
     }
+    EK_RETURN_IF_ERROR(scope_.Drain());
     EK_ASSIGN_OR_RETURN(has_come_back_stopped_, groups_.Return(is_last_joiner, /*has_stopped=*/false));
     EK_RETURN_IF_ERROR(RunPostHooks(is_last_joiner));
     return has_come_back_stopped_ ? StoppedError() : absl::OkStatus();

@@ -19,10 +19,18 @@
 // identity and receive nothing; where ranks can leave, kOwned and kReceive are refused. A collective on the bare
 // communicator is not followed: inside the loop it is an error as soon as a rank has run dry.
 //
+// Devices: tensors lie on the group's device. With ScopeOptions::stream a call begins behind what is on that stream, and
+//          what comes there afterwards sees its result; the host waits until all ranks have issued it, but never for the
+//          device. An error of the device then shows in a later call, or when the loop ends. Without a stream tensors
+//          are ready at the call, and their results when it returns. When RunJoined() returns all calls have ended.
 // Order:   all ranks with inputs issue the same calls in the same order, anywhere in the loop: before its first step,
 //          between steps, in the middle of backward. They have a channel of their own.
-// Cost:    nothing but the collective while all ranks have inputs. kAverage and kHighestActive need a second, tiny one.
+// Cost:    nothing but the collective while all ranks have inputs. kAverage and kHighestActive need a second, tiny one;
+//          on a device that is over the control plane. There, slices of ranks that have left are put in and taken out
+//          by a copy on the stream each way, and memory for that, and for what dry ranks put in, is taken at first need:
+//          that may wait for the device.
 // Threads: one thread of the loop at a time. Tensors of Own() belong to the scope once the loop has returned.
+// Ownership: what a call on a stream uses lives until the stream has passed it; streams outlive RunJoined().
 // Errors:  those of Channel. FailedPrecondition, which ends the group with that sentence on all ranks: the root of a
 //          reduce or broadcast has run dry; a dry rank has no tensor of the name that a call asks for, or another one.
 
@@ -31,6 +39,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,19 +52,24 @@
 
 namespace evenkeel {
 
+namespace internal {
+class DeviceCalls;
+}  // namespace internal
+
 // For JoinScope::Broadcast(): from the highest rank that issues the call itself.
 inline constexpr int kHighestActive = -2;
 
 struct ScopeOptions {
   Contribution joined = Contribution::kIdentity;
   std::string tensor;  // With kOwned and kReceive: which of the dry rank's.
+  StreamRef stream;    // On a device: where this rank computes the tensors.
 };
 
 class JoinScope {
  public:
   // For RunJoined(). `is_followed`: ranks may run dry. `can_leave`: and then leave the group.
-  explicit JoinScope(Communicator* comm, bool is_followed, bool can_leave = false)
-      : comm_(comm), is_followed_(is_followed), can_leave_(can_leave), here_(comm) {}
+  explicit JoinScope(Communicator* comm, bool is_followed, bool can_leave = false);
+  ~JoinScope();
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
@@ -75,10 +89,14 @@ class JoinScope {
   absl::Status AllGather(TensorView input /*[n]*/, TensorView output /*[w * n]*/, const ScopeOptions& options = {});
   absl::Status ReduceScatter(TensorView input /*[w * n]*/, TensorView output /*[n]*/, ReduceOp op,
                              const ScopeOptions& options = {});
-  absl::Status Barrier();
+  absl::Status Barrier();  // On a device, too, the host waits for it.
 
   // Before this rank runs dry: what calls with kOwned or kReceive mean by that name. The memory outlives RunJoined().
-  void Own(absl::string_view name, TensorView tensor) { owned_[std::string(name)] = tensor; }
+  // `stream`: where the tensor is computed, also while this rank is dry. On a device without one it is ready when the
+  // loop returns, and what it has received when RunJoined() does.
+  void Own(absl::string_view name, TensorView tensor, StreamRef stream = {}) {
+    owned_[std::string(name)] = {tensor, stream};
+  }
 
  private:
   friend class JoinRun;
@@ -94,22 +112,36 @@ class JoinScope {
   struct Part {
     TensorList in, out;
     bool contributes = true;
+    bool is_followed = false;  // Another rank's call: this one has run dry.
+    StreamRef stream;          // On a device: what the call begins behind.
+    bool is_async = true;      // On a device: the stream waits for the result, and not the host.
+  };
+  struct Tensor {
+    TensorView view;
+    StreamRef stream;
   };
 
   absl::Status Issue(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
                      const ScopeOptions& options);
   // On a dry rank: takes part in a call of the others.
   absl::Status Follow(absl::string_view call);
-  absl::StatusOr<TensorView> Owned(const Call& call, int64_t count) const;
+  absl::StatusOr<Tensor> Owned(const Call& call, int64_t count) const;
   // The loop goes on in a group of those ranks of communicator().
-  void GoOnIn(Communicator& here, const std::vector<int>& members);
+  absl::Status GoOnIn(Communicator& here, const std::vector<int>& members);
+  // Waits until all calls have ended: before a group goes.
+  absl::Status Drain();
   // The same collective among the ranks that have not left: shapes and roots as in here_.
   absl::Status IssueHere(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
                          const ScopeOptions& options);
+  absl::Status IssueSlicesOnDevice(CollectiveKind kind, ReduceOp op, TensorView in, TensorView out,
+                                   const ScopeOptions& options);
+  // Null on the CPU.
+  absl::StatusOr<internal::DeviceCalls*> OnDevice();
   absl::Status CheckRoot(const Call& call) const;
   absl::Status CheckPart(const Call& call, const Part& part) const;
   absl::Status Run(const Call& call, const Part& part);
-  // Over all ranks, in the scope's channel.
+  absl::Status RunOnDevice(const Collective& what, const Part& part, const CallOptions& options);
+  // Over all ranks: the sum, or the maximum.
   absl::Status Agree(int64_t& value, ReduceOp op);
 
   Communicator* const comm_;
@@ -118,7 +150,8 @@ class JoinScope {
   Communicator* here_;        // Those that have not left.
   std::vector<int> members_;  // Which ranks of comm_ they are; empty: all.
   Channel* channel_ = nullptr;
-  std::map<std::string, TensorView> owned_;
+  std::map<std::string, Tensor> owned_;
+  std::unique_ptr<internal::DeviceCalls> on_device_;
 };
 
 }  // namespace evenkeel

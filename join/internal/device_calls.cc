@@ -1,0 +1,137 @@
+#include "evenkeel/join/internal/device_calls.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// Calls visit(first, count, place) for each run of neighbours among the members; `place`: how many are before it.
+template <typename Visit>
+void ForEachRun(absl::Span<const int> members, Visit visit) {
+  for (size_t begin = 0, end = 0; begin < members.size(); begin = end) {
+    end = begin + 1;
+    while (end < members.size() && members[end] == members[end - 1] + 1) ++end;
+    visit(members[begin], static_cast<int64_t>(end - begin), static_cast<int64_t>(begin));
+  }
+}
+
+}  // namespace
+
+std::vector<CopySegment> PackedSlices(const TensorView& whole, const TensorView& packed, absl::Span<const int> members,
+                                      int world_size) {
+  const int64_t slice = whole.count / world_size;
+  std::vector<CopySegment> segments;
+  ForEachRun(members, [&](int64_t first, int64_t count, int64_t place) {
+    segments.push_back(
+        {.to = packed.Slice(place * slice, count * slice), .from = whole.Slice(first * slice, count * slice)});
+  });
+  return segments;
+}
+
+std::vector<CopySegment> UnpackedSlices(const TensorView& whole, const TensorView& packed,
+                                        absl::Span<const int> members, int world_size) {
+  const int64_t slice = whole.count / world_size;
+  std::vector<CopySegment> segments;
+  int64_t next = 0;
+  const auto clear_until = [&](int64_t rank) {
+    if (next < rank) segments.push_back({.to = whole.Slice(next * slice, (rank - next) * slice), .from = {}});
+  };
+  ForEachRun(members, [&](int64_t first, int64_t count, int64_t place) {
+    clear_until(first);
+    segments.push_back(
+        {.to = whole.Slice(first * slice, count * slice), .from = packed.Slice(place * slice, count * slice)});
+    next = first + count;
+  });
+  clear_until(world_size);
+  return segments;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceCalls>> DeviceCalls::Create(const Communicator& comm) {
+  EK_ASSIGN_OR_RETURN(Stream stream, comm.runtime()->CreateStream(comm.device()));
+  return std::unique_ptr<DeviceCalls>(new DeviceCalls(comm, std::move(stream)));
+}
+
+DeviceCalls::DeviceCalls(const Communicator& comm, Stream stream)
+    : runtime_(comm.runtime()), device_(comm.device()), timeout_(comm.timeout()), stream_(std::move(stream)) {}
+
+DeviceCalls::~DeviceCalls() { (void)Drain(); }
+
+absl::StatusOr<TensorView> DeviceCalls::Scratch(Slot slot, int64_t count, DType dtype, StreamRef stream) {
+  Piece& piece = pieces_[slot];
+  const int64_t bytes = count * SizeOf(dtype);
+  if (piece.memory.bytes < bytes) {
+    // Memory of the device's, not the group's: what the other ranks pass is theirs, which mostly is that, too, and a
+    // transport does without copies where all pass the same kind.
+    EK_ASSIGN_OR_RETURN(Memory larger, runtime_->Allocate(device_, std::max(bytes, 2 * piece.memory.bytes)));
+    if (piece.memory.data != nullptr) outgrown_.push_back(std::move(piece));
+    piece = {.memory = std::move(larger)};
+  }
+  EK_RETURN_IF_ERROR(runtime_->Wait(stream, piece.used));
+  piece.is_taken = true;
+  return TensorView(piece.memory.data.get(), count, dtype, device_);
+}
+
+void DeviceCalls::Release(StreamRef stream) {
+  absl::StatusOr<Event> now = Event();
+  for (Piece& piece : pieces_) {
+    if (!piece.is_taken) continue;
+    if (now.ok() && !*now) now = runtime_->Record(stream);
+    if (now.ok()) piece.used = *now;
+    piece.is_taken = false;
+  }
+  failure_.Update(now.status());
+}
+
+absl::Status DeviceCalls::Copy(absl::Span<const CopySegment> segments, StreamRef stream) {
+  for (size_t begin = 0; begin < segments.size(); begin += kMostInlineSegments) {
+    EK_RETURN_IF_ERROR(CopySegmentsOnce(*runtime_, segments.subspan(begin, kMostInlineSegments), stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceCalls::Follow(const Work& work, StreamRef stream) {
+  works_.push_back(work);
+  const absl::Status ordered = work.OrderBefore(stream);
+  if (ordered.ok()) return ordered;
+  const absl::Status why = work.Wait();  // Knows more.
+  return why.ok() ? ordered : why;
+}
+
+absl::Status DeviceCalls::Confirm() {
+  absl::Status first = failure_;
+  std::erase_if(works_, [&](const Work& work) {
+    if (!work.IsDone()) return false;
+    const absl::Status status = work.Wait();
+    first.Update(status);
+    return status.ok();
+  });
+  std::erase_if(outgrown_, [&](const Piece& piece) {
+    const absl::StatusOr<bool> is_over = runtime_->IsDone(piece.used);
+    first.Update(is_over.status());
+    return is_over.ok() && *is_over;
+  });
+  return first;
+}
+
+absl::Status DeviceCalls::Drain() {
+  absl::Status first = failure_;
+  for (const Work& work : works_) first.Update(work.Wait());
+  works_.clear();
+  const absl::Time deadline = absl::Now() + timeout_;
+  const auto wait = [&](Piece& piece) {
+    if (piece.used) first.Update(runtime_->Synchronize(piece.used, deadline));
+    piece.used = Event();
+  };
+  for (Piece& piece : pieces_) wait(piece);
+  for (Piece& piece : outgrown_) wait(piece);
+  outgrown_.clear();
+  first.Update(runtime_->Synchronize(stream_.ref(), deadline));
+  return first;
+}
+
+}  // namespace evenkeel::internal

@@ -401,6 +401,31 @@ TEST_P(NcclGroupTest, SplitMakesIndependentGroups) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Devices that have room for one kernel at a time: what comm/nccl.h asks of those who use several groups is enough.
+TEST_P(NcclGroupTest, GroupsThatShareDevicesGoOnWhereOneIsPutBehindTheOther) {
+  SimulatedNccl nccl(devices_, /*kernels_at_once=*/1);
+  const absl::Status status = RunSimulated(devices_, nccl, GetParam(), [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> other, comm.Split(0, 0));
+    EK_ASSIGN_OR_RETURN(Floats floats, Floats::Create(comm, 100));
+    const std::vector<float> mine(100, static_cast<float>(comm.rank() + 1));
+    std::vector<float> greatest;
+    EK_RETURN_IF_ERROR(floats.Write(mine));
+    for (int i = 0; i < 30; ++i) {
+      for (Communicator* const group : {&comm, other.get()}) {
+        const Work work = group->user().AllReduce(floats.view(), ReduceOp::kMax, {.after = floats.stream()});
+        EK_RETURN_IF_ERROR(work.OrderBefore(floats.stream()));
+        if (i % 3 == 0) EK_RETURN_IF_ERROR(work.Wait());
+      }
+    }
+    EK_RETURN_IF_ERROR(floats.Read(greatest));
+    EK_RETURN_IF_ERROR(floats.Synchronize());
+    EXPECT_EQ(greatest, std::vector<float>(100, static_cast<float>(comm.world_size())));
+    EK_RETURN_IF_ERROR(other->Finalize());
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 INSTANTIATE_TEST_SUITE_P(WorldSize, NcclGroupTest, testing::Values(1, 2, 3, 5), testing::PrintToStringParamName());
 
 }  // namespace

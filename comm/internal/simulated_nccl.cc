@@ -14,6 +14,45 @@
 #include "evenkeel/comm/memory.h"
 
 namespace evenkeel::internal {
+namespace {
+
+// For kernels on one device.
+class Room {
+ public:
+  explicit Room(int places) : free_(places) {}
+
+  class Stay {
+   public:
+    explicit Stay(std::shared_ptr<Room> room) : room_(std::move(room)) {
+      if (room_ != nullptr) room_->Enter();
+    }
+    ~Stay() {
+      if (room_ != nullptr) room_->Leave();
+    }
+    Stay(const Stay&) = delete;
+    Stay& operator=(const Stay&) = delete;
+
+   private:
+    const std::shared_ptr<Room> room_;
+  };
+
+ private:
+  void Enter() {
+    absl::MutexLock lock(&mutex_);
+    const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return free_ > 0; };
+    mutex_.Await(absl::Condition(&is_free));
+    --free_;
+  }
+  void Leave() {
+    absl::MutexLock lock(&mutex_);
+    ++free_;
+  }
+
+  absl::Mutex mutex_;
+  int free_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
 
 // Those who called Init() with one id.
 struct SimulatedNccl::Group {
@@ -43,9 +82,10 @@ struct SimulatedNccl::Group {
 };
 
 struct SimulatedNccl::World {
-  explicit World(SimulatedDevices* of) : devices(of) {}
+  World(SimulatedDevices* of, int at_once) : devices(of), kernels_at_once(at_once) {}
 
   SimulatedDevices* const devices;
+  const int kernels_at_once;
   mutable absl::Mutex mutex;
   std::map<int, std::unique_ptr<Loaded>> libraries ABSL_GUARDED_BY(mutex);
   std::map<std::string, std::shared_ptr<Group>> groups ABSL_GUARDED_BY(mutex);  // By id.
@@ -62,6 +102,7 @@ struct SimulatedNccl::World {
   std::map<int, NcclAnswer> states ABSL_GUARDED_BY(mutex);
   std::map<int, bool> unconnected ABSL_GUARDED_BY(mutex);
   std::vector<std::shared_ptr<SimulatedNcclMeeting>> meetings ABSL_GUARDED_BY(mutex);
+  std::map<int, std::shared_ptr<Room>> rooms ABSL_GUARDED_BY(mutex);  // By device.
   int64_t kernels ABSL_GUARDED_BY(mutex) = 0;
   int64_t registered ABSL_GUARDED_BY(mutex) = 0;
   int64_t communicators ABSL_GUARDED_BY(mutex) = 0;
@@ -347,12 +388,22 @@ class SimulatedNccl::Loaded : public NcclApi {
     return false;
   }
 
+  std::shared_ptr<Room> RoomOn(Device device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex) {
+    if (world_.kernels_at_once == 0) return nullptr;
+    std::shared_ptr<Room>& room = world_.rooms[device.index];
+    if (room == nullptr) room = std::make_shared<Room>(world_.kernels_at_once);
+    return room;
+  }
+
   NcclAnswer PutOnStream(Comm& comm) ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_.mutex) {
     ++world_.kernels;
     const std::shared_ptr<SimulatedNcclMeeting> meeting = comm.group->meeting;
     const auto kernel = meeting->Launch(comm.rank, std::exchange(comm.grouped, {}));
     const absl::Status put =
-        world_.devices->Put(comm.stream, [meeting, kernel, rank = comm.rank] { meeting->Run(rank, kernel); });
+        world_.devices->Put(comm.stream, [meeting, kernel, rank = comm.rank, room = RoomOn(comm.stream.device)] {
+          const Room::Stay stay(room);
+          meeting->Run(rank, kernel);
+        });
     if (put.ok()) return {};
     return comm.failure = {NcclCode::kUnhandledCudaError, std::string(put.message())};
   }
@@ -363,7 +414,8 @@ class SimulatedNccl::Loaded : public NcclApi {
   std::vector<std::unique_ptr<Comm>> graveyard_ ABSL_GUARDED_BY(world_.mutex);
 };
 
-SimulatedNccl::SimulatedNccl(SimulatedDevices& devices) : world_(std::make_shared<World>(&devices)) {}
+SimulatedNccl::SimulatedNccl(SimulatedDevices& devices, int kernels_at_once)
+    : world_(std::make_shared<World>(&devices, kernels_at_once)) {}
 SimulatedNccl::~SimulatedNccl() { Release(); }
 
 NcclApi& SimulatedNccl::Library(int process, const Process& options) {

@@ -32,7 +32,9 @@ namespace evenkeel::internal {
 
 class SimulatedNccl {
  public:
-  explicit SimulatedNccl(SimulatedDevices& devices);
+  // `kernels_at_once`: how many kernels find room on a device, where they wait for their peers; others wait until one
+  // of them has gone. 0: any number.
+  explicit SimulatedNccl(SimulatedDevices& devices, int kernels_at_once = 0);
   ~SimulatedNccl();
 
   struct Process {

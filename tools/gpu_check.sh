@@ -7,8 +7,9 @@
 #
 # In turn, so that what tells most comes first: the devices; the tests of kernels
 # and models; benchmarks against the copy bandwidth of this machine, and against
-# PyTorch if python3 has it; all other tests with the tag "gpu"; those of kernels
-# again under compute-sanitizer (memcheck, racecheck, synccheck).
+# PyTorch if python3 has it; all other tests with the tag "gpu", the conformance
+# suite last; those of kernels again under compute-sanitizer (memcheck, racecheck,
+# synccheck).
 #
 #   --json=FILE      default ./gpu_check.json; there after each row
 #   --logs=FOLDER    what each program said; default ./gpu_check_logs
@@ -230,12 +231,21 @@ look_at_devices() {
   [[ ${#devices[@]} != 0 ]] || mapfile -t devices <"$log"
 }
 
-# run_tests KIND: those of kernels, or all others.
+# group_of LABEL KIND: kernels, conformance (many, and long), or others.
+group_of() {
+  case $2:$1 in
+    kernels:*) echo kernels ;;
+    *://tests/conformance:*) echo conformance ;;
+    *) echo others ;;
+  esac
+}
+
+# run_tests GROUP
 run_tests() {
   local label path kind log
   while IFS=$'\t' read -r label path kind; do
     is_wanted "$label" || continue
-    if [[ $kind == kernels ]]; then [[ $1 == kernels ]]; else [[ $1 != kernels ]]; fi || continue
+    [[ $(group_of "$label" "$kind") == "$1" ]] || continue
     if [[ $kind == missing ]]; then
       row "$label" failed 'is not in the folder: it was not built'
       continue
@@ -411,6 +421,7 @@ if look_at_devices; then
   run_tests kernels
   run_benchmarks
   run_tests others
+  run_tests conformance
   [[ $quick == 1 ]] || run_sanitizer
 fi
 finish

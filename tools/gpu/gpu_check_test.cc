@@ -166,13 +166,17 @@ TEST_F(GpuCheckTest, WhatTellsMostComesFirstAndIsThereAtOnce) {
   Test("a", "waits_test",
        absl::StrCat("grep -q '\"pack\".*passed' '", testing::TempDir(), "/check.json' && ", kPasses));
   Test("b/device", "kernel_test", kPasses, "kernels");
+  std::ofstream(absl::StrCat(folder_, "/tests.txt"), std::ios::app) << "//tests/conformance:ops_test\ta/ops_test\t-\n";
+  Script(absl::StrCat(folder_, "/runfiles/evenkeel/a/ops_test"), kPasses);
+  Test("z", "late_test", kPasses);
   Bench("echo 0", R"(printf 'pack\tpassed\t0.91\t>= 0.85\n')");
   EXPECT_EQ(Run("--only='//|benchmarks'").exit_code, 0);
   std::vector<std::string> names;
   for (const Json& row : json_["rows"]) names.push_back(row["name"]);
   EXPECT_THAT(names, testing::ElementsAre("//b/device:kernel_test", "AdamW beside PyTorch's fused one", "pack",
-                                          "//a:waits_test", "memcheck //b/device:kernel_test",
-                                          "racecheck //b/device:kernel_test", "synccheck //b/device:kernel_test"));
+                                          "//a:waits_test", "//z:late_test", "//tests/conformance:ops_test",
+                                          "memcheck //b/device:kernel_test", "racecheck //b/device:kernel_test",
+                                          "synccheck //b/device:kernel_test"));
 }
 
 TEST_F(GpuCheckTest, WhoIsToldToEndStillTellsWhatItKnows) {

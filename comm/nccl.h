@@ -17,7 +17,8 @@
 //           allocation, all ranks hang until a deadline. So of the operations of all groups on a device let only one
 //           group's be on their way at a time: before the other group's call either wait on the host, first.Wait(); or
 //           put it behind on the device, first.OrderBefore(stream) and {.after = stream}. All ranks that are in several
-//           of the groups do so in one order. Within a group there is nothing to mind.
+//           of the groups do so in one order. Within a group there is nothing to mind. NCCL_LAUNCH_ORDER_IMPLICIT=1 is
+//           no substitute: to NCCL launches that meet on two threads are an error then.
 // Streams:  the group has one of its own, of high priority. An operation starts after what is on CallOptions::after at
 //           the call, and after CallOptions::after_event. OrderBefore() waits on the host until the operation is
 //           launched, that is until all ranks have issued it, and never for a device. Not for use while a stream is
@@ -30,7 +31,8 @@
 //           time is told to WatchOptions::warn, on the thread that allocates.
 // Errors:   FailedPrecondition "no CUDA device: ..."; InvalidArgument "rank 3 wants CUDA device 3, there are 2". On all
 //           ranks alike, before they are connected: FailedPrecondition that names ranks if they have different versions
-//           of NCCL, or two of them one device (unless each has its own NCCL_HOSTID, or NCCL_MULTI_RANK_GPU_ENABLE=1).
+//           of NCCL, or two of them one device (unless each has its own NCCL_HOSTID, or NCCL_MULTI_RANK_GPU_ENABLE=1,
+//           which NCCL 2.28 does not know: its own error follows). InvalidArgument with NCCL_COMM_BLOCKING=1.
 //           What NCCL finds out by itself ends the group, with its own words: Unavailable if a peer or the network is
 //           gone. No wait is for ever: an abort that a call into NCCL, NCCL itself, or the device does not follow within
 //           10 s says so. Then buffers may still be in use: what Allocate() gave, and what the group has, is never

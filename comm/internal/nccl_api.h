@@ -103,7 +103,8 @@ class NcclApi {
   virtual NcclAnswer MakeScaledSum(double scale, DType dtype, NcclComm comm, int* op) = 0;
   virtual NcclAnswer DropReduction(int op, NcclComm comm) = 0;
 
-  // Memory that can be registered with a communicator, which then uses it without a copy.
+  // Memory that can be registered with a communicator, which then uses it without a copy. A null handle: it is not, as
+  // NCCL was told (NCCL_LOCAL_REGISTER=0, for one).
   virtual NcclAnswer AllocateMemory(Device device, int64_t bytes, void** data) = 0;
   virtual NcclAnswer FreeMemory(Device device, void* data) = 0;
   virtual NcclAnswer Register(NcclComm comm, void* data, int64_t bytes, void** handle) = 0;

@@ -268,6 +268,27 @@ TEST_P(NcclGroupTest, RegisteredMemoryIsUsedAsItIsAndMixesWithOther) {
   EXPECT_EQ(nccl_.allocated(), 0);
 }
 
+TEST_P(NcclGroupTest, ARankOnWhichNcclRegistersNothingMixesWithOthers) {
+  (void)nccl_.Library(0, {.registers = false});
+  const absl::Status status = RunSimulated(
+      devices_, nccl_, GetParam(),
+      [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(Floats bucket, Floats::Create(comm, 64, /*registered=*/true));
+        const std::vector<float> ones(64, 1.0f);
+        std::vector<float> sum;
+        EK_RETURN_IF_ERROR(bucket.Write(ones));
+        EK_RETURN_IF_ERROR(comm.user().AllReduce(bucket.view(), ReduceOp::kSum, {.after = bucket.stream()}).Wait());
+        EK_RETURN_IF_ERROR(bucket.Read(sum));
+        EK_RETURN_IF_ERROR(bucket.Synchronize());
+        EXPECT_EQ(sum, std::vector<float>(64, static_cast<float>(comm.world_size())));
+        return absl::OkStatus();
+      },
+      {.least_registered = 0});
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(nccl_.garbage(), 0);
+  EXPECT_EQ(nccl_.allocated(), 0);
+}
+
 TEST_P(NcclGroupTest, MemoryOutlivesTheGroup) {
   std::vector<Memory> kept(GetParam());
   const absl::Status status = RunSimulated(devices_, nccl_, GetParam(),

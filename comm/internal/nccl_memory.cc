@@ -82,20 +82,19 @@ absl::StatusOr<Memory> NcclMemory::AllocateRegistered(int64_t bytes, bool* refus
     (void)api_.FreeMemory(device, data);
     return registered;
   }
-  places_->Add(data, at_least);
-  Memory memory{
-      std::shared_ptr<void>(data,
-                            [&api = api_, device, connection = connection_, places = places_, handle](void* buffer) {
-                              places->Remove(buffer);
-                              const absl::Status gone =
-                                  connection->Call("ncclCommDeregister", absl::Now() + kTurnTimeout,
-                                                   [&](NcclComm comm) { return api.Deregister(comm, handle); });
-                              // A group that has ended has taken its registrations along. What is still registered, or used,
-                              // stays.
-                              const bool is_registered = !gone.ok() && !connection->has_ended();
-                              if (!is_registered && connection->MayFree()) (void)api.FreeMemory(device, buffer);
-                            }),
-      bytes};
+  if (handle != nullptr) places_->Add(data, at_least);  // Null: NCCL was told to register nothing.
+  const auto free = [&api = api_, device, connection = connection_, places = places_, handle](void* buffer) {
+    places->Remove(buffer);
+    absl::Status gone;
+    if (handle != nullptr) {
+      gone = connection->Call("ncclCommDeregister", absl::Now() + kTurnTimeout,
+                              [&](NcclComm comm) { return api.Deregister(comm, handle); });
+    }
+    // A group that has ended has taken its registrations along. What is still registered, or used, stays.
+    const bool is_registered = !gone.ok() && !connection->has_ended();
+    if (!is_registered && connection->MayFree()) (void)api.FreeMemory(device, buffer);
+  };
+  Memory memory{std::shared_ptr<void>(data, free), bytes};
   EK_RETURN_IF_ERROR(Clear(memory));
   return memory;
 }

@@ -298,6 +298,8 @@ class SimulatedNccl::Loaded : public NcclApi {
     Comm& comm = call.comm;
     if (NcclAnswer answer = Scripted("Register", &comm); answer.is_failure()) return answer;
     if (NcclAnswer answer = CheckReady(comm); answer.is_failure()) return answer;
+    *handle = nullptr;
+    if (!options_.registers) return {};
     *handle = data;
     absl::MutexLock lock(&world_.mutex);
     comm.registrations[data] = bytes;

@@ -41,6 +41,7 @@ class SimulatedNccl {
     int version = 22809;
     std::string host = "host";
     bool may_share_device = false;
+    bool registers = true;  // NCCL_LOCAL_REGISTER=0: Register() does nothing, well.
   };
   // The first call for a process makes its library. Lives as long as this.
   NcclApi& Library(int process, const Process& options);

@@ -117,6 +117,9 @@ absl::Status NcclCollectives::PutCalls(const std::vector<NcclCall>& calls, const
     for (NcclCall call : calls) {
       call.op = op;
       answer = api_.Enqueue(call, comm, stream);
+      // An abort that has come into a call may have taken the communicator away. Nothing else comes on this thread, so
+      // the group of calls need not end.
+      if (connection_->has_ended()) return NcclAnswer{NcclCode::kInvalidUsage, "aborted"};
       if (answer.is_failure()) break;
     }
     const NcclAnswer ended = api_.GroupEnd(comm);

@@ -221,20 +221,26 @@ TEST_F(NcclFailureTest, AbortFromAnotherThreadEndsKernelsThatWait) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(20));
 }
 
-TEST_F(NcclFailureTest, AbortComesIntoACallThatHangs) {
+TEST_F(NcclFailureTest, AbortComesIntoACallThatHangsAndNoOtherCallFollows) {
   const absl::Time start = absl::Now();
-  Run(2,
-      [&](Communicator& comm) {
-        Meet(comm);
-        const Memory memory = Buffer(comm);
-        if (comm.rank() == 1) nccl_.HangNext(1, "GroupEnd");
-        const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum);
-        absl::SleepFor(absl::Milliseconds(50));
-        if (comm.rank() == 1) comm.Abort(absl::CancelledError("had enough"));
-        EXPECT_THAT(TextOf(work.Wait()), HasSubstr("had enough"));
-      },
-      {.abort_patience = absl::Milliseconds(500)});
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  for (const char* call : {"MakeScaledSum", "Enqueue", "GroupEnd"}) {
+    SCOPED_TRACE(call);
+    Run(2,
+        [&](Communicator& comm) {
+          Meet(comm);
+          const Memory memory = Buffer(comm);
+          if (comm.rank() == 1) nccl_.HangNext(1, call);
+          const Work work = comm.user().AllReduce(ViewOf(comm, memory), ReduceOp::kSum, {.scale = 0.25});
+          if (comm.rank() == 1) {
+            while (nccl_.hanging() == 0 && absl::Now() < start + kPatience) absl::SleepFor(absl::Milliseconds(1));
+            comm.Abort(absl::CancelledError("had enough"));
+          }
+          EXPECT_THAT(TextOf(work.Wait()), HasSubstr("had enough"));
+        },
+        {.abort_patience = absl::Seconds(1)});
+  }
+  EXPECT_THAT(nccl_.mistakes(), testing::IsEmpty());
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
 }
 
 TEST_F(NcclFailureTest, AnAbortThatHangsIsLeftBehindWithASentence) {

@@ -86,6 +86,11 @@ absl::Status FromLt(absl::string_view call, cublasStatus_t status) {
   return absl::InternalError(text);
 }
 
+kernel::BiasedType KindOf(DType dtype) {
+  if (dtype == DType::kFloat32) return kernel::BiasedType::kFloat;
+  return dtype == DType::kBFloat16 ? kernel::BiasedType::kBFloat : kernel::BiasedType::kHalf;
+}
+
 cudaDataType_t TypeOf(DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:
@@ -226,8 +231,19 @@ class CublasProducts : public CudaProducts {
     if (shape.outer * shape.heads * shape.rows * shape.columns == 0) return absl::OkStatus();
     const ScopedCudaDevice scope(device_);
     EK_RETURN_IF_ERROR(scope.status());
-    // cuBLASLt's bias has the output's type.
-    const bool fuses_bias = bias != nullptr && output.dtype == DType::kFloat32;
+    // cuBLASLt's bias has the output's type. Where it has no algorithm that adds one, that is done afterwards.
+    if (bias != nullptr && output.dtype == DType::kFloat32) {
+      const absl::Status status = Product(shape, left, right, bias, /*fuses_bias=*/true, output, stream);
+      if (!absl::IsUnimplemented(status)) return status;
+    }
+    return Product(shape, left, right, bias, /*fuses_bias=*/false, output, stream);
+  }
+
+ private:
+  static constexpr size_t kPlansKept = 512;  // Shapes of a model, for a few batch sizes.
+
+  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
+                       bool fuses_bias, TypedPointer output, StreamRef stream) {
     const Batches batches = BatchesOf(shape);
     const Key key{.shape = shape,
                   .factors = left.dtype,
@@ -256,9 +272,6 @@ class CublasProducts : public CudaProducts {
     }
     return bias == nullptr || fuses_bias ? absl::OkStatus() : AddBias(shape, bias, output, stream);
   }
-
- private:
-  static constexpr size_t kPlansKept = 512;  // Shapes of a model, for a few batch sizes.
 
   absl::StatusOr<Plan*> PlanFor(const Key& key) {
     for (const auto& plan : plans_) {
@@ -327,8 +340,7 @@ class CublasProducts : public CudaProducts {
         void* const data = static_cast<char*>(output.data) +
                            (outer * shape.output.outer + head * shape.output.head) * SizeOf(output.dtype);
         EK_RETURN_IF_ERROR(Launch(runtime_, kAddBias, ShapeFor(shape.rows * shape.columns), stream, data,
-                                  output.dtype == DType::kBFloat16 ? 1 : 0, shape.rows, shape.columns, shape.output.row,
-                                  bias));
+                                  KindOf(output.dtype), shape.rows, shape.columns, shape.output.row, bias));
       }
     }
     return absl::OkStatus();

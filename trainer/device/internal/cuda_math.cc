@@ -6,6 +6,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/internal/cuda_parts.h"
 #include "evenkeel/trainer/device/internal/math_checks.h"
+#include "evenkeel/trainer/device/internal/widening_convolutions.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -43,7 +44,8 @@ class CudaMath : public DeviceMath {
   // Who multiplies only need not load cuDNN.
   absl::Status NeedConvolutions() {
     if (convolutions_ != nullptr) return absl::OkStatus();
-    EK_ASSIGN_OR_RETURN(convolutions_, MakeCudaConvolutions(runtime_, device_));
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<CudaConvolutions> cudnn, MakeCudaConvolutions(runtime_, device_));
+    convolutions_ = std::make_unique<WideningConvolutions>(runtime_, device_, std::move(cudnn));
     return absl::OkStatus();
   }
 

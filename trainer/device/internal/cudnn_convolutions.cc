@@ -46,6 +46,9 @@ absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
   cudnnGetLastErrorString(why, sizeof(why));
   if (why[0] != 0) absl::StrAppend(&text, ": ", why);
 #endif
+#ifdef CUDNN_STATUS_CATEGORY  // Since cuDNN 9 there are several of a kind.
+  status = static_cast<cudnnStatus_t>(CUDNN_STATUS_CATEGORY(status));
+#endif
   if (status == CUDNN_STATUS_NOT_SUPPORTED) return absl::UnimplementedError(text);
   return absl::InternalError(text);
 }

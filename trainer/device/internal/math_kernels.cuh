@@ -1,4 +1,4 @@
-// What cuBLASLt has no call for: a float32 bias on 16-bit sums.
+// What cuBLASLt has no call for: a float32 bias on 16-bit sums, or on sums of a shape that it has none for.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_MATH_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_MATH_KERNELS_CUH_
@@ -7,21 +7,28 @@
 
 #include "evenkeel/comm/device/kernel.h"
 
-// data [rows, columns] with `stride` elements from row to row, += bias [columns]; bfloat16, or else float16.
+namespace evenkeel::kernel {
+
+enum class BiasedType : int { kHalf, kBFloat, kFloat };
+
+template <typename T>
+EK_DEVICE void AddTo(T& value, float addend) {
+  value = FromFloat<T>(ToFloat(value) + addend);
+}
+
+}  // namespace evenkeel::kernel
+
+// data [rows, columns] with `stride` elements from row to row, += bias [columns].
 EK_KERNEL(256, ek_add_bias)
-(void* data, int is_bfloat16, int64_t rows, int64_t columns, int64_t stride, const float* bias) {
+(void* data, evenkeel::kernel::BiasedType type, int64_t rows, int64_t columns, int64_t stride, const float* bias) {
   using namespace evenkeel::kernel;  // NOLINT: kernels have C's names, and so lie in no namespace
   for (int64_t i = GlobalIndex(); i < rows * columns; i += GlobalThreads()) {
     const int64_t row = i / columns;
     const int64_t column = i - row * columns;
     const int64_t at = row * stride + column;
-    if (is_bfloat16 != 0) {
-      BFloat& value = static_cast<BFloat*>(data)[at];
-      value = FromFloat<BFloat>(ToFloat(value) + bias[column]);
-    } else {
-      Half& value = static_cast<Half*>(data)[at];
-      value = FromFloat<Half>(ToFloat(value) + bias[column]);
-    }
+    if (type == BiasedType::kFloat) AddTo(static_cast<float*>(data)[at], bias[column]);
+    if (type == BiasedType::kBFloat) AddTo(static_cast<BFloat*>(data)[at], bias[column]);
+    if (type == BiasedType::kHalf) AddTo(static_cast<Half*>(data)[at], bias[column]);
   }
 }
 

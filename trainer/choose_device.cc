@@ -16,9 +16,6 @@ bool IsForCpu(BackendKind backend) { return backend != BackendKind::kAuto && bac
 // What only ranks on the CPU can do, as the flag that says it, and what else there is; empty: nothing.
 std::string CpuOnly(const TrainOptions& options) {
   if (options.goes_on) return "--on_failure=continue is for ranks on the CPU; choose --device=cpu";
-  if (options.sharding == Sharding::kTensors) {
-    return "--shards=tensors is for ranks on the CPU; choose --shards=slices, or --device=cpu";
-  }
   return "";
 }
 

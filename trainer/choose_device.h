@@ -4,8 +4,8 @@
 //   EK_ASSIGN_OR_RETURN(const std::string line, ChooseDevice(CountCudaDevices(), /*ranks_here=*/{}, options));
 //   // options.device is kCpu or kCuda now; with kCuda options.backend is kNccl. `line`: what a person should hear.
 //
-//   auto   a GPU for each rank if there are as many, else the CPU; the CPU for a backend of the CPU, for
-//          --on_failure=continue and for --shards=tensors
+//   auto   a GPU for each rank if there are as many, else the CPU; the CPU for a backend of the CPU, and for
+//          --on_failure=continue
 //   cuda   GPUs, or a sentence that says what is missing
 //
 // Without --nproc there are as many ranks as GPUs, on the CPU and with --rank_steps two.

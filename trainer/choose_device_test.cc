@@ -110,16 +110,13 @@ TEST(ChooseDeviceTest, ABackendOfTheCpuAndGoingOnAreTheCpus) {
   EXPECT_TRUE(AsksForDevices(Options(DeviceKind::kCuda)));
 }
 
-TEST(ChooseDeviceTest, ShardsOfWholeTensorsAreTheCpus) {
+TEST(ChooseDeviceTest, StateIsShardedInAnyWayOnGpus) {
   TrainOptions options = Options(DeviceKind::kAuto);
   options.sharding = Sharding::kTensors;
-  EXPECT_FALSE(AsksForDevices(options));
+  EXPECT_TRUE(AsksForDevices(options));
   EXPECT_TRUE(ChooseDevice(4, {}, options).ok());
-  EXPECT_EQ(options.device, DeviceKind::kCpu);
-  EXPECT_EQ(options.nproc, 2);
-  options.device = DeviceKind::kCuda;
-  EXPECT_EQ(ChooseDevice(4, {}, options).status().message(),
-            "--shards=tensors is for ranks on the CPU; choose --shards=slices, or --device=cpu");
+  EXPECT_EQ(options.device, DeviceKind::kCuda);
+  EXPECT_EQ(options.nproc, 4);
 }
 
 TEST(ChooseDeviceTest, OneSentenceSaysWhatIsMissing) {

@@ -195,6 +195,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"CnnFreezes", With(Cnn(), [](TrainFlags& f) { f.freeze = "stem@1:3,block1@2:3", f.grad_view = true; })},
         Case{"MlpSlices", With(Mlp(), [](TrainFlags& f) { f.zero = true, f.rank_steps = "uneven"; })},
         Case{"CnnSlices", With(Cnn(), [](TrainFlags& f) { f.zero = true, f.clip = 0.5; })},
+        Case{"MlpTensors",
+             With(Mlp(),
+                  [](TrainFlags& f) { f.zero = true, f.shards = "tensors", f.rank_steps = "uneven", f.clip = 0.5; })},
         Case{"MlpStopsEarly", With(Mlp(), [](TrainFlags& f) { f.rank_steps = "uneven", f.stop_early = true; })},
         Case{"MlpAccumulates", With(Mlp(), [](TrainFlags& f) { f.accumulate = 3, f.divide_by = "effective"; })}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
@@ -239,8 +242,9 @@ TEST(DeviceRunTest, ARunInFloat16LeavesOutStepsThatOverflowAndThenTrains) {
   flags.compute = "float16";
   const Seen one = OnDevices(1, flags, 8);
   flags.batch_size = 4;
-  for (const bool zero : {false, true}) {
-    flags.zero = zero;
+  for (const std::string shards : {"", "slices", "tensors"}) {
+    flags.zero = !shards.empty();
+    flags.shards = shards.empty() ? "slices" : shards;
     const Seen two = OnDevices(2, flags, 8);
     EXPECT_EQ(two.scales, one.scales);
     ASSERT_GE(one.scales.size(), 20u);

@@ -263,14 +263,8 @@ std::vector<Joinable*> TrainingRun::Joinables() const {
 
 absl::Status TrainingRun::FollowScale() {
   if (scaler_ == nullptr) return absl::OkStatus();
-  const auto check_of = [](auto& optimizer) -> std::optional<GradientCheck> {
-    if constexpr (requires { optimizer->check_before(); }) {
-      return optimizer->check_before();
-    } else {
-      return std::nullopt;
-    }
-  };
-  const std::optional<GradientCheck> check = std::visit(check_of, optimizer_);
+  const std::optional<GradientCheck> check =
+      std::visit([](auto& optimizer) { return optimizer->check_before(); }, optimizer_);
   const bool before = std::exchange(last_overflowed_, false);
   return scaler_->Update(check.has_value() ? !check->is_finite : before);
 }

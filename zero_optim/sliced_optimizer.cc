@@ -7,88 +7,28 @@
 //   all-gather         on this optimizer's own channel, which is why it need not end when the reducer's step does
 //
 // Three channels: the reducer's, the flags', the optimizer's. Within each the order is that of the buckets; between
-// them it depends on the rank.
+// them it depends on the rank. The first two of these lines are in sliced_optimizer_reduction.cc.
 
 #include "evenkeel/zero_optim/sliced_optimizer.h"
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
 
 namespace evenkeel {
-namespace {
 
-using internal::OwnerChange;
 using internal::SlicePlan;
 using internal::StateMove;
 using internal::StepMessage;
-
-// First byte of what the lowest active rank announces.
-enum class Action : char { kStep = 's', kConsolidate = 'c', kSave = 'v' };
-
-absl::Status WaitForEach(const std::vector<Work>& works) {
-  absl::Status status;
-  for (const Work& work : works) status.Update(work.Wait());
-  return status;
-}
-
-// By its bits, which are those of +0 where there is no gradient.
-bool IsSet(const TensorView& flags, int64_t i) {
-  const TensorView flag = flags.Slice(i, 1);
-  uint64_t bits = 0;
-  std::memcpy(&bits, flag.data, flag.bytes());
-  return bits != 0;
-}
-
-}  // namespace
-
-// What the reducer sees of it.
-class SlicedOptimizer::Reduction : public BucketReduction {
- public:
-  Reduction(SlicedOptimizer* owner, bool is_first) : owner_(owner), is_first_(is_first) {}
-
-  void OnGroup(const Communicator& comm) override {
-    world_size_ = comm.world_size();
-    absl::MutexLock lock(&owner_->mutex_);
-    owner_->reducers_group_ = &comm;
-  }
-  int64_t CountMultiple() const override { return world_size_ * internal::kSliceUnit; }
-  std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
-    return {
-        {.kind = CollectiveKind::kReduceScatter, .dtype = bucket.data.dtype, .count = bucket.data.count / world_size_}};
-  }
-  bool HasThread() const override { return true; }
-  UsedFlags used_flags() const override { return UsedFlags::kOwn; }
-  absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override {
-    if (is_first_) return owner_->OnPlan(buckets);
-    return absl::FailedPreconditionError(
-        absl::StrCat(owner_->join_name(), ": TakeReduction() was called twice; it works with one reducer"));
-  }
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int /*round*/, const ReductionStep& step) override {
-    return owner_->BeginReduction(bucket, step);
-  }
-  absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& /*step*/) override {
-    EK_RETURN_IF_ERROR(owner_->OnReduced(bucket.index));
-    return GradFate::kNone;
-  }
-  absl::Status OnStepEnd() override {
-    owner_->OnStepEnd();
-    return absl::OkStatus();
-  }
-  std::string StepMessage() override { return owner_->SettingsMessage(); }
-  absl::Status OnShadow(absl::string_view message) override { return owner_->OnSettings(message); }
-
- private:
-  SlicedOptimizer* const owner_;
-  const bool is_first_;
-  int world_size_ = 1;
-};
 
 // Creation -----------------------------------------------------------------------------------------------------------
 
@@ -150,142 +90,6 @@ SlicedOptimizer::~SlicedOptimizer() {
   if (is_registered_) comm->steps().Unregister(this);
   (void)WaitForAll();  // At most until the operations' deadline: they use the padding's memory.
   (void)WaitUntilSettled();
-}
-
-std::unique_ptr<BucketReduction> SlicedOptimizer::TakeReduction() {
-  const bool is_first = !std::exchange(reduction_is_taken_, true);
-  return std::make_unique<Reduction>(this, is_first);
-}
-
-// The reduction ------------------------------------------------------------------------------------------------------
-
-absl::Status SlicedOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
-  absl::MutexLock lock(&mutex_);
-  for (const BucketInfo& bucket : buckets) {
-    for (int param : bucket.params) {
-      if (groups_.contains(param)) continue;
-      return absl::InvalidArgumentError(absl::StrCat(join_name(), ": parameter \"", (*params_)[param].name,
-                                                     "\" is trained and in none of its groups: its gradient is reduced "
-                                                     "to slices, which nobody else can use"));
-    }
-  }
-  EK_ASSIGN_OR_RETURN(SlicePlan plan,
-                      internal::PlanSlices(buckets, *params_, reducers_group_->rank(), reducers_group_->world_size(),
-                                           [this](int64_t bytes) { return communicator().Allocate(bytes); }));
-  EK_RETURN_IF_ERROR(updater_.Refresh());  // Whose state is to move.
-  // The old buckets go, and with them what waits there for Step().
-  gradients_are_lost_ = gradients_are_lost_ || std::find(reduced_.begin(), reduced_.end(), true) != reduced_.end();
-  reduced_.assign(reduced_.size(), false);
-  next_plan_ = std::make_shared<const SlicePlan>(std::move(plan));
-  return absl::OkStatus();
-}
-
-absl::Status SlicedOptimizer::CheckGroups() const {
-  if (reducers_group_ == &communicator()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(join_name(), " and the reducer of its gradients are in different groups: ReplaceGroup() both"));
-}
-
-absl::StatusOr<RoundBuffers> SlicedOptimizer::BeginReduction(const BucketInfo& bucket, const ReductionStep& step) {
-  EK_RETURN_IF_ERROR(WaitForGathers());  // Of the step before, if they were not waited for.
-  std::shared_ptr<StateMove> last_move;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (is_between_reductions_) reduced_.assign(reduced_.size(), false);  // What no Step() has used.
-    is_between_reductions_ = false;
-    EK_RETURN_IF_ERROR(CheckGroups());
-    if (next_plan_ != nullptr) last_move = move_;
-    Settle();
-  }
-  if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Nobody called Step() since.
-  absl::MutexLock lock(&mutex_);
-  if (next_plan_ != nullptr) EK_RETURN_IF_ERROR(AdoptPlan());
-  SendFlags(bucket, step.contributes);
-  return RoundBuffers{.in = {bucket.data}, .out = {plan_->buckets[bucket.index].gradient}, .scale = step.scale};
-}
-
-absl::Status SlicedOptimizer::AdoptPlan() {
-  if (updater_.is_on_device() && plan_ != nullptr) {
-    // The last gathers may still be on their way into it: the stream has been ordered behind them.
-    EK_RETURN_IF_ERROR(updater_.device().Keep(plan_->padding, updater_.stream()));
-  }
-  plan_ = std::move(next_plan_);
-  gradients_are_lost_ = false;  // Others come.
-  flags_.assign(plan_->flag_count, 0);
-  if (updater_.is_on_device()) {
-    EK_RETURN_IF_ERROR(updater_.device().Keep(std::move(device_flags_), updater_.stream()));
-    EK_ASSIGN_OR_RETURN(device_flags_, communicator().runtime()->Allocate(
-                                           communicator().device(), 2 * plan_->flag_count * int64_t{sizeof(float)}));
-    flags_there_.clear();
-  }
-  flag_works_.assign(plan_->buckets.size(), Work());
-  reduced_.assign(plan_->buckets.size(), false);
-  move_ = std::make_shared<StateMove>(&updater_, channel_, communicator().rank());
-  for (const SlicePlan::Bucket& bucket : plan_->buckets) {
-    std::vector<OwnerChange> changes;
-    for (size_t i = 0; i < bucket.layout.params.size(); ++i) {
-      const int param = bucket.layout.params[i];
-      internal::Holders now = internal::HoldersIn(bucket.layout, i, communicator().world_size());
-      if (now == holders_[param]) continue;
-      changes.push_back({.param = param, .from = holders_[param], .to = now});
-      holders_[param] = std::move(now);
-    }
-    EK_RETURN_IF_ERROR(move_->Start(changes));
-  }
-  return absl::OkStatus();
-}
-
-void SlicedOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
-  const int first = plan_->buckets[bucket.index].first_flag, count = static_cast<int>(bucket.params.size());
-  if (updater_.is_on_device()) {  // Step() sends them all.
-    for (int i = 0; i < count; ++i) {
-      flags_[first + i] = contributes && params_->grad_state(bucket.params[i]) != GradState::kNone;
-    }
-    return;
-  }
-  for (int i = 0; i < count; ++i) flags_[first + i] = contributes && IsSet(bucket.used, i);
-  if (communicator().world_size() == 1) return;
-  flag_works_[bucket.index] =
-      flag_channel_->AllReduce(absl::MakeSpan(flags_).subspan(first, count), ReduceOp::kMax,
-                               {.role = Role::kShard, .index = bucket.index, .index_count = bucket.bucket_count});
-}
-
-void SlicedOptimizer::OnStepEnd() {
-  absl::MutexLock lock(&mutex_);
-  if (is_between_reductions_) reduced_.assign(reduced_.size(), false);  // All buckets were skipped.
-  is_between_reductions_ = true;
-}
-
-absl::Status SlicedOptimizer::OnReduced(int bucket) {
-  std::shared_ptr<StateMove> move;
-  Work flags;
-  {
-    absl::MutexLock lock(&mutex_);
-    EK_RETURN_IF_ERROR(CheckGroups());
-    reduced_[bucket] = true;
-    if (!updates_in_backward()) return absl::OkStatus();
-    move = move_;
-    flags = flag_works_[bucket];
-  }
-  if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
-  EK_RETURN_IF_ERROR(flags.Wait());
-  absl::MutexLock lock(&mutex_);
-  awaits_step_ = true;
-  UpdateBucket(bucket, /*grad_scale=*/1.0);
-  return absl::OkStatus();
-}
-
-std::string SlicedOptimizer::SettingsMessage() const {
-  absl::MutexLock lock(&mutex_);
-  return updates_in_backward() ? StepMessage{.rules = updater_.groups().rules()}.Serialize() : "";
-}
-
-absl::Status SlicedOptimizer::OnSettings(absl::string_view message) {
-  if (!updates_in_backward()) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const StepMessage settings, StepMessage::Parse(message, 0));
-  EK_RETURN_IF_ERROR(groups_.Adopt(settings.rules));
-  absl::MutexLock lock(&mutex_);
-  return updater_.groups().Adopt(settings.rules);
 }
 
 // A step -------------------------------------------------------------------------------------------------------------
@@ -378,7 +182,7 @@ absl::Status SlicedOptimizer::UpdateAll(const StepOptions& options) {
     move = move_;
   }
   if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
-  EK_RETURN_IF_ERROR(WaitForEach(flags));
+  EK_RETURN_IF_ERROR(internal::WaitForAll(flags));
   StepOptions decided = options;
   checks_.Begin();
   if (internal::NeedsCheck(options)) {
@@ -393,23 +197,6 @@ absl::Status SlicedOptimizer::UpdateAll(const StepOptions& options) {
     if (reduced_[b]) UpdateBucket(static_cast<int>(b), decided.grad_scale);
   }
   return absl::OkStatus();
-}
-
-// This rank's flags go to the device when they have changed; the group's lie behind them.
-absl::Status SlicedOptimizer::ReduceFlags(StreamRef stream) {
-  const int64_t count = plan_->flag_count;
-  const TensorView own = DeviceFlags().Slice(0, count), all = DeviceFlags().Slice(count, count);
-  DeviceRuntime& runtime = *communicator().runtime();
-  if (flags_there_ != flags_) {
-    EK_ASSIGN_OR_RETURN(Memory pinned, runtime.AllocatePinned(own.bytes()));
-    std::memcpy(pinned.data.get(), flags_.data(), own.bytes());
-    EK_RETURN_IF_ERROR(runtime.Copy(own.data, pinned.data.get(), own.bytes(), stream));
-    EK_RETURN_IF_ERROR(updater_.device().Keep(std::move(pinned), stream));
-    flags_there_ = flags_;
-  }
-  EK_RETURN_IF_ERROR(updater_.Copy(all, own));
-  if (communicator().world_size() == 1) return absl::OkStatus();
-  return flag_channel_->AllReduce(all, ReduceOp::kMax, {.role = Role::kShard, .after = stream}).OrderBefore(stream);
 }
 
 // Nothing here waits for the device: neither which gradients exist, nor whether the step is skipped, is known on the
@@ -428,23 +215,17 @@ absl::Status SlicedOptimizer::UpdateAllThere(const StepOptions& options) {
     }
     all.insert(all.end(), buckets[b].begin(), buckets[b].end());
   }
-  EK_RETURN_IF_ERROR(ReduceFlags(stream));
+  EK_RETURN_IF_ERROR(device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_));
   EK_RETURN_IF_ERROR(updater_.SetGradients(0, all, stream));
   const bool is_measured = internal::NeedsCheck(options);
   if (is_measured) {
     const double norm = internal::NormOf(options);
     EK_RETURN_IF_ERROR(updater_.MeasureThere(0, norm, stream));
-    if (communicator().world_size() > 1) {
-      const Work total =
-          channel_->AllReduce(updater_.device().found(), norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum,
-                              {.role = Role::kShard, .after = stream});
-      EK_RETURN_IF_ERROR(total.OrderBefore(stream));
-    }
+    EK_RETURN_IF_ERROR(internal::AddUpMeasure(updater_, norm, communicator(), *channel_));
   }
   const bool may_be_unset = std::find(flags_.begin(), flags_.end(), 0) != flags_.end();
-  const TensorView flags = DeviceFlags().Slice(plan_->flag_count, plan_->flag_count);
   is_torn_ = true;
-  EK_RETURN_IF_ERROR(updater_.PrepareThere(0, options, is_measured, stream, flags, may_be_unset));
+  EK_RETURN_IF_ERROR(updater_.PrepareThere(0, options, is_measured, stream, device_flags_.all(), may_be_unset));
   if (is_measured) checks_.SetThere(&updater_.device());
   gathers_.assign(plan_->buckets.size(), Work());
   for (size_t b = 0; b < reduced_.size(); ++b) {
@@ -462,25 +243,22 @@ absl::Status SlicedOptimizer::UpdateAllThere(const StepOptions& options) {
 
 void SlicedOptimizer::Settle() {
   if (settling_.empty()) return;
-  for (const Work& work : settling_) {
-    if (!work.IsDone() || !work.Wait().ok()) return;
-  }
-  settling_.clear();
-  if (!gathers_.empty()) return;
+  settling_.Forget();
+  if (!settling_.empty() || !gathers_.empty()) return;
   move_.reset();
   is_torn_ = false;
 }
 
 absl::Status SlicedOptimizer::WaitUntilSettled() {
   if (!is_on_device()) return absl::OkStatus();
-  std::vector<Work> works;
+  internal::OpenWorks works;
   std::shared_ptr<StateMove> move;
   {
     absl::MutexLock lock(&mutex_);
     works = settling_;
     move = move_;
   }
-  EK_RETURN_IF_ERROR(WaitForEach(works));
+  EK_RETURN_IF_ERROR(works.Wait());
   if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
   absl::MutexLock lock(&mutex_);
   Settle();
@@ -545,7 +323,7 @@ absl::Status SlicedOptimizer::WaitForAll() {
     flags = flag_works_;
     move = move_;
   }
-  EK_RETURN_IF_ERROR(WaitForEach(flags));
+  EK_RETURN_IF_ERROR(internal::WaitForAll(flags));
   return move != nullptr ? move->Wait() : absl::OkStatus();
 }
 
@@ -555,78 +333,19 @@ absl::Status SlicedOptimizer::WaitForGathers() {
     absl::MutexLock lock(&mutex_);
     gathers = gathers_;
     if (updater_.is_on_device()) {
-      for (const Work& work : gathers) EK_RETURN_IF_ERROR(work.OrderBefore(updater_.stream()));
-      settling_.insert(settling_.end(), gathers.begin(), gathers.end());
+      EK_RETURN_IF_ERROR(internal::OrderAllBefore(gathers, updater_.stream()));
+      settling_.Add(std::move(gathers));
       gathers_.clear();
       return absl::OkStatus();
     }
   }
   if (gathers.empty()) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(WaitForEach(gathers));
+  EK_RETURN_IF_ERROR(internal::WaitForAll(gathers));
   absl::MutexLock lock(&mutex_);
   gathers_.clear();
   move_.reset();  // Who sent its slices had its state.
   is_torn_ = false;
   return absl::OkStatus();
-}
-
-// Join ---------------------------------------------------------------------------------------------------------------
-
-class SlicedOptimizer::Hook : public JoinHook {
- public:
-  explicit Hook(SlicedOptimizer* owner) : owner_(owner) {}
-  absl::Status OnDry() override { return owner_->WaitForAll(); }
-  absl::Status OnAction(const StepAnswer& /*step*/, absl::string_view payload) override {
-    return owner_->OnAction(payload);
-  }
-  absl::Status PostHook(bool is_last_joiner) override {
-    return internal::AdoptFromLastJoiners(owner_->communicator(), owner_->join_name(), owner_->groups_, is_last_joiner);
-  }
-
- private:
-  SlicedOptimizer* const owner_;
-};
-
-absl::StatusOr<std::unique_ptr<JoinHook>> SlicedOptimizer::MakeJoinHook(const JoinOptions& /*options*/) {
-  return std::make_unique<Hook>(this);
-}
-
-absl::Status SlicedOptimizer::OnAction(absl::string_view payload) {
-  if (payload.empty()) return absl::InvalidArgumentError("an action without a word");
-  const auto action = static_cast<Action>(payload.front());
-  payload.remove_prefix(1);
-  if (action == Action::kStep) return RepeatStep(payload);
-  if (action == Action::kSave) return SaveHere(std::string(payload));
-  internal::ByteReader reader(payload);
-  const int to = reader.I32();
-  if (action != Action::kConsolidate || !reader.Finish("a consolidation").ok()) {
-    return absl::InvalidArgumentError("an action that this optimizer doesn't know");
-  }
-  return Gather(to).status();
-}
-
-absl::StatusOr<OptimizerState> SlicedOptimizer::Consolidate(int to) {
-  if (to != kAllRanks && (to < 0 || to >= communicator().world_size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(join_name(), ": Consolidate to rank ", to, " of ", communicator().world_size()));
-  }
-  EK_RETURN_IF_ERROR(AnnounceAfterStep(
-      "Consolidate", internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take()));
-  return Gather(to);
-}
-
-absl::Status SlicedOptimizer::Save(const std::string& folder) {
-  EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", absl::StrCat(std::string(1, static_cast<char>(Action::kSave)), folder)));
-  return SaveHere(folder);
-}
-
-absl::Status SlicedOptimizer::AnnounceAfterStep(absl::string_view call, const std::string& payload) {
-  if (!join_config().enable) return absl::OkStatus();
-  if (last_step_ == nullptr || last_step_ != communicator().steps().current()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(join_name(), ": inside RunJoined() ", call, " comes after Step(), in the same step"));
-  }
-  return communicator().steps().Announce(join_name(), payload);
 }
 
 }  // namespace evenkeel

@@ -63,12 +63,13 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/step_control.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/last_checks.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
 #include "evenkeel/zero_optim/internal/parameter_updater.h"
 #include "evenkeel/zero_optim/internal/slice_layout.h"
 #include "evenkeel/zero_optim/internal/slice_move.h"
@@ -180,7 +181,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   std::string ExportState() const override { return ""; }
   absl::Status ImportState(absl::string_view /*state*/) override { return absl::OkStatus(); }
 
-  // The reduction.
+  // The reduction (sliced_optimizer_reduction.cc).
   absl::Status OnPlan(absl::Span<const BucketInfo> buckets);
   absl::StatusOr<RoundBuffers> BeginReduction(const BucketInfo& bucket, const ReductionStep& step);
   absl::Status OnReduced(int bucket);
@@ -198,10 +199,6 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status Run(const internal::StepMessage& step, bool has_inputs);
   absl::Status UpdateAll(const StepOptions& options);
   absl::Status UpdateAllThere(const StepOptions& options);  // On a device.
-  TensorView DeviceFlags() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return TensorView(device_flags_.data.get(), 2 * plan_->flag_count, DType::kFloat32, communicator().device());
-  }
-  absl::Status ReduceFlags(StreamRef stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On a device gathers that the stream waits for, and not the host: when they have ended well the update is over.
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitUntilSettled();
@@ -211,7 +208,6 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status OnAction(absl::string_view payload);
 
   // State (sliced_optimizer_state.cc).
-  absl::Status AnnounceAfterStep(absl::string_view call, const std::string& payload);
   absl::StatusOr<OptimizerState> Gather(int to);
   absl::Status SaveHere(const std::string& folder);
   // Where the state of all parameters is to be: as the newest plan has it; of what is in no bucket, if there is some,
@@ -222,7 +218,10 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   // This rank keeps of its part what `holders` say, and nothing else.
   absl::Status KeepOnly(int param, const internal::Holders& holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Joinable (there, too).
+  // First byte of what the lowest active rank announces.
+  enum class Action : char { kStep = 's', kConsolidate = 'c', kSave = 'v' };
+  // Joinable (sliced_optimizer_group.cc).
+  absl::Status AnnounceAfterStep(absl::string_view call, const std::string& payload);
   void LeaveGroup(Communicator* old, const GroupChange& change) override;
   absl::Status EnterGroup(const GroupChange& change) override;
   absl::Status TakeOver(StateTransfer& transfer) override;
@@ -241,8 +240,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
 
   // The reducer's thread works with all of this while a step reduces, others between steps.
   mutable absl::Mutex mutex_;
-  // On a device: this rank's flags and the group's. It goes after the updater, which waits for what reads it.
-  Memory device_flags_ ABSL_GUARDED_BY(mutex_);
+  internal::DeviceFlags device_flags_ ABSL_GUARDED_BY(mutex_);
   internal::ParameterUpdater updater_ ABSL_GUARDED_BY(mutex_);
   internal::LastChecks checks_;                                     // Behind the updater, whose device it asks.
   std::vector<internal::Holders> holders_ ABSL_GUARDED_BY(mutex_);  // By parameter: whose state is where.
@@ -252,11 +250,10 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   std::shared_ptr<internal::StateMove> move_ ABSL_GUARDED_BY(mutex_);  // Until a step has ended on all ranks.
   std::vector<float> flags_ ABSL_GUARDED_BY(mutex_);  // Which parameters of the buckets have a gradient on some rank.
   std::vector<Work> flag_works_ ABSL_GUARDED_BY(mutex_);  // By bucket.
-  std::vector<float> flags_there_ ABSL_GUARDED_BY(mutex_);  // On a device: as they were uploaded.
-  std::vector<bool> reduced_ ABSL_GUARDED_BY(mutex_);  // By bucket: its gradient waits for its update.
+  std::vector<bool> reduced_ ABSL_GUARDED_BY(mutex_);     // By bucket: its gradient waits for its update.
   bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
   std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);        // By bucket; empty when all have ended.
-  std::vector<Work> settling_ ABSL_GUARDED_BY(mutex_);       // Gathers on a device, see Settle().
+  internal::OpenWorks settling_ ABSL_GUARDED_BY(mutex_);     // Gathers on a device, see Settle().
   bool gradients_are_lost_ ABSL_GUARDED_BY(mutex_) = false;  // The buckets went before Step().
   bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;         // Buckets were updated in backward.
   bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;             // An update began and did not end.

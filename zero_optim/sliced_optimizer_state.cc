@@ -1,7 +1,6 @@
-// The state of a SlicedOptimizer as a whole: gathered, loaded, brought into another group. Who holds what is the table
-// `holders_`, which is equal on all ranks; slices of a new plan are made from it in the next reduction.
+// The state of a SlicedOptimizer as a whole: gathered, saved, loaded. Who holds what is the table `holders_`, which is
+// equal on all ranks; slices of a new plan are made from it in the next reduction.
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -9,11 +8,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/planner.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/checkpoint.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 #include "evenkeel/zero_optim/internal/agree.h"
-#include "evenkeel/zero_optim/internal/state_sync.h"
 #include "evenkeel/zero_optim/sliced_optimizer.h"
 
 namespace evenkeel {
@@ -22,7 +23,6 @@ namespace {
 using internal::HeldRange;
 using internal::Holders;
 using internal::ParameterUpdater;
-using internal::SliceFacts;
 
 // Tensors of one rank and type that travel together, in the order that all ranks put them in.
 struct Parcel {
@@ -42,6 +42,21 @@ struct Parcel {
 int64_t SlicedOptimizer::state_bytes() const {
   absl::MutexLock lock(&mutex_);
   return updater_.state_bytes();
+}
+
+absl::StatusOr<OptimizerState> SlicedOptimizer::Consolidate(int to) {
+  if (to != kAllRanks && (to < 0 || to >= communicator().world_size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(join_name(), ": Consolidate to rank ", to, " of ", communicator().world_size()));
+  }
+  EK_RETURN_IF_ERROR(AnnounceAfterStep(
+      "Consolidate", internal::ByteWriter().U8(static_cast<uint8_t>(Action::kConsolidate)).I32(to).Take()));
+  return Gather(to);
+}
+
+absl::Status SlicedOptimizer::Save(const std::string& folder) {
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", absl::StrCat(std::string(1, static_cast<char>(Action::kSave)), folder)));
+  return SaveHere(folder);
 }
 
 absl::StatusOr<OptimizerState> SlicedOptimizer::Gather(int to) {
@@ -216,112 +231,6 @@ absl::Status SlicedOptimizer::AddGroup(ParameterGroup group) {
   absl::MutexLock lock(&mutex_);
   updater_.groups() = groups_;
   EK_RETURN_IF_ERROR(internal::AddGroupOnAllRanks(communicator(), join_name(), *params_, std::move(group), updater_));
-  groups_ = updater_.groups();
-  return absl::OkStatus();
-}
-
-// Another group ------------------------------------------------------------------------------------------------------
-
-void SlicedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
-  if (is_registered_ && old != nullptr) old->steps().Unregister(this);
-  is_registered_ = false;
-  last_step_.reset();
-  params_->ClearGradients();
-  (void)WaitUntilSettled();  // Not, if the group failed before: the update stays torn.
-  absl::MutexLock lock(&mutex_);
-  const auto is_open = [](const Work& work) { return !work.IsDone(); };
-  if (old != nullptr && std::any_of(gathers_.begin(), gathers_.end(), is_open)) {
-    old->Abort(absl::CancelledError(absl::StrCat(join_name(), " left the group before WaitForAll()")));
-  }
-  // A move that some rank may not have finished is undone on all; one that an update followed has been finished by all
-  // that come to it, or nobody can go on with their state.
-  if (move_ != nullptr && !is_torn_) {
-    move_->Undo();
-    for (const auto& [param, before] : move_->before()) holders_[param] = before;
-  }
-  move_.reset();
-  plan_.reset();
-  if (reducers_group_ == &communicator()) next_plan_.reset();  // Of the group that is left.
-  gathers_.clear();
-  settling_.clear();
-  flag_works_.clear();
-  flags_there_.clear();
-  reduced_.clear();
-  gradients_are_lost_ = false;
-  awaits_step_ = false;
-}
-
-std::vector<int64_t> SlicedOptimizer::Sizes() const {
-  std::vector<int64_t> sizes;
-  for (int i = 0; i < params_->size(); ++i) sizes.push_back((*params_)[i].value.count);
-  return sizes;
-}
-
-SliceFacts SlicedOptimizer::Facts() const {
-  SliceFacts facts{.standing = {.steps_finished = steps_finished(),
-                                .is_torn = is_torn_,
-                                .may_lose = options_.lost_shard == LostShard::kFresh,
-                                .checkpoint_hint = options_.checkpoint_hint},
-                   .old_rank = held_rank_,
-                   .old_world_size = held_world_size_};
-  for (int i = 0; i < params_->size(); ++i) {
-    const StateRange range = updater_.range(i);
-    facts.held.push_back({.step = updater_.step(i), .begin = range.begin, .count = range.count});
-    if (updater_.step(i) > 0 && range.count > 0) facts.standing.holds_state = true;
-  }
-  return facts;
-}
-
-absl::Status SlicedOptimizer::EnterGroup(const GroupChange& /*change*/) {
-  EK_RETURN_IF_ERROR(TakeChannels());
-  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups_,
-                                                   internal::SameIn::kShape));
-  std::string mine;
-  {
-    absl::MutexLock lock(&mutex_);
-    EK_RETURN_IF_ERROR(updater_.Refresh());
-    mine = Facts().Serialize();
-  }
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      communicator().control().Exchange(absl::StrCat("slices/", join_name()), mine, communicator().timeout()));
-  std::vector<SliceFacts> by_rank;
-  for (const std::string& part : parts) {
-    EK_ASSIGN_OR_RETURN(SliceFacts facts, SliceFacts::Parse(part, Sizes()));
-    by_rank.push_back(std::move(facts));
-  }
-  EK_ASSIGN_OR_RETURN(const internal::SliceStart start, internal::PlanSliceStart(by_rank, Sizes()));
-  absl::MutexLock lock(&mutex_);
-  for (int param = 0; param < params_->size(); ++param) {
-    EK_RETURN_IF_ERROR(updater_.Prepare(param, start.steps[param]));
-    EK_RETURN_IF_ERROR(KeepOnly(param, start.holders[param]));
-  }
-  is_torn_ = false;
-  held_rank_ = communicator().rank();
-  held_world_size_ = communicator().world_size();
-  communicator().steps().Register(this);
-  is_registered_ = true;
-  return absl::OkStatus();
-}
-
-absl::Status SlicedOptimizer::CheckWhole() const {
-  std::vector<Work> settling;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!is_torn_) return absl::OkStatus();
-    if (gathers_.empty()) settling = settling_;
-  }
-  absl::Status last = settling.empty() ? absl::AbortedError("") : absl::OkStatus();
-  for (const Work& work : settling) last.Update(work.Wait());
-  if (last.ok()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
-}
-
-absl::Status SlicedOptimizer::TakeOver(StateTransfer& transfer) {
-  const internal::StateSync sync{.comm = communicator(), .channel = *channel_, .name = join_name()};
-  if (transfer.done.insert(params_).second) EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
-  absl::MutexLock lock(&mutex_);
-  EK_RETURN_IF_ERROR(sync.BroadcastSettings(updater_, transfer.source));
   groups_ = updater_.groups();
   return absl::OkStatus();
 }

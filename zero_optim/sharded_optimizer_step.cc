@@ -217,7 +217,7 @@ absl::Status ShardedOptimizer::DecideThere(const StepOptions& options) {
       own[param] = reduction_->HasOwnGradient(param) ? 1 : 0;
       may_be_unset = may_be_unset || own[param] == 0;
     }
-    EK_RETURN_IF_ERROR(flags_.Reduce(own, updater_, communicator(), *channel_));
+    EK_RETURN_IF_ERROR(flags_.Reduce(own, updater_, communicator(), *channel_, stream));
     flags = flags_.all();
   }
   const bool is_measured = internal::NeedsCheck(options);

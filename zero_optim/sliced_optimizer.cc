@@ -13,12 +13,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
@@ -26,6 +28,7 @@
 
 namespace evenkeel {
 
+using internal::ParameterUpdater;
 using internal::SlicePlan;
 using internal::StateMove;
 using internal::StepMessage;
@@ -67,9 +70,6 @@ absl::StatusOr<std::unique_ptr<SlicedOptimizer>> SlicedOptimizer::Make(Communica
     absl::MutexLock lock(&optimizer->mutex_);
     if (own.ok()) own = optimizer->updater_.Check();
     if (own.ok()) own = optimizer->updater_.CheckDense();
-    if (own.ok() && optimizer->updater_.is_on_device() && optimizer->updates_in_backward()) {
-      own = absl::UnimplementedError("slices are updated in Step() on a device, not in backward (SliceUpdates)");
-    }
   }
   if (own.ok()) own = optimizer->TakeChannels();
   EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups_));
@@ -206,16 +206,13 @@ absl::Status SlicedOptimizer::UpdateAllThere(const StepOptions& options) {
   if (plan_ == nullptr || options.skip) return absl::OkStatus();
   const StreamRef stream = updater_.stream();
   if (move_ != nullptr) EK_RETURN_IF_ERROR(move_->OrderBefore(stream));
-  std::vector<std::vector<internal::ParameterUpdater::Gradient>> buckets(plan_->buckets.size());
-  std::vector<internal::ParameterUpdater::Gradient> all;
+  std::vector<ParameterUpdater::Gradient> all;
   for (size_t b = 0; b < reduced_.size(); ++b) {
-    const SlicePlan::Bucket& bucket = plan_->buckets[b];
-    for (size_t i = 0; i < bucket.layout.params.size() && reduced_[b]; ++i) {
-      buckets[b].push_back({bucket.layout.params[i], bucket.gradients[i], bucket.first_flag + static_cast<int>(i)});
-    }
-    all.insert(all.end(), buckets[b].begin(), buckets[b].end());
+    if (!reduced_[b]) continue;
+    const std::vector<ParameterUpdater::Gradient> some = GradientsOf(static_cast<int>(b));
+    all.insert(all.end(), some.begin(), some.end());
   }
-  EK_RETURN_IF_ERROR(device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_));
+  EK_RETURN_IF_ERROR(device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_, stream));
   EK_RETURN_IF_ERROR(updater_.SetGradients(0, all, stream));
   const bool is_measured = internal::NeedsCheck(options);
   if (is_measured) {
@@ -223,22 +220,53 @@ absl::Status SlicedOptimizer::UpdateAllThere(const StepOptions& options) {
     EK_RETURN_IF_ERROR(updater_.MeasureThere(0, norm, stream));
     EK_RETURN_IF_ERROR(internal::AddUpMeasure(updater_, norm, communicator(), *channel_));
   }
-  const bool may_be_unset = std::find(flags_.begin(), flags_.end(), 0) != flags_.end();
   is_torn_ = true;
-  EK_RETURN_IF_ERROR(updater_.PrepareThere(0, options, is_measured, stream, device_flags_.all(), may_be_unset));
+  EK_RETURN_IF_ERROR(updater_.PrepareThere(0, options, is_measured, stream, device_flags_.all(), MayBeUnset()));
   if (is_measured) checks_.SetThere(&updater_.device());
   gathers_.assign(plan_->buckets.size(), Work());
   for (size_t b = 0; b < reduced_.size(); ++b) {
-    if (!reduced_[b]) continue;
-    const int list = 1 + static_cast<int>(b);
-    EK_RETURN_IF_ERROR(updater_.SetGradients(list, buckets[b], stream));
-    EK_RETURN_IF_ERROR(updater_.ApplyThere(list, stream));
-    if (communicator().world_size() == 1) continue;
-    const SlicePlan::Bucket& bucket = plan_->buckets[b];
-    gathers_[b] = channel_->Issue(bucket.gather, TensorList(bucket.own_values.begin(), bucket.own_values.end()),
-                                  TensorList(bucket.all_values.begin(), bucket.all_values.end()), {.after = stream});
+    if (reduced_[b]) EK_RETURN_IF_ERROR(ApplyThere(static_cast<int>(b), std::nullopt, stream));
   }
   return absl::OkStatus();
+}
+
+std::vector<ParameterUpdater::Gradient> SlicedOptimizer::GradientsOf(int index) const {
+  const SlicePlan::Bucket& bucket = plan_->buckets[index];
+  std::vector<ParameterUpdater::Gradient> gradients;
+  for (size_t i = 0; i < bucket.layout.params.size(); ++i) {
+    gradients.push_back({bucket.layout.params[i], bucket.gradients[i], bucket.first_flag + static_cast<int>(i)});
+  }
+  return gradients;
+}
+
+bool SlicedOptimizer::MayBeUnset() const { return std::find(flags_.begin(), flags_.end(), 0) != flags_.end(); }
+
+absl::Status SlicedOptimizer::ApplyThere(int index, const std::optional<StepOptions>& to_prepare, StreamRef stream) {
+  const int list = 1 + index;
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(updater_.SetGradients(list, GradientsOf(index), stream));
+  if (to_prepare.has_value()) {
+    EK_RETURN_IF_ERROR(
+        updater_.PrepareThere(list, *to_prepare, /*is_measured=*/false, stream, device_flags_.all(), MayBeUnset()));
+  }
+  EK_RETURN_IF_ERROR(updater_.ApplyThere(list, stream));
+  SendOut(index, stream);
+  return absl::OkStatus();
+}
+
+// All buckets have gone out when the first of a step comes here, so all flags go with it.
+absl::Status SlicedOptimizer::UpdateInBackwardThere(int index, StreamRef stream) {
+  if (!awaits_step_) {
+    if (move_ != nullptr) {  // What it has copied here is on the parameters' stream.
+      DeviceRuntime& runtime = *communicator().runtime();
+      EK_ASSIGN_OR_RETURN(const Event copied, runtime.Record(updater_.stream()));
+      EK_RETURN_IF_ERROR(runtime.Wait(stream, copied));
+      EK_RETURN_IF_ERROR(move_->OrderBefore(stream));
+    }
+    EK_RETURN_IF_ERROR(device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_, stream));
+  }
+  awaits_step_ = true;
+  return ApplyThere(index, StepOptions(), stream);
 }
 
 void SlicedOptimizer::Settle() {
@@ -293,10 +321,15 @@ void SlicedOptimizer::UpdateBucket(int index, double grad_scale) {
     if (flags_[bucket.first_flag + i] == 0) continue;  // No rank has a gradient.
     updater_.Update(bucket.layout.params[i], bucket.gradients[i], grad_scale);
   }
+  SendOut(index, {});
+}
+
+void SlicedOptimizer::SendOut(int index, StreamRef after) {
+  const SlicePlan::Bucket& bucket = plan_->buckets[index];
   if (gathers_.empty()) gathers_.assign(plan_->buckets.size(), Work());
   if (communicator().world_size() == 1) return;
   gathers_[index] = channel_->Issue(bucket.gather, TensorList(bucket.own_values.begin(), bucket.own_values.end()),
-                                    TensorList(bucket.all_values.begin(), bucket.all_values.end()));
+                                    TensorList(bucket.all_values.begin(), bucket.all_values.end()), {.after = after});
 }
 
 absl::Status SlicedOptimizer::WaitFor(int param) {

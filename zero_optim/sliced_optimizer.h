@@ -29,7 +29,8 @@
 // Accumulation: the DataParallel's; a step without reduction needs no Step().
 // Devices:      parameters of float32 or bfloat16 on the group's device (optimizer.h). A step is work on streams: the
 //               reducer's, the parameters' and the channels'; the host waits for none, whatever gradients there are.
-//               WaitFor() orders the parameters' stream. With SliceUpdates::kInStep only. What reads or moves state
+//               WaitFor() orders the parameters' stream. With SliceUpdates::kInBackward updates are put there by the
+//               step's end, which the host reaches first, and run beside the rest of backward. What reads or moves state
 //               waits, and so may the first step of a new plan.
 // Join:         put both into RunJoined()'s list. Ranks that ran dry update their slices with the others' gradients, by
 //               the settings of the lowest active rank.
@@ -184,7 +185,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   // The reduction (sliced_optimizer_reduction.cc).
   absl::Status OnPlan(absl::Span<const BucketInfo> buckets);
   absl::StatusOr<RoundBuffers> BeginReduction(const BucketInfo& bucket, const ReductionStep& step);
-  absl::Status OnReduced(int bucket);
+  absl::Status OnReduced(int bucket, StreamRef stream);
   void OnStepEnd();
   std::string SettingsMessage() const;
   absl::Status OnSettings(absl::string_view message);
@@ -198,7 +199,15 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
   absl::Status RepeatStep(absl::string_view message);
   absl::Status Run(const internal::StepMessage& step, bool has_inputs);
   absl::Status UpdateAll(const StepOptions& options);
-  absl::Status UpdateAllThere(const StepOptions& options);  // On a device.
+  absl::Status UpdateAllThere(const StepOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // On a device.
+  // On a device: of a bucket that was reduced.
+  std::vector<internal::ParameterUpdater::Gradient> GradientsOf(int index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayBeUnset() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // A gradient, for all that this rank knows.
+  absl::Status UpdateInBackwardThere(int index, StreamRef stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The update; `to_prepare`, unless that was done for all buckets together.
+  absl::Status ApplyThere(int index, const std::optional<StepOptions>& to_prepare, StreamRef stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendOut(int index, StreamRef after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On a device gathers that the stream waits for, and not the host: when they have ended well the update is over.
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitUntilSettled();

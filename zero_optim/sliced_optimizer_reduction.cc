@@ -56,8 +56,8 @@ class SlicedOptimizer::Reduction : public BucketReduction {
   absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int /*round*/, const ReductionStep& step) override {
     return owner_->BeginReduction(bucket, step);
   }
-  absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& /*step*/) override {
-    EK_RETURN_IF_ERROR(owner_->OnReduced(bucket.index));
+  absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override {
+    EK_RETURN_IF_ERROR(owner_->OnReduced(bucket.index, step.stream));
     return GradFate::kNone;
   }
   absl::Status OnStepEnd() override {
@@ -150,7 +150,7 @@ absl::Status SlicedOptimizer::AdoptPlan() {
 
 void SlicedOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
   const int first = plan_->buckets[bucket.index].first_flag, count = static_cast<int>(bucket.params.size());
-  if (updater_.is_on_device()) {  // Step() sends them all.
+  if (updater_.is_on_device()) {  // They go out together, before the first update.
     for (int i = 0; i < count; ++i) {
       flags_[first + i] = contributes && params_->grad_state(bucket.params[i]) != GradState::kNone;
     }
@@ -169,7 +169,7 @@ void SlicedOptimizer::OnStepEnd() {
   is_between_reductions_ = true;
 }
 
-absl::Status SlicedOptimizer::OnReduced(int bucket) {
+absl::Status SlicedOptimizer::OnReduced(int bucket, StreamRef stream) {
   std::shared_ptr<StateMove> move;
   Work flags;
   {
@@ -177,6 +177,7 @@ absl::Status SlicedOptimizer::OnReduced(int bucket) {
     EK_RETURN_IF_ERROR(CheckGroups());
     reduced_[bucket] = true;
     if (!updates_in_backward()) return absl::OkStatus();
+    if (updater_.is_on_device()) return UpdateInBackwardThere(bucket, stream);
     move = move_;
     flags = flag_works_[bucket];
   }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <set>
@@ -42,46 +43,63 @@ void RunOn(SimulatedDevices& devices, int world_size, absl::FunctionRef<absl::St
   EXPECT_TRUE(status.ok()) << status;
 }
 
-SlicedRankOptions On(SimulatedDevices& devices, bool overlaps = false) {
-  return {.optimizer = {.overlap_forward = overlaps}, .devices = &devices};
+constexpr SliceUpdates kAllUpdates[] = {SliceUpdates::kInStep, SliceUpdates::kInBackward};
+
+SlicedRankOptions On(SimulatedDevices& devices, bool overlaps = false, SliceUpdates updates = SliceUpdates::kInStep) {
+  return {.optimizer = {.updates = updates, .overlap_forward = overlaps}, .devices = &devices};
+}
+
+// Step() takes none after updates in backward.
+StepOptions IfInStep(SliceUpdates updates, const StepOptions& options) {
+  return updates == SliceUpdates::kInStep ? options : StepOptions();
 }
 
 TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingBitForBit) {
   for (const int world_size : {1, 2, 3, 5}) {
     for (const UpdateRule& rule : {UpdateRule(kMomentum), UpdateRule(AdamW{})}) {
       for (const bool overlaps : {false, true}) {
-        SCOPED_TRACE(absl::StrCat(world_size, " ranks, ", ToString(rule), overlaps ? ", overlaps" : ""));
-        SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
-        RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
-          SlicedRankOptions rank_options = On(devices, overlaps);
-          rank_options.reducer.gradient_as_bucket_view = overlaps;
-          EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, rule, rank_options));
-          TestModel plain_model(kSizes);
-          PlainTraining plain(&plain_model, rule);
-          for (int step = 0; step < 5; ++step) {
-            const StepOptions options{.grad_scale = step == 1 ? 0.3 : 1.0, .skip = step == 2};
-            EK_RETURN_IF_ERROR(rank->Step(step, options));
-            plain.Step(Ranks(world_size), step, 1.0 / world_size, options);
-          }
-          return ExpectEqual(*rank, plain_model, plain.state());
-        });
+        for (const SliceUpdates updates : kAllUpdates) {
+          const bool in_backward = updates == SliceUpdates::kInBackward;
+          SCOPED_TRACE(absl::StrCat(world_size, " ranks, ", ToString(rule), overlaps ? ", overlaps" : "",
+                                    in_backward ? ", in backward" : ""));
+          SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
+          RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
+            SlicedRankOptions rank_options = On(devices, overlaps, updates);
+            rank_options.reducer.gradient_as_bucket_view = overlaps;
+            EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, rule, rank_options));
+            TestModel plain_model(kSizes);
+            PlainTraining plain(&plain_model, rule);
+            for (int step = 0; step < 5; ++step) {
+              const StepOptions options = IfInStep(updates, {.grad_scale = step == 1 ? 0.3 : 1.0, .skip = step == 2});
+              EK_RETURN_IF_ERROR(rank->Step(step, options));
+              plain.Step(Ranks(world_size), step, 1.0 / world_size, options);
+            }
+            return ExpectEqual(*rank, plain_model, plain.state());
+          });
+        }
       }
     }
   }
 }
 
 TEST(SlicedOptimizerOnDevicesTest, NoStepWaitsForADevice) {
-  for (const int world_size : {1, 2, 3}) {
+  for (const auto& [world_size, updates] : {std::pair(1, SliceUpdates::kInStep),
+                                            {2, SliceUpdates::kInStep},
+                                            {3, SliceUpdates::kInStep},
+                                            {1, SliceUpdates::kInBackward},
+                                            {2, SliceUpdates::kInBackward},
+                                            {3, SliceUpdates::kInBackward}}) {
     SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(50)});
+    const SliceUpdates when = updates;
     std::atomic<int64_t> work_waits = 0;
     RunOn(
         devices, world_size,
         [&](Communicator& comm) -> absl::Status {
-          EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices)));
+          EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, when)));
           TestModel plain_model(kSizes);
           PlainTraining plain(&plain_model, AdamW{});
           const StepOptions checked{.clip = ClipOptions{.max_norm = 1e9}, .skip_nonfinite = true};
-          const auto options = [&](int step) { return step % 2 == 0 ? checked : StepOptions(); };
+          const auto options = [&](int step) { return IfInStep(when, step % 2 == 0 ? checked : StepOptions()); };
           for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank->Step(step, options(step)));
           EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
           const int64_t waits = devices.host_waits(), works = work_waits;
@@ -102,10 +120,12 @@ TEST(SlicedOptimizerOnDevicesTest, NoStepWaitsForADevice) {
 
 // Which gradients exist is known on the devices alone; parameter 4 has one on one rank, 5 on none.
 TEST(SlicedOptimizerOnDevicesTest, LeavesAloneWhatNoRankHasAGradientOf) {
-  for (const int world_size : {1, 2, 3}) {
+  for (const int run : {1, 2, 3, -2, -3}) {
+    const int world_size = std::abs(run);
     SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
     RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
-      SlicedRankOptions options = On(devices);
+      SlicedRankOptions options =
+          On(devices, /*overlaps=*/false, run > 0 ? SliceUpdates::kInStep : SliceUpdates::kInBackward);
       options.reducer.find_unused = true;
       EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, kMomentum, options));
       EK_ASSIGN_OR_RETURN(auto whole, WholeRank::Create(comm, kMomentum, options));
@@ -166,21 +186,24 @@ TEST(SlicedOptimizerOnDevicesTest, ClipsAndSkipsForAllRanks) {
 // State moves between the devices when the buckets change.
 TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingWhateverIsFrozen) {
   for (const int world_size : {2, 3}) {
-    SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
-    RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/true)));
-      TestModel plain_model(kSizes);
-      PlainTraining plain(&plain_model, AdamW{});
-      for (int step = 0; step < 7; ++step) {
-        for (ParameterSet* params : {&rank->model.params(), &plain_model.params()}) {
-          params->SetTrainable(1, step < 2 || step > 4);
-          params->SetTrainable(6, step > 0);
+    for (const SliceUpdates updates : kAllUpdates) {
+      SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
+      RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/true, updates)));
+        TestModel plain_model(kSizes);
+        PlainTraining plain(&plain_model, AdamW{});
+        for (int step = 0; step < 7; ++step) {
+          for (ParameterSet* params : {&rank->model.params(), &plain_model.params()}) {
+            params->SetTrainable(1, step < 2 || step > 4);
+            params->SetTrainable(6, step > 0);
+          }
+          const StepOptions options = IfInStep(updates, {.skip_nonfinite = true});
+          EK_RETURN_IF_ERROR(rank->Step(step, options));
+          plain.Step(Ranks(world_size), step, 1.0 / world_size, options);
         }
-        EK_RETURN_IF_ERROR(rank->Step(step, {.skip_nonfinite = true}));
-        plain.Step(Ranks(world_size), step, 1.0 / world_size, {.skip_nonfinite = true});
-      }
-      return ExpectEqual(*rank, plain_model, plain.state());
-    });
+        return ExpectEqual(*rank, plain_model, plain.state());
+      });
+    }
   }
 }
 
@@ -276,65 +299,58 @@ TEST(SlicedOptimizerOnDevicesTest, CheckpointsAreTheCpusAtAnyWorldSize) {
 
 TEST(SlicedOptimizerOnDevicesTest, RanksWithoutInputsTakeTheSameSteps) {
   for (const std::vector<int>& inputs : {std::vector<int>{2, 5}, {0, 3}, {3, 1, 2}, {0, 1, 2, 3, 1}}) {
-    const int world_size = static_cast<int>(inputs.size());
-    SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
-    RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices)));
-      const StepOptions options{.skip_nonfinite = true};
-      EK_RETURN_IF_ERROR(RunJoined(rank->joinables(), {}, [&](JoinScope&) -> absl::Status {
-        for (int step = 0; step < inputs[comm.rank()]; ++step) EK_RETURN_IF_ERROR(rank->Step(step, options));
-        return absl::OkStatus();
-      }));
-      TestModel plain_model(kSizes);
-      PlainTraining plain(&plain_model, AdamW{});
-      for (int step = 0;; ++step) {
-        std::vector<int> active;
-        for (int r = 0; r < world_size; ++r) {
-          if (step < inputs[r]) active.push_back(r);
+    for (const SliceUpdates updates : kAllUpdates) {
+      const int world_size = static_cast<int>(inputs.size());
+      SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
+      RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, updates)));
+        const StepOptions options = IfInStep(updates, {.skip_nonfinite = true});
+        EK_RETURN_IF_ERROR(RunJoined(rank->joinables(), {}, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < inputs[comm.rank()]; ++step) EK_RETURN_IF_ERROR(rank->Step(step, options));
+          return absl::OkStatus();
+        }));
+        TestModel plain_model(kSizes);
+        PlainTraining plain(&plain_model, AdamW{});
+        for (int step = 0;; ++step) {
+          std::vector<int> active;
+          for (int r = 0; r < world_size; ++r) {
+            if (step < inputs[r]) active.push_back(r);
+          }
+          if (active.empty()) break;
+          plain.Step(active, step, 1.0 / world_size, options);
         }
-        if (active.empty()) break;
-        plain.Step(active, step, 1.0 / world_size, options);
-      }
-      return ExpectEqual(*rank, plain_model, plain.state());
-    });
+        return ExpectEqual(*rank, plain_model, plain.state());
+      });
+    }
   }
 }
 
 TEST(SlicedOptimizerOnDevicesTest, AnotherGroupOfTheSameRanksGoesOn) {
   SimulatedDevices devices({.count = 2, .delay = absl::Microseconds(20)});
-  RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto next, comm.Split(0, -comm.rank()));  // Where the ranks have other numbers.
-    EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices)));
-    TestModel plain_model(kSizes);
-    PlainTraining plain(&plain_model, AdamW{});
-    for (int step = 0; step < 3; ++step) {
-      EK_RETURN_IF_ERROR(rank->Step(step));
-      plain.Step({0, 1}, step, 0.5);
-    }
-    EK_RETURN_IF_ERROR(rank->ddp->ReplaceGroup(next.get()));
-    EK_RETURN_IF_ERROR(rank->optimizer->ReplaceGroup(next.get()));
-    for (int step = 3; step < 6; ++step) {
-      EK_RETURN_IF_ERROR(rank->Step(step));
-      plain.Step({0, 1}, step, 0.5);
-    }
-    EK_RETURN_IF_ERROR(ExpectEqual(*rank, plain_model, plain.state()));
-    rank.reset();
-    return next->Finalize();
-  });
+  for (const SliceUpdates updates : kAllUpdates) {
+    RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(auto next, comm.Split(0, -comm.rank()));  // Where the ranks have other numbers.
+      EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, updates)));
+      TestModel plain_model(kSizes);
+      PlainTraining plain(&plain_model, AdamW{});
+      for (int step = 0; step < 3; ++step) {
+        EK_RETURN_IF_ERROR(rank->Step(step));
+        plain.Step({0, 1}, step, 0.5);
+      }
+      EK_RETURN_IF_ERROR(rank->ddp->ReplaceGroup(next.get()));
+      EK_RETURN_IF_ERROR(rank->optimizer->ReplaceGroup(next.get()));
+      for (int step = 3; step < 6; ++step) {
+        EK_RETURN_IF_ERROR(rank->Step(step));
+        plain.Step({0, 1}, step, 0.5);
+      }
+      EK_RETURN_IF_ERROR(ExpectEqual(*rank, plain_model, plain.state()));
+      rank.reset();
+      return next->Finalize();
+    });
+  }
 }
 
-TEST(SlicedOptimizerOnDevicesTest, BucketsAreNotUpdatedInBackward) {
-  SimulatedDevices devices;
-  RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {
-    SlicedRankOptions options = On(devices);
-    options.optimizer.updates = SliceUpdates::kInBackward;
-    const absl::Status status = SlicedRank::Create(comm, AdamW{}, options).status();
-    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
-    return absl::OkStatus();
-  });
-}
-
-// An Optimizer with all state, which does update in backward.
+// An Optimizer with all state that updates in backward.
 TEST(OptimizerInBackwardOnDevicesTest, IsThePlainTrainingBitForBit) {
   for (const int world_size : {1, 2, 3}) {
     SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});

@@ -1,12 +1,13 @@
 // What the ranks of a group tell each other in a step on devices, without a host that waits: how large all of their
 // gradients are together, and which parameters some rank has a gradient of.
 //
-//   EK_RETURN_IF_ERROR(flags.Reduce(own, updater, comm, channel));            // own[i]: 1 if this rank has one
+//   EK_RETURN_IF_ERROR(flags.Reduce(own, updater, comm, channel, stream));    // own[i]: 1 if this rank has one
 //   EK_RETURN_IF_ERROR(updater.MeasureThere(0, norm, updater.stream()));
 //   EK_RETURN_IF_ERROR(AddUpMeasure(updater, norm, comm, channel));
 //   EK_RETURN_IF_ERROR(updater.PrepareThere(0, options, true, updater.stream(), flags.all(), may_be_unset));
 //
-// Order:     all ranks call the same in the same order. All is work on the updater's stream.
+// Order:     all ranks call the same in the same order. All is work on the updater's stream, or on that which is given:
+//            always the same one then.
 // Threads:   thread-compatible.
 // Ownership: the flags' memory outlives the updater, which waits for what reads it: declare them before it.
 
@@ -29,7 +30,8 @@ absl::Status AddUpMeasure(ParameterUpdater& updater, double norm, Communicator& 
 class DeviceFlags {
  public:
   // 0 or 1 each, as many on all ranks. They go to the device only when they have changed.
-  absl::Status Reduce(const std::vector<float>& own, ParameterUpdater& updater, Communicator& comm, Channel& channel);
+  absl::Status Reduce(const std::vector<float>& own, ParameterUpdater& updater, Communicator& comm, Channel& channel,
+                      StreamRef stream);
   // The group's; until the next Reduce().
   TensorView all() const { return Part(1); }
   // What lies there is not relied upon any more.

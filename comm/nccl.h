@@ -18,7 +18,8 @@
 //           group's be on their way at a time: before the other group's call either wait on the host, first.Wait(); or
 //           put it behind on the device, first.OrderBefore(stream) and {.after = stream}. All ranks that are in several
 //           of the groups do so in one order. Within a group there is nothing to mind. NCCL_LAUNCH_ORDER_IMPLICIT=1 is
-//           no substitute: to NCCL launches that meet on two threads are an error then.
+//           no substitute: to NCCL launches that meet on two threads are an error then. The end of one group may have to
+//           wait for what another has on the device: NCCL gives back memory.
 // Streams:  the group has one of its own, of high priority. An operation starts after what is on CallOptions::after at
 //           the call, and after CallOptions::after_event. OrderBefore() waits on the host until the operation is
 //           launched, that is until all ranks have issued it, and never for a device. Not for use while a stream is

@@ -32,6 +32,11 @@ Wait LaunchWait(const Operation& operation) {
           .text = absl::StrCat("the launch of #", operation.sequence, " ", ToString(what))};
 }
 
+absl::Status Both(const absl::Status& first, const absl::Status& second) {
+  if (first.ok() || second.ok()) return first.ok() ? second : first;
+  return Annotate(second, first.message());
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclBackend>> NcclBackend::Create(DeviceRuntime& runtime, NcclApi& api,
@@ -282,12 +287,10 @@ absl::Status NcclBackend::LetGo(const absl::Status& why) {
     absl::MutexLock lock(&mutex_);
     const auto is_free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_launching_; };
     if (!mutex_.AwaitWithTimeout(absl::Condition(&is_free), settings_.abort_patience)) {
-      trouble.Update(absl::DeadlineExceededError("a launch has not come back"));
+      trouble = Both(trouble, absl::DeadlineExceededError("a launch has not come back"));
     }
   }
-  const absl::Status drained = Drain();  // From here on nothing touches a buffer.
-  trouble.Update(drained);
-  return trouble;
+  return Both(trouble, Drain());  // From here on nothing touches a buffer.
 }
 
 }  // namespace evenkeel::internal

@@ -103,7 +103,8 @@ int FollowedCalls::Leader() const {
 
 std::vector<std::string> FollowedCalls::NoticesFrom(int64_t number) const {
   std::vector<std::string> notices;
-  for (number = std::max(number, first_); number < position_; ++number) {
+  const int64_t end = first_ + static_cast<int64_t>(log_.size());  // What it has only followed is not there.
+  for (number = std::max(number, first_); number < end; ++number) {
     notices.push_back(internal::ByteWriter()
                           .U8(static_cast<uint8_t>(Notice::kCall))
                           .I64(loop_)
@@ -134,9 +135,10 @@ void FollowedCalls::OnNotice(int from, absl::string_view notice) {
     }
     const bool led_before = Leader() == control_->rank();
     dry_.insert({loop, from});
-    if (loop != loop_ || is_dry_ || Leader() != control_->rank()) return;
-    // The one who led before may have known less than this rank: what it had told to whom is not known.
-    notices = NoticesFrom(led_before ? number : first_);
+    if (loop != loop_ || (!is_dry_ && Leader() != control_->rank())) return;
+    // The one who led before may have known less than this rank: what it had told to whom is not known. Who has run dry
+    // itself may have issued its last calls before it knew that it led: where a call does not wait for the others.
+    notices = NoticesFrom(led_before || is_dry_ ? number : first_);
   }
   Send(std::move(notices));
 }

@@ -8,8 +8,9 @@
 // While a step is running that some ranks are known to be dry in, its lowest active rank tells them with all else it
 // does (StepControl). For the rest there are notices: a rank that runs dry says so, and how many it has issued; the
 // lowest rank that has not said so tells what it has issued after that, and issues from then on. Who takes over that
-// role repeats what was issued since the last agreed step; numbers say what a rank has followed already. While all
-// ranks have inputs no message is sent.
+// role repeats what was issued since the last agreed step; numbers say what a rank has followed already. So does a dry
+// rank with what it has issued itself, when it learns of another one that had run dry before. While all ranks have
+// inputs no message is sent.
 //
 // Threads: thread-safe.
 

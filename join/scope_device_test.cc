@@ -25,6 +25,7 @@
 #include "evenkeel/comm/internal/simulated_nccl_group.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/scope.h"
@@ -319,6 +320,37 @@ TEST_P(ScopeOnDevicesTest, NoHostWaitsForADeviceInAStep) {
   OutcomesOf(world, test,
              [&](const Body& body) { return RunSimulatedRanks(devices, world, body, {.work_waits = &work_waits}); });
   EXPECT_GT(devices.host_waits(), 0);  // At the end of the loops.
+}
+
+// A rank can have issued all its calls, and have run dry, before it knows that another one ran dry before.
+TEST_P(ScopeOnDevicesTest, CallsAreFollowedAlsoWhenWhoIssuedThemHasRunDry) {
+  const int world = GetParam();
+  SimulatedDevices devices({.count = world});
+  std::atomic<Communicator*> last = nullptr;  // The one with inputs.
+  const auto run = [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors, Tensors::Create(comm, Calls::kOnStream));
+    Ticker ticker(&comm);
+    EK_RETURN_IF_ERROR(RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
+      if (comm.rank() < world - 1) {
+        while (last == nullptr || !last.load()->steps().is_dry()) absl::SleepFor(absl::Milliseconds(1));
+        return absl::OkStatus();
+      }
+      for (int step = 0; step < 3; ++step) {
+        EK_ASSIGN_OR_RETURN(const TensorView data, tensors->Make(std::vector<float>{1.0f}));
+        EK_RETURN_IF_ERROR(scope.AllReduce(data, ReduceOp::kSum, {.stream = tensors->stream()}));
+        EK_RETURN_IF_ERROR(tensors->Save(data));
+        if (step == 1) EK_RETURN_IF_ERROR(ticker.Tick());
+      }
+      last = &comm;
+      return absl::OkStatus();
+    }));
+    EK_ASSIGN_OR_RETURN(const Outcome outcome, tensors->Read());
+    const float one = 1;
+    EXPECT_THAT(outcome.bits, testing::Each(std::string(reinterpret_cast<const char*>(&one), sizeof(one))));
+    return absl::OkStatus();
+  };
+  const absl::Status status = RunSimulatedRanks(devices, world, run, {.comm = {.timeout = absl::Seconds(60)}});
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_P(ScopeOnDevicesTest, ABarrierIsTheHosts) {

@@ -118,12 +118,51 @@ TEST_F(NcclTest, BroadcastInParts) {
   EXPECT_EQ(Read(), numbers_);
 }
 
-TEST_F(NcclTest, LargeMemoryIsRegisteredAndOutlivesTheGroup) {
+TEST_F(NcclTest, LargeMemoryIsRegisteredZeroedAndOutlivesTheGroup) {
+  NcclOptions options;
+  options.communicator.watch.warn = [](const std::string& text) {
+    EXPECT_FALSE(absl::StrContains(text, "not registered")) << text;
+  };
+  absl::StatusOr<std::unique_ptr<Communicator>> comm = CreateAlone(options);
+  ASSERT_TRUE(comm.ok()) << comm.status();
+  absl::StatusOr<Memory> memory = (*comm)->Allocate(int64_t{4} << 20);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  std::vector<float> values(int64_t{1} << 20, 1.0f);
+  const TensorView view(memory->data.get(), int64_t{1} << 20, DType::kFloat32, (*comm)->device());
+  EXPECT_TRUE((*comm)->AllReduce(view, ReduceOp::kSum).ok());
+  absl::Status status = comm_->runtime()->Copy(values.data(), view.data, view.bytes(), stream());
+  status.Update(comm_->runtime()->Synchronize(stream(), absl::Now() + absl::Minutes(1)));
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(values, std::vector<float>(int64_t{1} << 20, 0.0f));
+  comm->reset();
+}
+
+TEST_F(NcclTest, GroupsOnOneDeviceGoOnWhereOneIsPutBehindTheOther) {
+  absl::StatusOr<std::unique_ptr<Communicator>> other = comm_->Split(0, 0);
+  ASSERT_TRUE(other.ok()) << other.status();
+  Write(numbers_);
+  for (int i = 0; i < 20; ++i) {
+    for (Communicator* const group : {comm_.get(), other->get()}) {
+      const Work work = group->user().AllReduce(view_, ReduceOp::kMax, {.after = stream()});
+      ASSERT_TRUE(work.OrderBefore(stream()).ok());
+    }
+  }
+  EXPECT_EQ(Read(), numbers_);
+  EXPECT_TRUE((*other)->Finalize().ok());
+  EXPECT_TRUE(comm_->Finalize().ok());
+}
+
+TEST_F(NcclTest, AnAbortLetsGoOfMemoryThatIsRegistered) {
   absl::StatusOr<Memory> memory = comm_->Allocate(int64_t{4} << 20);
   ASSERT_TRUE(memory.ok()) << memory.status();
   const TensorView view(memory->data.get(), int64_t{1} << 20, DType::kFloat32, comm_->device());
-  EXPECT_TRUE(comm_->AllReduce(view, ReduceOp::kSum).ok());
-  comm_.reset();
+  std::vector<Work> works;
+  for (int i = 0; i < 20; ++i) works.push_back(comm_->user().AllReduce(view, ReduceOp::kSum, {.scale = 0.5}));
+  comm_->Abort(absl::CancelledError("enough"));
+  for (const Work& work : works) {
+    const absl::Status ended = work.Wait();
+    EXPECT_TRUE(ended.ok() || ended == absl::CancelledError("enough")) << ended;  // Nothing was left behind.
+  }
 }
 
 TEST_F(NcclTest, AnswersUnimplementedForWhatItLacks) {

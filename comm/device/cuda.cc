@@ -77,6 +77,7 @@ class CudaRuntime : public DeviceRuntime {
   absl::StatusOr<Event> Record(StreamRef stream) override;
   absl::Status Wait(StreamRef stream, const Event& event) override;
   absl::StatusOr<bool> IsDone(const Event& event) override;
+  absl::StatusOr<Event> RecordTimed(StreamRef stream) override;
   absl::Status Copy(void* to, const void* from, int64_t bytes, StreamRef stream) override;
   absl::Status Zero(void* data, int64_t bytes, StreamRef stream) override;
   absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
@@ -85,17 +86,19 @@ class CudaRuntime : public DeviceRuntime {
 
  private:
   absl::Status DoSynchronize(const Event& event, absl::Time deadline) override;
+  absl::StatusOr<absl::Duration> DoElapsed(const Event& from, const Event& to) override;
 
   // OK if the device is there.
   absl::Status Check(Device device);
-  absl::StatusOr<Event> TakeEvent(Device device);
+  absl::StatusOr<Event> TakeEvent(Device device, bool is_timed);
+  absl::StatusOr<Event> RecordAs(StreamRef stream, bool is_timed);
   absl::StatusOr<CUfunction> FunctionOf(const DeviceKernel& kernel, Device device);
 
   std::atomic<int64_t> host_waits_ = 0;
   absl::Mutex mutex_;
-  std::map<int, std::vector<cudaEvent_t>> free_events_ ABSL_GUARDED_BY(mutex_);                  // By device.
-  std::map<std::pair<int, const DeviceImage*>, CUmodule> modules_ ABSL_GUARDED_BY(mutex_);       // By device.
-  std::map<std::pair<int, const DeviceKernel*>, CUfunction> functions_ ABSL_GUARDED_BY(mutex_);  // By device.
+  std::map<std::pair<int, bool>, std::vector<cudaEvent_t>> free_events_ ABSL_GUARDED_BY(mutex_);  // By device, timed.
+  std::map<std::pair<int, const DeviceImage*>, CUmodule> modules_ ABSL_GUARDED_BY(mutex_);        // By device.
+  std::map<std::pair<int, const DeviceKernel*>, CUfunction> functions_ ABSL_GUARDED_BY(mutex_);   // By device.
 };
 
 absl::StatusOr<int> CudaRuntime::DeviceCount() {
@@ -196,34 +199,48 @@ absl::StatusOr<Stream> CudaRuntime::CreateStream(Device device, StreamPriority p
                 device};
 }
 
-absl::StatusOr<Event> CudaRuntime::TakeEvent(Device device) {
+absl::StatusOr<Event> CudaRuntime::TakeEvent(Device device, bool is_timed) {
   cudaEvent_t event = nullptr;
   {
     absl::MutexLock lock(&mutex_);
-    std::vector<cudaEvent_t>& free = free_events_[device.index];
+    std::vector<cudaEvent_t>& free = free_events_[{device.index, is_timed}];
     if (!free.empty()) {
       event = free.back();
       free.pop_back();
     }
   }
   if (event == nullptr) {
-    EK_RETURN_IF_ERROR(FromCuda("cudaEventCreate", cudaEventCreateWithFlags(&event, cudaEventDisableTiming)));
+    const unsigned flags = is_timed ? cudaEventDefault : cudaEventDisableTiming;
+    EK_RETURN_IF_ERROR(FromCuda("cudaEventCreate", cudaEventCreateWithFlags(&event, flags)));
   }
   // Whoever waits for it has been told so already, so it may be recorded anew.
-  return Event{std::shared_ptr<void>(event,
-                                     [this, device](void* freed) {
-                                       absl::MutexLock lock(&mutex_);
-                                       free_events_[device.index].push_back(static_cast<cudaEvent_t>(freed));
-                                     }),
-               device};
+  return Event{
+      std::shared_ptr<void>(event,
+                            [this, device, is_timed](void* freed) {
+                              absl::MutexLock lock(&mutex_);
+                              free_events_[{device.index, is_timed}].push_back(static_cast<cudaEvent_t>(freed));
+                            }),
+      device, is_timed};
 }
 
-absl::StatusOr<Event> CudaRuntime::Record(StreamRef stream) {
+absl::StatusOr<Event> CudaRuntime::RecordAs(StreamRef stream, bool is_timed) {
   const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
-  EK_ASSIGN_OR_RETURN(Event event, TakeEvent(stream.device));
+  EK_ASSIGN_OR_RETURN(Event event, TakeEvent(stream.device, is_timed));
   EK_RETURN_IF_ERROR(FromCuda("cudaEventRecord", cudaEventRecord(EventOf(event), StreamOf(stream))));
   return event;
+}
+
+absl::StatusOr<Event> CudaRuntime::Record(StreamRef stream) { return RecordAs(stream, /*is_timed=*/false); }
+
+absl::StatusOr<Event> CudaRuntime::RecordTimed(StreamRef stream) { return RecordAs(stream, /*is_timed=*/true); }
+
+absl::StatusOr<absl::Duration> CudaRuntime::DoElapsed(const Event& from, const Event& to) {
+  const ScopedCudaDevice scope(from.device);
+  EK_RETURN_IF_ERROR(scope.status());
+  float milliseconds = 0;
+  EK_RETURN_IF_ERROR(FromCuda("cudaEventElapsedTime", cudaEventElapsedTime(&milliseconds, EventOf(from), EventOf(to))));
+  return absl::Milliseconds(milliseconds);
 }
 
 absl::Status CudaRuntime::Wait(StreamRef stream, const Event& event) {

@@ -101,6 +101,44 @@ TEST_F(RuntimeTest, PinnedMemoryGoesThereAndBack) {
   for (int i = 0; i < 4096; ++i) ASSERT_EQ(back[i], static_cast<uint8_t>(i * 31));
 }
 
+// A stream's moments are in its order, and so are their times.
+TEST_F(RuntimeTest, TellsTheTimeBetweenTwoMomentsWithoutAWait) {
+  const absl::StatusOr<Stream> stream = runtime_->CreateStream(kDevice);
+  constexpr int64_t kCount = 1 << 20;
+  const absl::StatusOr<Memory> memory = runtime_->Allocate(kDevice, kCount * 4);
+  ASSERT_TRUE(stream.ok() && memory.ok());
+  const TensorView data(memory->data.get(), kCount, DType::kFloat32, kDevice);
+  for (int round = 0; round < 2; ++round) {  // The second with events that have been used before.
+    std::vector<Event> moments;
+    const absl::Time begin = absl::Now();
+    for (int i = 0; i < 3; ++i) {
+      const absl::StatusOr<Event> moment = runtime_->RecordTimed(stream->ref());
+      ASSERT_TRUE(moment.ok()) << moment.status();
+      moments.push_back(*moment);
+      ASSERT_TRUE(CopySegmentsOnce(*runtime_, {{.to = data, .fill = 1}}, stream->ref()).ok());
+    }
+    const absl::StatusOr<Event> plain = runtime_->Record(stream->ref());
+    ASSERT_TRUE(plain.ok() && runtime_->Synchronize(*plain, Soon()).ok());
+    const absl::Duration most = absl::Now() - begin + absl::Milliseconds(1);  // The two clocks may differ a little.
+    const int64_t waits = runtime_->host_waits();
+    const absl::StatusOr<absl::Duration> first = runtime_->Elapsed(moments[0], moments[1]);
+    const absl::StatusOr<absl::Duration> second = runtime_->Elapsed(moments[1], moments[2]);
+    const absl::StatusOr<absl::Duration> both = runtime_->Elapsed(moments[0], moments[2]);
+    ASSERT_TRUE(first.ok() && second.ok() && both.ok()) << both.status();
+    EXPECT_GT(*first, absl::ZeroDuration());
+    EXPECT_GT(*second, absl::ZeroDuration());
+    EXPECT_LT(*both, most);
+    EXPECT_LT(absl::AbsDuration(*both - *first - *second), absl::Microseconds(5));
+    EXPECT_EQ(*runtime_->Elapsed(moments[1], moments[1]), absl::ZeroDuration());
+    EXPECT_EQ(runtime_->host_waits(), waits);
+    for (const absl::Status& status :
+         {runtime_->Elapsed(moments[0], *plain).status(), runtime_->Elapsed(*plain, moments[0]).status(),
+          runtime_->Elapsed(moments[0], Event{}).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    }
+  }
+}
+
 // Such as a library's own, which never chose a device.
 TEST_F(RuntimeTest, AnyThreadMayUseIt) {
   const absl::StatusOr<Stream> stream = runtime_->CreateStream(kDevice);

@@ -1,6 +1,7 @@
 #include "evenkeel/comm/device/simulated.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -25,9 +26,12 @@ constexpr std::align_val_t kAlignment{256};
 // A moment: shared by who records it, who waits for it, and the stream.
 class Moment {
  public:
+  using Clock = std::chrono::steady_clock;
+
   void Pass() {
     absl::MutexLock lock(&mutex_);
     has_passed_ = true;
+    passed_at_ = Clock::now();
   }
   bool HasPassed() const {
     absl::MutexLock lock(&mutex_);
@@ -37,10 +41,15 @@ class Moment {
     absl::MutexLock lock(&mutex_);
     return mutex_.AwaitWithDeadline(absl::Condition(&has_passed_), deadline);
   }
+  Clock::time_point passed_at() const {
+    absl::MutexLock lock(&mutex_);
+    return passed_at_;
+  }
 
  private:
   mutable absl::Mutex mutex_;
   bool has_passed_ ABSL_GUARDED_BY(mutex_) = false;
+  Clock::time_point passed_at_ ABSL_GUARDED_BY(mutex_);
 };
 
 // A stream is a thread that does one thing after the other. What is on it when its owner goes is done first.
@@ -200,6 +209,19 @@ absl::StatusOr<Event> SimulatedDevices::Record(StreamRef stream) {
   auto moment = std::make_shared<Moment>();
   StreamOf(stream).Put([moment] { moment->Pass(); });
   return Event{moment, stream.device};
+}
+
+absl::StatusOr<Event> SimulatedDevices::RecordTimed(StreamRef stream) {
+  EK_RETURN_IF_ERROR(Check("RecordTimed", stream.device));
+  auto moment = std::make_shared<Moment>();
+  StreamOf(stream).Put([moment] { moment->Pass(); });
+  return Event{moment, stream.device, /*is_timed=*/true};
+}
+
+absl::StatusOr<absl::Duration> SimulatedDevices::DoElapsed(const Event& from, const Event& to) {
+  EK_RETURN_IF_ERROR(Check("Elapsed", from.device));
+  const auto at = [](const Event& event) { return static_cast<Moment*>(event.handle.get())->passed_at(); };
+  return absl::FromChrono(at(to) - at(from));
 }
 
 absl::Status SimulatedDevices::Wait(StreamRef stream, const Event& event) {

@@ -55,6 +55,7 @@ class SimulatedDevices : public DeviceRuntime {
   absl::StatusOr<Event> Record(StreamRef stream) override;
   absl::Status Wait(StreamRef stream, const Event& event) override;
   absl::StatusOr<bool> IsDone(const Event& event) override;
+  absl::StatusOr<Event> RecordTimed(StreamRef stream) override;
   absl::Status Copy(void* to, const void* from, int64_t bytes, StreamRef stream) override;
   absl::Status Zero(void* data, int64_t bytes, StreamRef stream) override;
   absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
@@ -72,6 +73,7 @@ class SimulatedDevices : public DeviceRuntime {
 
  protected:
   absl::Status DoSynchronize(const Event& event, absl::Time deadline) override;
+  absl::StatusOr<absl::Duration> DoElapsed(const Event& from, const Event& to) override;
 
  private:
   struct Impl;

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/kernel.h"
@@ -47,6 +48,26 @@ TEST(SimulatedDevicesTest, StreamsRunBesideTheHostAndWaitForEachOther) {
   EXPECT_TRUE(*devices.IsDone(*added));
   EXPECT_EQ(devices.host_waits(), 1);
   EXPECT_EQ(devices.launches(), 1);
+}
+
+TEST(SimulatedDevicesTest, TheTimeBetweenTwoMomentsIsTheStreamsAndNotTheHosts) {
+  SimulatedDevices devices({.count = 2});
+  const absl::StatusOr<Stream> stream = devices.CreateStream(kDevice), other = devices.CreateStream(Device::Cuda(1));
+  ASSERT_TRUE(stream.ok() && other.ok());
+  const absl::StatusOr<Event> elsewhere = devices.RecordTimed(other->ref());
+  absl::Notification go_on;
+  const absl::StatusOr<Event> begin = devices.RecordTimed(stream->ref());
+  ASSERT_TRUE(devices.Put(stream->ref(), [&] { go_on.WaitForNotification(); }).ok());
+  const absl::StatusOr<Event> end = devices.RecordTimed(stream->ref());
+  ASSERT_TRUE(begin.ok() && end.ok() && elsewhere.ok());
+  ASSERT_TRUE(devices.Synchronize(*begin, Soon()).ok());
+  EXPECT_EQ(devices.Elapsed(*begin, *end).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(devices.Elapsed(*begin, *elsewhere).status().code(), absl::StatusCode::kInvalidArgument);
+  absl::SleepFor(absl::Milliseconds(20));
+  go_on.Notify();
+  ASSERT_TRUE(devices.Synchronize(*end, Soon()).ok());
+  EXPECT_GE(*devices.Elapsed(*begin, *end), absl::Milliseconds(20));
+  EXPECT_EQ(devices.host_waits(), 2);
 }
 
 TEST(SimulatedDevicesTest, TheHostWaitsNoLongerThanItsDeadline) {

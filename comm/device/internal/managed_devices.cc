@@ -92,6 +92,11 @@ absl::StatusOr<Event> ManagedDevices::Record(StreamRef stream) {
   return cuda_.Record(stream);
 }
 
+absl::StatusOr<Event> ManagedDevices::RecordTimed(StreamRef stream) {
+  EK_RETURN_IF_ERROR(Check("RecordTimed"));
+  return cuda_.RecordTimed(stream);
+}
+
 absl::Status ManagedDevices::Wait(StreamRef stream, const Event& event) {
   EK_RETURN_IF_ERROR(Check("Wait"));
   return cuda_.Wait(stream, event);

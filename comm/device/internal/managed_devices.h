@@ -33,6 +33,7 @@ class ManagedDevices : public DeviceRuntime {
   absl::StatusOr<Memory> AllocatePinned(int64_t bytes) override;
   absl::StatusOr<Stream> CreateStream(Device device, StreamPriority priority = StreamPriority::kNormal) override;
   absl::StatusOr<Event> Record(StreamRef stream) override;
+  absl::StatusOr<Event> RecordTimed(StreamRef stream) override;
   absl::Status Wait(StreamRef stream, const Event& event) override;
   absl::StatusOr<bool> IsDone(const Event& event) override { return cuda_.IsDone(event); }
   absl::Status Copy(void* to, const void* from, int64_t bytes, StreamRef stream) override;
@@ -49,6 +50,9 @@ class ManagedDevices : public DeviceRuntime {
 
  protected:
   absl::Status DoSynchronize(const Event& event, absl::Time deadline) override;
+  absl::StatusOr<absl::Duration> DoElapsed(const Event& from, const Event& to) override {
+    return cuda_.Elapsed(from, to);
+  }
 
  private:
   struct Failure {

@@ -146,11 +146,14 @@ EK_DEVICE bool IsAlignedForFour(const void* data) {
 
 #ifdef __CUDACC__
 
+// In the device's memory, both. Of an address that was itself read from memory nvcc does not know that, and would look
+// each time in which memory it lies.
 template <typename T>
 EK_DEVICE Four<T> LoadFour(const T* data) {
+  __builtin_assume(__isGlobal(data));
   return *reinterpret_cast<const Four<T>*>(data);
 }
-// In the device's memory. Said so that it stays one store: of an assignment beside a branch that stores the elements
+// Said so that it stays one store: of an assignment beside a branch that stores the elements
 // one by one, nvcc makes one code for both.
 template <typename T>
 EK_DEVICE void StoreFour(T* data, const Four<T>& four) {

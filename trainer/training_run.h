@@ -70,6 +70,8 @@
 
 namespace evenkeel {
 
+class StepWatch;
+
 // One step of the group as one of its ranks saw it.
 struct StepFacts {
   int epoch = 0;
@@ -157,7 +159,6 @@ class TrainingRun {
  private:
   using AnyOptimizer =
       std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>, std::unique_ptr<SlicedOptimizer>>;
-  class Watch;
   using OnStep = absl::FunctionRef<absl::Status(const StepFacts&)>;
 
   // What the passes of a step answer together.
@@ -205,7 +206,6 @@ class TrainingRun {
   absl::Status CheckLoss(int64_t step, double loss);
   // Of the step before, if it has not been told.
   absl::Status TellLast(OnStep on_step);
-  absl::StatusOr<Evaluation> SumOverRanks(const Evaluation& mine);
 
   Communicator* comm_;
   std::unique_ptr<Communicator> own_comm_;  // Null until a rank is lost.
@@ -215,8 +215,8 @@ class TrainingRun {
   bool last_overflowed_ = false;        // Before this run began.
   AnyOptimizer optimizer_;              // Outlives the steps of what reduces for it.
   std::unique_ptr<DataParallel> ddp_;
-  std::unique_ptr<Watch> watch_;
-  std::unique_ptr<Watch> save_;
+  std::unique_ptr<StepWatch> watch_;
+  std::unique_ptr<StepWatch> save_;
 
   RunCheckpoints* const checkpoints_;  // Null: none.
   int first_epoch_ = 0;

@@ -21,7 +21,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/internal/simulated_group.h"
@@ -36,6 +38,7 @@
 #include "evenkeel/trainer/model.h"
 #include "evenkeel/trainer/model_test_data.h"
 #include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/train_rank.h"
 #include "evenkeel/trainer/training_data.h"
@@ -104,6 +107,8 @@ absl::Status Train(Communicator& comm, const TrainFlags& flags, int epochs, Seen
           absl::StrCat(facts.step, ": ", facts.active, " ranks, ", facts.samples, " samples, own ", facts.own_samples));
       EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
       EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
+      const bool is_device = comm.runtime() != nullptr && facts.own.has_value();
+      EXPECT_EQ(facts.clock, is_device ? StepClock::kDevice : StepClock::kHost);
       if (facts.loss_scale > 0) mine.scales.push_back(facts.loss_scale);
       if (facts.own.has_value()) mine.losses.push_back(facts.own->loss_mean);
       return absl::OkStatus();
@@ -289,6 +294,124 @@ TEST(DeviceRunTest, AStepNeedsNoHostWait) {
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_GE(waits.size(), 7u);
     EXPECT_EQ(waits.at(5), waits.at(2)) << "steps 3 to 5";
+  }
+}
+
+constexpr absl::Duration kSlow = absl::Milliseconds(20);
+
+// Devices of which some kernels, or what waits on streams other than the model's, take long. The host sees none of it.
+class SlowDevices : public SimulatedDevices {
+ public:
+  SlowDevices(int count, std::vector<std::string> kernels, bool slows_others)
+      : SimulatedDevices({.count = count}), kernels_(std::move(kernels)), slows_others_(slows_others) {}
+
+  void SetModelStream(StreamRef stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    model_streams_.push_back(stream.handle);
+  }
+
+  absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
+                         StreamRef stream) override {
+    if (std::ranges::count(kernels_, kernel.name) > 0) EK_RETURN_IF_ERROR(Sleep(stream));
+    return SimulatedDevices::LaunchRaw(kernel, shape, args, stream);
+  }
+  absl::Status Wait(StreamRef stream, const Event& event) override {
+    EK_RETURN_IF_ERROR(SimulatedDevices::Wait(stream, event));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool is_other = !model_streams_.empty() && std::ranges::count(model_streams_, stream.handle) == 0;
+    return slows_others_ && is_other ? Sleep(stream) : absl::OkStatus();
+  }
+
+ private:
+  absl::Status Sleep(StreamRef stream) {
+    return Put(stream, [] { absl::SleepFor(kSlow); });
+  }
+
+  const std::vector<std::string> kernels_;
+  const bool slows_others_;
+  std::mutex mutex_;
+  std::vector<void*> model_streams_;
+};
+
+struct Timed {
+  std::vector<StepFacts> steps;
+  RankRecord record;
+};
+
+Timed TimesOf(SlowDevices& devices, int ranks) {
+  TrainFlags flags = Mlp();
+  flags.report = absl::StrCat(std::getenv("TEST_TMPDIR"), "/report.html");
+  Timed timed;
+  const absl::Status status = internal::RunSimulatedRanks(devices, ranks, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
+    EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
+    EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
+    devices.SetModelStream(setup.model->place().stream.ref());
+    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+    return run
+        ->TrainEpoch(0,
+                     [&](const StepFacts& facts) {
+                       if (comm.rank() == 0) {
+                         timed.steps.push_back(facts);
+                         timed.record = run->Record();
+                       }
+                       return absl::OkStatus();
+                     })
+        .status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return timed;
+}
+
+// What the host takes to put a kernel on a stream does not depend on how long it runs there.
+TEST(DeviceRunTest, WhatTheDeviceTakesLongForShowsInItsPart) {
+  SlowDevices devices(1, {"ek_class_loss", "ek_relu_backward_float", "ek_update_adam_float"}, /*slows_others=*/false);
+  const Timed timed = TimesOf(devices, 1);
+  ASSERT_EQ(timed.steps.size(), 15u);
+  for (const StepFacts& step : timed.steps) {
+    EXPECT_EQ(step.clock, StepClock::kDevice);
+    EXPECT_GE(step.took, 3 * kSlow) << step.step;
+    EXPECT_LE(step.sync, step.took - 3 * kSlow) << step.step;
+  }
+  ASSERT_FALSE(timed.record.traces.empty());
+  for (const StepTrace& trace : timed.record.traces) {
+    SCOPED_TRACE(absl::StrCat("step ", trace.step));
+    EXPECT_EQ(trace.clock, StepClock::kDevice);
+    EXPECT_TRUE(trace.buckets.empty());
+    EXPECT_GT(trace.host_ns, 0);
+    std::map<SpanKind, absl::Duration> parts;
+    for (const TraceSpan& span : trace.spans) parts[span.kind] += absl::Nanoseconds(span.end_ns - span.begin_ns);
+    EXPECT_EQ(parts.size(), 6u);
+    for (const SpanKind slow : {SpanKind::kForward, SpanKind::kBackward, SpanKind::kOptimizer}) {
+      EXPECT_GE(parts[slow], kSlow) << static_cast<int>(slow);
+    }
+  }
+  const RankMeans& means = timed.record.means;
+  EXPECT_EQ(means.clock, StepClock::kDevice);
+  EXPECT_GE(means.to_first_gradient_us, absl::ToDoubleMicroseconds(kSlow));
+  EXPECT_GE(means.backward_us, absl::ToDoubleMicroseconds(kSlow));
+  EXPECT_TRUE(std::isnan(means.communication_us));
+}
+
+// Other streams' work shows as the time that the model's stream waits for it. What comes of it before backward has ended
+// is hidden, so one step of all is enough.
+TEST(DeviceRunTest, ExposedCommunicationIsWhatTheModelsStreamWaitsForTheReduction) {
+  SlowDevices devices(2, {}, /*slows_others=*/true);
+  const Timed timed = TimesOf(devices, 2);
+  absl::Duration most;
+  for (const StepFacts& step : timed.steps) most = std::max(most, step.sync);
+  EXPECT_GE(most, kSlow / 2);
+  ASSERT_FALSE(timed.record.traces.empty());
+  for (const StepTrace& trace : timed.record.traces) {
+    absl::Duration wait;
+    for (const TraceSpan& span : trace.spans) {
+      if (span.kind == SpanKind::kWait) wait += absl::Nanoseconds(span.end_ns - span.begin_ns);
+    }
+    for (const StepFacts& step : timed.steps) {
+      if (step.step == trace.step) {
+        EXPECT_EQ(wait, step.sync);
+      }
+    }
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -53,11 +52,15 @@ std::string DescribeBuckets(const std::vector<PlannedBucket>& buckets) {
 struct StepMilliseconds {
   std::array<double, kSpanKinds> of = {};
   double whole = 0;
+  bool is_device = false;  // By its clock; and how long the host took to put the step there.
+  double host = 0;
 };
 
 StepMilliseconds MeansOf(const RankRecord& rank) {
   StepMilliseconds means;
   for (const StepTrace& trace : rank.traces) {
+    means.is_device = means.is_device || trace.clock == StepClock::kDevice;
+    means.host += static_cast<double>(trace.host_ns) / 1e6 / static_cast<double>(rank.traces.size());
     for (const TraceSpan& span : trace.spans) {
       const double took = static_cast<double>(span.end_ns - span.begin_ns) / 1e6;
       means.of[static_cast<int>(span.kind)] += took / static_cast<double>(rank.traces.size());
@@ -69,10 +72,11 @@ StepMilliseconds MeansOf(const RankRecord& rank) {
 
 std::string DescribeStep(const StepMilliseconds& means) {
   const auto of = [&](SpanKind kind) { return means.of[static_cast<int>(kind)]; };
-  return absl::StrFormat(
-      "a step takes %.1f ms: batch %.1f, forward %.1f, backward %.1f, waiting for gradients %.1f, optimizer %.1f\n",
-      means.whole, of(SpanKind::kData) + of(SpanKind::kBegin), of(SpanKind::kForward), of(SpanKind::kBackward),
-      of(SpanKind::kWait), of(SpanKind::kOptimizer));
+  const std::string text = absl::StrFormat(
+      "a step takes %.1f ms%s: batch %.1f, forward %.1f, backward %.1f, waiting for gradients %.1f, optimizer %.1f",
+      means.whole, means.is_device ? " on the device" : "", of(SpanKind::kData) + of(SpanKind::kBegin),
+      of(SpanKind::kForward), of(SpanKind::kBackward), of(SpanKind::kWait), of(SpanKind::kOptimizer));
+  return means.is_device ? absl::StrFormat("%s; the host puts it there in %.1f\n", text, means.host) : text + "\n";
 }
 
 }  // namespace
@@ -112,13 +116,7 @@ std::string DescribeDryRun(const DryRun& run) {
   }
   if (slowest.whole == 0) return text;
   const int64_t steps = run.whole.total_steps;
-  std::string described = DescribeStep(slowest);
-  if (run.device_step.has_value()) {
-    const double of_host = std::exchange(slowest.whole, absl::ToDoubleMilliseconds(*run.device_step));
-    described =
-        absl::StrFormat("a step takes %.1f ms; the host puts it on the device in %.1f\n", slowest.whole, of_host);
-  }
-  return absl::StrCat(text, described, steps, " steps in ", run.whole.epochs(),
+  return absl::StrCat(text, DescribeStep(slowest), steps, " steps in ", run.whole.epochs(),
                       run.whole.epochs() == 1 ? " epoch take" : " epochs take", " about ",
                       Time(slowest.whole * static_cast<double>(steps) / 1e3), ", evaluation apart\n");
 }

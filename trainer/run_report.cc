@@ -194,11 +194,17 @@ void RunReport::ShowProgress(const StepFacts& facts, const StepNumbers& numbers)
 }
 
 absl::Status RunReport::WriteStep(const StepFacts& facts, const StepNumbers& numbers) {
-  std::vector<MetricsField> fields = {
-      {"event", "step"},           {"epoch", facts.epoch},         {"step", facts.step},
-      {"active", facts.active},    {"samples", facts.samples},     {"learning_rate", facts.learning_rate},
-      {"loss", numbers.loss},      {"accuracy", numbers.accuracy}, {"exposed_ms", numbers.exposed_ms},
-      {"step_ms", numbers.step_ms}};
+  std::vector<MetricsField> fields = {{"event", "step"},
+                                      {"epoch", facts.epoch},
+                                      {"step", facts.step},
+                                      {"active", facts.active},
+                                      {"samples", facts.samples},
+                                      {"learning_rate", facts.learning_rate},
+                                      {"loss", numbers.loss},
+                                      {"accuracy", numbers.accuracy},
+                                      {"exposed_ms", numbers.exposed_ms},
+                                      {"step_ms", numbers.step_ms},
+                                      {"clock", NameOf(facts.clock)}};
   fields.emplace_back(counts_tokens_ ? "tokens_per_second" : "samples_per_second", numbers.predictions_per_second);
   fields.emplace_back("seconds", absl::ToDoubleSeconds(Elapsed()));
   return WriteMetrics(WithBits("bits_per_token", numbers.loss, std::move(fields)));

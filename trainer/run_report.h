@@ -11,7 +11,7 @@
 //
 // Each JSON line has a field `event`: "run" (once; again where a run is resumed, whose lines come behind those that are
 // there, and steps since the checkpoint once more), "step" (each of the group's; loss, accuracy and exposed_ms are those
-// of rank 0, null once it has run dry), "dry" (a rank had fewer batches than the group had steps), "epoch" (training
+// of rank 0, null once it has run dry; times are by the clock that `clock` names), "dry" (a rank had fewer batches than the group had steps), "epoch" (training
 // and test numbers over all ranks), "freeze" (another set of parameters is frozen from this step on), "lost" (a rank;
 // steps from this one on are repeated, so that lines about them come again), "test" (once, at the end, with
 // a hash of the weights, and of the optimizer's state where every rank has it, that all ranks agreed on).

@@ -99,6 +99,7 @@ TEST(RunReportTest, StepsSayWhatTheyCost) {
   });
   EXPECT_EQ(said.lines.at(1).at("step_ms"), 200);
   EXPECT_EQ(said.lines.at(1).at("exposed_ms"), 50);
+  EXPECT_EQ(said.lines.at(1).at("clock"), "host");
   EXPECT_EQ(said.lines.at(1).at("samples_per_second"), 20);
   EXPECT_FALSE(said.lines.at(1).contains("bits_per_token"));
 }

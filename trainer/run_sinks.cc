@@ -63,7 +63,9 @@ absl::Status RunSinks::OnStep(const StepFacts& facts, const StepNumbers& numbers
   for (const auto& sink : sinks_) {
     EK_RETURN_IF_ERROR(sink->Write({.step = facts.step, .time = now, .scalars = scalars}));
   }
-  if (facts.times != nullptr && facts.times->is_measured) AddBucketTimes(*facts.times, bucket_us_);
+  // On a device those are when the host put buckets on their way, which says nothing of how long they took.
+  const bool has_buckets = facts.times != nullptr && facts.times->is_measured && facts.clock == StepClock::kHost;
+  if (has_buckets) AddBucketTimes(*facts.times, bucket_us_);
   return (facts.step + 1) % kHistogramEvery == 0 ? WriteHistogram(facts.step, now) : absl::OkStatus();
 }
 

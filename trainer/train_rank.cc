@@ -181,23 +181,14 @@ absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainSt
   Communicator& comm = run.communicator();
   EK_ASSIGN_OR_RETURN(const StepPlan whole, PlanOf(options, run.data(), comm.world_size()));
   if (comm.rank() == 0) EK_RETURN_IF_ERROR(RunReport::Create(streams.out, silent, run).status());
-  // Of steps that the host took while a device was at the one before: the first ones it only puts there.
-  const int64_t first = std::min<int64_t>(3, run.plan().total_steps - 1);
-  absl::Duration took;
-  int64_t taken = 0;
-  const auto on_step = [&](const StepFacts& facts) {
-    if (facts.step >= first) took += facts.took, ++taken;
-    return absl::OkStatus();
-  };
-  EK_RETURN_IF_ERROR(run.TrainEpoch(0, on_step).status());
+  EK_RETURN_IF_ERROR(run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
   EK_RETURN_IF_ERROR(run.Test(kDrySteps * options.batch_size).status());  // Takes memory, too.
   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, run.Record()));
   if (comm.rank() != 0) return absl::OkStatus();
-  DryRun dry{.whole = whole, .plans = run.plans(), .ranks = std::move(ranks)};
+  const DryRun dry{.whole = whole, .plans = run.plans(), .ranks = std::move(ranks)};
   if (DeviceRuntime* const runtime = comm.runtime(); runtime != nullptr) {
     EK_ASSIGN_OR_RETURN(const DeviceFacts facts, runtime->Facts(comm.device()));
     absl::FPrintF(streams.out, "%s\n", DescribeDevice(comm.device(), facts));
-    dry.device_step = took / std::max<int64_t>(taken, 1);
   }
   absl::FPrintF(streams.out, "%sa dry run: nothing was written\n", DescribeDryRun(dry));
   std::fflush(streams.out);

@@ -15,6 +15,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
 #include "evenkeel/trainer/checkpoint/stop_signals.h"
+#include "evenkeel/trainer/device/place.h"
 #include "evenkeel/trainer/freeze_schedule.h"
 #include "evenkeel/trainer/learning_rate.h"
 #include "evenkeel/trainer/step_watch.h"
@@ -61,6 +62,9 @@ absl::Status TrainingRun::Own(absl::Status status) {
 
 absl::Status TrainingRun::Init() {
   ParameterSet& parameters = setup_.model->parameters();
+  if (const DevicePlace& place = setup_.model->place(); !place.is_host()) {
+    clock_ = std::make_unique<StreamClock>(*place.runtime, place.stream.ref());
+  }
   EK_RETURN_IF_ERROR(FindBeginning());
   // What is frozen from the first step on owns no optimizer state.
   ApplyFreezeSchedule(options_.freeze, first_step_, parameters);

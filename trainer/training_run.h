@@ -21,8 +21,8 @@
 // The step that was interrupted is repeated, and what no finished step has used of the epoch's samples is dealt out
 // over the ranks that are left.
 //
-// On a device the host goes ahead of it: a step's numbers are told at the end of the next one, so that no step waits for
-// its own. A loss that is not finite shows then, too, one step late.
+// On a device the host goes ahead of it: a step's numbers are told at the end of the next one, or of the one after that,
+// so that no step waits for its own, and times are the device's. A loss that is not finite shows one step late.
 //
 // Ownership: the communicator that it begins with outlives it; later ones are its own.
 // Threads:   thread-compatible.
@@ -32,6 +32,7 @@
 #define EVENKEEL_TRAINER_TRAINING_RUN_H_
 
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <map>
 #include <memory>
@@ -58,6 +59,7 @@
 #include "evenkeel/trainer/rank_setup.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/trainer/report/step_trace.h"
+#include "evenkeel/trainer/report/stream_clock.h"
 #include "evenkeel/trainer/sampler.h"
 #include "evenkeel/trainer/step_plan.h"
 #include "evenkeel/trainer/train_options.h"
@@ -84,7 +86,9 @@ struct StepFacts {
   int64_t own_samples = 0;
   absl::Duration took = absl::ZeroDuration();  // On this rank, since the end of the step before it.
   absl::Duration sync = absl::ZeroDuration();  // How long this rank waited for gradients after its backward pass.
-  const StepTimes* times = nullptr;            // What the reducer did, and when, until on_step() returns. Null: dry.
+  StepClock clock = StepClock::kHost;          // Of these two: the device's on a device, but for a rank that is dry.
+  const StepTimes* times = nullptr;  // What the reducer did, and when the host did it, until on_step() returns. Null:
+                                     // dry.
 };
 
 struct EpochResult {
@@ -113,7 +117,7 @@ class TrainingRun {
   ~TrainingRun();
 
   // `on_step` is called after each of the group's steps, also those that this rank had no batch for; on a device after
-  // the next one. An error of it ends training on all ranks.
+  // one of the two that follow. An error of it ends training on all ranks.
   absl::StatusOr<EpochResult> TrainEpoch(int epoch, absl::FunctionRef<absl::Status(const StepFacts&)> on_step);
   // Over the test data, or its first `most` samples, of which each rank evaluates its part, in batches as large as in
   // training. Makes the ranks' buffers equal first.
@@ -168,13 +172,14 @@ class TrainingRun {
       double share = 0;  // Of the step's samples.
     };
     std::vector<Part> parts;
-    bool is_there() const;
   };
   // A step whose numbers a device had still to come to when it ended.
   struct Untold {
     StepFacts facts;
     StepTimes times;
     StepResult result;
+    StreamMarks marks;
+    bool is_noted = false;  // The device has come to its loss, though not to its end, perhaps.
   };
 
   TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup, RunCheckpoints* checkpoints);
@@ -204,8 +209,13 @@ class TrainingRun {
   absl::Status FollowScale();
   std::vector<Joinable*> Joinables() const;
   absl::Status CheckLoss(int64_t step, double loss);
-  // Of the step before, if it has not been told.
-  absl::Status TellLast(OnStep on_step);
+  // On a device: what the stream has done since the mark before.
+  absl::Status Mark(SpanKind kind);
+  // Of the steps before, those that the device has come to the end of; it has been waited for to come to their losses.
+  absl::Status TellPassed(OnStep on_step);
+  // All of them, waited for.
+  absl::Status TellAll(OnStep on_step);
+  absl::Status Tell(Untold step, OnStep on_step);
 
   Communicator* comm_;
   std::unique_ptr<Communicator> own_comm_;  // Null until a rank is lost.
@@ -233,7 +243,8 @@ class TrainingRun {
     int epoch = 0;
     Evaluation batch;
   } last_;
-  std::optional<Untold> untold_;  // Of a device.
+  std::unique_ptr<StreamClock> clock_;  // Null: not on a device.
+  std::deque<Untold> untold_;           // On a device.
   BatchMemory memory_;
   int epoch_ = 0;  // That is under way.
   StepRecorder recorder_;

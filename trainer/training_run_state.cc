@@ -131,17 +131,20 @@ RankMemory TrainingRun::MemoryHeld() const {
 RankRecord TrainingRun::Record() const {
   if (!recorder_.is_on()) return {};
   const ReducerStats stats = ddp_->reducer().stats();
+  const bool is_device = clock_ != nullptr;
+  const StepMeans means = is_device ? recorder_.device_means() : stats.means;
   return {.rank = comm_->members()[comm_->rank()],
           .host = HostName(),
           .process = getpid(),
           .steps = stats.steps,
           .followed = stats.shadowed_steps,
           .memory = MemoryHeld(),
-          .means = {.steps = stats.means.measured_steps,
-                    .to_first_gradient_us = stats.means.to_first_gradient_us,
-                    .backward_us = stats.means.backward_us,
-                    .communication_us = stats.means.communication_us,
-                    .exposed_us = stats.means.exposed_us},
+          .means = {.steps = means.measured_steps,
+                    .to_first_gradient_us = means.to_first_gradient_us,
+                    .backward_us = means.backward_us,
+                    .communication_us = is_device ? kUnknown : means.communication_us,
+                    .exposed_us = means.exposed_us,
+                    .clock = is_device ? StepClock::kDevice : StepClock::kHost},
           .traces = recorder_.traces()};
 }
 

@@ -70,10 +70,6 @@ absl::Status TrainingRun::CheckLoss(int64_t step, double loss) {
                                                 ": a lower --lr, a longer --warmup or --clip may keep it finite")));
 }
 
-bool TrainingRun::StepResult::is_there() const {
-  return std::ranges::all_of(parts, [](const Part& part) { return part.result.is_there(); });
-}
-
 absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const StepResult& result) {
   BatchResult whole;
   for (const auto& [pending, share] : result.parts) {
@@ -93,12 +89,47 @@ absl::StatusOr<BatchResult> TrainingRun::Note(int64_t step, int epoch, const Ste
   return whole;
 }
 
-absl::Status TrainingRun::TellLast(OnStep on_step) {
-  if (!untold_.has_value()) return absl::OkStatus();
-  Untold step = *std::exchange(untold_, std::nullopt);
-  EK_ASSIGN_OR_RETURN(step.facts.own, Note(step.facts.step, step.facts.epoch, step.result));
+absl::Status TrainingRun::Mark(SpanKind kind) {
+  recorder_.Mark(kind);
+  return clock_ == nullptr ? absl::OkStatus() : Own(clock_->Mark(kind));
+}
+
+absl::Status TrainingRun::Tell(Untold step, OnStep on_step) {
+  const absl::StatusOr<StreamStep> device = clock_->Read(step.marks);
+  EK_RETURN_IF_ERROR(Own(device.status()));
+  recorder_.NoteDevice(step.facts.step, *device);
+  step.facts.took = device->took;
+  step.facts.sync = device->durations.exposed;
+  step.facts.clock = StepClock::kDevice;
   step.facts.times = &step.times;
   return Own(on_step(step.facts));
+}
+
+absl::Status TrainingRun::TellPassed(OnStep on_step) {
+  absl::Status status;
+  for (Untold& step : untold_) {
+    if (step.is_noted) continue;
+    absl::StatusOr<BatchResult> own = Note(step.facts.step, step.facts.epoch, step.result);
+    status = own.status();
+    if (!status.ok()) break;  // Those before it have passed, and are told all the same.
+    step.facts.own = *std::move(own);
+    step.is_noted = true;
+  }
+  while (!untold_.empty() && untold_.front().is_noted) {
+    const absl::StatusOr<bool> has_passed = clock_->HasPassed(untold_.front().marks);
+    EK_RETURN_IF_ERROR(Own(has_passed.status()));
+    if (!*has_passed) break;
+    Untold step = std::move(untold_.front());
+    untold_.pop_front();
+    EK_RETURN_IF_ERROR(Tell(std::move(step), on_step));
+  }
+  return status;
+}
+
+absl::Status TrainingRun::TellAll(OnStep on_step) {
+  if (untold_.empty()) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(Own(clock_->Wait(untold_.back().marks, absl::Now() + comm_->timeout())));
+  return TellPassed(on_step);
 }
 
 absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const int32_t> samples, const PassOptions& how,
@@ -107,14 +138,15 @@ absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const in
   if (setup_.data->image.has_value() && (options_.augment.mirrors || options_.augment.max_shift > 0)) {
     Augment(options_.augment, *setup_.data->image, epoch_, samples, memory_.images);
   }
-  recorder_.Mark(SpanKind::kData);
+  EK_RETURN_IF_ERROR(Mark(SpanKind::kData));
   absl::StatusOr<PendingResult> result = setup_.model->StartForward(batch, Mode::kTraining, how);
-  recorder_.Mark(SpanKind::kForward);
+  const absl::Status marked = Mark(SpanKind::kForward);
   if (absl::IsResourceExhausted(result.status())) {
     return Own(absl::ResourceExhaustedError(absl::StrCat(
         result.status().message(), "; a smaller --batch_size takes less, and --accumulate makes up for it")));
   }
   EK_RETURN_IF_ERROR(Own(result.status()));
+  EK_RETURN_IF_ERROR(marked);
   if (result->is_there()) EK_RETURN_IF_ERROR(CheckLoss(step, result->Wait(absl::InfinitePast())->loss_mean));
   absl::Status announced;
   const absl::Status backward = setup_.model->Backward([&](int index) {
@@ -123,7 +155,7 @@ absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const in
   });
   EK_RETURN_IF_ERROR(announced);
   EK_RETURN_IF_ERROR(Own(backward));
-  recorder_.Mark(SpanKind::kBackward);
+  EK_RETURN_IF_ERROR(Mark(SpanKind::kBackward));
   return result;
 }
 
@@ -140,7 +172,11 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step, std::s
                         Pass(step, part,
                              {.weight = scale * (wants_sums ? static_cast<double>(part.size()) : share),
                               .noise = NoiseOf(options_.seed, step, comm_->rank(), static_cast<int64_t>(first))},
-                             [&](int index) { return is_last ? ddp_->GradientReady(index) : absl::OkStatus(); }));
+                             [&](int index) -> absl::Status {
+                               if (!is_last) return absl::OkStatus();
+                               if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->MarkFirstGradient()));
+                               return ddp_->GradientReady(index);
+                             }));
     result.parts.push_back({std::move(pass), share});
   }
   return result;
@@ -148,6 +184,9 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Passes(int64_t step, std::s
 
 absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, std::span<const int32_t> samples) {
   recorder_.Begin(step);
+  if (clock_ != nullptr) {
+    clock_->Begin(recorder_.IsMeasured(step) ? StreamClock::Detail::kParts : StreamClock::Detail::kSummary);
+  }
   EK_RETURN_IF_ERROR(Freeze(step));
   const double learning_rate = LearningRate(learning_rates(), step);
   EK_RETURN_IF_ERROR(
@@ -157,11 +196,11 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, std::spa
   comm_->steps().AddSamples(static_cast<int64_t>(samples.size()));
   EK_RETURN_IF_ERROR(ddp_->BeginStep());
   recorder_.NotePlan(step, ddp_->reducer().generation(), ddp_->buckets(), setup_.model->parameters());
-  recorder_.Mark(SpanKind::kBegin);
+  EK_RETURN_IF_ERROR(Mark(SpanKind::kBegin));
   absl::StatusOr<StepResult> result = Passes(step, samples);
   EK_RETURN_IF_ERROR(result.status());
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
-  recorder_.Mark(SpanKind::kWait);
+  EK_RETURN_IF_ERROR(Mark(SpanKind::kWait));
   EK_RETURN_IF_ERROR(watch_->TakePart());
   StepOptions how;
   if (options_.clip > 0) how.clip = ClipOptions{.max_norm = options_.clip};
@@ -171,7 +210,7 @@ absl::StatusOr<TrainingRun::StepResult> TrainingRun::Step(int64_t step, std::spa
   }
   EK_RETURN_IF_ERROR(std::visit([&](auto& optimizer) { return optimizer->Step(how); }, optimizer_));
   EK_RETURN_IF_ERROR(FollowScale());
-  recorder_.Mark(SpanKind::kOptimizer);
+  EK_RETURN_IF_ERROR(Mark(SpanKind::kOptimizer));
   recorder_.End(ddp_->reducer().last_step(), ddp_->buckets());
   return result;
 }
@@ -200,11 +239,13 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     facts.active = answer.active;
     facts.samples = answer.samples;
     facts.learning_rate = LearningRate(learning_rates(), facts.step);
-    absl::Status status = TellLast(on_step);
-    if (pending.is_there()) {
-      if (status.ok()) status = Own(on_step(facts));
+    absl::Status status;
+    if (clock_ != nullptr && facts.own_samples > 0) {
+      status = TellPassed(on_step);
+      untold_.push_back({.facts = facts, .times = *facts.times, .result = std::move(pending), .marks = clock_->End()});
     } else {
-      untold_ = Untold{.facts = facts, .times = *facts.times, .result = std::move(pending)};
+      status = TellAll(on_step);
+      if (status.ok()) status = Own(on_step(facts));
     }
     ++facts.step;
     EK_RETURN_IF_ERROR(status);
@@ -213,7 +254,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
     return absl::OkStatus();
   };
   save_->on_call = [&](const StepAnswer& answer) -> absl::Status {
-    EK_RETURN_IF_ERROR(TellLast(on_step));
+    EK_RETURN_IF_ERROR(TellAll(on_step));
     EK_ASSIGN_OR_RETURN(result.checkpoint, Save(epoch, facts.step, answer));
     return absl::OkStatus();
   };
@@ -231,6 +272,11 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
   int64_t done = std::min(before, plan().BatchesOf(rank, epoch));
   AskToStop();
   const absl::Status status = Loop([&]() -> absl::Status {
+    if (clock_ != nullptr) EK_RETURN_IF_ERROR(Own(clock_->Start()));
+    // Traces have the time of day; nothing else needs it.
+    if (clock_ != nullptr && recorder_.is_on()) {
+      EK_RETURN_IF_ERROR(Own(clock_->Align(absl::Now() + comm_->timeout())));
+    }
     for (; done < plan().BatchesOf(rank, epoch) && !result.stopped_after.has_value(); ++done) {
       const std::span<const int32_t> samples = BatchSamples(batches, order, done);
       if (scaler_ != nullptr) facts.loss_scale = scaler_->scale();
@@ -238,7 +284,7 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
       facts.own_samples = static_cast<int64_t>(samples.size());
       facts.times = &ddp_->reducer().last_step();
       facts.sync = Durations(*facts.times).exposed;
-      if (own.is_there()) {
+      if (clock_ == nullptr) {
         EK_ASSIGN_OR_RETURN(facts.own, Note(facts.step, epoch, own));
       }
       // The answer is there: gradients were reduced with it.
@@ -248,12 +294,12 @@ absl::StatusOr<EpochResult> TrainingRun::TrainEpoch(int epoch,
       EK_RETURN_IF_ERROR(save_->TakePart());  // Dry ranks have updated what they hold, too.
       EK_RETURN_IF_ERROR(save_->on_call(answer));
     }
-    return TellLast(on_step);
+    return TellAll(on_step);
   });
   watch_->on_call = save_->on_call = nullptr;
   result.stopped_early = options_.stops_early && absl::IsOutOfRange(status) && !failed_here_;
-  if (result.stopped_early) EK_RETURN_IF_ERROR(TellLast(on_step));
-  untold_.reset();  // Of a loop that has failed.
+  if (result.stopped_early) EK_RETURN_IF_ERROR(TellAll(on_step));
+  untold_.clear();  // Of a loop that has failed.
   if (!result.stopped_early) EK_RETURN_IF_ERROR(status);
 
   EK_ASSIGN_OR_RETURN(result.training, SumOverRanks(*comm_, mine));

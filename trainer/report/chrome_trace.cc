@@ -66,8 +66,11 @@ class Events {
 
 void AddStep(const StepTrace& trace, int rank, Events& events) {
   if (trace.spans.empty()) return;
+  const bool is_device = trace.clock == StepClock::kDevice;
+  const std::string host = is_device ? absl::StrCat(",\"host_us\":", Micros(trace.host_ns)) : "";
   events.Complete(absl::StrCat("step ", trace.step), rank, kCompute, trace.spans.front().begin_ns,
-                  trace.spans.back().end_ns, absl::StrCat("\"step\":", trace.step));
+                  trace.spans.back().end_ns,
+                  absl::StrCat("\"step\":", trace.step, ",\"clock\":\"", NameOf(trace.clock), "\"", host));
   for (const TraceSpan& span : trace.spans) {
     events.Complete(NameOf(span.kind), rank, kCompute, span.begin_ns, span.end_ns, "");
   }

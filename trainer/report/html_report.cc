@@ -134,15 +134,33 @@ std::string RanksLead(const RunRecord& record) {
                       "the group had stopped with the first rank that ran dry.");
 }
 
+bool IsOnDevices(const RunRecord& record) {
+  return std::ranges::any_of(record.ranks,
+                             [](const RankRecord& rank) { return rank.means.clock == StepClock::kDevice; });
+}
+
+std::string StepsLead(const RunRecord& record) {
+  if (IsOnDevices(record)) {
+    return "What each rank's device did in a few sampled steps, by marks on its stream: batch and begin are what it "
+           "waited for, and the wait is for gradients that backward did not hide. Steps of the others, that a rank has "
+           "no batch for, are by the host's clock. Buckets travel on other streams, and are not shown.";
+  }
+  return "What each rank computed in a few sampled steps, and below it its gradient buckets on their way. The line "
+         "is where its last gradient was there: what lies behind it was not hidden.";
+}
+
+std::string RankTableLead(const RunRecord& record) {
+  return absl::StrCat(
+      "Milliseconds of a step", IsOnDevices(record) ? " by the devices' clocks" : "",
+      ", as means over those that were measured: until the first gradient, backward from there, buckets "
+      "on their way, and the part of that which backward did not hide.");
+}
+
 std::string Body(const RunRecord& record) {
   return absl::StrCat(
       Header(record), "<main>", Section("Learning", "", Charts(LearningCharts(record) + LearningRateChart(record))),
       Section("Speed", "", Charts(SpeedCharts(record))),
-      Section(
-          "Steps, rank by rank",
-          "What each rank computed in a few sampled steps, and below it its gradient buckets on their way. The line "
-          "is where its last gradient was there: what lies behind it was not hidden.",
-          RenderTimeline(record)),
+      Section("Steps, rank by rank", StepsLead(record), RenderTimeline(record)),
       Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank", RanksLead(record),
               RenderRanks(record)),
       Section(
@@ -153,11 +171,8 @@ std::string Body(const RunRecord& record) {
               "What the model, the library and the optimizer keep for training. A process also has "
               "data and code.",
               RenderMemory(record)),
-      Section("Ranks",
-              "Milliseconds of a step, as means over those that were measured: until the first gradient, backward from "
-              "there, buckets on their way, and the part of that which backward did not hide.",
-              RenderRankTable(record)),
-      Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)), "</main>\n");
+      Section("Ranks", RankTableLead(record), RenderRankTable(record)), Section("Events", "", RenderEvents(record)),
+      Section("Settings", "", RenderSettings(record)), "</main>\n");
 }
 
 }  // namespace

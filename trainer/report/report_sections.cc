@@ -270,7 +270,7 @@ std::string RenderRankTable(const RunRecord& record) {
   std::string rows;
   for (size_t i = 0; i < std::min(record.ranks.size(), kMaxRanksShown); ++i) {
     const RankRecord& rank = record.ranks[i];
-    const auto ms = [&](double us) { return rank.means.steps > 0 ? FormatNumber(us / 1e3) : "-"; };
+    const auto ms = [&](double us) { return rank.means.steps > 0 && std::isfinite(us) ? FormatNumber(us / 1e3) : "-"; };
     absl::StrAppend(&rows, "<tr><th>", rank.rank, "</th><td>", EscapeHtml(rank.host), "</td><td>", rank.process,
                     "</td><td>", FormatCount(rank.steps), "</td><td>", FormatCount(rank.followed), "</td><td>",
                     ms(rank.means.to_first_gradient_us), "</td><td>", ms(rank.means.backward_us), "</td>");

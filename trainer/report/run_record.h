@@ -6,8 +6,8 @@
 //
 // Values that are not known are NaN, empty or negative, as each says; the report leaves them out.
 //
-// Units:   seconds since the run began; times of traces are nanoseconds of the host's clock (Unix time), which ranks of
-//          one host share. Steps are the group's, counted from 0.
+// Units:   seconds since the run began; times of traces are nanoseconds (Unix time) of the host's clock, which ranks of
+//          one host share, or of a device's that was aligned with it. Steps are the group's, counted from 0.
 // Threads: values.
 
 #ifndef EVENKEEL_TRAINER_REPORT_RUN_RECORD_H_
@@ -21,6 +21,10 @@
 namespace evenkeel {
 
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+// Whose time it is: when the host did something, or when a device did what the host had put on its stream.
+enum class StepClock : uint8_t { kHost, kDevice };
+inline const char* NameOf(StepClock clock) { return clock == StepClock::kHost ? "host" : "device"; }
 
 // A step, or the means of `count` steps in a row that begin with it. Loss and accuracy are those of rank 0's batches.
 struct StepPoint {
@@ -76,9 +80,11 @@ struct BucketTrace {
 
 struct StepTrace {
   int64_t step = 0;
-  int64_t last_gradient_ns = 0;      // What is reduced after it was not hidden by backward. 0: no backward.
-  std::vector<TraceSpan> spans;      // In order, apart from each other.
-  std::vector<BucketTrace> buckets;  // In the plan's order; those that were measured.
+  int64_t last_gradient_ns = 0;        // What is reduced after it was not hidden by backward. 0: no backward.
+  std::vector<TraceSpan> spans;        // In order, apart from each other.
+  std::vector<BucketTrace> buckets;    // In the plan's order; those that were measured. None by a device's clock.
+  StepClock clock = StepClock::kHost;  // Of all these.
+  int64_t host_ns = 0;                 // By a device's clock: how long the host took to put the step there.
 };
 
 // In bytes.
@@ -96,8 +102,9 @@ struct RankMeans {
   int64_t steps = 0;
   double to_first_gradient_us = 0;
   double backward_us = 0;
-  double communication_us = 0;
+  double communication_us = 0;  // NaN by a device's clock: not known.
   double exposed_us = 0;
+  StepClock clock = StepClock::kHost;
 };
 
 // What one rank knows of itself.

@@ -117,7 +117,9 @@ std::string Described(const StepTrace& trace) {
   for (const TraceSpan& span : trace.spans) {
     if (span.kind == SpanKind::kWait) exposed += span.end_ns - span.begin_ns;
   }
-  return absl::StrCat(Milliseconds(took), ", ", Milliseconds(exposed), " exposed");
+  std::string text = absl::StrCat(Milliseconds(took), ", ", Milliseconds(exposed), " exposed");
+  if (trace.clock == StepClock::kDevice) absl::StrAppend(&text, "; put there in ", Milliseconds(trace.host_ns));
+  return text;
 }
 
 std::string RenderLane(const Lane& lane, const Scale& scale) {

@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/report/step_trace.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -34,6 +35,13 @@ void Write(const StepTrace& trace, ByteWriter& out) {
   for (const BucketTrace& bucket : trace.buckets) {
     out.I64(bucket.bytes).I64(bucket.ready_ns).I64(bucket.start_ns).I64(bucket.reduced_ns);
   }
+  out.U8(static_cast<uint8_t>(trace.clock)).I64(trace.host_ns);
+}
+
+StepClock ReadClock(ByteReader& in) {
+  const uint8_t clock = in.U8();
+  if (clock > static_cast<uint8_t>(StepClock::kDevice)) in.Refuse();
+  return static_cast<StepClock>(clock);
 }
 
 StepTrace ReadTrace(ByteReader& in) {
@@ -51,6 +59,8 @@ StepTrace ReadTrace(ByteReader& in) {
     bucket.reduced_ns = in.I64();
     trace.buckets.push_back(bucket);
   }
+  trace.clock = ReadClock(in);
+  trace.host_ns = in.I64();
   return trace;
 }
 
@@ -58,6 +68,7 @@ StepTrace ReadTrace(ByteReader& in) {
 
 StepRecorder::StepRecorder(int64_t total_steps) : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {
   if (every_ > kMeasuredBetween) every_ -= every_ % kMeasuredBetween;
+  device_means_ = std::make_unique<StepAverages>(MeasuredEvery());
 }
 
 bool StepRecorder::IsSampled(int64_t step) const {
@@ -89,6 +100,18 @@ void StepRecorder::End(const StepTimes& times, const std::vector<BucketInfo>& bu
     if (is_known) current_->buckets.push_back(TraceOf(times, b, buckets[b].data.bytes()));
   }
   Keep(*std::exchange(current_, std::nullopt));
+}
+
+void StepRecorder::NoteDevice(int64_t step, const StreamStep& device) {
+  if (!IsMeasured(step)) return;
+  device_means_->Add(device.durations);
+  const auto trace = std::ranges::find(traces_, step, &StepTrace::step);
+  if (trace == traces_.end() || trace->spans.empty()) return;
+  trace->clock = StepClock::kDevice;
+  trace->host_ns = trace->spans.back().end_ns - trace->spans.front().begin_ns;
+  trace->spans = device.spans;
+  trace->last_gradient_ns = device.last_gradient_ns;
+  trace->buckets.clear();
 }
 
 void StepRecorder::Follow(int64_t step, absl::Time begin) {
@@ -131,7 +154,7 @@ std::string Serialize(const RankRecord& record) {
       .I64(memory.peak_resident);
   const RankMeans& means = record.means;
   out.I64(means.steps).F64(means.to_first_gradient_us).F64(means.backward_us);
-  out.F64(means.communication_us).F64(means.exposed_us);
+  out.F64(means.communication_us).F64(means.exposed_us).U8(static_cast<uint8_t>(means.clock));
   out.U32(static_cast<uint32_t>(record.traces.size()));
   for (const StepTrace& trace : record.traces) Write(trace, out);
   return out.Take();
@@ -153,6 +176,7 @@ absl::StatusOr<RankRecord> ParseRankRecord(absl::string_view bytes) {
                                   &RankMeans::communication_us, &RankMeans::exposed_us}) {
     record.means.*mean = in.F64();
   }
+  record.means.clock = ReadClock(in);
   for (uint32_t left = in.U32(); left > 0 && in.ok(); --left) record.traces.push_back(ReadTrace(in));
   EK_RETURN_IF_ERROR(in.Finish("a rank's record"));
   return record;

@@ -13,6 +13,11 @@
 // A Mark() names what has happened since the one before it. A step that is not ended leaves nothing behind, and one that
 // is taken again replaces what there was of it.
 //
+// On a device all this is when the host put work there. What the device says of the same step (stream_clock.h) comes
+// later, and takes its place:
+//
+//   recorder.NoteDevice(step, stream_step);            // of steps for which IsMeasured()
+//
 // The ends of buckets that backward hides are exact where the reducer measures: let it do that every MeasuredEvery()
 // steps (ReducerOptions::stats_every).
 //
@@ -22,6 +27,7 @@
 #define EVENKEEL_TRAINER_REPORT_STEP_TRACE_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,8 +37,10 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/stats.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/report/stream_clock.h"
 
 namespace evenkeel {
 
@@ -49,12 +57,15 @@ class StepRecorder {
   bool is_on() const { return every_ > 0; }
   int64_t MeasuredEvery() const { return every_ % kMeasuredBetween == 0 ? every_ / kMeasuredBetween : every_; }
   bool IsSampled(int64_t step) const;
+  // Whether the parts of the step go into device_means(): as with the reducer's, and all that are sampled.
+  bool IsMeasured(int64_t step) const { return is_on() && device_means_->IsMeasured(step); }
 
   void Begin(int64_t step);
   void Mark(SpanKind kind) {
     if (current_.has_value()) AddSpan(kind);
   }
   void End(const StepTimes& times, const std::vector<BucketInfo>& buckets);
+  void NoteDevice(int64_t step, const StreamStep& device);
   // A step of the others, which took from `begin` until now.
   void Follow(int64_t step, absl::Time begin);
 
@@ -62,6 +73,7 @@ class StepRecorder {
   void NotePlan(int64_t step, uint64_t generation, const std::vector<BucketInfo>& buckets,
                 const ParameterSet& parameters);
 
+  StepMeans device_means() const { return is_on() ? device_means_->means() : StepMeans{}; }
   const std::vector<StepTrace>& traces() const { return traces_; }
   const std::vector<PlanRecord>& plans() const { return plans_; }
 
@@ -71,7 +83,8 @@ class StepRecorder {
 
   static constexpr int64_t kMeasuredBetween = 10;  // Steps from one sampled one to the next, for means.
 
-  int64_t every_ = 0;  // 0: off.
+  int64_t every_ = 0;                           // 0: off.
+  std::unique_ptr<StepAverages> device_means_;  // Null: off.
   std::vector<StepTrace> traces_;
   std::optional<StepTrace> current_;  // The step that is under way, if it is sampled.
   int64_t marked_ns_ = 0;             // Its last mark.

@@ -14,6 +14,8 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/report/stream_clock.h"
 
 namespace evenkeel {
 namespace {
@@ -96,6 +98,35 @@ TEST(StepRecorderTest, ABucketBeginsWhenTheOneBeforeItIsReduced) {
   EXPECT_EQ(trace.buckets[1].reduced_ns, 1'060'000);
 }
 
+TEST(StepRecorderTest, WhatTheDeviceSaysTakesThePlaceOfTheHostsTimes) {
+  StepRecorder off, recorder(1000);
+  const auto device = [](int64_t begin_ns) {
+    return StreamStep{.durations = {.to_first_gradient = absl::Microseconds(5), .exposed = absl::Microseconds(2)},
+                      .spans = {{.kind = SpanKind::kForward, .begin_ns = begin_ns, .end_ns = begin_ns + 9000}},
+                      .last_gradient_ns = begin_ns + 7};
+  };
+  for (const int64_t step : {2, 3}) {
+    recorder.Begin(step);
+    recorder.Mark(SpanKind::kForward);
+    recorder.End({}, {});
+    off.NoteDevice(step, device(100));
+    if (step == 3) recorder.NoteDevice(2, device(100));  // A step late.
+  }
+  recorder.NoteDevice(9, device(100));   // Is measured, but not sampled;
+  recorder.NoteDevice(11, device(100));  // not even that.
+  EXPECT_FALSE(off.IsMeasured(2));
+  EXPECT_EQ(off.device_means().measured_steps, 0);
+  ASSERT_EQ(recorder.traces().size(), 2u);
+  EXPECT_EQ(recorder.traces()[0].clock, StepClock::kDevice);
+  EXPECT_EQ(recorder.traces()[0].spans.at(0).end_ns, 9100);
+  EXPECT_EQ(recorder.traces()[0].last_gradient_ns, 107);
+  EXPECT_GE(recorder.traces()[0].host_ns, 0);
+  EXPECT_EQ(recorder.traces()[1].clock, StepClock::kHost);
+  EXPECT_EQ(recorder.device_means().measured_steps, 2);
+  EXPECT_EQ(recorder.device_means().to_first_gradient_us, 5);
+  EXPECT_EQ(recorder.device_means().exposed_us, 2);
+}
+
 TEST(StepRecorderTest, StepsThatAreRepeatedReplaceWhatThereWas) {
   StepRecorder recorder(7);
   const auto take = [&](int64_t step, SpanKind kind) {
@@ -145,12 +176,17 @@ RankRecord Example() {
       .steps = 10,
       .followed = 4,
       .memory = {.parameters = 1, .gradients = 2, .buckets = 3, .optimizer = 4, .activations = 6, .peak_resident = 5},
-      .means = {.steps = 6, .to_first_gradient_us = 1.5, .backward_us = 2.5, .communication_us = 3, .exposed_us = 4},
+      .means = {.steps = 6,
+                .to_first_gradient_us = 1.5,
+                .backward_us = 2.5,
+                .communication_us = 3,
+                .exposed_us = 4,
+                .clock = StepClock::kDevice},
       .traces = {{.step = 2,
                   .last_gradient_ns = 77,
                   .spans = {{.kind = SpanKind::kForward, .begin_ns = 1, .end_ns = 2}},
                   .buckets = {{.bytes = 8, .ready_ns = 1, .start_ns = 2, .reduced_ns = 3}}},
-                 {.step = 3}}};
+                 {.step = 3, .clock = StepClock::kDevice, .host_ns = 9}}};
 }
 
 TEST(RankRecordTest, ComesBackAsItWas) {
@@ -165,6 +201,10 @@ TEST(RankRecordTest, ComesBackAsItWas) {
   ASSERT_EQ(record->traces.size(), 2);
   EXPECT_EQ(record->traces[0].spans[0].end_ns, 2);
   EXPECT_EQ(record->traces[0].buckets[0].reduced_ns, 3);
+  EXPECT_EQ(record->traces[0].clock, StepClock::kHost);
+  EXPECT_EQ(record->traces[1].clock, StepClock::kDevice);
+  EXPECT_EQ(record->traces[1].host_ns, 9);
+  EXPECT_EQ(record->means.clock, StepClock::kDevice);
 }
 
 TEST(RankRecordTest, RefusesWhatIsCutShortOrLonger) {

@@ -93,16 +93,18 @@ absl::Status ShardedOptimizer::MoveTo(const OwnerTable& owners) {
   const int rank = communicator().rank();
   const PlanPtr old = plan();
   EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, GatherSteps());
+  const auto moves = [&](int param) { return old->owners.owner(param) != owners.owner(param) && steps[param] > 0; };
+  // All memory first: if there is not enough, nothing is under way that would write to the rest of it.
   std::map<int, std::vector<internal::HeldTensor>> arriving;
+  for (int param = 0; param < params_->size(); ++param) {
+    if (!moves(param) || owners.owner(param) != rank) continue;
+    EK_ASSIGN_OR_RETURN(arriving[param], updater_.NewTensors(param));
+  }
   std::vector<Work> works;
   for (int param = 0; param < params_->size(); ++param) {
     const int from = old->owners.owner(param), to = owners.owner(param);
-    if (from == to || steps[param] == 0 || (rank != from && rank != to)) continue;
-    std::vector<internal::HeldTensor>& tensors = rank == to ? arriving[param] : updater_.tensors(param);
-    if (rank == to) {
-      EK_ASSIGN_OR_RETURN(tensors, updater_.NewTensors(param));
-    }
-    for (internal::HeldTensor& tensor : tensors) {
+    if (!moves(param) || (rank != from && rank != to)) continue;
+    for (internal::HeldTensor& tensor : rank == to ? arriving[param] : updater_.tensors(param)) {
       const CallOptions options{.role = Role::kState, .after = updater_.stream()};
       works.push_back(rank == to ? channel_->Recv(tensor.view(), from, options)
                                  : channel_->Send(tensor.view(), to, options));

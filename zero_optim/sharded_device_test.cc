@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -343,6 +344,59 @@ TEST(ShardedOptimizerOnDevicesTest, AnotherGroupOfTheSameRanksGoesOn) {
       EK_RETURN_IF_ERROR(ExpectEqual(*trainer, plain_model, plain));
       trainer.reset();
       return next->Finalize();
+    });
+  }
+}
+
+// The first step skipped, as while a loss scale finds itself; a parameter without a gradient. Nothing is lost with either.
+TEST(ShardedOptimizerOnDevicesTest, AnotherGroupGoesOnAfterSkippedStepsAlone) {
+  SimulatedDevices devices({.count = 2, .delay = kDelay});
+  RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto next, comm.Split(0, -comm.rank()));
+    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, comm, Mode::kZeroAlone, AdamW{}));
+    trainer->model.params().ClearGradients();
+    trainer->model.Backward(comm.rank(), 0);
+    const TensorView gradient = trainer->model.params()[1].grad;
+    EK_RETURN_IF_ERROR(devices.Put(trainer->stream.ref(),
+                                   [gradient] { gradient.as<float>()[17] = std::numeric_limits<float>::infinity(); }));
+    EK_RETURN_IF_ERROR(trainer->zero->Step({.skip_nonfinite = true}));
+    EXPECT_TRUE(trainer->zero->last_check()->is_skipped);
+    EK_RETURN_IF_ERROR(trainer->ddp->ReplaceGroup(next.get()));
+    EK_RETURN_IF_ERROR(trainer->zero->ReplaceGroup(next.get()));
+    TestModel plain_model(kSizes);
+    PlainTraining plain(&plain_model, AdamW{});
+    EK_RETURN_IF_ERROR(trainer->Step(0));
+    plain.Step({0, 1}, 0, 0.5);
+    EK_RETURN_IF_ERROR(ExpectEqual(*trainer, plain_model, plain));
+    trainer.reset();
+    return next->Finalize();
+  });
+}
+
+// The group ends when the hosts have left a step, and the devices have not.
+TEST(ShardedOptimizerOnDevicesTest, AStepThatItsGroupHasCutShortIsNotTakenForDone) {
+  for (const Mode mode : {Mode::kZeroAlone, Mode::kDataParallelFirst}) {
+    SimulatedDevices devices({.count = 2, .delay = kDelay});
+    absl::Notification has_ended;
+    RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(auto group, comm.Split(0, comm.rank()));
+      EK_ASSIGN_OR_RETURN(auto next, comm.Split(0, comm.rank()));
+      EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, *group, mode, AdamW{}));
+      EK_RETURN_IF_ERROR(trainer->Step(0));
+      EK_RETURN_IF_ERROR(trainer->Finish());
+      if (comm.rank() == 1) {
+        EK_RETURN_IF_ERROR(devices.Put(
+            trainer->stream.ref(), [&has_ended] { (void)has_ended.WaitForNotificationWithTimeout(absl::Minutes(1)); }));
+      }
+      EK_RETURN_IF_ERROR(trainer->Step(1));
+      EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
+      group->Abort(absl::CancelledError("enough"));
+      EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
+      if (comm.rank() == 1) has_ended.Notify();
+      const absl::Status status = trainer->zero->ReplaceGroup(next.get());
+      EXPECT_TRUE(absl::StrContains(status.message(), "was in the middle of an update")) << status;
+      trainer.reset();
+      return absl::OkStatus();
     });
   }
 }

@@ -62,7 +62,8 @@ ShardedOptimizer::ShardedOptimizer(Communicator* comm, ParameterSet* params, Par
       specs_(SpecsOf(*params)),
       all_params_(AllOf(*params)),
       updater_(params, std::move(groups), comm->runtime()),
-      was_updated_(params->size(), 0) {}
+      was_updated_(params->size(), 0),
+      held_rank_(comm->rank()) {}
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Communicator* comm, ParameterSet* params,
                                                                            const UpdateRule& rule,

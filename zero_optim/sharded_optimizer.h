@@ -251,7 +251,8 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
   uint64_t seen_mask_version_ = 0;         // Of the mask that the plan was made for.
   std::shared_ptr<StepTicket> last_step_;  // Step() ran in it.
   std::optional<Gradients> gradients_;
-  std::vector<uint8_t> was_updated_;  // By parameter: at some time, by its owner.
+  std::vector<uint8_t> was_updated_;  // By parameter: a step for it; on a device its owner may have skipped them all.
+  int held_rank_ = 0;                 // In the group that the plan's owners are ranks of.
   bool is_torn_ = false;              // An update began and did not end; on a device: was not put there as a whole.
   internal::OpenWorks open_;          // On a device: what the end of updates depends on.
 

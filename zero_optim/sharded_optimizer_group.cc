@@ -141,6 +141,7 @@ void ShardedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change
 internal::ShardFacts ShardedOptimizer::Facts() const {
   const PlanPtr plan = this->plan();
   internal::ShardFacts facts{.generation = plan->generation,
+                             .old_rank = held_rank_,
                              .mask = plan->mask,
                              .steps_finished = steps_finished(),
                              .is_torn = is_torn_,
@@ -195,6 +196,7 @@ absl::Status ShardedOptimizer::MoveState(const internal::ShardMove& move) {
   is_torn_ = false;
   EK_RETURN_IF_ERROR(params_->SetTrainable(move.mask));
   seen_mask_version_ = params_->mask_version();
+  held_rank_ = rank;
   return SetPlan(std::move(owners), move.mask, move.generation);
 }
 

@@ -200,6 +200,22 @@ TEST(ShardedOptimizerTest, EndsOnEveryRankWhenOneFailsOrLeaves) {
   }
 }
 
+TEST(ShardedOptimizerTest, AnotherGroupGoesOnWithAParameterThatNeverHadAGradient) {
+  RunGroup(2, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(auto next, comm.Split(0, -comm.rank()));
+    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
+    trainer->model.Backward(comm.rank(), 0);
+    trainer->model.params().SetGradState(1, GradState::kNone);
+    EK_RETURN_IF_ERROR(trainer->zero->Step());
+    EK_RETURN_IF_ERROR(trainer->zero->ReplaceGroup(next.get()));
+    EK_ASSIGN_OR_RETURN(const OptimizerState state, trainer->zero->Consolidate());
+    EXPECT_FALSE(state.params.contains(1));
+    EXPECT_EQ(state.params.size(), kSizes.size() - 1);
+    trainer.reset();
+    return next->Finalize();
+  });
+}
+
 TEST(ShardedOptimizerTest, NamesAGradientWithoutMemory) {
   RunGroup(1, [&](Communicator& comm) -> absl::Status {
     ParameterSet params;

@@ -57,6 +57,7 @@ TEST(ZeroOptimFuzzTest, OwnerTable) {
 TEST(ZeroOptimFuzzTest, ShardFacts) {
   constexpr int kParams = 5;
   const ShardFacts facts{.generation = 4,
+                         .old_rank = 2,
                          .mask = TrainableMask(kParams, true),
                          .steps_finished = 17,
                          .may_lose = true,

@@ -32,11 +32,20 @@ std::vector<Standing> Standings(const std::vector<ShardFacts>& by_rank) {
   return standings;
 }
 
+// One that has taken part in the steps; a rank that is new has a plan of its own.
+bool OwnerIsHere(const std::vector<ShardFacts>& by_rank, size_t param, int owner) {
+  return std::any_of(by_rank.begin(), by_rank.end(), [&](const ShardFacts& facts) {
+    return facts.old_rank == owner && facts.owners[param] == owner && facts.was_updated[param] != 0;
+  });
+}
+
 absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const std::vector<int>& holder) {
   std::set<int> lost;  // Their ranks in the old group.
   for (const ShardFacts& facts : by_rank) {
     for (size_t param = 0; param < holder.size(); ++param) {
-      if (facts.was_updated[param] && holder[param] < 0) lost.insert(facts.owners[param]);
+      if (facts.was_updated[param] && holder[param] < 0 && !OwnerIsHere(by_rank, param, facts.owners[param])) {
+        lost.insert(facts.owners[param]);
+      }
     }
   }
   if (lost.empty()) return absl::OkStatus();
@@ -48,7 +57,7 @@ absl::Status CheckNothingIsLost(const std::vector<ShardFacts>& by_rank, const st
 std::string ShardFacts::Serialize() const {
   ByteWriter writer;
   writer.U64(generation).Bytes(mask.Serialize()).I64(steps_finished).Bool(is_torn).Bool(may_lose);
-  writer.Bytes(checkpoint_hint);
+  writer.Bytes(checkpoint_hint).I32(old_rank);
   for (size_t param = 0; param < owners.size(); ++param) {
     writer.I32(owners[param]).Bool(was_updated[param] != 0).I64(held_steps[param]);
   }
@@ -64,6 +73,7 @@ absl::StatusOr<ShardFacts> ShardFacts::Parse(absl::string_view bytes, int param_
   facts.is_torn = reader.Bool();
   facts.may_lose = reader.Bool();
   facts.checkpoint_hint = std::string(reader.Bytes());
+  facts.old_rank = reader.I32();
   for (int param = 0; param < param_count && reader.ok(); ++param) {
     facts.owners.push_back(reader.I32());
     facts.was_updated.push_back(reader.Bool());

@@ -24,12 +24,14 @@ namespace evenkeel::internal {
 
 struct ShardFacts {
   uint64_t generation = 0;  // Of the plan.
+  int old_rank = -1;        // Among its owners.
   TrainableMask mask;
   int64_t steps_finished = 0;
   bool is_torn = false;         // It was in the middle of an update.
   bool may_lose = false;        // LostShard::kFresh.
   std::string checkpoint_hint;  // ShardedOptimizerOptions.
-  // By parameter: its owner in the old group; whether it has ever been updated there; how often, if the state is here.
+  // By parameter: its owner in the old group; whether there was ever a step for it (which may have been skipped, or found
+  // no gradient: the owner knows); how often it was updated, if the state is here.
   std::vector<int> owners;
   std::vector<uint8_t> was_updated;
   std::vector<int64_t> held_steps;

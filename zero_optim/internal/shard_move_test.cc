@@ -17,6 +17,7 @@ using testing::HasSubstr;
 // Four parameters, the last of which is frozen and has no owner; the others belong to ranks 0, 1 and 2 of the old group.
 ShardFacts Of(int old_rank, int64_t steps) {
   ShardFacts facts{.generation = 1,
+                   .old_rank = old_rank,
                    .mask = TrainableMask(4),
                    .steps_finished = steps,
                    .checkpoint_hint = "there",
@@ -73,6 +74,18 @@ TEST(PlanShardMoveTest, WhatWasNeverUpdatedIsNotLost) {
   ASSERT_TRUE(move.ok()) << move.status();
   EXPECT_THAT(move->holder, ElementsAre(0, -1, 1, -1));
   EXPECT_THAT(move->owned, ElementsAre(0, 1, 2)) << "it gets an owner all the same";
+}
+
+// Its steps were skipped, or no rank had a gradient of it; a new rank with the owner's number does not know that.
+TEST(PlanShardMoveTest, WhatItsOwnerHasNeverUpdatedIsNotLost) {
+  std::vector<ShardFacts> facts = {Of(0, 5), Of(1, 5), Of(2, 5)};
+  facts[1].held_steps[1] = 0;
+  absl::StatusOr<ShardMove> move = PlanShardMove(facts, -1);
+  ASSERT_TRUE(move.ok()) << move.status();
+  EXPECT_THAT(move->holder, ElementsAre(0, -1, 2, -1));
+  EXPECT_THAT(move->owned, ElementsAre(0, 1, 2));
+  facts[1].was_updated = {0, 0, 0, 0};
+  EXPECT_THAT(Refusal(facts), HasSubstr("rank 1 is lost"));
 }
 
 TEST(PlanShardMoveTest, ShardsOfDifferentStepsDoNotFit) {

@@ -44,13 +44,23 @@ std::shared_ptr<WorkState> StartBarrier(GlooBackend& backend, absl::Duration tim
 }
 
 TEST(GlooBackendTest, ABrokenConnectionAfterTheDeadlineIsExplainedByWhoKnows) {
-  Pair pair;
-  const auto work = StartBarrier(*pair.ranks[0], absl::Milliseconds(50));
-  absl::SleepFor(absl::Milliseconds(100));
-  pair.ranks[1]->Abort(absl::CancelledError("rank 1 has gone"));
-  absl::SleepFor(absl::Milliseconds(100));  // As long as the control plane may take.
-  pair.ranks[0]->Abort(absl::DeadlineExceededError("rank 0 waited for rank 1"));
-  EXPECT_EQ(work->Wait(), absl::DeadlineExceededError("rank 0 waited for rank 1"));
+  // A machine on which that takes longer than a rank's patience shows nothing.
+  bool was_in_time = false;
+  for (int attempt = 0; attempt < 10 && !was_in_time; ++attempt) {
+    Pair pair;
+    const absl::Time start = absl::Now();
+    const auto work = StartBarrier(*pair.ranks[0], absl::Milliseconds(50));
+    absl::SleepFor(absl::Milliseconds(100));
+    pair.ranks[1]->Abort(absl::CancelledError("rank 1 has gone"));
+    absl::SleepFor(absl::Milliseconds(100));  // As long as the control plane may take.
+    pair.ranks[0]->Abort(absl::DeadlineExceededError("rank 0 waited for rank 1"));
+    was_in_time = absl::Now() - start < absl::Seconds(1);
+    const absl::Status status = work->Wait();
+    if (was_in_time) {
+      EXPECT_EQ(status, absl::DeadlineExceededError("rank 0 waited for rank 1"));
+    }
+  }
+  EXPECT_TRUE(was_in_time);
 }
 
 TEST(GlooBackendTest, ADeadlineNobodyExplainsEndsTheOperation) {

@@ -44,12 +44,19 @@ using Body = std::function<absl::Status(Communicator&)>;
 // Something that has steps, and that ranks may leave.
 class Ticker : public Joinable {
  public:
-  explicit Ticker(Communicator* comm) : Joinable(comm, "ticker") {}
-  absl::Status Tick() { return Notify().status(); }
+  // `waits`: each step until all ranks have begun it, as one that reduces gradients does.
+  explicit Ticker(Communicator* comm, bool waits = false) : Joinable(comm, "ticker"), waits_(waits) {}
+  absl::Status Tick() {
+    EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, Notify());
+    return waits_ ? ticket->Wait().status() : absl::OkStatus();
+  }
   bool can_leave() const override { return true; }
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
     return std::make_unique<JoinHook>();
   }
+
+ private:
+  const bool waits_;
 };
 
 // Whether calls get the stream on which their tensors are computed.
@@ -221,7 +228,7 @@ struct Case {
 absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors, Tensors::Create(comm, test.calls));
   const bool can_leave = test.options.leave_after_shadow_steps < 100;
-  Ticker ticker(&comm);
+  Ticker ticker(&comm, can_leave);
   for (int epoch = 0; epoch < 2; ++epoch) {
     EK_ASSIGN_OR_RETURN(const TensorView shard, tensors->Make(Values<float>(comm.rank(), epoch, 50, 5)));
     EK_ASSIGN_OR_RETURN(const TensorView mean, tensors->Make(Values<float>(comm.rank(), epoch, 51, 5)));
@@ -471,7 +478,7 @@ TEST(ScopeOnDevicesErrorTest, ALoopThatFailsLeavesNothingBehindOnADevice) {
     SimulatedDevices devices({.count = 3, .delay = absl::Microseconds(200)});
     const absl::Status status = RunSimulatedRanks(devices, 3, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors, Tensors::Create(comm, Calls::kOnStream));
-      Ticker ticker(&comm);
+      Ticker ticker(&comm, /*waits=*/true);
       return RunJoined({&ticker}, {.leave_after_shadow_steps = 1}, [&](JoinScope& scope) -> absl::Status {
         for (int step = 0; step < 2 * comm.rank(); ++step) {
           EK_RETURN_IF_ERROR(EachCall(scope, *tensors, step));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/internal/device_batch_norm.h"
 
 namespace evenkeel {
 namespace {
@@ -28,6 +29,10 @@ T* Data(const TensorView& view) {
 
 }  // namespace
 
+SyncBatchNorm::SyncBatchNorm(SyncBatchNormOptions options) : options_(options) {}
+SyncBatchNorm::~SyncBatchNorm() = default;
+SyncBatchNorm::SyncBatchNorm(SyncBatchNorm&&) noexcept = default;
+
 void SyncBatchNorm::Moments::Add(const Moments& other) {
   if (other.count == 0) return;
   const double both = count + other.count;
@@ -37,18 +42,28 @@ void SyncBatchNorm::Moments::Add(const Moments& other) {
   count = both;
 }
 
-absl::Status SyncBatchNorm::CheckTensors(std::initializer_list<TensorView> batches,
+absl::Status SyncBatchNorm::CheckDevice(const JoinScope& scope) const {
+  const Device device = scope.communicator().device();
+  const bool has_stream = options_.stream.handle != nullptr;
+  if (has_stream ? options_.stream.device == device : device.is_cpu()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("SyncBatchNorm on ", ToString(device), ": ",
+                   has_stream ? absl::StrCat("a stream of ", ToString(options_.stream.device)) : "no stream"));
+}
+
+absl::Status SyncBatchNorm::CheckTensors(Device device, std::initializer_list<TensorView> batches,
                                          std::initializer_list<TensorView> per_channel, DType dtype) const {
   if (dtype != DType::kFloat32 && dtype != DType::kFloat64) {
     return absl::InvalidArgumentError(absl::StrCat("SyncBatchNorm: of ", ToString(dtype), "; it is for floats"));
   }
   auto check = [&](const TensorView& tensor, int64_t count) -> absl::Status {
-    if (!tensor.device.is_cpu()) return absl::UnimplementedError("SyncBatchNorm: tensors lie on the CPU");
-    if (tensor.dtype == dtype && tensor.count == count && (tensor.data != nullptr || count == 0)) {
+    if (tensor.dtype == dtype && tensor.count == count && (tensor.data != nullptr || count == 0) &&
+        tensor.device == device) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(absl::StrCat("SyncBatchNorm with ", options_.channels, " channels: ",
-                                                   ToString(tensor), ", expected ", ToString(dtype), "[", count, "]"));
+    return absl::InvalidArgumentError(absl::StrCat("SyncBatchNorm with ", options_.channels,
+                                                   " channels: ", ToString(tensor), ", expected ",
+                                                   ToString(TensorView(nullptr, count, dtype, device))));
   };
   for (const TensorView& tensor : batches) {
     EK_RETURN_IF_ERROR(check(tensor, shape_.samples * options_.channels * shape_.spatial));
@@ -66,8 +81,22 @@ absl::Status SyncBatchNorm::Forward(JoinScope& scope, const Shape& shape, Tensor
   }
   shape_ = shape;
   input_ = input;
+  EK_RETURN_IF_ERROR(CheckDevice(scope));
+  const Device device = scope.communicator().device();
   EK_RETURN_IF_ERROR(
-      CheckTensors({input, output}, {affine.gamma, affine.beta, running.mean, running.variance}, input.dtype));
+      CheckTensors(device, {input, output}, {affine.gamma, affine.beta, running.mean, running.variance}, input.dtype));
+  if (!device.is_cpu()) {
+    if (on_device_ == nullptr || !on_device_->IsFor(scope)) {
+      EK_ASSIGN_OR_RETURN(on_device_, internal::DeviceBatchNorm::Create(scope, {.channels = options_.channels,
+                                                                                .epsilon = options_.epsilon,
+                                                                                .momentum = options_.momentum,
+                                                                                .stream = options_.stream}));
+    }
+    EK_RETURN_IF_ERROR(on_device_->Forward(scope, {.samples = shape.samples, .spatial = shape.spatial},
+                                           {input, affine.gamma, affine.beta, running.mean, running.variance, output}));
+    has_run_ = true;
+    return absl::OkStatus();
+  }
 
   // Its count, then the mean and the squares of each channel.
   std::vector<double> mine(1 + 2 * options_.channels);
@@ -134,8 +163,12 @@ absl::Status SyncBatchNorm::Backward(JoinScope& scope, TensorView grad_output, T
                                      const Gradients& gradients) {
   if (!has_run_) return absl::FailedPreconditionError("SyncBatchNorm: Backward() without Forward()");
   has_run_ = false;
-  EK_RETURN_IF_ERROR(
-      CheckTensors({grad_output, gradients.input}, {gamma, gradients.gamma, gradients.beta}, input_.dtype));
+  EK_RETURN_IF_ERROR(CheckTensors(input_.device, {grad_output, gradients.input},
+                                  {gamma, gradients.gamma, gradients.beta}, input_.dtype));
+  if (!input_.device.is_cpu()) {
+    return on_device_->Backward(scope, {.samples = shape_.samples, .spatial = shape_.spatial}, input_, gamma,
+                                {grad_output, gradients.input, gradients.gamma, gradients.beta});
+  }
   const bool is_single = input_.dtype == DType::kFloat32;
   // Of each channel: the gradients, and their products with the normalised values.
   std::vector<double> own(2 * options_.channels);

@@ -10,15 +10,18 @@
 // one all-reduce backward, each of two numbers per channel, through the scope.
 //
 // Shapes:   input, output and their gradients [samples, channels, spatial]; all else [channels].
-// Types:    float32 or float64, the same for all tensors of a call; statistics are computed in float64. CPU.
+// Types:    float32 or float64, the same for all tensors of a call; statistics are computed in float64.
+// Devices:  tensors lie on the group's; there SyncBatchNormOptions::stream is where they are computed, and a call puts
+//           its work there and waits for no device. Sums are added in another order than on the CPU, always the same.
 // Gradients of gamma and beta are sums over this rank's own samples, like those of any other parameter: DataParallel
 //           adds them up. grad_input is that of the sum of all ranks' losses.
 // Running statistics become momentum * batch's + (1 - momentum) * before, with the unbiased variance. They are equal on
 //           the ranks with inputs; a dry rank gets them as a buffer of DataParallel.
-// Memory:   `input` stays as it is until Backward().
+// Memory:   `input` stays as it is until Backward(). The stream outlives this, whose end waits for it.
 // Threads:  thread-compatible.
 // Errors:   InvalidArgument for a shape or type. FailedPrecondition on all ranks with inputs if together they have less
-//           than two values per channel, or Backward() comes without Forward(). Errors of the scope.
+//           than two values per channel, or Backward() comes without Forward(). Errors of the scope. On a device too few
+//           values show in a later call, as soon as they are known; they change no running statistics.
 // Source:   Ioffe and Szegedy, "Batch Normalization", 2015; merging of partial variances: Chan, Golub, LeVeque, 1979.
 
 #ifndef EVENKEEL_JOIN_SYNC_BATCH_NORM_H_
@@ -26,6 +29,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,10 +38,15 @@
 
 namespace evenkeel {
 
+namespace internal {
+class DeviceBatchNorm;
+}  // namespace internal
+
 struct SyncBatchNormOptions {
   int64_t channels = 1;
   double epsilon = 1e-5;
   double momentum = 0.1;
+  StreamRef stream;  // Not on the CPU.
 };
 
 class SyncBatchNorm {
@@ -56,7 +65,9 @@ class SyncBatchNorm {
     TensorView input, gamma, beta;  // Written, not added to.
   };
 
-  explicit SyncBatchNorm(SyncBatchNormOptions options) : options_(options) {}
+  explicit SyncBatchNorm(SyncBatchNormOptions options);
+  ~SyncBatchNorm();
+  SyncBatchNorm(SyncBatchNorm&&) noexcept;
 
   absl::Status Forward(JoinScope& scope, const Shape& shape, TensorView input, const Affine& affine,
                        const Running& running, TensorView output);
@@ -69,8 +80,9 @@ class SyncBatchNorm {
     void Add(const Moments& other);
   };
 
-  absl::Status CheckTensors(std::initializer_list<TensorView> batches, std::initializer_list<TensorView> per_channel,
-                            DType dtype) const;
+  absl::Status CheckDevice(const JoinScope& scope) const;
+  absl::Status CheckTensors(Device device, std::initializer_list<TensorView> batches,
+                            std::initializer_list<TensorView> per_channel, DType dtype) const;
   template <typename T>
   void FindMoments(std::vector<double>& mine) const;
   template <typename T>
@@ -88,6 +100,7 @@ class SyncBatchNorm {
   bool has_run_ = false;
   std::vector<Moments> moments_;  // By channel, of all ranks.
   std::vector<double> inverse_deviation_;
+  std::unique_ptr<internal::DeviceBatchNorm> on_device_;  // From the first Forward() there on.
 };
 
 }  // namespace evenkeel

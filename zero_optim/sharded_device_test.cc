@@ -121,8 +121,8 @@ TEST(ShardedOptimizerOnDevicesTest, LeavesAloneWhatNoRankHasAGradientOf) {
         };
         trainer->model.params().ClearGradients();
         for (int param = 0; param < trainer->model.size(); ++param) {
-          if (is_without(comm.rank(), param)) continue;
           trainer->model.PutGradient(comm.rank(), step, param, /*adds=*/false);
+          if (is_without(comm.rank(), param)) continue;  // Then nobody looks at its memory.
           trainer->model.params().SetGradState(param, GradState::kLocal);
         }
         EK_RETURN_IF_ERROR(trainer->zero->Step(options));
@@ -143,7 +143,7 @@ TEST(ShardedOptimizerOnDevicesTest, LeavesAloneWhatNoRankHasAGradientOf) {
           gradients[param] = sums.back().view();
         }
         plain.Update(gradients, options);
-        if (step == 3) {
+        if (step == 0 || step == 3) {  // Step 3 may have been skipped, step 0 may not.
           EK_ASSIGN_OR_RETURN(const OptimizerState all, trainer->zero->Consolidate());
           EXPECT_FALSE(all.params.contains(1));
         }

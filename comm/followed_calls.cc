@@ -26,13 +26,13 @@ void FollowedCalls::EndLoop() {
   pending_.erase(pending_.begin(), pending_.lower_bound(position_));
 }
 
-int64_t FollowedCalls::Add(const std::string& call, absl::FunctionRef<bool(int rank)> is_told) {
+int64_t FollowedCalls::Add(const std::string& call, int64_t step, absl::FunctionRef<bool(int rank)> is_told) {
   int64_t number = 0;
   std::vector<std::string> notices;
   {
     absl::MutexLock lock(&mutex_);
     number = position_++;
-    log_.push_back(call);
+    log_.push_back({.step = step, .text = call});
     bool is_asked_for = false;
     for (int rank = 0; rank < control_->world_size() && Leader() == control_->rank(); ++rank) {
       is_asked_for = is_asked_for || (IsDry(rank) && !is_told(rank));
@@ -58,20 +58,23 @@ void FollowedCalls::RunDry() {
   {
     absl::MutexLock lock(&mutex_);
     is_dry_ = true;
-    notice.U8(static_cast<uint8_t>(Notice::kDry)).I64(loop_).I64(position_).Bytes("");
+    notice.U8(static_cast<uint8_t>(Notice::kDry)).I64(loop_).I64(position_).I64(0).Bytes("");
   }
   Send({notice.Take()});
 }
 
-bool FollowedCalls::HasNext() const {
+bool FollowedCalls::HasNext(int64_t step) const {
   absl::MutexLock lock(&mutex_);
-  return pending_.contains(position_);
+  return IsNext(step);
+}
+
+bool FollowedCalls::IsNext(int64_t step) const {
+  const auto next = pending_.find(position_);
+  return next != pending_.end() && next->second.step <= step;
 }
 
 void FollowedCalls::AwaitNext(int64_t step, absl::Time deadline) {
-  const auto has_come = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return pending_.contains(position_) || answered_ >= step;
-  };
+  const auto has_come = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsNext(step) || answered_ >= step; };
   absl::MutexLock lock(&mutex_);
   mutex_.AwaitWithDeadline(absl::Condition(&has_come), deadline);
 }
@@ -83,7 +86,7 @@ void FollowedCalls::Answered(int64_t step) {
 
 std::string FollowedCalls::TakeNext() {
   absl::MutexLock lock(&mutex_);
-  std::string call = std::move(pending_.at(position_));
+  std::string call = std::move(pending_.at(position_).text);
   pending_.erase(position_++);
   return call;
 }
@@ -109,7 +112,8 @@ std::vector<std::string> FollowedCalls::NoticesFrom(int64_t number) const {
                           .U8(static_cast<uint8_t>(Notice::kCall))
                           .I64(loop_)
                           .I64(number)
-                          .Bytes(log_[number - first_])
+                          .I64(log_[number - first_].step)
+                          .Bytes(log_[number - first_].text)
                           .Take());
   }
   return notices;
@@ -122,7 +126,7 @@ void FollowedCalls::Send(std::vector<std::string> notices) {
 void FollowedCalls::OnNotice(int from, absl::string_view notice) {
   internal::ByteReader reader(notice);
   const auto kind = static_cast<Notice>(reader.U8());
-  const int64_t loop = reader.I64(), number = reader.I64();
+  const int64_t loop = reader.I64(), number = reader.I64(), step = reader.I64();
   const std::string call(reader.Bytes());
   if (!reader.Finish("a notice of a call").ok()) return;  // Whoever is not told of it fails with a sentence.
   std::vector<std::string> notices;
@@ -130,7 +134,7 @@ void FollowedCalls::OnNotice(int from, absl::string_view notice) {
     absl::MutexLock lock(&mutex_);
     if (kind == Notice::kCall) {
       // This rank may not have noticed yet that its own loop has begun, but it is not dry then, and needs none.
-      if (is_dry_ && loop == loop_ && number >= position_) pending_[number] = call;
+      if (is_dry_ && loop == loop_ && number >= position_) pending_[number] = {.step = step, .text = call};
       return;
     }
     const bool led_before = Leader() == control_->rank();

@@ -1,8 +1,8 @@
 // The collectives that user code issues inside RunJoined(), as one numbered list that ranks without inputs follow.
 //
-//   calls.Add(text, is_told);       // active rank, before it issues one: whoever needs to know is told
-//   calls.RunDry(step);             // this rank's loop has ended: from now on it follows
-//   calls.HasNext(); calls.TakeNext();
+//   calls.Add(text, step, is_told); // active rank, before it issues one: whoever needs to know is told
+//   calls.RunDry();                 // this rank's loop has ended: from now on it follows
+//   calls.HasNext(step); calls.TakeNext();
 //
 // A loop may issue them anywhere, also between two steps, where nobody knows yet who will have inputs in the next one.
 // While a step is running that some ranks are known to be dry in, its lowest active rank tells them with all else it
@@ -11,6 +11,9 @@
 // role repeats what was issued since the last agreed step; numbers say what a rank has followed already. So does a dry
 // rank with what it has issued itself, when it learns of another one that had run dry before. While all ranks have
 // inputs no message is sent.
+//
+// Order: a call is followed before the step that it was issued before, and not before an earlier one, whose beginning
+//        on this rank others may wait for: an active rank need not wait for one step to issue calls after the next.
 //
 // Threads: thread-safe.
 
@@ -44,8 +47,9 @@ class FollowedCalls {
   void BeginLoop();
   void EndLoop();
 
-  // The number of the call that is about to be issued. `is_told(rank)`: that rank will hear of it in another way.
-  int64_t Add(const std::string& call, absl::FunctionRef<bool(int rank)> is_told);
+  // The number of the call that is about to be issued, before step `step`. `is_told(rank)`: that rank will hear of it in
+  // another way.
+  int64_t Add(const std::string& call, int64_t step, absl::FunctionRef<bool(int rank)> is_told);
   // How many this rank has issued or followed, in all loops.
   int64_t position() const;
   // All ranks have issued or followed so many: what was before is not asked for any more.
@@ -53,11 +57,12 @@ class FollowedCalls {
 
   // This rank follows from now on.
   void RunDry();
-  bool HasNext() const;
-  // Waits until HasNext(), or Answered(step) was called.
+  // Whether it has been told of the next call, which came before that step.
+  bool HasNext(int64_t step) const;
+  // Waits until HasNext(step), or Answered(step) was called.
   void AwaitNext(int64_t step, absl::Time deadline);
   void Answered(int64_t step);
-  // The next call; HasNext() must be true.
+  // The next call; HasNext() must be true of it.
   std::string TakeNext();
   // The call was told in another way: false if it has been followed already.
   bool Take(int64_t number);
@@ -65,6 +70,12 @@ class FollowedCalls {
   void OnNotice(int from, absl::string_view notice);
 
  private:
+  struct Call {
+    int64_t step = 0;
+    std::string text;
+  };
+
+  bool IsNext(int64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int Leader() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsDry(int rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return dry_.contains({loop_, rank}); }
   // Notices of the calls from that one on; to be sent without the lock, which who asks about waits takes inside others.
@@ -79,10 +90,10 @@ class FollowedCalls {
   int64_t answered_ ABSL_GUARDED_BY(mutex_) = -1;
   // Of an active rank: calls first_, first_ + 1, ... that some rank may still have to be told of.
   int64_t first_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<std::string> log_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Call> log_ ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<int64_t, int>> dry_ ABSL_GUARDED_BY(mutex_);  // (loop, rank) that said so.
   // Of a dry rank: what it has been told of and has not followed, by number.
-  std::map<int64_t, std::string> pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, Call> pending_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace evenkeel

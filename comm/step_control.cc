@@ -497,7 +497,7 @@ void StepControl::AnnounceCall(const std::string& call) {
   const bool in_step = current_ != nullptr && !ended_;
   const std::shared_ptr<StepTicket> ticket = in_step && current_->IsAnswered() ? current_ : nullptr;
   const absl::StatusOr<StepAnswer> answer = ticket != nullptr ? ticket->Wait() : absl::UnknownError("");
-  const int64_t number = calls_.Add(call, [&](int rank) {
+  const int64_t number = calls_.Add(call, records_sent_, [&](int rank) {
     return answer.ok() && answer->lowest_active == comm_->rank() && answer->records[rank].joined;
   });
   if (in_step) TellJoined(StepAction::Kind::kCall, absl::StrCat(number), call);
@@ -507,10 +507,11 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(const std::shar
   const absl::Time deadline = ticket->Renew();
   {
     const internal::Waits::Scope scope(
-        comm_->waits_, [&] { return ticket->Describe(); }, [&] { return ticket->IsAnswered() || calls_.HasNext(); });
+        comm_->waits_, [&] { return ticket->Describe(); },
+        [&] { return ticket->IsAnswered() || calls_.HasNext(ticket->step_); });
     calls_.AwaitNext(ticket->step_, deadline);
   }
-  if (calls_.HasNext()) return calls_.TakeNext();
+  if (calls_.HasNext(ticket->step_)) return calls_.TakeNext();
   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
   // Ends with the lowest active rank's last call before the step; at the end of the loop, with the last one of all.
   int64_t before = 0;
@@ -524,7 +525,7 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(const std::shar
       return absl::DeadlineExceededError(absl::StrCat("rank ", comm_->rank(), " was not told of call ",
                                                       calls_.position(), " of ", before, " before step ", answer.step));
     }
-    if (calls_.HasNext()) return calls_.TakeNext();
+    if (calls_.HasNext(ticket->step_)) return calls_.TakeNext();
     absl::SleepFor(absl::Milliseconds(1));
   }
   return std::nullopt;

@@ -125,7 +125,8 @@ absl::Status JoinScope::IssueSlicesOnDevice(CollectiveKind kind, ReduceOp op, Te
                                             const ScopeOptions& options) {
   const bool is_gather = kind == CollectiveKind::kAllGather;
   const TensorView whole = is_gather ? out : in;
-  if (whole.device != comm_->device() || whole.data == nullptr) {
+  const bool is_elsewhere = options.stream.handle != nullptr && options.stream.device != comm_->device();
+  if (whole.device != comm_->device() || whole.data == nullptr || is_elsewhere) {
     return IssueHere(kind, op, -1, in, out, options);  // Which says what is wrong.
   }
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());

@@ -195,6 +195,19 @@ TEST(OptimizerOnADeviceTest, LeavesAloneWhatIsFrozenOrHasNoGradient) {
   });
 }
 
+TEST(OptimizerOnADeviceTest, HasNothingToDoWhereAllIsIgnored) {
+  SimulatedDevices devices;
+  RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
+    TestModel model(kSizes, DType::kFloat32, &devices, stream.ref());
+    EK_RETURN_IF_ERROR(model.params().Ignore("").status());
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Optimizer> optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
+    EXPECT_TRUE(optimizer->state().params.empty());
+    return absl::OkStatus();
+  });
+}
+
 // A launch that prepares, one that updates, and two more where the step measures. Groups of one kind go together.
 TEST(OptimizerOnADeviceTest, AStepIsAFewLaunchesAndNoHostWait) {
   for (const int world_size : {1, 2}) {

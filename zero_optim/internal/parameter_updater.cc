@@ -58,11 +58,11 @@ absl::Status ParameterUpdater::CheckDevice() {
                                                    ToString(param.value.device), ", and \"", first->name, "\" on ",
                                                    ToString(first->value.device)));
   }
-  if (runtime_ == nullptr || device_ != nullptr || first == nullptr) return absl::OkStatus();
+  if (runtime_ == nullptr || device_ != nullptr) return absl::OkStatus();
   if (params_->stream().handle == nullptr) {
     return absl::FailedPreconditionError("parameters on a device need a stream: ParameterSet::SetStream()");
   }
-  EK_ASSIGN_OR_RETURN(device_, DeviceUpdate::Create(runtime_, first->value.device, params_->size()));
+  EK_ASSIGN_OR_RETURN(device_, DeviceUpdate::Create(runtime_, params_->stream().device, params_->size()));
   return absl::OkStatus();
 }
 

@@ -20,11 +20,13 @@
 // communicator is not followed: inside the loop it is an error as soon as a rank has run dry.
 //
 // Devices: tensors lie on the group's device. With ScopeOptions::stream a call begins behind what is on that stream, and
-//          what comes there afterwards sees its result; the host waits until all ranks have issued it, but never for the
-//          device. An error of the device then shows in a later call, or when the loop ends. Without a stream tensors
-//          are ready at the call, and their results when it returns. When RunJoined() returns all calls have ended.
-// Order:   all ranks with inputs issue the same calls in the same order, anywhere in the loop: before its first step,
-//          between steps, in the middle of backward. They have a channel of their own.
+//          what comes there afterwards sees its result; the host waits until all ranks have issued it, and for the
+//          device only where ranks leave. An error of the device then shows in a later call, or when the loop ends.
+//          Without a stream tensors are ready at the call, and their results when it returns. When RunJoined() returns
+//          all calls have ended.
+// Order:   all ranks with inputs issue the same calls in the same order, and in the same order with their steps, anywhere
+//          in the loop: before its first step, between steps, in the middle of backward. They have a channel of their
+//          own.
 // Cost:    nothing but the collective while all ranks have inputs. kAverage and kHighestActive need a second, tiny one;
 //          on a device that is over the control plane. There, slices of ranks that have left are put in and taken out
 //          by a copy on the stream each way, and memory for that, and for what dry ranks put in, is taken at first need:

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -377,42 +376,6 @@ TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
   };
   const absl::Status status = RunRanks(
       2, [&](Communicator& comm) { return RunLoop(comm, loop); }, CommunicatorOptions{.timeout = absl::Seconds(3)});
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-// Others may wait for the beginning of those steps on this rank.
-TEST(FollowedCallsTest, ACallComesNotBeforeTheStepsThatCameBeforeIt) {
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
-    StepControl& steps = comm.steps();
-    const int loop = 0;
-    steps.SetScope(&loop, 1);
-    if (comm.rank() == 0) {
-      for (int step = 0; step < 2; ++step) {
-        EK_RETURN_IF_ERROR(steps.Enter(&loop, "loop", 0).status());
-        EK_RETURN_IF_ERROR(steps.current()->Wait().status());
-        steps.EndStep();
-        if (step == 0) steps.AnnounceCall("between the steps");
-      }
-      steps.AnnounceCall("after the last step");
-      EK_RETURN_IF_ERROR(steps.EnterMeeting().status());
-    } else {
-      steps.RunDry();
-      const std::vector<std::vector<std::string>> told = {{}, {"between the steps"}, {"after the last step"}};
-      for (const std::vector<std::string>& before_step : told) {
-        EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, steps.EnterJoined());
-        EK_RETURN_IF_ERROR(ticket->Wait().status());
-        absl::SleepFor(absl::Milliseconds(50));  // Until it has been told what came after the step, too.
-        for (const std::string& call : before_step) {
-          EK_ASSIGN_OR_RETURN(const std::optional<std::string> next, steps.NextCall(ticket));
-          EXPECT_EQ(next.value_or("nothing"), call);
-        }
-        EK_ASSIGN_OR_RETURN(const std::optional<std::string> more, steps.NextCall(ticket));
-        EXPECT_EQ(more.value_or("nothing"), "nothing");
-      }
-    }
-    steps.SetScope(nullptr, 0);
-    return comm.Barrier();
-  });
   EXPECT_TRUE(status.ok()) << status;
 }
 

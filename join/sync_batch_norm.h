@@ -17,7 +17,8 @@
 //           adds them up. grad_input is that of the sum of all ranks' losses.
 // Running statistics become momentum * batch's + (1 - momentum) * before, with the unbiased variance. They are equal on
 //           the ranks with inputs; a dry rank gets them as a buffer of DataParallel.
-// Memory:   `input` stays as it is until Backward(). The stream outlives this, whose end waits for it.
+// Memory:   `input` stays as it is until Backward() has returned; on a device, until the stream has passed it, as all
+//           tensors of a call do. The stream outlives this, whose end waits for it.
 // Threads:  thread-compatible.
 // Errors:   InvalidArgument for a shape or type. FailedPrecondition on all ranks with inputs if together they have less
 //           than two values per channel, or Backward() comes without Forward(). Errors of the scope. On a device too few

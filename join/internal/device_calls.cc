@@ -67,9 +67,12 @@ absl::StatusOr<TensorView> DeviceCalls::Scratch(Slot slot, int64_t count, DType 
   if (piece.memory.bytes < bytes) {
     // Memory of the device's, not the group's: what the other ranks pass is theirs, which mostly is that, too, and a
     // transport does without copies where all pass the same kind.
-    EK_ASSIGN_OR_RETURN(Memory larger, runtime_->Allocate(device_, std::max(bytes, 2 * piece.memory.bytes)));
+    absl::StatusOr<Memory> larger = runtime_->Allocate(device_, std::max(bytes, 2 * piece.memory.bytes));
+    if (absl::IsResourceExhausted(larger.status())) larger = runtime_->Allocate(device_, bytes);
+    EK_RETURN_IF_ERROR(larger.status());
+    // Kept until Drain(): to free it would wait for all that the device does.
     if (piece.memory.data != nullptr) outgrown_.push_back(std::move(piece));
-    piece = {.memory = std::move(larger)};
+    piece = {.memory = *std::move(larger)};
   }
   EK_RETURN_IF_ERROR(runtime_->Wait(stream, piece.used));
   piece.is_taken = true;
@@ -109,11 +112,6 @@ absl::Status DeviceCalls::Confirm() {
     const absl::Status status = work.Wait();
     first.Update(status);
     return status.ok();
-  });
-  std::erase_if(outgrown_, [&](const Piece& piece) {
-    const absl::StatusOr<bool> is_over = runtime_->IsDone(piece.used);
-    first.Update(is_over.status());
-    return is_over.ok() && *is_over;
   });
   return first;
 }

@@ -30,6 +30,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/scope.h"
 #include "evenkeel/join/testing/guarded_group.h"
+#include "evenkeel/join/testing/ticker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -37,27 +38,10 @@ namespace evenkeel {
 namespace {
 
 using internal::RunSimulatedRanks;
+using internal::Ticker;
 using testing::HasSubstr;
 
 using Body = std::function<absl::Status(Communicator&)>;
-
-// Something that has steps, and that ranks may leave.
-class Ticker : public Joinable {
- public:
-  // `waits`: each step until all ranks have begun it, as one that reduces gradients does.
-  explicit Ticker(Communicator* comm, bool waits = false) : Joinable(comm, "ticker"), waits_(waits) {}
-  absl::Status Tick() {
-    EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, Notify());
-    return waits_ ? ticket->Wait().status() : absl::OkStatus();
-  }
-  bool can_leave() const override { return true; }
-  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
-    return std::make_unique<JoinHook>();
-  }
-
- private:
-  const bool waits_;
-};
 
 // Whether calls get the stream on which their tensors are computed.
 enum class Calls { kOnStream, kWaiting };

@@ -3,10 +3,10 @@
     count.py EVENTS.json BAZEL_EXIT_STATUS
 
 A test that was not built counts as failed; one that is incompatible with this
-machine (no CUDA toolkit) did not run and counts as neither. So does a test of
-GPUs (tag "gpu") in which no case is known to have run, which Bazel calls passed:
-standard error says how many cases skipped, and why. If Bazel failed for a reason
-that no test carries, that is one failure.
+machine (no CUDA toolkit) did not run and counts as neither. So does a test all of
+whose cases skipped, which Bazel calls passed: standard error says how many cases
+skipped, and why, those of tests that need a GPU (tag "gpu") by themselves. If
+Bazel failed for a reason that no test carries, that is one failure.
 """
 
 import collections
@@ -41,34 +41,39 @@ def cases_of(uri):
     return reasons
 
 
-class GpuTests:
-    """What became of the tests that need a GPU."""
+class Skips:
+    """What became of the cases of tests, by whether these need a GPU."""
 
     def __init__(self):
-        self.labels, self.incompatible = set(), set()
+        self.gpu, self.incompatible = set(), set()
         self.cases = collections.defaultdict(list)
 
     def without_a_run(self):
-        return {label for label, reasons in self.cases.items() if None not in reasons}
+        """Tests in which no case ran; a test without a report ran unless it needs a GPU."""
+        return {label for label, reasons in self.cases.items() if None not in reasons and (reasons or label in self.gpu)}
 
     def sentences(self):
-        if not self.labels:
-            return
-        reasons = [reason for cases in self.cases.values() for reason in cases]
+        yield from self.sentences_of("GPU tests", self.gpu)
+        if self.gpu and self.incompatible:
+            yield f"  {len(self.incompatible)} targets not built: no CUDA toolkit, NCCL or cuDNN"
+        yield from self.sentences_of("Other tests", self.cases.keys() - self.gpu, only_skips=True)
+
+    def sentences_of(self, what, labels, only_skips=False):
+        reasons = [reason for label in labels for reason in self.cases.get(label, [])]
         ran = reasons.count(None)
-        yield f"GPU tests: {ran} ran, {len(reasons) - ran} skipped"
+        if not labels or (only_skips and ran == len(reasons)):
+            return
+        yield f"{what}: {ran} ran, {len(reasons) - ran} skipped"
         for reason, times in collections.Counter(r for r in reasons if r).most_common():
             yield f"  {times} skipped: {reason}"
-        silent = list(self.cases.values()).count([])
+        silent = [label for label in labels if self.cases.get(label) == [] and label in self.gpu]
         if silent:
-            yield f"  {silent} targets without a report of their cases"
-        if self.incompatible:
-            yield f"  {len(self.incompatible)} targets not built: no CUDA toolkit, NCCL or cuDNN"
+            yield f"  {len(silent)} targets without a report of their cases"
 
 
 def count(events, status):
-    """(passed, failed, GpuTests)"""
-    tests, broken, results, gpu = set(), set(), {}, GpuTests()
+    """(passed, failed, Skips)"""
+    tests, broken, results, skips = set(), set(), {}, Skips()
     for event in events:
         ident = event["id"]
         if "targetConfigured" in ident:
@@ -76,17 +81,17 @@ def count(events, status):
             if configured.get("testSize"):
                 tests.add(ident["targetConfigured"]["label"])
                 if "gpu" in configured.get("tag", []):
-                    gpu.labels.add(ident["targetConfigured"]["label"])
+                    skips.gpu.add(ident["targetConfigured"]["label"])
         elif "targetCompleted" in ident:
             label = ident["targetCompleted"]["label"]
             is_built = event.get("completed", {}).get("success", False)
             is_skipped = event.get("aborted", {}).get("reason") == "SKIPPED"
-            if is_skipped and label in gpu.labels:
-                gpu.incompatible.add(label)
+            if is_skipped and label in skips.gpu:
+                skips.incompatible.add(label)
             if not is_built and not is_skipped:
                 broken.add(label)
-        elif "testResult" in ident and ident["testResult"]["label"] in gpu.labels:
-            cases = gpu.cases[ident["testResult"]["label"]]
+        elif "testResult" in ident:
+            cases = skips.cases[ident["testResult"]["label"]]
             for output in event.get("testResult", {}).get("testActionOutput", []):
                 if output["name"] == "test.xml":
                     cases += cases_of(output["uri"])
@@ -96,15 +101,15 @@ def count(events, status):
 
     passed = {test for test, result in results.items() if result == "PASSED"}
     failed = (set(results) | (tests & broken)) - passed
-    passed -= gpu.without_a_run()
+    passed -= skips.without_a_run()
     if status != 0 and not failed:
-        return len(passed), 1, gpu
-    return len(passed), len(failed), gpu
+        return len(passed), 1, skips
+    return len(passed), len(failed), skips
 
 
 def main():
-    passed, failed, gpu = count(read_events(sys.argv[1]), int(sys.argv[2]))
-    for sentence in gpu.sentences():
+    passed, failed, skips = count(read_events(sys.argv[1]), int(sys.argv[2]))
+    for sentence in skips.sentences():
         print(sentence, file=sys.stderr)
     print(passed, failed)
 

@@ -12,8 +12,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -85,7 +85,7 @@ TEST_P(ConstructionTest, WhatOneRankCannotHaveIsRefusedOnAll) {
   const int world = GetParam(), wrong_rank = world - 1;
   for (const Wrong& wrong : kWrong) {
     SCOPED_TRACE(wrong.message);
-    absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Memory memory;
       memory.value.assign(4, static_cast<float>(comm.rank()));
       ParameterSet params;
@@ -108,19 +108,34 @@ TEST_P(ConstructionTest, WhatOneRankCannotHaveIsRefusedOnAll) {
 TEST_P(ConstructionTest, SettingsThatDifferAreNamed) {
   const int world = GetParam();
   if (world == 1) return;
-  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     ToyModel model({3, 2});
     const bool is_last = comm.rank() == world - 1;
     const auto message = [&](const DataParallelOptions& options) {
       return std::string(DataParallel::Create(&comm, &model.params(), model.buffers(), options).status().message());
     };
     const std::string last = absl::StrCat(" on rank ", world - 1);
-    EXPECT_THAT(message({.broadcast_buffers = is_last}),
-                HasSubstr("broadcast_buffers is false on rank 0 and true" + last));
+    EXPECT_THAT(message({.buffers = {.every = is_last ? 2 : 0}}),
+                HasSubstr("buffers.every is 0 on rank 0 and 2" + last));
+    EXPECT_THAT(message({.buffers = {.how = is_last ? BufferSync::kAverage : BufferSync::kBroadcast}}),
+                HasSubstr("buffers.how is broadcast on rank 0 and average" + last));
     EXPECT_THAT(message({.broadcast_initial_state = !is_last}),
                 HasSubstr("broadcast_initial_state is true on rank 0 and false" + last));
     EXPECT_THAT(message({.reducer = {.caps = {Bytes{8}, Bytes{is_last ? 9 : 10}}}}),
                 HasSubstr("the bucket caps is {8, 10} bytes on rank 0 and {8, 9} bytes" + last));
+    const CapOrder order = is_last ? CapOrder::kFromLastReady : CapOrder::kFromFirstReady;
+    EXPECT_THAT(message({.reducer = {.cap_order = order}}),
+                HasSubstr("cap_order is kFromFirstReady on rank 0 and kFromLastReady" + last));
+    EXPECT_THAT(message({.reducer = {.gradient_as_bucket_view = is_last}}),
+                HasSubstr("gradient_as_bucket_view is false on rank 0 and true" + last));
+    EXPECT_THAT(message({.reducer = {.fusion = is_last ? Fusion::kCoalesced : Fusion::kFlat}}),
+                HasSubstr("fusion is kFlat on rank 0 and kCoalesced" + last));
+    EXPECT_THAT(message({.reducer = {.find_unused = true, .skip_unused_buckets = is_last}}),
+                HasSubstr("skip_unused_buckets is false on rank 0 and true" + last));
+    EXPECT_THAT(message({.trainability = {.policy = is_last ? TrainabilityPolicy::kEveryN : TrainabilityPolicy::kAlways,
+                                          .every = 3}}),
+                HasSubstr("the trainability policy is always, every 3 steps, verified every 1000 steps on rank 0 and "
+                          "every_n, "));
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -129,7 +144,7 @@ TEST_P(ConstructionTest, SettingsThatDifferAreNamed) {
 // Nothing trained is allowed: it may change.
 TEST_P(ConstructionTest, AModelThatIsFrozenWhollyMayBeTrainedLater) {
   for (bool views : {false, true}) {
-    absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
       ToyModel model({3, 5});
       model.params().SetTrainable("", false);
       EK_ASSIGN_OR_RETURN(
@@ -153,7 +168,7 @@ TEST_P(ConstructionTest, AModelThatIsFrozenWhollyMayBeTrainedLater) {
 }
 
 TEST_P(ConstructionTest, ParametersAddedAfterwardsAreNoticed) {
-  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     ToyModel model({3, 2});
     std::vector<float> late(3);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
@@ -180,7 +195,7 @@ TEST_P(ConstructionTest, AGradientThatNoLongerFitsItsValueIsRefusedWhenItIsAnnou
   for (const auto& [grad, message] : cases) {
     SCOPED_TRACE(message);
     std::vector<absl::Status> results(GetParam());
-    (void)RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    (void)RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
       ToyModel model({3, 2});
       EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
       const auto announce = [&](int param) { return ddp->GradientReady(param); };

@@ -4,18 +4,20 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/bucket/divergence.h"
+#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-// First byte of what the lowest active rank announces to dry ranks: it begins a step, it waits for the buckets. What
-// the reduction has to say follows the first.
-enum class Action : char { kSync = 's', kAccumulate = 'a', kFinish = 'f' };
+// First byte of what the lowest active rank announces to dry ranks: it begins a step, waits for the buckets, makes
+// buffers equal. What the reduction has to say follows the first.
+enum class Action : char { kSync = 's', kAccumulate = 'a', kFinish = 'f', kBuffers = 'b' };
 
 // "frozen: fc1.weight, fc1.bias"; empty if nothing is.
 std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
@@ -30,7 +32,11 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
   return note;
 }
 
-absl::Status CheckBuffers(const Communicator& comm, const std::vector<TensorView>& buffers) {
+absl::Status CheckBuffers(const Communicator& comm, const std::vector<TensorView>& buffers,
+                          const BufferOptions& options) {
+  if (options.every < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("buffers.every is ", options.every, ", not at least 0"));
+  }
   for (size_t b = 0; b < buffers.size(); ++b) {
     const TensorView& buffer = buffers[b];
     if (buffer.count < 0 || (buffer.data == nullptr && buffer.count > 0)) {
@@ -41,6 +47,18 @@ absl::Status CheckBuffers(const Communicator& comm, const std::vector<TensorView
                                                    ", the group's tensors on ", ToString(comm.device())));
   }
   return absl::OkStatus();
+}
+
+absl::string_view ToString(Fusion fusion) {
+  switch (fusion) {
+    case Fusion::kFlat:
+      return "kFlat";
+    case Fusion::kCoalesced:
+      return "kCoalesced";
+    case Fusion::kMeasured:
+      return "kMeasured";
+  }
+  return "?";
 }
 
 std::string StaleStateRefusal(absl::string_view name) {
@@ -76,7 +94,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
   const std::string& name = ddp->join_name();
   ddp->runtime_ = comm->runtime();
   absl::Status own = Reducer::Check(*comm, *params, options.reducer);
-  own.Update(CheckBuffers(*comm, ddp->buffers_));
+  own.Update(CheckBuffers(*comm, ddp->buffers_, options.buffers));
   own.Update(TrainabilityWatch::Check(options.trainability));
   EK_RETURN_IF_ERROR(
       Annotate(AgreeThatAllCan(absl::StrCat("options/", name), own, comm->control(), comm->timeout()), name));
@@ -84,7 +102,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
   EK_ASSIGN_OR_RETURN(ddp->state_channel_, comm->OpenChannel(absl::StrCat(name, ".state")));
   if (options.broadcast_initial_state) {
     std::vector<TensorView> state = ValuesOf(*params);
-    if (options.broadcast_buffers) state.insert(state.end(), ddp->buffers_.begin(), ddp->buffers_.end());
+    if (options.buffers.every > 0) state.insert(state.end(), ddp->buffers_.begin(), ddp->buffers_.end());
     EK_RETURN_IF_ERROR(BroadcastState(*ddp->state_channel_, state, 0, Role::kState, params->stream()));
   }
   EK_ASSIGN_OR_RETURN(ddp->reducer_, Reducer::Create(comm, params, name, options.reducer, std::move(reduction)));
@@ -94,22 +112,33 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
 }
 
 DataParallel::~DataParallel() {
+  ReportUnwinding();
   if (Communicator* comm = living_group()) comm->steps().Unregister(this);
   reducer_.reset();  // On a device it waits for what uses the memory here.
 }
 
 std::vector<Fact> DataParallel::Facts() const {
   std::vector<Fact> facts = FactsOf(*params_, buffers_);
-  facts.push_back({"broadcast_buffers", options_.broadcast_buffers ? "true" : "false"});
+  facts.push_back({"buffers.how", options_.buffers.how == BufferSync::kAverage ? "average" : "broadcast"});
+  facts.push_back({"buffers.every", absl::StrCat(options_.buffers.every)});
   facts.push_back({"broadcast_initial_state", options_.broadcast_initial_state ? "true" : "false"});
   std::string caps;
-  for (const Bytes& cap : options_.reducer.caps) absl::StrAppend(&caps, caps.empty() ? "{" : ", ", cap.value);
+  const ReducerOptions& reducer = options_.reducer;
+  for (const Bytes& cap : reducer.caps) absl::StrAppend(&caps, caps.empty() ? "{" : ", ", cap.value);
   facts.push_back({"the bucket caps", caps + "} bytes"});
-  facts.push_back({"find_unused", options_.reducer.find_unused ? "true" : "false"});
-  facts.push_back({"static_graph", options_.reducer.static_graph ? "true" : "false"});
-  facts.push_back({"the steps of tuning", absl::StrCat(options_.reducer.tune ? options_.reducer.tuning_steps : 0)});
-  facts.push_back({"the list of delayed parameters", absl::StrCat("{", absl::StrJoin(options_.reducer.delayed, ", "),
-                                                                  "} until \"", options_.reducer.delay_until, "\"")});
+  facts.push_back({"cap_order", reducer.cap_order == CapOrder::kFromFirstReady ? "kFromFirstReady" : "kFromLastReady"});
+  facts.push_back({"gradient_as_bucket_view", reducer.gradient_as_bucket_view ? "true" : "false"});
+  facts.push_back({"fusion", std::string(ToString(reducer.fusion))});
+  facts.push_back({"skip_unused_buckets", reducer.skip_unused_buckets ? "true" : "false"});
+  const TrainabilityOptions& trainability = options_.trainability;
+  facts.push_back(
+      {"the trainability policy", absl::StrCat(ToString(trainability.policy), ", every ", trainability.every,
+                                               " steps, verified every ", trainability.verify_every, " steps")});
+  facts.push_back({"find_unused", reducer.find_unused ? "true" : "false"});
+  facts.push_back({"static_graph", reducer.static_graph ? "true" : "false"});
+  facts.push_back({"the steps of tuning", absl::StrCat(reducer.tune ? reducer.tuning_steps : 0)});
+  facts.push_back({"the list of delayed parameters",
+                   absl::StrCat("{", absl::StrJoin(reducer.delayed, ", "), "} until \"", reducer.delay_until, "\"")});
   return facts;
 }
 
@@ -125,6 +154,7 @@ void DataParallel::PublishPlan() {
 absl::Status DataParallel::BeginStep(StepMode mode) {
   if (reducer_->in_step()) return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
   mode_ = mode;
+  EK_RETURN_IF_ERROR(FollowMemory());
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   if (join_config().enable) {
     std::string action(1, static_cast<char>(mode == StepMode::kSync ? Action::kSync : Action::kAccumulate));
@@ -137,9 +167,9 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/true));
   if (WillSyncBuffers()) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-    EK_RETURN_IF_ERROR(SyncBuffers(answer));
+    EK_RETURN_IF_ERROR(BeginBufferSync(answer));
   }
-  last_step_synced_ = mode == StepMode::kSync;
+  NoteStepBegun(mode == StepMode::kSync);
   return reducer_->BeginStep(std::move(ticket), mode, join_config().divisor);
 }
 
@@ -149,7 +179,10 @@ absl::Status DataParallel::FinishStep() {
     EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), absl::string_view(&finish, 1)));
   }
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
-  if (mode_ == StepMode::kSync) step_is_open_ = false;
+  if (mode_ == StepMode::kSync) {
+    step_is_open_ = false;
+    CountStep();
+  }
   mode_ = StepMode::kSync;  // Until a step of it begins: in those of others it says nothing else.
   return absl::OkStatus();
 }
@@ -160,6 +193,7 @@ absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
   EK_ASSIGN_OR_RETURN(const bool has_changed, trainability_.BeforeStep(communicator().steps().steps_begun()));
   if (has_changed) EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
   if (reducer_->generation() != generation) PublishPlan();
+  reducer_->PrepareStep();
   return CurrentState();
 }
 
@@ -201,35 +235,78 @@ absl::Status DataParallel::RebuildNow() {
 }
 
 bool DataParallel::WillSyncBuffers() const {
-  return options_.broadcast_buffers && !buffers_.empty() && last_step_synced_;
+  const int64_t every = options_.buffers.every;
+  return every > 0 && !buffers_.empty() && last_step_synced_ && buffer_turn_ % every == 0;
 }
 
-int DataParallel::BufferRoot(const StepAnswer& answer) const {
-  return join_config().enable ? answer.highest_active : 0;
+void DataParallel::NoteStepBegun(bool synchronises) {
+  if (last_step_synced_) ++buffer_turn_;
+  last_step_synced_ = synchronises;
 }
 
-absl::Status DataParallel::SyncBuffers(const StepAnswer& answer) {
-  EK_ASSIGN_OR_RETURN(std::vector<Work> works, BeginBroadcastState(*state_channel_, buffers_, BufferRoot(answer),
-                                                                   Role::kBuffers, params_->stream()));
+StateSource DataParallel::BufferSource(const StepAnswer& answer) const {
+  if (!join_config().enable) return {.root = 0, .contributors = communicator().world_size()};
+  return {.root = answer.highest_active,
+          .contributors = answer.active,
+          .contributes = !answer.record(communicator().rank()).joined};
+}
+
+absl::Status DataParallel::BeginBufferSync(const StepAnswer& answer) {
+  EK_ASSIGN_OR_RETURN(std::vector<Work> works, BeginSyncState(*state_channel_, buffers_, options_.buffers.how,
+                                                              BufferSource(answer), Role::kBuffers, params_->stream()));
   reducer_->Confirm(std::move(works));
+  return absl::OkStatus();
+}
+
+absl::Status DataParallel::SyncBuffers() {
+  if (reducer_->in_step()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": SyncBuffers() inside a step: call it after FinishStep()"));
+  }
+  EK_RETURN_IF_ERROR(FollowMemory());
+  StepAnswer last;
+  if (join_config().enable) {
+    const char action = static_cast<char>(Action::kBuffers);
+    EK_RETURN_IF_ERROR(Annotate(communicator().steps().Announce(join_name(), absl::string_view(&action, 1)),
+                                absl::StrCat(join_name(), ": SyncBuffers()")));
+    EK_ASSIGN_OR_RETURN(last, communicator().steps().current()->Wait());
+  }
+  return BeginBufferSync(last);
+}
+
+absl::Status DataParallel::RebindBuffer(int buffer, TensorView to) {
+  const int count = static_cast<int>(buffers_.size());
+  if (buffer < 0 || buffer >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(join_name(), ": buffer ", buffer, " is said to have moved; there are ", count));
+  }
+  EK_RETURN_IF_ERROR(Annotate(CheckMoved(absl::StrCat("buffer ", buffer), buffers_[buffer], to), join_name()));
+  buffers_[buffer] = to;
+  return absl::OkStatus();
+}
+
+absl::Status DataParallel::FollowMemory() {
+  const auto& [value_of, gradient_of, buffer_of] = options_.memory;
+  for (int i = 0; i < params_->size() && (value_of || gradient_of); ++i) {
+    const TensorView& old = (*params_)[i].value;
+    const TensorView value = value_of ? value_of(i) : old;
+    const TensorView gradient = gradient_of ? gradient_of(i) : TensorView();
+    if (value == old && (gradient.data == nullptr || gradient == params_->own_grad(i))) continue;
+    EK_RETURN_IF_ERROR(Annotate(params_->Rebind(i, value, gradient), join_name()));
+  }
+  for (size_t b = 0; b < buffers_.size() && buffer_of; ++b) {
+    EK_RETURN_IF_ERROR(RebindBuffer(static_cast<int>(b), buffer_of(static_cast<int>(b))));
+  }
+  if (params_->memory_version() == checked_memory_) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(Annotate(params_->Validate(), join_name()));
+  checked_memory_ = params_->memory_version();
   return absl::OkStatus();
 }
 
 Schedule DataParallel::StepSchedule() const {
   Schedule schedule = reducer_->schedule();
   if (!WillSyncBuffers()) return schedule;
-  const std::vector<std::vector<TensorView>> groups = GroupForBroadcast(buffers_);
-  std::vector<Collective> entries;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    Collective what{.kind = CollectiveKind::kBroadcast,
-                    .dtype = groups[g][0].dtype,
-                    .role = Role::kBuffers,
-                    .index = static_cast<int>(g),
-                    .index_count = static_cast<int>(groups.size()),
-                    .joined = Contribution::kOwned};
-    for (const TensorView& part : groups[g]) what.count += part.count;
-    entries.push_back(what);
-  }
+  const std::vector<Collective> entries = PlanStateSync(buffers_, options_.buffers.how, Role::kBuffers);
   schedule.entries.insert(schedule.entries.begin(), entries.begin(), entries.end());
   return schedule;
 }
@@ -258,13 +335,16 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
   if (action == Action::kFinish) {
     EK_RETURN_IF_ERROR(reducer_->FinishShadow());
     step_is_open_ = false;
+    CountStep();
     return absl::OkStatus();
   }
+  EK_RETURN_IF_ERROR(FollowMemory());
+  if (action == Action::kBuffers) return BeginBufferSync(answer);
   *saw_uneven_ = true;
   shadowed_ = true;
   EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
-  if (WillSyncBuffers()) EK_RETURN_IF_ERROR(SyncBuffers(answer));
-  last_step_synced_ = action == Action::kSync;
+  if (WillSyncBuffers()) EK_RETURN_IF_ERROR(BeginBufferSync(answer));
+  NoteStepBegun(action == Action::kSync);
   if (action == Action::kAccumulate) {
     join_config().divisor->ScaleOf(answer, /*reduces=*/false);
     return absl::OkStatus();
@@ -274,30 +354,35 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
 
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   if (!*saw_uneven_) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(FollowMemory());
   if (shadowed_) reducer_->ForgetReduced();
   // The ranks that were active to the end have what the others lack; the highest of them stands for all.
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       communicator().control().Exchange(absl::StrCat("join/", join_name()), is_last_joiner ? "1" : "0",
                                                         communicator().timeout()));
-  int root = -1;
+  StateSource last{.root = -1, .contributors = 0, .contributes = is_last_joiner};
   for (size_t rank = 0; rank < parts.size(); ++rank) {
-    if (parts[rank] == "1") root = static_cast<int>(rank);
+    if (parts[rank] != "1") continue;
+    last.root = static_cast<int>(rank);
+    ++last.contributors;
   }
-  if (root < 0) return absl::InternalError("no rank was active to the end of an uneven loop");
+  if (last.root < 0) return absl::InternalError("no rank was active to the end of an uneven loop");
+  if (options_.buffers.every > 0) {
+    EK_RETURN_IF_ERROR(
+        SyncState(*state_channel_, buffers_, options_.buffers.how, last, Role::kState, params_->stream()));
+  }
   std::vector<TensorView> state;
-  if (options_.broadcast_buffers) state = buffers_;
   if (!join_config().has_optimizer) {
     // Somebody unknown stepped: the dry ranks' weights are stale.
-    const std::vector<TensorView> values = ValuesOf(*params_);
-    state.insert(state.end(), values.begin(), values.end());
+    state = ValuesOf(*params_);
     state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
     if (!has_optimizer_state_) {
-      stale_root_ = root;
+      stale_root_ = last.root;
       has_stale_state_ = !is_last_joiner;
       refusal_ = StaleStateRefusal(join_name());
     }
   }
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, root, Role::kState, params_->stream()));
+  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, last.root, Role::kState, params_->stream()));
   return join_config().has_optimizer ? CheckReplicas() : absl::OkStatus();
 }
 
@@ -337,7 +422,7 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   buffers_are_right_ = change.ahead >= 0 && steps_back <= 2;
   if (buffers_are_right_ && steps_back > 0) {
     const KeptBuffers& right = steps_back == 1 ? kept_ : kept_before_;
-    buffers_are_right_ = right.content.size() == buffers_.size() && RestoreBuffers(right).ok();
+    buffers_are_right_ = right.content.size() == buffers_.size() && FollowMemory().ok() && RestoreBuffers(right).ok();
     kept_.was_active = right.was_active;
     kept_.was_joined = right.was_joined;
   }
@@ -347,11 +432,13 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   kept_before_.content.Forget();
   mode_ = StepMode::kSync;
   last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
+  buffer_turn_ = 0;
   shadowed_ = false;
   saw_uneven_ = std::make_shared<std::atomic<bool>>(false);
 }
 
 absl::Status DataParallel::EnterGroup(const GroupChange& change) {
+  EK_RETURN_IF_ERROR(FollowMemory());
   is_back_in_loop_ = change.between_steps;
   runtime_ = communicator().runtime();
   EK_RETURN_IF_ERROR(Annotate(VerifySame(Facts(), communicator().control(), communicator().timeout()), join_name()));
@@ -416,13 +503,18 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
 absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
-  if (options_.broadcast_buffers) state.insert(state.end(), buffers_.begin(), buffers_.end());
+  if (options_.buffers.every > 0) state.insert(state.end(), buffers_.begin(), buffers_.end());
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
   EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       communicator().control().Exchange(absl::StrCat("synced/", join_name()),
-                                                        last_step_synced_ ? "1" : "0", communicator().timeout()));
-  last_step_synced_ = parts[transfer.source] == "1";
+                                                        absl::StrCat(last_step_synced_ ? "1" : "0", buffer_turn_),
+                                                        communicator().timeout()));
+  const absl::string_view theirs = parts[transfer.source];
+  if (theirs.empty() || !absl::SimpleAtoi(theirs.substr(1), &buffer_turn_)) {
+    return absl::InternalError(absl::StrCat("what rank ", transfer.source, " says of its buffers is malformed"));
+  }
+  last_step_synced_ = theirs[0] == '1';
   return absl::OkStatus();
 }
 
@@ -444,8 +536,9 @@ absl::Status DataParallel::TakeOverBuffers(int source) {
   EK_RETURN_IF_ERROR(KeepBuffers(own.was_active));
   kept_.was_joined = own.was_joined;
   EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, buffers_, root, Role::kState, params_->stream()));
-  // Buffers that are each rank's own stay so, where they are those of the right step.
-  if (!options_.broadcast_buffers && buffers_are_right_) EK_RETURN_IF_ERROR(RestoreBuffers(kept_));
+  // Buffers that may differ between ranks stay so, where they are those of the right step.
+  const bool are_one_ranks = options_.buffers.how == BufferSync::kBroadcast && options_.buffers.every == 1;
+  if (!are_one_ranks && buffers_are_right_) EK_RETURN_IF_ERROR(RestoreBuffers(kept_));
   step_is_open_ = false;
   kept_ = std::move(own);
   return absl::OkStatus();

@@ -19,31 +19,37 @@
 //                dry ranks follow. trainability.h has the policies, for flags that live in other tensors too.
 // Evaluation:    between steps, any number of forwards on each rank: nothing communicates.
 // Buffers:       before each step that follows a synchronising one, rank 0's buffers are broadcast; inside RunJoined()
-//                those of the highest rank that has inputs.
+//                those of the highest rank that has inputs. BufferOptions has other ways: the mean over the ranks that
+//                have inputs, every so many steps, or SyncBuffers() only.
+// Memory:        parameters and buffers may move between steps: ParameterSet::Rebind(), RebindBuffer(), or readers that
+//                are asked in each step (DataParallelOptions::memory). Accumulated gradients move with them.
 // What is left out: ParameterSet::Ignore() for parameters; buffers are left out of the list.
 // Higher orders: values are reduced. The gradient of a gradient is your backward's business, before the announcement.
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
 //                leaves nothing behind: gradients are none, and buffers are as they were when it began.
-// Devices:       as the reducer (reducer.h): everything follows ParameterSet::stream(), the buffers' broadcast too, and a
-//                step waits for no device. FinishStep() still fails where a rank has not come to issue its part. What
+// Devices:       as the reducer (reducer.h): everything follows ParameterSet::stream(), the buffers' broadcast too, and
+//                a step waits for no device. FinishStep() still fails where a rank has not come to issue its part. What
 //                fails later, on the device, may show when an optimizer has used what was left (the end of a group
 //                also ends what steps before have in flight there): Recover() then takes this rank's state for torn.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
 // Several in one step: all ranks compare whether they synchronise when the first of them begins the step; a difference
 // in the others shows when ranks can't come together any more, which the control plane notices and names.
 //
-// Ownership: the communicator outlives its use, parameters and buffers outlive it. Create it on all ranks in the same
-//            order.
+// Ownership: the communicator outlives its use; parameters and buffers outlive it, wherever they lie. Create it on all
+//            ranks in the same order.
 // Threads:   thread-compatible: one thread runs steps.
 // Errors:    see Reducer. At creation, before anything is broadcast and on all ranks: InvalidArgument for what can't be
-//            trained on one of them, or if the ranks' parameters, buffers or settings differ; it names ranks, parameter
-//            and both values. Nothing trained is no error: that may change.
+//            trained on one of them, or if the ranks' parameters, buffers or options differ; it names ranks, parameter
+//            or option, and both values. Nothing trained is no error: that may change.
+//            Destroyed by an exception outside of RunJoined(), it tells the other ranks which rank failed in which
+//            step.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,11 +70,28 @@
 
 namespace evenkeel {
 
+struct BufferOptions {
+  BufferSync how = BufferSync::kBroadcast;
+  // 1: each step that follows a synchronising one begins with it; n: every n-th of those, counted anew in another
+  // group. 0: none of them, and only SyncBuffers() makes buffers equal: each rank has its own, also after an uneven
+  // loop.
+  int64_t every = 1;
+};
+
+// Where memory lies today, for tensors of another library that may move. Asked by BeginStep(), and on exhausted ranks
+// before each step that they follow. Null: where the set and the list of buffers say.
+struct MemoryReaders {
+  std::function<TensorView(int param)> value;
+  std::function<TensorView(int param)> gradient;  // Its own memory, not that in a bucket; null data: where it was.
+  std::function<TensorView(int buffer)> buffer;
+};
+
 struct DataParallelOptions {
   ReducerOptions reducer;
-  bool broadcast_buffers = true;
-  bool broadcast_initial_state = true;  // From rank 0: parameters, and buffers if they are broadcast.
+  BufferOptions buffers;
+  bool broadcast_initial_state = true;  // From rank 0: parameters, and buffers unless each rank has its own.
   TrainabilityOptions trainability;
+  MemoryReaders memory;
 };
 
 class DataParallel : public Joinable, private StepParticipant {
@@ -80,7 +103,7 @@ class DataParallel : public Joinable, private StepParticipant {
                                                               std::unique_ptr<BucketReduction> reduction = nullptr);
   ~DataParallel() override;
 
-  // Waits for the other ranks only if buffers are broadcast, or where ranks may stop early.
+  // Waits for the other ranks only if buffers are made equal, or where ranks may stop early.
   absl::Status BeginStep(StepMode mode = StepMode::kSync);
   // From backward, when gradient `param` is final: written, or added to what is there unless its state is kNone, and
   // its state set to kLocal.
@@ -97,8 +120,13 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status RefreshTrainable();
   // Under TrainabilityPolicy::kOnNotification: the next step looks at the reader's flags.
   void TrainableChanged() { trainability_.Notify(); }
-  // Whether the next BeginStep() broadcasts buffers.
+  // True if the next BeginStep() makes buffers equal.
   bool WillSyncBuffers() const;
+  // Makes them equal now, between two steps, in the way of BufferOptions::how. All ranks together; inside RunJoined()
+  // after the loop's first step, on all ranks that had inputs in the last one: exhausted ranks follow.
+  absl::Status SyncBuffers();
+  // A buffer has moved there, contents included; as ParameterSet::Rebind() for values.
+  absl::Status RebindBuffer(int buffer, TensorView to);
   // The state of an optimizer of your own that is not in RunJoined()'s list, to be made equal after an uneven loop;
   // empty for one without state. Without it the next RunJoined() refuses to start after an uneven one; named then, on
   // all ranks, the state is made equal when that starts.
@@ -137,8 +165,12 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status ImportState(absl::string_view state) override;
 
   // Whose buffers count in this step.
-  int BufferRoot(const StepAnswer& answer) const;
-  absl::Status SyncBuffers(const StepAnswer& answer);
+  StateSource BufferSource(const StepAnswer& answer) const;
+  absl::Status BeginBufferSync(const StepAnswer& answer);
+  // Takes over where memory lies today. Before anything is read or written there.
+  absl::Status FollowMemory();
+  // A step has begun, whether it made buffers equal or not.
+  void NoteStepBegun(bool synchronises);
   absl::Status Shadow(const StepAnswer& answer, absl::string_view message);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
@@ -161,14 +193,16 @@ class DataParallel : public Joinable, private StepParticipant {
   absl::Status RestoreBuffers(const KeptBuffers& kept);
 
   ParameterSet* const params_;
-  const std::vector<TensorView> buffers_;
+  std::vector<TensorView> buffers_;
   const DataParallelOptions options_;
   TrainabilityWatch trainability_;
+  uint64_t checked_memory_ = 0;  // ParameterSet::memory_version() of the addresses that were found valid.
   std::unique_ptr<Reducer> reducer_;
   Channel* state_channel_ = nullptr;  // Buffers and initial state; gradients have the reducer's.
 
   StepMode mode_ = StepMode::kSync;
   bool last_step_synced_ = true;
+  int64_t buffer_turn_ = 0;  // Steps that followed a synchronising one.
 
   // The buffers as they were before a step (from its first backward to the one that synchronises).
   struct KeptBuffers {

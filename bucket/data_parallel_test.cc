@@ -10,8 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/same_sums.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -57,7 +58,7 @@ class DataParallelTest : public testing::TestWithParam<std::tuple<int, bool>> {
   bool views() const { return std::get<1>(GetParam()); }
   // Runs `body(comm)` on every rank and expects OK.
   void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
-    absl::Status status = RunRanks(world(), body);
+    absl::Status status = RunTestRanks(world(), body);
     EXPECT_TRUE(status.ok()) << status;
   }
 };
@@ -70,7 +71,7 @@ TEST_P(DataParallelTest, GradientsAreTheSumInRankOrderTimesOneOverWorld) {
       EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
       for (size_t p = 0; p < kSizes.size(); ++p) {
         EXPECT_EQ(model.params().grad_state(p), GradState::kReduced);
-        std::vector<float> expected;
+        std::vector<testing::Matcher<float>> expected;
         for (int j = 0; j < kSizes[p]; ++j) {
           // No descent here: weights are the initial ones; buffers follow each rank's own.
           float sum = 0;
@@ -80,9 +81,9 @@ TEST_P(DataParallelTest, GradientsAreTheSumInRankOrderTimesOneOverWorld) {
             const float gradient = replica.GradientAt(p, j, r, step);
             sum = r == 0 ? gradient : sum + gradient;
           }
-          expected.push_back(sum * (1.0f / comm.world_size()));
+          expected.push_back(SameSum(sum * (1.0f / comm.world_size())));
         }
-        EXPECT_THAT(model.Gradient(p), testing::Pointwise(testing::FloatEq(), expected)) << "p" << p;
+        EXPECT_THAT(model.Gradient(p), testing::ElementsAreArray(expected)) << "p" << p;
       }
     }
     return absl::OkStatus();
@@ -219,7 +220,7 @@ TEST_P(DataParallelTest, FreezingAndUnfreezingMakesNewPlansAndKeepsContents) {
 }
 
 TEST_P(DataParallelTest, RefusesToLoseAnAccumulatedGradient) {
-  absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
@@ -233,7 +234,7 @@ TEST_P(DataParallelTest, RefusesToLoseAnAccumulatedGradient) {
 }
 
 TEST_P(DataParallelTest, ChecksOnlyWhenTold) {
-  absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     DataParallelOptions options = Options(views());
     options.trainability.policy = TrainabilityPolicy::kNever;
@@ -397,7 +398,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest, testing::Combine(testing::Val
 // Runs `body` on two ranks, and answers what each of them got.
 std::vector<absl::Status> OnTwoRanks(absl::FunctionRef<absl::Status(Communicator&, ToyModel&, DataParallel&)> body) {
   std::vector<absl::Status> results(2);
-  (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options()));
     results[comm.rank()] = body(comm, model, *ddp);
@@ -441,7 +442,7 @@ TEST(DataParallelErrorsTest, AGradientThatComesTwiceIsNamed) {
 }
 
 TEST(DataParallelErrorsTest, CallsInTheWrongOrderAreRefused) {
-  absl::Status status = RunRanks(1, [](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(1, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
     ExpectError(ddp->GradientReady(0), absl::StatusCode::kFailedPrecondition, {"outside of a step"});
@@ -456,7 +457,7 @@ TEST(DataParallelErrorsTest, CallsInTheWrongOrderAreRefused) {
 }
 
 TEST(DataParallelErrorsTest, AnAnnouncedGradientThatIsNoneIsNotSilentlyZero) {
-  absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
     EK_RETURN_IF_ERROR(ddp->BeginStep());
@@ -469,7 +470,7 @@ TEST(DataParallelErrorsTest, AnAnnouncedGradientThatIsNoneIsNotSilentlyZero) {
 TEST(DataParallelErrorsTest, DestructionInsideAStepEndsTheGroupBeforeItsMemoryGoes) {
   for (int round = 0; round < 20; ++round) {
     std::vector<absl::Status> results(2);
-    (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
       auto step = [&]() -> absl::Status {
         ToyModel model({100000, 100000});
         EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(true)));
@@ -489,7 +490,7 @@ TEST(DataParallelErrorsTest, DestructionInsideAStepEndsTheGroupBeforeItsMemoryGo
 
 TEST(DataParallelErrorsTest, ALoopThatEndsInsideAStepIsNamed) {
   std::vector<absl::Status> results(2);
-  (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
     results[comm.rank()] = RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -504,7 +505,7 @@ TEST(DataParallelErrorsTest, ALoopThatEndsInsideAStepIsNamed) {
 }
 
 TEST(DataParallelErrorsTest, ADryRankLeavesNoReducedGradientBehind) {
-  absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
     ddp->SetOptimizerState({});
@@ -524,8 +525,42 @@ TEST(DataParallelErrorsTest, ADryRankLeavesNoReducedGradientBehind) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// The two parameters share a bucket. Rank 1 accumulates for one of them alone, and then has no more inputs.
+TEST(AccumulatedJoinTest, WhatAnEarlierStepLeftReducedIsNotContributedAgain) {
+  for (const bool views : {false, true}) {
+    SCOPED_TRACE(views);
+    absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+      ToyModel model({3, 5});
+      const DataParallelOptions options{.reducer = {.caps = {Bytes{1000}}, .gradient_as_bucket_view = views}};
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
+      ddp->SetOptimizerState({});
+      return RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 0, Announcer(*ddp)));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+        model.params().SetGradState(1, GradState::kNone);
+        if (comm.rank() == 0) model.params().ClearGradients();
+        EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
+        EK_RETURN_IF_ERROR(model.BackwardOf(1, comm.rank(), 1, Announcer(*ddp)));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+        if (comm.rank() == 1) return absl::OkStatus();
+        EK_RETURN_IF_ERROR(ddp->BeginStep());
+        EK_RETURN_IF_ERROR(model.Backward(0, 2, Announcer(*ddp)));
+        EK_RETURN_IF_ERROR(ddp->FinishStep());
+        for (int j = 0; j < 3; ++j) EXPECT_NEAR(model.Gradient(0)[j], model.GradientAt(0, j, 0, 2) / 2, 1e-5);
+        for (int j = 0; j < 5; ++j) {
+          const float sum = model.GradientAt(1, j, 0, 1) + model.GradientAt(1, j, 0, 2) + model.GradientAt(1, j, 1, 1);
+          EXPECT_NEAR(model.Gradient(1)[j], sum / 2, 1e-5);
+        }
+        return absl::OkStatus();
+      });
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(DataParallelErrorsTest, AFrozenParameterHasNoGradientToAnnounce) {
-  absl::Status status = RunRanks(1, [](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(1, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     model.params().SetTrainable("p1", false);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
@@ -570,7 +605,7 @@ TEST(DataParallelErrorsTest, DifferentModelsAreRefusedOnAllRanks) {
        {Case{{3, 5, 1, 8}, "the number of parameters is 5 on rank 0 and 4 on rank 1"},
         Case{{3, 5, 1, 9, 2}, "parameter 3 is \"p3\" float32[8] on rank 0 and \"p3\" float32[9] on rank 1"}}) {
     std::vector<absl::Status> results(2);
-    (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
       ToyModel model(comm.rank() == 0 ? kSizes : other.sizes);
       results[comm.rank()] = DataParallel::Create(&comm, &model.params(), {}, Options()).status();
       return absl::OkStatus();
@@ -582,7 +617,7 @@ TEST(DataParallelErrorsTest, DifferentModelsAreRefusedOnAllRanks) {
 }
 
 TEST(DataParallelErrorsTest, AnUnknownOptimizersStateIsNotSilentlyStale) {
-  absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
     auto loop = [&](int steps) {

@@ -51,12 +51,19 @@ struct Scenario {
   int backwards = 1;  // Of a step: all but the last accumulate.
   std::function<bool(int rank, int step, int param)> uses = [](int, int, int) { return true; };
   std::function<void(int step, ParameterSet&)> before_step = [](int, ParameterSet&) {};
+  BufferOptions buffers = {};
+  bool asks_for_buffers = false;  // After each second step.
+  bool moves = false;             // Memory, before each backward.
 };
 
 template <typename Model>
 absl::Status Step(DataParallel& ddp, Model& model, const Scenario& scenario, int rank, int step) {
   for (int backward = 0; backward < scenario.backwards; ++backward) {
     const bool is_last = backward == scenario.backwards - 1;
+    if (scenario.moves) {
+      EK_RETURN_IF_ERROR(model.Move());
+      EK_RETURN_IF_ERROR(ddp.RebindBuffer(0, model.buffers()[0]));
+    }
     EK_RETURN_IF_ERROR(ddp.BeginStep(is_last ? StepMode::kSync : StepMode::kAccumulate));
     model.Forward(rank, step);
     std::vector<int> unused;
@@ -78,8 +85,8 @@ absl::Status Step(DataParallel& ddp, Model& model, const Scenario& scenario, int
 template <typename Model>
 absl::StatusOr<Outcome> RunScenario(Communicator& comm, const Scenario& scenario) {
   EK_ASSIGN_OR_RETURN(const auto model, Model::Create(comm, kSizes, /*seed=*/comm.rank()));
-  EK_ASSIGN_OR_RETURN(auto ddp,
-                      DataParallel::Create(&comm, &model->params(), model->buffers(), {.reducer = scenario.reducer}));
+  EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(), model->buffers(),
+                                                     {.reducer = scenario.reducer, .buffers = scenario.buffers}));
   ddp->SetOptimizerState({});
   Outcome outcome;
   EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -90,6 +97,7 @@ absl::StatusOr<Outcome> RunScenario(Communicator& comm, const Scenario& scenario
         absl::StrAppend(&outcome.states, static_cast<int>(model->params().grad_state(p)));
       }
       absl::StrAppend(&outcome.states, " ");
+      if (scenario.asks_for_buffers && step % 2 == 1) EK_RETURN_IF_ERROR(ddp->SyncBuffers());
       model->Descend();
       model->params().ClearGradients();
     }
@@ -139,6 +147,15 @@ std::vector<Scenario> Scenarios() {
       {.name = "freezing_views", .reducer = views, .before_step = freezes},
       {.name = "static_graph", .reducer = fixed},
       {.name = "delayed", .reducer = delayed},
+      {.name = "moving", .reducer = plain, .steps = uneven, .backwards = 2, .moves = true},
+      {.name = "moving_views", .reducer = views, .backwards = 2, .moves = true},
+      {.name = "moving_coalesced", .reducer = coalesced, .moves = true},
+      {.name = "mean_of_buffers", .reducer = plain, .steps = uneven, .buffers = {.how = BufferSync::kAverage}},
+      {.name = "buffers_on_demand",
+       .reducer = plain,
+       .steps = uneven,
+       .buffers = {.how = BufferSync::kAverage, .every = 0},
+       .asks_for_buffers = true},
   };
 }
 
@@ -309,6 +326,8 @@ absl::Status GoOnElsewhere(Communicator& first, Communicator& second, bool views
     status.Update(ddp->FinishStep());
   }
   EXPECT_EQ(status.ok(), rank == 1);
+  EK_RETURN_IF_ERROR(model->Move());
+  EK_RETURN_IF_ERROR(ddp->RebindBuffer(0, model->buffers()[0]));
   EK_RETURN_IF_ERROR(ddp->ReplaceGroup(&second));
   EK_RETURN_IF_ERROR(steps(4, 6));
   EK_ASSIGN_OR_RETURN(outcome.values, model->Values());

@@ -1,16 +1,16 @@
-// Whether replicas are still equal, and if not, which tensor differs first, and on which ranks.
+// Finds out whether replicas are still equal, and if not, which tensor differs first, and on which ranks.
 //
 //   EK_ASSIGN_OR_RETURN(std::optional<Divergence> found, FindDivergence(params, comm, {.part = step, .parts = 16}));
-//   if (found.has_value()) LOG(ERROR) << ToString(*found);  // "\"fc1.weight\" (parameter 3) differs on rank 2"
+//   if (found.has_value()) LOG(ERROR) << ToString(*found);  // "\"fc1.weight\" (tensor 3) differs on rank 2"
 //
-// Each rank reads its values once and sends eight bytes; only if those differ, eight bytes per tensor. With `parts` a
-// call looks at one part of the tensors, so that a check in every step costs little and still sees all of them in turn.
+// Each rank reads its values once and sends 24 bytes; only if those differ, eight bytes per tensor. With `parts` a call
+// looks at one part of the tensors, so that a check in every step costs little and still sees all of them in turn.
 //
-// Order:   a collective of the control plane: every rank, with tensors of the same names in the same order, and with
-//          the same options. Answers the same on all ranks.
-// Threads: blocking.
-// Errors:  InvalidArgument on all ranks if they name different tensors, or options are out of range. Unimplemented for
-//          tensors that are not in the CPU's memory.
+// Order:   a collective of the control plane: every rank calls it with tensors of the same names in the same order, and
+//          with the same options. Returns the same on all ranks.
+// Threads: blocking; for tensors on a device it also waits for the stream.
+// Errors:  InvalidArgument on all ranks if they name different tensors; on a rank whose options are out of range, or
+//          one of whose tensors lies neither in the CPU's memory nor on the group's device.
 // Source:  Marian's sanity check of its parameter shards, which says only that something differs.
 
 #ifndef EVENKEEL_BUCKET_DIVERGENCE_H_
@@ -37,9 +37,9 @@ struct NamedView {
 
 struct Divergence {
   std::string tensor;      // The first that differs.
-  int index = 0;           // Of it in the list.
-  std::vector<int> ranks;  // Who has something else than most ranks have; of two equal halves, than the lowest rank.
-  int tensors = 1;         // How many differ in all.
+  int index = 0;           // Its place in the list.
+  std::vector<int> ranks;  // Those unlike most ranks; of two equal halves, those unlike the lowest rank.
+  int tensors = 1;         // The number of tensors that differ.
 };
 
 std::string ToString(const Divergence& divergence);
@@ -48,13 +48,13 @@ struct DivergenceOptions {
   // Looks at the tensors whose index is `part` modulo `parts` (at least 1); any part from 0 up.
   int64_t part = 0;
   int64_t parts = 1;
-  // On a device: tensors are complete after what is on that stream. Null: when the call comes.
+  // On a device: tensors are complete after the work on that stream; if null, when the call begins.
   StreamRef stream;
 };
 
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors, Communicator& comm,
                                                          const DivergenceOptions& options = {});
-// Of the parameters' values, on their stream.
+// Compares the parameters' values, on their stream.
 absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params, Communicator& comm,
                                                          const DivergenceOptions& options = {});
 

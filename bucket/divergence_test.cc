@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -32,7 +32,7 @@ struct Model {
 };
 
 void RunGroup(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body) {
-  const absl::Status status = RunRanks(world_size, body);
+  const absl::Status status = RunTestRanks(world_size, body);
   EXPECT_TRUE(status.ok()) << status;
 }
 

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -67,13 +67,13 @@ TEST_P(FusionTest, GradientsFromWhereTheyLieGiveTheSameAsCopiedOnes) {
   };
   for (const int least : {0, 1, 2}) {
     SCOPED_TRACE(absl::StrCat("rank 0 has ", least, " steps"));
-    absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) { return train(comm, least); });
+    absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) { return train(comm, least); });
     EXPECT_TRUE(status.ok()) << status;
   }
 }
 
 TEST_P(FusionTest, ARankThatNeverHadAGradientTakesPartInWhatTheOthersReduce) {
-  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
     ddp->SetOptimizerState({});
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, FusionTest, testing::Values(1, 2, 3, 5, 8));
 
 TEST(FusionErrorsTest, CoalescedBucketsHaveNoMemoryForViewsOrReductionsOfOnesOwn) {
   for (const bool views : {true, false}) {
-    const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
       ToyModel model(kSizes);
       return DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced, views),
                                   views ? nullptr : std::make_unique<AllReduceBuckets>())

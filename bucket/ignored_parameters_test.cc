@@ -15,8 +15,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
@@ -82,7 +82,7 @@ TEST(IgnoredParametersTest, MayBeAnything) {
   EXPECT_FALSE(params.Validate().ok());
   for (int i : {1, 2, 3}) EXPECT_TRUE(params.Ignore(i).ok());
   EXPECT_TRUE(params.Validate().ok()) << params.Validate();
-  absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     std::vector<float> mine(4), gradient(4);
     ParameterSet own;
     own.Add("w", View(mine), View(gradient));
@@ -99,7 +99,7 @@ TEST(IgnoredParametersTest, MayBeAnything) {
 class IgnoredInDataParallelTest : public testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
-    absl::Status status = RunRanks(std::get<0>(GetParam()), body);
+    absl::Status status = RunTestRanks(std::get<0>(GetParam()), body);
     EXPECT_TRUE(status.ok()) << status;
   }
   DataParallelOptions Options() const {

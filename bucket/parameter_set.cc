@@ -47,6 +47,7 @@ int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64
   const int index = size();
   index_of_.try_emplace(name, index);
   params_.push_back({.name = std::move(name), .value = value, .grad = grad});
+  own_grads_.push_back(grad);
   grad_states_.push_back(GradState::kNone);
   mask_.Append(true);
   ignored_.Append(false);
@@ -55,12 +56,33 @@ int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64
   return index;
 }
 
-void ParameterSet::SetValueMemory(int index, void* data) {
-  TensorView& value = params_[index].value;
-  const auto found = at_.find(value.data);
-  if (found != at_.end() && found->second == index) at_.erase(found);
-  value.data = data;
-  if (data != nullptr && value.count > 0) at_.try_emplace(data, index);
+absl::Status CheckMoved(absl::string_view what, const TensorView& from, const TensorView& to) {
+  const bool is_there = to.data != nullptr || to.count == 0;
+  if (is_there && to.count == from.count && to.dtype == from.dtype && to.device == from.device) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(what, " is ", ToString(from), " and is said to have moved to ",
+                                                 is_there ? "" : "no memory for ", ToString(to)));
+}
+
+absl::Status ParameterSet::Rebind(int index, TensorView value, TensorView grad) {
+  if (index < 0 || index >= size()) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " is said to have moved; there are ", size()));
+  }
+  Parameter& param = params_[index];
+  EK_RETURN_IF_ERROR(CheckMoved(absl::StrCat("parameter \"", param.name, "\""), param.value, value));
+  if (grad.data != nullptr) {
+    EK_RETURN_IF_ERROR(CheckMoved(absl::StrCat("the gradient of parameter \"", param.name, "\""), param.value, grad));
+  }
+  ++memory_version_;
+  if (const auto found = at_.find(param.value.data); found != at_.end() && found->second == index) at_.erase(found);
+  param.value = value;
+  if (value.count > 0) at_.try_emplace(value.data, index);
+  if (grad.data == nullptr) return absl::OkStatus();
+  const bool is_view = !attached_.expired() && has_views_ && param.grad.data != own_grads_[index].data;
+  own_grads_[index] = grad;
+  if (!is_view) param.grad = grad;
+  return absl::OkStatus();
 }
 
 int64_t ParameterSet::RowSize(int index) const {
@@ -203,9 +225,11 @@ absl::StatusOr<int> ParameterSet::Ignore(absl::string_view prefix) {
   return static_cast<int>(indices.size());
 }
 
-absl::StatusOr<std::shared_ptr<const std::string>> ParameterSet::Attach(absl::string_view reducer) {
+absl::StatusOr<std::shared_ptr<const std::string>> ParameterSet::Attach(absl::string_view reducer, bool has_views) {
   EK_RETURN_IF_ERROR(CheckDetached());
   auto attached = std::make_shared<const std::string>(reducer);
+  has_views_ = has_views;
+  for (int index = 0; index < size(); ++index) own_grads_[index] = params_[index].grad;
   attached_ = attached;
   return attached;
 }

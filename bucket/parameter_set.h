@@ -23,6 +23,9 @@
 //            are equal, no optimizer's step; only names and that they are ignored must agree on all ranks. They may
 //            differ in size and type, and lie on another device. They never count as trained.
 //
+// Memory:    a tensor that has moved (a tensor library's `to()`) is named anew with Rebind(), or found by a reader that
+//            DataParallel asks (DataParallelOptions::memory). Reducers and optimizers keep no address of a value.
+//
 // Ownership: the set owns names and flags, and none of the tensors. It and their memory must outlive every reducer and
 //            optimizer made for it. With gradients as bucket views the reducer repoints `grad`; the address is stable
 //            within a plan generation.
@@ -60,6 +63,10 @@ struct Parameter {
   TensorView value;
   TensorView grad;  // Count, dtype and device of `value`; data may be null where gradients are bucket views.
 };
+
+// OK if memory of `from` can have moved to `to`: InvalidArgument, which begins with `what`, unless there is memory of
+// the same count, type and device.
+absl::Status CheckMoved(absl::string_view what, const TensorView& from, const TensorView& to);
 
 class ParameterSet {
  public:
@@ -101,9 +108,9 @@ class ParameterSet {
   bool is_ignored(int index) const { return ignored_count_ > 0 && ignored_[index]; }
   int ignored_count() const { return ignored_count_; }
 
-  // One reducer at a time moves a set's gradients: as long as the answer lives, that is `reducer`. FailedPrecondition
-  // names the one that does so already. Two models are two sets.
-  absl::StatusOr<std::shared_ptr<const std::string>> Attach(absl::string_view reducer);
+  // One reducer at a time moves a set's gradients: as long as the result lives, that is `reducer`. `has_views`: into
+  // its buckets. FailedPrecondition names the one that does so already. Two models are two sets.
+  absl::StatusOr<std::shared_ptr<const std::string>> Attach(absl::string_view reducer, bool has_views = false);
   // OK if Attach() would be.
   absl::Status CheckDetached() const;
 
@@ -114,9 +121,15 @@ class ParameterSet {
   // Where the gradient lies from now on; its content is not moved.
   void SetGradMemory(int index, TensorView grad) { params_[index].grad = grad; }
 
-  // Where the value lies from now on; its content is not moved. Count, dtype and device stay as they are. Before a
-  // reducer or an optimizer is made, which may keep the address.
-  void SetValueMemory(int index, void* data);
+  // The value, and with `grad` the gradient's own memory, has moved there, contents included. Between two steps, or two
+  // backwards that accumulate; after SlicedOptimizer::WaitForAll(), which may still be writing. On a device the memory
+  // before is in use until the stream has passed what is on it, and a CUDA graph that names it is to be captured anew.
+  // Errors: CheckMoved(), and nothing has changed.
+  absl::Status Rebind(int index, TensorView value, TensorView grad = {});
+  // Grows with each address that Rebind() changes.
+  uint64_t memory_version() const { return memory_version_; }
+  // The gradient's own memory, as it was when the reducer was attached, or rebound since; `grad` may lie in a bucket.
+  const TensorView& own_grad(int index) const { return own_grads_[index]; }
 
   // On a device: the stream on which values and gradients are computed, used by reducers and optimizers: what they read
   // is complete after what is on it when they are called, and what they write is there for what comes on it after. Every
@@ -170,6 +183,9 @@ class ParameterSet {
   TrainableMask ignored_;                    // A bit is set for an ignored one.
   int ignored_count_ = 0;
   std::weak_ptr<const std::string> attached_;
+  bool has_views_ = false;  // That reducer's.
+  std::vector<TensorView> own_grads_;
+  uint64_t memory_version_ = 0;
   std::vector<GradState> grad_states_;
   TrainableMask mask_;
   uint64_t mask_version_ = 0;

@@ -11,8 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/same_sums.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -55,7 +56,7 @@ class ReattachTest : public testing::TestWithParam<std::tuple<int, bool, bool>> 
 };
 
 TEST_P(ReattachTest, InTheSameGroup) {
-  absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), fresh(kSizes);
     const std::vector<void*> own = GradMemory(model);
     EK_ASSIGN_OR_RETURN(auto reference, DataParallel::Create(&comm, &fresh.params(), {}, Options(second_views())));
@@ -89,7 +90,7 @@ TEST_P(ReattachTest, InAnotherGroupWithWhatWasAccumulated) {
     models.push_back(std::make_unique<ToyModel>(kSizes));
     own.push_back(GradMemory(*models.back()));
   }
-  absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel& model = *models[comm.rank()];
     EK_ASSIGN_OR_RETURN(auto first, DataParallel::Create(&comm, &model.params(), {}, Options(first_views())));
     for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(TrainStep(*first, model, comm.rank(), step));
@@ -106,7 +107,7 @@ TEST_P(ReattachTest, InAnotherGroupWithWhatWasAccumulated) {
     EXPECT_EQ(model->params().grad_state(0), GradState::kLocal);
     local.push_back(Gradients(*model));
   }
-  status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+  status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel& model = *models[comm.rank()];
     EK_ASSIGN_OR_RETURN(auto second, DataParallel::Create(&comm, &model.params(), {}, Options(second_views())));
     EK_RETURN_IF_ERROR(second->BeginStep());
@@ -116,7 +117,7 @@ TEST_P(ReattachTest, InAnotherGroupWithWhatWasAccumulated) {
       for (int j = 0; j < kSizes[p]; ++j) {
         float sum = 0;
         for (int rank = 0; rank < world(); ++rank) sum += local[rank][p][j];
-        EXPECT_FLOAT_EQ(model.Gradient(static_cast<int>(p))[j], sum * (1.0f / world()));
+        EXPECT_THAT(model.Gradient(static_cast<int>(p))[j], SameSum(sum * (1.0f / world())));
       }
     }
     return absl::OkStatus();
@@ -126,7 +127,7 @@ TEST_P(ReattachTest, InAnotherGroupWithWhatWasAccumulated) {
 }
 
 TEST_P(ReattachTest, ASecondOneBesideTheFirstIsRefusedOnAllRanks) {
-  absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), spare(kSizes);
     EK_ASSIGN_OR_RETURN(auto first, DataParallel::Create(&comm, &model.params(), {}, Options(first_views())));
     // One rank alone takes the wrong model.

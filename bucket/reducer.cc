@@ -78,7 +78,7 @@ absl::Status Reducer::Init() {
     return absl::UnimplementedError(absl::StrCat(
         name_, ": `tune` and Fusion::kMeasured take the host's time, which is not ", ToString(comm_->device()), "'s"));
   }
-  EK_ASSIGN_OR_RETURN(attached_, params_->Attach(name_));
+  EK_ASSIGN_OR_RETURN(attached_, params_->Attach(name_, options_.gradient_as_bucket_view));
   EK_ASSIGN_OR_RETURN(device_, DeviceSide::Create(*comm_, *params_));
   if (options_.fusion != Fusion::kFlat && (has_own_reduction_ || options_.gradient_as_bucket_view)) {
     return absl::InvalidArgumentError(
@@ -107,7 +107,6 @@ absl::Status Reducer::Init() {
                       .dtype = param.value.dtype,
                       .device = param.value.device,
                       .sparse = params_->row_size(i) > 0});
-    own_grads_.push_back(param.grad);
   }
   for (const std::string& name : options_.delayed) specs_[params_->Find(name)].delayed = true;
   if (!options_.delayed.empty()) delay_until_ = params_->Find(options_.delay_until);
@@ -123,7 +122,7 @@ Reducer::~Reducer() {
   ForgetStep();
   if (options_.gradient_as_bucket_view) {
     for (int i = 0; i < params_->size(); ++i) {
-      if (storage_ != nullptr && storage_->SlotOf(i).data != nullptr) (void)MoveGradient(i, own_grads_[i]);
+      if (storage_ != nullptr && storage_->SlotOf(i).data != nullptr) (void)MoveGradient(i, params_->own_grad(i));
     }
   }
   if (device_ != nullptr) (void)device_->Drain();  // What is there uses the buckets.
@@ -236,7 +235,7 @@ absl::Status Reducer::AttachViews() {
   absl::Status first;
   for (int i = 0; i < params_->size(); ++i) {
     const TensorView slot = storage_->SlotOf(i);
-    first.Update(MoveGradient(i, slot.data != nullptr ? slot : own_grads_[i]));
+    first.Update(MoveGradient(i, slot.data != nullptr ? slot : params_->own_grad(i)));
   }
   return first;
 }

@@ -132,6 +132,7 @@ class Reducer {
   // Makes a new plan if the set of trained parameters has changed. FailedPrecondition, and nothing is changed, if a
   // parameter that is frozen now holds a local gradient that would be lost.
   absl::Status RefreshTrainable();
+  void PrepareStep() { reduction_->PrepareStep(); }
 
   // Goes on in another group: same memory, same name. Forgets a step that was running, which ends the old group if it
   // is sound, and makes all gradients none. The ranks take the newest of their plans, or that of rank `plan_from`; an
@@ -254,7 +255,6 @@ class Reducer {
   const std::unique_ptr<BucketReduction> reduction_;
   std::unique_ptr<DeviceSide> device_;  // Null on the CPU.
   std::vector<ParamSpec> specs_;
-  std::vector<TensorView> own_grads_;  // The gradients' memory before any was a view.
 
   PlanState state_;
   uint64_t seen_mask_version_ = 0;

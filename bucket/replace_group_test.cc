@@ -13,8 +13,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -33,7 +33,7 @@ DataParallelOptions Options(bool views) {
   return {.reducer = {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views}};
 }
 
-Group MakeGroup(int world) { return *CreateLocalGroup(world); }
+Group MakeGroup(int world) { return *CreateTestGroup(world); }
 
 // Runs `body(rank)` on a thread per rank.
 std::vector<absl::Status> OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
@@ -102,7 +102,7 @@ struct Replica {
 
 // The same steps with a group and a DataParallel of their own.
 void FreshRun(std::vector<Replica>& replicas, int world, int first, int end, bool views) {
-  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica& replica = replicas[comm.rank()];
     EK_RETURN_IF_ERROR(replica.Create(comm, views));
     EK_RETURN_IF_ERROR(replica.Steps(first, end));

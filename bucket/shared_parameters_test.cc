@@ -11,8 +11,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -165,7 +165,7 @@ class TiedModel {
 class TiedWeightsTest : public testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
-    absl::Status status = RunRanks(std::get<0>(GetParam()), body);
+    absl::Status status = RunTestRanks(std::get<0>(GetParam()), body);
     EXPECT_TRUE(status.ok()) << status;
   }
   DataParallelOptions Options() const {
@@ -240,7 +240,7 @@ TEST_P(TiedWeightsTest, ARankThatUsesNeitherNameGetsTheOthersGradient) {
 }
 
 TEST_P(TiedWeightsTest, RanksThatTieDifferentlyLearnIt) {
-  absl::Status status = RunRanks(std::get<0>(GetParam()), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(std::get<0>(GetParam()), [&](Communicator& comm) -> absl::Status {
     std::vector<float> a(3), b(3), grads(6);
     ParameterSet params;
     params.Add("a", View(a), View(grads).Slice(0, 3));

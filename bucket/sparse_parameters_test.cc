@@ -1,4 +1,5 @@
-// Gradients that consist of some rows: gathered, added up in the order of ranks, and equal to what a dense one would be.
+// Gradients that consist of some rows: gathered, added up in the order of ranks, and equal to what a dense one would
+// be.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,8 +17,9 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/same_sums.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
@@ -155,7 +157,7 @@ class Lookup {
 class SparseInDataParallelTest : public testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
-    absl::Status status = RunRanks(std::get<0>(GetParam()), body);
+    absl::Status status = RunTestRanks(std::get<0>(GetParam()), body);
     EXPECT_TRUE(status.ok()) << status;
   }
   DataParallelOptions Options() const { return {.reducer = {.gradient_as_bucket_view = std::get<1>(GetParam())}}; }
@@ -189,8 +191,8 @@ TEST_P(SparseInDataParallelTest, RowsAreThoseOfTheDenseGradient) {
       }
       EK_RETURN_IF_ERROR(TrainStep(*ddp, sparse, comm.rank(), step));
       EK_RETURN_IF_ERROR(TrainStep(*reference, dense, comm.rank(), step));
-      EXPECT_EQ(sparse.TableGradient(), dense.TableGradient()) << "step " << step;
-      EXPECT_EQ(sparse.params()[1].grad.as<float>()[0], dense.params()[1].grad.as<float>()[0]);
+      EXPECT_THAT(sparse.TableGradient(), SameSums(dense.TableGradient())) << "step " << step;
+      EXPECT_THAT(sparse.params()[1].grad.as<float>()[0], SameSum(dense.params()[1].grad.as<float>()[0]));
       ExpectSorted(sparse.params().sparse_grad(0));
       bool is_used = step != 4;
       if (is_used) {
@@ -218,7 +220,7 @@ TEST_P(SparseInDataParallelTest, WhatWasAccumulatedAddsUp) {
           EK_RETURN_IF_ERROR(trainer->FinishStep());
         }
       }
-      EXPECT_EQ(sparse.TableGradient(), dense.TableGradient()) << "step " << step;
+      EXPECT_THAT(sparse.TableGradient(), SameSums(dense.TableGradient())) << "step " << step;
     }
     return absl::OkStatus();
   });
@@ -246,7 +248,7 @@ TEST_P(SparseInDataParallelTest, RanksThatRanDryContributeWhatTheyHadAndGetAll) 
     }
     const size_t half = results.size() / 2;
     for (size_t i = 0; i < half; ++i)
-      EXPECT_EQ(results[i], results[half + i]) << "rank " << comm.rank() << " step " << i;
+      EXPECT_THAT(results[i], SameSums(results[half + i])) << "rank " << comm.rank() << " step " << i;
     return absl::OkStatus();
   });
 }

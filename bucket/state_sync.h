@@ -19,21 +19,38 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel {
 
-// Groups of one dtype and at most 250 MiB (or one tensor), in order of first appearance: what is broadcast together.
-std::vector<std::vector<TensorView>> GroupForBroadcast(absl::Span<const TensorView> tensors);
+// How the ranks' tensors become equal.
+enum class BufferSync : uint8_t {
+  kBroadcast,  // One rank's for all.
+  kAverage,    // The mean over ranks; of a type that is no float, one rank's.
+};
 
-// One broadcast per group, all in flight at once.
+// Whose tensors count.
+struct StateSource {
+  int root = 0;             // Broadcasts only.
+  int contributors = 1;     // The number of ranks whose mean it is,
+  bool contributes = true;  // and whether this rank is one of them.
+};
+
+// The collectives that make them equal, each of tensors of one dtype and of at most 250 MiB (or of one tensor). The
+// root of a broadcast is not set.
+std::vector<Collective> PlanStateSync(absl::Span<const TensorView> tensors, BufferSync how, Role role);
+
+// Runs them, all in flight at once, and waits for their end.
+absl::Status SyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
+                       const StateSource& source, Role role, StreamRef stream = {});
+// Does not wait for a device: what comes on `stream` from now on follows. On the CPU it waits.
+absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
+                                                 const StateSource& source, Role role, StreamRef stream);
 absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role,
                             StreamRef stream = {});
-// The same on a device without waiting for it: what comes on `stream` from now on follows. On the CPU it waits.
-absl::StatusOr<std::vector<Work>> BeginBroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
-                                                      Role role, StreamRef stream);
 
 // What a rank can't do, all learn: OK on every rank if `own` is on all, else the error of the lowest that has one, with
 // its number. `topic` is of this object and equal on all ranks.

@@ -11,8 +11,8 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -94,7 +94,7 @@ class Replica {
 
 class TrainabilityTest : public testing::TestWithParam<int> {
  protected:
-  absl::Status Run(absl::FunctionRef<absl::Status(Communicator&)> body) { return RunRanks(GetParam(), body); }
+  absl::Status Run(absl::FunctionRef<absl::Status(Communicator&)> body) { return RunTestRanks(GetParam(), body); }
   void RunWell(absl::FunctionRef<absl::Status(Communicator&)> body) {
     const absl::Status status = Run(body);
     EXPECT_TRUE(status.ok()) << status;

@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/cpp20.h"
 
 namespace evenkeel {
 

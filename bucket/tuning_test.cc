@@ -14,8 +14,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/plan_state.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -92,7 +92,7 @@ class TuningTest : public testing::TestWithParam<int> {
   void Run(DataParallelOptions options, absl::FunctionRef<absl::Status(Communicator&, Replica&)> body) {
     absl::Mutex mutex;
     std::vector<PlanState> plans;
-    const absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
       Replica replica(comm);
       EK_RETURN_IF_ERROR(replica.Wrap(options));
       EK_RETURN_IF_ERROR(body(comm, replica));

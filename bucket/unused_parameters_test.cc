@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -62,7 +62,7 @@ class UnusedParametersTest : public testing::TestWithParam<std::tuple<int, bool,
   int world() const { return std::get<0>(GetParam()); }
   DataParallelOptions options() const { return Options(std::get<1>(GetParam()), std::get<2>(GetParam())); }
   void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
-    absl::Status status = RunRanks(world(), body);
+    absl::Status status = RunTestRanks(world(), body);
     EXPECT_TRUE(status.ok()) << status;
   }
 };
@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, UnusedParametersTest,
 
 TEST(SkippedBucketsTest, ABucketThatNobodyUsesIsReducedByNoRankDryOnesIncluded) {
   for (const Knows knows : {Knows::kBefore, Knows::kAfter}) {
-    absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+    absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
       ToyModel model(kSizes);
       EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
       EK_ASSIGN_OR_RETURN(Channel* const channel, comm.OpenChannel(ddp->join_name()));
@@ -174,7 +174,7 @@ TEST(SkippedBucketsTest, ABucketThatNobodyUsesIsReducedByNoRankDryOnesIncluded) 
 
 TEST(UnusedParametersErrorsTest, AGradientOfWhatWasMarkedUnusedEndsTheStepOnAllRanks) {
   std::vector<absl::Status> results(2);
-  (void)RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     // Whether rank 0 has begun by then or not, or is still in Create().
     const auto step = [&]() -> absl::Status {
       ToyModel model(kSizes);
@@ -190,7 +190,7 @@ TEST(UnusedParametersErrorsTest, AGradientOfWhatWasMarkedUnusedEndsTheStepOnAllR
 }
 
 TEST(UnusedStepsTest, StepsWithTheSameUnusedParametersAreCounted) {
-  absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, false)));
     const Uses some = {true, false, true, true, true}, others = {false, true, true, true, true};
@@ -206,7 +206,7 @@ TEST(UnusedStepsTest, StepsWithTheSameUnusedParametersAreCounted) {
 }
 
 TEST(CheckCompleteTest, SaysAtTheEndOfBackwardWhatFinishStepWillMiss) {
-  absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {}));
     EXPECT_EQ(ddp->CheckComplete().code(), absl::StatusCode::kFailedPrecondition);  // No step.
@@ -224,7 +224,7 @@ TEST(CheckCompleteTest, SaysAtTheEndOfBackwardWhatFinishStepWillMiss) {
 TEST(CheckCompleteTest, NothingIsMissedWhereWhatWasNotAnnouncedHasNoGradient) {
   const ReducerOptions each[] = {{.find_unused = true}, {.static_graph = true}};
   for (const ReducerOptions& options : each) {
-    absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+    absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
       ToyModel model(kSizes);
       EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = options}));
       for (int step = 0; step < 2; ++step) {

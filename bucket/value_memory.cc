@@ -54,7 +54,7 @@ absl::StatusOr<Memory> MoveValues(Communicator& comm, ParameterSet& params) {
     if (!IsMoved(params, i, device)) continue;
     const TensorView& value = params[i].value;
     if (device.is_cpu()) std::memcpy(free, value.data, value.bytes());
-    params.SetValueMemory(i, free);
+    EK_RETURN_IF_ERROR(params.Rebind(i, TensorView(free, value.count, value.dtype, value.device)));
     free += RoomFor(value);
   }
   return memory;

@@ -1,6 +1,6 @@
 // Parameters in memory of the group's transport, so that other ranks read updated values where they lie.
 //
-//   EK_ASSIGN_OR_RETURN(const Memory memory, MoveValues(comm, params));     // then DataParallel, and an optimizer
+//   EK_ASSIGN_OR_RETURN(const Memory memory, MoveValues(comm, params));
 //
 // All values are moved into one block of comm.Allocate(): a sharded optimizer sends many of them at once, which shm
 // does with one copy instead of three if all lie in one block. Elsewhere nothing is gained or lost.
@@ -10,7 +10,8 @@
 // Ownership: the caller keeps the answer as long as anybody uses the values: it may outlive the communicator. Where the
 //            values were is the caller's, and unused from here on.
 // Threads:   that of the set. No other rank is waited for; a device is, so that the memory before may go.
-// Errors:    of Allocate(), or of the device; nothing is changed then. FailedPrecondition if the set has no stream there.
+// Errors:    of Allocate(), or of the device; nothing is changed then. FailedPrecondition if the set has no stream
+//            there.
 
 #ifndef EVENKEEL_BUCKET_VALUE_MEMORY_H_
 #define EVENKEEL_BUCKET_VALUE_MEMORY_H_
@@ -22,7 +23,7 @@
 
 namespace evenkeel {
 
-// Before a reducer or an optimizer is made for the set.
+// Between two steps, as ParameterSet::Rebind(); best before the first.
 absl::StatusOr<Memory> MoveValues(Communicator& comm, ParameterSet& params);
 
 }  // namespace evenkeel

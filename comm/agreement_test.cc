@@ -4,11 +4,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control.h"
 #include "evenkeel/comm/internal/testing_groups.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
@@ -213,6 +215,36 @@ TEST_P(AgreementTest, EveryComparesTheScaleToo) {
     EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 0 is at #0 all_reduce (user) float32[10] sum, scale 1 on"),
                                        HasSubstr("rank 1 is at #0 all_reduce (user) float32[10] sum, scale 0.5 on")));
   }
+}
+
+// Whatever the order in which a rank uses its channels, and whatever messages it sends in between.
+TEST_P(AgreementTest, EachChannelNumbersItsCollectivesAlikeOnAllRanks) {
+  constexpr int kRounds = 5;
+  const absl::Status status = RunRanksOver(GetParam(), 3, [](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(Channel * other, comm.OpenChannel("other"));
+    Channel* const user = &comm.user();
+    for (int round = 0; round < kRounds; ++round) {
+      EXPECT_EQ(user->position(), round);
+      EXPECT_EQ(other->position(), 2 * round);
+      std::vector<float> one(4, 1.0f), two(4, 1.0f), three(4, 1.0f);
+      std::vector<Work> works;
+      if (comm.rank() == 1) works.push_back(user->AllReduce(absl::MakeSpan(one), ReduceOp::kSum));
+      works.push_back(other->AllReduce(absl::MakeSpan(two), ReduceOp::kSum));
+      works.push_back(other->AllReduce(absl::MakeSpan(three), ReduceOp::kSum));
+      if (comm.rank() != 1) works.push_back(user->AllReduce(absl::MakeSpan(one), ReduceOp::kSum));
+      std::vector<float> message(2, 7.0f);
+      if (comm.rank() == 0) works.push_back(user->Send(absl::MakeSpan(message), 2));
+      if (comm.rank() == 2) works.push_back(user->Recv(absl::MakeSpan(message), 0));
+      for (const Work& work : works) EK_RETURN_IF_ERROR(work.Wait());
+    }
+    const std::string mine =
+        absl::StrCat(user->position(), " ", user->issued_hash(), " ", other->position(), " ", other->issued_hash());
+    EK_ASSIGN_OR_RETURN(const auto all, comm.control().Exchange("positions", mine, comm.timeout()));
+    EXPECT_THAT(all, Each(mine)) << "rank " << comm.rank();
+    EXPECT_NE(user->issued_hash(), other->issued_hash());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, AgreementTest, testing::Values(Transport::kLocal, Transport::kBlind, Transport::kGloo),

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/living_groups.h"
 #include "evenkeel/comm/internal/positions.h"
 #include "evenkeel/comm/internal/waits.h"
@@ -348,8 +349,9 @@ void Communicator::Fail(const absl::Status& why, End end) {
 void Communicator::Abort(const absl::Status& why, absl::string_view did) {
   if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"), did);
   if (SetStatus(why)) {
-    control_->Fail(absl::UnavailableError(
-        absl::StrCat("rank ", rank_, " ", did, ": ", absl::StatusCodeToString(why.code()), ": ", why.message())));
+    const std::string code =
+        why.code() == absl::StatusCode::kUnknown ? "" : absl::StrCat(absl::StatusCodeToString(why.code()), ": ");
+    control_->Fail(absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ", code, why.message())));
   }
   Fail(why);  // Whoever was first: after it nothing is in flight here, whether the hub answers or not.
 }
@@ -391,14 +393,32 @@ std::string Communicator::SerializePositions() const {
   return internal::Serialize(positions);
 }
 
+namespace {
+
+// The ranks compare this when they finalize: their positions on the channels, and the steps of their parts.
+absl::Status CompareEnds(const ControlChannel::Parts& parts) {
+  std::vector<std::string> positions, ledgers;
+  for (const std::string& part : parts) {
+    internal::ByteReader reader(part);
+    positions.emplace_back(reader.Bytes());
+    ledgers.emplace_back(reader.Bytes());
+    EK_RETURN_IF_ERROR(reader.Finish("Finalize"));
+  }
+  EK_RETURN_IF_ERROR(Annotate(StepLedger::Compare(ledgers), "Finalize"));
+  return internal::ComparePositions("Finalize", positions);
+}
+
+}  // namespace
+
 absl::Status Communicator::Finalize(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(status());
   const std::string positions = SerializePositions();
   // Told at once to all, so that a rank that waits for a collective which this one will never join learns of it.
   control_->Notify("finalize", positions);
-  absl::StatusOr<ControlChannel::Parts> parts = AgreeAndWait("finalize", positions, timeout, "Finalize()");
+  std::string end = internal::ByteWriter().Bytes(positions).Bytes(steps_->ledger().Serialize()).Take();
+  absl::StatusOr<ControlChannel::Parts> parts = AgreeAndWait("finalize", std::move(end), timeout, "Finalize()");
   if (!parts.ok()) return status();
-  if (absl::Status same = internal::ComparePositions("Finalize", *parts); !same.ok()) {
+  if (absl::Status same = CompareEnds(*parts); !same.ok()) {
     Fail(same);
     return status();
   }

@@ -19,6 +19,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/flight_dump.h"
 #include "evenkeel/comm/internal/waits.h"
+#include "evenkeel/comm/internal/warn.h"
 #include "evenkeel/comm/internal/watchdog.h"
 #include "evenkeel/comm/internal/whereabouts.h"
 #include "evenkeel/comm/status.h"
@@ -180,11 +181,7 @@ void Communicator::WarnOfStalls() {
     if (warned_.contains(seen.id)) continue;
     const std::string text = absl::StrCat("rank ", rank_, " has waited ", Short(now - seen.since), " in ",
                                           seen.wait.text, ForWhom(seen.wait));
-    if (options_.watch.warn != nullptr) {
-      options_.watch.warn(text);
-    } else {
-      std::fprintf(stderr, "evenkeel: %s\n", text.c_str());
-    }
+    internal::Warn(options_.watch.warn, text);
   }
   warned_ = std::move(still);
 }

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/cpp20.h"
 
 namespace evenkeel {
 

@@ -250,6 +250,7 @@ absl::Status FindPlace(const Reader& read, const Names& names, Environment& envi
   EK_ASSIGN_OR_RETURN(environment.is_one_host, IsOneHost(read, names, environment.world_size));
   EK_ASSIGN_OR_RETURN(environment.local_rank, read.NumberOr(names.local_rank, 0, environment.world_size - 1,
                                                             environment.is_one_host ? environment.rank : 0));
+  EK_ASSIGN_OR_RETURN(environment.host_parts, read.NumberOr("EVENKEEL_HOST_PARTS", 1, kMost, 1));
   const char* const restarts = read.Has("EVENKEEL_RESTART") ? "EVENKEEL_RESTART" : "TORCHELASTIC_RESTART_COUNT";
   EK_ASSIGN_OR_RETURN(environment.restarts, read.NumberOr(restarts, 0, kMost, 0));
   return absl::OkStatus();

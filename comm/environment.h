@@ -16,6 +16,8 @@
 //   EVENKEEL_SECRET_FILE   a file that holds it. Ranks of one host do without: they share a file that only their user
 //                          can read, named after the job
 //   EVENKEEL_ADDRESS       this host's address for the other ranks; else the one that leads to the store
+//   EVENKEEL_HOST_PARTS    N: each host counts as N hosts, which share no memory; its rank r is on the one of number r
+//                          modulo N. Tries on one host what a job does on several
 //   EVENKEEL_JOB           a name, equal on all ranks, that two jobs at a time do not share
 //   EVENKEEL_RESTART       how often this job was started anew, as our launcher says (and torchrun, by its own name)
 //   EVENKEEL_VERIFY        off, positions or every: how much ranks check (comm/verify.h), where a program says nothing
@@ -43,6 +45,7 @@ struct Environment {
   int world_size = 1;
   int local_rank = 0;       // Among the ranks of this host.
   bool is_one_host = true;  // All ranks are on this host.
+  int host_parts = 1;       // Each host counts as so many, see EVENKEEL_HOST_PARTS.
   int restarts = 0;         // A program that has saved where it was goes on from there if this is not 0.
 
   // Where the job's store is: an address, or one of several; or the folder in which its address will be published.

@@ -102,6 +102,12 @@ TEST(ParseEnvironmentTest, SaysHowOftenTheJobWasStartedAnew) {
   EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_RESTART", "-1"}})), HasSubstr("EVENKEEL_RESTART=-1"));
 }
 
+TEST(ParseEnvironmentTest, AHostMayCountAsSeveral) {
+  EXPECT_EQ(Parse(kTwoRanks).host_parts, 1);
+  EXPECT_EQ(Parse(With(kTwoRanks, {{"EVENKEEL_HOST_PARTS", "3"}})).host_parts, 3);
+  EXPECT_THAT(Complaint(With(kTwoRanks, {{"EVENKEEL_HOST_PARTS", "0"}})), HasSubstr("EVENKEEL_HOST_PARTS=0"));
+}
+
 TEST(ParseEnvironmentTest, OurOwnVariablesComeFirst) {
   const Environment hosted = Parse(With(kTorchrun, {{"EVENKEEL_STORE", "10.0.0.7:4000"},
                                                     {"EVENKEEL_STORE_HOSTED", "1"},

@@ -60,9 +60,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& envir
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchical(const Environment& environment,
                                                                  const FactoryOptions& options) {
   EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
+  const int parts = environment.host_parts;
   return CreateHierarchicalGroup(environment.rank, environment.world_size, std::move(way.link),
                                  {.group = options.group,
                                   .bind_address = way.local_host,
+                                  .part_of_host = parts == 1 ? "" : absl::StrCat(environment.local_rank % parts),
                                   .connect_timeout = options.connect_timeout,
                                   .communicator = options.communicator});
 }

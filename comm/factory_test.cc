@@ -42,7 +42,8 @@ Variables JobVariables() {
 
 // Each rank, in a thread, is created from its environment, adds, and leaves.
 std::vector<absl::Status> RunJob(const Variables& common, const std::function<void(int rank, Variables&)>& change = {},
-                                 const FactoryOptions& options = {.connect_timeout = absl::Seconds(30)}) {
+                                 const FactoryOptions& options = {.connect_timeout = absl::Seconds(30)},
+                                 std::vector<std::string>* backends = nullptr) {
   std::vector<absl::Status> statuses(kWorld);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kWorld; ++rank) {
@@ -56,6 +57,7 @@ std::vector<absl::Status> RunJob(const Variables& common, const std::function<vo
       auto comm = CreateCommunicator(*environment, options);
       statuses[rank] = comm.status();
       if (!comm.ok()) return;
+      if (backends != nullptr) (*backends)[rank] = std::string((*comm)->backend_name());
       std::vector<float> data(10, 1);
       statuses[rank] = (*comm)->AllReduce(absl::MakeSpan(data), ReduceOp::kSum);
       EXPECT_THAT(data, Each(kWorld));
@@ -169,10 +171,22 @@ TEST(CreateCommunicatorTest, OneProcessNeedsNobody) {
   }
 }
 
+TEST(CreateCommunicatorTest, AHostThatCountsAsSeveralGetsTheirBackend) {
+  for (const auto& [parts, expected] : {std::pair("1", "shm"), {"2", "hierarchical"}, {"3", "gloo"}}) {
+    SCOPED_TRACE(parts);
+    Variables variables = JobVariables();
+    variables.insert({{"EVENKEEL_STORE", variables["TMPDIR"] + "/store"}, {"EVENKEEL_HOST_PARTS", parts}});
+    std::vector<std::string> names(kWorld);
+    EXPECT_THAT(RunJob(variables, {}, {.connect_timeout = absl::Seconds(30)}, &names), Each(absl::OkStatus()));
+    EXPECT_THAT(names, Each(expected));
+  }
+}
+
 TEST(CreateCommunicatorTest, KnowsItsBackends) {
   const absl::Status unknown = CreateCommunicator({}, {.backend = "smoke"}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << unknown;
-  EXPECT_THAT(std::string(unknown.message()), AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, gloo, hierarchical, nccl, local")));
+  EXPECT_THAT(std::string(unknown.message()),
+              AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, gloo, hierarchical, nccl, local")));
   EXPECT_TRUE(absl::IsInvalidArgument(CreateCommunicator({.world_size = 2}, {.backend = "local"}).status()));
   // Either not built, or no device, or it works.
   const absl::Status nccl = CreateCommunicator({}, {.backend = "nccl"}).status();

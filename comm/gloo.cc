@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/arrival.h"
 #include "evenkeel/comm/internal/gloo_backend.h"
 #include "evenkeel/comm/internal/group_in_process.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -18,7 +20,9 @@ absl::Status Connect(internal::GlooBackend& backend, Communicator& comm, const G
   ControlChannel& control = comm.control();
   EK_ASSIGN_OR_RETURN(const std::string mine,
                       backend.Listen(options.bind_address, control.link().Key(absl::StrCat("gloo/", options.group))));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, control.Exchange(kTopic, mine, options.connect_timeout));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, internal::AwaitArrival(control, kTopic, mine,
+                                                                              {options.group, options.connect_timeout,
+                                                                               options.communicator.watch.warn}));
   return backend.Connect(all, options.connect_timeout);
 }
 
@@ -30,7 +34,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int worl
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     return absl::InvalidArgumentError(absl::StrCat("CreateGlooGroup: there is no rank ", rank, " of ", world_size));
   }
-  auto owner = std::make_unique<internal::GlooBackend>(rank, world_size, options.group);
+  auto owner = std::make_unique<internal::GlooBackend>(rank, world_size, options.group, internal::RankNames(),
+                                                       options.communicator.watch.warn);
   internal::GlooBackend& backend = *owner;
   // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
   auto comm = std::make_unique<Communicator>(

@@ -4,16 +4,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/internal/arrival.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/gloo_backend.h"
 #include "evenkeel/comm/internal/group_in_process.h"
 #include "evenkeel/comm/internal/hierarchical_backend.h"
-#include "evenkeel/comm/internal/hierarchical_collectives.h"
 #include "evenkeel/comm/internal/host_map.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/internal/shared_memory.h"
 #include "evenkeel/comm/internal/shm_backend.h"
 #include "evenkeel/comm/internal/shm_board.h"
 #include "evenkeel/comm/internal/shm_mesh.h"
+#include "evenkeel/comm/internal/warn.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -50,14 +52,20 @@ class Transports {
   Transports(int rank, const HostMap& map, const HierarchicalOptions& options)
       : rank_(rank), host_(map.host_of(rank)), map_(map), options_(options) {
     const bool leads = map.leader_of(host_) == rank;
+    const internal::WarnFunction& warn = options.communicator.watch.warn;
     if (peers().size() > 1 || map.hosts() == 1) {
-      inside_ =
-          Own<internal::ShmBackend>(owned_.inside, map.place_of(rank), static_cast<int>(peers().size()), InsideName());
+      inside_ = Own(owned_.inside,
+                    std::make_unique<internal::ShmBackend>(map.place_of(rank), static_cast<int>(peers().size()),
+                                                           InsideName(), internal::RankNames(peers())));
     }
     if (leads && map.hosts() > 1 && map.largest() > 1) {
-      between_ = Own<internal::GlooBackend>(owned_.between, host_, map.hosts(), BetweenName());
+      between_ = Own(owned_.between, std::make_unique<internal::GlooBackend>(host_, map.hosts(), BetweenName(),
+                                                                             internal::RankNames(map.leaders()), warn));
     }
-    if (map.hosts() > 1) all_ = Own<internal::GlooBackend>(owned_.all, rank, map.ranks(), options.group);
+    if (map.hosts() > 1) {
+      all_ = Own(owned_.all, std::make_unique<internal::GlooBackend>(rank, map.ranks(), options.group,
+                                                                     internal::RankNames(), warn));
+    }
   }
 
   // To be given to the backend before Connect(), so that an abort ends that.
@@ -86,12 +94,8 @@ class Transports {
     for (const Addresses& one : addresses) all.push_back(one.all);
     // In one order on all ranks, so that nobody waits for who waits for it.
     if (all_ != nullptr) EK_RETURN_IF_ERROR(all_->Connect(all, deadline - absl::Now()));
-    if (between_ != nullptr) {
-      EK_RETURN_IF_ERROR(internal::TellBetween(between_->Connect(between, deadline - absl::Now()), map_));
-    }
-    if (inside_ == nullptr) return absl::OkStatus();
-    const absl::Status connected = inside_->Connect(inside, deadline - absl::Now());
-    return map_.hosts() > 1 ? internal::TellInside(connected, map_, rank_) : connected;
+    if (between_ != nullptr) EK_RETURN_IF_ERROR(between_->Connect(between, deadline - absl::Now()));
+    return inside_ == nullptr ? absl::OkStatus() : inside_->Connect(inside, deadline - absl::Now());
   }
 
  private:
@@ -100,8 +104,7 @@ class Transports {
   std::string BetweenName() const { return absl::StrCat(options_.group, "/between hosts"); }
 
   template <typename T>
-  static T* Own(std::unique_ptr<Backend>& owner, int rank, int world_size, std::string name) {
-    auto backend = std::make_unique<T>(rank, world_size, std::move(name));
+  static T* Own(std::unique_ptr<Backend>& owner, std::unique_ptr<T> backend) {
     T* const made = backend.get();
     owner = std::move(backend);
     return made;
@@ -120,14 +123,17 @@ class Transports {
 absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm, const HierarchicalOptions& options) {
   const absl::Time deadline = absl::Now() + options.connect_timeout;
   ControlChannel& control = comm.control();
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts hosts,
-                      control.Exchange("hosts", HostOf(comm.rank(), options.part_of_host), options.connect_timeout));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts hosts,
+      internal::AwaitArrival(control, "hosts", HostOf(comm.rank(), options.part_of_host),
+                             {options.group, options.connect_timeout, options.communicator.watch.warn}));
   const HostMap map(hosts);
   Transports transports(comm.rank(), map, options);
   EK_RETURN_IF_ERROR(backend.Compose(map, transports.Take()));
   EK_ASSIGN_OR_RETURN(const Addresses mine, transports.Listen(control.link()));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      control.Exchange("addresses", mine.Serialize(), deadline - absl::Now()));
+                      internal::AwaitArrival(control, "addresses", mine.Serialize(),
+                                             {options.group, deadline - absl::Now(), options.communicator.watch.warn}));
   std::vector<Addresses> addresses;
   for (const std::string& part : parts) {
     EK_ASSIGN_OR_RETURN(Addresses one, Addresses::Parse(part));

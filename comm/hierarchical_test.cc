@@ -3,17 +3,22 @@
 
 #include "evenkeel/comm/hierarchical.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -21,6 +26,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/internal/run_group.h"
+#include "evenkeel/comm/internal/testing_connections.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
@@ -30,6 +36,7 @@
 namespace evenkeel {
 namespace {
 
+using testing::ContainsRegex;
 using testing::Each;
 using testing::HasSubstr;
 
@@ -154,6 +161,127 @@ TEST(HierarchicalTest, ShrinksWhenAHostLosesRanks) {
     }
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+// Connections between hosts
+// ---------------------------------------------------------------------------------------------
+
+using Group = std::vector<std::unique_ptr<Communicator>>;
+
+// All ranks of two hosts with two ranks each add until that fails; how it did on each.
+std::vector<absl::Status> AddUntilTheEnd(Group& group, absl::Duration at_most = absl::InfiniteDuration()) {
+  const absl::Time until = absl::Now() + at_most;
+  std::vector<absl::Status> ended(group.size());
+  std::vector<std::thread> threads;
+  for (std::unique_ptr<Communicator>& comm : group) {
+    threads.emplace_back([&] {
+      std::vector<float> data(50'000, 1.0f);
+      absl::Status& status = ended[comm->rank()];
+      bool is_over = false;
+      while (status.ok() && !is_over) {
+        status = comm->AllReduce(absl::MakeSpan(data), ReduceOp::kAverage);
+        const absl::StatusOr<bool> agreed = comm->AgreeAny(absl::Now() >= until);
+        is_over = !agreed.ok() || *agreed;
+      }
+      if (status.ok()) status = comm->status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ended;
+}
+
+// The leaders are ranks 0 and 2, which count as 0 and 1 in the transport between them.
+TEST(HierarchicalTest, AConnectionBetweenHostsThatBreaksIsCalledByTheRanksOfTheGroup) {
+  auto group = CreateHierarchicalGroupInProcess({"a", "a", "b", "b"}, {.timeout = absl::Seconds(60)});
+  ASSERT_TRUE(group.ok()) << group.status();
+  for (const int fd : internal::TcpConnections()) shutdown(fd, SHUT_RDWR);
+  for (const absl::Status& status : AddUntilTheEnd(*group)) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()), ContainsRegex("rank [02] closed its connection to rank [02]"));
+  }
+}
+
+// A fault of the network on the connections of a group.
+struct Network {
+  const char* what;
+  std::function<void(int fd)> begin, end;
+  absl::Duration lasts;
+  bool is_warned_of;
+  absl::StatusCode ends;
+};
+
+class WatchedGroup {
+ public:
+  explicit WatchedGroup(const Network& network) : network_(network) {
+    const std::vector<int> others = internal::TcpConnections();
+    CommunicatorOptions options;
+    options.watch.stall_warning = absl::InfiniteDuration();  // The ranks wait for the network.
+    options.watch.warn = [this](const std::string& text) {
+      absl::MutexLock lock(&mutex_);
+      warned_.emplace_back(absl::Now(), text);
+    };
+    auto group = CreateHierarchicalGroupInProcess({"a", "a", "b", "b"}, options);
+    EXPECT_TRUE(group.ok()) << group.status();
+    if (group.ok()) group_ = *std::move(group);
+    for (const int fd : internal::TcpConnections()) {
+      if (std::count(others.begin(), others.end(), fd) == 0) fds_.push_back(fd);
+    }
+    EXPECT_FALSE(fds_.empty());
+  }
+
+  void Run() {
+    SCOPED_TRACE(network_.what);
+    const absl::Time start = absl::Now();
+    for (const int fd : fds_) network_.begin(fd);
+    std::thread network([&] {
+      if (network_.end == nullptr) return;
+      absl::SleepFor(network_.lasts);
+      for (const int fd : fds_) network_.end(fd);
+    });
+    const std::vector<absl::Status> ended = AddUntilTheEnd(group_, kEnd);
+    const absl::Duration took = absl::Now() - start;
+    network.join();
+    for (const absl::Status& status : ended) {
+      EXPECT_EQ(status.code(), network_.ends) << status;
+      if (status.ok()) continue;
+      EXPECT_THAT(std::string(status.message()),
+                  ContainsRegex("rank [02] has acknowledged nothing from rank [02] for 15s"));
+      EXPECT_GE(took, kEnd);
+      EXPECT_LT(took, kEnd + kBusy);
+    }
+    absl::MutexLock lock(&mutex_);
+    EXPECT_EQ(!warned_.empty(), network_.is_warned_of);
+    for (const auto& [at, text] : warned_) {
+      EXPECT_THAT(text, ContainsRegex("rank [0-3] has acknowledged nothing from rank [0-3] for 5s"));
+      EXPECT_GE(at, start + kWarned);
+    }
+    if (!warned_.empty()) {
+      EXPECT_LT(warned_.front().first, start + kWarned + kBusy);
+    }
+  }
+
+ private:
+  static constexpr absl::Duration kWarned = absl::Seconds(5), kEnd = absl::Seconds(15), kBusy = absl::Seconds(5);
+
+  const Network network_;
+  Group group_;
+  std::vector<int> fds_;
+  absl::Mutex mutex_;
+  std::vector<std::pair<absl::Time, std::string>> warned_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(HierarchicalTest, AConnectionBetweenHostsThatDeliversNothingEndsAfterFifteenSeconds) {
+  constexpr int kSlow = 200'000 / 8;
+  const std::vector<Network> networks = {
+      {"nothing arrives", internal::DropIncoming, nullptr, {}, true, absl::StatusCode::kUnavailable},
+      {"nothing for 8 s", internal::DropIncoming, internal::StopDropping, absl::Seconds(8), true,
+       absl::StatusCode::kOk},
+      {"200 kbit/s", [](int fd) { internal::SlowDown(fd, kSlow); }, nullptr, {}, false, absl::StatusCode::kOk}};
+  std::vector<std::unique_ptr<WatchedGroup>> groups;
+  for (const Network& network : networks) groups.push_back(std::make_unique<WatchedGroup>(network));
+  std::vector<std::thread> threads;
+  for (auto& group : groups) threads.emplace_back([&] { group->Run(); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(HierarchicalTest, RefusesWhatIsNoGroup) {

@@ -31,6 +31,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/common_part.h"
 #include "evenkeel/comm/local_exchange.h"
 #include "evenkeel/comm/local_meeting.h"
 #include "evenkeel/comm/work.h"
@@ -81,6 +82,7 @@ class LocalGroup {
   LocalGroup(int world_size, const LocalBackendOptions& options)
       : world_size_(world_size),
         is_blind_(options.is_blind),
+        names_(options.names),
         ended_(world_size),
         running_(world_size),
         finishing_(world_size),
@@ -88,6 +90,7 @@ class LocalGroup {
         workers_(world_size) {}
 
   bool is_blind() const { return is_blind_; }
+  const RankNames& names() const { return names_; }
   void Start(int rank, Operation operation, std::shared_ptr<WorkState> work);
   void Abort(int rank, const absl::Status& why);
 
@@ -117,6 +120,7 @@ class LocalGroup {
 
   const int world_size_;
   const bool is_blind_;
+  const RankNames names_;
   absl::Mutex mutex_;
   absl::CondVar tasks_posted_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
@@ -143,7 +147,7 @@ void LocalGroup::Start(int rank, Operation operation, std::shared_ptr<WorkState>
   if (is_blind_ && !meeting.seats.empty()) PassFor(meeting.seats.begin()->second.operation, seat.operation);
   const bool agree = meeting.seats.empty() || Agree(meeting.seats.begin()->second.operation, seat.operation);
   meeting.seats[index] = std::move(seat);
-  if (!agree) return EndForAll(absl::FailedPreconditionError(DescribeDisagreement(meeting.seats)));
+  if (!agree) return EndForAll(absl::FailedPreconditionError(DescribeDisagreement(meeting.seats, names_)));
   RunFrontIfReady(lane);
 }
 
@@ -315,7 +319,7 @@ class LocalBackend : public Backend {
       : group_(std::move(group)), rank_(rank), worker_([this] { group_->RunWorker(rank_); }) {}
 
   ~LocalBackend() override {
-    group_->Abort(rank_, absl::UnavailableError(absl::StrCat("rank ", rank_, " left the group")));
+    group_->Abort(rank_, absl::UnavailableError(absl::StrCat("rank ", group_->names()[rank_], " left the group")));
     group_->Leave(rank_);
     worker_.join();
   }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/internal/rank_names.h"
 
 namespace evenkeel::internal {
 
@@ -22,6 +23,7 @@ struct LocalBackendOptions {
   // Like a transport without headers: different collectives of equal size in bytes complete as if they were the one
   // whose rank came first, with garbage. For tests of what is done about it.
   bool is_blind = false;
+  RankNames names;  // For messages.
 };
 
 std::vector<std::unique_ptr<Backend>> CreateLocalBackends(int world_size, const LocalBackendOptions& options = {});

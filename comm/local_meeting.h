@@ -3,7 +3,7 @@
 //   Meeting& meeting = lane.At(operation.sequence);
 //   const bool agree = meeting.seats.empty() || Agree(meeting.seats.begin()->second.operation, operation);
 //   meeting.seats[rank] = {rank, operation, work};
-//   if (!agree) return absl::FailedPreconditionError(DescribeDisagreement(meeting.seats));
+//   if (!agree) return absl::FailedPreconditionError(DescribeDisagreement(meeting.seats, names));
 //
 // Threads: plain data. A group's mutex guards all of it, but what the seats' operations and `exchange` hold belongs to
 // the slices while the meeting runs.
@@ -19,7 +19,7 @@
 #include <string>
 
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/local_exchange.h"
 #include "evenkeel/comm/work.h"
 
@@ -51,18 +51,9 @@ struct Lane {
   Meeting& At(int64_t sequence);
 };
 
-// A send or recv.
-bool IsPair(const Collective& what);
-
-// What the two sides of a pair, or all ranks, have in common.
-Collective CommonPart(Collective what);
-
-// Whether two ranks do the same, in the same parts.
-bool Agree(const Operation& a, const Operation& b);
-
 // "rank 1 is at #412 barrier (user); ranks 0,2,3 are at #412 all_reduce (user) float32[10] sum: the ranks disagree",
 // the smallest party first.
-std::string DescribeDisagreement(const Seats& seats);
+std::string DescribeDisagreement(const Seats& seats, const RankNames& names);
 
 }  // namespace evenkeel::internal
 

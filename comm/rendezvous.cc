@@ -67,14 +67,6 @@ absl::Status CheckThatNobodyHosts(TcpStoreOptions options) {
                                                "hosts its store at ", *address, " already"));
 }
 
-// What a rank says that has not found the store.
-absl::Status AnnotateMissing(const Environment& environment, const absl::Status& status) {
-  if (!absl::IsDeadlineExceeded(status)) return status;
-  return absl::Status(status.code(), absl::StrCat(status.message(), environment.rank_zero_hosts
-                                                                        ? ": rank 0, which is to host it, has not come"
-                                                                        : ": who is to host it is not there"));
-}
-
 // Host names may stand for the loopback address on their own host, as Debian has them in /etc/hosts.
 absl::Status CheckReachable(const TcpStoreServer& server, const std::string& place) {
   if (!server.is_on_loopback()) return absl::OkStatus();
@@ -98,6 +90,9 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
                    .job = environment.job,
                    .rank = environment.rank,
                    .world_size = environment.world_size,
+                   .host = environment.hosts_store       ? ""
+                           : environment.rank_zero_hosts ? "rank 0"
+                                                         : "the process",
                    .timeout = timeout};
   if (!environment.store_folder.empty()) job->options_.published = job->folder_;
   EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, job->folder_.get()));
@@ -107,9 +102,7 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
     if (!hosting.ok()) job->removes_folder_ = false;
     EK_RETURN_IF_ERROR(hosting);
   }
-  absl::StatusOr<std::unique_ptr<TcpStore>> store = TcpStore::Connect(job->options_);
-  if (!store.ok()) return environment.hosts_store ? store.status() : AnnotateMissing(environment, store.status());
-  job->store_ = *std::move(store);
+  EK_ASSIGN_OR_RETURN(job->store_, TcpStore::Connect(job->options_));
   return std::shared_ptr<Rendezvous>(std::move(job));
 }
 

@@ -47,6 +47,7 @@ using testing::Not;
 
 constexpr absl::Duration kSoon = absl::Seconds(30);  // For what takes milliseconds when the machine is free.
 constexpr absl::Duration kShort = absl::Seconds(2);  // For who waits in vain.
+constexpr absl::Duration kLonger = absl::Seconds(8);  // ... and is to log for whom.
 
 // Of ranks on one host, as torchrun or a person sets them, with folders of this test alone.
 Variables JobVariables(int world_size) {
@@ -57,11 +58,10 @@ Variables JobVariables(int world_size) {
 }
 
 // Makes the group of all ranks, as a program does, and leaves.
-absl::Status Meet(const Variables& variables, absl::Duration timeout) {
+absl::Status Meet(const Variables& variables, const FactoryOptions& options) {
   EK_ASSIGN_OR_RETURN(const Environment environment,
                       ParseEnvironment(variables, {.user = static_cast<int>(geteuid()), .parent = 1}));
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm,
-                      CreateCommunicator(environment, {.connect_timeout = timeout}));
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm, CreateCommunicator(environment, options));
   return comm->Finalize();
 }
 
@@ -80,7 +80,7 @@ std::vector<absl::Status> RunRanks(const Variables& common, const std::vector<Co
       Variables variables = common;
       variables["RANK"] = absl::StrCat(comers[i].rank);
       for (const auto& [name, value] : comers[i].own) variables[name] = value;
-      statuses[i] = Meet(variables, timeout);
+      statuses[i] = Meet(variables, {.connect_timeout = timeout});
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -199,6 +199,64 @@ TEST(RendezvousTest, WithoutTheHostRankZeroIsMissing) {
                     {"EVENKEEL_STORE_HOSTED", "1"},
                     {"EVENKEEL_SECRET", "s"}});
   EXPECT_THAT(Text(RunRanks(variables, {{1}}, absl::Milliseconds(300))[0]), Not(HasSubstr("rank 0, which")));
+}
+
+// A rank that never comes. The others wait for it, for a little longer than they do in silence.
+struct Absence {
+  const char* what;
+  const char* backend;
+  std::vector<Comer> absent;  // Its attempt to come, if it makes one.
+};
+
+// Ranks 0 and 1 of 3 wait, and log for whom.
+void ExpectLogged(const Absence& absence) {
+  SCOPED_TRACE(absence.what);
+  Variables variables = JobVariables(3);
+  variables["EVENKEEL_STORE"] = variables["TMPDIR"] + "/store";
+  variables["EVENKEEL_SECRET"] = "known to all";
+  const absl::Time start = absl::Now();
+  std::vector<std::pair<absl::Time, std::string>> warned[2];
+  absl::Status ended[2];
+  std::vector<std::thread> threads;
+  for (const int rank : {0, 1}) {
+    threads.emplace_back([&, rank] {
+      FactoryOptions options = {.backend = absence.backend, .connect_timeout = kLonger};
+      options.communicator.watch.warn = [&](const std::string& text) { warned[rank].emplace_back(absl::Now(), text); };
+      Variables mine = variables;
+      mine["RANK"] = absl::StrCat(rank);
+      ended[rank] = Meet(mine, options);
+    });
+  }
+  for (const absl::Status& refused : RunRanks(variables, absence.absent, kLonger)) EXPECT_FALSE(refused.ok());
+  for (std::thread& thread : threads) thread.join();
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(Text(ended[rank]), AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("for rank 2 to join")));
+    ASSERT_EQ(warned[rank].size(), 1);
+    const auto& [at, text] = warned[rank].front();
+    EXPECT_EQ(text, absl::StrCat("rank ", rank, " has waited 5s for rank 2 to join the group world"));
+    EXPECT_GE(at - start, absl::Seconds(5));
+    EXPECT_LT(at - start, kLonger + kShort);
+  }
+}
+
+TEST(RendezvousTest, WhoWaitsForFiveSecondsLogsForWhom) {
+  testing::internal::CaptureStderr();
+  std::vector<std::thread> jobs;
+  for (const Absence& absence :
+       {Absence{"missing, shm", "shm", {}}, Absence{"missing, gloo", "gloo", {}},
+        Absence{"missing, hierarchical", "auto", {}},
+        Absence{"another secret", "auto", {{2, {{"EVENKEEL_SECRET", "another"}}}}},
+        Absence{"another world size", "auto", {{2, {{"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "4"}}}}}}) {
+    jobs.emplace_back([absence] { ExpectLogged(absence); });
+  }
+  // Rank 0, which is to host the store.
+  Variables variables = JobVariables(2);
+  variables.insert({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", absl::StrCat(FreePort())}});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(RunRanks(variables, {{1}}, kLonger)[0]));
+  for (std::thread& job : jobs) job.join();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::ContainsRegex("evenkeel: rank 1 found no store at 127.0.0.1:[0-9]+ within 5[0-9.]*s .*: rank 0, "
+                                     "which is to host it, has not come yet\n"));
 }
 
 TEST(RendezvousTest, ASecondProcessOfARankIsRefused) {

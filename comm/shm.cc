@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "evenkeel/comm/internal/arrival.h"
 #include "evenkeel/comm/internal/group_in_process.h"
 #include "evenkeel/comm/internal/parties.h"
 #include "evenkeel/comm/internal/shm_backend.h"
@@ -43,7 +44,8 @@ absl::Status Connect(internal::ShmBackend& backend, Communicator& comm, const Sh
                       backend.Listen(control.link().Key(absl::StrCat("shm/", options.group))));
   EK_ASSIGN_OR_RETURN(
       const ControlChannel::Parts all,
-      control.Exchange(kTopic, absl::StrCat(identity, "\n", HostName(), "\n", address), options.connect_timeout));
+      internal::AwaitArrival(control, kTopic, absl::StrCat(identity, "\n", HostName(), "\n", address),
+                             {options.group, options.connect_timeout, options.communicator.watch.warn}));
   internal::Parties hosts;
   std::vector<std::string> addresses;
   bool is_one_host = true;

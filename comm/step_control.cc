@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/waits.h"
@@ -81,7 +82,7 @@ std::string ByValue(const std::map<std::string, std::vector<int>>& ranks_by_valu
 absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::vector<StepParticipant*>& participants) {
   std::map<std::string, std::vector<int>> ranks_by_scope;
   for (int rank = 0; rank < answer.world_size; ++rank) {
-    const uint64_t scope = answer.records[rank].scope_hash;
+    const uint64_t scope = answer.record(rank).scope_hash;
     ranks_by_scope[scope == 0 ? "no RunJoined()" : absl::StrCat("list and options ", absl::Hex(scope))].push_back(rank);
   }
   if (ranks_by_scope.size() > 1) {
@@ -89,7 +90,7 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::v
         "step ", step, ": the ranks run different RunJoined() lists or options: ", ByValue(ranks_by_scope)));
   }
   if (answer.lowest_active < 0) return absl::OkStatus();
-  const StepRecord& leader = answer.records[answer.lowest_active];
+  const StepRecord& leader = answer.record(answer.lowest_active);
   for (size_t p = 0; p < leader.participants.size(); ++p) {
     const ParticipantState& expected = leader.participants[p];
     std::string name = absl::StrCat("participant ", p);
@@ -100,7 +101,7 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::v
       std::map<std::string, std::vector<int>> ranks_by_value;
       bool differs = false;
       for (int rank = 0; rank < answer.world_size; ++rank) {
-        const StepRecord& record = answer.records[rank];
+        const StepRecord& record = answer.record(rank);
         if (record.joined) continue;
         const ParticipantState* state = FindState(record, expected.name_hash);
         differs = differs || state == nullptr || Differs(aspect, *state, expected);
@@ -114,11 +115,21 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::v
   return absl::OkStatus();
 }
 
+// A rank without inputs begins no step of its own: what it planned for its last one, if that only accumulated, is void.
+std::string WithoutPlans(absl::string_view ledger) {
+  std::string text;
+  for (const absl::string_view line : absl::StrSplit(ledger, '\n', absl::SkipEmpty())) {
+    const size_t plan = line.find("\t>\t");
+    absl::StrAppend(&text, line.substr(0, plan), plan == absl::string_view::npos ? "\n" : "\t=\t\n");
+  }
+  return text;
+}
+
 // Where gradients are divided by them.
 absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
   std::vector<int> silent;
   for (int rank = 0; rank < answer.world_size; ++rank) {
-    const StepRecord& record = answer.records[rank];
+    const StepRecord& record = answer.record(rank);
     if (!record.joined && record.samples == StepRecord::kNotSaid) silent.push_back(rank);
   }
   if (silent.empty()) return absl::OkStatus();
@@ -131,11 +142,13 @@ absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
 
 std::string StepRecord::Serialize() const {
   internal::ByteWriter writer;
-  writer.Bool(joined)
+  writer.U8(kVersion)
+      .Bool(joined)
       .U32(requests)
       .I64(samples)
       .I64(calls)
       .U64(scope_hash)
+      .Bytes(ledger)
       .U32(static_cast<uint32_t>(participants.size()));
   for (const ParticipantState& state : participants) {
     writer.U64(state.name_hash).U64(state.generation).U64(state.schedule_hash).U64(state.mask_hash).Bool(state.sync);
@@ -146,12 +159,17 @@ std::string StepRecord::Serialize() const {
 
 absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
   internal::ByteReader reader(bytes);
+  if (const uint8_t version = reader.U8(); reader.ok() && version != kVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("the record of a step has version ", version, ", this build reads ",
+                                                   kVersion, ": run the same build on all ranks"));
+  }
   StepRecord record;
   record.joined = reader.Bool();
   record.requests = reader.U32();
   record.samples = reader.I64();
   record.calls = reader.I64();
   record.scope_hash = reader.U64();
+  record.ledger = std::string(reader.Bytes());
   const uint32_t count = reader.U32();
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     ParticipantState state;
@@ -169,8 +187,8 @@ absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
 }
 
 ParticipantState StepAnswer::LeaderState(absl::string_view participant_name) const {
-  if (lowest_active >= 0 && lowest_active < static_cast<int>(records.size())) {
-    const ParticipantState* state = FindState(records[lowest_active], StableHash(0, participant_name));
+  if (lowest_active >= 0 && records != nullptr) {
+    const ParticipantState* state = FindState(record(lowest_active), StableHash(0, participant_name));
     if (state != nullptr) return *state;
   }
   return {};
@@ -373,6 +391,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
     unanswered_.pop_front();
   }
   record.calls = calls_.position();
+  record.ledger = record.joined ? WithoutPlans(ledger_.Serialize()) : ledger_.Serialize();
   const int64_t step = records_sent_;
   EK_RETURN_IF_ERROR(comm_->CheckAgainstLeft("training steps", step, ""));
   ++records_sent_;
@@ -389,6 +408,10 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
   StepAnswer answer{
       .step = step, .world_size = comm_->world_size(), .active = 0, .lowest_active = -1, .highest_active = -1};
   absl::Status status;
+  auto records = std::make_shared<std::vector<StepRecord>>();
+  records->reserve(answer.world_size);
+  std::vector<std::string> ledgers;
+  ledgers.reserve(answer.world_size);
   for (int rank = 0; rank < answer.world_size && status.ok(); ++rank) {
     absl::StatusOr<StepRecord> record = StepRecord::Parse((*parts)[rank]);
     if (!record.ok()) {
@@ -402,8 +425,11 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
       if (answer.lowest_active < 0) answer.lowest_active = rank;
       answer.highest_active = rank;
     }
-    answer.records.push_back(*std::move(record));
+    ledgers.push_back(std::exchange(record->ledger, ""));
+    records->push_back(*std::move(record));
   }
+  answer.records = std::move(records);
+  if (status.ok()) status = Annotate(StepLedger::Compare(ledgers), absl::StrCat("step ", step));
   if (status.ok()) {
     absl::MutexLock lock(&mutex_);
     status = CompareRecords(step, answer, participants_);
@@ -411,7 +437,7 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
     answer.samples_so_far = samples_so_far_ += answer.samples;
     active_ranks_.clear();
     for (int rank = 0; rank < answer.world_size; ++rank) {
-      if (!answer.records[rank].joined) active_ranks_.push_back(rank);
+      if (!answer.record(rank).joined) active_ranks_.push_back(rank);
     }
   }
   if (!status.ok()) {
@@ -419,8 +445,8 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
     ticket.Resolve(status);
     return comm_->Fail(status);
   }
-  int64_t followed_by_all = answer.records[0].calls;
-  for (const StepRecord& record : answer.records) followed_by_all = std::min(followed_by_all, record.calls);
+  int64_t followed_by_all = answer.record(0).calls;
+  for (const StepRecord& record : *answer.records) followed_by_all = std::min(followed_by_all, record.calls);
   calls_.Forget(followed_by_all);
   HelpThoseBehind(answer);
   ticket.Resolve(std::move(answer));
@@ -428,7 +454,7 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket, const absl::Status
 
 void StepControl::HelpThoseBehind(const StepAnswer& answer) {
   if (answer.lowest_active != comm_->rank() || answer.everyone_active()) return;
-  if (answer.records[comm_->rank()].participants.empty()) return;
+  if (answer.record(comm_->rank()).participants.empty()) return;
   absl::MutexLock lock(&mutex_);
   for (StepParticipant* participant : participants_) {
     const std::string& name = participant->participant_name();
@@ -436,7 +462,7 @@ void StepControl::HelpThoseBehind(const StepAnswer& answer) {
     const ParticipantState mine = answer.LeaderState(name);
     std::string state;
     for (int rank = 0; rank < answer.world_size; ++rank) {
-      const StepRecord& record = answer.records[rank];
+      const StepRecord& record = answer.record(rank);
       const ParticipantState* theirs = FindState(record, name_hash);
       if (!record.joined || (theirs != nullptr && theirs->SamePlan(mine))) continue;
       if (state.empty()) state = participant->ExportState();
@@ -446,7 +472,7 @@ void StepControl::HelpThoseBehind(const StepAnswer& answer) {
 }
 
 absl::Status StepControl::CatchUp(const StepAnswer& answer) {
-  const StepRecord& mine = answer.records[comm_->rank()];
+  const StepRecord& mine = answer.record(comm_->rank());
   for (StepParticipant* participant : participants()) {
     const std::string& name = participant->participant_name();
     const ParticipantState* state = FindState(mine, StableHash(0, name));
@@ -466,12 +492,16 @@ absl::Status StepControl::Announce(absl::string_view actor, absl::string_view pa
 
 // By the lowest active rank, if there are joined ones; the control thread does it once that is known.
 void StepControl::TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload) {
+  const auto has_to_tell = [comm = comm_](const absl::StatusOr<StepAnswer>& answer) {
+    return answer.ok() && !answer->everyone_active() && answer->lowest_active == comm->rank();
+  };
+  if (current_->IsAnswered() && !has_to_tell(current_->Wait())) return;
   std::string message(1, static_cast<char>(kind));
   absl::StrAppend(&message, actor, "\n", payload);
-  current_->OnAnswer([comm = comm_, message = std::move(message)](const absl::StatusOr<StepAnswer>& answer) {
-    if (!answer.ok() || answer->everyone_active() || answer->lowest_active != comm->rank()) return;
+  current_->OnAnswer([comm = comm_, has_to_tell, message = std::move(message)](const auto& answer) {
+    if (!has_to_tell(answer)) return;
     for (int rank = 0; rank < answer->world_size; ++rank) {
-      if (answer->records[rank].joined) comm->control().Send(rank, ActionTopic(answer->step), message);
+      if (answer->record(rank).joined) comm->control().Send(rank, ActionTopic(answer->step), message);
     }
   });
 }
@@ -498,7 +528,7 @@ void StepControl::AnnounceCall(const std::string& call) {
   const std::shared_ptr<StepTicket> ticket = in_step && current_->IsAnswered() ? current_ : nullptr;
   const absl::StatusOr<StepAnswer> answer = ticket != nullptr ? ticket->Wait() : absl::UnknownError("");
   const int64_t number = calls_.Add(call, records_sent_, [&](int rank) {
-    return answer.ok() && answer->lowest_active == comm_->rank() && answer->records[rank].joined;
+    return answer.ok() && answer->lowest_active == comm_->rank() && answer->record(rank).joined;
   });
   if (in_step) TellJoined(StepAction::Kind::kCall, absl::StrCat(number), call);
 }
@@ -516,7 +546,7 @@ absl::StatusOr<std::optional<std::string>> StepControl::NextCall(const std::shar
   // Ends with the lowest active rank's last call before the step; at the end of the loop, with the last one of all.
   int64_t before = 0;
   for (int rank = 0; rank < answer.world_size; ++rank) {
-    if (answer.active > 0 ? rank == answer.lowest_active : true) before = std::max(before, answer.records[rank].calls);
+    if (answer.active > 0 ? rank == answer.lowest_active : true) before = std::max(before, answer.record(rank).calls);
   }
   // Over a tree the answer can overtake the notices of calls.
   while (calls_.position() < before) {

@@ -7,6 +7,12 @@
 // It replaces the small all-reduces that other systems add to each step: nothing of it is on the data plane. A rank
 // that has run out of inputs sends records too, as a joined rank, and so learns what the active ranks do.
 //
+// A record also carries the rank's ledger (step_ledger.h): how many steps each part has finished, and by which
+// settings. It is compared between all ranks, so no rank goes on after a step that another one left out or took
+// differently.
+//
+// Size:    a record has 38 bytes, 37 for each participant (and its note), and the ledger's text: 38 + 37 + 62 = 137 for
+//          a DataParallel and an Optimizer. Each rank sends one for each step, and receives all of them.
 // Participants are the parts whose per-step state the ranks must agree on: reducers and sharded optimizers register
 // themselves. In each step the states of all active ranks are compared; a joined rank whose state is older is not wrong
 // but behind: the lowest active rank sends it the newer one.
@@ -37,6 +43,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/followed_calls.h"
+#include "evenkeel/comm/step_ledger.h"
 
 namespace evenkeel {
 
@@ -81,6 +88,7 @@ struct StepRequests {
 
 // What one rank says when its step begins.
 struct StepRecord {
+  static constexpr uint8_t kVersion = 1;  // The first byte of the serialized form.
   static constexpr int64_t kNotSaid = -1;
 
   bool joined = false;         // Has run out of inputs.
@@ -88,6 +96,7 @@ struct StepRecord {
   int64_t samples = kNotSaid;  // That this rank brings, in this step and since it last said so.
   int64_t calls = 0;           // Of the user's that it has issued or followed: AnnounceCall().
   uint64_t scope_hash = 0;     // Of the RunJoined() that the rank is in: its list and options; 0: in none.
+  std::string ledger;          // StepLedger::Serialize(); empty in an answer: it has been compared.
   std::vector<ParticipantState> participants;
 
   std::string Serialize() const;
@@ -101,11 +110,12 @@ struct StepAnswer {
   int active = 1;         // How many ranks have inputs.
   int lowest_active = 0;  // -1: none.
   int highest_active = 0;
-  uint32_t requests = 0;            // Or of all.
-  int64_t samples = 0;              // Sum over ranks; of a dry one, what it had not said before.
-  int64_t samples_so_far = 0;       // The same of all steps of the group up to this one.
-  std::vector<StepRecord> records;  // By rank; empty in a step without agreement.
+  uint32_t requests = 0;       // Or of all.
+  int64_t samples = 0;         // Sum over ranks; of a dry one, what it had not said before.
+  int64_t samples_so_far = 0;  // The same of all steps of the group up to this one.
+  std::shared_ptr<const std::vector<StepRecord>> records = nullptr;  // By rank; null in a step without agreement.
 
+  const StepRecord& record(int rank) const { return (*records)[rank]; }
   bool everyone_active() const { return active == world_size; }
   // What the lowest active rank does with that participant; the neutral state if it is unknown.
   ParticipantState LeaderState(absl::string_view participant_name) const;
@@ -225,6 +235,9 @@ class StepControl {
   void AddSamples(int64_t samples);
   void Request(uint32_t bits);
 
+  // The steps that this rank's parts have finished, for its next record.
+  StepLedger& ledger() { return ledger_; }
+
   // Names of those who came from another group with theirs: false if somebody here has that name. Whoever leaves gives
   // its name back.
   bool HoldName(absl::string_view name);
@@ -250,6 +263,7 @@ class StepControl {
 
   Communicator* const comm_;
   FollowedCalls calls_;
+  StepLedger ledger_;
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();
   mutable absl::Mutex mutex_;
   std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);

@@ -53,8 +53,9 @@ absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(const TcpStoreOptions& opt
   if (hello.group.size() > internal::kMaxName) {
     return absl::InvalidArgumentError(absl::StrCat("a group's name may have ", internal::kMaxName, " bytes"));
   }
-  EK_ASSIGN_OR_RETURN(internal::Greeted greeted, Greet([&options] { return FindServer(options); }, hello,
-                                                       {options.job, options.secret}, absl::Now() + options.timeout));
+  EK_ASSIGN_OR_RETURN(internal::Greeted greeted,
+                      Greet([&options] { return FindServer(options); }, hello,
+                            {options.job, options.secret, options.host}, absl::Now() + options.timeout));
   return Connection::Create(std::move(greeted));
 }
 

@@ -45,6 +45,7 @@ struct TcpStoreOptions {
   std::string secret;
   int rank = 0;  // Within the job.
   int world_size = 1;
+  std::string host = {};                      // The server's host, for messages: "rank 0".
   absl::Duration timeout = absl::Minutes(2);  // To connect; and for an answer that need not wait for another rank.
   // Groups of more ranks exchange over a tree in which nobody has more neighbours below it. The same on all ranks.
   int fanout = 32;

@@ -718,8 +718,9 @@ TEST(HandshakeTest, APlayedBackHandshakeIsRefused) {
   EXPECT_EQ(store->Get("key", kSoon).value(), "changed since");
 }
 
-// A store of another build: challenges whoever connects.
-std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::string_view job) {
+// A store of another build: challenges whoever connects, and says `more`.
+std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::string_view job,
+                            absl::string_view more = "") {
   const internal::UniqueFd listener = internal::ListenOn({"127.0.0.1", 0}).value();
   internal::WakeUp stop = internal::WakeUp::Create().value();
   std::thread other([&] {
@@ -733,7 +734,8 @@ std::string ConnectToABuild(uint32_t version, absl::string_view build, absl::str
                                           .build = std::string(build),
                                           .job = std::string(job),
                                           .nonce = std::string(internal::kNonceSize, 'n')};
-      (void)internal::SendAll(connections.back(), internal::Frame(challenge.Serialize()), absl::Now() + kSoon);
+      (void)internal::SendAll(connections.back(), absl::StrCat(internal::Frame(challenge.Serialize()), more),
+                              absl::Now() + kSoon);
     }
   });
   const absl::Status status = TcpStore::Connect({.addresses = {internal::LocalAddress(listener)->ToString()},
@@ -756,6 +758,13 @@ TEST(HandshakeTest, AStoreOfAnotherBuildIsRefusedAtOnce) {
   EXPECT_THAT(ConnectToABuild(99, kBuild, "job"),
               AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("(protocol 99)"), HasSubstr(ours)));
   EXPECT_THAT(ConnectToABuild(99, "0.9.9", "other"), AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("the job other")));
+}
+
+// It lets every rank in, and hopes that one says something worth knowing.
+TEST(HandshakeTest, AStoreThatDoesNotKnowTheSecretIsFoundOut) {
+  const internal::Verdict verdict{.host = "rank 0", .proof = std::string(internal::kDigestSize, 'p')};
+  EXPECT_THAT(ConnectToABuild(internal::kProtocolVersion, kBuild, "job", internal::Frame(verdict.Serialize())),
+              AllOf(HasSubstr("PERMISSION_DENIED"), HasSubstr("it does not know the job's secret")));
 }
 
 TEST(HandshakeTest, ARankOfAnotherBuildIsRefused) {
@@ -822,7 +831,8 @@ TEST(TcpStoreServerTest, StrangersDoNotUseUpTheFiles) {
   few.rlim_cur = kFiles;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
   {
-    const std::unique_ptr<TcpStoreServer> server = Serve();
+    // Time alone cuts off none of them here.
+    const std::unique_ptr<TcpStoreServer> server = Serve({.greeting_timeout = absl::Minutes(10)});
     const size_t files = OpenFiles();
     std::vector<internal::UniqueFd> strangers;  // Of which this process has the other ends, too.
     for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(Stranger(*server));

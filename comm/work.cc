@@ -24,17 +24,19 @@ WorkState::WorkState(absl::Time deadline, std::function<void()> on_deadline, std
 WorkState::~WorkState() = default;
 
 void WorkState::Finish(absl::Status status) {
+  if (is_ending_.exchange(true)) return;
+  const internal::Waits::Callbacks account(waits_);
+  internal::LibrarysTurn turn;
+  // Before the operation counts as done: a waiter that learns of the failure may abort the group at once, and the
+  // group's status must be the cause, not that abort.
+  if (on_end) on_end(status);
   std::vector<std::function<void(const absl::Status&)>> callbacks;
-  const internal::Waits::Callbacks account(waits_);  // Before anybody can see that it is done.
   {
     absl::MutexLock lock(&mutex_);
-    if (done_) return;
     done_ = true;
     status_ = status;
     callbacks.swap(callbacks_);
   }
-  internal::LibrarysTurn turn;
-  if (on_end) on_end(status);
   for (const auto& callback : callbacks) callback(status);
 }
 

@@ -13,6 +13,7 @@
 #ifndef EVENKEEL_COMM_WORK_H_
 #define EVENKEEL_COMM_WORK_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -53,7 +54,8 @@ class WorkState {
             std::function<internal::Wait()> describe);
   ~WorkState();
 
-  // Ends the operation; only the first call counts. Wakes waiters, then runs the callbacks on this thread.
+  // Ends the operation; only the first call counts. Runs `on_end`, wakes waiters, then runs the callbacks, all on this
+  // thread.
   void Finish(absl::Status status);
   bool IsDone() const;
   absl::Status Wait();
@@ -64,7 +66,7 @@ class WorkState {
 
   absl::Time deadline() const { return deadline_; }
   // The next three are set before the work is handed out, or never.
-  // Runs first when the operation ends, and takes no locks but the library's own.
+  // Runs when the operation ends, before a waiter or IsDone() can see that; takes no locks but the library's own.
   std::function<void(const absl::Status&)> on_end;
   std::shared_ptr<WorkHelper> helper;
   // How a device backend orders a stream behind the operation. Without it OrderBefore() waits on the host.
@@ -75,6 +77,7 @@ class WorkState {
   const std::function<void()> on_deadline_;
   const std::shared_ptr<internal::Waits> waits_;
   const std::function<internal::Wait()> describe_;
+  std::atomic<bool> is_ending_ = false;
   mutable absl::Mutex mutex_;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -8,13 +8,19 @@
 
 #include "evenkeel/join/join.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -41,6 +47,17 @@ absl::Status CheckList(absl::Span<Joinable* const> joinables) {
     }
   }
   return absl::OkStatus();
+}
+
+// "std::runtime_error: sample 17 is broken".
+std::string TextOf(const std::exception* exception) {
+  if (exception == nullptr) return "an exception that is not a std::exception";
+  const absl::string_view what = exception->what();
+  const char* const mangled = typeid(*exception).name();
+  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr),
+                                                         &std::free);
+  const absl::string_view type = name == nullptr ? mangled : name.get();
+  return type == what ? std::string(what) : absl::StrCat(type, ": ", what);
 }
 
 absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) {
@@ -93,6 +110,7 @@ class JoinRun {
     }
     std::stable_sort(joinables_.begin(), joinables_.end(),
                      [](const Joinable* a, const Joinable* b) { return a->join_phase() < b->join_phase(); });
+    for (const Joinable* joinable : joinables_) counted_before_.push_back(joinable->counted_);
     steps().SetScope(this, StableHash(1, what));
     steps().SetAgreement(options.enable);
     steps().RequireSamples(options.divide_by == DivideBy::kSamples);
@@ -120,17 +138,30 @@ class JoinRun {
     return absl::OkStatus();
   }
 
+  // An exception passes; the other ranks learn of it first.
   absl::Status Run(absl::FunctionRef<absl::Status(JoinScope&)> loop) {
+    try {
+      return RunToEnd(loop);
+    } catch (const std::exception& exception) {
+      Report(&exception);
+      throw;
+    } catch (...) {
+      Report(nullptr);
+      throw;
+    }
+  }
+
+ private:
+  absl::Status RunToEnd(absl::FunctionRef<absl::Status(JoinScope&)> loop) {
     absl::Status status = loop(scope_);
-    std::string where = Where();
     if (!options_.enable) {
       steps().AbandonStep();
+      if (status.ok()) status = CheckThatOptimizersStepped();
       if (status.ok()) status = scope_.Drain();
     } else if (status.ok() && stopped_at_.has_value()) {
       status = StoppedError();
     } else if (status.ok()) {
       status = Shadow();
-      where = absl::StrCat("failed after its loop's ", steps_done_, " steps, while it followed the other ranks");
     }
     if (stopped_at_.has_value() && absl::IsOutOfRange(status)) {
       steps().AbandonStep();
@@ -139,11 +170,17 @@ class JoinRun {
       status = ended;
     }
     const bool has_only_stopped = has_come_back_stopped_ && absl::IsOutOfRange(status);
-    if (!status.ok() && !has_only_stopped) groups_.Abort(status, where);
+    if (!status.ok() && !has_only_stopped) groups_.Abort(status, Where());
     return status;
   }
 
- private:
+  void Report(const std::exception* exception) {
+    try {
+      groups_.Abort(absl::UnknownError(TextOf(exception)), Where());
+    } catch (...) {  // No memory for the report: the others see that the connection breaks.
+    }
+  }
+
   static int64_t LeaveAfter(const JoinOptions& options) {
     return options.enable ? options.leave_after_shadow_steps : std::numeric_limits<int64_t>::max();
   }
@@ -162,7 +199,7 @@ class JoinRun {
   absl::Status EndAfterStop() {
     EK_RETURN_IF_ERROR(scope_.Drain());
     if (MinActiveRanks() >= world_size()) return absl::OkStatus();
-    const bool is_last_joiner = !stopped_at_->records[groups_.here().rank()].joined;
+    const bool is_last_joiner = !stopped_at_->record(groups_.here().rank()).joined;
     EK_RETURN_IF_ERROR(groups_.Return(is_last_joiner, /*has_stopped=*/true).status());
     return RunPostHooks(is_last_joiner);
   }
@@ -201,9 +238,28 @@ class JoinRun {
 
   // For the other ranks, when the loop has ended with an error.
   std::string Where() {
+    if (is_following_) {
+      return absl::StrCat("failed after its loop's ", steps_done_, " steps, while it followed the other ranks");
+    }
     const int64_t begun = steps_elsewhere_ + steps().steps_begun() - first_step_;
     return begun == 0 ? "failed before the first step of its loop"
                       : absl::StrCat("failed in step ", begun, " of its loop");
+  }
+
+  // Nothing would make the ranks' weights equal for an optimizer that has left them as they are.
+  absl::Status CheckThatOptimizersStepped() const {
+    const auto counted = [this](size_t i) { return joinables_[i]->counted_ - counted_before_[i]; };
+    int64_t reductions = 0;
+    for (size_t i = 0; i < joinables_.size(); ++i) {
+      if (joinables_[i]->join_phase() == JoinPhase::kGradients) reductions += counted(i);
+    }
+    for (size_t i = 0; i < joinables_.size() && reductions > 0; ++i) {
+      if (!joinables_[i]->counts_steps() || counted(i) > 0) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "rank ", rank(), ": gradients were reduced ", reductions, " times in the loop and ",
+          joinables_[i]->join_name(), " never stepped: call its Step(), or leave it out of RunJoined()'s list"));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Shadow() {
@@ -213,6 +269,7 @@ class JoinRun {
     steps().EndStep();
     steps().RunDry();
     steps_done_ = records_elsewhere_ + steps().records_sent() - first_record_;
+    is_following_ = true;
     EK_RETURN_IF_ERROR(NoteLastStep());
     bool is_last_joiner = true;
     for (int64_t shadowed = 0;;) {
@@ -220,7 +277,10 @@ class JoinRun {
       EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps().EnterJoined(is_meeting));
       EK_RETURN_IF_ERROR(FollowCalls(ticket));
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-      if (answer.active == 0) break;
+      if (answer.active == 0) {
+        EK_RETURN_IF_ERROR(CheckThatOptimizersStepped());
+        break;
+      }
       is_last_joiner = false;
       if (is_meeting) {
         EK_ASSIGN_OR_RETURN(const bool stays, groups_.Divide());
@@ -299,6 +359,8 @@ class JoinRun {
   JoinScope scope_;
   std::shared_ptr<StepTicket> noted_;                    // The last step that groups_ knows of.
   int64_t records_elsewhere_ = 0, steps_elsewhere_ = 0;  // In groups that it was in before.
+  std::vector<int64_t> counted_before_;                  // By Joinable, when the loop began.
+  bool is_following_ = false;                            // Its loop has ended.
   bool has_come_back_stopped_ = false;
   int64_t first_record_ = 0;
   int64_t first_step_ = 0;

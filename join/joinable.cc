@@ -52,7 +52,22 @@ Joinable::Joinable(Communicator* comm, absl::string_view kind)
 }
 
 Joinable::~Joinable() {
+  ReportUnwinding();
   if (Communicator* comm = living_group()) comm->steps().ReleaseName(name_);
+}
+
+// The exception's text is out of reach until it is caught. RunJoined() catches it, and reports it by itself.
+void Joinable::ReportUnwinding() {
+  if (std::uncaught_exceptions() <= exceptions_at_creation_) return;
+  Communicator* const comm = living_group();
+  if (comm == nullptr || comm->world_size() == 1 || comm->steps().scope() != nullptr) return;
+  try {
+    const int64_t begun = comm->steps().steps_begun();
+    comm->Abort(absl::UnknownError(absl::StrCat("a C++ exception destroyed ", name_,
+                                                " (inside RunJoined() its text would be reported)")),
+                begun == 0 ? "failed before its first step" : absl::StrCat("failed in step ", begun));
+  } catch (...) {  // No memory for the report: the others see that the connection breaks.
+  }
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {

@@ -22,6 +22,7 @@
 #define EVENKEEL_JOIN_JOINABLE_H_
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <limits>
 #include <map>
@@ -127,6 +128,9 @@ class Joinable {
 
   virtual absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) = 0;
   virtual JoinPhase join_phase() const { return JoinPhase::kDefault; }
+  // Whether it is an optimizer that calls CountStep() in each of its steps: where gradients are reduced in RunJoined(),
+  // it must step.
+  virtual bool counts_steps() const { return false; }
 
   // Goes on in another group: keeps memory, plan and name, forgets a step that was running, and makes gradients none.
   // For a group that has ended, however it ended, also in the middle of backward; or for a sound one between two steps.
@@ -164,11 +168,20 @@ class Joinable {
 
   // The group that it is in; null if that has been destroyed.
   Communicator* living_group() const { return group_.expired() ? nullptr : comm_; }
-  // An optimizer says at the end of each step that it has finished it.
-  void CountStep() {
+  // For optimizers, at the end of each step, and for what reduces gradients: all ranks' counts and `settings` are
+  // compared before they go on (comm/step_ledger.h).
+  void CountStep(absl::string_view settings = "") {
     ++steps_finished_;
+    ++counted_;
     last_update_ = comm_->steps().steps_begun();
+    comm_->steps().ledger().Finish(name_, steps_finished_, settings);
   }
+  // Settings of the step that is about to begin, where it updates before all gradients are reduced.
+  void DeclareSettings(absl::string_view settings) { comm_->steps().ledger().Plan(name_, settings); }
+
+  // First in each destructor that does more than free memory. If an exception passes, the other ranks learn of it from
+  // this one, before the group's connections break.
+  void ReportUnwinding();
 
   // Call before this object's first collective of a step. Tells the other ranks that this one is active (the first
   // caller of a step does; the others share its ticket) and returns at once, except where ranks may stop early: then it
@@ -189,9 +202,11 @@ class Joinable {
   const std::string name_;
   JoinConfig config_;
   int64_t steps_finished_ = 0;
+  int64_t counted_ = 0;  // Calls of CountStep().
+  const int exceptions_at_creation_ = std::uncaught_exceptions();
   // Another rank's state is missing here: Recover() began to write it and has not ended, or this rank has left a loop.
   bool is_taking_over_ = false;
-  int64_t last_update_ = 0;      // In which of the group's steps, counted from 1, the last of them was.
+  int64_t last_update_ = 0;  // In which of the group's steps, counted from 1, the last of them was.
 };
 
 }  // namespace evenkeel

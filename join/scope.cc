@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/control.h"
+#include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
@@ -26,6 +27,15 @@ bool Reduces(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
          kind == CollectiveKind::kReduceScatter;
 }
+
+// Returns whether each rank passes, or gets, one part for each rank.
+bool SlicesInput(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kAllToAll;
+}
+bool SlicesOutput(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kAllToAll;
+}
+bool HasSlices(CollectiveKind kind) { return SlicesInput(kind) || SlicesOutput(kind); }
 
 }  // namespace
 
@@ -66,6 +76,10 @@ absl::Status JoinScope::ReduceScatter(TensorView input, TensorView output, Reduc
   return Issue(CollectiveKind::kReduceScatter, op, -1, input, output, options);
 }
 
+absl::Status JoinScope::AllToAll(TensorView input, TensorView output, const ScopeOptions& options) {
+  return Issue(CollectiveKind::kAllToAll, ReduceOp::kSum, -1, input, output, options);
+}
+
 absl::Status JoinScope::Barrier() { return IssueHere(CollectiveKind::kBarrier, ReduceOp::kSum, -1, {}, {}, {}); }
 
 absl::Status JoinScope::GoOnIn(Communicator& here, const std::vector<int>& members) {
@@ -85,66 +99,100 @@ absl::StatusOr<internal::DeviceCalls*> JoinScope::OnDevice() {
   return on_device_.get();
 }
 
+// Memory for one call, where the group's tensors lie, and what is done to it behind the call's stream.
+class JoinScope::CallMemory {
+ public:
+  using Slot = internal::DeviceCalls::Slot;
+
+  // `device`: as OnDevice() returns it.
+  CallMemory(JoinScope& scope, internal::DeviceCalls* device, StreamRef stream)
+      : scope_(scope), device_(device), stream_(stream) {
+    if (device != nullptr) use_.emplace(*device, stream);
+  }
+
+  // Calls before have left something in it.
+  absl::StatusOr<TensorView> Take(Slot slot, int64_t count, DType dtype) {
+    if (device_ != nullptr) return device_->Scratch(slot, count, dtype, stream_);
+    Memory& memory = scope_.on_host_[slot];
+    if (memory.bytes < count * SizeOf(dtype)) {
+      EK_ASSIGN_OR_RETURN(memory, scope_.comm_->Allocate(count * SizeOf(dtype)));
+    }
+    return TensorView(memory.data.get(), count, dtype);
+  }
+
+  absl::Status Zero(const TensorView& view) {
+    if (device_ != nullptr) return device_->runtime().Zero(view.data, view.bytes(), stream_);
+    if (view.count > 0) std::memset(view.data, 0, static_cast<size_t>(view.bytes()));
+    return absl::OkStatus();
+  }
+
+  absl::Status Copy(absl::Span<const CopySegment> segments) {
+    if (device_ != nullptr) return device_->Copy(segments, stream_);
+    for (const auto& [to, from, fill] : segments) {
+      if (from.data == nullptr) {
+        EK_RETURN_IF_ERROR(Zero(to));
+      } else {
+        std::memcpy(to.data, from.data, static_cast<size_t>(to.bytes()));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  JoinScope& scope_;
+  internal::DeviceCalls* const device_;  // Null on the CPU.
+  const StreamRef stream_;
+  std::optional<internal::DeviceCalls::Use> use_;
+};
+
 // The caller sees the shapes and ranks of the whole group, whoever has left.
 absl::Status JoinScope::Issue(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
                               const ScopeOptions& options) {
   if (members_.empty()) return IssueHere(kind, op, root, in, out, options);
-  if (root >= 0) {
-    const auto found = std::find(members_.begin(), members_.end(), root);
-    if (found == members_.end() && root < comm_->world_size()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(ToString(kind), " in the join scope: its root, rank ", root, ", has no inputs and has left"));
-    }
-    root = found == members_.end() ? root : static_cast<int>(found - members_.begin());
+  if (HasSlices(kind)) return IssueSlices(kind, op, in, out, options);
+  if (root < 0) return IssueHere(kind, op, root, in, out, options);
+  const auto found = std::find(members_.begin(), members_.end(), root);
+  if (found == members_.end() && root < comm_->world_size()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(ToString(kind), " in the join scope: its root, rank ", root, ", has no inputs and has left"));
   }
-  const bool is_gather = kind == CollectiveKind::kAllGather;
-  if (!is_gather && kind != CollectiveKind::kReduceScatter) return IssueHere(kind, op, root, in, out, options);
-  // One slice per rank, of which those that have left have none.
-  const TensorView whole = is_gather ? out : in;
-  const int64_t slice = whole.count / comm_->world_size();
-  if (whole.count % comm_->world_size() != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(ToString(kind), " in the join scope: ", whole.count,
-                                                   " elements for ", comm_->world_size(), " ranks"));
-  }
-  if (comm_->runtime() != nullptr) return IssueSlicesOnDevice(kind, op, in, out, options);
-  std::vector<char> memory(slice * members_.size() * SizeOf(whole.dtype));
-  const TensorView packed(memory.data(), slice * static_cast<int64_t>(members_.size()), whole.dtype);
-  const auto bytes = static_cast<size_t>(slice * SizeOf(whole.dtype));
-  auto slice_of = [&](const TensorView& all, size_t index) { return static_cast<char*>(all.data) + index * bytes; };
-  for (size_t i = 0; i < members_.size() && !is_gather; ++i) {
-    std::memcpy(slice_of(packed, i), slice_of(whole, members_[i]), bytes);
-  }
-  EK_RETURN_IF_ERROR(IssueHere(kind, op, root, is_gather ? in : packed, is_gather ? packed : out, options));
-  if (!is_gather) return absl::OkStatus();
-  std::memset(whole.data, 0, static_cast<size_t>(whole.bytes()));
-  for (size_t i = 0; i < members_.size(); ++i) std::memcpy(slice_of(whole, members_[i]), slice_of(packed, i), bytes);
-  return absl::OkStatus();
+  root = found == members_.end() ? root : static_cast<int>(found - members_.begin());
+  return IssueHere(kind, op, root, in, out, options);
 }
 
-absl::Status JoinScope::IssueSlicesOnDevice(CollectiveKind kind, ReduceOp op, TensorView in, TensorView out,
-                                            const ScopeOptions& options) {
-  const bool is_gather = kind == CollectiveKind::kAllGather;
-  const TensorView whole = is_gather ? out : in;
+absl::Status JoinScope::IssueSlices(CollectiveKind kind, ReduceOp op, TensorView in, TensorView out,
+                                    const ScopeOptions& options) {
+  const int world_size = comm_->world_size();
+  const bool packs_in = SlicesInput(kind), packs_out = SlicesOutput(kind);
+  for (const TensorView& whole : {packs_in ? in : out, packs_out ? out : in}) {
+    if (whole.count % world_size == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToString(kind), " in the join scope: ", whole.count, " elements for ", world_size, " ranks"));
+  }
+  const auto is_usable = [&](const TensorView& view) { return view.device == comm_->device() && view.data != nullptr; };
   const bool is_elsewhere = options.stream.handle != nullptr && options.stream.device != comm_->device();
-  if (whole.device != comm_->device() || whole.data == nullptr || is_elsewhere) {
+  if (!is_usable(in) || !is_usable(out) || is_elsewhere) {
     return IssueHere(kind, op, -1, in, out, options);  // Which says what is wrong.
   }
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
-  const StreamRef stream = options.stream.handle != nullptr ? options.stream : device->stream();
-  const internal::DeviceCalls::Use use(*device, stream);
-  const int world_size = comm_->world_size();
-  EK_ASSIGN_OR_RETURN(
-      const TensorView packed,
-      device->Scratch(internal::DeviceCalls::kIn, whole.count / world_size * static_cast<int64_t>(members_.size()),
-                      whole.dtype, stream));
-  if (is_gather) {
-    EK_RETURN_IF_ERROR(IssueHere(kind, op, -1, in, packed, options));
-    EK_RETURN_IF_ERROR(device->Copy(internal::UnpackedSlices(whole, packed, members_, world_size), stream));
-    if (options.stream.handle != nullptr) return absl::OkStatus();
-    return device->runtime().Synchronize(stream, absl::Now() + comm_->timeout());
+  const bool waits = device != nullptr && options.stream.handle == nullptr;
+  const StreamRef stream = waits ? device->stream() : options.stream;
+  CallMemory memory(*this, device, stream);
+  const auto take = [&](CallMemory::Slot slot, const TensorView& whole) {
+    return memory.Take(slot, whole.count / world_size * static_cast<int64_t>(members_.size()), whole.dtype);
+  };
+  TensorView packed_in = in, packed_out = out;
+  if (packs_in) {
+    EK_ASSIGN_OR_RETURN(packed_in, take(internal::DeviceCalls::kIn, in));
+    EK_RETURN_IF_ERROR(memory.Copy(internal::PackedSlices(in, packed_in, members_, world_size)));
   }
-  EK_RETURN_IF_ERROR(device->Copy(internal::PackedSlices(whole, packed, members_, world_size), stream));
-  return IssueHere(kind, op, -1, packed, out, options);
+  if (packs_out) {
+    EK_ASSIGN_OR_RETURN(packed_out, take(internal::DeviceCalls::kOut, out));
+  }
+  EK_RETURN_IF_ERROR(IssueHere(kind, op, -1, packed_in, packed_out, options));
+  if (!packs_out) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(memory.Copy(internal::UnpackedSlices(out, packed_out, members_, world_size)));
+  return waits ? device->runtime().Synchronize(stream, absl::Now() + comm_->timeout()) : absl::OkStatus();
 }
 
 absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
@@ -154,6 +202,7 @@ absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, Te
   if (kind != CollectiveKind::kBarrier) {
     call.what.dtype = in.dtype;
     call.what.count = kind == CollectiveKind::kReduceScatter ? out.count : in.count;
+    if (kind == CollectiveKind::kAllToAll) call.what.count /= here_->world_size();
     part = {.in = {in}, .out = {out}, .stream = options.stream};
   } else {
     call.what.dtype = DType::kInt8;
@@ -193,11 +242,8 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
   const Collective& what = call.what;
   EK_RETURN_IF_ERROR(CheckRoot(call));
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
-  const int64_t world_size = here_->world_size();
-  const bool is_gather = what.kind == CollectiveKind::kAllGather;
-  const bool is_scatter = what.kind == CollectiveKind::kReduceScatter;
-  const int64_t in_count = what.count * (is_scatter ? world_size : 1);
-  const int64_t out_count = what.count * (is_gather ? world_size : 1);
+  const int64_t in_count = what.count * (SlicesInput(what.kind) ? here_->world_size() : 1);
+  const int64_t out_count = what.count * (SlicesOutput(what.kind) ? here_->world_size() : 1);
   Part part{.contributes = what.joined == Contribution::kOwned, .is_followed = true};
   if (device != nullptr) {
     EK_RETURN_IF_ERROR(device->Confirm());
@@ -206,41 +252,23 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
   if (what.kind == CollectiveKind::kBarrier) return Run(call, part);
 
   TensorView in, out;
-  if (what.joined != Contribution::kIdentity) {
-    const bool gives = what.joined == Contribution::kOwned;
+  const bool gives = what.joined == Contribution::kOwned, takes = what.joined == Contribution::kReceive;
+  if (gives || takes) {
     EK_ASSIGN_OR_RETURN(const Tensor owned, Owned(call, gives ? in_count : out_count));
     (gives ? in : out) = owned.view;
     if (device != nullptr && owned.stream.handle != nullptr) part.stream = owned.stream;
   }
-  std::optional<internal::DeviceCalls::Use> use;
-  if (device != nullptr) use.emplace(*device, part.stream);
-  Memory in_memory, out_memory;  // Until Run() has ended.
-  auto scratch = [&](bool is_in, int64_t count) -> absl::StatusOr<TensorView> {
-    if (device != nullptr) {
-      return device->Scratch(is_in ? internal::DeviceCalls::kIn : internal::DeviceCalls::kOut, count, what.dtype,
-                             part.stream);
-    }
-    Memory& memory = is_in ? in_memory : out_memory;
-    EK_ASSIGN_OR_RETURN(memory, comm_->Allocate(count * SizeOf(what.dtype)));
-    return TensorView(memory.data.get(), count, what.dtype);
-  };
-  if (is_gather || is_scatter) {
-    if (what.joined != Contribution::kOwned) {
-      EK_ASSIGN_OR_RETURN(in, scratch(/*is_in=*/true, in_count));
-    }
-    if (what.joined != Contribution::kReceive) {
-      EK_ASSIGN_OR_RETURN(out, scratch(/*is_in=*/false, out_count));
-    }
-  } else if (what.joined == Contribution::kIdentity) {
-    EK_ASSIGN_OR_RETURN(in, scratch(/*is_in=*/true, in_count));
-    out = in;
-  } else {  // In place.
-    (what.joined == Contribution::kOwned ? out : in) = what.joined == Contribution::kOwned ? in : out;
+  CallMemory memory(*this, device, part.stream);  // Until Run() has ended.
+  const bool is_in_place = !HasSlices(what.kind);
+  if (!gives && !(is_in_place && takes)) {
+    EK_ASSIGN_OR_RETURN(in, memory.Take(internal::DeviceCalls::kIn, in_count, what.dtype));
+    // A reduction does not read it.
+    if (SlicesOutput(what.kind)) EK_RETURN_IF_ERROR(memory.Zero(in));
   }
-  // A gather takes what is there; calls before have left something else.
-  if (device != nullptr && is_gather && what.joined != Contribution::kOwned) {
-    EK_RETURN_IF_ERROR(device->runtime().Zero(in.data, in.bytes(), part.stream));
+  if (!takes && !is_in_place) {
+    EK_ASSIGN_OR_RETURN(out, memory.Take(internal::DeviceCalls::kOut, out_count, what.dtype));
   }
+  if (is_in_place) (takes ? in : out) = takes ? out : in;
   part.in = {in};
   part.out = {out};
   return Run(call, part);

@@ -11,7 +11,8 @@
 // A rank that has run dry follows the lowest rank that has inputs, call by call, also where the sequence of calls
 // depends on data. What it contributes is said by the call, equally on all ranks:
 //
-//   kIdentity   nothing: zeros to a sum, ones to a product, the least to a maximum; zeros to all_gather. The default.
+//   kIdentity   nothing: zeros to a sum, ones to a product, the least to a maximum; zeros to all_gather and all_to_all.
+//               The default.
 //   kOwned      its real value: the tensor that it has named with Own().
 //   kReceive    nothing, and the result is written to the tensor that it has named with Own().
 //
@@ -19,18 +20,18 @@
 // identity and receive nothing; where ranks can leave, kOwned and kReceive are refused. A collective on the bare
 // communicator is not followed: inside the loop it is an error as soon as a rank has run dry.
 //
-// Devices: tensors lie on the group's device. With ScopeOptions::stream a call begins behind what is on that stream, and
-//          what comes there afterwards sees its result; the host waits until all ranks have issued it, and for the
+// Devices: tensors lie on the group's device. With ScopeOptions::stream a call begins behind what is on that stream,
+//          and what comes there afterwards sees its result; the host waits until all ranks have issued it, and for the
 //          device only where ranks leave. An error of the device then shows in a later call, or when the loop ends.
 //          Without a stream tensors are ready at the call, and their results when it returns. When RunJoined() returns
 //          all calls have ended.
-// Order:   all ranks with inputs issue the same calls in the same order, and in the same order with their steps, anywhere
-//          in the loop: before its first step, between steps, in the middle of backward. They have a channel of their
+// Order:   all ranks with inputs issue the same calls in the same order, and in the same order with their steps,
+//          anywhere in the loop: before its first step, between steps, in the middle of backward. They have a channel of their
 //          own.
 // Cost:    nothing but the collective while all ranks have inputs. kAverage and kHighestActive need a second, tiny one;
 //          on a device that is over the control plane. There, slices of ranks that have left are put in and taken out
-//          by a copy on the stream each way, and memory for that, and for what dry ranks put in, is taken at first need:
-//          that may wait for the device.
+//          by a copy on the stream each way, and memory for that, and for what dry ranks put in, is taken at first
+//          need: that may wait for the device.
 // Threads: one thread of the loop at a time. Tensors of Own() belong to the scope once the loop has returned.
 // Ownership: what a call on a stream uses lives until the stream has passed it; streams outlive RunJoined().
 // Errors:  those of Channel. FailedPrecondition, which ends the group with that sentence on all ranks: the root of a
@@ -39,6 +40,7 @@
 #ifndef EVENKEEL_JOIN_SCOPE_H_
 #define EVENKEEL_JOIN_SCOPE_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -50,6 +52,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -91,6 +94,9 @@ class JoinScope {
   absl::Status AllGather(TensorView input /*[n]*/, TensorView output /*[w * n]*/, const ScopeOptions& options = {});
   absl::Status ReduceScatter(TensorView input /*[w * n]*/, TensorView output /*[n]*/, ReduceOp op,
                              const ScopeOptions& options = {});
+  // Part r of the output is what rank r sent to this one: zeros if it is exhausted. What is sent to such a rank is
+  // lost.
+  absl::Status AllToAll(TensorView input /*[w * n]*/, TensorView output /*[w * n]*/, const ScopeOptions& options = {});
   absl::Status Barrier();  // On a device, too, the host waits for it.
 
   // Before this rank runs dry: what calls with kOwned or kReceive mean by that name. The memory outlives RunJoined().
@@ -122,6 +128,7 @@ class JoinScope {
     TensorView view;
     StreamRef stream;
   };
+  class CallMemory;
 
   absl::Status Issue(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
                      const ScopeOptions& options);
@@ -135,8 +142,9 @@ class JoinScope {
   // The same collective among the ranks that have not left: shapes and roots as in here_.
   absl::Status IssueHere(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
                          const ScopeOptions& options);
-  absl::Status IssueSlicesOnDevice(CollectiveKind kind, ReduceOp op, TensorView in, TensorView out,
-                                   const ScopeOptions& options);
+  // The same where `in`, `out` or both have a slice for each rank of comm_, and some of those have left.
+  absl::Status IssueSlices(CollectiveKind kind, ReduceOp op, TensorView in, TensorView out,
+                           const ScopeOptions& options);
   // Null on the CPU.
   absl::StatusOr<internal::DeviceCalls*> OnDevice();
   absl::Status CheckRoot(const Call& call) const;
@@ -154,6 +162,7 @@ class JoinScope {
   Channel* channel_ = nullptr;
   std::map<std::string, Tensor> owned_;
   std::unique_ptr<internal::DeviceCalls> on_device_;
+  std::array<Memory, 2> on_host_;  // On the CPU: what calls work in.
 };
 
 }  // namespace evenkeel

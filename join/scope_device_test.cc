@@ -181,7 +181,10 @@ absl::Status EachCall(JoinScope& scope, Tensors& tensors, int step) {
     EK_RETURN_IF_ERROR(tensors.Save(out, op == ReduceOp::kAverage));
     EK_RETURN_IF_ERROR(tensors.Save(in));  // Is still what it was.
   }
-  return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const TensorView sent, ints(n * world));
+  EK_ASSIGN_OR_RETURN(const TensorView received, ints(n * world));
+  EK_RETURN_IF_ERROR(scope.AllToAll(sent, received, options));
+  return tensors.Save(received);
 }
 
 // What dry ranks own.

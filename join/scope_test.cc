@@ -14,31 +14,20 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_control.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/join/joinable.h"
+#include "evenkeel/join/testing/ticker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
 namespace {
 
+using internal::Ticker;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// Something that has steps.
-class Ticker : public Joinable {
- public:
-  explicit Ticker(Communicator* comm) : Joinable(comm, "ticker") {}
-  absl::Status Tick() { return Notify().status(); }
-  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions&) override {
-    return std::make_unique<JoinHook>();
-  }
-};
 
 using Loop = std::function<absl::Status(Communicator&, JoinScope&, Ticker&)>;
 
@@ -68,7 +57,7 @@ int ActiveIn(int step, int world) {
 class ScopeTest : public testing::TestWithParam<int> {
  protected:
   void Expect(const std::function<absl::Status(Communicator&)>& body) {
-    const absl::Status status = RunRanks(GetParam(), body);
+    const absl::Status status = RunTestRanks(GetParam(), body);
     EXPECT_TRUE(status.ok()) << status;
   }
 };
@@ -184,6 +173,60 @@ TEST_P(ScopeTest, DryRanksContributeTheIdentity) {
   });
 }
 
+TEST_P(ScopeTest, AnAllToAllHasZerosFromExhaustedRanks) {
+  const int world = GetParam();
+  for (const int64_t patience : {JoinOptions().leave_after_shadow_steps, int64_t{1}}) {
+    SCOPED_TRACE(patience);
+    const auto loop = [&](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
+      const auto element = [&](int from, int index, int step) { return 1000 * from + 100 * step + index + 1; };
+      for (int step = 0; step < StepsOf(comm.rank()); ++step) {
+        std::vector<int32_t> sent(2 * world), received(2 * world, -1), expected(2 * world);
+        for (int i = 0; i < 2 * world; ++i) {
+          sent[i] = element(comm.rank(), i, step);
+          expected[i] = StepsOf(i / 2) > step ? element(i / 2, 2 * comm.rank() + i % 2, step) : 0;
+        }
+        std::vector<int32_t> before(2 * world, 7);  // An exhausted rank's memory must keep these.
+        EK_RETURN_IF_ERROR(scope.AllReduce(absl::MakeSpan(before), ReduceOp::kSum));
+        EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(sent), absl::MakeSpan(received)));
+        EXPECT_EQ(received, expected) << "rank " << comm.rank() << " step " << step;
+        EK_RETURN_IF_ERROR(ticker.Tick());
+      }
+      return absl::OkStatus();
+    };
+    Expect([&](Communicator& comm) -> absl::Status {
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        EK_RETURN_IF_ERROR(RunLoop(comm, loop, {.leave_after_shadow_steps = patience}));
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST_P(ScopeTest, AnExhaustedRankCanGiveAndTakeItsPartsOfAnAllToAll) {
+  const int world = GetParam();
+  Expect([&](Communicator& comm) -> absl::Status {
+    std::vector<float> given(world, static_cast<float>(comm.rank() + 1)), taken(world, -1);
+    EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
+      scope.Own("given", absl::MakeSpan(given));
+      scope.Own("taken", absl::MakeSpan(taken));
+      for (int step = 0; step <= comm.rank(); ++step) {
+        std::vector<float> sent(world, static_cast<float>(10 * comm.rank() + step)), received(world);
+        EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(given), absl::MakeSpan(received),
+                                          {.joined = Contribution::kOwned, .tensor = "given"}));
+        for (int rank = 0; rank < world; ++rank) EXPECT_EQ(received[rank], static_cast<float>(rank + 1));
+        EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(sent), absl::MakeSpan(received),
+                                          {.joined = Contribution::kReceive, .tensor = "taken"}));
+        taken = received;
+      }
+      return absl::OkStatus();
+    }));
+    for (int rank = 0; rank < world; ++rank) {  // In the last step only the last rank has inputs.
+      EXPECT_EQ(taken[rank], rank == world - 1 ? static_cast<float>(10 * rank + world - 1) : 0.0f);
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST_P(ScopeTest, AnAverageIsOverThoseWhoContribute) {
   const int world = GetParam();
   Expect([&](Communicator& comm) {
@@ -246,7 +289,7 @@ TEST_P(ScopeTest, ARootThatRanDryIsASentenceOnAllRanks) {
   if (world == 1) GTEST_SKIP() << "nobody runs dry before the others";
   for (const bool reduces : {false, true}) {
     std::vector<absl::Status> results(world);
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       return results[comm.rank()] = RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
                float value = 1;
                if (comm.rank() == 0) return absl::OkStatus();
@@ -264,7 +307,7 @@ TEST_P(ScopeTest, AMissingTensorIsASentenceOnAllRanks) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "nobody runs dry before the others";
   std::vector<absl::Status> results(world);
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     return results[comm.rank()] = RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
              float value = 1;
              if (comm.rank() == 0) return absl::OkStatus();
@@ -344,11 +387,9 @@ TEST_P(ScopeTest, KnowsWhoIsActive) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, ScopeTest, testing::Values(1, 2, 3, 5));
 
-// Over a transport in which a broadcast's root is done before the others have begun.
-TEST(ScopeOverGlooTest, DryRanksFollowTheLastCallsToo) {
-  absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> group = CreateGlooGroupInProcess(3);
-  ASSERT_TRUE(group.ok()) << group.status();
-  const absl::Status status = internal::RunGroup(*group, [&](Communicator& comm) -> absl::Status {
+// Over some backends a broadcast's root is done before the others have begun.
+TEST(FollowedCallsTest, DryRanksFollowTheLastCallsToo) {
+  const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
     float received = 0;
     for (int epoch = 0; epoch < 20; ++epoch) {
       EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
@@ -374,21 +415,15 @@ TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
     }
     return ticker.Tick();
   };
-  const absl::Status status = RunRanks(
+  const absl::Status status = RunTestRanks(
       2, [&](Communicator& comm) { return RunLoop(comm, loop); }, CommunicatorOptions{.timeout = absl::Seconds(3)});
   EXPECT_TRUE(status.ok()) << status;
 }
 
-class Leaver : public Ticker {
- public:
-  using Ticker::Ticker;
-  bool can_leave() const override { return true; }
-};
-
 // The user asks on the communicator that he has; the ranks that are left are in another group.
 TEST(LeavingTest, RequestsReachTheRanksThatAreLeft) {
-  const absl::Status status = RunRanks(3, [](Communicator& comm) -> absl::Status {
-    Leaver ticker(&comm);
+  const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
+    Ticker ticker(&comm);
     const int steps = comm.rank() == 0 ? 1 : comm.rank() == 1 ? 2 : 6;
     EK_RETURN_IF_ERROR(RunJoined({&ticker}, {.leave_after_shadow_steps = 2}, [&](JoinScope& scope) -> absl::Status {
       for (int i = 0; i < steps; ++i) {

@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/joinable.h"
 #include "gmock/gmock.h"
@@ -85,7 +85,7 @@ Alone TrainAlone(int world) {
   Alone alone;
   int steps = 0;
   for (int rank = 0; rank < world; ++rank) steps = std::max(steps, StepsOf(rank, world));
-  const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
     JoinScope scope(&comm, /*is_followed=*/false);
     SyncBatchNorm norm({.channels = kChannels});
     State state;
@@ -115,7 +115,7 @@ TEST_P(SyncBatchNormTest, UnevenRanksComputeWhatOneProcessDoes) {
   const int world = GetParam();
   const Alone alone = TrainAlone(world);
   std::vector<std::vector<State>> states(alone.steps.size(), std::vector<State>(world));
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Ticker ticker(&comm);
     SyncBatchNorm norm({.channels = kChannels});
     State state;
@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SyncBatchNormTest, testing::Values(1, 2, 3, 5))
 
 // The gradient of the sum of squares of the outputs, against differences.
 TEST(SyncBatchNormTest, BackwardIsTheGradient) {
-  const absl::Status status = RunRanks(1, [](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(1, [](Communicator& comm) -> absl::Status {
     JoinScope scope(&comm, /*is_followed=*/false);
     SyncBatchNorm norm({.channels = kChannels});
     auto loss = [&](const Batch& at) -> absl::StatusOr<double> {
@@ -188,7 +188,7 @@ TEST(SyncBatchNormTest, BackwardIsTheGradient) {
 }
 
 TEST(SyncBatchNormTest, RefusesWhatItCanNotDo) {
-  const absl::Status status = RunRanks(1, [](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(1, [](Communicator& comm) -> absl::Status {
     JoinScope scope(&comm, /*is_followed=*/false);
     SyncBatchNorm norm({.channels = kChannels});
     State state;

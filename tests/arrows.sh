@@ -71,8 +71,8 @@ never 'join knows comm' \
   //join/... '//bucket/... + //zero_optim/... + //trainer/...'
 never 'bucket knows comm and join' \
   //bucket/... '//zero_optim/... + //trainer/...'
-never 'zero_optim knows comm, join and of bucket the plan, the parameters and the reduction' \
-  //zero_optim/... '//bucket/... + //trainer/...' \
+never 'zero_optim knows comm, join and of bucket the plan, the parameters and the reduction; its tests a DataParallel' \
+  "($products) intersect //zero_optim/..." '//bucket/... + //trainer/...' \
   'deps(//bucket:planner + //bucket:parameter_set + //bucket:reduction)'
 never 'no library needs tests or tools' \
   "$products" "$above"

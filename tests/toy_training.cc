@@ -5,8 +5,10 @@
 #include <memory>
 
 #include "absl/memory/memory.h"
+#include "absl/time/clock.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
@@ -46,22 +48,31 @@ std::vector<float> Momentum(const OptimizerState& state) {
 
 class ToyTrainer::Parts {
  public:
-  ToyModel model{kSizes};
+  explicit Parts(const Communicator& comm) : model(kSizes, /*seed=*/0, comm.device()), runtime(comm.runtime()) {}
+
+  // The host's arithmetic begins when what the device does has ended. Nothing on the CPU.
+  absl::Status Finish() {
+    return runtime == nullptr ? absl::OkStatus() : runtime->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
+  }
+
+  ToyModel model;
+  DeviceRuntime* const runtime;
+  Stream stream;
   std::unique_ptr<DataParallel> ddp;
   std::unique_ptr<Optimizer> unsharded;
   std::unique_ptr<ShardedOptimizer> sharded;
 };
 
 absl::StatusOr<std::unique_ptr<ToyTrainer>> ToyTrainer::Create(Communicator* comm, const ToySettings& settings) {
-  auto trainer = absl::WrapUnique(new ToyTrainer(settings, comm->rank()));
+  auto trainer = absl::WrapUnique(new ToyTrainer(settings, *comm));
   EK_RETURN_IF_ERROR(trainer->Init(comm));
   return trainer;
 }
 
-ToyTrainer::ToyTrainer(const ToySettings& settings, int rank)
+ToyTrainer::ToyTrainer(const ToySettings& settings, const Communicator& comm)
     : settings_(settings),
-      data_rank_(settings.data_rank >= 0 ? settings.data_rank : rank),
-      parts_(std::make_unique<Parts>()) {
+      data_rank_(settings.data_rank >= 0 ? settings.data_rank : comm.rank()),
+      parts_(std::make_unique<Parts>(comm)) {
   result_.last.weights = Flat(parts_->model.values());
 }
 
@@ -70,6 +81,10 @@ ToyTrainer::~ToyTrainer() = default;
 absl::Status ToyTrainer::Init(Communicator* comm) {
   const UpdateRule rule = Sgd{.learning_rate = kLearningRate, .momentum = kMomentum};
   ParameterSet* const params = &parts_->model.params();
+  if (parts_->runtime != nullptr) {
+    EK_ASSIGN_OR_RETURN(parts_->stream, parts_->runtime->CreateStream(comm->device()));
+    params->SetStream(parts_->stream.ref());
+  }
   if (settings_.list != ToyList::kOptimizerAlone) {
     EK_ASSIGN_OR_RETURN(parts_->ddp, DataParallel::Create(comm, params, {}, {.reducer = {.caps = settings_.caps}}));
   }
@@ -121,14 +136,15 @@ absl::Status ToyTrainer::Loop(int first_step) {
 }
 
 absl::Status ToyTrainer::Step(int step, int batch) {
-  auto& [model, ddp, unsharded, sharded] = *parts_;
+  ToyModel& model = parts_->model;
+  DataParallel* const ddp = parts_->ddp.get();
   const bool accumulates = step == settings_.accumulating_step;
   EK_RETURN_IF_ERROR(At(StepPoint::kBeforeRecord, step));
   model.params().ClearGradients();
   if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(accumulates ? StepMode::kAccumulate : StepMode::kSync));
   EK_RETURN_IF_ERROR(At(StepPoint::kForward, step));
   int gradients = 0;
-  auto announce = [&, &ddp = ddp](int param) -> absl::Status {
+  auto announce = [&](int param) -> absl::Status {
     EK_RETURN_IF_ERROR(At(StepPoint::kBackward, step, gradients++));
     return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
   };
@@ -137,7 +153,8 @@ absl::Status ToyTrainer::Step(int step, int batch) {
   if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
   EK_RETURN_IF_ERROR(At(StepPoint::kReduced, step));
   if (!accumulates) {
-    EK_RETURN_IF_ERROR(settings_.is_sharded ? sharded->Step() : unsharded->Step());
+    EK_RETURN_IF_ERROR(settings_.is_sharded ? parts_->sharded->Step() : parts_->unsharded->Step());
+    EK_RETURN_IF_ERROR(parts_->Finish());
     result_.last.weights = Flat(model.values());
     ++result_.steps;
   }
@@ -145,6 +162,7 @@ absl::Status ToyTrainer::Step(int step, int batch) {
 }
 
 absl::Status ToyTrainer::TakeState() {
+  EK_RETURN_IF_ERROR(parts_->Finish());
   OptimizerState state;
   if (settings_.is_sharded) {
     EK_ASSIGN_OR_RETURN(state, parts_->sharded->Consolidate());

@@ -5,7 +5,7 @@
 //   IsClose(result.last, alone[result.steps]);
 //
 // DataParallel and SGD with momentum, unsharded or sharded, over several buckets. What happens at the points of a step
-// is the caller's: barriers, faults, counting.
+// is the caller's: barriers, faults, counting. On a simulated device the model's arithmetic is the host's.
 //
 // Threads: as the communicator; what needs none is a pure function.
 // Errors:  those of the libraries, as they are.
@@ -82,7 +82,7 @@ class ToyTrainer {
  private:
   class Parts;
 
-  ToyTrainer(const ToySettings& settings, int rank);
+  ToyTrainer(const ToySettings& settings, const Communicator& comm);
   absl::Status Init(Communicator* comm);
   absl::Status Loop(int first_step);
   absl::Status Step(int step, int batch);

@@ -202,8 +202,9 @@ class Job {
     if (options_.on_failure == OnFailure::kStop) {
       return failures_.empty() ? absl::InfiniteDuration() : options_.patience;
     }
-    if (ended_well_ == 0) return absl::InfiniteDuration();
-    return stopped_ == running_ ? options_.patience : options_.last_patience;
+    const bool has_one_ended = ended_well_ > 0 || !failures_.empty();
+    if (has_one_ended && stopped_ == running_) return options_.patience;
+    return ended_well_ > 0 ? options_.last_patience : absl::InfiniteDuration();
   }
 
   void Forward(int signal) {

@@ -20,7 +20,8 @@
 //   kContinue  nothing: the store stays up until the last rank has ended, so that the ranks that are left can make a
 //              new group (join/recovery.h). A failed rank is not started again. When one has ended well, the job is
 //              done, and those that are still there have `last_patience`, each time that one more ends well; then they
-//              are ended as with kStop. If they are all stopped (SIGSTOP), they have just `patience`.
+//              are ended as with kStop. When any rank has ended, well or not, and all that are left are stopped
+//              (SIGSTOP), they have just `patience`.
 //
 // A job that fails, with kContinue one of which no rank has ended well, can be started anew, all ranks of it: with
 // another store, secret and port, and EVENKEEL_RESTART, 0 in the first attempt, one higher. So that a job that dies at

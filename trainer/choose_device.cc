@@ -16,13 +16,15 @@ bool IsForCpu(BackendKind backend) { return backend != BackendKind::kAuto && bac
 // What only ranks on the CPU can do, as the flag that says it, and what else there is; empty: nothing.
 std::string CpuOnly(const TrainOptions& options) {
   if (options.goes_on) return "--on_failure=continue is for ranks on the CPU; choose --device=cpu";
+  if (options.compute == DType::kFloat64) return "--compute=float64 is for ranks on the CPU; choose --device=cpu";
   return "";
 }
 
 std::string Count(int count, absl::string_view what) { return absl::StrCat(count, " ", what, count == 1 ? "" : "s"); }
 
 absl::Status CheckComputesOnCpu(const TrainOptions& options) {
-  if (options.compute == DType::kFloat32 || options.model == ModelKind::kGpt) return absl::OkStatus();
+  const bool is_reduced = options.compute == DType::kBFloat16 || options.compute == DType::kFloat16;
+  if (!is_reduced || options.model == ModelKind::kGpt) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--compute=", ToString(options.compute), " of --model=",
                                                  NameOf(options.model), " is for GPUs, and this run is on the CPU"));
 }

@@ -143,6 +143,13 @@ TEST(ChooseDeviceTest, OneSentenceSaysWhatIsMissing) {
   goes_on.goes_on = true;
   EXPECT_EQ(ChooseDevice(2, {}, goes_on).status().message(),
             "--on_failure=continue is for ranks on the CPU; choose --device=cpu");
+  TrainOptions precise = Options(DeviceKind::kCuda);
+  precise.compute = DType::kFloat64;
+  EXPECT_EQ(ChooseDevice(2, {}, precise).status().message(),
+            "--compute=float64 is for ranks on the CPU; choose --device=cpu");
+  precise.device = DeviceKind::kAuto;
+  EXPECT_TRUE(ChooseDevice(2, {}, precise).ok());
+  EXPECT_EQ(precise.device, DeviceKind::kCpu);
 }
 
 TEST(ChooseDeviceTest, OnTheCpuOnlyTheGptRounds) {

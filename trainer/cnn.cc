@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/if_memory_allows.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/initialize.h"
 #include "evenkeel/trainer/layers/average_pool.h"
@@ -267,12 +268,15 @@ class Cnn : public Model {
 
 absl::StatusOr<std::unique_ptr<Model>> MakeCnn(const CnnOptions& options) {
   EK_RETURN_IF_ERROR(CheckOptions(options));
-  std::unique_ptr<Model> model;
-  EK_RETURN_IF_ERROR(StatusFromOneDnn("cnn", [&] {
-    model = std::make_unique<Cnn>(options);
-    return absl::OkStatus();
-  }));
-  return model;
+  return IfMemoryAllows("cnn: not enough memory for its parameters and their gradients",
+                        [&]() -> absl::StatusOr<std::unique_ptr<Model>> {
+                          std::unique_ptr<Model> model;
+                          EK_RETURN_IF_ERROR(StatusFromOneDnn("cnn", [&] {
+                            model = std::make_unique<Cnn>(options);
+                            return absl::OkStatus();
+                          }));
+                          return model;
+                        });
 }
 
 }  // namespace evenkeel

@@ -16,8 +16,9 @@
 // float32 only, on oneDNN. For each of the last few batch sizes the model keeps kernels and activations, as it is by
 // default some 600 KB per training sample and 300 KB per evaluated one: evaluate in batches of a few hundred.
 //
-// Errors: InvalidArgument unless there are 1 to 5 widths of 1 to 1024 channels, 1 to 32 blocks per stage and an image of
-//         1 to 16 channels with a side of 1 to 512; Unimplemented or Internal if oneDNN has no kernel.
+// Errors: InvalidArgument unless there are 1 to 5 widths of 1 to 1024 channels, 1 to 32 blocks per stage and an image
+//         of 1 to 16 channels with a side of 1 to 512; Unimplemented or Internal if oneDNN has no kernel;
+//         ResourceExhausted where memory for parameters and gradients is lacking.
 // Source: He et al., "Identity mappings in deep residual networks", ECCV 2016.
 
 #ifndef EVENKEEL_TRAINER_CNN_H_

@@ -79,6 +79,25 @@ std::vector<int> FrozenAt(const FreezeSchedule& schedule, int64_t step, const Pa
   return frozen;
 }
 
+std::string NamesOf(const std::vector<int>& indices, const ParameterSet& parameters) {
+  constexpr size_t kNamesToList = 6;
+  std::string text;
+  for (size_t i = 0; i < std::min(indices.size(), kNamesToList); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", parameters[indices[i]].name);
+  }
+  if (indices.size() > kNamesToList) absl::StrAppend(&text, " and ", indices.size() - kNamesToList, " more");
+  return text;
+}
+
+FreezeChange ChangeOf(const std::vector<int>& before, const std::vector<int>& after, const ParameterSet& parameters) {
+  const auto without = [&](const std::vector<int>& these, const std::vector<int>& those) {  // Both in order.
+    std::vector<int> rest;
+    std::ranges::set_difference(these, those, std::back_inserter(rest));
+    return NamesOf(rest, parameters);
+  };
+  return {.begun = without(after, before), .ended = without(before, after)};
+}
+
 void ApplyFreezeSchedule(const FreezeSchedule& schedule, int64_t step, ParameterSet& parameters) {
   if (schedule.empty()) return;
   const std::vector<int> frozen = FrozenAt(schedule, step, parameters);

@@ -44,6 +44,16 @@ absl::Status CheckFreezeSchedule(const FreezeSchedule& schedule, const Parameter
 // What `step` has frozen, by index in `parameters`.
 std::vector<int> FrozenAt(const FreezeSchedule& schedule, int64_t step, const ParameterSet& parameters);
 
+// The names of some of them: "fc1.weight, fc1.bias and 3 more".
+std::string NamesOf(const std::vector<int>& indices, const ParameterSet& parameters);
+
+// The names of the tensors that begin and that cease to be frozen; empty: none.
+struct FreezeChange {
+  std::string begun;
+  std::string ended;
+};
+FreezeChange ChangeOf(const std::vector<int>& before, const std::vector<int>& after, const ParameterSet& parameters);
+
 // Freezes what `step` has frozen and unfreezes the rest of what the schedule names; leaves other parameters alone.
 void ApplyFreezeSchedule(const FreezeSchedule& schedule, int64_t step, ParameterSet& parameters);
 

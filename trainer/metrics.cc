@@ -1,6 +1,8 @@
 #include "evenkeel/trainer/metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,7 +14,7 @@
 namespace evenkeel {
 namespace {
 
-// Whether who wrote there last was ended within a line.
+// Returns whether the last writer ended within a line.
 bool EndsWithinALine(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) return false;
@@ -32,18 +34,21 @@ std::string MetricsLine(std::span<const MetricsField> fields) {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(const std::string& path, MetricsMode mode) {
-  const bool needs_newline = mode == MetricsMode::kAppend && EndsWithinALine(path);
-  std::FILE* file = std::fopen(path.c_str(), mode == MetricsMode::kNew ? "we" : "ae");
+  const bool is_torn = mode == MetricsMode::kAppend && EndsWithinALine(path);
+  // Lines go to the file's end, wherever that is: another process of the job may have written more.
+  const int begin = mode == MetricsMode::kNew ? O_TRUNC : 0;
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | begin, 0666);
+  std::FILE* const file = descriptor < 0 ? nullptr : fdopen(descriptor, "a");
   if (file == nullptr) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", path));
-  if (needs_newline) std::fputc('\n', file);  // Leaves with the first line, which tells if it can't be written.
-  return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
+  std::setvbuf(file, nullptr, _IONBF, 0);  // A line that can't be written is not kept for later.
+  return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file, is_torn));
 }
 
 absl::Status MetricsWriter::Write(std::span<const MetricsField> fields) {
-  const std::string line = MetricsLine(fields) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size() && std::fflush(file_.get()) == 0) {
-    return absl::OkStatus();
-  }
+  const std::string line = absl::StrCat(is_torn_ ? "\n" : "", MetricsLine(fields), "\n");
+  const size_t written = std::fwrite(line.data(), 1, line.size(), file_.get());
+  if (written > 0) is_torn_ = written < line.size();
+  if (written == line.size()) return absl::OkStatus();
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path_));
 }
 

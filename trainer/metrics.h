@@ -7,7 +7,8 @@
 // once: what was written before a crash can be read.
 //
 // Threads: thread-compatible.
-// Errors:  the file system's own, with the path. An existing file is overwritten, unless lines are to be appended.
+// Errors:  the file system's own, with the path; the next line can be written all the same. An existing file is
+// overwritten, unless lines are to be appended.
 
 #ifndef EVENKEEL_TRAINER_METRICS_H_
 #define EVENKEEL_TRAINER_METRICS_H_
@@ -58,10 +59,12 @@ class MetricsWriter {
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  MetricsWriter(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
+  MetricsWriter(std::string path, std::FILE* file, bool is_torn)
+      : path_(std::move(path)), file_(file), is_torn_(is_torn) {}
 
   const std::string path_;
   const std::unique_ptr<std::FILE, Close> file_;
+  bool is_torn_;  // The file ends within a line.
 };
 
 // The line for `fields`, without the newline.

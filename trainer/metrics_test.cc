@@ -1,6 +1,8 @@
 #include "evenkeel/trainer/metrics.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <string>
@@ -53,6 +55,23 @@ TEST(MetricsTest, WhatIsAppendedBeginsWithALineOfItsOwn) {
     EXPECT_TRUE((*MetricsWriter::Create(path, MetricsMode::kAppend))->Write({{"step", 1}}).ok());
     EXPECT_EQ(*ReadFile(path), after);
   }
+}
+
+// The limit stands for a full disk, which has room again later.
+TEST(MetricsTest, ALineThatIsTornIsALineOfItsOwn) {
+  const std::string path = testing::TempDir() + "/torn.jsonl";
+  const auto metrics = MetricsWriter::Create(path);
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit whole{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &whole), 0);
+  const rlimit little{.rlim_cur = 15, .rlim_max = whole.rlim_max};
+  EXPECT_TRUE((*metrics)->Write({{"step", 1}}).ok());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE((*metrics)->Write({{"step", 2}}).ok());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &whole), 0);
+  EXPECT_TRUE((*metrics)->Write({{"step", 3}}).ok());
+  EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n{\"st\n{\"step\":3}\n");
 }
 
 TEST(MetricsTest, SaysWhatCannotBeWritten) {

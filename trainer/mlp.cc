@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/if_memory_allows.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/initialize.h"
 #include "evenkeel/trainer/layers/dense.h"
@@ -130,15 +132,13 @@ class Mlp : public Model {
   std::vector<T> converted_images_;  // Unused in float32.
 };
 
-}  // namespace
+int64_t ParametersOf(const MlpOptions& options) {
+  int64_t count = 0, inputs = options.image.pixels();
+  for (const int64_t units : options.hidden) count += (std::exchange(inputs, units) + 1) * units;
+  return count + (inputs + 1) * kClasses;
+}
 
-absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const MlpOptions& options) {
-  const auto is_possible = [](int units) { return units >= 1 && units <= kMaxUnits; };
-  if (options.hidden.empty() || options.hidden.size() > kMaxHidden ||
-      !std::ranges::all_of(options.hidden, is_possible)) {
-    return absl::InvalidArgumentError(absl::StrCat("mlp: needs 1 to ", kMaxHidden, " hidden layers of 1 to ", kMaxUnits,
-                                                   " units, got [", absl::StrJoin(options.hidden, ","), "]"));
-  }
+absl::StatusOr<std::unique_ptr<Model>> Make(const MlpOptions& options) {
   switch (options.dtype) {
     case DType::kFloat32:
       return std::make_unique<Mlp<float>>(options);
@@ -148,6 +148,20 @@ absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const MlpOptions& options) {
       return absl::InvalidArgumentError(
           absl::StrCat("mlp: computes in float32 or float64, not in ", ToString(options.dtype)));
   }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Model>> MakeMlp(const MlpOptions& options) {
+  const auto is_possible = [](int units) { return units >= 1 && units <= kMaxUnits; };
+  if (options.hidden.empty() || options.hidden.size() > kMaxHidden ||
+      !std::ranges::all_of(options.hidden, is_possible)) {
+    return absl::InvalidArgumentError(absl::StrCat("mlp: needs 1 to ", kMaxHidden, " hidden layers of 1 to ", kMaxUnits,
+                                                   " units, got [", absl::StrJoin(options.hidden, ","), "]"));
+  }
+  return IfMemoryAllows(
+      absl::StrCat("mlp: not enough memory for ", ParametersOf(options), " parameters and their gradients"),
+      [&] { return Make(options); });
 }
 
 }  // namespace evenkeel

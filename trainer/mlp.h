@@ -8,7 +8,7 @@
 // float64 computes everything in double precision, slowly: the reference that float32 is compared with.
 //
 // Errors: InvalidArgument unless there are 1 to 16 hidden layers of 1 to 65536 units and the dtype is float32 or
-//         float64.
+//         float64; ResourceExhausted where memory for parameters and gradients is lacking.
 
 #ifndef EVENKEEL_TRAINER_MLP_H_
 #define EVENKEEL_TRAINER_MLP_H_

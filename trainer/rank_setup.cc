@@ -1,6 +1,7 @@
 #include "evenkeel/trainer/rank_setup.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,13 +28,17 @@
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/mlp.h"
 #include "evenkeel/trainer/model_file.h"
+#include "evenkeel/zero_optim/file_io.h"
 
 namespace evenkeel {
 namespace {
 
 // For the data as it is.
 MlpOptions MlpOptionsOf(const TrainOptions& options, const TrainingData& data) {
-  return {.image = *data.image, .hidden = options.hidden, .seed = options.seed};
+  return {.image = *data.image,
+          .hidden = options.hidden,
+          .dtype = options.compute == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32,
+          .seed = options.seed};
 }
 CnnOptions CnnOptionsOf(const TrainOptions& options, const TrainingData& data) {
   CnnOptions cnn = options.cnn;
@@ -91,35 +96,26 @@ absl::Status LoadWeights(const TrainOptions& options, Model& model) {
 // A run should not find out at its end that it can't write what it is for.
 absl::Status CheckCanWrite(absl::string_view flag, const std::string& path) {
   if (path.empty()) return absl::OkStatus();
-  const size_t slash = path.rfind('/');
-  std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
-  if (folder.empty()) folder = "/";
-  const std::string what = absl::StrCat("--", flag, "=", path);
-  if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat(what, ": cannot write to the folder ", folder));
-  }
+  return Annotate(CheckCanWriteFile(path), absl::StrCat("--", flag, "=", path));
+}
+
+// Checks a file that lines are added to. It may be a pipe or a terminal, which is not opened twice.
+absl::Status CheckCanAppend(absl::string_view flag, const std::string& path) {
   struct stat info;
-  if (stat(path.c_str(), &info) != 0) return absl::OkStatus();
-  if (S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(what, ": this is a folder"));
-  if (access(path.c_str(), W_OK) == 0) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, absl::StrCat(what, ": cannot overwrite it"));
+  if (path.empty() || stat(path.c_str(), &info) != 0 || S_ISDIR(info.st_mode)) return CheckCanWrite(flag, path);
+  const int file = S_ISREG(info.st_mode) ? open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
+  if (file >= 0) close(file);
+  if (file >= 0 || (!S_ISREG(info.st_mode) && access(path.c_str(), W_OK) == 0)) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, absl::StrCat("--", flag, "=", path, ": cannot write there"));
 }
 
 absl::Status MakeFolder(absl::string_view flag, const std::string& path) {
   if (path.empty()) return absl::OkStatus();
+  const std::string what = absl::StrCat("--", flag, "=", path, ": cannot write there");
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (!error && access((path + "/").c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
-  if (!error) return absl::OkStatus();
-  return absl::ErrnoToStatus(error.value(), absl::StrCat("--", flag, "=", path, ": cannot write there"));
-}
-
-absl::Status MakeFlightFolder(const std::string& path) {
-  if (path.empty()) return absl::OkStatus();
-  if ((mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) && access((path + "/").c_str(), W_OK | X_OK) == 0) {
-    return absl::OkStatus();
-  }
-  return absl::ErrnoToStatus(errno, absl::StrCat("--flight (or EVENKEEL_FLIGHT)=", path, ": cannot write there"));
+  if (error) return absl::ErrnoToStatus(error.value(), what);
+  return Annotate(CheckCanWriteFile(path + "/probe"), what);
 }
 
 // A status as bytes that have room for any message: code, space, message. OK is empty.
@@ -151,13 +147,13 @@ absl::StatusOr<RankSetup> PrepareRank(const TrainOptions& options,
   }
   EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
   EK_RETURN_IF_ERROR(Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
-  EK_RETURN_IF_ERROR(MakeFlightFolder(options.flight_folder));
+  EK_RETURN_IF_ERROR(MakeFolder("flight (or EVENKEEL_FLIGHT)", options.flight_folder));
   if (rank != 0) return setup;
   if (!options.init_file.empty()) {
     EK_RETURN_IF_ERROR(Annotate(LoadWeights(options, *setup.model), "--init"));
   }
   EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
-  EK_RETURN_IF_ERROR(CheckCanWrite("metrics", options.metrics_file));
+  EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.metrics_file));
   EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
   if (!options.dry_run) EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
   EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));

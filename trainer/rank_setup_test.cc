@@ -55,14 +55,39 @@ TEST(PrepareRankTest, ErrorOfTheDataIsTheAnswer) {
   EXPECT_EQ(PrepareRank(Options({}), absl::DataLossError("no"), 0, 1).status(), absl::DataLossError("no"));
 }
 
-TEST(PrepareRankTest, OnlyRankZeroNeedsTheFiles) {
+TEST(PrepareRankTest, OnlyRankZeroReadsTheWeights) {
   const std::string missing = testing::TempDir() + "/missing.safetensors";
   EXPECT_TRUE(PrepareRank(Options({.init = missing}), Data(), 1, 2).ok());
   const absl::Status status = PrepareRank(Options({.init = missing}), Data(), 0, 2).status();
   EXPECT_TRUE(absl::IsNotFound(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("--init"));
-  EXPECT_FALSE(PrepareRank(Options({.save = "/proc/no/w"}), Data(), 0, 2).ok());
-  EXPECT_FALSE(PrepareRank(Options({.metrics = "/tmp"}), Data(), 0, 2).ok());
+}
+
+// Root has every permission in /proc, and yet no file can be made there.
+TEST(PrepareRankTest, FilesThatCannotBeWrittenAreFoundBeforeTraining) {
+  const std::string folder = testing::TempDir() + "/outputs";
+  std::filesystem::create_directory(folder);
+  const struct {
+    TrainFlags flags;
+    const char* says;
+  } cases[] = {
+      {{.save = "/proc/x"}, "--save=/proc/x: cannot write to the folder /proc: "},
+      {{.save = "/proc/no/x"}, "--save=/proc/no/x: cannot write to the folder /proc/no: "},
+      {{.save = "/dev/null"}, "--save=/dev/null: /dev/null is there already and is not a regular file"},
+      {{.metrics = "/tmp"}, "--metrics=/tmp: /tmp is a folder"},
+      {{.metrics = "/proc/x"}, "--metrics=/proc/x: cannot write to the folder"},
+      {{.tensorboard = "/proc"}, "--tensorboard=/proc: cannot write there"},
+      {{.prometheus = "/proc/x"}, "--prometheus=/proc/x: cannot write to the folder"},
+      {{.report = "/proc/x"}, "--report=/proc/x: cannot write to the folder"},
+      {{.trace = "/proc/x"}, "--trace=/proc/x: cannot write to the folder"},
+  };
+  for (const auto& [flags, says] : cases) {
+    const absl::Status status = PrepareRank(Options(flags), Data(), 0, 2).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr(says));
+    EXPECT_TRUE(PrepareRank(Options(flags), Data(), 1, 2).ok()) << says;
+  }
+  EXPECT_TRUE(PrepareRank(Options({.save = folder + "/w", .metrics = "/dev/stdout"}), Data(), 0, 2).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
 TEST(PrepareRankTest, RankZeroMakesTheFolderOfItsEvents) {

@@ -4,19 +4,20 @@
 #include <array>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/status.h"
 #include "evenkeel/comm/version.h"
 #include "evenkeel/trainer/data/text_dataset.h"
 #include "evenkeel/trainer/describe_options.h"
 #include "evenkeel/trainer/report/chrome_trace.h"
 #include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/html_report.h"
+#include "evenkeel/trainer/report/run_history.h"
 #include "evenkeel/zero_optim/file_io.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -83,31 +84,51 @@ double AccuracyOf(const Evaluation& evaluation) {
 }
 
 absl::Status WriteText(const std::string& path, absl::string_view text) {
-  if (path.empty()) return absl::OkStatus();
   return WriteFileAtomically(path, std::array<absl::string_view, 1>{text});
 }
 
 }  // namespace
 
-RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run)
-    : run_(run), report_file_(options.report_file), trace_file_(options.trace_file), start_(absl::Now()) {
+RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history)
+    : run_(run),
+      freeze_(options.freeze),
+      report_file_(options.report_file),
+      trace_file_(options.trace_file),
+      start_(absl::Now()),
+      record_(std::move(history)),
+      steps_(std::move(record_.steps)) {
   const int ranks = run.communicator().world_size();
+  const bool goes_on = record_.total_steps > 0;
   record_.title = absl::StrCat(NameOf(options.model), " on ", LastPart(options.data.path), ", ", ranks,
                                ranks == 1 ? " rank" : " ranks");
   record_.summary = Summary(options, run);
-  record_.date = absl::FormatTime("%Y-%m-%d %H:%M UTC", start_, absl::UTCTimeZone());
+  if (!goes_on) record_.date = absl::FormatTime("%Y-%m-%d %H:%M UTC", start_, absl::UTCTimeZone());
   record_.unit_name = run.data().vocabulary > 0 ? "tokens" : "images";
   if (run.data().vocabulary == TextDataset::kVocabulary) record_.bytes_per_prediction = 1;
   record_.units_per_sample = static_cast<double>(run.data().train->predictions_per_sample());
   record_.world_size = ranks;
   record_.parameters = CountElements(run.model());
-  record_.begin_ns = absl::ToUnixNanos(start_);
   record_.settings = SettingsOf(options, run);
+  MoveBegin(record_, absl::ToUnixNanos(start_ - absl::Seconds(record_.seconds)));
+  if (!goes_on) return;
+  frozen_ = FrozenAt(freeze_, run.first_step() - 1, run.model().parameters());
+  OnEvent(run.first_step(), "resumed", absl::StrCat("with ", ranks, ranks == 1 ? " rank" : " ranks"));
 }
 
-double RunRecorder::Seconds() const { return absl::ToDoubleSeconds(absl::Now() - start_); }
+double RunRecorder::Seconds() const { return record_.seconds + absl::ToDoubleSeconds(absl::Now() - start_); }
+
+void RunRecorder::NoteFreezing(int64_t step) {
+  const ParameterSet& parameters = run_.model().parameters();
+  std::vector<int> frozen = FrozenAt(freeze_, step, parameters);
+  if (frozen == frozen_) return;
+  FreezeChange change = ChangeOf(frozen_, frozen, parameters);
+  if (!change.begun.empty()) OnEvent(step, "frozen", std::move(change.begun));
+  if (!change.ended.empty()) OnEvent(step, "trained", std::move(change.ended));
+  frozen_ = std::move(frozen);
+}
 
 void RunRecorder::OnStep(const StepFacts& facts) {
+  NoteFreezing(facts.step);
   StepPoint point{.step = facts.step,
                   .seconds = Seconds(),
                   .learning_rate = facts.learning_rate,
@@ -126,6 +147,7 @@ void RunRecorder::OnStep(const StepFacts& facts) {
 }
 
 void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
+  if (!record_.epochs.empty() && record_.epochs.back().epoch >= epoch) return;
   record_.epochs.push_back({.epoch = epoch,
                             .step = record_.total_steps - 1,
                             .seconds = Seconds(),
@@ -142,14 +164,22 @@ void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text
   record_.events.push_back({.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
 }
 
-absl::Status RunRecorder::Write(std::vector<RankRecord> ranks, absl::string_view ending) {
-  record_.ranks = std::move(ranks);
-  record_.plans = run_.plans();
-  record_.steps = steps_.points();
-  record_.seconds = Seconds();
-  record_.ending = std::string(ending);
-  EK_RETURN_IF_ERROR(WriteText(report_file_, report_file_.empty() ? "" : RenderReport(record_)));
-  return WriteText(trace_file_, trace_file_.empty() ? "" : RenderTrace(record_));
+RunRecord RunRecorder::RecordWith(std::vector<RankRecord> ranks) const {
+  RunRecord record = record_;
+  record.ranks = Continued(record_.ranks, std::move(ranks));
+  record.plans = Continued(record_.plans, run_.plans());
+  record.steps = steps_.points();
+  record.seconds = Seconds();
+  record.reporter = run_.communicator().members()[run_.communicator().rank()];
+  return record;
+}
+
+void RunRecorder::Write(std::vector<RankRecord> ranks, absl::string_view ending, OutputFailures& failures) const {
+  if (report_file_.empty() && trace_file_.empty()) return;
+  RunRecord record = RecordWith(std::move(ranks));
+  record.ending = std::string(ending);
+  if (!report_file_.empty()) failures.Note("--report", WriteText(report_file_, RenderReport(record)));
+  if (!trace_file_.empty()) failures.Note("--trace", WriteText(trace_file_, RenderTrace(record)));
 }
 
 }  // namespace evenkeel

@@ -4,16 +4,27 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/local.h"
+#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/dataset.h"
 #include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/report/testing/page_check.h"
@@ -115,6 +126,135 @@ TEST(RunRecorderTest, ARunThatFailsLeavesWhatThereIs) {
   EXPECT_EQ(CheckTrace(written.trace), "");
   EXPECT_THAT(written.report, HasSubstr("The run did not come to its end."));
   EXPECT_THAT(written.report, HasSubstr("the loss is"));
+}
+
+// A trace shows the steps of the run's curve, and the sampled steps of rank 0.
+struct Shown {
+  int points = 0;
+  double first_ts = 0, last_ts = 0;  // The curve's, microseconds since the run began.
+  std::set<std::string> steps;
+};
+
+Shown ShownBy(const std::string& trace_text) {
+  Shown shown;
+  const nlohmann::json trace = nlohmann::json::parse(trace_text);
+  for (const nlohmann::json& event : trace["traceEvents"]) {
+    const std::string name = event["name"];
+    if (event["ph"] == "C" && absl::StartsWith(name, "loss, rank ")) {
+      if (shown.points++ == 0) shown.first_ts = event["ts"];
+      shown.last_ts = event["ts"];
+    }
+    if (event["ph"] == "X" && event["pid"] == 0 && absl::StartsWith(name, "step ")) shown.steps.insert(name);
+  }
+  return shown;
+}
+
+// Three attempts at one run, the third after its end: after the last two of them there is one report of the whole.
+TEST(RunRecorderTest, ARunThatGoesOnHasOneReport) {
+  const std::string checkpoints = testing::TempDir() + "/checkpoints";
+  std::filesystem::remove_all(checkpoints);
+  TrainFlags flags{.epochs = 2,
+                   .max_steps = 5,
+                   .batch_size = 4,
+                   .rank_steps = "6,4",
+                   .freeze = "fc1@2:4",
+                   .checkpoint_dir = checkpoints};
+  const Written first = Train(2, flags);
+  ASSERT_TRUE(first.status.ok()) << first.status;
+  EXPECT_EQ(ShownBy(first.trace).points, 5);
+  double last_ts = ShownBy(first.trace).last_ts;
+  flags.max_steps = 0;
+  for (const char* attempt : {"resumed", "finished"}) {
+    SCOPED_TRACE(attempt);
+    const Written written = Train(2, flags);
+    ASSERT_TRUE(written.status.ok()) << written.status;
+    EXPECT_EQ(CheckPage(written.report), "");
+    EXPECT_EQ(CheckTrace(written.trace), "");
+    EXPECT_THAT(written.report, HasSubstr(">12 steps<"));
+    EXPECT_THAT(written.report, HasSubstr("after 2 epochs"));
+    EXPECT_THAT(written.report, HasSubstr("frozen</b> fc1.weight, fc1.bias"));
+    EXPECT_THAT(written.report, HasSubstr("resumed</b> with 2 ranks"));
+    EXPECT_THAT(written.report, HasSubstr("8 batches, ran dry first at step 4, followed 4 steps"));
+    EXPECT_THAT(written.report, HasSubstr("<td>12</td><td>4</td>"));  // Steps of rank 1, and those that it followed.
+    const Shown shown = ShownBy(written.trace);
+    EXPECT_EQ(shown.points, 12);
+    EXPECT_GT(shown.last_ts, last_ts);
+    last_ts = shown.last_ts - 1;
+    for (const char* step : {"step 2", "step 3", "step 4", "step 6"}) EXPECT_TRUE(shown.steps.contains(step)) << step;
+  }
+}
+
+// Images whose labels are none from a certain batch on.
+class BreaksOff : public Dataset {
+ public:
+  BreaksOff(std::unique_ptr<const IdxDataset> whole, int batches) : whole_(std::move(whole)), left_(batches) {}
+  int64_t size() const override { return whole_->size(); }
+  Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override {
+    const Batch batch = whole_->Gather(samples, memory);
+    if (--left_ < 0) std::ranges::fill(memory.labels, 200);
+    return batch;
+  }
+
+ private:
+  const std::unique_ptr<const IdxDataset> whole_;
+  mutable int left_;
+};
+
+// Rank 0 fails in its eighth step, and rank 1 is rank 0 then: what it reports is the whole run, too.
+TEST(RunRecorderTest, TheNextRankZeroReportsTheWholeRun) {
+  constexpr int kRanks = 3;
+  const std::string folder = testing::TempDir();
+  TrainOptions options = *MakeTrainOptions({.model = "mlp",
+                                            .hidden = "8",
+                                            .epochs = 2,
+                                            .batch_size = 4,
+                                            .zero = false,
+                                            .freeze = "fc1@2:4",
+                                            .metrics = folder + "/lost.jsonl",
+                                            .report = folder + "/lost.html",
+                                            .trace = folder + "/lost.json"});
+  options.goes_on = true;
+  std::vector<std::unique_ptr<Communicator>> group = *CreateLocalGroup(kRanks);
+  std::vector<absl::Status> statuses(kRanks);
+  std::vector<std::thread> threads;
+  std::FILE* const out = std::fopen((folder + "/out.txt").c_str(), "w");
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto data =
+          std::make_shared<TrainingData>(TrainingData{.train = Grey(100), .test = Grey(5), .image = ImageShape{}});
+      if (rank == 0) data->train = std::make_unique<BreaksOff>(Grey(100), 7);
+      statuses[rank] = TrainRank(*group[rank], options, std::shared_ptr<const TrainingData>(std::move(data)),
+                                 {.out = out, .log = out})
+                           .status;
+      group[rank].reset();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::fclose(out);
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("label"));
+  for (int rank = 1; rank < kRanks; ++rank) EXPECT_TRUE(statuses[rank].ok()) << rank << ": " << statuses[rank];
+
+  const std::string report = ReadFile(options.report_file).value_or("");
+  EXPECT_EQ(CheckPage(report), "");
+  EXPECT_THAT(report, HasSubstr(", 3 ranks</h1>"));
+  EXPECT_THAT(report, HasSubstr(">2 at the end<"));
+  EXPECT_THAT(report, HasSubstr("training, rank 1"));
+  EXPECT_THAT(report, HasSubstr("lost</b> rank 0; the others go on from here"));
+  EXPECT_THAT(report, HasSubstr("frozen</b> fc1.weight, fc1.bias"));
+  const std::string trace = ReadFile(options.trace_file).value_or("");
+  EXPECT_EQ(CheckTrace(trace), "");
+  // 9 steps of three ranks are an epoch, 13 of two. Rank 1 has a batch in each step but the last of the second epoch.
+  EXPECT_GE(ShownBy(trace).points, 17);
+  double seconds = 0;
+  int lost = 0;
+  for (absl::string_view line : absl::StrSplit(*ReadFile(options.metrics_file), '\n', absl::SkipEmpty())) {
+    const nlohmann::json event = nlohmann::json::parse(std::string(line));
+    lost += event["event"] == "lost";
+    if (!event.contains("seconds")) continue;
+    EXPECT_GE(event["seconds"], seconds) << line;
+    seconds = event["seconds"];
+  }
+  EXPECT_EQ(lost, 1);
 }
 
 }  // namespace

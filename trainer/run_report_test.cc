@@ -22,6 +22,7 @@
 #include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/image_shape.h"
 #include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/trainer/run_recorder.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/training_data.h"
 #include "evenkeel/trainer/training_run.h"
@@ -60,8 +61,8 @@ Said SaidAfter(TrainFlags flags, Tell tell) {
                                                      0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
-    EK_ASSIGN_OR_RETURN(const auto report, RunReport::Create(out, options, *run));
-    EK_RETURN_IF_ERROR(tell(*report));
+    const RunRecorder recorder(options, *run);
+    EK_RETURN_IF_ERROR(tell(*RunReport::Create({.out = out, .log = out}, options, *run, recorder)));
     std::fclose(out);
     return absl::OkStatus();
   });
@@ -90,12 +91,13 @@ TEST(RunReportTest, BeginsWithWhatIsTrainedAndEndsWithTheAccuracy) {
 
 TEST(RunReportTest, StepsSayWhatTheyCost) {
   const Said said = SaidAfter({}, [](RunReport& report) {
-    return report.OnStep({.active = 1,
-                          .samples = 4,
-                          .own = BatchResult{.loss_mean = 0.5, .predictions = 4, .correct = 3},
-                          .own_samples = 4,
-                          .took = absl::Milliseconds(200),
-                          .sync = absl::Milliseconds(50)});
+    report.OnStep({.active = 1,
+                   .samples = 4,
+                   .own = BatchResult{.loss_mean = 0.5, .predictions = 4, .correct = 3},
+                   .own_samples = 4,
+                   .took = absl::Milliseconds(200),
+                   .sync = absl::Milliseconds(50)});
+    return absl::OkStatus();
   });
   EXPECT_EQ(said.lines.at(1).at("step_ms"), 200);
   EXPECT_EQ(said.lines.at(1).at("exposed_ms"), 50);
@@ -109,9 +111,9 @@ TEST(RunReportTest, TellsTensorboardAndPrometheusToo) {
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   SaidAfter({.tensorboard = folder + "/events", .prometheus = folder + "/x.prom"}, [&](RunReport& report) {
-    EK_RETURN_IF_ERROR(report.OnStep({.step = 4, .active = 1, .samples = 4}));
+    report.OnStep({.step = 4, .active = 1, .samples = 4});
     EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_up{model=\"mlp\"} 1\n"));
-    EK_RETURN_IF_ERROR(report.OnEpoch(0, {.batches_done = {3}}, {.predictions = 4, .correct = 1}));
+    report.OnEpoch(0, {.batches_done = {3}}, {.predictions = 4, .correct = 1});
     return report.OnEnd({.predictions = 4, .correct = 1}, 0);
   });
   EXPECT_THAT(*ReadFile(folder + "/x.prom"), HasSubstr("evenkeel_train_step{model=\"mlp\"} 4\n"));
@@ -125,12 +127,13 @@ TEST(RunReportTest, TellsTensorboardAndPrometheusToo) {
 
 TEST(RunReportTest, StepsOfADryRankHaveNoLossOfTheirOwn) {
   const Said said = SaidAfter({}, [](RunReport& report) -> absl::Status {
-    EK_RETURN_IF_ERROR(report.OnStep({.step = 0,
-                                      .active = 2,
-                                      .samples = 8,
-                                      .own = BatchResult{.loss_mean = 0.5, .predictions = 4, .correct = 3},
-                                      .own_samples = 4}));
-    return report.OnStep({.step = 1, .active = 1, .samples = 4});
+    report.OnStep({.step = 0,
+                   .active = 2,
+                   .samples = 8,
+                   .own = BatchResult{.loss_mean = 0.5, .predictions = 4, .correct = 3},
+                   .own_samples = 4});
+    report.OnStep({.step = 1, .active = 1, .samples = 4});
+    return absl::OkStatus();
   });
   ASSERT_EQ(said.lines.size(), 3u);
   EXPECT_EQ(said.lines[1].at("loss"), 0.5);
@@ -141,7 +144,7 @@ TEST(RunReportTest, StepsOfADryRankHaveNoLossOfTheirOwn) {
 
 TEST(RunReportTest, SaysFromWhichStepOnParametersAreFrozen) {
   const Said said = SaidAfter({.freeze = "fc1@1:3,fc1.bias@2:,fc2.bias@0:1"}, [](RunReport& report) -> absl::Status {
-    for (int64_t step = 0; step < 5; ++step) EK_RETURN_IF_ERROR(report.OnStep({.step = step, .active = 1}));
+    for (int64_t step = 0; step < 5; ++step) report.OnStep({.step = step, .active = 1});
     return absl::OkStatus();
   });
   EXPECT_THAT(said.text, HasSubstr("frozen from step 0 on: fc2.bias\n"));
@@ -157,9 +160,9 @@ TEST(RunReportTest, SaysFromWhichStepOnParametersAreFrozen) {
 
 TEST(RunReportTest, EpochNamesTheRanksThatRanDry) {
   const Said said = SaidAfter({}, [](RunReport& report) {
-    return report.OnEpoch(1,
-                          {.training = {.predictions = 10, .correct = 5, .loss_sum = 20}, .batches_done = {3, 1, 3, 2}},
-                          {.predictions = 2, .correct = 1, .loss_sum = 1});
+    report.OnEpoch(1, {.training = {.predictions = 10, .correct = 5, .loss_sum = 20}, .batches_done = {3, 1, 3, 2}},
+                   {.predictions = 2, .correct = 1, .loss_sum = 1});
+    return absl::OkStatus();
   });
   ASSERT_EQ(said.lines.size(), 4u);
   EXPECT_EQ(said.lines[1].at("event"), "dry");
@@ -172,10 +175,10 @@ TEST(RunReportTest, EpochNamesTheRanksThatRanDry) {
 
 TEST(RunReportTest, SaysWhoWasLost) {
   const Said said = SaidAfter({}, [](RunReport& report) -> absl::Status {
-    EK_RETURN_IF_ERROR(report.OnEpoch(0, {.batches_done = {3}}, {}));
-    EK_RETURN_IF_ERROR(report.OnLost({{.rank = 2, .step = 5}}));
-    EK_RETURN_IF_ERROR(report.OnEpoch(0, {.batches_done = {3}}, {}));  // Again.
-    EK_RETURN_IF_ERROR(report.OnLost({{.rank = 2, .step = 5}, {.rank = 0, .step = 7}}));
+    report.OnEpoch(0, {.batches_done = {3}}, {});
+    report.OnLost({{.rank = 2, .step = 5}});
+    report.OnEpoch(0, {.batches_done = {3}}, {});  // Again.
+    report.OnLost({{.rank = 2, .step = 5}, {.rank = 0, .step = 7}});
     return report.OnEnd({.predictions = 3, .correct = 2, .loss_sum = 1.5}, 0xabc);
   });
   EXPECT_THAT(said.text, EndsWith("\nrank 2 was lost; the others went on from step 5\n"
@@ -200,8 +203,12 @@ TEST(RunReportTest, AnotherRankGoesOnWithTheReport) {
                                                      0, 1));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     std::FILE* const out = std::fopen(out_path.c_str(), "w");
-    EK_RETURN_IF_ERROR(RunReport::Create(out, options, *run).status());
-    EK_ASSIGN_OR_RETURN(const auto second, RunReport::Create(out, options, *run, {{.rank = 0, .step = 1}}));
+    const TrainStreams streams{.out = out, .log = out};
+    const RunRecorder recorder(options, *run);
+    const auto first = RunReport::Create(streams, options, *run, recorder);
+    const auto second = RunReport::Create(streams, options, *run, recorder, {{.rank = 0, .step = 1}});
+    // The first one may be a rank that was given up and wakes up later: its lines are added, and overwrite none.
+    first->OnStep({.active = 1});
     EK_RETURN_IF_ERROR(second->OnEnd({.predictions = 2, .correct = 1}, 0));
     std::fclose(out);
     return absl::OkStatus();
@@ -211,23 +218,39 @@ TEST(RunReportTest, AnotherRankGoesOnWithTheReport) {
   for (absl::string_view line : absl::StrSplit(*ReadFile(flags.metrics), '\n', absl::SkipEmpty())) {
     events.push_back(nlohmann::json::parse(std::string(line)).at("event"));
   }
-  EXPECT_THAT(events, testing::ElementsAre("run", "lost", "test"));
+  EXPECT_THAT(events, testing::ElementsAre("run", "lost", "step", "test"));
   const std::string text = *ReadFile(out_path);
   EXPECT_EQ(text.find("mlp with"), text.rfind("mlp with"));  // Once.
 }
 
-TEST(RunReportTest, NamesAMetricsFileThatCannotBeMade) {
-  const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
-    TrainOptions options = *MakeTrainOptions({.model = "mlp", .batch_size = 4});
-    EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options,
-                                                     std::make_shared<const TrainingData>(TrainingData{
-                                                         .train = Black(12), .test = Black(2), .image = ImageShape{}}),
-                                                     0, 1));
-    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
-    options.metrics_file = "/proc/no/metrics";
-    return RunReport::Create(stdout, options, *run).status();
-  });
-  EXPECT_THAT(std::string(status.message()), HasSubstr("/proc/no/metrics"));
+// A disk that is full, or a file that can't be made: the run is told of it once and goes on.
+TEST(RunReportTest, AMetricsFileThatCannotBeWrittenEndsNothing) {
+  for (const std::string metrics : {"/dev/full", "/proc/no/metrics"}) {
+    SCOPED_TRACE(metrics);
+    const std::string log_path = testing::TempDir() + "/unwritten.txt";
+    std::FILE* const log = std::fopen(log_path.c_str(), "w");
+    const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+      TrainOptions options = *MakeTrainOptions({.model = "mlp", .batch_size = 4});
+      EK_ASSIGN_OR_RETURN(RankSetup setup,
+                          PrepareRank(options,
+                                      std::make_shared<const TrainingData>(
+                                          TrainingData{.train = Black(12), .test = Black(2), .image = ImageShape{}}),
+                                      0, 1));
+      EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+      options.metrics_file = metrics;
+      const RunRecorder recorder(options, *run);
+      const auto report = RunReport::Create({.out = log, .log = log}, options, *run, recorder);
+      for (int64_t step = 0; step < 3; ++step) report->OnStep({.step = step, .active = 1});
+      return report->OnEnd({.predictions = 2, .correct = 1}, 0);
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    std::fclose(log);
+    const std::string text = *ReadFile(log_path);
+    EXPECT_THAT(text, HasSubstr("train: --metrics: cannot "));
+    EXPECT_THAT(text, HasSubstr(metrics));
+    EXPECT_EQ(text.find("--metrics"), text.rfind("--metrics"));  // Once.
+    EXPECT_THAT(text, EndsWith("\ntest_accuracy=0.5000\n"));
+  }
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "evenkeel/bucket/step_times.h"
-#include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/report/prometheus.h"
 #include "evenkeel/trainer/report/tensorboard.h"
 
@@ -26,19 +26,24 @@ void AddBucketTimes(const StepTimes& times, std::vector<double>& microseconds) {
 
 }  // namespace
 
-absl::StatusOr<RunSinks> RunSinks::Open(const TrainOptions& options, const std::string& model, bool counts_tokens) {
-  RunSinks sinks(counts_tokens);
+RunSinks::RunSinks(const TrainOptions& options, const std::string& model, bool counts_tokens, OutputFailures& failures)
+    : failures_(failures), counts_tokens_(counts_tokens) {
   if (!options.tensorboard_folder.empty()) {
-    EK_ASSIGN_OR_RETURN(sinks.sinks_.emplace_back(), OpenTensorboard(options.tensorboard_folder));
+    absl::StatusOr<std::unique_ptr<MetricsSink>> events = OpenTensorboard(options.tensorboard_folder);
+    failures_.Note("--tensorboard", events.status());
+    if (events.ok()) sinks_["--tensorboard"] = *std::move(events);
   }
   if (!options.prometheus_file.empty()) {
-    sinks.sinks_.push_back(OpenPrometheus({.path = options.prometheus_file, .labels = {{"model", model}}}));
+    sinks_["--prometheus"] = OpenPrometheus({.path = options.prometheus_file, .labels = {{"model", model}}});
   }
-  return sinks;
 }
 
-absl::Status RunSinks::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now) {
-  if (sinks_.empty()) return absl::OkStatus();
+void RunSinks::Each(absl::FunctionRef<absl::Status(MetricsSink&)> call) {
+  for (const auto& [flag, sink] : sinks_) failures_.Note(flag, call(*sink));
+}
+
+void RunSinks::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now) {
+  if (sinks_.empty()) return;
   // A loss that is not finite is one all the same.
   const bool has_own = facts.own.has_value();
   std::vector<Scalar> scalars = {{"train/learning_rate", facts.learning_rate, "Learning rate of the last step"}};
@@ -60,46 +65,38 @@ absl::Status RunSinks::OnStep(const StepFacts& facts, const StepNumbers& numbers
              {"train/exposed_communication_ratio", numbers.exposed_ratio,
               "Part of the last step in which rank 0 waited for gradients after its backward pass"},
              !std::isnan(numbers.exposed_ratio));
-  for (const auto& sink : sinks_) {
-    EK_RETURN_IF_ERROR(sink->Write({.step = facts.step, .time = now, .scalars = scalars}));
-  }
+  Each([&](MetricsSink& sink) { return sink.Write({.step = facts.step, .time = now, .scalars = scalars}); });
   // On a device those are when the host put buckets on their way, which says nothing of how long they took.
   const bool has_buckets = facts.times != nullptr && facts.times->is_measured && facts.clock == StepClock::kHost;
   if (has_buckets) AddBucketTimes(*facts.times, bucket_us_);
-  return (facts.step + 1) % kHistogramEvery == 0 ? WriteHistogram(facts.step, now) : absl::OkStatus();
+  if ((facts.step + 1) % kHistogramEvery == 0) WriteHistogram(facts.step, now);
 }
 
-absl::Status RunSinks::WriteHistogram(int64_t step, absl::Time now) {
-  if (bucket_us_.empty()) return absl::OkStatus();
-  for (const auto& sink : sinks_) {
-    EK_RETURN_IF_ERROR(sink->WriteHistogram(
-        {.step = step, .time = now, .name = "communication/bucket_microseconds", .values = bucket_us_}));
-  }
+void RunSinks::WriteHistogram(int64_t step, absl::Time now) {
+  if (bucket_us_.empty()) return;
+  Each([&](MetricsSink& sink) {
+    return sink.WriteHistogram(
+        {.step = step, .time = now, .name = "communication/bucket_microseconds", .values = bucket_us_});
+  });
   bucket_us_.clear();
-  return absl::OkStatus();
 }
 
-absl::Status RunSinks::OnEpoch(int64_t step, const Evaluation& test, absl::Time now) {
+void RunSinks::OnEpoch(int64_t step, const Evaluation& test, absl::Time now) {
   std::vector<Scalar> scalars = {{"test/loss", test.loss_mean(), "Mean loss over the test data"},
                                  {"test/accuracy", test.accuracy(), "Accuracy over the test data, from 0 to 1"}};
   AddIfKnown(scalars,
              {"test/bits_per_token", BitsOf(test.loss_mean()), "Mean loss over the test data, in bits for each token"},
              counts_tokens_);
-  for (const auto& sink : sinks_) {
-    EK_RETURN_IF_ERROR(sink->Write({.step = step, .time = now, .scalars = scalars}));
-  }
-  return absl::OkStatus();
+  Each([&](MetricsSink& sink) { return sink.Write({.step = step, .time = now, .scalars = scalars}); });
 }
 
-absl::Status RunSinks::OnGoBack(int64_t step, absl::Time now) {
+void RunSinks::OnGoBack(int64_t step, absl::Time now) {
   bucket_us_.clear();
-  for (const auto& sink : sinks_) EK_RETURN_IF_ERROR(sink->GoBackTo(step, now));
-  return absl::OkStatus();
+  Each([&](MetricsSink& sink) { return sink.GoBackTo(step, now); });
 }
 
-absl::Status RunSinks::OnEnd(absl::Time now) {
-  for (const auto& sink : sinks_) EK_RETURN_IF_ERROR(sink->Finish(now));
-  return absl::OkStatus();
+void RunSinks::OnEnd(absl::Time now) {
+  Each([&](MetricsSink& sink) { return sink.Finish(now); });
 }
 
 }  // namespace evenkeel

@@ -1,9 +1,9 @@
 // Tells TensorBoard and Prometheus how a run goes, where the options ask for that.
 //
-//   EK_ASSIGN_OR_RETURN(RunSinks sinks, RunSinks::Open(options, "cnn", /*counts_tokens=*/false));
-//   EK_RETURN_IF_ERROR(sinks.OnStep(facts, NumbersOf(facts, 1), absl::Now()));
-//   EK_RETURN_IF_ERROR(sinks.OnEpoch(facts.step, test, absl::Now()));
-//   EK_RETURN_IF_ERROR(sinks.OnEnd(absl::Now()));
+//   RunSinks sinks(options, "cnn", /*counts_tokens=*/false, failures);
+//   sinks.OnStep(facts, NumbersOf(facts, 1), absl::Now());
+//   sinks.OnEpoch(facts.step, test, absl::Now());
+//   sinks.OnEnd(absl::Now());
 //
 // Scalars of a step are train/loss, train/accuracy (both of rank 0's batch), train/learning_rate,
 // train/exposed_communication_ratio, and train/samples_per_second or, for language models, train/tokens_per_second and
@@ -11,21 +11,24 @@
 // histogram of what buckets took on their way, communication/bucket_microseconds, out of the steps that the reducer
 // measures. What is not known of a step is left out.
 //
-// Threads: thread-compatible.
-// Errors:  those of the sinks (report/metrics_sink.h).
+// Threads:   thread-compatible.
+// Ownership: `failures` outlives it.
+// Errors:    those of the sinks (report/metrics_sink.h) are noted in `failures`; no sink ends the run.
 
 #ifndef EVENKEEL_TRAINER_RUN_SINKS_H_
 #define EVENKEEL_TRAINER_RUN_SINKS_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "evenkeel/trainer/evaluate.h"
+#include "evenkeel/trainer/output_failures.h"
 #include "evenkeel/trainer/report/metrics_sink.h"
 #include "evenkeel/trainer/step_numbers.h"
 #include "evenkeel/trainer/train_options.h"
@@ -37,22 +40,22 @@ class RunSinks {
  public:
   static constexpr int64_t kHistogramEvery = 100;
 
-  static absl::StatusOr<RunSinks> Open(const TrainOptions& options, const std::string& model, bool counts_tokens);
+  RunSinks(const TrainOptions& options, const std::string& model, bool counts_tokens, OutputFailures& failures);
 
-  absl::Status OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now);
+  void OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now);
   // `step` is the last one of the epoch.
-  absl::Status OnEpoch(int64_t step, const Evaluation& test, absl::Time now);
+  void OnEpoch(int64_t step, const Evaluation& test, absl::Time now);
   // Steps from this one on are taken again.
-  absl::Status OnGoBack(int64_t step, absl::Time now);
-  absl::Status OnEnd(absl::Time now);
+  void OnGoBack(int64_t step, absl::Time now);
+  void OnEnd(absl::Time now);
 
  private:
-  explicit RunSinks(bool counts_tokens) : counts_tokens_(counts_tokens) {}
+  void Each(absl::FunctionRef<absl::Status(MetricsSink&)> call);
+  void WriteHistogram(int64_t step, absl::Time now);
 
-  absl::Status WriteHistogram(int64_t step, absl::Time now);
-
-  std::vector<std::unique_ptr<MetricsSink>> sinks_;
-  bool counts_tokens_ = false;
+  OutputFailures& failures_;
+  std::map<std::string, std::unique_ptr<MetricsSink>> sinks_;  // By flag.
+  const bool counts_tokens_;
   std::vector<double> bucket_us_;  // Of the steps since the last histogram.
 };
 

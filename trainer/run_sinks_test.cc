@@ -5,14 +5,15 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/trainer/evaluate.h"
+#include "evenkeel/trainer/output_failures.h"
 #include "evenkeel/trainer/step_numbers.h"
 #include "evenkeel/trainer/train_options.h"
 #include "evenkeel/trainer/training_run.h"
@@ -22,6 +23,7 @@ namespace evenkeel {
 namespace {
 
 using testing::HasSubstr;
+using testing::MatchesRegex;
 using testing::Not;
 
 const absl::Time kStart = absl::FromUnixSeconds(1700000000);
@@ -43,14 +45,13 @@ class RunSinksTest : public testing::Test {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
+  ~RunSinksTest() override { std::fclose(log_); }
 
   RunSinks Open(bool counts_tokens) {
     TrainOptions options;
     options.tensorboard_folder = folder_ + "/events";
     options.prometheus_file = folder_ + "/train.prom";
-    absl::StatusOr<RunSinks> sinks = RunSinks::Open(options, "cnn", counts_tokens);
-    EXPECT_TRUE(sinks.ok()) << sinks.status();
-    return *std::move(sinks);
+    return RunSinks(options, "cnn", counts_tokens, failures_);
   }
 
   std::string Prometheus() const { return *ReadFile(folder_ + "/train.prom"); }
@@ -58,12 +59,20 @@ class RunSinksTest : public testing::Test {
     return *ReadFile(std::filesystem::directory_iterator(folder_ + "/events")->path().string());
   }
 
+  std::string Log() const {
+    std::fflush(log_);
+    return *ReadFile(log_path_);
+  }
+
   const std::string folder_ = testing::TempDir() + "/run_sinks";
+  const std::string log_path_ = testing::TempDir() + "/run_sinks.log";
+  std::FILE* const log_ = std::fopen(log_path_.c_str(), "w");
+  OutputFailures failures_{log_};
 };
 
 TEST_F(RunSinksTest, BothSinksHearOfEachStep) {
   RunSinks sinks = Open(/*counts_tokens=*/false);
-  ASSERT_TRUE(sinks.OnStep(Facts(3), NumbersOf(Facts(3), 1), kStart).ok());
+  sinks.OnStep(Facts(3), NumbersOf(Facts(3), 1), kStart);
   for (const char* line :
        {"evenkeel_train_loss{model=\"cnn\"} 0.5\n", "evenkeel_train_accuracy{model=\"cnn\"} 0.75\n",
         "evenkeel_train_learning_rate{model=\"cnn\"} 0.125\n", "evenkeel_train_samples_per_second{model=\"cnn\"} 40\n",
@@ -80,9 +89,9 @@ TEST_F(RunSinksTest, BothSinksHearOfEachStep) {
 
 TEST_F(RunSinksTest, LanguageModelsCountTokensAndBits) {
   RunSinks sinks = Open(/*counts_tokens=*/true);
-  ASSERT_TRUE(sinks.OnStep(Facts(0), NumbersOf(Facts(0), 100), kStart).ok());
-  ASSERT_TRUE(sinks.OnEpoch(0, {.predictions = 10, .correct = 5, .loss_sum = 10 * std::log(8)}, kStart).ok());
-  ASSERT_TRUE(sinks.OnEnd(kStart).ok());
+  sinks.OnStep(Facts(0), NumbersOf(Facts(0), 100), kStart);
+  sinks.OnEpoch(0, {.predictions = 10, .correct = 5, .loss_sum = 10 * std::log(8)}, kStart);
+  sinks.OnEnd(kStart);
   EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_tokens_per_second{model=\"cnn\"} 4000\n"));
   EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_bits_per_token{model=\"cnn\"} 0.7213"));
   EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_test_accuracy{model=\"cnn\"} 0.5\n"));
@@ -94,7 +103,7 @@ TEST_F(RunSinksTest, WhatADryRankDoesNotKnowIsLeftOut) {
   RunSinks sinks = Open(/*counts_tokens=*/false);
   StepFacts facts = Facts(0);
   facts.own.reset();
-  ASSERT_TRUE(sinks.OnStep(facts, NumbersOf(facts, 1), kStart).ok());
+  sinks.OnStep(facts, NumbersOf(facts, 1), kStart);
   EXPECT_THAT(Prometheus(), Not(HasSubstr("loss")));
   EXPECT_THAT(Prometheus(), HasSubstr("samples_per_second"));
 }
@@ -103,7 +112,7 @@ TEST_F(RunSinksTest, ALossThatIsNotFiniteIsTold) {
   RunSinks sinks = Open(/*counts_tokens=*/false);
   StepFacts facts = Facts(0);
   facts.own->loss_mean = NAN;
-  ASSERT_TRUE(sinks.OnStep(facts, NumbersOf(facts, 1), kStart).ok());
+  sinks.OnStep(facts, NumbersOf(facts, 1), kStart);
   EXPECT_THAT(Prometheus(), HasSubstr("evenkeel_train_loss{model=\"cnn\"} NaN\n"));
 }
 
@@ -118,17 +127,35 @@ TEST_F(RunSinksTest, BucketsOfMeasuredStepsMakeAHistogram) {
       EXPECT_THAT(Events(), Not(HasSubstr(kName)));
       StepFacts facts = Facts(step);
       facts.times = &times;
-      ASSERT_TRUE(sinks.OnStep(facts, NumbersOf(facts, 1), kStart).ok());
+      sinks.OnStep(facts, NumbersOf(facts, 1), kStart);
     }
     EXPECT_EQ(Events().find(kName) != std::string::npos, is_measured);
   }
 }
 
 TEST_F(RunSinksTest, WithoutFilesThereIsNothingToDo) {
-  RunSinks sinks = *RunSinks::Open(TrainOptions(), "mlp", false);
-  EXPECT_TRUE(sinks.OnStep(Facts(0), NumbersOf(Facts(0), 1), kStart).ok());
-  EXPECT_TRUE(sinks.OnGoBack(0, kStart).ok());
-  EXPECT_TRUE(sinks.OnEnd(kStart).ok());
+  RunSinks sinks(TrainOptions(), "mlp", false, failures_);
+  sinks.OnStep(Facts(0), NumbersOf(Facts(0), 1), kStart);
+  sinks.OnGoBack(0, kStart);
+  sinks.OnEnd(kStart);
+  EXPECT_EQ(Log(), "");
+}
+
+TEST_F(RunSinksTest, ASinkThatFailsIsReportedOnceAndTheOthersGoOn) {
+  TrainOptions options;
+  options.tensorboard_folder = folder_ + "/a_file/events";
+  options.prometheus_file = folder_ + "/no_folder/train.prom";
+  std::ofstream(folder_ + "/a_file").close();
+  RunSinks sinks(options, "cnn", /*counts_tokens=*/false, failures_);
+  for (int64_t step = 0; step < 3; ++step) {
+    sinks.OnStep(Facts(step), NumbersOf(Facts(step), 1), kStart + absl::Minutes(step));
+  }
+  EXPECT_THAT(Log(),
+              MatchesRegex("train: --tensorboard: cannot make the folder [^\n]*; the run goes on .reported once.\n"
+                           "train: --prometheus: cannot create [^\n]*; the run goes on .reported once.\n"));
+  std::filesystem::create_directory(folder_ + "/no_folder");
+  sinks.OnEnd(kStart);
+  EXPECT_THAT(*ReadFile(options.prometheus_file), HasSubstr("evenkeel_train_step{model=\"cnn\"} 2\n"));
 }
 
 }  // namespace

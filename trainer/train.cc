@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -68,7 +69,7 @@ DEFINE_double(
     "step is left out; doubled after 2000 steps in which none did");
 DEFINE_string(compute, kDefaults.compute,
               "=T float32 or bfloat16, of the factors of matrix products, on the CPU for the gpt only; on GPUs also "
-              "float16, of mlp and cnn");
+              "float16, of mlp and cnn; float64, of everything in the mlp, on the CPU");
 DEFINE_string(widths, "16,32,64", "=N,N,... channels of the cnn's stem and stages");
 DEFINE_int32(blocks, 1, "residual blocks of each stage of the cnn");
 DEFINE_string(init, kDefaults.init, "=FILE start from these weights (safetensors)");
@@ -137,8 +138,10 @@ DEFINE_string(auto_refresh_trainable, kDefaults.auto_refresh_trainable,
               "=W always, never or N: look for frozen parameters in each, no or every N-th step");
 DEFINE_string(freeze, kDefaults.freeze, "=P@A:B,... freeze parameters whose name begins with P from step A until B");
 
-DEFINE_string(checkpoint_dir, kDefaults.checkpoint_dir,
-              "=DIR write checkpoints there; SIGTERM and SIGINT then have the run save one and end with 128 + signal");
+DEFINE_string(
+    checkpoint_dir, kDefaults.checkpoint_dir,
+    "=DIR write checkpoints there; SIGTERM and SIGINT have the run save one and end with 128 + signal (without "
+    "checkpoints it writes --save, --report and --trace)");
 DEFINE_int64(checkpoint_every, evenkeel::kDefaultCheckpointEvery,
              "steps between them; 0: only when the run is told to stop, and at its end");
 DEFINE_int32(keep, evenkeel::CheckpointOptions().keep, "how many of the newest stay; 0: all");
@@ -331,8 +334,12 @@ CommunicatorOptions GroupOptions(const TrainOptions& options) {
   return group;
 }
 
-// Else SIGTERM and SIGINT do as they always do.
-bool SavesWhenStopped(const TrainOptions& options) { return !options.checkpoints.folder.empty() && !options.dry_run; }
+// Where there is something to write, a checkpoint or a file that is due at the end. Else SIGTERM and SIGINT do as they
+// always do.
+bool SavesWhenStopped(const TrainOptions& options) {
+  const bool has_files = !options.checkpoints.folder.empty() || !options.save_file.empty() || options.wants_record();
+  return has_files && !options.dry_run;
+}
 
 // A signal may have come to another rank alone.
 int StoppedExitCode() { return 128 + (StopSignal() == 0 ? SIGTERM : StopSignal()); }
@@ -384,29 +391,34 @@ int RunProcesses(const TrainOptions& options, std::vector<std::string> arguments
 }
 
 // This process is one rank.
-TrainResult RunRank(const TrainOptions& options, const Environment& environment) {
+int RunRank(const TrainOptions& options, const Environment& environment) {
+  const std::string name = environment.world_size == 1 ? "" : absl::StrCat("rank ", environment.rank, ": ");
+  const auto fail = [&](const absl::Status& status) { return Fail(absl::StrCat(name, status.message())); };
   if (environment.is_one_host) {
     if (const auto threads = ThreadsPerRank(environment.world_size)) SetComputeThreads(*threads);
   }
   if (SavesWhenStopped(options)) WatchStopSignals();
-  if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return {.status = status};
+  if (const absl::Status status = DumpFlightIfAsked(options); !status.ok()) return fail(status);
   const auto comm = CreateCommunicator(
       environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
-  if (!comm.ok()) return {.status = comm.status()};
+  if (!comm.ok()) return fail(comm.status());
   TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data), kStreams);
+  // With goes_on it has left its last group.
+  if (result.status.ok() && !options.goes_on) result.status = (*comm)->Finalize();
+  if (result.status.ok()) return result.was_stopped ? StoppedExitCode() : EXIT_SUCCESS;
+
   if (options.goes_on && environment.rank_zero_hosts && absl::IsUnavailable(result.status)) {
     result.status = absl::UnavailableError(absl::StrCat(
         result.status.message(), "; where tools:launch or --nproc starts the ranks, no rank takes the store with it"));
   }
-  if (options.goes_on && !result.is_common) return result;  // It has left its last group.
-  if (result.status.ok()) {
-    result.status = (*comm)->Finalize();
-  } else if (result.is_common) {
+  // Before the others can end: some launchers (MPICH's) kill the rest at once when the first rank has failed.
+  if (result.reports) result.is_common ? Fail(result.status.message()) : fail(result.status);
+  if (result.is_common) {
     (*comm)->Finalize().IgnoreError();  // What is wrong is known.
-  } else {
+  } else if (!options.goes_on) {
     (*comm)->Abort(result.status);
   }
-  return result;
+  return EXIT_FAILURE;
 }
 
 // CPU or GPUs, and how many ranks.
@@ -453,11 +465,7 @@ int Main(std::vector<std::string> arguments) {
   if (!is_rank && options->backend == BackendKind::kLocal) return RunThreads(*options);
   if (!is_rank && options->nproc > 1) return RunProcesses(*options, std::move(arguments));
 
-  const TrainResult result = RunRank(*options, *environment);
-  if (result.status.ok()) return result.was_stopped ? StoppedExitCode() : EXIT_SUCCESS;
-  if (environment->world_size == 1) return Fail(result.status.message());
-  if (!result.is_common) return Fail(absl::StrCat("rank ", environment->rank, ": ", result.status.message()));
-  return environment->rank == 0 ? Fail(result.status.message()) : EXIT_FAILURE;
+  return RunRank(*options, *environment);
 }
 
 }  // namespace
@@ -476,5 +484,9 @@ int main(int argc, char** argv) {
   }
   if (evenkeel::IsSet("version")) return evenkeel::Fail("--version is no flag; see --help");
   if (argc > 1) return evenkeel::Fail(absl::StrCat("\"", argv[1], "\" is no flag; see --help"));
-  return evenkeel::Main(std::move(arguments));
+  try {
+    return evenkeel::Main(std::move(arguments));
+  } catch (const std::exception& error) {  // Out of memory, before any rank runs that could report it.
+    return evenkeel::Fail(absl::StrCat("exception: ", error.what()));
+  }
 }

@@ -321,12 +321,17 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
   options.batch_size = flags.batch_size.value_or(defaults.batch_size);
   options.warmup = flags.warmup.value_or(defaults.warmup);
   options.clip = flags.clip.value_or(defaults.clip);
-  EK_ASSIGN_OR_RETURN(
-      options.compute,
-      Choose<DType>("compute", flags.compute,
-                    {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}, {"float16", DType::kFloat16}}));
+  EK_ASSIGN_OR_RETURN(options.compute, Choose<DType>("compute", flags.compute,
+                                                     {{"float32", DType::kFloat32},
+                                                      {"bfloat16", DType::kBFloat16},
+                                                      {"float16", DType::kFloat16},
+                                                      {"float64", DType::kFloat64}}));
   if (options.compute == DType::kFloat16 && options.model == ModelKind::kGpt) {
     return absl::InvalidArgumentError("--compute=float16 is for --model=mlp and cnn, not gpt; choose bfloat16");
+  }
+  if (options.compute == DType::kFloat64 && options.model != ModelKind::kMlp) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--compute=float64 is for --model=mlp, not ", NameOf(options.model)));
   }
   EK_RETURN_IF_ERROR(CheckRange("loss_scale", flags.loss_scale, 1.0, LossScalerOptions().largest_scale));
   options.loss_scale = flags.loss_scale;

@@ -1,6 +1,10 @@
 #include "evenkeel/trainer/train_rank.h"
 
 #include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +24,9 @@
 #include "evenkeel/trainer/model_file.h"
 #include "evenkeel/trainer/rank_setup.h"
 #include "evenkeel/trainer/report/gather_records.h"
+#include "evenkeel/trainer/report/record_bytes.h"
 #include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/run_recorder.h"
 #include "evenkeel/trainer/run_report.h"
 #include "evenkeel/trainer/training_run.h"
 
@@ -34,8 +40,14 @@ namespace {
 //              +---- find the place <---- leave it behind
 class Job {
  public:
-  Job(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams)
-      : run_(run), options_(options), streams_(streams), epoch_(run.first_epoch()) {}
+  Job(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams, RunRecord history)
+      : run_(run),
+        options_(options),
+        streams_(streams),
+        recorder_(options, run, std::move(history)),
+        epoch_(run.first_epoch()) {}
+
+  const RunRecorder& recorder() const { return recorder_; }
 
   bool was_stopped() const { return was_stopped_; }
 
@@ -51,8 +63,8 @@ class Job {
     }
     // What there is of a run that has failed may tell why.
     if (!status.ok() && report_ != nullptr) {
-      report_->OnStopped().IgnoreError();
-      report_->WriteRecord({run_.Record()}, status.message()).IgnoreError();
+      report_->OnStopped();
+      report_->WriteRecord({run_.Record()}, status.message());
     }
     if (!status.ok() && options_.goes_on && !run_.failed_together()) run_.communicator().Abort(status);
     return status;
@@ -60,15 +72,21 @@ class Job {
 
  private:
   absl::Status TrainAll() {
-    EK_RETURN_IF_ERROR(Own(Report()));
+    // Rank 0 reports, whichever rank that is now.
+    if (run_.communicator().rank() == 0 && report_ == nullptr) {
+      report_ = RunReport::Create(streams_, options_, run_, recorder_, lost_);
+    }
     const auto on_step = [this](const StepFacts& facts) {
-      return report_ == nullptr ? absl::OkStatus() : report_->OnStep(facts);
+      recorder_.OnStep(facts);
+      if (report_ != nullptr) report_->OnStep(facts);
+      return absl::OkStatus();
     };
     for (bool stopped = false; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
       EK_ASSIGN_OR_RETURN(const EpochResult result, run_.TrainEpoch(epoch_, on_step));
       if (result.stopped_after.has_value()) return Stop(result);
       EK_ASSIGN_OR_RETURN(test_, run_.Test());
-      if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnEpoch(epoch_, result, test_)));
+      recorder_.OnEpoch(epoch_, result, test_);
+      if (report_ != nullptr) report_->OnEpoch(epoch_, result, test_);
       stopped = result.stopped_early;
     }
     // A checkpoint had all that is asked for, or more.
@@ -76,64 +94,74 @@ class Job {
       EK_ASSIGN_OR_RETURN(test_, run_.Test());
     }
     EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
+    // The weights first: they are what the run is for.
+    if (report_ != nullptr && !has_ended_) {
+      EK_RETURN_IF_ERROR(Own(SaveWeights({{"test_accuracy", absl::StrCat(test_.accuracy())}})));
+    }
     if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord(/*ending=*/""));
-    if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(End(state_hash)));
+    if (report_ != nullptr && !has_ended_) {
+      EK_RETURN_IF_ERROR(Own(report_->OnEnd(test_, state_hash)));
+      has_ended_ = true;
+    }
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
   }
 
-  // Told to, between two steps.
+  // Ends the run between two steps, as it was told to. A checkpoint was written by all ranks; without one the weights
+  // are saved, if they are wanted.
   absl::Status Stop(const EpochResult& result) {
     was_stopped_ = true;
-    if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnStopped()));
+    std::string saved = result.checkpoint;
+    if (saved.empty() && !options_.save_file.empty()) {
+      EK_RETURN_IF_ERROR(run_.ShareBuffers());
+      if (report_ != nullptr) {
+        EK_RETURN_IF_ERROR(Own(SaveWeights({{"steps", absl::StrCat(*result.stopped_after)}})));
+      }
+      saved = options_.save_file;
+    }
+    if (report_ != nullptr) report_->OnStopped();
     if (options_.wants_record()) {
       EK_RETURN_IF_ERROR(
           WriteRecord(absl::StrCat("It was told to stop, and did after ", *result.stopped_after, " steps.")));
     }
-    if (run_.communicator().rank() == 0) {
-      absl::FPrintF(streams_.log, "train: stopped at step %d, saved %s; the same command goes on from there\n",
-                    *result.stopped_after, result.checkpoint);
+    if (report_ != nullptr) {
+      absl::FPrintF(streams_.log, "train: stopped at step %d%s; %s\n", *result.stopped_after,
+                    saved.empty() ? "" : ", saved " + saved,
+                    result.checkpoint.empty() ? "with --checkpoint_dir the same command would go on from there"
+                                              : "the same command goes on from there");
       std::fflush(streams_.log);
     }
     return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
   }
 
-  // Rank 0 reports, whoever that is now.
-  absl::Status Report() {
-    if (run_.communicator().rank() != 0 || report_ != nullptr) return absl::OkStatus();
-    EK_ASSIGN_OR_RETURN(report_, RunReport::Create(streams_.out, options_, run_, lost_));
-    return absl::OkStatus();
-  }
-
   // The report and the trace, of what all ranks know.
   absl::Status WriteRecord(absl::string_view ending) {
     EK_ASSIGN_OR_RETURN(std::vector<RankRecord> records, GatherRecords(run_.communicator(), run_.Record()));
-    return report_ == nullptr ? absl::OkStatus() : Own(report_->WriteRecord(std::move(records), ending));
+    if (report_ != nullptr) report_->WriteRecord(std::move(records), ending);
+    return absl::OkStatus();
   }
 
-  absl::Status End(uint64_t state_hash) {
-    if (has_ended_) return absl::OkStatus();
-    if (!options_.save_file.empty()) {
-      EK_RETURN_IF_ERROR(
-          SaveModel(run_.model(), options_.save_file, {{"test_accuracy", absl::StrCat(test_.accuracy())}}));
-      EK_RETURN_IF_ERROR(report_->OnSaved(options_.save_file));
-      run_.NoteCheckpoint(options_.save_file);
-    }
-    EK_RETURN_IF_ERROR(report_->OnEnd(test_, state_hash));
-    has_ended_ = true;
+  absl::Status SaveWeights(const std::map<std::string, std::string>& metadata) {
+    if (options_.save_file.empty()) return absl::OkStatus();
+    EK_RETURN_IF_ERROR(SaveModel(run_.model(), options_.save_file, metadata));
+    report_->OnSaved(options_.save_file);
+    run_.NoteCheckpoint(options_.save_file);
     return absl::OkStatus();
   }
 
   absl::Status LeaveLostRanks(const absl::Status& why) {
     const std::string cause(run_.communicator().status().ok() ? why.message() : run_.communicator().status().message());
     EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run_.GoOn(why));
-    for (int rank : gone_on.lost) lost_.push_back({.rank = rank, .step = gone_on.steps});
+    for (int rank : gone_on.lost) {
+      lost_.push_back({.rank = rank, .step = gone_on.steps});
+      recorder_.OnEvent(gone_on.steps, "lost", absl::StrCat("rank ", rank, "; the others go on from here"));
+    }
     if (run_.communicator().rank() == 0) Tell(gone_on, cause);
     return absl::OkStatus();
   }
 
   absl::Status FindPlace() {
     EK_ASSIGN_OR_RETURN(epoch_, run_.FindPlace(epoch_));
-    if (report_ != nullptr) EK_RETURN_IF_ERROR(Own(report_->OnLost(lost_)));
+    if (report_ != nullptr) report_->OnLost(lost_);
     return absl::OkStatus();
   }
 
@@ -155,12 +183,13 @@ class Job {
   TrainingRun& run_;
   const TrainOptions& options_;
   const TrainStreams streams_;
-  std::unique_ptr<RunReport> report_;  // Null on all ranks but one.
+  RunRecorder recorder_;
+  std::unique_ptr<RunReport> report_;  // Null on all ranks but rank 0 of the group.
   int epoch_;                          // Those before it are done with.
   Evaluation test_;                    // After the last of them.
   std::vector<LostRank> lost_;
   bool failed_here_ = false;
-  bool has_ended_ = false;
+  bool has_ended_ = false;  // And this rank has said so.
   bool was_stopped_ = false;
 };
 
@@ -173,6 +202,16 @@ void TellBeginning(const RunCheckpoints& checkpoints, std::FILE* out) {
   std::fflush(out);
 }
 
+// The report's history of the attempts before this one.
+RunRecord HistoryOf(const RunCheckpoints* checkpoints, std::FILE* log) {
+  if (checkpoints == nullptr || checkpoints->history().empty()) return {};
+  absl::StatusOr<RunRecord> history = ParseRunRecord(checkpoints->history());
+  if (history.ok()) return *std::move(history);
+  absl::FPrintF(log, "train: the report begins with step %d: %s: %s\n", checkpoints->resumed()->steps,
+                checkpoints->resumed_from(), history.status().message());
+  return {};
+}
+
 // A few steps, of which nothing is kept, and what they tell.
 absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams) {
   TrainOptions silent = options;
@@ -180,7 +219,7 @@ absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainSt
       "";
   Communicator& comm = run.communicator();
   EK_ASSIGN_OR_RETURN(const StepPlan whole, PlanOf(options, run.data(), comm.world_size()));
-  if (comm.rank() == 0) EK_RETURN_IF_ERROR(RunReport::Create(streams.out, silent, run).status());
+  if (comm.rank() == 0) RunReport::Create(streams, silent, run, RunRecorder(silent, run));
   EK_RETURN_IF_ERROR(run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
   EK_RETURN_IF_ERROR(run.Test(kDrySteps * options.batch_size).status());  // Takes memory, too.
   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, run.Record()));
@@ -195,27 +234,35 @@ absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainSt
   return absl::OkStatus();
 }
 
+TrainResult Failed(const absl::Status& status, bool is_common, const Communicator& comm) {
+  return {.status = status, .is_common = is_common, .reports = !is_common || comm.rank() == 0};
+}
+
 TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup, const TrainStreams& streams) {
   std::unique_ptr<RunCheckpoints> checkpoints;
   const bool resumes = options.checkpoints.resume != kResumeAuto && options.checkpoints.resume != kResumeNever;
   if (!options.dry_run && (!options.checkpoints.folder.empty() || resumes)) {
     const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, comm.world_size());
     auto opened = RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model);
-    if (!opened.ok()) return {.status = opened.status(), .is_common = comm.status().ok()};
+    if (!opened.ok()) return Failed(opened.status(), comm.status().ok(), comm);
     checkpoints = *std::move(opened);
     if (comm.rank() == 0) TellBeginning(*checkpoints, streams.out);
   }
   const bool is_resumed = checkpoints != nullptr && checkpoints->resumed() != nullptr;
   auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
   // What can be wrong with a checkpoint is told to all ranks.
-  if (!run.ok()) return {.status = run.status(), .is_common = is_resumed && comm.status().ok()};
+  if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);
   TrainResult result;
   if (options.dry_run) {
     result.status = RunDry(**run, options, streams);
   } else {
-    Job job(**run, options, streams);
-    result.status = job.Run();
-    result.is_common = !result.status.ok() && (*run)->failed_together();
+    Job job(**run, options, streams, HistoryOf(checkpoints.get(), streams.log));
+    if (checkpoints != nullptr) {
+      checkpoints->SetHistory(
+          [&job](std::vector<RankRecord> ranks) { return Serialize(job.recorder().RecordWith(std::move(ranks))); });
+    }
+    const absl::Status status = job.Run();
+    if (!status.ok()) result = Failed(status, (*run)->failed_together(), (*run)->communicator());
     result.was_stopped = job.was_stopped();
   }
   // The run's end waits for its device, on which there may be collectives that the others will not come to.
@@ -223,20 +270,35 @@ TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSet
   return result;
 }
 
-}  // namespace
-
-TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
-                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, const TrainStreams& streams) {
+TrainResult Train(Communicator& comm, const TrainOptions& options,
+                  const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, const TrainStreams& streams) {
   absl::StatusOr<RankSetup> setup = PrepareRank(options, data, comm.rank(), comm.world_size());
   absl::Status mine = setup.status();
   if (mine.ok() && comm.runtime() != nullptr) mine = MoveToDevice(options, *comm.runtime(), comm.device(), *setup);
   if (mine.ok()) mine = setup->model->MoveValuesTo(comm);
   const absl::Status agreed = AgreeOnSetup(comm, mine);
-  if (!agreed.ok()) return {.status = agreed, .is_common = comm.status().ok()};
+  if (!agreed.ok()) return Failed(agreed, comm.status().ok(), comm);
   TrainResult result = RunPrepared(comm, options, *std::move(setup), streams);
   // If it has not ended before.
   if (!result.status.ok() && options.goes_on && !result.is_common) comm.Abort(result.status);
   return result;
+}
+
+}  // namespace
+
+TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
+                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data, const TrainStreams& streams) {
+  absl::Status status;
+  try {
+    return Train(comm, options, data, streams);
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError(
+        "not enough memory to train; a smaller model or --batch_size, or more ranks with --zero, need less");
+  } catch (const std::exception& error) {  // A thread that the system refuses, for one.
+    status = absl::InternalError(absl::StrCat("exception: ", error.what()));
+  }
+  comm.Abort(status);  // The others learn why.
+  return Failed(status, /*is_common=*/false, comm);
 }
 
 }  // namespace evenkeel

@@ -14,27 +14,24 @@
 #ifndef EVENKEEL_TRAINER_TRAIN_RANK_H_
 #define EVENKEEL_TRAINER_TRAIN_RANK_H_
 
-#include <cstdio>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/trainer/train_options.h"
+#include "evenkeel/trainer/train_streams.h"
 #include "evenkeel/trainer/training_data.h"
 
 namespace evenkeel {
 
-struct TrainStreams {
-  std::FILE* out;
-  std::FILE* log;
-};
-
 struct TrainResult {
   absl::Status status;
-  // The same failure on every rank, which all know of: one of them may speak for all. The group still works.
+  // The same failure on every rank, which all know of. The group still works.
   bool is_common = false;
-  // The run was told to stop (trainer/checkpoint/stop_signals.h), and has a checkpoint to go on from.
+  // True if this rank reports the failure. A failure common to all is reported by rank 0 of the group that is left.
+  bool reports = true;
+  // The run was told to stop (trainer/checkpoint/stop_signals.h).
   bool was_stopped = false;
 };
 

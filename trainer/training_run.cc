@@ -140,7 +140,7 @@ absl::Status TrainingRun::LoadBeginning() {
 }
 
 void TrainingRun::AskToStop() {
-  if (checkpoints_ == nullptr || asked_to_stop_ || StopSignal() == 0) return;
+  if (asked_to_stop_ || StopSignal() == 0) return;
   comm_->steps().Request(StepRequests::kStop);
   asked_to_stop_ = true;
 }

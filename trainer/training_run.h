@@ -119,6 +119,8 @@ class TrainingRun {
   // `on_step` is called after each of the group's steps, also those that this rank had no batch for; on a device after
   // one of the two that follow. An error of it ends training on all ranks.
   absl::StatusOr<EpochResult> TrainEpoch(int epoch, absl::FunctionRef<absl::Status(const StepFacts&)> on_step);
+  // Makes the ranks' buffers equal: those that the next step would begin with.
+  absl::Status ShareBuffers();
   // Over the test data, or its first `most` samples, of which each rank evaluates its part, in batches as large as in
   // training. Makes the ranks' buffers equal first.
   absl::StatusOr<Evaluation> Test(int64_t most = std::numeric_limits<int64_t>::max());

@@ -57,6 +57,7 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
     run.state.last_overflowed = check.has_value() ? !check->is_finite : last_overflowed_;
   }
   EK_ASSIGN_OR_RETURN(run.optimizer, std::visit([](auto& optimizer) { return optimizer->Pieces(); }, optimizer_));
+  EK_ASSIGN_OR_RETURN(run.ranks, GatherRecords(*comm_, Record()));
   absl::StatusOr<std::string> path = checkpoints_->Save(*comm_, std::move(run));
   if (path.ok()) {
     NoteCheckpoint(*path);
@@ -68,14 +69,17 @@ absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const St
   return path;
 }
 
-absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
-  // Those that the next step would begin with: the highest rank's after joined steps, rank 0's after others.
+absl::Status TrainingRun::ShareBuffers() {
+  // The highest rank's after joined steps, rank 0's after others.
   const int root = options_.joins ? comm_->world_size() - 1 : 0;
   std::vector<TensorView> buffers;
   for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
   const CallOptions after{.after = setup_.model->place().stream.ref()};
-  if (!buffers.empty()) EK_RETURN_IF_ERROR(comm_->user().Broadcast(buffers, root, after).Wait());
+  return buffers.empty() ? absl::OkStatus() : comm_->user().Broadcast(buffers, root, after).Wait();
+}
 
+absl::StatusOr<Evaluation> TrainingRun::Test(int64_t most) {
+  EK_RETURN_IF_ERROR(ShareBuffers());
   const int64_t size = std::min(most, setup_.data->test->size());
   const int64_t begin = size * comm_->rank() / comm_->world_size();
   const int64_t end = size * (comm_->rank() + 1) / comm_->world_size();
@@ -129,7 +133,6 @@ RankMemory TrainingRun::MemoryHeld() const {
 }
 
 RankRecord TrainingRun::Record() const {
-  if (!recorder_.is_on()) return {};
   const ReducerStats stats = ddp_->reducer().stats();
   const bool is_device = clock_ != nullptr;
   const StepMeans means = is_device ? recorder_.device_means() : stats.means;

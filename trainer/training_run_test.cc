@@ -21,8 +21,8 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/trainer/evaluate.h"
 #include "evenkeel/trainer/idx_dataset.h"
 #include "evenkeel/trainer/image_shape.h"
@@ -64,7 +64,7 @@ const std::shared_ptr<const TrainingData>& Data() {
 using OnRun = absl::FunctionRef<absl::Status(Communicator&, TrainingRun&)>;
 
 absl::Status OnRanks(int ranks, const TrainFlags& flags, OnRun body) {
-  return RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
+  return RunTestRanks(ranks, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
     EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
@@ -125,25 +125,46 @@ TEST(TrainingRunTest, LearnsAndTestsTheSameOnAllRanks) {
   EXPECT_EQ(losses[1], losses[3]);
 }
 
-TEST(TrainingRunTest, BuffersAreEqualWhenTheyAreTested) {
-  std::mutex mutex;
-  std::vector<std::vector<float>> buffers;
-  for (const char* join : {"join", "nojoin"}) {
+std::vector<float> BuffersOf(const Model& model) {
+  std::vector<float> all;
+  for (const NamedBuffer& buffer : model.buffers()) {
+    const auto values = buffer.value.as<float>();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+// Those with which the next step would begin: the highest rank's after joined steps, rank 0's after others. Each rank's
+// are its own until then, unless the loop was uneven: then all have those of the ranks that were active to the end.
+TEST(TrainingRunTest, ATestIsOfTheBuffersThatTheNextStepWouldBeginWith) {
+  const struct {
+    bool joins;
+    std::string rank_steps;
+    int source;
+    bool are_own;
+  } cases[] = {{true, "2,2,2", 2, true}, {false, "2,2,2", 0, true}, {true, "3,2,1", 0, false}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.joins ? "join " : "nojoin ", c.rank_steps));
+    std::mutex mutex;
+    std::vector<std::vector<float>> before(3), after(3);
     const absl::Status status =
-        OnRanks(2, {.model = "cnn", .batch_size = 4, .rank_steps = "2,2", .join = join == std::string("join")},
-                [&](Communicator&, TrainingRun& run) -> absl::Status {
+        OnRanks(3, {.model = "cnn", .widths = "4,8", .batch_size = 4, .rank_steps = c.rank_steps, .join = c.joins},
+                [&](Communicator& comm, TrainingRun& run) -> absl::Status {
                   EK_RETURN_IF_ERROR(run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
-                  EK_RETURN_IF_ERROR(run.Test().status());
+                  std::vector<float> own = BuffersOf(run.model());
+                  EK_ASSIGN_OR_RETURN(const Evaluation first, run.Test());
+                  // Now all ranks have the same ones, and so the test is what the first one should have been.
+                  EK_ASSIGN_OR_RETURN(const Evaluation second, run.Test());
+                  EXPECT_EQ(first.loss_sum, second.loss_sum);
                   const std::lock_guard<std::mutex> lock(mutex);
-                  const auto values = run.model().buffers()[0].value.as<float>();
-                  buffers.emplace_back(values.begin(), values.end());
+                  before[comm.rank()] = std::move(own);
+                  after[comm.rank()] = BuffersOf(run.model());
                   return absl::OkStatus();
                 });
     EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(before[0] != before[1] && before[1] != before[2], c.are_own);
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(after[rank], before[c.source]) << rank;
   }
-  ASSERT_EQ(buffers.size(), 4u);
-  EXPECT_EQ(buffers[0], buffers[1]);
-  EXPECT_EQ(buffers[2], buffers[3]);
 }
 
 TEST(TrainingRunTest, StopsEarlyInTheSameStepOnAllRanks) {
@@ -253,7 +274,7 @@ using Setup = absl::FunctionRef<absl::Status(RankSetup&)>;
 std::vector<absl::StatusOr<Trained>> TrainOnThreads(
     int ranks, const TrainFlags& flags, const std::vector<Loss>& losses,
     Setup prepare = [](RankSetup&) { return absl::OkStatus(); }, const OptimizerState* optimizer = nullptr) {
-  std::vector<std::unique_ptr<Communicator>> group = *CreateLocalGroup(ranks);
+  std::vector<std::unique_ptr<Communicator>> group = *CreateTestGroup(ranks);
   std::vector<absl::StatusOr<Trained>> results(ranks, absl::UnknownError("did not run"));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -380,7 +401,7 @@ TEST(TrainingRunTest, GoesOnAtItsEndAndAfterSeveralLosses) {
 TEST(TrainingRunTest, NobodyGoesOnWhenNobodyIsLost) {
   // All ranks are there; who would go on would fail again in the same step.
   const std::vector<absl::StatusOr<Trained>> results = [&] {
-    std::vector<std::unique_ptr<Communicator>> group = *CreateLocalGroup(2);
+    std::vector<std::unique_ptr<Communicator>> group = *CreateTestGroup(2);
     std::vector<absl::StatusOr<Trained>> results(2, absl::UnknownError("did not run"));
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 2; ++rank) {

@@ -15,6 +15,8 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/step_control.h"
+#include "evenkeel/comm/step_ledger.h"
 #include "evenkeel/zero_optim/file_io.h"
 #include "evenkeel/zero_optim/file_sums.h"
 #include "evenkeel/zero_optim/internal/strict_json.h"
@@ -321,7 +323,16 @@ absl::Status WriteCheckpoint(const std::string& folder, absl::string_view name, 
   const std::string topic = absl::StrCat("save/", name);
   // Files have names of their own each time: those of the checkpoint before are needed until this one is complete.
   const std::string id = absl::StrCat(steps_finished, "-", absl::ToUnixNanos(absl::Now()));
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> ids, Agree(topic, comm, MakeFolder(folder), id));
+  const std::string opening = absl::StrCat(id, "\n", comm.steps().ledger().Serialize());
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> openings, Agree(topic, comm, MakeFolder(folder), opening));
+  std::vector<std::string> ids, ledgers;
+  for (const std::string& theirs : openings) {
+    const size_t line_end = theirs.find('\n');
+    ids.push_back(theirs.substr(0, line_end));
+    ledgers.push_back(line_end == std::string::npos ? "" : theirs.substr(line_end + 1));
+  }
+  // Ranks that stepped unequally have no common state: nothing is written.
+  EK_RETURN_IF_ERROR(Annotate(StepLedger::Compare(ledgers), topic));
   std::vector<std::string> files;
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     files.push_back(absl::StrCat("state-", ids[0], ".", rank, "-of-", comm.world_size(), ".safetensors"));

@@ -24,7 +24,8 @@ absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
 // An open file; closes it, and deletes it if it is still temporary.
 class File {
  public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
+  explicit File(int descriptor, std::string temporary = "")
+      : descriptor_(descriptor), temporary_(std::move(temporary)) {}
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File() {
@@ -34,7 +35,7 @@ class File {
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
-  void DeleteAtEnd(std::string path) { temporary_ = std::move(path); }
+  const std::string& temporary() const { return temporary_; }
   void Keep() { temporary_.clear(); }
 
  private:
@@ -137,6 +138,22 @@ absl::Status FlushFolder(const std::string& folder) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTarget(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(path, S_ISDIR(info.st_mode) ? " is a folder" : " is there already and is not a regular file"));
+}
+
+// Opens a file in the folder of `path`, to be renamed to it. Sets errno if it can't.
+File OpenTemporary(const std::string& path) {
+  // Not mkstemp, which would give the file to its owner alone, whatever the umask says.
+  static std::atomic<int> number = 0;
+  const std::string temporary = absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");
+  const int descriptor = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  return File(descriptor, descriptor < 0 ? "" : temporary);
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options) {
@@ -145,17 +162,16 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOpti
   return bytes;
 }
 
+absl::Status CheckCanWriteFile(const std::string& path) {
+  EK_RETURN_IF_ERROR(CheckTarget(path));
+  return OpenTemporary(path).is_open() ? absl::OkStatus() : ErrnoStatus("cannot write to the folder", FolderOf(path));
+}
+
 absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::string_view> pieces) {
-  struct stat info;
-  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " is there already and is not a regular file"));
-  }
-  // Not mkstemp, which would give the file to its owner alone, whatever the umask says.
-  static std::atomic<int> number = 0;
-  const std::string temporary = absl::StrCat(path, ".", getpid(), "-", ++number, ".tmp");
-  File file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file.is_open()) return ErrnoStatus("cannot create", temporary);
-  file.DeleteAtEnd(temporary);
+  EK_RETURN_IF_ERROR(CheckTarget(path));
+  File file = OpenTemporary(path);
+  if (!file.is_open()) return ErrnoStatus("cannot create", path);
+  const std::string temporary = file.temporary();
   for (absl::string_view piece : pieces) EK_RETURN_IF_ERROR(WriteAll(file.descriptor(), piece, temporary));
   if (fsync(file.descriptor()) != 0) return ErrnoStatus("cannot flush", temporary);
   if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus("cannot rename to", path);

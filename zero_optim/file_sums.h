@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/cpp20.h"
 
 namespace evenkeel {
 

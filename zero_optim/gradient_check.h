@@ -3,6 +3,11 @@
 //   EK_RETURN_IF_ERROR(optimizer->Step({.clip = ClipOptions{.max_norm = 1.0}}));
 //   Log(optimizer->last_check()->norm);
 //
+// A loop that ends, on all ranks, where a gradient is infinite or not a number, with the weights of the step before:
+//
+//   EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
+//   EK_RETURN_IF_ERROR(RefuseNonfinite(optimizer->last_check()));
+//
 // Several optimizers that are to be clipped together:
 //
 //   EK_ASSIGN_OR_RETURN(GradientCheck dense, dense_optimizer->CheckGradients());
@@ -22,8 +27,11 @@
 #define EVENKEEL_ZERO_OPTIM_GRADIENT_CHECK_H_
 
 #include <limits>
+#include <optional>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/cpp20.h"
 
 namespace evenkeel {
 
@@ -41,6 +49,11 @@ struct GradientCheck {
   bool is_skipped = false;  // For that the step was left out (StepOptions::skip_nonfinite).
   friend bool operator==(const GradientCheck&, const GradientCheck&) = default;
 };
+
+// OK if the step has looked at its gradients and all were finite: FailedPrecondition otherwise, equal on all ranks that
+// had inputs; returned by their loops it ends the group. On a device last_check() waits for the step: there, ask
+// check_before() from the second step on, and last_check() after the last one.
+absl::Status RefuseNonfinite(const std::optional<GradientCheck>& check);
 
 // What gradients are multiplied by: max_norm / (norm + 1e-6), but at most 1.
 double ClipCoefficient(double max_norm, double norm);

@@ -118,7 +118,7 @@ absl::Status Optimizer::Apply(const StepMessage& step) {
     if (step.sources[i] == GradientSource::kNone) continue;
     updater_.Update(i, internal::ElementsOf(*params_, i), options.grad_scale);
   }
-  CountStep();
+  CountStep(internal::SettingsText(groups(), step.rules, step.options));
   return absl::OkStatus();
 }
 
@@ -140,7 +140,7 @@ absl::Status Optimizer::ApplyThere(const StepMessage& step) {
     EK_RETURN_IF_ERROR(updater_.UpdateThere(kStepList, step.options, is_measured, stream));
     if (is_measured) checks_.SetThere(&updater_.device());
   }
-  CountStep();
+  CountStep(internal::SettingsText(groups(), step.rules, step.options));
   return absl::OkStatus();
 }
 

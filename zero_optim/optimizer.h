@@ -96,6 +96,7 @@ class Optimizer : public Joinable {
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
+  bool counts_steps() const override { return true; }
   bool can_leave() const override { return true; }
 
  private:

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/internal/simulated_group.h"
@@ -28,7 +29,6 @@ namespace evenkeel {
 namespace {
 
 using internal::PlainTraining;
-using internal::TestDataParallel;
 using internal::TestModel;
 
 const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 5033};
@@ -55,7 +55,7 @@ struct Rank {
 
   absl::Status Create(const std::vector<ParameterGroup>& groups) {
     plain = std::make_unique<PlainTraining>(&plain_model, groups);
-    EK_ASSIGN_OR_RETURN(ddp, TestDataParallel::Create(&comm, &model.params()));
+    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), {}));
     EK_ASSIGN_OR_RETURN(optimizer, Optimizer::Create(&comm, &model.params(), groups));
     return absl::OkStatus();
   }
@@ -65,7 +65,7 @@ struct Rank {
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     model.params().ClearGradients();
     model.Backward(comm.rank(), step);
-    EK_RETURN_IF_ERROR(ddp->Reduce());
+    EK_RETURN_IF_ERROR(internal::Reduce(*ddp, model.params()));
     return optimizer->Step(options);
   }
   void PlainStep(int step, const StepOptions& options = {}) {
@@ -85,7 +85,7 @@ struct Rank {
   TestModel model;
   TestModel plain_model{kSizes};
   std::unique_ptr<PlainTraining> plain;
-  std::unique_ptr<TestDataParallel> ddp;
+  std::unique_ptr<DataParallel> ddp;
   std::unique_ptr<Optimizer> optimizer;
 };
 
@@ -132,7 +132,7 @@ TEST(OptimizerOnADeviceTest, ClipsAndSkipsAsTheCpuDoes) {
             EK_RETURN_IF_ERROR(devices.Put(
                 rank.stream.ref(), [gradient] { gradient.as<float>()[17] = std::numeric_limits<float>::infinity(); }));
           }
-          EK_RETURN_IF_ERROR(rank.ddp->Reduce());
+          EK_RETURN_IF_ERROR(internal::Reduce(*rank.ddp, rank.model.params()));
           EK_RETURN_IF_ERROR(rank.optimizer->Step(options));
           if (is_bad) {
             EXPECT_EQ(rank.optimizer->last_check(), (GradientCheck{kInfinityNorm, false, true}));
@@ -230,7 +230,8 @@ TEST(OptimizerOnADeviceTest, AStepIsAFewLaunchesAndNoHostWait) {
           EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
           EXPECT_EQ(devices.host_waits(), waits);
           EXPECT_EQ(work_waits, works);
-          EXPECT_EQ(devices.launches() - launches, world_size * (3 * 2 + 3 * 4));
+          EXPECT_EQ(devices.launches() - launches, world_size * (3 * (2 + 2) + 3 * (4 + 2)))
+              << "two are the DataParallel's";
           EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
           for (int step = 0; step < 8; ++step) {
             rank.PlainStep(step, step == 1 || step > 4 ? checked : StepOptions());

@@ -67,8 +67,12 @@ class OptimizerInBackward : public BucketReduction {
   absl::Status OnStepEnd() override {
     EK_RETURN_IF_ERROR(inner_->OnStepEnd());
     optimizer_->is_torn_ = false;
-    if (updates_.empty()) optimizer_->CountStep();  // Otherwise Step() does.
+    if (updates_.empty()) optimizer_->CountStep(Settings());  // Otherwise Step() does.
     return absl::OkStatus();
+  }
+  void PrepareStep() override {
+    inner_->PrepareStep();
+    optimizer_->DeclareSettings(Settings());
   }
 
   std::string StepMessage() override {
@@ -134,6 +138,8 @@ class OptimizerInBackward : public BucketReduction {
     EK_RETURN_IF_ERROR(updater.ApplyThere(list, step.stream));
     return GradFate::kNone;
   }
+
+  std::string Settings() const { return SettingsText(optimizer_->groups(), optimizer_->groups().rules()); }
 
   static bool IsSet(const TensorView& flag) {
     return flag.dtype == DType::kFloat64 ? flag.as<double>()[0] != 0 : flag.as<float>()[0] != 0;

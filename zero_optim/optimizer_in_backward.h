@@ -21,9 +21,9 @@
 //
 // Uneven inputs: list the optimizer in RunJoined() as well. Dry ranks update likewise, with the settings of the lowest
 //                active rank.
-// Settings:  change a learning rate between steps.
-// Devices:   buckets are updated on the reducer's stream, without the host. A bucket's parameters are all updated there,
-//            or none: a bucket with some that are to keep their gradients is an error (Unimplemented).
+// Settings:  change a learning rate between steps, on all ranks alike; they are compared when the step begins.
+// Devices:   buckets are updated on the reducer's stream, without the host. A bucket's parameters are all updated
+//            there, or none: a bucket with some that are to keep their gradients is an error (Unimplemented).
 // Failure:   a step that failed may have updated some parameters. Recover() (join/recovery.h) takes the state of a rank
 //            that is in no such step, where there is one.
 // Ownership: the optimizer outlives the reducer.

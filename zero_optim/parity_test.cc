@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/internal/recorded_run.h"
 #include "evenkeel/zero_optim/optimizer.h"
@@ -132,7 +132,7 @@ void ExpectRecorded(const Perceptron& model, const RecordedRun& run, const Recip
 TEST(ParityTest, OneProcessIsTheRecordedRun) {
   for (const Recipe& recipe : kRecipes) {
     SCOPED_TRACE(recipe.name);
-    const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const RecordedRun inputs, ReadInputs());
       EK_ASSIGN_OR_RETURN(const RecordedRun run, RecordedRun::Read(absl::StrCat("tests/testdata/train/mlp.single.",
                                                                                 recipe.name, ".safetensors")));
@@ -162,7 +162,7 @@ struct Scenario {
 
 void ExpectRecordedScenario(const Scenario& scenario, const Recipe& recipe) {
   SCOPED_TRACE(absl::StrCat(scenario.name, " ", recipe.name));
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const RecordedRun inputs, ReadInputs());
     EK_ASSIGN_OR_RETURN(
         const RecordedRun run,

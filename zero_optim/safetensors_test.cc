@@ -107,6 +107,7 @@ TEST(SafetensorsTest, RefusesAMalformedFileWithASentence) {
       {FileOf("{", 0), "not JSON"},
       {FileOf("{} x", 0), "not JSON"},
       {FileOf("{\"\xff\":1}", 0), "not JSON"},
+      {FileOf(std::string("{}\0", 3), 0), "not JSON at its byte 3, which is NUL"},
       {FileOf("[]", 0), "not a JSON object"},
       {FileOf("3", 0), "not a JSON object"},
       {FileOf(std::string(100000, '['), 0), "nested too deeply"},

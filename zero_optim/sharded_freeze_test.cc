@@ -4,8 +4,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/zero_optim/internal/sharded_trainer.h"
 #include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
@@ -80,7 +80,7 @@ TEST(ShardedOptimizerFreezeTest, FrozenAtOnceMeansFromTheNextStepOn) {
       EK_RETURN_IF_ERROR(trainer->ddp->BeginStep());
       trainer->model.params().ClearGradients();
       trainer->model.Backward(comm.rank(), step);
-      EK_RETURN_IF_ERROR(trainer->ddp->Reduce());
+      EK_RETURN_IF_ERROR(trainer->Reduce());
       // In mid-step: no update from now on, and no broadcast from the next step on.
       trainer->model.params().SetTrainable(1, step != 1);
       plain_model.params().SetTrainable(1, step == 0 || step == 3);
@@ -92,7 +92,7 @@ TEST(ShardedOptimizerFreezeTest, FrozenAtOnceMeansFromTheNextStepOn) {
 }
 
 TEST(ShardedOptimizerFreezeTest, RanksThatFreezeDifferentParametersGetAnErrorThatNamesThem) {
-  const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
     EK_RETURN_IF_ERROR(trainer->Step(0));
     if (comm.rank() == 1) trainer->model.params().SetTrainable("p4", false);

@@ -81,7 +81,11 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(Commu
   if (own.ok()) own = optimizer->updater_.Check();
   own.Update(optimizer->updater_.CheckDense());
   if (own.ok()) own = optimizer->Init();
-  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups()));
+  const std::vector<std::string> settings = {
+      absl::StrCat("bucket_cap=", optimizer->options_.bucket_cap.value, " bytes"),
+      absl::StrCat("max_imbalance=", optimizer->options_.max_imbalance)};
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups(),
+                                                   internal::SameIn::kEverything, settings));
   comm->steps().Register(optimizer.get());
   optimizer->is_registered_ = true;
   return optimizer;
@@ -108,6 +112,7 @@ OwnerTable ShardedOptimizer::NobodyOwns() const {
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
+  ReportUnwinding();
   Communicator* const comm = living_group();
   if (comm == nullptr) return;
   if (is_registered_) comm->steps().Unregister(this);

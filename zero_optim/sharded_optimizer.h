@@ -161,6 +161,7 @@ class ShardedOptimizer : public Joinable, private StepParticipant {
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
+  bool counts_steps() const override { return true; }
 
  private:
   using PlanPtr = std::shared_ptr<const internal::ShardPlan>;

@@ -192,7 +192,7 @@ absl::Status ShardedOptimizer::Run(const StepOptions& options) {
     if (gradients_->chosen[i] != GradientSource::kNone) was_updated_[i] = 1;
   }
   gradients_.reset();
-  CountStep();
+  CountStep(internal::SettingsText(groups(), groups().rules(), options));
   return absl::OkStatus();
 }
 

@@ -8,8 +8,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/zero_optim/internal/sharded_trainer.h"
 #include "evenkeel/zero_optim/internal/test_model.h"
 #include "gtest/gtest.h"
@@ -19,7 +19,7 @@ namespace {
 
 TEST(ShardedOptimizerTest, EqualsTheUnshardedOneBitForBitAtAnyWorldSize) {
   const UpdateRule rules[] = {Sgd{.learning_rate = 0.1}, kMomentum, Adam{.weight_decay = 0.1}, AdamW{}};
-  for (int world_size : {1, 2, 3, 5, 8}) {
+  for (int world_size : TestedWorldSizes()) {
     for (Mode mode : kAllModes) {
       for (const UpdateRule& rule : rules) {
         for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
@@ -184,12 +184,12 @@ TEST(ShardedOptimizerTest, AccumulatesOverSeveralBackwards) {
 
 TEST(ShardedOptimizerTest, EndsOnEveryRankWhenOneFailsOrLeaves) {
   for (bool leaves : {false, true}) {
-    const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
       for (int step = 0; step < 3; ++step) {
         if (comm.rank() == 1 && step == 2) return leaves ? absl::OkStatus() : absl::DataLossError("no more data");
         const absl::Status stepped = trainer->Step(step);
-        EXPECT_EQ(stepped.ok(), step < 2) << stepped;
+        EXPECT_FALSE(stepped.ok() && step == 2);  // The second step may still be under way when rank 1 is at the third.
         EXPECT_TRUE(stepped.ok() || absl::StrContains(stepped.message(), "rank 1")) << stepped;
         EK_RETURN_IF_ERROR(stepped);
       }

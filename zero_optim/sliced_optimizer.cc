@@ -72,7 +72,11 @@ absl::StatusOr<std::unique_ptr<SlicedOptimizer>> SlicedOptimizer::Make(Communica
     if (own.ok()) own = optimizer->updater_.CheckDense();
   }
   if (own.ok()) own = optimizer->TakeChannels();
-  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups_));
+  const std::vector<std::string> settings = {
+      absl::StrCat("updates=", optimizer->updates_in_backward() ? "in backward" : "in Step()"),
+      absl::StrCat("overlap_forward=", optimizer->options_.overlap_forward ? "true" : "false")};
+  EK_RETURN_IF_ERROR(internal::CheckSameOnAllRanks(*comm, optimizer->join_name(), own, *params, optimizer->groups_,
+                                                   internal::SameIn::kEverything, settings));
   comm->steps().Register(optimizer.get());
   optimizer->is_registered_ = true;
   return optimizer;
@@ -85,6 +89,7 @@ absl::Status SlicedOptimizer::TakeChannels() {
 }
 
 SlicedOptimizer::~SlicedOptimizer() {
+  ReportUnwinding();
   Communicator* const comm = living_group();
   if (comm == nullptr) return;
   if (is_registered_) comm->steps().Unregister(this);
@@ -103,6 +108,7 @@ absl::StatusOr<ParticipantState> SlicedOptimizer::PrepareStep() {
                      "parameters in backward"));
   }
   EK_RETURN_IF_ERROR(updater_.groups().Adopt(groups_.rules()));
+  if (updates_in_backward()) DeclareSettings(internal::SettingsText(groups_, groups_.rules()));
   return CurrentState();
 }
 
@@ -168,7 +174,7 @@ absl::Status SlicedOptimizer::Run(const StepMessage& step, bool has_inputs) {
   absl::MutexLock lock(&mutex_);
   awaits_step_ = false;
   reduced_.assign(reduced_.size(), false);
-  CountStep();
+  CountStep(internal::SettingsText(groups_, step.rules, step.options));
   return absl::OkStatus();
 }
 
@@ -328,8 +334,8 @@ void SlicedOptimizer::SendOut(int index, StreamRef after) {
   const SlicePlan::Bucket& bucket = plan_->buckets[index];
   if (gathers_.empty()) gathers_.assign(plan_->buckets.size(), Work());
   if (communicator().world_size() == 1) return;
-  gathers_[index] = channel_->Issue(bucket.gather, TensorList(bucket.own_values.begin(), bucket.own_values.end()),
-                                    TensorList(bucket.all_values.begin(), bucket.all_values.end()), {.after = after});
+  gathers_[index] = channel_->Issue(bucket.gather, internal::OwnValues(bucket, *params_),
+                                    internal::AllValues(bucket, *params_), {.after = after});
 }
 
 absl::Status SlicedOptimizer::WaitFor(int param) {

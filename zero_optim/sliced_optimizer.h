@@ -162,6 +162,7 @@ class SlicedOptimizer : public Joinable, private StepParticipant {
 
   absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
+  bool counts_steps() const override { return true; }
 
  private:
   class Reduction;

@@ -3,7 +3,8 @@
 //   EK_RETURN_IF_ERROR(optimizer->Step({.clip = ClipOptions{.max_norm = 1.0}}));
 //   EK_RETURN_IF_ERROR(optimizer->Step({.grad_scale = 1 / scaler->scale(), .skip_nonfinite = true}));
 //
-// Every rank gives the same; ranks that have run out of inputs take over what the lowest active rank gave.
+// Every rank gives the same: the next step begins with an error that names ranks and values where they did not, before
+// it reduces anything. Ranks that have run out of inputs take over the options of the lowest active rank.
 
 #ifndef EVENKEEL_ZERO_OPTIM_STEP_OPTIONS_H_
 #define EVENKEEL_ZERO_OPTIM_STEP_OPTIONS_H_
@@ -20,7 +21,7 @@ struct StepOptions {
   // Gradients whose joint norm is larger are scaled down to it; those of this optimizer, over all ranks of its group.
   std::optional<ClipOptions> clip;
   // Do what `skip` does if any gradient on any rank of the group is infinite or not a number. Without it such a
-  // gradient goes into the weights.
+  // gradient goes into the weights. RefuseNonfinite() of gradient_check.h makes an error of it.
   bool skip_nonfinite = false;
   friend bool operator==(const StepOptions&, const StepOptions&) = default;
 };

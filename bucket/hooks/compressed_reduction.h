@@ -49,6 +49,7 @@ class CompressedReduction : public BucketReduction {
   absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override;
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override;
   absl::Status OnStepEnd() override { return inner_->OnStepEnd(); }
+  void PrepareStep() override { inner_->PrepareStep(); }
 
   bool HasThread() const override { return true; }
   UsedFlags used_flags() const override { return inner_->used_flags(); }

@@ -16,8 +16,8 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
@@ -51,7 +51,7 @@ TYPED_TEST(CompressedReductionTest, GivesTheSumOfRoundedGradientsBitForBit) {
   for (const int world : {1, 2, 3, 5}) {
     for (const bool views : {false, true}) {
       SCOPED_TRACE(absl::StrCat(world, " ranks, views ", views));
-      const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+      const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
         Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
         DataParallelOptions options = kOptions;
         options.reducer.gradient_as_bucket_view = views;
@@ -82,7 +82,7 @@ TYPED_TEST(CompressedReductionTest, GivesTheSumOfRoundedGradientsBitForBit) {
 }
 
 TYPED_TEST(CompressedReductionTest, DryRanksAddNothing) {
-  const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions, this->Make()));
     return RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -104,7 +104,7 @@ TYPED_TEST(CompressedReductionTest, DryRanksAddNothing) {
 }
 
 TYPED_TEST(CompressedReductionTest, HalvesWhatIsSent) {
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Quadratic problem(kSizes, comm.rank());
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions, this->Make()));
     int64_t bytes = 0;
@@ -141,7 +141,7 @@ class ScatterAndGather : public BucketReduction {
 
 TYPED_TEST(CompressedReductionTest, TakesAReductionOfOtherCollectivesInside) {
   for (const int world : {1, 2, 3}) {
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
       EK_ASSIGN_OR_RETURN(
           auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions,
@@ -165,7 +165,7 @@ TYPED_TEST(CompressedReductionTest, TakesAReductionOfOtherCollectivesInside) {
 
 // Four ranks with 60000 each: the sum is far beyond 65504, the average is not.
 TEST(CompressedReductionTest, TheSumOfFloat16DoesNotOverflowWhereTheAverageFits) {
-  const absl::Status status = RunRanks(4, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
     std::vector<float> value(2, 0.0f), grad = {60000.0f, comm.rank() == 1 ? 4e5f : 0.0f};
     ParameterSet params;
     params.Add("p", absl::MakeSpan(value), absl::MakeSpan(grad));
@@ -183,7 +183,7 @@ TEST(CompressedReductionTest, TheSumOfFloat16DoesNotOverflowWhereTheAverageFits)
 }
 
 TEST(CompressedReductionTest, TakesFloat64AndLeavesSixteenBitsAlone) {
-  const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     std::vector<double> wide(3, 0.0), wide_grad(3, 1.0 + comm.rank());
     std::vector<BFloat16> half(3), half_grad(3, BFloat16(3.0f * static_cast<float>(comm.rank())));
     ParameterSet params;
@@ -206,7 +206,7 @@ TEST(CompressedReductionTest, TakesFloat64AndLeavesSixteenBitsAlone) {
 }
 
 TEST(CompressedReductionTest, RefusesAWireThatIsNotSixteenBitsWide) {
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Quadratic problem(kSizes, comm.rank());
     return DataParallel::Create(&comm, &problem.params(), {}, kOptions,
                                 std::make_unique<CompressedReduction>(DType::kInt8))

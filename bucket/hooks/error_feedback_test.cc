@@ -15,8 +15,8 @@
 #include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
 #include "evenkeel/bucket/hooks/testing/quadratic.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -99,7 +99,7 @@ TEST_P(ErrorFeedbackTest, WhatWasAppliedAndTheErrorsAddUpToTheGradients) {
   for (const int world : {1, 2, 3, 5}) {
     SCOPED_TRACE(absl::StrCat(world, " ranks"));
     std::vector<Sums> sums(world);
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
       Hook hook = GetParam().make();
       EK_ASSIGN_OR_RETURN(auto ddp,
@@ -128,7 +128,7 @@ TEST_P(ErrorFeedbackTest, WhatWasAppliedAndTheErrorsAddUpToTheGradients) {
 TEST_P(ErrorFeedbackTest, TrainsToTheMeanOfTheTargets) {
   for (const int world : {1, 2, 3, 5}) {
     SCOPED_TRACE(absl::StrCat(world, " ranks"));
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank());
       EK_ASSIGN_OR_RETURN(auto ddp,
                           DataParallel::Create(&comm, &problem.params(), {}, options(), GetParam().make().reduction));
@@ -149,7 +149,7 @@ TEST_P(ErrorFeedbackTest, DryRanksLoseNothingAndTrainOn) {
     SCOPED_TRACE(absl::StrCat(world, " ranks"));
     std::vector<Sums> sums(world);
     std::vector<std::vector<std::vector<float>>> ended(world);
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
       Hook hook = GetParam().make();
       EK_ASSIGN_OR_RETURN(auto ddp,
@@ -188,7 +188,7 @@ TEST_P(ErrorFeedbackTest, DryRanksLoseNothingAndTrainOn) {
 TEST_P(ErrorFeedbackTest, AGradientThatIsNotFiniteIsSeenOnAllRanksAndForgotten) {
   for (const int world : {1, 2, 3}) {
     SCOPED_TRACE(absl::StrCat(world, " ranks"));
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank());
       Hook hook = GetParam().make();
       EK_ASSIGN_OR_RETURN(auto ddp,
@@ -210,7 +210,7 @@ TEST_P(ErrorFeedbackTest, AGradientThatIsNotFiniteIsSeenOnAllRanksAndForgotten) 
 }
 
 TEST_P(ErrorFeedbackTest, GoesTogetherWithSixteenBits) {
-  const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     Quadratic problem(kSizes, comm.rank());
     auto both = std::make_unique<CompressedReduction>(DType::kFloat16, GetParam().make().reduction);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, options(), std::move(both)));

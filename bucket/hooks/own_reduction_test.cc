@@ -16,8 +16,8 @@
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -56,7 +56,7 @@ class MajorityVote : public BucketReduction {
 
 TEST(OwnReductionTest, AVoteTrainsTowardsTheMedianOfTheTargets) {
   for (const int world : {1, 3, 5}) {
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank());
       EK_ASSIGN_OR_RETURN(
           auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions, std::make_unique<MajorityVote>()));
@@ -111,7 +111,7 @@ TEST(OwnReductionTest, BuffersThatDoNotFitEndTheStepOnAllRanks) {
   for (const auto& [how, says] : cases) {
     SCOPED_TRACE(says);
     std::vector<absl::Status> results(3);
-    (void)RunRanks(3, [&, &how = how](Communicator& comm) -> absl::Status {
+    (void)RunTestRanks(3, [&, &how = how](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank());
       absl::StatusOr<std::unique_ptr<DataParallel>> ddp =
           DataParallel::Create(&comm, &problem.params(), {}, kOptions, std::make_unique<Wrong>(how, comm.rank()));

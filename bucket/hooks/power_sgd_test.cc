@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/hooks/testing/quadratic.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -38,7 +38,7 @@ struct Training {
 
 TEST(PowerSgdTest, WithFullRankIsAnAllReduceUpToRounding) {
   for (const int world : {1, 2, 3, 5}) {
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Training run(comm, {.rank = 100, .min_compression_rate = 0}, /*noise=*/1.0f);
       EK_RETURN_IF_ERROR(run.created.status());
       for (int batch = 0; batch < 4; ++batch) {
@@ -59,7 +59,7 @@ TEST(PowerSgdTest, WithFullRankIsAnAllReduceUpToRounding) {
 }
 
 TEST(PowerSgdTest, SendsLess) {
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Training run(comm, {.rank = 1, .min_compression_rate = 1.5});
     EK_RETURN_IF_ERROR(run.created.status());
     int64_t elements = 0;
@@ -71,7 +71,7 @@ TEST(PowerSgdTest, SendsLess) {
 }
 
 TEST(PowerSgdTest, WithoutErrorFeedbackWhatIsNotSentIsLost) {
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Training run(comm, {.use_error_feedback = false, .warm_start = false});
     EK_RETURN_IF_ERROR(run.created.status());
     EK_RETURN_IF_ERROR(run.problem.Step(*run.ddp, 0, 0.0f));
@@ -86,7 +86,7 @@ TEST(PowerSgdTest, WithoutErrorFeedbackWhatIsNotSentIsLost) {
 
 TEST(PowerSgdTest, BeginsWithPlainReductions) {
   for (const int world : {1, 3}) {
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Training run(comm, {.start_step = 3}, /*noise=*/1.0f);
       EK_RETURN_IF_ERROR(run.created.status());
       Quadratic plain(kSizes, comm.rank(), /*noise=*/1.0f);
@@ -110,7 +110,7 @@ TEST(PowerSgdTest, ADryRankKeepsItsErrorAndHasTheOthersQ) {
   for (const int world : {2, 3, 5}) {
     SCOPED_TRACE(absl::StrCat(world, " ranks"));
     std::vector<uint64_t> hashes(world), later_hashes(world);
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Training run(comm, {.start_step = 2}, /*noise=*/1.0f);
       EK_RETURN_IF_ERROR(run.created.status());
       run.ddp->SetOptimizerState({});
@@ -140,7 +140,7 @@ TEST(PowerSgdTest, ADryRankKeepsItsErrorAndHasTheOthersQ) {
 }
 
 TEST(PowerSgdTest, GoesOnFromASavedState) {
-  const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     Training whole(comm, {.start_step = 2}), first(comm, {.start_step = 2}), second(comm, {.start_step = 2});
     EK_RETURN_IF_ERROR(second.created.status());
     for (int batch = 0; batch < 8; ++batch) EK_RETURN_IF_ERROR(whole.problem.Step(*whole.ddp, batch, 0.1f));
@@ -175,7 +175,7 @@ TEST(PowerSgdTest, RefusesShapesThatDoNotFit) {
       {{.rank = 0}, "the rank is 0"},
   };
   for (const auto& [options, says] : cases) {
-    const absl::Status status = RunRanks(2, [&, &options = options](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(2, [&, &options = options](Communicator& comm) -> absl::Status {
       return Training(comm, options).created.status();
     });
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

@@ -31,7 +31,8 @@ absl::Status TensorSnapshot::Take(absl::Span<const TensorView> tensors, DeviceRu
     EK_RETURN_IF_ERROR(runtime->Synchronize(stream, absl::Now() + kDrainTimeout));  // The memory before may be in use.
     taken_from_.clear();  // Until there is all of it.
     int64_t bytes = 0;
-    std::vector<CopySegment> take, restore;
+    std::vector<CopySegment> take;
+    kept_.clear();
     const auto room = [](const TensorView& tensor) {
       return (tensor.bytes() + kAlignment - 1) / kAlignment * kAlignment;
     };
@@ -39,13 +40,11 @@ absl::Status TensorSnapshot::Take(absl::Span<const TensorView> tensors, DeviceRu
     EK_ASSIGN_OR_RETURN(memory_, runtime->Allocate(tensors[0].device, bytes));
     auto* free = static_cast<std::byte*>(memory_.data.get());
     for (const TensorView& tensor : tensors) {
-      const TensorView kept(free, tensor.count, tensor.dtype, tensor.device);
-      take.push_back({.to = kept, .from = tensor});
-      restore.push_back({.to = tensor, .from = kept});
+      kept_.emplace_back(free, tensor.count, tensor.dtype, tensor.device);
+      take.push_back({.to = kept_.back(), .from = tensor});
       free += room(tensor);
     }
     EK_ASSIGN_OR_RETURN(take_, SegmentCopy::Create(*runtime, tensors[0].device, take));
-    EK_ASSIGN_OR_RETURN(restore_, SegmentCopy::Create(*runtime, tensors[0].device, restore));
     taken_from_.assign(tensors.begin(), tensors.end());
   }
   return take_->Run(stream);
@@ -54,7 +53,11 @@ absl::Status TensorSnapshot::Take(absl::Span<const TensorView> tensors, DeviceRu
 absl::Status TensorSnapshot::Restore(absl::Span<const TensorView> tensors, DeviceRuntime* runtime,
                                      StreamRef stream) const {
   if (size_ == 0) return absl::OkStatus();
-  if (runtime != nullptr) return restore_->Run(stream);
+  for (size_t i = 0; i < size_ && runtime != nullptr; ++i) {
+    if (tensors[i].count == 0) continue;
+    EK_RETURN_IF_ERROR(runtime->Copy(tensors[i].data, kept_[i].data, kept_[i].bytes(), stream));
+  }
+  if (runtime != nullptr) return absl::OkStatus();
   for (size_t i = 0; i < size_; ++i) {
     if (!bytes_[i].empty()) std::memcpy(tensors[i].data, bytes_[i].data(), bytes_[i].size());
   }

@@ -5,8 +5,8 @@
 //   ... the buffers change ...
 //   EK_RETURN_IF_ERROR(kept.Restore(buffers, comm.runtime(), params.stream()));
 //
-// On a device (`runtime` not null) both are put on `stream`, one launch each, and a snapshot that is taken again of the
-// same tensors waits for nothing.
+// On a device (`runtime` not null) both are put on `stream`; taking is one launch, and waits for nothing if it is of
+// the same tensors again.
 //
 // Threads:   thread-compatible.
 // Ownership: on a device it outlives what is on the stream: a snapshot that was used there goes when that has run.
@@ -30,7 +30,7 @@ namespace evenkeel {
 class TensorSnapshot {
  public:
   absl::Status Take(absl::Span<const TensorView> tensors, DeviceRuntime* runtime, StreamRef stream);
-  // Of the tensors of Take(); nothing if it holds none.
+  // The tensors of Take(), which may have moved since; nothing if it holds none.
   absl::Status Restore(absl::Span<const TensorView> tensors, DeviceRuntime* runtime, StreamRef stream) const;
   void Forget() { size_ = 0; }
   size_t size() const { return size_; }  // Tensors that it holds.
@@ -39,9 +39,9 @@ class TensorSnapshot {
   size_t size_ = 0;
   std::vector<std::vector<std::byte>> bytes_;
   // On a device.
-  std::vector<TensorView> taken_from_;
-  Memory memory_;
-  std::optional<SegmentCopy> take_, restore_;
+  std::vector<TensorView> taken_from_, kept_;
+  Memory memory_;  // Holds kept_.
+  std::optional<SegmentCopy> take_;
 };
 
 }  // namespace evenkeel

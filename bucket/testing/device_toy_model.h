@@ -112,6 +112,18 @@ class DeviceToyModel {
     }
   }
 
+  // Moves all memory, as a tensor library's to() does, and clears what it was. A reducer is attached, whose buffer is
+  // to be rebound to buffers()[0].
+  absl::Status Move() {
+    for (int p = 0; p < params_.size(); ++p) {
+      EK_ASSIGN_OR_RETURN(const TensorView value, Moved(params_[p].value));
+      EK_ASSIGN_OR_RETURN(const TensorView grad, Moved(params_.own_grad(p)));
+      EK_RETURN_IF_ERROR(params_.Rebind(p, value, grad));
+    }
+    EK_ASSIGN_OR_RETURN(buffer_, Moved(buffer_));
+    return absl::OkStatus();
+  }
+
   // The host waits.
   absl::StatusOr<std::vector<float>> Read(const TensorView& view) {
     std::vector<float> host(view.count);
@@ -160,6 +172,12 @@ class DeviceToyModel {
     return view;
   }
 
+  absl::StatusOr<TensorView> Moved(const TensorView& from) {
+    EK_ASSIGN_OR_RETURN(const TensorView to, Upload(from));
+    EK_RETURN_IF_ERROR(runtime_->Zero(from.data, from.bytes(), stream()));
+    return to;
+  }
+
   DeviceRuntime* const runtime_;
   const Device device_;
   ToyModel host_;  // What was uploaded.
@@ -178,6 +196,7 @@ class HostToyModel {
 
   ParameterSet& params() { return model_.params(); }
   std::vector<TensorView> buffers() { return model_.buffers(); }
+  absl::Status Move() { return absl::OkStatus(); }  // It stays.
   void Forward(int rank, int batch) { model_.Forward(rank, batch); }
   absl::Status Backward(int rank, int batch, DeviceToyModel::Announce announce) {
     return model_.Backward(rank, batch, announce);

@@ -27,13 +27,18 @@ namespace evenkeel {
 
 class ToyModel {
  public:
-  // Parameters "p0", "p1", ... of these sizes; initial weights depend on `seed`.
-  explicit ToyModel(const std::vector<int>& sizes, int seed = 0) : values_(sizes.size()), grads_(sizes.size()) {
+  // Parameters "p0", "p1", ... of these sizes; initial weights depend on `seed`. `device`: a simulated one, whose
+  // memory is the host's.
+  explicit ToyModel(const std::vector<int>& sizes, int seed = 0, Device device = Device::Cpu())
+      : values_(sizes.size()), grads_(sizes.size()) {
     for (size_t p = 0; p < sizes.size(); ++p) {
       values_[p].resize(sizes[p]);
       grads_[p].assign(sizes[p], -77.0f);  // Garbage that a gradient which is none must not leak from.
       for (int j = 0; j < sizes[p]; ++j) values_[p][j] = Noise(seed, 1000, static_cast<int>(p), j);
-      params_.Add(absl::StrCat("p", p), absl::MakeSpan(values_[p]), absl::MakeSpan(grads_[p]));
+      const auto on_device = [device](std::vector<float>& data) {
+        return TensorView(data.data(), static_cast<int64_t>(data.size()), DType::kFloat32, device);
+      };
+      params_.Add(absl::StrCat("p", p), on_device(values_[p]), on_device(grads_[p]));
     }
   }
 

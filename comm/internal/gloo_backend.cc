@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/internal/common_part.h"
 #include "evenkeel/comm/internal/gloo_collectives.h"
 #include "evenkeel/comm/internal/gloo_mesh.h"
 #include "evenkeel/comm/internal/gloo_transport.h"
@@ -45,10 +46,6 @@ absl::Status StatusFromGloo(Call call) {
   }
 }
 
-bool IsMessage(const Collective& what) {
-  return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv;
-}
-
 }  // namespace
 
 // One thread, and the operations that wait for it.
@@ -57,7 +54,7 @@ class GlooBackend::Lane {
   explicit Lane(GlooBackend* backend)
       : backend_(backend),
         collectives_(backend->mesh_ ? backend->mesh_->context() : nullptr, backend->rank_, backend->world_size_,
-                     backend->generation_),
+                     backend->generation_, backend->names_),
         thread_([this] { Run(); }) {}
   // The group has ended, so nothing takes long.
   ~Lane() {
@@ -99,9 +96,10 @@ class GlooBackend::Lane {
     EK_RETURN_IF_ERROR(backend_->Enter());
     absl::Status status = StatusFromGloo([&] { collectives_.Run(operation); });
     backend_->Leave();
-    if (status.ok()) return status;
+    if (status.ok() || absl::IsFailedPrecondition(status)) return status;  // The latter names both ranks' operations.
+    const RankNames& names = backend_->names_;
     const std::string at =
-        absl::StrCat("rank ", backend_->rank_, " at #", operation.sequence, " ", ToString(operation.what));
+        absl::StrCat("rank ", names[backend_->rank_], " at #", operation.sequence, " ", names.TextOf(operation.what));
     const bool is_late =
         absl::Now() >= operation.deadline && (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status));
     const absl::Status seen =
@@ -118,8 +116,13 @@ class GlooBackend::Lane {
   std::thread thread_;
 };
 
-GlooBackend::GlooBackend(int rank, int world_size, std::string group)
-    : rank_(rank), world_size_(world_size), group_(std::move(group)), generation_(StableHash(0, group_)) {}
+GlooBackend::GlooBackend(int rank, int world_size, std::string group, const RankNames& names, WarnFunction warn)
+    : rank_(rank),
+      world_size_(world_size),
+      group_(std::move(group)),
+      names_(names),
+      warn_(std::move(warn)),
+      generation_(StableHash(0, group_)) {}
 
 GlooBackend::~GlooBackend() {
   Abort(absl::CancelledError("the communicator is gone"));
@@ -128,11 +131,14 @@ GlooBackend::~GlooBackend() {
     absl::MutexLock lock(&mutex_);
     lanes.swap(lanes_);
   }
+  lanes.clear();
+  mesh_ = nullptr;  // Its thread calls SetEnded().
 }
 
 absl::StatusOr<std::string> GlooBackend::Listen(const std::string& bind_address, std::string key) {
   EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh,
-                      GlooMesh::Create(rank_, {group_, world_size_, std::move(key)}, bind_address));
+                      GlooMesh::Create(rank_, {group_, world_size_, std::move(key), names_}, bind_address,
+                                       {.warn = warn_, .on_lost = [this](const absl::Status& why) { SetEnded(why); }}));
   const std::string address = mesh->address();
   absl::MutexLock lock(&mutex_);
   mesh_ = std::move(mesh);
@@ -148,7 +154,7 @@ absl::Status GlooBackend::Connect(const std::vector<std::string>& addresses, abs
     return ended_;
   }
   // Who has not come may be lost, and the control plane knows why.
-  return FirstCause(Annotate(status, absl::StrCat("rank ", rank_, " could not connect to all others")),
+  return FirstCause(Annotate(status, absl::StrCat("rank ", names_[rank_], " could not connect to all others")),
                     absl::IsPermissionDenied(status) ? absl::ZeroDuration() : kPatience);
 }
 
@@ -162,7 +168,7 @@ absl::Status GlooBackend::Supports(const Collective& what) const {
 
 void GlooBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
   LaneKey key(operation.channel, CollectiveKind::kBarrier, -1);
-  if (IsMessage(operation.what)) key = {operation.channel, operation.what.kind, operation.what.root};
+  if (IsPair(operation.what)) key = {operation.channel, operation.what.kind, operation.what.root};
   absl::MutexLock lock(&mutex_);
   std::unique_ptr<Lane>& lane = lanes_[key];
   if (lane == nullptr) lane = std::make_unique<Lane>(this);
@@ -172,9 +178,9 @@ void GlooBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
 void GlooBackend::Abort(const absl::Status& why) {
   const auto nobody_inside = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
   GlooMesh* mesh = nullptr;
+  SetEnded(why);
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_.ok()) ended_ = why;
     mesh = mesh_.get();
   }
   if (mesh != nullptr) mesh->Abort(why);
@@ -192,6 +198,11 @@ absl::Status GlooBackend::Enter() {
 void GlooBackend::Leave() {
   absl::MutexLock lock(&mutex_);
   --inside_;
+}
+
+void GlooBackend::SetEnded(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_.ok()) ended_ = why;
 }
 
 absl::Status GlooBackend::FirstCause(const absl::Status& seen, absl::Duration patience) {

@@ -27,6 +27,8 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/rank_names.h"
+#include "evenkeel/comm/internal/warn.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {
@@ -35,7 +37,8 @@ class GlooMesh;
 
 class GlooBackend : public Backend {
  public:
-  GlooBackend(int rank, int world_size, std::string group);
+  // `names`: what messages call its ranks. `warn`: see GlooTransportOptions and GlooMeetingOptions.
+  GlooBackend(int rank, int world_size, std::string group, const RankNames& names = {}, WarnFunction warn = nullptr);
   ~GlooBackend() override;
 
   // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share with nobody else.
@@ -55,12 +58,16 @@ class GlooBackend : public Backend {
   // A lane that is inside Gloo, where buffers are in use; not OK: it must not go there, the group has ended.
   absl::Status Enter();
   void Leave();
+  // Keeps the first cause.
+  void SetEnded(const absl::Status& why);
   // Why the group has ended, if it has or does so within `patience`; else what was seen here.
   absl::Status FirstCause(const absl::Status& seen, absl::Duration patience);
 
   const int rank_;
   const int world_size_;
   const std::string group_;
+  const RankNames names_;
+  const WarnFunction warn_;
   const uint64_t generation_;  // In every tag.
   std::unique_ptr<GlooMesh> mesh_;
 

@@ -2,13 +2,21 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/internal/common_part.h"
 #include "evenkeel/comm/internal/gloo_mesh.h"
+#include "evenkeel/comm/internal/gloo_transport.h"
+#include "evenkeel/comm/internal/parties.h"
 #include "evenkeel/comm/internal/reduce_kernels.h"
 #include "gloo/allgather.h"
 #include "gloo/allreduce.h"
@@ -30,6 +38,7 @@ constexpr int64_t kPieceBytes = 256 << 10;
 
 constexpr uint64_t kReduceScatterSlots = 0x41;
 constexpr uint64_t kMessageSlots = 0x42;
+constexpr uint64_t kNoteSlots = 0x43;
 
 // 40 bits of the tag between the top byte and 16 bits for the number of the message.
 uint64_t Slot(uint64_t top_byte, uint64_t tag, int64_t message = 0) {
@@ -103,22 +112,49 @@ void SetInput(Options& options, const TensorView& data) {
   options.setInput(static_cast<uint8_t*>(data.data), data.bytes());
 }
 
+// Goes ahead of a message's data: one half of the message, which the other half must match.
+constexpr size_t kNoteBytes = 128;
+
+struct PairNote {
+  uint64_t hash = 0;
+  int64_t sequence = 0;
+  std::string text;  // For people.
+
+  static PairNote Of(const Operation& operation, const RankNames& names) {
+    PairNote note{HashOfCommonPart(operation), operation.sequence, names.TextOf(operation.what)};
+    const std::vector<int64_t> parts = PartsOf(operation);
+    if (parts.size() > 1) absl::StrAppend(&note.text, " in parts ", absl::StrJoin(parts, "+"));
+    if (operation.scale != 1.0) absl::StrAppend(&note.text, ", scale ", operation.scale);
+    return note;
+  }
+  std::string Serialize() const {
+    constexpr size_t kMostText = kNoteBytes - sizeof(hash) - sizeof(sequence) - sizeof(uint32_t);
+    std::string bytes = ByteWriter().U64(hash).I64(sequence).Bytes(text.substr(0, kMostText)).Take();
+    bytes.resize(kNoteBytes);
+    return bytes;
+  }
+  static PairNote Parse(absl::string_view bytes) {
+    ByteReader reader(bytes);
+    PairNote note{.hash = reader.U64(), .sequence = reader.I64(), .text = ""};
+    note.text = std::string(reader.Bytes());
+    return note;
+  }
+};
+
+void CheckNotes(int sender, const PairNote& sent, int receiver, const PairNote& expected) {
+  if (sent.hash == expected.hash && sent.sequence == expected.sequence) return;
+  Parties parties;
+  parties[sender] = absl::StrCat("#", sent.sequence, " ", sent.text);
+  parties[receiver] = absl::StrCat("#", expected.sequence, " ", expected.text);
+  throw StatusError(
+      absl::FailedPreconditionError(absl::StrCat(Describe(parties, "is at", "are at"), ": the ranks disagree")));
+}
+
 }  // namespace
 
-uint64_t TagOf(const Operation& operation, int rank, uint64_t generation) {
-  Collective what = operation.what;
-  uint64_t tag = StableHash(StableHash(generation, operation.channel), static_cast<uint64_t>(operation.sequence));
-  if (what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv) {
-    const int sender = what.kind == CollectiveKind::kSend ? rank : what.root;
-    if (what.kind == CollectiveKind::kRecv) what.root = rank;
-    what.kind = CollectiveKind::kSend;
-    tag = StableHash(tag, static_cast<uint64_t>(sender));
-  }
-  tag = StableHash(HashOf(what, tag), operation.step_of);
-  for (const TensorView& part : operation.out.empty() ? operation.in : operation.out) {
-    tag = StableHash(tag, static_cast<uint64_t>(part.count));
-  }
-  return StableHash(tag, std::bit_cast<uint64_t>(operation.scale));
+uint64_t TagOf(const Operation& operation, uint64_t generation) {
+  const uint64_t lane = StableHash(generation, operation.channel);
+  return StableHash(StableHash(lane, static_cast<uint64_t>(operation.sequence)), HashOfCommonPart(operation));
 }
 
 char* GlooCollectives::Scratch::Get(int64_t bytes) {
@@ -131,15 +167,16 @@ char* GlooCollectives::Scratch::Get(int64_t bytes) {
   return data_.get();
 }
 
-GlooCollectives::GlooCollectives(std::shared_ptr<gloo::Context> context, int rank, int world_size, uint64_t generation)
-    : context_(std::move(context)), rank_(rank), world_size_(world_size), generation_(generation) {}
+GlooCollectives::GlooCollectives(std::shared_ptr<gloo::Context> context, int rank, int world_size, uint64_t generation,
+                                 const RankNames& names)
+    : context_(std::move(context)), rank_(rank), world_size_(world_size), generation_(generation), names_(names) {}
 
 GlooCollectives::~GlooCollectives() = default;
 
 void GlooCollectives::Run(const Operation& operation) {
   const CollectiveKind kind = operation.what.kind;
   if (kind == CollectiveKind::kBarrier) return Barrier(operation);
-  if (operation.what.count == 0) return;  // Nothing to say to anybody.
+  if (operation.what.count == 0 && !IsPair(operation.what)) return;  // Nothing to say to anybody.
   switch (kind) {
     case CollectiveKind::kAllReduce:
       return AllReduce(operation);
@@ -199,7 +236,7 @@ void GlooCollectives::AllReduce(const Operation& operation) {
     options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
     SetOutput(options, data);
     options.setReduceFunction(ReductionOf(operation.what));
-    options.setTag(static_cast<uint32_t>(TagOf(operation, rank_, generation_)));
+    options.setTag(static_cast<uint32_t>(TagOf(operation, generation_)));
     options.setTimeout(GlooTimeout(operation.deadline));
     gloo::allreduce(options);
   }
@@ -215,7 +252,7 @@ void GlooCollectives::Reduce(const Operation& operation) {
     SetOutput(options, data);
     options.setRoot(operation.what.root);
     options.setReduceFunction(ReductionOf(operation.what));
-    options.setTag(static_cast<uint32_t>(TagOf(operation, rank_, generation_)));
+    options.setTag(static_cast<uint32_t>(TagOf(operation, generation_)));
     options.setTimeout(GlooTimeout(operation.deadline));
     gloo::reduce(options);
   }
@@ -231,7 +268,7 @@ void GlooCollectives::Broadcast(const Operation& operation) {
   gloo::BroadcastOptions options(context_);
   SetOutput(options, data);
   options.setRoot(operation.what.root);
-  options.setTag(static_cast<uint32_t>(TagOf(operation, rank_, generation_)));
+  options.setTag(static_cast<uint32_t>(TagOf(operation, generation_)));
   options.setTimeout(GlooTimeout(operation.deadline));
   gloo::broadcast(options);
   if (!is_root) Spread(data, operation.out);
@@ -246,7 +283,7 @@ void GlooCollectives::AllGather(const Operation& operation) {
     gloo::AllgatherOptions options(context_);
     SetInput(options, input);
     options.setOutput(static_cast<uint8_t*>(output.data), output.bytes());
-    options.setTag(static_cast<uint32_t>(TagOf(operation, rank_, generation_)));
+    options.setTag(static_cast<uint32_t>(TagOf(operation, generation_)));
     options.setTimeout(GlooTimeout(operation.deadline));
     gloo::allgather(options);
   }
@@ -262,7 +299,7 @@ void GlooCollectives::AllToAll(const Operation& operation) {
     gloo::AlltoallOptions options(context_);
     SetInput(options, input);
     options.setOutput(static_cast<uint8_t*>(output.data), output.bytes());
-    options.setTag(static_cast<uint32_t>(TagOf(operation, rank_, generation_)));
+    options.setTag(static_cast<uint32_t>(TagOf(operation, generation_)));
     options.setTimeout(GlooTimeout(operation.deadline));
     gloo::alltoall(options);
   }
@@ -272,23 +309,41 @@ void GlooCollectives::AllToAll(const Operation& operation) {
 void GlooCollectives::Barrier(const Operation& operation) {
   if (world_size_ == 1) return;
   gloo::BarrierOptions options(context_);
-  options.setTag(static_cast<uint32_t>(TagOf(operation, rank_, generation_)));
+  options.setTag(static_cast<uint32_t>(TagOf(operation, generation_)));
   options.setTimeout(GlooTimeout(operation.deadline));
   gloo::barrier(options);
 }
 
+uint64_t GlooCollectives::NoteSlot(const Operation& operation) const {
+  return Slot(kNoteSlots, StableHash(generation_, operation.channel));
+}
+
 void GlooCollectives::Send(const Operation& operation) {
+  const int to = operation.what.root;
+  std::string note = PairNote::Of(operation, names_).Serialize();
   const TensorView data = Gather(operation, operation.in, {});
+  const auto ahead = context_->createUnboundBuffer(note.data(), note.size());
   const auto buffer = context_->createUnboundBuffer(data.data, data.bytes());
-  buffer->send(operation.what.root, Slot(kMessageSlots, TagOf(operation, rank_, generation_)));
-  buffer->waitSend(GlooTimeout(operation.deadline));
+  ahead->send(to, NoteSlot(operation));
+  if (data.bytes() > 0) {
+    buffer->send(to, Slot(kMessageSlots, TagOf(operation, generation_)));
+    buffer->waitSend(GlooTimeout(operation.deadline));
+  }
+  ahead->waitSend(GlooTimeout(operation.deadline));
 }
 
 void GlooCollectives::Recv(const Operation& operation) {
+  const int from = operation.what.root;
+  std::string note(kNoteBytes, '\0');
   const TensorView data = Room(operation, operation.out);
+  const auto ahead = context_->createUnboundBuffer(note.data(), note.size());
   const auto buffer = context_->createUnboundBuffer(data.data, data.bytes());
-  buffer->recv(operation.what.root, Slot(kMessageSlots, TagOf(operation, rank_, generation_)));
-  buffer->waitRecv(GlooTimeout(operation.deadline));
+  ahead->recv(from, NoteSlot(operation));
+  // Asked for at once, so that large data need not wait for the note.
+  if (data.bytes() > 0) buffer->recv(from, Slot(kMessageSlots, TagOf(operation, generation_)));
+  ahead->waitRecv(GlooTimeout(operation.deadline));
+  CheckNotes(names_[from], PairNote::Parse(note), names_[rank_], PairNote::Of(operation, names_));
+  if (data.bytes() > 0) buffer->waitRecv(GlooTimeout(operation.deadline));
   Spread(data, operation.out);
 }
 
@@ -316,7 +371,7 @@ void GlooCollectives::ReduceScatterRing(const Operation& operation, const char* 
   const int64_t per_piece = kPieceBytes / element;
   const int64_t pieces = (what.count + per_piece - 1) / per_piece;
   const int next = (rank_ + 1) % world_size_, previous = (rank_ + world_size_ - 1) % world_size_;
-  const uint64_t tag = TagOf(operation, rank_, generation_);
+  const uint64_t tag = TagOf(operation, generation_);
   const int64_t chunk_bytes = what.count * element;
   char* const sums[2] = {ring_.Get(2 * chunk_bytes + kPieceBytes), ring_.Get(0) + chunk_bytes};
   char* const own = ring_.Get(0) + 2 * chunk_bytes;  // This rank's part of one piece.

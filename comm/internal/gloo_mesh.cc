@@ -5,7 +5,6 @@
 
 #include "absl/memory/memory.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/internal/gloo_transport.h"
 #include "evenkeel/comm/internal/gloo_transport_meeting.h"
 #include "evenkeel/comm/internal/socket.h"
 #include "evenkeel/comm/status.h"
@@ -29,13 +28,16 @@ class OurContext : public gloo::Context {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Create(int rank, const PeerGroup& group,
-                                                           const std::string& bind_address) {
+                                                           const std::string& bind_address,
+                                                           GlooTransportOptions options) {
   EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMeeting> meeting,
-                      GlooMeeting::Create(rank, group, {.bind_address = bind_address}));
-  return absl::WrapUnique(new GlooMesh(rank, std::move(meeting)));
+                      GlooMeeting::Create(rank, group, {.bind_address = bind_address, .warn = options.warn}));
+  options.names = group.names;
+  return absl::WrapUnique(new GlooMesh(rank, std::move(options), std::move(meeting)));
 }
 
-GlooMesh::GlooMesh(int rank, std::unique_ptr<GlooMeeting> meeting) : rank_(rank), meeting_(std::move(meeting)) {}
+GlooMesh::GlooMesh(int rank, GlooTransportOptions options, std::unique_ptr<GlooMeeting> meeting)
+    : rank_(rank), options_(std::move(options)), meeting_(std::move(meeting)) {}
 
 GlooMesh::~GlooMesh() = default;
 
@@ -43,7 +45,8 @@ const std::string& GlooMesh::address() const { return meeting_->address(); }
 
 absl::Status GlooMesh::Connect(const std::vector<std::string>& addresses, absl::Time deadline) {
   EK_ASSIGN_OR_RETURN(std::vector<UniqueFd> connections, meeting_->Run(addresses, deadline));
-  EK_ASSIGN_OR_RETURN(std::shared_ptr<GlooTransport> transport, GlooTransport::Create(rank_, std::move(connections)));
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<GlooTransport> transport,
+                      GlooTransport::Create(rank_, std::move(connections), options_));
   absl::MutexLock lock(&mutex_);
   if (!aborted_.ok()) return aborted_;
   context_ = std::make_shared<OurContext>(transport);

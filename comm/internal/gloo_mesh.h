@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/internal/gloo_transport.h"
 #include "evenkeel/comm/internal/gloo_transport_greeting.h"
 
 namespace gloo {
@@ -29,13 +30,13 @@ class Context;
 namespace evenkeel::internal {
 
 class GlooMeeting;
-class GlooTransport;
 
 class GlooMesh {
  public:
-  // Starts to listen.
+  // Starts to listen. The names in `options` are the group's.
   static absl::StatusOr<std::unique_ptr<GlooMesh>> Create(int rank, const PeerGroup& group,
-                                                          const std::string& bind_address);
+                                                          const std::string& bind_address,
+                                                          GlooTransportOptions options = {});
   ~GlooMesh();
 
   const std::string& address() const;
@@ -49,9 +50,10 @@ class GlooMesh {
   const std::shared_ptr<gloo::Context>& context() const { return context_; }
 
  private:
-  GlooMesh(int rank, std::unique_ptr<GlooMeeting> meeting);
+  GlooMesh(int rank, GlooTransportOptions options, std::unique_ptr<GlooMeeting> meeting);
 
   const int rank_;
+  const GlooTransportOptions options_;
   const std::unique_ptr<GlooMeeting> meeting_;
   std::shared_ptr<gloo::Context> context_;
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -40,8 +41,11 @@ bool IsTemporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || 
 }  // namespace
 
 struct GlooTransport::Connection {
+  explicit Connection(const DeliveryLimits& limits) : delivery(limits) {}
+
   int peer = -1;
   UniqueFd fd;
+  DeliveryWatch delivery;  // The loop's.
   absl::Status status;  // Not OK: it has ended.
 
   bool is_writing = false;  // Some thread is in Write().
@@ -87,8 +91,9 @@ class GlooTransport::Buffer : public UnboundBuffer {
       }
     }
     for (const int peer : t.messages_.Forget(&state_)) {
-      t.Lose(*t.connections_[peer], absl::UnavailableError(absl::StrCat("rank ", t.rank, " gave up a message to rank ",
-                                                                        peer, " that was under way")));
+      t.Lose(*t.connections_[peer],
+             absl::UnavailableError(absl::StrCat("rank ", t.names_[t.rank], " gave up a message to rank ",
+                                                 t.names_[peer], " that was under way")));
     }
   }
 
@@ -161,8 +166,8 @@ class GlooTransport::Buffer : public UnboundBuffer {
       return true;
     }
     if (!state_.error.ok()) Throw(state_.error);
-    Throw(
-        absl::DeadlineExceededError(absl::StrCat("rank ", t.rank, " waited ", timeout.count(), "ms, but ", obstacle)));
+    Throw(absl::DeadlineExceededError(
+        absl::StrCat("rank ", t.names_[t.rank], " waited ", timeout.count(), "ms, but ", obstacle)));
   }
 
   void AbortWait(bool& is_aborted) {
@@ -175,7 +180,8 @@ class GlooTransport::Buffer : public UnboundBuffer {
   BufferState state_;  // Guarded by the transport's mutex.
 };
 
-absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Create(int rank, std::vector<UniqueFd> connections) {
+absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Create(int rank, std::vector<UniqueFd> connections,
+                                                                     GlooTransportOptions options) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) return absl::ResourceExhaustedError(ErrnoText("epoll_create"));
   EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
@@ -191,21 +197,23 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Create(int rank, s
     }
   }
   return std::shared_ptr<GlooTransport>(
-      new GlooTransport(rank, std::move(connections), std::move(epoll), std::move(wake)));
+      new GlooTransport(rank, std::move(connections), std::move(options), std::move(epoll), std::move(wake)));
 }
 
-GlooTransport::GlooTransport(int rank, std::vector<UniqueFd> connections, UniqueFd epoll, WakeUp wake)
+GlooTransport::GlooTransport(int rank, std::vector<UniqueFd> connections, GlooTransportOptions options, UniqueFd epoll,
+                             WakeUp wake)
     : gloo::transport::Context(rank, static_cast<int>(connections.size())),
+      options_(std::move(options)),
       epoll_(std::move(epoll)),
       wake_(std::move(wake)),
-      messages_(rank, size),
+      messages_(rank, size, names_),
       connections_(size) {
   setTimeout(kDefaultTimeout);
   pairs_.resize(size);
   for (int peer = 0; peer < size; ++peer) {
     if (!connections[peer]) continue;
     pairs_[peer] = std::make_unique<Pair>();
-    connections_[peer] = std::make_unique<Connection>();
+    connections_[peer] = std::make_unique<Connection>(options_.delivery);
     connections_[peer]->peer = peer;
     connections_[peer]->fd = std::move(connections[peer]);
   }
@@ -215,7 +223,7 @@ GlooTransport::GlooTransport(int rank, std::vector<UniqueFd> connections, Unique
 GlooTransport::~GlooTransport() {
   {
     absl::MutexLock lock(&mutex_);
-    End(absl::CancelledError(absl::StrCat("rank ", rank, " has closed its connections")));
+    End(absl::CancelledError(absl::StrCat("rank ", names_[rank], " has closed its connections")));
     is_closing_ = true;
   }
   wake_.Signal();
@@ -235,7 +243,7 @@ void GlooTransport::Abort(const absl::Status& why) {
 GlooTransport::Connection& GlooTransport::Usable(int peer) {
   if (!ended_.ok()) Throw(ended_);
   if (peer < 0 || peer >= size || connections_[peer] == nullptr) {
-    Throw(absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has no connection to rank ", peer)));
+    Throw(absl::InvalidArgumentError(absl::StrCat("rank ", names_[rank], " has no connection to rank ", names_[peer])));
   }
   if (!connections_[peer]->status.ok()) Throw(connections_[peer]->status);
   return *connections_[peer];
@@ -335,8 +343,10 @@ void GlooTransport::Write(Connection& connection) {
 
 void GlooTransport::Loop() {
   std::array<epoll_event, 64> events;
+  absl::Time looked = absl::Now();
   while (true) {
-    const int count = epoll_wait(epoll_.get(), events.data(), events.size(), -1);
+    const int timeout = PollTimeout(looked + options_.delivery.look);
+    const int count = epoll_wait(epoll_.get(), events.data(), events.size(), timeout);
     for (int i = 0; i < count; ++i) {
       if (events[i].data.u64 != kWakeTag) {
         OnEvents(*connections_[events[i].data.u64], events[i].events);
@@ -346,6 +356,36 @@ void GlooTransport::Loop() {
       absl::MutexLock lock(&mutex_);
       if (is_closing_) return;
     }
+    const absl::Time now = absl::Now();
+    if (now - looked < options_.delivery.look) continue;
+    LookAfterDelivery(now - looked);
+    looked = now;
+  }
+}
+
+void GlooTransport::LookAfterDelivery(absl::Duration elapsed) {
+  for (const auto& connection : connections_) {
+    if (connection == nullptr) continue;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!connection->status.ok()) continue;
+    }
+    const std::optional<Delivery> now = ReadDelivery(connection->fd);
+    if (!now.has_value()) continue;
+    const DeliveryWatch::Found found = connection->delivery.Look(*now, elapsed);
+    if (found == DeliveryWatch::Found::kNothing) continue;
+    const std::string text =
+        absl::StrCat("rank ", names_[connection->peer], " has acknowledged nothing from rank ", names_[rank], " for ",
+                     absl::FormatDuration(absl::Trunc(connection->delivery.overdue(), absl::Seconds(1))), " (",
+                     now->waiting, " bytes wait): the network between them loses all that their connection carries");
+    if (found == DeliveryWatch::Found::kLate) {
+      Warn(options_.warn, absl::StrCat(text, "; at ", absl::FormatDuration(options_.delivery.end), " the group ends"));
+      continue;
+    }
+    const absl::Status why = absl::UnavailableError(text);
+    if (options_.on_lost != nullptr) options_.on_lost(why);
+    absl::MutexLock lock(&mutex_);
+    return End(why);
   }
 }
 
@@ -399,9 +439,10 @@ void GlooTransport::Read(Connection& connection) {
     if (got <= 0) {
       const bool is_closed = got == 0 || error == ECONNRESET || error == EPIPE;
       errno = error;
-      return Lose(connection, absl::UnavailableError(absl::StrCat(
-                                  "rank ", connection.peer, is_closed ? " closed" : " lost", " its connection to rank ",
-                                  rank, is_closed ? "" : absl::StrCat(" (", ErrnoText("read"), ")"))));
+      return Lose(connection,
+                  absl::UnavailableError(absl::StrCat("rank ", names_[connection.peer], is_closed ? " closed" : " lost",
+                                                      " its connection to rank ", names_[rank],
+                                                      is_closed ? "" : absl::StrCat(" (", ErrnoText("read"), ")"))));
     }
     const absl::Status status = Take(connection, static_cast<size_t>(got));
     if (!status.ok()) return End(status);
@@ -428,7 +469,8 @@ absl::Status GlooTransport::TakeHeaders(Connection& connection) {
     const size_t available = connection.input_end - connection.input_begin - MessageHeader::kSize;
     const absl::StatusOr<MessageHeader> header = MessageHeader::Parse(at);
     if (!header.ok()) {
-      return Annotate(header.status(), absl::StrCat("rank ", connection.peer, " sent something to rank ", rank));
+      return Annotate(header.status(),
+                      absl::StrCat("rank ", names_[connection.peer], " sent something to rank ", names_[rank]));
     }
     size_t used = 0;
     switch (header->kind) {

@@ -7,19 +7,22 @@
 //   buffer->waitSend(timeout);                                  // throws StatusError
 //   ... on any thread: transport->Abort(why) ...                // every wait, now and later, throws `why`
 //
-// Who sends writes as much as the connection takes; one thread writes the rest, and reads, straight to where it belongs.
+// Who sends writes as much as the connection takes; one thread writes the rest, and reads, straight to where it
+// belongs.
 //
-// Of Gloo's interface this is what its algorithms on unbound buffers use: a pair says that there is a connection, and can
-// do nothing else.
+// Of Gloo's interface this is what its algorithms on unbound buffers use: a pair says that there is a connection, and
+// can do nothing else.
 //
-// Order:     messages between two ranks on one slot meet, and end, in the order of their send() and recv(); slots do not
+// Order:     messages between two ranks on one slot meet, and end, in the order of their send() and recv(); slots do
+// not
 //            wait for each other, whatever is received when.
 // Threads:   thread-safe; each buffer belongs to one thread. Several operations of a buffer may be under way.
 // Ownership: a buffer that goes while something is still received for it lets that be dropped. Going while something is
 //            still sent ends the connection it was for.
 // Errors:    waits and calls throw StatusError: DeadlineExceeded after their timeout, Unavailable for a connection that
 //            has ended, FailedPrecondition for two ranks that mean messages of different sizes, InvalidArgument for a
-//            peer that does not speak this protocol. The last two end the whole transport.
+//            peer that does not speak this protocol. The last two end the whole transport, and so does a peer whose
+//            kernel acknowledges nothing (comm/internal/delivery.h): Unavailable.
 
 #ifndef EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_H_
 #define EVENKEEL_COMM_INTERNAL_GLOO_TRANSPORT_H_
@@ -28,6 +31,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -38,8 +42,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/internal/delivery.h"
 #include "evenkeel/comm/internal/gloo_transport_messages.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/internal/warn.h"
 #include "gloo/transport/context.h"
 #include "gloo/transport/pair.h"
 #include "gloo/transport/unbound_buffer.h"
@@ -58,10 +65,19 @@ class StatusError : public std::exception {
   std::string text_;
 };
 
+struct GlooTransportOptions {
+  RankNames names;    // For messages.
+  WarnFunction warn;  // Is told of a peer that acknowledges nothing.
+  // Is called with the reason before a connection that delivers nothing ends the transport.
+  std::function<void(const absl::Status& why)> on_lost;
+  DeliveryLimits delivery;
+};
+
 class GlooTransport : public gloo::transport::Context, public std::enable_shared_from_this<GlooTransport> {
  public:
   // `connections`: by rank; this rank's own is empty.
-  static absl::StatusOr<std::shared_ptr<GlooTransport>> Create(int rank, std::vector<UniqueFd> connections);
+  static absl::StatusOr<std::shared_ptr<GlooTransport>> Create(int rank, std::vector<UniqueFd> connections,
+                                                               GlooTransportOptions options = {});
   // Buffers keep it alive.
   ~GlooTransport() override;
 
@@ -76,9 +92,11 @@ class GlooTransport : public gloo::transport::Context, public std::enable_shared
   class Pair;
   struct Connection;
 
-  GlooTransport(int rank, std::vector<UniqueFd> connections, UniqueFd epoll, WakeUp wake);
+  GlooTransport(int rank, std::vector<UniqueFd> connections, GlooTransportOptions options, UniqueFd epoll, WakeUp wake);
 
   void Loop();
+  // Reads of each connection whether what was sent on it arrives.
+  void LookAfterDelivery(absl::Duration elapsed);
   void OnEvents(Connection& connection, uint32_t events);
   void Read(Connection& connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `bytes` more have come; where Read() had them put.
@@ -98,6 +116,8 @@ class GlooTransport : public gloo::transport::Context, public std::enable_shared
   bool IsInUse(const BufferState* buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AwaitUnused(const BufferState* buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const GlooTransportOptions options_;
+  const RankNames& names_ = options_.names;
   const UniqueFd epoll_;
   const WakeUp wake_;
 

@@ -78,7 +78,8 @@ absl::Status GlooCall::Turn(absl::Time now) {
   if (state_ == State::kPausing && now < again_) return absl::OkStatus();
   const absl::Status status = Advance();
   if (status.ok()) return absl::OkStatus();
-  if (!refusal_.ok()) return Annotate(refusal_, absl::StrCat("rank ", rank_, " and rank ", to_));
+  if (!refusal_.ok())
+    return Annotate(refusal_, absl::StrCat("rank ", group_.names[rank_], " and rank ", group_.names[to_]));
   obstacle_ = status;
   line_ = GlooLine();
   state_ = State::kPausing;
@@ -125,7 +126,8 @@ absl::Status GlooCall::HandleVerdict(const std::string& frame) {
   EK_ASSIGN_OR_RETURN(const PeerVerdict verdict, PeerVerdict::Parse(frame));
   refusal_ = verdict.status;
   if (refusal_.ok() && !IsDigest(verdict.proof, VerdictProof(group_, to_, challenge_, hello_))) {
-    refusal_ = absl::PermissionDeniedError(absl::StrCat("who answers at ", address_.ToString(), " is not rank ", to_));
+    refusal_ = absl::PermissionDeniedError(
+        absl::StrCat("the process at ", address_.ToString(), " is not rank ", group_.names[to_]));
   }
   if (refusal_.ok()) state_ = State::kDone;
   return refusal_;

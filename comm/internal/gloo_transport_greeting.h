@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/internal/rank_names.h"
 
 namespace evenkeel::internal {
 
@@ -54,6 +55,7 @@ struct PeerGroup {
   std::string name;
   int world_size = 1;
   std::string key;
+  RankNames names = {};  // For messages; not part of what is proved.
 };
 
 // What `hello.proof` must be, and what `verdict.proof`, when `hello` answers `challenge` of rank `lower`.

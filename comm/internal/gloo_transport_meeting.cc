@@ -16,21 +16,22 @@ absl::StatusOr<std::unique_ptr<GlooMeeting>> GlooMeeting::Create(int rank, PeerG
                                                                  const GlooMeetingOptions& options) {
   absl::StatusOr<UniqueFd> listener = ListenOn({options.bind_address, 0});
   if (!listener.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, ": ", listener.status().message()));
+    return absl::InvalidArgumentError(absl::StrCat("rank ", group.names[rank], ": ", listener.status().message()));
   }
   EK_ASSIGN_OR_RETURN(const HostPort address, LocalAddress(*listener));
   EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
-  return std::unique_ptr<GlooMeeting>(new GlooMeeting(rank, std::move(group), options.greeting_timeout,
-                                                      *std::move(listener), std::move(wake), address.ToString()));
+  return std::unique_ptr<GlooMeeting>(
+      new GlooMeeting(rank, std::move(group), options, *std::move(listener), std::move(wake), address.ToString()));
 }
 
-GlooMeeting::GlooMeeting(int rank, PeerGroup group, absl::Duration greeting_timeout, UniqueFd listener, WakeUp wake,
+GlooMeeting::GlooMeeting(int rank, PeerGroup group, const GlooMeetingOptions& options, UniqueFd listener, WakeUp wake,
                          std::string address)
     : rank_(rank),
       group_(std::move(group)),
+      warn_(options.warn),
       wake_(std::move(wake)),
       address_(std::move(address)),
-      reception_(std::make_unique<GlooReception>(rank, group_, std::move(listener), greeting_timeout)) {}
+      reception_(std::make_unique<GlooReception>(rank, group_, std::move(listener), options.greeting_timeout)) {}
 
 void GlooMeeting::Cancel(const absl::Status& why) {
   {
@@ -54,6 +55,7 @@ absl::StatusOr<std::vector<UniqueFd>> GlooMeeting::Meet(const std::vector<std::s
     calls_.emplace_back(rank_, group_, to, std::move(address));
   }
   const absl::Time start = absl::Now();
+  absl::Time warn_at = start + kSilentWait;
   while (true) {
     const absl::Time now = absl::Now();
     EK_RETURN_IF_ERROR(cancelled());
@@ -63,7 +65,11 @@ absl::StatusOr<std::vector<UniqueFd>> GlooMeeting::Meet(const std::vector<std::s
     reception_->Turn(now);
     if (IsComplete()) break;
     if (now >= deadline) return WhoIsMissing(now - start);
-    Wait(deadline);
+    if (now >= warn_at) {
+      Warn(warn_, std::string(WhoIsMissing(now - start).message()));
+      warn_at = absl::InfiniteFuture();
+    }
+    Wait(std::min(deadline, warn_at));
   }
   std::vector<UniqueFd> connections = std::move(reception_->admitted());
   for (GlooCall& call : calls_) connections[call.to()] = std::move(call.connection());
@@ -89,16 +95,16 @@ absl::Status GlooMeeting::WhoIsMissing(absl::Duration waited) const {
     if (call.IsDone()) continue;
     missing.push_back(call.to());
     if (!call.obstacle().ok()) {
-      absl::StrAppend(&obstacles, "; rank ", call.to(), ": ", call.obstacle().message());
+      absl::StrAppend(&obstacles, "; rank ", group_.names[call.to()], ": ", call.obstacle().message());
     }
   }
   for (const int rank : reception_->Missing()) missing.push_back(rank);
   if (reception_->refused() > 0) {
     absl::StrAppend(&obstacles, "; ", reception_->refused(), " callers did not prove that they belong to the group");
   }
-  return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, " waited ",
-                                                  absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
-                                                  " for ", RankList(missing), " to connect", obstacles));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", group_.names[rank_], " waited ", absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
+      " for ", RankList(group_.names.Of(missing)), " to connect", obstacles));
 }
 
 absl::Status GlooMeeting::cancelled() const {

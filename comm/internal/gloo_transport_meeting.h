@@ -28,12 +28,14 @@
 #include "evenkeel/comm/internal/gloo_transport_greeting.h"
 #include "evenkeel/comm/internal/gloo_transport_reception.h"
 #include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/internal/warn.h"
 
 namespace evenkeel::internal {
 
 struct GlooMeetingOptions {
   std::string bind_address = "127.0.0.1";
   absl::Duration greeting_timeout = absl::Seconds(5);  // For a caller to prove who it is.
+  WarnFunction warn = nullptr;                         // Is told, once, who is missing after kSilentWait.
 };
 
 class GlooMeeting {
@@ -49,7 +51,7 @@ class GlooMeeting {
   void Cancel(const absl::Status& why);
 
  private:
-  GlooMeeting(int rank, PeerGroup group, absl::Duration greeting_timeout, UniqueFd listener, WakeUp wake,
+  GlooMeeting(int rank, PeerGroup group, const GlooMeetingOptions& options, UniqueFd listener, WakeUp wake,
               std::string address);
 
   absl::StatusOr<std::vector<UniqueFd>> Meet(const std::vector<std::string>& addresses, absl::Time deadline);
@@ -61,6 +63,7 @@ class GlooMeeting {
 
   const int rank_;
   const PeerGroup group_;
+  const WarnFunction warn_;
   const WakeUp wake_;
   const std::string address_;
   std::unique_ptr<GlooReception> reception_;  // Null after Run().

@@ -113,7 +113,7 @@ absl::Status MessageTable::OnSmall(int from, uint64_t slot, absl::string_view by
   peer.held += CostOf(bytes.size());
   if (peer.held > kSmallBudget) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", from, " sent more than it may lay down at rank ", rank_, " unasked"));
+        absl::StrCat("rank ", names_[from], " sent more than it may lay down at rank ", names_[rank_], " unasked"));
   }
   Arrival& arrival = slots_[slot].arrivals.emplace_back(Arrival{.from = from, .bytes = bytes.size()});
   if (bytes.empty()) return absl::OkStatus();
@@ -128,7 +128,7 @@ absl::Status MessageTable::OnHeader(int from, const MessageHeader& header) {
     const auto found = peer.flows.find(header.slot);
     if (found == peer.flows.end() || found->second.untaken.empty()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("rank ", from, " took a message that rank ", rank_, " did not send"));
+          absl::StrCat("rank ", names_[from], " took a message that rank ", names_[rank_], " did not send"));
     }
     const WaitingSend send = TakeFrom(found->second.untaken, found->second.untaken.begin());
     peer.credit += CostOf(send.bytes);
@@ -184,8 +184,8 @@ absl::StatusOr<std::unique_ptr<PostedReceive>> MessageTable::OnBody(int from, co
       return receive;
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", from, " sent ", header.bytes, " bytes that rank ", rank_, " did not ask for"));
+  return absl::InvalidArgumentError(absl::StrCat("rank ", names_[from], " sent ", header.bytes, " bytes that rank ",
+                                                 names_[rank_], " did not ask for"));
 }
 
 void MessageTable::FinishReceive(const PostedReceive& receive, int from) {
@@ -272,8 +272,8 @@ absl::StatusOr<std::unique_ptr<PostedReceive>> MessageTable::Match(int from, uin
 
 absl::Status MessageTable::CheckSize(const PostedReceive& receive, int from, size_t bytes) const {
   if (receive.bytes == bytes) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("rank ", from, " sent ", bytes, " bytes where rank ", rank_,
-                                                    " expects ", receive.bytes, ": the ranks disagree"));
+  return absl::FailedPreconditionError(absl::StrCat("rank ", names_[from], " sent ", bytes, " bytes where rank ",
+                                                    names_[rank_], " expects ", receive.bytes, ": the ranks disagree"));
 }
 
 void MessageTable::Expect(int from, std::unique_ptr<PostedReceive> receive) {

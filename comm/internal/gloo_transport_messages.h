@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -34,6 +35,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/internal/gloo_transport_wire.h"
+#include "evenkeel/comm/internal/rank_names.h"
 
 namespace evenkeel::internal {
 
@@ -69,7 +71,7 @@ struct PostedReceive {
 
 class MessageTable {
  public:
-  MessageTable(int rank, int world_size) : rank_(rank), peers_(world_size) {}
+  MessageTable(int rank, int world_size, RankNames names) : rank_(rank), names_(std::move(names)), peers_(world_size) {}
 
   // This rank's operations. The buffer must live until it has ended, or Forget().
   void Send(BufferState* buffer, int to, uint64_t slot, const char* data, size_t bytes);
@@ -144,6 +146,7 @@ class MessageTable {
   void Expect(int from, std::unique_ptr<PostedReceive> receive);
 
   const int rank_;
+  const RankNames names_;
   std::vector<Peer> peers_;
   absl::flat_hash_map<uint64_t, Slot> slots_;
 };

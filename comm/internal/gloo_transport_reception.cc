@@ -119,9 +119,11 @@ absl::Status GlooReception::Judge(const Caller& caller, const PeerHello& hello) 
   }
   if (hello.rank <= rank_ || hello.rank >= group_.world_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", hello.rank, " does not connect to rank ", rank_, " of ", group_.world_size));
+        absl::StrCat("rank ", group_.names[hello.rank], " does not connect to rank ", group_.names[rank_]));
   }
-  if (IsHere(hello.rank)) return absl::AlreadyExistsError(absl::StrCat("rank ", hello.rank, " has connected already"));
+  if (IsHere(hello.rank)) {
+    return absl::AlreadyExistsError(absl::StrCat("rank ", group_.names[hello.rank], " has connected already"));
+  }
   return absl::OkStatus();
 }
 

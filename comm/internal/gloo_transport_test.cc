@@ -16,13 +16,19 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/internal/delivery.h"
 #include "evenkeel/comm/internal/gloo_transport_wire.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/internal/testing_connections.h"
+#include "evenkeel/comm/internal/warn.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -515,6 +521,136 @@ TEST(GlooTransportTest, NoBytesDoHarm) {
     EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status))
         << status;
   }
+}
+
+// What a peer's kernel does not acknowledge
+// ----------------------------------------------------------------------------
+
+constexpr DeliveryLimits kLimits = {
+    .look = absl::Milliseconds(100), .warn = absl::Milliseconds(500), .end = absl::Seconds(3)};
+
+TEST(DeliveryWatchTest, CountsTheTimeWithoutProgressWhileOneIsDue) {
+  using Found = DeliveryWatch::Found;
+  struct Look {
+    const char* what;
+    Delivery now;
+    absl::Duration elapsed;
+    Found found;
+  };
+  const absl::Duration second = absl::Seconds(1);
+  DeliveryWatch watch;
+  for (const Look& look : std::vector<Look>{
+           {"nothing was sent", {.acknowledged = 0}, absl::Minutes(10), Found::kNothing},
+           {"sent since", {.is_due = true, .acknowledged = 10}, second, Found::kNothing},
+           {"late, but this process was stopped",
+            {.is_due = true, .acknowledged = 10},
+            absl::Hours(1),
+            Found::kNothing},
+           {"4 s", {.is_due = true, .acknowledged = 10}, 2 * second, Found::kNothing},
+           {"5 s", {.is_due = true, .acknowledged = 10}, second, Found::kLate},
+           {"6 s", {.is_due = true, .acknowledged = 10}, second, Found::kNothing},
+           {"a byte has arrived", {.is_due = true, .acknowledged = 11}, second, Found::kNothing},
+           {"4 s later", {.is_due = true, .acknowledged = 11}, 2 * second, Found::kNothing},
+           {"4 s later", {.is_due = true, .acknowledged = 11}, 2 * second, Found::kNothing},
+           {"5 s later", {.is_due = true, .acknowledged = 11}, second, Found::kLate},
+           {"all has arrived", {.acknowledged = 20}, second, Found::kNothing},
+           {"nothing is due", {.acknowledged = 20}, absl::Hours(1), Found::kNothing},
+       }) {
+    EXPECT_EQ(watch.Look(look.now, look.elapsed), look.found) << look.what;
+  }
+  const Delivery stuck = {.is_due = true, .acknowledged = 20};
+  for (int i = 1; i < 15; ++i) EXPECT_NE(watch.Look(stuck, second), Found::kLost) << i;
+  EXPECT_EQ(watch.Look(stuck, second), Found::kLost);
+}
+
+struct Warnings {
+  absl::Mutex mutex;
+  std::vector<std::string> texts ABSL_GUARDED_BY(mutex);
+
+  WarnFunction function() {
+    return [this](const std::string& text) {
+      absl::MutexLock lock(&mutex);
+      texts.push_back(text);
+    };
+  }
+  std::vector<std::string> Take() {
+    absl::MutexLock lock(&mutex);
+    return std::exchange(texts, {});
+  }
+};
+
+// Ranks 0 and 1 of a transport that are ranks 4 and 6 of the group.
+struct WatchedPair {
+  WatchedPair() {
+    std::vector<UniqueFd> ends[2];
+    for (auto& of_rank : ends) of_rank.resize(2);
+    std::tie(ends[0][1], ends[1][0]) = Connection();
+    fds = {ends[0][1].get(), ends[1][0].get()};
+    for (int rank : {0, 1}) {
+      ranks.push_back(GlooTransport::Create(rank, std::move(ends[rank]),
+                                            {.names = RankNames({4, 6}),
+                                             .warn = warnings.function(),
+                                             .on_lost = [this](const absl::Status& why) { lost = why; },
+                                             .delivery = kLimits})
+                          .value());
+    }
+  }
+
+  Warnings warnings;
+  absl::Status lost;
+  std::vector<int> fds;
+  Transports ranks;
+};
+
+TEST(GlooTransportTest, AConnectionThatDeliversNothingIsWarnedOfAndThenEnds) {
+  WatchedPair pair;
+  Piece sent(*pair.ranks[0], 100), received(*pair.ranks[1], 100);
+  for (const int fd : pair.fds) DropIncoming(fd);
+  sent->send(1, 7);
+  const absl::Time start = absl::Now();
+  const absl::Status ended = StatusOf([&] { sent->waitSend(kSoon); });
+  EXPECT_GE(absl::Now() - start, kLimits.end - kLimits.look);
+  EXPECT_TRUE(absl::IsUnavailable(ended)) << ended;
+  EXPECT_THAT(std::string(ended.message()),
+              HasSubstr("rank 6 has acknowledged nothing from rank 4 for 3s (124 bytes wait)"));
+  EXPECT_EQ(pair.lost, ended);
+  EXPECT_THAT(pair.warnings.Take(),
+              testing::ElementsAre(HasSubstr("rank 6 has acknowledged nothing from rank 4 for ")));
+}
+
+TEST(GlooTransportTest, AShortOutageIsWarnedOfAndTheConnectionGoesOn) {
+  WatchedPair pair;
+  Piece sent(*pair.ranks[0], RandomText(1 << 20, 3)), received(*pair.ranks[1], 1 << 20);
+  for (const int fd : pair.fds) DropIncoming(fd);
+  received->recv(0, 7);
+  sent->send(1, 7);
+  absl::SleepFor(absl::Seconds(1));  // The outage.
+  for (const int fd : pair.fds) StopDropping(fd);
+  EXPECT_TRUE(received->waitRecv(kSoon));
+  EXPECT_TRUE(sent->waitSend(kSoon));
+  EXPECT_TRUE(received.data == sent.data);
+  EXPECT_THAT(pair.warnings.Take(), testing::Each(HasSubstr("has acknowledged nothing from ")));
+}
+
+// A rank that is stopped, or in a debugger: its kernel takes what fits, and acknowledges it.
+TEST(GlooTransportTest, APeerThatReadsNothingIsNotLost) {
+  std::vector<UniqueFd> connections(2);
+  auto [ours, theirs] = Connection();
+  connections[1] = std::move(ours);
+  Warnings warnings;
+  const auto transport =
+      GlooTransport::Create(0, std::move(connections), {.warn = warnings.function(), .delivery = kLimits}).value();
+  Piece sent(*transport, size_t{32} << 20);
+  const auto ask = MessageHeader{Kind::kAsk, 7, 0}.Serialize();
+  ASSERT_TRUE(SendAll(theirs, absl::string_view(ask.data(), ask.size()), absl::Now() + absl::Seconds(30)).ok());
+  sent->send(1, 7);
+  absl::SleepFor(kLimits.end + absl::Seconds(1));
+  std::string got;
+  while (got.size() < sent.data.size()) {
+    ASSERT_TRUE(WaitFor(theirs, POLLIN, absl::Now() + absl::Seconds(30)).ok());
+    ASSERT_FALSE(ReceiveSome(theirs, got).is_over) << got.size();
+  }
+  EXPECT_TRUE(sent->waitSend(kSoon));
 }
 
 TEST(GlooTransportTest, RefusesWhatCannotBe) {

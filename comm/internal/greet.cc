@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/internal/hmac.h"
+#include "evenkeel/comm/internal/warn.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -71,9 +72,9 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
   return absl::OkStatus();
 }
 
-Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job, absl::Duration patience,
+Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job, absl::Time challenge_by,
                   absl::Time deadline) {
-  const absl::Time challenge_by = std::min(deadline, absl::Now() + patience);
+  challenge_by = std::min(challenge_by, deadline);
   absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by);
   if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
   Greeted greeted{.fd = *std::move(fd), .server = server};
@@ -103,20 +104,28 @@ std::string Places(const std::vector<HostPort>& servers) {
 
 absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job, absl::Time deadline) {
   const absl::Time start = absl::Now();
+  absl::Time warn_at = start + kSilentWait;
   absl::Duration pause = kFirstPause, patience = kFirstPatience;
   absl::Status last;
   while (true) {
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
     for (const HostPort& server : servers) {
-      Attempt attempt = GreetOnce(server, hello, job, patience, deadline);
+      const absl::Time challenge_by = std::min(warn_at, absl::Now() + patience);
+      Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline);
       if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
       last = attempt.result.status();
     }
-    if (absl::Now() + pause >= deadline) {
-      const absl::Duration waited = absl::Trunc(absl::Now() - start, absl::Milliseconds(1));
-      return absl::DeadlineExceededError(absl::StrCat("rank ", hello.rank, " found no store at ", Places(servers),
-                                                      " within ", absl::FormatDuration(waited),
-                                                      last.ok() ? "" : absl::StrCat(" (", last.message(), ")")));
+    const absl::Time now = absl::Now();
+    const auto text = [&] {
+      return absl::StrCat("rank ", hello.rank, " found no store at ", Places(servers), " within ",
+                          absl::FormatDuration(absl::Trunc(now - start, absl::Milliseconds(1))),
+                          last.ok() ? "" : absl::StrCat(" (", last.message(), ")"),
+                          job.host.empty() ? "" : absl::StrCat(": ", job.host, ", which is to host it, has not come"));
+    };
+    if (now + pause >= deadline) return absl::DeadlineExceededError(text());
+    if (now >= warn_at) {
+      Warn(nullptr, absl::StrCat(text(), " yet"));
+      warn_at = absl::InfiniteFuture();
     }
     absl::SleepFor(pause);
     pause = std::min(pause * 1.5, kLongestPause);

@@ -3,7 +3,8 @@
 //   EK_ASSIGN_OR_RETURN(Greeted greeted, Greet(find, {.rank = 1, .world_size = 4}, job, deadline));
 //
 // Attempts go on, further and further apart, until the deadline: a store that has not started yet, an address that is
-// not written yet, another job's store at the same place. A refusal by the job's own store is final.
+// not written yet, another job's store at the same place. A refusal by the job's own store is final. A rank that has
+// found none after 5 seconds logs it, once.
 
 #ifndef EVENKEEL_COMM_INTERNAL_GREET_H_
 #define EVENKEEL_COMM_INTERNAL_GREET_H_
@@ -28,6 +29,7 @@ using FindServer = std::function<absl::StatusOr<std::vector<HostPort>>()>;
 struct JobSecret {
   std::string job;  // Empty: any job will do.
   std::string secret;
+  std::string host = {};  // The store's host, for messages: "rank 0".
 };
 
 // A connection whose two ends have proved to each other that they know the secret.

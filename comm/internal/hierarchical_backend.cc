@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/internal/common_part.h"
 #include "evenkeel/comm/internal/hierarchical_collectives.h"
 #include "evenkeel/comm/status.h"
 
@@ -15,10 +16,6 @@ namespace {
 // the channel counts them.
 constexpr uint64_t kSteps = 1;
 constexpr uint64_t kMessages = 2;
-
-bool IsMessage(const Collective& what) {
-  return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv;
-}
 
 }  // namespace
 
@@ -95,8 +92,6 @@ HierarchicalBackend::~HierarchicalBackend() {
     absl::MutexLock lock(&mutex_);
     lanes.swap(lanes_);
   }
-  lanes.clear();
-  transports_ = {};  // Their threads end messages, which ask this object why.
 }
 
 absl::Status HierarchicalBackend::Compose(const HostMap& map, Transports transports) {
@@ -108,7 +103,7 @@ absl::Status HierarchicalBackend::Compose(const HostMap& map, Transports transpo
   const bool needs_between = map.hosts() > 1 && map.largest() > 1 && leads;
   if ((transports_.inside != nullptr) != needs_inside || (transports_.between != nullptr) != needs_between ||
       (transports_.all != nullptr) != (map.hosts() > 1)) {
-    return absl::InternalError(absl::StrCat("rank ", rank_, " has not the transports that it needs: ", map.Describe()));
+    return absl::InternalError(absl::StrCat("rank ", rank_, " lacks a required transport: ", map.Describe()));
   }
   absl::Status ended;
   {
@@ -154,29 +149,18 @@ absl::StatusOr<Memory> HierarchicalBackend::Allocate(int64_t bytes) {
 
 void HierarchicalBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
   if (Backend* const backend = only(); backend != nullptr) return backend->Start(std::move(operation), std::move(work));
-  if (!IsMessage(operation.what)) {
+  if (!IsPair(operation.what)) {
     absl::MutexLock lock(&mutex_);
     std::unique_ptr<Lane>& lane = lanes_[operation.channel];
     if (lane == nullptr) lane = std::make_unique<Lane>(this, operation.channel);
     return lane->Push(std::move(operation), std::move(work));
   }
   operation.channel = StableHash(operation.channel, kMessages);
-  if (map_->host_of(operation.what.root) == map_->host_of(rank_)) {
-    return StartInside(std::move(operation), std::move(work));
+  if (map_->host_of(operation.what.root) != map_->host_of(rank_)) {
+    return transports_.all->Start(std::move(operation), std::move(work));
   }
-  transports_.all->Start(std::move(operation), std::move(work));
-}
-
-void HierarchicalBackend::StartInside(Operation operation, std::shared_ptr<WorkState> work) {
   operation.what.root = map_->place_of(operation.what.root);
-  // Only the words of a failure are to change; threads that wait for `work` help the transport as if it were theirs.
-  auto inner = std::make_shared<WorkState>(absl::InfiniteFuture(), nullptr);
-  inner->OnDone([this, work](const absl::Status& status) {
-    const absl::Status end = ended();
-    work->Finish(status.ok() || end.ok() ? TellInside(status, *map_, rank_) : end);
-  });
-  transports_.inside->Start(std::move(operation), inner);
-  work->helper = inner->helper;
+  transports_.inside->Start(std::move(operation), std::move(work));
 }
 
 void HierarchicalBackend::Abort(const absl::Status& why) {

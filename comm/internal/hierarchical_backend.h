@@ -36,7 +36,7 @@ namespace evenkeel::internal {
 
 class HierarchicalBackend : public Backend {
  public:
-  // This rank's halves of groups; null ones are not needed.
+  // This rank's halves of groups, whose messages call the ranks as this group does; null ones are not needed.
   struct Transports {
     std::unique_ptr<Backend> inside;   // Of the ranks of its host, by place; needed where that has two or more.
     std::unique_ptr<Backend> between;  // Of the hosts' leaders, by host; needed on these if hosts are several and one
@@ -64,7 +64,6 @@ class HierarchicalBackend : public Backend {
 
   // Null where there are several.
   Backend* only() const;
-  void StartInside(Operation operation, std::shared_ptr<WorkState> work);
   void AbortTransports(const absl::Status& why);
   // Ends everything because an operation has failed here.
   void Break(const absl::Status& why);

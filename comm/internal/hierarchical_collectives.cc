@@ -1,12 +1,11 @@
 #include "evenkeel/comm/internal/hierarchical_collectives.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/internal/common_part.h"
 #include "evenkeel/comm/internal/reduce_kernels.h"
 #include "evenkeel/comm/internal/view_lists.h"
 #include "evenkeel/comm/status.h"
@@ -54,21 +53,8 @@ std::vector<TensorList> ChunksOf(const Operation& operation) {
 }  // namespace
 
 uint64_t HashOfWhole(const Operation& operation) {
-  uint64_t hash = HashOf(operation.what, static_cast<uint64_t>(operation.sequence));
-  for (const TensorView& part : operation.out.empty() ? operation.in : operation.out) {
-    hash = StableHash(hash, static_cast<uint64_t>(part.count));
-  }
-  return std::max<uint64_t>(1, StableHash(hash, std::bit_cast<uint64_t>(operation.scale)));
-}
-
-absl::Status TellInside(const absl::Status& status, const HostMap& map, int rank) {
-  return Annotate(status, absl::StrCat("inside the host of ranks ", absl::StrJoin(map.ranks_of(map.host_of(rank)), ","),
-                                       ", counted from 0"));
-}
-
-absl::Status TellBetween(const absl::Status& status, const HostMap& map) {
-  return Annotate(status,
-                  absl::StrCat("between the hosts of ranks ", absl::StrJoin(map.leaders(), ","), ", counted from 0"));
+  const auto sequence = static_cast<uint64_t>(operation.sequence);
+  return std::max<uint64_t>(1, StableHash(sequence, HashOfCommonPart(operation)));
 }
 
 HierarchicalCollectives::HierarchicalCollectives(const Transports& transports, uint64_t channel,
@@ -88,7 +74,7 @@ absl::Status HierarchicalCollectives::Run(const Operation& operation) {
   if (!status.ok()) {
     // Steps that were started ahead touch the buffers until they have ended too.
     abort_(status);
-    for (const Started& started : open_) started.work->Wait().IgnoreError();
+    for (const Started& started : open_) started->Wait().IgnoreError();
   }
   open_.clear();
   return status;
@@ -341,16 +327,9 @@ HierarchicalCollectives::Started HierarchicalCollectives::Start(Line& line, cons
       std::make_shared<WorkState>(whole.deadline + kGrace, [this, what = whole.what, sequence = whole.sequence] {
         abort_(absl::DeadlineExceededError(absl::StrCat(PlaceOf(what, sequence), ": not through at its deadline")));
       });
-  open_.push_back({work, &line});
+  open_.push_back(work);
   line.backend->Start(std::move(operation), work);
-  return open_.back();
-}
-
-absl::Status HierarchicalCollectives::Await(const Started& started) {
-  const absl::Status status = started.work->Wait();
-  if (started.line == &inside_) return TellInside(status, map_, rank_);
-  if (started.line == &between_) return TellBetween(status, map_);
-  return status;
+  return work;
 }
 
 std::string HierarchicalCollectives::PlaceOf(const Collective& what, int64_t sequence) const {

@@ -47,10 +47,6 @@ namespace evenkeel::internal {
 // What the ranks must agree on beyond what a step says of itself: for Operation::step_of.
 uint64_t HashOfWhole(const Operation& operation);
 
-// A step's failure, whose message counts the ranks of its transport.
-absl::Status TellInside(const absl::Status& status, const HostMap& map, int rank);
-absl::Status TellBetween(const absl::Status& status, const HostMap& map);
-
 class HierarchicalCollectives {
  public:
   struct Transports {
@@ -84,11 +80,7 @@ class HierarchicalCollectives {
     bool contributes = true;
     bool as_bits = false;  // Combined bit by bit, whatever the elements are.
   };
-  // A step that has been started.
-  struct Started {
-    std::shared_ptr<WorkState> work;
-    const Line* line = nullptr;
-  };
+  using Started = std::shared_ptr<WorkState>;  // A step.
 
   absl::Status RunKind(const Operation& operation);
   absl::Status AllReduce(const Operation& operation);
@@ -100,7 +92,7 @@ class HierarchicalCollectives {
   absl::Status Barrier(const Operation& operation);
 
   Started Start(Line& line, const Operation& whole, Step step);
-  absl::Status Await(const Started& started);
+  static absl::Status Await(const Started& started) { return started->Wait(); }
   absl::Status Do(Line& line, const Operation& whole, Step step) { return Await(Start(line, whole, std::move(step))); }
 
   // "rank 3 at #17 barrier (user)"

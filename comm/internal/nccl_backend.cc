@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/internal/arrival.h"
 #include "evenkeel/comm/internal/nccl_peers.h"
 #include "evenkeel/comm/internal/nccl_plan.h"
 #include "evenkeel/comm/internal/waits.h"
@@ -81,7 +82,8 @@ absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& un
   control_ = &control;
   NcclPeer mine{.version = api_.version(), .built_version = api_.built_version(), .device = settings_.device};
   EK_ASSIGN_OR_RETURN(mine.place, api_.PlaceOf(settings_.device));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, control.Exchange("nccl peers", mine.Serialize(), timeout));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, AwaitArrival(control, "nccl peers", mine.Serialize(),
+                                                                      {settings_.group, timeout, settings_.warn}));
   std::vector<NcclPeer> peers;
   for (const std::string& part : parts) {
     EK_ASSIGN_OR_RETURN(NcclPeer peer, NcclPeer::Parse(part));

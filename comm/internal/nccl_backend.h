@@ -46,6 +46,7 @@ class NcclBackend : public Backend {
   struct Settings {
     int rank = 0;
     int world_size = 1;
+    std::string group;  // For messages.
     Device device;
     absl::Duration abort_patience;  // For NCCL, and then for the stream.
     int64_t least_registered = 0;

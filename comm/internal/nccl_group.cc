@@ -27,6 +27,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(DeviceRuntime&
   auto channel = std::make_unique<ControlChannel>(rank, world_size, std::move(control));
   const NcclBackend::Settings settings{.rank = rank,
                                        .world_size = world_size,
+                                       .group = options.group,
                                        .device = Device::Cuda(options.device),
                                        .abort_patience = options.abort_patience,
                                        .least_registered = options.least_registered,

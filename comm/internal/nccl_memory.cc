@@ -1,13 +1,13 @@
 #include "evenkeel/comm/internal/nccl_memory.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/warn.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -63,8 +63,7 @@ void NcclMemory::Warn(int64_t bytes, const absl::Status& why) {
   const std::string text = absl::StrCat(
       "rank ", settings_.rank, ": ", bytes, " bytes on ", ToString(settings_.device),
       " are not registered with NCCL, which copies them once more (said only the first time): ", why.message());
-  if (settings_.warn != nullptr) return settings_.warn(text);
-  std::fprintf(stderr, "evenkeel: %s\n", text.c_str());
+  internal::Warn(settings_.warn, text);
 }
 
 absl::StatusOr<Memory> NcclMemory::AllocateRegistered(int64_t bytes, bool* refused) {

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/internal/common_part.h"
 #include "evenkeel/comm/internal/reduce_kernels.h"
 #include "evenkeel/comm/internal/registered_memory.h"
 #include "evenkeel/comm/internal/shared_memory.h"
@@ -21,7 +22,6 @@
 #include "evenkeel/comm/internal/shm_mesh.h"
 #include "evenkeel/comm/internal/shm_transfer.h"
 #include "evenkeel/comm/internal/waits.h"
-#include "evenkeel/comm/local_meeting.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -69,10 +69,11 @@ bool SharesProcessors(int ranks) {
 // is issued.
 class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
  public:
-  Core(int rank, int world_size, std::string group)
+  Core(int rank, int world_size, std::string group, const RankNames& names)
       : rank_(rank),
         world_size_(world_size),
         group_(std::move(group)),
+        names_(names),
         shares_processors_(SharesProcessors(world_size)) {}
 
   absl::StatusOr<std::string> Listen(std::string key);
@@ -145,6 +146,7 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   const int rank_;
   const int world_size_;
   const std::string group_;
+  const RankNames names_;
   const bool shares_processors_;
   std::unique_ptr<ShmMesh> mesh_;
   std::unique_ptr<ShmBoard> board_;
@@ -167,7 +169,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
 absl::StatusOr<std::string> ShmBackend::Core::Listen(std::string key) {
   EK_ASSIGN_OR_RETURN(
       std::unique_ptr<ShmMesh> mesh,
-      ShmMesh::Listen({.rank = rank_, .world_size = world_size_, .group = group_, .key = std::move(key)}));
+      ShmMesh::Listen(
+          {.rank = rank_, .world_size = world_size_, .group = group_, .key = std::move(key), .names = names_}));
   const std::string address = mesh->address();
   absl::MutexLock lock(&lanes_mutex_);
   mesh_ = std::move(mesh);
@@ -181,7 +184,7 @@ absl::Status ShmBackend::Core::Connect(const std::vector<std::string>& addresses
   const auto has_ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_) { return !ended_.ok(); };
   absl::MutexLock lock(&lanes_mutex_);
   if (lanes_mutex_.AwaitWithTimeout(absl::Condition(&has_ended), kMeetingPatience)) return ended_;
-  return Annotate(status, absl::StrCat("rank ", rank_, " could not meet the others of its host"));
+  return Annotate(status, absl::StrCat("rank ", names_[rank_], " could not meet the others of its host"));
 }
 
 absl::Status ShmBackend::Core::Meet(const std::vector<std::string>& addresses, absl::Time deadline) {
@@ -205,15 +208,16 @@ absl::Status ShmBackend::Core::Meet(const std::vector<std::string>& addresses, a
     if (!absl::IsNotFound(given.status())) return given.status();
     if (stop_) break;
     if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, ": rank 0 has not given the shared memory"));
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank ", names_[rank_], ": rank ", names_[0], " has not given the shared memory"));
     }
     absl::SleepFor(absl::Microseconds(100));
   }
   absl::MutexLock lock(&lanes_mutex_);
   EK_RETURN_IF_ERROR(ended_);
   if (board->bytes() < ShmBoard::BytesFor(world_size_)) {
-    return absl::InternalError(absl::StrCat("rank 0 gave ", board->bytes(), " bytes of shared memory, expected ",
-                                            ShmBoard::BytesFor(world_size_)));
+    return absl::InternalError(absl::StrCat("rank ", names_[0], " gave ", board->bytes(),
+                                            " bytes of shared memory, expected ", ShmBoard::BytesFor(world_size_)));
   }
   board_ = std::make_unique<ShmBoard>(std::move(board), world_size_);
   when_freed_ = WhenRegisteredIsFreed([mesh = mesh_.get()](uint64_t id) {
@@ -255,6 +259,7 @@ void ShmBackend::Core::MakeShared(Lane& lane, std::vector<int> ranks, int me, ui
   shared.seats = seats;
   shared.ranks = std::move(ranks);
   shared.me = me;
+  shared.names = names_;
   shared.blocks.resize(shared.ranks.size());
   shared.slots.resize(shared.ranks.size());
   const uint64_t slots_id = key % kSlotIds + kSlotIds;
@@ -297,7 +302,8 @@ ShmBackend::Core::Found ShmBackend::Core::Step(Lane& lane, int64_t budget, std::
     lane.is_under_way = lane.transfer->all_are_here() && state.ok() && *state != ShmTransfer::State::kEnded;
     if (!state.ok()) {
       const Operation& operation = lane.driven->operation;
-      const std::string at = absl::StrCat("rank ", rank_, " at #", operation.sequence, " ", ToString(operation.what));
+      const std::string at =
+          absl::StrCat("rank ", names_[rank_], " at #", operation.sequence, " ", names_.TextOf(operation.what));
       EndDriven(lane, absl::IsFailedPrecondition(state.status()) ? state.status() : Annotate(state.status(), at),
                 endings);
     } else if (*state == ShmTransfer::State::kEnded) {
@@ -535,8 +541,8 @@ void ShmBackend::Core::Abort(const absl::Status& why) {
 
 // ShmBackend ---------------------------------------------------------------------------------------------------------
 
-ShmBackend::ShmBackend(int rank, int world_size, std::string group)
-    : core_(std::make_shared<Core>(rank, world_size, std::move(group))) {}
+ShmBackend::ShmBackend(int rank, int world_size, std::string group, const RankNames& names)
+    : core_(std::make_shared<Core>(rank, world_size, std::move(group), names)) {}
 
 ShmBackend::~ShmBackend() {
   core_->Abort(absl::CancelledError("the communicator is gone"));

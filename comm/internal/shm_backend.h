@@ -27,13 +27,15 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/work.h"
 
 namespace evenkeel::internal {
 
 class ShmBackend : public Backend {
  public:
-  ShmBackend(int rank, int world_size, std::string group);
+  // `names`: what messages call its ranks.
+  ShmBackend(int rank, int world_size, std::string group, const RankNames& names = {});
   ~ShmBackend() override;
 
   // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share with nobody else.

@@ -95,7 +95,9 @@ absl::StatusOr<std::optional<std::string>> ReceiveMessage(const UniqueFd& fd) {
   }
 }
 
-std::string Pair(int rank, int peer) { return absl::StrCat("rank ", rank, " and rank ", peer); }
+std::string Pair(const RankNames& names, int rank, int peer) {
+  return absl::StrCat("rank ", names[rank], " and rank ", names[peer]);
+}
 
 }  // namespace
 
@@ -170,12 +172,12 @@ absl::StatusOr<std::vector<UniqueFd>> ShmMeeting::Run(const std::vector<std::str
 
 absl::Status ShmMeeting::Meet(const std::vector<std::string>& addresses, absl::Time deadline) {
   if (static_cast<int>(addresses.size()) != group_.world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank_, " got ", addresses.size(), " addresses of ", group_.world_size, " ranks"));
+    return absl::InvalidArgumentError(absl::StrCat("rank ", group_.names[rank_], " got ", addresses.size(),
+                                                   " addresses of ", group_.world_size, " ranks"));
   }
   for (int to = 0; to < rank_; ++to) {
     absl::StatusOr<ShmAddress> address = ShmAddress::Parse(addresses[to]);
-    if (!address.ok()) return Annotate(address.status(), absl::StrCat("rank ", to));
+    if (!address.ok()) return Annotate(address.status(), absl::StrCat("rank ", group_.names[to]));
     calls_.push_back({.to = to, .address = *std::move(address), .pause = kFirstPause});
   }
   const absl::Time start = absl::Now();
@@ -202,7 +204,7 @@ absl::Status ShmMeeting::TurnCall(Call& call, absl::Time now) {
     call.again = now + call.pause;
     call.pause = std::min(call.pause * 1.5, kLongestPause);
   } else if (verdict->has_value()) {
-    EK_RETURN_IF_ERROR(Annotate(Judge(call, **verdict), Pair(rank_, call.to)));
+    EK_RETURN_IF_ERROR(Annotate(Judge(call, **verdict), Pair(group_.names, rank_, call.to)));
     call.is_done = true;
   }
   return absl::OkStatus();
@@ -239,7 +241,8 @@ absl::Status ShmMeeting::Judge(const Call& call, const PeerVerdict& verdict) con
   if (IsDigest(verdict.proof, VerdictProof(group_, call.to, {call.address.nonce}, call.hello))) {
     return absl::OkStatus();
   }
-  return absl::PermissionDeniedError(absl::StrCat("who answers is not rank ", call.to));
+  return absl::PermissionDeniedError(
+      absl::StrCat("the process that accepted the connection is not rank ", group_.names[call.to]));
 }
 
 void ShmMeeting::Accept(absl::Time now) {
@@ -294,12 +297,13 @@ absl::Status ShmMeeting::Answer(UniqueFd& caller, absl::string_view bytes) {
   absl::Status over;
   if (!IsDigest(hello.proof, HelloProof(group_, rank_, {address_.nonce}, hello))) {
     verdict.status = absl::PermissionDeniedError("their keys, or what they know of the group, differ");
-    over = Annotate(verdict.status, Pair(rank_, hello.rank));
+    over = Annotate(verdict.status, Pair(group_.names, rank_, hello.rank));
   } else if (hello.rank <= rank_ || hello.rank >= group_.world_size) {
     verdict.status = absl::InvalidArgumentError(
-        absl::StrCat("rank ", hello.rank, " does not connect to rank ", rank_, " of ", group_.world_size));
+        absl::StrCat("rank ", group_.names[hello.rank], " does not connect to rank ", group_.names[rank_]));
   } else if (admitted_[hello.rank]) {
-    verdict.status = absl::AlreadyExistsError(absl::StrCat("rank ", hello.rank, " has connected already"));
+    verdict.status =
+        absl::AlreadyExistsError(absl::StrCat("rank ", group_.names[hello.rank], " has connected already"));
   } else {
     verdict.proof = VerdictProof(group_, rank_, {address_.nonce}, hello);
   }
@@ -339,7 +343,9 @@ absl::Status ShmMeeting::WhoIsMissing(absl::Duration waited) const {
   for (const Call& call : calls_) {
     if (call.is_done) continue;
     missing.push_back(call.to);
-    if (!call.obstacle.ok()) absl::StrAppend(&obstacles, "; rank ", call.to, ": ", call.obstacle.message());
+    if (!call.obstacle.ok()) {
+      absl::StrAppend(&obstacles, "; rank ", group_.names[call.to], ": ", call.obstacle.message());
+    }
   }
   for (int rank = rank_ + 1; rank < group_.world_size; ++rank) {
     if (!admitted_[rank]) missing.push_back(rank);
@@ -347,9 +353,9 @@ absl::Status ShmMeeting::WhoIsMissing(absl::Duration waited) const {
   if (refused_ > 0) {
     absl::StrAppend(&obstacles, "; ", refused_, " callers did not prove that they belong to the group");
   }
-  return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, " waited ",
-                                                  absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
-                                                  " for ", RankList(missing), " to connect", obstacles));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "rank ", group_.names[rank_], " waited ", absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
+      " for ", RankList(group_.names.Of(missing)), " to connect", obstacles));
 }
 
 absl::Status ShmMeeting::cancelled() const {

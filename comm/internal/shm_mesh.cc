@@ -297,13 +297,13 @@ class ShmMesh::State {
 
   absl::StatusOr<std::shared_ptr<SharedMemory>> Find(int peer, uint64_t id) {
     if (peer < 0 || peer >= static_cast<int>(peers_.size()) || peer == options_.rank) {
-      return absl::InvalidArgumentError(absl::StrCat("Find: rank ", peer, " is no connected peer of rank ",
-                                                     options_.rank, " of ", options_.world_size));
+      return absl::InvalidArgumentError(absl::StrCat("Find: rank ", options_.names[peer],
+                                                     " is no connected peer of rank ", options_.names[options_.rank]));
     }
     Peer& from = *peers_[peer];
     absl::MutexLock lock(&from.mutex);
     absl::StatusOr<std::shared_ptr<SharedMemory>> memory = from.inbox.Find(from.fd, id);
-    if (!memory.ok()) return Annotate(memory.status(), absl::StrCat("rank ", peer));
+    if (!memory.ok()) return Annotate(memory.status(), absl::StrCat("rank ", options_.names[peer]));
     return memory;
   }
 
@@ -323,7 +323,7 @@ class ShmMesh::State {
       if (peer == options_.rank || has[peer]) continue;
       const absl::StatusOr<Sent> sent = outboxes_[peer].Give(peers_[peer]->fd, id, memory);
       if (!sent.ok()) {
-        failed = Annotate(sent.status(), absl::StrCat("memory ", id, " for rank ", peer));
+        failed = Annotate(sent.status(), absl::StrCat("memory ", id, " for rank ", options_.names[peer]));
       } else if (*sent == Sent::kFull) {
         full.push_back(peer);
       } else {
@@ -332,8 +332,8 @@ class ShmMesh::State {
     }
     EK_RETURN_IF_ERROR(failed);
     if (full.empty()) return absl::OkStatus();
-    return absl::UnavailableError(
-        absl::StrCat("rank ", options_.rank, " cannot give memory ", id, " to ", RankList(full), " yet: no room"));
+    return absl::UnavailableError(absl::StrCat("rank ", options_.names[options_.rank], " cannot give memory ", id,
+                                               " to ", RankList(options_.names.Of(full)), " yet: no room"));
   }
 
   const Options options_;
@@ -351,7 +351,9 @@ absl::StatusOr<std::unique_ptr<ShmMesh>> ShmMesh::Listen(const Options& options)
   }
   EK_ASSIGN_OR_RETURN(
       std::unique_ptr<ShmMeeting> meeting,
-      ShmMeeting::Create(options.rank, {.name = options.group, .world_size = options.world_size, .key = options.key}));
+      ShmMeeting::Create(
+          options.rank,
+          {.name = options.group, .world_size = options.world_size, .key = options.key, .names = options.names}));
   return std::unique_ptr<ShmMesh>(new ShmMesh(std::make_unique<State>(options, std::move(meeting))));
 }
 

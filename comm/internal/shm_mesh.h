@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/internal/shared_memory.h"
 
 namespace evenkeel::internal {
@@ -35,8 +36,9 @@ class ShmMesh {
   struct Options {
     int rank = 0;
     int world_size = 1;
-    std::string group;  // Its name, part of what is proved.
-    std::string key;    // What the group's ranks share with nobody else.
+    std::string group;     // Its name, part of what is proved.
+    std::string key;       // Shared by the group's ranks only.
+    RankNames names = {};  // For messages.
   };
 
   static absl::StatusOr<std::unique_ptr<ShmMesh>> Listen(const Options& options);

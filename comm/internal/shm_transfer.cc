@@ -1,11 +1,11 @@
 #include "evenkeel/comm/internal/shm_transfer.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/internal/common_part.h"
 #include "evenkeel/comm/local_meeting.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
@@ -40,8 +40,6 @@ bool HasBlockPerRank(CollectiveKind kind) {
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-const TensorList& PartsOf(const Operation& operation) { return operation.out.empty() ? operation.in : operation.out; }
-
 }  // namespace
 
 ShmTransfer::ShmTransfer(ShmLane& lane, const Operation& operation)
@@ -75,10 +73,7 @@ bool ShmTransfer::CanArrive() const {
 }
 
 uint64_t ShmTransfer::GistOf(bool is_registered, bool is_writable) const {
-  uint64_t gist = HashOf(CommonPart(operation_.what));
-  gist = StableHash(StableHash(gist, std::bit_cast<uint64_t>(operation_.scale)), operation_.step_of);
-  for (const TensorView& part : PartsOf(operation_)) gist = StableHash(gist, static_cast<uint64_t>(part.count));
-  return (gist & ~ShmGist::kBits) | (operation_.contributes ? ShmGist::kContributes : 0) |
+  return (HashOfCommonPart(operation_) & ~ShmGist::kBits) | (operation_.contributes ? ShmGist::kContributes : 0) |
          (is_registered ? ShmGist::kIsRegistered : 0) | (is_writable ? ShmGist::kIsWritable : 0);
 }
 
@@ -89,9 +84,9 @@ absl::Status ShmTransfer::Arrive() {
   header.what = operation_.what;
   header.scale = operation_.scale;
   header.step_of = operation_.step_of;
-  const TensorList& parts = PartsOf(operation_);
+  const std::vector<int64_t> parts = PartsOf(operation_);
   header.parts = static_cast<int32_t>(parts.size());
-  for (int i = 0; i < std::min(header.parts, ShmHeader::kParts); ++i) header.part_counts[i] = parts[i].count;
+  for (int i = 0; i < std::min(header.parts, ShmHeader::kParts); ++i) header.part_counts[i] = parts[i];
   Register(header);
   seat.gist[lane_.operations % 2].store(GistOf(registered_ != nullptr, is_exposed_), std::memory_order_relaxed);
 
@@ -170,7 +165,7 @@ absl::Status ShmTransfer::DescribeDisagreement() const {
       theirs.operation.out.push_back(TensorView(nullptr, header.part_counts[part], header.what.dtype));
     }
   }
-  return absl::FailedPreconditionError(internal::DescribeDisagreement(seats));
+  return absl::FailedPreconditionError(internal::DescribeDisagreement(seats, lane_.names));
 }
 
 absl::Status ShmTransfer::ChooseWay() {
@@ -219,8 +214,8 @@ absl::Status ShmTransfer::FindSources() {
         held_.push_back(memory);
       }
       if (extent.offset < 0 || extent.bytes < 0 || extent.offset > memory->bytes() - extent.bytes) {
-        return absl::InternalError(absl::StrCat("rank ", lane_.ranks[seat], " names ", extent.bytes, " bytes at ",
-                                                extent.offset, " of memory that has ", memory->bytes()));
+        return absl::InternalError(absl::StrCat("rank ", lane_.names[lane_.ranks[seat]], " names ", extent.bytes,
+                                                " bytes at ", extent.offset, " of memory that has ", memory->bytes()));
       }
       const int64_t elements = extent.bytes / element_bytes_;
       sources_[seat].push_back(TensorView(memory->data() + extent.offset, elements, operation_.what.dtype));
@@ -228,7 +223,7 @@ absl::Status ShmTransfer::FindSources() {
     }
     if (left != 0) {
       return absl::InternalError(
-          absl::StrCat("rank ", lane_.ranks[seat], "'s registered input lacks ", left, " elements"));
+          absl::StrCat("rank ", lane_.names[lane_.ranks[seat]], "'s registered input lacks ", left, " elements"));
     }
   }
   return absl::OkStatus();
@@ -246,7 +241,11 @@ absl::StatusOr<ShmTransfer::State> ShmTransfer::Advance(int64_t budget, const st
   if (!all_are_here_) {
     EK_RETURN_IF_ERROR(Meet(all_are_here_));
     if (!all_are_here_) return State::kBlocked;
-    EK_RETURN_IF_ERROR(ChooseWay());
+    if (const absl::Status chosen = ChooseWay(); !chosen.ok()) {
+      // The memory of a rank that has given up may be freed: blocked until the group ends here as well.
+      all_are_here_ = !HasAnotherGivenUp();
+      return all_are_here_ ? absl::StatusOr<State>(chosen) : State::kBlocked;
+    }
     if (has_moved_) lane_.notify();  // This rank came last, and the others may sleep.
     has_moved_ = true;
   }
@@ -496,6 +495,13 @@ bool ShmTransfer::IsStagedOver() const {
     if (!IsMine(seat) && lane_.seats[seat].taken.load(std::memory_order_acquire) < lane_.chunks + chunks_) return false;
   }
   return true;
+}
+
+bool ShmTransfer::HasAnotherGivenUp() const {
+  for (int seat = 0; seat < size(); ++seat) {
+    if (!IsMine(seat) && lane_.has_ended(seat)) return true;
+  }
+  return false;
 }
 
 bool ShmTransfer::MayHaveReadGarbage() const {

@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/internal/registered_memory.h"
 #include "evenkeel/comm/internal/shared_memory.h"
 #include "evenkeel/comm/internal/shm_board.h"
@@ -45,6 +46,7 @@ struct ShmLane {
   ShmSeat* seats = nullptr;
   std::vector<int> ranks;  // Of each seat; of a lane of messages: the sender, the receiver.
   int me = 0;              // Which seat.
+  RankNames names;         // For messages.
   // Totals of the operations that have ended.
   uint64_t operations = 0;
   uint64_t chunks = 0;
@@ -123,6 +125,7 @@ class ShmTransfer {
   absl::StatusOr<int64_t> Take();
   bool IsStagedOver() const;
   // Whether somebody has given up in the middle of this operation whose memory this rank may have read later.
+  bool HasAnotherGivenUp() const;
   bool MayHaveReadGarbage() const;
 
   // Blocks.

@@ -6,6 +6,7 @@
 #include "evenkeel/comm/control.h"
 #include "evenkeel/comm/internal/hierarchical_backend.h"
 #include "evenkeel/comm/internal/host_map.h"
+#include "evenkeel/comm/internal/rank_names.h"
 #include "evenkeel/comm/local_backend.h"
 #include "evenkeel/comm/local_link.h"
 
@@ -32,11 +33,15 @@ std::vector<std::unique_ptr<Backend>> CreateBackendsOnHosts(const Hosts& hosts, 
   std::vector<std::unique_ptr<Backend>> all(map.ranks()), between(map.hosts());
   std::vector<std::vector<std::unique_ptr<Backend>>> inside(map.hosts());
   if (map.hosts() > 1) all = CreateLocalBackends(map.ranks());
-  if (map.hosts() > 1 && map.largest() > 1) between = CreateLocalBackends(map.hosts());
+  if (map.hosts() > 1 && map.largest() > 1) {
+    between = CreateLocalBackends(map.hosts(), {.names = RankNames(map.leaders())});
+  }
   for (int host = 0; host < map.hosts(); ++host) {
     const size_t ranks = map.ranks_of(host).size();
     inside[host].resize(ranks);
-    if (ranks > 1 || map.hosts() == 1) inside[host] = CreateLocalBackends(static_cast<int>(ranks));
+    if (ranks > 1 || map.hosts() == 1) {
+      inside[host] = CreateLocalBackends(static_cast<int>(ranks), {.names = RankNames(map.ranks_of(host))});
+    }
   }
   std::vector<std::unique_ptr<Backend>> backends;
   for (int rank = 0; rank < map.ranks(); ++rank) {

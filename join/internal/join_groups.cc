@@ -38,11 +38,11 @@ void JoinGroups::Note(const StepAnswer& answer) {
   if (!is_on_ || answer.active == 0) return;
   bool is_somebody_due = false;
   for (int rank = 0; rank < answer.world_size; ++rank) {
-    shadowed_[rank] = answer.records[rank].joined ? shadowed_[rank] + 1 : 0;
+    shadowed_[rank] = answer.record(rank).joined ? shadowed_[rank] + 1 : 0;
     is_somebody_due = is_somebody_due || shadowed_[rank] >= leave_after_;
   }
   // Gradients that are still to be reduced, also those that a dry rank has left, keep everybody where he is.
-  const std::vector<ParticipantState>& parts = answer.records[answer.lowest_active].participants;
+  const std::vector<ParticipantState>& parts = answer.record(answer.lowest_active).participants;
   is_due_ = is_somebody_due && std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.sync; });
 }
 

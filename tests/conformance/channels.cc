@@ -133,6 +133,33 @@ TEST_P(ChannelsTest, RanksInterleaveChannelsAsTheyLike) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// Nothing but the channel tells the two apart, and ranks come to them in another order.
+TEST_P(ChannelsTest, EqualCollectivesOfTwoChannelsNeverPair) {
+  constexpr int kRounds = 25;
+  absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(Channel * small, comm.OpenChannel("small"));
+    EK_ASSIGN_OR_RETURN(Channel * large, comm.OpenChannel("large"));
+    const int w = comm.world_size();
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<int32_t> ones(8, 1 + round), thousands(8, 1000);
+      EK_ASSIGN_OR_RETURN(Placed<int32_t> one, Place(comm, ones));
+      EK_ASSIGN_OR_RETURN(Placed<int32_t> other, Place(comm, thousands));
+      Work first, second;
+      if (comm.rank() == 0) first = small->AllReduce(one.view(), ReduceOp::kSum);
+      second = large->AllReduce(other.view(), ReduceOp::kSum);
+      if (comm.rank() != 0) first = small->AllReduce(one.view(), ReduceOp::kSum);
+      EK_RETURN_IF_ERROR(first.Wait());
+      EK_RETURN_IF_ERROR(second.Wait());
+      EK_RETURN_IF_ERROR(one.Fetch());
+      EK_RETURN_IF_ERROR(other.Fetch());
+      EK_RETURN_IF_ERROR(ExpectEqual("small", ones, std::vector<int32_t>(8, w * (1 + round))));
+      EK_RETURN_IF_ERROR(ExpectEqual("large", thousands, std::vector<int32_t>(8, w * 1000)));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(ChannelsTest, AChannelThatWaitsDoesNotHoldUpAnother) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(Channel * slow, comm.OpenChannel("slow"));

@@ -1,5 +1,6 @@
-"""One suite over all backends: `conformance_tests(backend, deps)` per backend."""
+"""One suite over all backends: in one process, and `conformance_tests(backend, deps)` per backend that is not."""
 
+load("//tools/build_defs:backend_tests.bzl", "BACKENDS", "backend_tests")
 load("//tools/build_defs:cc.bzl", "ek_cc_library", "ek_cc_test")
 
 _CASES = [
@@ -31,6 +32,20 @@ PROCESS_CASES = [
     "options",
     "reductions",
 ]
+
+def conformance_tests_in_process(deps):
+    """The suite over each backend of comm/testing/tested_group.h."""
+    for case in _CASES:
+        ek_cc_test(
+            name = case + "_test",
+            srcs = [],
+            tags = ["cpu:2", "multirank"],
+            deps = deps + [":" + case + "_cases"],
+        )
+        backend_tests(
+            case + "_test",
+            backends = BACKENDS + ["hierarchical_local", "simulated_nccl"],
+        )
 
 def conformance_tests(backend, deps, tags = ["cpu:2", "multirank"], cases = _CASES, **kwargs):
     """The suite, or the given cases of it, over the backend that <backend>.cc names."""

@@ -78,6 +78,21 @@ headers_compile_alone() {
     xargs -P "$(nproc)" -I{} bash -c 'header_compiles_alone "$0" "$1"' "$1" {} <<<"$headers"
 }
 
+# Under an older C++ a header for users compiles, or the first error says what it needs.
+header_says_what_it_needs() {
+  local first
+  first=$(g++ -std=c++17 -fsyntax-only -I"$1/include" -include "evenkeel/$2" -x c++ /dev/null 2>&1 |
+    grep -m1 -w error)
+  [[ -z $first || $first == *'headers need C++20: '* ]] || { echo "evenkeel/$2: $first"; return 1; }
+}
+export -f header_says_what_it_needs
+
+headers_say_what_they_need() {
+  local headers
+  headers=$(cd "$1/include/evenkeel" && find . -name '*.h' ! -path '*/internal/*' | sed 's,^\./,,')
+  xargs -P "$(nproc)" -I{} bash -c 'header_says_what_it_needs "$0" "$1"' "$1" {} <<<"$headers"
+}
+
 cmake_builds() { # prefix, build folder
   cmake -S . -B "$2" -DCMAKE_PREFIX_PATH="$1" -DCMAKE_BUILD_TYPE=Release && cmake --build "$2" -j "$(nproc)"
 }
@@ -126,6 +141,7 @@ needs_what_came_before
 promise 'installing again writes nothing and removes what is obsolete' reinstalls "$prefix"
 promise 'every public target is installed' names_every_public_target
 promise 'each installed header compiles alone, without Gloo, OpenSSL, NCCL or JSON' headers_compile_alone "$prefix"
+promise 'with -std=c++17 they say what they need' headers_say_what_they_need "$prefix"
 
 promise 'a CMake project builds' cmake_builds "$prefix" "$work/build"
 promise 'its ranks train over shared memory' trains "$work/build/train" shm

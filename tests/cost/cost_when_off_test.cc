@@ -1,7 +1,7 @@
-// What a step costs where no feature is asked for: counted collectives, copied bytes and allocations, against what they
-// were before there were any (hooks, unused and delayed parameters, static graphs, mixed precision, statistics, tuned
-// plans, parameter groups, clipping, loss scaling, divergence checks, sample weights, leaving): a feature that is off
-// adds nothing.
+// What a step costs where no feature is asked for: counted collectives, control messages, copied bytes and allocations,
+// against what they were before there were any (hooks, unused and delayed parameters, static graphs, mixed precision,
+// statistics, tuned plans, parameter groups, clipping, loss scaling, divergence checks, sample weights, leaving): a
+// feature that is off adds nothing.
 
 #include <cstdint>
 #include <memory>
@@ -14,6 +14,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control_link.h"
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/heap_counter.h"
@@ -57,6 +59,7 @@ void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; 
 
 struct Cost {
   double allocations = 0, collectives = 0, copies = 0;
+  double messages = 0;  // Rank 0's control plane, both ways.
 };
 
 // A rank with nothing but what has no default.
@@ -98,15 +101,21 @@ absl::StatusOr<Cost> CostOf(const Setting& setting, int world) {
     Rank rank(setting);
     EK_RETURN_IF_ERROR(rank.MakeParts(setting, comm));
     HeapCounts before;
-    int64_t issued = 0;
+    int64_t issued = 0, messages = 0;
+    const auto messages_so_far = [&] {
+      const ControlCounters counters = comm.control().link().Counters();
+      return counters.messages_sent + counters.messages_received;
+    };
     for (int step = 0; step < kWarmUp + kSteps; ++step) {
       if (step == kWarmUp) {
         before = HeapCountsOfProcess();
         issued = comm.flight().issued();
+        messages = messages_so_far();
       }
       EK_RETURN_IF_ERROR(rank.Step(comm.rank(), step));
     }
     if (comm.rank() != 0) return absl::OkStatus();
+    cost.messages = static_cast<double>(messages_so_far() - messages) / kSteps;
     const HeapCounts after = HeapCountsOfProcess();
     cost.allocations = static_cast<double>(after.allocations - before.allocations) / kSteps / world;
     cost.copies = static_cast<double>(after.copied_bytes - before.copied_bytes) / kSteps / world / kGradientBytes;
@@ -122,6 +131,9 @@ TEST_P(CostWhenOffTest, AStepCostsNoMoreThanBeforeThereWereFeatures) {
   const absl::StatusOr<Cost> cost = CostOf(GetParam(), /*world=*/2);
   ASSERT_TRUE(cost.ok()) << cost.status();
   EXPECT_EQ(cost->collectives, GetParam().collectives);
+  // The step's record, and its answer; once, at the end, the word that the other rank finalizes.
+  EXPECT_GE(cost->messages, 2);
+  EXPECT_LE(cost->messages, 2 + 2.0 / kSteps);
   if (!HeapIsCounted()) GTEST_SKIP() << "nothing but collectives is counted under sanitizers";
   // A hundredth is for heartbeats, which come by the second, and for the other rank's being a step ahead.
   EXPECT_LE(cost->allocations, GetParam().allocations * 1.01);

@@ -15,9 +15,9 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_control.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gmock/gmock.h"
@@ -56,7 +56,7 @@ class JoinPlanesTest : public testing::TestWithParam<int> {};
 // Elsewhere a model goes on to send a count in each step, until another loop replaces its settings.
 TEST_P(JoinPlanesTest, AfterTheLoopAModelIsUsedAsIfThereHadBeenNone) {
   const int world = GetParam();
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica replica;
     EK_RETURN_IF_ERROR(replica.Init(comm));
     for (const bool fails_early : {false, true}) {
@@ -76,7 +76,7 @@ TEST_P(JoinPlanesTest, AfterTheLoopAModelIsUsedAsIfThereHadBeenNone) {
       // The buffers' root is rank 0 again, and the records have no scope.
       EK_RETURN_IF_ERROR(replica.Step(comm.rank(), 50));
       EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm.steps().current()->Wait());
-      for (const StepRecord& record : answer.records) EXPECT_EQ(record.scope_hash, 0u);
+      for (const StepRecord& record : *answer.records) EXPECT_EQ(record.scope_hash, 0u);
       EXPECT_EQ(answer.active, world);
     }
     EXPECT_FALSE(replica.ddp->join_config().enable);
@@ -90,13 +90,16 @@ TEST_P(JoinPlanesTest, AfterTheLoopAModelIsUsedAsIfThereHadBeenNone) {
 TEST_P(JoinPlanesTest, AnErrorOfOneRankIsEveryonesAtOnceWithItsCause) {
   const int world = GetParam();
   std::vector<absl::Status> results(world);
-  const absl::Time start = absl::Now();
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  absl::Time failed;
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica replica;
     EK_RETURN_IF_ERROR(replica.Init(comm));
     return results[comm.rank()] = RunJoined(replica.list(), {}, [&](JoinScope&) -> absl::Status {
              for (int step = 0; step < 6; ++step) {
-               if (comm.rank() == world - 1 && step == 2) return absl::DataLossError("sample 17 is broken");
+               if (comm.rank() == world - 1 && step == 2) {
+                 failed = absl::Now();
+                 return absl::DataLossError("sample 17 is broken");
+               }
                if (comm.rank() == 0 && world > 2 && step == 1) break;  // One of them is dry already.
                EK_RETURN_IF_ERROR(replica.Step(comm.rank(), step));
              }
@@ -104,7 +107,7 @@ TEST_P(JoinPlanesTest, AnErrorOfOneRankIsEveryonesAtOnceWithItsCause) {
            });
   });
   EXPECT_FALSE(status.ok());
-  EXPECT_LT(absl::Now() - start, absl::Seconds(30)) << "the group's deadline is ten minutes";
+  EXPECT_LT(absl::Now() - failed, absl::Seconds(5));
   for (int rank = 0; rank < world - 1; ++rank) {
     EXPECT_THAT(std::string(results[rank].message()),
                 HasSubstr(absl::StrCat("rank ", world - 1, " failed in step 2 of its loop")));
@@ -116,7 +119,8 @@ TEST_P(JoinPlanesTest, AnErrorOfOneRankIsEveryonesAtOnceWithItsCause) {
 TEST_P(JoinPlanesTest, BuffersComeFromARankThatHasInputs) {
   const int world = GetParam();
   auto steps_of = [&](int rank) { return rank == 0 ? 1 : 2 * (world - rank) + 1; };
-  // What one process computes: before each step all have the highest active rank's; at the end, those of the last one's.
+  // What one process computes: before each step all have the highest active rank's; at the end, those of the last
+  // one's.
   std::vector<ToyModel> alone;
   for (int rank = 0; rank < world; ++rank) alone.emplace_back(std::vector<int>{1});
   int highest = 0;
@@ -128,7 +132,7 @@ TEST_P(JoinPlanesTest, BuffersComeFromARankThatHasInputs) {
       if (step < steps_of(rank)) alone[rank].Forward(rank, step);
     }
   }
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica replica;
     EK_RETURN_IF_ERROR(replica.Init(comm));
     EK_RETURN_IF_ERROR(RunJoined(replica.list(), {}, [&](JoinScope&) -> absl::Status {
@@ -144,7 +148,7 @@ TEST_P(JoinPlanesTest, BuffersComeFromARankThatHasInputs) {
 // A count of floats, like the one that other systems' join sends: they would take each other's.
 TEST_P(JoinPlanesTest, TheUsersCollectivesAreNeverTakenForJoins) {
   const int world = GetParam();
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica replica;
     EK_RETURN_IF_ERROR(replica.Init(comm));
     return RunJoined(replica.list(), {}, [&](JoinScope& scope) -> absl::Status {
@@ -168,7 +172,7 @@ TEST_P(JoinPlanesTest, ABarrierOnTheBareCommunicatorIsAnErrorThatNamesIt) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "nobody runs dry before the others";
   std::vector<absl::Status> results(world);
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica replica;
     EK_RETURN_IF_ERROR(replica.Init(comm));
     return results[comm.rank()] = RunJoined(replica.list(), {}, [&](JoinScope&) -> absl::Status {
@@ -185,7 +189,7 @@ TEST_P(JoinPlanesTest, ABarrierOnTheBareCommunicatorIsAnErrorThatNamesIt) {
 
 // Elsewhere two or three all-reduces per step and two at the end.
 TEST_P(JoinPlanesTest, AStepHasNoMoreCollectivesThanWithoutJoin) {
-  const absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Replica replica;
     EK_RETURN_IF_ERROR(replica.Init(comm));
     auto issued = [&]() -> absl::StatusOr<int64_t> {

@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gtest/gtest.h"
 
@@ -20,7 +20,7 @@ constexpr int kSteps = 4;
 
 // Runs a loop in which the first `empty` ranks have no inputs; gradients come in `order`.
 void ExpectBucketsInOrder(int world, int empty, const std::vector<int>& order) {
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     ToyModel model(std::vector<int>(kParams, 100));
     EK_ASSIGN_OR_RETURN(auto ddp,
                         DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{400}}}}));

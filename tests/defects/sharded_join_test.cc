@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/toy_training.h"
 #include "gtest/gtest.h"
 
@@ -30,7 +30,7 @@ void ExpectPlainTraining(const ToySettings& settings) {
     for (const ToyStep& step : GroupSteps(std::vector(world, settings.even_batches))) steps.push_back(step);
     const ToyState expected = TrainToyAlone(steps).back();
     std::vector<ToyResult> results(world);
-    const absl::Status status = RunRanks(world, [&](Communicator& comm) {
+    const absl::Status status = RunTestRanks(world, [&](Communicator& comm) {
       ToySettings mine = settings;
       mine.batches = inputs[comm.rank()];
       results[comm.rank()] = TrainToy(comm, mine);

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gtest/gtest.h"
@@ -35,7 +35,7 @@ TEST_P(UnusedJoinTest, WhatNoActiveRankUsesIsLeftAloneByDryRanksToo) {
   DataParallelOptions options;
   options.reducer = {
       .caps = {Bytes{24}}, .gradient_as_bucket_view = views, .find_unused = true, .skip_unused_buckets = skips};
-  const absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     ToyModel model({3, 7, 1, 5, 2});
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
     EK_ASSIGN_OR_RETURN(auto optimizer,

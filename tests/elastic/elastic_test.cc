@@ -1,6 +1,6 @@
-// A training of four ranks loses one in the middle of an epoch, or two: the others finish it. On all of them weights and
-// momentum are then equal, and those of a plain loop that did the steps with whoever was there. Ranks are threads, and
-// processes that are killed.
+// A training of four ranks loses one in the middle of an epoch, or two: the others finish it. On all of them weights
+// and momentum are then equal, and those of a plain loop that did the steps with whoever was there. Ranks are threads,
+// and processes that are killed.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/elastic/elastic_rank.h"
 #include "evenkeel/tests/toy_training.h"
@@ -34,7 +34,7 @@ using Reports = std::vector<ElasticReport>;
 struct Dead {};  // Thrown by a thread that drops everything.
 
 Reports RunAsThreads(const ElasticTraining& training) {
-  auto group = CreateLocalGroup(static_cast<int>(training.inputs.size()));
+  auto group = CreateTestGroup(static_cast<int>(training.inputs.size()));
   EXPECT_TRUE(group.ok()) << group.status();
   std::vector<absl::StatusOr<ElasticReport>> reports(training.inputs.size(), absl::CancelledError("lost"));
   std::vector<std::thread> threads;
@@ -93,8 +93,8 @@ const Case kCases[] = {
     {"TwoOneAfterTheOther", {{7, 7, 7, 7}, false, {{0, 2, StepPoint::kBackward}, {3, 5, StepPoint::kReduced}}}},
 };
 
-// From which steps survivors may go on. A rank that is in a step has all contributions to the one before, but the others
-// may still be about to get its result; one that has reduced a step has begun it with everybody.
+// From which steps survivors may go on. A rank that is in a step has all contributions to the one before, but the
+// others may still be about to get its result; one that has reduced a step has begun it with everybody.
 std::pair<int, int> PossibleSteps(const Loss& loss) {
   const bool has_reduced = loss.point == StepPoint::kReduced || loss.point == StepPoint::kStepped;
   return has_reduced ? std::pair(loss.step, loss.step + 1) : std::pair(std::max(loss.step - 1, 0), loss.step);
@@ -127,7 +127,14 @@ class ElasticTest : public testing::TestWithParam<Case> {
 TEST_P(ElasticTest, ThreadsFinishTheEpoch) { Check(RunAsThreads(GetParam().training)); }
 TEST_P(ElasticTest, ProcessesFinishTheEpoch) { Check(RunAsProcesses(GetParam().training)); }
 
-INSTANTIATE_TEST_SUITE_P(, ElasticTest, testing::ValuesIn(kCases),
+// Over the other backends every third one.
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (size_t i = 0; i < std::size(kCases); i += TheTestBackend().is_in_full ? 1 : 3) cases.push_back(kCases[i]);
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(, ElasticTest, testing::ValuesIn(Cases()),
                          [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
 
 TEST(ElasticReferenceTest, IsThePlainTrainingWhereNobodyIsLost) {

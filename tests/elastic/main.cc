@@ -14,6 +14,7 @@
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/elastic/elastic_rank.h"
 
 namespace evenkeel {
@@ -22,7 +23,8 @@ namespace {
 absl::Status Main(absl::string_view text) {
   EK_ASSIGN_OR_RETURN(const ElasticTraining training, TrainingFromText(text));
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment, {.backend = "gloo"}));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
+                      CreateCommunicator(environment, {.backend = BackendOfProcesses()}));
   EK_ASSIGN_OR_RETURN(const ElasticReport report,
                       TrainElastically(std::move(comm), training, [] { kill(getpid(), SIGKILL); }));
   const std::string line = ToLine(report);

@@ -182,7 +182,7 @@ class FaultyRank {
 }  // namespace
 
 CommunicatorOptions OptionsOf(const Scenario& scenario) {
-  const bool is_blocked = scenario.fault == Fault::kStopped && !scenario.over_gloo;
+  const bool is_blocked = scenario.fault == Fault::kStopped && !scenario.as_processes;
   return {.timeout = is_blocked ? kTimeoutOfBlocked : kTimeout,
           .verify = scenario.verifies_every ? VerifyLevel::kEvery : VerifyLevel::kPositions,
           .watch = {.beat = kBeat, .silence = kSilence, .stall_warning = kStallWarning}};

@@ -3,11 +3,12 @@
 //
 //   bazel run //tests:faults -- --scenarios=500 --seed=7
 //   bazel run //tests:faults -- --seed=7 --only=112            that one alone, with all that its ranks say
-//   bazel run //tests:faults -- --fault=killed --backend=gloo  only of that kind
+//   bazel run //tests:faults -- --fault=killed --backend=shm   only of that kind
 //
 // The exit code is 1 if anything was not as it should be.
 
 #include <signal.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <iostream>
@@ -30,7 +31,10 @@ DEFINE_int32(scenarios, 60, "How many scenarios.");
 DEFINE_uint64(seed, 1, "What they are drawn from.");
 DEFINE_int32(only, -1, "Only the scenario of this number, with every rank's words.");
 DEFINE_string(fault, "", "Only those of this fault (killed, stopped, other_size, ...).");
-DEFINE_string(backend, "", "Only those over this backend: local or gloo.");
+DEFINE_string(
+    backend, "",
+    "Only those over this backend: local, whose ranks are threads, or gloo, shm, hierarchical (of two hosts, as "
+    "far as shared memory goes). Without it: local, and gloo.");
 DEFINE_int32(shard, 0, "Of --shards, which to run.");
 DEFINE_int32(shards, 1, "Into how many parts the scenarios are divided.");
 DEFINE_int32(jobs, 2, "How many scenarios run at a time.");
@@ -48,7 +52,7 @@ std::vector<Scenario> Chosen() {
     if (index % FLAGS_shards != FLAGS_shard) continue;
     Scenario scenario = MakeScenario(FLAGS_seed, index);
     if (!FLAGS_fault.empty() && Name(scenario.fault) != FLAGS_fault) continue;
-    if (!FLAGS_backend.empty() && scenario.over_gloo != (FLAGS_backend == "gloo")) continue;
+    if (!FLAGS_backend.empty() && scenario.as_processes != (FLAGS_backend != "local")) continue;
     chosen.push_back(std::move(scenario));
   }
   return chosen;
@@ -176,6 +180,8 @@ int main(int argc, char** argv) {
     if (!status.ok()) std::cerr << status << "\n";
     return status.ok() ? 0 : 1;
   }
+  if (!FLAGS_backend.empty()) setenv("EVENKEEL_TEST_BACKEND", FLAGS_backend.c_str(), /*overwrite=*/1);
+  if (FLAGS_backend == "hierarchical") setenv("EVENKEEL_HOST_PARTS", "2", /*overwrite=*/1);
   signal(SIGPIPE, SIG_IGN);  // A rank that is told something may be dead.
   return evenkeel::RunAll();
 }

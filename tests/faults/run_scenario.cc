@@ -25,6 +25,7 @@
 #include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/faults/faulty_rank.h"
 #include "evenkeel/tests/faults/store_proxy.h"
@@ -67,8 +68,9 @@ void ShutDownDataConnections() {
 
 absl::Status RunAsRank(const Scenario& scenario) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
-                      CreateCommunicator(environment, {.backend = "gloo", .communicator = OptionsOf(scenario)}));
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<Communicator> comm,
+      CreateCommunicator(environment, {.backend = BackendOfProcesses(), .communicator = OptionsOf(scenario)}));
   FaultSite site{.say = Say};
   site.die = [] { kill(getpid(), SIGKILL); };
   site.stop = [] { kill(getpid(), SIGSTOP); };
@@ -143,8 +145,8 @@ class ScenarioRun {
   }
 
   absl::StatusOr<Outcome> Run(absl::Duration patience) {
-    EK_RETURN_IF_ERROR(scenario_.over_gloo ? StartRanks() : StartThreads());
-    const int victim = scenario_.over_gloo && scenario_.fault == Fault::kStopped ? scenario_.victim : -1;
+    EK_RETURN_IF_ERROR(scenario_.as_processes ? StartRanks() : StartThreads());
+    const int victim = scenario_.as_processes && scenario_.fault == Fault::kStopped ? scenario_.victim : -1;
     // A stopped rank never ends by itself.
     auto others_have_ended = [&] {
       for (int child = 0; child < children_.count(); ++child) {
@@ -154,7 +156,7 @@ class ScenarioRun {
     };
     outcome_.is_over = children_.Listen(
         absl::Now() + patience, [&](int, absl::string_view line) { OnLine(line); }, others_have_ended);
-    const bool is_killed = scenario_.over_gloo && scenario_.fault == Fault::kKilled;
+    const bool is_killed = scenario_.as_processes && scenario_.fault == Fault::kKilled;
     for (int child = 0; child < children_.count(); ++child) {
       const bool may_fail = children_.is_running(child) || (is_killed && child == scenario_.victim);
       if (children_.exit_code(child) != 0 && !may_fail) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/comm/testing/tested_group.h"
 
 namespace evenkeel {
 namespace {
@@ -31,7 +32,7 @@ class Draws {
   uint64_t state_;
 };
 
-// Every fault over every backend that has it.
+// Every fault, over processes, and over threads if they have it.
 std::vector<std::pair<Fault, bool>> AllPairs() {
   std::vector<std::pair<Fault, bool>> pairs;
   for (Fault fault : kAllFaults) {
@@ -125,7 +126,7 @@ Scenario MakeScenario(uint64_t seed, int index) {
   static const std::vector<std::pair<Fault, bool>> pairs = AllPairs();
   Draws draws(seed * 0x100000 + static_cast<uint64_t>(index));
   Scenario scenario{.seed = seed, .index = index};
-  std::tie(scenario.fault, scenario.over_gloo) = pairs[(seed + static_cast<uint64_t>(index)) % pairs.size()];
+  std::tie(scenario.fault, scenario.as_processes) = pairs[(seed + static_cast<uint64_t>(index)) % pairs.size()];
   const int world_size = std::vector<int>{2, 3, 5}[draws.Below(3)];
   scenario.victim = draws.Below(world_size);
   scenario.is_sharded = draws.OneIn(2);
@@ -133,7 +134,7 @@ Scenario MakeScenario(uint64_t seed, int index) {
   scenario.join = static_cast<JoinForm>(draws.Below(3));
   scenario.variant = draws.Below(3);
   scenario.waits_later = draws.OneIn(2);
-  scenario.rank0_hosts = scenario.over_gloo && !scenario.cuts() && draws.OneIn(3);
+  scenario.rank0_hosts = scenario.as_processes && !scenario.cuts() && draws.OneIn(3);
 
   scenario.inputs.assign(world_size, kSteps);
   if (scenario.join == JoinForm::kUneven) {
@@ -150,7 +151,7 @@ Scenario MakeScenario(uint64_t seed, int index) {
   if (scenario.point == StepPoint::kLoopEnd) scenario.step = scenario.inputs[scenario.victim];
   const bool is_signal = scenario.fault == Fault::kKilled || scenario.fault == Fault::kStopped;
   const bool is_long = scenario.point == StepPoint::kReduced || scenario.point == StepPoint::kLoopEnd;
-  if (scenario.over_gloo && is_signal && is_long && draws.OneIn(2)) {
+  if (scenario.as_processes && is_signal && is_long && draws.OneIn(2)) {
     scenario.delay_micros = draws.Below(kMaxDelayMicros);
   }
   return scenario;
@@ -158,10 +159,10 @@ Scenario MakeScenario(uint64_t seed, int index) {
 
 std::string Describe(const Scenario& scenario) {
   std::string text = absl::StrCat(
-      scenario.over_gloo ? "gloo" : "local", scenario.rank0_hosts ? " (rank 0 hosts the store)" : "", ", ",
-      scenario.is_sharded ? "sharded" : "unsharded", scenario.verifies_every ? ", verifies every collective, " : ", ",
-      scenario.joins() ? "join " : "inputs ", absl::StrJoin(scenario.inputs, ","), ": rank ", scenario.victim, " ",
-      Does(scenario.fault));
+      scenario.as_processes ? BackendOfProcesses() : "local", scenario.rank0_hosts ? " (rank 0 hosts the store)" : "",
+      ", ", scenario.is_sharded ? "sharded" : "unsharded",
+      scenario.verifies_every ? ", verifies every collective, " : ", ", scenario.joins() ? "join " : "inputs ",
+      absl::StrJoin(scenario.inputs, ","), ": rank ", scenario.victim, " ", Does(scenario.fault));
   if (scenario.fault == Fault::kExtraStep || scenario.fault == Fault::kOtherPlan) return text;
   absl::StrAppend(&text, " in step ", scenario.step);
   if (scenario.disagrees() && !scenario.has_collective()) return text;

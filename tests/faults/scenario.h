@@ -3,7 +3,7 @@
 //   Scenario scenario = MakeScenario(/*seed=*/7, /*index=*/12);     // the same everywhere
 //   Describe(scenario)      // "gloo, 3 ranks, sharded, join 4,2,3: rank 1 is killed in step 1, backward after 2"
 //
-// Indices go through all pairs of fault and backend in turn; the rest is drawn.
+// Indices go through all faults, over processes and over threads, in turn; the rest is drawn.
 //
 // Threads: pure functions of values.
 
@@ -53,8 +53,8 @@ struct Scenario {
   int index = 0;
 
   Fault fault = Fault::kKilled;
-  bool over_gloo = false;    // Ranks are processes; else threads, over the local backend.
-  bool rank0_hosts = false;  // The store; else somebody who survives.
+  bool as_processes = false;  // Over BackendOfProcesses(); else ranks are threads, over the local backend.
+  bool rank0_hosts = false;   // The store; else somebody who survives.
   bool is_sharded = false;
   bool verifies_every = false;  // Collective; else positions.
   JoinForm join = JoinForm::kNone;

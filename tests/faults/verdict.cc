@@ -18,7 +18,7 @@ constexpr absl::Duration kSoon = absl::Seconds(3);
 absl::Duration Limit(const Scenario& scenario) {
   if (scenario.fault == Fault::kStoreSilent) return kSilence + kSoon;
   if (scenario.fault != Fault::kStopped) return kAtOnce;
-  return kSoon + (scenario.over_gloo ? kSilence : OptionsOf(scenario).timeout);
+  return kSoon + (scenario.as_processes ? kSilence : OptionsOf(scenario).timeout);
 }
 
 class Judgement {
@@ -40,7 +40,7 @@ class Judgement {
  private:
   bool MayBeSilent(int rank) const {
     return rank == scenario_.victim &&
-           (scenario_.fault == Fault::kKilled || (scenario_.fault == Fault::kStopped && scenario_.over_gloo));
+           (scenario_.fault == Fault::kKilled || (scenario_.fault == Fault::kStopped && scenario_.as_processes));
   }
   int64_t TimeOfFault() const { return outcome_.reports[scenario_.victim].diverged; }
 

@@ -15,8 +15,8 @@
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/optimizer_in_backward.h"
@@ -117,7 +117,7 @@ class Training {
 
 absl::StatusOr<std::vector<Outcome>> Train(int world, const Scenario& scenario) {
   std::vector<Outcome> outcomes(world);
-  EK_RETURN_IF_ERROR(RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  EK_RETURN_IF_ERROR(RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto training, Training::Create(comm, scenario));
     EK_RETURN_IF_ERROR(training->Run());
     outcomes[comm.rank()] = training->outcome();
@@ -192,7 +192,7 @@ class Observed : public AllReduceBuckets {
 };
 
 TEST(InBackwardTest, UpdatesWhileBackwardRuns) {
-  const absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), Sgd{.learning_rate = 0.1}));
     EK_ASSIGN_OR_RETURN(auto in_backward, UpdateInBackward(optimizer.get()));
@@ -218,7 +218,7 @@ TEST(InBackwardTest, UpdatesWhileBackwardRuns) {
 
 TEST(InBackwardTest, LeavesTheParametersOfOtherOptimizersToThem) {
   for (const int world : {1, 3}) {
-    const absl::Status status = RunRanks(world, [](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world, [](Communicator& comm) -> absl::Status {
       ToyModel model(kSizes), plain(kSizes);
       const std::vector<ParameterGroup> first = {{.params = {0, 1, 2}, .rule = AdamW{}}};
       const std::vector<ParameterGroup> second = {{.params = {3, 4}, .rule = Sgd{}}};
@@ -259,7 +259,7 @@ class FlagsComeLate : public AllReduceBuckets {
 };
 
 TEST(InBackwardTest, RefusesWhatItCanNotDo) {
-  const absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
     for (const std::vector<int>& params : std::vector<std::vector<int>>{{9}, {-1}, {2, 2}}) {

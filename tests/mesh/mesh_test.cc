@@ -15,10 +15,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gtest/gtest.h"
 
@@ -155,14 +153,8 @@ absl::Status TrainOnMesh(Communicator& comm, const Layer& alone) {
 
 TEST(MeshTest, DataParallelAlongOneAxisLeavesTheOtherAlone) {
   const Layer alone = TrainAlone();
-  for (const bool over_gloo : {false, true}) {
-    SCOPED_TRACE(over_gloo);
-    auto group = over_gloo ? CreateGlooGroupInProcess(4) : CreateLocalGroup(4);
-    ASSERT_TRUE(group.ok()) << group.status();
-    const absl::Status status =
-        internal::RunGroup(*group, [&](Communicator& comm) { return TrainOnMesh(comm, alone); });
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  const absl::Status status = RunTestRanks(4, [&](Communicator& comm) { return TrainOnMesh(comm, alone); });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

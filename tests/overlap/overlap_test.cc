@@ -1,24 +1,26 @@
-// Buckets must follow the order in which gradients really arrive (the story of PyTorch #72843), over every CPU backend:
+// Buckets must follow the order in which gradients really arrive (the story of PyTorch #72843):
 // - registration order the reverse of execution order: no overlap before the rebuild, overlap after it;
+// - nothing leaves before all ranks have begun the step;
 // - a module that only one rank uses, and an all-to-all in the middle of backward that ranks reach at different times:
-//   it never pairs with a bucket, and gradients are right from the first step on.
+//   it never pairs with a bucket, and gradients are right from the first step on;
+// - the same where ranks have unequal numbers of inputs: exhausted ranks follow the all-to-all with zeros.
 
 #include <algorithm>
-#include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/zero_optim/optimizer.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -26,33 +28,18 @@ namespace {
 
 using Body = absl::FunctionRef<absl::Status(Communicator&)>;
 
-struct Backend {
-  std::string name;
-  absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> (*create)(int world_size);
-};
-
-const Backend kBackends[] = {
-    {"Local", [](int world_size) { return CreateLocalGroup(world_size); }},
-    {"Gloo", [](int world_size) { return CreateGlooGroupInProcess(world_size); }},
-};
-
-class OverlapTest : public testing::TestWithParam<Backend> {
- protected:
-  void Run(int world_size, Body body) {
-    auto group = GetParam().create(world_size);
-    ASSERT_TRUE(group.ok()) << group.status();
-    absl::Status status = internal::RunGroup(*group, body);
-    EXPECT_TRUE(status.ok()) << status;
-  }
-};
+void RunAll(int world_size, Body body) {
+  const absl::Status status = RunTestRanks(world_size, body);
+  EXPECT_TRUE(status.ok()) << status;
+}
 
 auto Announcer(DataParallel& ddp) {
   return [&ddp](int param) { return ddp.GradientReady(param); };
 }
 
-TEST_P(OverlapTest, ComesWithTheRebuildWhereRegistrationIsTheReverseOfExecution) {
+TEST(OverlapTest, ComesWithTheRebuildWhereRegistrationIsTheReverseOfExecution) {
   const std::vector<int> sizes(6, 1000);
-  Run(2, [&](Communicator& comm) -> absl::Status {
+  RunAll(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(sizes);
     EK_ASSIGN_OR_RETURN(auto ddp,
                         DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{4000}}}}));
@@ -87,10 +74,37 @@ TEST_P(OverlapTest, ComesWithTheRebuildWhereRegistrationIsTheReverseOfExecution)
   });
 }
 
-TEST_P(OverlapTest, AnAllToAllInBackwardNeverPairsWithABucket) {
+// Until then the ranks have not agreed on what they do, and the divisor is not known.
+TEST(OverlapTest, NoBucketLeavesBeforeAllRanksHaveBegunTheStep) {
+  constexpr int kSteps = 2;
+  absl::Notification is_computed[kSteps];
+  absl::Time begins[kSteps];  // When rank 1, which is late, begins a step.
+  RunAll(2, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(std::vector<int>(6, 1000));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{4000}}}}));
+    for (int step = 0; step < kSteps; ++step) {
+      model.params().ClearGradients();
+      if (comm.rank() == 1) {
+        EXPECT_TRUE(is_computed[step].WaitForNotificationWithTimeout(absl::Seconds(30)));
+        begins[step] = absl::Now();
+      }
+      EK_RETURN_IF_ERROR(ddp->BeginStep());
+      for (int p = 0; p < 6; ++p) EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), step, Announcer(*ddp)));
+      if (comm.rank() == 0) is_computed[step].Notify();
+      EK_RETURN_IF_ERROR(ddp->FinishStep());
+      for (const BucketTimes& bucket : ddp->reducer().last_step().buckets) {
+        EXPECT_GE(bucket.launched, begins[step]) << "step " << step;
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(OverlapTest, AnAllToAllInBackwardNeverPairsWithABucket) {
   const std::vector<int> sizes = {64, 32, 64, 64};
   constexpr int kModule = 1;  // Rank 1 never uses it.
-  Run(2, [&](Communicator& comm) -> absl::Status {
+  RunAll(2, [&](Communicator& comm) -> absl::Status {
     const int rank = comm.rank();
     ToyModel model(sizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{4}}}}));
@@ -130,8 +144,50 @@ TEST_P(OverlapTest, AnAllToAllInBackwardNeverPairsWithABucket) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, OverlapTest, testing::ValuesIn(kBackends),
-                         [](const testing::TestParamInfo<Backend>& info) { return info.param.name; });
+TEST(OverlapTest, AnAllToAllInBackwardIsFollowedByExhaustedRanks) {
+  constexpr int kWorld = 3, kPart = 16;
+  const std::vector<int> sizes = {64, 48, 64};
+  RunAll(kWorld, [&](Communicator& comm) -> absl::Status {
+    const int rank = comm.rank();
+    ToyModel model(sizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{4}}}}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), Sgd{.learning_rate = 0.1}));
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      const auto steps_of = [&](int of) { return std::vector<int>{3, 0, 5}[(of + epoch) % kWorld]; };
+      EK_RETURN_IF_ERROR(RunJoined({ddp.get(), optimizer.get()}, {}, [&](JoinScope& scope) -> absl::Status {
+        for (int step = 0; step < steps_of(rank); ++step) {
+          const auto element = [&](int from, int j) { return 1000.0f * from + 100.0f * step + j + 1; };
+          // As many bytes as a bucket, so that nothing but its identity tells it apart.
+          std::vector<float> sent(kWorld * kPart), received(kWorld * kPart, -1), expected(kWorld * kPart);
+          for (int j = 0; j < kWorld * kPart; ++j) {
+            sent[j] = element(rank, j);
+            const int from = j / kPart;
+            expected[j] = steps_of(from) > step ? element(from, rank * kPart + j % kPart) : 0.0f;
+          }
+          model.params().ClearGradients();
+          EK_RETURN_IF_ERROR(ddp->BeginStep());
+          for (int p = 2; p >= 0; --p) {  // Ranks reach it at different times of backward.
+            if (p == rank) EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(sent), absl::MakeSpan(received)));
+            EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, step, Announcer(*ddp)));
+          }
+          EK_RETURN_IF_ERROR(ddp->FinishStep());
+          EXPECT_EQ(received, expected) << "epoch " << epoch << " step " << step << " rank " << rank;
+          for (int p = 0; p < 3; ++p) {
+            const std::vector<float> reduced = model.Gradient(p);
+            for (int j = 0; j < sizes[p]; ++j) {
+              float sum = 0;
+              for (int of = 0; of < kWorld; ++of) sum += steps_of(of) > step ? model.GradientAt(p, j, of, step) : 0.0f;
+              EXPECT_NEAR(reduced[j], sum / kWorld, 1e-6f) << "step " << step << ", p" << p;
+            }
+          }
+          EK_RETURN_IF_ERROR(optimizer->Step());
+        }
+        return absl::OkStatus();
+      }));
+    }
+    return absl::OkStatus();
+  });
+}
 
 }  // namespace
 }  // namespace evenkeel

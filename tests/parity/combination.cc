@@ -1,6 +1,8 @@
 #include "evenkeel/tests/parity/combination.h"
 
+#include <cmath>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,9 @@ const std::vector<std::vector<Choice>>& Axes() {
       {{"", nullptr},
        {"clipped", [](Combination& c) { c.clip_norm = 2; }},
        {"clipped_by_largest", [](Combination& c) { c.clip_norm = kInfinityNorm; }}},
+      {{"", nullptr}, {"mixed", [](Combination& c) { c.mixed = true; }}},
+      {{"", nullptr}, {"scaled", [](Combination& c) { c.scaled = true; }}},
+      {{"", nullptr}, {"zeroing", [](Combination& c) { c.zeroes = true; }}},
   };
   return *kAxes;
 }
@@ -75,9 +80,8 @@ int Combination::StepsOf(int rank) const {
 }
 
 bool Combination::IsPossible() const {
-  const bool is_sliced = optimizer == OptimizerKind::kSliced || optimizer == OptimizerKind::kSlicedInBackward;
-  if (is_compressed() && adamw) return false;
-  return !is_sliced || clip_norm == 0;
+  if (mixed && !float32) return false;
+  return optimizer != OptimizerKind::kSlicedInBackward || (clip_norm == 0 && !scaled);
 }
 
 bool Combination::Trains(int param, int step) const {
@@ -88,18 +92,17 @@ bool Combination::Trains(int param, int step) const {
 
 UpdateRule Combination::RuleAt(int step) const {
   const double rate = 0.1 / (1 + 0.5 * step);
-  if (adamw) return AdamW{.learning_rate = rate, .weight_decay = 0.1};
+  // Adam makes of a gradient that is all rounding as large a step as of any, unless it is small beside epsilon.
+  if (adamw) return AdamW{.learning_rate = rate, .epsilon = is_exact() ? 1e-8 : 0.25, .weight_decay = 0.1};
   return Sgd{.learning_rate = rate, .momentum = 0.9, .weight_decay = 0.01};
 }
 
-// In float64 what is promised is 1e-5; nothing but the order of additions differs, so less will do. In float32 Adam
-// amplifies the rounding of gradients that are nearly zero.
+// In float64 what is promised is 1e-5; nothing but the order of additions differs, so less will do.
 double Combination::Bound() const {
-  // A gradient is rounded to 11 or to 8 bits on each rank, its sum once more, and momentum adds up steps of one sign.
-  if (wire == DType::kFloat16) return 4e-3;
+  // A gradient is rounded to 8 or to 11 bits on each rank, its sum once more, and momentum adds up steps of one sign.
   if (wire == DType::kBFloat16) return 3e-2;
-  if (!float32) return 1e-9;
-  return adamw ? 2e-2 : 2e-4;
+  if (wire == DType::kFloat16 || mixed) return 4e-3;
+  return float32 ? 2e-4 : 1e-9;
 }
 
 std::vector<Combination> AllCombinations(int world, OptimizerKind optimizer, InputsKind inputs) {
@@ -118,6 +121,19 @@ std::vector<Combination> AllCombinations(int world, OptimizerKind optimizer, Inp
   }
   std::erase_if(all, [](const Combination& combination) { return !combination.IsPossible(); });
   return all;
+}
+
+std::vector<Combination> SomeCombinations(int world, OptimizerKind optimizer, InputsKind inputs, int count) {
+  std::vector<Combination> all = AllCombinations(world, optimizer, inputs), some;
+  // Steps of the golden section come to all parts of every axis; each group of ranks begins at another place.
+  const double section = 0.6180339887498949;
+  double at = section * (world + 7 * static_cast<int>(optimizer) + 31 * static_cast<int>(inputs));
+  std::set<size_t> taken;
+  for (int i = 0; i < count; ++i, at += section) {
+    const size_t index = static_cast<size_t>((at - std::floor(at)) * static_cast<double>(all.size()));
+    if (taken.insert(index).second) some.push_back(all[index]);
+  }
+  return some;
 }
 
 }  // namespace evenkeel

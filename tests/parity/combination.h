@@ -50,11 +50,14 @@ struct Combination {
   bool float32 = false;      // Else float64.
   DType wire = DType::kFloat64;  // What gradients travel as, where that is narrower than what they are.
   double clip_norm = 0;          // The p of the norm by which gradients are clipped; 0: they are not.
+  bool mixed = false;            // Forward and backward in float16, through MixedPrecision; needs float32.
+  bool scaled = false;           // The loss, by a LossScaler; one step has a gradient that is not finite.
+  bool zeroes = false;           // Gradients are zeroed in memory and keep their state; else they are cleared.
 
   std::vector<std::string> names;  // Of the choices that are not an axis' first.
   std::string Name() const;
 
-  // Slices are not clipped yet; and Adam makes of a gradient that is all rounding as large a step as of any.
+  // An update in backward knows neither the norm of all gradients nor whether all are finite.
   bool IsPossible() const;
 
   // What follows from it -------------------------------------------------------------------------
@@ -64,6 +67,9 @@ struct Combination {
   bool is_compressed() const { return wire != DType::kFloat64; }
   bool joins() const { return inputs != InputsKind::kEven; }
   bool Trains(int param, int step) const;
+  bool Overflows(int step) const { return scaled && step == 2; }  // The step is left out on all ranks.
+  // Nothing but the order of additions differs from one process.
+  bool is_exact() const { return !float32 && !is_compressed(); }
   static constexpr double kMaxNorm = 0.5;  // Where gradients are clipped: less than the norm of most steps.
   UpdateRule RuleAt(int step) const;       // With that step's learning rate.
   // Of the largest difference of a weight, over the largest change of a weight since the start.
@@ -71,6 +77,8 @@ struct Combination {
 };
 
 std::vector<Combination> AllCombinations(int world, OptimizerKind optimizer, InputsKind inputs);
+// About so many of them, spread over all axes; the same ones every time.
+std::vector<Combination> SomeCombinations(int world, OptimizerKind optimizer, InputsKind inputs, int count);
 
 }  // namespace evenkeel
 

@@ -1,6 +1,7 @@
 #include "evenkeel/tests/parity/rank_training.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <variant>
@@ -11,11 +12,14 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
+#include "evenkeel/bucket/mixed_precision.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/loss_scaler.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "evenkeel/zero_optim/sliced_optimizer.h"
@@ -45,7 +49,9 @@ class RankTraining {
       const JoinOptions options{.divide_by = combination_.inputs == InputsKind::kUnevenEffective
                                                  ? DivideBy::kActiveRanks
                                                  : DivideBy::kInitialWorldSize};
-      EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer()}, options, [&](JoinScope&) { return loop(); }));
+      std::vector<Joinable*> list = {ddp_.get(), optimizer()};
+      if (scaler_ != nullptr) list.push_back(scaler_.get());
+      EK_RETURN_IF_ERROR(RunJoined(list, options, [&](JoinScope&) { return loop(); }));
     } else {
       EK_RETURN_IF_ERROR(loop());
     }
@@ -98,6 +104,12 @@ class RankTraining {
       reduction = std::make_unique<CompressedReduction>(combination_.wire, std::move(reduction));
     }
     EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, buffers, options, std::move(reduction)));
+    if (combination_.mixed) {
+      EK_ASSIGN_OR_RETURN(mixed_, MixedPrecision::Create(&params_, ddp_.get(), {.compute = DType::kFloat16}));
+    }
+    if (combination_.scaled) {  // Far below where float16 overflows.
+      EK_ASSIGN_OR_RETURN(scaler_, LossScaler::Create(comm_, {.initial_scale = 64, .growth_interval = 2}));
+    }
     return absl::OkStatus();
   }
 
@@ -107,39 +119,80 @@ class RankTraining {
 
   absl::Status Step(int step) {
     SetTrainable(step);
-    params_.ClearGradients();
+    ClearGradients();
     const double rate = LearningRate(combination_.RuleAt(step));
     EK_RETURN_IF_ERROR(WithOptimizer([rate](auto& optimizer) { return optimizer.SetLearningRate(rate); }));
     for (int pass = 0; pass < combination_.passes(); ++pass) {
       const bool is_last = pass + 1 == combination_.passes();
       EK_RETURN_IF_ERROR(ddp_->BeginStep(is_last ? StepMode::kSync : StepMode::kAccumulate));
-      EK_RETURN_IF_ERROR(ForwardAndBackward(step * combination_.passes() + pass));
+      EK_RETURN_IF_ERROR(ForwardAndBackward(step * combination_.passes() + pass, is_last && Overflows(step)));
       EK_RETURN_IF_ERROR(ddp_->FinishStep());
     }
     StepOptions options;
     if (combination_.clip_norm != 0) {
       options.clip = ClipOptions{.max_norm = Combination::kMaxNorm, .norm = combination_.clip_norm};
     }
+    if (scaler_ != nullptr) {
+      options.grad_scale = 1 / scaler_->scale();
+      options.skip_nonfinite = true;
+    }
     EK_RETURN_IF_ERROR(WithOptimizer([&options](auto& optimizer) { return optimizer.Step(options); }));
+    if (scaler_ != nullptr) {
+      const bool is_finite = WithOptimizer([](auto& optimizer) { return optimizer.last_check()->is_finite; });
+      if (is_finite == combination_.Overflows(step)) return absl::InternalError("the check missed the infinity");
+      EK_RETURN_IF_ERROR(scaler_->Update(!is_finite));
+    }
     trained_.weights.push_back(weights_);
     return absl::OkStatus();
   }
 
-  absl::Status ForwardAndBackward(int batch) {
-    if (combination_.buffers) MoveShift(comm_->rank(), batch, shift_);
-    TinyWeights<T> gradient = ZeroWeights<T>();
-    for (int i = 0; i < kTinyBatch; ++i) {
-      AddGradient(weights_, shift_, SampleOf(comm_->rank(), batch, i), T(1) / T(kTinyBatch), gradient);
+  // One rank is enough; the last one has inputs to the end.
+  bool Overflows(int step) const { return combination_.Overflows(step) && comm_->rank() == combination_.world - 1; }
+
+  void ClearGradients() {
+    if (!combination_.zeroes) return params_.ClearGradients();
+    for (int p = 0; p < kTinyParams; ++p) {
+      if (params_[p].grad.data != nullptr) std::fill_n(static_cast<T*>(params_[p].grad.data), kTinySizes[p], T(0));
     }
+  }
+
+  absl::Status ForwardAndBackward(int batch, bool overflows) {
+    if (combination_.buffers) MoveShift(comm_->rank(), batch, shift_);
+    const TinyWeights<T> weights = ComputedWith();
+    TinyWeights<T> gradient = ZeroWeights<T>();
+    const T loss_scale = scaler_ == nullptr ? T(1) : static_cast<T>(scaler_->scale());
+    for (int i = 0; i < kTinyBatch; ++i) {
+      AddGradient(weights, shift_, SampleOf(comm_->rank(), batch, i), loss_scale / T(kTinyBatch), gradient);
+    }
+    if (overflows) gradient.back()[0] = std::numeric_limits<T>::infinity();
     for (int p = kTinyParams - 1; p >= 0; --p) {
-      if (!params_.trainable(p)) continue;
-      T* const grad = static_cast<T*>(params_[p].grad.data);
-      const bool adds = params_.grad_state(p) != GradState::kNone;
-      for (int j = 0; j < kTinySizes[p]; ++j) grad[j] = adds ? grad[j] + gradient[p][j] : gradient[p][j];
-      params_.SetGradState(p, GradState::kLocal);
-      EK_RETURN_IF_ERROR(ddp_->GradientReady(p));
+      if (params_.trainable(p)) EK_RETURN_IF_ERROR(TakeGradient(p, gradient[p]));
     }
     return absl::OkStatus();
+  }
+
+  TinyWeights<T> ComputedWith() {
+    if (mixed_ == nullptr) return weights_;
+    TinyWeights<T> weights;
+    for (int p = 0; p < kTinyParams; ++p) {
+      for (const Float16 half : mixed_->Compute(p).as<Float16>()) {
+        weights[p].push_back(static_cast<T>(static_cast<float>(half)));
+      }
+    }
+    return weights;
+  }
+
+  absl::Status TakeGradient(int p, const std::vector<T>& gradient) {
+    if (mixed_ != nullptr) {
+      const auto half = mixed_->Gradient(p).as<Float16>();
+      for (int j = 0; j < kTinySizes[p]; ++j) half[j] = Float16(static_cast<float>(gradient[j]));
+      return mixed_->GradientReady(p);
+    }
+    T* const grad = static_cast<T*>(params_[p].grad.data);
+    const bool adds = params_.grad_state(p) != GradState::kNone;
+    for (int j = 0; j < kTinySizes[p]; ++j) grad[j] = adds ? grad[j] + gradient[j] : gradient[j];
+    params_.SetGradState(p, GradState::kLocal);
+    return ddp_->GradientReady(p);
   }
 
   absl::Status TakeState() {
@@ -175,6 +228,8 @@ class RankTraining {
   std::unique_ptr<ShardedOptimizer> sharded_;
   std::unique_ptr<SlicedOptimizer> sliced_;
   std::unique_ptr<DataParallel> ddp_;
+  std::unique_ptr<MixedPrecision> mixed_;  // May be null, as the next one.
+  std::unique_ptr<LossScaler> scaler_;
   Trained<T> trained_;
 };
 

@@ -5,6 +5,7 @@
 #include <variant>
 #include <vector>
 
+#include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -25,10 +26,18 @@ int ActiveRanks(const Combination& combination, int step) {
   return active;
 }
 
+template <typename T>
+void RoundToFloat16(TinyWeights<T>& weights) {
+  for (std::vector<T>& part : weights) {
+    for (T& element : part) element = static_cast<T>(static_cast<float>(Float16(static_cast<float>(element))));
+  }
+}
+
 // The joined batch's gradient: of all active ranks, and of all passes of the step.
 template <typename T>
-TinyWeights<T> JoinedGradient(const Combination& combination, int step, const TinyWeights<T>& weights,
+TinyWeights<T> JoinedGradient(const Combination& combination, int step, TinyWeights<T> weights,
                               std::vector<TinyShift<T>>& shifts) {
+  if (combination.mixed) RoundToFloat16(weights);
   if (combination.buffers) {
     const TinyShift<T> shift = shifts[BufferRoot(combination, step)];
     for (TinyShift<T>& each : shifts) each = shift;
@@ -41,8 +50,13 @@ TinyWeights<T> JoinedGradient(const Combination& combination, int step, const Ti
     for (int rank = 0; rank < combination.world; ++rank) {
       if (step >= combination.StepsOf(rank)) continue;
       if (combination.buffers) MoveShift(rank, batch, shifts[rank]);
+      TinyWeights<T> own = ZeroWeights<T>();
       for (int i = 0; i < kTinyBatch; ++i) {
-        AddGradient(weights, shifts[rank], SampleOf(rank, batch, i), T(1) / T(kTinyBatch * divisor), gradient);
+        AddGradient(weights, shifts[rank], SampleOf(rank, batch, i), T(1) / T(kTinyBatch), own);
+      }
+      if (combination.mixed) RoundToFloat16(own);
+      for (int p = 0; p < kTinyParams; ++p) {
+        for (int j = 0; j < kTinySizes[p]; ++j) gradient[p][j] += own[p][j] / T(divisor);
       }
     }
   }
@@ -100,7 +114,7 @@ Trained<T> TrainAlone(const Combination& combination) {
     Clip(combination, step, gradient);
     const UpdateRule rule = combination.RuleAt(step);
     for (int p = 0; p < kTinyParams; ++p) {
-      if (!combination.Trains(p, step)) continue;
+      if (!combination.Trains(p, step) || combination.Overflows(step)) continue;
       ++trained.updates[p];
       for (int j = 0; j < kTinySizes[p]; ++j) {
         if (const Sgd* sgd = std::get_if<Sgd>(&rule)) {

@@ -14,9 +14,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/recovery/replica.h"
+#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -43,17 +44,23 @@ Outcome OutcomeOf(Replica<Optimizer>& replica) {
   return {replica.model.values(), replica.model.buffer(), replica.optimizer->state()};
 }
 
-void ExpectSame(const Outcome& a, const Outcome& b) {
+void ExpectEqual(const Outcome& a, const Outcome& b) {
   EXPECT_EQ(a.values, b.values);
   EXPECT_EQ(a.buffer, b.buffer);
   EXPECT_EQ(a.state, b.state);
+}
+
+void ExpectTraining(const Outcome& a, const Outcome& expected) {
+  EXPECT_THAT(a.values, SameValues(expected.values));
+  EXPECT_EQ(a.buffer, expected.buffer);
+  EXPECT_TRUE(internal::IsSame(a.state, expected.state));
 }
 
 // `before` steps with `world` ranks, then those to `end` without rank `lost`, with a fresh group and fresh objects.
 std::vector<Outcome> Reference(int world, int lost, int before, int end, const UpdateRule& rule) {
   std::vector<Replica<Optimizer>> replicas(world);
   std::vector<OptimizerState> states(world);
-  absl::Status status = RunRanks(world, [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica<Optimizer>& mine = replicas[comm.rank()];
     EK_RETURN_IF_ERROR(mine.Create(comm, rule));
     EK_RETURN_IF_ERROR(mine.Steps(0, before));
@@ -63,7 +70,7 @@ std::vector<Outcome> Reference(int world, int lost, int before, int end, const U
   });
   EXPECT_TRUE(status.ok()) << status;
   std::vector<Outcome> outcomes(world - 1);
-  status = RunRanks(world - 1, [&](Communicator& comm) -> absl::Status {
+  status = RunTestRanks(world - 1, [&](Communicator& comm) -> absl::Status {
     const int old_rank = comm.rank() + (comm.rank() >= lost);
     Replica<Optimizer>& mine = replicas[old_rank];
     EK_RETURN_IF_ERROR(mine.Create(comm, rule));
@@ -88,7 +95,7 @@ struct Case {
 constexpr int kSteps = 7;
 
 void RunCase(const Case& test) {
-  Group group = *CreateLocalGroup(test.world);
+  Group group = *CreateTestGroup(test.world);
   const int survivors = test.world - 1;
   std::vector<Outcome> outcomes(survivors), taken_over(survivors);
   std::vector<int64_t> steps(survivors);
@@ -98,7 +105,9 @@ void RunCase(const Case& test) {
     absl::Status failed;
     for (int step = 0; step < kSteps && failed.ok(); ++step) {
       failed = mine.Step(step, [&](Point point) -> absl::Status {
-        if (step == test.lost.step && point == test.lost.point && rank == test.lost.rank) return Lost();
+        if (step == test.lost.step && point == test.lost.point && rank == test.lost.rank) {
+          return test.steps_then == step ? LostWithinTheStep(*group[rank]) : Lost();
+        }
         if (step != test.late.step || point != test.late.point || rank != test.late.rank) return absl::OkStatus();
         while (group[rank]->status().ok()) std::this_thread::yield();
         return absl::UnavailableError("this rank was late");
@@ -124,14 +133,14 @@ void RunCase(const Case& test) {
   });
   for (int rank = 1; rank < survivors; ++rank) {
     EXPECT_EQ(steps[rank], steps[0]);
-    ExpectSame(taken_over[rank], taken_over[0]);
+    ExpectEqual(taken_over[rank], taken_over[0]);
   }
   EXPECT_TRUE(test.steps_then < 0 || steps[0] == test.steps_then) << steps[0];
   const std::vector<Outcome> expected =
       Reference(test.world, test.lost.rank, static_cast<int>(steps[0]), kSteps, test.rule);
   for (int rank = 0; rank < survivors; ++rank) {
     SCOPED_TRACE(absl::StrCat("rank ", rank));
-    ExpectSame(outcomes[rank], expected[rank]);
+    ExpectTraining(outcomes[rank], expected[rank]);
   }
 }
 

@@ -21,6 +21,7 @@
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/same_sums.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/update_rule.h"
 #include "gtest/gtest.h"
@@ -80,6 +81,11 @@ struct Replica {
   }
 };
 
+// Against a training that lost no rank, whose groups may add in another order.
+inline testing::Matcher<std::vector<std::vector<float>>> SameValues(const std::vector<std::vector<float>>& expected) {
+  return SameSums(expected, /*bound=*/2e-5f);
+}
+
 inline void OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
   std::vector<absl::Status> results(ranks);
   std::vector<std::thread> threads;
@@ -88,6 +94,11 @@ inline void OnEach(int ranks, const std::function<absl::Status(int rank)>& body)
   for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
 }
 
+// Returns Lost() when all ranks have begun the step of this one, and so have ended the one before it.
+inline absl::Status LostWithinTheStep(Communicator& comm) {
+  EK_RETURN_IF_ERROR(comm.steps().current()->Wait().status());
+  return absl::CancelledError("this rank is lost");
+}
 inline absl::Status Lost() { return absl::CancelledError("this rank is lost"); }
 
 }  // namespace evenkeel

@@ -10,10 +10,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/tests/recovery/replica.h"
+#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gmock/gmock.h"
@@ -54,7 +55,7 @@ struct Unsharded {
 Unsharded TrainUnsharded(int lost, int before, const std::vector<int>& forgotten) {
   Unsharded result;
   std::vector<Replica<Optimizer>> replicas(kWorld);
-  absl::Status status = RunRanks(kWorld, [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
     Replica<Optimizer>& mine = replicas[comm.rank()];
     EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
     EK_RETURN_IF_ERROR(mine.Steps(0, before));
@@ -68,7 +69,7 @@ Unsharded TrainUnsharded(int lost, int before, const std::vector<int>& forgotten
   EXPECT_TRUE(status.ok()) << status;
   OptimizerState kept = result.state;
   for (int param : forgotten) kept.params.erase(param);
-  status = RunRanks(kWorld - (lost >= 0), [&](Communicator& comm) -> absl::Status {
+  status = RunTestRanks(kWorld - (lost >= 0), [&](Communicator& comm) -> absl::Status {
     Replica<Optimizer>& mine = replicas[comm.rank() + (lost >= 0 && comm.rank() >= lost)];
     EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
     EK_RETURN_IF_ERROR(mine.optimizer->LoadState(kept));
@@ -83,7 +84,7 @@ Unsharded TrainUnsharded(int lost, int before, const std::vector<int>& forgotten
 
 TEST(ShardedRecoveryTest, ALostShardIsRefusedOnAllSurvivorsWithTheCheckpointToResumeFrom) {
   for (int lost : {0, 2}) {
-    Group group = *CreateLocalGroup(kWorld);
+    Group group = *CreateTestGroup(kWorld);
     std::vector<absl::Status> refused(kWorld);
     OnEach(kWorld, [&](int rank) -> absl::Status {
       Replica<ShardedOptimizer> mine;
@@ -109,7 +110,7 @@ TEST(ShardedRecoveryTest, ALostShardIsRefusedOnAllSurvivorsWithTheCheckpointToRe
 }
 
 TEST(ShardedRecoveryTest, BeforeTheFirstStepNothingIsLost) {
-  Group group = *CreateLocalGroup(kWorld);
+  Group group = *CreateTestGroup(kWorld);
   OnEach(kWorld, [&](int rank) -> absl::Status {
     Replica<ShardedOptimizer> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
@@ -121,7 +122,7 @@ TEST(ShardedRecoveryTest, BeforeTheFirstStepNothingIsLost) {
     }
     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient()));
     EK_RETURN_IF_ERROR(mine.Steps(0, kSteps));
-    EXPECT_EQ(mine.model.values(), TrainUnsharded(3, 0, {}).last_values);
+    EXPECT_THAT(mine.model.values(), SameValues(TrainUnsharded(3, 0, {}).last_values));
     mine.Destroy();
     return recovered.comm->Finalize();
   });
@@ -130,7 +131,7 @@ TEST(ShardedRecoveryTest, BeforeTheFirstStepNothingIsLost) {
 TEST(ShardedRecoveryTest, AFreshShardBeginsAnewAndTheRestIsKept) {
   for (int lost : {0, 1, 3}) {
     SCOPED_TRACE(lost);
-    Group group = *CreateLocalGroup(kWorld);
+    Group group = *CreateTestGroup(kWorld);
     std::vector<int> forgotten;
     std::vector<OptimizerState> states(kWorld);
     std::vector<std::vector<std::vector<float>>> values(kWorld), last_values(kWorld);
@@ -163,16 +164,16 @@ TEST(ShardedRecoveryTest, AFreshShardBeginsAnewAndTheRestIsKept) {
     for (int param : forgotten) expected.state.params.erase(param);
     for (int rank = 0; rank < kWorld; ++rank) {
       if (rank == lost) continue;
-      EXPECT_EQ(states[rank], expected.state);
-      EXPECT_EQ(values[rank], expected.values);
-      EXPECT_EQ(last_values[rank], expected.last_values);
+      EXPECT_TRUE(internal::IsSame(states[rank], expected.state));
+      EXPECT_THAT(values[rank], SameValues(expected.values));
+      EXPECT_THAT(last_values[rank], SameValues(expected.last_values));
     }
   }
 }
 
 // An error of one rank's own, which is not lost: nothing is.
 TEST(ShardedRecoveryTest, WhereNobodyIsLostNoStateIs) {
-  Group group = *CreateLocalGroup(kWorld);
+  Group group = *CreateTestGroup(kWorld);
   const std::vector<std::vector<float>> expected = TrainUnsharded(-1, 3, {}).last_values;
   OnEach(kWorld, [&](int rank) -> absl::Status {
     Replica<ShardedOptimizer> mine;
@@ -190,7 +191,7 @@ TEST(ShardedRecoveryTest, WhereNobodyIsLostNoStateIs) {
 
 // The others have begun to update what they own, and can't go back.
 TEST(ShardedRecoveryTest, AnUpdateThatWasBegunCannotBeTakenBack) {
-  Group group = *CreateLocalGroup(kWorld);
+  Group group = *CreateTestGroup(kWorld);
   std::atomic<int> reduced = 0;
   OnEach(kWorld, [&](int rank) -> absl::Status {
     Replica<ShardedOptimizer> mine;
@@ -213,7 +214,7 @@ TEST(ShardedRecoveryTest, AnUpdateThatWasBegunCannotBeTakenBack) {
 }
 
 TEST(ShardedRecoveryTest, WhoeverMayLoseStateGoesOnAlsoFromTheMiddleOfAnUpdate) {
-  Group group = *CreateLocalGroup(kWorld);
+  Group group = *CreateTestGroup(kWorld);
   std::atomic<int> reduced = 0;
   std::vector<std::vector<std::vector<float>>> values(kWorld);
   OnEach(kWorld, [&](int rank) -> absl::Status {

@@ -1,7 +1,7 @@
 // Prints how each of the cases of cases.h ends, on every rank.
 //
 //   bazel run //tests:six_cases                        all cases, over threads (local) and processes (gloo)
-//   bazel run //tests:six_cases -- --backends=gloo
+//   bazel run //tests:six_cases -- --backends=shm,hierarchical,simulated_nccl
 //
 // The exit code is 1 if a promise is broken; the broken ones are printed below the table.
 
@@ -21,16 +21,20 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/six_cases/cases.h"
 #include "gflags/gflags.h"
 
-DEFINE_string(backends, "local,gloo", "Which backends: local (ranks are threads), gloo (ranks are processes).");
+DEFINE_string(
+    backends, "local,gloo",
+    "Which backends: local, simulated_nccl (ranks are threads), gloo, shm, hierarchical (ranks are processes; "
+    "hierarchical: of two hosts, as far as shared memory goes).");
 DEFINE_double(hang_s, 20, "After so many seconds a case hangs, and is ended.");
 DEFINE_int32(rank_of_case, -1, "Internal: this process is a rank of that case.");
+DEFINE_string(backend, "", "Internal: that rank's.");
 DEFINE_int32(inputs, 0, "Internal: that rank's.");
 
 namespace evenkeel {
@@ -45,22 +49,25 @@ using Reports = std::vector<RankReport>;
 absl::Status RunAsRank() {
   EndWithParent();
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
-                      CreateCommunicator(environment, {.backend = "gloo", .communicator = {.timeout = kTimeout}}));
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<Communicator> comm,
+      CreateCommunicator(environment, {.backend = FLAGS_backend, .communicator = {.timeout = kTimeout}}));
   std::cout << ToLine(RunCase(kUnevenCases[FLAGS_rank_of_case], FLAGS_inputs, *comm)) << std::flush;
   return absl::OkStatus();
 }
 
-absl::StatusOr<Reports> RunAsProcesses(int number, const std::vector<int>& inputs) {
+absl::StatusOr<Reports> RunAsProcesses(const std::string& backend, int number, const std::vector<int>& inputs) {
   const int world_size = static_cast<int>(inputs.size());
   EK_ASSIGN_OR_RETURN(
       std::unique_ptr<TcpStoreServer> server,
       TcpStoreServer::Create({.secret = kSecret, .world_size = world_size, .host = "the table's program"}));
   ChildProcesses ranks;
   for (int rank = 0; rank < world_size; ++rank) {
-    EK_RETURN_IF_ERROR(
-        ranks.Start({ThisProgram(), absl::StrCat("--rank_of_case=", number), absl::StrCat("--inputs=", inputs[rank])},
-                    RankVariables(rank, world_size, server->address(), kSecret)));
+    Variables variables = RankVariables(rank, world_size, server->address(), kSecret);
+    if (backend == "hierarchical") variables["EVENKEEL_HOST_PARTS"] = "2";
+    EK_RETURN_IF_ERROR(ranks.Start({ThisProgram(), absl::StrCat("--rank_of_case=", number),
+                                    absl::StrCat("--inputs=", inputs[rank]), absl::StrCat("--backend=", backend)},
+                                   variables));
   }
   Reports reports(world_size);
   absl::Status status;
@@ -82,8 +89,8 @@ absl::StatusOr<Reports> RunAsProcesses(int number, const std::vector<int>& input
   return reports;
 }
 
-absl::StatusOr<Reports> RunAsThreads(int number, const std::vector<int>& inputs) {
-  EK_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(static_cast<int>(inputs.size()), {.timeout = kTimeout}));
+absl::StatusOr<Reports> RunAsThreads(const TestBackend& backend, int number, const std::vector<int>& inputs) {
+  EK_ASSIGN_OR_RETURN(TestGroup group, backend.create(static_cast<int>(inputs.size()), {.timeout = kTimeout}));
   Reports reports(inputs.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < inputs.size(); ++rank) {
@@ -99,7 +106,7 @@ void PrintRow(const UnevenCase& uneven, absl::string_view backend, const std::ve
     const RankReport& report = reports[rank];
     const absl::Status& status = report.result.status;
     const std::string outcome = report.ended == 0 ? "HANGS" : status.ok() ? "success" : "error";
-    absl::PrintF("%-34s %-7s %-6s %4d  %-8s %7.3f  %s\n", uneven.name, backend, absl::StrJoin(inputs, ","), rank,
+    absl::PrintF("%-34s %-14s %-6s %4d  %-8s %7.3f  %s\n", uneven.name, backend, absl::StrJoin(inputs, ","), rank,
                  outcome, report.ended == 0 ? 0 : SecondsSinceDivergence(reports, static_cast<int>(rank)),
                  status.ok() ? "" : status.message());
   }
@@ -108,18 +115,20 @@ void PrintRow(const UnevenCase& uneven, absl::string_view backend, const std::ve
 
 int PrintTable() {
   std::vector<std::string> broken;
-  absl::PrintF("%-34s %-7s %-6s %4s  %-8s %7s  %s\n", "case", "backend", "inputs", "rank", "outcome", "seconds",
+  absl::PrintF("%-34s %-14s %-6s %4s  %-8s %7s  %s\n", "case", "backend", "inputs", "rank", "outcome", "seconds",
                "message");
   for (const std::string& backend : std::vector<std::string>(absl::StrSplit(FLAGS_backends, ','))) {
-    if (backend != "local" && backend != "gloo") {
-      std::cerr << "six_cases: there is no backend " << backend << " here: it is local or gloo\n";
+    const TestBackend* const known = FindTestBackend(backend);
+    if (known == nullptr) {
+      std::cerr << "six_cases: there is no backend " << backend << " here: see --help\n";
       return 2;
     }
-    for (const std::vector<int>& inputs : {std::vector<int>{5, 6}, {1, 2}}) {
+    const bool are_threads = backend == "local" || backend == "simulated_nccl";
+    for (const std::vector<int>& inputs : {std::vector<int>{5, 6}, {3, 0, 2}}) {
       for (int number = 0; number < static_cast<int>(std::size(kUnevenCases)); ++number) {
         const UnevenCase& uneven = kUnevenCases[number];
         absl::StatusOr<Reports> reports =
-            backend == "local" ? RunAsThreads(number, inputs) : RunAsProcesses(number, inputs);
+            are_threads ? RunAsThreads(*known, number, inputs) : RunAsProcesses(backend, number, inputs);
         if (!reports.ok()) {
           broken.push_back(absl::StrCat(uneven.name, ": ", reports.status().ToString()));
           continue;

@@ -1,4 +1,4 @@
-// The table of cases.h, row by row: ranks as threads over both backends, and the program that people run.
+// The table of cases.h, row by row: ranks as threads, and as processes by the program that people run.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,8 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/six_cases/cases.h"
 
@@ -29,9 +28,7 @@ using testing::Not;
 
 constexpr absl::Duration kTimeout = absl::Seconds(15);
 
-using Group = std::vector<std::unique_ptr<Communicator>>;
-
-std::vector<RankReport> RunAll(const UnevenCase& uneven, const std::vector<int>& inputs, const Group& group) {
+std::vector<RankReport> RunAll(const UnevenCase& uneven, const std::vector<int>& inputs, const TestGroup& group) {
   std::vector<RankReport> reports(group.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < group.size(); ++rank) {
@@ -41,32 +38,29 @@ std::vector<RankReport> RunAll(const UnevenCase& uneven, const std::vector<int>&
   return reports;
 }
 
-class SixCasesTest : public testing::TestWithParam<std::tuple<UnevenCase, bool, std::vector<int>>> {};
+class SixCasesTest : public testing::TestWithParam<std::tuple<UnevenCase, std::vector<int>>> {};
 
 TEST_P(SixCasesTest, EndsOnEveryRankAsPromised) {
-  const auto& [uneven, over_gloo, inputs] = GetParam();
-  const int world_size = static_cast<int>(inputs.size());
-  absl::StatusOr<Group> group = over_gloo ? CreateGlooGroupInProcess(world_size, {.timeout = kTimeout})
-                                          : CreateLocalGroup(world_size, {.timeout = kTimeout});
+  const auto& [uneven, inputs] = GetParam();
+  const absl::StatusOr<TestGroup> group = CreateTestGroup(static_cast<int>(inputs.size()), {.timeout = kTimeout});
   ASSERT_TRUE(group.ok()) << group.status();
   EXPECT_THAT(Judge(uneven, inputs, RunAll(uneven, inputs, *group)), IsEmpty());
 }
 
 std::string NameOf(const testing::TestParamInfo<SixCasesTest::ParamType>& info) {
-  const auto& [uneven, over_gloo, inputs] = info.param;
+  const auto& [uneven, inputs] = info.param;
   const std::string number = std::string(uneven.name).substr(0, std::string(uneven.name).find(' '));
-  return absl::StrCat("Case", number, over_gloo ? "Gloo" : "Local", "Inputs", absl::StrJoin(inputs, "And"));
+  return absl::StrCat("Case", number, "Inputs", absl::StrJoin(inputs, "And"));
 }
 
 const std::vector<std::vector<int>> kInputs = {{5, 6}, {1, 2}, {3, 0, 2}};
 
-INSTANTIATE_TEST_SUITE_P(, SixCasesTest,
-                         testing::Combine(testing::ValuesIn(kUnevenCases), testing::Bool(), testing::ValuesIn(kInputs)),
+INSTANTIATE_TEST_SUITE_P(, SixCasesTest, testing::Combine(testing::ValuesIn(kUnevenCases), testing::ValuesIn(kInputs)),
                          NameOf);
 
-TEST(SixCasesProgramTest, EveryCaseOverProcessesKeepsItsPromises) {
+TEST(SixCasesProgramTest, EveryCaseKeepsItsPromises) {
   ChildProcesses program;
-  ASSERT_TRUE(program.Start({"tests/six_cases"}, {}).ok());
+  ASSERT_TRUE(program.Start({"tests/six_cases", absl::StrCat("--backends=", TheTestBackend().name)}, {}).ok());
   std::vector<std::string> lines;
   EXPECT_TRUE(
       program.Listen(absl::Now() + absl::Minutes(10), [&](int, absl::string_view line) { lines.emplace_back(line); }));

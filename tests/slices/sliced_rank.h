@@ -22,8 +22,8 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
@@ -35,7 +35,7 @@ namespace evenkeel {
 inline const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 33, 150};
 
 inline void RunGroup(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body) {
-  const absl::Status status = RunRanks(world_size, body);
+  const absl::Status status = RunTestRanks(world_size, body);
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -134,9 +134,9 @@ using WholeRank = TestRank<Optimizer>;
 inline absl::Status ExpectEqual(SlicedRank& rank, const internal::TestModel& model, const OptimizerState& state) {
   EK_RETURN_IF_ERROR(rank.optimizer->WaitForAll());
   EK_RETURN_IF_ERROR(rank.FinishDevice());
-  EXPECT_TRUE(rank.model.Bytes() == model.Bytes()) << "rank " << rank.rank();
+  EXPECT_TRUE(internal::IsSame(rank.model, model)) << "rank " << rank.rank();
   EK_ASSIGN_OR_RETURN(const OptimizerState all, rank.optimizer->Consolidate());
-  EXPECT_TRUE(all == state) << "rank " << rank.rank();
+  EXPECT_TRUE(internal::IsSame(all, state)) << "rank " << rank.rank();
   return absl::OkStatus();
 }
 

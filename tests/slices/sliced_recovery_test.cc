@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
 #include "gmock/gmock.h"
@@ -35,11 +35,12 @@ void OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
   for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
 }
 
-// Fails before it announces its last gradient.
+// Fails before it announces its last gradient, when all ranks have ended the step before.
 absl::Status FailIn(SlicedRank& rank, int step) {
   ParameterSet& params = rank.model.params();
   params.ClearGradients();
   EK_RETURN_IF_ERROR(rank.ddp->BeginStep());
+  EK_RETURN_IF_ERROR(rank.ddp->communicator().steps().current()->Wait().status());
   for (int param = params.size() - 1; param > 0; --param) EK_RETURN_IF_ERROR(rank.ddp->NoGradient(param));
   return absl::InternalError(absl::StrCat("step ", step, " failed"));
 }
@@ -70,7 +71,7 @@ std::string WithoutSlices(const OptimizerState& kept, int before, int ranks_befo
 }
 
 TEST(SlicedRecoveryTest, ALostSliceIsRefusedOnAllSurvivorsWithTheCheckpointToResumeFrom) {
-  Group group = *CreateLocalGroup(kWorld);
+  Group group = *CreateTestGroup(kWorld);
   std::vector<absl::Status> refused(kWorld);
   OnEach(kWorld, [&](int rank) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule));
@@ -98,7 +99,7 @@ TEST(SlicedRecoveryTest, ALostSliceIsRefusedOnAllSurvivorsWithTheCheckpointToRes
 TEST(SlicedRecoveryTest, AFreshSliceBeginsAnewAndTheRestIsKept) {
   for (int lost : {0, 1, 3}) {
     SCOPED_TRACE(lost);
-    Group group = *CreateLocalGroup(kWorld);
+    Group group = *CreateTestGroup(kWorld);
     std::vector<OptimizerState> before(kWorld), after(kWorld);
     std::vector<std::string> values(kWorld);
     OnEach(kWorld, [&](int rank) -> absl::Status {
@@ -139,7 +140,7 @@ TEST(SlicedRecoveryTest, AFreshSliceBeginsAnewAndTheRestIsKept) {
 TEST(SlicedRecoveryTest, WhereNobodyIsLostNoStateIs) {
   for (int failing : {0, 1, 3}) {
     SCOPED_TRACE(failing);
-    Group group = *CreateLocalGroup(kWorld);
+    Group group = *CreateTestGroup(kWorld);
     internal::TestModel plain_model(kSizes);
     internal::PlainTraining plain(&plain_model, kRule);
     for (int step = 0; step < kSteps; ++step) plain.Step(Ranks(kWorld), step, 1.0 / kWorld);
@@ -161,7 +162,7 @@ TEST(SlicedRecoveryTest, WhereNobodyIsLostNoStateIs) {
 
 // Rank 1 fails when all have updated in backward, and nobody has seen the end of that.
 TEST(SlicedRecoveryTest, AnUpdateThatWasBegunInBackwardCanNotBeTakenBack) {
-  Group group = *CreateLocalGroup(2);
+  Group group = *CreateTestGroup(2);
   OnEach(2, [&](int rank) -> absl::Status {
     const SlicedRankOptions options{.optimizer = {.updates = SliceUpdates::kInBackward}};
     EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule, options));
@@ -181,7 +182,7 @@ TEST(SlicedRecoveryTest, AnUpdateThatWasBegunInBackwardCanNotBeTakenBack) {
 // Between two sound groups, in which the ranks have other numbers, and so other slices; whichever part goes first.
 TEST(SlicedRecoveryTest, AnotherGroupOfTheSameRanksGoesOn) {
   for (bool optimizer_first : {false, true}) {
-    Group first = *CreateLocalGroup(3), second = *CreateLocalGroup(3);
+    Group first = *CreateTestGroup(3), second = *CreateTestGroup(3);
     OnEach(3, [&](int rank) -> absl::Status {
       EK_ASSIGN_OR_RETURN(auto sliced, SlicedRank::Create(*first[rank], kRule));
       EK_ASSIGN_OR_RETURN(auto whole, WholeRank::Create(*first[rank], kRule));

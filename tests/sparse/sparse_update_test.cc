@@ -9,8 +9,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
@@ -58,7 +58,7 @@ class SparseUpdateTest : public testing::TestWithParam<int> {};
 
 // Uneven too: ranks that ran dry update the same rows.
 TEST_P(SparseUpdateTest, SgdUpdatesTheRowsAsItDoesWithTheDenseGradient) {
-  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     std::vector<std::vector<float>> results;
     for (bool is_sparse : {true, false}) {
       Table table(is_sparse);
@@ -85,7 +85,7 @@ TEST_P(SparseUpdateTest, SgdUpdatesTheRowsAsItDoesWithTheDenseGradient) {
 }
 
 TEST_P(SparseUpdateTest, RulesThatWouldChangeAllRowsAreRefused) {
-  absl::Status status = RunRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
+  absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Table table(true);
     for (const UpdateRule& rule : std::vector<UpdateRule>{AdamW{}, Sgd{.momentum = 0.9}, Sgd{.weight_decay = 0.1}}) {
       const absl::Status made = Optimizer::Create(&comm, &table.params, rule).status();

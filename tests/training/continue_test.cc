@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -24,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -186,8 +188,7 @@ Trained TrainFrom(const TrainFlags& base, int ranks, const EpochPosition& begin,
     EK_ASSIGN_OR_RETURN(setup.plan, setup.plan.GoOn(begin, ranks));
     ParameterSet& parameters = setup.model->parameters();
     for (int i = 0; from != nullptr && i < parameters.size(); ++i) {
-      const std::vector<float>& values = from->weights.at(parameters[i].name);
-      std::memcpy(parameters[i].value.data, values.data(), parameters[i].value.bytes());
+      std::ranges::copy(from->weights.at(parameters[i].name), parameters[i].value.as<float>().begin());
     }
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     if (from != nullptr) EK_RETURN_IF_ERROR(run->LoadOptimizer(from->optimizer));
@@ -336,14 +337,28 @@ TEST(ContinueShardedTest, GoesOnWhereTheLostPartMayBeginFresh) {
   EXPECT_EQ(run.Events("test")[0].at("ranks"), 3);
 }
 
+// The others go on without a rank that falls silent, rank 0 included: they need its checkpoints, and its process still
+// has them locked. When that process wakes up it ends, and leaves the checkpoints alone.
 TEST(ContinueStoppedTest, ARankThatFallsSilentIsLost) {
-  ElasticRun run({"--nozero"});
-  ASSERT_TRUE(run.WaitForSteps(50));
-  run.Signal(3, SIGSTOP);
+  const std::string folder = TempPath("taken_over");
+  ElasticRun run({"--nozero", "--epochs=4", "--checkpoint_dir=" + folder, "--checkpoint_every=25", "--keep=2"});
+  ASSERT_TRUE(run.WaitForSteps(60));
+  run.Signal(0, SIGSTOP);
+  ASSERT_TRUE(run.WaitForLosses(1));
+  ASSERT_TRUE(run.WaitForSteps(run.Events("step").size() + 60));
+  run.Signal(0, SIGCONT);
   const Ended ended = run.Wait();
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 0);
-  EXPECT_GE(StepOf(ended.err, "3", "3 ranks go on"), 49);
+  EXPECT_GE(StepOf(ended.err, "0", "3 ranks go on"), 59);
+  EXPECT_THAT(ended.err, HasSubstr("train: rank 0: "));
+  EXPECT_THAT(ended.err, HasSubstr("rank 0 ended with exit code 1; the other ranks went on and ended well"));
+  ASSERT_EQ(run.Events("test").size(), 1u);
+  const int64_t last = run.Events("step").back().at("step").get<int64_t>() + 1;
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
+  EXPECT_THAT(names, testing::UnorderedElementsAre(".lock", absl::StrFormat("step-%09d", (last - 1) / 25 * 25),
+                                                   absl::StrFormat("step-%09d", last)));
 }
 
 // A group that is told to stop, and loses a rank before all have heard of it: the next one has to be told, too.
@@ -363,17 +378,29 @@ TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
   EXPECT_THAT(run.Events("test"), IsEmpty());
 }
 
-// All ranks are told that one can't write, and end. Nobody takes for lost who was only told sooner.
+// All ranks are told that one can't write, and end. No rank is taken for lost because it was told later.
 TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
-  const std::string limited = "if [ $RANK = 3 ]; then trap '' XFSZ; ulimit -f 4; fi; exec \"$0\" \"$@\"";
-  ElasticRun run(
-      {"--nozero", "--checkpoint_dir=" + TempPath("unwritten"), "--checkpoint_every=3"},
-      {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue", "--", "/bin/bash", "-c", limited});
-  const Ended ended = run.Wait();
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.err, HasSubstr("train: checkpoint: rank 3: cannot write "));
-  EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));
-  EXPECT_THAT(Lines(ended.err), SizeIs(2)) << ended.err;
+  for (const bool loses_rank0 : {false, true}) {
+    SCOPED_TRACE(loses_rank0 ? "rank 0 is stopped before" : "all ranks are there");
+    const std::string limited = "if [ $RANK = 3 ]; then trap '' XFSZ; ulimit -f 4; fi; exec \"$0\" \"$@\"";
+    ElasticRun run({"--nozero", absl::StrCat("--checkpoint_dir=", TempPath("unwritten"), loses_rank0),
+                    absl::StrCat("--checkpoint_every=", loses_rank0 ? 400 : 3)},
+                   {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue", "--patience_s=0.5", "--",
+                    "/bin/bash", "-c", limited});
+    if (loses_rank0) {
+      ASSERT_TRUE(run.WaitForSteps(20));
+      run.Signal(0, SIGSTOP);
+    }
+    const Ended ended = run.Wait();
+    EXPECT_EQ(ended.code, 1);
+    // The lowest rank that is left reports it, once.
+    EXPECT_THAT(ended.err, HasSubstr("train: checkpoint: rank 3: cannot write "));
+    EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));
+    EXPECT_THAT(Lines(ended.err), SizeIs(loses_rank0 ? 3 : 2)) << ended.err;
+    if (!loses_rank0) continue;
+    EXPECT_GE(StepOf(ended.err, "0", "3 ranks go on"), 19);
+    EXPECT_THAT(ended.err, HasSubstr("rank 0 was stopped (SIGSTOP) and was ended when the others were done"));
+  }
 }
 
 // Of a run that hangs, a person wants to know where the ranks are. Who has started them passes the signal on.
@@ -427,17 +454,17 @@ TEST(ContinueWithoutALauncherTest, NobodyGoesOnWithoutTheStore) {
 
 // A rank that fails by itself ends with its error; the others go on.
 TEST(ContinueAfterAnErrorTest, ARankWithAnErrorOfItsOwnIsLeftBehind) {
-  // No file may have more than 4096 bytes: rank 0 can't write its metrics any more, nor can who takes its place.
-  const std::string metrics = TempPath("limited.jsonl");
+  // No file may have more than 4096 bytes: rank 0 can't write the weights, nor can the rank that takes its place.
+  const std::string save = TempPath("limited.safetensors");
   const std::string command = absl::StrCat("trap '' XFSZ; ulimit -f 8; exec ", kTrain,
                                            " --model=mlp --hidden=8 --backend=gloo --nproc=2 --on_failure=continue "
-                                           "--nozero --epochs=1 --metrics=",
-                                           metrics, " --data=", WriteSmallData("short", {.train = 9600}));
+                                           "--nozero --epochs=1 --save=",
+                                           save, " --data=", WriteSmallData("short", {.train = 9600}));
   const Ended ended = Program({"/bin/sh", "-c", command}).Wait();
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 1);
   for (int rank : {0, 1}) {
-    EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", rank, ": cannot write ", metrics)));
+    EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", rank, ": cannot write ", save)));
   }
   EXPECT_GE(StepOf(ended.err, "0", "1 rank goes on"), 1);
   EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -49,7 +50,7 @@ Variables RankVariables(int rank, int ranks) {
 }
 
 // Two ranks with these flags and, each, its variables and the common ones.
-std::vector<Ended> RunTwoRanks(const std::vector<std::string>& flags, const Variables& common) {
+std::vector<std::unique_ptr<Program>> StartTwoRanks(const std::vector<std::string>& flags, const Variables& common) {
   std::vector<std::unique_ptr<Program>> programs;
   for (int rank = 0; rank < 2; ++rank) {
     std::vector<std::string> command = {kTrain,
@@ -64,8 +65,12 @@ std::vector<Ended> RunTwoRanks(const std::vector<std::string>& flags, const Vari
     options.environment.insert(common.begin(), common.end());
     programs.push_back(std::make_unique<Program>(command, options));
   }
+  return programs;
+}
+
+std::vector<Ended> RunTwoRanks(const std::vector<std::string>& flags, const Variables& common) {
   std::vector<Ended> ended;
-  for (const auto& program : programs) ended.push_back(program->Wait());
+  for (const auto& program : StartTwoRanks(flags, common)) ended.push_back(program->Wait());
   return ended;
 }
 
@@ -106,6 +111,14 @@ TEST(LaunchedTest, OneRankSpeaksWhenAllHaveTheSameError) {
   EXPECT_THAT(Lines(ended[0].err), SizeIs(1));
   EXPECT_THAT(ended[0].err, HasSubstr("train: --freeze: no parameter begins with \"conv\""));
   EXPECT_THAT(ended[1].err, IsEmpty());
+}
+
+// Some launchers kill the other ranks as soon as one has failed.
+TEST(LaunchedTest, TheErrorIsReportedBeforeAnyRankEnds) {
+  const auto programs = StartTwoRanks({"--freeze=conv@0:1"}, StoreInFolder("killed_store"));
+  EXPECT_EQ(programs[1]->Wait().code, 1);
+  kill(programs[0]->pid(), SIGKILL);
+  EXPECT_THAT(programs[0]->Wait().err, HasSubstr("train: --freeze: no parameter begins with \"conv\""));
 }
 
 TEST(LaunchedTest, WhatOnlyOneRankCannotReadIsToldWithItsNumber) {

@@ -12,12 +12,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/convert.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/zero_optim/safetensors.h"
 
@@ -31,7 +33,7 @@ inline Ended Train(std::vector<std::string> flags, const ProgramOptions& options
   return Run(flags, options);
 }
 
-using Weights = std::map<std::string, std::vector<float>>;
+using Weights = std::map<std::string, std::vector<double>>;
 
 inline Weights ReadWeights(const std::string& path) {
   const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Read(path);
@@ -39,9 +41,10 @@ inline Weights ReadWeights(const std::string& path) {
   Weights weights;
   if (!file.ok()) return weights;
   for (const SafetensorsFile::Tensor& tensor : file->tensors()) {
-    std::vector<float>& values = weights[tensor.name];
+    std::vector<char> aligned(tensor.bytes.begin(), tensor.bytes.end());  // In a file elements lie at any address.
+    std::vector<double>& values = weights[tensor.name];
     values.resize(tensor.count());
-    std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+    ConvertFloats(TensorView(aligned.data(), tensor.count(), tensor.dtype), TensorView(absl::MakeSpan(values)));
   }
   return weights;
 }
@@ -54,7 +57,7 @@ inline double MaxDifference(const Weights& a, const Weights& b) {
     const auto other = b.find(name);
     if (other == b.end() || other->second.size() != values.size()) return INFINITY;
     for (size_t i = 0; i < values.size(); ++i) {
-      const double difference = std::abs(double{values[i]} - other->second[i]);
+      const double difference = std::abs(values[i] - other->second[i]);
       if (!(difference <= most)) most = difference;  // NaN stays.
     }
   }

@@ -127,6 +127,33 @@ TEST(DryRunTest, WritesNothing) {
   EXPECT_EQ(FilesThere(), before);
 }
 
+// The address space is limited, from too little for the weights on: each rank that is there ends with a sentence. Twice
+// the weights take 160 MB, and what comes after them as much again.
+TEST(OutOfMemoryTest, IsASentence) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow needs more address space than there is";
+#endif
+  WriteFiles();
+  const std::string command = WithFolder(absl::StrCat(
+      "exec ", kTrain, " --model=mlp --hidden=4096,4096 --nproc=2 --batch_size=5 --max_steps=2 --data=$T/images"));
+  int failed = 0;
+  for (const char* backend : {"gloo", "local"}) {
+    for (int megabytes = 400; megabytes <= 1000; megabytes += 300) {
+      SCOPED_TRACE(absl::StrCat(backend, ", ", megabytes, " MB"));
+      const std::string limited = absl::StrCat("ulimit -v ", megabytes * 1000, "; ", command, " --backend=", backend);
+      const Ended ended = evenkeel::Run({"/bin/bash", "-c", limited});
+      EXPECT_FALSE(ended.timed_out);
+      if (ended.code == 0) continue;
+      ++failed;
+      EXPECT_EQ(ended.code, 1);
+      const std::vector<std::string> lines = Lines(ended.err);
+      EXPECT_THAT(lines.size(), testing::AllOf(testing::Ge(1u), testing::Le(2u))) << ended.err;
+      for (const std::string& line : lines) EXPECT_THAT(line, StartsWith("train: "));
+    }
+  }
+  EXPECT_GE(failed, 3);
+}
+
 const std::vector<WrongInput>& Inputs() {
   static const auto* const inputs = new std::vector<WrongInput>{
       // Flags that are not understood: gflags says which.
@@ -257,7 +284,7 @@ const std::vector<WrongInput>& Inputs() {
       {"SaveNowhere",
        {"--save=$T/nowhere/w.safetensors"},
        "train: --save=$T/nowhere/w.safetensors: cannot write to the folder $T/nowhere: No such file or directory"},
-      {"SaveToAFolder", {"--save=$T/empty"}, "train: --save=$T/empty: this is a folder"},
+      {"SaveToAFolder", {"--save=$T/empty"}, "train: --save=$T/empty: $T/empty is a folder"},
       {"MetricsUnderAFile",
        {"--metrics=$T/file/m.jsonl"},
        "train: --metrics=$T/file/m.jsonl: cannot write to the folder $T/file"},
@@ -266,7 +293,7 @@ const std::vector<WrongInput>& Inputs() {
        "train: --prometheus=$T/nowhere/x.prom: cannot write to the folder $T/nowhere"},
       {"TensorBoardUnderAFile", {"--tensorboard=$T/file/tb"}, "train: --tensorboard=$T/file/tb: cannot write there"},
       {"FlightUnderAFile", {"--flight=$T/file/flight"}, "train: --flight=$T/file/flight: can't write there"},
-      {"ReportToAFolder", {"--report=$T/empty"}, "train: --report=$T/empty: this is a folder"},
+      {"ReportToAFolder", {"--report=$T/empty"}, "train: --report=$T/empty: $T/empty is a folder"},
       {"TraceNowhere",
        {"--trace=$T/nowhere/t.json"},
        "train: --trace=$T/nowhere/t.json: cannot write to the folder $T/nowhere"},

@@ -15,8 +15,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
@@ -150,7 +150,7 @@ TEST_P(SamplesTest, EverySampleWeighsTheSameWhoeverHasIt) {
   const auto [world, kind, accumulated] = GetParam();
   const Weights alone = TrainAlone(world, accumulated);
   const absl::Status status =
-      RunRanks(world, [&, kind = kind, accumulated = accumulated](Communicator& comm) -> absl::Status {
+      RunTestRanks(world, [&, kind = kind, accumulated = accumulated](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(const Weights mine, Train(comm, kind, accumulated));
         EXPECT_LE(Farthest(mine.w, alone.w), kTolerance) << "rank " << comm.rank();
         EXPECT_LE(Farthest(mine.b, alone.b), kTolerance) << "rank " << comm.rank();
@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, SamplesTest,
                          NameOf);
 
 TEST(SamplesErrorTest, AGroupWithoutASampleHasZerosAndNoNan) {
-  const absl::Status status = RunRanks(2, [](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
     std::vector<double> weights = {1.0}, gradients = {0.0};
     ParameterSet params;
     params.Add("w", absl::MakeSpan(weights), absl::MakeSpan(gradients));
@@ -186,7 +186,7 @@ TEST(SamplesErrorTest, AGroupWithoutASampleHasZerosAndNoNan) {
 
 TEST(SamplesErrorTest, WhoDoesNotSayHowManyIsNamedOnAllRanks) {
   std::vector<absl::Status> results(3);
-  const absl::Status status = RunRanks(3, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     std::vector<double> weights = {1.0}, gradients = {0.0};
     ParameterSet params;
     params.Add("w", absl::MakeSpan(weights), absl::MakeSpan(gradients));

@@ -9,6 +9,7 @@ every workspace that takes evenkeel in.
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load(":precompiled_header.bzl", "precompiled_header")
 
 _COPTS = [
     "-std=c++20",
@@ -20,20 +21,44 @@ _COPTS = [
     "-Wno-restrict",  # GCC 12 sees overlaps in std::string + (PR105651)
 ]
 
+# Compiling is most of a test's cost, and its own code need not be fast: that of
+# the libraries is optimised. A test that computes much says copts = ["-O2"].
+_TEST_COPTS = _COPTS + ["-O0", "-include", "test_prelude.h"]
+
 _PROGRAM_DEPS = select({
     "//tools/build_defs:tsan": ["//tools/build_defs:tsan_suppressions"],
     "//conditions:default": [],
 })
 
-def _copts(kwargs):
-    return _COPTS + kwargs.pop("copts", [])
+def _copts(kwargs, copts = _COPTS):
+    return copts + kwargs.pop("copts", [])
 
-def ek_cc_library(name, **kwargs):
-    """A library; its headers are included as evenkeel/<folder>/<header>."""
+def test_prelude(name, hdr, deps):
+    """What every ek_cc_test includes before its first line."""
+    precompiled_header(
+        name = name,
+        testonly = True,
+        hdr = hdr,
+        copts = _COPTS + ["-O0"],
+        visibility = ["//:__subpackages__"],
+        deps = deps,
+    )
+
+def ek_cc_library(name, deps = [], **kwargs):
+    """A library; its headers are included as evenkeel/<folder>/<header>.
+
+    One of tests' parts (testonly, with GoogleTest) is compiled as tests are.
+    """
+    copts = _COPTS
+    is_list = type(deps) == type([])  # and not a select()
+    if kwargs.get("testonly") and is_list and "@com_google_googletest//:gtest" in deps:
+        copts = _TEST_COPTS
+        deps = deps + ["//tools/build_defs:test_prelude"]
     cc_library(
         name = name,
-        copts = _copts(kwargs),
+        copts = _copts(kwargs, copts),
         include_prefix = "evenkeel/" + native.package_name(),
+        deps = deps,
         **kwargs
     )
 
@@ -50,9 +75,12 @@ def ek_cc_test(name, deps = [], **kwargs):
     """A GoogleTest; gtest_main comes by itself."""
     cc_test(
         name = name,
-        copts = _copts(kwargs),
+        copts = _copts(kwargs, _TEST_COPTS),
         linkstatic = kwargs.pop("linkstatic", True),
-        deps = deps + ["@com_google_googletest//:gtest_main"] + _PROGRAM_DEPS,
+        deps = deps + [
+            "//tools/build_defs:test_prelude",
+            "@com_google_googletest//:gtest_main",
+        ] + _PROGRAM_DEPS,
         **kwargs
     )
 

@@ -2,11 +2,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -17,7 +17,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -28,7 +27,12 @@ namespace fs = std::filesystem;
 constexpr absl::string_view kPrefix = "step-";
 constexpr absl::string_view kSaving = ".saving-";
 constexpr absl::string_view kRemoving = ".removing-";
-constexpr absl::Duration kLook = absl::Milliseconds(20);  // Between two looks at a lock.
+
+// Returns a random name, which no other job or process has.
+std::string NewName() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x", random(), random());
+}
 
 std::string NameOf(int64_t step) { return absl::StrFormat("%s%09d", kPrefix, step); }
 
@@ -97,35 +101,30 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& 
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Open(const std::string& path,
-                                                                         absl::Duration patience) {
+                                                                         const CheckpointFolderOptions& options) {
   std::error_code error;
   fs::create_directories(path, error);
   EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", path));
-  const std::string lock_path = path + "/.lock";
-  const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock < 0) return ErrnoStatus("cannot open", lock_path);
-  std::unique_ptr<CheckpointFolder> folder(new CheckpointFolder(path, lock));
-  const absl::Time deadline = absl::Now() + patience;
-  while (flock(lock, LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EINTR) continue;
-    if (errno != EWOULDBLOCK) return ErrnoStatus("cannot lock", lock_path);
-    if (absl::Now() >= deadline) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("another job writes its checkpoints to ", path, ": wait for its end, or choose another folder"));
-    }
-    absl::SleepFor(kLook);
-  }
+  std::string job = options.job.empty() ? NewName() : options.job;
+  EK_ASSIGN_OR_RETURN(auto lock, FolderLock::Take(path, job, options.patience));
+  std::unique_ptr<CheckpointFolder> folder(new CheckpointFolder(path, std::move(job), std::move(lock)));
   EK_RETURN_IF_ERROR(folder->RemoveLeftovers());
   return folder;
 }
 
-CheckpointFolder::~CheckpointFolder() { close(lock_); }
+CheckpointFolder::CheckpointFolder(std::string path, std::string job, std::unique_ptr<FolderLock> lock)
+    : path_(std::move(path)), job_(std::move(job)), own_(NewName()), lock_(std::move(lock)) {}
 
 absl::Status CheckpointFolder::RemoveLeftovers() {
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path_));
   for (const std::string& name : names) {
     if (!absl::StartsWith(name, kSaving) && !absl::StartsWith(name, kRemoving)) continue;
-    EK_RETURN_IF_ERROR(Remove(absl::StrCat(path_, "/", name)));
+    // A process that was given up may be at it. After this it can neither add a file to the folder nor publish it.
+    const std::string removing = absl::StrCat(path_, "/", kRemoving, own_, name);
+    const absl::Status renamed = Rename(absl::StrCat(path_, "/", name), removing);
+    if (absl::IsNotFound(renamed)) continue;  // That process was faster.
+    EK_RETURN_IF_ERROR(renamed);
+    EK_RETURN_IF_ERROR(Remove(removing));
   }
   return absl::OkStatus();
 }
@@ -133,17 +132,17 @@ absl::Status CheckpointFolder::RemoveLeftovers() {
 absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step) {
   Discard();
   step_ = step;
-  const std::string path = Below(path_, kSaving, step);
+  saving_ = absl::StrCat(Below(path_, kSaving, step), ".", own_);
   std::error_code error;
-  fs::create_directory(path, error);
-  EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", path));
-  return path;
+  fs::create_directory(saving_, error);
+  EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", saving_));
+  return saving_;
 }
 
 absl::StatusOr<std::string> CheckpointFolder::Publish(int keep) {
   const std::string path = Below(path_, "", step_);
-  EK_RETURN_IF_ERROR(Flush(Below(path_, kSaving, step_)));
-  EK_RETURN_IF_ERROR(Rename(Below(path_, kSaving, step_), path));
+  EK_RETURN_IF_ERROR(Flush(saving_));
+  EK_RETURN_IF_ERROR(Rename(saving_, path));
   EK_RETURN_IF_ERROR(Flush(path_));
   EK_RETURN_IF_ERROR(Prune(keep));
   return path;
@@ -161,7 +160,7 @@ absl::Status CheckpointFolder::Prune(int keep) {
 }
 
 void CheckpointFolder::Discard() {
-  if (step_ >= 0) Remove(Below(path_, kSaving, step_)).IgnoreError();
+  if (!saving_.empty()) Remove(saving_).IgnoreError();
 }
 
 }  // namespace evenkeel

@@ -9,8 +9,12 @@
 // renamed (.removing-step-...) before it is removed. What a killed process has left of either is removed by the next
 // Open().
 //
-// One job writes there at a time: Open() takes a lock on the file `.lock`, which ends with the process, however that
-// ends. It waits a little for a process that is about to end.
+// One process of one job writes there at a time (folder_lock.h).
+//
+// A process that its job has given up may still be there, and go on later: it was stopped, or cut off. Its successor
+// opens the folder with the job's name and need not wait for it. What that process has begun is renamed before it is
+// removed, and each process begins checkpoints under names of its own. So wherever it goes on, it publishes a
+// checkpoint that was complete before its successor came, or none.
 //
 // Threads: thread-compatible.
 // Errors:  the file system's own, with the path; FailedPrecondition if another process has the lock.
@@ -27,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "evenkeel/trainer/checkpoint/folder_lock.h"
 
 namespace evenkeel {
 
@@ -39,16 +44,22 @@ struct FoundCheckpoint {
 // Those in `folder` by step; none if that is not there.
 absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& folder);
 
+struct CheckpointFolderOptions {
+  // The job() of the process that this one succeeds. Empty: the job begins, and gets a name.
+  std::string job;
+  absl::Duration patience = absl::Seconds(5);  // For another job's lock.
+};
+
 class CheckpointFolder {
  public:
   // Makes the folder if it is not there.
   static absl::StatusOr<std::unique_ptr<CheckpointFolder>> Open(const std::string& path,
-                                                                absl::Duration patience = absl::Seconds(5));
-  ~CheckpointFolder();
+                                                                const CheckpointFolderOptions& options = {});
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
 
   const std::string& path() const { return path_; }
+  const std::string& job() const { return job_; }
 
   // An empty folder for the checkpoint of that step.
   absl::StatusOr<std::string> Begin(int64_t step);
@@ -58,13 +69,16 @@ class CheckpointFolder {
   void Discard();
 
  private:
-  CheckpointFolder(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
+  CheckpointFolder(std::string path, std::string job, std::unique_ptr<FolderLock> lock);
   absl::Status RemoveLeftovers();
   absl::Status Prune(int keep);
 
   const std::string path_;
-  const int lock_;
-  int64_t step_ = -1;  // Of the last Begin().
+  const std::string job_;
+  const std::string own_;  // In the names of what this process has begun, and no other one.
+  const std::unique_ptr<FolderLock> lock_;
+  int64_t step_ = -1;   // The last Begin()'s.
+  std::string saving_;  // Its folder; empty: there was none.
 };
 
 }  // namespace evenkeel

@@ -111,13 +111,59 @@ TEST(CheckpointFolderTest, IsOneJobsAtATimeHoweverThatEnds) {
   char ok = 0;
   ASSERT_EQ(read(ready[0], &ok, 1), 1);
   ASSERT_EQ(ok, 'y');
-  const absl::Status refused = CheckpointFolder::Open(path, absl::Milliseconds(50)).status();
+  const absl::Status refused = CheckpointFolder::Open(path, {.patience = absl::Milliseconds(50)}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("another job writes its checkpoints to"));
   kill(pid, SIGKILL);  // And at once: the kernel may still be at it.
   const auto folder = CheckpointFolder::Open(path);
   EXPECT_TRUE(folder.ok()) << folder.status();
   waitpid(pid, nullptr, 0);
+}
+
+// A process that was stopped in the middle of a save holds the lock, and goes on at any later time.
+TEST(CheckpointFolderTest, ASuccessorTakesOverFromAProcessThatIsStillThere) {
+  const std::string path = Folder("succeeded");
+  auto first = CheckpointFolder::Open(path);
+  ASSERT_TRUE(first.ok()) << first.status();
+  Save(**first, 5, 0);
+  const auto begun = (*first)->Begin(10);
+  ASSERT_TRUE(begun.ok()) << begun.status();
+  Write(*begun + "/file");
+
+  auto second = CheckpointFolder::Open(path, {.job = (*first)->job(), .patience = absl::ZeroDuration()});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ((*second)->job(), (*first)->job());
+  EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-000000005", ".lock"));
+  const auto own = (*second)->Begin(10);  // The same step.
+  ASSERT_TRUE(own.ok()) << own.status();
+  // The first one goes on: it publishes neither its own checkpoint, which is gone, nor the other's, which is not whole.
+  Write(*begun + "/late");
+  EXPECT_TRUE(absl::IsNotFound((*first)->Publish(0).status()));
+  (*first)->Discard();
+  EXPECT_THAT(StepsIn(path), ElementsAre(5));
+  Write(*own + "/file");
+  EXPECT_TRUE((*second)->Publish(0).ok());
+  EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-000000005", "step-000000010", ".lock"));
+  EXPECT_THAT(NamesIn(path + "/step-000000010"), ElementsAre("file"));
+}
+
+TEST(CheckpointFolderTest, OtherJobsWaitForTheSuccessor) {
+  const std::string path = Folder("waited");
+  auto first = CheckpointFolder::Open(path);
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = CheckpointFolder::Open(path, {.job = (*first)->job()});
+  auto third = CheckpointFolder::Open(path, {.job = (*first)->job()});
+  ASSERT_TRUE(second.ok() && third.ok());
+  for (auto* gone : {&first, &second}) {
+    for (const std::string job : {"", "another"}) {
+      const absl::Status refused =
+          CheckpointFolder::Open(path, {.job = job, .patience = absl::Milliseconds(30)}).status();
+      EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    }
+    gone->value().reset();
+  }
+  third->reset();
+  EXPECT_TRUE(CheckpointFolder::Open(path, {.patience = absl::ZeroDuration()}).ok());
 }
 
 TEST(CheckpointFolderTest, SaysWhatItCannotDo) {

@@ -26,6 +26,7 @@ using internal::ByteWriter;
 
 constexpr char kState[] = "state.json";
 constexpr char kModel[] = "model.safetensors";
+constexpr char kHistory[] = "history";
 
 std::string In(const std::string& folder, absl::string_view file) { return absl::StrCat(folder, "/", file); }
 
@@ -46,7 +47,7 @@ absl::StatusOr<std::vector<std::string>> Agree(absl::string_view topic, Communic
     const absl::string_view message = reader.Bytes();
     payloads.emplace_back(reader.Bytes());
     EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat(topic, " of rank ", rank)));
-    const std::string where = rank == 0 ? std::string(topic) : absl::StrCat(topic, ": rank ", rank);
+    const std::string where = rank == 0 ? std::string(topic) : absl::StrCat(topic, ": rank ", comm.members()[rank]);
     EK_RETURN_IF_ERROR(Annotate(absl::Status(code, message), where));
   }
   return payloads;
@@ -116,23 +117,28 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(Communicato
   const bool is_named = options.resume != kResumeAuto && options.resume != kResumeNever;
   const std::string flag =
       is_named ? absl::StrCat("--resume=", options.resume) : absl::StrCat("--checkpoint_dir=", options.folder);
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                      Agree(flag, comm, own, ByteWriter().Bytes(path).Bytes(text).Bytes(opened->advice_).Take()));
+  EK_ASSIGN_OR_RETURN(
+      const std::vector<std::string> parts,
+      Agree(flag, comm, own, ByteWriter().Bytes(path).Bytes(text).Bytes(opened->advice_).Bytes(opened->job_).Take()));
   ByteReader reader(parts[0]);
   opened->resumed_from_ = std::string(reader.Bytes());
   const absl::string_view state = reader.Bytes();
   opened->advice_ = std::string(reader.Bytes());
+  opened->job_ = std::string(reader.Bytes());
   if (opened->resumed_from_.empty()) return opened;
   // Rank 0 has done the same.
   EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(state));
   opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
   EK_ASSIGN_OR_RETURN(opened->terms_, CompareSettings(opened->resumed_->settings, settings));
+  // Rank 0 has checked it; a rank that can't read it may be the next rank 0, and would report without it.
+  opened->history_ = ReadFile(In(opened->resumed_from_, kHistory)).value_or("");
   return opened;
 }
 
 absl::Status RunCheckpoints::OpenFolder() {
   if (options_.folder.empty() || folder_ != nullptr) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(folder_, CheckpointFolder::Open(options_.folder));
+  EK_ASSIGN_OR_RETURN(folder_, CheckpointFolder::Open(options_.folder, {.job = job_}));
+  job_ = folder_->job();
   return absl::OkStatus();
 }
 
@@ -179,6 +185,7 @@ absl::StatusOr<std::string> RunCheckpoints::ReadResumed(const std::string& path,
   const absl::StatusOr<ResumeTerms> terms = CompareSettings(state->settings, settings_);
   if (!terms.ok()) return Annotate(terms.status(), path);
   EK_RETURN_IF_ERROR(Explain(CheckFile(path, kModel, *state)));
+  if (state->files.contains(kHistory)) EK_RETURN_IF_ERROR(Explain(CheckFile(path, kHistory, *state)));
   EK_RETURN_IF_ERROR(Explain(LoadModel(In(path, kModel), model)));
   return text;
 }
@@ -222,7 +229,7 @@ absl::StatusOr<std::string> RunCheckpoints::Save(Communicator& comm, RunToSave r
   absl::Status status = said.status();
   if (status.ok()) status = WriteParts(comm, (*said)[0], run);
   if (status.ok()) {
-    const absl::StatusOr<std::string> path = leads ? Finish((*said)[0], run.state) : "";
+    const absl::StatusOr<std::string> path = leads ? Finish((*said)[0], run) : "";
     said = Agree("checkpoint", comm, path.status(), path.ok() ? *path : "");
     if (said.ok()) return (*said)[0];
     status = said.status();
@@ -258,8 +265,14 @@ absl::Status RunCheckpoints::WriteOwn(Communicator& comm, const std::string& pat
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> RunCheckpoints::Finish(const std::string& path, const RunState& state) {
-  const std::string text = state.Serialize();
+absl::StatusOr<std::string> RunCheckpoints::Finish(const std::string& path, RunToSave& run) {
+  if (make_history_ != nullptr) {
+    const std::string history = make_history_(std::move(run.ranks));
+    const absl::string_view pieces[] = {history};
+    EK_RETURN_IF_ERROR(WriteFileAtomically(In(path, kHistory), pieces));
+    EK_ASSIGN_OR_RETURN(run.state.files[kHistory], SumsOf(In(path, kHistory)));
+  }
+  const std::string text = run.state.Serialize();
   const absl::string_view pieces[] = {text};
   EK_RETURN_IF_ERROR(WriteFileAtomically(In(path, kState), pieces));
   return folder_->Publish(options_.keep);

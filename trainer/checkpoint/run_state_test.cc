@@ -56,6 +56,15 @@ TEST(RunStateTest, AnyOtherNumberIsFound) {
   EXPECT_THAT(std::string(RunState::Parse("{}").status().message()), HasSubstr("not the state of a training run"));
 }
 
+// The JSON parser stops at a NUL, so that the checksum would not see what follows.
+TEST(RunStateTest, AppendedBytesAreFound) {
+  for (const std::string& more : {std::string(1, '\0'), std::string("\0more", 5), std::string("more")}) {
+    const absl::Status status = RunState::Parse(SomeState().Serialize() + more).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("is not JSON at its byte"));
+  }
+}
+
 TEST(RunStateTest, NoBytesDoHarm) {
   Fuzz({SomeState().Serialize()}, Again<RunState>,
        {.rounds = 2000, .memory_per_byte = 400, .memory = 64 << 10, .is_canonical = false});

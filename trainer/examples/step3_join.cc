@@ -17,6 +17,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/scope.h"
 #include "evenkeel/join/step_divisor.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -84,7 +85,8 @@ absl::Status Train(evenkeel::Communicator& comm) {
         EK_RETURN_IF_ERROR(ddp->GradientReady(i));
       }
       EK_RETURN_IF_ERROR(ddp->FinishStep());  // The sum over the group's samples, divided by how many they are.
-      EK_RETURN_IF_ERROR(optimizer->Step());
+      EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
+      EK_RETURN_IF_ERROR(evenkeel::RefuseNonfinite(optimizer->last_check()));  // A NaN ends training on all ranks.
     }
     return absl::OkStatus();
   };

@@ -17,6 +17,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/scope.h"
 #include "evenkeel/join/step_divisor.h"
+#include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/sliced_optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -85,7 +86,9 @@ absl::Status Train(evenkeel::Communicator& comm) {
         EK_RETURN_IF_ERROR(ddp->GradientReady(i));
       }
       EK_RETURN_IF_ERROR(ddp->FinishStep());  // As in step 3, but each rank gets its slice only.
-      EK_RETURN_IF_ERROR(optimizer->Step());  // Updates it, and brings the others' slices of the parameters.
+      // Updates it, and brings the others' slices of the parameters.
+      EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
+      EK_RETURN_IF_ERROR(evenkeel::RefuseNonfinite(optimizer->last_check()));  // A NaN ends training on all ranks.
     }
     return absl::OkStatus();
   };

@@ -103,6 +103,36 @@ TEST(TutorialTest, QuotesThePrograms) {
   EXPECT_EQ(quotes, 6);
 }
 
+TEST(ReadmeTest, QuotesAProgram) {
+  const std::string program = Read("trainer/examples/readme_loop.cc");
+  int quotes = 0;
+  for (const Block& block : BlocksOf(Read("README.md"))) {
+    const std::vector<std::string> parts = absl::StrSplit(block.text, absl::MaxSplits("\n\n", 1));
+    if (block.language != "cpp" || parts.size() < 2) continue;  // Behind the includes is the code.
+    ++quotes;
+    EXPECT_TRUE(absl::StrContains(program, parts[1])) << parts[1];
+    for (const absl::string_view line : absl::StrSplit(parts[0], '\n')) {
+      const absl::string_view include = line.substr(0, line.find(' ', sizeof("#include")));
+      EXPECT_TRUE(absl::StrContains(program, include)) << include;
+    }
+  }
+  EXPECT_EQ(quotes, 1);
+}
+
+TEST(ReadmeTest, TheProgramTrainsAndRefusesANan) {
+  const Outcome good = Launch(3, "readme_loop");
+  EXPECT_TRUE(good.succeeded);
+  ASSERT_THAT(good.lines, SizeIs(3));
+  for (const std::string& line : good.lines) EXPECT_EQ(Value(line, "slope"), Value(good.lines[0], "slope")) << line;
+  const Outcome bad = Launch(3, "readme_loop nan");
+  EXPECT_FALSE(bad.succeeded);
+  int refusals = 0;
+  for (const std::string& line : bad.lines) {
+    refusals += absl::StrContains(line, "a gradient is infinite or not a number");
+  }
+  EXPECT_GE(refusals, 3) << absl::StrJoin(bad.lines, "\n");
+}
+
 TEST(TutorialTest, ShowsWhatTheProgramsPrint) {
   int commands = 0;
   for (const Block& block : BlocksOf(Read("docs/tutorial.md"))) {

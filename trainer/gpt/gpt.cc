@@ -1,7 +1,5 @@
 #include "evenkeel/trainer/gpt/gpt.h"
 
-#include <new>
-
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -9,6 +7,7 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/gpt/gpt_model.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
+#include "evenkeel/trainer/if_memory_allows.h"
 
 namespace evenkeel {
 namespace {
@@ -65,12 +64,9 @@ absl::StatusOr<std::unique_ptr<Gpt>> Make(const GptOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Gpt>> MakeGpt(const GptOptions& options) {
   EK_RETURN_IF_ERROR(Check(options));
-  try {
-    return Make(options);
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("gpt: not enough memory for ", ParametersOf(options), " parameters and their gradients"));
-  }
+  return IfMemoryAllows(
+      absl::StrCat("gpt: not enough memory for ", ParametersOf(options), " parameters and their gradients"),
+      [&] { return Make(options); });
 }
 
 }  // namespace evenkeel

@@ -111,9 +111,10 @@ void AddRank(const RankRecord& rank, Events& events) {
 void AddCurves(const RunRecord& record, int process, Events& events) {
   events.Metadata("process_name", process, 0, "\"name\":\"the run\"");
   events.Metadata("process_sort_index", process, 0, "\"sort_index\":-1");
+  const std::string loss = absl::StrCat("loss, rank ", record.reporter);
   for (const StepPoint& point : record.steps) {
     const int64_t ns = record.begin_ns + static_cast<int64_t>(1e9 * point.seconds);
-    if (std::isfinite(point.loss)) events.Counter("loss, rank 0", process, ns, point.loss);
+    if (std::isfinite(point.loss)) events.Counter(loss, process, ns, point.loss);
     const double rate = point.samples * record.units_per_sample / point.took;
     if (std::isfinite(rate)) events.Counter(absl::StrCat(record.unit_name, " per second"), process, ns, rate);
   }

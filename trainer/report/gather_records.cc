@@ -1,12 +1,15 @@
 #include "evenkeel/trainer/report/gather_records.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/report/step_trace.h"
+#include "evenkeel/trainer/report/record_bytes.h"
 
 namespace evenkeel {
 namespace {
@@ -37,9 +40,16 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
 }
 
+// Not ru_maxrss: that one survives exec, so that a rank would report the peak of the program that started it.
 int64_t PeakResidentBytes() {
-  rusage usage;
-  return getrusage(RUSAGE_SELF, &usage) == 0 ? int64_t{usage.ru_maxrss} * 1024 : 0;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    absl::string_view rest = line;
+    int64_t kib = 0;
+    if (!absl::ConsumePrefix(&rest, "VmHWM:")) continue;
+    return absl::SimpleAtoi(absl::StripSuffix(rest, "kB"), &kib) ? kib * 1024 : 0;
+  }
+  return 0;
 }
 
 }  // namespace evenkeel

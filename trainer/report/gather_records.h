@@ -26,7 +26,7 @@ absl::StatusOr<std::vector<RankRecord>> GatherRecords(Communicator& comm, const 
 
 // Of this process.
 std::string HostName();
-int64_t PeakResidentBytes();  // The most memory that it has had at a time.
+int64_t PeakResidentBytes();  // The most memory that this program has had at a time; 0: not known.
 
 }  // namespace evenkeel
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,18 @@ TEST(GatherRecordsTest, ARankThatFailsIsNoReasonToWait) {
 TEST(ProcessTest, KnowsItself) {
   EXPECT_NE(HostName(), "");
   EXPECT_GT(PeakResidentBytes(), 1 << 20);
+}
+
+// A launcher is a Python program of half a gigabyte, perhaps. The child is this program once more, by exec.
+TEST(ProcessDeathTest, ThePeakIsNotThatOfTheProgramThatStartedIt) {
+  constexpr int64_t kMuch = int64_t{200} << 20;
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  std::vector<char> much;
+  if (!testing::internal::InDeathTestChild()) {
+    much.assign(kMuch, 1);
+    EXPECT_GE(PeakResidentBytes(), kMuch);
+  }
+  EXPECT_EXIT(std::exit(PeakResidentBytes() < kMuch ? 0 : 1), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -68,12 +68,14 @@ Chart ChartOf(const RunRecord& record, std::string title, std::string unit = "")
   return {.title = std::move(title), .unit = std::move(unit), .empty = "No step has been taken.", .x_end = last};
 }
 
+std::string TrainingOf(const RunRecord& record) { return absl::StrCat("training, rank ", record.reporter); }
+
 std::string LearningCharts(const RunRecord& record) {
   const bool is_text = std::isfinite(record.bytes_per_prediction);
   const auto loss_of = [&](double loss) { return is_text ? BitsPerByte(loss, record.bytes_per_prediction) : loss; };
   Chart loss = ChartOf(record, is_text ? "Bits per byte" : "Loss");
   loss.begins_at_zero = true;
-  AddCurve(loss, "training, rank 0", "train", OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
+  AddCurve(loss, TrainingOf(record), "train", OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
   loss.curves.push_back({.name = "test",
                          .style = "test",
                          .points = OverEpochs(record, [&](const EpochPoint& p) { return loss_of(p.test_loss); }),
@@ -83,7 +85,7 @@ std::string LearningCharts(const RunRecord& record) {
   Chart accuracy = ChartOf(record, "Accuracy", "%");
   accuracy.highest = 1;
   accuracy.cut_low = 0.04;  // The first steps, which would press the others to the top.
-  AddCurve(accuracy, "training, rank 0", "train", OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
+  AddCurve(accuracy, TrainingOf(record), "train", OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
   accuracy.curves.push_back({.name = "test",
                              .style = "test",
                              .points = OverEpochs(record, [](const EpochPoint& p) { return p.test_accuracy; }),
@@ -99,7 +101,8 @@ std::string SpeedCharts(const RunRecord& record) {
   Chart exposed = ChartOf(record, "Exposed communication, part of a step", "%");
   exposed.begins_at_zero = true;
   exposed.highest = 1;
-  AddCurve(exposed, "rank 0", "exposed", OverSteps(record, [](const StepPoint& p) { return p.exposed / p.took; }));
+  AddCurve(exposed, absl::StrCat("rank ", record.reporter), "exposed",
+           OverSteps(record, [](const StepPoint& p) { return p.exposed / p.took; }));
   return RenderChart(rate) + RenderChart(exposed);
 }
 

@@ -57,6 +57,15 @@ TEST(HtmlReportTest, SaysWhatCounts) {
   }
 }
 
+// A run that goes on from a checkpoint without a history knows only the steps from there on.
+TEST(HtmlReportTest, AStepTakesWhatTheStepsThatAreKnownTake) {
+  RunRecord record = ExampleRecord(3);
+  const std::string whole = RenderReport(record);
+  EXPECT_THAT(whole, HasSubstr("10.0 ms per step"));
+  record.steps.erase(record.steps.begin(), record.steps.begin() + 150);
+  EXPECT_THAT(RenderReport(record), HasSubstr("10.0 ms per step"));
+}
+
 TEST(HtmlReportTest, OfAnyLengthItIsBelowAMegabyte) {
   RunRecord record = ExampleRecord(64, /*steps=*/10);
   StepSeries series;

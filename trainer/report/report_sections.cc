@@ -32,9 +32,10 @@ std::string Bar(double begin, double share, absl::string_view style, absl::strin
                       "%;width:", Coordinate(100 * share), "%\" title=\"", EscapeHtml(tip), "\"></i>");
 }
 
-// Seconds that steps took, and their samples; of those that rank 0 had a batch for, how long it waited for gradients.
+// Steps whose time is known, their seconds and samples; of those that the reporting rank had a batch for, how long it
+// waited for gradients.
 struct Totals {
-  double seconds = 0, samples = 0;
+  double steps = 0, seconds = 0, samples = 0;
   double own_seconds = 0, exposed = 0;
 };
 
@@ -43,9 +44,10 @@ Totals TotalsOf(const std::vector<StepPoint>& points) {
   for (const StepPoint& point : points) {
     if (!std::isfinite(point.took)) continue;
     const auto count = static_cast<double>(point.count);
+    totals.steps += count;
     totals.seconds += point.took * count;
     totals.samples += point.samples * count;
-    if (!std::isfinite(point.exposed)) continue;  // Rank 0 was dry.
+    if (!std::isfinite(point.exposed)) continue;  // That rank had no batch.
     totals.own_seconds += point.took * count;
     totals.exposed += point.exposed * count;
   }
@@ -191,9 +193,8 @@ std::string RenderFigures(const RunRecord& record) {
   const double rate = totals.samples * record.units_per_sample / totals.seconds;
   std::string figures = ResultFigures(record);
   if (totals.seconds > 0) {
-    figures +=
-        Figure(absl::StrCat(EscapeHtml(record.unit_name), " per second"), FormatNumber(rate),
-               absl::StrCat(FormatSeconds(totals.seconds / static_cast<double>(record.total_steps)), " per step"));
+    figures += Figure(absl::StrCat(EscapeHtml(record.unit_name), " per second"), FormatNumber(rate),
+                      absl::StrCat(FormatSeconds(totals.seconds / totals.steps), " per step"));
     figures += Figure("Exposed communication", FormatPercent(totals.exposed / totals.own_seconds), "of a step's time");
   }
   const auto left = static_cast<int>(record.ranks.size());

@@ -6,8 +6,9 @@
 //
 // Values that are not known are NaN, empty or negative, as each says; the report leaves them out.
 //
-// Units:   seconds since the run began; times of traces are nanoseconds (Unix time) of the host's clock, which ranks of
-//          one host share, or of a device's that was aligned with it. Steps are the group's, counted from 0.
+// Units:   seconds since the run began, without pauses between attempts (a resumed run has several); times of traces
+//          are nanoseconds (Unix time) of the host's clock, which ranks of one host share, or of a device's that was
+//          aligned with it. Steps are the group's, counted from 0.
 // Threads: values.
 
 #ifndef EVENKEEL_TRAINER_REPORT_RUN_RECORD_H_
@@ -26,7 +27,7 @@ inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 enum class StepClock : uint8_t { kHost, kDevice };
 inline const char* NameOf(StepClock clock) { return clock == StepClock::kHost ? "host" : "device"; }
 
-// A step, or the means of `count` steps in a row that begin with it. Loss and accuracy are those of rank 0's batches.
+// A step, or the means of `count` steps in a row that begin with it. Loss and accuracy are those of one rank's batches.
 struct StepPoint {
   int64_t step = 0;
   int64_t count = 1;
@@ -35,7 +36,7 @@ struct StepPoint {
   double accuracy = kUnknown;
   double learning_rate = kUnknown;
   double took = kUnknown;     // Seconds, of one step.
-  double exposed = kUnknown;  // Seconds of it, that rank 0 waited for gradients after its backward pass.
+  double exposed = kUnknown;  // Seconds of it, that this rank waited for gradients after its backward pass.
   double samples = 0;         // In all ranks' batches of one step.
   double active = 0;          // Ranks that had a batch.
 };
@@ -152,7 +153,8 @@ struct RunRecord {
   double units_per_sample = 1;             // there are so many in a sample.
   double bytes_per_prediction = kUnknown;  // Of a language model; its loss is shown in bits per byte then.
   bool has_accuracy = true;
-  int world_size = 1;  // In the beginning.
+  int world_size = 1;  // That this attempt at the run began with.
+  int reporter = 0;    // The rank whose losses, accuracies and exposed times the steps have.
   int64_t parameters = 0;
   int64_t begin_ns = 0;  // Unix time.
   double seconds = 0;    // That it took.

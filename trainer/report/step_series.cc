@@ -34,7 +34,7 @@ void StepSeries::Add(const StepPoint& point) {
     points_.back() = Merged(points_.back(), point);
     return;
   }
-  if (points_.size() == kMaxPoints) Halve();
+  if (points_.size() >= kMaxPoints) Halve();
   points_.push_back(point);
 }
 

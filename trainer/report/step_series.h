@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "evenkeel/trainer/report/run_record.h"
@@ -22,6 +23,11 @@ namespace evenkeel {
 class StepSeries {
  public:
   static constexpr size_t kMaxPoints = 2000;
+
+  // Goes on with the points of another one.
+  explicit StepSeries(std::vector<StepPoint> points = {}) : points_(std::move(points)) {
+    if (!points_.empty()) stride_ = points_.front().count;
+  }
 
   // `point.count` is 1. Steps come in order; one that is repeated (a rank was lost) replaces those from it on, as far
   // as they still have points of their own.

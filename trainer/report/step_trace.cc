@@ -5,14 +5,9 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "evenkeel/comm/internal/bytes.h"
-#include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
-
-using internal::ByteReader;
-using internal::ByteWriter;
 
 constexpr int64_t kFirstSampled = 2;  // Step 0 has the first plan, step 1 the rebuild.
 constexpr int64_t kLastOfFirst = 3;
@@ -24,44 +19,6 @@ BucketTrace TraceOf(const StepTimes& times, size_t bucket, int64_t bytes) {
           .ready_ns = absl::ToUnixNanos(times.buckets[bucket].ready),
           .start_ns = absl::ToUnixNanos(StartOf(times, bucket)),
           .reduced_ns = absl::ToUnixNanos(times.buckets[bucket].reduced)};
-}
-
-void Write(const StepTrace& trace, ByteWriter& out) {
-  out.I64(trace.step).I64(trace.last_gradient_ns).U32(static_cast<uint32_t>(trace.spans.size()));
-  for (const TraceSpan& span : trace.spans) {
-    out.U8(static_cast<uint8_t>(span.kind)).I64(span.begin_ns).I64(span.end_ns);
-  }
-  out.U32(static_cast<uint32_t>(trace.buckets.size()));
-  for (const BucketTrace& bucket : trace.buckets) {
-    out.I64(bucket.bytes).I64(bucket.ready_ns).I64(bucket.start_ns).I64(bucket.reduced_ns);
-  }
-  out.U8(static_cast<uint8_t>(trace.clock)).I64(trace.host_ns);
-}
-
-StepClock ReadClock(ByteReader& in) {
-  const uint8_t clock = in.U8();
-  if (clock > static_cast<uint8_t>(StepClock::kDevice)) in.Refuse();
-  return static_cast<StepClock>(clock);
-}
-
-StepTrace ReadTrace(ByteReader& in) {
-  StepTrace trace{.step = in.I64(), .last_gradient_ns = in.I64()};
-  for (uint32_t left = in.U32(); left > 0 && in.ok(); --left) {
-    const uint8_t kind = in.U8();
-    if (kind >= kSpanKinds) in.Refuse();
-    const int64_t begin = in.I64();
-    trace.spans.push_back({.kind = static_cast<SpanKind>(kind), .begin_ns = begin, .end_ns = in.I64()});
-  }
-  for (uint32_t left = in.U32(); left > 0 && in.ok(); --left) {
-    BucketTrace bucket{.bytes = in.I64()};
-    bucket.ready_ns = in.I64();
-    bucket.start_ns = in.I64();
-    bucket.reduced_ns = in.I64();
-    trace.buckets.push_back(bucket);
-  }
-  trace.clock = ReadClock(in);
-  trace.host_ns = in.I64();
-  return trace;
 }
 
 }  // namespace
@@ -140,46 +97,6 @@ void StepRecorder::NotePlan(int64_t step, uint64_t generation, const std::vector
 void StepRecorder::Keep(StepTrace trace) {
   std::erase_if(traces_, [&](const StepTrace& old) { return old.step >= trace.step; });
   traces_.push_back(std::move(trace));
-}
-
-std::string Serialize(const RankRecord& record) {
-  ByteWriter out;
-  out.I32(record.rank).Bytes(record.host).I64(record.process).I64(record.steps).I64(record.followed);
-  const RankMemory& memory = record.memory;
-  out.I64(memory.parameters)
-      .I64(memory.gradients)
-      .I64(memory.buckets)
-      .I64(memory.optimizer)
-      .I64(memory.activations)
-      .I64(memory.peak_resident);
-  const RankMeans& means = record.means;
-  out.I64(means.steps).F64(means.to_first_gradient_us).F64(means.backward_us);
-  out.F64(means.communication_us).F64(means.exposed_us).U8(static_cast<uint8_t>(means.clock));
-  out.U32(static_cast<uint32_t>(record.traces.size()));
-  for (const StepTrace& trace : record.traces) Write(trace, out);
-  return out.Take();
-}
-
-absl::StatusOr<RankRecord> ParseRankRecord(absl::string_view bytes) {
-  ByteReader in(bytes);
-  RankRecord record{.rank = in.I32()};
-  record.host = std::string(in.Bytes());
-  record.process = in.I64();
-  record.steps = in.I64();
-  record.followed = in.I64();
-  for (int64_t RankMemory::*part : {&RankMemory::parameters, &RankMemory::gradients, &RankMemory::buckets,
-                                    &RankMemory::optimizer, &RankMemory::activations, &RankMemory::peak_resident}) {
-    record.memory.*part = in.I64();
-  }
-  record.means.steps = in.I64();
-  for (double RankMeans::*mean : {&RankMeans::to_first_gradient_us, &RankMeans::backward_us,
-                                  &RankMeans::communication_us, &RankMeans::exposed_us}) {
-    record.means.*mean = in.F64();
-  }
-  record.means.clock = ReadClock(in);
-  for (uint32_t left = in.U32(); left > 0 && in.ok(); --left) record.traces.push_back(ReadTrace(in));
-  EK_RETURN_IF_ERROR(in.Finish("a rank's record"));
-  return record;
 }
 
 }  // namespace evenkeel

@@ -32,8 +32,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reduction.h"
@@ -91,11 +89,6 @@ class StepRecorder {
   uint64_t generation_ = 0;           // Of the last plan that was noted.
   std::vector<PlanRecord> plans_;
 };
-
-// A rank's record as bytes, for the rank that writes the report.
-std::string Serialize(const RankRecord& record);
-// InvalidArgument for bytes that are no record.
-absl::StatusOr<RankRecord> ParseRankRecord(absl::string_view bytes);
 
 }  // namespace evenkeel
 

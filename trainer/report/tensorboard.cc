@@ -98,14 +98,22 @@ class EventFile : public MetricsSink {
     for (absl::string_view left = record; !left.empty();) {
       const ssize_t written = write(file_, left.data(), left.size());
       if (written < 0 && errno == EINTR) continue;
-      if (written < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path_));
+      if (written < 0) return Undo(absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path_)));
       left.remove_prefix(static_cast<size_t>(written));
     }
+    size_ += static_cast<int64_t>(record.size());
     return absl::OkStatus();
+  }
+
+  // Readers stop at a record that is not whole.
+  absl::Status Undo(const absl::Status& status) const {
+    if (ftruncate(file_, size_) == 0) return status;
+    return absl::ErrnoToStatus(errno, absl::StrCat(status.message(), "; cannot shorten it"));
   }
 
   const std::string path_;
   const int file_;
+  int64_t size_ = 0;  // Whole records only.
 };
 
 // TensorBoard reads the files of a folder in the order of their names.

@@ -222,13 +222,19 @@ TEST(TensorboardTest, SaysWhatCannotBeWritten) {
   rlimit before;
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = signal(SIGXFSZ, SIG_IGN);
-  const rlimit none{.rlim_cur = 1, .rlim_max = before.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &none);
+  const std::string path = FilesIn(folder)[0];
+  const rlimit little{.rlim_cur = fs::file_size(path) + 3, .rlim_max = before.rlim_max};  // A part of a record.
+  setrlimit(RLIMIT_FSIZE, &little);
   const absl::Status full = sink->Finish(kTime).ok() ? sink->GoBackTo(1, kTime) : absl::OkStatus();
   setrlimit(RLIMIT_FSIZE, &before);
   signal(SIGXFSZ, handler);
   EXPECT_FALSE(full.ok());
-  EXPECT_THAT(std::string(full.message()), HasSubstr(folder + "/events.out.tfevents."));
+  EXPECT_THAT(std::string(full.message()), HasSubstr(path));
+  // Once there is room again, the torn record is gone.
+  EXPECT_TRUE(sink->GoBackTo(2, kTime).ok());
+  const std::vector<Message> events = ReadEvents(path);
+  ASSERT_THAT(events, SizeIs(2));
+  EXPECT_EQ(events[1].number(2), 2);
 }
 
 }  // namespace

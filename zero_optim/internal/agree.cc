@@ -97,9 +97,11 @@ absl::Status FirstDifference(const std::string& name, const std::vector<std::str
 }  // namespace
 
 absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
-                                 const ParameterSet& params, const ParameterGroups& groups, SameIn same) {
+                                 const ParameterSet& params, const ParameterGroups& groups, SameIn same,
+                                 const std::vector<std::string>& settings) {
   if (comm.world_size() == 1) return Annotate(own, name);
-  const std::vector<std::string> lines = own.ok() ? Lines(params, groups, same) : std::vector<std::string>();
+  std::vector<std::string> lines = own.ok() ? Lines(params, groups, same) : std::vector<std::string>();
+  lines.insert(lines.end(), settings.begin(), settings.end());
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> summaries,
                       comm.control().Exchange(absl::StrCat(name, "/same"), Summary(own, lines), comm.timeout()));
   bool is_same = true;
@@ -133,8 +135,11 @@ absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name, P
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     if (parts[rank].empty()) continue;
     if (source >= 0 && parts[rank] != parts[source]) {
+      EK_ASSIGN_OR_RETURN(const StepMessage first, StepMessage::Parse(parts[source], 0));
+      EK_ASSIGN_OR_RETURN(const StepMessage other, StepMessage::Parse(parts[rank], 0));
       return absl::FailedPreconditionError(
-          absl::StrCat(name, ": ranks ", source, " and ", rank, " ended the loop with different settings"));
+          absl::StrCat(name, ": the ranks ended the loop with different settings: rank ", source, " has ",
+                       SettingsText(groups, first.rules), "; rank ", rank, " has ", SettingsText(groups, other.rules)));
     }
     source = rank;
   }

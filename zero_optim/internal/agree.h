@@ -9,6 +9,7 @@
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_AGREE_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "evenkeel/bucket/parameter_set.h"
@@ -22,16 +23,18 @@ enum class SameIn {
   kEverything,
   kShape,  // The parameters, and what is remembered of each. Settings and trainability may change while a step fails.
 };
+// `settings`: more of them, "name=value".
 absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
                                  const ParameterSet& params, const ParameterGroups& groups,
-                                 SameIn same = SameIn::kEverything);
+                                 SameIn same = SameIn::kEverything, const std::vector<std::string>& settings = {});
 
 // One more group of an optimizer, if it is the same on all ranks and none of them has an error; else nothing changes.
 absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name, const ParameterSet& params,
                                 ParameterGroup group, ParameterUpdater& updater);
 
 // Takes the settings with which the ranks that were active to the end of a joined loop end it: others may have missed a
-// change after the last step. Every rank must call it; FailedPrecondition on all if those ranks differ.
+// change after the last step. Every rank must call it; FailedPrecondition on all if those ranks differ, with both
+// values.
 absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name, ParameterGroups& groups,
                                   bool is_last_joiner);
 

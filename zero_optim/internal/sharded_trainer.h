@@ -14,10 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gtest/gtest.h"
@@ -29,7 +30,7 @@ inline const Sgd kMomentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay 
 inline const ShardedOptimizerOptions kSmallBuckets = {.bucket_cap = Bytes{256}};
 
 inline void RunGroup(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body) {
-  const absl::Status status = RunRanks(world_size, body);
+  const absl::Status status = RunTestRanks(world_size, body);
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -85,7 +86,9 @@ struct Trainer {
   absl::Status Init(Communicator& group, Mode who_reduces, const std::vector<ParameterGroup>& groups) {
     comm = &group;
     mode = who_reduces;
-    EK_ASSIGN_OR_RETURN(ddp, TestDataParallel::Create(&group, &model.params()));
+    if (mode != Mode::kZeroAlone) {
+      EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&group, &model.params(), {}, {.reducer = {.caps = {Bytes{256}}}}));
+    }
     EK_ASSIGN_OR_RETURN(zero, ShardedOptimizer::Create(&group, &model.params(), groups, options));
     return absl::OkStatus();
   }
@@ -99,9 +102,10 @@ struct Trainer {
     if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(ddp->BeginStep());
     model.params().ClearGradients();
     model.Backward(comm->rank(), step);
-    if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(ddp->Reduce());
+    if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(Reduce());
     return zero->Step(options);
   }
+  absl::Status Reduce() { return internal::Reduce(*ddp, model.params()); }
   // Until the device has run what is on the stream; nothing on the CPU.
   absl::Status Finish() {
     if (devices == nullptr) return absl::OkStatus();
@@ -114,16 +118,16 @@ struct Trainer {
   const Stream stream;
   TestModel model;
   SimulatedDevices* const devices;
-  std::unique_ptr<TestDataParallel> ddp;
+  std::unique_ptr<DataParallel> ddp;  // Null if the optimizer reduces.
   std::unique_ptr<ShardedOptimizer> zero;
 };
 
 // The rank's weights, and the state of all ranks together.
 inline absl::Status ExpectEqual(Trainer& trainer, TestModel& plain_model, const PlainTraining& plain) {
   EK_RETURN_IF_ERROR(trainer.Finish());
-  EXPECT_TRUE(trainer.model.Bytes() == plain_model.Bytes()) << "rank " << trainer.comm->rank();
+  EXPECT_TRUE(IsSame(trainer.model, plain_model)) << "rank " << trainer.comm->rank();
   EK_ASSIGN_OR_RETURN(const OptimizerState all, trainer.zero->Consolidate());
-  EXPECT_TRUE(all == plain.state()) << "rank " << trainer.comm->rank();
+  EXPECT_TRUE(IsSame(all, plain.state())) << "rank " << trainer.comm->rank();
   return absl::OkStatus();
 }
 

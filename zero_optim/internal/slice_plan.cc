@@ -57,19 +57,32 @@ absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const
     for (const Segment& segment : SegmentsOf(layout, rank)) {
       while (layout.params[position] != segment.param) ++position;
       bucket.gradients[position] = bucket.gradient.Slice(segment.offset, segment.count);
-      bucket.own_values.push_back(params[segment.param].value.Slice(segment.begin, segment.count));
-    }
-    for (int param : layout.params) {
-      if (params[param].value.count > 0) bucket.all_values.push_back(params[param].value);
+      bucket.own.push_back(segment);
     }
     // Each bucket's padding has memory of its own: all-gathers may overlap.
-    const TensorView padding(free_padding, layout.slice * world_size - layout.count, dtype, bucket.gradient.device);
-    free_padding += padding.bytes();
-    const int64_t own = PaddingOf(layout, rank);
-    if (own > 0) bucket.own_values.push_back(padding.Slice(0, own));
-    if (padding.count > 0) bucket.all_values.push_back(padding);
+    bucket.padding = TensorView(free_padding, layout.slice * world_size - layout.count, dtype, bucket.gradient.device);
+    bucket.own_padding = bucket.padding.Slice(0, PaddingOf(layout, rank));
+    free_padding += bucket.padding.bytes();
   }
   return plan;
+}
+
+TensorList OwnValues(const SlicePlan::Bucket& bucket, const ParameterSet& params) {
+  TensorList values;
+  for (const Segment& segment : bucket.own) {
+    values.push_back(params[segment.param].value.Slice(segment.begin, segment.count));
+  }
+  if (bucket.own_padding.count > 0) values.push_back(bucket.own_padding);
+  return values;
+}
+
+TensorList AllValues(const SlicePlan::Bucket& bucket, const ParameterSet& params) {
+  TensorList values;
+  for (const int param : bucket.layout.params) {
+    if (params[param].value.count > 0) values.push_back(params[param].value);
+  }
+  if (bucket.padding.count > 0) values.push_back(bucket.padding);
+  return values;
 }
 
 }  // namespace evenkeel::internal

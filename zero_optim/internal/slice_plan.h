@@ -3,7 +3,7 @@
 //
 //   EK_ASSIGN_OR_RETURN(SlicePlan plan, PlanSlices(buckets, params, rank, world_size, allocate));
 //   plan.buckets[0].gradient;                              // what a reduce-scatter of the bucket leaves here
-//   channel.Issue(plan.buckets[0].gather, own_values, all_values);          // of that bucket, as lists
+//   channel.Issue(plan.buckets[0].gather, OwnValues(plan.buckets[0], params), AllValues(plan.buckets[0], params));
 //
 // The all-gather reads and writes the parameters themselves, as one operation of many views: there is no flat copy of
 // them, and no copy at all but those of a transport that wants its data in one piece.
@@ -37,7 +37,8 @@ struct SlicePlan {
     std::vector<TensorView> gradients;  // In it, by position of the parameter; empty where the slice has none of it.
     int first_flag = 0;                 // Of the bucket's used flags among those of all buckets.
     Collective gather;
-    std::vector<TensorView> own_values, all_values;
+    std::vector<Segment> own;         // Updated by the slice.
+    TensorView own_padding, padding;  // Behind it, and behind all slices.
   };
   std::vector<Bucket> buckets;
   std::vector<int> bucket_of;  // By parameter; -1: in none.
@@ -48,6 +49,10 @@ struct SlicePlan {
 // Slices of `buckets`, whose sizes are multiples of world_size * kSliceUnit. `allocate`: Communicator::Allocate().
 absl::StatusOr<SlicePlan> PlanSlices(absl::Span<const BucketInfo> buckets, const ParameterSet& params, int rank,
                                      int world_size, absl::FunctionRef<absl::StatusOr<Memory>(int64_t bytes)> allocate);
+
+// What this rank sends of a bucket's updated values, and where all of them go; where the values lie now.
+TensorList OwnValues(const SlicePlan::Bucket& bucket, const ParameterSet& params);
+TensorList AllValues(const SlicePlan::Bucket& bucket, const ParameterSet& params);
 
 }  // namespace evenkeel::internal
 

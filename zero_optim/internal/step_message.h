@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -28,6 +29,11 @@ enum class GradientSource : uint8_t {
   kHere,      // The group's gradient is in the parameter's gradient memory.
   kToReduce,  // Ranks hold their own, or none; the optimizer reduces them.
 };
+
+// The settings of a step, as the ranks compare them (comm/step_ledger.h): "learning_rate=0.001, max_norm=1". What can't
+// change from step to step is left out, and so is what has its default. Rates of more than eight groups are hashed.
+std::string SettingsText(const ParameterGroups& groups, const std::vector<UpdateRule>& rules,
+                         const StepOptions& options = {});
 
 struct StepMessage {
   std::vector<UpdateRule> rules;  // By group.

@@ -68,6 +68,10 @@ class ShapeCheck : public nlohmann::json_sax<Json> {
 }  // namespace
 
 absl::StatusOr<nlohmann::json> ParseStrictJson(absl::string_view text, int max_depth, absl::string_view what) {
+  // The parser takes a NUL for the end, and would not look at what follows. No JSON has one: strings escape it.
+  if (const size_t at = text.find('\0'); at != absl::string_view::npos) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is not JSON at its byte ", at + 1, ", which is NUL"));
+  }
   ShapeCheck check(max_depth, what);
   if (!Json::sax_parse(text.begin(), text.end(), &check)) return absl::InvalidArgumentError(check.error());
   Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);

@@ -5,20 +5,17 @@
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_TEST_MODEL_H_
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/step_options.h"
@@ -47,6 +44,7 @@ class TestModel {
 
   // All values, for comparison bit for bit. On a device: when what is on the stream has run.
   std::string Bytes() const;
+  friend bool IsSame(const TestModel& model, const TestModel& plain);
 
  private:
   std::vector<StateTensor> values_;
@@ -77,26 +75,15 @@ class PlainTraining {
   double norm_ = 0;
 };
 
-// Averages gradients over the ranks, as a DataParallel would.
-class TestDataParallel : public Joinable {
- public:
-  static absl::StatusOr<std::unique_ptr<TestDataParallel>> Create(Communicator* comm, ParameterSet* params);
+// Whether a training has ended as the plain one: bit for bit where the tested backend adds in rank order, else nearly.
+bool IsSame(const TestModel& model, const TestModel& plain);
+bool IsSame(const OptimizerState& state, const OptimizerState& plain);
 
-  // Begins a step of all ranks.
-  absl::Status BeginStep() { return Notify().status(); }
-  // All local gradients become reduced ones.
-  absl::Status Reduce();
+// The world sizes of what takes long.
+std::vector<int> TestedWorldSizes();
 
-  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
-  JoinPhase join_phase() const override { return JoinPhase::kGradients; }
-
- private:
-  TestDataParallel(Communicator* comm, ParameterSet* params) : Joinable(comm, "test_data_parallel"), params_(params) {}
-  absl::Status AllReduce(const StepAnswer& answer, bool contributes);
-
-  ParameterSet* const params_;
-  Channel* channel_ = nullptr;
-};
+// Announces what Backward() has left, the last parameter first, and finishes the step that has begun.
+absl::Status Reduce(DataParallel& ddp, const ParameterSet& params);
 
 }  // namespace evenkeel::internal
 

@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <span>
 
+#include "evenkeel/comm/cpp20.h"
+
 namespace evenkeel::internal {
 
 struct MatrixView {

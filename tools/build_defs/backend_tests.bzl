@@ -1,0 +1,54 @@
+"""A test over several backends, which is compiled and linked once."""
+
+BACKENDS = ["shm", "gloo", "hierarchical"]
+
+def _backend_test_impl(ctx):
+    program = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.symlink(
+        output = program,
+        target_file = ctx.executable.test,
+        is_executable = True,
+    )
+    variables = dict(ctx.attr.env, EVENKEEL_TEST_BACKEND = ctx.attr.backend)
+    if ctx.attr.backend == "hierarchical":
+        variables["EVENKEEL_HOST_PARTS"] = "2"  # Of ranks that are processes.
+    return [
+        DefaultInfo(
+            executable = program,
+            runfiles = ctx.attr.test[DefaultInfo].default_runfiles,
+        ),
+        testing.TestEnvironment(variables),
+    ]
+
+_backend_test = rule(
+    implementation = _backend_test_impl,
+    attrs = {
+        "backend": attr.string(mandatory = True),
+        "env": attr.string_dict(),
+        "test": attr.label(
+            cfg = "target",
+            executable = True,
+            mandatory = True,
+        ),
+    },
+    test = True,
+)
+
+def backend_tests(test, backends = BACKENDS, tags = ["cpu:2", "multirank"], **kwargs):
+    """Runs an ek_cc_test once more over each of these backends, see //comm/testing:tested_group.
+
+    Args:
+      test: x_test; its own target runs over "local". The others are
+        x_over_shm_test and so on.
+      backends: those of comm/testing/tested_group.h.
+      tags: as of cc_test.
+      **kwargs: as of cc_test: args, env, shard_count, size.
+    """
+    for backend in backends:
+        _backend_test(
+            name = "%s_over_%s_test" % (test[:-len("_test")], backend),
+            backend = backend,
+            tags = tags,
+            test = test,
+            **kwargs
+        )

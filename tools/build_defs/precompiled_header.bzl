@@ -1,0 +1,90 @@
+"""A header that GCC reads as its own memory image instead of as text.
+
+The tests include GoogleTest, Abseil and the standard library, which takes longer
+to parse than the tests themselves. A target with this rule among its `deps` and
+`-include <hdr>` among its `copts` starts from the image. GCC ignores an image
+made with other options, and other compilers get the header alone, so that the
+image changes compile times and nothing else.
+"""
+
+def _compile_command(ctx, cc_toolchain, features, context, output):
+    # C++ compilation takes the command line's flags in the same order.
+    flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts
+    variables = cc_common.create_compile_variables(
+        feature_configuration = features,
+        cc_toolchain = cc_toolchain,
+        source_file = ctx.file.hdr.path,
+        output_file = output.path,
+        user_compile_flags = flags + ["-x", "c++-header"],
+        include_directories = context.includes,
+        quote_include_directories = context.quote_includes,
+        system_include_directories = context.system_includes,
+        preprocessor_defines = context.defines,
+        use_pic = True,
+    )
+    return cc_common.get_memory_inefficient_command_line(
+        feature_configuration = features,
+        action_name = "c++-compile",
+        variables = variables,
+    )
+
+def _precompiled_header_impl(ctx):
+    cc_toolchain = ctx.attr._cc_toolchain[cc_common.CcToolchainInfo]
+    features = cc_common.configure_features(
+        ctx = ctx,
+        cc_toolchain = cc_toolchain,
+        requested_features = ctx.features,
+        unsupported_features = ctx.disabled_features,
+    )
+    context = cc_common.merge_cc_infos(
+        cc_infos = [dep[CcInfo] for dep in ctx.attr.deps],
+    ).compilation_context
+
+    # A folder of their own, so that only this header is found through it.
+    folder = ctx.label.name + "_headers"
+    header = ctx.actions.declare_file(folder + "/" + ctx.file.hdr.basename)
+    ctx.actions.symlink(output = header, target_file = ctx.file.hdr)
+    headers = [header]
+    compiler = cc_common.get_tool_for_action(
+        feature_configuration = features,
+        action_name = "c++-compile",
+    )
+    if "gcc" in compiler.rpartition("/")[2]:  # Bazel calls every compiler it finds "compiler".
+        image = ctx.actions.declare_file(header.basename + ".gch", sibling = header)
+        ctx.actions.run(
+            mnemonic = "CppPrecompile",
+            executable = compiler,
+            arguments = _compile_command(ctx, cc_toolchain, features, context, image),
+            inputs = depset(
+                [ctx.file.hdr],
+                transitive = [context.headers, cc_toolchain.all_files],
+            ),
+            outputs = [image],
+        )
+        headers.append(image)
+
+    own = cc_common.create_compilation_context(
+        headers = depset(headers),
+        quote_includes = depset([header.dirname]),
+    )
+    return [
+        DefaultInfo(files = depset(headers)),
+        cc_common.merge_cc_infos(
+            direct_cc_infos = [CcInfo(compilation_context = own)],
+            cc_infos = [dep[CcInfo] for dep in ctx.attr.deps],
+        ),
+    ]
+
+precompiled_header = rule(
+    implementation = _precompiled_header_impl,
+    attrs = {
+        "copts": attr.string_list(
+            doc = "Those of the targets that include it; others make the image useless to them.",
+        ),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "hdr": attr.label(allow_single_file = [".h"], mandatory = True),
+        "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
+    },
+    fragments = ["cpp"],
+    toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
+)

@@ -11,8 +11,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -78,7 +78,7 @@ class BuffersTest : public testing::TestWithParam<int> {
  protected:
   int world() const { return GetParam(); }
   void Run(const DataParallelOptions& options, absl::FunctionRef<absl::Status(Communicator&, Replica&)> body) {
-    const absl::Status status = RunRanks(world(), [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const auto replica, Replica::Create(comm, options));
       return body(comm, *replica);
     });

@@ -38,6 +38,8 @@ enum class CollectiveKind : uint8_t {
   kRecv,     // `root` is the sender.
 };
 absl::string_view ToString(CollectiveKind kind);  // "all_reduce", ...
+// A half of a message between two ranks; all others take every rank of the group.
+constexpr bool IsPair(CollectiveKind kind) { return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv; }
 
 // What a collective is for. Part of what ranks must agree on, and of every message.
 enum class Role : uint8_t { kUser, kBucket, kBuffers, kState, kShard, kJoin, kTest };

@@ -25,10 +25,8 @@ bool Reduces(CollectiveKind kind) {
          kind == CollectiveKind::kReduceScatter;
 }
 
-bool IsPointToPoint(CollectiveKind kind) { return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv; }
-
 bool HasRoot(CollectiveKind kind) {
-  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast || IsPointToPoint(kind);
+  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast || IsPair(kind);
 }
 
 // Elements that this collective takes from and gives to each rank.
@@ -88,7 +86,7 @@ absl::Status Validate(const Collective& what, const TensorList& in, const Tensor
     if (what.root < 0 || what.root >= comm.world_size()) {
       return absl::InvalidArgumentError(absl::StrCat("rank ", what.root, " is not in a group of ", comm.world_size()));
     }
-    if (IsPointToPoint(what.kind) && what.root == comm.rank()) {
+    if (IsPair(what.kind) && what.root == comm.rank()) {
       return absl::InvalidArgumentError(absl::StrCat("rank ", comm.rank(), " named itself as the peer"));
     }
   }
@@ -216,7 +214,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
 
   // Held across Start(), so that operations reach the backend in the order of their sequence numbers.
   absl::MutexLock lock(&mutex_);
-  if (IsPointToPoint(what.kind)) {
+  if (IsPair(what.kind)) {
     operation.sequence = pair_positions_[{what.root, what.kind}]++;
   } else {
     if (comm.somebody_left_) {
@@ -239,8 +237,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
     comm.flight_.End(number, status);
     if (!status.ok()) comm.OnBackendFailure(status);
   };
-  const bool is_compared =
-      comm.verify_level() == VerifyLevel::kEvery && !IsPointToPoint(what.kind) && comm.world_size() > 1;
+  const bool is_compared = comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;
   const auto moves = is_compared ? comm.CompareBeside(name_, operation, work) : work;
   comm.backend_->Start(std::move(operation), moves);
   if (is_compared) work->order_before = moves->order_before;  // Streams do not wait for what the host compares.
@@ -415,7 +412,8 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   const std::string positions = SerializePositions();
   // Told at once to all, so that a rank that waits for a collective which this one will never join learns of it.
   control_->Notify("finalize", positions);
-  std::string end = internal::ByteWriter().Bytes(positions).Bytes(steps_->ledger().Serialize()).Take();
+  std::string end =
+      internal::ByteWriter().Bytes(positions).Bytes(steps_->ledger().Serialize(StepLedger::Plans::kWithout)).Take();
   absl::StatusOr<ControlChannel::Parts> parts = AgreeAndWait("finalize", std::move(end), timeout, "Finalize()");
   if (!parts.ok()) return status();
   if (absl::Status same = CompareEnds(*parts); !same.ok()) {

@@ -108,8 +108,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Communicator::Shrink(absl::Duratio
     const absl::StatusOr<ControlChannel::Survivors> survivors = control_->Regroup(deadline - absl::Now());
     if (!survivors.ok()) return Annotate(survivors.status(), here);
     if (std::find(survivors->ranks.begin(), survivors->ranks.end(), rank_) == survivors->ranks.end()) {
-      return absl::UnavailableError(
-          absl::StrCat(here, ": the other ranks have taken it for lost and go on without it"));
+      return absl::AbortedError(absl::StrCat(here, ": the other ranks have taken it for lost and go on without it"));
     }
     absl::StatusOr<std::unique_ptr<Communicator>> next = MakeNext(*survivors, deadline - absl::Now());
     if (next.ok()) return next;

@@ -34,8 +34,6 @@ constexpr absl::Duration kShortestBeat = absl::Milliseconds(10);
 // which others may stand that are behind.
 constexpr size_t kReportedOpen = 4, kReportedLast = 4;
 
-bool IsPair(const Collective& what) { return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv; }
-
 // "12s", "150ms".
 std::string Short(absl::Duration duration) {
   return absl::FormatDuration(
@@ -54,7 +52,7 @@ internal::ChannelWhereabouts Describe(const std::string& name, uint64_t id, int6
                                       const std::vector<FlightEntry>& open, const std::vector<FlightEntry>& last) {
   std::map<int64_t, const FlightEntry*> reported;  // By sequence.
   for (const FlightEntry& entry : open) {
-    if (entry.channel == id && !IsPair(entry.what) && reported.size() < kReportedOpen)
+    if (entry.channel == id && !IsPair(entry.what.kind) && reported.size() < kReportedOpen)
       reported[entry.sequence] = &entry;
   }
   for (const FlightEntry& entry : last) reported[entry.sequence] = &entry;
@@ -90,10 +88,10 @@ struct Communicator::FlightMoment {
 
 internal::Wait Communicator::WaitFor(const Channel& channel, const FlightEntry& entry) const {
   const Collective& what = entry.what;
-  return {.kind = IsPair(what) ? internal::Wait::Kind::kPair : internal::Wait::Kind::kCollective,
+  return {.kind = IsPair(what.kind) ? internal::Wait::Kind::kPair : internal::Wait::Kind::kCollective,
           .channel = entry.channel,
           .sequence = entry.sequence,
-          .peer = IsPair(what) ? what.root : -1,
+          .peer = IsPair(what.kind) ? what.root : -1,
           .is_send = what.kind == CollectiveKind::kSend,
           .text = absl::StrCat(steps_->is_dry() ? internal::kDry : "", "#", entry.sequence, " ", ToString(what),
                                " on channel \"", channel.name_, "\"")};
@@ -212,7 +210,7 @@ internal::Whereabouts Communicator::WhereaboutsNow() const {
   }
   std::set<std::tuple<uint64_t, int, CollectiveKind>> lanes;
   for (const FlightEntry& entry : open) {
-    if (!IsPair(entry.what) || !lanes.emplace(entry.channel, entry.what.root, entry.what.kind).second) continue;
+    if (!IsPair(entry.what.kind) || !lanes.emplace(entry.channel, entry.what.root, entry.what.kind).second) continue;
     mine.open_pairs.push_back({.channel = entry.channel,
                                .sequence = entry.sequence,
                                .peer = entry.what.root,

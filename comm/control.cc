@@ -162,7 +162,10 @@ absl::StatusOr<ControlChannel::Survivors> ControlChannel::Regroup(absl::Duration
                                                     missing.empty() ? "the other ranks" : missing,
                                                     " to want a new group, too, or to be gone"));
   }
-  if (!answer.ok()) return answer.status();
+  if (!answer.ok()) {
+    absl::MutexLock lock(&mutex_);
+    return cut_off_.ok() ? answer.status() : absl::AbortedError(cut_off_.message());
+  }
   Survivors survivors{.ranks = {}, .round = answer->sequence};
   for (absl::string_view text : absl::StrSplit(answer->payload, ',', absl::SkipEmpty())) {
     int rank = 0;

@@ -19,7 +19,8 @@ absl::Status Connect(internal::GlooBackend& backend, Communicator& comm, const G
   if (comm.world_size() == 1) return absl::OkStatus();
   ControlChannel& control = comm.control();
   EK_ASSIGN_OR_RETURN(const std::string mine,
-                      backend.Listen(options.bind_address, control.link().Key(absl::StrCat("gloo/", options.group))));
+                      backend.Listen(options.bind_address, control.link().Key(absl::StrCat("gloo/", options.group)),
+                                     [&control](const absl::Status& why) { control.Fail(why); }));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, internal::AwaitArrival(control, kTopic, mine,
                                                                               {options.group, options.connect_timeout,
                                                                                options.communicator.watch.warn}));

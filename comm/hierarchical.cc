@@ -71,18 +71,21 @@ class Transports {
   // To be given to the backend before Connect(), so that an abort ends that.
   internal::HierarchicalBackend::Transports Take() { return std::move(owned_); }
 
-  absl::StatusOr<Addresses> Listen(const ControlLink& link) {
+  // `control` outlives the transports.
+  absl::StatusOr<Addresses> Listen(ControlChannel& control) {
+    const ControlLink& link = control.link();
+    const auto on_lost = [&control](const absl::Status& why) { control.Fail(why); };
     Addresses mine;
     if (inside_ != nullptr && peers().size() > 1) {
       EK_ASSIGN_OR_RETURN(mine.inside, inside_->Listen(link.Key(absl::StrCat("shm/", InsideName()))));
     }
     if (between_ != nullptr) {
-      EK_ASSIGN_OR_RETURN(mine.between,
-                          between_->Listen(options_.bind_address, link.Key(absl::StrCat("gloo/", BetweenName()))));
+      EK_ASSIGN_OR_RETURN(mine.between, between_->Listen(options_.bind_address,
+                                                         link.Key(absl::StrCat("gloo/", BetweenName())), on_lost));
     }
     if (all_ != nullptr) {
-      EK_ASSIGN_OR_RETURN(mine.all,
-                          all_->Listen(options_.bind_address, link.Key(absl::StrCat("gloo/", options_.group))));
+      EK_ASSIGN_OR_RETURN(
+          mine.all, all_->Listen(options_.bind_address, link.Key(absl::StrCat("gloo/", options_.group)), on_lost));
     }
     return mine;
   }
@@ -130,7 +133,7 @@ absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,
   const HostMap map(hosts);
   Transports transports(comm.rank(), map, options);
   EK_RETURN_IF_ERROR(backend.Compose(map, transports.Take()));
-  EK_ASSIGN_OR_RETURN(const Addresses mine, transports.Listen(control.link()));
+  EK_ASSIGN_OR_RETURN(const Addresses mine, transports.Listen(control));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       internal::AwaitArrival(control, "addresses", mine.Serialize(),
                                              {options.group, deadline - absl::Now(), options.communicator.watch.warn}));

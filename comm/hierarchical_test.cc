@@ -19,12 +19,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/gloo.h"
 #include "evenkeel/comm/internal/run_group.h"
 #include "evenkeel/comm/internal/testing_connections.h"
 #include "evenkeel/comm/status.h"
@@ -245,7 +247,7 @@ class WatchedGroup {
       EXPECT_EQ(status.code(), network_.ends) << status;
       if (status.ok()) continue;
       EXPECT_THAT(std::string(status.message()),
-                  ContainsRegex("rank [02] has acknowledged nothing from rank [02] for 15s"));
+                  ContainsRegex("rank [0-3] has acknowledged nothing from rank [0-3] for 15s"));
       EXPECT_GE(took, kEnd);
       EXPECT_LT(took, kEnd + kBusy);
     }
@@ -282,6 +284,38 @@ TEST(HierarchicalTest, AConnectionBetweenHostsThatDeliversNothingEndsAfterFiftee
   std::vector<std::thread> threads;
   for (auto& group : groups) threads.emplace_back([&] { group->Run(); });
   for (std::thread& thread : threads) thread.join();
+}
+
+// Rank 0 has handed its data to the kernel, which can't deliver it: it has nothing in flight, and waits for the others
+// by the control plane, while they wait for the data.
+TEST(HierarchicalTest, AConnectionThatDeliversNothingEndsRanksThatHaveNothingInFlight) {
+  std::vector<Group> groups;
+  const std::vector<int> others = internal::TcpConnections();
+  groups.push_back(*CreateHierarchicalGroupInProcess({"a", "a", "b", "b"}));
+  groups.push_back(*CreateGlooGroupInProcess(2));
+  absl::Notification is_asked_for;
+  std::vector<std::thread> threads;
+  for (const Group& group : groups) {
+    for (const std::unique_ptr<Communicator>& comm : group) {
+      threads.emplace_back([&, &comm = *comm] {
+        if (comm.rank() == 0) is_asked_for.WaitForNotification();
+        std::vector<float> data(10'000, 1.0f);
+        absl::Status ended = comm.Broadcast(absl::MakeSpan(data), 0);
+        EXPECT_TRUE(ended.ok() || comm.rank() != 0) << ended;
+        if (ended.ok()) ended = comm.MonitoredBarrier(absl::Minutes(2));
+        EXPECT_THAT(std::string(ended.message()),
+                    ContainsRegex("rank [12] has acknowledged nothing from rank 0 for 15s"));
+      });
+    }
+  }
+  absl::SleepFor(absl::Seconds(1));  // The receivers have asked for the data.
+  for (const int fd : internal::TcpConnections()) {
+    if (std::count(others.begin(), others.end(), fd) == 0) internal::DropIncoming(fd);
+  }
+  const absl::Time start = absl::Now();
+  is_asked_for.Notify();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(30));
 }
 
 TEST(HierarchicalTest, RefusesWhatIsNoGroup) {

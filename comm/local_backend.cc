@@ -135,7 +135,7 @@ class LocalGroup {
 
 void LocalGroup::Start(int rank, Operation operation, std::shared_ptr<WorkState> work) {
   absl::MutexLock lock(&mutex_);
-  const int index = IsPair(operation.what) ? operation.what.kind == CollectiveKind::kRecv : rank;
+  const int index = IsPair(operation.what.kind) ? operation.what.kind == CollectiveKind::kRecv : rank;
   Seat seat{.rank = rank, .operation = std::move(operation), .work = std::move(work)};
   if (!ended_[rank].ok()) {
     Endings endings;
@@ -153,7 +153,7 @@ void LocalGroup::Start(int rank, Operation operation, std::shared_ptr<WorkState>
 
 Lane& LocalGroup::LaneOf(int rank, const Operation& operation) {
   const Collective& what = operation.what;
-  if (!IsPair(what)) {
+  if (!IsPair(what.kind)) {
     Lane& lane = lanes_[{operation.channel, -1, -1}];
     lane.seats = world_size_;
     return lane;

@@ -8,7 +8,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/internal/waits.h"
@@ -113,16 +112,6 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer, const std::v
     }
   }
   return absl::OkStatus();
-}
-
-// A rank without inputs begins no step of its own: what it planned for its last one, if that only accumulated, is void.
-std::string WithoutPlans(absl::string_view ledger) {
-  std::string text;
-  for (const absl::string_view line : absl::StrSplit(ledger, '\n', absl::SkipEmpty())) {
-    const size_t plan = line.find("\t>\t");
-    absl::StrAppend(&text, line.substr(0, plan), plan == absl::string_view::npos ? "\n" : "\t=\t\n");
-  }
-  return text;
 }
 
 // Where gradients are divided by them.
@@ -391,7 +380,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
     unanswered_.pop_front();
   }
   record.calls = calls_.position();
-  record.ledger = record.joined ? WithoutPlans(ledger_.Serialize()) : ledger_.Serialize();
+  record.ledger = ledger_.Serialize(record.joined ? StepLedger::Plans::kWithout : StepLedger::Plans::kWith);
   const int64_t step = records_sent_;
   EK_RETURN_IF_ERROR(comm_->CheckAgainstLeft("training steps", step, ""));
   ++records_sent_;

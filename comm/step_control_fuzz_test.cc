@@ -40,7 +40,7 @@ TEST(StepControlFuzzTest, LedgersOfSteps) {
   ledger.Finish("data_parallel#0", 4, "");
   ledger.Finish("optimizer#0", 4, "learning_rate=0.1, max_norm=1");
   ledger.Plan("optimizer#1", "learning_rate=0.1");
-  const std::string good = ledger.Serialize();
+  const std::string good = ledger.Serialize(StepLedger::Plans::kWith);
   Fuzz({good}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
     const absl::Status status = StepLedger::Compare({std::string(bytes), good});
     if (bytes != good && !absl::IsFailedPrecondition(status) && !status.ok()) return status;
@@ -91,11 +91,25 @@ TEST(StepLedgerTest, ComparesTheRanksWithEachOther) {
   }
 }
 
+// A rank that has no step to begin may have planned one that only accumulated.
+TEST(StepLedgerTest, LeavesPlansOut) {
+  StepLedger ledger, other;
+  ledger.Finish("optimizer#0", 4, "learning_rate=0.1");
+  other.Finish("optimizer#0", 4, "learning_rate=0.1");
+  ledger.Plan("optimizer#0", "learning_rate=0.2");
+  other.Plan("optimizer#0", "learning_rate=0.3");
+  using Plans = StepLedger::Plans;
+  EXPECT_FALSE(StepLedger::Compare({ledger.Serialize(Plans::kWith), other.Serialize(Plans::kWith)}).ok());
+  EXPECT_TRUE(StepLedger::Compare({ledger.Serialize(Plans::kWithout), other.Serialize(Plans::kWithout)}).ok());
+  other.Finish("optimizer#0", 5, "learning_rate=0.3");
+  EXPECT_FALSE(StepLedger::Compare({ledger.Serialize(Plans::kWithout), other.Serialize(Plans::kWithout)}).ok());
+}
+
 // A group of parameters may have any name.
 TEST(StepLedgerTest, KeepsToItsLines) {
   StepLedger ledger;
   ledger.Finish("optimizer#0", 1, "learning_rate of a\tb\nc=1");
-  EXPECT_EQ(ledger.Serialize(), "optimizer#0\t1\t1\t=\tlearning_rate of a b c=1\n");
+  EXPECT_EQ(ledger.Serialize(StepLedger::Plans::kWith), "optimizer#0\t1\t1\t=\tlearning_rate of a b c=1\n");
 }
 
 }  // namespace

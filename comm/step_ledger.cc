@@ -39,11 +39,15 @@ void StepLedger::Plan(absl::string_view part, absl::string_view settings) {
 }
 
 // "part \t count \t number \t = or > \t settings" per line.
-std::string StepLedger::Serialize() const {
+std::string StepLedger::Serialize(Plans plans) const {
   std::string text;
   for (const auto& [part, line] : lines_) {
-    absl::StrAppend(&text, part, "\t", line.count, "\t", line.number, line.is_planned ? "\t>\t" : "\t=\t",
-                    line.settings, "\n");
+    absl::StrAppend(&text, part, "\t", line.count, "\t", line.number);
+    if (line.is_planned && plans == Plans::kWithout) {
+      text += "\t=\t\n";
+    } else {
+      absl::StrAppend(&text, line.is_planned ? "\t>\t" : "\t=\t", line.settings, "\n");
+    }
   }
   return text;
 }

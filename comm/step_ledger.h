@@ -1,7 +1,8 @@
 // The steps that the parts of one rank have finished in a group, and the settings of their last ones.
 //
 //   ledger.Finish("optimizer#0", 12, "learning_rate=0.001");     // at the end of its step 12
-//   absl::Status same = StepLedger::Compare(texts);              // of every rank's Serialize()
+//   const std::string mine = ledger.Serialize(StepLedger::Plans::kWith);
+//   absl::Status same = StepLedger::Compare(texts);              // every rank's
 //
 // The text is part of a rank's record of the next step (step_control.h), of Finalize(), and of what is agreed on before
 // a checkpoint is written. So a rank that left a step out, or took it with settings of its own, is found before another
@@ -9,7 +10,8 @@
 // comparison counts the steps of this group only, because ranks may come into it with different pasts.
 //
 // A part that updates while gradients are still reduced plans its settings before the step (Plan()); they are compared
-// in that step's record, between the ranks that have inputs.
+// in that step's record, between the ranks that have inputs. A rank that begins no step leaves its plans out: those for
+// a step that only accumulated were never carried out.
 //
 // Size:    a line per part: its name, two numbers, its settings; some 20 bytes for a reducer, 40 for an optimizer.
 // Threads: thread-compatible; the thread that runs steps.
@@ -35,7 +37,8 @@ class StepLedger {
   void Finish(absl::string_view part, int64_t number, absl::string_view settings);
   void Plan(absl::string_view part, absl::string_view settings);
 
-  std::string Serialize() const;
+  enum class Plans { kWith, kWithout };
+  std::string Serialize(Plans plans) const;
 
   // OK if no rank contradicts another one. FailedPrecondition names part, step, ranks and both values: "optimizer#0:
   // step 12 was taken with different settings: rank 1 has learning_rate=0.2; ranks 0,2 have learning_rate=0.1: ...".

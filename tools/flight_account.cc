@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -126,6 +127,8 @@ Entry ReadEntry(const Json& json, std::string where, absl::Status* error) {
 }
 
 absl::StatusOr<Json> ParseJson(absl::string_view text) {
+  // The parser takes a NUL for the end, and would not look at what follows.
+  if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("it has a NUL byte, which no JSON has");
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_discarded()) return json;
   return absl::InvalidArgumentError(text.empty() ? "there is nothing in it" : "it is no valid JSON, or not all of it");

@@ -217,6 +217,7 @@ TEST(ReadFlightDumpTest, RefusesWhatIsNoRecord) {
   EXPECT_THAT(why(""), HasSubstr("nothing in it"));
   EXPECT_THAT(why("{\"version\":1,"), HasSubstr("no valid JSON"));
   EXPECT_THAT(why("\xff\xfe garbage"), HasSubstr("no valid JSON"));
+  EXPECT_THAT(why(std::string("{}\0", 3)), HasSubstr("NUL byte"));
   EXPECT_THAT(why("[1]"), HasSubstr("is a list of 1, not an object"));
   EXPECT_THAT(why("{}"), HasSubstr("no \"version\""));
   const auto changed = [&](const char* path, const Json& value) {

@@ -284,6 +284,8 @@ class JsonChecker : public nlohmann::json_sax<Json> {
 
 absl::StatusOr<Json> ParseJson(absl::string_view text) {
   if (absl::c_all_of(text, absl::ascii_isspace)) return absl::InvalidArgumentError("there is nothing in it");
+  // The parser takes a NUL for the end, and would not look at what follows.
+  if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("it has a NUL byte, which no JSON has");
   JsonChecker checker(text);
   Json::sax_parse(text.begin(), text.end(), &checker);
   EK_RETURN_IF_ERROR(checker.status());

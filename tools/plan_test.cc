@@ -161,7 +161,7 @@ TEST(PlanToolTest, BadInputIsRefusedWithOneSentence) {
       {"{\n  \"params\": [,]}", "line 2, column 14"},
       {two + R"("caps":[400]} trailing)", "no valid JSON"},
       {"\xff\xfe binary \x01", "no valid JSON"},
-      {std::string("{\"caps\":[1]\0}", 13), "no valid JSON"},
+      {two + R"("caps":[400]})" + std::string(1, '\0'), "NUL byte"},
       {"{\"caps\":[4],\"caps\":[4]}", "\"caps\" comes twice"},
       {WithParam(R"("numel":1,"numel":2,"dtype":"int8")"), "\"numel\" comes twice"},
       {"[]", "the input is a list of 0, not an object"},

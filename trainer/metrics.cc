@@ -46,10 +46,12 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(const std::
 
 absl::Status MetricsWriter::Write(std::span<const MetricsField> fields) {
   const std::string line = absl::StrCat(is_torn_ ? "\n" : "", MetricsLine(fields), "\n");
+  errno = 0;
   const size_t written = std::fwrite(line.data(), 1, line.size(), file_.get());
+  const int error = errno == 0 ? EIO : errno;  // A short write need not set it.
   if (written > 0) is_torn_ = written < line.size();
   if (written == line.size()) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path_));
+  return absl::ErrnoToStatus(error, absl::StrCat("cannot write ", path_));
 }
 
 }  // namespace evenkeel

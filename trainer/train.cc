@@ -334,8 +334,8 @@ CommunicatorOptions GroupOptions(const TrainOptions& options) {
   return group;
 }
 
-// Where there is something to write, a checkpoint or a file that is due at the end. Else SIGTERM and SIGINT do as they
-// always do.
+// Where there is something to write, a checkpoint or a file that is due at the end. Else, and until all ranks are
+// there, SIGTERM and SIGINT do as they always do.
 bool SavesWhenStopped(const TrainOptions& options) {
   const bool has_files = !options.checkpoints.folder.empty() || !options.save_file.empty() || options.wants_record();
   return has_files && !options.dry_run;
@@ -349,7 +349,10 @@ int RunThreads(const TrainOptions& options) {
   const auto data = LoadTrainingData(options.data);
   absl::Status status = PrepareRank(options, data, /*rank=*/0, options.nproc).status();
   if (!status.ok()) return ExitCode(status);
-  if (SavesWhenStopped(options)) WatchStopSignals();
+  if (SavesWhenStopped(options)) {
+    WatchStopSignals();
+    DeferStopSignals();  // No rank is waited for.
+  }
   if (status = DumpFlightIfAsked(options); !status.ok()) return ExitCode(status);
   std::atomic<bool> was_stopped = false;
   status = RunRanks(
@@ -402,6 +405,7 @@ int RunRank(const TrainOptions& options, const Environment& environment) {
   const auto comm = CreateCommunicator(
       environment, {.backend = std::string(NameOf(options.backend)), .communicator = GroupOptions(options)});
   if (!comm.ok()) return fail(comm.status());
+  DeferStopSignals();  // A run that has not begun has nothing to save, and waits long for a rank that is missing.
   TrainResult result = TrainRank(**comm, options, LoadTrainingData(options.data), kStreams);
   // With goes_on it has left its last group.
   if (result.status.ok() && !options.goes_on) result.status = (*comm)->Finalize();
@@ -472,6 +476,9 @@ int Main(std::vector<std::string> arguments) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
+  // A pipe without a reader is an output that can't be written, as on a full disk, and must not kill the run: --metrics
+  // reports it once, and without a standard output the run ends with an error (run_report.h).
+  signal(SIGPIPE, SIG_IGN);
   std::vector<std::string> arguments(argv, argv + argc);
   // Under `bazel run` this is where the user is.
   if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {

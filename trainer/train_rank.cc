@@ -55,14 +55,16 @@ class Job {
     absl::Status status = TrainAll();
     while (!status.ok() && options_.goes_on && !failed_here_ && !run_.failed_here()) {
       if (const absl::Status left = LeaveLostRanks(status); !left.ok()) {
-        status = left;  // Nobody can go on.
+        status = left;  // No rank can go on, or all but this one do.
+        is_left_behind_ = absl::IsAborted(left);
         break;
       }
       status = FindPlace();
       if (status.ok()) status = TrainAll();
     }
-    // What there is of a run that has failed may tell why.
-    if (!status.ok() && report_ != nullptr) {
+    // What there is of a run that has failed may tell why. Of a run that goes on without this rank, another one
+    // reports.
+    if (!status.ok() && report_ != nullptr && !is_left_behind_) {
       report_->OnStopped();
       report_->WriteRecord({run_.Record()}, status.message());
     }
@@ -189,7 +191,8 @@ class Job {
   Evaluation test_;                    // After the last of them.
   std::vector<LostRank> lost_;
   bool failed_here_ = false;
-  bool has_ended_ = false;  // And this rank has said so.
+  bool is_left_behind_ = false;  // The other ranks go on without this one.
+  bool has_ended_ = false;       // And this rank has said so.
   bool was_stopped_ = false;
 };
 

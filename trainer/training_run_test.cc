@@ -349,6 +349,7 @@ TEST_P(LostRankTest, TheOthersDoWhatAFreshGroupOfThemWould) {
     const std::vector<absl::StatusOr<Trained>> results = TrainOnThreads(4, flags, {GetParam().loss});
     int64_t steps = -1;
     Trained expected;
+    double one_step = 0;  // The difference that one more step before the loss makes.
     for (int rank = 0; rank < 4; ++rank) {
       SCOPED_TRACE(testing::Message() << "rank " << rank);
       const absl::StatusOr<Trained>& result = results[rank];
@@ -364,16 +365,20 @@ TEST_P(LostRankTest, TheOthersDoWhatAFreshGroupOfThemWould) {
         EXPECT_LE(steps, GetParam().most_steps);
         EXPECT_GE(steps, GetParam().least_steps);
         expected = Reference(flags, 4, steps, 3);
+        one_step = Difference(Reference(flags, 4, steps + 1, 3).weights, expected.weights);
+        EXPECT_GT(one_step, 0);
       }
       EXPECT_EQ(result->gone_on[0].steps, steps);
-      // The local backend adds in rank order: bit for bit.
-      EXPECT_EQ(Difference(result->weights, expected.weights), 0);
-      EXPECT_TRUE(result->optimizer == expected.optimizer);
-      EXPECT_EQ(result->test.loss_sum, expected.test.loss_sum);
+      if (TheTestBackend().adds_in_rank_order) {
+        EXPECT_EQ(Difference(result->weights, expected.weights), 0);
+        EXPECT_TRUE(result->optimizer == expected.optimizer);
+        EXPECT_EQ(result->test.loss_sum, expected.test.loss_sum);
+      } else {
+        EXPECT_LE(Difference(result->weights, expected.weights), one_step / 100);
+        EXPECT_NEAR(result->test.loss_sum, expected.test.loss_sum, 1e-3 * expected.test.loss_sum);
+      }
       EXPECT_EQ(result->samples, 60);  // Of the last epoch, in which nobody is lost.
     }
-    // And the number of steps makes a difference.
-    EXPECT_GT(Difference(Reference(flags, 4, steps + 1, 3).weights, expected.weights), 0);
   }
 }
 

@@ -141,7 +141,7 @@ absl::StatusOr<std::vector<std::string>> Agree(const std::string& topic, Communi
     const absl::string_view message = reader.Bytes();
     payloads.emplace_back(reader.Bytes());
     EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat(topic, " of rank ", rank)));
-    EK_RETURN_IF_ERROR(Annotate(absl::Status(code, message), absl::StrCat(topic, ": rank ", rank)));
+    EK_RETURN_IF_ERROR(Annotate(absl::Status(code, message), absl::StrCat(topic, ": rank ", comm.members()[rank])));
   }
   return payloads;
 }
@@ -323,7 +323,7 @@ absl::Status WriteCheckpoint(const std::string& folder, absl::string_view name, 
   const std::string topic = absl::StrCat("save/", name);
   // Files have names of their own each time: those of the checkpoint before are needed until this one is complete.
   const std::string id = absl::StrCat(steps_finished, "-", absl::ToUnixNanos(absl::Now()));
-  const std::string opening = absl::StrCat(id, "\n", comm.steps().ledger().Serialize());
+  const std::string opening = absl::StrCat(id, "\n", comm.steps().ledger().Serialize(StepLedger::Plans::kWithout));
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> openings, Agree(topic, comm, MakeFolder(folder), opening));
   std::vector<std::string> ids, ledgers;
   for (const std::string& theirs : openings) {

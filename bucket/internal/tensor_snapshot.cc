@@ -17,19 +17,20 @@ constexpr absl::Duration kDrainTimeout = absl::Minutes(1);
 }  // namespace
 
 absl::Status TensorSnapshot::Take(absl::Span<const TensorView> tensors, DeviceRuntime* runtime, StreamRef stream) {
-  size_ = tensors.size();
+  size_ = 0;  // Until there is all of it.
   if (runtime == nullptr) {
     bytes_.resize(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       const auto* data = static_cast<const std::byte*>(tensors[i].data);
       bytes_[i].assign(data, data + tensors[i].bytes());
     }
+    size_ = tensors.size();
     return absl::OkStatus();
   }
   if (tensors.empty()) return absl::OkStatus();
   if (!std::equal(tensors.begin(), tensors.end(), taken_from_.begin(), taken_from_.end())) {
     EK_RETURN_IF_ERROR(runtime->Synchronize(stream, absl::Now() + kDrainTimeout));  // The memory before may be in use.
-    taken_from_.clear();  // Until there is all of it.
+    taken_from_.clear();
     int64_t bytes = 0;
     std::vector<CopySegment> take;
     kept_.clear();
@@ -47,7 +48,9 @@ absl::Status TensorSnapshot::Take(absl::Span<const TensorView> tensors, DeviceRu
     EK_ASSIGN_OR_RETURN(take_, SegmentCopy::Create(*runtime, tensors[0].device, take));
     taken_from_.assign(tensors.begin(), tensors.end());
   }
-  return take_->Run(stream);
+  EK_RETURN_IF_ERROR(take_->Run(stream));
+  size_ = tensors.size();
+  return absl::OkStatus();
 }
 
 absl::Status TensorSnapshot::Restore(absl::Span<const TensorView> tensors, DeviceRuntime* runtime,

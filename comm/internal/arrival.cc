@@ -32,7 +32,9 @@ absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl
   };
   if (result->has_come.WaitForNotificationWithTimeout(std::min(kSilentWait, arrival.timeout))) return result->parts;
   if (arrival.timeout > kSilentWait) {
-    Warn(arrival.warn, text("has waited", kSilentWait));
+    const std::string warning = text("has waited", kSilentWait);  // Takes a while: the hub is asked.
+    if (result->has_come.HasBeenNotified()) return result->parts;
+    Warn(arrival.warn, warning);
     const absl::Duration left = start + arrival.timeout - absl::Now();
     if (result->has_come.WaitForNotificationWithTimeout(left)) return result->parts;
   }

@@ -4,10 +4,8 @@
 
 namespace evenkeel::internal {
 
-bool IsPair(const Collective& what) { return what.kind == CollectiveKind::kSend || what.kind == CollectiveKind::kRecv; }
-
 Collective CommonPart(Collective what) {
-  if (IsPair(what)) {
+  if (IsPair(what.kind)) {
     what.kind = CollectiveKind::kSend;
     what.root = -1;
   }

@@ -19,9 +19,6 @@
 
 namespace evenkeel::internal {
 
-// A send or recv.
-bool IsPair(const Collective& what);
-
 // The description that both sides of a pair, or all ranks, share.
 Collective CommonPart(Collective what);
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 namespace evenkeel::internal {
 
@@ -24,7 +25,8 @@ std::optional<Delivery> ReadDelivery(const UniqueFd& fd) {
 }
 
 DeliveryWatch::Found DeliveryWatch::Look(const Delivery& now, absl::Duration elapsed) {
-  if (!now.is_due || now.acknowledged != acknowledged_) {
+  const bool was_due = std::exchange(was_due_, now.is_due);  // Since when, before this look, nobody knows.
+  if (!was_due || !now.is_due || now.acknowledged != acknowledged_) {
     acknowledged_ = now.acknowledged;
     overdue_ = absl::ZeroDuration();
     has_warned_ = false;

@@ -96,7 +96,8 @@ class GlooBackend::Lane {
     EK_RETURN_IF_ERROR(backend_->Enter());
     absl::Status status = StatusFromGloo([&] { collectives_.Run(operation); });
     backend_->Leave();
-    if (status.ok() || absl::IsFailedPrecondition(status)) return status;  // The latter names both ranks' operations.
+    const bool names_operations = absl::IsFailedPrecondition(status) && absl::StrContains(status.message(), " is at #");
+    if (status.ok() || names_operations) return status;
     const RankNames& names = backend_->names_;
     const std::string at =
         absl::StrCat("rank ", names[backend_->rank_], " at #", operation.sequence, " ", names.TextOf(operation.what));
@@ -135,10 +136,15 @@ GlooBackend::~GlooBackend() {
   mesh_ = nullptr;  // Its thread calls SetEnded().
 }
 
-absl::StatusOr<std::string> GlooBackend::Listen(const std::string& bind_address, std::string key) {
+absl::StatusOr<std::string> GlooBackend::Listen(const std::string& bind_address, std::string key,
+                                                std::function<void(const absl::Status& why)> on_lost) {
+  const auto end = [this, on_lost = std::move(on_lost)](const absl::Status& why) {
+    SetEnded(why);
+    on_lost(why);
+  };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh,
                       GlooMesh::Create(rank_, {group_, world_size_, std::move(key), names_}, bind_address,
-                                       {.warn = warn_, .on_lost = [this](const absl::Status& why) { SetEnded(why); }}));
+                                       {.warn = warn_, .on_lost = end}));
   const std::string address = mesh->address();
   absl::MutexLock lock(&mutex_);
   mesh_ = std::move(mesh);
@@ -168,7 +174,7 @@ absl::Status GlooBackend::Supports(const Collective& what) const {
 
 void GlooBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
   LaneKey key(operation.channel, CollectiveKind::kBarrier, -1);
-  if (IsPair(operation.what)) key = {operation.channel, operation.what.kind, operation.what.root};
+  if (IsPair(operation.what.kind)) key = {operation.channel, operation.what.kind, operation.what.root};
   absl::MutexLock lock(&mutex_);
   std::unique_ptr<Lane>& lane = lanes_[key];
   if (lane == nullptr) lane = std::make_unique<Lane>(this);

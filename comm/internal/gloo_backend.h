@@ -1,7 +1,7 @@
 // The backend over Gloo: a thread per lane that runs one operation after the other.
 //
 //   auto backend = std::make_unique<GlooBackend>(rank, world_size, "world");
-//   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen("127.0.0.1", key));   // to be given to all ranks
+//   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen("127.0.0.1", key, on_lost));   // to be given to all ranks
 //   EK_RETURN_IF_ERROR(backend->Connect(everybodys, timeout));
 //
 // A lane is what runs in order: a channel's collectives, or its messages in one direction between two ranks.
@@ -12,6 +12,7 @@
 #define EVENKEEL_COMM_INTERNAL_GLOO_BACKEND_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -42,7 +43,10 @@ class GlooBackend : public Backend {
   ~GlooBackend() override;
 
   // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share with nobody else.
-  absl::StatusOr<std::string> Listen(const std::string& bind_address, std::string key);
+  // `on_lost` is called on the transport's thread, until this backend goes, when a connection delivers nothing: what is
+  // in flight here then ends with that cause, but this rank may have nothing in flight while others wait for it.
+  absl::StatusOr<std::string> Listen(const std::string& bind_address, std::string key,
+                                     std::function<void(const absl::Status& why)> on_lost);
   // `addresses`: what Listen() gave, by rank. Nobody listens any more when it returns.
   absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
 

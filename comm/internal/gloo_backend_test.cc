@@ -24,7 +24,7 @@ struct Pair {
     std::vector<std::string> addresses;
     for (int rank = 0; rank < 2; ++rank) {
       ranks[rank] = std::make_unique<GlooBackend>(rank, 2, "world");
-      auto address = ranks[rank]->Listen("127.0.0.1", "key");
+      auto address = ranks[rank]->Listen("127.0.0.1", "key", [](const absl::Status&) {});
       EXPECT_TRUE(address.ok()) << address.status();
       addresses.push_back(address.value_or(""));
     }

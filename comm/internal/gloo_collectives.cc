@@ -176,7 +176,7 @@ GlooCollectives::~GlooCollectives() = default;
 void GlooCollectives::Run(const Operation& operation) {
   const CollectiveKind kind = operation.what.kind;
   if (kind == CollectiveKind::kBarrier) return Barrier(operation);
-  if (operation.what.count == 0 && !IsPair(operation.what)) return;  // Nothing to say to anybody.
+  if (operation.what.count == 0 && !IsPair(operation.what.kind)) return;  // Nothing to say to anybody.
   switch (kind) {
     case CollectiveKind::kAllReduce:
       return AllReduce(operation);

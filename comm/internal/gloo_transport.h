@@ -14,8 +14,7 @@
 // can do nothing else.
 //
 // Order:     messages between two ranks on one slot meet, and end, in the order of their send() and recv(); slots do
-// not
-//            wait for each other, whatever is received when.
+//            not wait for each other, whatever is received when.
 // Threads:   thread-safe; each buffer belongs to one thread. Several operations of a buffer may be under way.
 // Ownership: a buffer that goes while something is still received for it lets that be dropped. Going while something is
 //            still sent ends the connection it was for.

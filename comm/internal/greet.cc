@@ -110,7 +110,9 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
   while (true) {
     EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
     for (const HostPort& server : servers) {
-      const absl::Time challenge_by = std::min(warn_at, absl::Now() + patience);
+      // The warning waits for no answer, but an attempt that begins has the time for one.
+      const absl::Time begin = absl::Now();
+      const absl::Time challenge_by = begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
       Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline);
       if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
       last = attempt.result.status();

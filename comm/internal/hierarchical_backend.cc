@@ -149,7 +149,7 @@ absl::StatusOr<Memory> HierarchicalBackend::Allocate(int64_t bytes) {
 
 void HierarchicalBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
   if (Backend* const backend = only(); backend != nullptr) return backend->Start(std::move(operation), std::move(work));
-  if (!IsPair(operation.what)) {
+  if (!IsPair(operation.what.kind)) {
     absl::MutexLock lock(&mutex_);
     std::unique_ptr<Lane>& lane = lanes_[operation.channel];
     if (lane == nullptr) lane = std::make_unique<Lane>(this, operation.channel);

@@ -20,15 +20,13 @@ constexpr absl::Duration kLongestPause = absl::Microseconds(500);
 // How often errors are looked for when nothing is in flight.
 constexpr absl::Duration kIdleLook = absl::Milliseconds(200);
 
-bool IsMessage(CollectiveKind kind) { return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv; }
-
 // What a thread waits for that waits for a launch: that the other ranks issue it.
 Wait LaunchWait(const Operation& operation) {
   const Collective& what = operation.what;
-  return {.kind = IsMessage(what.kind) ? Wait::Kind::kPair : Wait::Kind::kCollective,
+  return {.kind = IsPair(what.kind) ? Wait::Kind::kPair : Wait::Kind::kCollective,
           .channel = operation.channel,
           .sequence = operation.sequence,
-          .peer = IsMessage(what.kind) ? what.root : -1,
+          .peer = IsPair(what.kind) ? what.root : -1,
           .is_send = what.kind == CollectiveKind::kSend,
           .text = absl::StrCat("the launch of #", operation.sequence, " ", ToString(what))};
 }

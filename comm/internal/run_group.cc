@@ -1,6 +1,7 @@
 #include "evenkeel/comm/internal/run_group.h"
 
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -49,14 +50,21 @@ class FirstFailure {
 absl::Status RunGroup(absl::Span<const std::unique_ptr<Communicator>> group, Body body) {
   FirstFailure failure;
   std::vector<std::thread> threads;
+  const auto end_with = [&](Communicator& comm, const absl::Status& status) {
+    failure.Note(comm.rank(), status);  // Before the others can fail because of it.
+    comm.Abort(status);
+  };
   for (const std::unique_ptr<Communicator>& comm : group) {
-    threads.emplace_back([&, &comm = *comm] {
-      absl::Status status = Call(body, comm);
-      if (status.ok()) status = comm.Finalize(comm.timeout());
-      if (status.ok()) return;
-      failure.Note(comm.rank(), status);  // Before the others can fail because of it.
-      comm.Abort(status);
-    });
+    try {
+      threads.emplace_back([&, &comm = *comm] {
+        absl::Status status = Call(body, comm);
+        if (status.ok()) status = comm.Finalize(comm.timeout());
+        if (!status.ok()) end_with(comm, status);
+      });
+    } catch (const std::system_error& error) {  // Without memory for its stack, or too many threads.
+      end_with(*comm, absl::ResourceExhaustedError(absl::StrCat("cannot start its thread: ", error.what())));
+      break;
+    }
   }
   for (std::thread& thread : threads) thread.join();
   return failure.status();

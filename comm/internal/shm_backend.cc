@@ -231,7 +231,7 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::LaneOf(const Operation
   std::vector<int> ranks;
   int me = rank_;
   uint64_t key = StableHash(operation.channel, uint64_t{0});
-  if (IsPair(what)) {
+  if (IsPair(what.kind)) {
     const bool sends = what.kind == CollectiveKind::kSend;
     me = sends ? 0 : 1;
     ranks = sends ? std::vector<int>{rank_, what.root} : std::vector<int>{what.root, rank_};
@@ -247,7 +247,8 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::LaneOf(const Operation
     lanes_.erase(key);
     return seats.status();
   }
-  for (int rank = 0; ranks.size() < static_cast<size_t>(world_size_) && !IsPair(what); ++rank) ranks.push_back(rank);
+  for (int rank = 0; ranks.size() < static_cast<size_t>(world_size_) && !IsPair(what.kind); ++rank)
+    ranks.push_back(rank);
   lane = std::make_unique<Lane>();
   MakeShared(*lane, std::move(ranks), me, key, *seats);
   lane_list_.push_back(lane.get());

@@ -12,8 +12,6 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Calls = std::map<int, SimulatedCall>;
 
-bool IsMessage(CollectiveKind kind) { return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv; }
-
 int64_t BytesIn(const NcclCall& call, int world_size) {
   const bool is_whole = call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllToAll;
   return call.count * SizeOf(call.dtype) * (is_whole ? world_size : 1);
@@ -25,7 +23,7 @@ int64_t BytesOut(const NcclCall& call, int world_size) {
 
 bool AreEqual(const SimulatedCall& a, const SimulatedCall& b) {
   if (a.call.count != b.call.count || a.call.dtype != b.call.dtype || a.is_registered != b.is_registered) return false;
-  if (IsMessage(a.call.kind)) return true;  // A send and a receive.
+  if (IsPair(a.call.kind)) return true;  // A send and a receive.
   return a.call.kind == b.call.kind && a.call.op == b.call.op && a.scale == b.scale && a.call.root == b.call.root;
 }
 
@@ -86,7 +84,7 @@ void GiveGarbage(const Calls& calls, int world_size) {
 void Move(const Calls& calls, int world_size) {
   const NcclCall& any = calls.begin()->second.call;
   const int64_t part = any.count * SizeOf(any.dtype);
-  if (IsMessage(any.kind)) {
+  if (IsPair(any.kind)) {
     const auto is_send = [](const auto& entry) { return entry.second.call.kind == CollectiveKind::kSend; };
     const NcclCall& send = std::find_if(calls.begin(), calls.end(), is_send)->second.call;
     const NcclCall& receive = std::find_if_not(calls.begin(), calls.end(), is_send)->second.call;
@@ -155,7 +153,7 @@ void SimulatedNcclMeeting::Run(int rank, const std::shared_ptr<Kernel>& kernel) 
 void SimulatedNcclMeeting::Arrive(int rank, const SimulatedCall& call, int64_t at) {
   Place& place = PlaceOf(rank, call, at);
   place.calls[rank] = call;
-  const size_t wanted = IsMessage(call.call.kind) ? 2 : static_cast<size_t>(world_size_);
+  const size_t wanted = IsPair(call.call.kind) ? 2 : static_cast<size_t>(world_size_);
   if (place.calls.size() == wanted) Meet(place);
 }
 

@@ -152,6 +152,17 @@ def mutate(mutants, sources):
     return mutated, problems
 
 
+def sources_of_tests(files):
+    """The sources that have a test, by its name, and by Suite.* for all of a suite."""
+    sources = collections.defaultdict(set)
+    for path in files:
+        if path.endswith(".cc"):
+            for suite, name in TEST.findall((REPOSITORY / path).read_text(errors="replace")):
+                sources[f"{suite}.{name}"].add(path)
+                sources[f"{suite}.*"].add(path)
+    return sources
+
+
 def write_if_changed(path, content):
     if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
         return
@@ -176,12 +187,12 @@ def make_copy(scratch, files, mutated):
 class Targets:
     """Which target has which test, and its arguments."""
 
-    def __init__(self, bazel, scratch, files):
+    def __init__(self, bazel, scratch, tests):
         described = subprocess.run([*bazel, "query", "kind('(cc|_backend)_test', //...)", "--output=xml", "--noshow_progress"],
                                    cwd=scratch, stdout=subprocess.PIPE, check=False)
         if not described.stdout:
             fail("bazel query has failed")
-        self.of_source, self.arguments, self.tests = collections.defaultdict(list), {}, collections.defaultdict(set)
+        self.of_source, self.arguments, self.tests = collections.defaultdict(list), {}, tests
         for rule in xml.etree.ElementTree.fromstring(described.stdout).iter("rule"):
             lists = {one.get("name"): [each.get("value") for each in one] for one in rule.iter("list")}
             if "gpu" in (lists.get("tags") or []):
@@ -190,11 +201,6 @@ class Targets:
             self.arguments[label] = lists.get("args") or []
             for source in lists.get("srcs") or []:
                 self.of_source[source.lstrip("/").replace(":", "/", 1).lstrip("/")].append(label)
-        for path in files:
-            if path.endswith(".cc"):
-                for suite, name in TEST.findall((REPOSITORY / path).read_text(errors="replace")):
-                    self.tests[f"{suite}.{name}"].add(path)
-                    self.tests[f"{suite}.*"].add(path)
 
     def find(self, test):
         """(label, None), or (None, what is wrong)."""
@@ -325,7 +331,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      prog="tests/mutants.sh")
     parser.add_argument("which", nargs="*", help="names of mutants or of tables, with * and ?; all if none")
-    parser.add_argument("--list", action="store_true", help="prints the mutants, and looks for their anchors")
+    parser.add_argument("--list", action="store_true", help="prints the mutants, and looks for their anchors and tests")
     parser.add_argument("--output", action="store_true", help="prints what the tests print")
     parser.add_argument("--jobs", type=int, default=1, help="how many tests run at once (1; their time counts)")
     parser.add_argument("--limit", type=float, default=300, help="the most seconds that a test may take")
@@ -340,6 +346,9 @@ def main():
     files = repository_files()
     sources = {path: (REPOSITORY / path).read_text() for path in files if is_mutated(path)}
     mutated, problems = mutate(all_mutants, sources)
+    known = sources_of_tests(files)
+    problems += [f"{mutant.table}: mutant {mutant.name}: there is no test {test.name}"
+                 for mutant in all_mutants for test in mutant.tests if test.name not in known]
     if problems:
         fail(*problems)
     if options.list:
@@ -348,7 +357,7 @@ def main():
         return 0
 
     make_copy(options.scratch, files, mutated)
-    targets = Targets(bazel, options.scratch, files)
+    targets = Targets(bazel, options.scratch, known)
     tests = [test for mutant in mutants for test in mutant.tests]
     for test in tests:
         if test.label is None:

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -285,19 +286,23 @@ TEST(RecoveryUsesTest, ARankThatKeepsTheOthersWaitingEndsTheRecoveryInTime) {
   });
 }
 
+// A rank may have changed a setting for the step that failed: all go on with those of the rank whose state they take.
 TEST(RecoveryUsesTest, AnErrorOfOnesOwnLosesNobody) {
   Group group = *CreateTestGroup(3);
   OnEach(3, [&](int rank) -> absl::Status {
     Replica<Optimizer> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     EK_RETURN_IF_ERROR(mine.Steps(0, 2));
-    const absl::Status failed = mine.Step(2, [&](Point point) {
-      return rank == 1 && point == Point::kForward ? absl::DataLossError("an image can't be read") : absl::OkStatus();
+    const absl::Status failed = mine.Step(2, [&](Point point) -> absl::Status {
+      if (rank != 1 || point != Point::kForward) return absl::OkStatus();
+      EK_RETURN_IF_ERROR(mine.optimizer->SetLearningRate(0.5));
+      return absl::DataLossError("an image can't be read");
     });
     EXPECT_THAT(std::string(failed.message()), HasSubstr(rank == 1 ? "can't be read" : "rank 1 "));
     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient(-1, failed)));
     EXPECT_THAT(recovered.lost, IsEmpty());
     EXPECT_EQ(recovered.steps, 2);
+    EXPECT_EQ(std::get<Adam>(mine.optimizer->groups().rule_of(0)).learning_rate, 0.1 / 3);
     EK_RETURN_IF_ERROR(mine.Steps(2, 4));
     mine.Destroy();
     return recovered.comm->Finalize();

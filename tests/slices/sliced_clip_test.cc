@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
 #include "evenkeel/zero_optim/gradient_check.h"
@@ -50,7 +51,8 @@ TEST(SlicedClipTest, WithAScheduleUnderUnevenInputsEqualsOneRank) {
           EK_RETURN_IF_ERROR(plain.groups().SetLearningRate(0.1 / (1 + step)));
           plain.Step(active_in(step), step, 1.0 / world_size, options);
         }
-        EXPECT_NEAR(rank->optimizer->last_check()->norm, plain.norm(), 1e-12 * plain.norm());
+        const double bound = TheTestBackend().adds_in_rank_order ? 1e-12 : 1e-5;
+        EXPECT_NEAR(rank->optimizer->last_check()->norm, plain.norm(), bound * plain.norm());
         return ExpectEqual(*rank, plain_model, plain.state());
       });
     }

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -48,10 +49,11 @@ SlicedRankOptions OptionsFor(const Way& way, DType dtype = DType::kFloat32) {
 // From the first step on, and over the step in which the buckets are made anew.
 TEST(SlicedOptimizerTest, EqualsTheUnshardedOneBitForBitAtAnyWorldSize) {
   const UpdateRule rules[] = {Sgd{.learning_rate = 0.1}, kMomentum, Adam{.weight_decay = 0.1}, AdamW{}};
-  for (int world_size : {1, 2, 3, 5, 8}) {
+  for (int world_size : internal::TestedWorldSizes()) {
     for (const Way& way : kWays) {
       for (const UpdateRule& rule : rules) {
         for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
+          if (!TheTestBackend().is_in_full && dtype == DType::kFloat64) continue;
           SCOPED_TRACE(
               absl::StrCat("world ", world_size, " ", ToString(way), " ", ToString(rule), " ", ToString(dtype)));
           RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
@@ -86,7 +88,7 @@ absl::Status ForBoth(Communicator& comm, const UpdateRule& rule, const SlicedRan
 
 // What an Optimizer does with a gradient that no rank has: nothing, decay and step count included.
 TEST(SlicedOptimizerTest, LeavesAloneWhatNoRankHasAGradientOf) {
-  for (int world_size : {1, 2, 3, 8}) {
+  for (int world_size : internal::TestedWorldSizes()) {
     for (const Way& way : kWays) {
       for (bool skips : {false, true}) {
         SCOPED_TRACE(absl::StrCat("world ", world_size, " ", ToString(way), skips ? ", skips buckets" : ""));
@@ -133,7 +135,7 @@ TEST(SlicedOptimizerTest, AccumulatesOverSeveralBackwards) {
 
 // What is frozen keeps its state and its step count, what is thawed goes on with them, also for the first time.
 TEST(SlicedOptimizerTest, EqualsTheUnshardedOneWhateverIsFrozen) {
-  for (int world_size : {1, 2, 3, 5, 8}) {
+  for (int world_size : internal::TestedWorldSizes()) {
     for (const Way& way : kWays) {
       SCOPED_TRACE(absl::StrCat("world ", world_size, " ", ToString(way)));
       SlicedRankOptions options = OptionsFor(way);
@@ -212,7 +214,7 @@ TEST(SlicedOptimizerTest, LoadsAStateOfAnyWorldSizeShardedOrNot) {
     saved = rank->optimizer->state();
     return absl::OkStatus();
   });
-  for (int world_size : {1, 2, 3, 8}) {
+  for (int world_size : internal::TestedWorldSizes()) {
     for (int steps_before : {0, 1, 2}) {  // No plan is known, one is about to be made anew, one is in force.
       SCOPED_TRACE(absl::StrCat("world ", world_size, ", after ", steps_before, " steps"));
       SlicedRankOptions options;
@@ -234,7 +236,8 @@ TEST(SlicedOptimizerTest, LoadsAStateOfAnyWorldSizeShardedOrNot) {
             EK_RETURN_IF_ERROR(whole.Step(step));
           }
           EK_ASSIGN_OR_RETURN(const OptimizerState one, sliced.optimizer->Consolidate(world_size - 1));
-          EXPECT_TRUE(one == (comm.rank() == world_size - 1 ? whole.optimizer->state() : OptimizerState()));
+          EXPECT_TRUE(
+              internal::IsSame(one, comm.rank() == world_size - 1 ? whole.optimizer->state() : OptimizerState()));
           return absl::OkStatus();
         });
       });

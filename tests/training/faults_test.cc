@@ -34,7 +34,7 @@ class FaultsTest : public testing::Test {
   std::vector<std::string> Command(int ranks) const {
     return {kTrain,
             "--model=mlp",
-            "--backend=gloo",
+            BackendFlagOfProcesses(),
             absl::StrCat("--nproc=", ranks),
             "--batch_size=4",
             "--epochs=1000000",

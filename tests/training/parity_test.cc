@@ -1,4 +1,5 @@
-// N ranks on the split batch give the weights of one process on the union batch.
+// N ranks on the split batch give the weights of one process on the union batch. Over backends other than "local" two
+// of the recipes do, on 3 and 4 ranks.
 //
 // The bound is on max |a - b| / max |change since the start|: sums in another order. Adam amplifies rounding where a
 // gradient is near epsilon, by up to the learning rate in each step, so it is judged in float64: there 20 steps in
@@ -7,10 +8,12 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
@@ -32,6 +35,11 @@ const Recipe kRecipes[] = {
     {"adam", {"--optimizer=adam", "--lr=0.002", "--compute=float64"}, 1e-7},
     {"adamw", {"--optimizer=adamw", "--lr=0.002", "--weight_decay=0.05", "--compute=float64"}, 1e-7},
 };
+
+std::vector<Recipe> TestedRecipes() {
+  if (TheTestBackend().is_in_full) return {std::begin(kRecipes), std::end(kRecipes)};
+  return {kRecipes[1], kRecipes[2]};
+}
 
 class ParityTest : public testing::TestWithParam<Recipe> {
  protected:
@@ -76,30 +84,28 @@ TEST_P(ParityTest, RanksGiveTheWeightsOfOneProcess) {
   const Weights one = Trained(recipe.flags, 1, {"--backend=local", "--nozero"});
   const double change = MaxDifference(one, ReadWeights(*init_));
   ASSERT_GT(change, 1e-3);
-  for (const char* backend : kBackends) {
-    for (int ranks = 1; ranks <= 4; ++ranks) {
-      for (const char* zero : {"--shards=slices", "--shards=tensors", "--nozero"}) {
-        SCOPED_TRACE(absl::StrCat(backend, ", ", ranks, " ranks, ", zero));
-        const Weights weights = Trained(recipe.flags, ranks, {absl::StrCat("--backend=", backend), zero});
-        EXPECT_LE(MaxDifference(weights, one) / change, recipe.bound);
-      }
+  for (int ranks = TheTestBackend().is_in_full ? 1 : 3; ranks <= 4; ++ranks) {
+    for (const char* zero : {"--shards=slices", "--shards=tensors", "--nozero"}) {
+      SCOPED_TRACE(absl::StrCat(ranks, " ranks, ", zero));
+      const Weights weights = Trained(recipe.flags, ranks, {BackendFlag(), zero});
+      EXPECT_LE(MaxDifference(weights, one) / change, recipe.bound);
     }
   }
 }
 
-// The same with everything else that may not change a result.
+// The same with everything else that may not change a result: bit for bit, where the backend adds in rank order however
+// gradients are cut into buckets.
 TEST_P(ParityTest, BucketsViewsAndJoinChangeNothing) {
   const Recipe& recipe = GetParam();
-  const Weights plain = Trained(recipe.flags, 2, {"--backend=local"});
+  const Weights plain = Trained(recipe.flags, 2, {BackendFlag()});
   for (const char* flag : {"--grad_view", "--nojoin", "--bucket_cap_mb=0", "--first_bucket_mb=0", "--stop_early",
                            "--divide_by=effective", "--auto_refresh_trainable=never", "--nozero", "--shards=tensors"}) {
     SCOPED_TRACE(flag);
-    // The local backend adds in rank order, however gradients are cut into buckets: bit for bit.
-    EXPECT_EQ(MaxDifference(Trained(recipe.flags, 2, {"--backend=local", flag}), plain), 0);
+    EXPECT_EQ(MaxDifference(Trained(recipe.flags, 2, {BackendFlag(), flag}), plain), 0);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Optimizers, ParityTest, testing::ValuesIn(kRecipes),
+INSTANTIATE_TEST_SUITE_P(Optimizers, ParityTest, testing::ValuesIn(TestedRecipes()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -121,15 +122,16 @@ TEST_P(ExactResumeTest, EndsAsTheUndisturbedRunDoes) {
 INSTANTIATE_TEST_SUITE_P(
     Variants, ExactResumeTest,
     testing::Values(
-        Variant{"slices", {"--model=mlp", "--backend=gloo"}},
-        Variant{"tensors", {"--model=mlp", "--backend=gloo", "--shards=tensors", "--optimizer=adam"}},
-        Variant{"whole", {"--model=mlp", "--backend=gloo", "--nozero", "--optimizer=sgd", "--momentum=0.9"}},
+        Variant{"slices", {"--model=mlp", BackendFlagOfProcesses()}},
+        Variant{"tensors", {"--model=mlp", BackendFlagOfProcesses(), "--shards=tensors", "--optimizer=adam"}},
+        Variant{"whole", {"--model=mlp", BackendFlagOfProcesses(), "--nozero", "--optimizer=sgd", "--momentum=0.9"}},
         Variant{"threads", {"--model=mlp", "--backend=local", "--lr_decay=linear"}},
-        Variant{"buffers", {"--model=cnn", "--backend=gloo"}},
-        Variant{"buffers_unjoined", {"--model=cnn", "--backend=gloo", "--nojoin", "--max_steps=10"}},
-        Variant{"accumulated", {"--model=mlp", "--backend=gloo", "--batch_size=4", "--accumulate=2", "--clip=0.5"}},
-        Variant{"limits", {"--model=cnn", "--backend=gloo", "--rank_steps=4,9,2", "--divide_by=effective"}},
-        Variant{"frozen", {"--model=mlp", "--backend=gloo", "--freeze=fc1@3:12", "--bucket_cap_mb=0"}}),
+        Variant{"buffers", {"--model=cnn", BackendFlagOfProcesses()}},
+        Variant{"buffers_unjoined", {"--model=cnn", BackendFlagOfProcesses(), "--nojoin", "--max_steps=10"}},
+        Variant{"accumulated",
+                {"--model=mlp", BackendFlagOfProcesses(), "--batch_size=4", "--accumulate=2", "--clip=0.5"}},
+        Variant{"limits", {"--model=cnn", BackendFlagOfProcesses(), "--rank_steps=4,9,2", "--divide_by=effective"}},
+        Variant{"frozen", {"--model=mlp", BackendFlagOfProcesses(), "--freeze=fc1@3:12", "--bucket_cap_mb=0"}}),
     [](const auto& info) { return info.param.name; });
 
 // 24 samples are one step of four ranks with 6 each, of three with 8, of eight with 3: the same samples in each step,
@@ -139,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(
 // since the start leaves room for a factor of a hundred. An optimizer's state that is lost, or misplaced by one
 // element, does not fit in.
 TEST(ResumeTest, GoesOnWithOtherNumbersOfRanks) {
-  const Flags flags = {"--model=mlp",     "--backend=gloo",
+  const Flags flags = {"--model=mlp",     BackendFlagOfProcesses(),
                        "--optimizer=sgd", "--compute=float64",
                        "--momentum=0.9",  "--lr=0.05",
                        "--epochs=3",      "--checkpoint_every=8",
@@ -332,6 +334,26 @@ TEST(ResumeTest, ASignalWithoutCheckpointsSavesTheWeightsAndTheReport) {
   EXPECT_EQ(MaxDifference(ReadWeights(save), ReadWeights(TempPath("weights.safetensors"))), 0);
 }
 
+// While ranks wait for one that is missing there is nothing to save, with whatever flags.
+TEST(ResumeTest, ASignalEndsARankThatStillWaitsForOthers) {
+  for (const std::string flag : {"save", "report", "checkpoint_dir"}) {
+    SCOPED_TRACE(flag);
+    const std::string store = Fresh("waiting_store"), path = Fresh("waiting_" + flag);
+    Program program(Flags{kTrain} + Small({"--model=mlp", "--backend=gloo", absl::StrCat("--", flag, "=", path)}, 2),
+                    {.environment = {{"RANK", "0"},
+                                     {"WORLD_SIZE", "2"},
+                                     {"LOCAL_RANK", "0"},
+                                     {"LOCAL_WORLD_SIZE", "2"},
+                                     {"EVENKEEL_STORE", store},
+                                     {"EVENKEEL_SECRET", "of this test"}}});
+    ASSERT_TRUE(WaitFor(store + "/v.address"));  // Of the store that it hosts for the others.
+    ASSERT_EQ(kill(program.pid(), SIGINT), 0);
+    const Ended ended = program.Wait();
+    EXPECT_FALSE(ended.timed_out);
+    EXPECT_EQ(ended.code, 128 + SIGINT) << ended.err;
+  }
+}
+
 // Steps before the one that a run begins with are not done again.
 TEST(ResumeTest, TensorboardKeepsWhatCameBefore) {
   const std::string events = Fresh("events");
@@ -343,6 +365,14 @@ TEST(ResumeTest, TensorboardKeepsWhatCameBefore) {
   const std::string file = fs::directory_iterator(events)->path();
   // Field 2, the step, and field 7, the start of a session.
   EXPECT_THAT(ReadText(file), HasSubstr(std::string("\x10\x04\x3a\x02\x08\x01", 6)));
+}
+
+TEST(ResumeTest, TheReportShowsTheStepsBeforeTheCheckpoint) {
+  const std::string report = Fresh("whole.html");
+  const Flags flags = Small({"--model=mlp", "--backend=local", "--checkpoint_dir=" + Fresh("reported")}, 2);
+  RunToEnd(flags + Flags{"--max_steps=4"});
+  RunToEnd(flags + Flags{"--max_steps=6", "--report=" + report});
+  EXPECT_THAT(ReadText(report), HasSubstr("resumed</b> with 2 ranks"));
 }
 
 TEST(ResumeTest, ASecondJobInTheSameFolderIsRefused) {
@@ -376,6 +406,32 @@ TEST(ResumeTest, OutputsOnAFullDiskEndNoTraining) {
     EXPECT_THAT(ended.err, HasSubstr("train: --" + output + ": cannot write " + folder + "/" + output));
   }
   EXPECT_EQ(ReadText(folder + "/weights.safetensors"), RunToEnd(flags).weights);
+}
+
+// The lines are more than a pipe holds, so that the run still writes when the reader has ended.
+TEST(ResumeTest, AMetricsPipeWhoseReaderEndsEndsNoTraining) {
+  const std::string pipe = Fresh("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const Flags command = Flags{kTrain} + Small({"--model=mlp", "--hidden=8", "--backend=gloo", "--epochs=60"}, 2) +
+                        Flags{"--metrics=" + pipe};
+  const Ended ended = evenkeel::Run(
+      {"/bin/bash", "-c", absl::StrCat("head -n 2 ", pipe, " > /dev/null & exec ", absl::StrJoin(command, " "))});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.out, HasSubstr("\ntest_accuracy="));
+  EXPECT_THAT(Lines(ended.err), SizeIs(1)) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("train: --metrics: cannot write " + pipe + ": Broken pipe"));
+}
+
+// The numbers of a run that nothing reads are lost: unlike other outputs, that is an error.
+TEST(ResumeTest, AStandardOutputWithoutAReaderIsAnError) {
+  const std::string pipe = Fresh("unread");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const Flags command = Flags{kTrain} + Small({"--model=mlp", "--hidden=8", "--backend=local"}, 2);
+  const Ended ended = evenkeel::Run({"/bin/bash", "-c",
+                                     absl::StrCat("exec 3<> ", pipe, "; exec 4> ", pipe, "; exec 3<&-; exec ",
+                                                  absl::StrJoin(command, " "), " >&4 4>&-")});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("cannot write to standard output"));
 }
 
 // Files can't grow beyond a limit, as if the disk were full: one sentence, and the older checkpoints stay.

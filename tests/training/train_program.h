@@ -1,9 +1,9 @@
 // The trainer's program on small data, for tests.
 //
-//   const Ended ended = Train({"--model=mlp", "--backend=gloo", "--data=" + WriteSmallData("data")});
+//   const Ended ended = Train({"--model=mlp", BackendFlag(), "--data=" + WriteSmallData("data")});
 //   const Weights weights = ReadWeights(path);                    // of --save
 //
-// Every test of what the program does runs over each of kBackends.
+// Tests of what the program computes run over the backend that their target names (//comm/testing:tested_group).
 
 #ifndef EVENKEEL_TESTS_TRAINING_TRAIN_PROGRAM_H_
 #define EVENKEEL_TESTS_TRAINING_TRAIN_PROGRAM_H_
@@ -17,8 +17,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/convert.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/zero_optim/safetensors.h"
@@ -26,7 +28,10 @@
 namespace evenkeel {
 
 inline constexpr char kTrain[] = "trainer/train";
-inline constexpr const char* kBackends[] = {"local", "gloo"};
+
+inline std::string BackendFlag() { return absl::StrCat("--backend=", TheTestBackend().name); }
+// The same where ranks must be processes.
+inline std::string BackendFlagOfProcesses() { return absl::StrCat("--backend=", BackendOfProcesses()); }
 
 inline Ended Train(std::vector<std::string> flags, const ProgramOptions& options = {}) {
   flags.insert(flags.begin(), kTrain);

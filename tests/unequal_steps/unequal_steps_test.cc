@@ -19,8 +19,8 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/optimizer_in_backward.h"
@@ -137,7 +137,7 @@ class Trainer {
 // Returns for each rank the status of `body`, or of Finalize() if that was OK.
 std::vector<std::string> ErrorsOf(const std::function<absl::Status(Communicator&)>& body) {
   std::vector<std::string> errors(kWorld);
-  const absl::Status status = RunRanks(kWorld, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
     absl::Status mine = body(comm);
     if (mine.ok()) mine = comm.Finalize();
     errors[comm.rank()] = std::string(mine.message());
@@ -291,7 +291,7 @@ TEST_P(SettingsTest, AreComparedAtTheEnd) {
 
 TEST_P(SettingsTest, AreComparedBeforeACheckpointIsWritten) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / GetParam().name;
-  const absl::Status status = RunRanks(kWorld, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, GetParam().kind));
     for (int batch = 1; batch <= 2; ++batch) EK_RETURN_IF_ERROR(Step(*trainer, comm.rank(), batch, 2));
     const absl::Status saved = trainer->Save(folder.string());
@@ -386,7 +386,7 @@ TEST(NeverSteppedTest, AnOptimizerOfTheListMustStepWhereGradientsAreReduced) {
 
 // Optimizers' settings at their creation, which they keep.
 TEST(SettingsAtCreationTest, AreNamed) {
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model({3, 5});
     const bool is_other = comm.rank() == 1;
     const absl::Status sharded =
@@ -425,7 +425,7 @@ class ExceptionTest : public testing::TestWithParam<Thrown> {
   static std::vector<std::string> ErrorsIn(Loop loop, const std::function<void()>& act) {
     std::vector<std::string> errors(kWorld);
     bool has_passed = false;
-    const absl::Status status = RunRanks(kWorld, [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
       absl::Status mine;
       try {
         EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, Kind::kSharded));
@@ -464,7 +464,7 @@ INSTANTIATE_TEST_SUITE_P(All, ExceptionTest, testing::ValuesIn(kThrown),
 
 // An exception that is caught inside the loop is not reported.
 TEST(CaughtExceptionTest, IsNotReported) {
-  const absl::Status status = RunRanks(2, [&](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, Kind::kWhole));
     return trainer->Run(Loop::kEven, 3, [&](int batch) -> absl::Status {
       try {

@@ -117,10 +117,13 @@ CheckpointFolder::CheckpointFolder(std::string path, std::string job, std::uniqu
 
 absl::Status CheckpointFolder::RemoveLeftovers() {
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(path_));
+  int count = 0;
   for (const std::string& name : names) {
-    if (!absl::StartsWith(name, kSaving) && !absl::StartsWith(name, kRemoving)) continue;
+    const bool is_leftover = absl::StartsWith(name, kSaving) || absl::StartsWith(name, kRemoving) ||
+                             absl::StartsWith(name, FolderLock::kTemporary);
+    if (!is_leftover) continue;
     // A process that was given up may be at it. After this it can neither add a file to the folder nor publish it.
-    const std::string removing = absl::StrCat(path_, "/", kRemoving, own_, name);
+    const std::string removing = absl::StrCat(path_, "/", kRemoving, own_, "-", count++);
     const absl::Status renamed = Rename(absl::StrCat(path_, "/", name), removing);
     if (absl::IsNotFound(renamed)) continue;  // That process was faster.
     EK_RETURN_IF_ERROR(renamed);

@@ -6,8 +6,8 @@
 //   EK_RETURN_IF_ERROR(folder->Publish(/*keep=*/3));
 //
 // A checkpoint is complete or absent: it is written under another name (.saving-step-...) and renamed, and it is
-// renamed (.removing-step-...) before it is removed. What a killed process has left of either is removed by the next
-// Open().
+// renamed (.removing-...) before it is removed. What a killed process has left of either, or of a lock, is removed by
+// the next Open().
 //
 // One process of one job writes there at a time (folder_lock.h).
 //

@@ -81,6 +81,8 @@ TEST(CheckpointFolderTest, WhatIsUnfinishedIsNoCheckpointAndGoes) {
     EXPECT_THAT(StepsIn(path), ElementsAre(7));
   }
   std::filesystem::create_directories(path + "/.removing-step-000000003/optimizer");
+  std::filesystem::create_directory(absl::StrCat(path, "/.removing-", std::string(240, 'x')));
+  Write(path + "/.lock.12-3a");
   std::filesystem::create_directory(path + "/step-");
   std::filesystem::create_directory(path + "/step-12x");
   std::filesystem::create_directory(path + "/step-99999999999999999999");

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,9 +58,12 @@ std::string FolderLock::ReadJob() const {
 }
 
 absl::Status FolderLock::WriteJob(absl::string_view job) const {
+  errno = 0;
   const bool is_written = ftruncate(descriptor_, 0) == 0 &&
                           pwrite(descriptor_, job.data(), job.size(), 0) == static_cast<ssize_t>(job.size());
-  return is_written ? absl::OkStatus() : ErrnoStatus("cannot write", path_);
+  if (is_written) return absl::OkStatus();
+  if (errno == 0) errno = EIO;  // A short write does not set it.
+  return ErrnoStatus("cannot write", path_);
 }
 
 bool FolderLock::IsAtItsPath() const {
@@ -90,14 +94,20 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(const std::string& 
 // Puts a locked file in the place of `given_up`.
 absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Succeed(const FolderLock& given_up, absl::string_view job) {
   const std::string& path = given_up.path_;
-  const std::string temporary = absl::StrCat(path, ".", job);
+  // A name that no other process has: a successor before this one may have left its own, or may still be there.
+  const std::string temporary = absl::StrCat(path, ".", getpid(), "-", absl::Hex(std::random_device()()));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, Open(temporary));
-  EK_ASSIGN_OR_RETURN(const bool is_taken, lock->TryLock());
-  if (!is_taken) return IsAnothers(path);  // One rank of a job succeeds another; it can't be two at once.
-  EK_RETURN_IF_ERROR(lock->WriteJob(job));
-  if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus("cannot rename to", path);
+  absl::Status status = lock->TryLock().status();
+  if (status.ok()) status = lock->WriteJob(job);
+  // If the process that was given up has ended, no other job gets the lock that it left.
+  if (status.ok()) status = given_up.TryLock().status();
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = ErrnoStatus("cannot rename to", path);
+  if (!status.ok()) {
+    unlink(temporary.c_str());
+    return status;
+  }
   lock->path_ = path;
-  // The process that was given up has just ended, and another job's got the lock that it left.
+  // It ended right then, and another job's process got the lock all the same.
   if (given_up.ReadJob() != job) return IsAnothers(path);
   return lock;
 }

@@ -27,6 +27,8 @@ namespace evenkeel {
 class FolderLock {
  public:
   static constexpr absl::string_view kFile = ".lock";
+  // The names of files that are to take its place begin with it. A process that is killed may leave one.
+  static constexpr absl::string_view kTemporary = ".lock.";
 
   // `job` is a name of at most 64 bytes that no other job has.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Take(const std::string& folder, absl::string_view job,

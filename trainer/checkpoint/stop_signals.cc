@@ -8,6 +8,7 @@
 namespace evenkeel {
 namespace {
 
+std::atomic<bool> is_deferred = false;
 std::atomic<int> first_signal = 0;
 
 // A thread of its own takes the signals, and no other one is interrupted: generated kernels that compute may use the
@@ -15,8 +16,10 @@ std::atomic<int> first_signal = 0;
 void Take(const sigset_t& signals) {
   int number = 0;
   sigwait(&signals, &number);
-  first_signal = number;
-  sigwait(&signals, &number);
+  if (is_deferred) {
+    first_signal = number;
+    sigwait(&signals, &number);
+  }
   signal(number, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   raise(number);
@@ -31,6 +34,8 @@ void WatchStopSignals() {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Threads that are started from now on inherit it.
   std::thread([signals] { Take(signals); }).detach();
 }
+
+void DeferStopSignals() { is_deferred = true; }
 
 int StopSignal() { return first_signal; }
 

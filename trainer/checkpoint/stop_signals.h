@@ -1,9 +1,11 @@
 // SIGTERM and SIGINT as a wish that the program looks at when it can.
 //
 //   WatchStopSignals();                       // once, before threads are started
+//   ... wait for the other ranks: here a signal ends the process, as it would have done without this ...
+//   DeferStopSignals();                       // once there is something to save
 //   if (const int signal = StopSignal(); signal != 0) ...          // between two steps
 //
-// The second one, of either kind, ends the process at once, as the first one would have done without this.
+// After DeferStopSignals() the first signal is only noted. The second one, of either kind, ends the process at once.
 //
 // Threads: safe from any thread.
 
@@ -13,7 +15,8 @@
 namespace evenkeel {
 
 void WatchStopSignals();
-// The first that came; 0: none.
+void DeferStopSignals();
+// The first that came after DeferStopSignals(); 0: none.
 int StopSignal();
 
 }  // namespace evenkeel

@@ -23,6 +23,7 @@ TEST(StopSignalsTest, TheFirstOneIsAWish) {
   for (const int signal : {SIGTERM, SIGINT}) {
     EXPECT_EQ(EndOf([&] {
                 WatchStopSignals();
+                DeferStopSignals();
                 if (StopSignal() != 0) return 1;
                 kill(getpid(), signal);
                 while (StopSignal() == 0) usleep(1000);
@@ -35,6 +36,7 @@ TEST(StopSignalsTest, TheFirstOneIsAWish) {
 TEST(StopSignalsTest, TheSecondOneEndsTheProcess) {
   const auto twice = [](int first, int second) {
     WatchStopSignals();
+    DeferStopSignals();
     kill(getpid(), first);
     while (StopSignal() == 0) usleep(1000);
     kill(getpid(), second);
@@ -43,6 +45,18 @@ TEST(StopSignalsTest, TheSecondOneEndsTheProcess) {
   };
   EXPECT_EQ(EndOf([&] { return twice(SIGTERM, SIGTERM); }), 128 + SIGTERM);
   EXPECT_EQ(EndOf([&] { return twice(SIGTERM, SIGINT); }), 128 + SIGINT);
+}
+
+TEST(StopSignalsTest, BeforeTheyAreDeferredTheFirstOneEndsTheProcess) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    EXPECT_EQ(EndOf([&] {
+                WatchStopSignals();
+                kill(getpid(), signal);
+                sleep(30);
+                return 1;
+              }),
+              128 + signal);
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -107,6 +108,13 @@ std::string TestModel::Bytes() const {
     bytes.append(reinterpret_cast<const char*>(value.data()), value.bytes());
   }
   return bytes;
+}
+
+void TestModel::SetBytes(absl::string_view bytes) {
+  for (StateTensor& value : values_) {
+    if (value.count() > 0) std::memcpy(value.view().data, bytes.data(), value.bytes());
+    bytes.remove_prefix(value.bytes());
+  }
 }
 
 void PlainTraining::Step(const std::vector<int>& active, int step, double scale, const StepOptions& options) {

@@ -43,7 +43,9 @@ class TestModel {
   void PutGradient(int rank, int step, int param, bool adds);
 
   // All values, for comparison bit for bit. On a device: when what is on the stream has run.
+  // All values, one after the other.
   std::string Bytes() const;
+  void SetBytes(absl::string_view bytes);
   friend bool IsSame(const TestModel& model, const TestModel& plain);
 
  private:

@@ -1,0 +1,36 @@
+#include "evenkeel/comm/work.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace evenkeel {
+namespace {
+
+// A waiter that learns of a failure may abort its group at once: whoever is to know of the failure first does by then.
+TEST(WorkStateTest, OnEndRunsBeforeAnybodyCanSeeTheEnd) {
+  const auto state = std::make_shared<WorkState>(absl::Now() + absl::Seconds(30), nullptr);
+  std::vector<std::string> order;
+  state->on_end = [&](const absl::Status& status) {
+    EXPECT_FALSE(state->IsDone());
+    order.push_back("on_end " + std::string(status.message()));
+    state->Finish(absl::InternalError("second"));  // As a group that ends does to all its operations.
+  };
+  const Work work(state);
+  work.OnDone([&](const absl::Status& status) {
+    EXPECT_TRUE(state->IsDone());
+    order.push_back("callback " + std::string(status.message()));
+  });
+  state->Finish(absl::InternalError("first"));
+  EXPECT_EQ(work.Wait().message(), "first");
+  EXPECT_EQ(order, (std::vector<std::string>{"on_end first", "callback first"}));
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -24,7 +24,7 @@ std::string ToHex(const std::vector<float>& values) {
 std::vector<float> FloatsFromHex(absl::string_view hex) {
   const std::string bytes = absl::HexStringToBytes(hex);
   std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
   return values;
 }
 

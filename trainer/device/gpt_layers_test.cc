@@ -100,7 +100,7 @@ class DeviceGptLayersTest : public testing::Test {
   template <typename T>
   T* Make(int64_t count) {
     std::vector<T> garbage(count);
-    std::memset(static_cast<void*>(garbage.data()), 0x7f, count * sizeof(T));
+    if (count > 0) std::memset(static_cast<void*>(garbage.data()), 0x7f, count * sizeof(T));
     return Put(garbage);
   }
   template <typename T>

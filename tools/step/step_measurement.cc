@@ -40,7 +40,7 @@ absl::StatusOr<std::vector<Numbers>> GatherNumbers(Communicator& comm, const Num
   std::vector<Numbers> all;
   for (const std::string& part : parts) {
     all.emplace_back(part.size() / sizeof(double));
-    std::memcpy(all.back().data(), part.data(), part.size());
+    if (!part.empty()) std::memcpy(all.back().data(), part.data(), part.size());
   }
   return all;
 }

@@ -28,9 +28,9 @@
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) go on in another group. A step that was not finished
 //                leaves nothing behind: gradients are none, and buffers are as they were when it began.
 // Devices:       as the reducer (reducer.h): everything follows ParameterSet::stream(), the buffers' broadcast too, and
-//                a step waits for no device. FinishStep() still fails where a rank has not come to issue its part. What
-//                fails later, on the device, may show when an optimizer has used what was left (the end of a group
-//                also ends what steps before have in flight there): Recover() then takes this rank's state for torn.
+//                a step waits for no device. FinishStep() still fails if a rank never issues its part. A later error of
+//                the device may be reported only after an optimizer has used incomplete gradients (the end of a group
+//                also ends what earlier steps have in flight); Recover() then treats this rank's state as inconsistent.
 // Clear gradients between a reduction and the next backward: a reduced gradient that is not cleared is reduced again.
 // Several in one step: all ranks compare whether they synchronise when the first of them begins the step; a difference
 // in the others shows when ranks can't come together any more, which the control plane notices and names.
@@ -40,9 +40,9 @@
 // Threads:   thread-compatible: one thread runs steps.
 // Errors:    see Reducer. At creation, before anything is broadcast and on all ranks: InvalidArgument for what can't be
 //            trained on one of them, or if the ranks' parameters, buffers or options differ; it names ranks, parameter
-//            or option, and both values. Nothing trained is no error: that may change.
-//            Destroyed by an exception outside of RunJoined(), it tells the other ranks which rank failed in which
-//            step.
+//            or option, and both values. A model without trained parameters is not an error: some may be unfrozen.
+//            If an exception destroys it outside of RunJoined(), it reports to the other ranks which rank failed in
+//            which step.
 
 #ifndef EVENKEEL_BUCKET_DATA_PARALLEL_H_
 #define EVENKEEL_BUCKET_DATA_PARALLEL_H_
@@ -72,17 +72,17 @@ namespace evenkeel {
 
 struct BufferOptions {
   BufferSync how = BufferSync::kBroadcast;
-  // 1: each step that follows a synchronising one begins with it; n: every n-th of those, counted anew in another
-  // group. 0: none of them, and only SyncBuffers() makes buffers equal: each rank has its own, also after an uneven
-  // loop.
+  // 1: buffers are made equal at the start of each step that follows a synchronising one; n: at every n-th of those
+  // (the count begins again in another group); 0: by SyncBuffers() only, so that each rank keeps its own, also after an
+  // uneven loop.
   int64_t every = 1;
 };
 
-// Where memory lies today, for tensors of another library that may move. Asked by BeginStep(), and on exhausted ranks
-// before each step that they follow. Null: where the set and the list of buffers say.
+// Return the current addresses of tensors that another library may move. BeginStep() calls the readers; exhausted ranks
+// call them before each step that they follow. Null: the addresses in the ParameterSet and in the list of buffers.
 struct MemoryReaders {
   std::function<TensorView(int param)> value;
-  std::function<TensorView(int param)> gradient;  // Its own memory, not that in a bucket; null data: where it was.
+  std::function<TensorView(int param)> gradient;  // Its own memory, not its bucket view; null data: unchanged.
   std::function<TensorView(int buffer)> buffer;
 };
 
@@ -122,10 +122,10 @@ class DataParallel : public Joinable, private StepParticipant {
   void TrainableChanged() { trainability_.Notify(); }
   // True if the next BeginStep() makes buffers equal.
   bool WillSyncBuffers() const;
-  // Makes them equal now, between two steps, in the way of BufferOptions::how. All ranks together; inside RunJoined()
-  // after the loop's first step, on all ranks that had inputs in the last one: exhausted ranks follow.
+  // Makes the buffers equal now, between two steps, as BufferOptions::how says. A collective of all ranks. Inside
+  // RunJoined() call it after the first step, on every rank that had inputs in the last one; exhausted ranks follow.
   absl::Status SyncBuffers();
-  // A buffer has moved there, contents included; as ParameterSet::Rebind() for values.
+  // Records that a buffer, with its contents, has moved to `to`; see ParameterSet::Rebind().
   absl::Status RebindBuffer(int buffer, TensorView to);
   // The state of an optimizer of your own that is not in RunJoined()'s list, to be made equal after an uneven loop;
   // empty for one without state. Without it the next RunJoined() refuses to start after an uneven one; named then, on
@@ -167,7 +167,7 @@ class DataParallel : public Joinable, private StepParticipant {
   // Whose buffers count in this step.
   StateSource BufferSource(const StepAnswer& answer) const;
   absl::Status BeginBufferSync(const StepAnswer& answer);
-  // Takes over where memory lies today. Before anything is read or written there.
+  // Adopts the current addresses. Called before any of that memory is read or written.
   absl::Status FollowMemory();
   // A step has begun, whether it made buffers equal or not.
   void NoteStepBegun(bool synchronises);

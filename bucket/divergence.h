@@ -38,7 +38,7 @@ struct NamedView {
 struct Divergence {
   std::string tensor;      // The first that differs.
   int index = 0;           // Its place in the list.
-  std::vector<int> ranks;  // Those unlike most ranks; of two equal halves, those unlike the lowest rank.
+  std::vector<int> ranks;  // Those that differ from most ranks; of two equal halves, from the lowest rank.
   int tensors = 1;         // The number of tensors that differ.
 };
 

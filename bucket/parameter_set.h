@@ -23,8 +23,8 @@
 //            are equal, no optimizer's step; only names and that they are ignored must agree on all ranks. They may
 //            differ in size and type, and lie on another device. They never count as trained.
 //
-// Memory:    a tensor that has moved (a tensor library's `to()`) is named anew with Rebind(), or found by a reader that
-//            DataParallel asks (DataParallelOptions::memory). Reducers and optimizers keep no address of a value.
+// Memory:    a tensor that has moved (a tensor library's `to()`) is announced with Rebind(), or found by a reader
+//            (DataParallelOptions::memory). Reducers and optimizers keep no address of a value.
 //
 // Ownership: the set owns names and flags, and none of the tensors. It and their memory must outlive every reducer and
 //            optimizer made for it. With gradients as bucket views the reducer repoints `grad`; the address is stable
@@ -64,8 +64,7 @@ struct Parameter {
   TensorView grad;  // Count, dtype and device of `value`; data may be null where gradients are bucket views.
 };
 
-// OK if memory of `from` can have moved to `to`: InvalidArgument, which begins with `what`, unless there is memory of
-// the same count, type and device.
+// OK if `to` has the count, the type and the device of `from`; else InvalidArgument, which begins with `what`.
 absl::Status CheckMoved(absl::string_view what, const TensorView& from, const TensorView& to);
 
 class ParameterSet {
@@ -108,8 +107,8 @@ class ParameterSet {
   bool is_ignored(int index) const { return ignored_count_ > 0 && ignored_[index]; }
   int ignored_count() const { return ignored_count_; }
 
-  // One reducer at a time moves a set's gradients: as long as the result lives, that is `reducer`. `has_views`: into
-  // its buckets. FailedPrecondition names the one that does so already. Two models are two sets.
+  // Attaches a reducer as long as the result lives; one at a time. `has_views`: gradients are views of its buckets.
+  // FailedPrecondition names the reducer that is attached already. Two models are two sets.
   absl::StatusOr<std::shared_ptr<const std::string>> Attach(absl::string_view reducer, bool has_views = false);
   // OK if Attach() would be.
   absl::Status CheckDetached() const;
@@ -121,10 +120,10 @@ class ParameterSet {
   // Where the gradient lies from now on; its content is not moved.
   void SetGradMemory(int index, TensorView grad) { params_[index].grad = grad; }
 
-  // The value, and with `grad` the gradient's own memory, has moved there, contents included. Between two steps, or two
-  // backwards that accumulate; after SlicedOptimizer::WaitForAll(), which may still be writing. On a device the memory
-  // before is in use until the stream has passed what is on it, and a CUDA graph that names it is to be captured anew.
-  // Errors: CheckMoved(), and nothing has changed.
+  // Records that the value, and with `grad` the gradient's own memory, has moved with its contents. Call it between two
+  // steps, or two backwards that accumulate, after SlicedOptimizer::WaitForAll(). On a device the old memory is in use
+  // until the work that is on the stream is done; CUDA graphs that use it must be captured again.
+  // Errors: those of CheckMoved(); then nothing has changed.
   absl::Status Rebind(int index, TensorView value, TensorView grad = {});
   // Grows with each address that Rebind() changes.
   uint64_t memory_version() const { return memory_version_; }

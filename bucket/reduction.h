@@ -140,7 +140,7 @@ class BucketReduction {
   // Another plan: these are the buckets from the next step on. On all ranks before the same step, but not at the same
   // time: it must not communicate. What has to move between ranks moves in the next step's first BeginRound().
   virtual absl::Status OnPlan(absl::Span<const BucketInfo> /*buckets*/) { return absl::OkStatus(); }
-  // A step of this rank is about to begin, and its record to go out: the last moment for settings to change.
+  // Called before this rank sends the record of a step: the last moment for settings to change.
   virtual void PrepareStep() {}
   // For ranks that have run out of inputs: what else they must know of the step that begins (a learning rate). Taken on
   // the lowest active rank when its step begins, and given to OnShadow() of those before they begin theirs.

@@ -29,7 +29,7 @@ namespace evenkeel {
 // How the ranks' tensors become equal.
 enum class BufferSync : uint8_t {
   kBroadcast,  // One rank's for all.
-  kAverage,    // The mean over ranks; of a type that is no float, one rank's.
+  kAverage,    // The mean over ranks; tensors that are not floats take one rank's.
 };
 
 // Whose tensors count.
@@ -46,7 +46,7 @@ std::vector<Collective> PlanStateSync(absl::Span<const TensorView> tensors, Buff
 // Runs them, all in flight at once, and waits for their end.
 absl::Status SyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
                        const StateSource& source, Role role, StreamRef stream = {});
-// Does not wait for a device: what comes on `stream` from now on follows. On the CPU it waits.
+// Does not wait for a device: later work on `stream` is ordered after it. On the CPU it waits for the end.
 absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
                                                  const StateSource& source, Role role, StreamRef stream);
 absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role,

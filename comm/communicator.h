@@ -262,8 +262,8 @@ class Communicator {
   // one. Each attempt of them to meet has a third of the time left, at least a second; then, or when one of them is
   // lost meanwhile, they begin anew without it. The old group stays as it is, and may go.
   // Errors: FailedPrecondition: the group has not failed. DeadlineExceeded names the ranks that neither came nor went.
-  //         Unavailable: the hub, which held the group together, is gone. Aborted: the other ranks have taken this one
-  //         for lost, and go on without it.
+  //         Unavailable: the hub, which held the group together, is gone. Aborted: the other ranks have declared this
+  //         one lost, and go on without it.
   absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout = absl::Minutes(2));
 
  private:

@@ -95,9 +95,8 @@ class ControlChannel {
   int64_t received() const;
 
   // After a failure: waits until every rank of the group has come here, has left, or is lost.
-  // Errors: DeadlineExceeded names the ranks that have done nothing of it; Unavailable: the hub is gone; Aborted: the
-  // hub
-  //         has taken this rank for lost.
+  // Errors: DeadlineExceeded names the ranks that have neither come, nor left, nor been lost. Unavailable: the hub is
+  //         gone. Aborted: the hub has declared this rank lost.
   struct Survivors {
     std::vector<int> ranks;  // In order; this one may be missing if the others took it for lost.
     int64_t round = 0;       // Equal on all of them; another one each time.

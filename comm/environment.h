@@ -17,7 +17,7 @@
 //                          can read, named after the job
 //   EVENKEEL_ADDRESS       this host's address for the other ranks; else the one that leads to the store
 //   EVENKEEL_HOST_PARTS    N: each host counts as N hosts, which share no memory; its rank r is on the one of number r
-//                          modulo N. Tries on one host what a job does on several
+//                          modulo N. For trying on one host a job for several
 //   EVENKEEL_JOB           a name, equal on all ranks, that two jobs at a time do not share
 //   EVENKEEL_RESTART       how often this job was started anew, as our launcher says (and torchrun, by its own name)
 //   EVENKEEL_VERIFY        off, positions or every: how much ranks check (comm/verify.h), where a program says nothing

@@ -13,6 +13,7 @@
 //
 // Size:    a record has 38 bytes, 37 for each participant (and its note), and the ledger's text: 38 + 37 + 62 = 137 for
 //          a DataParallel and an Optimizer. Each rank sends one for each step, and receives all of them.
+//
 // Participants are the parts whose per-step state the ranks must agree on: reducers and sharded optimizers register
 // themselves. In each step the states of all active ranks are compared; a joined rank whose state is older is not wrong
 // but behind: the lowest active rank sends it the newer one.
@@ -111,7 +112,7 @@ struct StepAnswer {
   int lowest_active = 0;  // -1: none.
   int highest_active = 0;
   uint32_t requests = 0;       // Or of all.
-  int64_t samples = 0;         // Sum over ranks; of a dry one, what it had not said before.
+  int64_t samples = 0;         // Sum over ranks; of an exhausted one, those not yet reported.
   int64_t samples_so_far = 0;  // The same of all steps of the group up to this one.
   std::shared_ptr<const std::vector<StepRecord>> records = nullptr;  // By rank; null in a step without agreement.
 

@@ -7,7 +7,7 @@
 // The text is part of a rank's record of the next step (step_control.h), of Finalize(), and of what is agreed on before
 // a checkpoint is written. So a rank that left a step out, or took it with settings of its own, is found before another
 // gradient is reduced. Ranks are compared with each other, never with an expected number. `number` is for messages: the
-// comparison counts the steps of this group only, because ranks may come into it with different pasts.
+// comparison counts the steps of this group only, because ranks may join it after different numbers of steps.
 //
 // A part that updates while gradients are still reduced plans its settings before the step (Plan()); they are compared
 // in that step's record, between the ranks that have inputs. A rank that begins no step leaves its plans out: those for

@@ -61,7 +61,7 @@ class WorkState {
   absl::Status Wait();
   void OnDone(std::function<void(const absl::Status&)> callback);
   // Whether Finish() would run callbacks of users'. They may block on what a waiting thread holds, so a WorkHelper
-  // leaves such an operation's end to the backend. One that is registered while the operation ends may still run on the
+  // lets the backend end such an operation. A callback that is registered while the operation ends may still run on the
   // waiting thread.
   bool HasCallbacks() const;
 

@@ -25,7 +25,7 @@
 //          A Joinable that can't take part says so before the loop begins, and the group goes on.
 //          An error of the loop is returned as it is and ends the group: other ranks get it with this rank's number and
 //          step: "rank 1 failed in step 7 of its loop: INTERNAL: ...". Recover() (recovery.h) goes on after it.
-//          So does an exception that leaves the loop: it is reported to the other ranks with its text, then passes.
+//          So does an exception that leaves the loop: its text is reported to the other ranks, then it is rethrown.
 //          FailedPrecondition on all ranks: an optimizer of the list did not step, although gradients were reduced.
 // After it returns, however it returns, every Joinable is as it was before.
 

@@ -128,8 +128,8 @@ class Joinable {
 
   virtual absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) = 0;
   virtual JoinPhase join_phase() const { return JoinPhase::kDefault; }
-  // Whether it is an optimizer that calls CountStep() in each of its steps: where gradients are reduced in RunJoined(),
-  // it must step.
+  // True for an optimizer that calls CountStep() in each of its steps. If gradients are reduced in RunJoined(), it must
+  // step.
   virtual bool counts_steps() const { return false; }
 
   // Goes on in another group: keeps memory, plan and name, forgets a step that was running, and makes gradients none.
@@ -179,8 +179,8 @@ class Joinable {
   // Settings of the step that is about to begin, where it updates before all gradients are reduced.
   void DeclareSettings(absl::string_view settings) { comm_->steps().ledger().Plan(name_, settings); }
 
-  // First in each destructor that does more than free memory. If an exception passes, the other ranks learn of it from
-  // this one, before the group's connections break.
+  // Call it first in each destructor that does more than free memory. If an exception destroys the object, it reports
+  // that to the other ranks before the group's connections break.
   void ReportUnwinding();
 
   // Call before this object's first collective of a step. Tells the other ranks that this one is active (the first

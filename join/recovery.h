@@ -25,7 +25,7 @@
 //          sentence on every survivor.
 //          DeadlineExceeded names the ranks that have neither come nor gone.
 //          Unavailable: who held the group together is gone too (rank 0 hosted the store): use tools:launch.
-//          Aborted: the other ranks have taken this one for lost, and go on without it. What they write now is theirs.
+//          Aborted: the other ranks have declared this one lost and go on without it. It must not write to their files.
 //          After an error the Joinables can be destroyed, or given to Recover() once more with the same `failed`.
 // A rank that is lost while the others recover is left behind too: they begin anew without it.
 

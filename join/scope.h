@@ -26,12 +26,12 @@
 //          Without a stream tensors are ready at the call, and their results when it returns. When RunJoined() returns
 //          all calls have ended.
 // Order:   all ranks with inputs issue the same calls in the same order, and in the same order with their steps,
-//          anywhere in the loop: before its first step, between steps, in the middle of backward. They have a channel of their
-//          own.
+//          anywhere in the loop: before its first step, between steps, in the middle of backward. They have a channel
+//          of their own.
 // Cost:    nothing but the collective while all ranks have inputs. kAverage and kHighestActive need a second, tiny one;
 //          on a device that is over the control plane. There, slices of ranks that have left are put in and taken out
-//          by a copy on the stream each way, and memory for that, and for what dry ranks put in, is taken at first
-//          need: that may wait for the device.
+//          by a copy on the stream each way, and memory for that, and for exhausted ranks' inputs, is allocated at
+//          first use, which may wait for the device.
 // Threads: one thread of the loop at a time. Tensors of Own() belong to the scope once the loop has returned.
 // Ownership: what a call on a stream uses lives until the stream has passed it; streams outlive RunJoined().
 // Errors:  those of Channel. FailedPrecondition, which ends the group with that sentence on all ranks: the root of a

@@ -247,6 +247,16 @@ TEST(LaunchTest, AStoppedRankDoesNotKeepTheJobUp) {
   }
 }
 
+// It ends by itself when it is continued, after it was told to; it was stopped all the same.
+TEST(LaunchTest, AStoppedRankThatIsContinuedWasStopped) {
+  const Outcome outcome = RunLaunch(
+      "--nproc=2 --on_failure=continue --patience_s=2 -- sh -c '[ $RANK = 0 ] && exit 0; trap \"exit 1\" TERM; "
+      "p=$$; setsid sh -c \"sleep 3; kill -CONT $p\" & kill -STOP $$; while :; do sleep 0.05; done'",
+      "timeout 15 ");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("rank 1 was stopped (SIGSTOP) and was ended when the others were done"));
+}
+
 TEST(LaunchTest, ARankThatHangsDoesNotKeepTheJobUp) {
   for (const std::string how : {"exec sleep 300", "trap \"\" TERM; while :; do sleep 1; done",
                                 "trap \"exit 9\" TERM; while :; do sleep 0.05; done"}) {

@@ -119,6 +119,10 @@ class Job {
       }
       for (int signal : signals.Wait(next_measure)) Forward(signal);
       if (absl::Now() < next_measure) continue;
+      if (measures_ == 0) {
+        waited_ = patience;
+        stopped_when_told_ = stopped_by_;  // The signal may be followed by one that continues them.
+      }
       kill(-group_, measures_++ == 0 ? SIGTERM : SIGKILL);
       next_measure = absl::Now() + options_.patience;
     }
@@ -224,10 +228,10 @@ class Job {
   }
 
   std::string WhyEnded(int rank) const {
-    if (const int signal = stopped_by_[rank]; signal != 0) {
+    if (const int signal = stopped_when_told_[rank]; signal != 0) {
       return absl::StrCat("was stopped (", SignalName(signal), ") and was ended when the others were done");
     }
-    return absl::StrCat("was still running ", absl::FormatDuration(options_.last_patience),
+    return absl::StrCat("was still running ", absl::FormatDuration(waited_),
                         " after the others were done and was ended");
   }
 
@@ -278,6 +282,9 @@ class Job {
   pid_t group_ = 0;
   bool was_forwarded_ = false;  // The ranks were asked to end.
   int measures_ = 0;            // That were taken to end the job: first SIGTERM, then SIGKILL.
+  // As it was before the first of them.
+  absl::Duration waited_;
+  std::vector<int> stopped_when_told_;
   // As the last Reap() found it.
   int running_ = 0;
   int stopped_ = 0;

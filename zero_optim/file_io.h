@@ -35,8 +35,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOpti
 // `pieces` are written one after the other.
 absl::Status WriteFileAtomically(const std::string& path, std::span<const absl::string_view> pieces);
 
-// Returns the error that WriteFileAtomically() would begin with. Makes and deletes the temporary file: what the system
-// would allow (access()) says little to root, of whom /proc takes no file.
+// Returns the error that WriteFileAtomically() would begin with. Makes and deletes the temporary file: for root,
+// access() reports success even where no file can be made, as in /proc.
 absl::Status CheckCanWriteFile(const std::string& path);
 
 }  // namespace evenkeel

@@ -50,8 +50,8 @@ struct GradientCheck {
   friend bool operator==(const GradientCheck&, const GradientCheck&) = default;
 };
 
-// OK if the step has looked at its gradients and all were finite: FailedPrecondition otherwise, equal on all ranks that
-// had inputs; returned by their loops it ends the group. On a device last_check() waits for the step: there, ask
+// OK if the step has checked its gradients and all were finite. Else FailedPrecondition, equal on all ranks that had
+// inputs; returned from their loops it ends the group. On a device last_check() waits for the step: there, use
 // check_before() from the second step on, and last_check() after the last one.
 absl::Status RefuseNonfinite(const std::optional<GradientCheck>& check);
 

@@ -3,8 +3,8 @@
 //   EK_RETURN_IF_ERROR(optimizer->Step({.clip = ClipOptions{.max_norm = 1.0}}));
 //   EK_RETURN_IF_ERROR(optimizer->Step({.grad_scale = 1 / scaler->scale(), .skip_nonfinite = true}));
 //
-// Every rank gives the same: the next step begins with an error that names ranks and values where they did not, before
-// it reduces anything. Ranks that have run out of inputs take over the options of the lowest active rank.
+// All ranks must pass the same options; else the next step fails before it reduces anything, with an error that names
+// ranks and values. Ranks that have run out of inputs take over the options of the lowest active rank.
 
 #ifndef EVENKEEL_ZERO_OPTIM_STEP_OPTIONS_H_
 #define EVENKEEL_ZERO_OPTIM_STEP_OPTIONS_H_

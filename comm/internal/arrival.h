@@ -26,8 +26,8 @@ struct Arrival {
   WarnFunction warn = nullptr;
 };
 
-// Exchanges `mine` with all ranks, under a topic that the group has not used before. Who waits for longer than
-// kSilentWait logs for whom.
+// Exchanges `mine` with all ranks, under a topic that the group has not used before. A rank that
+// waits longer than kSilentWait logs which ranks are missing.
 absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl::string_view topic, std::string mine,
                                                    const Arrival& arrival);
 

@@ -1,5 +1,5 @@
 // Whether what is sent on a TCP connection arrives. The kernel repeats for a quarter of an hour what the peer's kernel
-// does not acknowledge, and says nothing meanwhile; so its books are read.
+// does not acknowledge, and reports no error meanwhile; so its counters are read.
 //
 //   DeliveryWatch watch;
 //   const std::optional<Delivery> now = ReadDelivery(fd);                        // about once a second
@@ -31,8 +31,8 @@ struct Delivery {
 std::optional<Delivery> ReadDelivery(const UniqueFd& fd);
 
 struct DeliveryLimits {
-  absl::Duration look = absl::Seconds(1);  // How often the books are read.
-  // Without an acknowledgement, from the first look that finds one due. An outage of 8 seconds is over before the end:
+  absl::Duration look = absl::Seconds(1);  // How often the counters are read.
+  // Without an acknowledgement, from the first look that finds one due. An outage of 8 seconds does not reach the end:
   // after it the kernel repeats at the 13th second at the latest, in a network with a round trip of up to 10 ms, and at
   // the 15th with one of 35 ms.
   absl::Duration warn = absl::Seconds(5);

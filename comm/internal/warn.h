@@ -13,7 +13,7 @@
 
 namespace evenkeel::internal {
 
-// A rank that waits longer for others to come logs for whom.
+// A rank that waits longer than this for others logs which ranks are missing.
 inline constexpr absl::Duration kSilentWait = absl::Seconds(5);
 
 using WarnFunction = std::function<void(const std::string& text)>;

@@ -45,6 +45,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::MatchesRegex;
+using testing::Not;
 
 constexpr int kHidden = 16;
 constexpr int kBatch = 6;
@@ -279,6 +280,15 @@ TEST_F(RunTest, FreezesByTheGroupsStepOnDryRanksToo) {
                 2e-4);
     }
   }
+}
+
+TEST_F(RunTest, ALossThatIsNotFiniteEndsTheRun) {
+  const Ended ended = Train({"--model=mlp", "--hidden=8", "--nproc=2", "--epochs=20", "--batch_size=5",
+                             "--optimizer=sgd", "--lr=1e38", "--data=" + *data_, BackendFlag()});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, HasSubstr("the loss is "));
+  EXPECT_THAT(ended.err, HasSubstr("a lower --lr, a longer --warmup or --clip may keep it finite"));
+  EXPECT_THAT(ended.out, Not(HasSubstr("test_accuracy")));
 }
 
 TEST_F(RunTest, EverythingMayBeFrozen) {

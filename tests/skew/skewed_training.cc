@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<SkewedTraining>> SkewedTraining::Create(Communica
 SkewedTraining::SkewedTraining(Communicator* comm, const SkewSetting& setting) : comm_(comm), setting_(setting) {
   for (int layer = 0; layer < setting_.layers; ++layer) {
     values_.emplace_back(setting_.layer_elements, 0.5f);
-    gradients_.emplace_back(setting_.layer_elements, 0.25f);
+    gradients_.emplace_back(setting_.layer_elements);
   }
   for (int layer = 0; layer < setting_.layers; ++layer) {
     params_.Add(absl::StrCat("layer", layer), absl::MakeSpan(values_[layer]), absl::MakeSpan(gradients_[layer]));
@@ -87,6 +87,9 @@ absl::Status SkewedTraining::Step(BlockTimes& times) {
     const int layer = is_reversed ? i : setting_.layers - 1 - i;
     // Against the clock, so that sleeping too long once does not add up.
     absl::SleepFor(turn + setting_.backward * (i + 1) / setting_.layers - absl::Now());
+    // What is there is the mean of the step before, divided by empty ranks too: it would shrink to numbers so small that
+    // arithmetic with them is slow.
+    std::ranges::fill(gradients_[layer], 0.25f);
     params_.SetGradState(layer, GradState::kLocal);
     EK_RETURN_IF_ERROR(ddp_->GradientReady(layer));
   }

@@ -1,4 +1,5 @@
-// BufferOptions and SyncBuffers(): the rank whose buffers count, and the steps; replicas that keep their initial state.
+// BufferOptions and SyncBuffers(): the rank whose buffers count, and the steps; replicas that keep
+// their initial state.
 
 #include <cstdint>
 #include <memory>
@@ -25,12 +26,14 @@ using testing::HasSubstr;
 // A rank's model and buffers.
 class Replica {
  public:
-  static absl::StatusOr<std::unique_ptr<Replica>> Create(Communicator& comm, const DataParallelOptions& options) {
+  static absl::StatusOr<std::unique_ptr<Replica>> Create(Communicator& comm,
+                                                         const DataParallelOptions& options) {
     auto replica = std::unique_ptr<Replica>(new Replica(comm.rank()));
-    EK_ASSIGN_OR_RETURN(replica->ddp_, DataParallel::Create(&comm, &replica->model_.params(),
-                                                            {TensorView(absl::MakeSpan(&replica->mean_, 1)),
-                                                             TensorView(absl::MakeSpan(&replica->count_, 1))},
-                                                            options));
+    EK_ASSIGN_OR_RETURN(replica->ddp_,
+                        DataParallel::Create(&comm, &replica->model_.params(),
+                                             {TensorView(absl::MakeSpan(&replica->mean_, 1)),
+                                              TensorView(absl::MakeSpan(&replica->count_, 1))},
+                                             options));
     replica->ddp_->SetOptimizerState({});
     return replica;
   }
@@ -51,14 +54,17 @@ class Replica {
     model_.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp_->BeginStep(mode));
     begun_with_ = mean_;
-    EK_RETURN_IF_ERROR(model_.Backward(rank_, step, [this](int param) { return ddp_->GradientReady(param); }));
+    EK_RETURN_IF_ERROR(
+        model_.Backward(rank_, step, [this](int param) { return ddp_->GradientReady(param); }));
     return ddp_->FinishStep();
   }
   // The buffers after the last step had begun.
   float begun_with() const { return begun_with_; }
 
  private:
-  explicit Replica(int rank) : rank_(rank), model_({3, 5}, /*seed=*/rank) { MoveBuffers(/*step=*/0); }
+  explicit Replica(int rank) : rank_(rank), model_({3, 5}, /*seed=*/rank) {
+    MoveBuffers(/*step=*/0);
+  }
 
   const int rank_;
   ToyModel model_;
@@ -77,7 +83,8 @@ float Mean(int first, int world, int step) {
 class BuffersTest : public testing::TestWithParam<int> {
  protected:
   int world() const { return GetParam(); }
-  void Run(const DataParallelOptions& options, absl::FunctionRef<absl::Status(Communicator&, Replica&)> body) {
+  void Run(const DataParallelOptions& options,
+           absl::FunctionRef<absl::Status(Communicator&, Replica&)> body) {
     const absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const auto replica, Replica::Create(comm, options));
       return body(comm, *replica);
@@ -92,7 +99,8 @@ TEST_P(BuffersTest, WithoutSynchronisationEachRankHasItsOwn) {
     EXPECT_EQ(replica.model().values(), ToyModel({3, 5}).values());
     EXPECT_EQ(replica.mean(), Replica::MeanOf(rank, 0));
     EXPECT_FALSE(replica.ddp().WillSyncBuffers());
-    for (const Collective& what : replica.ddp().StepSchedule().entries) EXPECT_EQ(what.role, Role::kBucket);
+    for (const Collective& what : replica.ddp().StepSchedule().entries)
+      EXPECT_EQ(what.role, Role::kBucket);
     for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(replica.Step(step));
     EXPECT_EQ(replica.begun_with(), Replica::MeanOf(rank, 0));
     EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
@@ -106,47 +114,52 @@ TEST_P(BuffersTest, WithoutSynchronisationEachRankHasItsOwn) {
 }
 
 TEST_P(BuffersTest, WithoutABroadcastOfTheInitialStateEachRankBeginsWithItsOwn) {
-  Run({.broadcast_initial_state = false}, [&](Communicator& comm, Replica& replica) -> absl::Status {
-    const std::vector<std::vector<float>> own = ToyModel({3, 5}, /*seed=*/comm.rank()).values();
-    EXPECT_EQ(replica.model().values(), own);
-    EXPECT_EQ(replica.mean(), Replica::MeanOf(comm.rank(), 0));
-    EK_RETURN_IF_ERROR(replica.Step(0));
-    EXPECT_EQ(replica.model().values(), own);
-    EXPECT_EQ(replica.begun_with(), Replica::MeanOf(0, 0)) << "The first step broadcasts buffers as any other.";
-    return absl::OkStatus();
-  });
+  Run({.broadcast_initial_state = false},
+      [&](Communicator& comm, Replica& replica) -> absl::Status {
+        const std::vector<std::vector<float>> own = ToyModel({3, 5}, /*seed=*/comm.rank()).values();
+        EXPECT_EQ(replica.model().values(), own);
+        EXPECT_EQ(replica.mean(), Replica::MeanOf(comm.rank(), 0));
+        EK_RETURN_IF_ERROR(replica.Step(0));
+        EXPECT_EQ(replica.model().values(), own);
+        EXPECT_EQ(replica.begun_with(), Replica::MeanOf(0, 0))
+            << "The first step broadcasts buffers as any other.";
+        return absl::OkStatus();
+      });
 }
 
 // Rank r has r + 1 inputs, but the last two have the same.
 int StepsOf(int rank, int world) { return rank == world - 1 && world > 1 ? world - 1 : rank + 1; }
 
 TEST_P(BuffersTest, TheMeanIsOverTheRanksWithInputs) {
-  Run({.buffers = {.how = BufferSync::kAverage}}, [&](Communicator& comm, Replica& replica) -> absl::Status {
-    const int rank = comm.rank(), last = StepsOf(world() - 1, world()) - 1;
-    EXPECT_EQ(replica.mean(), Replica::MeanOf(0, 0));
-    replica.MoveBuffers(7);
-    EK_RETURN_IF_ERROR(replica.Step(7));
-    EXPECT_FLOAT_EQ(replica.begun_with(), Mean(0, world(), 7));
-    EXPECT_EQ(replica.count(), Replica::CountOf(0, 7)) << "An integer has no mean.";
-    EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < StepsOf(rank, world()); ++step) {
-        replica.MoveBuffers(step);
-        EK_RETURN_IF_ERROR(replica.Step(step));
-        EXPECT_FLOAT_EQ(replica.begun_with(), Mean(step, world(), step)) << "rank " << rank << " step " << step;
-        EXPECT_EQ(replica.count(), Replica::CountOf(world() - 1, step));
-      }
-      replica.MoveBuffers(50);
-      return absl::OkStatus();
-    }));
-    // Those that had inputs to the end count then.
-    if (world() > 2) {
-      EXPECT_FLOAT_EQ(replica.mean(), Mean(last, world(), 50)) << "rank " << rank;
-    }
-    return absl::OkStatus();
-  });
+  Run({.buffers = {.how = BufferSync::kAverage}},
+      [&](Communicator& comm, Replica& replica) -> absl::Status {
+        const int rank = comm.rank(), last = StepsOf(world() - 1, world()) - 1;
+        EXPECT_EQ(replica.mean(), Replica::MeanOf(0, 0));
+        replica.MoveBuffers(7);
+        EK_RETURN_IF_ERROR(replica.Step(7));
+        EXPECT_FLOAT_EQ(replica.begun_with(), Mean(0, world(), 7));
+        EXPECT_EQ(replica.count(), Replica::CountOf(0, 7)) << "An integer has no mean.";
+        EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < StepsOf(rank, world()); ++step) {
+            replica.MoveBuffers(step);
+            EK_RETURN_IF_ERROR(replica.Step(step));
+            EXPECT_FLOAT_EQ(replica.begun_with(), Mean(step, world(), step))
+                << "rank " << rank << " step " << step;
+            EXPECT_EQ(replica.count(), Replica::CountOf(world() - 1, step));
+          }
+          replica.MoveBuffers(50);
+          return absl::OkStatus();
+        }));
+        // Those that had inputs to the end count then.
+        if (world() > 2) {
+          EXPECT_FLOAT_EQ(replica.mean(), Mean(last, world(), 50)) << "rank " << rank;
+        }
+        return absl::OkStatus();
+      });
 }
 
-// The interval counts steps after a synchronising one; exhausted ranks and ranks that leave count on.
+// The interval counts steps after a synchronising one; exhausted ranks and ranks that leave count
+// on.
 TEST_P(BuffersTest, EveryNthStepBeginsWithOnes) {
   constexpr int kEvery = 3;
   for (const int64_t patience : {JoinOptions().leave_after_shadow_steps, int64_t{1}}) {
@@ -159,27 +172,32 @@ TEST_P(BuffersTest, EveryNthStepBeginsWithOnes) {
         const bool is_due = follows_sync && turn % kEvery == 0;
         EXPECT_EQ(replica.ddp().WillSyncBuffers(), is_due) << turn;
         EK_RETURN_IF_ERROR(replica.Step(turn, mode));
-        EXPECT_EQ(replica.begun_with(), Replica::MeanOf(is_due ? root : rank, turn)) << "rank " << rank << " " << turn;
+        EXPECT_EQ(replica.begun_with(), Replica::MeanOf(is_due ? root : rank, turn))
+            << "rank " << rank << " " << turn;
         turn += follows_sync;
         return absl::OkStatus();
       };
       bool follows_sync = true;
-      for (const StepMode mode : {StepMode::kSync, StepMode::kSync, StepMode::kAccumulate, StepMode::kSync}) {
+      for (const StepMode mode :
+           {StepMode::kSync, StepMode::kSync, StepMode::kAccumulate, StepMode::kSync}) {
         EK_RETURN_IF_ERROR(step(/*root=*/0, mode, follows_sync));
         follows_sync = mode == StepMode::kSync;
       }
       for (int epoch = 0; epoch < 2; ++epoch) {
         const int begin = turn;
         const int first_gone = epoch == 0 ? 0 : world() - 1;  // Has one input, the others four.
-        EK_RETURN_IF_ERROR(
-            RunJoined({&replica.ddp()}, {.leave_after_shadow_steps = patience}, [&](JoinScope&) -> absl::Status {
-              const int steps = rank == first_gone ? 1 : 4;
-              for (int i = 0; i < steps; ++i) {
-                const int highest = i > 0 && first_gone == world() - 1 && world() > 1 ? world() - 2 : world() - 1;
-                EK_RETURN_IF_ERROR(step(highest, StepMode::kSync, true));
-              }
-              return absl::OkStatus();
-            }));
+        EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {.leave_after_shadow_steps = patience},
+                                     [&](JoinScope&) -> absl::Status {
+                                       const int steps = rank == first_gone ? 1 : 4;
+                                       for (int i = 0; i < steps; ++i) {
+                                         const int highest =
+                                             i > 0 && first_gone == world() - 1 && world() > 1
+                                                 ? world() - 2
+                                                 : world() - 1;
+                                         EK_RETURN_IF_ERROR(step(highest, StepMode::kSync, true));
+                                       }
+                                       return absl::OkStatus();
+                                     }));
         turn = begin + (world() > 1 ? 4 : 1);
       }
       return step(/*root=*/0, StepMode::kSync, true);
@@ -189,30 +207,33 @@ TEST_P(BuffersTest, EveryNthStepBeginsWithOnes) {
 
 TEST_P(BuffersTest, OnDemandExhaustedRanksFollow) {
   for (const BufferSync how : {BufferSync::kBroadcast, BufferSync::kAverage}) {
-    Run({.buffers = {.how = how, .every = 0}}, [&](Communicator& comm, Replica& replica) -> absl::Status {
-      const int rank = comm.rank();
-      const auto expected = [&](int root, int first, int step) {
-        return how == BufferSync::kAverage ? Mean(first, world(), step) : Replica::MeanOf(root, step);
-      };
-      EK_RETURN_IF_ERROR(replica.ddp().SyncBuffers());
-      EXPECT_FLOAT_EQ(replica.mean(), expected(/*root=*/0, /*first=*/0, 0));
-      EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
-        for (int step = 0; step <= rank; ++step) {
-          replica.MoveBuffers(step);
-          EK_RETURN_IF_ERROR(replica.Step(step));
-          if (step % 2 == 0) continue;
+    Run({.buffers = {.how = how, .every = 0}},
+        [&](Communicator& comm, Replica& replica) -> absl::Status {
+          const int rank = comm.rank();
+          const auto expected = [&](int root, int first, int step) {
+            return how == BufferSync::kAverage ? Mean(first, world(), step)
+                                               : Replica::MeanOf(root, step);
+          };
           EK_RETURN_IF_ERROR(replica.ddp().SyncBuffers());
-          EXPECT_FLOAT_EQ(replica.mean(), expected(world() - 1, step, step)) << "rank " << rank << " step " << step;
-          EXPECT_EQ(replica.count(), Replica::CountOf(world() - 1, step));
-        }
-        return absl::OkStatus();
-      }));
-      const int last = (world() - 1) % 2 == 1 ? world() - 1 : world() - 2;  // The last time.
-      if (last > 0 && rank < last) {
-        EXPECT_FLOAT_EQ(replica.mean(), expected(world() - 1, last, last)) << "rank " << rank;
-      }
-      return absl::OkStatus();
-    });
+          EXPECT_FLOAT_EQ(replica.mean(), expected(/*root=*/0, /*first=*/0, 0));
+          EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
+            for (int step = 0; step <= rank; ++step) {
+              replica.MoveBuffers(step);
+              EK_RETURN_IF_ERROR(replica.Step(step));
+              if (step % 2 == 0) continue;
+              EK_RETURN_IF_ERROR(replica.ddp().SyncBuffers());
+              EXPECT_FLOAT_EQ(replica.mean(), expected(world() - 1, step, step))
+                  << "rank " << rank << " step " << step;
+              EXPECT_EQ(replica.count(), Replica::CountOf(world() - 1, step));
+            }
+            return absl::OkStatus();
+          }));
+          const int last = (world() - 1) % 2 == 1 ? world() - 1 : world() - 2;  // The last time.
+          if (last > 0 && rank < last) {
+            EXPECT_FLOAT_EQ(replica.mean(), expected(world() - 1, last, last)) << "rank " << rank;
+          }
+          return absl::OkStatus();
+        });
   }
 }
 
@@ -221,12 +242,14 @@ TEST_P(BuffersTest, OnDemandMeansBetweenStepsOfALoop) {
     EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
       const absl::Status early = replica.ddp().SyncBuffers();
       EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition);
-      EXPECT_THAT(std::string(early.message()), HasSubstr("SyncBuffers(): Announce: no step has begun"));
+      EXPECT_THAT(std::string(early.message()),
+                  HasSubstr("SyncBuffers(): Announce: no step has begun"));
       EK_RETURN_IF_ERROR(replica.ddp().BeginStep());
       const absl::Status inside = replica.ddp().SyncBuffers();
       EXPECT_EQ(inside.code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(std::string(inside.message()), HasSubstr("call it after FinishStep()"));
-      EK_RETURN_IF_ERROR(replica.model().Backward(0, 0, [&](int param) { return replica.ddp().GradientReady(param); }));
+      EK_RETURN_IF_ERROR(replica.model().Backward(
+          0, 0, [&](int param) { return replica.ddp().GradientReady(param); }));
       return replica.ddp().FinishStep();
     }));
     return absl::OkStatus();

@@ -1,23 +1,30 @@
 #include "evenkeel/bucket/data_parallel.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/state_sync.h"
+#include "evenkeel/bucket/tensor_snapshot.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {
 
-// First byte of what the lowest active rank announces to dry ranks: it begins a step, waits for the buckets, makes
-// buffers equal. What the reduction has to say follows the first.
+constexpr absl::string_view kFusionNames[] = {"kFlat", "kCoalesced"};
+
+// First byte of what the lowest active rank announces to exhausted ranks: it begins a step, waits
+// for the buckets, makes buffers equal. What the reduction has to say follows the first.
 enum class Action : char { kSync = 's', kAccumulate = 'a', kFinish = 'f', kBuffers = 'b' };
+constexpr absl::string_view kActions = "safb";
 
 // "frozen: fc1.weight, fc1.bias"; empty if nothing is.
 std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
@@ -26,7 +33,8 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
   std::string note;
   int named = 0;
   for (int i = 0; i < mask.size() && named < std::min(frozen, kNames); ++i) {
-    if (!mask[i] && !params.is_ignored(i)) absl::StrAppend(&note, named++ == 0 ? "frozen: " : ", ", params[i].name);
+    if (!mask[i] && !params.is_ignored(i))
+      absl::StrAppend(&note, named++ == 0 ? "frozen: " : ", ", params[i].name);
   }
   if (frozen > kNames) absl::StrAppend(&note, " and ", frozen - kNames, " more");
   return note;
@@ -35,37 +43,28 @@ std::string FrozenNote(const ParameterSet& params, const TrainableMask& mask) {
 absl::Status CheckBuffers(const Communicator& comm, const std::vector<TensorView>& buffers,
                           const BufferOptions& options) {
   if (options.every < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("buffers.every is ", options.every, ", not at least 0"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("buffers.every is ", options.every, ", not at least 0"));
   }
   for (size_t b = 0; b < buffers.size(); ++b) {
     const TensorView& buffer = buffers[b];
     if (buffer.count < 0 || (buffer.data == nullptr && buffer.count > 0)) {
-      return absl::InvalidArgumentError(absl::StrCat("buffer ", b, " has no memory for ", ToString(buffer)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("buffer ", b, " has no memory for ", ToString(buffer)));
     }
     if (buffer.device == comm.device()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("buffer ", b, " lies on ", ToString(buffer.device),
-                                                   ", the group's tensors on ", ToString(comm.device())));
+    return absl::InvalidArgumentError(
+        absl::StrCat("buffer ", b, " lies on ", ToString(buffer.device),
+                     ", the group's tensors on ", ToString(comm.device())));
   }
   return absl::OkStatus();
 }
 
-absl::string_view ToString(Fusion fusion) {
-  switch (fusion) {
-    case Fusion::kFlat:
-      return "kFlat";
-    case Fusion::kCoalesced:
-      return "kCoalesced";
-    case Fusion::kMeasured:
-      return "kMeasured";
-  }
-  return "?";
-}
-
 std::string StaleStateRefusal(absl::string_view name) {
   return absl::StrCat(name,
-                      ": the ranks ran dry at different steps of the loop before, and the state of the optimizer that "
-                      "stepped differs between them now: put the optimizer into RunJoined()'s list, or name its state "
-                      "with SetOptimizerState()");
+                      ": the inputs of the ranks ended at different steps of the previous loop, so "
+                      "the state of its optimizer differs between them: put the optimizer into "
+                      "RunJoined()'s list, or name its state with SetOptimizerState()");
 }
 
 }  // namespace
@@ -73,9 +72,10 @@ std::string StaleStateRefusal(absl::string_view name) {
 class DataParallel::Hook : public JoinHook {
  public:
   explicit Hook(DataParallel* owner) : owner_(owner) {}
-  absl::Status OnDry() override {
+  absl::Status OnExhausted() override {
     if (!owner_->reducer_->in_step()) return absl::OkStatus();
-    return absl::FailedPreconditionError("the loop ended inside a step: FinishStep() was not called");
+    return absl::FailedPreconditionError(
+        "the loop ended inside a step: FinishStep() was not called");
   }
   absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override {
     return owner_->Shadow(step, payload);
@@ -86,10 +86,27 @@ class DataParallel::Hook : public JoinHook {
   DataParallel* const owner_;
 };
 
-absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator* comm, ParameterSet* params,
-                                                                   std::vector<TensorView> buffers,
-                                                                   DataParallelOptions options,
-                                                                   std::unique_ptr<BucketReduction> reduction) {
+// The buffers as they were before a step (from its first backward to the one that synchronises).
+struct DataParallel::KeptBuffers {
+  TensorSnapshot content;
+  int64_t step = 0;         // As the group counted it.
+  bool was_active = true;   // This rank had inputs in it.
+  bool was_joined = false;  // It was inside RunJoined().
+};
+
+DataParallel::DataParallel(Communicator* comm, ParameterSet* params,
+                           std::vector<TensorView> buffers, DataParallelOptions options)
+    : Joinable(comm, "data_parallel"),
+      params_(params),
+      buffers_(std::move(buffers)),
+      options_(options),
+      trainability_(options.trainability, params, join_name()),
+      kept_(std::make_unique<KeptBuffers>()),
+      kept_before_(std::make_unique<KeptBuffers>()) {}
+
+absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
+    Communicator* comm, ParameterSet* params, std::vector<TensorView> buffers,
+    DataParallelOptions options, std::unique_ptr<BucketReduction> reduction) {
   std::unique_ptr<DataParallel> ddp(new DataParallel(comm, params, std::move(buffers), options));
   const std::string& name = ddp->join_name();
   ddp->runtime_ = comm->runtime();
@@ -97,48 +114,54 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(Communicator*
   own.Update(CheckBuffers(*comm, ddp->buffers_, options.buffers));
   own.Update(TrainabilityWatch::Check(options.trainability));
   EK_RETURN_IF_ERROR(
-      Annotate(AgreeThatAllCan(absl::StrCat("options/", name), own, comm->control(), comm->timeout()), name));
-  EK_RETURN_IF_ERROR(Annotate(VerifySame(ddp->Facts(), comm->control(), comm->timeout()), name));
+      Annotate(VerifySame(*comm, absl::StrCat("options/", name), own, ddp->Facts()), name));
   EK_ASSIGN_OR_RETURN(ddp->state_channel_, comm->OpenChannel(absl::StrCat(name, ".state")));
   if (options.broadcast_initial_state) {
     std::vector<TensorView> state = ValuesOf(*params);
-    if (options.buffers.every > 0) state.insert(state.end(), ddp->buffers_.begin(), ddp->buffers_.end());
-    EK_RETURN_IF_ERROR(BroadcastState(*ddp->state_channel_, state, 0, Role::kState, params->stream()));
+    if (options.buffers.every > 0)
+      state.insert(state.end(), ddp->buffers_.begin(), ddp->buffers_.end());
+    EK_RETURN_IF_ERROR(
+        BroadcastState(*ddp->state_channel_, state, 0, Role::kState, params->stream()));
   }
-  EK_ASSIGN_OR_RETURN(ddp->reducer_, Reducer::Create(comm, params, name, options.reducer, std::move(reduction)));
+  EK_ASSIGN_OR_RETURN(ddp->reducer_,
+                      Reducer::Create(comm, params, name, options.reducer, std::move(reduction)));
   ddp->PublishPlan();
-  comm->steps().Register(ddp.get());
+  StepControl::Of(*comm).Register(ddp.get());
   return ddp;
 }
 
 DataParallel::~DataParallel() {
   ReportUnwinding();
-  if (Communicator* comm = living_group()) comm->steps().Unregister(this);
+  if (Communicator* comm = living_group()) StepControl::Of(*comm).Unregister(this);
   reducer_.reset();  // On a device it waits for what uses the memory here.
 }
 
 std::vector<Fact> DataParallel::Facts() const {
   std::vector<Fact> facts = FactsOf(*params_, buffers_);
-  facts.push_back({"buffers.how", options_.buffers.how == BufferSync::kAverage ? "average" : "broadcast"});
+  facts.push_back(
+      {"buffers.how", options_.buffers.how == BufferSync::kAverage ? "average" : "broadcast"});
   facts.push_back({"buffers.every", absl::StrCat(options_.buffers.every)});
   facts.push_back({"broadcast_initial_state", options_.broadcast_initial_state ? "true" : "false"});
   std::string caps;
   const ReducerOptions& reducer = options_.reducer;
-  for (const Bytes& cap : reducer.caps) absl::StrAppend(&caps, caps.empty() ? "{" : ", ", cap.value);
+  for (const Bytes& cap : reducer.caps)
+    absl::StrAppend(&caps, caps.empty() ? "{" : ", ", cap.value);
   facts.push_back({"the bucket caps", caps + "} bytes"});
-  facts.push_back({"cap_order", reducer.cap_order == CapOrder::kFromFirstReady ? "kFromFirstReady" : "kFromLastReady"});
+  facts.push_back({"cap_order", reducer.cap_order == CapOrder::kFromFirstReady ? "kFromFirstReady"
+                                                                               : "kFromLastReady"});
   facts.push_back({"gradient_as_bucket_view", reducer.gradient_as_bucket_view ? "true" : "false"});
-  facts.push_back({"fusion", std::string(ToString(reducer.fusion))});
+  facts.push_back({"fusion", std::string(kFusionNames[static_cast<int>(reducer.fusion)])});
   facts.push_back({"skip_unused_buckets", reducer.skip_unused_buckets ? "true" : "false"});
   const TrainabilityOptions& trainability = options_.trainability;
-  facts.push_back(
-      {"the trainability policy", absl::StrCat(ToString(trainability.policy), ", every ", trainability.every,
-                                               " steps, verified every ", trainability.verify_every, " steps")});
+  facts.push_back({"the trainability policy",
+                   absl::StrCat(ToString(trainability.policy), ", every ", trainability.every,
+                                " steps, verified every ", trainability.verify_every, " steps")});
   facts.push_back({"find_unused", reducer.find_unused ? "true" : "false"});
   facts.push_back({"static_graph", reducer.static_graph ? "true" : "false"});
   facts.push_back({"the steps of tuning", absl::StrCat(reducer.tune ? reducer.tuning_steps : 0)});
-  facts.push_back({"the list of delayed parameters",
-                   absl::StrCat("{", absl::StrJoin(reducer.delayed, ", "), "} until \"", reducer.delay_until, "\"")});
+  facts.push_back(
+      {"the list of delayed parameters", absl::StrCat("{", absl::StrJoin(reducer.delayed, ", "),
+                                                      "} until \"", reducer.delay_until, "\"")});
   return facts;
 }
 
@@ -152,14 +175,16 @@ void DataParallel::PublishPlan() {
 }
 
 absl::Status DataParallel::BeginStep(StepMode mode) {
-  if (reducer_->in_step()) return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
+  if (reducer_->in_step())
+    return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
   mode_ = mode;
   EK_RETURN_IF_ERROR(FollowMemory());
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   if (join_config().enable) {
-    std::string action(1, static_cast<char>(mode == StepMode::kSync ? Action::kSync : Action::kAccumulate));
+    std::string action(
+        1, static_cast<char>(mode == StepMode::kSync ? Action::kSync : Action::kAccumulate));
     if (mode == StepMode::kSync) action += reducer_->StepMessage();
-    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), action));
+    EK_RETURN_IF_ERROR(StepControl::Of(communicator()).Announce(join_name(), action));
     ticket->OnAnswer([saw_uneven = saw_uneven_](const absl::StatusOr<StepAnswer>& answer) {
       if (answer.ok() && !answer->everyone_active()) *saw_uneven = true;
     });
@@ -176,7 +201,8 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
 absl::Status DataParallel::FinishStep() {
   if (reducer_->in_step() && mode_ == StepMode::kSync && join_config().enable) {
     const char finish = static_cast<char>(Action::kFinish);
-    EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), absl::string_view(&finish, 1)));
+    EK_RETURN_IF_ERROR(
+        StepControl::Of(communicator()).Announce(join_name(), absl::string_view(&finish, 1)));
   }
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
   if (mode_ == StepMode::kSync) {
@@ -190,7 +216,8 @@ absl::Status DataParallel::FinishStep() {
 absl::StatusOr<ParticipantState> DataParallel::PrepareStep() {
   const uint64_t generation = reducer_->generation();
   EK_RETURN_IF_ERROR(reducer_->RebuildNow());
-  EK_ASSIGN_OR_RETURN(const bool has_changed, trainability_.BeforeStep(communicator().steps().steps_begun()));
+  EK_ASSIGN_OR_RETURN(const bool has_changed,
+                      trainability_.BeforeStep(StepControl::Of(communicator()).steps_begun()));
   if (has_changed) EK_RETURN_IF_ERROR(reducer_->RefreshTrainable());
   if (reducer_->generation() != generation) PublishPlan();
   reducer_->PrepareStep();
@@ -252,8 +279,9 @@ StateSource DataParallel::BufferSource(const StepAnswer& answer) const {
 }
 
 absl::Status DataParallel::BeginBufferSync(const StepAnswer& answer) {
-  EK_ASSIGN_OR_RETURN(std::vector<Work> works, BeginSyncState(*state_channel_, buffers_, options_.buffers.how,
-                                                              BufferSource(answer), Role::kBuffers, params_->stream()));
+  EK_ASSIGN_OR_RETURN(std::vector<Work> works,
+                      BeginSyncState(*state_channel_, buffers_, options_.buffers.how,
+                                     BufferSource(answer), Role::kBuffers, params_->stream()));
   reducer_->Confirm(std::move(works));
   return absl::OkStatus();
 }
@@ -267,9 +295,10 @@ absl::Status DataParallel::SyncBuffers() {
   StepAnswer last;
   if (join_config().enable) {
     const char action = static_cast<char>(Action::kBuffers);
-    EK_RETURN_IF_ERROR(Annotate(communicator().steps().Announce(join_name(), absl::string_view(&action, 1)),
-                                absl::StrCat(join_name(), ": SyncBuffers()")));
-    EK_ASSIGN_OR_RETURN(last, communicator().steps().current()->Wait());
+    EK_RETURN_IF_ERROR(Annotate(
+        StepControl::Of(communicator()).Announce(join_name(), absl::string_view(&action, 1)),
+        absl::StrCat(join_name(), ": SyncBuffers()")));
+    EK_ASSIGN_OR_RETURN(last, StepControl::Of(communicator()).current()->Wait());
   }
   return BeginBufferSync(last);
 }
@@ -277,10 +306,11 @@ absl::Status DataParallel::SyncBuffers() {
 absl::Status DataParallel::RebindBuffer(int buffer, TensorView to) {
   const int count = static_cast<int>(buffers_.size());
   if (buffer < 0 || buffer >= count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(join_name(), ": buffer ", buffer, " is said to have moved; there are ", count));
+    return absl::InvalidArgumentError(absl::StrCat(
+        join_name(), ": buffer ", buffer, " is out of range: the number of buffers is ", count));
   }
-  EK_RETURN_IF_ERROR(Annotate(CheckMoved(absl::StrCat("buffer ", buffer), buffers_[buffer], to), join_name()));
+  EK_RETURN_IF_ERROR(
+      Annotate(CheckMoved(absl::StrCat("buffer ", buffer), buffers_[buffer], to), join_name()));
   buffers_[buffer] = to;
   return absl::OkStatus();
 }
@@ -306,7 +336,8 @@ absl::Status DataParallel::FollowMemory() {
 Schedule DataParallel::StepSchedule() const {
   Schedule schedule = reducer_->schedule();
   if (!WillSyncBuffers()) return schedule;
-  const std::vector<Collective> entries = PlanStateSync(buffers_, options_.buffers.how, Role::kBuffers);
+  const std::vector<Collective> entries =
+      PlanStateSync(buffers_, options_.buffers.how, Role::kBuffers);
   schedule.entries.insert(schedule.entries.begin(), entries.begin(), entries.end());
   return schedule;
 }
@@ -316,12 +347,13 @@ void DataParallel::SetOptimizerState(std::vector<TensorView> state) {
   has_optimizer_state_ = true;
 }
 
-// Join ---------------------------------------------------------------------------------------------------------------
+// Join --------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinOptions&) {
   if (!refusal_.empty()) {
     if (!has_optimizer_state_ || stale_root_ < 0) return absl::FailedPreconditionError(refusal_);
-    EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, optimizer_state_, stale_root_, Role::kState, params_->stream()));
+    EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, optimizer_state_, stale_root_, Role::kState,
+                                      params_->stream()));
     refusal_.clear();
     has_stale_state_ = false;
   }
@@ -331,6 +363,11 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
 }
 
 absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view message) {
+  if (!message.empty() && !absl::StrContains(kActions, message[0])) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(join_name(), ": rank ", answer.lowest_active, " sent the unknown action ",
+                     static_cast<uint8_t>(message[0]), ": do the ranks run the same program?"));
+  }
   const Action action = message.empty() ? Action::kFinish : static_cast<Action>(message[0]);
   if (action == Action::kFinish) {
     EK_RETURN_IF_ERROR(reducer_->FinishShadow());
@@ -352,14 +389,23 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
   return reducer_->BeginShadow(answer, *join_config().divisor, message.substr(1));
 }
 
+absl::StatusOr<ControlChannel::Parts> DataParallel::Exchange(absl::string_view topic,
+                                                             std::string mine) {
+  return communicator().control().Exchange(absl::StrCat(topic, join_name()), std::move(mine),
+                                           communicator().timeout());
+}
+
 absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   if (!*saw_uneven_) return absl::OkStatus();
   EK_RETURN_IF_ERROR(FollowMemory());
-  if (shadowed_) reducer_->ForgetReduced();
-  // The ranks that were active to the end have what the others lack; the highest of them stands for all.
+  // This rank followed others, and has had no chance to clear what they left.
+  for (int i = 0; shadowed_ && i < params_->size(); ++i) {
+    if (params_->grad_state(i) == GradState::kReduced) params_->SetGradState(i, GradState::kNone);
+  }
+  // The ranks that were active to the end have what the others lack; the highest of them stands for
+  // all.
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      communicator().control().Exchange(absl::StrCat("join/", join_name()), is_last_joiner ? "1" : "0",
-                                                        communicator().timeout()));
+                      Exchange("join/", is_last_joiner ? "1" : "0"));
   StateSource last{.root = -1, .contributors = 0, .contributes = is_last_joiner};
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank] != "1") continue;
@@ -368,12 +414,12 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
   }
   if (last.root < 0) return absl::InternalError("no rank was active to the end of an uneven loop");
   if (options_.buffers.every > 0) {
-    EK_RETURN_IF_ERROR(
-        SyncState(*state_channel_, buffers_, options_.buffers.how, last, Role::kState, params_->stream()));
+    EK_RETURN_IF_ERROR(SyncState(*state_channel_, buffers_, options_.buffers.how, last,
+                                 Role::kState, params_->stream()));
   }
   std::vector<TensorView> state;
   if (!join_config().has_optimizer) {
-    // Somebody unknown stepped: the dry ranks' weights are stale.
+    // Somebody unknown stepped: the exhausted ranks' weights are stale.
     state = ValuesOf(*params_);
     state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
     if (!has_optimizer_state_) {
@@ -382,26 +428,29 @@ absl::Status DataParallel::EndJoin(bool is_last_joiner) {
       refusal_ = StaleStateRefusal(join_name());
     }
   }
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, last.root, Role::kState, params_->stream()));
+  EK_RETURN_IF_ERROR(
+      BroadcastState(*state_channel_, state, last.root, Role::kState, params_->stream()));
   return join_config().has_optimizer ? CheckReplicas() : absl::OkStatus();
 }
 
-// Dry ranks took every step, so this finds nothing unless something is broken.
+// Exhausted ranks took every step, so this finds nothing unless something is broken.
 absl::Status DataParallel::CheckReplicas() {
-  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, FindDivergence(*params_, communicator()));
+  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found,
+                      FindDivergence(*params_, communicator()));
   if (!found.has_value()) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(join_name(), ": after the loop the replicas differ: ", ToString(*found)));
+  return absl::InternalError(
+      absl::StrCat(join_name(), ": after the loop the replicas differ: ", ToString(*found)));
 }
 
-// Another group -------------------------------------------------------------------------------------------------------
+// Another group -----------------------------------------------------------------------------------
 
 absl::Status DataParallel::KeepBuffers(bool is_active) {
   if (!last_step_synced_) return absl::OkStatus();  // Accumulates: the step has begun before.
   std::swap(kept_, kept_before_);                   // Whose memory is used again.
-  EK_RETURN_IF_ERROR(kept_.content.Take(buffers_, runtime_, params_->stream()));
-  kept_.step = communicator().steps().steps_begun();
-  kept_.was_active = is_active;
-  kept_.was_joined = join_config().enable;
+  EK_RETURN_IF_ERROR(kept_->content.Take(buffers_, runtime_, params_->stream()));
+  kept_->step = StepControl::Of(communicator()).steps_begun();
+  kept_->was_active = is_active;
+  kept_->was_joined = join_config().enable;
   step_is_open_ = true;
   return absl::OkStatus();
 }
@@ -411,25 +460,27 @@ absl::Status DataParallel::RestoreBuffers(const KeptBuffers& kept) {
 }
 
 void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
-  if (old != nullptr) old->steps().Unregister(this);
+  if (old != nullptr) StepControl::Of(*old).Unregister(this);
   if (change.between_steps) {
-    kept_.step = 0;  // The new group counts from there.
+    kept_->step = 0;  // The new group counts from there.
     return;
   }
   // A step is not finished either if its gradients are there, but no optimizer has used them.
-  const bool is_open = step_is_open_ || (change.last_update >= 0 && kept_.step > change.last_update);
+  const bool is_open =
+      step_is_open_ || (change.last_update >= 0 && kept_->step > change.last_update);
   const int64_t steps_back = change.ahead + is_open;
   buffers_are_right_ = change.ahead >= 0 && steps_back <= 2;
   if (buffers_are_right_ && steps_back > 0) {
-    const KeptBuffers& right = steps_back == 1 ? kept_ : kept_before_;
-    buffers_are_right_ = right.content.size() == buffers_.size() && FollowMemory().ok() && RestoreBuffers(right).ok();
-    kept_.was_active = right.was_active;
-    kept_.was_joined = right.was_joined;
+    const KeptBuffers& right = *(steps_back == 1 ? kept_ : kept_before_);
+    buffers_are_right_ = right.content.size() == buffers_.size() && FollowMemory().ok() &&
+                         RestoreBuffers(right).ok();
+    kept_->was_active = right.was_active;
+    kept_->was_joined = right.was_joined;
   }
   step_is_open_ = false;
-  kept_.content.Forget();
-  kept_.step = 0;
-  kept_before_.content.Forget();
+  kept_->content.Forget();
+  kept_->step = 0;
+  kept_before_->content.Forget();
   mode_ = StepMode::kSync;
   last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
   buffer_turn_ = 0;
@@ -441,22 +492,23 @@ absl::Status DataParallel::EnterGroup(const GroupChange& change) {
   EK_RETURN_IF_ERROR(FollowMemory());
   is_back_in_loop_ = change.between_steps;
   runtime_ = communicator().runtime();
-  EK_RETURN_IF_ERROR(Annotate(VerifySame(Facts(), communicator().control(), communicator().timeout()), join_name()));
-  EK_ASSIGN_OR_RETURN(state_channel_, communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
-  EK_RETURN_IF_ERROR(
-      reducer_->ReplaceGroup(&communicator(), change.source >= 0 ? change.source : kNewestPlan, change.between_steps));
+  EK_RETURN_IF_ERROR(Annotate(
+      VerifySame(communicator(), absl::StrCat("options/", join_name()), absl::OkStatus(), Facts()),
+      join_name()));
+  EK_ASSIGN_OR_RETURN(state_channel_,
+                      communicator().OpenChannel(absl::StrCat(join_name(), ".state")));
+  EK_RETURN_IF_ERROR(reducer_->ReplaceGroup(
+      &communicator(), change.source >= 0 ? change.source : kNewestPlan, change.between_steps));
   PublishPlan();
   EK_RETURN_IF_ERROR(FindStaleRoot());
-  communicator().steps().Register(this);
+  StepControl::Of(communicator()).Register(this);
   return absl::OkStatus();
 }
 
 // What an uneven loop left to be repaired before the next one: in this group, who can.
 absl::Status DataParallel::FindStaleRoot() {
   const std::string mine = refusal_.empty() ? "" : has_stale_state_ ? "stale" : "right";
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      communicator().control().Exchange(absl::StrCat("stale/", join_name()), mine, communicator().timeout()));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("stale/", mine));
   bool somebody_is_stale = false;
   stale_root_ = -1;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
@@ -469,21 +521,24 @@ absl::Status DataParallel::FindStaleRoot() {
     return absl::OkStatus();
   }
   has_stale_state_ = mine != "right";
-  refusal_ = stale_root_ >= 0 ? StaleStateRefusal(join_name())
-                              : absl::StrCat(join_name(),
-                                             ": the state of the optimizer that stepped in an uneven loop before is "
-                                             "behind, and the ranks that had the right one are not in this group");
+  refusal_ =
+      stale_root_ >= 0
+          ? StaleStateRefusal(join_name())
+          : absl::StrCat(join_name(),
+                         ": the optimizer's state is out of date since an uneven loop, and no rank "
+                         "that has the current state is in this group");
   return absl::OkStatus();
 }
 
 absl::Status DataParallel::CheckWhole() const {
   if (const absl::Status finished = reducer_->CheckFinished(); !finished.ok()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        join_name(), ": a step that had been taken for finished failed on the device: ", finished.message()));
+        join_name(),
+        ": a step that FinishStep() had ended failed later on the device: ", finished.message()));
   }
   if (!has_stale_state_) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(join_name(), ": the optimizer's state is behind since an uneven loop"));
+      absl::StrCat(join_name(), ": the optimizer's state is out of date since an uneven loop"));
 }
 
 absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
@@ -491,7 +546,8 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
+  EK_RETURN_IF_ERROR(
+      BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
   if (has_optimizer_state_) {
     refusal_.clear();
     has_stale_state_ = false;
@@ -499,20 +555,21 @@ absl::Status DataParallel::TakeOver(StateTransfer& transfer) {
   return buffers_.empty() ? absl::OkStatus() : TakeOverBuffers(transfer.source);
 }
 
-// This rank may have left the loop: what the source would broadcast next, and whether it would, is right.
+// This rank may have left the loop: what the source would broadcast next, and whether it would, is
+// right.
 absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
   std::vector<TensorView> state;
   if (transfer.done.insert(params_).second) state = ValuesOf(*params_);
   if (options_.buffers.every > 0) state.insert(state.end(), buffers_.begin(), buffers_.end());
   state.insert(state.end(), optimizer_state_.begin(), optimizer_state_.end());
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      communicator().control().Exchange(absl::StrCat("synced/", join_name()),
-                                                        absl::StrCat(last_step_synced_ ? "1" : "0", buffer_turn_),
-                                                        communicator().timeout()));
+  EK_RETURN_IF_ERROR(
+      BroadcastState(*state_channel_, state, transfer.source, Role::kState, params_->stream()));
+  const std::string mine = absl::StrCat(last_step_synced_ ? "1" : "0", buffer_turn_);
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("synced/", mine));
   const absl::string_view theirs = parts[transfer.source];
   if (theirs.empty() || !absl::SimpleAtoi(theirs.substr(1), &buffer_turn_)) {
-    return absl::InternalError(absl::StrCat("what rank ", transfer.source, " says of its buffers is malformed"));
+    return absl::InternalError(
+        absl::StrCat("rank ", transfer.source, " sent a malformed message about its buffers"));
   }
   last_step_synced_ = theirs[0] == '1';
   return absl::OkStatus();
@@ -520,11 +577,9 @@ absl::Status DataParallel::TakeOverAfterLoop(StateTransfer& transfer) {
 
 // Outside of RunJoined() they follow the lowest rank, inside it the highest that has inputs.
 absl::Status DataParallel::TakeOverBuffers(int source) {
-  const std::string mine =
-      absl::StrCat(buffers_are_right_ ? "r" : "-", kept_.was_joined ? "j" : "-", kept_.was_active ? "a" : "-");
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      communicator().control().Exchange(absl::StrCat("buffers/", join_name()), mine, communicator().timeout()));
+  const std::string mine = absl::StrCat(
+      buffers_are_right_ ? "r" : "-", kept_->was_joined ? "j" : "-", kept_->was_active ? "a" : "-");
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("buffers/", mine));
   int lowest = -1, highest_active = -1;
   for (int rank = 0; rank < static_cast<int>(parts.size()); ++rank) {
     if (parts[rank].size() != 3 || parts[rank][0] != 'r') continue;
@@ -532,15 +587,18 @@ absl::Status DataParallel::TakeOverBuffers(int source) {
     if (parts[rank] == "rja") highest_active = rank;
   }
   const int root = highest_active >= 0 ? highest_active : lowest >= 0 ? lowest : source;
-  KeptBuffers own = kept_;  // Until the others' are there, this rank's own are what a repetition needs.
+  // Until the others' are there, this rank's own are what a repetition needs.
+  KeptBuffers own = *kept_;
   EK_RETURN_IF_ERROR(KeepBuffers(own.was_active));
-  kept_.was_joined = own.was_joined;
-  EK_RETURN_IF_ERROR(BroadcastState(*state_channel_, buffers_, root, Role::kState, params_->stream()));
+  kept_->was_joined = own.was_joined;
+  EK_RETURN_IF_ERROR(
+      BroadcastState(*state_channel_, buffers_, root, Role::kState, params_->stream()));
   // Buffers that may differ between ranks stay so, where they are those of the right step.
-  const bool are_one_ranks = options_.buffers.how == BufferSync::kBroadcast && options_.buffers.every == 1;
-  if (!are_one_ranks && buffers_are_right_) EK_RETURN_IF_ERROR(RestoreBuffers(kept_));
+  const bool are_one_ranks =
+      options_.buffers.how == BufferSync::kBroadcast && options_.buffers.every == 1;
+  if (!are_one_ranks && buffers_are_right_) EK_RETURN_IF_ERROR(RestoreBuffers(*kept_));
   step_is_open_ = false;
-  kept_ = std::move(own);
+  *kept_ = std::move(own);
   return absl::OkStatus();
 }
 

@@ -1,5 +1,6 @@
-// What a step costs beside the model's own work: 24 parameters of 32768 float32 (3 MiB of gradients, one bucket per
-// MiB), nothing computed, over the in-process backend. "Bare" is the same bytes all-reduced by hand.
+// What a step costs beside the model's own work: 24 parameters of 32768 float32 (3 MiB of
+// gradients, one bucket per MiB), nothing computed, over the in-process backend. "Bare" is the same
+// bytes all-reduced by hand.
 //
 //   bazel run //bucket:data_parallel_benchmark      # the column "step" is the time of one step
 
@@ -13,7 +14,7 @@
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "evenkeel/bucket/data_parallel.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 
@@ -61,8 +62,8 @@ void Measure(benchmark::State& state, Body body) {
     if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
     state.SetIterationTime(absl::ToDoubleSeconds(time));
   }
-  state.counters["step"] =
-      benchmark::Counter(kSteps, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+  state.counters["step"] = benchmark::Counter(
+      kSteps, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
 void BM_BareAllReduce(benchmark::State& state) {
@@ -71,7 +72,8 @@ void BM_BareAllReduce(benchmark::State& state) {
     const absl::Time start = absl::Now();
     for (int step = 0; step < kSteps; ++step) {
       std::vector<Work> works;
-      for (auto& bucket : buckets) works.push_back(comm.user().AllReduce(absl::MakeSpan(bucket), ReduceOp::kAverage));
+      for (auto& bucket : buckets)
+        works.push_back(comm.user().AllReduce(absl::MakeSpan(bucket), ReduceOp::kAverage));
       for (const Work& work : works) EK_RETURN_IF_ERROR(work.Wait());
     }
     return absl::Now() - start;
@@ -87,16 +89,18 @@ void BM_Step(benchmark::State& state) {
   Measure(state, [=](Communicator& comm) -> absl::StatusOr<absl::Duration> {
     Model model;
     EK_ASSIGN_OR_RETURN(
-        auto ddp, DataParallel::Create(&comm, &model.params, {},
-                                       {.reducer = {.caps = {Bytes{1 << 20}}, .gradient_as_bucket_view = views}}));
+        auto ddp, DataParallel::Create(
+                      &comm, &model.params, {},
+                      {.reducer = {.caps = {Bytes{1 << 20}}, .gradient_as_bucket_view = views}}));
     ddp->SetOptimizerState({});
     EK_RETURN_IF_ERROR(Steps(*ddp, model.params));  // Past the rebuild.
     const absl::Time start = absl::Now();
     if (mode == kNoJoin) {
       EK_RETURN_IF_ERROR(Steps(*ddp, model.params));
     } else {
-      EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {.enable = mode == kEnabled},
-                                   [&](JoinScope&) -> absl::Status { return Steps(*ddp, model.params); }));
+      EK_RETURN_IF_ERROR(
+          RunJoined({ddp.get()}, {.enable = mode == kEnabled},
+                    [&](JoinScope&) -> absl::Status { return Steps(*ddp, model.params); }));
     }
     return absl::Now() - start;
   });

@@ -66,7 +66,8 @@ class DataParallelTest : public testing::TestWithParam<std::tuple<int, bool>> {
 TEST_P(DataParallelTest, GradientsAreTheSumInRankOrderTimesOneOverWorld) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     for (int step = 0; step < 4; ++step) {  // Before and after the rebuild.
       EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
       for (size_t p = 0; p < kSizes.size(); ++p) {
@@ -94,7 +95,8 @@ TEST_P(DataParallelTest, StartsFromRankZerosState) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes, /*seed=*/comm.rank()), first(kSizes, 0);
     model.buffer()[0] = comm.rank();
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views())));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views())));
     EXPECT_EQ(model.values(), first.values());
     EXPECT_EQ(model.buffer()[0], 0.0f);
     return absl::OkStatus();
@@ -104,17 +106,20 @@ TEST_P(DataParallelTest, StartsFromRankZerosState) {
 TEST_P(DataParallelTest, AdoptsTheOrderInWhichGradientsArrived) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     EXPECT_THAT(ddp->reducer().plan().buckets, ElementsAre(ElementsAre(4, 3, 2, 1, 0)));
     const std::vector<int> arrival = {1, 3, 0, 4, 2};
     for (int step = 0; step < 3; ++step) {
       model.params().ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());
-      for (int p : arrival) EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), step, Announcer(*ddp)));
+      for (int p : arrival)
+        EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), step, Announcer(*ddp)));
       EK_RETURN_IF_ERROR(ddp->FinishStep());
     }
     EXPECT_EQ(ddp->reducer().generation(), 1u);
-    EXPECT_THAT(ddp->reducer().plan().buckets, ElementsAre(ElementsAre(1), ElementsAre(3), ElementsAre(0, 4, 2)));
+    EXPECT_THAT(ddp->reducer().plan().buckets,
+                ElementsAre(ElementsAre(1), ElementsAre(3), ElementsAre(0, 4, 2)));
     return absl::OkStatus();
   });
 }
@@ -122,19 +127,22 @@ TEST_P(DataParallelTest, AdoptsTheOrderInWhichGradientsArrived) {
 TEST_P(DataParallelTest, ARankZeroWithoutInputsDoesNotSpoilTheOrder) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     ddp->SetOptimizerState({});
     const int steps = comm.rank() == 0 && comm.world_size() > 1 ? 0 : 3;
     EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < steps; ++step) {
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
-        for (int p : {1, 3, 0, 4, 2}) EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), step, Announcer(*ddp)));
+        for (int p : {1, 3, 0, 4, 2})
+          EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), step, Announcer(*ddp)));
         EK_RETURN_IF_ERROR(ddp->FinishStep());
       }
       return absl::OkStatus();
     }));
-    EXPECT_THAT(ddp->reducer().plan_state().order, ElementsAre(1, 3, 0, 4, 2)) << "rank " << comm.rank();
+    EXPECT_THAT(ddp->reducer().plan_state().order, ElementsAre(1, 3, 0, 4, 2))
+        << "rank " << comm.rank();
     EXPECT_EQ(ddp->reducer().plan().buckets.size(), 3u);
     return absl::OkStatus();
   });
@@ -143,7 +151,8 @@ TEST_P(DataParallelTest, ARankZeroWithoutInputsDoesNotSpoilTheOrder) {
 TEST_P(DataParallelTest, AccumulatedGradientsAreReducedOnce) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     for (int round = 0; round < 2; ++round) {
       model.params().ClearGradients();
       for (int batch = 0; batch < 3; ++batch) {
@@ -169,7 +178,8 @@ TEST_P(DataParallelTest, AccumulatedGradientsAreReducedOnce) {
 TEST_P(DataParallelTest, BuffersFollowRankZeroAndSkipTheStepAfterAnAccumulatingOne) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), first(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views())));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views())));
     EXPECT_TRUE(ddp->WillSyncBuffers());
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
     first.Forward(0, 0);
@@ -195,7 +205,8 @@ TEST_P(DataParallelTest, FreezingAndUnfreezingMakesNewPlansAndKeepsContents) {
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
     const std::vector<float> kept = model.Gradient(3);
     params.SetTrainable("p1", false);
-    EK_RETURN_IF_ERROR(ddp->BeginStep());  // Replans; reduced gradients of other parameters move along.
+    EK_RETURN_IF_ERROR(
+        ddp->BeginStep());  // Replans; reduced gradients of other parameters move along.
     EXPECT_EQ(model.Gradient(3), kept);
     EXPECT_EQ(ddp->reducer().plan_state().mask[1], false);
     params.ClearGradients();
@@ -222,7 +233,8 @@ TEST_P(DataParallelTest, FreezingAndUnfreezingMakesNewPlansAndKeepsContents) {
 TEST_P(DataParallelTest, RefusesToLoseAnAccumulatedGradient) {
   absl::Status status = RunTestRanks(world(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
     EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 0, Announcer(*ddp)));
     EK_RETURN_IF_ERROR(ddp->FinishStep());
@@ -230,7 +242,8 @@ TEST_P(DataParallelTest, RefusesToLoseAnAccumulatedGradient) {
     return ddp->BeginStep();
   });
   EXPECT_FALSE(status.ok());
-  EXPECT_THAT(std::string(status.message()), HasSubstr("\"p3\" (3) was frozen while it holds a gradient"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("\"p3\" (3) was frozen while it holds a gradient"));
 }
 
 TEST_P(DataParallelTest, ChecksOnlyWhenTold) {
@@ -253,7 +266,8 @@ TEST_P(DataParallelTest, ChecksOnlyWhenTold) {
 TEST_P(DataParallelTest, ADryRankFollowsWhatIsTrained) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     ddp->SetOptimizerState({});
     const int last = comm.world_size() - 1;
     EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -278,7 +292,8 @@ TEST_P(DataParallelTest, DestructionLeavesGradientsWhereTheyWere) {
     for (int p = 0; p < model.params().size(); ++p) own.push_back(model.params()[p].grad.data);
     std::vector<float> reduced;
     for (int life = 0; life < 2; ++life) {  // And another may take over.
-      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+      EK_ASSIGN_OR_RETURN(auto ddp,
+                          DataParallel::Create(&comm, &model.params(), {}, Options(views())));
       EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
       EXPECT_EQ(model.params()[1].grad.data == own[1], !views());
       reduced = model.Gradient(1);
@@ -292,7 +307,8 @@ TEST_P(DataParallelTest, DestructionLeavesGradientsWhereTheyWere) {
 TEST_P(DataParallelTest, AnAddressIsStableWithinAGenerationAndAForeignOneIsTakenBack) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views())));
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 1));
     const void* address = model.params()[3].grad.data;
@@ -345,7 +361,8 @@ TEST_P(DataParallelTest, ReducesEachElementTypeInBucketsOfItsOwn) {
   });
 }
 
-// What a sharded optimizer may bring: each bucket goes to one rank only, which is told when it is there.
+// What a sharded optimizer may bring: each bucket goes to one rank only, which is told when it is
+// there.
 class ToOwner : public BucketReduction {
  public:
   ToOwner(const Communicator& comm, std::vector<int>* arrived)
@@ -374,40 +391,47 @@ TEST_P(DataParallelTest, AReductionOfOnesOwnTakesThePlaceOfAllReduce) {
     std::vector<int> arrived;
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
                                                        std::make_unique<ToOwner>(comm, &arrived)));
-    for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+    for (int step = 0; step < 3; ++step)
+      EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
     for (const BucketInfo& bucket : ddp->buckets()) {
       const bool is_owner = bucket.index % comm.world_size() == comm.rank();
       for (int param : bucket.params) {
-        EXPECT_EQ(model.params().grad_state(param), is_owner ? GradState::kReduced : GradState::kNone);
+        EXPECT_EQ(model.params().grad_state(param),
+                  is_owner ? GradState::kReduced : GradState::kNone);
       }
-      EXPECT_EQ(std::count(arrived.begin() + (comm.rank() == 0 ? 1 : 0), arrived.end(), bucket.index),
-                is_owner ? 2 : 0);
+      EXPECT_EQ(
+          std::count(arrived.begin() + (comm.rank() == 0 ? 1 : 0), arrived.end(), bucket.index),
+          is_owner ? 2 : 0);
     }
     return absl::OkStatus();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest, testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
                          [](const testing::TestParamInfo<std::tuple<int, bool>>& info) {
                            return absl::StrCat("World", std::get<0>(info.param),
                                                std::get<1>(info.param) ? "Views" : "Copies");
                          });
 
-// What goes wrong ----------------------------------------------------------------------------------------------------
+// What goes wrong ---------------------------------------------------------------------------------
 
 // Runs `body` on two ranks, and answers what each of them got.
-std::vector<absl::Status> OnTwoRanks(absl::FunctionRef<absl::Status(Communicator&, ToyModel&, DataParallel&)> body) {
+std::vector<absl::Status> OnTwoRanks(
+    absl::FunctionRef<absl::Status(Communicator&, ToyModel&, DataParallel&)> body) {
   std::vector<absl::Status> results(2);
   (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options()));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), model.buffers(), Options()));
     results[comm.rank()] = body(comm, model, *ddp);
     return results[comm.rank()];
   });
   return results;
 }
 
-void ExpectError(const absl::Status& status, absl::StatusCode code, const std::vector<std::string>& parts) {
+void ExpectError(const absl::Status& status, absl::StatusCode code,
+                 const std::vector<std::string>& parts) {
   EXPECT_EQ(status.code(), code) << status;
   for (const std::string& part : parts) EXPECT_THAT(std::string(status.message()), HasSubstr(part));
 }
@@ -445,12 +469,16 @@ TEST(DataParallelErrorsTest, CallsInTheWrongOrderAreRefused) {
   absl::Status status = RunTestRanks(1, [](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
-    ExpectError(ddp->GradientReady(0), absl::StatusCode::kFailedPrecondition, {"outside of a step"});
-    ExpectError(ddp->FinishStep(), absl::StatusCode::kFailedPrecondition, {"FinishStep() without BeginStep()"});
+    ExpectError(ddp->GradientReady(0), absl::StatusCode::kFailedPrecondition,
+                {"outside of a step"});
+    ExpectError(ddp->FinishStep(), absl::StatusCode::kFailedPrecondition,
+                {"FinishStep() without BeginStep()"});
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     model.params().SetGradState(0, GradState::kLocal);
-    ExpectError(ddp->NoGradient(0), absl::StatusCode::kFailedPrecondition, {"\"p0\" (0)", "has a gradient"});
-    ExpectError(ddp->GradientReady(17), absl::StatusCode::kInvalidArgument, {"17", "there are 5"});
+    ExpectError(ddp->NoGradient(0), absl::StatusCode::kFailedPrecondition,
+                {"\"p0\" (0)", "has a gradient"});
+    ExpectError(ddp->GradientReady(17), absl::StatusCode::kInvalidArgument,
+                {"17", "the number of parameters is 5"});
     return ddp->BeginStep();
   });
   ExpectError(status, absl::StatusCode::kFailedPrecondition, {"before FinishStep()"});
@@ -463,7 +491,8 @@ TEST(DataParallelErrorsTest, AnAnnouncedGradientThatIsNoneIsNotSilentlyZero) {
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     return ddp->GradientReady(4);  // Written, perhaps, but its state was forgotten.
   });
-  ExpectError(status, absl::StatusCode::kFailedPrecondition, {"\"p4\" (4) was announced without a gradient", "kLocal"});
+  ExpectError(status, absl::StatusCode::kFailedPrecondition,
+              {"\"p4\" (4) was announced without a gradient", "kLocal"});
 }
 
 // What the hostile reader of a loop finds: each of these hung, or went on with wrong numbers.
@@ -473,7 +502,8 @@ TEST(DataParallelErrorsTest, DestructionInsideAStepEndsTheGroupBeforeItsMemoryGo
     (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
       auto step = [&]() -> absl::Status {
         ToyModel model({100000, 100000});
-        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(true)));
+        EK_ASSIGN_OR_RETURN(auto ddp,
+                            DataParallel::Create(&comm, &model.params(), {}, Options(true)));
         EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         EK_RETURN_IF_ERROR(model.BackwardOf(1, comm.rank(), 0, Announcer(*ddp)));
@@ -500,8 +530,10 @@ TEST(DataParallelErrorsTest, ALoopThatEndsInsideAStepIsNamed) {
     });
     return results[comm.rank()];
   });
-  ExpectError(results[0], absl::StatusCode::kFailedPrecondition, {"data_parallel#0", "the loop ended inside a step"});
-  ExpectError(results[1], absl::StatusCode::kUnavailable, {"rank 0", "the loop ended inside a step"});
+  ExpectError(results[0], absl::StatusCode::kFailedPrecondition,
+              {"data_parallel#0", "the loop ended inside a step"});
+  ExpectError(results[1], absl::StatusCode::kUnavailable,
+              {"rank 0", "the loop ended inside a step"});
 }
 
 TEST(DataParallelErrorsTest, ADryRankLeavesNoReducedGradientBehind) {
@@ -519,19 +551,22 @@ TEST(DataParallelErrorsTest, ADryRankLeavesNoReducedGradientBehind) {
       }
       return absl::OkStatus();
     }));
-    for (int p = 0; p < model.params().size(); ++p) EXPECT_EQ(model.params().grad_state(p), GradState::kNone);
+    for (int p = 0; p < model.params().size(); ++p)
+      EXPECT_EQ(model.params().grad_state(p), GradState::kNone);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// The two parameters share a bucket. Rank 1 accumulates for one of them alone, and then has no more inputs.
+// The two parameters share a bucket. Rank 1 accumulates for one of them alone, and then has no more
+// inputs.
 TEST(AccumulatedJoinTest, WhatAnEarlierStepLeftReducedIsNotContributedAgain) {
   for (const bool views : {false, true}) {
     SCOPED_TRACE(views);
     absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
       ToyModel model({3, 5});
-      const DataParallelOptions options{.reducer = {.caps = {Bytes{1000}}, .gradient_as_bucket_view = views}};
+      const DataParallelOptions options{
+          .reducer = {.caps = {Bytes{1000}}, .gradient_as_bucket_view = views}};
       EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
       ddp->SetOptimizerState({});
       return RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -547,9 +582,11 @@ TEST(AccumulatedJoinTest, WhatAnEarlierStepLeftReducedIsNotContributedAgain) {
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         EK_RETURN_IF_ERROR(model.Backward(0, 2, Announcer(*ddp)));
         EK_RETURN_IF_ERROR(ddp->FinishStep());
-        for (int j = 0; j < 3; ++j) EXPECT_NEAR(model.Gradient(0)[j], model.GradientAt(0, j, 0, 2) / 2, 1e-5);
+        for (int j = 0; j < 3; ++j)
+          EXPECT_NEAR(model.Gradient(0)[j], model.GradientAt(0, j, 0, 2) / 2, 1e-5);
         for (int j = 0; j < 5; ++j) {
-          const float sum = model.GradientAt(1, j, 0, 1) + model.GradientAt(1, j, 0, 2) + model.GradientAt(1, j, 1, 1);
+          const float sum = model.GradientAt(1, j, 0, 1) + model.GradientAt(1, j, 0, 2) +
+                            model.GradientAt(1, j, 1, 1);
           EXPECT_NEAR(model.Gradient(1)[j], sum / 2, 1e-5);
         }
         return absl::OkStatus();
@@ -572,13 +609,13 @@ TEST(DataParallelErrorsTest, AFrozenParameterHasNoGradientToAnnounce) {
 }
 
 TEST(DataParallelErrorsTest, RanksThatDisagreeAboutSynchronisingAreBothNamed) {
-  const std::vector<absl::Status> results =
-      OnTwoRanks([](Communicator& comm, ToyModel& model, DataParallel& ddp) -> absl::Status {
-        EK_RETURN_IF_ERROR(ddp.BeginStep(comm.rank() == 0 ? StepMode::kSync : StepMode::kAccumulate));
-        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 0, Announcer(ddp)));
-        EK_RETURN_IF_ERROR(ddp.FinishStep());
-        return comm.Finalize();
-      });
+  const std::vector<absl::Status> results = OnTwoRanks([](Communicator& comm, ToyModel& model,
+                                                          DataParallel& ddp) -> absl::Status {
+    EK_RETURN_IF_ERROR(ddp.BeginStep(comm.rank() == 0 ? StepMode::kSync : StepMode::kAccumulate));
+    EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 0, Announcer(ddp)));
+    EK_RETURN_IF_ERROR(ddp.FinishStep());
+    return comm.Finalize();
+  });
   for (const absl::Status& result : results) {
     ExpectError(result, absl::StatusCode::kFailedPrecondition,
                 {"data_parallel#0", "rank 0: synchronises", "rank 1: accumulates"});
@@ -592,7 +629,8 @@ TEST(DataParallelErrorsTest, RanksThatTrainDifferentParametersAreNamedWithThem) 
         return TrainStep(ddp, model, comm.rank(), 0);
       });
   for (const absl::Status& result : results) {
-    ExpectError(result, absl::StatusCode::kFailedPrecondition, {"trained parameters", "rank 1: frozen: p3"});
+    ExpectError(result, absl::StatusCode::kFailedPrecondition,
+                {"trained parameters", "rank 1: frozen: p3"});
   }
 }
 
@@ -603,7 +641,8 @@ TEST(DataParallelErrorsTest, DifferentModelsAreRefusedOnAllRanks) {
   };
   for (const Case& other :
        {Case{{3, 5, 1, 8}, "the number of parameters is 5 on rank 0 and 4 on rank 1"},
-        Case{{3, 5, 1, 9, 2}, "parameter 3 is \"p3\" float32[8] on rank 0 and \"p3\" float32[9] on rank 1"}}) {
+        Case{{3, 5, 1, 9, 2},
+             "parameter 3 is \"p3\" float32[8] on rank 0 and \"p3\" float32[9] on rank 1"}}) {
     std::vector<absl::Status> results(2);
     (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
       ToyModel model(comm.rank() == 0 ? kSizes : other.sizes);
@@ -635,10 +674,13 @@ TEST(DataParallelErrorsTest, AnUnknownOptimizersStateIsNotSilentlyStale) {
     std::vector<float> gathered(2 * kSizes[3]);
     std::vector<float> mine = model.values()[3];
     EK_RETURN_IF_ERROR(comm.AllGather(absl::MakeSpan(mine), absl::MakeSpan(gathered)));
-    EXPECT_TRUE(std::equal(gathered.begin(), gathered.begin() + kSizes[3], gathered.begin() + kSizes[3]));
+    EXPECT_TRUE(
+        std::equal(gathered.begin(), gathered.begin() + kSizes[3], gathered.begin() + kSizes[3]));
     ExpectError(loop(2), absl::StatusCode::kFailedPrecondition, {"SetOptimizerState()"});
-    // Going round it does not help, doing what it says does: the state becomes that of the last rank that stepped.
-    ExpectError(RunJoined({ddp.get()}, {.enable = false}, [](JoinScope&) -> absl::Status { return absl::OkStatus(); }),
+    // Going round it does not help, doing what it says does: the state becomes that of the last
+    // rank that stepped.
+    ExpectError(RunJoined({ddp.get()}, {.enable = false},
+                          [](JoinScope&) -> absl::Status { return absl::OkStatus(); }),
                 absl::StatusCode::kFailedPrecondition, {"SetOptimizerState()"});
     std::vector<float> momentum(3, comm.rank());
     ddp->SetOptimizerState({TensorView(absl::MakeSpan(momentum))});

@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/bucket/plan_state.h"
+#include "evenkeel/bucket/plan/plan_state.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/same_sums.h"
@@ -45,11 +45,13 @@ class DelayedParametersTest : public testing::TestWithParam<std::tuple<int, bool
   }
 };
 
-absl::Status TrainStep(DataParallel& ddp, ToyModel& model, absl::Span<const int> order, int rank, int step) {
+absl::Status TrainStep(DataParallel& ddp, ToyModel& model, absl::Span<const int> order, int rank,
+                       int step) {
   model.params().ClearGradients();
   EK_RETURN_IF_ERROR(ddp.BeginStep());
   for (int p : order) {
-    EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, step, [&](int param) { return ddp.GradientReady(param); }));
+    EK_RETURN_IF_ERROR(
+        model.BackwardOf(p, rank, step, [&](int param) { return ddp.GradientReady(param); }));
   }
   return ddp.FinishStep();
 }
@@ -57,7 +59,8 @@ absl::Status TrainStep(DataParallel& ddp, ToyModel& model, absl::Span<const int>
 std::vector<std::vector<float>> Gradients(ToyModel& model) {
   std::vector<std::vector<float>> gradients;
   for (int p = 0; p < model.params().size(); ++p) {
-    const bool is_none = model.params().grad_state(p) == GradState::kNone;  // Then its memory says nothing.
+    const bool is_none =
+        model.params().grad_state(p) == GradState::kNone;  // Then its memory says nothing.
     gradients.push_back(is_none ? std::vector<float>() : model.Gradient(p));
   }
   return gradients;
@@ -67,8 +70,10 @@ std::vector<std::vector<float>> Gradients(ToyModel& model) {
 TEST_P(DelayedParametersTest, GradientsAreTheSameAndTheirBucketsLast) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), plain(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options({"p4", "p2"}, "p0")));
-    EK_ASSIGN_OR_RETURN(auto reference, DataParallel::Create(&comm, &plain.params(), {}, Options({}, "")));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options({"p4", "p2"}, "p0")));
+    EK_ASSIGN_OR_RETURN(auto reference,
+                        DataParallel::Create(&comm, &plain.params(), {}, Options({}, "")));
     const auto step = [&](int number) -> absl::Status {
       EK_RETURN_IF_ERROR(TrainStep(*ddp, model, {4, 3, 2, 1, 0}, comm.rank(), number));
       EK_RETURN_IF_ERROR(TrainStep(*reference, plain, {4, 3, 2, 1, 0}, comm.rank(), number));
@@ -102,7 +107,8 @@ TEST_P(DelayedParametersTest, GradientsAreTheSameAndTheirBucketsLast) {
   });
 }
 
-// With buffers a step begins with the ranks' agreement, so the gate is open: a bucket that is not held leaves at once.
+// With buffers a step begins with the ranks' agreement, so the gate is open: a bucket that is not
+// held leaves at once.
 TEST_P(DelayedParametersTest, NoneLeavesBeforeTheOneTheyWaitFor) {
   Run([&](Communicator& comm) -> absl::Status {
     std::vector<float> a(2), da(2), b(3), db(3);
@@ -113,7 +119,8 @@ TEST_P(DelayedParametersTest, NoneLeavesBeforeTheOneTheyWaitFor) {
     params.Add("c", absl::MakeSpan(c), absl::MakeSpan(dc));
     std::vector<float> buffer(1);
     const std::vector<TensorView> buffers = {TensorView(absl::MakeSpan(buffer))};
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers, Options({"a", "b", "c"}, "c")));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &params, buffers, Options({"a", "b", "c"}, "c")));
     for (int step = 0; step < 4; ++step) {
       if (step == 3) params.SetTrainable(2, false);
       params.ClearGradients();
@@ -151,7 +158,8 @@ TEST_P(DelayedParametersTest, AnUnusedOneToWaitForIsAnnouncedAsSuch) {
 TEST_P(DelayedParametersTest, RanksThatRanDryReduceThemLastToo) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options({"p4"}, "p0")));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options({"p4"}, "p0")));
     ddp->SetOptimizerState({});
     return RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < 2 + comm.rank(); ++step) {
@@ -169,10 +177,16 @@ TEST_P(DelayedParametersTest, BothAreGivenOrNeitherAndTheyMustBeThere) {
     std::string message;
   };
   const Case cases[] = {
-      {{"p1"}, "", "`delayed` and `delay_until` go together: there are 1 delayed parameters, and they wait for \"\""},
-      {{}, "p1", "`delayed` and `delay_until` go together: there are 0 delayed parameters, and they wait for \"p1\""},
-      {{"p1", "q"}, "p0", "`delayed`: \"q\" is no parameter"},
-      {{"p1"}, "q", "`delay_until`: \"q\" is no parameter"},
+      {{"p1"},
+       "",
+       "`delayed` and `delay_until` need each other: got 1 delayed parameters, and they wait for "
+       "\"\""},
+      {{},
+       "p1",
+       "`delayed` and `delay_until` need each other: got 0 delayed parameters, and they wait for "
+       "\"p1\""},
+      {{"p1", "q"}, "p0", "`delayed`: \"q\" is not a parameter"},
+      {{"p1"}, "q", "`delay_until`: \"q\" is not a parameter"},
       {{"p2"}, "p1", "`delayed`: \"p2\" is an ignored parameter"},
       {{"p1"}, "p2", "`delay_until`: \"p2\" is an ignored parameter"},
   };
@@ -181,7 +195,8 @@ TEST_P(DelayedParametersTest, BothAreGivenOrNeitherAndTheyMustBeThere) {
     Run([&](Communicator& comm) -> absl::Status {
       ToyModel model(kSizes);
       EK_RETURN_IF_ERROR(model.params().Ignore(2));
-      const absl::Status made = DataParallel::Create(&comm, &model.params(), {}, Options(c.delayed, c.until)).status();
+      const absl::Status made =
+          DataParallel::Create(&comm, &model.params(), {}, Options(c.delayed, c.until)).status();
       EXPECT_EQ(made.code(), absl::StatusCode::kInvalidArgument);
       EXPECT_THAT(std::string(made.message()), HasSubstr(c.message));
       return absl::OkStatus();
@@ -195,16 +210,19 @@ TEST_P(DelayedParametersTest, RanksThatDelayDifferentOnesLearnIt) {
     ToyModel model(kSizes);
     const bool is_last = comm.rank() == world() - 1;
     const absl::Status made =
-        DataParallel::Create(&comm, &model.params(), {}, Options({is_last ? "p1" : "p2"}, "p0")).status();
+        DataParallel::Create(&comm, &model.params(), {}, Options({is_last ? "p1" : "p2"}, "p0"))
+            .status();
     EXPECT_THAT(std::string(made.message()),
-                HasSubstr(absl::StrCat("the list of delayed parameters is {p2} until \"p0\" on rank 0 and {p1} until "
-                                       "\"p0\" on rank ",
-                                       world() - 1)));
+                HasSubstr(absl::StrCat(
+                    "the list of delayed parameters is {p2} until \"p0\" on rank 0 and {p1} until "
+                    "\"p0\" on rank ",
+                    world() - 1)));
     return comm.Barrier();
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, DelayedParametersTest, testing::Combine(testing::Values(1, 2, 3, 5), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(Worlds, DelayedParametersTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5), testing::Bool()));
 
 }  // namespace
 }  // namespace evenkeel

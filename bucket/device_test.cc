@@ -1,4 +1,5 @@
-// Steps on simulated devices: they end with the bits of the same steps on the CPU, and the host waits for no device.
+// Steps on simulated devices: they end with the bits of the same steps on the CPU, and the host
+// waits for no device.
 
 #include <atomic>
 #include <cstdint>
@@ -18,12 +19,12 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/device_toy_model.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/internal/simulated_nccl.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/simulated_group.h"
+#include "evenkeel/comm/testing/simulated_nccl.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -73,8 +74,8 @@ absl::Status Step(DataParallel& ddp, Model& model, const Scenario& scenario, int
     if (is_last && scenario.reducer.find_unused) EK_RETURN_IF_ERROR(ddp.MarkUnused(unused));
     for (int p = model.params().size() - 1; p >= 0; --p) {
       if (scenario.uses(rank, step, p)) {
-        EK_RETURN_IF_ERROR(
-            model.BackwardOf(p, rank, step * 10 + backward, [&](int i) { return ddp.GradientReady(i); }));
+        EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, step * 10 + backward,
+                                            [&](int i) { return ddp.GradientReady(i); }));
       }
     }
     EK_RETURN_IF_ERROR(ddp.FinishStep());
@@ -85,8 +86,9 @@ absl::Status Step(DataParallel& ddp, Model& model, const Scenario& scenario, int
 template <typename Model>
 absl::StatusOr<Outcome> RunScenario(Communicator& comm, const Scenario& scenario) {
   EK_ASSIGN_OR_RETURN(const auto model, Model::Create(comm, kSizes, /*seed=*/comm.rank()));
-  EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(), model->buffers(),
-                                                     {.reducer = scenario.reducer, .buffers = scenario.buffers}));
+  EK_ASSIGN_OR_RETURN(
+      auto ddp, DataParallel::Create(&comm, &model->params(), model->buffers(),
+                                     {.reducer = scenario.reducer, .buffers = scenario.buffers}));
   ddp->SetOptimizerState({});
   Outcome outcome;
   EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -109,7 +111,8 @@ absl::StatusOr<Outcome> RunScenario(Communicator& comm, const Scenario& scenario
 
 std::vector<Scenario> Scenarios() {
   const ReducerOptions plain{.caps = kSmallCaps};
-  ReducerOptions views = plain, coalesced = plain, unused = plain, skipped = plain, fixed = plain, delayed = plain;
+  ReducerOptions views = plain, coalesced = plain, unused = plain, skipped = plain, fixed = plain,
+                 delayed = plain;
   views.gradient_as_bucket_view = true;
   coalesced.fusion = Fusion::kCoalesced;
   unused.find_unused = true;
@@ -122,7 +125,9 @@ std::vector<Scenario> Scenarios() {
   const auto uneven = [](int rank) { return 2 + 2 * rank; };
   const auto some = [](int rank, int step, int param) { return (rank + step + param) % 3 != 0; };
   // Parameter 4 is used by nobody, others by some.
-  const auto few = [](int rank, int step, int param) { return param != 4 && (rank + step + param) % 4 != 0; };
+  const auto few = [](int rank, int step, int param) {
+    return param != 4 && (rank + step + param) % 4 != 0;
+  };
   const auto freezes = [](int step, ParameterSet& params) {
     if (step == 2) params.SetTrainable("p4", false);
     if (step == 3) params.SetTrainable("p0", false);
@@ -150,7 +155,10 @@ std::vector<Scenario> Scenarios() {
       {.name = "moving", .reducer = plain, .steps = uneven, .backwards = 2, .moves = true},
       {.name = "moving_views", .reducer = views, .backwards = 2, .moves = true},
       {.name = "moving_coalesced", .reducer = coalesced, .moves = true},
-      {.name = "mean_of_buffers", .reducer = plain, .steps = uneven, .buffers = {.how = BufferSync::kAverage}},
+      {.name = "mean_of_buffers",
+       .reducer = plain,
+       .steps = uneven,
+       .buffers = {.how = BufferSync::kAverage}},
       {.name = "buffers_on_demand",
        .reducer = plain,
        .steps = uneven,
@@ -172,16 +180,20 @@ TEST_P(DeviceStepTest, EndsWithTheBitsOfTheCpu) {
   ASSERT_TRUE(cpu.ok()) << cpu;
   for (const absl::Duration delay : {absl::ZeroDuration(), absl::Microseconds(300)}) {
     SimulatedDevices devices({.count = world_size, .delay = delay});
-    const absl::Status device = RunSimulatedRanks(devices, world_size, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(on_device[comm.rank()], RunScenario<DeviceToyModel>(comm, scenario));
-      return absl::OkStatus();
-    });
+    const absl::Status device =
+        RunSimulatedRanks(devices, world_size, [&](Communicator& comm) -> absl::Status {
+          EK_ASSIGN_OR_RETURN(on_device[comm.rank()], RunScenario<DeviceToyModel>(comm, scenario));
+          return absl::OkStatus();
+        });
     ASSERT_TRUE(device.ok()) << device;
     for (int rank = 0; rank < world_size; ++rank) {
-      EXPECT_EQ(on_device[rank].states, on_cpu[rank].states) << "rank " << rank << ", delay " << delay;
-      EXPECT_EQ(on_device[rank].values, on_cpu[rank].values) << "rank " << rank << ", delay " << delay;
+      EXPECT_EQ(on_device[rank].states, on_cpu[rank].states)
+          << "rank " << rank << ", delay " << delay;
+      EXPECT_EQ(on_device[rank].values, on_cpu[rank].values)
+          << "rank " << rank << ", delay " << delay;
     }
-    for (int rank = 0; rank < world_size; ++rank) EXPECT_EQ(devices.held_bytes(Device::Cuda(rank)), 0);
+    for (int rank = 0; rank < world_size; ++rank)
+      EXPECT_EQ(devices.held_bytes(Device::Cuda(rank)), 0);
   }
 }
 
@@ -193,7 +205,8 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, DeviceStepTest,
                                                std::get<1>(info.param));
                          });
 
-// NCCL's launches wait for all ranks, and its sums are not in rank order: of two addends that makes no difference.
+// NCCL's launches wait for all ranks, and its sums are not in rank order: of two addends that makes
+// no difference.
 TEST(DeviceStepOverNcclTest, EndsWithTheBitsOfTheCpu) {
   constexpr int kWorld = 2;
   for (const Scenario& scenario : Scenarios()) {
@@ -230,15 +243,16 @@ void ExpectNoWait(const ReducerOptions& reducer, int launches_per_bucket) {
       devices, kWorld,
       [&](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
-        EK_ASSIGN_OR_RETURN(auto ddp,
-                            DataParallel::Create(&comm, &model->params(), model->buffers(), {.reducer = reducer}));
+        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(),
+                                                           model->buffers(), {.reducer = reducer}));
         const Scenario scenario{.reducer = reducer};
         int64_t waits = 0, launches = 0;
         for (int step = 0; step < kWarmUp + kSteps; ++step) {
           if (step == kWarmUp) {
             EK_RETURN_IF_ERROR(comm.Barrier());
             // Nobody waits in it any more.
-            EK_RETURN_IF_ERROR(comm.control().Exchange("all are here", "", comm.timeout()).status());
+            EK_RETURN_IF_ERROR(
+                comm.control().Exchange("all are here", "", comm.timeout()).status());
             waits = work_waits + devices.host_waits();
             launches = devices.launches();
             EK_RETURN_IF_ERROR(comm.control().Exchange("counted", "", comm.timeout()).status());
@@ -275,18 +289,22 @@ TEST(DeviceStepTest, WhereARankFailsAllGetItsSentence) {
   for (const bool views : {false, true}) {
     SimulatedDevices devices({.count = 3, .delay = absl::Microseconds(200)});
     std::vector<absl::Status> results(3);
-    const absl::Status status = RunSimulatedRanks(devices, 3, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
-      const Scenario scenario{.reducer = {.caps = kSmallCaps, .gradient_as_bucket_view = views}};
-      EK_ASSIGN_OR_RETURN(
-          auto ddp, DataParallel::Create(&comm, &model->params(), model->buffers(), {.reducer = scenario.reducer}));
-      for (int step = 0; step < 100 && results[comm.rank()].ok(); ++step) {
-        if (comm.rank() == 1 && step == 4) return results[1] = absl::DataLossError("the disk is gone");
-        results[comm.rank()] = Step(*ddp, *model, scenario, comm.rank(), step);
-        model->params().ClearGradients();
-      }
-      return results[comm.rank()];
-    });
+    const absl::Status status =
+        RunSimulatedRanks(devices, 3, [&](Communicator& comm) -> absl::Status {
+          EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
+          const Scenario scenario{
+              .reducer = {.caps = kSmallCaps, .gradient_as_bucket_view = views}};
+          EK_ASSIGN_OR_RETURN(auto ddp,
+                              DataParallel::Create(&comm, &model->params(), model->buffers(),
+                                                   {.reducer = scenario.reducer}));
+          for (int step = 0; step < 100 && results[comm.rank()].ok(); ++step) {
+            if (comm.rank() == 1 && step == 4)
+              return results[1] = absl::DataLossError("the disk is gone");
+            results[comm.rank()] = Step(*ddp, *model, scenario, comm.rank(), step);
+            model->params().ClearGradients();
+          }
+          return results[comm.rank()];
+        });
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     for (const int rank : {0, 2}) {
       EXPECT_EQ(results[rank].code(), absl::StatusCode::kUnavailable) << results[rank];
@@ -295,14 +313,16 @@ TEST(DeviceStepTest, WhereARankFailsAllGetItsSentence) {
   }
 }
 
-// Two steps, then rank 1 fails in the middle of backward; all go on in the next group, and two more steps.
+// Two steps, then rank 1 fails in the middle of backward; all go on in the next group, and two more
+// steps.
 template <typename Model>
-absl::Status GoOnElsewhere(Communicator& first, Communicator& second, bool views, Outcome& outcome) {
+absl::Status GoOnElsewhere(Communicator& first, Communicator& second, bool views,
+                           Outcome& outcome) {
   const Scenario scenario{.reducer = {.caps = kSmallCaps, .gradient_as_bucket_view = views}};
   const int rank = first.rank();
   EK_ASSIGN_OR_RETURN(const auto model, Model::Create(first, kSizes));
-  EK_ASSIGN_OR_RETURN(auto ddp,
-                      DataParallel::Create(&first, &model->params(), model->buffers(), {.reducer = scenario.reducer}));
+  EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&first, &model->params(), model->buffers(),
+                                                     {.reducer = scenario.reducer}));
   const auto steps = [&](int begin, int end) -> absl::Status {
     for (int step = begin; step < end; ++step) {
       EK_RETURN_IF_ERROR(Step(*ddp, *model, scenario, rank, step));
@@ -340,16 +360,18 @@ TEST(DeviceStepTest, AfterAFailureInBackwardItGoesOnInAnotherGroupAsOnTheCpu) {
     SimulatedDevices devices({.count = kWorld, .delay = absl::Microseconds(100)});
     std::vector<Outcome> outcomes[2] = {std::vector<Outcome>(kWorld), std::vector<Outcome>(kWorld)};
     for (const bool on_device : {false, true}) {
-      auto first = on_device ? internal::CreateSimulatedGroup(devices, kWorld) : CreateLocalGroup(kWorld);
-      auto second = on_device ? internal::CreateSimulatedGroup(devices, kWorld) : CreateLocalGroup(kWorld);
+      auto first =
+          on_device ? internal::CreateSimulatedGroup(devices, kWorld) : CreateLocalGroup(kWorld);
+      auto second =
+          on_device ? internal::CreateSimulatedGroup(devices, kWorld) : CreateLocalGroup(kWorld);
       ASSERT_TRUE(first.ok() && second.ok());
       std::vector<std::thread> ranks;
       for (int r = 0; r < kWorld; ++r) {
         ranks.emplace_back([&, r] {
           Outcome& outcome = outcomes[on_device][r];
-          const absl::Status status = on_device
-                                          ? GoOnElsewhere<DeviceToyModel>(*(*first)[r], *(*second)[r], views, outcome)
-                                          : GoOnElsewhere<HostToyModel>(*(*first)[r], *(*second)[r], views, outcome);
+          const absl::Status status =
+              on_device ? GoOnElsewhere<DeviceToyModel>(*(*first)[r], *(*second)[r], views, outcome)
+                        : GoOnElsewhere<HostToyModel>(*(*first)[r], *(*second)[r], views, outcome);
           EXPECT_TRUE(status.ok()) << status;
         });
       }
@@ -362,41 +384,46 @@ TEST(DeviceStepTest, AfterAFailureInBackwardItGoesOnInAnotherGroupAsOnTheCpu) {
 TEST(DeviceStepTest, AFailureOfTheDeviceEndsTheStepOnAllRanks) {
   SimulatedDevices devices({.count = 2});
   std::vector<absl::Status> results(2);
-  const absl::Status status = RunSimulatedRanks(devices, 2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
-    const Scenario scenario{.reducer = {.caps = kSmallCaps}};
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(), {}, {.reducer = scenario.reducer}));
-    for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(Step(*ddp, *model, scenario, comm.rank(), step));
-    EK_RETURN_IF_ERROR(comm.Barrier());
-    if (comm.rank() == 0) devices.FailNext("Record", absl::InternalError("scripted"));
-    EK_RETURN_IF_ERROR(comm.control().Exchange("scripted", "", comm.timeout()).status());
-    results[comm.rank()] = Step(*ddp, *model, scenario, comm.rank(), 3);
-    devices.FailNext("Record", absl::OkStatus());
-    return results[comm.rank()];
-  });
+  const absl::Status status =
+      RunSimulatedRanks(devices, 2, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
+        const Scenario scenario{.reducer = {.caps = kSmallCaps}};
+        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(), {},
+                                                           {.reducer = scenario.reducer}));
+        for (int step = 0; step < 3; ++step)
+          EK_RETURN_IF_ERROR(Step(*ddp, *model, scenario, comm.rank(), step));
+        EK_RETURN_IF_ERROR(comm.Barrier());
+        if (comm.rank() == 0) devices.FailNext("Record", absl::InternalError("scripted"));
+        EK_RETURN_IF_ERROR(comm.control().Exchange("scripted", "", comm.timeout()).status());
+        results[comm.rank()] = Step(*ddp, *model, scenario, comm.rank(), 3);
+        devices.FailNext("Record", absl::OkStatus());
+        return results[comm.rank()];
+      });
   EXPECT_FALSE(status.ok());
-  for (const absl::Status& result : results) EXPECT_THAT(std::string(result.message()), HasSubstr("scripted"));
+  for (const absl::Status& result : results)
+    EXPECT_THAT(std::string(result.message()), HasSubstr("scripted"));
 }
 
 TEST(DeviceStepTest, WhatCannotBeDoneOnADeviceIsSaid) {
   SimulatedDevices devices;
-  const absl::Status status = RunSimulatedRanks(devices, 1, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
-    const auto create = [&](const ReducerOptions& reducer) {
-      return DataParallel::Create(&comm, &model->params(), {}, {.reducer = reducer}).status();
-    };
-    EXPECT_THAT(create({.tune = true}).message(), HasSubstr("the host's time"));
-    EXPECT_TRUE(absl::IsUnimplemented(create({.fusion = Fusion::kMeasured})));
-    model->params().SetStream({});
-    EXPECT_THAT(create({}).message(), HasSubstr("no stream on cuda:0"));
-    model->params().SetStream(model->stream());
-    EK_ASSIGN_OR_RETURN(const Memory memory, comm.Allocate(24));
-    model->params().AddSparse("rows", {memory.data.get(), 6, DType::kFloat32, comm.device()}, 2);
-    const absl::Status sparse = create({});
-    EXPECT_TRUE(absl::IsUnimplemented(sparse)) << sparse;
-    EXPECT_THAT(sparse.message(), HasSubstr("\"rows\" is sparse"));
-    return absl::OkStatus();
-  });
+  const absl::Status status =
+      RunSimulatedRanks(devices, 1, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
+        const auto create = [&](const ReducerOptions& reducer) {
+          return DataParallel::Create(&comm, &model->params(), {}, {.reducer = reducer}).status();
+        };
+        EXPECT_THAT(create({.tune = true}).message(), HasSubstr("the host's time"));
+        model->params().SetStream({});
+        EXPECT_THAT(create({}).message(), HasSubstr("no stream on cuda:0"));
+        model->params().SetStream(model->stream());
+        EK_ASSIGN_OR_RETURN(const Memory memory, comm.Allocate(24));
+        model->params().AddSparse("rows", {memory.data.get(), 6, DType::kFloat32, comm.device()},
+                                  2);
+        const absl::Status sparse = create({});
+        EXPECT_TRUE(absl::IsUnimplemented(sparse)) << sparse;
+        EXPECT_THAT(sparse.message(), HasSubstr("\"rows\" is sparse"));
+        return absl::OkStatus();
+      });
   EXPECT_TRUE(status.ok()) << status;
 }
 

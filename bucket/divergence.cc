@@ -6,23 +6,25 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/device/runtime.h"
-#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-absl::Status Check(absl::Span<const NamedView> tensors, Device device, const DivergenceOptions& options) {
+absl::Status Check(absl::Span<const NamedView> tensors, Device device,
+                   const DivergenceOptions& options) {
   if (options.parts < 1 || options.part < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("divergence: part ", options.part, " of ", options.parts, " parts can't be looked at"));
+    return absl::InvalidArgumentError(absl::StrCat("divergence: part ", options.part, " of ",
+                                                   options.parts, " parts does not exist"));
   }
   for (const NamedView& tensor : tensors) {
     if (tensor.view.device.is_cpu() || tensor.view.device == device) continue;
-    return absl::InvalidArgumentError(absl::StrCat("divergence: \"", tensor.name, "\" is ", ToString(tensor.view),
-                                                   ", the group's tensors lie on ", ToString(device)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("divergence: \"", tensor.name, "\" is ", ToString(tensor.view),
+                     ", the group's tensors lie on ", ToString(device)));
   }
   return absl::OkStatus();
 }
@@ -73,13 +75,15 @@ std::vector<int> RanksUnlikeMost(const std::vector<uint64_t>& by_rank) {
 }  // namespace
 
 std::string ToString(const Divergence& divergence) {
-  std::string text = absl::StrCat("\"", divergence.tensor, "\" (tensor ", divergence.index, ") differs on ",
-                                  RankList(divergence.ranks));
-  if (divergence.tensors > 1) absl::StrAppend(&text, ", and ", divergence.tensors - 1, " more tensors differ");
+  std::string text = absl::StrCat("\"", divergence.tensor, "\" (tensor ", divergence.index,
+                                  ") differs on ", RankList(divergence.ranks));
+  if (divergence.tensors > 1)
+    absl::StrAppend(&text, ", and ", divergence.tensors - 1, " more tensors differ");
   return text;
 }
 
-absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors, Communicator& comm,
+absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors,
+                                                         Communicator& comm,
                                                          const DivergenceOptions& options) {
   EK_RETURN_IF_ERROR(Check(tensors, comm.device(), options));
   HostBytes host(comm, options.stream);
@@ -88,8 +92,8 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   uint64_t names = StableHash(tensors.size(), static_cast<uint64_t>(options.parts)), values = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorView& view = tensors[i].view;
-    names =
-        StableHash(names, absl::StrCat(tensors[i].name, " ", ToString(TensorView(nullptr, view.count, view.dtype))));
+    names = StableHash(names, absl::StrCat(tensors[i].name, " ",
+                                           ToString(TensorView(nullptr, view.count, view.dtype))));
     if (static_cast<int64_t>(i) % options.parts != options.part % options.parts) continue;
     EK_ASSIGN_OR_RETURN(const absl::string_view bytes, host.Of(view));
     looked_at.push_back(static_cast<int>(i));
@@ -97,13 +101,16 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
     values = StableHash(values, own.back());
   }
 
-  const std::string mine = internal::ByteWriter().U64(names).I64(options.part % options.parts).U64(values).Take();
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, comm.control().Exchange("divergence", mine, comm.timeout()));
+  const std::string mine =
+      internal::ByteWriter().U64(names).I64(options.part % options.parts).U64(values).Take();
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange("divergence", mine, comm.timeout()));
   bool is_same = true;
   for (const std::string& part : parts) {
     is_same = is_same && part == parts[0];
     if (absl::string_view(part).substr(0, 16) != absl::string_view(parts[0]).substr(0, 16)) {
-      return absl::InvalidArgumentError("divergence: the ranks look at different tensors");
+      return absl::InvalidArgumentError(
+          "FindDivergence: the ranks passed different tensors or options");
     }
   }
   if (is_same) return std::nullopt;
@@ -122,14 +129,17 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
     if (found.has_value()) {
       ++found->tensors;
     } else {
-      found = {.tensor = std::string(tensors[index].name), .index = index, .ranks = std::move(ranks)};
+      found = {
+          .tensor = std::string(tensors[index].name), .index = index, .ranks = std::move(ranks)};
     }
   }
-  for (const internal::ByteReader& reader : readers) EK_RETURN_IF_ERROR(reader.Finish("a rank's hashes"));
+  for (const internal::ByteReader& reader : readers)
+    EK_RETURN_IF_ERROR(reader.Finish("a rank's hashes"));
   return found;
 }
 
-absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params, Communicator& comm,
+absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params,
+                                                         Communicator& comm,
                                                          const DivergenceOptions& options) {
   std::vector<NamedView> tensors;
   for (int i = 0; i < params.size(); ++i) tensors.push_back({params[i].name, params[i].value});

@@ -1,17 +1,21 @@
-// Finds out whether replicas are still equal, and if not, which tensor differs first, and on which ranks.
+// Checks whether replicas are still equal, and finds the first tensor that differs and its ranks.
 //
-//   EK_ASSIGN_OR_RETURN(std::optional<Divergence> found, FindDivergence(params, comm, {.part = step, .parts = 16}));
-//   if (found.has_value()) LOG(ERROR) << ToString(*found);  // "\"fc1.weight\" (tensor 3) differs on rank 2"
+//   EK_ASSIGN_OR_RETURN(std::optional<Divergence> found,
+//                       FindDivergence(params, comm, {.part = step, .parts = 16}));
+//   // prints: "fc1.weight" (tensor 3) differs on rank 2
+//   if (found.has_value()) std::cerr << ToString(*found) << std::endl;
 //
-// Each rank reads its values once and sends 24 bytes; only if those differ, eight bytes per tensor. With `parts` a call
-// looks at one part of the tensors, so that a check in every step costs little and still sees all of them in turn.
+// Each rank reads its values once and sends 24 bytes; only if those differ, eight bytes per tensor.
+// With `parts` a call checks one part of the tensors, so that a check in every step costs little
+// and still covers all of them in turn.
 //
-// Order:   a collective of the control plane: every rank calls it with tensors of the same names in the same order, and
-//          with the same options. Returns the same on all ranks.
+// Order:   a collective of the control plane: every rank calls it with tensors of the same names in
+//          the same order, and with the same options. Returns the same on all ranks.
 // Threads: blocking; for tensors on a device it also waits for the stream.
-// Errors:  InvalidArgument on all ranks if they name different tensors; on a rank whose options are out of range, or
-//          one of whose tensors lies neither in the CPU's memory nor on the group's device.
-// Source:  Marian's sanity check of its parameter shards, which says only that something differs.
+// Errors:  InvalidArgument on all ranks if they name different tensors; on a rank whose options are
+//          out of range, or one of whose tensors lies neither in the CPU's memory nor on the
+//          group's device.
+// Source:  Marian's sanity check of its parameter shards, which reports only that they differ.
 
 #ifndef EVENKEEL_BUCKET_DIVERGENCE_H_
 #define EVENKEEL_BUCKET_DIVERGENCE_H_
@@ -36,26 +40,29 @@ struct NamedView {
 };
 
 struct Divergence {
-  std::string tensor;      // The first that differs.
-  int index = 0;           // Its place in the list.
-  std::vector<int> ranks;  // Those that differ from most ranks; of two equal halves, from the lowest rank.
-  int tensors = 1;         // The number of tensors that differ.
+  std::string tensor;  // The first that differs.
+  int index = 0;       // Its place in the list.
+  std::vector<int>
+      ranks;        // Those that differ from most ranks; of two equal halves, from the lowest rank.
+  int tensors = 1;  // The number of tensors that differ.
 };
 
 std::string ToString(const Divergence& divergence);
 
 struct DivergenceOptions {
-  // Looks at the tensors whose index is `part` modulo `parts` (at least 1); any part from 0 up.
+  // Checks the tensors whose index is `part` modulo `parts` (at least 1); any part from 0 up.
   int64_t part = 0;
   int64_t parts = 1;
   // On a device: tensors are complete after the work on that stream; if null, when the call begins.
   StreamRef stream;
 };
 
-absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors, Communicator& comm,
+absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors,
+                                                         Communicator& comm,
                                                          const DivergenceOptions& options = {});
 // Compares the parameters' values, on their stream.
-absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params, Communicator& comm,
+absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params,
+                                                         Communicator& comm,
                                                          const DivergenceOptions& options = {});
 
 }  // namespace evenkeel

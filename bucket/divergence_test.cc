@@ -83,9 +83,10 @@ TEST(FindDivergenceTest, RefusesDifferentListsAndPartsThatAreNone) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
     Model model;
     EXPECT_TRUE(absl::IsInvalidArgument(FindDivergence(model.params, comm, {.parts = 0}).status()));
-    EXPECT_TRUE(absl::IsInvalidArgument(FindDivergence(model.params, comm, {.part = -1, .parts = 2}).status()));
-    EXPECT_TRUE(
-        absl::IsInvalidArgument(FindDivergence(model.params, comm, {.part = comm.rank(), .parts = 2}).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        FindDivergence(model.params, comm, {.part = -1, .parts = 2}).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        FindDivergence(model.params, comm, {.part = comm.rank(), .parts = 2}).status()));
     const NamedView one = {comm.rank() == 0 ? "a" : "b", model.params[0].value};
     EXPECT_TRUE(absl::IsInvalidArgument(FindDivergence({one}, comm).status()));
     NamedView elsewhere = one;

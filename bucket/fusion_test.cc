@@ -22,28 +22,35 @@ using testing::HasSubstr;
 const std::vector<int> kSizes = {3, 5, 0, 8, 2};
 
 DataParallelOptions Options(Fusion fusion, bool views = false) {
-  return {.reducer = {
-              .caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views, .fusion = fusion, .find_unused = true}};
+  return {.reducer = {.caps = {Bytes{8}, Bytes{24}},
+                      .gradient_as_bucket_view = views,
+                      .fusion = fusion,
+                      .find_unused = true}};
 }
 
 absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch) {
   model.params().ClearGradients();
   EK_RETURN_IF_ERROR(ddp.BeginStep());
   for (int p = 4; p >= 0; --p) {
-    if (p == 1 && (rank + batch) % 2 == 0) continue;  // Unused on some ranks; at world 1 in every other step.
-    EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, batch, [&](int param) { return ddp.GradientReady(param); }));
+    if (p == 1 && (rank + batch) % 2 == 0)
+      continue;  // Unused on some ranks; at world 1 in every other step.
+    EK_RETURN_IF_ERROR(
+        model.BackwardOf(p, rank, batch, [&](int param) { return ddp.GradientReady(param); }));
   }
   return ddp.FinishStep();
 }
 
 class FusionTest : public testing::TestWithParam<int> {};
 
-// Rank 0 has run dry before the first step, after it, before it has seen the buckets of the recorded order, or later.
+// Rank 0 is exhausted before the first step, after it, before it has seen the buckets of the
+// recorded order, or later.
 TEST_P(FusionTest, GradientsFromWhereTheyLieGiveTheSameAsCopiedOnes) {
   const auto train = [&](Communicator& comm, int least) -> absl::Status {
     ToyModel model(kSizes), reference(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
-    EK_ASSIGN_OR_RETURN(auto flat, DataParallel::Create(&comm, &reference.params(), {}, Options(Fusion::kFlat)));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
+    EK_ASSIGN_OR_RETURN(
+        auto flat, DataParallel::Create(&comm, &reference.params(), {}, Options(Fusion::kFlat)));
     const void* const memory = model.params()[3].grad.data;
     const int steps = least + comm.rank();
     EK_RETURN_IF_ERROR(RunJoined({ddp.get(), flat.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -51,7 +58,8 @@ TEST_P(FusionTest, GradientsFromWhereTheyLieGiveTheSameAsCopiedOnes) {
         EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
         EK_RETURN_IF_ERROR(TrainStep(*flat, reference, comm.rank(), step));
         for (int p = 0; p < 5; ++p) {
-          EXPECT_EQ(model.params().grad_state(p), reference.params().grad_state(p)) << "p" << p << ", step " << step;
+          EXPECT_EQ(model.params().grad_state(p), reference.params().grad_state(p))
+              << "p" << p << ", step " << step;
           if (model.params().grad_state(p) == GradState::kNone) continue;
           EXPECT_EQ(model.Gradient(p), reference.Gradient(p)) << "p" << p << ", step " << step;
         }
@@ -67,7 +75,8 @@ TEST_P(FusionTest, GradientsFromWhereTheyLieGiveTheSameAsCopiedOnes) {
   };
   for (const int least : {0, 1, 2}) {
     SCOPED_TRACE(absl::StrCat("rank 0 has ", least, " steps"));
-    absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) { return train(comm, least); });
+    absl::Status status =
+        RunTestRanks(GetParam(), [&](Communicator& comm) { return train(comm, least); });
     EXPECT_TRUE(status.ok()) << status;
   }
 }
@@ -75,14 +84,16 @@ TEST_P(FusionTest, GradientsFromWhereTheyLieGiveTheSameAsCopiedOnes) {
 TEST_P(FusionTest, ARankThatNeverHadAGradientTakesPartInWhatTheOthersReduce) {
   absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(Fusion::kCoalesced)));
     ddp->SetOptimizerState({});
     const int last = comm.world_size() - 1;
     return RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < (comm.rank() == last ? 3 : 0); ++step) {
         EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
         for (int j = 0; j < kSizes[3]; ++j) {
-          EXPECT_NEAR(model.Gradient(3)[j], model.GradientAt(3, j, last, step) / comm.world_size(), 1e-6);
+          EXPECT_NEAR(model.Gradient(3)[j], model.GradientAt(3, j, last, step) / comm.world_size(),
+                      1e-6);
         }
       }
       return absl::OkStatus();
@@ -102,7 +113,8 @@ TEST(FusionErrorsTest, CoalescedBucketsHaveNoMemoryForViewsOrReductionsOfOnesOwn
           .status();
     });
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("coalesced buckets have no memory of their own"));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("coalesced buckets have no memory of their own"));
   }
 }
 

@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/plan_state.h"
-#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/bucket/plan/plan_state.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {

@@ -5,20 +5,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/bucket/accumulate_kernels_image.h"
-#include "evenkeel/bucket/internal/accumulate_kernels.cuh"
-#include "evenkeel/comm/convert.h"
+#include "evenkeel/bucket/reducer/accumulate_kernels.cuh"
+#include "evenkeel/bucket/reducer/accumulate_kernels_image.h"
+#include "evenkeel/bucket/reducer/repeated_copy.h"
+#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 
-absl::StatusOr<std::unique_ptr<MixedPrecision>> MixedPrecision::Create(ParameterSet* params, DataParallel* ddp,
-                                                                       MixedPrecisionOptions options) {
+MixedPrecision::MixedPrecision(ParameterSet* params, DataParallel* ddp, DType compute)
+    : params_(params), ddp_(ddp), compute_(compute), copies_(params->size()) {}
+
+absl::StatusOr<std::unique_ptr<MixedPrecision>> MixedPrecision::Create(
+    ParameterSet* params, DataParallel* ddp, MixedPrecisionOptions options) {
   if (options.compute != DType::kFloat16 && options.compute != DType::kBFloat16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("mixed precision can't compute in ", ToString(options.compute), ": only in float16 or bfloat16"));
+    return absl::InvalidArgumentError(absl::StrCat("mixed precision cannot compute in ",
+                                                   ToString(options.compute),
+                                                   ": only in float16 or bfloat16"));
   }
   std::unique_ptr<MixedPrecision> mixed(new MixedPrecision(params, ddp, options.compute));
   for (int i = 0; i < params->size(); ++i) {
@@ -29,28 +34,31 @@ absl::StatusOr<std::unique_ptr<MixedPrecision>> MixedPrecision::Create(Parameter
     }
     const Device device = ddp->communicator().device();
     if (device.is_cpu() || value.device != device) {
-      EK_RETURN_IF_ERROR(
-          Annotate(CheckConvertible(value, value), absl::StrCat("parameter \"", (*params)[i].name, "\"")));
+      EK_RETURN_IF_ERROR(Annotate(CheckConvertible(value, value),
+                                  absl::StrCat("parameter \"", (*params)[i].name, "\"")));
     }
     mixed->copies_[i].is_ignored = SizeOf(value.dtype) == SizeOf(options.compute);
   }
   for (const std::string& name : options.ignored) {
     const int param = params->Find(name);
-    if (param < 0) return absl::InvalidArgumentError(absl::StrCat("there is no parameter \"", name, "\" to ignore"));
+    if (param < 0)
+      return absl::InvalidArgumentError(
+          absl::StrCat("there is no parameter \"", name, "\" to ignore"));
     mixed->copies_[param].is_ignored = true;
   }
   if (!ddp->communicator().device().is_cpu()) EK_RETURN_IF_ERROR(mixed->PrepareDevice());
   return mixed;
 }
 
-// On a device -------------------------------------------------------------------------------------------------------
+// On a device -------------------------------------------------------------------------------------
 
 namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr absl::Duration kDrainTimeout = absl::Minutes(1);
 
-const auto kAccumulateHalves = MakeKernel<&ek_accumulate_halves>("ek_accumulate_halves", accumulate_kernels_image);
+const auto kAccumulateHalves =
+    MakeKernel<&ek_accumulate_halves>("ek_accumulate_halves", accumulate_kernels_image);
 
 }  // namespace
 
@@ -62,7 +70,8 @@ absl::Status MixedPrecision::PrepareDevice() {
   runtime_ = ddp_->communicator().runtime();
   const Device device = ddp_->communicator().device();
   const auto room = [&](int i) {
-    return ((*params_)[i].value.count * SizeOf(compute_) + kAlignment - 1) / kAlignment * kAlignment;
+    return ((*params_)[i].value.count * SizeOf(compute_) + kAlignment - 1) / kAlignment *
+           kAlignment;
   };
   int64_t bytes = 0;
   for (int i = 0; i < params_->size(); ++i) bytes += copies_[i].is_ignored ? 0 : 2 * room(i);
@@ -77,7 +86,7 @@ absl::Status MixedPrecision::PrepareDevice() {
     }
     casts.push_back({.to = copies_[i].device_value, .from = (*params_)[i].value});
   }
-  cast_.emplace(runtime_, device);
+  cast_ = std::make_unique<RepeatedCopy>(runtime_, device);
   return cast_->Prepare(casts, params_->stream());
 }
 
@@ -97,10 +106,12 @@ absl::Status MixedPrecision::WidenOnDevice(int param, bool add) {
   const TensorView& half = copies_[param].device_gradient;
   const TensorView& master = (*params_)[param].grad;
   if (!add) {
-    return CopySegmentsOnce(*runtime_, {{.to = master, .from = half}}, params_->stream(), {.scale = grad_scale_});
+    return CopySegmentsOnce(*runtime_, {{.to = master, .from = half}}, params_->stream(),
+                            {.scale = grad_scale_});
   }
-  return Launch(*runtime_, kAccumulateHalves, ShapeFor(master.count), params_->stream(), master.data,
-                master.dtype == DType::kFloat64, half.data, half.dtype == DType::kFloat16, master.count, grad_scale_);
+  return Launch(*runtime_, kAccumulateHalves, ShapeFor(master.count), params_->stream(),
+                master.data, master.dtype == DType::kFloat64, half.data,
+                half.dtype == DType::kFloat16, master.count, grad_scale_);
 }
 
 bool MixedPrecision::IsFresh(int param) const {
@@ -108,7 +119,8 @@ bool MixedPrecision::IsFresh(int param) const {
   if (!copy.is_made) return false;
   if (copy.reductions == ddp_->reducer().reductions()) return true;
   // Others may have trained it meanwhile, and frozen it again.
-  return !copy.was_trained && !params_->trainable(param) && copy.mask_version == params_->mask_version();
+  return !copy.was_trained && !params_->trainable(param) &&
+         copy.mask_version == params_->mask_version();
 }
 
 TensorView MixedPrecision::ViewOf(int param, std::vector<std::byte>& memory) const {
@@ -147,13 +159,17 @@ TensorView MixedPrecision::Gradient(int param) {
 }
 
 absl::Status MixedPrecision::GradientReady(int param) {
-  if (param < 0 || param >= params_->size()) return ddp_->GradientReady(param);  // Answers what is wrong.
+  if (param < 0 || param >= params_->size())
+    return ddp_->GradientReady(param);  // Answers what is wrong.
   if (IsOnDevice() && !copies_[param].is_ignored) {
-    EK_RETURN_IF_ERROR(WidenOnDevice(param, /*add=*/params_->grad_state(param) != GradState::kNone));
+    EK_RETURN_IF_ERROR(
+        WidenOnDevice(param, /*add=*/params_->grad_state(param) != GradState::kNone));
   } else if (!copies_[param].is_ignored) {
     if (copies_[param].gradient.empty() && (*params_)[param].value.count > 0) {
-      return absl::FailedPreconditionError(absl::StrCat("the gradient of parameter \"", (*params_)[param].name,
-                                                        "\" was announced, and Gradient() never asked where it goes"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("GradientReady() was called for parameter \"", (*params_)[param].name,
+                       "\" before Gradient(): write its gradient to the memory that Gradient() "
+                       "returns"));
     }
     const bool add = params_->grad_state(param) != GradState::kNone;
     const TensorView& master = (*params_)[param].grad;

@@ -30,12 +30,14 @@ constexpr float kRate = 0.25f;
 // The gradient of a 16-bit backward: a function of the 16-bit weight, rounded to 16 bits.
 template <typename Half>
 Half HalfGradient(Half weight, int rank, int batch, int param, int j, float loss_scale = 1.0f) {
-  const float gradient = 0.25f * static_cast<float>(weight) + ToyModel::Noise(rank, batch, param, j);
+  const float gradient =
+      0.25f * static_cast<float>(weight) + ToyModel::Noise(rank, batch, param, j);
   return Half(gradient * loss_scale);
 }
 
 template <typename Half>
-absl::Status Backward(MixedPrecision& mixed, ParameterSet& params, int rank, int batch, float loss_scale = 1.0f) {
+absl::Status Backward(MixedPrecision& mixed, ParameterSet& params, int rank, int batch,
+                      float loss_scale = 1.0f) {
   for (int p = params.size() - 1; p >= 0; --p) {
     const std::span<Half> weight = mixed.Compute(p).as<Half>();
     if (!params.trainable(p)) continue;
@@ -56,8 +58,9 @@ void Descend(ParameterSet& params) {
   }
 }
 
-// One process, the same casts: every rank's 16-bit gradients of two micro-batches are added up in float32, then scaled,
-// narrowed where they are compressed, added in rank order and applied to the float32 weights.
+// One process, the same casts: every rank's 16-bit gradients of two micro-batches are added up in
+// float32, then scaled, narrowed where they are compressed, added in rank order and applied to the
+// float32 weights.
 template <typename Half>
 std::vector<std::vector<float>> Alone(int world, int steps, bool compressed, float loss_scale) {
   std::vector<std::vector<float>> weights = ToyModel(kSizes).values();
@@ -75,7 +78,8 @@ std::vector<std::vector<float>> Alone(int world, int steps, bool compressed, flo
           const float scale = static_cast<float>(1.0 / world);
           sum += compressed ? static_cast<float>(Half(own * scale)) : own;
         }
-        const float gradient = compressed ? static_cast<float>(Half(sum)) : sum * static_cast<float>(1.0 / world);
+        const float gradient =
+            compressed ? static_cast<float>(Half(sum)) : sum * static_cast<float>(1.0 / world);
         weights[p][j] -= kRate * gradient;
       }
     }
@@ -99,27 +103,33 @@ TYPED_TEST(MixedPrecisionTest, TrainsAsOneProcessWithTheSameCastsDoes) {
         const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
           ToyModel model(kSizes);
           std::unique_ptr<BucketReduction> reduction;
-          if (compressed) reduction = std::make_unique<CompressedReduction>(DTypeOf<TypeParam>::value);
+          if (compressed)
+            reduction = std::make_unique<CompressedReduction>(DTypeOf<TypeParam>::value);
           const DataParallelOptions options = {
               .reducer = {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views}};
-          EK_ASSIGN_OR_RETURN(auto ddp,
-                              DataParallel::Create(&comm, &model.params(), {}, options, std::move(reduction)));
-          EK_ASSIGN_OR_RETURN(
-              auto mixed, MixedPrecision::Create(&model.params(), ddp.get(), {.compute = DTypeOf<TypeParam>::value}));
+          EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options,
+                                                             std::move(reduction)));
+          EK_ASSIGN_OR_RETURN(auto mixed,
+                              MixedPrecision::Create(&model.params(), ddp.get(),
+                                                     {.compute = DTypeOf<TypeParam>::value}));
           mixed->SetGradScale(1.0 / loss_scale);
           for (int step = 0; step < kSteps; ++step) {
             model.params().ClearGradients();
             for (int micro = 0; micro < 2; ++micro) {
-              EK_RETURN_IF_ERROR(ddp->BeginStep(micro == 0 ? StepMode::kAccumulate : StepMode::kSync));
               EK_RETURN_IF_ERROR(
-                  Backward<TypeParam>(*mixed, model.params(), comm.rank(), 2 * step + micro, loss_scale));
+                  ddp->BeginStep(micro == 0 ? StepMode::kAccumulate : StepMode::kSync));
+              EK_RETURN_IF_ERROR(Backward<TypeParam>(*mixed, model.params(), comm.rank(),
+                                                     2 * step + micro, loss_scale));
               EK_RETURN_IF_ERROR(ddp->FinishStep());
             }
             Descend(model.params());
           }
-          // Six updates of gradients below 2, each of which may be rounded to the next of 11 or 8 bits.
-          EXPECT_THAT(model.values(),
-                      SameSums(alone, kSteps * kRate * (std::is_same_v<TypeParam, Float16> ? 0x1p-10f : 0x1p-7f)));
+          // Six updates of gradients below 2, each of which may be rounded to the next of 11 or 8
+          // bits.
+          EXPECT_THAT(
+              model.values(),
+              SameSums(alone,
+                       kSteps * kRate * (std::is_same_v<TypeParam, Float16> ? 0x1p-10f : 0x1p-7f)));
           EXPECT_EQ(mixed->casts(), kSteps * static_cast<int64_t>(kSizes.size()));
           return absl::OkStatus();
         });
@@ -163,7 +173,8 @@ TEST(MixedPrecisionTest, CastsAFrozenParameterOnceAndAgainAfterItWasTrained) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// A rank that ran dry took no part in forward, and others trained on: its copies are not what they were.
+// A rank that became exhausted took no part in forward, and others trained on: its copies are not
+// what they were.
 TEST(MixedPrecisionTest, ADryRankComputesWithTheNewWeightsAfterwards) {
   const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
@@ -183,7 +194,8 @@ TEST(MixedPrecisionTest, ADryRankComputesWithTheNewWeightsAfterwards) {
     }));
     for (int p = 0; p < 5; ++p) {
       for (int j = 0; j < kSizes[p]; ++j) {
-        EXPECT_EQ(mixed->Compute(p).as<BFloat16>()[j].bits, BFloat16(model.values()[p][j]).bits) << p;
+        EXPECT_EQ(mixed->Compute(p).as<BFloat16>()[j].bits, BFloat16(model.values()[p][j]).bits)
+            << p;
       }
     }
     return absl::OkStatus();
@@ -200,7 +212,8 @@ TEST(MixedPrecisionTest, LeavesIgnoredParametersAlone) {
     params.Add("weight", absl::MakeSpan(weight), absl::MakeSpan(weight_grad));
     params.Add("low", absl::MakeSpan(low), absl::MakeSpan(low_grad));
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, {}));
-    EK_ASSIGN_OR_RETURN(auto mixed, MixedPrecision::Create(&params, ddp.get(), {.ignored = {"norm"}}));
+    EK_ASSIGN_OR_RETURN(auto mixed,
+                        MixedPrecision::Create(&params, ddp.get(), {.ignored = {"norm"}}));
     for (const int p : {0, 2}) {
       EXPECT_TRUE(mixed->is_ignored(p));
       EXPECT_EQ(mixed->Compute(p), params[p].value);
@@ -227,12 +240,15 @@ TEST(MixedPrecisionTest, RefusesWhatIsWrong) {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
     const auto create = [&](MixedPrecisionOptions options) {
-      return std::string(MixedPrecision::Create(&model.params(), ddp.get(), std::move(options)).status().message());
+      return std::string(MixedPrecision::Create(&model.params(), ddp.get(), std::move(options))
+                             .status()
+                             .message());
     };
-    EXPECT_THAT(create({.compute = DType::kFloat32}), HasSubstr("can't compute in float32"));
+    EXPECT_THAT(create({.compute = DType::kFloat32}), HasSubstr("cannot compute in float32"));
     EXPECT_THAT(create({.ignored = {"p9"}}), HasSubstr("no parameter \"p9\""));
     EK_ASSIGN_OR_RETURN(auto mixed, MixedPrecision::Create(&model.params(), ddp.get(), {}));
-    EXPECT_THAT(std::string(mixed->GradientReady(0).message()), HasSubstr("Gradient() never asked"));
+    EXPECT_THAT(std::string(mixed->GradientReady(0).message()),
+                HasSubstr("before Gradient(): write its gradient to the memory"));
     EXPECT_FALSE(mixed->GradientReady(77).ok());
     return absl::OkStatus();
   });

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <tuple>
@@ -14,8 +16,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 
@@ -32,14 +35,17 @@ struct Piece {
 
 }  // namespace
 
-int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64_t row_size) {
+int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64_t row_size,
+                      std::vector<int64_t> shape) {
   if (value.data != nullptr && value.count > 0) {
     const auto [same, is_new] = at_.try_emplace(value.data, size());
     if (!is_new && params_[same->second].value == value) {
       const int index = same->second;
       if (params_[index].grad.data == nullptr && grad.data != nullptr) params_[index].grad = grad;
+      if (shapes_[index].empty()) shapes_[index] = std::move(shape);
       index_of_.try_emplace(name, index);
-      shared_names_.push_back({.name = std::move(name), .index = index, .grad = grad, .row_size = row_size});
+      shared_names_.push_back(
+          {.name = std::move(name), .index = index, .grad = grad, .row_size = row_size});
       return index;
     }
   }
@@ -47,6 +53,7 @@ int ParameterSet::Add(std::string name, TensorView value, TensorView grad, int64
   const int index = size();
   index_of_.try_emplace(name, index);
   params_.push_back({.name = std::move(name), .value = value, .grad = grad});
+  shapes_.push_back(std::move(shape));
   own_grads_.push_back(grad);
   grad_states_.push_back(GradState::kNone);
   mask_.Append(true);
@@ -61,25 +68,31 @@ absl::Status CheckMoved(absl::string_view what, const TensorView& from, const Te
   if (is_there && to.count == from.count && to.dtype == from.dtype && to.device == from.device) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(what, " is ", ToString(from), " and is said to have moved to ",
+  return absl::InvalidArgumentError(absl::StrCat(what, " is ", ToString(from),
+                                                 " and cannot move to ",
                                                  is_there ? "" : "no memory for ", ToString(to)));
 }
 
 absl::Status ParameterSet::Rebind(int index, TensorView value, TensorView grad) {
   if (index < 0 || index >= size()) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " is said to have moved; there are ", size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter ", index, " is out of range: the number of parameters is ", size()));
   }
   Parameter& param = params_[index];
-  EK_RETURN_IF_ERROR(CheckMoved(absl::StrCat("parameter \"", param.name, "\""), param.value, value));
+  EK_RETURN_IF_ERROR(
+      CheckMoved(absl::StrCat("parameter \"", param.name, "\""), param.value, value));
   if (grad.data != nullptr) {
-    EK_RETURN_IF_ERROR(CheckMoved(absl::StrCat("the gradient of parameter \"", param.name, "\""), param.value, grad));
+    EK_RETURN_IF_ERROR(CheckMoved(absl::StrCat("the gradient of parameter \"", param.name, "\""),
+                                  param.value, grad));
   }
   ++memory_version_;
-  if (const auto found = at_.find(param.value.data); found != at_.end() && found->second == index) at_.erase(found);
+  if (const auto found = at_.find(param.value.data); found != at_.end() && found->second == index)
+    at_.erase(found);
   param.value = value;
   if (value.count > 0) at_.try_emplace(value.data, index);
   if (grad.data == nullptr) return absl::OkStatus();
-  const bool is_view = !attached_.expired() && has_views_ && param.grad.data != own_grads_[index].data;
+  const bool is_view =
+      !attached_.expired() && has_views_ && param.grad.data != own_grads_[index].data;
   own_grads_[index] = grad;
   if (!is_view) param.grad = grad;
   return absl::OkStatus();
@@ -93,31 +106,34 @@ int64_t ParameterSet::RowSize(int index) const {
 absl::Status ParameterSet::CheckSparse() const {
   for (const SharedName& shared : shared_names_) {
     if (shared.row_size == row_size(shared.index)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "parameters \"", params_[shared.index].name, "\" and \"", shared.name, "\" are the same memory, in rows of ",
-        row_size(shared.index), " and of ", shared.row_size, " elements (0: dense)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameters \"", params_[shared.index].name, "\" and \"", shared.name,
+                     "\" are the same memory, in rows of ", row_size(shared.index), " and of ",
+                     shared.row_size, " elements (0: dense)"));
   }
   for (int index = 0; index < size() && !sparse_.empty(); ++index) {
     const int64_t elements = row_size(index);
     if (elements == 0 || (elements > 0 && params_[index].value.count % elements == 0)) continue;
     return absl::InvalidArgumentError(absl::StrCat("parameter \"", params_[index].name, "\" is ",
-                                                   ToString(params_[index].value), ", which is not in rows of ",
-                                                   elements));
+                                                   ToString(params_[index].value),
+                                                   ", which is not in rows of ", elements));
   }
   return absl::OkStatus();
 }
 
-absl::Status ParameterSet::SetSparseGrad(int index, std::span<const int64_t> rows, TensorView values) {
+absl::Status ParameterSet::SetSparseGrad(int index, std::span<const int64_t> rows,
+                                         TensorView values) {
   if (index < 0 || index >= size() || row_size(index) < 1 || !IsFloat(params_[index].value.dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " is no sparse one of floats"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", index, " is not a sparse one of a floating-point type"));
   }
   const auto& [name, value, grad] = params_[index];
   const int64_t row_count = value.count / row_size(index);
   const int64_t elements = static_cast<int64_t>(rows.size()) * row_size(index);
   if (values.count != elements || values.dtype != value.dtype || !values.device.is_cpu()) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter \"", name, "\": ", rows.size(), " rows are ",
-                                                   ToString(TensorView(nullptr, elements, value.dtype)), ", not ",
-                                                   ToString(values)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter \"", name, "\": ", rows.size(), " rows are ",
+        ToString(TensorView(nullptr, elements, value.dtype)), ", not ", ToString(values)));
   }
   for (const int64_t row : rows) {
     if (row >= 0 && row < row_count) continue;
@@ -141,18 +157,31 @@ absl::Status ParameterSet::Validate() const {
     if (is_ignored(index)) continue;
     const auto& [name, value, grad] = params_[index];
     if (value.count < 0 || (value.data == nullptr && value.count > 0)) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter \"", name, "\" has no memory for ", ToString(value)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter \"", name, "\" has no memory for ", ToString(value)));
     }
     if (grad.count != value.count || grad.dtype != value.dtype || grad.device != value.device) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter \"", name, "\" is ", ToString(value), ", its gradient ", ToString(grad)));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter \"", name, "\" is ", ToString(value), ", its gradient ", ToString(grad)));
+    }
+    const auto& shape = shapes_[index];
+    const auto elements =
+        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies());
+    if (!shape.empty() && elements != value.count) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter \"", name, "\" is ",
+                                                     ToString(value), ", its shape [",
+                                                     absl::StrJoin(shape, ", "), "]"));
     }
   }
   for (const auto& [name, index, grad, row_size] : shared_names_) {
-    // A gradient that has moved into a bucket is no longer where it was added; then it was compared before.
-    if (is_ignored(index) || !attached_.expired() || grad.data == nullptr || grad == params_[index].grad) continue;
-    return absl::InvalidArgumentError(absl::StrCat("parameters \"", params_[index].name, "\" and \"", name,
-                                                   "\" are the same memory, their gradients are not"));
+    // A gradient that has moved into a bucket is no longer where it was added; then it was compared
+    // before.
+    if (is_ignored(index) || !attached_.expired() || grad.data == nullptr ||
+        grad == params_[index].grad)
+      continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameters \"", params_[index].name, "\" and \"", name,
+                     "\" are the same memory, their gradients are not"));
   }
   return CheckOverlaps();
 }
@@ -162,10 +191,13 @@ absl::Status ParameterSet::CheckNames() const {
     const int first = Find(name);
     if (first == index) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("parameters ", std::min(first, index), " and ",
-                                                   std::max(first, index), " are both named \"", name, "\""));
+                                                   std::max(first, index), " are both named \"",
+                                                   name, "\""));
   };
-  for (int index = 0; index < size(); ++index) EK_RETURN_IF_ERROR(check(params_[index].name, index));
-  for (const SharedName& shared : shared_names_) EK_RETURN_IF_ERROR(check(shared.name, shared.index));
+  for (int index = 0; index < size(); ++index)
+    EK_RETURN_IF_ERROR(check(params_[index].name, index));
+  for (const SharedName& shared : shared_names_)
+    EK_RETURN_IF_ERROR(check(shared.name, shared.index));
   return absl::OkStatus();
 }
 
@@ -177,22 +209,26 @@ absl::Status ParameterSet::CheckOverlaps() const {
       const TensorView& view = is_grad ? params_[index].grad : params_[index].value;
       if (view.data == nullptr || view.count == 0) continue;
       const auto begin = reinterpret_cast<uintptr_t>(view.data);
-      pieces.push_back({view.device, begin, begin + static_cast<uintptr_t>(view.bytes()), index, is_grad});
+      pieces.push_back(
+          {view.device, begin, begin + static_cast<uintptr_t>(view.bytes()), index, is_grad});
     }
   }
   std::ranges::sort(pieces, {}, [](const Piece& piece) {
     return std::tuple(piece.device.kind, piece.device.index, piece.begin, piece.param);
   });
   const auto name = [this](const Piece& piece) {
-    return absl::StrCat(piece.is_grad ? "the gradient of " : "the value of ", "\"", params_[piece.param].name, "\"");
+    return absl::StrCat(piece.is_grad ? "the gradient of " : "the value of ", "\"",
+                        params_[piece.param].name, "\"");
   };
-  for (size_t i = 1; i < pieces.size(); ++i) {  // Those before do not overlap, so only the last can reach this one.
+  for (size_t i = 1; i < pieces.size();
+       ++i) {  // Those before do not overlap, so only the last can reach this one.
     const Piece& before = pieces[i - 1];
     const Piece& piece = pieces[i];
     if (before.device != piece.device || before.end <= piece.begin) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("the memory of ", name(before), " (", ToString(params_[before.param].value), ") overlaps that of ",
-                     name(piece), " (", ToString(params_[piece.param].value), ") without being the same"));
+        absl::StrCat("the memory of ", name(before), " (", ToString(params_[before.param].value),
+                     ") overlaps that of ", name(piece), " (", ToString(params_[piece.param].value),
+                     ") without being the same"));
   }
   return absl::OkStatus();
 }
@@ -202,16 +238,25 @@ int ParameterSet::Find(absl::string_view name) const {
   return found == index_of_.end() ? -1 : found->second;
 }
 
-void ParameterSet::ClearGradients() { std::fill(grad_states_.begin(), grad_states_.end(), GradState::kNone); }
+int ParameterSet::Find(const void* value) const {
+  const auto found = at_.find(value);
+  return found == at_.end() ? -1 : found->second;
+}
+
+void ParameterSet::ClearGradients() {
+  std::fill(grad_states_.begin(), grad_states_.end(), GradState::kNone);
+}
 
 absl::Status ParameterSet::Ignore(int index) {
   if (index < 0 || index >= size()) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter ", index, " is to be ignored; there are ", size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter ", index, " cannot be ignored: the number of parameters is ", size()));
   }
   if (is_ignored(index)) return absl::OkStatus();
   if (const absl::Status detached = CheckDetached(); !detached.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat("parameter \"", params_[index].name, "\" (", index,
-                                                      ") is ignored too late: ", detached.message()));
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter \"", params_[index].name, "\" (", index,
+                     ") is ignored too late: ", detached.message()));
   }
   SetTrainable(index, false);
   ignored_.Set(index, true);
@@ -225,7 +270,8 @@ absl::StatusOr<int> ParameterSet::Ignore(absl::string_view prefix) {
   return static_cast<int>(indices.size());
 }
 
-absl::StatusOr<std::shared_ptr<const std::string>> ParameterSet::Attach(absl::string_view reducer, bool has_views) {
+absl::StatusOr<std::shared_ptr<const std::string>> ParameterSet::Attach(absl::string_view reducer,
+                                                                        bool has_views) {
   EK_RETURN_IF_ERROR(CheckDetached());
   auto attached = std::make_shared<const std::string>(reducer);
   has_views_ = has_views;
@@ -248,11 +294,13 @@ void ParameterSet::SetTrainable(int index, bool trained) {
 std::vector<int> ParameterSet::WithPrefix(absl::string_view prefix) const {
   std::vector<int> indices;
   for (int index = 0; index < size(); ++index) {
-    if (absl::StartsWith(params_[index].name, prefix) && !is_ignored(index)) indices.push_back(index);
+    if (absl::StartsWith(params_[index].name, prefix) && !is_ignored(index))
+      indices.push_back(index);
   }
   const size_t by_first_name = indices.size();
   for (const SharedName& shared : shared_names_) {
-    if (absl::StartsWith(shared.name, prefix) && !is_ignored(shared.index)) indices.push_back(shared.index);
+    if (absl::StartsWith(shared.name, prefix) && !is_ignored(shared.index))
+      indices.push_back(shared.index);
   }
   if (indices.size() == by_first_name) return indices;
   std::ranges::sort(indices);
@@ -285,14 +333,15 @@ absl::Status ParameterSet::SetTrainable(std::span<const uint8_t> flags) {
 
 absl::Status ParameterSet::SetTrainable(const TrainableMask& mask) {
   if (mask.size() != size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got a trainable mask of ", mask.size(), " entries for ", size(), " parameters"));
+    return absl::InvalidArgumentError(absl::StrCat("got a trainable mask of ", mask.size(),
+                                                   " entries for ", size(), " parameters"));
   }
   if (mask == mask_) return absl::OkStatus();
   for (int index = 0; index < size() && ignored_count_ > 0; ++index) {
     if (!ignored_[index] || !mask[index]) continue;
-    return absl::InvalidArgumentError(absl::StrCat("a trainable mask trains parameter \"", params_[index].name, "\" (",
-                                                   index, "), which is ignored"));
+    return absl::InvalidArgumentError(absl::StrCat("a trainable mask trains parameter \"",
+                                                   params_[index].name, "\" (", index,
+                                                   "), which is ignored"));
   }
   mask_ = mask;
   ++mask_version_;

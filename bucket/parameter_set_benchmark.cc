@@ -1,4 +1,5 @@
-// What it costs to find out, in each step, whether parameters were frozen or unfrozen; and the step that this guards.
+// What it costs to find out, in each step, whether parameters were frozen or unfrozen; and the step
+// that this guards.
 //
 //   bazel run //bucket:parameter_set_benchmark
 
@@ -13,9 +14,9 @@
 #include "benchmark/benchmark.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
 #include "evenkeel/bucket/trainability.h"
-#include "evenkeel/bucket/trainable_mask.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 
@@ -50,7 +51,8 @@ void BM_SetTrainableFlags(benchmark::State& state) {
   ParameterSet& params = SetOf(state.range(0));
   std::vector<uint8_t> flags(state.range(0), 1);
   for (auto _ : state) benchmark::DoNotOptimize(params.SetTrainable(flags).ok());
-  if (params.mask_version() != static_cast<uint64_t>(state.range(0))) state.SkipWithError("the flags changed nothing");
+  if (params.mask_version() != static_cast<uint64_t>(state.range(0)))
+    state.SkipWithError("the flags changed nothing");
 }
 
 // How others do it: a list of flags, compared one by one with what each parameter says.
@@ -82,8 +84,8 @@ void BM_CheckWithoutReader(benchmark::State& state) {
 
 void BM_CheckWithReader(benchmark::State& state) {
   const std::vector<NaiveParameter> tensors(state.range(0));
-  const TrainabilityOptions options{.reader = [&](int param) { return tensors[param].requires_grad; },
-                                    .wasted_after = 0};
+  const TrainabilityOptions options{
+      .reader = [&](int param) { return tensors[param].requires_grad; }, .wasted_after = 0};
   TrainabilityWatch watch(options, &SetOf(state.range(0)), "benchmark");
   int64_t step = 0;
   for (auto _ : state) benchmark::DoNotOptimize(watch.BeforeStep(step++).ok());
@@ -91,14 +93,16 @@ void BM_CheckWithReader(benchmark::State& state) {
 
 void BM_CheckOnNotification(benchmark::State& state) {
   const std::vector<NaiveParameter> tensors(state.range(0));
-  const TrainabilityOptions options{.policy = TrainabilityPolicy::kOnNotification,
-                                    .reader = [&](int param) { return tensors[param].requires_grad; }};
+  const TrainabilityOptions options{
+      .policy = TrainabilityPolicy::kOnNotification,
+      .reader = [&](int param) { return tensors[param].requires_grad; }};
   TrainabilityWatch watch(options, &SetOf(state.range(0)), "benchmark");
   int64_t step = 1;
   for (auto _ : state) benchmark::DoNotOptimize(watch.BeforeStep(step++).ok());
 }
 
-// A step of one rank that computes nothing, with parameters of 16 elements: what a check is added to, at its smallest.
+// A step of one rank that computes nothing, with parameters of 16 elements: what a check is added
+// to, at its smallest.
 void BM_StepThatIsGuarded(benchmark::State& state) {
   constexpr int kElements = 16;
   const int size = static_cast<int>(state.range(0));

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
 #include "evenkeel/comm/types.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -22,7 +22,8 @@ class ParameterSetTest : public testing::Test {
   ParameterSetTest() {
     for (const char* name : {"fc1.weight", "fc1.bias", "fc10.weight", "fc2.weight"}) {
       const size_t index = params_.size();
-      params_.Add(name, absl::MakeSpan(values_).subspan(3 * index, 3), absl::MakeSpan(grads_).subspan(3 * index, 3));
+      params_.Add(name, absl::MakeSpan(values_).subspan(3 * index, 3),
+                  absl::MakeSpan(grads_).subspan(3 * index, 3));
     }
   }
   static TensorView View(std::vector<float>& floats) { return TensorView(absl::MakeSpan(floats)); }
@@ -50,6 +51,29 @@ TEST_F(ParameterSetTest, FindsByName) {
   EXPECT_EQ(params_.Find("fc10.weight"), 2);
   EXPECT_EQ(params_.Find("fc1"), -1);
   EXPECT_EQ(ParameterSet().Find(""), -1);
+}
+
+TEST_F(ParameterSetTest, FindsByTheMemoryOfTheValue) {
+  EXPECT_EQ(params_.Find(values_.data() + 6), 2);
+  EXPECT_EQ(params_.Find(values_.data() + 7), -1);
+  EXPECT_EQ(params_.Find(grads_.data()), -1);
+  EXPECT_EQ(params_.Find(static_cast<const void*>(nullptr)), -1);
+  std::vector<float> moved(3);
+  ASSERT_TRUE(params_.Rebind(2, View(moved)).ok());
+  EXPECT_EQ(params_.Find(moved.data()), 2);
+  EXPECT_EQ(params_.Find(values_.data() + 6), -1);
+}
+
+TEST_F(ParameterSetTest, AShapeIsOptionalAndFitsItsValue) {
+  std::vector<float> matrix(6), other(6);
+  const int index = params_.Add("matrix", View(matrix), {}, {2, 3});
+  EXPECT_THAT(params_.shape(index), testing::ElementsAre(2, 3));
+  EXPECT_TRUE(params_.shape(0).empty());
+  EXPECT_TRUE(params_.Validate().ok()) << params_.Validate();
+  EXPECT_EQ(params_.Add("tied", View(matrix)), index);
+  EXPECT_THAT(params_.shape(index), testing::ElementsAre(2, 3));
+  params_.Add("other", View(other), {}, {2, 4});
+  EXPECT_THAT(std::string(params_.Validate().message()), testing::HasSubstr("its shape [2, 4]"));
 }
 
 TEST_F(ParameterSetTest, SurvivesAMove) {
@@ -150,15 +174,18 @@ TEST_F(ParameterSetTest, ValidateNamesWhatDoesNotFit) {
   const Case cases[] = {
       {"fc1.bias", View(three), View(grad), "parameters 1 and 4 are both named \"fc1.bias\""},
       {"x", View(three), View(two), "parameter \"x\" is float32[3], its gradient float32[2]"},
-      {"x", View(three), TensorView(absl::MakeSpan(doubles)), "parameter \"x\" is float32[3], its gradient float64[3]"},
+      {"x", View(three), TensorView(absl::MakeSpan(doubles)),
+       "parameter \"x\" is float32[3], its gradient float64[3]"},
       {"x", View(three), TensorView(grad.data(), 3, DType::kFloat32, Device::Cuda(0)),
        "parameter \"x\" is float32[3], its gradient float32[3] on cuda:0"},
-      {"x", TensorView(nullptr, 3, DType::kFloat32), View(grad), "parameter \"x\" has no memory for float32[3]"},
+      {"x", TensorView(nullptr, 3, DType::kFloat32), View(grad),
+       "parameter \"x\" has no memory for float32[3]"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.message);
     ParameterSet params;
-    for (int i = 0; i < params_.size(); ++i) params.Add(params_[i].name, params_[i].value, params_[i].grad);
+    for (int i = 0; i < params_.size(); ++i)
+      params.Add(params_[i].name, params_[i].value, params_[i].grad);
     params.Add(c.name, c.value, c.grad);
     EXPECT_EQ(params.Validate(), absl::InvalidArgumentError(c.message));
   }

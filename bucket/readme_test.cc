@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/plan/planner.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -11,7 +11,8 @@ namespace {
 
 TEST(ReadmeTest, PlansASmallModel) {
   std::vector<ParamSpec> params = {{.count = 50'000}, {.count = 64}, {.count = 640}};
-  absl::StatusOr<BucketPlan> plan = PlanBuckets(params, {.caps = {kDefaultFirstCap, kDefaultCap}, .order = {2, 1, 0}});
+  absl::StatusOr<BucketPlan> plan =
+      PlanBuckets(params, {.caps = {kDefaultFirstCap, kDefaultCap}, .order = {2, 1, 0}});
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->buckets, (std::vector<std::vector<int>>{{2, 1, 0}}));
 }

@@ -1,41 +1,54 @@
-// How a bucket of gradients is reduced: the seam between the reducer, which launches every gradient collective, and
-// whoever decides what those collectives are. Data parallel brings all-reduce; compression, optimizers that step in
-// backward, and sharded optimizers bring theirs.
+// The interface between the reducer, which launches all gradient collectives, and the object that
+// chooses them. DataParallel uses all-reduce; compression, optimizers that update in backward, and
+// sharded optimizers have their own.
 //
-//   class ReduceToOwner : public BucketReduction {
+//   class SumBuckets : public BucketReduction {  // all-reduces each bucket and scales the sum
+//    public:
 //     std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
-//       return {{.kind = CollectiveKind::kReduce, .count = bucket.data.count, .root = owner_of_[bucket.index]}};
+//       return {{.kind = CollectiveKind::kAllReduce,
+//                .dtype = bucket.data.dtype,
+//                .count = bucket.data.count,
+//                .op = ReduceOp::kSum}};
 //     }
 //   };
+//   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers, {},
+//                                                      std::make_unique<SumBuckets>()));
 //
-// A reduction has one or more rounds, a collective each. For each bucket, in this order:
+// Override BeginRound() and OnReduced() to send something else than the gradients themselves.
 //
-//   BeginRound(bucket, 0) -> the collective -> BeginRound(bucket, 1) -> the collective -> ... -> OnReduced(bucket)
+// A reduction has one or more rounds with one collective each. For each bucket, in this order:
 //
-// Rounds of different buckets overlap: bucket 1 may be in its first round while bucket 0 is in its last. Within a round
-// buckets come in index order, on all ranks alike. Ranks that have run out of inputs run the same rounds with
-// `step.contributes` false: what they contribute is ignored, what they receive is the same.
+//   BeginRound(bucket, 0) -> the collective -> BeginRound(bucket, 1) -> the collective -> ... ->
+//     OnReduced(bucket)
 //
-// Memory:  `bucket.data` lives as long as the plan; a round's buffers until the step's end. Keep what outlives a step
-//          (error feedback, moments) per parameter, or drop it in OnPlan(): buckets change with the plan.
-// Threads: all calls of one step come one after the other, never at the same time: on the reducer's own thread if
-//          HasThread(), where they may also communicate, on a channel of their own; else on the thread that announces
-//          gradients, finishes the step, or runs the control plane: they must not block. OnPlan(), StepMessage() and
-//          OnShadow() come between steps.
-// Devices: where the bucket lies on a device, its content is touched by work on `step.stream` alone, and no call waits
-//          for the device: BeginRound() and OnReduced() put their kernels there and answer. What comes on it then follows
-//          the bucket's gradients and the collectives of its earlier rounds; the round's collective follows what is on
-//          it when BeginRound() answers, and ParameterSet::stream() follows it all once the step has ended. A bucket's first
-//          round is put there as soon as it goes out, on the thread that lets it go, whatever HasThread() says; the
-//          others, and OnReduced(), by the thread that finishes the step. Each round has its stream, and OnReduced() one
-//          of its own, in all buckets and steps. A collective's failure shows in the next step. OnPlan() comes when the
-//          device has run what came before: memory for the plan is made there.
-// Errors:  what BeginRound() or OnReduced() answer ends the step on all ranks.
+// Rounds of different buckets overlap: bucket 1 may be in its first round while bucket 0 is in its
+// last. Within a round the buckets come in index order on all ranks. Exhausted ranks run the same
+// rounds with `step.contributes` false: their contribution is ignored, and they receive the result.
+//
+// Memory:  `bucket.data` lives as long as the plan; a round's buffers until the end of the step.
+//          Keep data that outlives a step (error feedback, moments) per parameter, or drop it in
+//          OnPlan(), since buckets change with the plan.
+// Threads: the calls of a step never overlap. If HasThread(), they run on the reducer's own thread,
+//          and may communicate on a channel of their own. Else they run on the thread that
+//          announces gradients, on the one that finishes the step, or on the control thread, and
+//          must not block. OnPlan(), StepMessage() and OnShadow() come between steps.
+// Devices: only work on `step.stream` may access a bucket on a device, and no call waits for the
+//          device: BeginRound() and OnReduced() enqueue their kernels and return. Work on the
+//          stream runs after the bucket's gradients and the collectives of its earlier rounds; the
+//          round's collective runs after the work enqueued by BeginRound(), and
+//          ParameterSet::stream() runs after all of it once the step has ended. The first round of
+//          a bucket is enqueued when the bucket is launched, on the launching thread, also if
+//          HasThread(); the other rounds and OnReduced() on the thread that finishes the step. Each
+//          round has one stream for all buckets and steps, and so has OnReduced(). The next step
+//          reports the failure of a collective. OnPlan() is called when the device has finished
+//          earlier work: allocate memory for the plan there.
+// Errors:  an error of BeginRound() or OnReduced() ends the step on all ranks.
 
 #ifndef EVENKEEL_BUCKET_REDUCTION_H_
 #define EVENKEEL_BUCKET_REDUCTION_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,99 +64,112 @@
 
 namespace evenkeel {
 
-// How a bucket's gradients go out together.
+class ParameterSet;
+
+// How a bucket's gradients are sent together.
 enum class Fusion : uint8_t {
-  kFlat,       // Copied into one piece of memory, and back; nothing is copied where gradients are bucket views.
-  kCoalesced,  // From where they lie, as one operation on many tensors.
-  kMeasured,   // The faster one, found by some steps of each: flat at first. A bucket never is.
+  kFlat,  // Copied into one block of memory and back; gradients that are bucket views need no copy.
+  kCoalesced,  // From their own memory, as one operation on many tensors.
 };
 
 struct BucketInfo {
   int index = 0;
   int bucket_count = 0;
-  // Flat; the gradients of `params`, one after the other, then zeros up to a multiple of CountMultiple(). After the
-  // reduction the group's gradients.
+  // Flat; the gradients of `params`, one after the other, then zeros up to a multiple of
+  // CountMultiple(). After the reduction the group's gradients.
   TensorView data;
-  // One element per parameter, of data's type: not zero where a rank has a gradient for it; see UsedFlags. It lies
-  // behind `data` in the same memory, and `wire` is both.
+  // One element per parameter, of the type of `data`: not zero if a rank has its gradient; see
+  // UsedFlags. It follows `data` in the same memory, and `wire` is both.
   TensorView used;
   TensorView wire;
-  // What goes out if nothing is done to it, `parts_count` elements: `wire`; or, where gradients are not copied together
-  // (Fusion::kCoalesced, which is for all-reduce only: `data` is empty there), each where it lies, then `used`.
+  // The default input of the first round, `parts_count` elements: `wire`; or, with
+  // Fusion::kCoalesced (for all-reduce only, with `data` empty), each gradient in its own memory,
+  // then `used`.
   std::span<const TensorView> parts;
   int64_t parts_count = 0;
-  std::span<const int> params;       // Which parameters, in the order of their place in `data`.
-  std::span<const int64_t> offsets;  // Where each begins in `data`, in elements.
+  std::span<const int> params;       // The parameters, in the order of `data`.
+  std::span<const int64_t> offsets;  // The begin of each in `data`, in elements.
 };
 
-// What is true of one step's reductions. Equal on all ranks: `scale`.
+// The settings of one step's reductions. `scale` is equal on all ranks.
 struct ReductionStep {
-  double scale = 1.0;       // What a sum of gradients is to be multiplied by: one over the divisor.
-  bool contributes = true;  // False: this rank has nothing to add to this bucket.
-  // This rank has a gradient for each of the bucket's parameters: after the reduction all of `used` is set, and nobody
-  // need look, which on a device the host would have to wait for.
+  double scale = 1.0;       // The factor for a sum of gradients: one over the divisor.
+  bool contributes = true;  // False: this rank adds nothing to this bucket.
+  // This rank has a gradient for each of the bucket's parameters: after the reduction all of `used`
+  // is set, so the host need not read it, nor wait for a device.
   bool has_all = false;
-  StreamRef stream;  // On a device: where to put work; see Devices above. Null on the CPU.
+  StreamRef stream;  // On a device: the stream for work; see Devices above. Null on the CPU.
 };
 
 struct RoundBuffers {
-  TensorList in, out;  // As Channel::Issue() takes them for the round's collective.
-  double scale = 1.0;  // The collective's result is multiplied by it; equal on all ranks. Float reductions only.
+  TensorList in, out;  // The arguments of Channel::Issue() for the round's collective.
+  double scale = 1.0;  // The collective's result is multiplied by it; equal on all ranks. Float
+                       // reductions only.
 };
 
-// How the ranks learn which parameters of a bucket got a gradient on none of them: those are left alone.
+// How the ranks learn which parameters of a bucket have no gradient on any rank, and do not change.
 enum class UsedFlags : uint8_t {
   kOnWire,    // The reduction's first round reduces `wire`, and with it `used`.
   kSeparate,  // The reducer adds a small all-reduce for all buckets behind the last.
-  kOwn,       // The reduction sees to it before OnReduced() returns; the reducer looks at `used` afterwards.
+  kOwn,       // The reduction sets `used` before OnReduced() returns; the reducer reads it then.
 };
 
-// What becomes of a bucket's gradients.
+// The state of a bucket's gradients after the reduction.
 enum class GradFate : uint8_t {
   kReduced,  // They are in `data`: each parameter's gradient is the group's.
-  kNone,     // Used up, or elsewhere: the gradients are none.
+  kNone,     // Consumed: the gradients' state is kNone.
 };
 
 class BucketReduction {
  public:
   virtual ~BucketReduction() = default;
 
-  // The bucket's collectives, one per round, as many for each bucket and at least one: kind, dtype, count, op and root;
-  // the reducer fills in the rest. Called with equal buckets on all ranks when a plan is made, and must answer the same
-  // on all.
+  // The bucket's collectives, one per round, as many for each bucket and at least one: kind, dtype,
+  // count, op and root; the reducer fills in the rest. Called with equal buckets on all ranks when
+  // a plan is made; must return the same on all.
   virtual std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const = 0;
 
-  // What the round sends and receives. The default: the first round reduces `data` (`parts`, if the
-  // used flags are on the wire) in place and scales it; it is the only one.
-  virtual absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step);
-  // All rounds have ended well. `data` must hold the group's gradients when it answers kReduced.
-  virtual absl::StatusOr<GradFate> OnReduced(const BucketInfo& /*bucket*/, const ReductionStep& /*step*/) {
+  // Returns the buffers of the round. The default is for a single round, which reduces `data`
+  // (`parts`, if the used flags are on the wire) in place and scales it.
+  virtual absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
+                                                  const ReductionStep& step);
+  // Called when all rounds of the bucket have ended without an error. If it returns kReduced,
+  // `data` must contain the group's gradients on every rank.
+  virtual absl::StatusOr<GradFate> OnReduced(const BucketInfo& /*bucket*/,
+                                             const ReductionStep& /*step*/) {
     return GradFate::kReduced;
   }
 
-  // After the last of the step's buckets, also if some were skipped; on the thread that finishes the step.
+  // Called once per step, after its last bucket, also if buckets were skipped; on the thread that
+  // finishes the step.
   virtual absl::Status OnStepEnd() { return absl::OkStatus(); }
 
-  // Whether it computes, or has rounds after the first: its calls get a thread of their own, and what follows the first
-  // round overlaps with backward. Must not change.
+  // Returns whether the calls get a thread of their own (on the CPU), so that computation and the
+  // rounds after the first overlap with backward. Must be true, on devices too, if
+  // CollectivesFor() returns more than one round: otherwise making the plan fails with
+  // InvalidArgument. Must not change.
   virtual bool HasThread() const { return false; }
-  // Must not change.
+  // Returns how the used flags are reduced. Must not change.
   virtual UsedFlags used_flags() const { return UsedFlags::kSeparate; }
-  // `data` of each bucket has a multiple of so many elements.
+  // Returns the number of which the element count of each bucket's `data` is a multiple.
   virtual int64_t CountMultiple() const { return 1; }
-  // Whose ranks share the reduction from now on: before the first plan, and in another group. A plan follows. A step
-  // that was under way is forgotten, on some ranks later than on others: state that must be equal on all begins anew.
-  virtual void OnGroup(const Communicator& /*comm*/) {}
-  // Another number when CollectivesFor() has come to answer something else for the same buckets: it is asked anew
-  // before the next step. On all ranks between the same two steps, those included that ran out of inputs.
+  // Called with the group of the reduction, before the first plan and in another group. A plan
+  // follows. A running step is dropped, on some ranks later than on others: state that must be
+  // equal on all ranks is reset.
+  virtual void OnGroup(Communicator& /*comm*/) {}
+  // Returns a number that changes when CollectivesFor() would return something else for the same
+  // buckets; it is called again before the next step. Must change on all ranks, exhausted ones
+  // included, between the same two steps.
   virtual int64_t CollectivesVersion() const { return 0; }
-  // Another plan: these are the buckets from the next step on. On all ranks before the same step, but not at the same
-  // time: it must not communicate. What has to move between ranks moves in the next step's first BeginRound().
+  // Called with the buckets of another plan, in force from the next step on: on all ranks before
+  // the same step, but not at the same time, so it must not communicate. Move data between ranks in
+  // the next step's first BeginRound().
   virtual absl::Status OnPlan(absl::Span<const BucketInfo> /*buckets*/) { return absl::OkStatus(); }
-  // Called before this rank sends the record of a step: the last moment for settings to change.
+  // Called before this rank sends the record of a step: settings must not change after it.
   virtual void PrepareStep() {}
-  // For ranks that have run out of inputs: what else they must know of the step that begins (a learning rate). Taken on
-  // the lowest active rank when its step begins, and given to OnShadow() of those before they begin theirs.
+  // Returns further data for exhausted ranks about the step that begins (a learning rate). Called
+  // on the lowest active rank when its step begins; OnShadow() of exhausted ranks receives it
+  // before they begin the step.
   virtual std::string StepMessage() { return ""; }
   virtual absl::Status OnShadow(absl::string_view /*message*/) { return absl::OkStatus(); }
 };
@@ -152,9 +178,24 @@ class BucketReduction {
 class AllReduceBuckets : public BucketReduction {
  public:
   std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
-    return {{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.parts_count}};
+    return {{.kind = CollectiveKind::kAllReduce,
+             .dtype = bucket.data.dtype,
+             .count = bucket.parts_count}};
   }
   UsedFlags used_flags() const override { return UsedFlags::kOnWire; }
+};
+
+// Reduces the gradients of a set of parameters, for objects with a reduction of their own, such as
+// optimizers. DataParallel is one.
+class GradientReducer {
+ public:
+  virtual ~GradientReducer() = default;
+  virtual Communicator& communicator() const = 0;
+  virtual ParameterSet& parameters() const = 0;
+  // Replaces all-reduce by `reduction`, between two steps. A collective; on failure all ranks
+  // return an error, and nothing has changed. FailedPrecondition inside a step, or if the reducer
+  // has another reduction already: compose the two instead.
+  virtual absl::Status InstallReduction(std::unique_ptr<BucketReduction> reduction) = 0;
 };
 
 }  // namespace evenkeel

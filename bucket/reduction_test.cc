@@ -43,10 +43,12 @@ class ScatterAndGather : public BucketReduction {
     return {{.kind = CollectiveKind::kReduceScatter, .dtype = bucket.data.dtype, .count = part},
             {.kind = CollectiveKind::kAllGather, .dtype = bucket.data.dtype, .count = part}};
   }
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override {
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
+                                          const ReductionStep& step) override {
     if (bucket.index == fails_at) return absl::ResourceExhaustedError("no memory left");
     std::vector<float>& part = parts_[bucket.index];
-    if (round == 0) return RoundBuffers{.in = {bucket.data}, .out = {absl::MakeSpan(part)}, .scale = step.scale};
+    if (round == 0)
+      return RoundBuffers{.in = {bucket.data}, .out = {absl::MakeSpan(part)}, .scale = step.scale};
     return RoundBuffers{.in = {absl::MakeSpan(part)}, .out = {bucket.data}};
   }
   absl::StatusOr<GradFate> OnReduced(const BucketInfo&, const ReductionStep&) override {
@@ -80,7 +82,8 @@ absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch) 
   model.params().ClearGradients();
   EK_RETURN_IF_ERROR(ddp.BeginStep());
   model.Forward(rank, batch);
-  EK_RETURN_IF_ERROR(model.Backward(rank, batch, [&](int param) { return ddp.GradientReady(param); }));
+  EK_RETURN_IF_ERROR(
+      model.Backward(rank, batch, [&](int param) { return ddp.GradientReady(param); }));
   return ddp.FinishStep();
 }
 
@@ -96,18 +99,22 @@ class ReductionTest : public testing::TestWithParam<std::tuple<int, bool>> {
 TEST_P(ReductionTest, RoundsOfItsOwnGiveWhatAllReduceGives) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), reference(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
-                                                       std::make_unique<ScatterAndGather>(comm.world_size())));
-    EK_ASSIGN_OR_RETURN(auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
+                                       std::make_unique<ScatterAndGather>(comm.world_size())));
+    EK_ASSIGN_OR_RETURN(auto plain,
+                        DataParallel::Create(&comm, &reference.params(), {}, Options(views())));
     for (int step = 0; step < 4; ++step) {  // Before and after the rebuild.
       EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
       EK_RETURN_IF_ERROR(TrainStep(*plain, reference, comm.rank(), step));
       for (size_t p = 0; p < kSizes.size(); ++p) {
         EXPECT_EQ(model.params().grad_state(p), GradState::kReduced);
-        EXPECT_THAT(model.Gradient(p), SameSums(reference.Gradient(p))) << "p" << p << " in step " << step;
+        EXPECT_THAT(model.Gradient(p), SameSums(reference.Gradient(p)))
+            << "p" << p << " in step " << step;
       }
     }
-    for (const BucketInfo& bucket : ddp->buckets()) EXPECT_EQ(bucket.data.count % comm.world_size(), 0);
+    for (const BucketInfo& bucket : ddp->buckets())
+      EXPECT_EQ(bucket.data.count % comm.world_size(), 0);
     return absl::OkStatus();
   });
 }
@@ -117,7 +124,8 @@ TEST_P(ReductionTest, ABucketGoesThroughAllItsRoundsWhileBackwardRuns) {
     ToyModel model(kSizes);
     auto owned = std::make_unique<ScatterAndGather>(comm.world_size());
     ScatterAndGather& reduction = *owned;
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
+                                                       std::move(owned)));
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));  // Records the order.
     model.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp->BeginStep());
@@ -137,10 +145,12 @@ TEST_P(ReductionTest, RanksThatRanDryRunTheSameRoundsAndHearWhatTheyMustKnow) {
     ToyModel model(kSizes);
     auto owned = std::make_unique<ScatterAndGather>(comm.world_size());
     ScatterAndGather& reduction = *owned;
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(owned)));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views()),
+                                                       std::move(owned)));
     const int steps = comm.rank();
     EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < steps; ++step) EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
+      for (int step = 0; step < steps; ++step)
+        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step));
       return absl::OkStatus();
     }));
     EXPECT_EQ(reduction.heard.size(), static_cast<size_t>(comm.world_size() - 1 - steps));
@@ -156,22 +166,24 @@ TEST_P(ReductionTest, AGradientThatNoRankHasStaysNone) {
       ToyModel model(kSizes);
       std::unique_ptr<BucketReduction> reduction;
       if (separate) reduction = std::make_unique<ScatterAndGather>(comm.world_size());
-      EK_ASSIGN_OR_RETURN(auto ddp,
-                          DataParallel::Create(&comm, &model.params(), {}, Options(views()), std::move(reduction)));
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {},
+                                                         Options(views()), std::move(reduction)));
       for (int step = 0; step < 3; ++step) {
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         for (int p = 4; p >= 0; --p) {
           const bool has_none = p == 1 || (p == 3 && comm.rank() > 0);
-          EK_RETURN_IF_ERROR(has_none ? ddp->NoGradient(p) : model.BackwardOf(p, comm.rank(), step, [&](int param) {
-            return ddp->GradientReady(param);
-          }));
+          EK_RETURN_IF_ERROR(has_none ? ddp->NoGradient(p)
+                                      : model.BackwardOf(p, comm.rank(), step, [&](int param) {
+                                          return ddp->GradientReady(param);
+                                        }));
         }
         EK_RETURN_IF_ERROR(ddp->FinishStep());
         EXPECT_EQ(model.params().grad_state(1), GradState::kNone) << "separate " << separate;
         EXPECT_EQ(model.params().grad_state(3), GradState::kReduced) << "separate " << separate;
         for (int j = 0; j < kSizes[3]; ++j) {
-          EXPECT_FLOAT_EQ(model.Gradient(3)[j], model.GradientAt(3, j, 0, step) / comm.world_size());
+          EXPECT_FLOAT_EQ(model.Gradient(3)[j],
+                          model.GradientAt(3, j, 0, step) / comm.world_size());
         }
       }
       return absl::OkStatus();
@@ -179,7 +191,8 @@ TEST_P(ReductionTest, AGradientThatNoRankHasStaysNone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ReductionTest, testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(Worlds, ReductionTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
                          [](const testing::TestParamInfo<std::tuple<int, bool>>& info) {
                            return absl::StrCat("World", std::get<0>(info.param),
                                                std::get<1>(info.param) ? "Views" : "Copies");
@@ -203,7 +216,8 @@ TEST(ReductionErrorsTest, WhatARoundCanNotDoEndsTheStepOnAllRanks) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("bucket 1, round 0"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("no memory left"));
   }
-  for (const int rank : {0, 2}) EXPECT_THAT(std::string(results[rank].message()), HasSubstr("rank 1"));
+  for (const int rank : {0, 2})
+    EXPECT_THAT(std::string(results[rank].message()), HasSubstr("rank 1"));
 }
 
 // What the ranks of one test tell each other.
@@ -212,16 +226,19 @@ struct Progress {
   std::atomic<bool> last_round_is_on = false;  // Of bucket 0, on rank 1.
 };
 
-// Three rounds. Rank 0's thread takes its time over the last round of bucket 0, rank 1's over the first of bucket 1: so
-// each rank waits in an operation that the other one's thread is about to begin.
+// Three rounds. Rank 0's thread takes its time over the last round of bucket 0, rank 1's over the
+// first of bucket 1: so each rank waits in an operation that the other one's thread is about to
+// begin.
 class SlowRounds : public BucketReduction {
  public:
   SlowRounds(int rank, Progress* progress) : rank_(rank), progress_(*progress) {}
   std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
-    const Collective what{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.data.count};
+    const Collective what{
+        .kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.data.count};
     return {what, what, what};
   }
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override {
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
+                                          const ReductionStep& step) override {
     if (is_slow && rank_ == 0 && round == 0) ++progress_.first_rounds;
     if (is_slow && rank_ == 1 && round == 2 && bucket.index == 0) progress_.last_round_is_on = true;
     const bool is_long = is_slow && bucket.index == rank_ && round == (rank_ == 0 ? 2 : 0);
@@ -246,20 +263,22 @@ TEST(ReductionErrorsTest, AThreadThatTakesItsTimeIsNoDeadlock) {
         ToyModel model(kSizes);
         auto owned = std::make_unique<SlowRounds>(comm.rank(), &progress);
         SlowRounds& reduction = *owned;
-        EK_ASSIGN_OR_RETURN(auto ddp,
-                            DataParallel::Create(&comm, &model.params(), {}, Options(false), std::move(owned)));
+        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {},
+                                                           Options(false), std::move(owned)));
         EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 0));
         reduction.is_slow = true;
         const bool is_late = comm.rank() == 1;
         const auto wait_for = [&](auto has_come) {
-          while (is_late && !has_come() && comm.status().ok()) absl::SleepFor(absl::Milliseconds(1));
+          while (is_late && !has_come() && comm.status().ok())
+            absl::SleepFor(absl::Milliseconds(1));
         };
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         wait_for([&] { return progress.first_rounds == static_cast<int>(ddp->buckets().size()); });
         for (int p = 4; p >= 0; --p) {
           if (p == 3) wait_for([&] { return progress.last_round_is_on.load(); });
-          EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), 1, [&](int i) { return ddp->GradientReady(i); }));
+          EK_RETURN_IF_ERROR(
+              model.BackwardOf(p, comm.rank(), 1, [&](int i) { return ddp->GradientReady(i); }));
         }
         return ddp->FinishStep();
       },
@@ -275,11 +294,12 @@ class NotOneCollective : public AllReduceBuckets {
 TEST(ReductionErrorsTest, EveryBucketNeedsACollective) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    return DataParallel::Create(&comm, &model.params(), {}, Options(false), std::make_unique<NotOneCollective>())
+    return DataParallel::Create(&comm, &model.params(), {}, Options(false),
+                                std::make_unique<NotOneCollective>())
         .status();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("gives bucket 0 0 collectives"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has for bucket 0 0 collectives"));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A DataParallel that changes its group, after errors and without, against fresh ones that were made for each group.
+// A DataParallel that changes its group, after errors and without, against fresh ones that were
+// made for each group.
 
 #include <functional>
 #include <memory>
@@ -39,19 +40,22 @@ Group MakeGroup(int world) { return *CreateTestGroup(world); }
 std::vector<absl::Status> OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
   std::vector<absl::Status> results(ranks);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { results[rank] = body(rank); });
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] { results[rank] = body(rank); });
   for (std::thread& thread : threads) thread.join();
   return results;
 }
 
 void ExpectOk(const std::vector<absl::Status>& results) {
-  for (size_t rank = 0; rank < results.size(); ++rank) EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
+  for (size_t rank = 0; rank < results.size(); ++rank)
+    EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
 }
 
 void Descend(ToyModel& model) {
   for (int p = 0; p < model.params().size(); ++p) {
     if (model.params().grad_state(p) == GradState::kNone) continue;
-    const auto value = model.params()[p].value.as<float>(), grad = model.params()[p].grad.as<float>();
+    const auto value = model.params()[p].value.as<float>(),
+               grad = model.params()[p].grad.as<float>();
     for (size_t j = 0; j < value.size(); ++j) value[j] -= 0.5f * grad[j];
   }
 }
@@ -64,7 +68,8 @@ struct Replica {
   std::unique_ptr<DataParallel> ddp;
 
   absl::Status Create(Communicator& comm, bool views) {
-    EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views)));
+    EK_ASSIGN_OR_RETURN(
+        ddp, DataParallel::Create(&comm, &model.params(), model.buffers(), Options(views)));
     return absl::OkStatus();
   }
   // Fails before it announces the gradient of parameter `fails_at`.
@@ -74,7 +79,8 @@ struct Replica {
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     model.Forward(rank, step);
     EK_RETURN_IF_ERROR(model.Backward(rank, step, [&](int param) {
-      return param == fails_at ? absl::InternalError("the loss is not a number") : ddp->GradientReady(param);
+      return param == fails_at ? absl::InternalError("the loss is not a number")
+                               : ddp->GradientReady(param);
     }));
     EK_RETURN_IF_ERROR(ddp->FinishStep());
     Descend(model);
@@ -115,12 +121,15 @@ void FreshRun(std::vector<Replica>& replicas, int world, int first, int end, boo
 class ReplaceGroupTest : public testing::TestWithParam<bool> {
  protected:
   bool views() const { return GetParam(); }
-  void ExpectEqual(const std::vector<Replica>& actual, const std::vector<Replica>& expected, int ranks) {
-    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(actual[rank].model.values(), expected[rank].model.values());
+  void ExpectEqual(const std::vector<Replica>& actual, const std::vector<Replica>& expected,
+                   int ranks) {
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_EQ(actual[rank].model.values(), expected[rank].model.values());
   }
 };
 
-// A group of 2, then one of 3, then 2 again; in each but the last, backward fails in the middle on one rank.
+// A group of 2, then one of 3, then 2 again; in each but the last, backward fails in the middle on
+// one rank.
 TEST_P(ReplaceGroupTest, AfterAnErrorInTheMiddleOfBackwardTrainingGoesOnAsIfNew) {
   Group first = MakeGroup(2), alone = MakeGroup(1), second = MakeGroup(3), third = MakeGroup(2);
   std::vector<Replica> replicas(3);
@@ -206,10 +215,12 @@ TEST_P(ReplaceGroupTest, RanksWithDifferentPlansTakeTheNewest) {
   ExpectOk(OnEach(2, [&](int rank) -> absl::Status {
     Replica& mine = replicas[rank];
     // Without buffers, so that a step begins without the other rank.
-    EK_ASSIGN_OR_RETURN(mine.ddp, DataParallel::Create(first[rank].get(), &mine.model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(mine.ddp, DataParallel::Create(first[rank].get(), &mine.model.params(), {},
+                                                       Options(views())));
     EK_RETURN_IF_ERROR(mine.Steps(0, 1));
     if (rank == 0) {
-      EK_RETURN_IF_ERROR(mine.ddp->BeginStep());  // Adopts the recorded order; rank 1 does not come to it.
+      EK_RETURN_IF_ERROR(
+          mine.ddp->BeginStep());  // Adopts the recorded order; rank 1 does not come to it.
       EXPECT_EQ(mine.ddp->reducer().generation(), 1u);
     }
     EK_RETURN_IF_ERROR(mine.ddp->ReplaceGroup(second[rank].get()));
@@ -228,7 +239,8 @@ TEST_P(ReplaceGroupTest, WhatOneRankHadFrozenIsFrozenOnAll) {
   std::vector<Replica> replicas(2);
   ExpectOk(OnEach(2, [&](int rank) -> absl::Status {
     Replica& mine = replicas[rank];
-    EK_ASSIGN_OR_RETURN(mine.ddp, DataParallel::Create(first[rank].get(), &mine.model.params(), {}, Options(views())));
+    EK_ASSIGN_OR_RETURN(mine.ddp, DataParallel::Create(first[rank].get(), &mine.model.params(), {},
+                                                       Options(views())));
     EK_RETURN_IF_ERROR(mine.Steps(0, 3));
     if (rank == 1) {
       mine.model.params().SetTrainable("p3", false);
@@ -254,14 +266,16 @@ TEST_P(ReplaceGroupTest, GradientsAreForgottenAndBuffersAreThoseBeforeTheStep) {
     mine.model.params().ClearGradients();
     EK_RETURN_IF_ERROR(mine.ddp->BeginStep(StepMode::kAccumulate));
     mine.model.Forward(rank, 2);
-    EK_RETURN_IF_ERROR(mine.model.Backward(rank, 2, [&](int param) { return mine.ddp->GradientReady(param); }));
+    EK_RETURN_IF_ERROR(
+        mine.model.Backward(rank, 2, [&](int param) { return mine.ddp->GradientReady(param); }));
     EK_RETURN_IF_ERROR(mine.ddp->FinishStep());
     EK_RETURN_IF_ERROR(mine.ddp->BeginStep());
     mine.model.Forward(rank, 3);
     EXPECT_NE(mine.model.buffer(), before);
     EK_RETURN_IF_ERROR(mine.ddp->ReplaceGroup(second[rank].get()));
     EXPECT_EQ(mine.model.buffer(), before);
-    for (int p = 0; p < mine.model.params().size(); ++p) EXPECT_EQ(mine.model.params().grad_state(p), GradState::kNone);
+    for (int p = 0; p < mine.model.params().size(); ++p)
+      EXPECT_EQ(mine.model.params().grad_state(p), GradState::kNone);
     return absl::OkStatus();
   }));
   // Its buckets were in use: a sound group that is left in the middle of a step ends.
@@ -289,10 +303,12 @@ TEST_P(ReplaceGroupTest, BuffersOfAFinishedStepStay) {
 class EqualShares : public BucketReduction {
  public:
   explicit EqualShares(std::vector<int>* planned_for) : planned_for_(planned_for) {}
-  void OnGroup(const Communicator& comm) override { world_size_ = comm.world_size(); }
+  void OnGroup(Communicator& comm) override { world_size_ = comm.world_size(); }
   int64_t CountMultiple() const override { return world_size_; }
   std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
-    return {{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.data.count}};
+    return {{.kind = CollectiveKind::kAllReduce,
+             .dtype = bucket.data.dtype,
+             .count = bucket.data.count}};
   }
   absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override {
     planned_for_->push_back(world_size_);
@@ -310,9 +326,10 @@ TEST_P(ReplaceGroupTest, TheReductionPlansAnewForItsNewGroup) {
   ExpectOk(OnEach(3, [&](int rank) -> absl::Status {
     ToyModel model(kSizes);
     std::vector<int> planned_for;
-    EK_ASSIGN_OR_RETURN(auto ddp,
-                        DataParallel::Create(three[rank].get(), &model.params(), model.buffers(), Options(GetParam()),
-                                             std::make_unique<EqualShares>(&planned_for)));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp,
+        DataParallel::Create(three[rank].get(), &model.params(), model.buffers(),
+                             Options(GetParam()), std::make_unique<EqualShares>(&planned_for)));
     EK_RETURN_IF_ERROR(three[rank]->Finalize());
     EXPECT_THAT(planned_for, ElementsAre(3));
     if (rank == 2) return absl::OkStatus();
@@ -321,9 +338,11 @@ TEST_P(ReplaceGroupTest, TheReductionPlansAnewForItsNewGroup) {
     for (int step = 0; step < 2; ++step) {  // The second has another plan: the order is known.
       model.params().ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());
-      EK_RETURN_IF_ERROR(model.Backward(rank, step, [&](int param) { return ddp->GradientReady(param); }));
+      EK_RETURN_IF_ERROR(
+          model.Backward(rank, step, [&](int param) { return ddp->GradientReady(param); }));
       EK_RETURN_IF_ERROR(ddp->FinishStep());
-      EXPECT_EQ(model.Gradient(0)[0], (model.GradientAt(0, 0, 0, step) + model.GradientAt(0, 0, 1, step)) * 0.5f);
+      EXPECT_EQ(model.Gradient(0)[0],
+                (model.GradientAt(0, 0, 0, step) + model.GradientAt(0, 0, 1, step)) * 0.5f);
     }
     EK_RETURN_IF_ERROR(two[rank]->Finalize());
     EK_RETURN_IF_ERROR(ddp->ReplaceGroup(also_two[rank].get()));
@@ -344,8 +363,10 @@ TEST(ReplaceGroupNamesTest, NamesComeAlongAndAreNotGivenOutAgain) {
     // In another order on each rank: both learn it, and nothing has changed.
     absl::Status crossed = (rank == 0 ? a : b)[rank].ddp->ReplaceGroup(second[rank].get());
     EXPECT_EQ(crossed.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(crossed.message()),
-                HasSubstr("rank 0 brings data_parallel#0, rank 1 data_parallel#1: all ranks bring the same"));
+    EXPECT_THAT(
+        std::string(crossed.message()),
+        HasSubstr(
+            "rank 0 passes data_parallel#0, rank 1 data_parallel#1: all ranks must pass the same"));
     EXPECT_EQ(&a[rank].ddp->communicator(), first[rank].get());
     EK_RETURN_IF_ERROR(b[rank].ddp->ReplaceGroup(second[rank].get()));
     EK_RETURN_IF_ERROR(c[rank].Create(*second[rank], false));
@@ -353,7 +374,8 @@ TEST(ReplaceGroupNamesTest, NamesComeAlongAndAreNotGivenOutAgain) {
     EXPECT_EQ(c[rank].ddp->join_name(), "data_parallel#0");
     // Now that name is taken.
     absl::Status taken = a[rank].ddp->ReplaceGroup(second[rank].get());
-    EXPECT_THAT(std::string(taken.message()), HasSubstr("somebody in the new group has that name"));
+    EXPECT_THAT(std::string(taken.message()),
+                HasSubstr("another object in the new group has that name"));
     Replica late;
     EK_RETURN_IF_ERROR(late.Create(*second[rank], false));
     EXPECT_EQ(late.ddp->join_name(), "data_parallel#2");
@@ -378,7 +400,8 @@ TEST(ReplaceGroupErrorsTest, WhatCannotBeReplacedIsRefusedOnAllRanksAndNothingCh
     Replica& mine = replicas[rank];
     EK_RETURN_IF_ERROR(mine.Create(*first[rank], false));
     EXPECT_EQ(mine.ddp->ReplaceGroup(nullptr).code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(mine.ddp->ReplaceGroup(first[rank].get()).message()), HasSubstr("in that group already"));
+    EXPECT_THAT(std::string(mine.ddp->ReplaceGroup(first[rank].get()).message()),
+                HasSubstr("in that group already"));
     EK_RETURN_IF_ERROR(RunJoined({mine.ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       absl::Status inside = mine.ddp->ReplaceGroup(second[rank].get());
       EXPECT_THAT(std::string(inside.message()), HasSubstr("inside RunJoined()"));
@@ -396,7 +419,8 @@ TEST(ReplaceGroupErrorsTest, OtherParametersEndTheNewGroup) {
   ToyModel small({3, 5}), large({3, 6});
   const std::vector<absl::Status> results = OnEach(2, [&](int rank) -> absl::Status {
     Communicator* comm = rank == 0 ? alone[0].get() : apart[0].get();
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(comm, rank == 0 ? &small.params() : &large.params(), {}));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(comm, rank == 0 ? &small.params() : &large.params(), {}));
     return ddp->ReplaceGroup(second[rank].get());
   });
   for (const absl::Status& result : results) {

@@ -76,7 +76,8 @@ TEST(SharedParametersTest, MemoryThatOverlapsWithoutBeingTheSameIsRefused) {
       {all.Slice(4, 4), {}, ""},
       {all.Slice(3, 4),
        {},
-       "the memory of the value of \"a\" (float32[4]) overlaps that of the value of \"b\" (float32[4])"},
+       "the memory of the value of \"a\" (float32[4]) overlaps that of the value of \"b\" "
+       "(float32[4])"},
       {all.Slice(0, 3), {}, "overlaps that of the value of \"b\" (float32[3])"},
       {all, {}, "the value of \"b\" (float32[8])"},
       {bytes, {}, "the value of \"b\" (float64[4])"},
@@ -84,7 +85,8 @@ TEST(SharedParametersTest, MemoryThatOverlapsWithoutBeingTheSameIsRefused) {
       {all.Slice(4, 4), View(other).Slice(2, 4),
        "the gradient of \"a\" (float32[4]) overlaps that of the gradient of \"b\""},
       {all.Slice(4, 4), View(other).Slice(0, 4), "overlaps that of the gradient of \"b\""},
-      {all.Slice(4, 4), all.Slice(4, 4), "the value of \"b\" (float32[4]) overlaps that of the gradient of \"b\""},
+      {all.Slice(4, 4), all.Slice(4, 4),
+       "the value of \"b\" (float32[4]) overlaps that of the gradient of \"b\""},
       {{memory.data(), 4, DType::kFloat32, Device::Cuda(1)}, {}, ""},  // Another memory.
   };
   for (const Case& c : cases) {
@@ -108,19 +110,26 @@ TEST(SharedParametersTest, NamesAndGradientsMustFit) {
   names.Add("a", View(shared));
   names.Add("b", View(more));
   names.Add("b", View(shared));
-  EXPECT_EQ(names.Validate(), absl::InvalidArgumentError("parameters 0 and 1 are both named \"b\""));
+  EXPECT_EQ(names.Validate(),
+            absl::InvalidArgumentError("parameters 0 and 1 are both named \"b\""));
 
   ParameterSet grads;
   grads.Add("a", View(shared), View(grad));
   grads.Add("b", View(shared), View(other_grad));
   EXPECT_EQ(grads.Validate(),
-            absl::InvalidArgumentError("parameters \"a\" and \"b\" are the same memory, their gradients are not"));
+            absl::InvalidArgumentError(
+                "parameters \"a\" and \"b\" are the same memory, their gradients are not"));
 }
 
-// y = W2 h, h = W1 x with W1 = W2 = W (a diagonal): both uses add to W's gradient, whose bucket leaves after the second.
+// y = W2 h, h = W1 x with W1 = W2 = W (a diagonal): both uses add to W's gradient, whose bucket
+// leaves after the second.
 class TiedModel {
  public:
-  TiedModel() : weight_({1.5f, -0.5f, 2.0f}), grad_(3, -77.0f), bias_({0.25f, 0.5f, 0.75f}), bias_grad_(3, -77.0f) {
+  TiedModel()
+      : weight_({1.5f, -0.5f, 2.0f}),
+        grad_(3, -77.0f),
+        bias_({0.25f, 0.5f, 0.75f}),
+        bias_grad_(3, -77.0f) {
     params_.Add("encoder.weight", View(weight_), View(grad_));
     params_.Add("bias", View(bias_), View(bias_grad_));
     params_.Add("decoder.weight", View(weight_), View(grad_));
@@ -186,7 +195,8 @@ std::vector<float> AloneWith(int ranks, int steps) {
       }
     }
     for (int p = 0; p < 2; ++p) {
-      for (int j = 0; j < 3; ++j) model.params()[p].grad.as<float>()[j] = sums[p][j] * (1.0f / ranks);
+      for (int j = 0; j < 3; ++j)
+        model.params()[p].grad.as<float>()[j] = sums[p][j] * (1.0f / ranks);
     }
     model.Descend();
   }
@@ -200,17 +210,20 @@ TEST_P(TiedWeightsTest, TrainAsOneProcessTrainsThem) {
     for (int step = 0; step < 4; ++step) {
       model.params().ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());
-      EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+      EK_RETURN_IF_ERROR(
+          model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
       EK_RETURN_IF_ERROR(ddp->FinishStep());
       model.Descend();
     }
     EXPECT_THAT(ddp->reducer().plan().buckets, ElementsAre(ElementsAre(1), ElementsAre(0)));
-    EXPECT_THAT(model.weight(), testing::Pointwise(testing::FloatEq(), AloneWith(comm.world_size(), 4)));
+    EXPECT_THAT(model.weight(),
+                testing::Pointwise(testing::FloatEq(), AloneWith(comm.world_size(), 4)));
     return absl::OkStatus();
   });
 }
 
-// A rank that has no gradient for it gets the others', be it asked for by the one name or the other.
+// A rank that has no gradient for it gets the others', be it asked for by the one name or the
+// other.
 TEST_P(TiedWeightsTest, ARankThatUsesNeitherNameGetsTheOthersGradient) {
   Run([&](Communicator& comm) -> absl::Status {
     TiedModel model;
@@ -220,7 +233,8 @@ TEST_P(TiedWeightsTest, ARankThatUsesNeitherNameGetsTheOthersGradient) {
       EK_RETURN_IF_ERROR(ddp->BeginStep());
       const bool is_used = comm.rank() > 0 || comm.world_size() == 1;
       if (is_used) {
-        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step,
+                                          [&](int param) { return ddp->GradientReady(param); }));
       } else {
         EK_RETURN_IF_ERROR(ddp->NoGradient(model.params().Find("decoder.weight")));
         EK_RETURN_IF_ERROR(ddp->NoGradient(model.params().Find("bias")));
@@ -240,24 +254,27 @@ TEST_P(TiedWeightsTest, ARankThatUsesNeitherNameGetsTheOthersGradient) {
 }
 
 TEST_P(TiedWeightsTest, RanksThatTieDifferentlyLearnIt) {
-  absl::Status status = RunTestRanks(std::get<0>(GetParam()), [&](Communicator& comm) -> absl::Status {
-    std::vector<float> a(3), b(3), grads(6);
-    ParameterSet params;
-    params.Add("a", View(a), View(grads).Slice(0, 3));
-    params.Add("b", View(b), View(grads).Slice(3, 3));
-    params.Add(comm.rank() == 0 ? "c" : "d", View(a));
-    const absl::Status made = DataParallel::Create(&comm, &params, {}, Options()).status();
-    if (comm.world_size() == 1) return made;
-    EXPECT_EQ(made.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(made.message()),
-                HasSubstr("parameter 0 is \"a\" = \"c\" float32[3] on rank 0 and \"a\" = \"d\" float32[3] on rank 1"));
-    return comm.Barrier();
-  });
+  absl::Status status =
+      RunTestRanks(std::get<0>(GetParam()), [&](Communicator& comm) -> absl::Status {
+        std::vector<float> a(3), b(3), grads(6);
+        ParameterSet params;
+        params.Add("a", View(a), View(grads).Slice(0, 3));
+        params.Add("b", View(b), View(grads).Slice(3, 3));
+        params.Add(comm.rank() == 0 ? "c" : "d", View(a));
+        const absl::Status made = DataParallel::Create(&comm, &params, {}, Options()).status();
+        if (comm.world_size() == 1) return made;
+        EXPECT_EQ(made.code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_THAT(std::string(made.message()),
+                    HasSubstr("parameter 0 is \"a\" = \"c\" float32[3] on rank 0 and \"a\" = \"d\" "
+                              "float32[3] on rank 1"));
+        return comm.Barrier();
+      });
   EXPECT_TRUE(status.ok()) << status;
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, TiedWeightsTest,
-                         testing::Combine(testing::Values(1, 2, 3, 5), testing::Values(false, true)));
+                         testing::Combine(testing::Values(1, 2, 3, 5),
+                                          testing::Values(false, true)));
 
 }  // namespace
 }  // namespace evenkeel

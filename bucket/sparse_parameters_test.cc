@@ -1,5 +1,5 @@
-// Gradients that consist of some rows: gathered, added up in the order of ranks, and equal to what a dense one would
-// be.
+// Gradients that consist of some rows: gathered, added up in the order of ranks, and equal to what
+// a dense one would be.
 
 #include <algorithm>
 #include <cstdint>
@@ -59,12 +59,16 @@ TEST(SparseParametersTest, TakeRowsThatFitAndAddThemUp) {
             absl::InvalidArgumentError("parameter \"table\" has no row 7, it has 7"));
   EXPECT_EQ(params.SetSparseGrad(index, std::vector<int64_t>{-1, 0}, view),
             absl::InvalidArgumentError("parameter \"table\" has no row -1, it has 7"));
-  EXPECT_EQ(params.SetSparseGrad(index, rows, view.Slice(0, 5)),
-            absl::InvalidArgumentError("parameter \"table\": 2 rows are float32[6], not float32[5]"));
-  EXPECT_EQ(params.SetSparseGrad(index, rows, absl::MakeSpan(doubles)),
-            absl::InvalidArgumentError("parameter \"table\": 2 rows are float32[6], not float64[6]"));
-  EXPECT_EQ(params.SetSparseGrad(3, rows, view), absl::InvalidArgumentError("parameter 3 is no sparse one of floats"));
-  EXPECT_THAT(Floats(params.sparse_grad(index)), ElementsAre(4, 5, 6, 2, 4, 6)) << "Nothing changed.";
+  EXPECT_EQ(
+      params.SetSparseGrad(index, rows, view.Slice(0, 5)),
+      absl::InvalidArgumentError("parameter \"table\": 2 rows are float32[6], not float32[5]"));
+  EXPECT_EQ(
+      params.SetSparseGrad(index, rows, absl::MakeSpan(doubles)),
+      absl::InvalidArgumentError("parameter \"table\": 2 rows are float32[6], not float64[6]"));
+  EXPECT_EQ(params.SetSparseGrad(3, rows, view),
+            absl::InvalidArgumentError("parameter 3 is not a sparse one of a floating-point type"));
+  EXPECT_THAT(Floats(params.sparse_grad(index)), ElementsAre(4, 5, 6, 2, 4, 6))
+      << "Nothing changed.";
 
   params.ClearGradients();
   EXPECT_TRUE(params.SetSparseGrad(index, rows, view).ok());
@@ -76,8 +80,9 @@ TEST(SparseParametersTest, RowsMustDivideAndSharedOnesBeOfOneKind) {
   for (int row_size : {4, -1}) {
     ParameterSet params;
     params.AddSparse("table", absl::MakeSpan(table), row_size);
-    EXPECT_EQ(params.Validate(), absl::InvalidArgumentError(absl::StrCat(
-                                     "parameter \"table\" is float32[21], which is not in rows of ", row_size)));
+    EXPECT_EQ(params.Validate(),
+              absl::InvalidArgumentError(absl::StrCat(
+                  "parameter \"table\" is float32[21], which is not in rows of ", row_size)));
   }
   ParameterSet both;
   both.AddSparse("table", absl::MakeSpan(table), kRowSize);
@@ -92,7 +97,11 @@ TEST(SparseParametersTest, RowsMustDivideAndSharedOnesBeOfOneKind) {
 class Lookup {
  public:
   explicit Lookup(bool is_sparse)
-      : is_sparse_(is_sparse), table_(kRows * kRowSize), grad_(table_.size()), bias_(5), bias_grad_(5) {
+      : is_sparse_(is_sparse),
+        table_(kRows * kRowSize),
+        grad_(table_.size()),
+        bias_(5),
+        bias_grad_(5) {
     if (is_sparse) {
       params_.AddSparse("table", absl::MakeSpan(table_), kRowSize);
     } else {
@@ -105,12 +114,14 @@ class Lookup {
   // Some rows, some of them twice, as many as rank and step say; with every third pair none.
   static std::vector<int64_t> RowsOf(int rank, int step) {
     std::vector<int64_t> rows;
-    for (int i = 0; i < (rank + 2 * step) % 5; ++i) rows.push_back((rank * 3 + i * i + step) % kRows);
+    for (int i = 0; i < (rank + 2 * step) % 5; ++i)
+      rows.push_back((rank * 3 + i * i + step) % kRows);
     return rows;
   }
   static std::vector<float> ValuesOf(int rank, int step, size_t rows) {
     std::vector<float> values;
-    for (size_t i = 0; i < rows * kRowSize; ++i) values.push_back(ToyModel::Noise(rank, step, 3, static_cast<int>(i)));
+    for (size_t i = 0; i < rows * kRowSize; ++i)
+      values.push_back(ToyModel::Noise(rank, step, 3, static_cast<int>(i)));
     return values;
   }
 
@@ -129,7 +140,8 @@ class Lookup {
     } else {
       const std::span<float> grad = params_[0].grad.as<float>();
       if (params_.grad_state(0) == GradState::kNone) std::fill(grad.begin(), grad.end(), 0.0f);
-      for (size_t i = 0; i < values.size(); ++i) grad[rows[i / kRowSize] * kRowSize + i % kRowSize] += values[i];
+      for (size_t i = 0; i < values.size(); ++i)
+        grad[rows[i / kRowSize] * kRowSize + i % kRowSize] += values[i];
       params_.SetGradState(0, GradState::kLocal);
     }
     return announce(0);
@@ -144,7 +156,8 @@ class Lookup {
     }
     const SparseRows& sparse = params_.sparse_grad(0);
     const std::vector<float> values = Floats(sparse);
-    for (size_t i = 0; i < values.size(); ++i) full[sparse.rows[i / kRowSize] * kRowSize + i % kRowSize] += values[i];
+    for (size_t i = 0; i < values.size(); ++i)
+      full[sparse.rows[i / kRowSize] * kRowSize + i % kRowSize] += values[i];
     return full;
   }
 
@@ -160,13 +173,16 @@ class SparseInDataParallelTest : public testing::TestWithParam<std::tuple<int, b
     absl::Status status = RunTestRanks(std::get<0>(GetParam()), body);
     EXPECT_TRUE(status.ok()) << status;
   }
-  DataParallelOptions Options() const { return {.reducer = {.gradient_as_bucket_view = std::get<1>(GetParam())}}; }
+  DataParallelOptions Options() const {
+    return {.reducer = {.gradient_as_bucket_view = std::get<1>(GetParam())}};
+  }
 };
 
 absl::Status TrainStep(DataParallel& ddp, Lookup& model, int rank, int step) {
   model.params().ClearGradients();
   EK_RETURN_IF_ERROR(ddp.BeginStep());
-  EK_RETURN_IF_ERROR(model.Backward(rank, step, [&](int param) { return ddp.GradientReady(param); }));
+  EK_RETURN_IF_ERROR(
+      model.Backward(rank, step, [&](int param) { return ddp.GradientReady(param); }));
   return ddp.FinishStep();
 }
 
@@ -178,7 +194,8 @@ TEST_P(SparseInDataParallelTest, RowsAreThoseOfTheDenseGradient) {
   Run([&](Communicator& comm) -> absl::Status {
     Lookup sparse(true), dense(false);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &sparse.params(), {}, Options()));
-    EK_ASSIGN_OR_RETURN(auto reference, DataParallel::Create(&comm, &dense.params(), {}, Options()));
+    EK_ASSIGN_OR_RETURN(auto reference,
+                        DataParallel::Create(&comm, &dense.params(), {}, Options()));
     EXPECT_EQ(ddp->buckets().size(), 1u) << "Of the dense parameter.";
     for (int step = 0; step < 6; ++step) {
       if (step == 4) {  // Frozen and back.
@@ -192,14 +209,17 @@ TEST_P(SparseInDataParallelTest, RowsAreThoseOfTheDenseGradient) {
       EK_RETURN_IF_ERROR(TrainStep(*ddp, sparse, comm.rank(), step));
       EK_RETURN_IF_ERROR(TrainStep(*reference, dense, comm.rank(), step));
       EXPECT_THAT(sparse.TableGradient(), SameSums(dense.TableGradient())) << "step " << step;
-      EXPECT_THAT(sparse.params()[1].grad.as<float>()[0], SameSum(dense.params()[1].grad.as<float>()[0]));
+      EXPECT_THAT(sparse.params()[1].grad.as<float>()[0],
+                  SameSum(dense.params()[1].grad.as<float>()[0]));
       ExpectSorted(sparse.params().sparse_grad(0));
       bool is_used = step != 4;
       if (is_used) {
         is_used = false;
-        for (int rank = 0; rank < comm.world_size(); ++rank) is_used |= !Lookup::RowsOf(rank, step).empty();
+        for (int rank = 0; rank < comm.world_size(); ++rank)
+          is_used |= !Lookup::RowsOf(rank, step).empty();
       }
-      EXPECT_EQ(sparse.params().grad_state(0), is_used ? GradState::kReduced : GradState::kNone) << "step " << step;
+      EXPECT_EQ(sparse.params().grad_state(0), is_used ? GradState::kReduced : GradState::kNone)
+          << "step " << step;
     }
     return absl::OkStatus();
   });
@@ -209,14 +229,18 @@ TEST_P(SparseInDataParallelTest, WhatWasAccumulatedAddsUp) {
   Run([&](Communicator& comm) -> absl::Status {
     Lookup sparse(true), dense(false);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &sparse.params(), {}, Options()));
-    EK_ASSIGN_OR_RETURN(auto reference, DataParallel::Create(&comm, &dense.params(), {}, Options()));
+    EK_ASSIGN_OR_RETURN(auto reference,
+                        DataParallel::Create(&comm, &dense.params(), {}, Options()));
     for (int step = 0; step < 3; ++step) {
-      for (auto [model, trainer] : {std::pair(&sparse, ddp.get()), std::pair(&dense, reference.get())}) {
+      for (auto [model, trainer] :
+           {std::pair(&sparse, ddp.get()), std::pair(&dense, reference.get())}) {
         model->params().ClearGradients();
         for (int part = 0; part < 3; ++part) {
-          EK_RETURN_IF_ERROR(trainer->BeginStep(part < 2 ? StepMode::kAccumulate : StepMode::kSync));
-          EK_RETURN_IF_ERROR(model->Backward(comm.rank(), 3 * step + part,
-                                             [t = trainer](int param) { return t->GradientReady(param); }));
+          EK_RETURN_IF_ERROR(
+              trainer->BeginStep(part < 2 ? StepMode::kAccumulate : StepMode::kSync));
+          EK_RETURN_IF_ERROR(
+              model->Backward(comm.rank(), 3 * step + part,
+                              [t = trainer](int param) { return t->GradientReady(param); }));
           EK_RETURN_IF_ERROR(trainer->FinishStep());
         }
       }
@@ -226,7 +250,8 @@ TEST_P(SparseInDataParallelTest, WhatWasAccumulatedAddsUp) {
   });
 }
 
-// Ranks that run dry have no rows, but those that they had accumulated; all have the same gradient.
+// Ranks that become exhausted have no rows, but those that they had accumulated; all have the same
+// gradient.
 TEST_P(SparseInDataParallelTest, RanksThatRanDryContributeWhatTheyHadAndGetAll) {
   Run([&](Communicator& comm) -> absl::Status {
     std::vector<std::vector<float>> results;
@@ -235,11 +260,14 @@ TEST_P(SparseInDataParallelTest, RanksThatRanDryContributeWhatTheyHadAndGetAll) 
       EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options()));
       ddp->SetOptimizerState({});
       EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
-        // Every third batch accumulates two steps, so that some ranks run dry with rows that were not reduced.
+        // Every third batch accumulates two steps, so that some ranks become exhausted with rows
+        // that were not reduced.
         for (int step = 0; step < 2 + comm.rank(); ++step) {
           if (step % 3 != 2) model.params().ClearGradients();
-          EK_RETURN_IF_ERROR(ddp->BeginStep(step % 3 == 1 ? StepMode::kAccumulate : StepMode::kSync));
-          EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+          EK_RETURN_IF_ERROR(
+              ddp->BeginStep(step % 3 == 1 ? StepMode::kAccumulate : StepMode::kSync));
+          EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step,
+                                            [&](int param) { return ddp->GradientReady(param); }));
           EK_RETURN_IF_ERROR(ddp->FinishStep());
           results.push_back(model.TableGradient());
         }
@@ -248,7 +276,8 @@ TEST_P(SparseInDataParallelTest, RanksThatRanDryContributeWhatTheyHadAndGetAll) 
     }
     const size_t half = results.size() / 2;
     for (size_t i = 0; i < half; ++i)
-      EXPECT_THAT(results[i], SameSums(results[half + i])) << "rank " << comm.rank() << " step " << i;
+      EXPECT_THAT(results[i], SameSums(results[half + i]))
+          << "rank " << comm.rank() << " step " << i;
     return absl::OkStatus();
   });
 }
@@ -263,7 +292,8 @@ TEST_P(SparseInDataParallelTest, HalvesAreRoundedOnce) {
     // 256 + 1 is no bfloat16: rounded in between, nothing would come of the ones.
     std::vector<BFloat16> values(6, BFloat16(1.0f));
     values[0] = BFloat16(256.0f);
-    EK_RETURN_IF_ERROR(params.SetSparseGrad(0, std::vector<int64_t>{1, 1, 1}, absl::MakeSpan(values)));
+    EK_RETURN_IF_ERROR(
+        params.SetSparseGrad(0, std::vector<int64_t>{1, 1, 1}, absl::MakeSpan(values)));
     EK_RETURN_IF_ERROR(ddp->GradientReady(0));
     EK_RETURN_IF_ERROR(ddp->FinishStep());
     EXPECT_THAT(params.sparse_grad(0).rows, ElementsAre(1));

@@ -7,8 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -16,20 +17,24 @@ namespace {
 
 constexpr int64_t kGroupBytes = int64_t{250} << 20;
 
-absl::Status FirstDifference(absl::Span<const Fact> first, int rank, absl::string_view bytes) {
-  internal::ByteReader reader(bytes);
-  for (const Fact& fact : first) {
-    const absl::string_view what = reader.Bytes();
-    const absl::string_view value = reader.Bytes();
-    if (!reader.ok()) return reader.Finish(absl::StrCat("what must be equal, of rank ", rank));
-    if (what == fact.what && value == fact.value) continue;
-    if (what != fact.what) {
-      return absl::InvalidArgumentError(absl::StrCat("rank 0 has ", fact.what, " where rank ", rank, " has ", what));
+// Both have been written by Serialize(), and differ.
+absl::Status FirstDifference(absl::string_view first, int rank, absl::string_view other) {
+  internal::ByteReader expected(first), reader(other);
+  while (true) {
+    const absl::string_view fact = expected.Bytes(), value = expected.Bytes();
+    const absl::string_view what = reader.Bytes(), theirs = reader.Bytes();
+    if (!expected.ok() || !reader.ok()) {
+      return absl::InternalError(
+          absl::StrCat("the facts of rank ", rank, " are malformed (internal error)"));
     }
+    if (what != fact) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank 0 has ", fact, " where rank ", rank, " has ", what));
+    }
+    if (value == theirs) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(what, " is ", fact.value, " on rank 0 and ", value, " on rank ", rank));
+        absl::StrCat(what, " is ", value, " on rank 0 and ", theirs, " on rank ", rank));
   }
-  return reader.Finish(absl::StrCat("what must be equal, of rank ", rank));
 }
 
 std::string Serialize(absl::Span<const Fact> facts) {
@@ -101,19 +106,23 @@ std::vector<Work> Issue(Channel& channel, absl::Span<const TensorView> tensors, 
 
 }  // namespace
 
-std::vector<Collective> PlanStateSync(absl::Span<const TensorView> tensors, BufferSync how, Role role) {
+std::vector<Collective> PlanStateSync(absl::Span<const TensorView> tensors, BufferSync how,
+                                      Role role) {
   return PlanGroups(GroupOf(tensors), how, role);
 }
 
 absl::Status SyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
                        const StateSource& source, Role role, StreamRef stream) {
   absl::Status status;
-  for (const Work& work : Issue(channel, tensors, how, source, role, stream)) status.Update(work.Wait());
+  for (const Work& work : Issue(channel, tensors, how, source, role, stream))
+    status.Update(work.Wait());
   return status;
 }
 
-absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
-                                                 const StateSource& source, Role role, StreamRef stream) {
+absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel,
+                                                 absl::Span<const TensorView> tensors,
+                                                 BufferSync how, const StateSource& source,
+                                                 Role role, StreamRef stream) {
   std::vector<Work> works = Issue(channel, tensors, how, source, role, stream);
   absl::Status status;
   for (const Work& work : works) status.Update(work.OrderBefore(stream));
@@ -121,30 +130,17 @@ absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel, absl::Span<co
   return works;
 }
 
-absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role,
-                            StreamRef stream) {
+absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
+                            Role role, StreamRef stream) {
   return SyncState(channel, tensors, BufferSync::kBroadcast, {.root = root}, role, stream);
-}
-
-absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, ControlChannel& control,
-                             absl::Duration timeout) {
-  const std::string mine = internal::ByteWriter().I32(static_cast<int>(own.code())).Bytes(own.message()).Take();
-  absl::StatusOr<ControlChannel::Parts> parts = control.Exchange(topic, mine, timeout);
-  if (!parts.ok()) return own.ok() ? parts.status() : own;
-  for (size_t rank = 0; rank < parts->size(); ++rank) {
-    internal::ByteReader reader((*parts)[rank]);
-    const auto code = static_cast<absl::StatusCode>(reader.I32());
-    const absl::string_view message = reader.Bytes();
-    EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat(topic, " of rank ", rank)));
-    EK_RETURN_IF_ERROR(Annotate(absl::Status(code, message), absl::StrCat("rank ", rank)));
-  }
-  return absl::OkStatus();
 }
 
 namespace {
 
 // "float32[640]", on whatever device: each rank has its own.
-std::string KindOf(const TensorView& view) { return ToString(TensorView(nullptr, view.count, view.dtype)); }
+std::string KindOf(const TensorView& view) {
+  return ToString(TensorView(nullptr, view.count, view.dtype));
+}
 
 }  // namespace
 
@@ -158,31 +154,23 @@ std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorVie
   }
   for (int i = 0; i < params.size(); ++i) {
     std::string kind = params.is_ignored(i) ? "(ignored)" : KindOf(params[i].value);
-    if (!params.is_ignored(i) && params.row_size(i) > 0) absl::StrAppend(&kind, " in rows of ", params.row_size(i));
+    if (!params.is_ignored(i) && params.row_size(i) > 0)
+      absl::StrAppend(&kind, " in rows of ", params.row_size(i));
     facts.push_back({absl::StrCat("parameter ", i), absl::StrCat(names[i], " ", kind)});
   }
-  for (size_t b = 0; b < buffers.size(); ++b) facts.push_back({absl::StrCat("buffer ", b), KindOf(buffers[b])});
+  for (size_t b = 0; b < buffers.size(); ++b)
+    facts.push_back({absl::StrCat("buffer ", b), KindOf(buffers[b])});
   return facts;
 }
 
-absl::Status VerifySame(absl::Span<const Fact> facts, ControlChannel& control, absl::Duration timeout) {
-  const std::string mine = Serialize(facts);
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts hashes,
-                      control.Exchange("facts", absl::StrCat(StableHash(facts.size(), mine)), timeout));
-  bool same = true;
-  for (const std::string& hash : hashes) same = same && hash == hashes[0];
-  if (same) return absl::OkStatus();
-  // Every rank saw the same hashes, so all come here.
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all, control.Exchange("facts", mine, timeout));
-  std::vector<Fact> first;
-  for (internal::ByteReader reader(all[0]); reader.ok() && reader.remaining() > 0;) {
-    std::string what(reader.Bytes());
-    first.push_back({std::move(what), std::string(reader.Bytes())});
-  }
+absl::Status VerifySame(Communicator& comm, absl::string_view topic, const absl::Status& own,
+                        absl::Span<const Fact> facts) {
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                      AgreeOnEqual(comm, topic, own, Serialize(facts)));
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] != all[0]) EK_RETURN_IF_ERROR(FirstDifference(first, static_cast<int>(rank), all[rank]));
+    if (all[rank] != all[0]) return FirstDifference(all[0], static_cast<int>(rank), all[rank]);
   }
-  return absl::InternalError("the ranks differ in what they can't tell");
+  return absl::OkStatus();
 }
 
 std::vector<TensorView> ValuesOf(const ParameterSet& params) {

@@ -1,10 +1,10 @@
-// Makes the ranks' tensors equal, and finds out whether they can be.
+// Makes the ranks' tensors equal, and verifies that the ranks have the same tensors.
 //
-//   EK_RETURN_IF_ERROR(VerifySame(FactsOf(params, buffers), comm.control(), comm.timeout()));
+//   EK_RETURN_IF_ERROR(VerifySame(comm, "model", own, FactsOf(params, buffers)));
 //   EK_RETURN_IF_ERROR(BroadcastState(channel, views, /*root=*/0, Role::kState));
 //
 // Threads: blocking; every rank calls with tensors of the same sizes.
-// Devices: tensors are complete, and may be used, after what is on `stream`.
+// Devices: tensors are complete, and may be used, after the work on `stream`.
 
 #ifndef EVENKEEL_BUCKET_STATE_SYNC_H_
 #define EVENKEEL_BUCKET_STATE_SYNC_H_
@@ -26,49 +26,50 @@
 
 namespace evenkeel {
 
-// How the ranks' tensors become equal.
+// The way in which the ranks' tensors become equal.
 enum class BufferSync : uint8_t {
-  kBroadcast,  // One rank's for all.
-  kAverage,    // The mean over ranks; tensors that are not floats take one rank's.
+  kBroadcast,  // The values of one rank.
+  kAverage,    // The mean over ranks; other types than floats use the values of one rank.
 };
 
-// Whose tensors count.
+// The ranks whose tensors count.
 struct StateSource {
   int root = 0;             // Broadcasts only.
-  int contributors = 1;     // The number of ranks whose mean it is,
-  bool contributes = true;  // and whether this rank is one of them.
+  int contributors = 1;     // The number of ranks in the mean.
+  bool contributes = true;  // This rank is one of them.
 };
 
-// The collectives that make them equal, each of tensors of one dtype and of at most 250 MiB (or of one tensor). The
-// root of a broadcast is not set.
-std::vector<Collective> PlanStateSync(absl::Span<const TensorView> tensors, BufferSync how, Role role);
+// Returns the collectives that make them equal, each for tensors of one dtype and of at most 250
+// MiB (or for one tensor). The root of a broadcast is not set.
+std::vector<Collective> PlanStateSync(absl::Span<const TensorView> tensors, BufferSync how,
+                                      Role role);
 
-// Runs them, all in flight at once, and waits for their end.
+// Runs these collectives at the same time, and waits for all of them.
 absl::Status SyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
                        const StateSource& source, Role role, StreamRef stream = {});
-// Does not wait for a device: later work on `stream` is ordered after it. On the CPU it waits for the end.
-absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel, absl::Span<const TensorView> tensors, BufferSync how,
-                                                 const StateSource& source, Role role, StreamRef stream);
-absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root, Role role,
-                            StreamRef stream = {});
+// Does the same without waiting for a device: later work on `stream` is ordered after it. On the
+// CPU it waits.
+absl::StatusOr<std::vector<Work>> BeginSyncState(Channel& channel,
+                                                 absl::Span<const TensorView> tensors,
+                                                 BufferSync how, const StateSource& source,
+                                                 Role role, StreamRef stream);
+absl::Status BroadcastState(Channel& channel, absl::Span<const TensorView> tensors, int root,
+                            Role role, StreamRef stream = {});
 
-// What a rank can't do, all learn: OK on every rank if `own` is on all, else the error of the lowest that has one, with
-// its number. `topic` is of this object and equal on all ranks.
-absl::Status AgreeThatAllCan(absl::string_view topic, const absl::Status& own, ControlChannel& control,
-                             absl::Duration timeout);
-
-// Something that must be equal on all ranks: {"parameter 3", "\"fc1.weight\" float32[640]"}.
+// A property that must be equal on all ranks: {"parameter 3", "\"fc1.weight\" float32[640]"}.
 struct Fact {
   std::string what;
   std::string value;
 };
-// How many parameters and buffers there are; names, sizes, types of the parameters, and which are shared; of the
-// ignored ones only names, and that they are; sizes and types of the buffers.
+// Returns the numbers of parameters and buffers; the names, sizes, types and sharing of parameters
+// (of ignored ones only the names); and the sizes and types of buffers.
 std::vector<Fact> FactsOf(const ParameterSet& params, absl::Span<const TensorView> buffers = {});
-// InvalidArgument on every rank if the ranks' facts differ; it names the first that does, two ranks and both values.
-absl::Status VerifySame(absl::Span<const Fact> facts, ControlChannel& control, absl::Duration timeout);
+// A collective. Returns on every rank the lowest failing rank's `own` error, or InvalidArgument if
+// the ranks' facts differ, with the first fact that does, two ranks and both values.
+absl::Status VerifySame(Communicator& comm, absl::string_view topic, const absl::Status& own,
+                        absl::Span<const Fact> facts);
 
-// All values but those of ignored parameters.
+// Returns all values except those of ignored parameters.
 std::vector<TensorView> ValuesOf(const ParameterSet& params);
 
 }  // namespace evenkeel

@@ -25,28 +25,33 @@ using testing::HasSubstr;
 const std::vector<int> kSizes = {3, 5, 1, 8, 2};
 
 DataParallelOptions Options(bool views, bool is_static) {
-  return {.reducer = {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views, .static_graph = is_static}};
+  return {.reducer = {.caps = {Bytes{8}, Bytes{24}},
+                      .gradient_as_bucket_view = views,
+                      .static_graph = is_static}};
 }
 
 // How often backward comes by each parameter: p1 is used by three layers, p2 by none, p4 by two.
 const std::vector<int> kUses = {1, 3, 0, 1, 2};
 
-// Two forwards and one backward, which comes by the parameters in turn, so that they are complete in another order than
-// they are first announced.
+// Two forwards and one backward, which comes by the parameters in turn, so that they are complete
+// in another order than they are first announced.
 absl::Status Backward(ToyModel& model, int rank, int batch, const std::vector<int>& uses,
                       absl::FunctionRef<absl::Status(int)> announce) {
   for (int round = 0; round < 3; ++round) {
     for (int p = static_cast<int>(uses.size()) - 1; p >= 0; --p) {
-      if (round < uses[p]) EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, 10 * batch + round, announce));
+      if (round < uses[p])
+        EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, 10 * batch + round, announce));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status StaticStep(DataParallel& ddp, ToyModel& model, int rank, int batch, const std::vector<int>& uses = kUses) {
+absl::Status StaticStep(DataParallel& ddp, ToyModel& model, int rank, int batch,
+                        const std::vector<int>& uses = kUses) {
   model.params().ClearGradients();
   EK_RETURN_IF_ERROR(ddp.BeginStep());
-  EK_RETURN_IF_ERROR(Backward(model, rank, batch, uses, [&](int param) { return ddp.GradientReady(param); }));
+  EK_RETURN_IF_ERROR(
+      Backward(model, rank, batch, uses, [&](int param) { return ddp.GradientReady(param); }));
   return ddp.FinishStep();
 }
 
@@ -56,7 +61,8 @@ absl::Status PlainStep(DataParallel& ddp, ToyModel& model, int rank, int batch) 
   EK_RETURN_IF_ERROR(ddp.BeginStep());
   EK_RETURN_IF_ERROR(Backward(model, rank, batch, kUses, [](int) { return absl::OkStatus(); }));
   for (int p = 0; p < model.params().size(); ++p) {
-    if (model.params().trainable(p)) EK_RETURN_IF_ERROR(kUses[p] > 0 ? ddp.GradientReady(p) : ddp.NoGradient(p));
+    if (model.params().trainable(p))
+      EK_RETURN_IF_ERROR(kUses[p] > 0 ? ddp.GradientReady(p) : ddp.NoGradient(p));
   }
   return ddp.FinishStep();
 }
@@ -81,8 +87,10 @@ class StaticGraphTest : public testing::TestWithParam<std::tuple<int, bool>> {
 TEST_P(StaticGraphTest, AParameterIsCompleteWithTheLastOfItsUses) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), reference(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
-    EK_ASSIGN_OR_RETURN(auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views(), false)));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
+    EK_ASSIGN_OR_RETURN(
+        auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views(), false)));
     for (int step = 0; step < 4; ++step) {
       EK_RETURN_IF_ERROR(StaticStep(*ddp, model, comm.rank(), step));
       EK_RETURN_IF_ERROR(PlainStep(*plain, reference, comm.rank(), step));
@@ -96,8 +104,10 @@ TEST_P(StaticGraphTest, AParameterIsCompleteWithTheLastOfItsUses) {
 TEST_P(StaticGraphTest, BucketsLeaveDuringBackwardOnceTheGraphIsKnown) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
-    for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(StaticStep(*ddp, model, comm.rank(), step));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
+    for (int step = 0; step < 3; ++step)
+      EK_RETURN_IF_ERROR(StaticStep(*ddp, model, comm.rank(), step));
     const StepTimes& times = ddp->reducer().last_step();
     EXPECT_GT(times.buckets.size(), 1u);
     EXPECT_LT(times.buckets[0].ready, times.last_gradient);
@@ -108,7 +118,8 @@ TEST_P(StaticGraphTest, BucketsLeaveDuringBackwardOnceTheGraphIsKnown) {
 TEST_P(StaticGraphTest, TheRecordedOrderIsThatInWhichParametersAreComplete) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
     EK_RETURN_IF_ERROR(StaticStep(*ddp, model, comm.rank(), 0));
     EK_RETURN_IF_ERROR(ddp->RebuildNow());
     EXPECT_THAT(ddp->reducer().plan_state().order, testing::ElementsAre(3, 0, 4, 1, 2));
@@ -119,11 +130,14 @@ TEST_P(StaticGraphTest, TheRecordedOrderIsThatInWhichParametersAreComplete) {
 TEST_P(StaticGraphTest, ARankWithoutInputsFollowsAndRecordsWhenItHasSome) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), reference(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
-    EK_ASSIGN_OR_RETURN(auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views(), false)));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
+    EK_ASSIGN_OR_RETURN(
+        auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views(), false)));
     ddp->SetOptimizerState({});  // There is none.
     plain->SetOptimizerState({});
-    for (const bool reversed : {false, true}) {  // Rank 0 has nothing in the first epoch, the last rank in the second.
+    for (const bool reversed :
+         {false, true}) {  // Rank 0 has nothing in the first epoch, the last rank in the second.
       const int steps = reversed ? comm.world_size() - 1 - comm.rank() : comm.rank();
       EK_RETURN_IF_ERROR(RunJoined({ddp.get(), plain.get()}, {}, [&](JoinScope&) -> absl::Status {
         for (int step = 0; step < steps; ++step) {
@@ -141,8 +155,10 @@ TEST_P(StaticGraphTest, ARankWithoutInputsFollowsAndRecordsWhenItHasSome) {
 TEST_P(StaticGraphTest, WhatIsTrainedMayChange) {
   Run([&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes), reference(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
-    EK_ASSIGN_OR_RETURN(auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views(), false)));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(views(), true)));
+    EK_ASSIGN_OR_RETURN(
+        auto plain, DataParallel::Create(&comm, &reference.params(), {}, Options(views(), false)));
     for (int step = 0; step < 6; ++step) {
       for (ToyModel* each : {&model, &reference}) {
         each->params().SetTrainable(1, step != 2 && step != 3);
@@ -156,7 +172,8 @@ TEST_P(StaticGraphTest, WhatIsTrainedMayChange) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, StaticGraphTest, testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(Worlds, StaticGraphTest,
+                         testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool()),
                          [](const testing::TestParamInfo<std::tuple<int, bool>>& info) {
                            return absl::StrCat("World", std::get<0>(info.param),
                                                std::get<1>(info.param) ? "Views" : "Copies");
@@ -167,10 +184,13 @@ std::vector<absl::Status> WithChangedGraph(const std::vector<int>& uses) {
   std::vector<absl::Status> results(2);
   const absl::Status run = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
     absl::Status status;
-    for (int step = 0; step < 3 && status.ok(); ++step) {  // A rank may still be in its second step when it ends.
-      status = StaticStep(*ddp, model, comm.rank(), step, step == 2 && comm.rank() == 1 ? uses : kUses);
+    for (int step = 0; step < 3 && status.ok();
+         ++step) {  // A rank may still be in its second step when it ends.
+      status =
+          StaticStep(*ddp, model, comm.rank(), step, step == 2 && comm.rank() == 1 ? uses : kUses);
     }
     if (!status.ok()) comm.Abort(status);
     return results[comm.rank()] = status;
@@ -183,7 +203,8 @@ TEST(StaticGraphErrorsTest, AGradientOfAFrozenParameterIsAnErrorOfTheStepThatRec
   const absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     model.params().SetTrainable(1, false);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     model.params().SetGradState(1, GradState::kLocal);
     return ddp->GradientReady(1);

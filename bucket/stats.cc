@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/internal/json.h"
+#include "evenkeel/comm/base/json.h"
 
 namespace evenkeel {
 namespace {
@@ -20,66 +20,44 @@ absl::string_view Json(bool value) { return value ? "true" : "false"; }
 // JSON has no infinity; a link that costs nothing per byte has none either.
 std::string Json(double value) { return value - value == 0 ? absl::StrCat(value) : "null"; }
 
-std::string Json(const std::vector<int>& values) { return absl::StrCat("[", absl::StrJoin(values, ","), "]"); }
+std::string Json(const std::vector<int>& values) {
+  return absl::StrCat("[", absl::StrJoin(values, ","), "]");
+}
 
 std::string JsonCap(Bytes cap) { return cap == kNoCap ? "null" : absl::StrCat(cap.value); }
 
 std::string Json(const std::vector<Bytes>& caps) {
-  std::string out;
-  {
-    JsonJoined list(&out, '[', ']');
-    for (const Bytes cap : caps) list.Add(JsonCap(cap));
-  }
-  return out;
+  const auto append = [](std::string* out, Bytes cap) { absl::StrAppend(out, JsonCap(cap)); };
+  return absl::StrCat("[", absl::StrJoin(caps, ",", append), "]");
 }
 
 std::string Json(const std::vector<BucketStats>& buckets) {
-  std::string out;
-  {
-    JsonJoined list(&out, '[', ']');
-    for (const BucketStats& bucket : buckets) {
-      list.Add("{\"bytes\":", bucket.bytes, ",\"limit_bytes\":", JsonCap(bucket.limit),
-               ",\"params\":", Json(bucket.params), "}");
-    }
-  }
-  return out;
+  const auto append = [](std::string* out, const BucketStats& bucket) {
+    absl::StrAppend(out, "{\"bytes\":", bucket.bytes, ",\"limit_bytes\":", JsonCap(bucket.limit),
+                    ",\"params\":", Json(bucket.params), "}");
+  };
+  return absl::StrCat("[", absl::StrJoin(buckets, ",", append), "]");
 }
 
 std::string Json(const StepMeans& means) {
-  std::string out;
-  {
-    JsonJoined members(&out, '{', '}');
-    members.Add("\"measured_steps\":", means.measured_steps);
-    members.Add("\"to_first_gradient_us\":", Json(means.to_first_gradient_us));
-    members.Add("\"backward_us\":", Json(means.backward_us));
-    members.Add("\"communication_us\":", Json(means.communication_us));
-    members.Add("\"exposed_us\":", Json(means.exposed_us));
-    members.Add("\"overlapped_us\":", Json(means.overlapped_us));
-  }
-  return out;
+  return absl::StrCat("{\"measured_steps\":", means.measured_steps,
+                      ",\"to_first_gradient_us\":", Json(means.to_first_gradient_us),
+                      ",\"backward_us\":", Json(means.backward_us),
+                      ",\"communication_us\":", Json(means.communication_us),
+                      ",\"exposed_us\":", Json(means.exposed_us),
+                      ",\"overlapped_us\":", Json(means.overlapped_us), "}");
 }
 
 std::string Json(const TuningStats& tuning) {
-  std::string out;
-  {
-    JsonJoined members(&out, '{', '}');
-    members.Add("\"is_on\":", Json(tuning.is_on));
-    members.Add("\"is_done\":", Json(tuning.is_done));
-    members.Add("\"link_latency_us\":", Json(tuning.link_latency_us));
-    members.Add("\"link_bytes_per_second\":", Json(tuning.link_bytes_per_second));
-    members.Add("\"launch_us\":", Json(tuning.launch_us));
-    members.Add("\"predicted_exposed_before_us\":", Json(tuning.predicted_before_us));
-    members.Add("\"measured_exposed_before_us\":", Json(tuning.measured_before_us));
-    members.Add("\"predicted_exposed_after_us\":", Json(tuning.predicted_after_us));
-    members.Add("\"measured_exposed_after_us\":", Json(tuning.measured_after_us));
-    members.Add("\"measured_after_steps\":", tuning.measured_after_steps);
-  }
-  return out;
-}
-
-std::string Json(const FusionStats& fusion) {
-  return absl::StrCat("{\"is_on\":", Json(fusion.is_on), ",\"is_done\":", Json(fusion.is_done),
-                      ",\"flat_us\":", Json(fusion.flat_us), ",\"coalesced_us\":", Json(fusion.coalesced_us), "}");
+  return absl::StrCat("{\"is_on\":", Json(tuning.is_on), ",\"is_done\":", Json(tuning.is_done),
+                      ",\"link_latency_us\":", Json(tuning.link_latency_us),
+                      ",\"link_bytes_per_second\":", Json(tuning.link_bytes_per_second),
+                      ",\"launch_us\":", Json(tuning.launch_us),
+                      ",\"predicted_exposed_before_us\":", Json(tuning.predicted_before_us),
+                      ",\"measured_exposed_before_us\":", Json(tuning.measured_before_us),
+                      ",\"predicted_exposed_after_us\":", Json(tuning.predicted_after_us),
+                      ",\"measured_exposed_after_us\":", Json(tuning.measured_after_us),
+                      ",\"measured_after_steps\":", tuning.measured_after_steps, "}");
 }
 
 }  // namespace
@@ -127,7 +105,6 @@ std::string ToJson(const ReducerStats& stats) {
     members.Add("\"last_error\":", JsonQuoted(stats.last_error));
     members.Add("\"means\":", Json(stats.means));
     members.Add("\"tuning\":", Json(stats.tuning));
-    members.Add("\"fusion\":", Json(stats.fusion));
   }
   return out;
 }

@@ -1,11 +1,12 @@
-// What a reducer is made of and what its steps take: for logs, dashboards and bug reports.
+// The settings, the plan and the step times of a reducer, for logs, dashboards and bug reports.
 //
 //   ReducerStats stats = ddp->reducer().stats();
-//   stats.means.exposed_us;                        // per step, of what backward did not hide
-//   std::puts(ToJson(stats).c_str());              // one line; names carry their units, and keep their order
+//   stats.means.exposed_us;            // mean time per step of communication after backward
+//   std::puts(ToJson(stats).c_str());  // one line; names include their units, their order is fixed
 //
-// Times are means over the first ten synchronising steps and then every `stats_every`-th: exact times cost a few
-// allocations. All else is put together when somebody asks, so that steps don't pay for it.
+// Times are means over the first ten synchronising steps and every `stats_every`-th later one,
+// since measuring a step costs a few allocations. stats() collects all other values, so they cost
+// the steps nothing.
 //
 // Threads: values.
 // Source:  what PyTorch's DDP logger records (torch/csrc/distributed/c10d/logger.cpp).
@@ -18,12 +19,12 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/bucket/step_times.h"
 
 namespace evenkeel {
 
-// Means over the steps that were measured, in microseconds; StepDurations says what of.
+// Means over the measured steps, in microseconds. StepDurations (step_times.h) defines each time.
 struct StepMeans {
   int64_t measured_steps = 0;
   double to_first_gradient_us = 0;
@@ -33,13 +34,13 @@ struct StepMeans {
   double overlapped_us = 0;
 };
 
-// Which steps are measured, and their means. Takes no memory.
+// Decides which steps are measured, and computes their means, without allocating memory.
 class StepAverages {
  public:
   static constexpr int64_t kFirstSteps = 10;
 
   explicit StepAverages(int64_t every) : every_(every) {}
-  // Whether the step after `steps` others is measured.
+  // Returns whether the step is measured that follows `steps` others.
   bool IsMeasured(int64_t steps) const { return steps < kFirstSteps || steps % every_ == 0; }
   void Add(const StepDurations& took);
   const StepMeans& means() const { return means_; }
@@ -55,28 +56,22 @@ struct BucketStats {
   std::vector<int> params;
 };
 
-// Caps that were chosen by measurement (tuner.h).
+// The choice of caps by measurement (plan/tuner.h).
 struct TuningStats {
   bool is_on = false;
   bool is_done = false;
   double link_latency_us = 0;
   double link_bytes_per_second = 0;
   double launch_us = 0;
-  // Exposed communication per step, before with the caps that were in use and after with those that were chosen.
+  // Exposed communication per step: "before" with the caps that were in use during the measurement,
+  // "after" with the chosen caps.
   double predicted_before_us = 0, predicted_after_us = 0;
   double measured_before_us = 0, measured_after_us = 0;  // On this rank.
   int64_t measured_after_steps = 0;
 };
 
-// Fusion::kMeasured: from the first gradient to the step's end, of the slowest rank.
-struct FusionStats {
-  bool is_on = false;
-  bool is_done = false;
-  double flat_us = 0, coalesced_us = 0;
-};
-
 struct ReducerStats {
-  // How it was made.
+  // Its settings.
   std::string name;
   std::string backend;
   int rank = 0;
@@ -96,23 +91,25 @@ struct ReducerStats {
   uint64_t mask_hash = 0;
   int trained_parameters = 0;
   bool order_is_final = false;
-  std::vector<int> ready_order;  // All parameters; empty: not recorded yet.
+  std::vector<int> ready_order;  // All parameters; empty while it is not recorded.
   std::vector<BucketStats> buckets;
 
   // What has happened.
-  int64_t steps = 0;           // Synchronising ones, shadowed ones too.
-  int64_t shadowed_steps = 0;  // This rank had run out of inputs.
-  bool is_joined = false;      // It had in the last step.
-  int64_t rebuilds = 0;        // New plans by a recorded order or measured caps,
-  int64_t refreshes = 0;       // by a change of what is trained,
-  int64_t imports = 0;         // and those that others made.
+  int64_t steps = 0;           // Synchronising steps, those that this rank shadowed included.
+  int64_t shadowed_steps = 0;  // Synchronising steps in which this rank was exhausted.
+  bool is_joined = false;      // This rank was exhausted in the last step.
+  int64_t rebuilds = 0;        // New plans after a recorded order or measured caps.
+  int64_t refreshes = 0;       // New plans after a change of the set of trained parameters.
+  int64_t imports = 0;         // Plans imported from another rank, or by ImportPlan().
+  // The number of latest synchronising steps in which the same parameters were unused on this rank.
   int64_t same_unused_steps = 0;
-  bool static_graph_would_do = false;  // find_unused, and in each step the same parameters were unused on this rank.
+  // find_unused is on, and in all steps, at least two and none of them shadowed, the same
+  // parameters were unused on this rank: static_graph would do.
+  bool static_graph_would_do = false;
   std::string last_error;
 
   StepMeans means;
   TuningStats tuning;
-  FusionStats fusion;
 };
 
 std::string ToJson(const ReducerStats& stats);

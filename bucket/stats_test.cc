@@ -28,7 +28,11 @@ using Json = nlohmann::ordered_json;
 absl::Time At(int us) { return absl::UnixEpoch() + absl::Microseconds(us); }
 
 TEST(DurationsTest, CommunicationIsWhatTheLinkDoesAndExposedWhatBackwardDoesNotHide) {
-  StepTimes step{.begin = At(0), .first_gradient = At(100), .last_gradient = At(400), .end = At(560), .gradients = 3};
+  StepTimes step{.begin = At(0),
+                 .first_gradient = At(100),
+                 .last_gradient = At(400),
+                 .end = At(560),
+                 .gradients = 3};
   step.buckets.push_back({.launched = At(110), .reduced = At(210)});
   step.buckets.push_back({.launched = At(150), .reduced = At(310)});  // The link is free at 210.
   step.buckets.push_back({.launched = At(390), .reduced = At(550)});
@@ -52,7 +56,8 @@ TEST(StepAveragesTest, TheFirstTenStepsAndThenEveryNth) {
 
 TEST(StepAveragesTest, MeansAreOfAllThatWereAdded) {
   StepAverages averages(1);
-  for (int us : {10, 20, 60}) averages.Add({.backward = absl::Microseconds(us), .exposed = absl::Microseconds(2 * us)});
+  for (int us : {10, 20, 60})
+    averages.Add({.backward = absl::Microseconds(us), .exposed = absl::Microseconds(2 * us)});
   EXPECT_EQ(averages.means().measured_steps, 3);
   EXPECT_DOUBLE_EQ(averages.means().backward_us, 30);
   EXPECT_DOUBLE_EQ(averages.means().exposed_us, 60);
@@ -73,17 +78,18 @@ TEST(ToJsonTest, FieldsKeepTheirOrderAndTheirUnits) {
   std::vector<std::string> names;
   for (const auto& [name, value] : json.items()) names.push_back(name);
   EXPECT_EQ(names.front(), "name");
-  EXPECT_EQ(names.back(), "fusion");
+  EXPECT_EQ(names.back(), "tuning");
 }
 
-// Of a reducer that runs ----------------------------------------------------------------------------------------------
+// Of a reducer that runs --------------------------------------------------------------------------
 
 const std::vector<int> kSizes = {3, 5, 1, 8, 2};
 
 absl::Status Step(DataParallel& ddp, ToyModel& model, int rank, int batch) {
   model.params().ClearGradients();
   EK_RETURN_IF_ERROR(ddp.BeginStep());
-  EK_RETURN_IF_ERROR(model.Backward(rank, batch, [&](int param) { return ddp.GradientReady(param); }));
+  EK_RETURN_IF_ERROR(
+      model.Backward(rank, batch, [&](int param) { return ddp.GradientReady(param); }));
   return ddp.FinishStep();
 }
 
@@ -93,7 +99,8 @@ TEST_P(ReducerStatsTest, SayWhatItIsMadeOfAndWhatHasHappened) {
   const absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     DataParallelOptions options;
-    options.reducer = {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = true, .stats_every = 4};
+    options.reducer = {
+        .caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = true, .stats_every = 4};
     options.trainability.warn_on_change = false;
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
     ReducerStats stats = ddp->reducer().stats();
@@ -149,7 +156,8 @@ TEST_P(ReducerStatsTest, ShadowedStepsAndErrorsAreCounted) {
     ddp->SetOptimizerState({});
     const bool is_last = comm.rank() == comm.world_size() - 1;
     EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < (is_last ? 7 : 2); ++step) EK_RETURN_IF_ERROR(Step(*ddp, model, comm.rank(), step));
+      for (int step = 0; step < (is_last ? 7 : 2); ++step)
+        EK_RETURN_IF_ERROR(Step(*ddp, model, comm.rank(), step));
       return absl::OkStatus();
     }));
     ReducerStats stats = ddp->reducer().stats();
@@ -173,12 +181,14 @@ TEST_P(ReducerStatsTest, ShadowedStepsAndErrorsAreCounted) {
 TEST_P(ReducerStatsTest, ThatTheGraphIsStaticInFactIsSaid) {
   const absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.find_unused = true}}));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {},
+                                                       {.reducer = {.find_unused = true}}));
     auto step = [&](int batch, std::vector<int> used) -> absl::Status {
       model.params().ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());
       for (int p : used) {
-        EK_RETURN_IF_ERROR(model.BackwardOf(p, comm.rank(), batch, [&](int i) { return ddp->GradientReady(i); }));
+        EK_RETURN_IF_ERROR(
+            model.BackwardOf(p, comm.rank(), batch, [&](int i) { return ddp->GradientReady(i); }));
       }
       return ddp->FinishStep();
     };
@@ -196,7 +206,8 @@ TEST_P(ReducerStatsTest, ThatTheGraphIsStaticInFactIsSaid) {
 TEST_P(ReducerStatsTest, IntervalsBelowOneAreRefusedOnAllRanks) {
   const absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    return DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.stats_every = comm.rank() == 0 ? 0 : 1}})
+    return DataParallel::Create(&comm, &model.params(), {},
+                                {.reducer = {.stats_every = comm.rank() == 0 ? 0 : 1}})
         .status();
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

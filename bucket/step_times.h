@@ -1,10 +1,10 @@
-// What a synchronising step did, and when, on one rank.
+// The times of a synchronising step on one rank.
 //
 //   StepDurations took = Durations(reducer.last_step());
-//   took.exposed;                       // what backward did not hide of the communication
+//   took.exposed;                       // the communication that backward did not hide
 //
-// Forward is not seen: a step begins with BeginStep(), so `to_first_gradient` has forward and what backward does before
-// its first gradient.
+// Forward is not measured: a step begins with BeginStep(), so `to_first_gradient` includes forward
+// and the part of backward before its first gradient.
 //
 // Threads: values.
 
@@ -18,9 +18,10 @@
 
 namespace evenkeel {
 
-// When a bucket of a step was ready, launched and reduced; and how many gradients of the step there were at its launch.
-// Without a thread of the reduction's, the end of a bucket that backward hides is known only in steps that are measured
-// (stats.h, tuner.h); in others it counts as reduced when the step comes to wait for it.
+// The times at which a bucket was ready, launched and reduced, and the number of the step's
+// gradients at its launch. Without a thread of the reduction, the end of a bucket that backward
+// hides is exact only in measured steps (stats.h, tuner.h); else it is the time at which the step
+// waits for it.
 struct BucketTimes {
   absl::Time ready = absl::InfiniteFuture();
   absl::Time launched = absl::InfiniteFuture();
@@ -31,7 +32,7 @@ struct BucketTimes {
 struct StepTimes {
   absl::Time begin;
   absl::Time first_gradient;
-  absl::Time last_gradient;  // Backward had nothing left to announce.
+  absl::Time last_gradient;  // The last announcement of backward.
   absl::Time end;
   int gradients = 0;
   std::vector<BucketTimes> buckets;
@@ -41,12 +42,13 @@ struct StepTimes {
 struct StepDurations {
   absl::Duration to_first_gradient;
   absl::Duration backward;       // From the first gradient to the last.
-  absl::Duration communication;  // During which a bucket was on its way.
+  absl::Duration communication;  // The time with a bucket in flight.
   absl::Duration exposed;        // From the last gradient to the step's end.
-  absl::Duration overlapped;     // Of the communication, what lies before the last gradient.
+  absl::Duration overlapped;     // The part of the communication before the last gradient.
 };
 
-// From when the bucket was launched and the one before it reduced.
+// Returns the time from which the bucket occupied the channel: when it had been launched and the
+// bucket before it had been reduced.
 inline absl::Time StartOf(const StepTimes& step, size_t bucket) {
   const absl::Time launched = step.buckets[bucket].launched;
   return bucket == 0 ? launched : std::max(launched, step.buckets[bucket - 1].reduced);
@@ -62,7 +64,8 @@ inline StepDurations Durations(const StepTimes& step) {
     const absl::Time start = StartOf(step, b), reduced = step.buckets[b].reduced;
     if (start == absl::InfiniteFuture() || reduced <= start) continue;
     took.communication += reduced - start;
-    took.overlapped += std::max(absl::ZeroDuration(), std::min(reduced, step.last_gradient) - start);
+    took.overlapped +=
+        std::max(absl::ZeroDuration(), std::min(reduced, step.last_gradient) - start);
   }
   return took;
 }

@@ -11,20 +11,24 @@ namespace {
 
 constexpr int kNames = 4;
 
-// `2 frozen: "fc1.weight" (0), "fc1.bias" (1)`: the parameters that are `trained` after and were not before.
-std::string Became(bool trained, const TrainableMask& before, const TrainableMask& after, const ParameterSet& params) {
+// `2 frozen: "fc1.weight" (0), "fc1.bias" (1)`: the parameters that are `trained` after and were
+// not before.
+std::string Became(bool trained, const TrainableMask& before, const TrainableMask& after,
+                   const ParameterSet& params) {
   std::string names;
   int count = 0;
   for (int i = 0; i < after.size(); ++i) {
     if (before[i] == after[i] || after[i] != trained) continue;
-    if (++count <= kNames) absl::StrAppend(&names, count == 1 ? "" : ", ", "\"", params[i].name, "\" (", i, ")");
+    if (++count <= kNames)
+      absl::StrAppend(&names, count == 1 ? "" : ", ", "\"", params[i].name, "\" (", i, ")");
   }
   if (count == 0) return "";
   return absl::StrCat(count, trained ? " unfrozen: " : " frozen: ", names,
                       count > kNames ? absl::StrCat(" and ", count - kNames, " more") : "");
 }
 
-std::string Difference(const TrainableMask& before, const TrainableMask& after, const ParameterSet& params) {
+std::string Difference(const TrainableMask& before, const TrainableMask& after,
+                       const ParameterSet& params) {
   const std::string frozen = Became(false, before, after, params);
   const std::string unfrozen = Became(true, before, after, params);
   return absl::StrCat(frozen, frozen.empty() || unfrozen.empty() ? "" : "; ", unfrozen);
@@ -32,23 +36,15 @@ std::string Difference(const TrainableMask& before, const TrainableMask& after, 
 
 absl::Status CheckInterval(absl::string_view what, int64_t value, int64_t least) {
   if (value >= least) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("trainability.", what, " is ", value, ", not at least ", least));
+  return absl::InvalidArgumentError(
+      absl::StrCat("trainability.", what, " is ", value, ", not at least ", least));
 }
 
 }  // namespace
 
 absl::string_view ToString(TrainabilityPolicy policy) {
-  switch (policy) {
-    case TrainabilityPolicy::kAlways:
-      return "always";
-    case TrainabilityPolicy::kEveryN:
-      return "every_n";
-    case TrainabilityPolicy::kOnNotification:
-      return "on_notification";
-    case TrainabilityPolicy::kNever:
-      return "never";
-  }
-  return "unknown";
+  constexpr absl::string_view kNames[] = {"always", "every_n", "on_notification", "never"};
+  return kNames[static_cast<int>(policy)];
 }
 
 absl::Status TrainabilityWatch::Check(const TrainabilityOptions& options) {
@@ -57,8 +53,12 @@ absl::Status TrainabilityWatch::Check(const TrainabilityOptions& options) {
   return CheckInterval("wasted_after", options.wasted_after, 0);
 }
 
-TrainabilityWatch::TrainabilityWatch(TrainabilityOptions options, ParameterSet* params, absl::string_view name)
-    : options_(std::move(options)), params_(params), name_(name), flags_(options_.reader ? params->size() : 0) {
+TrainabilityWatch::TrainabilityWatch(TrainabilityOptions options, ParameterSet* params,
+                                     absl::string_view name)
+    : options_(std::move(options)),
+      params_(params),
+      name_(name),
+      flags_(options_.reader ? params->size() : 0) {
   Read();
   adopted_ = params_->mask();
   same_version_ = params_->mask_version();
@@ -92,16 +92,17 @@ absl::StatusOr<bool> TrainabilityWatch::BeforeStep(int64_t step) {
     CountWasted();
     return HasChanged();
   }
-  const bool verifies =
-      options_.policy != TrainabilityPolicy::kEveryN && options_.verify_every > 0 && step % options_.verify_every == 0;
+  const bool verifies = options_.policy != TrainabilityPolicy::kEveryN &&
+                        options_.verify_every > 0 && step % options_.verify_every == 0;
   if (verifies) Read();
   if (!HasChanged()) return false;
-  return absl::FailedPreconditionError(
-      absl::StrCat(name_, ": what is trained has changed (", Difference(adopted_, params_->mask(), *params_),
-                   "), and the policy \"", ToString(options_.policy), "\" has not looked at it before step ", step,
-                   ": call RefreshTrainable() after each change, on all ranks",
-                   options_.policy == TrainabilityPolicy::kOnNotification ? ", or TrainableChanged()" : "",
-                   ", or choose TrainabilityPolicy::kAlways"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      name_, ": the set of trained parameters has changed (",
+      Difference(adopted_, params_->mask(), *params_), "), and the policy \"",
+      ToString(options_.policy), "\" does not check it before step ", step,
+      ": call RefreshTrainable() after each change, on all ranks",
+      options_.policy == TrainabilityPolicy::kOnNotification ? ", or TrainableChanged()" : "",
+      ", or choose TrainabilityPolicy::kAlways"));
 }
 
 void TrainabilityWatch::Read() {
@@ -113,9 +114,10 @@ void TrainabilityWatch::Read() {
 void TrainabilityWatch::CountWasted() {
   if (!options_.reader || has_changed_ever_ || HasChanged() || options_.wasted_after == 0) return;
   if (++wasted_ != options_.wasted_after) return;
-  Warn(absl::StrCat("what is trained was read from ", params_->size(), " parameters in ", wasted_,
-                    " steps, and never changed: TrainabilityPolicy::kOnNotification or kNever saves that",
-                    options_.wasted_note.empty() ? "" : "; ", options_.wasted_note));
+  Warn(absl::StrCat(
+      "the set of trained parameters was read from ", params_->size(), " parameters in ", wasted_,
+      " steps, and never changed: TrainabilityPolicy::kOnNotification or kNever saves that",
+      options_.wasted_note.empty() ? "" : "; ", options_.wasted_note));
 }
 
 void TrainabilityWatch::Adopt(const TrainableMask& mask) {
@@ -128,7 +130,8 @@ void TrainabilityWatch::Adopt(const TrainableMask& mask) {
     if (before[i] != mask[i]) options_.writer(i, mask[i]);
   }
   if (!options_.warn_on_change) return;
-  Warn(absl::StrCat("what is trained has changed: ", Difference(before, adopted_, *params_)));
+  Warn(absl::StrCat("the set of trained parameters has changed: ",
+                    Difference(before, adopted_, *params_)));
 }
 
 void TrainabilityWatch::Warn(absl::string_view text) const {

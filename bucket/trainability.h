@@ -1,22 +1,26 @@
-// When it is checked what is trained, and what is said about it.
+// Options and checks for changes of the set of trained parameters.
 //
-//   options.trainability = {.reader = [&](int i) { return tensors[i].requires_grad(); }};       // in each step
+//   // in each step
+//   options.trainability = {.reader = [&](int i) { return tensors[i].requires_grad(); }};
 //   options.trainability = {.policy = TrainabilityPolicy::kEveryN, .every = 10, .reader = ...};
-//   params.SetTrainable("encoder.", false);              // without a reader: the set itself knows, and checks are free
+//   // without a reader the set keeps the flags, and checks are free
+//   params.SetTrainable("encoder.", false);
 //
-// A ParameterSet has a version, so finding out that nothing changed takes one comparison, whatever the policy. Only
-// flags that live in the tensors of another library have to be walked: give a `reader` for those.
+// A ParameterSet has a version, so a check without a change is one comparison with any policy. Only
+// flags in the tensors of another library must be read one by one: pass a `reader` for those.
 //
 // Policies: kAlways         before each step
 //           kEveryN         before every `every`-th step
 //           kOnNotification after ParameterSet::SetTrainable() or TrainableChanged()
 //           kNever          by RefreshTrainable() only, on all ranks
-// What no check has seen is never trained wrongly: a change of the set is an error of the next step, one of the
-// reader's flags an error of the step in which a gradient comes or is missing, or of the next check. Under kNever and
-// kOnNotification all flags are still compared every `verify_every` steps.
+// An unnoticed change never causes wrong training: a change of the set is an error in the next
+// step, a change of the reader's flags an error in the step with an unexpected or a missing
+// gradient, or in the next check. With kNever and kOnNotification all flags are still compared
+// every `verify_every` steps.
 //
-// All ranks: equal options (but the functions), and the same changes before the same step.
-// Source:    fairscale's ShardedDataParallel and the wishes of its review (github.com/facebookresearch/fairscale).
+// All ranks: equal options (except for the functions), and equal changes before the same step.
+// Source:    fairscale's ShardedDataParallel and the requests in its review
+//            (github.com/facebookresearch/fairscale).
 
 #ifndef EVENKEEL_BUCKET_TRAINABILITY_H_
 #define EVENKEEL_BUCKET_TRAINABILITY_H_
@@ -30,7 +34,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
 
 namespace evenkeel {
 
@@ -40,38 +44,39 @@ absl::string_view ToString(TrainabilityPolicy policy);
 
 struct TrainabilityOptions {
   TrainabilityPolicy policy = TrainabilityPolicy::kAlways;
-  int64_t every = 1;  // kEveryN: so many steps.
-  // Whether a parameter is trained, where its tensor says so; null: where the set does. On the thread that runs steps.
+  int64_t every = 1;  // The interval of kEveryN, in steps.
+  // Returns whether a parameter is trained, from the flag of its tensor. Null: the set has the
+  // flags. Called on the thread that runs steps.
   std::function<bool(int param)> reader;
-  // Told of each flag that changes: ranks that ran dry, or enter another group, take over what the others train, and
-  // the flags in their tensors must follow. Null: their owner sees to that.
+  // Called with each flag that changes: ranks that are exhausted, or enter another group, adopt the
+  // set of the others, and the flags in their tensors must follow. Null: the caller updates them.
   std::function<void(int param, bool trained)> writer;
-  int64_t verify_every = 1000;  // kNever and kOnNotification; 0: not at all.
+  int64_t verify_every = 1000;  // For kNever and kOnNotification; 0 disables the comparison.
 
   bool warn_on_change = true;
-  // After so many steps with a reader in which nothing had changed it is said once that the check was wasted; 0: never.
+  // After this many steps with a reader and without a change, a warning is logged once; 0: never.
   int64_t wasted_after = 1000;
-  std::string wasted_note;                      // How the reader of that warning turns the check off, in his terms.
-  std::function<void(absl::string_view)> warn;  // Null: standard error.
+  std::string wasted_note;                      // How to turn the check off, for that warning.
+  std::function<void(absl::string_view)> warn;  // Null: stderr.
 };
 
-// What one object that runs steps knows of its parameters' trainability. Threads: thread-compatible.
+// Watches the trainability of the parameters for an object that runs steps. Thread-compatible.
 class TrainabilityWatch {
  public:
-  // OK, or InvalidArgument for intervals that are none.
+  // Returns OK, or InvalidArgument for invalid intervals.
   static absl::Status Check(const TrainabilityOptions& options);
 
-  // `params` outlives it. `name` begins its messages.
+  // `params` must outlive it. Messages begin with `name`.
   TrainabilityWatch(TrainabilityOptions options, ParameterSet* params, absl::string_view name);
 
-  // Step `step` (from 0, equal on all ranks) is about to begin. True: a change has to be taken over now, if there is
-  // one. FailedPrecondition if there is one that the policy does not allow to be seen.
+  // Called before step `step` (from 0, equal on all ranks). Returns true if a change must be
+  // adopted now; FailedPrecondition if there is a change that the policy does not check for.
   absl::StatusOr<bool> BeforeStep(int64_t step);
-  // Brings the set up to date with the reader.
+  // Updates the set from the reader.
   void Read();
-  // The next step reads, under kOnNotification.
+  // Makes the next step read the flags, with kOnNotification.
   void Notify() { is_notified_ = true; }
-  // This is trained from now on.
+  // Adopts the set of trained parameters.
   void Adopt(const TrainableMask& mask);
 
  private:
@@ -84,11 +89,11 @@ class TrainabilityWatch {
   ParameterSet* const params_;
   const std::string name_;
   TrainableMask adopted_;
-  uint64_t same_version_ = 0;  // Of the set, when it was last the same.
+  uint64_t same_version_ = 0;  // The set's version at the last comparison without a change.
   bool is_notified_ = false;
   bool has_changed_ever_ = false;
   int64_t wasted_ = 0;
-  std::vector<uint8_t> flags_;  // Kept, so that reading takes no memory.
+  std::vector<uint8_t> flags_;  // A member, so that reading does not allocate.
 };
 
 }  // namespace evenkeel

@@ -14,6 +14,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -37,9 +38,11 @@ class Replica {
       return flags_[param] != 0;
     };
     trainability.warn = [this](absl::string_view text) { warnings_.emplace_back(text); };
-    DataParallelOptions options{.reducer = {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views},
-                                .trainability = std::move(trainability)};
-    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &model_.params(), {}, std::move(options)));
+    DataParallelOptions options{
+        .reducer = {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = views},
+        .trainability = std::move(trainability)};
+    EK_ASSIGN_OR_RETURN(ddp_,
+                        DataParallel::Create(&comm_, &model_.params(), {}, std::move(options)));
     ddp_->SetOptimizerState({});
     return absl::OkStatus();
   }
@@ -70,7 +73,8 @@ class Replica {
       const std::vector<float> gradient = model_.Gradient(p);
       for (int j = 0; flags_[p] != 0 && j < kSizes[p]; ++j) {
         double sum = 0;
-        for (int rank = 0; rank < comm_.world_size(); ++rank) sum += model_.GradientAt(p, j, rank, batch);
+        for (int rank = 0; rank < comm_.world_size(); ++rank)
+          sum += model_.GradientAt(p, j, rank, batch);
         EXPECT_NEAR(gradient[j], sum / comm_.world_size(), 1e-5);
       }
     }
@@ -94,7 +98,9 @@ class Replica {
 
 class TrainabilityTest : public testing::TestWithParam<int> {
  protected:
-  absl::Status Run(absl::FunctionRef<absl::Status(Communicator&)> body) { return RunTestRanks(GetParam(), body); }
+  absl::Status Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
+    return RunTestRanks(GetParam(), body);
+  }
   void RunWell(absl::FunctionRef<absl::Status(Communicator&)> body) {
     const absl::Status status = Run(body);
     EXPECT_TRUE(status.ok()) << status;
@@ -124,42 +130,48 @@ TEST_P(TrainabilityTest, FreezingAndUnfreezingAfterWrappingAreSeenByTheNextStepO
 }
 
 TEST_P(TrainabilityTest, UnfreezingAfterWrappingIsNeverSilentWhereNobodyLooks) {
-  RunAndExpect("\"p0\" (0) announced, but it is not in the plan", [&](Communicator& comm) -> absl::Status {
-    Replica replica(comm, {0, 1, 1, 1});
-    EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever}));
-    EK_RETURN_IF_ERROR(replica.Step(0));
-    replica.flags()[0] = 1;
-    return replica.Step(1);
-  });
+  RunAndExpect("\"p0\" (0) announced, but it is not in the plan",
+               [&](Communicator& comm) -> absl::Status {
+                 Replica replica(comm, {0, 1, 1, 1});
+                 EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever}));
+                 EK_RETURN_IF_ERROR(replica.Step(0));
+                 replica.flags()[0] = 1;
+                 return replica.Step(1);
+               });
 }
 
 TEST_P(TrainabilityTest, FreezingAfterWrappingIsNeverSilentWhereNobodyLooks) {
-  RunAndExpect("without a gradient of 1 trained parameter: \"p2\" (2)", [&](Communicator& comm) -> absl::Status {
-    Replica replica(comm);
-    EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever}));
-    EK_RETURN_IF_ERROR(replica.Step(0));
-    replica.flags()[2] = 0;
-    return replica.Step(1);
-  });
+  RunAndExpect("without a gradient of 1 trained parameter: \"p2\" (2)",
+               [&](Communicator& comm) -> absl::Status {
+                 Replica replica(comm);
+                 EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever}));
+                 EK_RETURN_IF_ERROR(replica.Step(0));
+                 replica.flags()[2] = 0;
+                 return replica.Step(1);
+               });
 }
 
 TEST_P(TrainabilityTest, SilencingTheWarningDoesNotMakeLaterStepsRefreshAgain) {
   for (const bool warns : {true, false}) {
     RunWell([&](Communicator& comm) -> absl::Status {
       Replica replica(comm);
-      EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kEveryN, .every = 2, .warn_on_change = warns}));
+      EK_RETURN_IF_ERROR(replica.Wrap(
+          {.policy = TrainabilityPolicy::kEveryN, .every = 2, .warn_on_change = warns}));
       for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(replica.Step(step));
       replica.flags()[1] = 0;
-      for (int step = 2; step < 4; ++step) EK_RETURN_IF_ERROR(replica.Step(step));  // A new plan, a new order.
+      for (int step = 2; step < 4; ++step)
+        EK_RETURN_IF_ERROR(replica.Step(step));  // A new plan, a new order.
       const uint64_t generation = replica.ddp().reducer().generation();
-      for (int step = 4; step < 8; ++step) {  // Half of them are not checked: a stale mask would be an error there.
+      for (int step = 4; step < 8;
+           ++step) {  // Half of them are not checked: a stale mask would be an error there.
         EK_RETURN_IF_ERROR(replica.Step(step));
         replica.ExpectGradientsOf(step);
       }
       EXPECT_EQ(replica.ddp().reducer().generation(), generation);
       if (warns) {
         EXPECT_THAT(replica.warnings(),
-                    ElementsAre("data_parallel#0: what is trained has changed: 1 frozen: \"p1\" (1)"));
+                    ElementsAre("data_parallel#0: the set of trained parameters has changed: 1 "
+                                "frozen: \"p1\" (1)"));
       } else {
         EXPECT_THAT(replica.warnings(), ElementsAre());
       }
@@ -185,52 +197,58 @@ TEST_P(TrainabilityTest, EveryNLooksInEveryNthStepOnly) {
 }
 
 TEST_P(TrainabilityTest, AChangeOfTheSetThatThePolicyMustNotSeeIsAnErrorBeforeTheStep) {
-  const std::pair<TrainabilityPolicy, std::string> policies[] = {{TrainabilityPolicy::kEveryN, "\"every_n\""},
-                                                                 {TrainabilityPolicy::kNever, "\"never\""}};
+  const std::pair<TrainabilityPolicy, std::string> policies[] = {
+      {TrainabilityPolicy::kEveryN, "\"every_n\""}, {TrainabilityPolicy::kNever, "\"never\""}};
   for (const auto& [policy, name] : policies) {
-    RunAndExpect(absl::StrCat("has changed (1 frozen: \"p0\" (0); 1 unfrozen: \"p3\" (3)), and the policy ", name,
-                              " has not looked at it before step 1: call RefreshTrainable()"),
-                 [&](Communicator& comm) -> absl::Status {
-                   ToyModel model(kSizes);
-                   model.params().SetTrainable(3, false);
-                   DataParallelOptions options{.trainability = {.policy = policy, .every = 5}};
-                   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, std::move(options)));
-                   EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
-                   EK_RETURN_IF_ERROR(ddp->FinishStep());
-                   model.params().SetTrainable(0, false);
-                   model.params().SetTrainable(3, true);
-                   return ddp->BeginStep();
-                 });
+    RunAndExpect(
+        absl::StrCat("has changed (1 frozen: \"p0\" (0); 1 unfrozen: \"p3\" (3)), and the policy ",
+                     name, " does not check it before step 1: call RefreshTrainable()"),
+        [&](Communicator& comm) -> absl::Status {
+          ToyModel model(kSizes);
+          model.params().SetTrainable(3, false);
+          DataParallelOptions options{.trainability = {.policy = policy, .every = 5}};
+          EK_ASSIGN_OR_RETURN(auto ddp,
+                              DataParallel::Create(&comm, &model.params(), {}, std::move(options)));
+          EK_RETURN_IF_ERROR(ddp->BeginStep(StepMode::kAccumulate));
+          EK_RETURN_IF_ERROR(ddp->FinishStep());
+          model.params().SetTrainable(0, false);
+          model.params().SetTrainable(3, true);
+          return ddp->BeginStep();
+        });
   }
 }
 
 TEST_P(TrainabilityTest, NeverStillVerifiesFromTimeToTime) {
-  RunAndExpect("the policy \"never\" has not looked at it before step 4", [&](Communicator& comm) -> absl::Status {
-    Replica replica(comm);
-    EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever, .verify_every = 4}));
-    replica.flags()[2] = 0;
-    EK_RETURN_IF_ERROR(replica.ddp().RefreshTrainable());
-    const int before = replica.reads();
-    for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(replica.Step(step));
-    EXPECT_EQ(replica.reads() - before, static_cast<int>(kSizes.size()));  // Before the first step.
-    replica.flags()[2] = 1;
-    // Its gradients do not come, so nothing else would notice.
-    replica.params().ClearGradients();
-    EK_RETURN_IF_ERROR(replica.ddp().BeginStep());
-    for (int p : {3, 1, 0}) {
-      EK_RETURN_IF_ERROR(
-          replica.model().BackwardOf(p, comm.rank(), 3, [&](int i) { return replica.ddp().GradientReady(i); }));
-    }
-    EK_RETURN_IF_ERROR(replica.ddp().FinishStep());
-    return replica.Step(4);
-  });
+  RunAndExpect(
+      "the policy \"never\" does not check it before step 4",
+      [&](Communicator& comm) -> absl::Status {
+        Replica replica(comm);
+        EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever, .verify_every = 4}));
+        replica.flags()[2] = 0;
+        EK_RETURN_IF_ERROR(replica.ddp().RefreshTrainable());
+        const int before = replica.reads();
+        for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(replica.Step(step));
+        EXPECT_EQ(replica.reads() - before,
+                  static_cast<int>(kSizes.size()));  // Before the first step.
+        replica.flags()[2] = 1;
+        // Its gradients do not come, so nothing else would notice.
+        replica.params().ClearGradients();
+        EK_RETURN_IF_ERROR(replica.ddp().BeginStep());
+        for (int p : {3, 1, 0}) {
+          EK_RETURN_IF_ERROR(replica.model().BackwardOf(
+              p, comm.rank(), 3, [&](int i) { return replica.ddp().GradientReady(i); }));
+        }
+        EK_RETURN_IF_ERROR(replica.ddp().FinishStep());
+        return replica.Step(4);
+      });
 }
 
 TEST_P(TrainabilityTest, OnNotificationLooksWhenToldAndVerifiesFromTimeToTime) {
   RunAndExpect("call RefreshTrainable() after each change, on all ranks, or TrainableChanged()",
                [&](Communicator& comm) -> absl::Status {
                  Replica replica(comm);
-                 EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kOnNotification, .verify_every = 100}));
+                 EK_RETURN_IF_ERROR(replica.Wrap(
+                     {.policy = TrainabilityPolicy::kOnNotification, .verify_every = 100}));
                  EK_RETURN_IF_ERROR(replica.Step(0));
                  const int before = replica.reads();
                  EK_RETURN_IF_ERROR(replica.Step(1));
@@ -250,13 +268,14 @@ TEST_P(TrainabilityTest, OnNotificationLooksWhenToldAndVerifiesFromTimeToTime) {
 TEST_P(TrainabilityTest, ACheckThatWasWastedIsSaidOnceWithTheIntegratorsNote) {
   RunWell([&](Communicator& comm) -> absl::Status {
     Replica replica(comm);
-    EK_RETURN_IF_ERROR(replica.Wrap({.wasted_after = 3, .wasted_note = "pass --static_layers to my_trainer"}));
+    EK_RETURN_IF_ERROR(
+        replica.Wrap({.wasted_after = 3, .wasted_note = "pass --static_layers to my_trainer"}));
     for (int step = 0; step < 8; ++step) EK_RETURN_IF_ERROR(replica.Step(step));
     EXPECT_THAT(
         replica.warnings(),
-        ElementsAre("data_parallel#0: what is trained was read from 4 parameters in 3 steps, and never changed: "
-                    "TrainabilityPolicy::kOnNotification or kNever saves that; pass --static_layers to "
-                    "my_trainer"));
+        ElementsAre("data_parallel#0: the set of trained parameters was read from 4 parameters in "
+                    "3 steps, and never changed: TrainabilityPolicy::kOnNotification or kNever "
+                    "saves that; pass --static_layers to my_trainer"));
     return absl::OkStatus();
   });
 }
@@ -271,7 +290,8 @@ TEST_P(TrainabilityTest, ARefreshThatWouldLoseAnAccumulatedGradientIsRefusedUnti
     replica.flags()[3] = 0;
     const absl::Status refused = replica.ddp().RefreshTrainable();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("\"p3\" (3) was frozen while it holds a gradient"));
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("\"p3\" (3) was frozen while it holds a gradient"));
     replica.flags()[3] = 1;
     EK_RETURN_IF_ERROR(replica.Step(1));
     replica.ExpectGradientsOf(1);
@@ -286,8 +306,8 @@ TEST_P(TrainabilityTest, ARefreshThatWouldLoseAnAccumulatedGradientIsRefusedUnti
 TEST_P(TrainabilityTest, TheFlagsOfARankThatRanDryFollow) {
   RunWell([&](Communicator& comm) -> absl::Status {
     Replica replica(comm);
-    EK_RETURN_IF_ERROR(
-        replica.Wrap({.writer = [&](int param, bool trained) { replica.flags()[param] = trained ? 1 : 0; }}));
+    EK_RETURN_IF_ERROR(replica.Wrap(
+        {.writer = [&](int param, bool trained) { replica.flags()[param] = trained ? 1 : 0; }}));
     const bool is_last = comm.rank() == comm.world_size() - 1;
     EK_RETURN_IF_ERROR(RunJoined({&replica.ddp()}, {}, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < (is_last ? 6 : 2); ++step) {
@@ -309,12 +329,13 @@ TEST_P(TrainabilityTest, EvaluationBetweenStepsIsEachRanksOwn) {
     EK_RETURN_IF_ERROR(replica.Wrap());
     for (int step = 0; step < 4; ++step) {
       EK_RETURN_IF_ERROR(replica.Step(step));
-      const int64_t records = comm.steps().records_sent();
-      for (int batch = 0; batch < 7 * comm.rank(); ++batch) replica.model().Forward(comm.rank(), batch);
+      const int64_t records = StepControl::Of(comm).records_sent();
+      for (int batch = 0; batch < 7 * comm.rank(); ++batch)
+        replica.model().Forward(comm.rank(), batch);
       const absl::Status outside = replica.ddp().GradientReady(0);
       EXPECT_EQ(outside.code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(std::string(outside.message()), HasSubstr("outside of a step"));
-      EXPECT_EQ(comm.steps().records_sent(), records);
+      EXPECT_EQ(StepControl::Of(comm).records_sent(), records);
     }
     return absl::OkStatus();
   });
@@ -324,9 +345,10 @@ INSTANTIATE_TEST_SUITE_P(Worlds, TrainabilityTest, testing::Values(1, 2, 3, 5, 8
 
 TEST(TrainabilityOptionsTest, IntervalsThatAreNoneAreRefused) {
   EXPECT_TRUE(TrainabilityWatch::Check({}).ok());
-  const std::pair<TrainabilityOptions, std::string> cases[] = {{{.every = 0}, "trainability.every is 0"},
-                                                               {{.verify_every = -1}, "verify_every is -1"},
-                                                               {{.wasted_after = -7}, "wasted_after is -7"}};
+  const std::pair<TrainabilityOptions, std::string> cases[] = {
+      {{.every = 0}, "trainability.every is 0"},
+      {{.verify_every = -1}, "verify_every is -1"},
+      {{.wasted_after = -7}, "wasted_after is -7"}};
   for (const auto& [options, message] : cases) {
     const absl::Status status = TrainabilityWatch::Check(options);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

@@ -1,6 +1,6 @@
-// What tuned caps leave of the communication after backward, beside what the default caps leave: 32 gradients of
-// 512 KiB, one every 250 us (a sleep: a device would compute), in process and over Gloo. Steps of both alternate on the
-// same ranks; `ratio` is the median of the pairs'.
+// What tuned caps leave of the communication after backward, beside what the default caps leave: 32
+// gradients of 512 KiB, one every 250 us (a sleep: a device would compute), in process and over
+// Gloo. Steps of both alternate on the same ranks; `ratio` is the median of the pairs'.
 //
 //   bazel run //bucket:tuning_benchmark
 
@@ -17,8 +17,8 @@
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "evenkeel/bucket/data_parallel.h"
-#include "evenkeel/comm/internal/testing_groups.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/groups.h"
 
 namespace evenkeel {
 namespace {
@@ -36,10 +36,10 @@ class Replica {
     }
   }
   absl::Status Wrap(Communicator& comm, bool tune) {
-    EK_ASSIGN_OR_RETURN(
-        ddp_, DataParallel::Create(
-                  &comm, &params_, {},
-                  {.reducer = {.gradient_as_bucket_view = true, .tune = tune, .tuning_steps = kTuningSteps}}));
+    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm, &params_, {},
+                                                   {.reducer = {.gradient_as_bucket_view = true,
+                                                                .tune = tune,
+                                                                .tuning_steps = kTuningSteps}}));
     return absl::OkStatus();
   }
   absl::Status Step() {
@@ -52,7 +52,9 @@ class Replica {
     }
     return ddp_->FinishStep();
   }
-  double exposed_us() const { return absl::ToDoubleMicroseconds(Durations(ddp_->reducer().last_step()).exposed); }
+  double exposed_us() const {
+    return absl::ToDoubleMicroseconds(Durations(ddp_->reducer().last_step()).exposed);
+  }
   ReducerStats stats() const { return ddp_->reducer().stats(); }
 
  private:
@@ -67,10 +69,11 @@ double Median(std::vector<double> values) {
 }
 
 void BM_ExposedCommunication(benchmark::State& state) {
-  const internal::Transport transport = state.range(1) != 0 ? internal::Transport::kGloo : internal::Transport::kLocal;
+  const internal::Transport transport =
+      state.range(1) != 0 ? internal::Transport::kGloo : internal::Transport::kLocal;
   for (auto _ : state) {
-    const absl::Status status =
-        internal::RunRanksOver(transport, static_cast<int>(state.range(0)), [&](Communicator& comm) -> absl::Status {
+    const absl::Status status = internal::RunRanksOver(
+        transport, static_cast<int>(state.range(0)), [&](Communicator& comm) -> absl::Status {
           Replica plain, tuned;
           EK_RETURN_IF_ERROR(plain.Wrap(comm, false));
           EK_RETURN_IF_ERROR(tuned.Wrap(comm, true));

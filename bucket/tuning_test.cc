@@ -1,4 +1,5 @@
-// A reducer that tunes itself: on all ranks alike, also where some have no inputs, and never wrongly.
+// A reducer that tunes itself: on all ranks alike, also where some have no inputs, and never
+// wrongly.
 
 #include <cstdint>
 #include <memory>
@@ -12,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
-#include "evenkeel/bucket/plan_state.h"
+#include "evenkeel/bucket/plan/plan_state.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
@@ -43,7 +44,8 @@ class Replica {
   explicit Replica(Communicator& comm) : comm_(comm), model_(kSizes) {}
 
   absl::Status Wrap(DataParallelOptions options) {
-    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &model_.params(), {}, std::move(options)));
+    EK_ASSIGN_OR_RETURN(ddp_,
+                        DataParallel::Create(&comm_, &model_.params(), {}, std::move(options)));
     ddp_->SetOptimizerState({});
     return absl::OkStatus();
   }
@@ -70,7 +72,8 @@ class Replica {
       const std::vector<float> gradient = model_.Gradient(p);
       for (int j = 0; j < kSizes[p]; ++j) {
         double sum = 0;
-        for (int rank = 0; rank < comm_.world_size(); ++rank) sum += model_.GradientAt(p, j, rank, batch);
+        for (int rank = 0; rank < comm_.world_size(); ++rank)
+          sum += model_.GradientAt(p, j, rank, batch);
         ASSERT_NEAR(gradient[j], sum / comm_.world_size(), 1e-5);
       }
     }
@@ -89,7 +92,8 @@ class Replica {
 class TuningTest : public testing::TestWithParam<int> {
  protected:
   // Runs `body(comm, replica)` on all ranks, and expects that their plans are equal after it.
-  void Run(DataParallelOptions options, absl::FunctionRef<absl::Status(Communicator&, Replica&)> body) {
+  void Run(DataParallelOptions options,
+           absl::FunctionRef<absl::Status(Communicator&, Replica&)> body) {
     absl::Mutex mutex;
     std::vector<PlanState> plans;
     const absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
@@ -136,7 +140,8 @@ TEST_P(TuningTest, WhereThereIsOneBucketReductionsAreTried) {
     EK_RETURN_IF_ERROR(replica.Steps(0, kRecorded));
     const int64_t issued = comm.flight().issued();
     EK_RETURN_IF_ERROR(replica.Step(kRecorded));
-    EXPECT_EQ(comm.flight().issued() - issued, 1 + 3 * 5);  // The bucket, and five tries of three sizes.
+    EXPECT_EQ(comm.flight().issued() - issued,
+              1 + 3 * 5);  // The bucket, and five tries of three sizes.
     EK_RETURN_IF_ERROR(replica.Steps(kRecorded + 1, kRecorded + 4));
     replica.ExpectGradientsOf(kRecorded + 3);
     EXPECT_EQ(comm.flight().issued() - issued,
@@ -146,7 +151,8 @@ TEST_P(TuningTest, WhereThereIsOneBucketReductionsAreTried) {
   });
 }
 
-// The others have inputs for none of the steps that are recorded, for some, or for all but the last.
+// The others have inputs for none of the steps that are recorded, for some, or for all but the
+// last.
 TEST_P(TuningTest, RanksThatRunDryFollow) {
   for (const int short_loop : {0, 2, kRecorded, kRecorded + 1, kRecorded + 2}) {
     SCOPED_TRACE(short_loop);

@@ -1,4 +1,5 @@
-// Parameters without a gradient: on some ranks, on all, in some steps; and buckets that nobody needs.
+// Parameters without a gradient: on some ranks, on all, in some steps; and buckets that nobody
+// needs.
 
 #include <memory>
 #include <string>
@@ -33,8 +34,8 @@ DataParallelOptions Options(bool views, bool skip) {
 
 using Uses = std::vector<bool>;  // By parameter.
 
-// How the adapter of an autograd engine runs backward: it knows from a walk of the graph what will be reached, or finds
-// out as it goes.
+// How the adapter of an autograd engine runs backward: it knows from a walk of the graph what will
+// be reached, or finds out as it goes.
 enum class Knows { kBefore, kAfter };
 
 std::vector<int> Unused(const Uses& uses) {
@@ -45,14 +46,16 @@ std::vector<int> Unused(const Uses& uses) {
   return unused;
 }
 
-absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch, const Uses& uses, Knows knows) {
+absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch, const Uses& uses,
+                       Knows knows) {
   model.buffer() = {0, 0, 0};  // Not what this is about.
   model.params().ClearGradients();
   EK_RETURN_IF_ERROR(ddp.BeginStep());
   if (knows == Knows::kBefore) EK_RETURN_IF_ERROR(ddp.MarkUnused(Unused(uses)));
   for (int p = kParams - 1; p >= 0; --p) {
     if (!uses[p]) continue;
-    EK_RETURN_IF_ERROR(model.BackwardOf(p, rank, batch, [&](int param) { return ddp.GradientReady(param); }));
+    EK_RETURN_IF_ERROR(
+        model.BackwardOf(p, rank, batch, [&](int param) { return ddp.GradientReady(param); }));
   }
   return ddp.FinishStep();
 }
@@ -60,7 +63,9 @@ absl::Status TrainStep(DataParallel& ddp, ToyModel& model, int rank, int batch, 
 class UnusedParametersTest : public testing::TestWithParam<std::tuple<int, bool, bool>> {
  protected:
   int world() const { return std::get<0>(GetParam()); }
-  DataParallelOptions options() const { return Options(std::get<1>(GetParam()), std::get<2>(GetParam())); }
+  DataParallelOptions options() const {
+    return Options(std::get<1>(GetParam()), std::get<2>(GetParam()));
+  }
   void Run(absl::FunctionRef<absl::Status(Communicator&)> body) {
     absl::Status status = RunTestRanks(world(), body);
     EXPECT_TRUE(status.ok()) << status;
@@ -75,10 +80,12 @@ void ExpectGradients(ToyModel& model, const std::vector<Uses>& uses, int batch) 
     for (size_t rank = 0; rank < uses.size(); ++rank) {
       if (!uses[rank][p]) continue;
       is_used = true;
-      for (int j = 0; j < kSizes[p]; ++j) sum[j] += model.GradientAt(p, j, static_cast<int>(rank), batch);
+      for (int j = 0; j < kSizes[p]; ++j)
+        sum[j] += model.GradientAt(p, j, static_cast<int>(rank), batch);
     }
     const std::string what = absl::StrCat("p", p, " in step ", batch);
-    EXPECT_EQ(model.params().grad_state(p), is_used ? GradState::kReduced : GradState::kNone) << what;
+    EXPECT_EQ(model.params().grad_state(p), is_used ? GradState::kReduced : GradState::kNone)
+        << what;
     for (int j = 0; is_used && j < kSizes[p]; ++j) {
       EXPECT_NEAR(model.Gradient(p)[j], sum[j] / static_cast<float>(uses.size()), 1e-6f) << what;
     }
@@ -117,10 +124,12 @@ TEST_P(UnusedParametersTest, ARankThatRanDryUsesNothing) {
     const bool goes_on = comm.rank() == comm.world_size() - 1;
     EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < (goes_on ? 5 : 2); ++step) {
-        EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step, step < 2 ? all : some, Knows::kBefore));
+        EK_RETURN_IF_ERROR(
+            TrainStep(*ddp, model, comm.rank(), step, step < 2 ? all : some, Knows::kBefore));
         for (int p = 0; p < kParams; ++p) {
           const bool is_used = step < 2 || some[p];
-          EXPECT_EQ(model.params().grad_state(p), is_used ? GradState::kReduced : GradState::kNone) << "p" << p;
+          EXPECT_EQ(model.params().grad_state(p), is_used ? GradState::kReduced : GradState::kNone)
+              << "p" << p;
         }
       }
       return absl::OkStatus();
@@ -130,7 +139,8 @@ TEST_P(UnusedParametersTest, ARankThatRanDryUsesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, UnusedParametersTest,
-                         testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool(), testing::Bool()),
+                         testing::Combine(testing::Values(1, 2, 3, 5, 8), testing::Bool(),
+                                          testing::Bool()),
                          [](const testing::TestParamInfo<std::tuple<int, bool, bool>>& info) {
                            return absl::StrCat("World", std::get<0>(info.param),
                                                std::get<1>(info.param) ? "Views" : "Copies",
@@ -141,7 +151,8 @@ TEST(SkippedBucketsTest, ABucketThatNobodyUsesIsReducedByNoRankDryOnesIncluded) 
   for (const Knows knows : {Knows::kBefore, Knows::kAfter}) {
     absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
       ToyModel model(kSizes);
-      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
+      EK_ASSIGN_OR_RETURN(auto ddp,
+                          DataParallel::Create(&comm, &model.params(), {}, Options(false, true)));
       EK_ASSIGN_OR_RETURN(Channel* const channel, comm.OpenChannel(ddp->join_name()));
       const Uses all(kParams, true);
       Uses some = all;
@@ -165,7 +176,8 @@ TEST(SkippedBucketsTest, ABucketThatNobodyUsesIsReducedByNoRankDryOnesIncluded) 
         return absl::OkStatus();
       }));
       EXPECT_GT(buckets_unused, 0);
-      EXPECT_EQ(channel->position() - first, 2 * (per_step - buckets_unused)) << "rank " << comm.rank();
+      EXPECT_EQ(channel->position() - first, 2 * (per_step - buckets_unused))
+          << "rank " << comm.rank();
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
@@ -178,7 +190,8 @@ TEST(UnusedParametersErrorsTest, AGradientOfWhatWasMarkedUnusedEndsTheStepOnAllR
     // Whether rank 0 has begun by then or not, or is still in Create().
     const auto step = [&]() -> absl::Status {
       ToyModel model(kSizes);
-      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, false)));
+      EK_ASSIGN_OR_RETURN(auto ddp,
+                          DataParallel::Create(&comm, &model.params(), {}, Options(false, false)));
       EK_RETURN_IF_ERROR(ddp->BeginStep());
       if (comm.rank() == 1) EK_RETURN_IF_ERROR(ddp->MarkUnused({2}));
       (void)model.Backward(comm.rank(), 0, [&](int param) { return ddp->GradientReady(param); });
@@ -186,20 +199,22 @@ TEST(UnusedParametersErrorsTest, AGradientOfWhatWasMarkedUnusedEndsTheStepOnAllR
     };
     return results[comm.rank()] = step();
   });
-  for (const absl::Status& status : results) EXPECT_THAT(std::string(status.message()), HasSubstr("\"p2\" (2)"));
+  for (const absl::Status& status : results)
+    EXPECT_THAT(std::string(status.message()), HasSubstr("\"p2\" (2)"));
 }
 
 TEST(UnusedStepsTest, StepsWithTheSameUnusedParametersAreCounted) {
   absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, Options(false, false)));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &model.params(), {}, Options(false, false)));
     const Uses some = {true, false, true, true, true}, others = {false, true, true, true, true};
     for (int step = 0; step < 4; ++step) {
       EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), step, some, Knows::kAfter));
-      EXPECT_EQ(ddp->reducer().same_unused_steps(), step + 1);
+      EXPECT_EQ(ddp->reducer().stats().same_unused_steps, step + 1);
     }
     EK_RETURN_IF_ERROR(TrainStep(*ddp, model, comm.rank(), 4, others, Knows::kAfter));
-    EXPECT_EQ(ddp->reducer().same_unused_steps(), 1);
+    EXPECT_EQ(ddp->reducer().stats().same_unused_steps, 1);
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -226,11 +241,13 @@ TEST(CheckCompleteTest, NothingIsMissedWhereWhatWasNotAnnouncedHasNoGradient) {
   for (const ReducerOptions& options : each) {
     absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
       ToyModel model(kSizes);
-      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = options}));
+      EK_ASSIGN_OR_RETURN(auto ddp,
+                          DataParallel::Create(&comm, &model.params(), {}, {.reducer = options}));
       for (int step = 0; step < 2; ++step) {
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
-        EK_RETURN_IF_ERROR(model.BackwardOf(2, 0, step, [&](int param) { return ddp->GradientReady(param); }));
+        EK_RETURN_IF_ERROR(
+            model.BackwardOf(2, 0, step, [&](int param) { return ddp->GradientReady(param); }));
         EK_RETURN_IF_ERROR(ddp->CheckComplete());
         EK_RETURN_IF_ERROR(ddp->FinishStep());
       }

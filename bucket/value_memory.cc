@@ -18,7 +18,8 @@ int64_t AlignmentOn(Device device) { return device.is_cpu() ? 64 : 256; }
 
 bool IsMoved(const ParameterSet& params, int index, Device device) {
   const TensorView& value = params[index].value;
-  return !params.is_ignored(index) && value.bytes() > 0 && value.data != nullptr && value.device == device;
+  return !params.is_ignored(index) && value.bytes() > 0 && value.data != nullptr &&
+         value.device == device;
 }
 
 int64_t RoomFor(const TensorView& value) {
@@ -45,7 +46,8 @@ absl::Status CopyOnDevice(Communicator& comm, const ParameterSet& params, std::b
 absl::StatusOr<Memory> MoveValues(Communicator& comm, ParameterSet& params) {
   const Device device = comm.device();
   int64_t bytes = 0;
-  for (int i = 0; i < params.size(); ++i) bytes += IsMoved(params, i, device) ? RoomFor(params[i].value) : 0;
+  for (int i = 0; i < params.size(); ++i)
+    bytes += IsMoved(params, i, device) ? RoomFor(params[i].value) : 0;
   if (bytes == 0) return Memory{};
   EK_ASSIGN_OR_RETURN(const Memory memory, comm.Allocate(bytes));
   std::byte* free = static_cast<std::byte*>(memory.data.get());

@@ -1,17 +1,20 @@
-// Parameters in memory of the group's transport, so that other ranks read updated values where they lie.
+// Moves parameters to memory of the group's transport, so that other ranks read updated values in
+// place.
 //
 //   EK_ASSIGN_OR_RETURN(const Memory memory, MoveValues(comm, params));
 //
-// All values are moved into one block of comm.Allocate(): a sharded optimizer sends many of them at once, which shm
-// does with one copy instead of three if all lie in one block. Elsewhere nothing is gained or lost.
+// All values are moved into one block of comm.Allocate(): an optimizer with split state sends many
+// of them at once, for which shm needs one copy instead of three if all are in one block. Other
+// backends neither gain nor lose.
 //
-// Layout:    in the set's order, each value at a multiple of 64 bytes, on a device of 256. Left where they are: ignored
-//            parameters, empty ones, and those on another device than the group's.
-// Ownership: the caller keeps the answer as long as anybody uses the values: it may outlive the communicator. Where the
-//            values were is the caller's, and unused from here on.
-// Threads:   that of the set. No other rank is waited for; a device is, so that the memory before may go.
-// Errors:    of Allocate(), or of the device; nothing is changed then. FailedPrecondition if the set has no stream
-//            there.
+// Layout:    in the set's order, each value aligned to 64 bytes, on a device to 256. Ignored
+//            parameters, empty ones, and those on another device than the group's are not moved.
+// Ownership: the caller keeps the result while the values are used; it may outlive the
+//            communicator. The old memory belongs to the caller and is not used any more.
+// Threads:   that of the set. Waits for no other rank, but for the device, so that the old memory
+//            may be freed.
+// Errors:    those of Allocate() or of the device, without a change. FailedPrecondition if the set
+//            has no stream on the device.
 
 #ifndef EVENKEEL_BUCKET_VALUE_MEMORY_H_
 #define EVENKEEL_BUCKET_VALUE_MEMORY_H_
@@ -23,7 +26,7 @@
 
 namespace evenkeel {
 
-// Between two steps, as ParameterSet::Rebind(); best before the first.
+// To be called between two steps, as ParameterSet::Rebind(); best before the first.
 absl::StatusOr<Memory> MoveValues(Communicator& comm, ParameterSet& params);
 
 }  // namespace evenkeel

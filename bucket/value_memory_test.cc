@@ -12,10 +12,10 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/local.h"
-#include "evenkeel/comm/shm.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/simulated_group.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -77,28 +77,29 @@ TEST(ValueMemoryTest, NothingToMoveIsNoError) {
 
 TEST(ValueMemoryTest, OnADeviceTheyMoveOnTheParametersStream) {
   SimulatedDevices devices({.delay = absl::Milliseconds(1)});
-  const absl::Status status = internal::RunSimulatedRanks(devices, 1, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
-    EK_ASSIGN_OR_RETURN(Memory first, comm.Allocate(12));
-    EK_ASSIGN_OR_RETURN(const Memory second, comm.Allocate(4));
-    const std::vector<float> host = {1.0f, 2.0f, 3.0f};
-    EK_RETURN_IF_ERROR(devices.Copy(first.data.get(), host.data(), 12, stream.ref()));
-    ParameterSet params;
-    params.Add("a", {first.data.get(), 3, DType::kFloat32, comm.device()});
-    params.Add("b", {second.data.get(), 1, DType::kFloat32, comm.device()});
-    EXPECT_EQ(MoveValues(comm, params).status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_EQ(params[0].value.data, first.data.get());
-    params.SetStream(stream.ref());
-    EK_ASSIGN_OR_RETURN(const Memory memory, MoveValues(comm, params));
-    first = {};  // Nothing uses it any more.
-    EXPECT_TRUE(IsIn(memory, params[0].value) && IsIn(memory, params[1].value));
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(params[1].value.data) % 256, 0u);
-    std::vector<float> back(3);
-    EK_RETURN_IF_ERROR(devices.Copy(back.data(), params[0].value.data, 12, stream.ref()));
-    EK_RETURN_IF_ERROR(devices.Synchronize(stream.ref(), absl::Now() + absl::Seconds(20)));
-    EXPECT_EQ(back, host);
-    return absl::OkStatus();
-  });
+  const absl::Status status =
+      internal::RunSimulatedRanks(devices, 1, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
+        EK_ASSIGN_OR_RETURN(Memory first, comm.Allocate(12));
+        EK_ASSIGN_OR_RETURN(const Memory second, comm.Allocate(4));
+        const std::vector<float> host = {1.0f, 2.0f, 3.0f};
+        EK_RETURN_IF_ERROR(devices.Copy(first.data.get(), host.data(), 12, stream.ref()));
+        ParameterSet params;
+        params.Add("a", {first.data.get(), 3, DType::kFloat32, comm.device()});
+        params.Add("b", {second.data.get(), 1, DType::kFloat32, comm.device()});
+        EXPECT_EQ(MoveValues(comm, params).status().code(), absl::StatusCode::kFailedPrecondition);
+        EXPECT_EQ(params[0].value.data, first.data.get());
+        params.SetStream(stream.ref());
+        EK_ASSIGN_OR_RETURN(const Memory memory, MoveValues(comm, params));
+        first = {};  // Nothing uses it any more.
+        EXPECT_TRUE(IsIn(memory, params[0].value) && IsIn(memory, params[1].value));
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(params[1].value.data) % 256, 0u);
+        std::vector<float> back(3);
+        EK_RETURN_IF_ERROR(devices.Copy(back.data(), params[0].value.data, 12, stream.ref()));
+        EK_RETURN_IF_ERROR(devices.Synchronize(stream.ref(), absl::Now() + absl::Seconds(20)));
+        EXPECT_EQ(back, host);
+        return absl::OkStatus();
+      });
   EXPECT_TRUE(status.ok()) << status;
 }
 

@@ -1,4 +1,5 @@
-// What ranks agree on over the control plane: levels of verification, that they issue the same, values of the user's.
+// What ranks agree on over the control plane: levels of verification, that they issue the same,
+// values of the user's.
 
 #include <string>
 #include <vector>
@@ -10,9 +11,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/control.h"
-#include "evenkeel/comm/internal/testing_groups.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/groups.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/comm/work.h"
@@ -29,7 +30,8 @@ using testing::Each;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// Each rank's status, whatever the others'; a rank of a group that has failed is not aborted for it.
+// Each rank's status, whatever the others'; a rank of a group that has failed is not aborted for
+// it.
 class Statuses {
  public:
   explicit Statuses(int world_size) : statuses_(world_size) {}
@@ -105,7 +107,8 @@ TEST_P(AgreementTest, AMonitoredBarrierNamesAllWhoHaveNotCome) {
   Statuses seen(4);
   const absl::Time start = absl::Now();
   RunRanksOver(GetParam(), 4, [&](Communicator& comm) {
-    if (comm.rank() % 2 == 0) return seen.Note(comm, comm.MonitoredBarrier(absl::Milliseconds(300)));
+    if (comm.rank() % 2 == 0)
+      return seen.Note(comm, comm.MonitoredBarrier(absl::Milliseconds(300)));
     const absl::Status end = EndOf(comm);
     EXPECT_EQ(comm.MonitoredBarrier(absl::Seconds(30)), end) << "late";
     return seen.Note(comm, end);
@@ -113,14 +116,16 @@ TEST_P(AgreementTest, AMonitoredBarrierNamesAllWhoHaveNotCome) {
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(300));
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("waited 300ms in MonitoredBarrier()"), HasSubstr("for ranks 1,3")));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("waited 300ms in MonitoredBarrier()"), HasSubstr("for ranks 1,3")));
   }
 }
 
 TEST_P(AgreementTest, TheLevelIsSetByAllRanksTogether) {
   const absl::Status status = RunRanksOver(GetParam(), 3, [](Communicator& comm) -> absl::Status {
     EXPECT_EQ(comm.verify_level(), VerifyLevel::kPositions);
-    for (VerifyLevel level : {VerifyLevel::kEvery, VerifyLevel::kOff, VerifyLevel::kPositions, VerifyLevel::kEvery}) {
+    for (VerifyLevel level :
+         {VerifyLevel::kEvery, VerifyLevel::kOff, VerifyLevel::kPositions, VerifyLevel::kEvery}) {
       EK_RETURN_IF_ERROR(comm.SetVerifyLevel(level));
       EXPECT_EQ(comm.verify_level(), level);
       EK_RETURN_IF_ERROR(AllReduceOnce(comm));
@@ -138,7 +143,8 @@ TEST_P(AgreementTest, DifferentLevelsAreRefusedWithAllRanksAndLevels) {
   }).IgnoreError();
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_EQ(Message(status), "SetVerifyLevel: rank 1 sets every; ranks 0,2 set off: the ranks disagree");
+    EXPECT_EQ(Message(status),
+              "SetVerifyLevel: rank 1 sets every; ranks 0,2 set off: the ranks disagree");
   }
 }
 
@@ -153,31 +159,33 @@ TEST_P(AgreementTest, TheLevelIsSetAtTheSamePositions) {
   }).IgnoreError();
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(Message(status),
-                AllOf(StartsWith("SetVerifyLevel: channel \"user\""), HasSubstr("rank 0 ended after 0"),
-                      HasSubstr("rank 1 ended after 1 (all_reduce")));
+    EXPECT_THAT(Message(status), AllOf(StartsWith("SetVerifyLevel: channel \"user\""),
+                                       HasSubstr("rank 0 ended after 0"),
+                                       HasSubstr("rank 1 ended after 1 (all_reduce")));
   }
 }
 
 TEST_P(AgreementTest, EveryCollectiveIsComparedAndWorks) {
-  const absl::Status status =
-      RunRanksOver(GetParam(), 3,
-                   [](Communicator& comm) -> absl::Status {
-                     EXPECT_EQ(comm.verify_level(), VerifyLevel::kEvery);
-                     std::vector<std::vector<float>> data(20, std::vector<float>(100, 1.0f));
-                     std::vector<Work> works;
-                     for (std::vector<float>& one : data) {
-                       works.push_back(comm.user().AllReduce(absl::MakeSpan(one), ReduceOp::kAverage));
-                     }
-                     for (const Work& work : works) EK_RETURN_IF_ERROR(work.Wait());
-                     for (const std::vector<float>& one : data) EXPECT_THAT(one, Each(1.0f));
-                     // Pairs are not compared: rank 2 takes no part.
-                     std::vector<float> message(4, 7.0f);
-                     if (comm.rank() == 0) EK_RETURN_IF_ERROR(comm.user().Send(absl::MakeSpan(message), 1).Wait());
-                     if (comm.rank() == 1) EK_RETURN_IF_ERROR(comm.user().Recv(absl::MakeSpan(message), 0).Wait());
-                     return comm.Barrier();
-                   },
-                   {.verify = VerifyLevel::kEvery});
+  const absl::Status status = RunRanksOver(
+      GetParam(), 3,
+      [](Communicator& comm) -> absl::Status {
+        EXPECT_EQ(comm.verify_level(), VerifyLevel::kEvery);
+        std::vector<std::vector<float>> data(20, std::vector<float>(100, 1.0f));
+        std::vector<Work> works;
+        for (std::vector<float>& one : data) {
+          works.push_back(comm.user().AllReduce(absl::MakeSpan(one), ReduceOp::kAverage));
+        }
+        for (const Work& work : works) EK_RETURN_IF_ERROR(work.Wait());
+        for (const std::vector<float>& one : data) EXPECT_THAT(one, Each(1.0f));
+        // Pairs are not compared: rank 2 takes no part.
+        std::vector<float> message(4, 7.0f);
+        if (comm.rank() == 0)
+          EK_RETURN_IF_ERROR(comm.user().Send(absl::MakeSpan(message), 1).Wait());
+        if (comm.rank() == 1)
+          EK_RETURN_IF_ERROR(comm.user().Recv(absl::MakeSpan(message), 0).Wait());
+        return comm.Barrier();
+      },
+      {.verify = VerifyLevel::kEvery});
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -195,8 +203,9 @@ TEST_P(AgreementTest, EveryFindsADifferenceBeforeItsDataIsUsed) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 1 is at #1 broadcast (user) float32[10] root 1"),
-                                       HasSubstr("the ranks disagree")));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("rank 1 is at #1 broadcast (user) float32[10] root 1"),
+                      HasSubstr("the ranks disagree")));
   }
 }
 
@@ -207,13 +216,17 @@ TEST_P(AgreementTest, EveryComparesTheScaleToo) {
                [&](Communicator& comm) {
                  std::vector<float> data(10, 1.0f);
                  const CallOptions options{.scale = comm.rank() == 0 ? 1.0 : 0.5};
-                 return seen.Note(comm, comm.user().AllReduce(absl::MakeSpan(data), ReduceOp::kSum, options).Wait());
+                 return seen.Note(
+                     comm,
+                     comm.user().AllReduce(absl::MakeSpan(data), ReduceOp::kSum, options).Wait());
                },
                {.verify = VerifyLevel::kEvery})
       .IgnoreError();
   for (const absl::Status& status : seen.all()) {
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 0 is at #0 all_reduce (user) float32[10] sum, scale 1 on"),
-                                       HasSubstr("rank 1 is at #0 all_reduce (user) float32[10] sum, scale 0.5 on")));
+    EXPECT_THAT(
+        Message(status),
+        AllOf(HasSubstr("rank 0 is at #0 all_reduce (user) float32[10] sum, scale 1 on"),
+              HasSubstr("rank 1 is at #0 all_reduce (user) float32[10] sum, scale 0.5 on")));
   }
 }
 
@@ -237,17 +250,24 @@ TEST_P(AgreementTest, EachChannelNumbersItsCollectivesAlikeOnAllRanks) {
       if (comm.rank() == 2) works.push_back(user->Recv(absl::MakeSpan(message), 0));
       for (const Work& work : works) EK_RETURN_IF_ERROR(work.Wait());
     }
-    const std::string mine =
-        absl::StrCat(user->position(), " ", user->issued_hash(), " ", other->position(), " ", other->issued_hash());
+    const auto hash_of = [&comm](const Channel* channel) {
+      uint64_t hash = 0;
+      for (const FlightEntry& entry : comm.flight().Recent(channel->id(), 3 * kRounds))
+        hash = HashOf(entry.what, hash);
+      return hash;
+    };
+    const std::string mine = absl::StrCat(user->position(), " ", hash_of(user), " ",
+                                          other->position(), " ", hash_of(other));
     EK_ASSIGN_OR_RETURN(const auto all, comm.control().Exchange("positions", mine, comm.timeout()));
     EXPECT_THAT(all, Each(mine)) << "rank " << comm.rank();
-    EXPECT_NE(user->issued_hash(), other->issued_hash());
+    EXPECT_NE(hash_of(user), hash_of(other));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, AgreementTest, testing::Values(Transport::kLocal, Transport::kBlind, Transport::kGloo),
+INSTANTIATE_TEST_SUITE_P(Over, AgreementTest,
+                         testing::Values(Transport::kLocal, Transport::kBlind, Transport::kGloo),
                          [](const auto& info) { return internal::ToString(info.param); });
 
 TEST(CreationTest, LevelsThatDifferEndTheGroupOnAllRanks) {
@@ -258,8 +278,9 @@ TEST(CreationTest, LevelsThatDifferEndTheGroupOnAllRanks) {
   for (const auto& comm : *group) {
     const absl::Status status = EndOf(*comm);
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(Message(status),
-                HasSubstr("the level of verification: rank 2 has \"every\"; ranks 0,1 have \"positions\""));
+    EXPECT_THAT(
+        Message(status),
+        HasSubstr("the level of verification: rank 2 has \"every\"; ranks 0,1 have \"positions\""));
   }
 }
 
@@ -274,7 +295,7 @@ TEST(CompareIssuedTest, WhatWasPairedWronglyIsNotUsed) {
         EK_RETURN_IF_ERROR(AllReduceOnce(comm));
         std::vector<float> data(10, 1.0f);
         const absl::Status moved = IssueDifferently(comm, data).Wait();
-        EXPECT_TRUE(moved.ok()) << "this transport can't know: " << moved;
+        EXPECT_TRUE(moved.ok()) << "this transport cannot know: " << moved;
         EK_RETURN_IF_ERROR(AllReduceOnce(comm));
         return seen.Note(comm, comm.CompareIssued(comm.user()).Wait());
       },
@@ -283,19 +304,21 @@ TEST(CompareIssuedTest, WhatWasPairedWronglyIsNotUsed) {
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_EQ(Message(status),
-              "rank 1 is at #1 broadcast (user) float32[10] root 1 on channel \"user\"; ranks 0,2 are at #1 all_reduce "
+              "rank 1 is at #1 broadcast (user) float32[10] root 1 on channel \"user\"; ranks 0,2 "
+              "are at #1 all_reduce "
               "(user) float32[10] sum on channel \"user\": the ranks disagree");
   }
 }
 
 TEST(CompareIssuedTest, AsManyAndTheSameIsFine) {
-  const absl::Status status = RunRanksOver(Transport::kBlind, 2, [](Communicator& comm) -> absl::Status {
-    for (int i = 0; i < 5; ++i) {
-      EK_RETURN_IF_ERROR(AllReduceOnce(comm));
-      EK_RETURN_IF_ERROR(comm.CompareIssued(comm.user()).Wait());
-    }
-    return absl::OkStatus();
-  });
+  const absl::Status status =
+      RunRanksOver(Transport::kBlind, 2, [](Communicator& comm) -> absl::Status {
+        for (int i = 0; i < 5; ++i) {
+          EK_RETURN_IF_ERROR(AllReduceOnce(comm));
+          EK_RETURN_IF_ERROR(comm.CompareIssued(comm.user()).Wait());
+        }
+        return absl::OkStatus();
+      });
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -313,21 +336,22 @@ TEST(CompareIssuedTest, ADifferenceThatIsLongAgoIsStillOne) {
       .IgnoreError();
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("issued on channel \"user\""), HasSubstr("rank 0 has 101 (hash"),
-                                       HasSubstr("rank 1 has 101 (hash")));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("issued on channel \"user\""), HasSubstr("rank 0 has 101 (hash"),
+                      HasSubstr("rank 1 has 101 (hash")));
   }
 }
 
 TEST(CompareIssuedTest, NothingIsComparedWhereItNeedNotBe) {
   for (Transport transport : {Transport::kLocal, Transport::kBlind}) {
-    const absl::Status status =
-        RunRanksOver(transport, 2,
-                     [](Communicator& comm) -> absl::Status {
-                       if (comm.rank() == 1) return absl::OkStatus();  // Nobody but rank 0 compares.
-                       EXPECT_TRUE(comm.CompareIssued(comm.user()).IsDone());
-                       return absl::OkStatus();
-                     },
-                     {.verify = transport == Transport::kLocal ? VerifyLevel::kPositions : VerifyLevel::kOff});
+    const absl::Status status = RunRanksOver(
+        transport, 2,
+        [](Communicator& comm) -> absl::Status {
+          if (comm.rank() == 1) return absl::OkStatus();  // Nobody but rank 0 compares.
+          EXPECT_TRUE(comm.CompareIssued(comm.user()).IsDone());
+          return absl::OkStatus();
+        },
+        {.verify = transport == Transport::kLocal ? VerifyLevel::kPositions : VerifyLevel::kOff});
     EXPECT_TRUE(status.ok()) << status;
   }
 }

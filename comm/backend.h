@@ -1,18 +1,20 @@
-// What moves the bytes: the interface that a transport implements to become a backend of Communicator.
+// The interface that a transport implements to become a backend of Communicator.
 //
-// A backend is one rank's half of a group. It executes operations; sequence numbers, argument checks, deadlines of
-// waiters, failure notices and positions are Communicator's, the same for every backend. Users call Communicator.
+// A backend is one rank's half of a group. It executes operations. Communicator does the rest, for
+// all backends: sequence numbers, argument checks, deadlines of waiters, failure notices,
+// positions. Users call Communicator.
 //
 // Contract of an implementation:
 // - Start() never blocks on a peer. It ends each operation exactly once through `work->Finish()`.
-// - Operations of one channel run in sequence order; operations of different channels must not wait for each other,
-//   because ranks may interleave channels differently.
-// - Rank a's operation meets rank b's of the same channel and sequence. A backend whose transport carries a header or a
-//   tag never lets two different `Collective`s complete as a pair; one without says so in checks_pairs().
-// - Abort() is thread-safe, may come at any time, ends everything in flight and everything later with `why`, and after
-//   it returns no buffer of an ended operation is touched any more.
-// - `what.op` kAverage on floats arrives with `scale` already divided by the world size; on integers the backend
-//   divides the sum by the world size, rounding towards zero.
+// - Operations of one channel run in sequence order; operations of different channels must not wait
+//   for each other, because ranks may interleave channels differently.
+// - Rank a's operation meets rank b's of the same channel and sequence. A backend whose transport
+//   carries a header or a tag never lets two different `Collective`s complete as a pair; any other
+//   backend returns false from checks_pairs().
+// - Abort() is thread-safe, may come at any time, ends everything in flight and everything later
+//   with `why`, and after it returns no buffer of an ended operation is accessed.
+// - `what.op` kAverage on floats arrives with `scale` already divided by the world size; on
+//   integers the backend divides the sum by the world size, rounding towards zero.
 // - No exception leaves it; no wait is without the operation's `deadline`.
 
 #ifndef EVENKEEL_COMM_BACKEND_H_
@@ -40,19 +42,19 @@ using TensorList = absl::InlinedVector<TensorView, 1>;
 // One rank's part in one collective.
 struct Operation {
   Collective what;
-  uint64_t channel = 0;  // Which channel: equal on all ranks, unique within the group.
-  int64_t sequence = 0;  // Position in the channel, from 0. For send and recv: position among those of this pair
-                         // and direction.
-  // Coalesced operations have several views, which together behave like one of `what.count` elements. In-place
-  // operations (all_reduce, reduce, broadcast) have their views in both lists; send and barrier have no `out`, recv and
-  // barrier no `in`.
+  uint64_t channel = 0;  // The channel's id: equal on all ranks, unique within the group.
+  int64_t sequence = 0;  // Position in the channel, from 0. For send and recv: position among those
+                         // of this pair and direction.
+  // Coalesced operations have several views, which together behave like one of `what.count`
+  // elements. In-place operations (all_reduce, reduce, broadcast) have their views in both lists;
+  // send and barrier have no `out`, recv and barrier no `in`.
   TensorList in;
   TensorList out;
-  double scale = 1.0;       // Float reductions: the result is multiplied by it. A backend whose sums could overflow in
-                            // between multiplies the contributions instead.
+  double scale = 1.0;  // Float reductions: the result is multiplied by it. A backend whose sums
+                       // could overflow in between multiplies the contributions instead.
   bool contributes = true;  // False: take the reduction's identity for this rank, `in` is not read.
-  // Of an operation that is a step of another backend's: a hash of the whole, on which the ranks must agree as they
-  // must on `what`. 0: it is no step.
+  // For an operation that is a step of another backend's operation: a hash of the latter, which
+  // must be equal on all ranks, as `what` must. 0: not a step.
   uint64_t step_of = 0;
   absl::Time deadline = absl::InfiniteFuture();
   StreamRef after;    // Start after the work that is on this stream now,
@@ -64,18 +66,20 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual absl::string_view name() const = 0;
-  // Where its tensors lie.
+  // The place of its tensors.
   virtual Device device() const { return Device::Cpu(); }
-  // What runs that device; null on the CPU. Lives as long as the process, or longer than the group.
+  // The runtime of that device; null on the CPU. Outlives the group.
   virtual DeviceRuntime* runtime() const { return nullptr; }
-  // OK, or Unimplemented with the reason, for a collective that is valid in itself.
+  // Returns OK, or Unimplemented with the reason, for a collective that is valid by itself.
   virtual absl::Status Supports(const Collective& what) const = 0;
-  // Whether two different collectives can never complete as a pair. False: they may, with garbage, and so what was
-  // issued is compared before results are used (Communicator::CompareIssued()).
+  // Returns whether two different collectives can never complete as a pair. If false, they can,
+  // with garbage, so issued collectives are compared before results are used
+  // (Communicator::CompareIssued()).
   virtual bool checks_pairs() const { return true; }
   virtual void Start(Operation operation, std::shared_ptr<WorkState> work) = 0;
   virtual void Abort(const absl::Status& why) = 0;
-  // Memory that the transport uses without a copy, aligned to 64 bytes at least, zeroed. Plain memory by default.
+  // Returns zeroed memory, aligned to at least 64 bytes, that the transport uses without a copy.
+  // The default is plain memory.
   virtual absl::StatusOr<Memory> Allocate(int64_t bytes);
 };
 

@@ -45,11 +45,20 @@ TEST(CollectiveTest, SaysWhatItIs) {
   };
   const Case cases[] = {
       {BucketAllReduce(), "all_reduce bucket 2/5 float32[1048576] sum"},
-      {{.kind = CollectiveKind::kBroadcast, .count = 10, .root = 1, .role = Role::kShard, .index = 0, .index_count = 3},
+      {{.kind = CollectiveKind::kBroadcast,
+        .count = 10,
+        .root = 1,
+        .role = Role::kShard,
+        .index = 0,
+        .index_count = 3},
        "broadcast shard 0/3 float32[10] root 1"},
       {{.kind = CollectiveKind::kBarrier}, "barrier (user)"},
       {{.kind = CollectiveKind::kBarrier, .role = Role::kJoin}, "barrier (join)"},
-      {{.kind = CollectiveKind::kReduce, .dtype = DType::kInt64, .count = 0, .op = ReduceOp::kBitOr, .root = 0},
+      {{.kind = CollectiveKind::kReduce,
+        .dtype = DType::kInt64,
+        .count = 0,
+        .op = ReduceOp::kBitOr,
+        .root = 0},
        "reduce (user) int64[0] bit_or root 0"},
       {{.kind = CollectiveKind::kReduceScatter,
         .count = 4,
@@ -57,7 +66,10 @@ TEST(CollectiveTest, SaysWhatItIs) {
         .role = Role::kBucket,
         .index = 7},
        "reduce_scatter bucket 7 float32[4] average"},
-      {{.kind = CollectiveKind::kAllGather, .dtype = DType::kUint8, .count = 3, .role = Role::kState},
+      {{.kind = CollectiveKind::kAllGather,
+        .dtype = DType::kUint8,
+        .count = 3,
+        .role = Role::kState},
        "all_gather (state) uint8[3]"},
       {{.kind = CollectiveKind::kAllToAll, .count = 3}, "all_to_all (user) float32[3]"},
       {{.kind = CollectiveKind::kSend, .count = 3, .root = 4}, "send (user) float32[3] to rank 4"},
@@ -99,9 +111,11 @@ TEST(ScheduleTest, HashSeesGenerationOrderAndLength) {
   EXPECT_EQ(hashes.size(), 5u);
 }
 
-// Ranks compare these numbers across builds and versions: a change here is a change of the protocol.
+// Ranks compare these numbers across builds and versions: a change here is a change of the
+// protocol.
 TEST(StableHashTest, StaysAsItIs) {
-  EXPECT_EQ(StableHash(0, 0), 0xe220a8397b1dcdafu);  // The first output of splitmix64 seeded with 0.
+  EXPECT_EQ(StableHash(0, 0),
+            0xe220a8397b1dcdafu);  // The first output of splitmix64 seeded with 0.
   EXPECT_EQ(StableHash(1, 2), 0xbfc846100bfc1e42u);
   EXPECT_EQ(StableHash(7, "evenkeel"), 0x15fe7544b528b36bu);
   EXPECT_EQ(HashOf(BucketAllReduce()), 0x40f6191929313bd3u);
@@ -110,8 +124,10 @@ TEST(StableHashTest, StaysAsItIs) {
 TEST(StableHashTest, OrderAndLengthCount) {
   EXPECT_NE(StableHash(1, 2), StableHash(2, 1));
   EXPECT_NE(StableHash(0, absl::string_view("a")), StableHash(0, absl::string_view("a\0", 2)));
-  EXPECT_NE(StableHash(0, absl::string_view("")), StableHash(0, absl::string_view("\0\0\0\0\0\0\0\0", 8)));
-  EXPECT_NE(StableHash(0, absl::string_view("12345678abcdefgh")), StableHash(0, absl::string_view("abcdefgh12345678")));
+  EXPECT_NE(StableHash(0, absl::string_view("")),
+            StableHash(0, absl::string_view("\0\0\0\0\0\0\0\0", 8)));
+  EXPECT_NE(StableHash(0, absl::string_view("12345678abcdefgh")),
+            StableHash(0, absl::string_view("abcdefgh12345678")));
 }
 
 }  // namespace

@@ -4,32 +4,22 @@
 #include <numeric>
 #include <utility>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/internal/bytes.h"
-#include "evenkeel/comm/internal/living_groups.h"
-#include "evenkeel/comm/internal/positions.h"
-#include "evenkeel/comm/internal/waits.h"
-#include "evenkeel/comm/internal/watchdog.h"
-#include "evenkeel/comm/internal/whereabouts.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/living_groups.h"
+#include "evenkeel/comm/control/positions.h"
+#include "evenkeel/comm/control/rank_status.h"
+#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/control/watchdog.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 
 namespace evenkeel {
 namespace {
 
-bool Reduces(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
-}
-
-bool HasRoot(CollectiveKind kind) {
-  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast || IsPair(kind);
-}
-
-// Elements that this collective takes from and gives to each rank.
+// The elements of a rank's input and output in a collective.
 struct Elements {
   int64_t in = 0;
   int64_t out = 0;
@@ -57,8 +47,8 @@ Elements ElementsOf(const Collective& what, int world_size) {
   return {};
 }
 
-absl::Status CheckTensors(const Collective& what, const TensorList& tensors, int64_t expected, Device device,
-                          absl::string_view side) {
+absl::Status CheckTensors(const Collective& what, const TensorList& tensors, int64_t expected,
+                          Device device, absl::string_view side) {
   int64_t total = 0;
   for (const TensorView& tensor : tensors) {
     if (tensor.dtype != what.dtype) {
@@ -66,32 +56,39 @@ absl::Status CheckTensors(const Collective& what, const TensorList& tensors, int
           absl::StrCat(side, " has ", ToString(tensor), ", expected ", ToString(what.dtype)));
     }
     if (!(tensor.device == device)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(side, " lies on ", ToString(tensor.device), ", the group's tensors on ", ToString(device)));
+      return absl::InvalidArgumentError(absl::StrCat(side, " lies on ", ToString(tensor.device),
+                                                     ", the group's tensors on ",
+                                                     ToString(device)));
     }
     if (tensor.count < 0 || (tensor.data == nullptr && tensor.count > 0)) {
-      return absl::InvalidArgumentError(absl::StrCat(side, " has no memory for ", ToString(tensor)));
+      return absl::InvalidArgumentError(
+          absl::StrCat(side, " has no memory for ", ToString(tensor)));
     }
     total += tensor.count;
   }
   if (total != expected) {
-    return absl::InvalidArgumentError(absl::StrCat(side, " has ", total, " elements, expected ", expected));
+    return absl::InvalidArgumentError(
+        absl::StrCat(side, " has ", total, " elements, expected ", expected));
   }
   return absl::OkStatus();
 }
 
-absl::Status Validate(const Collective& what, const TensorList& in, const TensorList& out, const Communicator& comm) {
+absl::Status Validate(const Collective& what, const TensorList& in, const TensorList& out,
+                      const Communicator& comm) {
   if (what.count < 0) return absl::InvalidArgumentError(absl::StrCat("count is ", what.count));
   if (HasRoot(what.kind)) {
     if (what.root < 0 || what.root >= comm.world_size()) {
-      return absl::InvalidArgumentError(absl::StrCat("rank ", what.root, " is not in a group of ", comm.world_size()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", what.root, " is not in a group of ", comm.world_size()));
     }
     if (IsPair(what.kind) && what.root == comm.rank()) {
-      return absl::InvalidArgumentError(absl::StrCat("rank ", comm.rank(), " named itself as the peer"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", comm.rank(), " named itself as the peer"));
     }
   }
   if (Reduces(what.kind) && what.op == ReduceOp::kBitOr && IsFloat(what.dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat("bit_or needs an integer type, not ", ToString(what.dtype)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("bit_or needs an integer type, not ", ToString(what.dtype)));
   }
   const Elements elements = ElementsOf(what, comm.world_size());
   EK_RETURN_IF_ERROR(CheckTensors(what, in, elements.in, comm.device(), "input"));
@@ -116,7 +113,7 @@ int64_t TotalCount(absl::Span<const TensorView> parts) {
 
 }  // namespace
 
-// Channel ------------------------------------------------------------------------------------------------------------
+// Channel -----------------------------------------------------------------------------------------
 
 Channel::Channel(Communicator* communicator, std::string name)
     : communicator_(communicator), name_(std::move(name)), id_(StableHash(0, name_)) {}
@@ -125,7 +122,8 @@ Work Channel::AllReduce(TensorView data, ReduceOp op, const CallOptions& options
   return AllReduce(absl::MakeConstSpan(&data, 1), op, options);
 }
 
-Work Channel::AllReduce(absl::Span<const TensorView> parts, ReduceOp op, const CallOptions& options) {
+Work Channel::AllReduce(absl::Span<const TensorView> parts, ReduceOp op,
+                        const CallOptions& options) {
   const DType dtype = parts.empty() ? DType::kFloat32 : parts[0].dtype;
   Collective what = Describe(CollectiveKind::kAllReduce, dtype, TotalCount(parts), options);
   what.op = op;
@@ -153,10 +151,12 @@ Work Channel::Broadcast(absl::Span<const TensorView> parts, int root, const Call
 }
 
 Work Channel::AllGather(TensorView input, TensorView output, const CallOptions& options) {
-  return Issue(Describe(CollectiveKind::kAllGather, input.dtype, input.count, options), {input}, {output}, options);
+  return Issue(Describe(CollectiveKind::kAllGather, input.dtype, input.count, options), {input},
+               {output}, options);
 }
 
-Work Channel::ReduceScatter(TensorView input, TensorView output, ReduceOp op, const CallOptions& options) {
+Work Channel::ReduceScatter(TensorView input, TensorView output, ReduceOp op,
+                            const CallOptions& options) {
   Collective what = Describe(CollectiveKind::kReduceScatter, output.dtype, output.count, options);
   what.op = op;
   return Issue(what, {input}, {output}, options);
@@ -165,11 +165,12 @@ Work Channel::ReduceScatter(TensorView input, TensorView output, ReduceOp op, co
 Work Channel::AllToAll(TensorView input, TensorView output, const CallOptions& options) {
   const int world_size = communicator_->world_size();
   if (input.count % world_size != 0) {
-    return Work(absl::InvalidArgumentError(absl::StrCat("all_to_all on channel ", name_, ": ", input.count,
-                                                        " elements can't be split over ", world_size, " ranks")));
+    return Work(absl::InvalidArgumentError(
+        absl::StrCat("all_to_all on channel ", name_, ": ", input.count,
+                     " elements cannot be split over ", world_size, " ranks")));
   }
-  return Issue(Describe(CollectiveKind::kAllToAll, input.dtype, input.count / world_size, options), {input}, {output},
-               options);
+  return Issue(Describe(CollectiveKind::kAllToAll, input.dtype, input.count / world_size, options),
+               {input}, {output}, options);
 }
 
 Work Channel::Send(TensorView data, int to, const CallOptions& options) {
@@ -188,11 +189,13 @@ Work Channel::Barrier(const CallOptions& options) {
   return Issue(Describe(CollectiveKind::kBarrier, DType::kInt8, 0, options), {}, {}, options);
 }
 
-Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const CallOptions& options) {
+Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
+                    const CallOptions& options) {
   Communicator& comm = *communicator_;
   if (absl::Status ended = comm.status(); !ended.ok()) return Work(std::move(ended));
   if (absl::Status wrong = Validate(what, in, out, comm); !wrong.ok()) {
-    return Work(Annotate(wrong, absl::StrCat(ToString(what.kind), " on channel ", name_, ", rank ", comm.rank())));
+    return Work(Annotate(
+        wrong, absl::StrCat(ToString(what.kind), " on channel ", name_, ", rank ", comm.rank())));
   }
   Operation operation;
   operation.what = what;
@@ -206,18 +209,20 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
   operation.contributes = options.contributes;
   operation.after = options.after;
   operation.after_event = options.after_event;
-  const absl::Duration timeout = options.timeout > absl::ZeroDuration() ? options.timeout : comm.timeout();
+  const absl::Duration timeout =
+      options.timeout > absl::ZeroDuration() ? options.timeout : comm.timeout();
   const absl::Time now = absl::Now();
   operation.deadline = now + timeout;
 
   comm.waits_->Use();
 
-  // Held across Start(), so that operations reach the backend in the order of their sequence numbers.
+  // Held across Start(), so that operations reach the backend in the order of their sequence
+  // numbers.
   absl::MutexLock lock(&mutex_);
   if (IsPair(what.kind)) {
     operation.sequence = pair_positions_[{what.root, what.kind}]++;
   } else {
-    if (comm.somebody_left_) {
+    if (comm.a_peer_left_) {
       absl::Status left = comm.CheckAgainstLeft(name_, position_, ToString(what));
       if (!left.ok()) return Work(std::move(left));
     }
@@ -225,10 +230,14 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
     issued_hash_ = HashOf(what, issued_hash_);
     last_issued_ = what;
   }
-  const int64_t number = comm.flight_.Begin(
-      {.channel = id_, .sequence = operation.sequence, .what = what, .issued = now, .deadline = operation.deadline});
+  const int64_t number = comm.flight_.Begin({.channel = id_,
+                                             .sequence = operation.sequence,
+                                             .what = what,
+                                             .issued = now,
+                                             .deadline = operation.deadline});
   auto work = std::make_shared<WorkState>(
-      operation.deadline, [this, number] { communicator_->OnOperationDeadline(*this, number); }, comm.waits_,
+      operation.deadline, [this, number] { communicator_->OnOperationDeadline(*this, number); },
+      comm.waits_,
       [this, number] {
         const std::optional<FlightEntry> entry = communicator_->flight_.Get(number);
         return entry.has_value() ? communicator_->WaitFor(*this, *entry) : internal::Wait{};
@@ -237,10 +246,12 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out, const
     comm.flight_.End(number, status);
     if (!status.ok()) comm.OnBackendFailure(status);
   };
-  const bool is_compared = comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;
+  const bool is_compared =
+      comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;
   const auto moves = is_compared ? comm.CompareBeside(name_, operation, work) : work;
   comm.backend_->Start(std::move(operation), moves);
-  if (is_compared) work->order_before = moves->order_before;  // Streams do not wait for what the host compares.
+  if (is_compared)
+    work->order_before = moves->order_before;  // Streams do not wait for comparisons on the host.
   return Work(std::move(work));
 }
 
@@ -249,21 +260,38 @@ int64_t Channel::position() const {
   return position_;
 }
 
-uint64_t Channel::issued_hash() const {
-  absl::MutexLock lock(&mutex_);
-  return issued_hash_;
-}
-
-// Communicator -------------------------------------------------------------------------------------------------------
+// Communicator ------------------------------------------------------------------------------------
 
 namespace {
 
 constexpr absl::Duration kHubGrace = absl::Seconds(2);
 
+// Which rank caused an error without a FailureInfo is not known from its code.
+FailureInfo KindAndNoRanks(const absl::Status& why) {
+  if (absl::IsFailedPrecondition(why)) return {.kind = FailureKind::kDisagreement};
+  if (absl::IsDeadlineExceeded(why)) return {.kind = FailureKind::kDeadline};
+  return {};
+}
+
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
-                           CommunicatorOptions options, absl::string_view group, GroupMaker make_group)
+const std::shared_ptr<internal::Waits>& internal::GroupExtension::waits() const {
+  return comm_->waits_;
+}
+
+void internal::GroupExtension::OnDeadline(const Wait& wait) {
+  comm_->OnDeadline(comm_->DeadlineStatus(wait, comm_->timeout()));
+}
+
+void internal::GroupExtension::Fail(const absl::Status& why) { comm_->Fail(why); }
+
+absl::Status internal::GroupExtension::CheckAgainstLeft(int64_t position) {
+  return comm_->CheckAgainstLeft(kStepsChannel, position, "");
+}
+
+Communicator::Communicator(std::unique_ptr<Backend> backend,
+                           std::unique_ptr<ControlChannel> control, CommunicatorOptions options,
+                           absl::string_view group, GroupMaker make_group)
     : control_(std::move(control)),
       options_(options),
       rank_(control_->rank()),
@@ -274,7 +302,6 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
       waits_(control_->waits()),
       flight_(options_.flight.capacity),
       verify_(options_.verify.value_or(VerifyLevel::kPositions)),
-      steps_(std::make_unique<StepControl>(this)),
       watchdog_(std::make_unique<internal::Watchdog>([this] { return Look(); })),
       backend_(std::move(backend)) {
   std::iota(members_.begin(), members_.end(), 0);
@@ -282,8 +309,7 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
   user_ = *OpenChannel("user");
   control_->SetHandlers([this](int, const absl::Status& why) { Fail(why); },
                         [this](int from, absl::string_view topic, absl::string_view payload) {
-                          if (topic == "finalize") OnFinalizeNotice(from, payload);
-                          if (topic == FollowedCalls::kTopic) steps_->OnCallNotice(from, payload);
+                          OnNotice(from, topic, payload);
                         });
   CompareLevels();
   if (options_.watch.beat < absl::InfiniteDuration()) watchdog_->Start();
@@ -292,16 +318,47 @@ Communicator::Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<Con
 
 Communicator::~Communicator() {
   internal::RemoveLiving(this);
-  Fail(absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")));
-  watchdog_->Stop();  // It and the control channel's handlers use the other members.
+  Fail(WithFailureInfo(
+      absl::CancelledError(absl::StrCat("rank ", rank_, " destroyed its communicator")),
+      {.ranks = {rank_}}));
+  watchdog_->Stop();  // It, and the control channel's handlers, use the other members.
   control_->Stop();
   WriteKeptFlight();
+}
+
+void Communicator::OnNotice(int from, absl::string_view topic, absl::string_view notice) {
+  if (topic == "finalize") return OnFinalizeNotice(from, notice);
+  if (extension_in_use_ == nullptr) {
+    absl::MutexLock lock(&extension_mutex_);
+    if (extension_ == nullptr) {
+      early_notices_.push_back({from, std::string(topic), std::string(notice)});
+      return;
+    }
+  }
+  extension_in_use_.load()->OnNotice(from, topic, notice);
+}
+
+internal::GroupExtension& Communicator::Extension(
+    absl::FunctionRef<std::unique_ptr<internal::GroupExtension>(Communicator*)> make) {
+  if (extension_in_use_ == nullptr) {
+    absl::MutexLock lock(&extension_mutex_);
+    if (extension_ == nullptr) {
+      extension_ = make(this);
+      // A notice that arrives meanwhile waits for the lock, so the order is kept.
+      for (const EarlyNotice& early : early_notices_)
+        extension_->OnNotice(early.from, early.topic, early.notice);
+      early_notices_.clear();
+      extension_in_use_ = extension_.get();
+    }
+  }
+  return *extension_in_use_;
 }
 
 absl::StatusOr<Channel*> Communicator::OpenChannel(absl::string_view name) {
   if (name.empty() || name == internal::kStepsChannel || absl::StrContains(name, '\t') ||
       absl::StrContains(name, '\n')) {
-    return absl::InvalidArgumentError(absl::StrCat("OpenChannel: \"", name, "\" can't name a channel"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("OpenChannel: \"", name, "\" cannot name a channel"));
   }
   absl::MutexLock lock(&mutex_);
   std::unique_ptr<Channel>& channel = channels_[std::string(name)];
@@ -309,8 +366,10 @@ absl::StatusOr<Channel*> Communicator::OpenChannel(absl::string_view name) {
   return channel.get();
 }
 
-absl::Status Communicator::Check(const Collective& what, const TensorList& in, const TensorList& out) const {
-  return Annotate(Validate(what, in, out, *this), absl::StrCat(ToString(what.kind), ", rank ", rank_));
+absl::Status Communicator::Check(const Collective& what, const TensorList& in,
+                                 const TensorList& out) const {
+  return Annotate(Validate(what, in, out, *this),
+                  absl::StrCat(ToString(what.kind), ", rank ", rank_));
 }
 
 std::string Communicator::UniqueName(absl::string_view base) {
@@ -331,9 +390,9 @@ bool Communicator::SetStatus(const absl::Status& why) {
 }
 
 void Communicator::Fail(const absl::Status& why, End end) {
-  SetStatus(why);
+  SetStatus(end == End::kFailure ? Informed(why, KindAndNoRanks(why)) : why);
   const absl::Status first = status();
-  if (end == End::kFailure) KeepFlight();  // While what is in flight still is.
+  if (end == End::kFailure) KeepFlight();  // Before the operations in flight end.
   backend_->Abort(first);
   control_->Close(first);
   {
@@ -345,17 +404,25 @@ void Communicator::Fail(const absl::Status& why, End end) {
 
 void Communicator::Abort(const absl::Status& why, absl::string_view did) {
   if (why.ok()) return Abort(absl::CancelledError("aborted without a reason"), did);
-  if (SetStatus(why)) {
-    const std::string code =
-        why.code() == absl::StatusCode::kUnknown ? "" : absl::StrCat(absl::StatusCodeToString(why.code()), ": ");
-    control_->Fail(absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ", code, why.message())));
+  // The caller ends the group, whatever the code of its reason is.
+  const absl::Status informed = Informed(why, {.ranks = {rank_}});
+  if (SetStatus(informed)) {
+    const std::string code = why.code() == absl::StatusCode::kUnknown
+                                 ? ""
+                                 : absl::StrCat(absl::StatusCodeToString(why.code()), ": ");
+    control_->Fail(WithFailureInfo(
+        absl::UnavailableError(absl::StrCat("rank ", rank_, " ", did, ": ", code, why.message())),
+        *FailureInfoOf(informed)));
   }
-  Fail(why);  // Whoever was first: after it nothing is in flight here, whether the hub answers or not.
+  // Also if another rank was first: afterwards nothing is in flight on this rank, with or without a
+  // reply of the hub.
+  Fail(informed);
 }
 
 void Communicator::OnDeadline(const absl::Status& why) {
   OnBackendFailure(why);
-  // The hub's answer ends everything here, as on the other ranks; a hub that is silent must not keep the waiter.
+  // The hub's message ends everything on this rank, as on the others. If the hub is silent, the
+  // waiting thread must not be delayed for long.
   absl::MutexLock lock(&mutex_);
   if (mutex_.AwaitWithTimeout(absl::Condition(&has_ended_), kHubGrace)) return;
   mutex_.Unlock();
@@ -364,12 +431,21 @@ void Communicator::OnDeadline(const absl::Status& why) {
 }
 
 void Communicator::OnBackendFailure(const absl::Status& why) {
-  if (!SetStatus(why)) return;
-  // The hub sends it back to this rank too, and Fail() then runs on the control thread: here the caller may hold locks
-  // that the callbacks of ended operations want.
-  const bool of_the_group = why.code() == absl::StatusCode::kFailedPrecondition;
-  control_->Fail(
-      of_the_group || absl::StartsWith(why.message(), "rank ") ? why : Annotate(why, absl::StrCat("rank ", rank_)));
+  FailureInfo otherwise = KindAndNoRanks(why);
+  if (otherwise.kind == FailureKind::kRankFailed) otherwise.ranks = {rank_};
+  const absl::Status informed = Informed(why, otherwise);
+  if (!SetStatus(informed)) return;
+  // The hub sends it back to this rank, too, and Fail() then runs on the control thread: the caller
+  // of this function may hold locks that the callbacks of ended operations need.
+  const bool names_ranks = absl::IsFailedPrecondition(why) || FailureInfoOf(why).has_value();
+  control_->Fail(names_ranks ? informed : Annotate(informed, absl::StrCat("rank ", rank_)));
+}
+
+absl::Status Communicator::Informed(const absl::Status& why, const FailureInfo& otherwise) const {
+  FailureInfo info = FailureInfoOf(why).value_or(otherwise);
+  const internal::GroupExtension* extension = extension_in_use_;
+  if (info.step < 0 && extension != nullptr) info.step = extension->position() - 1;
+  return WithFailureInfo(why, info);
 }
 
 std::vector<Channel*> Communicator::channels() const {
@@ -381,18 +457,21 @@ std::vector<Channel*> Communicator::channels() const {
 
 std::string Communicator::SerializePositions() const {
   internal::Positions positions;
-  positions[internal::kStepsChannel].position = steps_->records_sent();
+  const internal::GroupExtension* extension = extension_in_use_;
+  positions[internal::kStepsChannel].position = extension == nullptr ? 0 : extension->position();
   for (const Channel* channel : channels()) {
     absl::MutexLock lock(&channel->mutex_);
-    positions[channel->name_] = {channel->position_, channel->issued_hash_,
-                                 channel->last_issued_.has_value() ? ToString(*channel->last_issued_) : ""};
+    positions[channel->name_] = {
+        channel->position_, channel->issued_hash_,
+        channel->last_issued_.has_value() ? ToString(*channel->last_issued_) : ""};
   }
   return internal::Serialize(positions);
 }
 
 namespace {
 
-// The ranks compare this when they finalize: their positions on the channels, and the steps of their parts.
+// Compares the ranks when they finalize: their positions on the channels, and the steps of their
+// parts.
 absl::Status CompareEnds(const ControlChannel::Parts& parts) {
   std::vector<std::string> positions, ledgers;
   for (const std::string& part : parts) {
@@ -410,11 +489,15 @@ absl::Status CompareEnds(const ControlChannel::Parts& parts) {
 absl::Status Communicator::Finalize(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(status());
   const std::string positions = SerializePositions();
-  // Told at once to all, so that a rank that waits for a collective which this one will never join learns of it.
+  // Sent to all ranks at once, so that a rank that waits for a collective which this one will never
+  // join is informed.
   control_->Notify("finalize", positions);
-  std::string end =
-      internal::ByteWriter().Bytes(positions).Bytes(steps_->ledger().Serialize(StepLedger::Plans::kWithout)).Take();
-  absl::StatusOr<ControlChannel::Parts> parts = AgreeAndWait("finalize", std::move(end), timeout, "Finalize()");
+  std::string end = internal::ByteWriter()
+                        .Bytes(positions)
+                        .Bytes(ledger_.Serialize(StepLedger::Plans::kWithout))
+                        .Take();
+  absl::StatusOr<ControlChannel::Parts> parts =
+      AgreeAndWait("finalize", std::move(end), timeout, "Finalize()");
   if (!parts.ok()) return status();
   if (absl::Status same = CompareEnds(*parts); !same.ok()) {
     Fail(same);
@@ -425,7 +508,9 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
     has_finalized_ = true;
   }
-  Fail(absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " has finalized its communicator")), End::kClean);
+  Fail(absl::FailedPreconditionError(
+           absl::StrCat("rank ", rank_, " has finalized its communicator")),
+       End::kClean);
   return absl::OkStatus();
 }
 
@@ -436,14 +521,15 @@ void Communicator::OnFinalizeNotice(int peer, absl::string_view text) {
     absl::MutexLock lock(&mutex_);
     left_[peer] = theirs;
   }
-  somebody_left_ = true;
+  a_peer_left_ = true;
   for (const auto& [name, mine] : internal::ParsePositions(SerializePositions())) {
     if (mine.position == 0) continue;
     if (!CheckAgainstLeft(name, mine.position - 1, mine.last).ok()) return;
   }
 }
 
-absl::Status Communicator::CheckAgainstLeft(absl::string_view channel, int64_t position, absl::string_view next) {
+absl::Status Communicator::CheckAgainstLeft(absl::string_view channel, int64_t position,
+                                            absl::string_view next) {
   absl::Status contradiction;
   {
     absl::MutexLock lock(&mutex_);
@@ -451,9 +537,12 @@ absl::Status Communicator::CheckAgainstLeft(absl::string_view channel, int64_t p
       auto at = positions.find(std::string(channel));
       const int64_t theirs = at == positions.end() ? 0 : at->second;
       if (position < theirs) continue;
-      contradiction = absl::FailedPreconditionError(
-          absl::StrCat("rank ", rank_, " is at #", position, next.empty() ? "" : " ", next, " on channel \"", channel,
-                       "\"; rank ", peer, " has ended (Finalize) after ", theirs, " there: the ranks disagree"));
+      contradiction = WithFailureInfo(
+          absl::FailedPreconditionError(
+              absl::StrCat("rank ", rank_, " is at #", position, next.empty() ? "" : " ", next,
+                           " on channel \"", channel, "\"; rank ", peer,
+                           " has ended (Finalize) after ", theirs, " there: the ranks disagree")),
+          {.kind = FailureKind::kDisagreement, .ranks = {peer}});
       break;
     }
   }

@@ -1,32 +1,37 @@
-// One rank's membership of a group, and the channels on which its collectives run.
+// A rank's membership in a group, and the channels on which its collectives run.
 //
 //   absl::Status Train(Communicator& comm) {
 //     std::vector<float> data(1000, comm.rank());
-//     EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));        // blocking, on the user channel
+//     // blocking, on the user channel
+//     EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
 //
 //     EK_ASSIGN_OR_RETURN(Channel* channel, comm.OpenChannel("gradients"));
-//     Work work = channel->AllReduce(absl::MakeSpan(data), ReduceOp::kAverage);         // asynchronous
+//     Work work = channel->AllReduce(absl::MakeSpan(data), ReduceOp::kAverage);  // asynchronous
 //     return work.Wait();
 //   }
 //
-// A Communicator is made by comm/factory.h, or by one backend's own (comm/shm.h, comm/gloo.h, ...), and is the same type
-// for all of them.
+// comm/factory.h makes a Communicator over any backend; comm/shm/shm.h, comm/gloo/gloo.h and others
+// make one over their own. The type is the same for all.
 //
-// Order:   Within a channel every rank issues the same collectives in the same order. Channels are independent: ranks
-//          may interleave them differently. Channels are told apart by name; opening is local and costs nothing.
-// Threads: Communicator is thread-safe. A Channel is thread-safe too, but the order that ranks must agree on is the
-//          order of calls, so one thread at a time normally uses it.
-// Errors:  InvalidArgument or Unimplemented for a call that is wrong in itself: nothing was issued, the channel goes
-//          on. Everything else ends the communicator (an operation alone cannot be undone): a missed deadline, a lost
-//          rank, a contradiction between ranks, Abort(). From then on every call, on every rank, answers the first
-//          cause.
-// Watched: each rank tells the others that it lives and where it is (WatchOptions), so a rank that has fallen silent,
-//          and ranks that wait for each other, end the group with a sentence within seconds; a wait for a rank that is
-//          only slow is warned of. What was issued is recorded (FlightOptions, comm/flight_recorder.h).
-//          Ranks wait for each other for good where every thread that has used the group waits in one of its calls:
-//          so a thread that is to help the others out later has to use the group before (any call will do), or to be
-//          waited for by one that does not wait in the group itself.
-// Ending:  Finalize() is the clean leave. Destruction without it is an abort to the peers.
+// Order:   Within a channel every rank issues the same collectives in the same order. Channels are
+//          independent: ranks may interleave them differently. A channel is identified by its name;
+//          opening it is local and costs nothing.
+// Threads: Communicator and Channel are thread-safe. The order that ranks must agree on is the
+//          order of calls on a channel, so usually one thread at a time uses it.
+// Errors:  InvalidArgument or Unimplemented for a call that is wrong by itself: nothing was issued,
+//          and the channel remains usable. All other errors end the communicator, since a single
+//          operation cannot be undone: a missed deadline, a lost rank, ranks that disagree,
+//          Abort(). From then on every call returns the first cause, with a FailureInfo: the same
+//          on every rank, except that a rank whose own error ended the group keeps that error
+//          (comm/failure_info.h).
+// Watch:   Each rank sends heartbeats with its position (WatchOptions). A silent rank, and ranks
+//          that wait for each other, end the group within seconds; a wait for a slow rank logs a
+//          warning. Operations are recorded (FlightOptions, comm/flight_recorder.h). The ranks are
+//          reported as deadlocked when all threads that have used the group wait in its calls, and
+//          none of these waits can end. If a thread that has not used the group yet will end a
+//          wait, let it make any call of the group first, or let another thread wait for it outside
+//          of the group's calls.
+// Ending:  Finalize() leaves the group cleanly. Peers see destruction without it as an abort.
 
 #ifndef EVENKEEL_COMM_COMMUNICATOR_H_
 #define EVENKEEL_COMM_COMMUNICATOR_H_
@@ -34,16 +39,19 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -52,9 +60,11 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/flight_recorder.h"
+#include "evenkeel/comm/group_extension.h"
+#include "evenkeel/comm/step_ledger.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/comm/work.h"
@@ -65,27 +75,28 @@ namespace internal {
 class Waits;
 class Watchdog;
 struct Wait;
-struct Whereabouts;
+struct RankStatus;
 }  // namespace internal
 
 class Communicator;
-class StepControl;
+struct FailureInfo;
 
-// For Communicator::Split(): in none of the new groups.
+// For Communicator::Split(): the rank is in no new group.
 inline constexpr int kNoColor = -1;
 
 inline constexpr absl::Duration kDefaultTimeout = absl::Minutes(10);
 
-// What a caller may say about one operation beside its tensors.
+// Options of a single operation.
 struct CallOptions {
   Role role = Role::kUser;
   int index = -1;
   int index_count = 0;
-  double scale = 1.0;       // Float reductions: the result is multiplied by it. Must be equal on all ranks.
+  double scale =
+      1.0;  // Float reductions: the result is multiplied by it. Must be equal on all ranks.
   bool contributes = true;  // False: this rank only receives the reduction's result.
-  StreamRef after;          // Device work that must end first: what is on that stream at the call,
-  Event after_event;        // and all until that moment.
-  absl::Duration timeout = absl::ZeroDuration();  // Zero: the communicator's.
+  StreamRef after;          // Device work that must end first: all that is on this stream now,
+  Event after_event;        // and all before this event.
+  absl::Duration timeout = absl::ZeroDuration();  // 0: the communicator's timeout.
 };
 
 class Channel {
@@ -97,29 +108,32 @@ class Channel {
   const std::string& name() const { return name_; }
   uint64_t id() const { return id_; }
 
-  // Shapes: w = world size. `parts` of a coalesced call have one dtype. Tensors lie on the backend's device.
+  // Shapes: w = world size. `parts` of a coalesced call have one dtype. Tensors lie on the
+  //         backend's device.
   Work AllReduce(TensorView data, ReduceOp op, const CallOptions& options = {});
   Work AllReduce(absl::Span<const TensorView> parts, ReduceOp op, const CallOptions& options = {});
   Work Reduce(TensorView data, ReduceOp op, int root, const CallOptions& options = {});
   Work Broadcast(TensorView data, int root, const CallOptions& options = {});
   Work Broadcast(absl::Span<const TensorView> parts, int root, const CallOptions& options = {});
-  Work AllGather(TensorView input /*[n]*/, TensorView output /*[w * n]*/, const CallOptions& options = {});
+  Work AllGather(TensorView input /*[n]*/, TensorView output /*[w * n]*/,
+                 const CallOptions& options = {});
   Work ReduceScatter(TensorView input /*[w * n]*/, TensorView output /*[n]*/, ReduceOp op,
                      const CallOptions& options = {});
-  Work AllToAll(TensorView input /*[w * n]*/, TensorView output /*[w * n]*/, const CallOptions& options = {});
+  Work AllToAll(TensorView input /*[w * n]*/, TensorView output /*[w * n]*/,
+                const CallOptions& options = {});
   Work Send(TensorView data, int to, const CallOptions& options = {});
   Work Recv(TensorView data, int from, const CallOptions& options = {});
   Work Barrier(const CallOptions& options = {});
 
-  // The general form: `what` says it all, `in` and `out` as in Operation. What a schedule's entries are issued with.
-  Work Issue(const Collective& what, TensorList in, TensorList out, const CallOptions& options = {});
+  // The general form, used for the entries of a schedule. `in` and `out` are those of Operation.
+  Work Issue(const Collective& what, TensorList in, TensorList out,
+             const CallOptions& options = {});
 
   // See Communicator::CompareIssued().
   Work CompareIssued();
 
-  // Collectives issued so far, and the rolling hash of them; send and recv are not counted.
+  // The number of collectives issued so far. Sends and receives do not count.
   int64_t position() const;
-  uint64_t issued_hash() const;
 
  private:
   friend class Communicator;
@@ -132,196 +146,223 @@ class Channel {
   int64_t position_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t issued_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<Collective> last_issued_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::pair<int, CollectiveKind>, int64_t> pair_positions_ ABSL_GUARDED_BY(mutex_);  // Of send and recv.
+  std::map<std::pair<int, CollectiveKind>, int64_t> pair_positions_
+      ABSL_GUARDED_BY(mutex_);  // Of send and recv.
 };
 
-// How ranks watch each other. Give all ranks the same: whichever gives up first ends the group for all. A rank in a
-// debugger is silent too, so debug with a longer `silence`.
+// How ranks watch each other. Equal on all ranks, since the first rank that gives up ends the
+// group. A rank in a debugger is silent, too: debug with a longer `silence`.
 struct WatchOptions {
-  // How often a rank says that it lives, and where it is. Infinite: never, and it watches over nothing.
+  // Interval of the heartbeats. Infinite: no heartbeats, and no watching.
   absl::Duration beat = absl::Seconds(1);
-  // A rank whose heartbeat is overdue for so long is lost. Zero: silence is borne for ever.
+  // A rank whose heartbeat is overdue for this long is lost. 0 disables the check.
   absl::Duration silence = absl::Seconds(5);
-  absl::Duration stall_warning = absl::Seconds(10);  // A wait that is longer than this is warned of, once.
-  // Gets the warning, on a thread of the communicator's, and must not call it; null: it goes to stderr.
+  absl::Duration stall_warning = absl::Seconds(10);  // A longer wait logs one warning.
+  // Receives warnings on a thread of the communicator, and must not call it. Null: warnings go to
+  // stderr.
   std::function<void(const std::string& text)> warn;
 };
 
 struct FlightOptions {
-  size_t capacity = 1024;  // Operations that are remembered beside the open ones.
-  // When the group ends by a failure, or without Finalize(), each rank writes <folder>/<group>.rank<r>.json in place
-  // of an earlier one; empty: nowhere. The folder is made if need be.
+  size_t capacity = 1024;  // Finished operations that are kept.
+  // When the group fails, or ends without Finalize(), each rank writes
+  // <folder>/<group>.rank<r>.json, and replaces an earlier one. The folder is created if needed.
+  // Empty: no file.
   std::string folder;
 };
 
 struct CommunicatorOptions {
   absl::Duration timeout = kDefaultTimeout;  // Deadline of an operation and of a control exchange.
-  // Equal on all ranks, or the group ends as soon as it is there. Unset: what the environment says where a factory
-  // reads one, else kPositions.
+  // Equal on all ranks, or the group ends at once. Unset: EVENKEEL_VERIFY if a factory has read the
+  // environment, else kPositions.
   std::optional<VerifyLevel> verify;
   WatchOptions watch;
   FlightOptions flight;
 };
 
-// This rank's half of another group, over that link, within that time: what Split() and Shrink() need of the factory
-// that made this one.
+// Makes this rank's half of another group over the given link. Split() and Shrink() need it from
+// the factory that made this group.
 using GroupMaker = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-    absl::string_view group, int rank, int world_size, std::unique_ptr<ControlLink> link, absl::Duration timeout)>;
+    absl::string_view group, int rank, int world_size, std::unique_ptr<ControlLink> link,
+    absl::Duration timeout)>;
 
 class Communicator {
  public:
-  // For factories. `control` must be connected; rank and world size are its. Without `make_group` there is no Split(),
-  // and no Shrink().
+  // For factories. `control` must be connected, and has the rank and the world size. Split() and
+  // Shrink() need `make_group`.
   Communicator(std::unique_ptr<Backend> backend, std::unique_ptr<ControlChannel> control,
-               CommunicatorOptions options = {}, absl::string_view group = "world", GroupMaker make_group = nullptr);
+               CommunicatorOptions options = {}, absl::string_view group = "world",
+               GroupMaker make_group = nullptr);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // The group's name, equal on all ranks, and which rank of the job's first group each of its ranks was.
+  // The group's name, equal on all ranks; and, by rank, the rank in the job's first group.
   const std::string& group() const { return group_; }
   const std::vector<int>& members() const { return members_; }
   Device device() const { return backend_->device(); }
-  // What runs that device: memory, streams, copies, kernels. Null on the CPU.
+  // Memory, streams, copies and kernels of that device. Null on the CPU.
   DeviceRuntime* runtime() const { return backend_->runtime(); }
   absl::string_view backend_name() const { return backend_->name(); }
   absl::Duration timeout() const { return options_.timeout; }
 
-  // The channel of that name, opened by the first call. Lives as long as the communicator. Library parts take names of
-  // the form "part#n" (see UniqueName), "user" is the user channel.
+  // Returns the channel with that name; the first call opens it. It lives as long as the
+  // communicator. Parts of the library use names of the form "part#n" (see UniqueName), and "user"
+  // is the user channel.
   absl::StatusOr<Channel*> OpenChannel(absl::string_view name);
   Channel& user() { return *user_; }
-  // "base#0", "base#1", ...: equal on ranks that ask in the same order.
+  // Returns "base#0", then "base#1", ...: equal on ranks that call it in the same order.
   std::string UniqueName(absl::string_view base);
 
   // Blocking calls on the user channel.
   absl::Status AllReduce(TensorView data, ReduceOp op) { return user_->AllReduce(data, op).Wait(); }
   absl::Status Broadcast(TensorView data, int root) { return user_->Broadcast(data, root).Wait(); }
-  absl::Status AllGather(TensorView input, TensorView output) { return user_->AllGather(input, output).Wait(); }
+  absl::Status AllGather(TensorView input, TensorView output) {
+    return user_->AllGather(input, output).Wait();
+  }
   absl::Status ReduceScatter(TensorView input, TensorView output, ReduceOp op) {
     return user_->ReduceScatter(input, output, op).Wait();
   }
   absl::Status Barrier() { return user_->Barrier().Wait(); }
 
-  // Collectives over the control plane, on the host; every rank calls them in the same order, each kind by itself.
-  // True on all ranks if it is on one of them.
+  // Collectives over the control plane, on the host. Every rank calls each of them in the same
+  // order.
+  // Returns true on all ranks if `mine` is true on any rank.
   absl::StatusOr<bool> AgreeAny(bool mine);
-  // Waits for all ranks. At the deadline every rank that has come gets DeadlineExceeded that names all those that have
-  // not, and the group ends, so that late ones learn of it.
+  // Waits for all ranks. At the deadline, the ranks that wait in it return DeadlineExceeded with
+  // all missing ranks, and the group ends, so that late ranks learn of it.
   absl::Status MonitoredBarrier(absl::Duration timeout);
 
-  // How much is checked, see comm/verify.h. Setting it is a collective call on all ranks, with nothing in flight: all
-  // give the same level at the same positions, else all get FailedPrecondition that names ranks and levels.
+  // The level of checks, see comm/verify.h. Setting it is a collective, with nothing in flight. If
+  // the ranks differ in the level or in their positions, all return FailedPrecondition with the
+  // ranks and their levels.
   VerifyLevel verify_level() const { return verify_.load(); }
   absl::Status SetVerifyLevel(VerifyLevel level);
-  // Where the transport can pair different collectives (Backend::checks_pairs() is false) and the level is kPositions:
-  // compares with all ranks what was issued on the channel so far. All ranks call it at the same position; results of
-  // what was issued before may be used once it has ended well. Otherwise it has ended already.
+  // Compares with all ranks the collectives issued on the channel so far, if the transport can pair
+  // different ones (Backend::checks_pairs() is false) and the level is kPositions; else returns a
+  // finished Work. All ranks call it at the same position. After its success, the results of the
+  // earlier collectives may be used.
   Work CompareIssued(Channel& channel);
 
-  // What this rank has issued, and its dump: comm/flight_dump.h says what the JSON looks like. After a failure a dump
-  // shows the moment of it.
+  // The operations of this rank, and their dump in the JSON format of comm/flight_dump.h. After a
+  // failure the dump shows the moment of the failure.
   FlightRecorder& flight() { return flight_; }
   std::string FlightJson() const;
   absl::Status DumpFlight(const std::string& path) const;
   // <folder>/<group>.rank<r>.json
   std::string FlightPath(absl::string_view folder) const;
 
-  // The control plane: small messages on the host, beside the data. Steps are agreed through steps().
+  // The control plane: small messages on the host, beside the data.
   ControlChannel& control() { return *control_; }
-  StepControl& steps() { return *steps_; }
 
-  // Memory that the transport uses without a copy: zeroed, at a multiple of 64 bytes, freed with the last handle, also
-  // after the group is gone. `static_cast<float*>(memory.data.get())`. Any other pointer works as well.
+  // The steps that this rank's parts have finished. Finalize() compares them between the ranks.
+  // Threads: that of the training steps.
+  StepLedger& ledger() { return ledger_; }
+  // Returns the state that a layer above keeps for this group; the first call makes it. From any
+  // thread. Used by StepControl::Of() (join/steps/step_control.h).
+  internal::GroupExtension& Extension(
+      absl::FunctionRef<std::unique_ptr<internal::GroupExtension>(Communicator*)> make);
+
+  // Returns memory that the transport uses without a copy: zeroed, aligned to 64 bytes, freed with
+  // the last handle, also after the group has ended: `static_cast<float*>(memory.data.get())`. Any
+  // other memory works, too.
   absl::StatusOr<Memory> Allocate(int64_t bytes) { return backend_->Allocate(bytes); }
-  // OK, or why this backend cannot do that.
+  // Returns OK, or the reason why this backend lacks the collective.
   absl::Status Supports(const Collective& what) const { return backend_->Supports(what); }
-  // OK, or what Channel::Issue() would refuse.
+  // Returns OK, or the error that Channel::Issue() would return.
   absl::Status Check(const Collective& what, const TensorList& in, const TensorList& out) const;
 
   // OK while the group works; then the first cause of its end.
   absl::Status status() const;
-  // Ends the group on every rank: peers see "rank <r> <did>: <why>". From any thread; only the first call counts.
+  // Ends the group on every rank: peers see "rank <r> <did>: <why>". From any thread; later calls
+  // have no effect.
   void Abort(const absl::Status& why, absl::string_view did = "aborted the group");
-  // The clean leave: waits until every rank has come here with the same collectives behind it, else fails on all of
-  // them with a message that says who is where. Nothing may be in flight. Afterwards only destruction is allowed.
+  // Leaves the group cleanly: waits until every rank has called it after the same collectives, else
+  // fails on all ranks with their positions. Nothing may be in flight. Afterwards only destruction
+  // is allowed.
   absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
 
-  // New groups beside this one, over the same backend: one for each color, of the ranks that give it, in the order of
-  // their keys, of equal keys in their order here. A rank that says kNoColor gets null. This group goes on as it was;
-  // the new ones are as independent of it, and of each other, as any two groups: each can fail by itself. All ranks
-  // call it, in the same order as other agreements; it is OK on all of them or on none.
-  // Errors: InvalidArgument, and this group goes on: a rank gives another negative color. This group ends if a rank
-  //         does not come in time, or if one of the new groups could not be made: the sentence says which.
-  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key, absl::Duration timeout = absl::Minutes(2));
+  // Makes one group per color over the same backend, of the ranks that pass this color, ordered by
+  // key, and by rank for equal keys. A rank that passes kNoColor gets null. All groups are
+  // independent, this one included: each can fail alone. All ranks call it, in the same order as
+  // other agreements; it succeeds on all of them or on none.
+  // Errors: InvalidArgument for another negative color; this group remains usable. This group ends
+  //         if a rank does not call it in time, or if a new group could not be made, which the
+  //         message names.
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key,
+                                                      absl::Duration timeout = absl::Minutes(2));
 
-  // After the group has failed: a new one of the ranks that are still there, in their order. Every survivor calls it;
-  // waits until each rank of the old group has, or is lost, or has left, and those that are left have met in the new
-  // one. Each attempt of them to meet has a third of the time left, at least a second; then, or when one of them is
-  // lost meanwhile, they begin anew without it. The old group stays as it is, and may go.
-  // Errors: FailedPrecondition: the group has not failed. DeadlineExceeded names the ranks that neither came nor went.
-  //         Unavailable: the hub, which held the group together, is gone. Aborted: the other ranks have declared this
-  //         one lost, and go on without it.
+  // After the group has failed, makes a new one of the surviving ranks, in their order. Every
+  // survivor calls it; it waits until each rank of the old group has called it, is lost, or has
+  // left, and the survivors are connected in the new group. An attempt to connect has a third of
+  // the remaining time, at least a second; when it fails, or another rank is lost meanwhile, the
+  // survivors try again without the missing ranks. The old group is not changed, and may be
+  // destroyed.
+  // Errors: FailedPrecondition: the group has not failed. DeadlineExceeded names the ranks that
+  //         neither called it nor left. Unavailable: the hub, which held the group together, is
+  //         gone. Aborted: the other ranks have declared this one lost, and continue without it.
   absl::StatusOr<std::unique_ptr<Communicator>> Shrink(absl::Duration timeout = absl::Minutes(2));
 
  private:
   friend class Channel;
-  friend class StepControl;
-  friend class StepTicket;
+  friend class internal::GroupExtension;
   struct FlightMoment;
 
-  // Keeps the first cause; false if there was one.
+  // Keeps the first cause; returns false if there is one already.
   bool SetStatus(const absl::Status& why);
-  // Ends the group on this rank: the peers know, or have been told.
+  // Ends the group on this rank only: the peers have been notified.
   enum class End { kFailure, kClean };
   void Fail(const absl::Status& why, End end = End::kFailure);
   // An operation failed: ends the group on every rank. May be called with locks held.
   void OnBackendFailure(const absl::Status& why);
+  // Returns `why` with its FailureInfo, or else with `otherwise`, and with the training step.
+  absl::Status Informed(const absl::Status& why, const FailureInfo& otherwise) const;
   // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
   void OnDeadline(const absl::Status& why);
   void OnFinalizeNotice(int peer, absl::string_view positions);
-  // This rank's half of a group of ranks of this one, handed out when it can be used; `who` makes it.
-  absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const std::string& name, const std::vector<int>& ranks,
-                                                          absl::Time deadline, absl::string_view who);
-  // One attempt of Shrink().
-  absl::StatusOr<std::unique_ptr<Communicator>> MakeNext(const ControlChannel::Survivors& survivors,
-                                                         absl::Duration left);
+  void OnNotice(int from, absl::string_view topic, absl::string_view notice);
+  // Makes this rank's half of a group of `ranks`, and waits until it is connected. `who` is the
+  // calling function, for messages.
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const std::string& name,
+                                                          const std::vector<int>& ranks,
+                                                          absl::Time deadline,
+                                                          absl::string_view who);
   std::string SerializePositions() const;
-  // An error, which also ends the group, if a peer that is leaving will never come to `position` of `channel`.
-  absl::Status CheckAgainstLeft(absl::string_view channel, int64_t position, absl::string_view next);
+  // Returns an error, and ends the group, if a peer has left and will never reach `position` of
+  // `channel`.
+  absl::Status CheckAgainstLeft(absl::string_view channel, int64_t position,
+                                absl::string_view next);
 
-  // Verification and agreement (communicator_agreement.cc).
-  // An exchange whose end is the end of a work, and its parts. `text` says what for. `judge` is asked on each rank; if
-  // it does not answer OK, the group ends with its answer.
+  // Verification and agreement (communicator_agreement.cc). Begins an exchange that ends a work.
+  // `text` describes it in messages. `judge` runs on each rank; if it returns an error, the group
+  // ends with it.
   struct Agreement;
-  std::shared_ptr<Agreement> Agree(absl::string_view topic, std::string payload, absl::Duration timeout,
-                                   std::string text,
-                                   std::function<absl::Status(const ControlChannel::Parts&)> judge = nullptr);
+  std::shared_ptr<Agreement> Agree(
+      absl::string_view topic, std::string payload, absl::Duration timeout, std::string text,
+      std::function<absl::Status(const ControlChannel::Parts&)> judge = nullptr);
   absl::StatusOr<ControlChannel::Parts> AgreeAndWait(
       absl::string_view topic, std::string payload, absl::Duration timeout, std::string text,
       std::function<absl::Status(const ControlChannel::Parts&)> judge = nullptr);
   void CompareLevels();
-  // Begins to compare the operation with the other ranks'. `whole` ends with both that and the operation; the answer is
-  // the work for the operation alone.
+  // Begins to compare the operation with the other ranks. `whole` ends when the comparison and the
+  // operation have ended; returns the work of the operation alone.
   std::shared_ptr<WorkState> CompareBeside(const std::string& channel, const Operation& operation,
                                            std::shared_ptr<WorkState> whole);
 
-  // Watching (communicator_watch.cc). Look() runs on the watchdog's thread: says that this rank lives, ends what has
-  // missed its deadline, warns.
+  // Watching (communicator_watch.cc). Look() runs on the watchdog's thread: it sends the heartbeat,
+  // ends operations that have missed their deadline, and logs warnings.
   absl::Duration Look();
-  internal::Whereabouts WhereaboutsNow() const;
+  internal::RankStatus RankStatusNow() const;
   void CheckHub();
   void CheckDeadlines();
   void WarnOfStalls();
   std::vector<Channel*> channels() const;
-  // What waiting for an operation is, and what its deadline does.
+  // Describes the wait for an operation; ends the group at its deadline.
   internal::Wait WaitFor(const Channel& channel, const FlightEntry& entry) const;
   void OnOperationDeadline(const Channel& channel, int64_t number);
   absl::Status DeadlineStatus(const internal::Wait& wait, absl::Duration waited);
-  // " for ranks 2,3 (rank 2 runs, ...; ...)"; empty if the hub does not say.
-  std::string ForWhom(const internal::Wait& wait);
   void KeepFlight();
   void WriteKeptFlight();
   FlightMoment FlightNow() const;
@@ -332,12 +373,20 @@ class Communicator {
   const int world_size_;
   const std::string group_;
   const GroupMaker make_group_;
-  std::atomic<int> splits_ = 0;  // Equal on all ranks: they agree on each.
+  std::atomic<int> splits_ = 0;  // Equal on all ranks, which agree on each.
   std::vector<int> members_;     // Constant once it has been handed out.
   const std::shared_ptr<internal::Waits> waits_;
   FlightRecorder flight_;
   std::atomic<VerifyLevel> verify_;
-  std::unique_ptr<StepControl> steps_;
+  StepLedger ledger_;
+  struct EarlyNotice {
+    int from = 0;
+    std::string topic, notice;
+  };
+  absl::Mutex extension_mutex_;
+  std::deque<EarlyNotice> early_notices_ ABSL_GUARDED_BY(extension_mutex_);
+  std::unique_ptr<internal::GroupExtension> extension_;
+  std::atomic<internal::GroupExtension*> extension_in_use_ = nullptr;
   Channel* user_ = nullptr;
 
   mutable absl::Mutex mutex_;
@@ -345,19 +394,19 @@ class Communicator {
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;  // Nothing is in flight any more.
   std::map<std::string, std::unique_ptr<Channel>, std::less<>> channels_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, int> name_counts_ ABSL_GUARDED_BY(mutex_);
-  // Where peers were when they said that they leave: rank -> channel -> position.
-  std::atomic<bool> somebody_left_ = false;
+  // The positions of peers that have announced their leave: rank -> channel -> position.
+  std::atomic<bool> a_peer_left_ = false;
   std::map<int, std::map<std::string, int64_t>> left_ ABSL_GUARDED_BY(mutex_);
   bool has_finalized_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<const FlightMoment> kept_flight_ ABSL_GUARDED_BY(mutex_);  // Of the failure.
   bool flight_is_written_ ABSL_GUARDED_BY(mutex_) = false;
 
-  absl::Mutex agreement_mutex_;  // Held across ControlChannel::Exchange(), which counts as these do.
+  absl::Mutex agreement_mutex_;  // Held across ControlChannel::Exchange(), for equal numbering.
   std::map<std::string, int64_t, std::less<>> agreements_ ABSL_GUARDED_BY(agreement_mutex_);
 
   std::set<int64_t> warned_;  // Waits; the watchdog's thread only.
   const std::unique_ptr<internal::Watchdog> watchdog_;
-  const std::unique_ptr<Backend> backend_;  // Last, so that its threads, which call back, end before the rest.
+  const std::unique_ptr<Backend> backend_;  // Last: its threads call back, and must end first.
 };
 
 }  // namespace evenkeel

@@ -1,65 +1,53 @@
-// What the ranks of a communicator agree on over the control plane: levels of verification, that they issue the same,
-// small values of the user's. All of it is an exchange that each rank judges by itself, from the same parts: so all
-// ranks come to the same verdict, and nobody needs to be told.
+// Agreements of the ranks of a communicator over the control plane: on the verification level, on
+// the issued collectives, on small values of the user. Each of them is an exchange that each rank
+// evaluates by itself, from the same parts: so all ranks reach the same result, without a further
+// message.
 
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/fields.h"
+#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/internal/bytes.h"
-#include "evenkeel/comm/internal/parties.h"
-#include "evenkeel/comm/internal/positions.h"
-#include "evenkeel/comm/internal/waits.h"
-#include "evenkeel/comm/internal/whereabouts.h"
+#include "evenkeel/comm/control/positions.h"
+#include "evenkeel/comm/control/rank_status.h"
+#include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 
 namespace evenkeel {
 namespace {
 
-// How many collectives of a channel are looked at to find the first one that differs.
+// The number of a channel's collectives in which the first difference is searched.
 constexpr size_t kLookBack = 64;
 
 using Parts = ControlChannel::Parts;
 
-absl::Status Disagreement(const internal::Parties& parties, absl::string_view before = "") {
-  return absl::FailedPreconditionError(
-      absl::StrCat(before, internal::Describe(parties, "is at", "are at"), ": the ranks disagree"));
-}
-
-// What is compared of one collective.
+// The compared fields of one collective.
 struct Part {
   uint64_t hash = 0;
-  uint64_t scale = 0;  // Its bits.
+  uint64_t scale = 0;  // The bits of the double.
   int64_t sequence = 0;
   std::string text;
 
-  std::string Serialize() const { return internal::ByteWriter().U64(hash).U64(scale).I64(sequence).Bytes(text).Take(); }
-  static absl::StatusOr<Part> Parse(absl::string_view bytes) {
-    internal::ByteReader reader(bytes);
-    Part part;
-    part.hash = reader.U64();
-    part.scale = reader.U64();
-    part.sequence = reader.I64();
-    part.text = std::string(reader.Bytes());
-    EK_RETURN_IF_ERROR(reader.Finish("a collective to compare"));
-    return part;
+  static void VisitFields(auto& self, auto& visit) {
+    visit(self.hash, self.scale, self.sequence, self.text);
   }
 };
 
 absl::Status CompareCollectives(const std::string& channel, const Parts& parts) {
   std::vector<Part> all;
   for (const std::string& bytes : parts) {
-    EK_ASSIGN_OR_RETURN(Part part, Part::Parse(bytes));
+    EK_ASSIGN_OR_RETURN(Part part, internal::FromBytes<Part>(bytes, "a collective to compare"));
     all.push_back(std::move(part));
   }
   bool hashes_differ = false, differ = false, texts_differ = false;
   for (const Part& part : all) {
     hashes_differ = hashes_differ || part.hash != all[0].hash;
     texts_differ = texts_differ || part.text != all[0].text || part.sequence != all[0].sequence;
-    differ = differ || hashes_differ || part.scale != all[0].scale || part.sequence != all[0].sequence;
+    differ =
+        differ || hashes_differ || part.scale != all[0].scale || part.sequence != all[0].sequence;
   }
   if (!differ) return absl::OkStatus();
   internal::Parties parties;
@@ -67,7 +55,8 @@ absl::Status CompareCollectives(const std::string& channel, const Parts& parts) 
     const Part& part = all[rank];
     std::string& text = parties[static_cast<int>(rank)];
     text = absl::StrCat("#", part.sequence, " ", part.text);
-    if (!texts_differ && hashes_differ) absl::StrAppend(&text, " (hash ", absl::Hex(part.hash), ")");
+    if (!texts_differ && hashes_differ)
+      absl::StrAppend(&text, " (hash ", absl::Hex(part.hash), ")");
     if (!texts_differ && !hashes_differ) {
       double scale = 0;
       std::memcpy(&scale, &part.scale, sizeof(scale));
@@ -75,23 +64,15 @@ absl::Status CompareCollectives(const std::string& channel, const Parts& parts) 
     }
     absl::StrAppend(&text, " on channel \"", channel, "\"");
   }
-  return Disagreement(parties);
+  return internal::Disagreement(parties);
 }
 
-// Where ranks are on one channel: position and rolling hash, and, to find the first difference, the last collectives.
+// A rank's place on one channel: position and rolling hash.
 struct Place {
   int64_t position = 0;
   uint64_t hash = 0;
 
-  std::string Serialize() const { return internal::ByteWriter().I64(position).U64(hash).Take(); }
-  static absl::StatusOr<Place> Parse(absl::string_view bytes) {
-    internal::ByteReader reader(bytes);
-    Place place;
-    place.position = reader.I64();
-    place.hash = reader.U64();
-    EK_RETURN_IF_ERROR(reader.Finish("a place on a channel"));
-    return place;
-  }
+  static void VisitFields(auto& self, auto& visit) { visit(self.position, self.hash); }
 };
 
 bool AreEqual(const Parts& parts) {
@@ -101,26 +82,31 @@ bool AreEqual(const Parts& parts) {
   return true;
 }
 
-// The ranks have issued different things on a channel; `details` has what they issued last.
-absl::Status FirstDifference(const std::string& channel, const Parts& places, const Parts& details) {
+// Returns the error of ranks that have issued different collectives on a channel; `details` has
+// their last collectives.
+absl::Status FirstDifference(const std::string& channel, const Parts& places,
+                             const Parts& details) {
   std::vector<internal::RankFacts> facts;
   for (const std::string& bytes : details) {
-    EK_ASSIGN_OR_RETURN(internal::Whereabouts report, internal::Whereabouts::Parse(bytes));
+    EK_ASSIGN_OR_RETURN(internal::RankStatus report, internal::RankStatus::Parse(bytes));
     facts.push_back({.has_report = true, .report = std::move(report)});
   }
   internal::Judgement judgement = internal::Judge(facts, {});
   if (!judgement.status.ok()) return judgement.status;
   internal::Parties parties;
   for (size_t rank = 0; rank < places.size(); ++rank) {
-    EK_ASSIGN_OR_RETURN(const Place place, Place::Parse(places[rank]));
-    parties[static_cast<int>(rank)] = absl::StrCat(place.position, " (hash ", absl::Hex(place.hash), ")");
+    EK_ASSIGN_OR_RETURN(const Place place,
+                        internal::FromBytes<Place>(places[rank], "a place on a channel"));
+    parties[static_cast<int>(rank)] =
+        absl::StrCat(place.position, " (hash ", absl::Hex(place.hash), ")");
   }
-  return absl::FailedPreconditionError(absl::StrCat("collectives issued on channel \"", channel,
-                                                    "\": ", internal::Describe(parties, "has", "have"),
-                                                    ": the ranks disagree"));
+  return internal::Disagreement(
+      parties, {.one = "has",
+                .several = "have",
+                .before = absl::StrCat("collectives issued on channel \"", channel, "\": ")});
 }
 
-// Ends a work once two things have ended, with the first error of the two.
+// Ends a work when two operations have ended, with the first error of the two.
 class EndsWithBoth {
  public:
   explicit EndsWithBoth(std::shared_ptr<WorkState> whole) : whole_(std::move(whole)) {}
@@ -138,7 +124,7 @@ class EndsWithBoth {
   const std::shared_ptr<WorkState> whole_;
   absl::Mutex mutex_;
   int open_ ABSL_GUARDED_BY(mutex_) = 2;
-  absl::Status status_;  // Constant once nothing is open.
+  absl::Status status_;  // Constant once both have ended.
 };
 
 }  // namespace
@@ -150,9 +136,9 @@ struct Communicator::Agreement {
   Parts parts;  // Once `work` has ended well.
 };
 
-std::shared_ptr<Communicator::Agreement> Communicator::Agree(absl::string_view topic, std::string payload,
-                                                             absl::Duration timeout, std::string text,
-                                                             std::function<absl::Status(const Parts&)> judge) {
+std::shared_ptr<Communicator::Agreement> Communicator::Agree(
+    absl::string_view topic, std::string payload, absl::Duration timeout, std::string text,
+    std::function<absl::Status(const Parts&)> judge) {
   auto agreement = std::make_shared<Agreement>();
   absl::MutexLock lock(&agreement_mutex_);
   const internal::Wait wait{.kind = internal::Wait::Kind::kExchange,
@@ -161,22 +147,23 @@ std::shared_ptr<Communicator::Agreement> Communicator::Agree(absl::string_view t
                             .text = std::move(text)};
   agreement->on_deadline = [this, wait, timeout] { OnDeadline(DeadlineStatus(wait, timeout)); };
   agreement->describe = [wait] { return wait; };
-  agreement->work =
-      std::make_shared<WorkState>(absl::Now() + timeout, agreement->on_deadline, waits_, agreement->describe);
-  control_->Exchange(topic, std::move(payload),
-                     [this, agreement, judge = std::move(judge)](const absl::StatusOr<Parts>& parts) {
-                       if (!parts.ok()) return agreement->work->Finish(parts.status());
-                       agreement->parts = *parts;
-                       const absl::Status verdict = judge == nullptr ? absl::OkStatus() : judge(*parts);
-                       if (!verdict.ok()) Fail(verdict);  // First: who is woken finds nothing in flight.
-                       agreement->work->Finish(verdict);
-                     });
+  agreement->work = std::make_shared<WorkState>(absl::Now() + timeout, agreement->on_deadline,
+                                                waits_, agreement->describe);
+  control_->Exchange(
+      topic, std::move(payload),
+      [this, agreement, judge = std::move(judge)](const absl::StatusOr<Parts>& parts) {
+        if (!parts.ok()) return agreement->work->Finish(parts.status());
+        agreement->parts = *parts;
+        const absl::Status verdict = judge == nullptr ? absl::OkStatus() : judge(*parts);
+        if (!verdict.ok()) Fail(verdict);  // First, so that a woken thread finds nothing in flight.
+        agreement->work->Finish(verdict);
+      });
   return agreement;
 }
 
-absl::StatusOr<ControlChannel::Parts> Communicator::AgreeAndWait(absl::string_view topic, std::string payload,
-                                                                 absl::Duration timeout, std::string text,
-                                                                 std::function<absl::Status(const Parts&)> judge) {
+absl::StatusOr<ControlChannel::Parts> Communicator::AgreeAndWait(
+    absl::string_view topic, std::string payload, absl::Duration timeout, std::string text,
+    std::function<absl::Status(const Parts&)> judge) {
   EK_RETURN_IF_ERROR(status());
   const std::shared_ptr<Agreement> agreement =
       Agree(topic, std::move(payload), timeout, std::move(text), std::move(judge));
@@ -185,7 +172,8 @@ absl::StatusOr<ControlChannel::Parts> Communicator::AgreeAndWait(absl::string_vi
 }
 
 absl::StatusOr<bool> Communicator::AgreeAny(bool mine) {
-  EK_ASSIGN_OR_RETURN(const Parts parts, AgreeAndWait("agree any", mine ? "1" : "0", timeout(), "AgreeAny()"));
+  EK_ASSIGN_OR_RETURN(const Parts parts,
+                      AgreeAndWait("agree any", mine ? "1" : "0", timeout(), "AgreeAny()"));
   for (const std::string& part : parts) {
     if (part == "1") return true;
   }
@@ -196,27 +184,30 @@ absl::Status Communicator::MonitoredBarrier(absl::Duration timeout) {
   return AgreeAndWait("monitored barrier", "", timeout, "MonitoredBarrier()").status();
 }
 
-// Nobody waits for it: a group whose ranks differ ends while it is being made or used first.
+// No thread waits for it: a group whose ranks differ ends during its creation or first use.
 void Communicator::CompareLevels() {
   if (world_size_ == 1) return;
-  const internal::LibrarysTurn turn;  // Whoever makes a group need not be who uses it.
-  (void)Agree("verify level at creation", std::string(ToString(verify_level())), timeout(), "the creation of the group",
-              [](const Parts& parts) -> absl::Status {
+  const internal::LibrarysTurn turn;  // The thread that makes a group need not use it.
+  (void)Agree("verify level at creation", std::string(ToString(verify_level())), timeout(),
+              "the creation of the group", [](const Parts& parts) -> absl::Status {
                 if (AreEqual(parts)) return absl::OkStatus();
                 internal::Parties parties;
                 for (size_t rank = 0; rank < parts.size(); ++rank) {
                   parties[static_cast<int>(rank)] = absl::StrCat("\"", parts[rank], "\"");
                 }
-                return absl::FailedPreconditionError(
-                    absl::StrCat("the level of verification: ", internal::Describe(parties, "has", "have"),
-                                 ": the ranks disagree (EVENKEEL_VERIFY, or CommunicatorOptions::verify)"));
+                return internal::Disagreement(
+                    parties, {.one = "has",
+                              .several = "have",
+                              .before = "the level of verification: ",
+                              .after = " (EVENKEEL_VERIFY, or CommunicatorOptions::verify)"});
               });
 }
 
 absl::Status Communicator::SetVerifyLevel(VerifyLevel level) {
   const absl::StatusOr<Parts> parts =
-      AgreeAndWait("verify level", absl::StrCat(ToString(level), "\n", SerializePositions()), timeout(),
-                   absl::StrCat("SetVerifyLevel(", ToString(level), ")"), [](const Parts& parts) -> absl::Status {
+      AgreeAndWait("verify level", absl::StrCat(ToString(level), "\n", SerializePositions()),
+                   timeout(), absl::StrCat("SetVerifyLevel(", ToString(level), ")"),
+                   [](const Parts& parts) -> absl::Status {
                      internal::Parties levels;
                      std::vector<std::string> words, positions;
                      for (size_t rank = 0; rank < parts.size(); ++rank) {
@@ -228,8 +219,8 @@ absl::Status Communicator::SetVerifyLevel(VerifyLevel level) {
                        levels[static_cast<int>(rank)] = words.back();
                      }
                      if (!AreEqual(words)) {
-                       return absl::FailedPreconditionError(absl::StrCat(
-                           "SetVerifyLevel: ", internal::Describe(levels, "sets", "set"), ": the ranks disagree"));
+                       return internal::Disagreement(
+                           levels, {.one = "sets", .several = "set", .before = "SetVerifyLevel: "});
                      }
                      return internal::ComparePositions("SetVerifyLevel", positions);
                    });
@@ -238,19 +229,23 @@ absl::Status Communicator::SetVerifyLevel(VerifyLevel level) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<WorkState> Communicator::CompareBeside(const std::string& channel, const Operation& operation,
+std::shared_ptr<WorkState> Communicator::CompareBeside(const std::string& channel,
+                                                       const Operation& operation,
                                                        std::shared_ptr<WorkState> whole) {
   auto both = std::make_shared<EndsWithBoth>(std::move(whole));
-  Part part{.hash = HashOf(operation.what), .sequence = operation.sequence, .text = ToString(operation.what)};
+  Part part{.hash = HashOf(operation.what),
+            .sequence = operation.sequence,
+            .text = ToString(operation.what)};
   std::memcpy(&part.scale, &operation.scale, sizeof(part.scale));
-  const std::shared_ptr<Agreement> comparison =
-      Agree(absl::StrCat("verify/", channel), part.Serialize(), operation.deadline - absl::Now(),
-            absl::StrCat("the comparison of #", part.sequence, " ", part.text),
-            [channel](const Parts& parts) { return CompareCollectives(channel, parts); });
+  const std::shared_ptr<Agreement> comparison = Agree(
+      absl::StrCat("verify/", channel), internal::ToBytes(part), operation.deadline - absl::Now(),
+      absl::StrCat("the comparison of #", part.sequence, " ", part.text),
+      [channel](const Parts& parts) { return CompareCollectives(channel, parts); });
   comparison->work->OnDone([both](const absl::Status& status) { both->End(status); });
   auto data = std::make_shared<WorkState>(operation.deadline, nullptr);
   data->OnDone([this, both](const absl::Status& status) {
-    if (!status.ok()) OnBackendFailure(status);  // The comparison may wait for ranks that never come.
+    if (!status.ok())
+      OnBackendFailure(status);  // The comparison may wait for ranks that never arrive.
     both->End(status);
   });
   return data;
@@ -259,29 +254,34 @@ std::shared_ptr<WorkState> Communicator::CompareBeside(const std::string& channe
 Work Channel::CompareIssued() { return communicator_->CompareIssued(*this); }
 
 Work Communicator::CompareIssued(Channel& channel) {
-  if (world_size_ == 1 || backend_->checks_pairs() || verify_level() != VerifyLevel::kPositions) return Work();
+  if (world_size_ == 1 || backend_->checks_pairs() || verify_level() != VerifyLevel::kPositions)
+    return Work();
   if (absl::Status ended = status(); !ended.ok()) return Work(std::move(ended));
   Place place;
   {
     absl::MutexLock lock(&channel.mutex_);
     place = {channel.position_, channel.issued_hash_};
   }
-  const std::string text = absl::StrCat("the comparison of what was issued on channel \"", channel.name_, "\"");
+  const std::string text =
+      absl::StrCat("the comparison of what was issued on channel \"", channel.name_, "\"");
   const std::shared_ptr<Agreement> places =
-      Agree(absl::StrCat("issued/", channel.name_), place.Serialize(), timeout(), text);
-  auto whole = std::make_shared<WorkState>(places->work->deadline(), places->on_deadline, waits_, places->describe);
+      Agree(absl::StrCat("issued/", channel.name_), internal::ToBytes(place), timeout(), text);
+  auto whole = std::make_shared<WorkState>(places->work->deadline(), places->on_deadline, waits_,
+                                           places->describe);
   places->work->OnDone([this, &channel, places, whole, text](const absl::Status& status) {
     if (!status.ok() || AreEqual(places->parts)) return whole->Finish(status);
-    // They differ. A second exchange, to which all come now, finds out since when.
-    internal::Whereabouts mine;
+    // They differ. A second exchange, which all ranks now join, finds the first difference.
+    internal::RankStatus mine;
     mine.channels.push_back({.id = channel.id_, .name = channel.name_});
     for (const FlightEntry& entry : flight_.Recent(channel.id_, kLookBack)) {
       mine.channels[0].recent.push_back(
           {.sequence = entry.sequence, .hash = HashOf(entry.what), .text = ToString(entry.what)});
     }
-    const std::shared_ptr<Agreement> details = Agree(
-        absl::StrCat("issued differently/", channel.name_), mine.Serialize(), timeout(), text,
-        [places, name = channel.name_](const Parts& parts) { return FirstDifference(name, places->parts, parts); });
+    const std::shared_ptr<Agreement> details =
+        Agree(absl::StrCat("issued differently/", channel.name_), mine.Serialize(), timeout(), text,
+              [places, name = channel.name_](const Parts& parts) {
+                return FirstDifference(name, places->parts, parts);
+              });
     details->work->OnDone([whole](const absl::Status& status) { whole->Finish(status); });
   });
   return Work(std::move(whole));

@@ -1,5 +1,5 @@
-// How a communicator watches over its group: what the watchdog's thread does, what a rank says of itself, who is told
-// what when a wait takes long, and the flight record of the end.
+// The watch of a communicator over its group: the work of the watchdog's thread, this rank's
+// report, warnings of long waits, and the flight record at the end.
 
 #include <algorithm>
 #include <cstdio>
@@ -16,47 +16,50 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/rank_status.h"
+#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/control/watchdog.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/flight_dump.h"
-#include "evenkeel/comm/internal/waits.h"
-#include "evenkeel/comm/internal/warn.h"
-#include "evenkeel/comm/internal/watchdog.h"
-#include "evenkeel/comm/internal/whereabouts.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 
 namespace evenkeel {
 namespace {
 
 constexpr absl::Duration kShortestBeat = absl::Milliseconds(10);
 
-// Collectives of a channel that a report has: the oldest open ones, at which this rank stands, and the last ones, at
-// which others may stand that are behind.
+// The collectives of a channel in a report: the oldest open ones, which this rank waits for, and
+// the last ones, which ranks behind it may have reached.
 constexpr size_t kReportedOpen = 4, kReportedLast = 4;
 
 // "12s", "150ms".
 std::string Short(absl::Duration duration) {
-  return absl::FormatDuration(
-      absl::Trunc(duration, duration < absl::Seconds(1) ? absl::Milliseconds(1) : absl::Seconds(1)));
+  return absl::FormatDuration(absl::Trunc(
+      duration, duration < absl::Seconds(1) ? absl::Milliseconds(1) : absl::Seconds(1)));
 }
 
 std::string Texts(const std::vector<internal::Waits::Seen>& waits) {
   std::vector<std::string> texts;
   for (const internal::Waits::Seen& seen : waits) {
-    if (std::find(texts.begin(), texts.end(), seen.wait.text) == texts.end()) texts.push_back(seen.wait.text);
+    if (std::find(texts.begin(), texts.end(), seen.wait.text) == texts.end())
+      texts.push_back(seen.wait.text);
   }
   return absl::StrJoin(texts, ", and in ");
 }
 
-internal::ChannelWhereabouts Describe(const std::string& name, uint64_t id, int64_t position,
-                                      const std::vector<FlightEntry>& open, const std::vector<FlightEntry>& last) {
+internal::ChannelStatus Describe(const std::string& name, uint64_t id, int64_t position,
+                                 const std::vector<FlightEntry>& open,
+                                 const std::vector<FlightEntry>& last) {
   std::map<int64_t, const FlightEntry*> reported;  // By sequence.
   for (const FlightEntry& entry : open) {
     if (entry.channel == id && !IsPair(entry.what.kind) && reported.size() < kReportedOpen)
       reported[entry.sequence] = &entry;
   }
   for (const FlightEntry& entry : last) reported[entry.sequence] = &entry;
-  internal::ChannelWhereabouts channel{.id = id, .name = name, .position = position};
+  internal::ChannelStatus channel{.id = id, .name = name, .position = position};
   for (const auto& [sequence, entry] : reported) {
     channel.recent.push_back({.sequence = sequence,
                               .hash = HashOf(entry->what),
@@ -67,11 +70,11 @@ internal::ChannelWhereabouts Describe(const std::string& name, uint64_t id, int6
   return channel;
 }
 
-// A file's name: whatever a group is called.
+// Returns `name` with characters that are safe in a file's name.
 std::string Harmless(std::string name) {
   for (char& c : name) {
-    const bool is_good =
-        absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '+';
+    const bool is_good = absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' ||
+                         c == '_' || c == '-' || c == '+';
     if (!is_good) c = '_';
   }
   return name;
@@ -84,17 +87,20 @@ struct Communicator::FlightMoment {
   std::vector<FlightEntry> entries;
 };
 
-// Waits and deadlines ------------------------------------------------------------------------------------------------
+// Waits and deadlines -----------------------------------------------------------------------------
 
 internal::Wait Communicator::WaitFor(const Channel& channel, const FlightEntry& entry) const {
   const Collective& what = entry.what;
-  return {.kind = IsPair(what.kind) ? internal::Wait::Kind::kPair : internal::Wait::Kind::kCollective,
-          .channel = entry.channel,
-          .sequence = entry.sequence,
-          .peer = IsPair(what.kind) ? what.root : -1,
-          .is_send = what.kind == CollectiveKind::kSend,
-          .text = absl::StrCat(steps_->is_dry() ? internal::kDry : "", "#", entry.sequence, " ", ToString(what),
-                               " on channel \"", channel.name_, "\"")};
+  const internal::GroupExtension* extension = extension_in_use_;
+  const bool is_exhausted = extension != nullptr && extension->is_exhausted();
+  return {
+      .kind = IsPair(what.kind) ? internal::Wait::Kind::kPair : internal::Wait::Kind::kCollective,
+      .channel = entry.channel,
+      .sequence = entry.sequence,
+      .peer = IsPair(what.kind) ? what.root : -1,
+      .is_send = what.kind == CollectiveKind::kSend,
+      .text = absl::StrCat(is_exhausted ? internal::kExhausted : "", "#", entry.sequence, " ",
+                           ToString(what), " on channel \"", channel.name_, "\"")};
 }
 
 void Communicator::OnOperationDeadline(const Channel& channel, int64_t number) {
@@ -104,23 +110,22 @@ void Communicator::OnOperationDeadline(const Channel& channel, int64_t number) {
 }
 
 absl::Status Communicator::DeadlineStatus(const internal::Wait& wait, absl::Duration waited) {
-  return absl::DeadlineExceededError(absl::StrCat("rank ", rank_, " waited ",
-                                                  absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))),
-                                                  " in ", wait.text, ForWhom(wait)));
+  const ControlChannel::Missing missing = control_->WhoIsMissing(wait);
+  return internal::MissedDeadline(
+      absl::StrCat("rank ", rank_, " waited ",
+                   absl::FormatDuration(absl::Trunc(waited, absl::Milliseconds(1))), " in ",
+                   wait.text, missing.text.empty() ? "" : " for ", missing.text),
+      missing.ranks, wait.text, wait.sequence);
 }
 
-std::string Communicator::ForWhom(const internal::Wait& wait) {
-  const std::string whom = control_->WhoIsMissing(wait);
-  return whom.empty() ? "" : absl::StrCat(" for ", whom);
-}
-
-// The watchdog -------------------------------------------------------------------------------------------------------
+// The watchdog ------------------------------------------------------------------------------------
 
 absl::Duration Communicator::Look() {
   const absl::Duration beat = std::max(options_.watch.beat, kShortestBeat);
-  // Counted from the beat that should have come. Zero: for ever.
-  const absl::Duration silence =
-      options_.watch.silence > absl::ZeroDuration() ? options_.watch.silence + beat : absl::ZeroDuration();
+  // Counted from the overdue beat. 0 disables the check.
+  const absl::Duration silence = options_.watch.silence > absl::ZeroDuration()
+                                     ? options_.watch.silence + beat
+                                     : absl::ZeroDuration();
   bool has_finalized = false, has_ended = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -129,7 +134,7 @@ absl::Duration Communicator::Look() {
   }
   if (has_finalized) return absl::InfiniteDuration();
   if (has_ended) {
-    // The others may want a new group, and this rank is still there for it.
+    // The others may request a new group, and this rank is still available for it.
     control_->Beat("", silence);
     WriteKeptFlight();
     return beat;
@@ -138,7 +143,7 @@ absl::Duration Communicator::Look() {
   if (verify_level() == VerifyLevel::kOff) {
     control_->Beat("", silence);
   } else {
-    const internal::Whereabouts mine = WhereaboutsNow();
+    const internal::RankStatus mine = RankStatusNow();
     everyone_waits = mine.everyone_waits;
     control_->Beat(mine.Serialize(), silence);
   }
@@ -152,11 +157,13 @@ void Communicator::CheckHub() {
   if (options_.watch.silence <= absl::ZeroDuration()) return;
   const absl::Duration silence = control_->link().Silence();
   if (silence <= options_.watch.silence) return;
-  const absl::Status why = absl::UnavailableError(
-      absl::StrCat("rank ", rank_, " has heard nothing for ", Short(silence),
-                   " of the store through which the ranks talk: its process (rank 0, or the launcher) hangs, or the "
-                   "network is cut"));
-  control_->Fail(why);  // If it comes back, it tells the ranks that had more patience.
+  const absl::Status why = WithFailureInfo(
+      absl::UnavailableError(
+          absl::StrCat("rank ", rank_, " has received nothing for ", Short(silence),
+                       " from the job's store: its process (rank 0, or the launcher) hangs, or the "
+                       "network is down")),
+      {.kind = FailureKind::kRankLost});
+  control_->Fail(why);  // If the hub recovers, it informs ranks with a longer limit.
   Fail(why);
 }
 
@@ -177,16 +184,17 @@ void Communicator::WarnOfStalls() {
     if (now - seen.since < options_.watch.stall_warning) continue;
     still.insert(seen.id);
     if (warned_.contains(seen.id)) continue;
-    const std::string text = absl::StrCat("rank ", rank_, " has waited ", Short(now - seen.since), " in ",
-                                          seen.wait.text, ForWhom(seen.wait));
-    internal::Warn(options_.watch.warn, text);
+    const std::string missing = control_->WhoIsMissing(seen.wait).text;
+    internal::Warn(options_.watch.warn,
+                   absl::StrCat("rank ", rank_, " has waited ", Short(now - seen.since), " in ",
+                                seen.wait.text, missing.empty() ? "" : " for ", missing));
   }
   warned_ = std::move(still);
 }
 
-internal::Whereabouts Communicator::WhereaboutsNow() const {
-  internal::Whereabouts mine;
-  mine.received = control_->received();  // First: what comes later may be missing in the rest.
+internal::RankStatus Communicator::RankStatusNow() const {
+  internal::RankStatus mine;
+  mine.received = control_->received();  // First: the rest may lack messages that arrive later.
   const internal::Waits::Snapshot waits = waits_->Now();
   mine.everyone_waits = waits.everyone_waits;
   for (const internal::Waits::Seen& seen : waits.waits) mine.waits.push_back(seen.wait);
@@ -205,12 +213,14 @@ internal::Whereabouts Communicator::WhereaboutsNow() const {
       }
     }
     if (position == 0) continue;
-    mine.channels.push_back(
-        Describe(channel->name_, channel->id_, position, open, flight_.Recent(channel->id_, kReportedLast)));
+    mine.channels.push_back(Describe(channel->name_, channel->id_, position, open,
+                                     flight_.Recent(channel->id_, kReportedLast)));
   }
   std::set<std::tuple<uint64_t, int, CollectiveKind>> lanes;
   for (const FlightEntry& entry : open) {
-    if (!IsPair(entry.what.kind) || !lanes.emplace(entry.channel, entry.what.root, entry.what.kind).second) continue;
+    if (!IsPair(entry.what.kind) ||
+        !lanes.emplace(entry.channel, entry.what.root, entry.what.kind).second)
+      continue;
     mine.open_pairs.push_back({.channel = entry.channel,
                                .sequence = entry.sequence,
                                .peer = entry.what.root,
@@ -219,16 +229,17 @@ internal::Whereabouts Communicator::WhereaboutsNow() const {
 
   if (!waits.waits.empty()) {
     mine.doing = absl::StrCat("waits in ", Texts(waits.waits));
-  } else if (const std::optional<FlightEntry> last = flight_.Get(flight_.issued() - 1); last.has_value()) {
-    mine.doing = absl::StrCat("runs, ", Short(absl::Now() - last->issued), " after #", last->sequence, " ",
-                              ToString(last->what));
+  } else if (const std::optional<FlightEntry> last = flight_.Get(flight_.issued() - 1);
+             last.has_value()) {
+    mine.doing = absl::StrCat("runs, ", Short(absl::Now() - last->issued), " after #",
+                              last->sequence, " ", ToString(last->what));
   } else {
     mine.doing = "runs, and has issued nothing";
   }
   return mine;
 }
 
-// The flight record --------------------------------------------------------------------------------------------------
+// The flight record -------------------------------------------------------------------------------
 
 Communicator::FlightMoment Communicator::FlightNow() const {
   FlightMoment moment;
@@ -239,9 +250,11 @@ Communicator::FlightMoment Communicator::FlightNow() const {
   header.backend = std::string(backend_name());
   header.time = absl::Now();
   header.status = status();
-  for (const internal::Waits::Seen& seen : waits_->Now().waits) header.waits.push_back(seen.wait.text);
+  for (const internal::Waits::Seen& seen : waits_->Now().waits)
+    header.waits.push_back(seen.wait.text);
   for (const Channel* channel : channels()) {
-    header.channels.push_back({.id = channel->id_, .name = channel->name_, .position = channel->position()});
+    header.channels.push_back(
+        {.id = channel->id_, .name = channel->name_, .position = channel->position()});
   }
   moment.entries = flight_.Entries();
   return moment;
@@ -264,7 +277,7 @@ void Communicator::WriteKeptFlight() {
     if (kept_flight_ == nullptr || flight_is_written_) return;
     flight_is_written_ = true;
   }
-  std::error_code ignored;  // Writing says what is wrong.
+  std::error_code ignored;  // A failed write reports the reason.
   std::filesystem::create_directories(options_.flight.folder, ignored);
   const std::string path = FlightPath(options_.flight.folder);
   if (absl::Status status = DumpFlight(path); !status.ok()) {
@@ -282,7 +295,9 @@ std::string Communicator::FlightJson() const {
   return evenkeel::FlightJson(moment->header, moment->entries);
 }
 
-absl::Status Communicator::DumpFlight(const std::string& path) const { return WriteFlight(path, FlightJson()); }
+absl::Status Communicator::DumpFlight(const std::string& path) const {
+  return WriteFlight(path, FlightJson());
+}
 
 std::string Communicator::FlightPath(absl::string_view folder) const {
   return absl::StrCat(folder, "/", Harmless(group_), ".rank", rank_, ".json");

@@ -1,29 +1,38 @@
-// What the launcher of a job tells its ranks in environment variables.
+// The environment variables with which a launcher describes a job to its ranks.
 //
 //   EK_ASSIGN_OR_RETURN(Environment environment, ReadEnvironment());
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));     // comm/factory.h
+//   // comm/factory.h
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
 //
-// This is the only part of evenkeel that reads environment variables. It knows torchrun and everything that sets RANK
-// and WORLD_SIZE, Slurm, Open MPI and MPICH (and what takes after it), in this order but with an MPI before Slurm;
-// without any of them the job is one process.
+// No other library of evenkeel reads environment variables, except that the backend nccl reads
+// three of NCCL's own: NCCL_HOSTID, NCCL_MULTI_RANK_GPU_ENABLE and NCCL_COMM_BLOCKING. Supported
+// launchers: torchrun and all that set RANK and WORLD_SIZE, Slurm, Open MPI, and MPICH with its
+// derivatives. The first one found in this order counts, except that an MPI comes before Slurm.
+// Without any, the job is one process.
 //
-// Our own variables come before theirs:
-//   EVENKEEL_STORE         host:port of rank 0's host, or a folder that all ranks see (anything with a '/'). Ranks of
-//                          one host may give port 0: the system chooses one, and they read it in a folder of their
-//                          user's; so they may with MASTER_PORT
-//   EVENKEEL_STORE_HOSTED  1: somebody else hosts the store, as our launcher does; else rank 0 does
-//   EVENKEEL_SECRET        what ranks prove to each other to know; or
-//   EVENKEEL_SECRET_FILE   a file that holds it. Ranks of one host do without: they share a file that only their user
-//                          can read, named after the job
-//   EVENKEEL_ADDRESS       this host's address for the other ranks; else the one that leads to the store
-//   EVENKEEL_HOST_PARTS    N: each host counts as N hosts, which share no memory; its rank r is on the one of number r
-//                          modulo N. For trying on one host a job for several
-//   EVENKEEL_JOB           a name, equal on all ranks, that two jobs at a time do not share
-//   EVENKEEL_RESTART       how often this job was started anew, as our launcher says (and torchrun, by its own name)
-//   EVENKEEL_VERIFY        off, positions or every: how much ranks check (comm/verify.h), where a program says nothing
-//   EVENKEEL_FLIGHT        a folder: a group that fails leaves its flight records there (comm/flight_dump.h)
+// These variables take precedence over those of the launchers:
 //
-// Errors: InvalidArgument with a sentence that names the variable, its value, and what to set.
+//   EVENKEEL_STORE         host:port of rank 0's host, or a folder that all ranks can see (any
+//                          value with a '/'). Ranks of one host may give port 0, here or in
+//                          MASTER_PORT: the system chooses the port, and the ranks read it in a
+//                          folder of their user.
+//   EVENKEEL_STORE_HOSTED  1: another process hosts the store, such as our launcher; else rank 0.
+//   EVENKEEL_SECRET        the secret with which ranks authenticate each other; or
+//   EVENKEEL_SECRET_FILE   a file that contains it. Ranks of one host need neither: they share a
+//                          file that only their user can read, named after the job.
+//   EVENKEEL_ADDRESS       the address of this host for the other ranks. Default: the local address
+//                          of the route to the store.
+//   EVENKEEL_HOST_PARTS    N: each host counts as N hosts that share no memory; its rank r is on
+//                          part r modulo N. For a trial of a job for several hosts on one host.
+//   EVENKEEL_JOB           a name, equal on all ranks, that no other job has at the same time.
+//   EVENKEEL_RESTART       the number of restarts of this job, set by our launcher. torchrun has a
+//                          variable of its own.
+//   EVENKEEL_VERIFY        off, positions or every: the checks of comm/verify.h, unless the program
+//                          sets them.
+//   EVENKEEL_FLIGHT        a folder for the flight records of a group that fails
+//                          (comm/flight_dump.h).
+//
+// Errors: InvalidArgument, with the variable, its value, and what to set.
 
 #ifndef EVENKEEL_COMM_ENVIRONMENT_H_
 #define EVENKEEL_COMM_ENVIRONMENT_H_
@@ -39,43 +48,48 @@
 namespace evenkeel {
 
 struct Environment {
-  std::string launcher;  // "torchrun", "variables" (RANK, WORLD_SIZE), "slurm", "openmpi", "mpich"; "": none.
-  std::string job;       // Empty: nobody has named it.
+  std::string launcher;  // "torchrun", "variables" (RANK, WORLD_SIZE), "slurm", "openmpi", "mpich";
+                         // "": none.
+  std::string job;       // Empty: the job has no name.
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;       // Among the ranks of this host.
+  int local_rank = 0;       // This rank's number among the ranks of its host.
   bool is_one_host = true;  // All ranks are on this host.
-  int host_parts = 1;       // Each host counts as so many, see EVENKEEL_HOST_PARTS.
-  int restarts = 0;         // A program that has saved where it was goes on from there if this is not 0.
+  int host_parts = 1;       // See EVENKEEL_HOST_PARTS.
+  int restarts = 0;         // Not 0: a program that saves its state resumes from it.
 
-  // Where the job's store is: an address, or one of several; or the folder in which its address will be published.
+  // The addresses at which the job's store may be, or the folder in which its address will be
+  // published.
   std::vector<std::string> store_addresses;
   std::string store_folder;
-  bool folder_is_ours = false;  // Made for this job, and to be removed after it.
-  bool hosts_store = false;     // This process must make the server.
-  bool rank_zero_hosts = true;  // So rank 0 does; false: somebody else, such as the launcher.
-  std::string address;          // This host's for the other ranks; empty: the one that leads to the store.
+  bool folder_is_ours = false;  // The folder was made for this job, and is removed after it.
+  bool hosts_store = false;     // This process must start the server of the store.
+  bool rank_zero_hosts = true;  // Rank 0 hosts the store; false: another process, such as the
+                                // launcher.
+  std::string address;          // See EVENKEEL_ADDRESS; empty: the default.
 
-  std::string secret;         // Given, or
-  std::string secret_file;    // in this file, or
-  std::string secret_folder;  // agreed upon in this folder.
+  // At most one of these is set.
+  std::string secret;
+  std::string secret_file;    // A file that contains the secret.
+  std::string secret_folder;  // The ranks of one host agree on a secret in this folder.
 
   std::optional<VerifyLevel> verify;
   std::string flight_folder;
 };
 
-// What the environment does not say about a process.
+// Facts about a process that are not in its environment.
 struct ProcessFacts {
   int user = 0;
-  int parent = 0;  // Process id; the ranks of an MPI on one host have the same one.
+  int parent = 0;  // Process id, equal for the ranks of an MPI on one host.
 };
 
 using Variables = std::map<std::string, std::string>;
 
-// Pure.
-absl::StatusOr<Environment> ParseEnvironment(const Variables& variables, const ProcessFacts& process);
+// Parses the variables of any process; a pure function.
+absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
+                                             const ProcessFacts& process);
 
-// Of this process.
+// Parses the variables of this process.
 absl::StatusOr<Environment> ReadEnvironment();
 
 }  // namespace evenkeel

@@ -5,68 +5,72 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/hierarchical.h"
-#include "evenkeel/comm/internal/nccl_or_not.h"
-#include "evenkeel/comm/local.h"
-#include "evenkeel/comm/local_link.h"
-#include "evenkeel/comm/shm.h"
+#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/hierarchical/hierarchical.h"
+#include "evenkeel/comm/local/link.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/nccl/nccl_or_not.h"
+#include "evenkeel/comm/rendezvous/tcp_store.h"
+#include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp_store.h"
 
 namespace evenkeel {
 namespace {
 
-// A way to the control hub of the group, and which address of this host leads there.
-struct Way {
+// The link to the control hub of the group, and the local address of the route to it.
+struct Route {
   std::unique_ptr<ControlLink> link;
   std::string local_host = "127.0.0.1";
 };
 
-absl::StatusOr<Way> Connect(const Environment& environment, const FactoryOptions& options) {
-  Way way;
+absl::StatusOr<Route> Connect(const Environment& environment, const FactoryOptions& options) {
+  Route route;
   if (environment.world_size == 1) {
-    way.link = std::move(internal::CreateLocalLinks(1)[0]);
-    return way;
+    route.link = std::move(internal::CreateLocalLinks(1)[0]);
+    return route;
   }
   std::shared_ptr<Rendezvous> rendezvous = options.rendezvous;
   if (rendezvous == nullptr) {
     EK_ASSIGN_OR_RETURN(rendezvous, Rendezvous::Join(environment, options.connect_timeout));
   }
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link, rendezvous->OpenGroup({.name = options.group}));
-  way.local_host = environment.address.empty() ? link->local_host() : environment.address;
-  way.link = std::move(link);
-  return way;
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link,
+                      rendezvous->OpenGroup({.name = options.group}));
+  route.local_host = environment.address.empty() ? link->local_host() : environment.address;
+  route.link = std::move(link);
+  return route;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGloo(const Environment& environment,
                                                          const FactoryOptions& options) {
-  EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
-  return CreateGlooGroup(environment.rank, environment.world_size, std::move(way.link),
+  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
+  return CreateGlooGroup(environment.rank, environment.world_size, std::move(route.link),
                          {.group = options.group,
-                          .bind_address = way.local_host,
+                          .bind_address = route.local_host,
                           .connect_timeout = options.connect_timeout,
                           .communicator = options.communicator});
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& environment, const FactoryOptions& options) {
-  EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
-  return CreateShmGroup(
-      environment.rank, environment.world_size, std::move(way.link),
-      {.group = options.group, .connect_timeout = options.connect_timeout, .communicator = options.communicator});
+absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& environment,
+                                                        const FactoryOptions& options) {
+  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
+  return CreateShmGroup(environment.rank, environment.world_size, std::move(route.link),
+                        {.group = options.group,
+                         .connect_timeout = options.connect_timeout,
+                         .communicator = options.communicator});
 }
 
-// By the hosts that the ranks turn out to be on: shm, gloo, or one inside and the other between them.
+// Chooses by the hosts of the ranks: shm, gloo, or one inside and the other between hosts.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchical(const Environment& environment,
                                                                  const FactoryOptions& options) {
-  EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
+  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
   const int parts = environment.host_parts;
-  return CreateHierarchicalGroup(environment.rank, environment.world_size, std::move(way.link),
-                                 {.group = options.group,
-                                  .bind_address = way.local_host,
-                                  .part_of_host = parts == 1 ? "" : absl::StrCat(environment.local_rank % parts),
-                                  .connect_timeout = options.connect_timeout,
-                                  .communicator = options.communicator});
+  return CreateHierarchicalGroup(
+      environment.rank, environment.world_size, std::move(route.link),
+      {.group = options.group,
+       .bind_address = route.local_host,
+       .part_of_host = parts == 1 ? "" : absl::StrCat(environment.local_rank % parts),
+       .connect_timeout = options.connect_timeout,
+       .communicator = options.communicator});
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const Environment& environment,
@@ -78,16 +82,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const Environment& envi
                                       .connect_timeout = options.connect_timeout,
                                       .communicator = options.communicator},
                                      [&]() -> absl::StatusOr<std::unique_ptr<ControlLink>> {
-                                       EK_ASSIGN_OR_RETURN(Way way, Connect(environment, options));
-                                       return std::move(way.link);
+                                       EK_ASSIGN_OR_RETURN(Route route,
+                                                           Connect(environment, options));
+                                       return std::move(route.link);
                                      });
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& environment,
                                                           const FactoryOptions& options) {
   if (environment.world_size > 1) {
-    return absl::InvalidArgumentError(absl::StrCat("backend local is for ranks that are threads of one process; ",
-                                                   "this job has ", environment.world_size, " processes: choose auto"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("backend local is for ranks that are threads of one process; ",
+                     "this job has ", environment.world_size, " processes: choose auto"));
   }
   EK_ASSIGN_OR_RETURN(auto group, CreateLocalGroup(1, options.communicator));
   return std::move(group[0]);
@@ -97,20 +103,23 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& env
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environment& environment,
                                                                  const FactoryOptions& given) {
-  // What a program says comes before what the environment says.
+  // The program's options take precedence over the environment.
   FactoryOptions options = given;
   if (!options.communicator.verify.has_value()) options.communicator.verify = environment.verify;
-  if (options.communicator.flight.folder.empty()) options.communicator.flight.folder = environment.flight_folder;
+  if (options.communicator.flight.folder.empty())
+    options.communicator.flight.folder = environment.flight_folder;
   if (options.backend == "auto") {
-    return environment.world_size == 1 ? CreateLocal(environment, options) : CreateHierarchical(environment, options);
+    return environment.world_size == 1 ? CreateLocal(environment, options)
+                                       : CreateHierarchical(environment, options);
   }
   if (options.backend == "hierarchical") return CreateHierarchical(environment, options);
   if (options.backend == "gloo") return CreateGloo(environment, options);
   if (options.backend == "shm") return CreateShm(environment, options);
   if (options.backend == "nccl") return CreateNccl(environment, options);
   if (options.backend == "local") return CreateLocal(environment, options);
-  return absl::InvalidArgumentError(absl::StrCat("unknown backend \"", options.backend,
-                                                 "\": it is one of auto, shm, gloo, hierarchical, nccl, local"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown backend \"", options.backend,
+                   "\": it is one of auto, shm, gloo, hierarchical, nccl, local"));
 }
 
 }  // namespace evenkeel

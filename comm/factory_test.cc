@@ -18,8 +18,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
-#include "evenkeel/comm/rendezvous.h"
-#include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/comm/rendezvous/rendezvous.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,9 +41,10 @@ Variables JobVariables() {
 }
 
 // Each rank, in a thread, is created from its environment, adds, and leaves.
-std::vector<absl::Status> RunJob(const Variables& common, const std::function<void(int rank, Variables&)>& change = {},
-                                 const FactoryOptions& options = {.connect_timeout = absl::Seconds(30)},
-                                 std::vector<std::string>* backends = nullptr) {
+std::vector<absl::Status> RunJob(
+    const Variables& common, const std::function<void(int rank, Variables&)>& change = {},
+    const FactoryOptions& options = {.connect_timeout = absl::Seconds(30)},
+    std::vector<std::string>* backends = nullptr) {
   std::vector<absl::Status> statuses(kWorld);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kWorld; ++rank) {
@@ -96,7 +97,8 @@ TEST(CreateCommunicatorTest, RanksMeetInAFolderOfTheUsers) {
 
 // Of several ports the first is somebody else's.
 TEST(CreateCommunicatorTest, RanksMeetAtTheFirstPortThatIsFree) {
-  const std::unique_ptr<TcpStoreServer> other = TcpStoreServer::Create({.job = "other", .secret = "other"}).value();
+  const std::unique_ptr<TcpStoreServer> other =
+      TcpStoreServer::Create({.job = "other", .secret = "other"}).value();
   std::vector<std::thread> threads;
   const std::string free = absl::StrCat("127.0.0.1:", FreePort());
   for (int rank = 0; rank < kWorld; ++rank) {
@@ -118,26 +120,34 @@ TEST(CreateCommunicatorTest, RanksMeetAtTheFirstPortThatIsFree) {
 
 TEST(CreateCommunicatorTest, SeveralHostsCannotMeetAtALoopbackAddress) {
   Variables variables = JobVariables();
-  variables.insert({{"EVENKEEL_SECRET", "s"}, {"MASTER_ADDR", "127.0.1.1"}, {"MASTER_PORT", absl::StrCat(FreePort())}});
+  variables.insert({{"EVENKEEL_SECRET", "s"},
+                    {"MASTER_ADDR", "127.0.1.1"},
+                    {"MASTER_PORT", absl::StrCat(FreePort())}});
   variables["LOCAL_WORLD_SIZE"] = "1";
-  const std::vector<absl::Status> statuses = RunJob(variables, {}, {.connect_timeout = absl::Seconds(1)});
-  EXPECT_THAT(std::string(statuses[0].message()), AllOf(HasSubstr("127.0.1.1"), HasSubstr("set EVENKEEL_ADDRESS")));
+  const std::vector<absl::Status> statuses =
+      RunJob(variables, {}, {.connect_timeout = absl::Seconds(1)});
+  EXPECT_THAT(std::string(statuses[0].message()),
+              AllOf(HasSubstr("127.0.1.1"), HasSubstr("set EVENKEEL_ADDRESS")));
   for (int rank : {1, 2}) EXPECT_TRUE(absl::IsDeadlineExceeded(statuses[rank])) << statuses[rank];
 }
 
 TEST(CreateCommunicatorTest, AHostedStoreServesAndASecretComesFromAFile) {
   const std::unique_ptr<TcpStoreServer> server =
-      TcpStoreServer::Create({.secret = "from a file", .world_size = kWorld, .host = "the launcher"}).value();
+      TcpStoreServer::Create(
+          {.secret = "from a file", .world_size = kWorld, .host = "the launcher"})
+          .value();
   Variables variables = JobVariables();
   const std::string file = variables["TMPDIR"] + "/secret";
   std::ofstream(file) << "from a file\n";
-  variables.insert(
-      {{"EVENKEEL_STORE", server->address()}, {"EVENKEEL_STORE_HOSTED", "1"}, {"EVENKEEL_SECRET_FILE", file}});
+  variables.insert({{"EVENKEEL_STORE", server->address()},
+                    {"EVENKEEL_STORE_HOSTED", "1"},
+                    {"EVENKEEL_SECRET_FILE", file}});
   EXPECT_THAT(RunJob(variables), Each(absl::OkStatus()));
 
-  const std::vector<absl::Status> statuses =
-      RunJob(variables, [](int rank, Variables& own) { own[rank == 1 ? "EVENKEEL_SECRET" : "OTHER"] = "wrong"; },
-             {.connect_timeout = absl::Seconds(2)});
+  const std::vector<absl::Status> statuses = RunJob(
+      variables,
+      [](int rank, Variables& own) { own[rank == 1 ? "EVENKEEL_SECRET" : "OTHER"] = "wrong"; },
+      {.connect_timeout = absl::Seconds(2)});
   EXPECT_TRUE(absl::IsPermissionDenied(statuses[1])) << statuses[1];
   for (int rank : {0, 2}) EXPECT_THAT(std::string(statuses[rank].message()), HasSubstr("rank 1"));
 
@@ -152,11 +162,14 @@ TEST(CreateCommunicatorTest, ADifferentWorldSizeIsRefused) {
   variables.insert({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", absl::StrCat(FreePort())}});
   const std::vector<absl::Status> statuses = RunJob(variables,
                                                     [](int rank, Variables& own) {
-                                                      if (rank == 2) own["WORLD_SIZE"] = own["LOCAL_WORLD_SIZE"] = "4";
+                                                      if (rank == 2)
+                                                        own["WORLD_SIZE"] =
+                                                            own["LOCAL_WORLD_SIZE"] = "4";
                                                     },
                                                     {.connect_timeout = absl::Seconds(2)});
   EXPECT_TRUE(absl::IsInvalidArgument(statuses[2])) << statuses[2];
-  EXPECT_THAT(std::string(statuses[2].message()), AllOf(HasSubstr("4 ranks"), HasSubstr("this job has 3")));
+  EXPECT_THAT(std::string(statuses[2].message()),
+              AllOf(HasSubstr("4 ranks"), HasSubstr("the job has 3")));
   for (int rank : {0, 1}) EXPECT_THAT(std::string(statuses[rank].message()), HasSubstr("rank 2"));
 }
 
@@ -172,12 +185,15 @@ TEST(CreateCommunicatorTest, OneProcessNeedsNobody) {
 }
 
 TEST(CreateCommunicatorTest, AHostThatCountsAsSeveralGetsTheirBackend) {
-  for (const auto& [parts, expected] : {std::pair("1", "shm"), {"2", "hierarchical"}, {"3", "gloo"}}) {
+  for (const auto& [parts, expected] :
+       {std::pair("1", "shm"), {"2", "hierarchical"}, {"3", "gloo"}}) {
     SCOPED_TRACE(parts);
     Variables variables = JobVariables();
-    variables.insert({{"EVENKEEL_STORE", variables["TMPDIR"] + "/store"}, {"EVENKEEL_HOST_PARTS", parts}});
+    variables.insert(
+        {{"EVENKEEL_STORE", variables["TMPDIR"] + "/store"}, {"EVENKEEL_HOST_PARTS", parts}});
     std::vector<std::string> names(kWorld);
-    EXPECT_THAT(RunJob(variables, {}, {.connect_timeout = absl::Seconds(30)}, &names), Each(absl::OkStatus()));
+    EXPECT_THAT(RunJob(variables, {}, {.connect_timeout = absl::Seconds(30)}, &names),
+                Each(absl::OkStatus()));
     EXPECT_THAT(names, Each(expected));
   }
 }
@@ -187,7 +203,8 @@ TEST(CreateCommunicatorTest, KnowsItsBackends) {
   EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << unknown;
   EXPECT_THAT(std::string(unknown.message()),
               AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, gloo, hierarchical, nccl, local")));
-  EXPECT_TRUE(absl::IsInvalidArgument(CreateCommunicator({.world_size = 2}, {.backend = "local"}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      CreateCommunicator({.world_size = 2}, {.backend = "local"}).status()));
   // Either not built, or no device, or it works.
   const absl::Status nccl = CreateCommunicator({}, {.backend = "nccl"}).status();
   EXPECT_TRUE(nccl.ok() || absl::IsUnimplemented(nccl) || absl::IsFailedPrecondition(nccl)) << nccl;

@@ -8,8 +8,8 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/json.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/internal/json.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
@@ -22,7 +22,9 @@ std::string Id(uint64_t id) { return absl::StrCat("\"", absl::Hex(id, absl::kZer
 
 std::string Json(const FlightEntry& entry) {
   const Collective& what = entry.what;
-  const absl::string_view state = entry.is_open() ? "open" : entry.code == absl::StatusCode::kOk ? "done" : "failed";
+  const absl::string_view state = entry.is_open()                       ? "open"
+                                  : entry.code == absl::StatusCode::kOk ? "done"
+                                                                        : "failed";
   std::string out;
   {
     JsonJoined members(&out, '{', '}');
@@ -40,7 +42,8 @@ std::string Json(const FlightEntry& entry) {
     members.Add("\"text\":", JsonQuoted(ToString(what)));
     members.Add("\"hash\":", Id(HashOf(what)));
     members.Add("\"issued_us\":", absl::ToUnixMicros(entry.issued));
-    members.Add("\"ended_us\":", entry.is_open() ? "null" : absl::StrCat(absl::ToUnixMicros(entry.ended)));
+    members.Add("\"ended_us\":",
+                entry.is_open() ? "null" : absl::StrCat(absl::ToUnixMicros(entry.ended)));
     members.Add("\"state\":", JsonQuoted(state));
     members.Add("\"code\":", JsonQuoted(absl::StatusCodeToString(entry.code)));
   }
@@ -48,7 +51,7 @@ std::string Json(const FlightEntry& entry) {
 }
 
 absl::Status SystemError(absl::string_view what, absl::string_view path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat("a flight record can't be ", what, ": ", path));
+  return absl::ErrnoToStatus(errno, absl::StrCat("a flight record cannot be ", what, ": ", path));
 }
 
 absl::Status Write(int file, absl::string_view path, absl::string_view bytes) {
@@ -58,7 +61,7 @@ absl::Status Write(int file, absl::string_view path, absl::string_view bytes) {
     if (written < 0) return SystemError("written", path);
     bytes.remove_prefix(written);
   }
-  return absl::OkStatus();  // Not synced: a slow disk must not hold up heartbeats.
+  return absl::OkStatus();  // Not synced: a slow disk must not delay heartbeats.
 }
 
 }  // namespace
@@ -72,7 +75,8 @@ std::string FlightJson(const FlightHeader& header, absl::Span<const FlightEntry>
     members.Add("\"rank\":", header.rank);
     members.Add("\"world_size\":", header.world_size);
     members.Add("\"backend\":", JsonQuoted(header.backend));
-    members.Add("\"time\":", JsonQuoted(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", header.time, absl::UTCTimeZone())));
+    members.Add("\"time\":", JsonQuoted(absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", header.time,
+                                                         absl::UTCTimeZone())));
     members.Add("\"status\":{\"code\":", JsonQuoted(absl::StatusCodeToString(header.status.code())),
                 ",\"message\":", JsonQuoted(header.status.message()), "}");
     members.Add("\"waits\":");
@@ -106,7 +110,8 @@ absl::Status WriteFlight(const std::string& path, absl::string_view json) {
   if (file < 0) return SystemError("written", path);
   absl::Status status = Write(file, path, json);
   if (close(file) != 0 && status.ok()) status = SystemError("written", path);
-  if (status.ok() && rename(beside.c_str(), path.c_str()) != 0) status = SystemError("renamed", path);
+  if (status.ok() && rename(beside.c_str(), path.c_str()) != 0)
+    status = SystemError("renamed", path);
   if (!status.ok()) unlink(beside.c_str());
   return status;
 }

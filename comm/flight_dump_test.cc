@@ -95,8 +95,9 @@ TEST(FlightJsonTest, IsJsonWithNothingInIt) {
 }
 
 TEST(FlightJsonTest, CarriesAnyTextAndMakesUtf8OfAnyBytes) {
-  for (const std::string& good : {std::string("a \"quoted\" \\ word\n\t\x01\x7f"), std::string("\0", 1),
-                                  std::string("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80"), std::string()}) {
+  for (const std::string& good :
+       {std::string("a \"quoted\" \\ word\n\t\x01\x7f"), std::string("\0", 1),
+        std::string("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80"), std::string()}) {
     FlightHeader header;
     header.group = good;
     EXPECT_EQ(nlohmann::json::parse(FlightJson(header, {}))["group"], good);
@@ -105,13 +106,14 @@ TEST(FlightJsonTest, CarriesAnyTextAndMakesUtf8OfAnyBytes) {
     std::string bytes, text;
   };
   const std::string mark = "\xef\xbf\xbd";
-  for (const Case& bad :
-       {Case{"a\xff"
-             "b",
-             "a" + mark + "b"},
-        Case{"\xc3", mark}, Case{"\xe2\x82", mark + mark}, Case{"\xc0\x80", mark + mark},
-        Case{"\xed\xa0\x80", mark + mark + mark}, Case{"\xf4\x90\x80\x80", mark + mark + mark + mark},
-        Case{"\xe0\x80\x80", mark + mark + mark}, Case{"\xf0\x80\x80\x80", mark + mark + mark + mark}}) {
+  for (const Case& bad : {Case{"a\xff"
+                               "b",
+                               "a" + mark + "b"},
+                          Case{"\xc3", mark}, Case{"\xe2\x82", mark + mark},
+                          Case{"\xc0\x80", mark + mark}, Case{"\xed\xa0\x80", mark + mark + mark},
+                          Case{"\xf4\x90\x80\x80", mark + mark + mark + mark},
+                          Case{"\xe0\x80\x80", mark + mark + mark},
+                          Case{"\xf0\x80\x80\x80", mark + mark + mark + mark}}) {
     FlightHeader header;
     header.status = absl::InternalError(bad.bytes);
     EXPECT_EQ(nlohmann::json::parse(FlightJson(header, {}))["status"]["message"], bad.text);

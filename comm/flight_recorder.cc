@@ -51,7 +51,8 @@ std::optional<FlightEntry> FlightRecorder::Get(int64_t number) const {
 template <typename Visit>
 void FlightRecorder::ForEach(Visit visit) const {
   for (const auto& [number, entry] : older_) visit(entry);
-  for (int64_t n = next_ - static_cast<int64_t>(ring_.size()); n < next_; ++n) visit(ring_[n % capacity_]);
+  for (int64_t n = next_ - static_cast<int64_t>(ring_.size()); n < next_; ++n)
+    visit(ring_[n % capacity_]);
 }
 
 template <typename Visit>
@@ -85,8 +86,9 @@ std::vector<FlightEntry> FlightRecorder::Recent(uint64_t channel, size_t count) 
   absl::ReaderMutexLock lock(&mutex_);
   std::vector<FlightEntry> entries;
   ForEachBack([&](const FlightEntry& entry) {
-    const bool is_pair = entry.what.kind == CollectiveKind::kSend || entry.what.kind == CollectiveKind::kRecv;
-    if (entries.size() < count && entry.channel == channel && !is_pair) entries.push_back(entry);
+    if (entries.size() < count && entry.channel == channel && !IsPair(entry.what.kind)) {
+      entries.push_back(entry);
+    }
     return entries.size() < count;
   });
   std::reverse(entries.begin(), entries.end());

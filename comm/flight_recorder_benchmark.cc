@@ -1,5 +1,5 @@
-// What recording one collective costs: begin and end, alone and with another thread at it; a copy of the entry for
-// scale.
+// What recording one collective costs: begin and end, alone and with another thread at it; a copy
+// of the entry for scale.
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
@@ -13,7 +13,10 @@ namespace {
 
 FlightEntry Entry() {
   return {.channel = 7,
-          .what = {.kind = CollectiveKind::kAllReduce, .count = 1 << 20, .role = Role::kBucket, .index = 2},
+          .what = {.kind = CollectiveKind::kAllReduce,
+                   .count = 1 << 20,
+                   .role = Role::kBucket,
+                   .index = 2},
           .issued = absl::Now(),
           .deadline = absl::InfiniteFuture()};
 }

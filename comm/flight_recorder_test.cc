@@ -32,7 +32,8 @@ std::vector<int64_t> Numbers(const std::vector<FlightEntry>& entries) {
 TEST(FlightRecorderTest, KeepsWhatWasIssuedAndHowItEnded) {
   FlightRecorder recorder(8);
   EXPECT_TRUE(recorder.Entries().empty());
-  const int64_t a = recorder.Begin(Barrier(7, 0)), b = recorder.Begin(Barrier(7, 1)), c = recorder.Begin(Barrier(7, 2));
+  const int64_t a = recorder.Begin(Barrier(7, 0)), b = recorder.Begin(Barrier(7, 1)),
+                c = recorder.Begin(Barrier(7, 2));
   const absl::Time before = absl::Now();
   recorder.End(b, absl::OkStatus());
   recorder.End(a, absl::UnavailableError("rank 1 is lost"));

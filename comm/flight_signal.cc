@@ -14,13 +14,14 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/base/living_groups.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/internal/living_groups.h"
 
 namespace evenkeel {
 namespace {
 
-// What the handler may touch: a descriptor that never changes once it is set, before any handler is.
+// The only state that the handler uses: a descriptor that is set before any handler, and never
+// changes.
 int wake_up = -1;
 
 void OnSignal(int signal) {
@@ -31,7 +32,7 @@ void OnSignal(int signal) {
   errno = before;
 }
 
-// One for the process, for ever: a signal may come at any time.
+// One per process, never destroyed: a signal may arrive at any time.
 class Dumper {
  public:
   static Dumper& Get() {
@@ -49,7 +50,8 @@ class Dumper {
     folders_[signal] = std::move(folder);
     if (sigaction(signal, &action, nullptr) == 0) return absl::OkStatus();
     folders_.erase(signal);
-    return absl::InvalidArgumentError(absl::StrCat("DumpFlightOnSignal: signal ", signal, " can't be caught"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("DumpFlightOnSignal: signal ", signal, " cannot be caught"));
   }
 
  private:
@@ -57,7 +59,8 @@ class Dumper {
 
   absl::Status Start() {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "DumpFlightOnSignal: no pipe");
+    if (pipe2(ends, O_CLOEXEC) != 0)
+      return absl::ErrnoToStatus(errno, "DumpFlightOnSignal: no pipe");
     fcntl(ends[1], F_SETFL, O_NONBLOCK);
     wake_up = ends[1];
     std::thread([this, read_end = ends[0]] { Run(read_end); }).detach();
@@ -81,7 +84,8 @@ class Dumper {
     }
     internal::ForEachLiving([&](const Communicator& comm) {
       const absl::Status status = comm.DumpFlight(comm.FlightPath(folder));
-      if (!status.ok()) std::fprintf(stderr, "evenkeel: %s\n", std::string(status.message()).c_str());
+      if (!status.ok())
+        std::fprintf(stderr, "evenkeel: %s\n", std::string(status.message()).c_str());
     });
   }
 

@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 
@@ -38,7 +38,8 @@ TEST(DumpFlightOnSignalTest, WritesTheRecordOfEachGroupAndGoesOn) {
     ASSERT_TRUE(DumpFlightOnSignal(SIGUSR1, folder).ok());
     raise(SIGUSR1);
     for (int rank = 0; rank < 2; ++rank) {
-      const auto json = nlohmann::json::parse(Await(absl::StrCat(folder, "/world.rank", rank, ".json")));
+      const auto json =
+          nlohmann::json::parse(Await(absl::StrCat(folder, "/world.rank", rank, ".json")));
       EXPECT_EQ(json["rank"], rank);
       EXPECT_EQ(json["status"]["code"], "OK");
     }

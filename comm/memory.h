@@ -3,7 +3,7 @@
 //   EK_ASSIGN_OR_RETURN(Memory memory, comm.Allocate(bytes));
 //   float* data = static_cast<float*>(memory.data.get());
 //
-// Ownership: freed when the last copy of the handle goes.
+// Ownership: freed with the last copy of the handle.
 
 #ifndef EVENKEEL_COMM_MEMORY_H_
 #define EVENKEEL_COMM_MEMORY_H_

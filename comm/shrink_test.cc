@@ -13,8 +13,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -96,7 +96,8 @@ TEST_P(ShrinkTest, GroupsShrinkAgainAndAgainDownToOneRank) {
   for (int left = 3; left >= 1; --left) {
     group[left] = nullptr;
     group = ShrinkAll(group);
-    OnEachRank(group, [&](int rank) { EXPECT_EQ(SumOfOnes(*group[rank]), left) << "rank " << rank; });
+    OnEachRank(group,
+               [&](int rank) { EXPECT_EQ(SumOfOnes(*group[rank]), left) << "rank " << rank; });
   }
   EXPECT_EQ(group[0]->group(), "world+1+1+1");
   EXPECT_THAT(group[0]->members(), ElementsAre(0));
@@ -139,7 +140,8 @@ TEST_P(ShrinkTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftOutToo) {
   });
 }
 
-// Nobody is lost, and yet one never comes: that is over when the caller said so, whatever the group's own deadlines.
+// Nobody is lost, and yet one never comes: that is over when the caller said so, whatever the
+// group's own deadlines.
 TEST_P(ShrinkTest, ARankThatNeverComesToTheNewGroupEndsTheWaitInTime) {
   Group group = Create(3);
   group[2] = nullptr;
@@ -168,7 +170,8 @@ TEST_P(ShrinkTest, AGroupThatWorksIsLeftAlone) {
 INSTANTIATE_TEST_SUITE_P(
     Backends, ShrinkTest,
     testing::Values(Transport{"local", [](int world_size) { return CreateLocalGroup(world_size); }},
-                    Transport{"gloo", [](int world_size) { return CreateGlooGroupInProcess(world_size); }}),
+                    Transport{"gloo",
+                              [](int world_size) { return CreateGlooGroupInProcess(world_size); }}),
     [](const testing::TestParamInfo<Transport>& info) { return info.param.name; });
 
 }  // namespace

@@ -14,9 +14,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -89,7 +89,8 @@ TEST_P(SplitTest, KeysSayTheOrderAndRanksBreakTies) {
 
 TEST_P(SplitTest, WithoutAColorThereIsNoGroup) {
   const absl::Status status = Run([&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> some, comm.Split(comm.rank() == 0 ? kNoColor : 1, 0));
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> some,
+                        comm.Split(comm.rank() == 0 ? kNoColor : 1, 0));
     EXPECT_EQ(some == nullptr, comm.rank() == 0);
     if (some != nullptr) {
       EK_ASSIGN_OR_RETURN(const float sum, SumOver(*some, 1));
@@ -117,7 +118,8 @@ TEST_P(SplitTest, AWrongColorIsRefusedOnAllRanksAndTheGroupGoesOn) {
   const absl::Status status = Run([&](Communicator& comm) -> absl::Status {
     const absl::Status refused = comm.Split(comm.rank() == world() - 1 ? -5 : 0, 0).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
-    EXPECT_THAT(std::string(refused.message()), HasSubstr(absl::StrCat("rank ", world() - 1, " gives the color -5")));
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(absl::StrCat("rank ", world() - 1, " gives the color -5")));
     return SumOver(comm, 1).status();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -173,9 +175,11 @@ TEST_P(SplitTest, AFailureOfOneGroupIsNotTheOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(BackendsAndWorlds, SplitTest,
-                         testing::Combine(testing::Values("local", "gloo"), testing::Values(1, 2, 4, 5)),
+                         testing::Combine(testing::Values("local", "gloo"),
+                                          testing::Values(1, 2, 4, 5)),
                          [](const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
-                           return absl::StrCat(std::get<0>(info.param), "_", std::get<1>(info.param));
+                           return absl::StrCat(std::get<0>(info.param), "_",
+                                               std::get<1>(info.param));
                          });
 
 }  // namespace

@@ -3,8 +3,9 @@
 //   EK_RETURN_IF_ERROR(channel.Barrier().Wait());
 //   EK_ASSIGN_OR_RETURN(Plan plan, PlanBuckets(params, options));
 //
-// `EK_RETURN_IF_ERROR(expression)` returns the status of a failed expression from the enclosing function;
-// `EK_ASSIGN_OR_RETURN(declaration, expression)` moves out the value, or returns the status.
+// `EK_RETURN_IF_ERROR(expression)` returns the status of a failed expression from the enclosing
+// function; `EK_ASSIGN_OR_RETURN(declaration, expression)` moves out the value, or returns the
+// status.
 
 #ifndef EVENKEEL_COMM_STATUS_H_
 #define EVENKEEL_COMM_STATUS_H_
@@ -14,6 +15,7 @@
 #include "absl/base/optimization.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -37,10 +39,25 @@
 
 namespace evenkeel {
 
-// `status` with "<where>: " before its message; OK stays OK.
+// Returns `status` with another message. The code and the payloads (FailureInfo) stay; so does OK.
+inline absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
+  absl::Status changed(status.code(), message);
+  status.ForEachPayload([&changed](absl::string_view type, const absl::Cord& payload) {
+    changed.SetPayload(type, payload);
+  });
+  return changed;
+}
+
+// Returns `status` with "<where>: " before its message; OK stays OK.
 inline absl::Status Annotate(const absl::Status& status, absl::string_view where) {
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(where, ": ", status.message()));
+  return WithMessage(status, absl::StrCat(where, ": ", status.message()));
+}
+
+template <typename T>
+absl::StatusOr<T> Annotate(absl::StatusOr<T> value, absl::string_view where) {
+  if (value.ok()) return value;
+  return Annotate(value.status(), where);
 }
 
 }  // namespace evenkeel

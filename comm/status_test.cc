@@ -20,7 +20,8 @@ TEST(ReturnIfErrorTest, ReturnsTheErrorAndGoesOnWhenOk) {
   };
   EXPECT_TRUE(run(absl::OkStatus()).ok());
   EXPECT_EQ(reached, 1);
-  EXPECT_EQ(run(absl::UnavailableError("rank 1 is gone")), absl::UnavailableError("rank 1 is gone"));
+  EXPECT_EQ(run(absl::UnavailableError("rank 1 is gone")),
+            absl::UnavailableError("rank 1 is gone"));
   EXPECT_EQ(reached, 1);
 }
 
@@ -43,7 +44,8 @@ TEST(AssignOrReturnTest, MovesTheValueOutOrReturnsTheStatus) {
 }
 
 TEST(AnnotateTest, PutsThePlaceBeforeTheMessage) {
-  EXPECT_EQ(Annotate(absl::DataLossError("short file"), "reading w"), absl::DataLossError("reading w: short file"));
+  EXPECT_EQ(Annotate(absl::DataLossError("short file"), "reading w"),
+            absl::DataLossError("reading w: short file"));
   EXPECT_TRUE(Annotate(absl::OkStatus(), "reading w").ok());
 }
 

@@ -9,13 +9,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "evenkeel/comm/internal/parties.h"
+#include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-std::set<std::string> Parts(absl::string_view settings) { return absl::StrSplit(settings, ", ", absl::SkipEmpty()); }
+std::set<std::string> Parts(absl::string_view settings) {
+  return absl::StrSplit(settings, ", ", absl::SkipEmpty());
+}
 
 }  // namespace
 
@@ -34,7 +36,7 @@ void StepLedger::Plan(absl::string_view part, absl::string_view settings) {
   line.is_planned = true;
   line.settings.assign(settings.data(), settings.size());
   for (char& c : line.settings) {
-    if (c == '\t' || c == '\n') c = ' ';  // A group of parameters may have any name.
+    if (c == '\t' || c == '\n') c = ' ';  // A parameter group may have any name.
   }
 }
 
@@ -57,9 +59,10 @@ absl::Status StepLedger::ParseInto(absl::string_view text, size_t rank, size_t r
   for (absl::string_view row : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const std::vector<absl::string_view> fields = absl::StrSplit(row, '\t');
     Line line;
-    if (fields.size() != 5 || !absl::SimpleAtoi(fields[1], &line.count) || !absl::SimpleAtoi(fields[2], &line.number) ||
-        (fields[3] != "=" && fields[3] != ">")) {
-      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " sent a malformed ledger of steps"));
+    if (fields.size() != 5 || !absl::SimpleAtoi(fields[1], &line.count) ||
+        !absl::SimpleAtoi(fields[2], &line.number) || (fields[3] != "=" && fields[3] != ">")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " sent a malformed ledger of steps"));
     }
     line.is_planned = fields[3] == ">";
     line.settings = std::string(fields[4]);
@@ -71,7 +74,8 @@ absl::Status StepLedger::ParseInto(absl::string_view text, size_t rank, size_t r
 }
 
 absl::Status StepLedger::Compare(absl::Span<const std::string> texts) {
-  if (std::ranges::all_of(texts, [&](const std::string& text) { return text == texts[0]; })) return absl::OkStatus();
+  if (std::ranges::all_of(texts, [&](const std::string& text) { return text == texts[0]; }))
+    return absl::OkStatus();
   std::map<std::string, std::vector<Line>> by_part;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     EK_RETURN_IF_ERROR(ParseInto(texts[rank], rank, texts.size(), by_part));
@@ -90,17 +94,19 @@ absl::Status StepLedger::CompareCounts(const std::string& part, absl::Span<const
   for (size_t rank = 0; rank < lines.size(); ++rank) {
     const Line& line = lines[rank];
     differ = differ || line.count != lines[0].count;
-    parties[static_cast<int>(rank)] =
-        absl::StrCat(line.number, line.number == 1 ? " step" : " steps",
-                     line.number == line.count ? "" : absl::StrCat(" (", line.count, " in this group)"));
+    parties[static_cast<int>(rank)] = absl::StrCat(
+        line.number, line.number == 1 ? " step" : " steps",
+        line.number == line.count ? "" : absl::StrCat(" (", line.count, " in this group)"));
   }
   if (!differ) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(part, ": ",
-                                                    internal::Describe(parties, "has finished", "have finished"),
-                                                    ": the ranks disagree; every rank must take every step"));
+  return internal::Disagreement(parties, {.one = "has finished",
+                                          .several = "have finished",
+                                          .before = absl::StrCat(part, ": "),
+                                          .after = "; every rank must take every step"});
 }
 
-absl::Status StepLedger::CompareSettings(const std::string& part, absl::Span<const Line> lines, bool is_planned) {
+absl::Status StepLedger::CompareSettings(const std::string& part, absl::Span<const Line> lines,
+                                         bool is_planned) {
   std::set<std::string> common;
   std::map<int, std::set<std::string>> by_rank;
   int64_t number = 0;
@@ -122,9 +128,13 @@ absl::Status StepLedger::CompareSettings(const std::string& part, absl::Span<con
     parties[rank] = settings.empty() ? "none of these" : absl::StrJoin(settings, ", ");
   }
   if (!differ) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      part, ": step ", number, is_planned ? " begins" : " was taken", " with different settings: ",
-      internal::Describe(parties, "has", "have"), ": the ranks disagree; derive them from what all ranks count"));
+  return internal::Disagreement(
+      parties,
+      {.one = "has",
+       .several = "have",
+       .before = absl::StrCat(part, ": step ", number, is_planned ? " begins" : " was taken",
+                              " with different settings: "),
+       .after = "; derive them from what all ranks count"});
 }
 
 }  // namespace evenkeel

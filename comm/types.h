@@ -1,13 +1,14 @@
-// The value types that every evenkeel library speaks: element types, devices, and a view of a tensor's memory.
+// The value types of all evenkeel libraries: element types, devices, and a view of a tensor's
+// memory.
 //
 //   std::vector<float> gradient(1000);
 //   TensorView view{absl::MakeSpan(gradient)};     // float32[1000] on the CPU
 //   view.Slice(10, 20).bytes();                    // 80
 //
-// evenkeel never sees a tensor class, an autograd engine or a model: it sees `TensorView`. That is what lets
-// any C++ tensor library plug in.
+// evenkeel never sees a tensor class, an autograd engine or a model, only `TensorView`. So it works
+// with any C++ tensor library.
 //
-// Units:     elements (`count`) unless a name says bytes.
+// Units:     elements (`count`) unless a name contains bytes.
 // Ownership: a view owns nothing; the memory must outlive every use of the view.
 // Threads:   immutable values, safe from any thread.
 
@@ -22,16 +23,26 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/cpp20.h"
+#include "evenkeel/comm/base/cpp20.h"
 
 namespace evenkeel {
 
-enum class DType : uint8_t { kFloat32, kFloat64, kFloat16, kBFloat16, kInt8, kUint8, kInt16, kInt32, kInt64 };
+enum class DType : uint8_t {
+  kFloat32,
+  kFloat64,
+  kFloat16,
+  kBFloat16,
+  kInt8,
+  kUint8,
+  kInt16,
+  kInt32,
+  kInt64
+};
 inline constexpr DType kAllDTypes[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
                                        DType::kBFloat16, DType::kInt8,    DType::kUint8,
                                        DType::kInt16,    DType::kInt32,   DType::kInt64};
 
-// Bytes of one element.
+// Returns the bytes of one element.
 constexpr int64_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kInt8:
@@ -51,15 +62,18 @@ constexpr int64_t SizeOf(DType dtype) {
   return 0;
 }
 
-// "float32", "bfloat16", "int8", ... and back; InvalidArgument names the unknown word.
+// Returns "float32", "bfloat16", "int8", ...; and the reverse. InvalidArgument names the unknown
+// word.
 absl::string_view ToString(DType dtype);
 absl::StatusOr<DType> DTypeFromString(absl::string_view name);
 
 constexpr bool IsFloat(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 ||
+         dtype == DType::kBFloat16;
 }
 
-// The 16-bit floats as storage: IEEE binary16, and the upper half of a binary32. Conversion rounds to nearest even.
+// The 16-bit floats as storage: IEEE binary16, and the upper half of a binary32. Conversions round
+// to nearest even.
 struct Float16 {
   uint16_t bits = 0;
   Float16() = default;
@@ -73,7 +87,7 @@ struct BFloat16 {
   explicit operator float() const;
 };
 
-// DTypeOf<float>::value == DType::kFloat32, and so on for each C++ type that an element can have.
+// DTypeOf<float>::value is DType::kFloat32, and so on for each C++ type of an element.
 template <typename T>
 struct DTypeOf;
 template <DType kDType>
@@ -99,7 +113,7 @@ struct DTypeOf<int32_t> : DTypeIs<DType::kInt32> {};
 template <>
 struct DTypeOf<int64_t> : DTypeIs<DType::kInt64> {};
 
-// A type of that kind, not const: a view's memory is written.
+// A C++ type of elements. Not const, since operations write to the memory of a view.
 template <typename T>
 concept ElementType = requires {
   DTypeOf<T>::value;
@@ -108,7 +122,7 @@ concept ElementType = requires {
 struct Device {
   enum class Kind : uint8_t { kCpu, kCuda };
   Kind kind = Kind::kCpu;
-  int16_t index = 0;  // Which GPU; 0 on the CPU.
+  int16_t index = 0;  // The number of the GPU; 0 on the CPU.
 
   static constexpr Device Cpu() { return {}; }
   static constexpr Device Cuda(int index) { return {Kind::kCuda, static_cast<int16_t>(index)}; }
@@ -122,8 +136,8 @@ inline constexpr ReduceOp kAllReduceOps[] = {ReduceOp::kSum, ReduceOp::kAverage,
                                              ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kBitOr};
 absl::string_view ToString(ReduceOp op);  // "sum", "average", ...
 
-// A queue of device work that an operation may be ordered after or before. The CPU has none: `handle` is null there.
-// On CUDA `handle` is a cudaStream_t; it must live until the operation ends.
+// A queue of device work that an operation may be ordered after or before. On CUDA `handle` is a
+// cudaStream_t, which must live until the operation ends; on the CPU it is null.
 struct StreamRef {
   void* handle = nullptr;
   Device device;
@@ -139,7 +153,7 @@ struct TensorView {
   TensorView() = default;
   TensorView(void* data, int64_t count, DType dtype, Device device = Device::Cpu())
       : data(data), count(count), dtype(dtype), device(device) {}
-  // From any contiguous range of a supported element type that lies in the CPU's memory.
+  // A view of any contiguous range of a supported element type in the CPU's memory.
   template <ElementType T>
   TensorView(absl::Span<T> span)  // NOLINT: a view is what a span is
       : TensorView(span.data(), static_cast<int64_t>(span.size()), DTypeOf<T>::value) {}
@@ -148,18 +162,18 @@ struct TensorView {
       : TensorView(span.data(), static_cast<int64_t>(span.size()), DTypeOf<T>::value) {}
 
   int64_t bytes() const { return count * SizeOf(dtype); }
-  // Elements [begin, begin + length), which must lie inside.
+  // Returns the elements [begin, begin + length), which must lie inside.
   TensorView Slice(int64_t begin, int64_t length) const {
     return {static_cast<char*>(data) + begin * SizeOf(dtype), length, dtype, device};
   }
-  // The elements as a span; T must be the dtype's type and the memory the CPU's.
+  // Returns the elements as a span. T must be the type of `dtype`, and the memory the CPU's.
   template <ElementType T>
   std::span<T> as() const {
     return {static_cast<T*>(data), static_cast<size_t>(count)};
   }
   friend bool operator==(const TensorView&, const TensorView&) = default;
 };
-// "float32[1000]", or "float32[1000] on cuda:1".
+// Returns "float32[1000]", or "float32[1000] on cuda:1".
 std::string ToString(const TensorView& view);
 
 }  // namespace evenkeel

@@ -91,7 +91,8 @@ double DefinedValue(int bits, int mantissa_bits, int exponent_bias) {
   const int exponent = magnitude >> mantissa_bits;
   const int fraction = magnitude & ((1 << mantissa_bits) - 1);
   const int significand = exponent == 0 ? fraction : fraction | (1 << mantissa_bits);
-  const double value = std::ldexp(significand, std::max(exponent, 1) - exponent_bias - mantissa_bits);
+  const double value =
+      std::ldexp(significand, std::max(exponent, 1) - exponent_bias - mantissa_bits);
   return (bits & 0x8000) != 0 ? -value : value;
 }
 
@@ -102,20 +103,23 @@ TEST(Float16Test, FinitePatternsHaveTheirDefinedValue) {
   }
 }
 
-// Walks every pair of neighbouring finite patterns of one sign: the middle goes to the even one, a hair beside it to
-// the nearer one. What lies half a step beyond the last pattern goes to infinity (whose pattern is the next one).
+// Walks every pair of neighbouring finite patterns of one sign: the middle goes to the even one, a
+// hair beside it to the nearer one. What lies half a step beyond the last pattern goes to infinity
+// (whose pattern is the next one).
 template <typename T>
 void ExpectNearestEven(int infinity) {
   for (int sign : {0, 0x8000}) {
     for (int low = 0; low < infinity; ++low) {
       const int high = low + 1;
       const double below = std::abs(static_cast<double>(ValueOf<T>(low)));
-      const double above = high < infinity ? std::abs(static_cast<double>(ValueOf<T>(high)))
-                                           : 2 * below - std::abs(static_cast<double>(ValueOf<T>(low - 1)));
+      const double above = high < infinity
+                               ? std::abs(static_cast<double>(ValueOf<T>(high)))
+                               : 2 * below - std::abs(static_cast<double>(ValueOf<T>(low - 1)));
       const double middle = (below + above) / 2;
       if (middle > std::numeric_limits<float>::max()) break;
       const float exact = static_cast<float>(sign == 0 ? middle : -middle);
-      if (std::abs(static_cast<double>(exact)) != middle) continue;  // Below float32's own resolution.
+      if (std::abs(static_cast<double>(exact)) != middle)
+        continue;  // Below float32's own resolution.
       const int even = (low & 1) == 0 ? low : high;
       ASSERT_EQ(T(exact).bits, even | sign) << low;
       ASSERT_EQ(T(std::nextafter(exact, 0.0f)).bits, low | sign) << low;
@@ -149,11 +153,14 @@ TEST(BFloat16Test, EdgesOfTheRange) {
   EXPECT_EQ(BFloat16Bits(-infinity), 0xff80);
   EXPECT_EQ(BFloat16Bits(std::numeric_limits<float>::max()), 0x7f80);
   EXPECT_EQ(BFloat16Bits(std::numeric_limits<float>::denorm_min()), 0x0000);
-  EXPECT_EQ(BFloat16Bits(std::bit_cast<float>(0x7f800001u)), 0x7fc0);  // Not infinity, though its low bits go.
+  EXPECT_EQ(BFloat16Bits(std::bit_cast<float>(0x7f800001u)),
+            0x7fc0);  // Not infinity, though its low bits go.
 }
 
 #if defined(__x86_64__)
-__attribute__((target("f16c"))) uint16_t HardwareFloat16(float value) { return _cvtss_sh(value, 0); }
+__attribute__((target("f16c"))) uint16_t HardwareFloat16(float value) {
+  return _cvtss_sh(value, 0);
+}
 
 TEST(Float16Test, AgreesWithTheProcessor) {
   if (!__builtin_cpu_supports("f16c")) GTEST_SKIP() << "this processor has no F16C";
@@ -167,7 +174,8 @@ TEST(Float16Test, AgreesWithTheProcessor) {
   std::mt19937 random(20240521);
   for (int i = 0; i < 1'000'000; ++i) {
     const uint32_t bits = random();
-    ASSERT_EQ(Float16Bits(std::bit_cast<float>(bits)), HardwareFloat16(std::bit_cast<float>(bits))) << std::hex << bits;
+    ASSERT_EQ(Float16Bits(std::bit_cast<float>(bits)), HardwareFloat16(std::bit_cast<float>(bits)))
+        << std::hex << bits;
   }
 }
 #endif
@@ -182,7 +190,8 @@ TEST(DeviceTest, NamesItself) {
 TEST(ReduceOpTest, NamesDiffer) {
   std::set<std::string> names;
   for (ReduceOp op : kAllReduceOps) names.insert(std::string(ToString(op)));
-  EXPECT_THAT(names, testing::UnorderedElementsAre("sum", "average", "min", "max", "product", "bit_or"));
+  EXPECT_THAT(names,
+              testing::UnorderedElementsAre("sum", "average", "min", "max", "product", "bit_or"));
 }
 
 TEST(TensorViewTest, TakesItsTypeFromTheSpan) {

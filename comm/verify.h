@@ -1,12 +1,14 @@
-// How much the ranks check that they issue the same collectives.
+// How thoroughly the ranks check that they issue the same collectives.
 //
 //   EVENKEEL_VERIFY=every bazel run //trainer:train           # or, in code:
 //   CommunicatorOptions options{.verify = VerifyLevel::kEvery};
-//   EK_RETURN_IF_ERROR(comm.SetVerifyLevel(VerifyLevel::kPositions));   // while it runs, on all ranks
+//   // while it runs, on all ranks
+//   EK_RETURN_IF_ERROR(comm.SetVerifyLevel(VerifyLevel::kPositions));
 //
-// Whatever the level, a transport that carries a tag or a header never pairs two different collectives: that is free.
-// The levels differ in how soon, and over which transports, a divergence becomes an error that names it. Sends and
-// receives are matters of pairs, which are not compared beside their data; ranks that wait for them in vain are found.
+// On every level, a transport that carries a tag or a header never pairs two different collectives;
+// this costs nothing. The levels differ in how soon, and over which transports, a divergence
+// becomes an error that names it. Sends and receives involve two ranks only, and are not compared
+// beside their data; ranks that wait for them in vain are found.
 //
 // Errors: InvalidArgument names the unknown word and the known ones.
 
@@ -22,9 +24,9 @@ namespace evenkeel {
 
 enum class VerifyLevel : uint8_t {
   kOff,        // A divergence ends at the operation's deadline, or when a rank leaves.
-  kPositions,  // Ranks that are stuck tell each other where they are: an error within seconds, with all positions. Over
-               // transports without headers, what was issued is compared before reduced gradients are used. The
-               // default.
+  kPositions,  // Stuck ranks exchange their positions: an error with all positions within seconds.
+               // Over transports without headers, issued collectives are compared before reduced
+               // gradients are used. The default.
   kEvery,      // Each collective is compared over the control plane before its data is used.
 };
 absl::string_view ToString(VerifyLevel level);  // "off", "positions", "every"

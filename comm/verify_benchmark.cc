@@ -1,4 +1,5 @@
-// What each level of verification costs: an all-reduce between two threads, small and large, from issue to result.
+// What each level of verification costs: an all-reduce between two threads, small and large, from
+// issue to result.
 
 #include <cstdint>
 #include <string>
@@ -10,7 +11,7 @@
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/verify.h"
@@ -26,23 +27,28 @@ void BM_AllReduce(benchmark::State& state) {
   state.SetLabel(std::string(ToString(level)));
   for (auto _ : state) {
     absl::Duration elapsed;
-    const absl::Status status = RunRanks(2,
-                                         [&](Communicator& comm) -> absl::Status {
-                                           std::vector<float> data(bytes / sizeof(float), 0.0f);
-                                           EK_RETURN_IF_ERROR(comm.Barrier());
-                                           const absl::Time start = absl::Now();
-                                           for (int i = 0; i < kRounds; ++i)
-                                             EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
-                                           if (comm.rank() == 0) elapsed = absl::Now() - start;
-                                           return absl::OkStatus();
-                                         },
-                                         {.verify = level});
+    const absl::Status status =
+        RunRanks(2,
+                 [&](Communicator& comm) -> absl::Status {
+                   std::vector<float> data(bytes / sizeof(float), 0.0f);
+                   EK_RETURN_IF_ERROR(comm.Barrier());
+                   const absl::Time start = absl::Now();
+                   for (int i = 0; i < kRounds; ++i)
+                     EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+                   if (comm.rank() == 0) elapsed = absl::Now() - start;
+                   return absl::OkStatus();
+                 },
+                 {.verify = level});
     if (!status.ok()) return state.SkipWithError(status.ToString().c_str());
     state.SetIterationTime(absl::ToDoubleSeconds(elapsed) / kRounds);
   }
 }
-// As many iterations as say something: each of them makes a group, which takes longer than its rounds.
-BENCHMARK(BM_AllReduce)->ArgsProduct({{1 << 10, 1 << 20}, {0, 1, 2}})->UseManualTime()->Iterations(40);
+// As many iterations as say something: each of them makes a group, which takes longer than its
+// rounds.
+BENCHMARK(BM_AllReduce)
+    ->ArgsProduct({{1 << 10, 1 << 20}, {0, 1, 2}})
+    ->UseManualTime()
+    ->Iterations(40);
 
 }  // namespace
 }  // namespace evenkeel

@@ -1,7 +1,8 @@
-// Which evenkeel this is. The parts of one job must be one build: ranks and launcher say it to each other when they
-// meet, and refuse a different one with both names.
+// The version of evenkeel. All parts of one job must be the same build: ranks and launcher exchange
+// this name when they connect, and refuse a different one in a message with both names.
 //
-//   bazel build --copt=-DEVENKEEL_BUILD='"0.3.0+$(git rev-parse --short HEAD)"' ...     // for builds of your own
+//   // in the shell, to name a build of your own
+//   bazel build --copt=-DEVENKEEL_BUILD="\"0.3.0+$(git rev-parse --short HEAD)\"" ...
 
 #ifndef EVENKEEL_COMM_VERSION_H_
 #define EVENKEEL_COMM_VERSION_H_

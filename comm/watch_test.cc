@@ -1,4 +1,5 @@
-// What a communicator does by itself: records, warns, ends what has missed its deadline, leaves its flight record.
+// What a communicator does by itself: records, warns, ends what has missed its deadline, leaves its
+// flight record.
 
 #include <atomic>
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,13 +25,14 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/control.h"
-#include "evenkeel/comm/control_link.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/flight_recorder.h"
-#include "evenkeel/comm/internal/testing_groups.h"
-#include "evenkeel/comm/local_backend.h"
-#include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/local/backend.h"
+#include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/groups.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
 #include "gmock/gmock.h"
@@ -66,7 +69,9 @@ class Warnings {
   }
   // Waits for `count` of them, at most for half a minute.
   void Await(size_t count) {
-    const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return texts_.size() >= count; };
+    const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return texts_.size() >= count;
+    };
     absl::MutexLock lock(&mutex_);
     mutex_.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(30));
   }
@@ -117,7 +122,8 @@ TEST_P(WatchTest, ADeadlineIsKeptWhenNobodyWaits) {
       .IgnoreError();
   for (const absl::Status& status : seen) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_THAT(Message(status), HasSubstr("rank 0 waited 200ms in #0 barrier (user) on channel \"user\""));
+    EXPECT_THAT(Message(status),
+                HasSubstr("rank 0 waited 200ms in #0 barrier (user) on channel \"user\""));
   }
 }
 
@@ -126,15 +132,24 @@ TEST_P(WatchTest, AMissedDeadlineSaysForWhom) {
   RunRanksOver(GetParam(), 3,
                [&](Communicator& comm) -> absl::Status {
                  seen[comm.rank()] =
-                     comm.rank() == 1 ? EndOf(comm) : comm.user().Barrier({.timeout = absl::Milliseconds(300)}).Wait();
+                     comm.rank() == 1
+                         ? EndOf(comm)
+                         : comm.user().Barrier({.timeout = absl::Milliseconds(300)}).Wait();
                  return absl::OkStatus();
                },
                {.watch = {.beat = kQuick}})
       .IgnoreError();
   for (const absl::Status& status : seen) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("waited 300ms in #0 barrier (user) on channel \"user\" for rank 1"),
-                                       HasSubstr("has issued nothing")));
+    const std::optional<FailureInfo> info = FailureInfoOf(status);
+    ASSERT_TRUE(info.has_value()) << status;
+    EXPECT_EQ(*info, (FailureInfo{.kind = FailureKind::kDeadline,
+                                  .ranks = {1},
+                                  .operation = "#0 barrier (user) on channel \"user\"",
+                                  .position = 0}));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("waited 300ms in #0 barrier (user) on channel \"user\" for rank 1"),
+                      HasSubstr("has issued nothing")));
   }
 }
 
@@ -146,7 +161,8 @@ TEST_P(WatchTest, ALongWaitIsWarnedOfOnce) {
         EK_RETURN_IF_ERROR(comm.Barrier());
         if (comm.rank() == 1) {
           warnings.Await(2);
-          absl::SleepFor(5 * kQuick);  // Long enough for a second warning of the same wait, if there were one.
+          absl::SleepFor(
+              5 * kQuick);  // Long enough for a second warning of the same wait, if there were one.
         }
         return comm.Barrier();
       },
@@ -156,7 +172,8 @@ TEST_P(WatchTest, ALongWaitIsWarnedOfOnce) {
   for (const char* rank : {"rank 0", "rank 2"}) {
     int count = 0;
     for (const std::string& text : texts) {
-      if (text.find(absl::StrCat(rank, " has waited ")) != 0 || text.find("in #1 barrier") == std::string::npos)
+      if (text.find(absl::StrCat(rank, " has waited ")) != 0 ||
+          text.find("in #1 barrier") == std::string::npos)
         continue;
       ++count;
       EXPECT_THAT(text, AllOf(HasSubstr("in #1 barrier (user) on channel \"user\" for rank 1"),
@@ -178,8 +195,9 @@ TEST_P(WatchTest, RanksThatWaitForEachOtherLearnOfIt) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   for (const absl::Status& status : seen) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 0 waits in #1 barrier (user) on channel \"user\""),
-                                       HasSubstr("rank 1 waits in #0 barrier (user) on channel \"other\"")));
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("rank 0 waits in #1 barrier (user) on channel \"user\""),
+                      HasSubstr("rank 1 waits in #0 barrier (user) on channel \"other\"")));
   }
 }
 
@@ -187,39 +205,40 @@ TEST_P(WatchTest, RanksThatWaitForEachOtherLearnOfIt) {
 constexpr absl::Duration kLong = absl::Seconds(3);
 
 TEST_P(WatchTest, ACallbackThatTakesLongIsNoDeadlock) {
-  const absl::Status status = RunRanksOver(GetParam(), 2,
-                                           [](Communicator& comm) -> absl::Status {
-                                             EK_ASSIGN_OR_RETURN(Channel * channel, comm.OpenChannel("other"));
-                                             if (comm.rank() == 1) {
-                                               EK_RETURN_IF_ERROR(channel->Barrier().Wait());
-                                               EK_RETURN_IF_ERROR(channel->Barrier().Wait());
-                                               return comm.Barrier();
-                                             }
-                                             Work second;
-                                             absl::Notification is_issued;
-                                             channel->Barrier().OnDone([&](const absl::Status&) {
-                                               absl::SleepFor(kLong);  // It computes.
-                                               second = channel->Barrier();
-                                               is_issued.Notify();
-                                             });
-                                             const absl::Status barrier = comm.Barrier();
-                                             is_issued.WaitForNotification();
-                                             return barrier.ok() ? second.Wait() : barrier;
-                                           },
-                                           {.watch = {.beat = kQuick}});
+  const absl::Status status =
+      RunRanksOver(GetParam(), 2,
+                   [](Communicator& comm) -> absl::Status {
+                     EK_ASSIGN_OR_RETURN(Channel * channel, comm.OpenChannel("other"));
+                     if (comm.rank() == 1) {
+                       EK_RETURN_IF_ERROR(channel->Barrier().Wait());
+                       EK_RETURN_IF_ERROR(channel->Barrier().Wait());
+                       return comm.Barrier();
+                     }
+                     Work second;
+                     absl::Notification is_issued;
+                     channel->Barrier().OnDone([&](const absl::Status&) {
+                       absl::SleepFor(kLong);  // It computes.
+                       second = channel->Barrier();
+                       is_issued.Notify();
+                     });
+                     const absl::Status barrier = comm.Barrier();
+                     is_issued.WaitForNotification();
+                     return barrier.ok() ? second.Wait() : barrier;
+                   },
+                   {.watch = {.beat = kQuick}});
   EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_P(WatchTest, AWaitThatEndsByItselfIsNoDeadlock) {
-  const absl::Status status =
-      RunRanksOver(GetParam(), 2,
-                   [](Communicator& comm) -> absl::Status {
-                     if (comm.rank() == 0) {
-                       EXPECT_TRUE(absl::IsDeadlineExceeded(comm.control().Get("maybe", kLong).status()));
-                     }
-                     return comm.Barrier();
-                   },
-                   {.watch = {.beat = kQuick}});
+  const absl::Status status = RunRanksOver(
+      GetParam(), 2,
+      [](Communicator& comm) -> absl::Status {
+        if (comm.rank() == 0) {
+          EXPECT_TRUE(absl::IsDeadlineExceeded(comm.control().Get("maybe", kLong).status()));
+        }
+        return comm.Barrier();
+      },
+      {.watch = {.beat = kQuick}});
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -269,7 +288,8 @@ TEST_P(WatchTest, ARankThatGoesWithoutAWordLeavesItsRecordInAFolderThatIsMade) {
 TEST_P(WatchTest, ACleanEndLeavesNoRecord) {
   const std::string folder = testing::TempDir();
   const absl::Status status =
-      RunRanksOver(GetParam(), 2, [](Communicator& comm) { return comm.Barrier(); }, {.flight = {.folder = folder}});
+      RunRanksOver(GetParam(), 2, [](Communicator& comm) { return comm.Barrier(); },
+                   {.flight = {.folder = folder}});
   EXPECT_TRUE(status.ok()) << status;
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_FALSE(std::ifstream(absl::StrCat(folder, "/world.rank", rank, ".json")).good());
@@ -324,7 +344,8 @@ class FakeLink : public ControlLink {
  public:
   FakeLink(std::unique_ptr<ControlLink> link, const std::atomic<bool>* is_silent)
       : link_(std::move(link)), is_silent_(is_silent) {}
-  void Start(std::function<void(ControlMessage)> receive, std::function<void(absl::Status)> lost) override {
+  void Start(std::function<void(ControlMessage)> receive,
+             std::function<void(absl::Status)> lost) override {
     link_->Start(
         [this, receive](ControlMessage message) {
           if (!*is_silent_) receive(std::move(message));
@@ -338,7 +359,9 @@ class FakeLink : public ControlLink {
     return absl::UnimplementedError("a fake");
   }
   std::string Key(absl::string_view purpose) const override { return link_->Key(purpose); }
-  absl::Duration Silence() const override { return *is_silent_ ? absl::Seconds(7) : absl::ZeroDuration(); }
+  absl::Duration Silence() const override {
+    return *is_silent_ ? absl::Seconds(7) : absl::ZeroDuration();
+  }
   ControlCounters Counters() const override { return link_->Counters(); }
   void Stop() override { link_->Stop(); }
 
@@ -357,7 +380,8 @@ std::vector<std::unique_ptr<Communicator>> GroupWithHub(const std::atomic<bool>*
     group.push_back(std::make_unique<Communicator>(
         std::move(backends[rank]),
         std::make_unique<ControlChannel>(
-            rank, 2, std::make_unique<FakeLink>(std::move(links[rank]), rank == 0 ? silent0 : silent1)),
+            rank, 2,
+            std::make_unique<FakeLink>(std::move(links[rank]), rank == 0 ? silent0 : silent1)),
         CommunicatorOptions{.watch = {.beat = kQuick}}));
   }
   return group;
@@ -370,11 +394,15 @@ TEST(SilenceTest, ASilentHubEndsTheGroupHere) {
   is_silent = true;
   const absl::Status status = work.Wait();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(Message(status), HasSubstr("rank 0 has heard nothing for 7s of the store"));
+  EXPECT_THAT(Message(status),
+              HasSubstr("rank 0 has received nothing for 7s from the job's store"));
+  EXPECT_EQ(FailureInfoOf(status), FailureInfo{.kind = FailureKind::kRankLost})
+      << "which ranks are lost is not known";
   EXPECT_TRUE(absl::IsUnavailable(EndOf(*group[1]))) << "it learns of it by itself";
 }
 
-// It swallows what the rank that has lost patience says, too; what tells the other is that it goes for a new group.
+// It swallows what the rank that has lost patience says, too; what tells the other is that it goes
+// for a new group.
 TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
   std::atomic<bool> is_silent = false, is_not = false;
   const auto group = GroupWithHub(&is_silent, &is_not);
@@ -382,7 +410,8 @@ TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
   EXPECT_TRUE(absl::IsUnavailable(EndOf(*group[0])));
   is_silent = false;
   std::thread survivor([&] { (void)group[0]->control().Regroup(absl::Seconds(30)); });
-  EXPECT_THAT(Message(group[1]->AgreeAny(true).status()), HasSubstr("rank 0 has left the group for a new one"));
+  EXPECT_THAT(Message(group[1]->AgreeAny(true).status()),
+              HasSubstr("rank 0 has left the group for a new one"));
   (void)group[1]->control().Regroup(absl::Seconds(30));
   survivor.join();
 }

@@ -1,8 +1,8 @@
 #include "evenkeel/comm/work.h"
 
 #include "absl/time/clock.h"
-#include "evenkeel/comm/internal/waits.h"
-#include "evenkeel/comm/internal/whereabouts.h"
+#include "evenkeel/comm/control/rank_status.h"
+#include "evenkeel/comm/control/waits.h"
 
 namespace evenkeel {
 namespace {
@@ -14,7 +14,8 @@ constexpr absl::Duration kShortWait = absl::Microseconds(20);
 WorkState::WorkState(absl::Time deadline, std::function<void()> on_deadline)
     : WorkState(deadline, std::move(on_deadline), nullptr, nullptr) {}
 
-WorkState::WorkState(absl::Time deadline, std::function<void()> on_deadline, std::shared_ptr<internal::Waits> waits,
+WorkState::WorkState(absl::Time deadline, std::function<void()> on_deadline,
+                     std::shared_ptr<internal::Waits> waits,
                      std::function<internal::Wait()> describe)
     : deadline_(deadline),
       on_deadline_(std::move(on_deadline)),
@@ -27,8 +28,8 @@ void WorkState::Finish(absl::Status status) {
   if (is_ending_.exchange(true)) return;
   const internal::Waits::Callbacks account(waits_);
   internal::LibrarysTurn turn;
-  // Before the operation counts as done: a waiter that learns of the failure may abort the group at once, and the
-  // group's status must be the cause, not that abort.
+  // Before the operation counts as done: a waiting thread that sees the failure may abort the group
+  // at once, and the group's status must be the cause, not that abort.
   if (on_end) on_end(status);
   std::vector<std::function<void(const absl::Status&)>> callbacks;
   {
@@ -51,7 +52,7 @@ bool WorkState::HasCallbacks() const {
 }
 
 absl::Status WorkState::Wait() {
-  // A wait this short is nobody's business.
+  // A wait this short is not recorded.
   if (helper != nullptr && !IsDone()) helper->Help(absl::Now() + kShortWait);
   {
     absl::MutexLock lock(&mutex_);
@@ -82,7 +83,8 @@ void WorkState::OnDone(std::function<void(const absl::Status&)> callback) {
   callback(status);
 }
 
-Work::Work(absl::Status status) : state_(std::make_shared<WorkState>(absl::InfiniteFuture(), nullptr)) {
+Work::Work(absl::Status status)
+    : state_(std::make_shared<WorkState>(absl::InfiniteFuture(), nullptr)) {
   state_->Finish(std::move(status));
 }
 

@@ -13,14 +13,16 @@
 namespace evenkeel {
 namespace {
 
-// A waiter that learns of a failure may abort its group at once: whoever is to know of the failure first does by then.
+// A waiter that learns of a failure may abort its group at once: whoever is to know of the failure
+// first does by then.
 TEST(WorkStateTest, OnEndRunsBeforeAnybodyCanSeeTheEnd) {
   const auto state = std::make_shared<WorkState>(absl::Now() + absl::Seconds(30), nullptr);
   std::vector<std::string> order;
   state->on_end = [&](const absl::Status& status) {
     EXPECT_FALSE(state->IsDone());
     order.push_back("on_end " + std::string(status.message()));
-    state->Finish(absl::InternalError("second"));  // As a group that ends does to all its operations.
+    state->Finish(
+        absl::InternalError("second"));  // As a group that ends does to all its operations.
   };
   const Work work(state);
   work.OnDone([&](const absl::Status& status) {

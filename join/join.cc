@@ -1,10 +1,12 @@
-// The loop runs; then this rank is dry and takes part in the others' steps until nobody is active:
+// The loop runs; then this rank is exhausted and takes part in the others' steps until nobody is
+// active:
 //
-//   record {joined} -> answer -> catch up with the plan -> what the lowest active rank does, in its order, until it
-//   says that the step is over -> next record
+//   record {joined} -> answer -> catch up with the plan -> what the lowest active rank does, in its
+//   order, until it says that the step is over -> next record
 //
-// Which Joinables take part in a step, and what they do there (an optimizer's step, with its learning rate), is told by
-// the lowest active rank over the control plane, so a dry rank guesses nothing.
+// Which Joinables take part in a step, and what they do there (an optimizer's step, with its
+// learning rate), is told by the lowest active rank over the control plane, so an exhausted rank
+// guesses nothing.
 
 #include "evenkeel/join/join.h"
 
@@ -29,6 +31,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/internal/join_groups.h"
+#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {
@@ -36,10 +39,12 @@ namespace {
 absl::Status CheckList(absl::Span<Joinable* const> joinables) {
   if (joinables.empty()) return absl::InvalidArgumentError("RunJoined needs at least one Joinable");
   for (size_t i = 0; i < joinables.size(); ++i) {
-    if (joinables[i] == nullptr) return absl::InvalidArgumentError(absl::StrCat("RunJoined: entry ", i, " is null"));
+    if (joinables[i] == nullptr)
+      return absl::InvalidArgumentError(absl::StrCat("RunJoined: entry ", i, " is null"));
     if (&joinables[i]->communicator() != &joinables[0]->communicator()) {
-      return absl::InvalidArgumentError(absl::StrCat("RunJoined: ", joinables[i]->join_name(), " and ",
-                                                     joinables[0]->join_name(), " use different communicators"));
+      return absl::InvalidArgumentError(absl::StrCat("RunJoined: ", joinables[i]->join_name(),
+                                                     " and ", joinables[0]->join_name(),
+                                                     " use different communicators"));
     }
     if (std::count(joinables.begin(), joinables.end(), joinables[i]) > 1) {
       return absl::InvalidArgumentError(
@@ -54,30 +59,34 @@ std::string TextOf(const std::exception* exception) {
   if (exception == nullptr) return "an exception that is not a std::exception";
   const absl::string_view what = exception->what();
   const char* const mangled = typeid(*exception).name();
-  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr),
-                                                         &std::free);
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr), &std::free);
   const absl::string_view type = name == nullptr ? mangled : name.get();
   return type == what ? std::string(what) : absl::StrCat(type, ": ", what);
 }
 
 absl::Status CheckOptions(const JoinOptions& options, const Communicator& comm) {
   if (options.min_active_ranks < 1 || options.min_active_ranks > comm.world_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("RunJoined: min_active_ranks is ", options.min_active_ranks,
-                                                   " in a group of ", comm.world_size()));
+    return absl::InvalidArgumentError(absl::StrCat("RunJoined: min_active_ranks is ",
+                                                   options.min_active_ranks, " in a group of ",
+                                                   comm.world_size()));
   }
   if (options.leave_after_shadow_steps < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("RunJoined: leave_after_shadow_steps is ", options.leave_after_shadow_steps, "; at least 1"));
+    return absl::InvalidArgumentError(absl::StrCat("RunJoined: leave_after_shadow_steps is ",
+                                                   options.leave_after_shadow_steps,
+                                                   "; at least 1"));
   }
   if (!options.enable && options.divide_by == DivideBy::kSamples) {
-    return absl::InvalidArgumentError("RunJoined: without enable, ranks do not tell each other their samples");
+    return absl::InvalidArgumentError(
+        "RunJoined: without `enable` the ranks do not exchange their numbers of samples");
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-// One call of RunJoined(). Its lifetime is the scope: construction configures the Joinables, destruction resets them.
+// One call of RunJoined(). Its lifetime is the scope: construction configures the Joinables,
+// destruction resets them.
 class JoinRun {
  public:
   JoinRun(absl::Span<Joinable* const> joinables, const JoinOptions& options)
@@ -85,31 +94,34 @@ class JoinRun {
         options_(options),
         groups_(&joinables[0]->communicator(), joinables_, LeaveAfter(options)),
         scope_(&groups_.home(), options.enable, groups_.is_on()) {
-    JoinConfig config{
-        .enable = options.enable,
-        .min_active_ranks = MinActiveRanks(),
-        .is_first = true,
-        .scope = this,
-        .before_step = groups_.is_on() ? [this] { return BeforeStep(); } : std::function<absl::Status()>(),
-        .stopped_at = &stopped_at_};
+    JoinConfig config{.enable = options.enable,
+                      .min_active_ranks = MinActiveRanks(),
+                      .is_first = true,
+                      .scope = this,
+                      .before_step = groups_.is_on() ? [this] { return BeforeStep(); }
+                                                     : std::function<absl::Status()>(),
+                      .stopped_at = &stopped_at_};
     std::vector<std::string> names;
     for (const Joinable* joinable : joinables_) {
-      config.has_optimizer = config.has_optimizer || joinable->join_phase() == JoinPhase::kOptimizer;
+      config.has_optimizer =
+          config.has_optimizer || joinable->join_phase() == JoinPhase::kOptimizer;
       names.push_back(joinable->join_name());
     }
     std::sort(names.begin(), names.end());
-    const std::string what =
-        absl::StrJoin({absl::StrJoin(names, ","), absl::StrCat(config.min_active_ranks),
-                       absl::StrCat(static_cast<int>(options.divide_by)), absl::StrCat(LeaveAfter(options))},
-                      "\n");
+    const std::string what = absl::StrJoin(
+        {absl::StrJoin(names, ","), absl::StrCat(config.min_active_ranks),
+         absl::StrCat(static_cast<int>(options.divide_by)), absl::StrCat(LeaveAfter(options))},
+        "\n");
     for (Joinable* joinable : joinables_) {
-      config.divisor = std::make_shared<StepDivisor>(options.enable ? options.divide_by : DivideBy::kInitialWorldSize,
-                                                     groups_.home().world_size());
+      config.divisor = std::make_shared<StepDivisor>(
+          options.enable ? options.divide_by : DivideBy::kInitialWorldSize,
+          groups_.home().world_size());
       joinable->config_ = config;
       config.is_first = false;
     }
-    std::stable_sort(joinables_.begin(), joinables_.end(),
-                     [](const Joinable* a, const Joinable* b) { return a->join_phase() < b->join_phase(); });
+    std::stable_sort(
+        joinables_.begin(), joinables_.end(),
+        [](const Joinable* a, const Joinable* b) { return a->join_phase() < b->join_phase(); });
     for (const Joinable* joinable : joinables_) counted_before_.push_back(joinable->counted_);
     steps().SetScope(this, StableHash(1, what));
     steps().SetAgreement(options.enable);
@@ -121,7 +133,7 @@ class JoinRun {
 
   ~JoinRun() {
     for (Joinable* joinable : joinables_) joinable->config_ = JoinConfig();
-    StepControl& home = groups_.home().steps();
+    StepControl& home = StepControl::Of(groups_.home());
     home.SetScope(nullptr, 0);
     home.SetAgreement(true);
     home.RequireSamples(false);
@@ -131,7 +143,8 @@ class JoinRun {
     for (Joinable* joinable : joinables_) {
       EK_ASSIGN_OR_RETURN(std::unique_ptr<JoinHook> hook, joinable->MakeJoinHook(options_));
       if (hook == nullptr) {
-        return absl::InternalError(absl::StrCat("RunJoined: ", joinable->join_name(), " made no hook"));
+        return absl::InternalError(
+            absl::StrCat("RunJoined: ", joinable->join_name(), " made no hook"));
       }
       hooks_.push_back(std::move(hook));
     }
@@ -170,13 +183,12 @@ class JoinRun {
       status = ended;
     }
     const bool has_only_stopped = has_come_back_stopped_ && absl::IsOutOfRange(status);
-    if (!status.ok() && !has_only_stopped) groups_.Abort(status, Where());
-    return status;
+    return status.ok() || has_only_stopped ? status : groups_.Abort(status, Where());
   }
 
   void Report(const std::exception* exception) {
     try {
-      groups_.Abort(absl::UnknownError(TextOf(exception)), Where());
+      (void)groups_.Abort(absl::UnknownError(TextOf(exception)), Where());
     } catch (...) {  // No memory for the report: the others see that the connection breaks.
     }
   }
@@ -185,17 +197,20 @@ class JoinRun {
     return options.enable ? options.leave_after_shadow_steps : std::numeric_limits<int64_t>::max();
   }
 
-  StepControl& steps() { return groups_.here().steps(); }
+  StepControl& steps() { return StepControl::Of(groups_.here()); }
   int rank() const { return groups_.home().rank(); }
   int world_size() const { return groups_.home().world_size(); }
 
-  int MinActiveRanks() const { return options_.throw_on_early_termination ? world_size() : options_.min_active_ranks; }
+  int MinActiveRanks() const {
+    return options_.throw_on_early_termination ? world_size() : options_.min_active_ranks;
+  }
 
   absl::Status StoppedError() const {
     return absl::OutOfRangeError(absl::StrCat("rank ", rank(), ": all ranks have stopped early"));
   }
 
-  // If ranks had run dry before the stop, they have followed others for a while: they end as after a whole loop.
+  // If ranks were exhausted before the stop, they have followed others for a while: they end as
+  // after a whole loop.
   absl::Status EndAfterStop() {
     EK_RETURN_IF_ERROR(scope_.Drain());
     if (MinActiveRanks() >= world_size()) return absl::OkStatus();
@@ -239,7 +254,8 @@ class JoinRun {
   // For the other ranks, when the loop has ended with an error.
   std::string Where() {
     if (is_following_) {
-      return absl::StrCat("failed after its loop's ", steps_done_, " steps, while it followed the other ranks");
+      return absl::StrCat("failed while it shadowed the other ranks, after the ", steps_done_,
+                          " steps of its own loop");
     }
     const int64_t begun = steps_elsewhere_ + steps().steps_begun() - first_step_;
     return begun == 0 ? "failed before the first step of its loop"
@@ -255,19 +271,20 @@ class JoinRun {
     }
     for (size_t i = 0; i < joinables_.size() && reductions > 0; ++i) {
       if (!joinables_[i]->counts_steps() || counted(i) > 0) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "rank ", rank(), ": gradients were reduced ", reductions, " times in the loop and ",
-          joinables_[i]->join_name(), " never stepped: call its Step(), or leave it out of RunJoined()'s list"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", rank(), ": gradients were reduced ", reductions,
+                       " times in the loop and ", joinables_[i]->join_name(),
+                       " never stepped: call its Step(), or leave it out of RunJoined()'s list"));
     }
     return absl::OkStatus();
   }
 
   absl::Status Shadow() {
     for (size_t i = 0; i < joinables_.size(); ++i) {
-      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnDry(), joinables_[i]->join_name()));
+      EK_RETURN_IF_ERROR(Annotate(hooks_[i]->OnExhausted(), joinables_[i]->join_name()));
     }
     steps().EndStep();
-    steps().RunDry();
+    steps().BecomeExhausted();
     steps_done_ = records_elsewhere_ + steps().records_sent() - first_record_;
     is_following_ = true;
     EK_RETURN_IF_ERROR(NoteLastStep());
@@ -286,20 +303,21 @@ class JoinRun {
         EK_ASSIGN_OR_RETURN(const bool stays, groups_.Divide());
         if (!stays) break;
         EK_RETURN_IF_ERROR(scope_.GoOnIn(groups_.here(), groups_.members()));
-        steps().RunDry();
+        steps().BecomeExhausted();
         continue;
       }
       if (answer.active < MinActiveRanks()) {
         stopped_at_ = answer;
-        EK_RETURN_IF_ERROR(steps().CatchUp(answer));  // The next loop begins with the same plan everywhere.
-        return absl::OutOfRangeError(
-            absl::StrCat("rank ", rank(), " has exhausted all inputs after ", steps_done_, " steps",
-                         MinActiveRanks() == world_size()
-                             ? ""
-                             : absl::StrCat(", and only ", answer.active, " of ", answer.world_size, " ranks have any"),
-                         "; all ranks stop at step ", answer.step));
+        EK_RETURN_IF_ERROR(
+            steps().CatchUp(answer));  // The next loop begins with the same plan everywhere.
+        return absl::OutOfRangeError(absl::StrCat(
+            "rank ", rank(), " has exhausted all inputs after ", steps_done_, " steps",
+            MinActiveRanks() == world_size() ? ""
+                                             : absl::StrCat(", and only ", answer.active, " of ",
+                                                            answer.world_size, " ranks have any"),
+            "; all ranks stop at step ", answer.step));
       }
-      if (shadowed == 0 && options_.on_dry) options_.on_dry(steps_done_);
+      if (shadowed == 0 && options_.on_exhausted) options_.on_exhausted(steps_done_);
       if (shadowed == options_.skew_warning_steps) Warn();
       EK_RETURN_IF_ERROR(groups_.CheckOuter());
       groups_.Note(answer);
@@ -307,7 +325,8 @@ class JoinRun {
       ++shadowed;
     }
     EK_RETURN_IF_ERROR(scope_.Drain());
-    EK_ASSIGN_OR_RETURN(has_come_back_stopped_, groups_.Return(is_last_joiner, /*has_stopped=*/false));
+    EK_ASSIGN_OR_RETURN(has_come_back_stopped_,
+                        groups_.Return(is_last_joiner, /*has_stopped=*/false));
     EK_RETURN_IF_ERROR(RunPostHooks(is_last_joiner));
     return has_come_back_stopped_ ? StoppedError() : absl::OkStatus();
   }
@@ -333,8 +352,8 @@ class JoinRun {
       size_t i = 0;
       while (i < joinables_.size() && joinables_[i]->join_name() != action.actor) ++i;
       if (i == joinables_.size()) {
-        return absl::FailedPreconditionError(absl::StrCat("rank ", rank(), ": ", action.actor, " acts on rank ",
-                                                          answer.lowest_active,
+        return absl::FailedPreconditionError(absl::StrCat("rank ", rank(), ": ", action.actor,
+                                                          " acts on rank ", answer.lowest_active,
                                                           " but is not in the list of this rank"));
       }
       EK_RETURN_IF_ERROR(Annotate(action.kind == StepAction::Kind::kEntered
@@ -346,8 +365,9 @@ class JoinRun {
 
   void Warn() {
     const std::string text =
-        absl::StrCat("rank ", rank(), " had inputs for ", steps_done_, " steps and has shadowed ",
-                     options_.skew_warning_steps, " since: with inputs so uneven training is slower than it need be");
+        absl::StrCat("rank ", rank(), " had inputs for ", steps_done_,
+                     " steps and has shadowed the other ranks for ", options_.skew_warning_steps,
+                     " steps since then: distribute the inputs more evenly for faster training");
     if (options_.warn) return options_.warn(text);
     std::cerr << text << std::endl;
   }
@@ -373,15 +393,18 @@ absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions&
   EK_RETURN_IF_ERROR(CheckList(joinables));
   Communicator& comm = joinables[0]->communicator();
   EK_RETURN_IF_ERROR(comm.status());
-  if (comm.steps().scope() != nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("RunJoined is already running on rank ", comm.rank(), " of this communicator"));
+  if (StepControl::Of(comm).scope() != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("RunJoined is already running on rank ",
+                                                      comm.rank(), " of this communicator"));
   }
   EK_RETURN_IF_ERROR(CheckOptions(options, comm));
   for (const Joinable* joinable : joinables) {
-    if (options.leave_after_shadow_steps == std::numeric_limits<int64_t>::max() || joinable->can_leave()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("RunJoined: leave_after_shadow_steps, but ", joinable->join_name(),
-                                                   " is bound to the ranks it has: ranks can't leave it"));
+    if (options.leave_after_shadow_steps == std::numeric_limits<int64_t>::max() ||
+        joinable->can_leave())
+      continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("RunJoined: leave_after_shadow_steps is set, but ", joinable->join_name(),
+                     " does not support that a rank leaves (Joinable::can_leave())"));
   }
   JoinRun run(joinables, options);
   EK_RETURN_IF_ERROR(run.MakeHooks());

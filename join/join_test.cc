@@ -14,9 +14,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/types/span.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 #include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -26,7 +27,8 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Adds up, over the ranks, a one from each rank that is active; a dry rank adds nothing but sees the sum too.
+// Adds up, over the ranks, a one from each rank that is active; an exhausted rank adds nothing but
+// sees the sum too.
 class Counter : public Joinable {
  public:
   explicit Counter(Communicator* comm, JoinPhase phase = JoinPhase::kDefault)
@@ -79,7 +81,8 @@ class Counter : public Joinable {
   };
 
   absl::Status Add(float one) {
-    EK_RETURN_IF_ERROR(channel_->AllReduce(TensorView(&one, 1, DType::kFloat32), ReduceOp::kSum).Wait());
+    EK_RETURN_IF_ERROR(
+        channel_->AllReduce(TensorView(&one, 1, DType::kFloat32), ReduceOp::kSum).Wait());
     total += one;
     return absl::OkStatus();
   }
@@ -101,7 +104,8 @@ TEST_P(JoinTest, MainHooksShadowEveryStep) {
   absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
     const int steps = 2 * comm.rank() + 1;
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
+    EK_RETURN_IF_ERROR(RunJoined(
+        {&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
     float expected = 0;
     for (int r = 0; r < world; ++r) expected += 2 * r + 1;
     EXPECT_EQ(counter.total, expected) << "rank " << comm.rank();
@@ -116,7 +120,8 @@ TEST_P(JoinTest, PostHooksRunOnceAndNameTheLastJoiners) {
   absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
     const int steps = comm.rank() % 2 == 0 ? 3 : 1;  // Ranks 0, 2, 4, ... finish together.
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
+    EK_RETURN_IF_ERROR(RunJoined(
+        {&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, steps); }));
     EXPECT_EQ(counter.post_hooks, 1);
     EXPECT_EQ(counter.last_joiner, comm.rank() % 2 == 0 ? 1 : 0) << "rank " << comm.rank();
     return absl::OkStatus();
@@ -128,8 +133,9 @@ TEST_P(JoinTest, ARankWithoutInputsTakesPart) {
   const int world = GetParam();
   absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined(
-        {&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank() == 0 ? 0 : 4); }));
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status {
+      return CountTo(counter, comm.rank() == 0 ? 0 : 4);
+    }));
     EXPECT_EQ(counter.total, 4.0f * (world - 1));
     return absl::OkStatus();
   });
@@ -142,7 +148,7 @@ TEST_P(JoinTest, SeveralJoinablesShareTheStep) {
     Counter a(&comm), b(&comm, JoinPhase::kOptimizer), c(&comm, JoinPhase::kGradients);
     std::vector<std::string> log;
     a.log = b.log = c.log = &log;
-    const int64_t before = comm.steps().records_sent();
+    const int64_t before = StepControl::Of(comm).records_sent();
     EK_RETURN_IF_ERROR(RunJoined({&a, &b, &c}, {}, [&](JoinScope&) -> absl::Status {
       for (int i = 0; i < comm.rank() + 1; ++i) {
         EK_RETURN_IF_ERROR(c.Count());
@@ -156,7 +162,7 @@ TEST_P(JoinTest, SeveralJoinablesShareTheStep) {
     EXPECT_EQ(b.total, expected);
     EXPECT_EQ(c.total, expected);
     // One record per step, and the one with which all learn that nobody is active.
-    EXPECT_EQ(comm.steps().records_sent() - before, world + 1);
+    EXPECT_EQ(StepControl::Of(comm).records_sent() - before, world + 1);
     // Gradients first, optimizers last, whatever the order of the list.
     for (size_t i = 0; i + 2 < log.size(); i += 3) {
       EXPECT_THAT(std::vector<std::string>(log.begin() + i, log.begin() + i + 3),
@@ -170,7 +176,8 @@ TEST_P(JoinTest, SeveralJoinablesShareTheStep) {
 TEST_P(JoinTest, AddsNoCollectiveToTheDataPlane) {
   absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
+    EK_RETURN_IF_ERROR(
+        RunJoined({&counter}, {}, [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
     EXPECT_EQ((*comm.OpenChannel(counter.join_name()))->position(), 3);
     EXPECT_EQ(comm.user().position(), 0);
     return absl::OkStatus();
@@ -181,10 +188,10 @@ TEST_P(JoinTest, AddsNoCollectiveToTheDataPlane) {
 TEST_P(JoinTest, DisabledSendsNothing) {
   absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(
-        RunJoined({&counter}, {.enable = false}, [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
+    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.enable = false},
+                                 [&](JoinScope&) -> absl::Status { return CountTo(counter, 3); }));
     EXPECT_EQ(counter.total, 3.0f * comm.world_size());
-    EXPECT_EQ(comm.steps().records_sent(), 0);
+    EXPECT_EQ(StepControl::Of(comm).records_sent(), 0);
     EXPECT_EQ(counter.post_hooks, 0);
     return absl::OkStatus();
   });
@@ -208,7 +215,8 @@ TEST_P(JoinTest, EarlyTerminationStopsAllRanksInTheSameStep) {
         EXPECT_THAT(std::string(stopped.message()), HasSubstr("rank 0 has exhausted all inputs"));
       } else {
         EXPECT_EQ(stopped.code(), absl::StatusCode::kOutOfRange) << stopped;
-        EXPECT_THAT(std::string(stopped.message()), HasSubstr("at least one rank has exhausted its inputs"));
+        EXPECT_THAT(std::string(stopped.message()),
+                    HasSubstr("at least one rank has exhausted its inputs"));
       }
     }
     return absl::OkStatus();
@@ -222,12 +230,14 @@ TEST_P(JoinTest, AllRanksStopTogetherBelowSoManyActiveOnes) {
   for (int least = 1; least <= world; ++least) {
     absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Counter counter(&comm);
-      std::vector<int64_t> dry_after;
+      std::vector<int64_t> exhausted_after;
       for (int epoch = 0; epoch < 2; ++epoch) {  // The group goes on afterwards.
         counter.total = 0;
         counter.last_joiner = 0;
         absl::Status stopped = RunJoined(
-            {&counter}, {.min_active_ranks = least, .on_dry = [&](int64_t steps) { dry_after.push_back(steps); }},
+            {&counter},
+            {.min_active_ranks = least,
+             .on_exhausted = [&](int64_t steps) { exhausted_after.push_back(steps); }},
             [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank() + 1); });
         const int steps = world - least + 1;  // That are done.
         float total = 0;
@@ -247,7 +257,8 @@ TEST_P(JoinTest, AllRanksStopTogetherBelowSoManyActiveOnes) {
       }
       // Once per loop on each rank that followed others for a while.
       const bool shadows = comm.rank() + 1 < world - least + 1;
-      EXPECT_EQ(dry_after, std::vector<int64_t>(shadows ? 2 : 0, comm.rank() + 1)) << "rank " << comm.rank();
+      EXPECT_EQ(exhausted_after, std::vector<int64_t>(shadows ? 2 : 0, comm.rank() + 1))
+          << "rank " << comm.rank();
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
@@ -258,7 +269,9 @@ TEST_P(JoinTest, AnImpossibleNumberOfActiveRanksIsRefused) {
   absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
     for (int least : {0, comm.world_size() + 1}) {
-      EXPECT_EQ(RunJoined({&counter}, {.min_active_ranks = least}, [](JoinScope&) { return absl::OkStatus(); }).code(),
+      EXPECT_EQ(RunJoined({&counter}, {.min_active_ranks = least},
+                          [](JoinScope&) { return absl::OkStatus(); })
+                    .code(),
                 absl::StatusCode::kInvalidArgument);
     }
     return absl::OkStatus();
@@ -292,7 +305,8 @@ TEST_P(JoinTest, AFailingLoopIsToldToAllRanks) {
     EXPECT_EQ(results[r].code(), absl::StatusCode::kUnavailable) << results[r];
     EXPECT_THAT(
         std::string(results[r].message()),
-        HasSubstr(absl::StrCat("rank ", world - 1, " failed in step 2 of its loop: DATA_LOSS: the disk is on ")))
+        HasSubstr(absl::StrCat("rank ", world - 1,
+                               " failed in step 2 of its loop: DATA_LOSS: the disk is on ")))
         << r;
   }
   EXPECT_FALSE(status.ok());
@@ -302,11 +316,13 @@ TEST_P(JoinTest, ActionsOfTheLowestActiveRankReachDryRanksOnly) {
   const int world = GetParam();
   absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    const int steps = comm.rank() == world - 1 ? 3 : 1;  // Only the last rank is active in steps 1 and 2.
+    const int steps =
+        comm.rank() == world - 1 ? 3 : 1;  // Only the last rank is active in steps 1 and 2.
     EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope& scope) -> absl::Status {
       for (int i = 0; i < steps; ++i) {
         EK_RETURN_IF_ERROR(counter.Count());
-        EK_RETURN_IF_ERROR(scope.communicator().steps().Announce(counter.join_name(), absl::StrCat("lr ", i)));
+        EK_RETURN_IF_ERROR(StepControl::Of(scope.communicator())
+                               .Announce(counter.join_name(), absl::StrCat("lr ", i)));
       }
       return absl::OkStatus();
     }));
@@ -330,14 +346,16 @@ TEST_P(JoinTest, ActionsComeBeforeTheEndOfTheirStep) {
     EK_RETURN_IF_ERROR(RunJoined({&counter}, {}, [&](JoinScope& scope) -> absl::Status {
       for (int i = 0; i < steps; ++i) {
         EK_RETURN_IF_ERROR(counter.Touch());
-        EK_RETURN_IF_ERROR(scope.communicator().steps().Announce(counter.join_name(), absl::StrCat(i)));
+        EK_RETURN_IF_ERROR(
+            StepControl::Of(scope.communicator()).Announce(counter.join_name(), absl::StrCat(i)));
       }
       return absl::OkStatus();
     }));
     if (comm.rank() > 0) {
       EXPECT_EQ(counter.shadowed, 300);
       EXPECT_EQ(counter.actions.size(), 300u);
-      for (size_t i = 0; i < counter.actions.size(); ++i) EXPECT_EQ(counter.actions[i], absl::StrCat(i));
+      for (size_t i = 0; i < counter.actions.size(); ++i)
+        EXPECT_EQ(counter.actions[i], absl::StrCat(i));
     }
     return absl::OkStatus();
   });
@@ -347,12 +365,13 @@ TEST_P(JoinTest, ActionsComeBeforeTheEndOfTheirStep) {
 TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
   absl::Status status = RunTestRanks(GetParam(), [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.throw_on_early_termination = true, .divide_by = DivideBy::kActiveRanks},
-                                 [&](JoinScope&) -> absl::Status {
-                                   EXPECT_TRUE(counter.join_config().enable);
-                                   EXPECT_EQ(counter.join_config().divisor->by(), DivideBy::kActiveRanks);
-                                   return CountTo(counter, 1);
-                                 }));
+    EK_RETURN_IF_ERROR(RunJoined(
+        {&counter}, {.throw_on_early_termination = true, .divide_by = DivideBy::kActiveRanks},
+        [&](JoinScope&) -> absl::Status {
+          EXPECT_TRUE(counter.join_config().enable);
+          EXPECT_EQ(counter.join_config().divisor->by(), DivideBy::kActiveRanks);
+          return CountTo(counter, 1);
+        }));
     EXPECT_FALSE(counter.join_config().enable);
     EXPECT_EQ(counter.join_config().min_active_ranks, 1);
     EXPECT_EQ(counter.join_config().divisor->by(), DivideBy::kInitialWorldSize);
@@ -364,7 +383,8 @@ TEST_P(JoinTest, EveryJoinableIsAsBeforeAfterwards) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, JoinTest, testing::Values(1, 2, 3, 5, 8));
 
-// Dry ranks follow the order in which the lowest active rank uses the list, also where it skips one.
+// Exhausted ranks follow the order in which the lowest active rank uses the list, also where it
+// skips one.
 TEST_P(JoinTest, JoinablesMayBeUsedInAnyOrderAndNotInEveryStep) {
   const int world = GetParam();
   absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
@@ -394,37 +414,43 @@ TEST(RunJoinedTest, AnOutOfRangeOfTheLoopsOwnIsAFailureLikeAnyOther) {
   std::vector<absl::Status> results(2);
   absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    results[comm.rank()] = RunJoined({&counter}, {.throw_on_early_termination = true}, [&](JoinScope&) -> absl::Status {
-      EK_RETURN_IF_ERROR(counter.Count());
-      if (comm.rank() == 1) return absl::OutOfRangeError("index 7 is beyond the end of the file");
-      return CountTo(counter, 3);
-    });
+    results[comm.rank()] = RunJoined(
+        {&counter}, {.throw_on_early_termination = true}, [&](JoinScope&) -> absl::Status {
+          EK_RETURN_IF_ERROR(counter.Count());
+          if (comm.rank() == 1)
+            return absl::OutOfRangeError("index 7 is beyond the end of the file");
+          return CountTo(counter, 3);
+        });
     return results[comm.rank()];
   });
   EXPECT_EQ(results[1].code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(results[0].code(), absl::StatusCode::kUnavailable) << results[0];
-  EXPECT_THAT(std::string(results[0].message()), HasSubstr("index 7 is beyond the end of the file"));
+  EXPECT_THAT(std::string(results[0].message()),
+              HasSubstr("index 7 is beyond the end of the file"));
 }
 
 TEST(RunJoinedTest, DifferentOptionsAreNamedOnAllRanks) {
   std::vector<absl::Status> results(2);
   (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    results[comm.rank()] =
-        RunJoined({&counter}, {.divide_by = comm.rank() == 0 ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
-                  [&](JoinScope&) -> absl::Status { return CountTo(counter, 2); });
+    results[comm.rank()] = RunJoined(
+        {&counter},
+        {.divide_by = comm.rank() == 0 ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
+        [&](JoinScope&) -> absl::Status { return CountTo(counter, 2); });
     return results[comm.rank()];
   });
   for (const absl::Status& result : results) {
-    EXPECT_THAT(std::string(result.message()), HasSubstr("different RunJoined() lists or options: rank 0: "));
+    EXPECT_THAT(std::string(result.message()),
+                HasSubstr("different RunJoined() lists or options: rank 0: "));
   }
 }
 
 TEST(RunJoinedTest, HooksGetTheirArguments) {
   absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
-    EK_RETURN_IF_ERROR(RunJoined({&counter}, {.hook_args = {{"argument", "value"}}},
-                                 [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank()); }));
+    EK_RETURN_IF_ERROR(
+        RunJoined({&counter}, {.hook_args = {{"argument", "value"}}},
+                  [&](JoinScope&) -> absl::Status { return CountTo(counter, comm.rank()); }));
     EXPECT_EQ(counter.argument, "value");
     return absl::OkStatus();
   });
@@ -434,7 +460,7 @@ TEST(RunJoinedTest, HooksGetTheirArguments) {
 TEST(RunJoinedTest, WarnsOnceAboutSkewAndTellsWhenARankRunsDry) {
   absl::Mutex mutex;
   std::vector<std::string> warnings;
-  std::vector<std::pair<int, int64_t>> dry;
+  std::vector<std::pair<int, int64_t>> exhausted;
   absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     Counter counter(&comm);
     JoinOptions options;
@@ -443,9 +469,9 @@ TEST(RunJoinedTest, WarnsOnceAboutSkewAndTellsWhenARankRunsDry) {
       absl::MutexLock lock(&mutex);
       warnings.emplace_back(text);
     };
-    options.on_dry = [&, rank = comm.rank()](int64_t steps) {
+    options.on_exhausted = [&, rank = comm.rank()](int64_t steps) {
       absl::MutexLock lock(&mutex);
-      dry.emplace_back(rank, steps);
+      exhausted.emplace_back(rank, steps);
     };
     return RunJoined({&counter}, options, [&](JoinScope&) -> absl::Status {
       return CountTo(counter, comm.rank() == 0 ? 2 : comm.rank() == 1 ? 7 : 9);
@@ -453,8 +479,8 @@ TEST(RunJoinedTest, WarnsOnceAboutSkewAndTellsWhenARankRunsDry) {
   });
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_THAT(warnings, ElementsAre(HasSubstr("rank 0 had inputs for 2 steps")));
-  std::sort(dry.begin(), dry.end());
-  EXPECT_THAT(dry, ElementsAre(std::pair<int, int64_t>(0, 2), std::pair<int, int64_t>(1, 7)));
+  std::sort(exhausted.begin(), exhausted.end());
+  EXPECT_THAT(exhausted, ElementsAre(std::pair<int, int64_t>(0, 2), std::pair<int, int64_t>(1, 7)));
 }
 
 TEST(RunJoinedTest, RefusesABadList) {
@@ -539,20 +565,25 @@ TEST(StepsTest, ActiveRanksThatDifferAreNamedWithWhatTheyDifferIn) {
     std::vector<absl::Status> results(3);
     const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
       FixedParticipant participant(comm.rank() == 1 ? other : ParticipantState());
-      comm.steps().Register(&participant);
-      const auto ticket = comm.steps().Enter(&participant, "part", 0);
-      absl::Status& result = results[comm.rank()] = ticket.ok() ? (*ticket)->Wait().status() : ticket.status();
-      comm.steps().Unregister(&participant);
+      StepControl::Of(comm).Register(&participant);
+      const auto ticket = StepControl::Of(comm).Enter(&participant, "part", 0);
+      absl::Status& result = results[comm.rank()] =
+          ticket.ok() ? (*ticket)->Wait().status() : ticket.status();
+      StepControl::Of(comm).Unregister(&participant);
       return result;
     });
     EXPECT_FALSE(status.ok());
     for (const absl::Status& result : results) {
-      EXPECT_THAT(std::string(result.message()), HasSubstr(absl::StrCat("the ranks disagree about ", text)));
+      EXPECT_THAT(std::string(result.message()),
+                  HasSubstr(absl::StrCat("the ranks disagree about ", text)));
+      EXPECT_EQ(FailureInfoOf(result),
+                (FailureInfo{.kind = FailureKind::kDisagreement, .ranks = {1}, .step = 0}));
     }
   }
 }
 
-// A rank that is far ahead waits: the answer of the 64th step before the one that it begins is there.
+// A rank that is far ahead waits: the answer of the 64th step before the one that it begins is
+// there.
 TEST(StepsTest, AnswersAreOutstandingOfSixtyFourStepsAtMost) {
   constexpr int kSteps = 300, kMost = 64;
   absl::Notification is_ahead;
@@ -560,7 +591,7 @@ TEST(StepsTest, AnswersAreOutstandingOfSixtyFourStepsAtMost) {
     if (comm.rank() == 1) is_ahead.WaitForNotification();
     std::vector<std::shared_ptr<StepTicket>> tickets;
     for (int step = 0; step < kSteps; ++step) {
-      EK_ASSIGN_OR_RETURN(tickets.emplace_back(), comm.steps().Enter(&tickets, "who", 0));
+      EK_ASSIGN_OR_RETURN(tickets.emplace_back(), StepControl::Of(comm).Enter(&tickets, "who", 0));
       EXPECT_TRUE(step < kMost || tickets[step - kMost]->IsAnswered()) << step;
       if (comm.rank() == 0 && step == kMost - 1) is_ahead.Notify();
     }
@@ -569,12 +600,13 @@ TEST(StepsTest, AnswersAreOutstandingOfSixtyFourStepsAtMost) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What is announced in a step must leave before the step's end does, although another thread says that.
+// What is announced in a step must leave before the step's end does, although another thread says
+// that.
 TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
   auto group = CreateTestGroup(2);
   ASSERT_TRUE(group.ok()) << group.status();
   int who = 0;
-  auto ticket = (*group)[0]->steps().Enter(&who, "who", 0);
+  auto ticket = StepControl::Of(*(*group)[0]).Enter(&who, "who", 0);
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   absl::Notification started, go, done;
   std::vector<std::string> order;
@@ -583,8 +615,9 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
     go.WaitForNotification();
   });
   (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) { order.push_back("announced"); });
-  ASSERT_TRUE((*group)[1]->steps().Enter(&who, "who", 0).ok());
-  started.WaitForNotification();  // The control thread is in the first callback; the answer is there.
+  ASSERT_TRUE(StepControl::Of(*(*group)[1]).Enter(&who, "who", 0).ok());
+  started
+      .WaitForNotification();  // The control thread is in the first callback; the answer is there.
   (*ticket)->OnAnswer([&](const absl::StatusOr<StepAnswer>&) {
     order.push_back("ended");
     done.Notify();
@@ -595,13 +628,16 @@ TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
 }
 
 TEST(StepRecordTest, SurvivesTheWireAndRefusesEverythingElse) {
-  StepRecord record{
-      .joined = true,
-      .requests = 5,
-      .samples = 64,
-      .scope_hash = 77,
-      .participants = {
-          {.name_hash = 1, .generation = 2, .schedule_hash = 3, .mask_hash = 4, .sync = false, .note = "frozen: a"}}};
+  StepRecord record{.joined = true,
+                    .requests = 5,
+                    .samples = 64,
+                    .scope_hash = 77,
+                    .participants = {{.name_hash = 1,
+                                      .generation = 2,
+                                      .schedule_hash = 3,
+                                      .mask_hash = 4,
+                                      .sync = false,
+                                      .note = "frozen: a"}}};
   const std::string bytes = record.Serialize();
   absl::StatusOr<StepRecord> parsed = StepRecord::Parse(bytes);
   ASSERT_TRUE(parsed.ok()) << parsed.status();

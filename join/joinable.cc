@@ -3,10 +3,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {
@@ -14,32 +14,20 @@ namespace {
 // A name that nobody has who came from another group with it.
 std::string NewName(Communicator& comm, absl::string_view kind) {
   std::string name = comm.UniqueName(kind);
-  while (!comm.steps().HoldName(name)) name = comm.UniqueName(kind);
+  while (!StepControl::Of(comm).HoldName(name)) name = comm.UniqueName(kind);
   return name;
 }
 
-// All ranks tell each other whom they bring and whether they can; all get the same answer. One topic for everybody, so
-// that ranks that bring theirs in another order meet, and learn it.
+// All ranks tell each other whom they bring and whether they can; all get the same answer. One
+// topic for everybody, so that ranks that bring theirs in another order meet, and learn it.
 absl::Status AgreeToMove(Communicator& comm, const std::string& name, const absl::Status& own) {
-  const std::string mine = absl::StrCat(name, "\n", static_cast<int>(own.code()), "\n", own.message());
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange("replace_group", mine, comm.timeout()));
-  std::string first;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    const std::vector<std::string> fields = absl::StrSplit(parts[rank], absl::MaxSplits('\n', 2));
-    int code = 0;
-    if (fields.size() != 3 || !absl::SimpleAtoi(fields[1], &code)) {
-      return absl::InternalError(absl::StrCat("ReplaceGroup: what rank ", rank, " says is malformed"));
-    }
-    if (rank == 0) first = fields[0];
-    if (fields[0] != first) {
-      return absl::FailedPreconditionError(absl::StrCat("ReplaceGroup: rank 0 brings ", first, ", rank ", rank, " ",
-                                                        fields[0], ": all ranks bring the same, in the same order"));
-    }
-    if (code != 0) {
-      return absl::Status(static_cast<absl::StatusCode>(code),
-                          absl::StrCat("ReplaceGroup of ", name, ": rank ", rank, ": ", fields[2]));
-    }
+  const absl::StatusOr<std::vector<std::string>> names = AgreeOn(comm, "replace_group", own, name);
+  if (!names.ok()) return Annotate(names.status(), absl::StrCat("ReplaceGroup of ", name));
+  for (size_t rank = 0; rank < names->size(); ++rank) {
+    if ((*names)[rank] == (*names)[0]) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ReplaceGroup: rank 0 passes ", (*names)[0], ", rank ", rank, " ",
+                     (*names)[rank], ": all ranks must pass the same, in the same order"));
   }
   return absl::OkStatus();
 }
@@ -47,82 +35,94 @@ absl::Status AgreeToMove(Communicator& comm, const std::string& name, const absl
 }  // namespace
 
 Joinable::Joinable(Communicator* comm, absl::string_view kind)
-    : comm_(comm), group_(comm->steps().lifetime()), name_(NewName(*comm, kind)) {
-  comm_->steps().EndStep();  // What is made between steps has no part in the one before.
+    : comm_(comm), group_(StepControl::Of(*comm).lifetime()), name_(NewName(*comm, kind)) {
+  StepControl::Of(*comm_).EndStep();  // What is made between steps has no part in the one before.
 }
 
 Joinable::~Joinable() {
   ReportUnwinding();
-  if (Communicator* comm = living_group()) comm->steps().ReleaseName(name_);
+  if (Communicator* comm = living_group()) StepControl::Of(*comm).ReleaseName(name_);
 }
 
-// The exception's text is out of reach until it is caught. RunJoined() catches it, and reports it by itself.
+// The exception's text is out of reach until it is caught. RunJoined() catches it, and reports it
+// by itself.
 void Joinable::ReportUnwinding() {
   if (std::uncaught_exceptions() <= exceptions_at_creation_) return;
   Communicator* const comm = living_group();
-  if (comm == nullptr || comm->world_size() == 1 || comm->steps().scope() != nullptr) return;
+  if (comm == nullptr || comm->world_size() == 1 || StepControl::Of(*comm).scope() != nullptr)
+    return;
   try {
-    const int64_t begun = comm->steps().steps_begun();
-    comm->Abort(absl::UnknownError(absl::StrCat("a C++ exception destroyed ", name_,
-                                                " (inside RunJoined() its text would be reported)")),
-                begun == 0 ? "failed before its first step" : absl::StrCat("failed in step ", begun));
+    const int64_t begun = StepControl::Of(*comm).steps_begun();
+    comm->Abort(
+        absl::UnknownError(absl::StrCat("a C++ exception destroyed ", name_,
+                                        " (inside RunJoined() its text would be reported)")),
+        begun == 0 ? "failed before its first step" : absl::StrCat("failed in step ", begun));
   } catch (...) {  // No memory for the report: the others see that the connection breaks.
   }
 }
 
 absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
-  if (config_.before_step != nullptr && comm_->steps().WillBegin(this, static_cast<int>(join_phase()))) {
+  if (config_.before_step != nullptr &&
+      StepControl::Of(*comm_).WillBegin(this, static_cast<int>(join_phase()))) {
     EK_RETURN_IF_ERROR(config_.before_step());  // After it, this may be in another group.
   }
-  StepControl& steps = comm_->steps();
+  StepControl& steps = StepControl::Of(*comm_);
   if (steps.scope() != config_.scope) {
     return absl::FailedPreconditionError(
         absl::StrCat(name_, " on rank ", comm_->rank(),
-                     " is used inside RunJoined() but is not in its list: ranks that run dry could not shadow it"));
+                     " is used inside RunJoined() but is not in its list, so exhausted ranks could "
+                     "not shadow it"));
   }
-  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(this, name_, static_cast<int>(join_phase())));
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket,
+                      steps.Enter(this, name_, static_cast<int>(join_phase())));
   if (config_.enable && config_.min_active_ranks > 1) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
     if (answer.active < config_.min_active_ranks) {
       *config_.stopped_at = answer;
-      return absl::OutOfRangeError(absl::StrCat(
-          "rank ", comm_->rank(), ": ",
-          config_.min_active_ranks == answer.world_size
-              ? "at least one rank has exhausted its inputs"
-              : absl::StrCat("only ", answer.active, " of ", answer.world_size, " ranks have inputs, and at least ",
-                             config_.min_active_ranks, " are asked for"),
-          "; all ranks stop at step ", answer.step));
+      return absl::OutOfRangeError(
+          absl::StrCat("rank ", comm_->rank(), ": ",
+                       config_.min_active_ranks == answer.world_size
+                           ? "at least one rank has exhausted its inputs"
+                           : absl::StrCat("only ", answer.active, " of ", answer.world_size,
+                                          " ranks have inputs, and at least ",
+                                          config_.min_active_ranks, " are asked for"),
+                       "; all ranks stop at step ", answer.step));
     }
   }
   return ticket;
 }
 
 absl::Status Joinable::ReplaceGroup(Communicator* comm, const GroupChange& change) {
-  if (comm == nullptr) return absl::InvalidArgumentError(absl::StrCat("ReplaceGroup of ", name_, ": no communicator"));
-  EK_RETURN_IF_ERROR(Annotate(comm->status(), absl::StrCat("ReplaceGroup of ", name_, ": the new group")));
+  if (comm == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("ReplaceGroup of ", name_, ": no communicator"));
+  EK_RETURN_IF_ERROR(
+      Annotate(comm->status(), absl::StrCat("ReplaceGroup of ", name_, ": the new group")));
   Communicator* const old = living_group();
   absl::Status own = CheckGroup(*comm);
   const bool is_back = change.between_steps && old == comm;
   if (config_.scope != nullptr && !change.between_steps) {
     own.Update(absl::FailedPreconditionError("inside RunJoined()"));
   }
-  if (old == comm && !is_back) own.Update(absl::FailedPreconditionError("it is in that group already"));
+  if (old == comm && !is_back)
+    own.Update(absl::FailedPreconditionError("it is in that group already"));
   bool holds_name = false;
   if (own.ok() && !is_back) {
-    holds_name = comm->steps().HoldName(name_);
-    if (!holds_name) own = absl::FailedPreconditionError("somebody in the new group has that name");
+    holds_name = StepControl::Of(*comm).HoldName(name_);
+    if (!holds_name)
+      own = absl::FailedPreconditionError("another object in the new group has that name");
   }
   if (absl::Status agreed = AgreeToMove(*comm, name_, own); !agreed.ok()) {
-    if (holds_name) comm->steps().ReleaseName(name_);
+    if (holds_name) StepControl::Of(*comm).ReleaseName(name_);
     return agreed;
   }
   LeaveGroup(old, change);
-  if (old != nullptr && !is_back) old->steps().ReleaseName(name_);
+  if (old != nullptr && !is_back) StepControl::Of(*old).ReleaseName(name_);
   comm_ = comm;
-  group_ = comm->steps().lifetime();
-  comm_->steps().EndStep();
+  group_ = StepControl::Of(*comm).lifetime();
+  StepControl::Of(*comm_).EndStep();
   last_update_ = 0;
-  const std::shared_ptr<Communicator> left = std::exchange(loops_group_, nullptr);  // Until nothing uses it any more.
+  const std::shared_ptr<Communicator> left =
+      std::exchange(loops_group_, nullptr);  // Until nothing uses it any more.
   absl::Status entered = Annotate(EnterGroup(change), name_);
   if (!entered.ok()) comm->Abort(entered);
   return entered;

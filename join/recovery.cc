@@ -1,4 +1,5 @@
-// The survivors' new group, then: what each has -> one plan -> every Joinable into the group -> the source's state.
+// The survivors' new group, then: what each has -> one plan -> every Joinable into the group -> the
+// source's state.
 
 #include "evenkeel/join/recovery.h"
 
@@ -20,10 +21,12 @@ using internal::RecoveryPlan;
 // One call of Recover(); more than one new group if another rank is lost meanwhile.
 class RecoveryRun {
  public:
-  RecoveryRun(absl::Span<Joinable* const> joinables, const RecoveryOptions& options, absl::Time deadline)
+  RecoveryRun(absl::Span<Joinable* const> joinables, const RecoveryOptions& options,
+              absl::Time deadline)
       : joinables_(joinables.begin(), joinables.end()), options_(options), deadline_(deadline) {
     std::sort(joinables_.begin(), joinables_.end(), [](const Joinable* a, const Joinable* b) {
-      return std::pair(a->join_phase(), a->join_name()) < std::pair(b->join_phase(), b->join_name());
+      return std::pair(a->join_phase(), a->join_name()) <
+             std::pair(b->join_phase(), b->join_name());
     });
     for (Joinable* joinable : joinables_) {
       if (joinable->steps_finished() >= 0) optimizers_.push_back(joinable);
@@ -42,11 +45,14 @@ class RecoveryRun {
     return Recovered{.comm = std::move(next), .steps = plan->steps, .source = plan->source};
   }
 
-  // The group in which it failed last. All of them stay until the end: a Joinable may still be in an earlier one.
+  // The group in which it failed last. All of them stay until the end: a Joinable may still be in
+  // an earlier one.
   Communicator& left_behind() { return *left_behind_.back(); }
 
  private:
-  absl::Duration TimeLeft(const Communicator& next) const { return std::min(next.timeout(), deadline_ - absl::Now()); }
+  absl::Duration TimeLeft(const Communicator& next) const {
+    return std::min(next.timeout(), deadline_ - absl::Now());
+  }
 
   RecoveryFacts Facts() const {
     RecoveryFacts facts;
@@ -54,7 +60,8 @@ class RecoveryRun {
     for (const Joinable* joinable : joinables_) {
       names.push_back(joinable->join_name());
       if (joinable->is_taking_over_)
-        facts.torn = absl::StrCat(joinable->join_name(), " has not got another rank's state yet");
+        facts.torn =
+            absl::StrCat(joinable->join_name(), " has not received the state of another rank yet");
       const absl::Status whole = joinable->CheckWhole();
       if (whole.ok()) continue;
       (absl::IsAborted(whole) ? facts.patched : facts.torn) = std::string(whole.message());
@@ -68,13 +75,16 @@ class RecoveryRun {
     if (options_.steps >= 0) return facts;
     if (optimizers_.empty()) {
       facts.error = absl::InvalidArgumentError(
-          "no optimizer is in the list: say in RecoveryOptions::steps how many steps this rank has finished, and name "
-          "the optimizer's state with DataParallel::SetOptimizerState()");
+          "no optimizer is in the list: set RecoveryOptions::steps to the number of steps that "
+          "this rank has finished, and name the optimizer's state with "
+          "DataParallel::SetOptimizerState()");
       return facts;
     }
     const auto [least, most] = std::minmax_element(facts.counts.begin(), facts.counts.end());
     facts.steps = *least;
-    if (*least != *most) facts.torn = absl::StrCat("its optimizers not equally many: ", absl::StrJoin(counts, ", "));
+    if (*least != *most)
+      facts.torn = absl::StrCat("its optimizers have finished different numbers of steps: ",
+                                absl::StrJoin(counts, ", "));
     return facts;
   }
 
@@ -90,14 +100,16 @@ class RecoveryRun {
   }
 
   absl::Status Move(const RecoveryPlan& plan, Communicator& next) {
-    GroupChange change{
-        .source = plan.source, .last_update = optimizers_.empty() ? -1 : 0, .ahead = plan.ahead[next.rank()]};
+    GroupChange change{.source = plan.source,
+                       .last_update = optimizers_.empty() ? -1 : 0,
+                       .ahead = plan.ahead[next.rank()]};
     for (const Joinable* optimizer : optimizers_) {
       change.last_update = std::max(change.last_update, optimizer->last_update_);
     }
     for (Joinable* joinable : joinables_) EK_RETURN_IF_ERROR(joinable->ReplaceGroup(&next, change));
 
-    // From here on a rank that is not where the source is has some of its state and some of its own.
+    // From here on a rank that is not where the source is has some of its state and some of its
+    // own.
     for (Joinable* joinable : joinables_) joinable->is_taking_over_ = change.ahead != 0;
     StateTransfer transfer{.source = plan.source, .steps = plan.steps};
     for (Joinable* joinable : joinables_) {
@@ -105,7 +117,8 @@ class RecoveryRun {
     }
     // All or nobody: a rank that went on would meet others that have not got its state.
     EK_RETURN_IF_ERROR(next.control().Exchange("recovered", "", TimeLeft(next)).status());
-    for (size_t i = 0; i < optimizers_.size(); ++i) optimizers_[i]->steps_finished_ = plan.counts[i];
+    for (size_t i = 0; i < optimizers_.size(); ++i)
+      optimizers_[i]->steps_finished_ = plan.counts[i];
     for (Joinable* joinable : joinables_) joinable->is_taking_over_ = false;
     return absl::OkStatus();
   }
@@ -122,9 +135,11 @@ namespace {
 absl::Status CheckList(absl::Span<Joinable* const> joinables) {
   if (joinables.empty()) return absl::InvalidArgumentError("Recover needs at least one Joinable");
   for (size_t i = 0; i < joinables.size(); ++i) {
-    if (joinables[i] == nullptr) return absl::InvalidArgumentError(absl::StrCat("Recover: entry ", i, " is null"));
+    if (joinables[i] == nullptr)
+      return absl::InvalidArgumentError(absl::StrCat("Recover: entry ", i, " is null"));
     if (joinables[i]->join_config().scope != nullptr) {
-      return absl::FailedPreconditionError("Recover inside RunJoined(): call it when that has returned");
+      return absl::FailedPreconditionError(
+          "Recover inside RunJoined(): call it when that has returned");
     }
     if (std::count(joinables.begin(), joinables.end(), joinables[i]) > 1) {
       return absl::InvalidArgumentError(
@@ -139,7 +154,8 @@ std::vector<int> Lost(const Communicator& before, const Communicator& after) {
   std::vector<int> lost;
   for (int rank = 0; rank < before.world_size(); ++rank) {
     const std::vector<int>& members = after.members();
-    if (std::find(members.begin(), members.end(), before.members()[rank]) == members.end()) lost.push_back(rank);
+    if (std::find(members.begin(), members.end(), before.members()[rank]) == members.end())
+      lost.push_back(rank);
   }
   return lost;
 }
@@ -161,8 +177,10 @@ absl::StatusOr<Recovered> Recover(absl::Span<Joinable* const> joinables, Communi
       recovered->lost = lost;
       return recovered;
     }
-    // Another rank was lost meanwhile, or one kept the others waiting: once more, with those who come.
-    const bool is_passing = absl::IsUnavailable(recovered.status()) || absl::IsDeadlineExceeded(recovered.status());
+    // Another rank was lost meanwhile, or one kept the others waiting: once more, with those who
+    // come.
+    const bool is_passing =
+        absl::IsUnavailable(recovered.status()) || absl::IsDeadlineExceeded(recovered.status());
     if (!is_passing || absl::Now() >= deadline) return Annotate(recovered.status(), "Recover");
     from = &run.left_behind();
   }

@@ -10,31 +10,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/device/runtime.h"
-#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/internal/device_calls.h"
+#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 namespace {
 
 constexpr char kChannel[] = "join scope";
 
-bool Reduces(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
-}
-
 // Returns whether each rank passes, or gets, one part for each rank.
-bool SlicesInput(CollectiveKind kind) {
-  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kAllToAll;
-}
-bool SlicesOutput(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllGather || kind == CollectiveKind::kAllToAll;
-}
 bool HasSlices(CollectiveKind kind) { return SlicesInput(kind) || SlicesOutput(kind); }
 
 }  // namespace
@@ -45,13 +34,14 @@ JoinScope::JoinScope(Communicator* comm, bool is_followed, bool can_leave)
 JoinScope::~JoinScope() = default;
 
 absl::Status JoinScope::AddSamples(int64_t samples) {
-  if (samples < 0) return absl::InvalidArgumentError(absl::StrCat("AddSamples: ", samples, " samples"));
-  here_->steps().AddSamples(samples);
+  if (samples < 0)
+    return absl::InvalidArgumentError(absl::StrCat("AddSamples: ", samples, " samples"));
+  StepControl::Of(*here_).AddSamples(samples);
   return absl::OkStatus();
 }
 
 std::vector<int> JoinScope::active_ranks() const {
-  std::vector<int> ranks = here_->steps().active_ranks();
+  std::vector<int> ranks = StepControl::Of(*here_).active_ranks();
   for (int& rank : ranks) rank = members_.empty() ? rank : members_[rank];
   return ranks;
 }
@@ -60,7 +50,8 @@ absl::Status JoinScope::AllReduce(TensorView data, ReduceOp op, const ScopeOptio
   return IssueHere(CollectiveKind::kAllReduce, op, -1, data, data, options);
 }
 
-absl::Status JoinScope::Reduce(TensorView data, ReduceOp op, int root, const ScopeOptions& options) {
+absl::Status JoinScope::Reduce(TensorView data, ReduceOp op, int root,
+                               const ScopeOptions& options) {
   return Issue(CollectiveKind::kReduce, op, root, data, data, options);
 }
 
@@ -68,11 +59,13 @@ absl::Status JoinScope::Broadcast(TensorView data, int root, const ScopeOptions&
   return Issue(CollectiveKind::kBroadcast, ReduceOp::kSum, root, data, data, options);
 }
 
-absl::Status JoinScope::AllGather(TensorView input, TensorView output, const ScopeOptions& options) {
+absl::Status JoinScope::AllGather(TensorView input, TensorView output,
+                                  const ScopeOptions& options) {
   return Issue(CollectiveKind::kAllGather, ReduceOp::kSum, -1, input, output, options);
 }
 
-absl::Status JoinScope::ReduceScatter(TensorView input, TensorView output, ReduceOp op, const ScopeOptions& options) {
+absl::Status JoinScope::ReduceScatter(TensorView input, TensorView output, ReduceOp op,
+                                      const ScopeOptions& options) {
   return Issue(CollectiveKind::kReduceScatter, op, -1, input, output, options);
 }
 
@@ -80,7 +73,9 @@ absl::Status JoinScope::AllToAll(TensorView input, TensorView output, const Scop
   return Issue(CollectiveKind::kAllToAll, ReduceOp::kSum, -1, input, output, options);
 }
 
-absl::Status JoinScope::Barrier() { return IssueHere(CollectiveKind::kBarrier, ReduceOp::kSum, -1, {}, {}, {}); }
+absl::Status JoinScope::Barrier() {
+  return IssueHere(CollectiveKind::kBarrier, ReduceOp::kSum, -1, {}, {}, {});
+}
 
 absl::Status JoinScope::GoOnIn(Communicator& here, const std::vector<int>& members) {
   EK_RETURN_IF_ERROR(Drain());
@@ -90,7 +85,9 @@ absl::Status JoinScope::GoOnIn(Communicator& here, const std::vector<int>& membe
   return absl::OkStatus();
 }
 
-absl::Status JoinScope::Drain() { return on_device_ == nullptr ? absl::OkStatus() : on_device_->Drain(); }
+absl::Status JoinScope::Drain() {
+  return on_device_ == nullptr ? absl::OkStatus() : on_device_->Drain();
+}
 
 absl::StatusOr<internal::DeviceCalls*> JoinScope::OnDevice() {
   if (on_device_ == nullptr && comm_->runtime() != nullptr) {
@@ -99,7 +96,8 @@ absl::StatusOr<internal::DeviceCalls*> JoinScope::OnDevice() {
   return on_device_.get();
 }
 
-// Memory for one call, where the group's tensors lie, and what is done to it behind the call's stream.
+// Memory for one call, where the group's tensors lie, and what is done to it behind the call's
+// stream.
 class JoinScope::CallMemory {
  public:
   using Slot = internal::DeviceCalls::Slot;
@@ -146,15 +144,16 @@ class JoinScope::CallMemory {
 };
 
 // The caller sees the shapes and ranks of the whole group, whoever has left.
-absl::Status JoinScope::Issue(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
-                              const ScopeOptions& options) {
+absl::Status JoinScope::Issue(CollectiveKind kind, ReduceOp op, int root, TensorView in,
+                              TensorView out, const ScopeOptions& options) {
   if (members_.empty()) return IssueHere(kind, op, root, in, out, options);
   if (HasSlices(kind)) return IssueSlices(kind, op, in, out, options);
   if (root < 0) return IssueHere(kind, op, root, in, out, options);
   const auto found = std::find(members_.begin(), members_.end(), root);
   if (found == members_.end() && root < comm_->world_size()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(ToString(kind), " in the join scope: its root, rank ", root, ", has no inputs and has left"));
+    return absl::FailedPreconditionError(absl::StrCat(ToString(kind),
+                                                      " in the join scope: its root, rank ", root,
+                                                      ", has no inputs and has left"));
   }
   root = found == members_.end() ? root : static_cast<int>(found - members_.begin());
   return IssueHere(kind, op, root, in, out, options);
@@ -166,11 +165,15 @@ absl::Status JoinScope::IssueSlices(CollectiveKind kind, ReduceOp op, TensorView
   const bool packs_in = SlicesInput(kind), packs_out = SlicesOutput(kind);
   for (const TensorView& whole : {packs_in ? in : out, packs_out ? out : in}) {
     if (whole.count % world_size == 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(ToString(kind), " in the join scope: ", whole.count, " elements for ", world_size, " ranks"));
+    return absl::InvalidArgumentError(absl::StrCat(ToString(kind),
+                                                   " in the join scope: ", whole.count,
+                                                   " elements for ", world_size, " ranks"));
   }
-  const auto is_usable = [&](const TensorView& view) { return view.device == comm_->device() && view.data != nullptr; };
-  const bool is_elsewhere = options.stream.handle != nullptr && options.stream.device != comm_->device();
+  const auto is_usable = [&](const TensorView& view) {
+    return view.device == comm_->device() && view.data != nullptr;
+  };
+  const bool is_elsewhere =
+      options.stream.handle != nullptr && options.stream.device != comm_->device();
   if (!is_usable(in) || !is_usable(out) || is_elsewhere) {
     return IssueHere(kind, op, -1, in, out, options);  // Which says what is wrong.
   }
@@ -179,7 +182,8 @@ absl::Status JoinScope::IssueSlices(CollectiveKind kind, ReduceOp op, TensorView
   const StreamRef stream = waits ? device->stream() : options.stream;
   CallMemory memory(*this, device, stream);
   const auto take = [&](CallMemory::Slot slot, const TensorView& whole) {
-    return memory.Take(slot, whole.count / world_size * static_cast<int64_t>(members_.size()), whole.dtype);
+    return memory.Take(slot, whole.count / world_size * static_cast<int64_t>(members_.size()),
+                       whole.dtype);
   };
   TensorView packed_in = in, packed_out = out;
   if (packs_in) {
@@ -192,12 +196,14 @@ absl::Status JoinScope::IssueSlices(CollectiveKind kind, ReduceOp op, TensorView
   EK_RETURN_IF_ERROR(IssueHere(kind, op, -1, packed_in, packed_out, options));
   if (!packs_out) return absl::OkStatus();
   EK_RETURN_IF_ERROR(memory.Copy(internal::UnpackedSlices(out, packed_out, members_, world_size)));
-  return waits ? device->runtime().Synchronize(stream, absl::Now() + comm_->timeout()) : absl::OkStatus();
+  return waits ? device->runtime().Synchronize(stream, absl::Now() + comm_->timeout())
+               : absl::OkStatus();
 }
 
-absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, TensorView in, TensorView out,
-                                  const ScopeOptions& options) {
-  Call call{.what = {.kind = kind, .op = op, .root = root, .joined = options.joined}, .tensor = options.tensor};
+absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, TensorView in,
+                                  TensorView out, const ScopeOptions& options) {
+  Call call{.what = {.kind = kind, .op = op, .root = root, .joined = options.joined},
+            .tensor = options.tensor};
   Part part;
   if (kind != CollectiveKind::kBarrier) {
     call.what.dtype = in.dtype;
@@ -207,24 +213,28 @@ absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, Te
   } else {
     call.what.dtype = DType::kInt8;
   }
-  const std::string here = absl::StrCat(ToString(call.what), " in the join scope, rank ", comm_->rank());
+  const std::string here =
+      absl::StrCat(ToString(call.what), " in the join scope, rank ", comm_->rank());
   if ((options.joined == Contribution::kIdentity) != options.tensor.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(here, ": kOwned and kReceive need the name of a tensor, kIdentity has none"));
   }
   if (Reduces(kind) && op == ReduceOp::kAverage && !IsFloat(call.what.dtype)) {
-    return absl::UnimplementedError(absl::StrCat(here, ": averages are of floats; use kSum and divide"));
+    return absl::UnimplementedError(
+        absl::StrCat(here, ": averages are of floats; use kSum and divide"));
   }
   if (root == kHighestActive && kind != CollectiveKind::kBroadcast) {
     return absl::UnimplementedError(absl::StrCat(here, ": kHighestActive is for broadcasts"));
   }
   if (options.stream.handle != nullptr && options.stream.device != comm_->device()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(here, ": a stream of ", ToString(options.stream.device), ", on ", ToString(comm_->device())));
+    return absl::InvalidArgumentError(absl::StrCat(here, ": a stream of ",
+                                                   ToString(options.stream.device), ", on ",
+                                                   ToString(comm_->device())));
   }
   if (can_leave_ && options.joined != Contribution::kIdentity) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(here, ": ranks may leave this loop, and with them what they own: only kIdentity"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        here,
+        ": ranks may leave this loop with the tensors that they own: only kIdentity is allowed"));
   }
   EK_RETURN_IF_ERROR(CheckPart(call, part));
   EK_ASSIGN_OR_RETURN(internal::DeviceCalls* const device, OnDevice());
@@ -233,7 +243,7 @@ absl::Status JoinScope::IssueHere(CollectiveKind kind, ReduceOp op, int root, Te
     part.is_async = false;
   }
   if (device != nullptr) EK_RETURN_IF_ERROR(device->Confirm());
-  if (is_followed_) here_->steps().AnnounceCall(call.Serialize());
+  if (is_followed_) StepControl::Of(*here_).AnnounceCall(call.Serialize());
   return Run(call, part);
 }
 
@@ -252,7 +262,8 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
   if (what.kind == CollectiveKind::kBarrier) return Run(call, part);
 
   TensorView in, out;
-  const bool gives = what.joined == Contribution::kOwned, takes = what.joined == Contribution::kReceive;
+  const bool gives = what.joined == Contribution::kOwned,
+             takes = what.joined == Contribution::kReceive;
   if (gives || takes) {
     EK_ASSIGN_OR_RETURN(const Tensor owned, Owned(call, gives ? in_count : out_count));
     (gives ? in : out) = owned.view;
@@ -277,22 +288,27 @@ absl::Status JoinScope::Follow(absl::string_view bytes) {
 absl::Status JoinScope::CheckRoot(const Call& call) const {
   if (call.what.root != here_->rank()) return absl::OkStatus();
   if (call.what.joined == Contribution::kOwned) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      ToString(call.what), " in the join scope: its root, rank ", comm_->rank(), ", has no inputs any more, and so ",
-      call.what.kind == CollectiveKind::kBroadcast ? "nothing to send: broadcast from kHighestActive, or kOwned with a "
-                                                     "tensor that dry ranks own"
-                                                   : "nobody would use the result: use all_reduce"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToString(call.what), " in the join scope: its root, rank ", comm_->rank(),
+                   ", has no inputs any more, and so ",
+                   call.what.kind == CollectiveKind::kBroadcast
+                       ? "nothing to send: broadcast from kHighestActive, or kOwned with a tensor "
+                         "that exhausted ranks own"
+                       : "no rank would use the result: use all_reduce"));
 }
 
 absl::StatusOr<JoinScope::Tensor> JoinScope::Owned(const Call& call, int64_t count) const {
   const auto found = owned_.find(call.tensor);
-  if (found != owned_.end() && found->second.view.count == count && found->second.view.dtype == call.what.dtype) {
+  if (found != owned_.end() && found->second.view.count == count &&
+      found->second.view.dtype == call.what.dtype) {
     return found->second;
   }
   return absl::FailedPreconditionError(absl::StrCat(
       ToString(call.what), " in the join scope: rank ", comm_->rank(), ", without inputs, ",
-      found == owned_.end() ? "owns no tensor" : absl::StrCat("owns ", ToString(found->second.view), " as"), " \"",
-      call.tensor, "\", and ", count, " elements of ", ToString(call.what.dtype), " are asked for"));
+      found == owned_.end() ? "owns no tensor"
+                            : absl::StrCat("owns ", ToString(found->second.view), " as"),
+      " \"", call.tensor, "\", and ", count, " elements of ", ToString(call.what.dtype),
+      " are asked for"));
 }
 
 absl::Status JoinScope::CheckPart(const Call& call, const Part& part) const {
@@ -302,14 +318,16 @@ absl::Status JoinScope::CheckPart(const Call& call, const Part& part) const {
 }
 
 absl::Status JoinScope::Agree(int64_t& value, ReduceOp op) {
-  if (comm_->runtime() == nullptr) return channel_->AllReduce(TensorView(&value, 1, DType::kInt64), op).Wait();
+  if (comm_->runtime() == nullptr)
+    return channel_->AllReduce(TensorView(&value, 1, DType::kInt64), op).Wait();
   // The value is the host's, and so is what it decides on.
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       here_->control().Exchange(kChannel, absl::StrCat(value), here_->timeout()));
   int64_t sum = 0, most = std::numeric_limits<int64_t>::min();
   for (const std::string& part : parts) {
     int64_t theirs = 0;
-    if (!absl::SimpleAtoi(part, &theirs)) return absl::InternalError("what a rank says of a call is malformed");
+    if (!absl::SimpleAtoi(part, &theirs))
+      return absl::InternalError("the message of a rank about a call is malformed");
     sum += theirs;
     most = std::max(most, theirs);
   }
@@ -338,7 +356,8 @@ absl::Status JoinScope::Run(const Call& call, const Part& part) {
   return channel_->Issue(what, part.in, part.out, options).Wait();
 }
 
-absl::Status JoinScope::RunOnDevice(const Collective& what, const Part& part, const CallOptions& options) {
+absl::Status JoinScope::RunOnDevice(const Collective& what, const Part& part,
+                                    const CallOptions& options) {
   const Work work = channel_->Issue(what, part.in, part.out, options);
   EK_RETURN_IF_ERROR(on_device_->Follow(work, part.stream));
   return part.is_async ? absl::OkStatus() : work.Wait();
@@ -366,8 +385,8 @@ absl::StatusOr<JoinScope::Call> JoinScope::Call::Parse(absl::string_view bytes) 
   call.what.root = reader.I32();
   call.what.joined = static_cast<Contribution>(reader.U8());
   call.tensor = std::string(reader.Bytes());
-  if (call.what.kind > CollectiveKind::kBarrier || call.what.joined > Contribution::kReceive || call.what.count < 0 ||
-      call.what.dtype > DType::kInt64 || call.what.op > ReduceOp::kBitOr) {
+  if (call.what.kind > CollectiveKind::kBarrier || call.what.joined > Contribution::kReceive ||
+      call.what.count < 0 || call.what.dtype > DType::kInt64 || call.what.op > ReduceOp::kBitOr) {
     reader.Refuse();
   }
   EK_RETURN_IF_ERROR(reader.Finish("a call of the join scope"));

@@ -1,4 +1,5 @@
-// The scope's calls on simulated devices: they give the bits of the same calls on the CPU, and the host waits for none.
+// The scope's calls on simulated devices: they give the bits of the same calls on the CPU, and the
+// host waits for none.
 
 #include <algorithm>
 #include <atomic>
@@ -19,16 +20,16 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/internal/simulated_nccl.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
+#include "evenkeel/comm/testing/simulated_group.h"
+#include "evenkeel/comm/testing/simulated_nccl.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/scope.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/testing/guarded_group.h"
 #include "evenkeel/join/testing/ticker.h"
 #include "gmock/gmock.h"
@@ -70,7 +71,8 @@ class Tensors {
   absl::StatusOr<TensorView> Make(const std::vector<T>& values) {
     std::string& host = host_.emplace_back(values.size() * sizeof(T), '\0');
     if (!values.empty()) std::memcpy(host.data(), values.data(), host.size());
-    const TensorView view(host.data(), static_cast<int64_t>(values.size()), DTypeOf<T>::value, comm_.device());
+    const TensorView view(host.data(), static_cast<int64_t>(values.size()), DTypeOf<T>::value,
+                          comm_.device());
     return comm_.runtime() == nullptr ? view : Upload(view);
   }
 
@@ -111,14 +113,20 @@ class Tensors {
   Tensors(Communicator& comm, Calls calls) : comm_(comm), calls_(calls) {}
 
   absl::StatusOr<TensorView> Upload(const TensorView& host) {
-    EK_ASSIGN_OR_RETURN(const Memory memory, comm_.runtime()->Allocate(comm_.device(), host.bytes()));
+    EK_ASSIGN_OR_RETURN(const Memory memory,
+                        comm_.runtime()->Allocate(comm_.device(), host.bytes()));
     memories_.push_back(memory);
-    EK_RETURN_IF_ERROR(comm_.runtime()->Copy(memory.data.get(), host.data, host.bytes(), stream_.ref()));
+    EK_RETURN_IF_ERROR(
+        comm_.runtime()->Copy(memory.data.get(), host.data, host.bytes(), stream_.ref()));
     EK_RETURN_IF_ERROR(WaitIfWaiting());
     return TensorView(memory.data.get(), host.count, host.dtype, comm_.device());
   }
-  absl::Status WaitIfWaiting() const { return calls_ == Calls::kWaiting ? Wait() : absl::OkStatus(); }
-  absl::Status Wait() const { return comm_.runtime()->Synchronize(stream_.ref(), absl::Now() + absl::Minutes(1)); }
+  absl::Status WaitIfWaiting() const {
+    return calls_ == Calls::kWaiting ? Wait() : absl::OkStatus();
+  }
+  absl::Status Wait() const {
+    return comm_.runtime()->Synchronize(stream_.ref(), absl::Now() + absl::Minutes(1));
+  }
 
   Communicator& comm_;
   const Calls calls_;
@@ -132,7 +140,8 @@ class Tensors {
 int StepsOf(int rank, int world) { return rank == 0 && world > 1 ? 0 : 1 + (3 * rank) % 7; }
 int RankWithMostSteps(int world) {
   int most = 0;
-  for (int rank = 0; rank < world; ++rank) most = StepsOf(rank, world) > StepsOf(most, world) ? rank : most;
+  for (int rank = 0; rank < world; ++rank)
+    most = StepsOf(rank, world) > StepsOf(most, world) ? rank : most;
   return most;
 }
 
@@ -153,8 +162,12 @@ absl::Status EachCall(JoinScope& scope, Tensors& tensors, int step) {
   const ScopeOptions options{.stream = tensors.stream()};
   const int64_t n = step % 2 == 0 ? 3 : 100 * step + 1;  // Grows and shrinks.
   int what = 0;
-  const auto floats = [&](int64_t count) { return tensors.Make(Values<float>(rank, step, ++what, count)); };
-  const auto ints = [&](int64_t count) { return tensors.Make(Values<int32_t>(rank, step, ++what, count)); };
+  const auto floats = [&](int64_t count) {
+    return tensors.Make(Values<float>(rank, step, ++what, count));
+  };
+  const auto ints = [&](int64_t count) {
+    return tensors.Make(Values<int32_t>(rank, step, ++what, count));
+  };
 
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax}) {
     EK_ASSIGN_OR_RETURN(const TensorView data, floats(n));
@@ -175,7 +188,8 @@ absl::Status EachCall(JoinScope& scope, Tensors& tensors, int step) {
     EK_RETURN_IF_ERROR(tensors.Save(data));
   }
   for (const ReduceOp op : {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin}) {
-    EK_ASSIGN_OR_RETURN(const TensorView in, op == ReduceOp::kMin ? ints(n * world) : floats(n * world));
+    EK_ASSIGN_OR_RETURN(const TensorView in,
+                        op == ReduceOp::kMin ? ints(n * world) : floats(n * world));
     EK_ASSIGN_OR_RETURN(const TensorView out, op == ReduceOp::kMin ? ints(n) : floats(n));
     EK_RETURN_IF_ERROR(scope.ReduceScatter(in, out, op, options));
     EK_RETURN_IF_ERROR(tensors.Save(out, op == ReduceOp::kAverage));
@@ -187,22 +201,26 @@ absl::Status EachCall(JoinScope& scope, Tensors& tensors, int step) {
   return tensors.Save(received);
 }
 
-// What dry ranks own.
-absl::Status OwnedCalls(JoinScope& scope, Tensors& tensors, const TensorView& shard, const TensorView& received,
-                        int step) {
+// What exhausted ranks own.
+absl::Status OwnedCalls(JoinScope& scope, Tensors& tensors, const TensorView& shard,
+                        const TensorView& received, int step) {
   const int rank = scope.communicator().rank(), world = scope.communicator().world_size();
   const StreamRef stream = tensors.stream();
   EK_ASSIGN_OR_RETURN(const TensorView all, tensors.Make(std::vector<float>(shard.count * world)));
-  EK_RETURN_IF_ERROR(
-      scope.AllGather(shard, all, {.joined = Contribution::kOwned, .tensor = "shard", .stream = stream}));
+  EK_RETURN_IF_ERROR(scope.AllGather(
+      shard, all, {.joined = Contribution::kOwned, .tensor = "shard", .stream = stream}));
   EK_RETURN_IF_ERROR(tensors.Save(all));
-  EK_ASSIGN_OR_RETURN(const TensorView sent, tensors.Make(Values<float>(rank, step, 77, received.count)));
-  EK_RETURN_IF_ERROR(scope.Broadcast(sent, kHighestActive,
-                                     {.joined = Contribution::kReceive, .tensor = "received", .stream = stream}));
-  EK_RETURN_IF_ERROR(tensors.Save(sent));
-  EK_ASSIGN_OR_RETURN(const TensorView mean, tensors.Make(Values<float>(rank, step, 78, shard.count)));
+  EK_ASSIGN_OR_RETURN(const TensorView sent,
+                      tensors.Make(Values<float>(rank, step, 77, received.count)));
   EK_RETURN_IF_ERROR(
-      scope.AllReduce(mean, ReduceOp::kAverage, {.joined = Contribution::kOwned, .tensor = "mean", .stream = stream}));
+      scope.Broadcast(sent, kHighestActive,
+                      {.joined = Contribution::kReceive, .tensor = "received", .stream = stream}));
+  EK_RETURN_IF_ERROR(tensors.Save(sent));
+  EK_ASSIGN_OR_RETURN(const TensorView mean,
+                      tensors.Make(Values<float>(rank, step, 78, shard.count)));
+  EK_RETURN_IF_ERROR(
+      scope.AllReduce(mean, ReduceOp::kAverage,
+                      {.joined = Contribution::kOwned, .tensor = "mean", .stream = stream}));
   return tensors.Save(mean, /*is_average=*/true);
 }
 
@@ -217,8 +235,10 @@ absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
   const bool can_leave = test.options.leave_after_shadow_steps < 100;
   Ticker ticker(&comm, can_leave);
   for (int epoch = 0; epoch < 2; ++epoch) {
-    EK_ASSIGN_OR_RETURN(const TensorView shard, tensors->Make(Values<float>(comm.rank(), epoch, 50, 5)));
-    EK_ASSIGN_OR_RETURN(const TensorView mean, tensors->Make(Values<float>(comm.rank(), epoch, 51, 5)));
+    EK_ASSIGN_OR_RETURN(const TensorView shard,
+                        tensors->Make(Values<float>(comm.rank(), epoch, 50, 5)));
+    EK_ASSIGN_OR_RETURN(const TensorView mean,
+                        tensors->Make(Values<float>(comm.rank(), epoch, 51, 5)));
     EK_ASSIGN_OR_RETURN(const TensorView received, tensors->Make(std::vector<float>(4)));
     EK_RETURN_IF_ERROR(RunJoined({&ticker}, test.options, [&](JoinScope& scope) -> absl::Status {
       scope.Own("shard", shard, tensors->stream());
@@ -226,7 +246,8 @@ absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
       scope.Own("received", received, tensors->stream());
       for (int step = 0; step < StepsOf(comm.rank(), comm.world_size()); ++step) {
         EK_RETURN_IF_ERROR(EachCall(scope, *tensors, 10 * epoch + step));
-        if (!can_leave) EK_RETURN_IF_ERROR(OwnedCalls(scope, *tensors, shard, received, 10 * epoch + step));
+        if (!can_leave)
+          EK_RETURN_IF_ERROR(OwnedCalls(scope, *tensors, shard, received, 10 * epoch + step));
         EK_RETURN_IF_ERROR(ticker.Tick());
       }
       if (test.at_end && epoch == 0) test.at_end();
@@ -239,7 +260,8 @@ absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
 }
 
 // What all ranks have read, by rank.
-std::vector<Outcome> OutcomesOf(int world, const Case& test, const std::function<absl::Status(const Body&)>& run) {
+std::vector<Outcome> OutcomesOf(int world, const Case& test,
+                                const std::function<absl::Status(const Body&)>& run) {
   std::vector<Outcome> outcomes(world);
   const absl::Status status = run([&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(outcomes[comm.rank()], RunCase(comm, test));
@@ -260,8 +282,9 @@ class ScopeOnDevicesTest : public testing::TestWithParam<int> {
     for (const absl::Duration delay : {absl::ZeroDuration(), absl::Microseconds(200)}) {
       SCOPED_TRACE(absl::FormatDuration(delay));
       SimulatedDevices devices({.count = GetParam(), .delay = delay});
-      const std::vector<Outcome> outcomes =
-          OutcomesOf(GetParam(), test, [&](const Body& body) { return RunSimulatedRanks(devices, GetParam(), body); });
+      const std::vector<Outcome> outcomes = OutcomesOf(GetParam(), test, [&](const Body& body) {
+        return RunSimulatedRanks(devices, GetParam(), body);
+      });
       for (int rank = 0; rank < GetParam(); ++rank) {
         EXPECT_FALSE(expected[rank].bits.empty());
         EXPECT_TRUE(outcomes[rank] == expected[rank]) << "rank " << rank;
@@ -272,10 +295,13 @@ class ScopeOnDevicesTest : public testing::TestWithParam<int> {
 
 TEST_P(ScopeOnDevicesTest, GiveTheBitsOfTheCpu) { ExpectAsOnTheCpu({}); }
 
-TEST_P(ScopeOnDevicesTest, GiveThemAtOnceWithoutAStream) { ExpectAsOnTheCpu({.calls = Calls::kWaiting}); }
+TEST_P(ScopeOnDevicesTest, GiveThemAtOnceWithoutAStream) {
+  ExpectAsOnTheCpu({.calls = Calls::kWaiting});
+}
 
 TEST_P(ScopeOnDevicesTest, GiveThemWhenRanksHaveLeft) {
-  for (const int patience : {1, 2}) ExpectAsOnTheCpu({.options = {.leave_after_shadow_steps = patience}});
+  for (const int patience : {1, 2})
+    ExpectAsOnTheCpu({.options = {.leave_after_shadow_steps = patience}});
 }
 
 TEST_P(ScopeOnDevicesTest, GiveThemAtOnceWithoutAStreamWhenRanksHaveLeft) {
@@ -286,10 +312,12 @@ TEST_P(ScopeOnDevicesTest, GiveThemWhereNobodyIsFollowed) {
   const int world = GetParam();
   const auto body = [&](std::vector<Outcome>& outcomes) -> Body {
     return [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors, Tensors::Create(comm, Calls::kOnStream));
+      EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors,
+                          Tensors::Create(comm, Calls::kOnStream));
       Ticker ticker(&comm);
-      EK_RETURN_IF_ERROR(RunJoined({&ticker}, {.enable = false},
-                                   [&](JoinScope& scope) { return EachCall(scope, *tensors, /*step=*/3); }));
+      EK_RETURN_IF_ERROR(RunJoined({&ticker}, {.enable = false}, [&](JoinScope& scope) {
+        return EachCall(scope, *tensors, /*step=*/3);
+      }));
       EK_ASSIGN_OR_RETURN(outcomes[comm.rank()], tensors->Read());
       return absl::OkStatus();
     };
@@ -311,22 +339,26 @@ TEST_P(ScopeOnDevicesTest, NoHostWaitsForADeviceInAStep) {
     EXPECT_EQ(devices.host_waits(), 0);
     EXPECT_EQ(work_waits, 0);
   };
-  OutcomesOf(world, test,
-             [&](const Body& body) { return RunSimulatedRanks(devices, world, body, {.work_waits = &work_waits}); });
+  OutcomesOf(world, test, [&](const Body& body) {
+    return RunSimulatedRanks(devices, world, body, {.work_waits = &work_waits});
+  });
   EXPECT_GT(devices.host_waits(), 0);  // At the end of the loops.
 }
 
-// A rank can have issued all its calls, and have run dry, before it knows that another one ran dry before.
+// A rank can have issued all its calls, and be exhausted, before it knows that another one became
+// exhausted before.
 TEST_P(ScopeOnDevicesTest, CallsAreFollowedAlsoWhenWhoIssuedThemHasRunDry) {
   const int world = GetParam();
   SimulatedDevices devices({.count = world});
   std::atomic<Communicator*> last = nullptr;  // The one with inputs.
   const auto run = [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors, Tensors::Create(comm, Calls::kOnStream));
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors,
+                        Tensors::Create(comm, Calls::kOnStream));
     Ticker ticker(&comm);
     EK_RETURN_IF_ERROR(RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
       if (comm.rank() < world - 1) {
-        while (last == nullptr || !last.load()->steps().is_dry()) absl::SleepFor(absl::Milliseconds(1));
+        while (last == nullptr || !StepControl::Of(*last.load()).is_exhausted())
+          absl::SleepFor(absl::Milliseconds(1));
         return absl::OkStatus();
       }
       for (int step = 0; step < 3; ++step) {
@@ -340,10 +372,12 @@ TEST_P(ScopeOnDevicesTest, CallsAreFollowedAlsoWhenWhoIssuedThemHasRunDry) {
     }));
     EK_ASSIGN_OR_RETURN(const Outcome outcome, tensors->Read());
     const float one = 1;
-    EXPECT_THAT(outcome.bits, testing::Each(std::string(reinterpret_cast<const char*>(&one), sizeof(one))));
+    EXPECT_THAT(outcome.bits,
+                testing::Each(std::string(reinterpret_cast<const char*>(&one), sizeof(one))));
     return absl::OkStatus();
   };
-  const absl::Status status = RunSimulatedRanks(devices, world, run, {.comm = {.timeout = absl::Seconds(60)}});
+  const absl::Status status =
+      RunSimulatedRanks(devices, world, run, {.comm = {.timeout = absl::Seconds(60)}});
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -351,33 +385,35 @@ TEST_P(ScopeOnDevicesTest, ABarrierIsTheHosts) {
   const int world = GetParam();
   SimulatedDevices devices({.count = world});
   std::atomic<int> come = 0;
-  const absl::Status status = RunSimulatedRanks(devices, world, [&](Communicator& comm) -> absl::Status {
-    Ticker ticker(&comm);
-    return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
-      for (int step = 0; step < StepsOf(comm.rank(), world); ++step) {
-        int with_inputs = 0;
-        for (int rank = 0; rank < world; ++rank) with_inputs += StepsOf(rank, world) > step;
-        const int before = step == 0 ? 0 : come.load();
-        ++come;
-        EK_RETURN_IF_ERROR(scope.Barrier());
-        if (step == 0) {
-          EXPECT_GE(come - before, with_inputs);
-        }
-        EK_RETURN_IF_ERROR(ticker.Tick());
-      }
-      return absl::OkStatus();
-    });
-  });
+  const absl::Status status =
+      RunSimulatedRanks(devices, world, [&](Communicator& comm) -> absl::Status {
+        Ticker ticker(&comm);
+        return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
+          for (int step = 0; step < StepsOf(comm.rank(), world); ++step) {
+            int with_inputs = 0;
+            for (int rank = 0; rank < world; ++rank) with_inputs += StepsOf(rank, world) > step;
+            const int before = step == 0 ? 0 : come.load();
+            ++come;
+            EK_RETURN_IF_ERROR(scope.Barrier());
+            if (step == 0) {
+              EXPECT_GE(come - before, with_inputs);
+            }
+            EK_RETURN_IF_ERROR(ticker.Tick());
+          }
+          return absl::OkStatus();
+        });
+      });
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// The host touches nobody's memory, also of ranks that follow from the beginning and of ranks that leave.
+// The host touches nobody's memory, also of ranks that follow from the beginning and of ranks that
+// leave.
 TEST_P(ScopeOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
   for (const int64_t patience : {int64_t{1}, JoinOptions().leave_after_shadow_steps}) {
     for (const Calls calls : {Calls::kOnStream, Calls::kWaiting}) {
       const Case test{.options = {.leave_after_shadow_steps = patience}, .calls = calls};
-      const auto outcomes =
-          OutcomesOf(GetParam(), test, [&](const Body& body) { return RunGuardedRanks(GetParam(), body); });
+      const auto outcomes = OutcomesOf(
+          GetParam(), test, [&](const Body& body) { return RunGuardedRanks(GetParam(), body); });
       EXPECT_TRUE(outcomes == OnTheCpu(GetParam(), test)) << "patience " << patience;
     }
   }
@@ -385,7 +421,8 @@ TEST_P(ScopeOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, ScopeOnDevicesTest, testing::Values(1, 2, 3, 5));
 
-// As NCCL does it: what a rank issues is launched once all have issued it, and averages are sums of scaled values.
+// As NCCL does it: what a rank issues is launched once all have issued it, and averages are sums of
+//                  scaled values.
 TEST(ScopeOverNcclTest, GivesTheBitsOfTheCpu) {
   for (const int world : {2, 3}) {
     for (const int64_t patience : {int64_t{1}, JoinOptions().leave_after_shadow_steps}) {
@@ -394,17 +431,19 @@ TEST(ScopeOverNcclTest, GivesTheBitsOfTheCpu) {
       const std::vector<Outcome> expected = OnTheCpu(world, test);
       SimulatedDevices devices({.count = world, .delay = absl::Microseconds(100)});
       internal::SimulatedNccl nccl(devices);
-      const std::vector<Outcome> outcomes = OutcomesOf(world, test, [&](const Body& body) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(auto group, internal::CreateSimulatedNcclGroup(devices, nccl, world));
-        return internal::RunGroup(group, body);
-      });
+      const std::vector<Outcome> outcomes =
+          OutcomesOf(world, test, [&](const Body& body) -> absl::Status {
+            EK_ASSIGN_OR_RETURN(auto group,
+                                internal::CreateSimulatedNcclGroup(devices, nccl, world));
+            return internal::RunGroup(group, body);
+          });
       EXPECT_EQ(nccl.garbage(), 0);
       for (int rank = 0; rank < world; ++rank) {
         EXPECT_TRUE(outcomes[rank].bits == expected[rank].bits) << "rank " << rank;
         ASSERT_EQ(outcomes[rank].averages.size(), expected[rank].averages.size());
         for (size_t i = 0; i < expected[rank].averages.size(); ++i) {
-          // Of up to three values below 2^15, rounded twice each: below 6 * 2^15 * 2^-24, and what a dry rank owns has
-          // gone through seven of them.
+          // Of up to three values below 2^15, rounded twice each: below 6 * 2^15 * 2^-24, and what
+          // an exhausted rank owns has gone through seven of them.
           EXPECT_THAT(outcomes[rank].averages[i],
                       testing::Pointwise(testing::FloatNear(0.1f), expected[rank].averages[i]));
         }
@@ -413,34 +452,39 @@ TEST(ScopeOverNcclTest, GivesTheBitsOfTheCpu) {
   }
 }
 
-// What is refused --------------------------------------------------------------------------------------------------
+// What is refused ---------------------------------------------------------------------------------
 
 // A loop of one rank, with a tensor that outlives it.
-absl::Status RunAlone(SimulatedDevices& devices,
-                      const std::function<absl::Status(JoinScope&, const TensorView& floats, StreamRef)>& body) {
+absl::Status RunAlone(
+    SimulatedDevices& devices,
+    const std::function<absl::Status(JoinScope&, const TensorView& floats, StreamRef)>& body) {
   return RunSimulatedRanks(devices, 1, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
     EK_ASSIGN_OR_RETURN(const Memory memory, devices.Allocate(comm.device(), 16));
     const TensorView floats(memory.data.get(), 4, DType::kFloat32, comm.device());
     Ticker ticker(&comm);
-    return RunJoined({&ticker}, {}, [&](JoinScope& scope) { return body(scope, floats, stream.ref()); });
+    return RunJoined({&ticker}, {},
+                     [&](JoinScope& scope) { return body(scope, floats, stream.ref()); });
   });
 }
 
 TEST(ScopeOnDevicesErrorTest, AWrongCallIsRefusedAndTheLoopGoesOn) {
   SimulatedDevices devices({.count = 2, .delay = absl::Milliseconds(1)});
-  const absl::Status status =
-      RunAlone(devices, [&](JoinScope& scope, const TensorView& floats, StreamRef stream) -> absl::Status {
+  const absl::Status status = RunAlone(
+      devices, [&](JoinScope& scope, const TensorView& floats, StreamRef stream) -> absl::Status {
         const TensorView ints(floats.data, 4, DType::kInt32, floats.device);
         EK_ASSIGN_OR_RETURN(const Stream other, devices.CreateStream(Device::Cuda(1)));
-        const absl::Status elsewhere = scope.AllReduce(floats, ReduceOp::kSum, {.stream = other.ref()});
+        const absl::Status elsewhere =
+            scope.AllReduce(floats, ReduceOp::kSum, {.stream = other.ref()});
         EXPECT_EQ(elsewhere.code(), absl::StatusCode::kInvalidArgument);
         EXPECT_THAT(std::string(elsewhere.message()), HasSubstr("a stream of cuda:1, on cuda:0"));
         EXPECT_EQ(scope.AllReduce(ints, ReduceOp::kAverage, {.stream = stream}).code(),
                   absl::StatusCode::kUnimplemented);
-        EXPECT_EQ(scope.Reduce(floats, ReduceOp::kSum, kHighestActive).code(), absl::StatusCode::kUnimplemented);
+        EXPECT_EQ(scope.Reduce(floats, ReduceOp::kSum, kHighestActive).code(),
+                  absl::StatusCode::kUnimplemented);
         std::vector<float> host(4);
-        EXPECT_EQ(scope.AllReduce(absl::MakeSpan(host), ReduceOp::kSum).code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_EQ(scope.AllReduce(absl::MakeSpan(host), ReduceOp::kSum).code(),
+                  absl::StatusCode::kInvalidArgument);
         return scope.AllReduce(floats, ReduceOp::kSum, {.stream = stream});
       });
   EXPECT_TRUE(status.ok()) << status;
@@ -448,8 +492,8 @@ TEST(ScopeOnDevicesErrorTest, AWrongCallIsRefusedAndTheLoopGoesOn) {
 
 TEST(ScopeOnDevicesErrorTest, ADevicesErrorShowsInACall) {
   SimulatedDevices devices;
-  const absl::Status status =
-      RunAlone(devices, [&](JoinScope& scope, const TensorView& floats, StreamRef stream) -> absl::Status {
+  const absl::Status status = RunAlone(
+      devices, [&](JoinScope& scope, const TensorView& floats, StreamRef stream) -> absl::Status {
         EK_RETURN_IF_ERROR(scope.AllReduce(floats, ReduceOp::kSum, {.stream = stream}));
         devices.FailNext("Record", absl::InternalError("the device is gone"));
         const absl::Status failed = scope.AllReduce(floats, ReduceOp::kSum, {.stream = stream});
@@ -459,24 +503,29 @@ TEST(ScopeOnDevicesErrorTest, ADevicesErrorShowsInACall) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("the device is gone")) << status;
 }
 
-// While the other ranks' memory is in use on their devices: nothing may be freed before that (asan).
+// While the other ranks' memory is in use on their devices: nothing may be freed before that
+// (asan).
 TEST(ScopeOnDevicesErrorTest, ALoopThatFailsLeavesNothingBehindOnADevice) {
   for (int failing = 0; failing < 3; ++failing) {
     SimulatedDevices devices({.count = 3, .delay = absl::Microseconds(200)});
-    const absl::Status status = RunSimulatedRanks(devices, 3, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors, Tensors::Create(comm, Calls::kOnStream));
-      Ticker ticker(&comm, /*waits=*/true);
-      return RunJoined({&ticker}, {.leave_after_shadow_steps = 1}, [&](JoinScope& scope) -> absl::Status {
-        for (int step = 0; step < 2 * comm.rank(); ++step) {
-          EK_RETURN_IF_ERROR(EachCall(scope, *tensors, step));
-          if (step == failing) return absl::DataLossError("a bad batch");
-          EK_RETURN_IF_ERROR(ticker.Tick());
-        }
-        return absl::OkStatus();
-      });
-    });
+    const absl::Status status =
+        RunSimulatedRanks(devices, 3, [&](Communicator& comm) -> absl::Status {
+          EK_ASSIGN_OR_RETURN(const std::unique_ptr<Tensors> tensors,
+                              Tensors::Create(comm, Calls::kOnStream));
+          Ticker ticker(&comm, /*waits=*/true);
+          return RunJoined({&ticker}, {.leave_after_shadow_steps = 1},
+                           [&](JoinScope& scope) -> absl::Status {
+                             for (int step = 0; step < 2 * comm.rank(); ++step) {
+                               EK_RETURN_IF_ERROR(EachCall(scope, *tensors, step));
+                               if (step == failing) return absl::DataLossError("a bad batch");
+                               EK_RETURN_IF_ERROR(ticker.Tick());
+                             }
+                             return absl::OkStatus();
+                           });
+        });
     EXPECT_THAT(std::string(status.message()), HasSubstr("a bad batch")) << status;
-    for (int device = 0; device < 3; ++device) EXPECT_EQ(devices.held_bytes(Device::Cuda(device)), 0) << device;
+    for (int device = 0; device < 3; ++device)
+      EXPECT_EQ(devices.held_bytes(Device::Cuda(device)), 0) << device;
   }
 }
 

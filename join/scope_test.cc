@@ -15,9 +15,9 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/join/testing/ticker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -62,24 +62,26 @@ class ScopeTest : public testing::TestWithParam<int> {
   }
 };
 
-// The rank that goes on does not know yet, before a step, who has run dry.
+// The rank that goes on does not know yet, before a step, who is exhausted.
 TEST_P(ScopeTest, DryRanksFollowWhereverTheLoopIssuesIt) {
   const int world = GetParam();
   enum Place { kBefore = 1, kInside = 2, kAfter = 4 };
   for (int places = 1; places < 8; ++places) {
     Expect([&](Communicator& comm) -> absl::Status {
       for (int epoch = 0; epoch < 3; ++epoch) {
-        EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
-          for (int step = 0; step < StepsOf(comm.rank()); ++step) {
-            for (const Place place : {kBefore, kInside, kAfter}) {
-              if (place == kInside) EK_RETURN_IF_ERROR(ticker.Tick());
-              if ((places & place) == 0) continue;
-              EK_ASSIGN_OR_RETURN(const float active, CountActive(scope));
-              EXPECT_EQ(active, static_cast<float>(ActiveIn(step, world))) << "step " << step << " place " << place;
-            }
-          }
-          return absl::OkStatus();
-        }));
+        EK_RETURN_IF_ERROR(
+            RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
+              for (int step = 0; step < StepsOf(comm.rank()); ++step) {
+                for (const Place place : {kBefore, kInside, kAfter}) {
+                  if (place == kInside) EK_RETURN_IF_ERROR(ticker.Tick());
+                  if ((places & place) == 0) continue;
+                  EK_ASSIGN_OR_RETURN(const float active, CountActive(scope));
+                  EXPECT_EQ(active, static_cast<float>(ActiveIn(step, world)))
+                      << "step " << step << " place " << place;
+                }
+              }
+              return absl::OkStatus();
+            }));
       }
       return absl::OkStatus();
     });
@@ -107,39 +109,42 @@ TEST_P(ScopeTest, TheSequenceMayDependOnData) {
     Expect([&](Communicator& comm) -> absl::Status {
       auto steps_of = [&](int rank) { return (7 * rank + 3 * seed + rank * seed) % 9; };
       int64_t total = 0;
-      EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
-        for (int step = 0; step < steps_of(comm.rank()); ++step) {
-          uint64_t data = StableHash(StableHash(seed, step), uint64_t{0});
-          for (; data % 5 != 0; data /= 5) {
-            switch (data % 5) {
-              case 1:
-                EK_RETURN_IF_ERROR(ticker.Tick());  // Another step.
-                break;
-              case 2:
-                EK_RETURN_IF_ERROR(scope.Barrier());
-                break;
-              case 3: {
-                int64_t sum = comm.rank() + 1;
-                EK_RETURN_IF_ERROR(scope.AllReduce(One(sum), ReduceOp::kSum));
-                int64_t expected = 0;
-                for (int rank = 0; rank < world; ++rank) expected += steps_of(rank) > step ? rank + 1 : 0;
-                EXPECT_EQ(sum, expected) << "seed " << seed << " step " << step;
-                total += sum;
-                break;
-              }
-              default: {
-                std::vector<int32_t> parts(world, -1);
-                int32_t mine = comm.rank() + 10;
-                EK_RETURN_IF_ERROR(scope.AllGather(One(mine), absl::MakeSpan(parts)));
-                for (int rank = 0; rank < world; ++rank) {
-                  EXPECT_EQ(parts[rank], steps_of(rank) > step ? rank + 10 : 0) << "seed " << seed;
+      EK_RETURN_IF_ERROR(
+          RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
+            for (int step = 0; step < steps_of(comm.rank()); ++step) {
+              uint64_t data = StableHash(StableHash(seed, step), uint64_t{0});
+              for (; data % 5 != 0; data /= 5) {
+                switch (data % 5) {
+                  case 1:
+                    EK_RETURN_IF_ERROR(ticker.Tick());  // Another step.
+                    break;
+                  case 2:
+                    EK_RETURN_IF_ERROR(scope.Barrier());
+                    break;
+                  case 3: {
+                    int64_t sum = comm.rank() + 1;
+                    EK_RETURN_IF_ERROR(scope.AllReduce(One(sum), ReduceOp::kSum));
+                    int64_t expected = 0;
+                    for (int rank = 0; rank < world; ++rank)
+                      expected += steps_of(rank) > step ? rank + 1 : 0;
+                    EXPECT_EQ(sum, expected) << "seed " << seed << " step " << step;
+                    total += sum;
+                    break;
+                  }
+                  default: {
+                    std::vector<int32_t> parts(world, -1);
+                    int32_t mine = comm.rank() + 10;
+                    EK_RETURN_IF_ERROR(scope.AllGather(One(mine), absl::MakeSpan(parts)));
+                    for (int rank = 0; rank < world; ++rank) {
+                      EXPECT_EQ(parts[rank], steps_of(rank) > step ? rank + 10 : 0)
+                          << "seed " << seed;
+                    }
+                  }
                 }
               }
             }
-          }
-        }
-        return absl::OkStatus();
-      }));
+            return absl::OkStatus();
+          }));
       totals[comm.rank()] = total;
       return absl::OkStatus();
     });
@@ -152,8 +157,8 @@ TEST_P(ScopeTest, DryRanksContributeTheIdentity) {
     return RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
       if (comm.rank() != world - 1) return absl::OkStatus();
       EK_RETURN_IF_ERROR(ticker.Tick());
-      for (const ReduceOp op :
-           {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
+                                ReduceOp::kProduct}) {
         double value = -3.5;
         EK_RETURN_IF_ERROR(scope.AllReduce(One(value), op));
         EXPECT_EQ(value, -3.5) << static_cast<int>(op);
@@ -178,7 +183,9 @@ TEST_P(ScopeTest, AnAllToAllHasZerosFromExhaustedRanks) {
   for (const int64_t patience : {JoinOptions().leave_after_shadow_steps, int64_t{1}}) {
     SCOPED_TRACE(patience);
     const auto loop = [&](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
-      const auto element = [&](int from, int index, int step) { return 1000 * from + 100 * step + index + 1; };
+      const auto element = [&](int from, int index, int step) {
+        return 1000 * from + 100 * step + index + 1;
+      };
       for (int step = 0; step < StepsOf(comm.rank()); ++step) {
         std::vector<int32_t> sent(2 * world), received(2 * world, -1), expected(2 * world);
         for (int i = 0; i < 2 * world; ++i) {
@@ -210,10 +217,12 @@ TEST_P(ScopeTest, AnExhaustedRankCanGiveAndTakeItsPartsOfAnAllToAll) {
       scope.Own("given", absl::MakeSpan(given));
       scope.Own("taken", absl::MakeSpan(taken));
       for (int step = 0; step <= comm.rank(); ++step) {
-        std::vector<float> sent(world, static_cast<float>(10 * comm.rank() + step)), received(world);
+        std::vector<float> sent(world, static_cast<float>(10 * comm.rank() + step)),
+            received(world);
         EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(given), absl::MakeSpan(received),
                                           {.joined = Contribution::kOwned, .tensor = "given"}));
-        for (int rank = 0; rank < world; ++rank) EXPECT_EQ(received[rank], static_cast<float>(rank + 1));
+        for (int rank = 0; rank < world; ++rank)
+          EXPECT_EQ(received[rank], static_cast<float>(rank + 1));
         EK_RETURN_IF_ERROR(scope.AllToAll(absl::MakeSpan(sent), absl::MakeSpan(received),
                                           {.joined = Contribution::kReceive, .tensor = "taken"}));
         taken = received;
@@ -245,16 +254,19 @@ TEST_P(ScopeTest, AnAverageIsOverThoseWhoContribute) {
 TEST_P(ScopeTest, TheHighestActiveRankCanBroadcast) {
   const int world = GetParam();
   Expect([&](Communicator& comm) -> absl::Status {
-    for (int epoch = 0; epoch < 2; ++epoch) {  // In the next one it is active again before its first step.
-      EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
-        for (int step = 0; step < world - comm.rank(); ++step) {  // The highest rank is the first to run dry.
-          float value = static_cast<float>(comm.rank());
-          EK_RETURN_IF_ERROR(scope.Broadcast(One(value), kHighestActive));
-          EXPECT_EQ(value, static_cast<float>(world - 1 - step));
-          EK_RETURN_IF_ERROR(ticker.Tick());
-        }
-        return absl::OkStatus();
-      }));
+    for (int epoch = 0; epoch < 2;
+         ++epoch) {  // In the next one it is active again before its first step.
+      EK_RETURN_IF_ERROR(
+          RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
+            for (int step = 0; step < world - comm.rank();
+                 ++step) {  // The highest rank is the first to become exhausted.
+              float value = static_cast<float>(comm.rank());
+              EK_RETURN_IF_ERROR(scope.Broadcast(One(value), kHighestActive));
+              EXPECT_EQ(value, static_cast<float>(world - 1 - step));
+              EK_RETURN_IF_ERROR(ticker.Tick());
+            }
+            return absl::OkStatus();
+          }));
     }
     return absl::OkStatus();
   });
@@ -264,21 +276,25 @@ TEST_P(ScopeTest, ADryRankCanGiveAndTakeWhatItOwns) {
   const int world = GetParam();
   Expect([&](Communicator& comm) -> absl::Status {
     float shard = 100.0f + static_cast<float>(comm.rank()), received = -1;
-    EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
-      scope.Own("shard", One(shard));
-      scope.Own("received", One(received));
-      for (int step = 0; step <= comm.rank(); ++step) {
-        std::vector<float> all(world);
-        EK_RETURN_IF_ERROR(
-            scope.AllGather(One(shard), absl::MakeSpan(all), {.joined = Contribution::kOwned, .tensor = "shard"}));
-        for (int rank = 0; rank < world; ++rank) EXPECT_EQ(all[rank], 100.0f + static_cast<float>(rank));
-        EK_RETURN_IF_ERROR(ticker.Tick());
-        received = static_cast<float>(10 * step + 1);
-        EK_RETURN_IF_ERROR(
-            scope.Broadcast(One(received), world - 1, {.joined = Contribution::kReceive, .tensor = "received"}));
-      }
-      return absl::OkStatus();
-    }));
+    EK_RETURN_IF_ERROR(
+        RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
+          scope.Own("shard", One(shard));
+          scope.Own("received", One(received));
+          for (int step = 0; step <= comm.rank(); ++step) {
+            std::vector<float> all(world);
+            EK_RETURN_IF_ERROR(
+                scope.AllGather(One(shard), absl::MakeSpan(all),
+                                {.joined = Contribution::kOwned, .tensor = "shard"}));
+            for (int rank = 0; rank < world; ++rank)
+              EXPECT_EQ(all[rank], 100.0f + static_cast<float>(rank));
+            EK_RETURN_IF_ERROR(ticker.Tick());
+            received = static_cast<float>(10 * step + 1);
+            EK_RETURN_IF_ERROR(
+                scope.Broadcast(One(received), world - 1,
+                                {.joined = Contribution::kReceive, .tensor = "received"}));
+          }
+          return absl::OkStatus();
+        }));
     EXPECT_EQ(received, static_cast<float>(10 * (world - 1) + 1)) << "rank " << comm.rank();
     return absl::OkStatus();
   });
@@ -286,33 +302,39 @@ TEST_P(ScopeTest, ADryRankCanGiveAndTakeWhatItOwns) {
 
 TEST_P(ScopeTest, ARootThatRanDryIsASentenceOnAllRanks) {
   const int world = GetParam();
-  if (world == 1) GTEST_SKIP() << "nobody runs dry before the others";
+  if (world == 1) GTEST_SKIP() << "no rank is exhausted before the others";
   for (const bool reduces : {false, true}) {
     std::vector<absl::Status> results(world);
     const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
-      return results[comm.rank()] = RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
-               float value = 1;
-               if (comm.rank() == 0) return absl::OkStatus();
-               return reduces ? scope.Reduce(One(value), ReduceOp::kSum, 0) : scope.Broadcast(One(value), 0);
-             });
+      return results[comm.rank()] =
+                 RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
+                   float value = 1;
+                   if (comm.rank() == 0) return absl::OkStatus();
+                   return reduces ? scope.Reduce(One(value), ReduceOp::kSum, 0)
+                                  : scope.Broadcast(One(value), 0);
+                 });
     });
     EXPECT_FALSE(status.ok());
     for (const absl::Status& result : results) {
-      EXPECT_THAT(std::string(result.message()), HasSubstr("its root, rank 0, has no inputs any more")) << result;
+      EXPECT_THAT(std::string(result.message()),
+                  HasSubstr("its root, rank 0, has no inputs any more"))
+          << result;
     }
   }
 }
 
 TEST_P(ScopeTest, AMissingTensorIsASentenceOnAllRanks) {
   const int world = GetParam();
-  if (world == 1) GTEST_SKIP() << "nobody runs dry before the others";
+  if (world == 1) GTEST_SKIP() << "no rank is exhausted before the others";
   std::vector<absl::Status> results(world);
   const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
-    return results[comm.rank()] = RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
-             float value = 1;
-             if (comm.rank() == 0) return absl::OkStatus();
-             return scope.AllReduce(One(value), ReduceOp::kSum, {.joined = Contribution::kOwned, .tensor = "ema"});
-           });
+    return results[comm.rank()] =
+               RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
+                 float value = 1;
+                 if (comm.rank() == 0) return absl::OkStatus();
+                 return scope.AllReduce(One(value), ReduceOp::kSum,
+                                        {.joined = Contribution::kOwned, .tensor = "ema"});
+               });
   });
   EXPECT_FALSE(status.ok());
   for (const absl::Status& result : results) {
@@ -324,12 +346,15 @@ TEST_P(ScopeTest, AWrongCallIsRefusedAndTheLoopGoesOn) {
   Expect([&](Communicator& comm) {
     return RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
       float value = 1;
-      EXPECT_EQ(scope.Broadcast(One(value), comm.world_size()).code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_EQ(scope.AllReduce(One(value), ReduceOp::kBitOr).code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(scope.Broadcast(One(value), comm.world_size()).code(),
+                absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(scope.AllReduce(One(value), ReduceOp::kBitOr).code(),
+                absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(scope.AllReduce(One(value), ReduceOp::kSum, {.tensor = "x"}).code(),
                 absl::StatusCode::kInvalidArgument);
       int32_t whole = 1;
-      EXPECT_EQ(scope.AllReduce(One(whole), ReduceOp::kAverage).code(), absl::StatusCode::kUnimplemented);
+      EXPECT_EQ(scope.AllReduce(One(whole), ReduceOp::kAverage).code(),
+                absl::StatusCode::kUnimplemented);
       EK_ASSIGN_OR_RETURN(const float sum, CountActive(scope));
       EXPECT_EQ(sum, static_cast<float>(comm.world_size()));
       return absl::OkStatus();
@@ -341,14 +366,15 @@ TEST_P(ScopeTest, CostsNoMessageWhileAllRanksHaveInputs) {
   Expect([&](Communicator& comm) -> absl::Status {
     auto sent_with = [&](int calls) -> absl::StatusOr<int64_t> {
       int64_t sent = 0;
-      EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
-        EK_RETURN_IF_ERROR(ticker.Tick());
-        EK_RETURN_IF_ERROR(comm.steps().current()->Wait().status());
-        const int64_t before = comm.control().link().Counters().messages_sent;
-        for (int i = 0; i < calls; ++i) EK_RETURN_IF_ERROR(CountActive(scope).status());
-        sent = comm.control().link().Counters().messages_sent - before;
-        return scope.Barrier();
-      }));
+      EK_RETURN_IF_ERROR(
+          RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker& ticker) -> absl::Status {
+            EK_RETURN_IF_ERROR(ticker.Tick());
+            EK_RETURN_IF_ERROR(StepControl::Of(comm).current()->Wait().status());
+            const int64_t before = comm.control().link().Counters().messages_sent;
+            for (int i = 0; i < calls; ++i) EK_RETURN_IF_ERROR(CountActive(scope).status());
+            sent = comm.control().link().Counters().messages_sent - before;
+            return scope.Barrier();
+          }));
       return sent;
     };
     EK_ASSIGN_OR_RETURN(const int64_t sent, sent_with(50));
@@ -376,7 +402,7 @@ TEST_P(ScopeTest, KnowsWhoIsActive) {
       EXPECT_EQ(static_cast<int>(scope.active_ranks().size()), world);
       for (int step = 0; step <= comm.rank(); ++step) {
         EK_RETURN_IF_ERROR(ticker.Tick());
-        EK_RETURN_IF_ERROR(comm.steps().current()->Wait().status());
+        EK_RETURN_IF_ERROR(StepControl::Of(comm).current()->Wait().status());
         EXPECT_EQ(static_cast<int>(scope.active_ranks().size()), world - step);
         EXPECT_EQ(scope.active_ranks()[0], step);
       }
@@ -392,12 +418,14 @@ TEST(FollowedCallsTest, DryRanksFollowTheLastCallsToo) {
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
     float received = 0;
     for (int epoch = 0; epoch < 20; ++epoch) {
-      EK_RETURN_IF_ERROR(RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
-        scope.Own("received", One(received));
-        if (comm.rank() < 2) return absl::OkStatus();
-        received = static_cast<float>(epoch + 1);
-        return scope.Broadcast(One(received), 2, {.joined = Contribution::kReceive, .tensor = "received"});
-      }));
+      EK_RETURN_IF_ERROR(
+          RunLoop(comm, [&](Communicator&, JoinScope& scope, Ticker&) -> absl::Status {
+            scope.Own("received", One(received));
+            if (comm.rank() < 2) return absl::OkStatus();
+            received = static_cast<float>(epoch + 1);
+            return scope.Broadcast(One(received), 2,
+                                   {.joined = Contribution::kReceive, .tensor = "received"});
+          }));
       EXPECT_EQ(received, static_cast<float>(epoch + 1));
     }
     return absl::OkStatus();
@@ -405,7 +433,8 @@ TEST(FollowedCallsTest, DryRanksFollowTheLastCallsToo) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What it waits for is not the step but the next call, of which there may be many: an evaluation, for example.
+// What it waits for is not the step but the next call, of which there may be many: an evaluation,
+// for example.
 TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
   const auto loop = [](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
     if (comm.rank() == 0) return absl::OkStatus();
@@ -416,7 +445,8 @@ TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
     return ticker.Tick();
   };
   const absl::Status status = RunTestRanks(
-      2, [&](Communicator& comm) { return RunLoop(comm, loop); }, CommunicatorOptions{.timeout = absl::Seconds(3)});
+      2, [&](Communicator& comm) { return RunLoop(comm, loop); },
+      CommunicatorOptions{.timeout = absl::Seconds(3)});
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -425,23 +455,25 @@ TEST(LeavingTest, RequestsReachTheRanksThatAreLeft) {
   const absl::Status status = RunTestRanks(3, [](Communicator& comm) -> absl::Status {
     Ticker ticker(&comm);
     const int steps = comm.rank() == 0 ? 1 : comm.rank() == 1 ? 2 : 6;
-    EK_RETURN_IF_ERROR(RunJoined({&ticker}, {.leave_after_shadow_steps = 2}, [&](JoinScope& scope) -> absl::Status {
-      for (int i = 0; i < steps; ++i) {
-        if (i == 4) comm.steps().Request(StepRequests::kStop);
-        EK_RETURN_IF_ERROR(ticker.Tick());
-        if (i == 3) {
-          EXPECT_THAT(scope.active_ranks(), ElementsAre(2));
-        }
-        EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticker.communicator().steps().current()->Wait());
-        EXPECT_EQ(answer.requests, i == 4 ? StepRequests::kStop : 0u) << "step " << i;
-      }
-      return absl::OkStatus();
-    }));
+    EK_RETURN_IF_ERROR(RunJoined(
+        {&ticker}, {.leave_after_shadow_steps = 2}, [&](JoinScope& scope) -> absl::Status {
+          for (int i = 0; i < steps; ++i) {
+            if (i == 4) StepControl::Of(comm).Request(StepRequests::kStop);
+            EK_RETURN_IF_ERROR(ticker.Tick());
+            if (i == 3) {
+              EXPECT_THAT(scope.active_ranks(), ElementsAre(2));
+            }
+            EK_ASSIGN_OR_RETURN(const StepAnswer answer,
+                                StepControl::Of(ticker.communicator()).current()->Wait());
+            EXPECT_EQ(answer.requests, i == 4 ? StepRequests::kStop : 0u) << "step " << i;
+          }
+          return absl::OkStatus();
+        }));
     return RunJoined({&ticker}, {}, [&](JoinScope& scope) -> absl::Status {
       EXPECT_THAT(scope.active_ranks(), ElementsAre(0, 1, 2));
-      comm.steps().Request(StepRequests::kSave);
+      StepControl::Of(comm).Request(StepRequests::kSave);
       EK_RETURN_IF_ERROR(ticker.Tick());
-      EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm.steps().current()->Wait());
+      EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(comm).current()->Wait());
       EXPECT_EQ(answer.requests, StepRequests::kSave);
       return absl::OkStatus();
     });

@@ -1,14 +1,13 @@
-// By what the sum of the ranks' gradients is divided, step by step.
+// The divisor of the sum of the ranks' gradients, for each step.
 //
-//   auto divisor = std::make_shared<StepDivisor>(DivideBy::kSamples);
-//   ticket->OnAnswer([divisor](const absl::StatusOr<StepAnswer>& answer) {
-//     if (answer.ok()) scale = divisor->ScaleOf(*answer, /*reduces=*/true);
-//   });
+//   EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, Notify());  // of a Joinable
+//   EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+//   const double scale = join_config().divisor->ScaleOf(answer, /*reduces=*/true);
 //
-// Whoever reduces gradients has one, and shows it each of its steps, those that only accumulate too. A Joinable finds
-// its own in join_config().divisor.
+// Each object that reduces gradients uses one StepDivisor, and calls ScaleOf() for each of its
+// steps, also for those that only accumulate. That of a Joinable is join_config().divisor.
 //
-// Threads: thread-safe; steps come in order, each as often as one likes.
+// Threads: thread-safe. Calls are in the order of the steps; a step may have several calls.
 
 #ifndef EVENKEEL_JOIN_STEP_DIVISOR_H_
 #define EVENKEEL_JOIN_STEP_DIVISOR_H_
@@ -18,40 +17,45 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "evenkeel/comm/step_control.h"
+#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 
 enum class DivideBy {
-  // The ranks of the group: with equal batches every sample weighs the same, to the end of an uneven loop.
+  // The number of ranks in the group, exhausted ranks included: if all batches have the same size,
+  // every sample of an uneven loop has the same weight.
   kInitialWorldSize,
-  // The ranks that have inputs in the step: its batch is averaged, however many take part.
+  // The number of ranks that have inputs in the step: the gradient is the mean of their gradients.
   kActiveRanks,
-  // Gradients are sums over samples (or tokens), and are divided by all ranks' samples of the step: those of
-  // accumulated micro-steps, and of what a rank had accumulated when it ran dry, included. Exact for batches of any
-  // sizes. Each rank says before each step how many it has: JoinScope::AddSamples(). Without any sample in the group
-  // the gradients are the sums that they are, of nothing: zeros. All steps of the loop count: not for models that take
-  // turns (a GAN's two), each of which would be divided by the samples of the other's steps too.
+  // The number of samples (or tokens) of all ranks in the step; each rank's gradients are sums over
+  // its samples. Samples of accumulated micro-steps count, also those that a rank had accumulated
+  // when it became exhausted. Every sample has the same weight, whatever the batch sizes. Each rank
+  // passes the number of its samples before each step: JoinScope::AddSamples(). If no rank has a
+  // sample, the gradients are zeros. All steps of the loop count, so this does not suit models that
+  // are trained in turns (the two of a GAN): each would be divided by the samples of both.
   kSamples,
 };
 
 class StepDivisor {
  public:
-  // `initial_world_size` 0: that of the step's group.
+  // `initial_world_size`: for kInitialWorldSize; 0 means the world size of the step's group.
   explicit StepDivisor(DivideBy by = DivideBy::kInitialWorldSize, int initial_world_size = 0)
       : by_(by), initial_world_size_(initial_world_size) {}
 
-  // What the sum is multiplied by in this step. `reduces`: the gradients that were accumulated up to here are reduced.
+  // Returns the factor for the sum: one over the step's divisor. `reduces`: this step reduces the
+  // gradients accumulated so far.
   double ScaleOf(const StepAnswer& answer, bool reduces);
   DivideBy by() const { return by_; }
-  // The next step is another group's first: its counts begin anew. All gradients up to here have been reduced.
+  // Resets the counts of samples. To be called before the first step in another group, when all
+  // gradients have been reduced.
   void OnOtherGroup();
 
  private:
   const DivideBy by_;
   const int initial_world_size_;
   absl::Mutex mutex_;
-  std::optional<int64_t> reduced_samples_ ABSL_GUARDED_BY(mutex_);  // Of the group, that went into earlier reductions.
+  // The group's samples in earlier reductions.
+  std::optional<int64_t> reduced_samples_ ABSL_GUARDED_BY(mutex_);
   int64_t last_step_ ABSL_GUARDED_BY(mutex_) = -1;
   double last_scale_ ABSL_GUARDED_BY(mutex_) = 1.0;
 };

@@ -1,7 +1,9 @@
 #!/bin/bash
-# Asks `bazel query` whether the arrows between the folders point one way:
+# Checks with `bazel query` that the arrows between the folders point one way:
 #
-#   comm <- join <- {bucket, zero_optim} <- trainer
+#   comm <- join <- bucket <- zero_optim <- trainer
+#
+# and inside comm, as docs/design.md draws them.
 #
 #   tests/arrows.sh                            uses ./bazelw
 #   BAZEL="bazel --batch" tests/arrows.sh      uses that
@@ -67,28 +69,56 @@ above='(//tools/... except //tools/build_defs/...) + //tests/...'
 
 never 'comm knows no other library' \
   //comm/... '//join/... + //bucket/... + //zero_optim/... + //trainer/...'
+values='deps(//comm:types + //comm:status + //comm:collective + //comm:memory + //comm:version + //comm:failure_info)'
+backends='//comm/local/... + //comm/shm/... + //comm/gloo/... + //comm/nccl/... + //comm/hierarchical/...'
+group="//comm:communicator + //comm:factory + //comm/rendezvous/... + $backends"
+
+never 'comm/base sees the values of comm alone' \
+  "($products) intersect //comm/base/..." '//comm/... except //comm/base/...' "$values"
+never 'comm/net sees base' \
+  "($products) intersect //comm/net/..." '//comm/... except //comm/net/... except //comm/base/...' "$values"
+never 'comm/control sees net and base' \
+  "($products) intersect //comm/control/..." \
+  '//comm/... except //comm/control/... except //comm/net/... except //comm/base/...' "$values"
+never 'comm/arith and comm/device see no group and no socket' \
+  "($products) intersect (//comm/arith/... + //comm/device/...)" "//comm/net/... + $group"
+never 'comm/rendezvous sees no group' \
+  "($products) intersect //comm/rendezvous/..." "//comm:communicator + //comm:factory + $backends"
+never 'a communicator sees no backend' \
+  //comm:communicator "//comm:factory + //comm/rendezvous/... + $backends"
+never 'no backend sees the factory or how processes find each other' \
+  "($products) intersect ($backends)" '//comm:factory + //comm:environment + //comm/rendezvous/...'
+for one in local shm gloo nccl; do
+  never "comm/$one sees no other backend but local" \
+    "($products) intersect //comm/$one/..." "($backends) except //comm/$one/... except //comm/local/..."
+done
 never 'join knows comm' \
   //join/... '//bucket/... + //zero_optim/... + //trainer/...'
 never 'bucket knows comm and join' \
   //bucket/... '//zero_optim/... + //trainer/...'
 never 'zero_optim knows comm, join and of bucket the plan, the parameters and the reduction; its tests a DataParallel' \
   "($products) intersect //zero_optim/..." '//bucket/... + //trainer/...' \
-  'deps(//bucket:planner + //bucket:parameter_set + //bucket:reduction)'
+  'deps(//bucket/plan:planner + //bucket:parameter_set + //bucket:reduction)'
 never 'no library needs tests or tools' \
   "$products" "$above"
 never 'the planner sees only values of comm' \
-  //bucket:planner '//... except //tools/build_defs/... except //bucket/...' \
+  //bucket/plan:planner '//... except //tools/build_defs/... except //bucket/...' \
   'deps(//comm:types + //comm:collective + //comm:status)'
 never 'the planner sees only Abseil of what others wrote' \
-  //bucket:planner 'filter("^@", deps(//bucket:planner))' \
-  'filter("^@(com_google_absl|bazel_tools|bazel_skylib|local_config_.*|platforms|rules_cc|rules_java|rules_proto|remote_coverage_tools)//", deps(//bucket:planner))'
+  //bucket/plan:planner 'filter("^@", deps(//bucket/plan:planner))' \
+  'filter("^@(com_google_absl|bazel_tools|bazel_skylib|local_config_.*|platforms|rules_cc|rules_java|rules_proto|remote_coverage_tools)//", deps(//bucket/plan:planner))'
+for part in models layers gpt data report checkpoint device; do
+  never "trainer/$part knows nothing of the app" "//trainer/$part/..." '//trainer/app/...'
+done
+never "trainer/report sees no other part of the trainer" \
+  "//trainer/report/..." '//trainer/... except //trainer/report/...'
 never 'the trainer is used by tests and tools alone' \
   '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
-only 'Gloo is seen by its backend and the benchmark of Gloo itself alone' \
-  '^//(comm:gloo|tools/bench:raw_gloo_rank$)' @gloo//:gloo
-only 'NCCL is seen by its backend alone' '^//comm:nccl' @cuda//:nccl
+only 'Gloo is seen by the benchmarks that compare with it alone' \
+  '^//(comm/gloo:transport_benchmark(_cases)?$|tools/bench:raw_gloo_rank$)' @gloo//:gloo
+only 'NCCL is seen by its backend alone' '^//comm/nccl:' @cuda//:nccl
 only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
-  '^//(comm:nccl|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_timer$)' @cuda//:cudart
+  '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_cases$)' @cuda//:cudart
 only 'oneDNN is seen by the trainer alone' '^//trainer[/:]' @onednn//:dnnl
 never 'flags are read by programs alone' \
   "$products" @com_github_gflags_gflags//...

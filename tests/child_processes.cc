@@ -32,7 +32,8 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 std::vector<std::string> EnvironmentWith(const Variables& added) {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (!added.contains(std::string(*entry, std::strcspn(*entry, "=")))) environment.push_back(*entry);
+    if (!added.contains(std::string(*entry, std::strcspn(*entry, "="))))
+      environment.push_back(*entry);
   }
   for (const auto& [name, value] : added) environment.push_back(absl::StrCat(name, "=", value));
   return environment;
@@ -58,7 +59,8 @@ ChildProcesses::~ChildProcesses() {
   for (Child& child : children_) Reap(child);
 }
 
-absl::Status ChildProcesses::Start(const std::vector<std::string>& command, const Variables& variables) {
+absl::Status ChildProcesses::Start(const std::vector<std::string>& command,
+                                   const Variables& variables) {
   int in[2], out[2], err[2];
   if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
     return absl::UnavailableError(absl::StrCat("pipe: ", std::strerror(errno)));
@@ -78,8 +80,8 @@ absl::Status ChildProcesses::Start(const std::vector<std::string>& command, cons
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
   std::vector<std::string> arguments = command, environment = EnvironmentWith(variables);
   Child child{.in = in[1], .out_fd = out[0], .err_fd = err[0]};
-  const int error = posix_spawn(&child.pid, command[0].c_str(), &actions, &attributes, Pointers(arguments).data(),
-                                Pointers(environment).data());
+  const int error = posix_spawn(&child.pid, command[0].c_str(), &actions, &attributes,
+                                Pointers(arguments).data(), Pointers(environment).data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   close(in[0]);
@@ -88,10 +90,12 @@ absl::Status ChildProcesses::Start(const std::vector<std::string>& command, cons
   if (error != 0) child.pid = -1;
   children_.push_back(child);
   return error == 0 ? absl::OkStatus()
-                    : absl::UnavailableError(absl::StrCat("can't run ", command[0], ": ", std::strerror(error)));
+                    : absl::UnavailableError(
+                          absl::StrCat("cannot run ", command[0], ": ", std::strerror(error)));
 }
 
-bool ChildProcesses::Listen(absl::Time deadline, absl::FunctionRef<void(int, absl::string_view)> on_line,
+bool ChildProcesses::Listen(absl::Time deadline,
+                            absl::FunctionRef<void(int, absl::string_view)> on_line,
                             absl::FunctionRef<bool()> is_over) {
   while (true) {
     std::vector<pollfd> fds;
@@ -106,7 +110,8 @@ bool ChildProcesses::Listen(absl::Time deadline, absl::FunctionRef<void(int, abs
     if (fds.empty() || is_over()) return true;
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) return false;
-    poll(fds.data(), fds.size(), static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, INT_MAX)));
+    poll(fds.data(), fds.size(),
+         static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, INT_MAX)));
     for (size_t i = 0; i < fds.size(); ++i) {
       if (fds[i].revents == 0) continue;
       Child& child = children_[owners[i]];
@@ -147,7 +152,8 @@ void ChildProcesses::Reap(Child& child) {
 
 void EndWithParent() { prctl(PR_SET_PDEATHSIG, SIGKILL); }
 
-Variables RankVariables(int rank, int world_size, const std::string& store, const std::string& secret) {
+Variables RankVariables(int rank, int world_size, const std::string& store,
+                        const std::string& secret) {
   Variables variables = {{"RANK", absl::StrCat(rank)},
                          {"LOCAL_RANK", absl::StrCat(rank)},
                          {"WORLD_SIZE", absl::StrCat(world_size)},

@@ -4,7 +4,8 @@
 //   EK_RETURN_IF_ERROR(children.Start({self, "--role=rank"}, {{"RANK", "0"}}));
 //   bool all_over = children.Listen(deadline, [&](int child, absl::string_view line) { ... });
 //
-// Destruction kills what still runs. A child ends with the thread that started it, if it says EndWithParent() first.
+// Destruction kills what still runs. A child ends with the thread that started it, if it says
+// EndWithParent() first.
 //
 // Threads: thread-compatible.
 // Errors:  Unavailable if a process can't be made.
@@ -36,8 +37,8 @@ class ChildProcesses {
 
   // The next child; they are numbered from 0. `variables` are added to this process's environment.
   absl::Status Start(const std::vector<std::string>& command, const Variables& variables);
-  // Gives each line of a standard output to `on_line`, until all children have ended, or `is_over` says so: true; or the
-  // deadline has come: false.
+  // Gives each line of a standard output to `on_line`, until all children have ended, or `is_over`
+  // says so: true; or the deadline has come: false.
   bool Listen(
       absl::Time deadline, absl::FunctionRef<void(int child, absl::string_view line)> on_line,
       absl::FunctionRef<bool()> is_over = [] { return false; });
@@ -69,9 +70,10 @@ class ChildProcesses {
 // In a child: it is killed when the thread that started it ends.
 void EndWithParent();
 
-// What the ranks of a job of `world_size` need to find each other on this host, where `store` is a server's address
-// that somebody else hosts, or a folder if rank 0 shall host it.
-Variables RankVariables(int rank, int world_size, const std::string& store, const std::string& secret);
+// Returns the variables by which the ranks of a job of `world_size` find each other on this host.
+// `store` is the address of a server of another process, or a folder if rank 0 hosts the store.
+Variables RankVariables(int rank, int world_size, const std::string& store,
+                        const std::string& secret);
 
 // The path of this program, to start it again.
 std::string ThisProgram();

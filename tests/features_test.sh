@@ -1,12 +1,12 @@
 #!/bin/bash
-# Whether what docs/features.md names is there, so that the page cannot rot:
+# Checks that everything that docs/features.md names exists:
 #
 #   bazel test //tests:features_test, or tests/features_test.sh
 #
 # Every linked file, every `//package:target`, and every `Suite.Name` of a test,
 # which must be in one of the files that its row links. Rows count, too: none of
-# the numbered ones may be missing or out of order. Prints what is not there,
-# and exits with 1 then.
+# the numbered ones may be missing or out of order. Prints what is missing, and
+# exits with 1 if anything is.
 set -uo pipefail
 page=docs/features.md
 [[ -e $page ]] || cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1

@@ -17,8 +17,8 @@ namespace {
 
 // Bit for bit.
 std::string ToHex(const std::vector<float>& values) {
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)));
+  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(values.data()),
+                                                  values.size() * sizeof(float)));
 }
 
 std::vector<float> FloatsFromHex(absl::string_view hex) {
@@ -46,9 +46,10 @@ int64_t MonotonicNanos() {
 
 std::string ToLine(const RankReport& report) {
   const ToyResult& result = report.result;
-  return absl::StrCat(report.rank, "\t", report.diverged, "\t", report.ended, "\t", report.has_wrong_data, "\t",
-                      static_cast<int>(result.status.code()), "\t", result.steps, "\t", ToHex(result.last.weights),
-                      "\t", ToHex(result.ended.weights), "\t", ToHex(result.ended.momentum), "\t",
+  return absl::StrCat(report.rank, "\t", report.diverged, "\t", report.ended, "\t",
+                      report.has_wrong_data, "\t", static_cast<int>(result.status.code()), "\t",
+                      result.steps, "\t", ToHex(result.last.weights), "\t",
+                      ToHex(result.ended.weights), "\t", ToHex(result.ended.momentum), "\t",
                       absl::CEscape(result.status.message()), "\n");
 }
 
@@ -58,7 +59,8 @@ absl::StatusOr<RankReport> ReportFromLine(absl::string_view line) {
   int code = 0;
   std::string message;
   if (fields.size() != 10 || !absl::SimpleAtoi(fields[0], &report.rank) ||
-      !absl::SimpleAtoi(fields[1], &report.diverged) || !absl::SimpleAtoi(fields[2], &report.ended) ||
+      !absl::SimpleAtoi(fields[1], &report.diverged) ||
+      !absl::SimpleAtoi(fields[2], &report.ended) ||
       !absl::SimpleAtob(fields[3], &report.has_wrong_data) || !absl::SimpleAtoi(fields[4], &code) ||
       !absl::SimpleAtoi(fields[5], &report.result.steps) || !absl::CUnescape(fields[9], &message)) {
     return absl::InvalidArgumentError(absl::StrCat("not a report: ", line));
@@ -71,16 +73,17 @@ absl::StatusOr<RankReport> ReportFromLine(absl::string_view line) {
 
 std::set<int> NamedRanks(absl::string_view message) {
   std::set<int> named;
-  for (size_t at = message.find("rank"); at != absl::string_view::npos; at = message.find("rank", at + 1)) {
+  for (size_t at = message.find("rank"); at != absl::string_view::npos;
+       at = message.find("rank", at + 1)) {
     absl::string_view rest = message.substr(at + 4);
     const bool is_list = absl::ConsumePrefix(&rest, "s");
     int rank = 0;
     if (!absl::ConsumePrefix(&rest, " ") || !TakeNumber(rest, rank)) continue;
     named.insert(rank);
-    while (
-        is_list &&
-        (absl::ConsumePrefix(&rest, ", ") || absl::ConsumePrefix(&rest, ",") || absl::ConsumePrefix(&rest, " and ")) &&
-        TakeNumber(rest, rank)) {
+    while (is_list &&
+           (absl::ConsumePrefix(&rest, ", ") || absl::ConsumePrefix(&rest, ",") ||
+            absl::ConsumePrefix(&rest, " and ")) &&
+           TakeNumber(rest, rank)) {
       named.insert(rank);
     }
   }

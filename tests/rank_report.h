@@ -1,4 +1,4 @@
-// What a rank says when its part is over, as one line of text, and what can be read from its message.
+// The report of a rank at its end, as one line of text, and the facts that its message contains.
 //
 //   std::cout << ToLine(report);                                    // in the rank
 //   EK_ASSIGN_OR_RETURN(RankReport report, ReportFromLine(line));   // where ranks are counted
@@ -26,7 +26,8 @@ int64_t MonotonicNanos();
 
 struct RankReport {
   int rank = -1;
-  int64_t diverged = 0;         // When this rank did what the others do not expect; 0: it did nothing of the kind.
+  int64_t diverged =
+      0;  // When this rank did what the others do not expect; 0: it did nothing of the kind.
   int64_t ended = 0;            // When it knew how its part has ended; 0: it has not said.
   bool has_wrong_data = false;  // A collective has succeeded with it.
   ToyResult result;             // With the end of the group in its status.

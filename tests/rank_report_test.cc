@@ -36,8 +36,9 @@ TEST(RankReportTest, RefusesOtherLines) {
 }
 
 TEST(NamedRanksTest, FindsRanksInSentences) {
-  EXPECT_THAT(NamedRanks("rank 1 is at #412 barrier (user); ranks 0,2,13 are at #412: the ranks disagree"),
-              ElementsAre(0, 1, 2, 13));
+  EXPECT_THAT(
+      NamedRanks("rank 1 is at #412 barrier (user); ranks 0,2,13 are at #412: the ranks disagree"),
+      ElementsAre(0, 1, 2, 13));
   EXPECT_THAT(NamedRanks("ranks 4, 5 and 6, rank 7's process"), ElementsAre(4, 5, 6, 7));
   EXPECT_THAT(NamedRanks("a group of 5 ranks, rank unknown, world size 3, ranking 9"), IsEmpty());
   EXPECT_THAT(NamedRanks("rank"), IsEmpty());

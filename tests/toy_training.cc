@@ -12,7 +12,6 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 
 namespace evenkeel {
 namespace {
@@ -21,7 +20,8 @@ const std::vector<int> kSizes = {3, 7, 1, 5, 2};
 static_assert(kToyGradients == 5);
 constexpr double kLearningRate = 0.1, kMomentum = 0.9;
 
-// Weights stay below 8 in magnitude; 12 updates of at most 5 roundings of sums below 8, which momentum amplifies by 10.
+// Weights stay below 8 in magnitude; 12 updates of at most 5 roundings of sums below 8, which
+// momentum amplifies by 10.
 constexpr float kTolerance = 1e-4f;
 
 std::vector<float> Flat(const std::vector<std::vector<float>>& parts) {
@@ -48,22 +48,24 @@ std::vector<float> Momentum(const OptimizerState& state) {
 
 class ToyTrainer::Parts {
  public:
-  explicit Parts(const Communicator& comm) : model(kSizes, /*seed=*/0, comm.device()), runtime(comm.runtime()) {}
+  explicit Parts(const Communicator& comm)
+      : model(kSizes, /*seed=*/0, comm.device()), runtime(comm.runtime()) {}
 
   // The host's arithmetic begins when what the device does has ended. Nothing on the CPU.
   absl::Status Finish() {
-    return runtime == nullptr ? absl::OkStatus() : runtime->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
+    return runtime == nullptr ? absl::OkStatus()
+                              : runtime->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
   }
 
   ToyModel model;
   DeviceRuntime* const runtime;
   Stream stream;
   std::unique_ptr<DataParallel> ddp;
-  std::unique_ptr<Optimizer> unsharded;
-  std::unique_ptr<ShardedOptimizer> sharded;
+  std::unique_ptr<Optimizer> optimizer;
 };
 
-absl::StatusOr<std::unique_ptr<ToyTrainer>> ToyTrainer::Create(Communicator* comm, const ToySettings& settings) {
+absl::StatusOr<std::unique_ptr<ToyTrainer>> ToyTrainer::Create(Communicator* comm,
+                                                               const ToySettings& settings) {
   auto trainer = absl::WrapUnique(new ToyTrainer(settings, *comm));
   EK_RETURN_IF_ERROR(trainer->Init(comm));
   return trainer;
@@ -86,21 +88,18 @@ absl::Status ToyTrainer::Init(Communicator* comm) {
     params->SetStream(parts_->stream.ref());
   }
   if (settings_.list != ToyList::kOptimizerAlone) {
-    EK_ASSIGN_OR_RETURN(parts_->ddp, DataParallel::Create(comm, params, {}, {.reducer = {.caps = settings_.caps}}));
+    EK_ASSIGN_OR_RETURN(
+        parts_->ddp, DataParallel::Create(comm, params, {}, {.reducer = {.caps = settings_.caps}}));
   }
-  if (settings_.is_sharded) {
-    const ShardedOptimizerOptions options{.bucket_cap = settings_.caps.front()};
-    EK_ASSIGN_OR_RETURN(parts_->sharded, ShardedOptimizer::Create(comm, params, rule, options));
-  } else {
-    EK_ASSIGN_OR_RETURN(parts_->unsharded, Optimizer::Create(comm, params, rule));
-  }
+  OptimizerOptions options;
+  if (settings_.is_sharded) options.placement = WholeTensors{.bucket_cap = settings_.caps.front()};
+  EK_ASSIGN_OR_RETURN(parts_->optimizer, Optimizer::Create(*comm, *params, rule, options));
   return absl::OkStatus();
 }
 
 std::vector<Joinable*> ToyTrainer::joinables() const {
   Joinable* const ddp = parts_->ddp.get();
-  Joinable* const optimizer =
-      settings_.is_sharded ? static_cast<Joinable*>(parts_->sharded.get()) : parts_->unsharded.get();
+  Joinable* const optimizer = parts_->optimizer.get();
   switch (settings_.list) {
     case ToyList::kGradientsFirst:
       return {ddp, optimizer};
@@ -115,8 +114,9 @@ std::vector<Joinable*> ToyTrainer::joinables() const {
 absl::Status ToyTrainer::Train(int first_step) {
   result_.steps = first_step;
   const auto loop = [&] { return Loop(first_step); };
-  result_.status =
-      settings_.joins ? RunJoined(joinables(), settings_.join_options, [&](JoinScope&) { return loop(); }) : loop();
+  result_.status = settings_.joins ? RunJoined(joinables(), settings_.join_options,
+                                               [&](JoinScope&) { return loop(); })
+                                   : loop();
   for (const int batch : settings_.even_batches) {
     if (!result_.status.ok()) return result_.status;
     result_.status = Step(result_.steps, batch);
@@ -131,7 +131,8 @@ absl::Status ToyTrainer::At(StepPoint point, int step, int gradients) const {
 
 absl::Status ToyTrainer::Loop(int first_step) {
   const int steps = static_cast<int>(settings_.batches.size());
-  for (int step = first_step; step < steps; ++step) EK_RETURN_IF_ERROR(Step(step, settings_.batches[step]));
+  for (int step = first_step; step < steps; ++step)
+    EK_RETURN_IF_ERROR(Step(step, settings_.batches[step]));
   return At(StepPoint::kLoopEnd, steps);
 }
 
@@ -141,7 +142,8 @@ absl::Status ToyTrainer::Step(int step, int batch) {
   const bool accumulates = step == settings_.accumulating_step;
   EK_RETURN_IF_ERROR(At(StepPoint::kBeforeRecord, step));
   model.params().ClearGradients();
-  if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(accumulates ? StepMode::kAccumulate : StepMode::kSync));
+  if (ddp != nullptr)
+    EK_RETURN_IF_ERROR(ddp->BeginStep(accumulates ? StepMode::kAccumulate : StepMode::kSync));
   EK_RETURN_IF_ERROR(At(StepPoint::kForward, step));
   int gradients = 0;
   auto announce = [&](int param) -> absl::Status {
@@ -153,7 +155,7 @@ absl::Status ToyTrainer::Step(int step, int batch) {
   if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
   EK_RETURN_IF_ERROR(At(StepPoint::kReduced, step));
   if (!accumulates) {
-    EK_RETURN_IF_ERROR(settings_.is_sharded ? parts_->sharded->Step() : parts_->unsharded->Step());
+    EK_RETURN_IF_ERROR(parts_->optimizer->Step());
     EK_RETURN_IF_ERROR(parts_->Finish());
     result_.last.weights = Flat(model.values());
     ++result_.steps;
@@ -163,12 +165,7 @@ absl::Status ToyTrainer::Step(int step, int batch) {
 
 absl::Status ToyTrainer::TakeState() {
   EK_RETURN_IF_ERROR(parts_->Finish());
-  OptimizerState state;
-  if (settings_.is_sharded) {
-    EK_ASSIGN_OR_RETURN(state, parts_->sharded->Consolidate());
-  } else {
-    state = parts_->unsharded->state();
-  }
+  EK_ASSIGN_OR_RETURN(const OptimizerState state, parts_->optimizer->Consolidate());
   result_.ended = {Flat(parts_->model.values()), Momentum(state)};
   return absl::OkStatus();
 }
@@ -208,9 +205,11 @@ std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps) {
       for (int j = 0; j < kSizes[p]; ++j) {
         float sum = 0;
         for (const auto& [rank, batch] : step.inputs) sum += model.GradientAt(p, j, rank, batch);
-        momentum[p][j] = static_cast<float>(kMomentum) * momentum[p][j] + sum / static_cast<float>(step.divisor);
+        momentum[p][j] =
+            static_cast<float>(kMomentum) * momentum[p][j] + sum / static_cast<float>(step.divisor);
       }
-      for (int j = 0; j < kSizes[p]; ++j) weights[j] -= static_cast<float>(kLearningRate) * momentum[p][j];
+      for (int j = 0; j < kSizes[p]; ++j)
+        weights[j] -= static_cast<float>(kLearningRate) * momentum[p][j];
     }
     states.push_back({Flat(model.values()), Flat(momentum)});
   }

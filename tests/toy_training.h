@@ -1,11 +1,14 @@
-// A training program small enough that a plain loop in one process says what any group of ranks must end with.
+// A training program small enough that a plain loop in one process says what any group of ranks
+// must end with.
 //
 //   ToyResult result = TrainToy(comm, {.batches = {0, 1, 2}, .joins = true});      // on each rank
-//   std::vector<ToyState> alone = TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}}));   // alone[k]: after k steps
+//   // alone[k]: after k steps
+//   std::vector<ToyState> alone = TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}}));
 //   IsClose(result.last, alone[result.steps]);
 //
-// DataParallel and SGD with momentum, unsharded or sharded, over several buckets. What happens at the points of a step
-// is the caller's: barriers, faults, counting. On a simulated device the model's arithmetic is the host's.
+// DataParallel and SGD with momentum, unsharded or sharded, over several buckets. What happens at
+// the points of a step is the caller's: barriers, faults, counting. On a simulated device the
+// model's arithmetic is the host's.
 //
 // Threads: as the communicator; what needs none is a pure function.
 // Errors:  those of the libraries, as they are.
@@ -20,7 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/join/joinable.h"
 
@@ -30,7 +33,8 @@ namespace evenkeel {
 enum class StepPoint {
   kBeforeRecord,  // Before BeginStep(): the other ranks do not know of the step yet.
   kForward,
-  kBackward,  // Before each gradient, and after the last one; `gradients` says how many have been announced.
+  kBackward,  // Before each gradient, and after the last one; `gradients` says how many have been
+              // announced.
   kReduced,   // Between FinishStep() and the optimizer.
   kStepped,   // The last thing in the loop's body.
   kLoopEnd,   // No input is left: once, `step` is the number of steps.
@@ -46,9 +50,9 @@ struct ToySettings {
   std::vector<int> batches;                 // Of this rank, one per step.
   bool joins = false;                       // The loop runs in RunJoined().
   ToyList list = ToyList::kGradientsFirst;  // Alone: there is no DataParallel; needs is_sharded.
-  std::vector<int> even_batches;            // Of a second loop, without RunJoined(): as many on each rank.
-  bool is_sharded = false;                  // The optimizer.
-  int accumulating_step = -1;               // This one does not synchronise.
+  std::vector<int> even_batches;  // Of a second loop, without RunJoined(): as many on each rank.
+  bool is_sharded = false;        // The optimizer.
+  int accumulating_step = -1;     // This one does not synchronise.
   std::vector<Bytes> caps = {Bytes{8}, Bytes{24}};
   int data_rank = -1;  // Whose data this is; -1: the rank's in the group.
   JoinOptions join_options;
@@ -64,14 +68,17 @@ struct ToyResult {
   absl::Status status;
   int steps = 0;   // Of the optimizer, that this rank's loop has finished.
   ToyState last;   // Weights after the last of them; momentum only if all went well.
-  ToyState ended;  // Weights when the loop had ended, with what other ranks did after this one; momentum likewise.
+  ToyState ended;  // Weights when the loop had ended, with what other ranks did after this one;
+                   // momentum likewise.
 };
 
-// A rank's model, with what trains it. Ownership: the group outlives its use; Recover() may give it another one.
+// A rank's model, with what trains it. Ownership: the group outlives its use; Recover() may give it
+// another one.
 class ToyTrainer {
  public:
   // All ranks together.
-  static absl::StatusOr<std::unique_ptr<ToyTrainer>> Create(Communicator* comm, const ToySettings& settings);
+  static absl::StatusOr<std::unique_ptr<ToyTrainer>> Create(Communicator* comm,
+                                                            const ToySettings& settings);
   ~ToyTrainer();
 
   // The loop, from this step on. Whatever its end, result() has it.
@@ -95,8 +102,8 @@ class ToyTrainer {
   ToyResult result_;
 };
 
-// The whole of it. After an error it ends the group: whoever destroys a DataParallel inside a step without a word to
-// the others leaves them with nothing but that.
+// The whole of it. After an error it ends the group: whoever destroys a DataParallel inside a step
+// without a word to the others leaves them with nothing but that.
 ToyResult TrainToy(Communicator& comm, const ToySettings& settings);
 
 // One step of a group: whose batches go into it, and by what the sum is divided.
@@ -106,10 +113,11 @@ struct ToyStep {
 };
 // The steps of ranks that have these batches: in each, all that still have one take part.
 std::vector<ToyStep> GroupSteps(const std::vector<std::vector<int>>& batches);
-// [0]: at the start; [k]: after k steps. No library of ours computes it, apart from the model's gradient.
+// [0]: at the start; [k]: after k steps. No library of ours computes it, apart from the model's
+// gradient.
 std::vector<ToyState> TrainToyAlone(const std::vector<ToyStep>& steps);
 
-// Whether they differ by no more than another order of additions can explain.
+// Returns true if they differ by no more than another order of additions can explain.
 bool IsClose(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace evenkeel

@@ -1,5 +1,5 @@
-// How fast collectives are, backend by backend, beside Gloo itself, the MPIs of this machine and plain copies. See
-// kUsage, and tools/bench/sweep.h for how it is measured.
+// How fast collectives are, backend by backend, beside Gloo itself, the MPIs of this machine and
+// plain copies. See kUsage, and tools/bench/sweep.h for how it is measured.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,27 +37,36 @@
 #include "evenkeel/tools/bench/request.h"
 #include "evenkeel/tools/bench/rows.h"
 #include "evenkeel/tools/bench/sweep.h"
+#include "evenkeel/tools/launcher.h"
+#include "evenkeel/tools/program.h"
 #include "gflags/gflags.h"
 
-DEFINE_string(backends, "auto", "What is measured: auto, or local,gloo,shm,raw_gloo,openmpi,mpich,mpi,memcpy.");
-DEFINE_string(ops, "all",
-              "all, or all_reduce,reduce_scatter,all_gather,broadcast,reduce,all_to_all,send_recv,barrier.");
+DEFINE_string(backends, "auto",
+              "What is measured: auto, or local,gloo,shm,raw_gloo,openmpi,mpich,mpi,memcpy.");
+DEFINE_string(
+    ops, "all",
+    "all, or all_reduce,reduce_scatter,all_gather,broadcast,reduce,all_to_all,send_recv,barrier.");
 DEFINE_int32(world, 2, "Ranks, from 2 to 64.");
-DEFINE_string(sizes, "1K,4K,16K,64K,256K,1M,4M,16M,64M,256M", "Bytes; K, M and G are powers of 1024.");
-DEFINE_string(loop_sizes, "1K", "Sizes at which all_reduce is also timed in a tight loop, as a program calls it.");
-DEFINE_string(registered, "shm", "Backends that are measured in memory from Communicator::Allocate() as well.");
+DEFINE_string(sizes, "1K,4K,16K,64K,256K,1M,4M,16M,64M,256M",
+              "Bytes; K, M and G are powers of 1024.");
+DEFINE_string(loop_sizes, "1K",
+              "Sizes at which all_reduce is also timed in a tight loop, as a program calls it.");
+DEFINE_string(registered, "shm",
+              "Backends that are measured in memory from Communicator::Allocate() as well.");
 DEFINE_string(dtype, "float32", "float32, float64, float16, bfloat16, int32 or int64.");
-DEFINE_int32(pairs, 0, "Rounds for each collective and size; 0: from 3 to 30, as many as --time_limit has time for.");
+DEFINE_int32(
+    pairs, 0,
+    "Rounds for each collective and size; 0: from 3 to 30, as many as --time_limit has time for.");
 DEFINE_double(time_limit, 200, "Seconds that the sweep may take with --pairs=0.");
 DEFINE_double(min_time, 0.01, "Seconds that a block of repetitions takes at least.");
-DEFINE_bool(quick, false, "1K,64K,4M within 25 seconds, where --sizes and --time_limit do not say otherwise.");
+DEFINE_bool(quick, false,
+            "1K,64K,4M within 25 seconds, where --sizes and --time_limit do not say otherwise.");
 DEFINE_string(json, "", "A file for the rows: an array with one object to a line.");
 DEFINE_string(mpirun, "", "Another mpirun for the backend mpi.");
 DEFINE_string(mpicxx, "", "Another mpicxx for the backend mpi.");
 DEFINE_string(mpi_args, "", "More arguments for each mpirun, separated by spaces.");
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 constexpr char kUsage[] =
@@ -92,53 +101,19 @@ At the end each backend is compared with raw_gloo and the MPIs: the median ratio
 and the bootstrap's 95 % interval of it. --pairs=30 for figures that are to be quoted.
 )";
 
-// A folder of its own that goes with this process, also when a signal ends it.
-class TemporaryFolder {
- public:
-  static absl::StatusOr<std::unique_ptr<TemporaryFolder>> Create() {
-    std::error_code error;
-    std::string path = std::filesystem::temp_directory_path(error).string() + "/bench_collectives.XXXXXX";
-    if (error || mkdtemp(path.data()) == nullptr) return absl::UnavailableError(absl::StrCat("can't make ", path));
-    std::unique_ptr<TemporaryFolder> folder(new TemporaryFolder(path));
-    EndWithSignals(path);
-    return folder;
-  }
-  ~TemporaryFolder() { Remove(path_); }
-
-  absl::StatusOr<std::string> Add(const std::string& name) const {
-    const std::string path = absl::StrCat(path_, "/", name);
-    if (mkdir(path.c_str(), 0700) == 0) return path;
-    return absl::UnavailableError(absl::StrCat("can't make ", path, ": ", std::strerror(errno)));
-  }
-
- private:
-  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
-
-  static void Remove(const std::string& path) {
+// Removes the folder when a signal ends this process. Ranks end with their sockets.
+void RemoveWithSignals(const std::string& folder) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread([signals, folder] {
+    int signal = 0;
+    sigwait(&signals, &signal);
     std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-
-  // Ranks end with their sockets.
-  static void EndWithSignals(const std::string& path) {
-    sigset_t signals;
-    sigemptyset(&signals);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-    std::thread([signals, path] {
-      int signal = 0;
-      sigwait(&signals, &signal);
-      Remove(path);
-      _exit(128 + signal);
-    }).detach();
-  }
-
-  const std::string path_;
-};
-
-std::string ThisProgram() {
-  std::error_code error;
-  return std::filesystem::read_symlink("/proc/self/exe", error).string();
+    std::filesystem::remove_all(folder, ignored);
+    _exit(128 + signal);
+  }).detach();
 }
 
 // A process for each rank that meets the others in `folder`; of local, one with all of them.
@@ -146,13 +121,14 @@ std::vector<Program> OwnPrograms(const std::string& backend, const std::string& 
   std::vector<Program> programs;
   const int processes = backend == "local" ? 1 : FLAGS_world;
   for (int rank = 0; rank < processes; ++rank) {
-    programs.push_back({.command = {ThisProgram(), kAsRank, backend, folder, absl::StrCat(FLAGS_world)},
-                        .variables = {{"RANK", absl::StrCat(rank)},
-                                      {"LOCAL_RANK", absl::StrCat(rank)},
-                                      {"WORLD_SIZE", absl::StrCat(processes)},
-                                      {"LOCAL_WORLD_SIZE", absl::StrCat(processes)},
-                                      {"EVENKEEL_STORE", folder},
-                                      {"EVENKEEL_JOB", absl::StrCat("bench.", getpid(), ".", backend)}}});
+    programs.push_back(
+        {.command = {OwnPath(), kAsRank, backend, folder, absl::StrCat(FLAGS_world)},
+         .variables = {{"RANK", absl::StrCat(rank)},
+                       {"LOCAL_RANK", absl::StrCat(rank)},
+                       {"WORLD_SIZE", absl::StrCat(processes)},
+                       {"LOCAL_WORLD_SIZE", absl::StrCat(processes)},
+                       {"EVENKEEL_STORE", folder},
+                       {"EVENKEEL_JOB", absl::StrCat("bench.", getpid(), ".", backend)}}});
   }
   return programs;
 }
@@ -166,16 +142,19 @@ class Bench {
  public:
   absl::Status Run() {
     EK_RETURN_IF_ERROR(ReadFlags());
-    EK_ASSIGN_OR_RETURN(folder_, TemporaryFolder::Create());
+    EK_ASSIGN_OR_RETURN(folder_, TemporaryFolder::Create("bench_collectives"));
+    RemoveWithSignals(folder_->path());
     for (const std::string& backend : backends_) EK_RETURN_IF_ERROR(Start(backend));
-    if (peers_.empty()) return absl::InvalidArgumentError("there is nothing to measure");
+    if (peers_.empty())
+      return absl::InvalidArgumentError("nothing to measure; see --backends and --ops");
     return Measure();
   }
 
  private:
   absl::Status ReadFlags() {
     if (FLAGS_world < 2 || FLAGS_world > kMostRanks) {
-      return absl::InvalidArgumentError(absl::StrCat("--world=", FLAGS_world, ": choose 2 to ", kMostRanks));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--world=", FLAGS_world, ": choose 2 to ", kMostRanks));
     }
     if (FLAGS_pairs < 0) return absl::InvalidArgumentError("--pairs must not be negative");
     if (!(FLAGS_min_time > 0) || !(FLAGS_time_limit > 0)) {
@@ -187,7 +166,8 @@ class Bench {
     }
     FindMpi();
     EK_ASSIGN_OR_RETURN(backends_, ParseBackends("backends", FLAGS_backends, WhatIsThere()));
-    if (backends_.empty()) return absl::InvalidArgumentError("--backends names none");
+    if (backends_.empty())
+      return absl::InvalidArgumentError("--backends must name at least one backend");
     EK_ASSIGN_OR_RETURN(registered_, ParseBackends("registered", FLAGS_registered, backends_));
     EK_ASSIGN_OR_RETURN(ops_, ParseOps(FLAGS_ops));
     EK_ASSIGN_OR_RETURN(sizes_, ParseSizes("sizes", FLAGS_sizes));
@@ -195,13 +175,15 @@ class Bench {
     EK_ASSIGN_OR_RETURN(scalar_, ParseScalar(FLAGS_dtype));
     if (FLAGS_json.empty()) return absl::OkStatus();
     json_.open(FLAGS_json);  // Now, so that minutes of measuring are not lost.
-    return json_ ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrCat("can't write --json=", FLAGS_json));
+    return json_ ? absl::OkStatus()
+                 : absl::InvalidArgumentError(absl::StrCat("cannot write --json=", FLAGS_json));
   }
 
   void FindMpi() {
     mpis_ = FindMpis(SearchPath());
     if (FLAGS_mpirun.empty() && FLAGS_mpicxx.empty()) return;
-    mpis_ = {{"mpi", FLAGS_mpirun.empty() ? "mpirun" : FLAGS_mpirun, FLAGS_mpicxx.empty() ? "mpicxx" : FLAGS_mpicxx}};
+    mpis_ = {{"mpi", FLAGS_mpirun.empty() ? "mpirun" : FLAGS_mpirun,
+              FLAGS_mpicxx.empty() ? "mpicxx" : FLAGS_mpicxx}};
   }
 
   std::vector<std::string> WhatIsThere() const {
@@ -222,7 +204,8 @@ class Bench {
   }
 
   absl::Status Start(const std::string& backend) {
-    EK_ASSIGN_OR_RETURN(const std::string folder, folder_->Add(backend));
+    const std::string folder = absl::StrCat(folder_->path(), "/", backend);
+    if (mkdir(folder.c_str(), 0700) != 0) return absl::ErrnoToStatus(errno, folder);
     RankOptions options{.name = backend, .world = FLAGS_world, .folder = folder};
     const Mpi mpi = MpiOf(backend);
     if (mpi.name.empty()) {
@@ -262,8 +245,8 @@ class Bench {
                          .time_limit = absl::Seconds(FLAGS_time_limit),
                          .bases = bases_,
                          .memory = AvailableMemory() / 2};
-    std::cout << FLAGS_world << " ranks, " << FLAGS_dtype << ", " << std::thread::hardware_concurrency()
-              << " processors\n";
+    std::cout << FLAGS_world << " ranks, " << FLAGS_dtype << ", "
+              << std::thread::hardware_concurrency() << " processors\n";
     std::string title;  // A headline for each collective.
     const auto on_cell = [&](std::span<const Row> rows) {
       if (rows.empty()) return;
@@ -272,18 +255,23 @@ class Bench {
       for (const Row& row : rows) std::cout << TextOf(row);
       std::cout << std::flush;
     };
-    const auto on_left_out = [](const std::string& sentence) { std::cout << "left out: " << sentence << std::endl; };
-    EK_ASSIGN_OR_RETURN(const std::vector<Row> rows, RunSweep(contenders, CellsOf(ops_, sizes_, loop_sizes_), options,
-                                                              {.on_cell = on_cell, .on_left_out = on_left_out}));
+    const auto on_left_out = [](const std::string& sentence) {
+      std::cout << "left out: " << sentence << std::endl;
+    };
+    EK_ASSIGN_OR_RETURN(const std::vector<Row> rows,
+                        RunSweep(contenders, CellsOf(ops_, sizes_, loop_sizes_), options,
+                                 {.on_cell = on_cell, .on_left_out = on_left_out}));
     if (!bases_.empty()) {
-      std::cout << "\nTimes over those of " << absl::StrJoin(bases_, ", ")
-                << ": medians of the ratios of blocks in the same round, with their 95 % intervals\n\n"
-                << RatioTable(rows, bases_);
+      std::cout
+          << "\nTimes over those of " << absl::StrJoin(bases_, ", ")
+          << ": medians of the ratios of blocks in the same round, with their 95 % intervals\n\n"
+          << RatioTable(rows, bases_);
     }
     if (FLAGS_json.empty()) return absl::OkStatus();
     json_ << JsonOf(rows);
     json_.close();
-    return json_ ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("can't write ", FLAGS_json));
+    return json_ ? absl::OkStatus()
+                 : absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_json));
   }
 
   // What the system would give without swapping; unbounded where it does not say.
@@ -291,7 +279,8 @@ class Bench {
     std::ifstream file("/proc/meminfo");
     for (std::string name, line; file >> name && std::getline(file, line);) {
       int64_t kib = 0;
-      if (name == "MemAvailable:" && absl::SimpleAtoi(line.substr(0, line.find('k')), &kib)) return kib * 1024;
+      if (name == "MemAvailable:" && absl::SimpleAtoi(line.substr(0, line.find('k')), &kib))
+        return kib * 1024;
     }
     return INT64_MAX;
   }
@@ -306,15 +295,11 @@ class Bench {
   std::vector<std::unique_ptr<Peer>> peers_;  // Before the folder they go.
 };
 
-int Fail(absl::string_view sentence) {
-  std::cerr << "bench_collectives: " << sentence << "\n";
-  return 1;
-}
-
-int Main(int argc, char** argv) {
+absl::StatusOr<int> Main(int argc, char** argv) {
   if (argc == 5 && absl::string_view(argv[1]) == kAsRank) {
     int ranks = 0;
-    return absl::SimpleAtoi(argv[4], &ranks) ? RunAsRank(argv[2], argv[3], ranks) : Fail("no number of ranks");
+    if (absl::SimpleAtoi(argv[4], &ranks)) return RunAsRank(argv[2], argv[3], ranks);
+    return absl::InvalidArgumentError("the number of ranks is not a number");
   }
   for (int i = 1; i < argc; ++i) {
     const absl::string_view argument = argv[i];
@@ -324,23 +309,20 @@ int Main(int argc, char** argv) {
     gflags::GetAllFlags(&flags);
     for (const gflags::CommandLineFlagInfo& flag : flags) {
       if (!absl::EndsWith(flag.filename, "bench_collectives.cc")) continue;
-      std::cout << "  --" << flag.name << "=" << flag.default_value << "\n      " << flag.description << "\n";
+      std::cout << "  --" << flag.name << "=" << flag.default_value << "\n      "
+                << flag.description << "\n";
     }
-    return 0;
+    return EXIT_SUCCESS;
   }
-  gflags::SetUsageMessage(kUsage);
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  if (argc > 1) return Fail(absl::StrCat("\"", argv[1], "\" is not a flag; --help names them"));
-  // Under `bazel run` a relative path means the folder in which the user stands.
-  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
-    return Fail(absl::StrCat("can't change to ", folder));
-  }
-  const absl::Status status = Bench().Run();
-  return status.ok() ? 0 : Fail(status.message());
+  EK_RETURN_IF_ERROR(ParseFlags(kUsage, argc, argv));
+  EK_RETURN_IF_ERROR(Bench().Run());
+  return EXIT_SUCCESS;
 }
 
 }  // namespace
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
-int main(int argc, char** argv) { return evenkeel::bench::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return evenkeel::RunProgram("bench_collectives",
+                              [&] { return evenkeel::bench::Main(argc, argv); });
+}

@@ -31,11 +31,12 @@ std::string Folder() { return std::getenv("TEST_TMPDIR"); }
 
 Outcome RunBench(const std::string& arguments, const std::string& variables = "") {
   Outcome outcome;
-  const std::string command =
-      absl::StrCat("TMPDIR=", Folder(), " ", variables, " tools/bench_collectives ", arguments, " 2>&1");
+  const std::string command = absl::StrCat("TMPDIR=", Folder(), " ", variables,
+                                           " tools/bench_collectives ", arguments, " 2>&1");
   FILE* const pipe = popen(command.c_str(), "r");
   char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+    outcome.output.append(buffer, size);
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   return outcome;
@@ -48,14 +49,14 @@ nlohmann::json ReadJson(const std::string& path) {
 
 TEST(BenchCollectivesTest, HasARowForEachBackendCollectiveAndSize) {
   const std::string path = Folder() + "/rows.json";
-  const Outcome outcome =
-      RunBench(absl::StrCat("--backends=local,shm,gloo,raw_gloo,memcpy --registered= --sizes=100,5K --pairs=2 "
-                            "--min_time=0.0001 --world=3 --json=",
-                            path));
+  const Outcome outcome = RunBench(absl::StrCat(
+      "--backends=local,shm,gloo,raw_gloo,memcpy --registered= --sizes=100,5K --pairs=2 "
+      "--min_time=0.0001 --world=3 --json=",
+      path));
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("3 ranks, float32"));
   EXPECT_THAT(outcome.output, HasSubstr("time / raw_gloo's"));
-  EXPECT_THAT(outcome.output, HasSubstr("left out: memcpy: there is nothing to copy"));
+  EXPECT_THAT(outcome.output, HasSubstr("left out: memcpy: a barrier copies nothing"));
   std::set<std::tuple<std::string, std::string, int64_t, std::string>> seen;
   for (const nlohmann::json& row : ReadJson(path)) {
     SCOPED_TRACE(row.dump());
@@ -66,8 +67,8 @@ TEST(BenchCollectivesTest, HasARowForEachBackendCollectiveAndSize) {
     EXPECT_EQ(row["pairs"], 2);
     const bool is_barrier = row["op"] == "barrier";
     EXPECT_EQ(row["busbw_gbs"].get<double>() > 0, !is_barrier);
-    seen.emplace(row["backend"].get<std::string>(), row["op"].get<std::string>(), row["bytes"].get<int64_t>(),
-                 row["timing"].get<std::string>());
+    seen.emplace(row["backend"].get<std::string>(), row["op"].get<std::string>(),
+                 row["bytes"].get<int64_t>(), row["timing"].get<std::string>());
     if (row["backend"] == "raw_gloo") continue;
     EXPECT_GT(row["time_over"]["raw_gloo"]["median"].get<double>(), 0);
   }
@@ -82,8 +83,8 @@ TEST(BenchCollectivesTest, HasARowForEachBackendCollectiveAndSize) {
 
 TEST(BenchCollectivesTest, RegisteredMemoryIsARowOfItsOwn) {
   const std::string path = Folder() + "/registered.json";
-  const Outcome outcome =
-      RunBench(absl::StrCat("--backends=shm --ops=all_reduce --sizes=4K --loop_sizes= --pairs=1 --json=", path));
+  const Outcome outcome = RunBench(absl::StrCat(
+      "--backends=shm --ops=all_reduce --sizes=4K --loop_sizes= --pairs=1 --json=", path));
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   const nlohmann::json rows = ReadJson(path);
   ASSERT_EQ(rows.size(), 2u);
@@ -93,19 +94,20 @@ TEST(BenchCollectivesTest, RegisteredMemoryIsARowOfItsOwn) {
 
 TEST(BenchCollectivesTest, EachElementTypeIsCheckedToo) {
   for (const char* dtype : {"float64", "float16", "bfloat16", "int32", "int64"}) {
-    const Outcome outcome =
-        RunBench(absl::StrCat("--dtype=", dtype,
-                              " --backends=local,shm,gloo,raw_gloo --ops=all_reduce,reduce_scatter,reduce"
-                              " --sizes=1K --pairs=1 --min_time=0.0001"));
+    const Outcome outcome = RunBench(
+        absl::StrCat("--dtype=", dtype,
+                     " --backends=local,shm,gloo,raw_gloo --ops=all_reduce,reduce_scatter,reduce"
+                     " --sizes=1K --pairs=1 --min_time=0.0001"));
     EXPECT_EQ(outcome.code, 0) << outcome.output;
   }
 }
 
 TEST(BenchCollectivesTest, AnMpiThatIsNotThereIsSaidInALine) {
-  const Outcome outcome =
-      RunBench("--backends=memcpy,openmpi --ops=broadcast --sizes=1K --pairs=1", "PATH=/does/not/exist");
+  const Outcome outcome = RunBench("--backends=memcpy,openmpi --ops=broadcast --sizes=1K --pairs=1",
+                                   "PATH=/does/not/exist");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("openmpi is not measured: openmpi: there is no mpirun.openmpi\n"));
+  EXPECT_THAT(outcome.output,
+              HasSubstr("openmpi is not measured: openmpi: cannot find mpirun.openmpi\n"));
 }
 
 TEST(BenchCollectivesTest, BadFlagsAreOneSentence) {
@@ -117,13 +119,13 @@ TEST(BenchCollectivesTest, BadFlagsAreOneSentence) {
       {"--pairs=-1", "--pairs must not be negative"},
       {"--min_time=0", "--min_time and --time_limit must be more than 0"},
       {"--backends=nccl", "--backends: \"nccl\" is not known; choose auto, local, gloo,"},
-      {"--backends=", "--backends names none"},
+      {"--backends=", "--backends must name at least one backend"},
       {"--ops=sum", "--ops: \"sum\" is not known; choose all, all_reduce"},
-      {"--sizes=1KB", "--sizes: \"1KB\" is no size"},
+      {"--sizes=1KB", "--sizes: \"1KB\" is not a size"},
       {"--dtype=half", "--dtype: \"half\" is not known; choose float32"},
-      {"--json=/does/not/exist/x", "can't write --json=/does/not/exist/x"},
+      {"--json=/does/not/exist/x", "cannot write --json=/does/not/exist/x"},
       {"--nonsense", "unknown command line flag 'nonsense'"},
-      {"word", "\"word\" is not a flag; --help names them"},
+      {"word", "\"word\" is not a flag; see --help"},
   };
   for (const auto& row : kTable) {
     const Outcome outcome = RunBench(row.flags);

@@ -1,5 +1,5 @@
-// How the work beside the arithmetic grows: planning and bookkeeping with the number of parameters, the control plane
-// with the number of ranks. See --help.
+// How the work beside the arithmetic grows: planning and bookkeeping with the number of parameters,
+// the control plane with the number of ranks. See --help.
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -27,16 +28,17 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/control.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/rendezvous/tcp_store.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
-#include "evenkeel/comm/tcp_store.h"
-#include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "evenkeel/tools/measure/power_law.h"
+#include "evenkeel/tools/program.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
@@ -91,11 +93,13 @@ std::vector<int> ParameterCounts() {
   return counts;
 }
 
-// Planning ---------------------------------------------------------------------------------------------------------
+// Planning ----------------------------------------------------------------------------------------
 
 std::vector<Series> MeasurePlanner() {
-  Series registered{"plan, order of registration", "parameter", 1}, ready{"plan, gradient-ready order", "parameter", 1},
-      random{"plan, random order", "parameter", 1}, single{"plan, one parameter per bucket", "parameter", 1};
+  Series registered{"plan, order of registration", "parameter", 1},
+      ready{"plan, gradient-ready order", "parameter", 1},
+      random{"plan, random order", "parameter", 1},
+      single{"plan, one parameter per bucket", "parameter", 1};
   for (const int count : ParameterCounts()) {
     std::mt19937 numbers(7);
     std::vector<ParamSpec> params(count);
@@ -118,7 +122,7 @@ std::vector<Series> MeasurePlanner() {
   return {registered, ready, random, single};
 }
 
-// Bookkeeping ------------------------------------------------------------------------------------------------------
+// Bookkeeping -------------------------------------------------------------------------------------
 
 constexpr int64_t kElements = 4;  // Of each parameter: next to nothing to copy.
 
@@ -161,49 +165,50 @@ class EmptyModel {
 
 // On one rank, so that nothing is waited for.
 absl::StatusOr<std::vector<Series>> MeasureReducer() {
-  Series create{"reducer, Create()", "parameter", 1}, ready{"reducer, GradientReady()", "parameter", 1},
-      finish{"reducer, FinishStep()", "parameter", 1}, rebuild{"reducer, BeginStep() that rebuilds", "parameter", 1},
-      steady{"reducer, BeginStep()", "parameter", 1},
-      refresh{"reducer, BeginStep() after freezing half", "parameter", 1};
+  enum { kCreate, kReady, kFinish, kSteady, kRebuild, kRefresh, kParts };
+  std::vector<Series> all = {{"reducer, Create()", "parameter", 1},
+                             {"reducer, GradientReady()", "parameter", 1},
+                             {"reducer, FinishStep()", "parameter", 1},
+                             {"reducer, BeginStep()", "parameter", 1},
+                             {"reducer, BeginStep() that rebuilds", "parameter", 1},
+                             {"reducer, BeginStep() after freezing half", "parameter", 1}};
   for (const int count : ParameterCounts()) {
-    for (Series* series : {&create, &ready, &finish, &rebuild, &steady, &refresh}) series->sizes.push_back(count);
     EK_RETURN_IF_ERROR(RunRanks(1, [&](Communicator& comm) -> absl::Status {
       EmptyModel model(count);
       DataParallelOptions options;
       options.trainability.warn_on_change = false;
-      std::vector<double> creates, readies, finishes, rebuilds, steadies, refreshes;
+      std::vector<double> seconds[kParts];
       const absl::Time begin = absl::Now();
-      while (creates.size() < 3 || (creates.size() < 100 && Since(begin) < 0.3)) {
+      while (seconds[kCreate].size() < 3 || (seconds[kCreate].size() < 100 && Since(begin) < 0.3)) {
         model.params().SetTrainable("p", true);
         const absl::Time start = absl::Now();
-        EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
-        creates.push_back(Since(start));
+        EK_ASSIGN_OR_RETURN(const auto ddp,
+                            DataParallel::Create(&comm, &model.params(), {}, options));
+        seconds[kCreate].push_back(Since(start));
         EK_RETURN_IF_ERROR(model.Step(*ddp).status());
         EK_ASSIGN_OR_RETURN(const EmptyModel::Times second, model.Step(*ddp));
-        rebuilds.push_back(second.begin);
+        seconds[kRebuild].push_back(second.begin);
         for (int step = 0; step < 3; ++step) {
           EK_ASSIGN_OR_RETURN(const EmptyModel::Times times, model.Step(*ddp));
-          readies.push_back(times.announce);
-          finishes.push_back(times.finish);
-          steadies.push_back(times.begin);
+          seconds[kReady].push_back(times.announce);
+          seconds[kFinish].push_back(times.finish);
+          seconds[kSteady].push_back(times.begin);
         }
         for (int i = 0; i < count; i += 2) model.params().SetTrainable(i, false);
         EK_ASSIGN_OR_RETURN(const EmptyModel::Times frozen, model.Step(*ddp));
-        refreshes.push_back(frozen.begin);
+        seconds[kRefresh].push_back(frozen.begin);
       }
-      create.seconds.push_back(MedianOf(creates));
-      ready.seconds.push_back(MedianOf(readies));
-      finish.seconds.push_back(MedianOf(finishes));
-      rebuild.seconds.push_back(MedianOf(rebuilds));
-      steady.seconds.push_back(MedianOf(steadies));
-      refresh.seconds.push_back(MedianOf(refreshes));
+      for (int part = 0; part < kParts; ++part) {
+        all[part].sizes.push_back(count);
+        all[part].seconds.push_back(MedianOf(seconds[part]));
+      }
       return absl::OkStatus();
     }));
   }
-  return std::vector<Series>{create, ready, finish, steady, rebuild, refresh};
+  return all;
 }
 
-// The control plane ------------------------------------------------------------------------------------------------
+// The control plane -------------------------------------------------------------------------------
 
 double CpuSeconds() {
   rusage used = {};
@@ -219,10 +224,22 @@ struct Agreements {
   double cpu = 0;      // and the processor time of all ranks for it.
 };
 
+// Measures calls of `agree` on this rank, after some that warm up.
+absl::StatusOr<Agreements> Measure(absl::FunctionRef<absl::Status()> agree) {
+  for (int i = 0; i < 10; ++i) EK_RETURN_IF_ERROR(agree());
+  const double cpu = CpuSeconds();
+  const absl::Time start = absl::Now();
+  for (int i = 0; i < FLAGS_agreements; ++i) EK_RETURN_IF_ERROR(agree());
+  return Agreements{.seconds = Since(start) / FLAGS_agreements,
+                    .cpu = (CpuSeconds() - cpu) / FLAGS_agreements};
+}
+
 class Participant : public StepParticipant {
  public:
   const std::string& participant_name() const override { return name_; }
-  absl::StatusOr<ParticipantState> PrepareStep() override { return ParticipantState{.generation = 1}; }
+  absl::StatusOr<ParticipantState> PrepareStep() override {
+    return ParticipantState{.generation = 1};
+  }
   ParticipantState CurrentState() const override { return {.generation = 1}; }
   std::string ExportState() const override { return ""; }
   absl::Status ImportState(absl::string_view) override { return absl::OkStatus(); }
@@ -236,22 +253,15 @@ absl::StatusOr<Agreements> AgreeInMemory(int ranks) {
   Agreements result;
   EK_RETURN_IF_ERROR(RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
     Participant participant;
-    StepControl& steps = comm.steps();
+    StepControl& steps = StepControl::Of(comm);
     steps.Register(&participant);
-    const auto agree = [&](int times) -> absl::Status {
-      for (int i = 0; i < times; ++i) {
-        EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, steps.Enter(&participant, "participant", 0));
-        EK_RETURN_IF_ERROR(ticket->Wait().status());
-      }
-      return absl::OkStatus();
+    const auto agree = [&]() -> absl::Status {
+      EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket,
+                          steps.Enter(&participant, "participant", 0));
+      return ticket->Wait().status();
     };
-    EK_RETURN_IF_ERROR(agree(10));
-    const double cpu = CpuSeconds();
-    const absl::Time start = absl::Now();
-    EK_RETURN_IF_ERROR(agree(FLAGS_agreements));
-    if (comm.rank() == 0) {
-      result = {.seconds = Since(start) / FLAGS_agreements, .cpu = (CpuSeconds() - cpu) / FLAGS_agreements};
-    }
+    EK_ASSIGN_OR_RETURN(const Agreements mine, Measure(agree));
+    if (comm.rank() == 0) result = mine;
     steps.Unregister(&participant);
     return absl::OkStatus();
   }));
@@ -260,32 +270,27 @@ absl::StatusOr<Agreements> AgreeInMemory(int ranks) {
 
 // The same bytes over sockets, without what is made of them.
 absl::StatusOr<Agreements> ExchangeOverTcp(int ranks) {
-  EK_ASSIGN_OR_RETURN(const auto server, TcpStoreServer::Create({.secret = "scaling", .world_size = ranks}));
+  EK_ASSIGN_OR_RETURN(const auto server,
+                      TcpStoreServer::Create({.secret = "scaling", .world_size = ranks}));
   std::vector<absl::Status> statuses(ranks);
   Agreements result;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       statuses[rank] = [&]() -> absl::Status {
-        EK_ASSIGN_OR_RETURN(
-            auto link, TcpControlLink::Connect(
-                           {.addresses = {server->address()}, .secret = "scaling", .rank = rank, .world_size = ranks}));
+        EK_ASSIGN_OR_RETURN(auto link, TcpControlLink::Connect({.addresses = {server->address()},
+                                                                .secret = "scaling",
+                                                                .rank = rank,
+                                                                .world_size = ranks}));
         ControlChannel channel(rank, ranks, std::move(link));
-        const std::string record = StepRecord{.participants = {ParticipantState{.generation = 1}}}.Serialize();
-        const auto exchange = [&](int times) -> absl::Status {
-          for (int i = 0; i < times; ++i) {
-            EK_RETURN_IF_ERROR(channel.Exchange("record", record, absl::Minutes(1)).status());
-          }
-          return absl::OkStatus();
+        const std::string record =
+            StepRecord{.participants = {ParticipantState{.generation = 1}}}.Serialize();
+        const auto exchange = [&] {
+          return channel.Exchange("record", record, absl::Minutes(1)).status();
         };
-        EK_RETURN_IF_ERROR(exchange(10));
-        const double cpu = CpuSeconds();
-        const absl::Time start = absl::Now();
-        EK_RETURN_IF_ERROR(exchange(FLAGS_agreements));
-        if (rank == 0) {
-          result = {.seconds = Since(start) / FLAGS_agreements, .cpu = (CpuSeconds() - cpu) / FLAGS_agreements};
-        }
-        EK_RETURN_IF_ERROR(exchange(1));  // Nobody leaves before all have measured.
+        EK_ASSIGN_OR_RETURN(const Agreements mine, Measure(exchange));
+        if (rank == 0) result = mine;
+        EK_RETURN_IF_ERROR(exchange());  // Nobody leaves before all have measured.
         channel.Leave();
         return absl::OkStatus();
       }();
@@ -296,8 +301,8 @@ absl::StatusOr<Agreements> ExchangeOverTcp(int ranks) {
   return result;
 }
 
-absl::StatusOr<std::vector<Series>> MeasureControl(const std::string& name,
-                                                   const std::function<absl::StatusOr<Agreements>(int)>& measure) {
+absl::StatusOr<std::vector<Series>> MeasureControl(
+    const std::string& name, const std::function<absl::StatusOr<Agreements>(int)>& measure) {
   Series seconds{name, "rank", 1}, cpu{name + ", processor time", "rank", 1};
   for (int ranks = 2; ranks <= FLAGS_max_ranks; ranks *= 2) {
     EK_ASSIGN_OR_RETURN(const Agreements agreements, measure(ranks));
@@ -308,7 +313,7 @@ absl::StatusOr<std::vector<Series>> MeasureControl(const std::string& name,
   return std::vector<Series>{seconds, cpu};
 }
 
-// What is said of it -----------------------------------------------------------------------------------------------
+// What is said of it ------------------------------------------------------------------------------
 
 std::string FormatTime(double seconds) {
   return seconds < 1e-6   ? absl::StrFormat("%.1f ns", 1e9 * seconds)
@@ -321,8 +326,8 @@ void Print(const Series& series) {
                                series.exponent() <= FLAGS_bar ? "ok" : "WORSE THAN LINEAR");
   for (size_t i = 0; i < series.sizes.size(); ++i) {
     std::cout << absl::StrFormat("  %9.0f %ss: %9s, %9s per %s\n", series.sizes[i], series.per,
-                                 FormatTime(series.seconds[i]), FormatTime(series.seconds[i] / series.sizes[i]),
-                                 series.per);
+                                 FormatTime(series.seconds[i]),
+                                 FormatTime(series.seconds[i] / series.sizes[i]), series.per);
   }
 }
 
@@ -332,9 +337,11 @@ nlohmann::json ToJson(const Series& series) {
           {"exponent", series.exponent()}, {"is_linear", series.exponent() <= FLAGS_bar}};
 }
 
-absl::Status Main() {
+absl::StatusOr<int> Main(int argc, char** argv) {
+  EK_RETURN_IF_ERROR(ParseFlags(kUsage, argc, argv));
   if (FLAGS_max_params < 1000 || FLAGS_max_ranks < 4 || FLAGS_agreements < 1) {
-    return absl::InvalidArgumentError("--max_params must be at least 1000, --max_ranks 4 and --agreements 1");
+    return absl::InvalidArgumentError(
+        "--max_params must be at least 1000, --max_ranks 4 and --agreements 1");
   }
   nlohmann::json rows = nlohmann::json::array();
   const auto report = [&](const std::vector<Series>& all) {
@@ -346,30 +353,23 @@ absl::Status Main() {
   report(MeasurePlanner());
   EK_ASSIGN_OR_RETURN(const std::vector<Series> reducer, MeasureReducer());
   report(reducer);
-  EK_ASSIGN_OR_RETURN(const std::vector<Series> memory, MeasureControl("agreement in memory", AgreeInMemory));
+  EK_ASSIGN_OR_RETURN(const std::vector<Series> memory,
+                      MeasureControl("agreement in memory", AgreeInMemory));
   report(memory);
-  EK_ASSIGN_OR_RETURN(const std::vector<Series> tcp, MeasureControl("exchange over TCP", ExchangeOverTcp));
+  EK_ASSIGN_OR_RETURN(const std::vector<Series> tcp,
+                      MeasureControl("exchange over TCP", ExchangeOverTcp));
   report(tcp);
-  if (FLAGS_json.empty()) return absl::OkStatus();
+  if (FLAGS_json.empty()) return EXIT_SUCCESS;
   std::ofstream file(FLAGS_json);
   file << nlohmann::json{{"rows", rows}}.dump(1) << "\n";
   file.close();
-  return file ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_json));
+  if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_json));
+  return EXIT_SUCCESS;
 }
 
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage(evenkeel::kUsage);
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  // Under `bazel run` this is where the user is.
-  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
-    std::cerr << "bench_scaling: cannot go to " << folder << "\n";
-    return EXIT_FAILURE;
-  }
-  const absl::Status status = evenkeel::Main();
-  if (status.ok()) return EXIT_SUCCESS;
-  std::cerr << "bench_scaling: " << status.message() << "\n";
-  return EXIT_FAILURE;
+  return evenkeel::RunProgram("bench_scaling", [&] { return evenkeel::Main(argc, argv); });
 }

@@ -26,7 +26,8 @@ Outcome RunBench(const std::string& arguments) {
   Outcome outcome;
   FILE* pipe = popen(absl::StrCat("tools/bench_scaling ", arguments, " 2>&1").c_str(), "r");
   char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+    outcome.output.append(buffer, size);
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
   return outcome;
@@ -34,7 +35,8 @@ Outcome RunBench(const std::string& arguments) {
 
 TEST(BenchScalingTest, MeasuresEachPartAtEachSize) {
   const std::string path = absl::StrCat(std::getenv("TEST_TMPDIR"), "/report.json");
-  const Outcome outcome = RunBench(absl::StrCat("--max_params=10000 --max_ranks=8 --agreements=20 --json=", path));
+  const Outcome outcome =
+      RunBench(absl::StrCat("--max_params=10000 --max_ranks=8 --agreements=20 --json=", path));
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   std::ifstream file(path);
   const json report = json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -45,11 +47,13 @@ TEST(BenchScalingTest, MeasuresEachPartAtEachSize) {
     SCOPED_TRACE(name);
     names.push_back(name);
     const std::vector<double> sizes = row["sizes"], seconds = row["seconds"];
-    EXPECT_THAT(sizes, row["per"] == "rank" ? testing::ElementsAre(2, 4, 8) : testing::ElementsAre(100, 1000, 10000));
+    EXPECT_THAT(sizes, row["per"] == "rank" ? testing::ElementsAre(2, 4, 8)
+                                            : testing::ElementsAre(100, 1000, 10000));
     EXPECT_THAT(seconds, testing::Each(testing::Gt(0)));
     EXPECT_THAT(seconds, testing::SizeIs(sizes.size()));
     // No limit to it here: a busy machine may make of two small sizes what it likes.
-    EXPECT_NEAR(row["exponent"], std::log(seconds[2] / seconds[1]) / std::log(sizes[2] / sizes[1]), 1e-6);
+    EXPECT_NEAR(row["exponent"], std::log(seconds[2] / seconds[1]) / std::log(sizes[2] / sizes[1]),
+                1e-6);
     EXPECT_EQ(row["is_linear"], row["exponent"] <= 1.2);
     EXPECT_THAT(outcome.output, HasSubstr(name));
   }

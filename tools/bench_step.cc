@@ -1,13 +1,13 @@
 // What data parallelism adds to a training step, on this host: see --help.
 //
-//   no launcher around       start the ranks of each backend (processes; threads of one for "local"), gather, print
-//   one of them around       be one rank of it: measure; rank 0 prints, or writes for who has started it
+//   no launcher around       start the ranks of each backend (processes; threads of one for
+//     "local"), gather, print
+//   one of them around       be one rank of it: measure; rank 0 prints, or writes for who has
+//     started it
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -24,33 +24,37 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/launcher.h"
+#include "evenkeel/tools/program.h"
 #include "evenkeel/tools/step/startup.h"
 #include "evenkeel/tools/step/step_measurement.h"
 #include "evenkeel/tools/step/step_model.h"
 #include "evenkeel/tools/step/step_report.h"
-#include "evenkeel/trainer/compute_threads.h"
+#include "evenkeel/trainer/layers/compute_threads.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
 DEFINE_string(backends, "shm,gloo,local",
               "Of gloo and shm (ranks are processes) and local (ranks are threads of one).");
 DEFINE_int32(world, 2, "Ranks that it starts.");
-DEFINE_string(
-    plans, "mlp:sgd,mlp:adamw,gpt:adamw",
-    "Models (mlp: 784-1024-1024-10 with batch 64; gpt: 4 layers of width 128; tiny), each with its optimizer.");
+DEFINE_string(plans, "mlp:sgd,mlp:adamw,gpt:adamw",
+              "Models (mlp: 784-1024-1024-10 with batch 64; gpt: 4 layers of width 128; tiny), "
+              "each with its optimizer.");
 DEFINE_string(zero, "sharded,sliced", "Optimizers with their state over the ranks.");
 DEFINE_string(join, "none,disabled,on", "Ways to use RunJoined().");
 DEFINE_string(skew, "0,10,all",
-              "Inputs, with --join=on: as many on all ranks, ten fewer on half of them, none on every eighth.");
+              "Inputs, with --join=on: as many on all ranks, ten fewer on half of them, none on "
+              "every eighth.");
 DEFINE_int32(pairs, 30, "Blocks of each row; at least 30 for a ratio to be quoted.");
 DEFINE_int32(skewed_pairs, 6, "Of rows with a skew, whose blocks are longer.");
 DEFINE_int32(steps, 0, "Of a block; 0: 8, and 3 of gpt.");
 DEFINE_bool(views, true, "Gradients lie in the buckets; false: they are copied.");
-DEFINE_string(caps_kb, "", "Caps of the buckets in KiB, the last one for all others; empty: the default.");
-DEFINE_int32(startups, 10, "How many times //trainer:train is started, to its first finished step; 0: not.");
+DEFINE_string(caps_kb, "",
+              "Caps of the buckets in KiB, the last one for all others; empty: the default.");
+DEFINE_int32(startups, 10,
+             "How many times //trainer:train is started, to its first finished step; 0: not.");
 DEFINE_string(trainer, "", "That program; empty: the one that was built beside this one.");
 DEFINE_string(data_dir, "", "Its data; empty: its default.");
 DEFINE_string(json, "", "Everything, as JSON, into this file.");
@@ -68,10 +72,13 @@ constexpr char kUsage[] = R"(Steps with and without data parallelism, side by si
 "local" trains without data parallelism on all ranks at the same time, so that the cores are as busy as in the other
 rows. "update" is the optimizer's step. Ratios are medians over pairs of blocks, with their 95 % interval.)";
 
-std::vector<std::string> ListOf(const std::string& text) { return absl::StrSplit(text, ',', absl::SkipEmpty()); }
+std::vector<std::string> ListOf(const std::string& text) {
+  return absl::StrSplit(text, ',', absl::SkipEmpty());
+}
 
 absl::Status Unknown(absl::string_view flag, absl::string_view value, absl::string_view known) {
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, ": \"", value, "\" is none of ", known));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": \"", value, "\" is none of ", known));
 }
 
 absl::StatusOr<std::vector<Row>> RowsAsGiven() {
@@ -88,8 +95,8 @@ absl::StatusOr<std::vector<Row>> RowsAsGiven() {
     for (const std::string& skew : skews) {
       if (skew != "0" && use != JoinUse::kOn) continue;
       const Skew kind = skew == "0" ? Skew::kNone : skew == "10" ? Skew::kTen : Skew::kAll;
-      const std::string name =
-          absl::StrCat("reducer, join ", join, skew == "0" ? "" : ", skew ", skew == "0" ? "" : skew);
+      const std::string name = absl::StrCat("reducer, join ", join, skew == "0" ? "" : ", skew ",
+                                            skew == "0" ? "" : skew);
       rows.push_back({name, SyncWay::kReducer, {.join = use, .skew = kind}});
     }
   }
@@ -135,7 +142,8 @@ absl::Status CheckFlags() {
       return Unknown("backends", backend, "gloo, shm, local");
     }
   }
-  for (const std::string& plan : ListOf(FLAGS_plans)) EK_RETURN_IF_ERROR(PlanAsGiven(plan).status());
+  for (const std::string& plan : ListOf(FLAGS_plans))
+    EK_RETURN_IF_ERROR(PlanAsGiven(plan).status());
   return absl::OkStatus();
 }
 
@@ -196,7 +204,8 @@ absl::Status RunRank(const Environment& environment) {
     if (backend == "local") {
       EK_ASSIGN_OR_RETURN(some, MeasureThreads());
     } else {
-      EK_ASSIGN_OR_RETURN(const auto comm, CreateCommunicator(environment, {.backend = backend, .group = backend}));
+      EK_ASSIGN_OR_RETURN(const auto comm,
+                          CreateCommunicator(environment, {.backend = backend, .group = backend}));
       EK_ASSIGN_OR_RETURN(some, MeasureGroup(*comm, backend));
       EK_RETURN_IF_ERROR(comm->Finalize());
     }
@@ -210,88 +219,63 @@ absl::Status RunRank(const Environment& environment) {
   return Publish(report);
 }
 
-// A folder for what the ranks report, gone at the end.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = std::filesystem::temp_directory_path() / "bench_step.XXXXXX";
-    if (mkdtemp(pattern.data()) != nullptr) path_ = pattern;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::string& path() const { return path_; }  // Empty: none could be made.
-
- private:
-  std::string path_;
-};
-
-absl::StatusOr<nlohmann::json> StartRanks(const std::string& backend, std::vector<std::string> arguments,
+absl::StatusOr<nlohmann::json> StartRanks(const std::string& backend,
+                                          std::vector<std::string> arguments,
                                           const std::string& folder) {
   arguments[0] = OwnPath();
   const std::string report = absl::StrCat(folder, "/", backend, ".json");
-  arguments.insert(arguments.end(), {absl::StrCat("--backends=", backend), absl::StrCat("--report=", report)});
-  LaunchOptions launch{.ranks = backend == "local" ? 1 : FLAGS_world, .command = std::move(arguments)};
+  arguments.insert(arguments.end(),
+                   {absl::StrCat("--backends=", backend), absl::StrCat("--report=", report)});
+  LaunchOptions launch{.ranks = backend == "local" ? 1 : FLAGS_world,
+                       .command = std::move(arguments)};
   launch.variables["OMP_NUM_THREADS"] = "1";
   EK_ASSIGN_OR_RETURN(const LaunchResult result, Launch(launch));
-  if (result.exit_code != 0) return absl::UnavailableError(absl::StrCat(backend, ": ", result.message));
+  if (result.exit_code != 0)
+    return absl::UnavailableError(absl::StrCat(backend, ": ", result.message));
   std::ifstream file(report);
   nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return absl::InternalError(absl::StrCat(backend, ": the ranks have reported nothing"));
+  if (json.is_discarded())
+    return absl::InternalError(absl::StrCat(backend, ": the ranks reported no results"));
   return json;
 }
 
 absl::Status RunAll(const std::vector<std::string>& arguments) {
-  const Folder folder;
-  if (folder.path().empty()) return absl::UnavailableError("cannot make a folder for temporary files");
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TemporaryFolder> folder,
+                      TemporaryFolder::Create("bench_step"));
   nlohmann::json report = Facts(FLAGS_world);
   report["results"] = nlohmann::json::array();
   // First: minutes of measuring would be lost where the trainer or its data are missing.
   if (FLAGS_startups > 0) {
     EK_ASSIGN_OR_RETURN(
         report["startup"],
-        MeasureStartups({.program = FLAGS_trainer.empty() ? ProgramBeside("trainer/train") : FLAGS_trainer,
-                         .data_dir = FLAGS_data_dir,
-                         .folder = folder.path(),
-                         .ranks = FLAGS_world,
-                         .times = FLAGS_startups}));
+        MeasureStartups(
+            {.program = FLAGS_trainer.empty() ? ProgramBeside("trainer/train") : FLAGS_trainer,
+             .data_dir = FLAGS_data_dir,
+             .folder = folder->path(),
+             .ranks = FLAGS_world,
+             .times = FLAGS_startups}));
   }
   for (const std::string& backend : ListOf(FLAGS_backends)) {
     std::cerr << "bench_step: " << backend << " ...\n";
-    EK_ASSIGN_OR_RETURN(const nlohmann::json some, StartRanks(backend, arguments, folder.path()));
+    EK_ASSIGN_OR_RETURN(const nlohmann::json some, StartRanks(backend, arguments, folder->path()));
     for (const nlohmann::json& one : some) report["results"].push_back(one);
   }
   report["bars"] = JudgeReport(report);
   return Publish(report);
 }
 
-absl::Status Main(const std::vector<std::string>& arguments) {
+absl::StatusOr<int> Main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv, argv + argc);
+  EK_RETURN_IF_ERROR(ParseFlags(kUsage, argc, argv));
   EK_RETURN_IF_ERROR(CheckFlags());
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  return environment.launcher.empty() ? RunAll(arguments) : RunRank(environment);
+  EK_RETURN_IF_ERROR(environment.launcher.empty() ? RunAll(arguments) : RunRank(environment));
+  return EXIT_SUCCESS;
 }
 
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv, argv + argc);
-  gflags::SetUsageMessage(evenkeel::kUsage);
-  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  // Under `bazel run` this is where the user is.
-  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
-    std::cerr << "bench_step: cannot go to " << folder << "\n";
-    return EXIT_FAILURE;
-  }
-  if (argc > 1) {
-    std::cerr << "bench_step: what is \"" << argv[1] << "\"?\n";
-    return EXIT_FAILURE;
-  }
-  const absl::Status status = evenkeel::Main(arguments);
-  if (status.ok()) return EXIT_SUCCESS;
-  std::cerr << absl::StrCat("bench_step: ", status.message(), "\n");
-  return EXIT_FAILURE;
+  return evenkeel::RunProgram("bench_step", [&] { return evenkeel::Main(argc, argv); });
 }

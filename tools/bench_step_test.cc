@@ -31,9 +31,11 @@ Outcome RunBench(const std::string& arguments) {
   const std::string path = absl::StrCat(std::getenv("TEST_TMPDIR"), "/report.json");
   std::filesystem::remove(path);
   Outcome outcome;
-  FILE* pipe = popen(absl::StrCat("tools/bench_step --json=", path, " ", arguments, " 2>&1").c_str(), "r");
+  FILE* pipe =
+      popen(absl::StrCat("tools/bench_step --json=", path, " ", arguments, " 2>&1").c_str(), "r");
   char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+    outcome.output.append(buffer, size);
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
   std::ifstream file(path);
@@ -79,11 +81,12 @@ TEST_P(BackendTest, MeasuresEveryRowBesideTheLocalOne) {
     EXPECT_GE(row["per_step"]["collectives"], 1);
     EXPECT_LE(row["per_step"]["collectives"], name[0] == 'r' ? 1.3 : 4);
   }
-  EXPECT_THAT(names,
-              testing::ElementsAre("local", "reducer", "reducer, join disabled", "reducer, join on",
-                                   "reducer, join on, skew 10", "reducer, join on, skew all", "sharded", "sliced"));
+  EXPECT_THAT(names, testing::ElementsAre("local", "reducer", "reducer, join disabled",
+                                          "reducer, join on", "reducer, join on, skew 10",
+                                          "reducer, join on, skew all", "sharded", "sliced"));
   ASSERT_EQ(outcome.report["bars"].size(), 1);
-  EXPECT_THAT(std::string(outcome.report["bars"][0]["what"]), HasSubstr("step with join / without"));
+  EXPECT_THAT(std::string(outcome.report["bars"][0]["what"]),
+              HasSubstr("step with join / without"));
   EXPECT_THAT(outcome.output, HasSubstr("reducer, join on, skew all"));
 }
 
@@ -91,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(All, BackendTest, testing::Values("gloo", "local", "shm
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(BenchStepTest, CopiedGradientsAreCopied) {
-  const std::string rows = absl::StrCat(kTiny, "--startups=0 --backends=gloo --join=none --skew=0 --zero= ");
+  const std::string rows =
+      absl::StrCat(kTiny, "--startups=0 --backends=gloo --join=none --skew=0 --zero= ");
   const Outcome views = RunBench(rows), copies = RunBench(rows + "--noviews");
   ASSERT_EQ(views.code, 0) << views.output;
   ASSERT_EQ(copies.code, 0) << copies.output;
@@ -104,7 +108,8 @@ TEST(BenchStepTest, CopiedGradientsAreCopied) {
 }
 
 TEST(BenchStepTest, StartsTheTrainer) {
-  if (!std::filesystem::exists(kFashionMnist)) GTEST_SKIP() << "dataset-fashion-mnist is not installed";
+  if (!std::filesystem::exists(kFashionMnist))
+    GTEST_SKIP() << "dataset-fashion-mnist is not installed";
   const Outcome outcome = RunBench("--backends= --startups=2");
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   const json& startup = outcome.report["startup"];
@@ -117,12 +122,12 @@ TEST(BenchStepTest, SaysWhatIsWrong) {
   const std::pair<const char*, const char*> mistakes[] = {
       {"--backends=mpi", "--backends: \"mpi\" is none of"},
       {"--plans=mlp", "--plans: \"mlp\" is none of model:optimizer"},
-      {"--plans=vgg:sgd", "\"vgg\" is no model"},
+      {"--plans=vgg:sgd", "\"vgg\" is not a model"},
       {"--plans=mlp:lion", "\"lion\" is none of sgd, adamw"},
       {"--skew=5", "--skew: \"5\" is none of"},
       {"--world=1", "--world must be at least 2"},
       {"--startups=1 --trainer=/nowhere", "cannot start /nowhere"},
-      {"surplus", "what is \"surplus\""},
+      {"surplus", "\"surplus\" is not a flag"},
   };
   for (const auto& [arguments, sentence] : mistakes) {
     SCOPED_TRACE(arguments);

@@ -8,16 +8,13 @@
 //     > ranks 0,3: all_reduce bucket 2/5 float32[1048576] sum, open for 12.3 s
 //     > rank 1: barrier (user), open for 12.1 s, issued 0.21 s after the first
 //
-// A file that is no such record is refused with a sentence on standard error; the others are merged all the same.
+// A file that is no such record is refused with a sentence on standard error; the others are merged
+// all the same.
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <exception>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -27,9 +24,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/flight_account.h"
+#include "evenkeel/tools/program.h"
 
 namespace evenkeel {
 namespace {
@@ -51,50 +48,24 @@ job goes on; a program of your own calls DumpFlightOnSignal() (comm/flight_signa
 Exit code: 0, or 1 if a file was refused or there was none.
 )";
 
-constexpr size_t kMaxFile = size_t{256} << 20;
-
-struct FileCloser {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using UniqueFile = std::unique_ptr<std::FILE, FileCloser>;
-
-// Under `bazel run` a relative path means the user's directory, not the program's.
-std::string UserPath(const std::string& path) {
-  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (directory == nullptr || absl::StartsWith(path, "/")) return path;
-  return absl::StrCat(directory, "/", path);
-}
-
-absl::StatusOr<std::string> ReadAll(const std::string& path) {
-  const UniqueFile file(std::fopen(path.c_str(), "rb"));
-  if (file == nullptr) return absl::UnavailableError(std::strerror(errno));
-  std::string text;
-  char buffer[1 << 16];
-  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), file.get())) {
-    text.append(buffer, count);
-    if (text.size() > kMaxFile)
-      return absl::InvalidArgumentError(absl::StrCat("it has more than ", kMaxFile, " bytes"));
-  }
-  if (std::ferror(file.get())) return absl::UnavailableError(std::strerror(errno));
-  return text;
-}
-
 absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
   std::error_code error;
-  if (!fs::is_directory(UserPath(path), error)) return std::vector<std::string>{path};
+  if (!fs::is_directory(path, error)) return std::vector<std::string>{path};
   std::vector<std::string> files;
-  for (fs::directory_iterator entry(UserPath(path), error), end; !error && entry != end; entry.increment(error)) {
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (absl::EndsWith(name, ".json")) files.push_back(absl::StrCat(path, absl::EndsWith(path, "/") ? "" : "/", name));
+    if (absl::EndsWith(name, ".json"))
+      files.push_back(absl::StrCat(path, absl::EndsWith(path, "/") ? "" : "/", name));
   }
   if (error) return absl::UnavailableError(error.message());
-  if (files.empty()) return absl::NotFoundError("there is no *.json in this folder");
+  if (files.empty()) return absl::NotFoundError("the folder contains no *.json file");
   std::sort(files.begin(), files.end());
   return files;
 }
 
 absl::StatusOr<FlightDump> ReadDump(const std::string& file) {
-  EK_ASSIGN_OR_RETURN(const std::string text, ReadAll(UserPath(file)));
+  EK_ASSIGN_OR_RETURN(const std::string text, ReadInput(file));
   EK_ASSIGN_OR_RETURN(FlightDump dump, ReadFlightDump(text));
   dump.file = file;
   return dump;
@@ -113,22 +84,16 @@ absl::StatusOr<Arguments> Parse(const std::vector<std::string>& words) {
     } else if (word == "--json") {
       arguments.is_json = true;
     } else if (absl::StartsWith(word, "-")) {
-      return absl::InvalidArgumentError(absl::StrCat("there is no flag ", word, "; see --help"));
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", word, "; see --help"));
     } else {
       arguments.paths.push_back(word);
     }
   }
   if (arguments.paths.empty() && !arguments.is_help) {
-    return absl::InvalidArgumentError("name files or a folder with the ranks' records; see --help");
+    return absl::InvalidArgumentError(
+        "no record is given; pass the ranks' records as files or as a folder; see --help");
   }
   return arguments;
-}
-
-absl::Status Print(absl::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) {
-    return absl::OkStatus();
-  }
-  return absl::UnavailableError(absl::StrCat("the output cannot be written: ", std::strerror(errno)));
 }
 
 void Refuse(const std::string& file, const absl::Status& why, std::vector<RefusedFile>& refused) {
@@ -143,6 +108,7 @@ absl::StatusOr<int> Run(const std::vector<std::string>& words) {
     EK_RETURN_IF_ERROR(Print(kUsage));
     return EXIT_SUCCESS;
   }
+  EK_RETURN_IF_ERROR(EnterUserFolder());
   std::vector<FlightDump> dumps;
   std::vector<RefusedFile> refused;
   for (const std::string& path : arguments.paths) {
@@ -163,20 +129,9 @@ absl::StatusOr<int> Run(const std::vector<std::string>& words) {
   return refused.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-absl::StatusOr<int> RunWithoutExceptions(const std::vector<std::string>& words) {
-  try {
-    return Run(words);
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
-}
-
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  const absl::StatusOr<int> code = evenkeel::RunWithoutExceptions({argv + 1, argv + argc});
-  if (code.ok()) return *code;
-  std::fprintf(stderr, "flight: %s\n", std::string(code.status().message()).c_str());
-  return EXIT_FAILURE;
+  return evenkeel::RunProgram("flight", [&] { return evenkeel::Run({argv + 1, argv + argc}); });
 }

@@ -30,12 +30,13 @@ std::string Shown(const Json& value) {
   constexpr size_t kMaxShown = 60;
   if (value.is_array()) return absl::StrCat("a list of ", value.size());
   if (value.is_object()) return "an object";
-  const std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  const std::string text =
+      value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
   return text.size() > kMaxShown ? absl::StrCat(text.substr(0, kMaxShown), "...") : text;
 }
 
-// Reads the members of an object and remembers the first that is not as it should be. Members that nobody asks for do
-// no harm: a newer evenkeel may write more.
+// Reads the members of an object and remembers the first that is not as it should be. Members that
+// nobody asks for do no harm: a newer evenkeel may write more.
 class Members {
  public:
   Members(const Json& object, std::string where, absl::Status* error)
@@ -49,7 +50,8 @@ class Members {
     if (!value->is_string()) return Complain(Path(name), *value, "a text"), "";
     return value->get<std::string>();
   }
-  int64_t Number(const char* name, int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) {
+  int64_t Number(const char* name, int64_t least,
+                 int64_t most = std::numeric_limits<int64_t>::max()) {
     const Json* value = Find(name);
     return value == nullptr ? least : NumberOf(*value, Path(name), least, most);
   }
@@ -70,7 +72,9 @@ class Members {
     return value == nullptr ? kEmpty : *value;
   }
 
-  std::string Path(absl::string_view name) const { return absl::StrCat(where_, where_.empty() ? "" : ".", name); }
+  std::string Path(absl::string_view name) const {
+    return absl::StrCat(where_, where_.empty() ? "" : ".", name);
+  }
   void Complain(absl::string_view what, const Json& value, absl::string_view wanted) {
     if (!error_->ok()) return;
     *error_ = absl::InvalidArgumentError(
@@ -82,13 +86,16 @@ class Members {
     if (!object_.is_object()) return nullptr;
     const auto found = object_.find(name);
     if (found != object_.end()) return &*found;
-    if (error_->ok()) *error_ = absl::InvalidArgumentError(absl::StrCat("there is no \"", Path(name), "\""));
+    if (error_->ok())
+      *error_ =
+          absl::InvalidArgumentError(absl::StrCat("the field \"", Path(name), "\" is missing"));
     return nullptr;
   }
   int64_t NumberOf(const Json& value, absl::string_view path, int64_t least, int64_t most) {
-    const bool fits =
-        value.is_number_unsigned() ? value.get<uint64_t>() <= uint64_t{INT64_MAX} : value.is_number_integer();
-    if (fits && value.get<int64_t>() >= least && value.get<int64_t>() <= most) return value.get<int64_t>();
+    const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= uint64_t{INT64_MAX}
+                                                 : value.is_number_integer();
+    if (fits && value.get<int64_t>() >= least && value.get<int64_t>() <= most)
+      return value.get<int64_t>();
     Complain(path, value, absl::StrCat("a whole number from ", least, " to ", most));
     return least;
   }
@@ -128,17 +135,19 @@ Entry ReadEntry(const Json& json, std::string where, absl::Status* error) {
 
 absl::StatusOr<Json> ParseJson(absl::string_view text) {
   // The parser takes a NUL for the end, and would not look at what follows.
-  if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("it has a NUL byte, which no JSON has");
+  if (absl::StrContains(text, '\0'))
+    return absl::InvalidArgumentError("the input contains a NUL byte, so it is not valid JSON");
   const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_discarded()) return json;
-  return absl::InvalidArgumentError(text.empty() ? "there is nothing in it" : "it is no valid JSON, or not all of it");
+  return absl::InvalidArgumentError(text.empty() ? "the input is empty"
+                                                 : "the input is not valid JSON or is incomplete");
 }
 
 // ---- Comparing ----
 
 const FlightDump::Channel* FindChannel(const FlightDump& dump, const std::string& id) {
-  const auto found =
-      std::find_if(dump.channels.begin(), dump.channels.end(), [&](const auto& c) { return c.id == id; });
+  const auto found = std::find_if(dump.channels.begin(), dump.channels.end(),
+                                  [&](const auto& c) { return c.id == id; });
   return found == dump.channels.end() ? nullptr : &*found;
 }
 
@@ -149,15 +158,10 @@ double SecondsBetween(int64_t from_us, int64_t to_us) {
 std::string Seconds(double seconds) { return absl::StrFormat("%.3g s", seconds); }
 
 std::string StateText(const Entry& entry, const FlightDump& dump) {
-  switch (entry.state) {
-    case State::kOpen:
-      return absl::StrCat("open for ", Seconds(SecondsBetween(entry.issued_us, absl::ToUnixMicros(dump.time))));
-    case State::kDone:
-      return "done";
-    case State::kFailed:
-      return absl::StrCat("failed: ", entry.code);
-  }
-  return "";
+  if (entry.state == State::kDone) return "done";
+  if (entry.state == State::kFailed) return absl::StrCat("failed: ", entry.code);
+  return absl::StrCat("open for ",
+                      Seconds(SecondsBetween(entry.issued_us, absl::ToUnixMicros(dump.time))));
 }
 
 // The collectives of a channel by rank and place.
@@ -174,7 +178,8 @@ Grid GridOf(const std::map<int, FlightDump>& dumps, const std::string& channel) 
   return grid;
 }
 
-// The ranks at one place of a channel: by what they have there; who does not know any more is in none.
+// The ranks at one place of a channel: by what they have there; who does not know any more is in
+// none.
 std::vector<FlightSide> SidesAt(int64_t sequence, const Grid& grid, const GroupAccount& account,
                                 const std::string& channel) {
   std::map<std::pair<std::string, std::string>, FlightSide> by_collective;  // Hash and text.
@@ -200,7 +205,8 @@ std::vector<FlightSide> SidesAt(int64_t sequence, const Grid& grid, const GroupA
   }
   std::vector<FlightSide> sides;
   for (auto& [collective, side] : by_collective) sides.push_back(std::move(side));
-  std::sort(sides.begin(), sides.end(), [](const auto& a, const auto& b) { return a.ranks[0] < b.ranks[0]; });
+  std::sort(sides.begin(), sides.end(),
+            [](const auto& a, const auto& b) { return a.ranks[0] < b.ranks[0]; });
   if (!absent.ranks.empty()) sides.push_back(std::move(absent));
   return sides;
 }
@@ -221,7 +227,8 @@ void FindDifference(const GroupAccount& account, ChannelAccount& channel) {
   }
 }
 
-ChannelAccount AccountFor(const GroupAccount& group, const std::string& id, const std::string& name) {
+ChannelAccount AccountFor(const GroupAccount& group, const std::string& id,
+                          const std::string& name) {
   ChannelAccount account{.id = id, .name = name};
   for (const auto& [rank, dump] : group.dumps) {
     ChannelAccount::Place place;
@@ -248,16 +255,17 @@ void Add(FlightDump dump, GroupAccount& group) {
     group.backend = dump.backend;
   }
   if (dump.world_size != group.world_size) {
-    group.notes.push_back(absl::StrCat(dump.file, " says that the group has ", dump.world_size, " ranks, others say ",
-                                       group.world_size, ": records of different jobs?"));
+    group.notes.push_back(absl::StrCat(dump.file, " states that the group has ", dump.world_size,
+                                       " ranks, other records state ", group.world_size,
+                                       ": records of different jobs?"));
     group.world_size = std::max(group.world_size, dump.world_size);
   }
   const auto [place, is_new] = group.dumps.try_emplace(dump.rank);
   if (!is_new) {
     const bool is_later = place->second.time < dump.time;
-    group.notes.push_back(absl::StrCat("two records of rank ", dump.rank, ": ",
-                                       is_later ? dump.file : place->second.file, " counts, ",
-                                       is_later ? place->second.file : dump.file, " is older"));
+    group.notes.push_back(absl::StrCat(
+        "two records of rank ", dump.rank, ": ", is_later ? dump.file : place->second.file,
+        " is used, ", is_later ? place->second.file : dump.file, " is older and is ignored"));
     if (!is_later) return;
   }
   place->second = std::move(dump);
@@ -281,14 +289,18 @@ std::string Ranks(const std::vector<int>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(parts, ","));
 }
 
-std::string Numbered(const Entry& entry) { return absl::StrCat("#", entry.sequence, " ", entry.text); }
+std::string Numbered(const Entry& entry) {
+  return absl::StrCat("#", entry.sequence, " ", entry.text);
+}
 
 std::string SideText(const FlightSide& side) {
   if (side.text.empty()) {
-    return absl::StrCat(Ranks(side.ranks), side.ranks.size() == 1 ? " has" : " have", " not come there");
+    return absl::StrCat(Ranks(side.ranks), side.ranks.size() == 1 ? " has" : " have",
+                        " not reached it");
   }
   std::string text = absl::StrCat(Ranks(side.ranks), ": ", side.text, ", ", side.state);
-  if (side.issued_after >= 0.0005) absl::StrAppend(&text, ", issued ", Seconds(side.issued_after), " after the first");
+  if (side.issued_after >= 0.0005)
+    absl::StrAppend(&text, ", issued ", Seconds(side.issued_after), " after the first");
   return text;
 }
 
@@ -296,7 +308,8 @@ std::string Headline(const ChannelAccount& channel) {
   if (channel.differs_at < 0) return "no difference in the records";
   if (channel.is_contradiction) return absl::StrCat("THE RANKS DISAGREE at #", channel.differs_at);
   std::vector<int> absent = channel.sides.back().ranks;
-  return absl::StrCat(Ranks(absent), absent.size() == 1 ? " has" : " have", " not come to #", channel.differs_at);
+  return absl::StrCat(Ranks(absent), absent.size() == 1 ? " has" : " have", " not reached #",
+                      channel.differs_at);
 }
 
 // Ranks that are at the same place share a line.
@@ -306,18 +319,21 @@ void AppendPlaces(const GroupAccount& group, const ChannelAccount& channel, std:
     const int64_t now = absl::ToUnixMicros(group.dumps.at(rank).time);
     std::vector<std::string> parts = {absl::StrCat(place.position, " issued")};
     if (place.last_finished) {
-      parts.push_back(absl::StrCat("last ended ", Numbered(*place.last_finished),
-                                   place.last_finished->state == State::kFailed ? " (failed), " : ", ",
-                                   Seconds(SecondsBetween(*place.last_finished->ended_us, now)), " before the record"));
+      parts.push_back(absl::StrCat(
+          "last ended ", Numbered(*place.last_finished),
+          place.last_finished->state == State::kFailed ? " (failed), " : ", ",
+          Seconds(SecondsBetween(*place.last_finished->ended_us, now)), " before the record"));
     }
     for (const Entry& entry : place.open) {
-      parts.push_back(absl::StrCat("open ", Numbered(entry), " for ", Seconds(SecondsBetween(entry.issued_us, now))));
+      parts.push_back(absl::StrCat("open ", Numbered(entry), " for ",
+                                   Seconds(SecondsBetween(entry.issued_us, now))));
     }
     std::string line = absl::StrJoin(parts, "; ");
     if (lines.empty() || lines.back().first != line) lines.push_back({std::move(line), {}});
     lines.back().second.push_back(rank);
   }
-  for (const auto& [line, ranks] : lines) absl::StrAppend(out, "    ", Ranks(ranks), ": ", line, "\n");
+  for (const auto& [line, ranks] : lines)
+    absl::StrAppend(out, "    ", Ranks(ranks), ": ", line, "\n");
 }
 
 // "rank 2 #412 barrier (user): UNAVAILABLE after 5.01 s".
@@ -370,10 +386,11 @@ Json JsonOf(const GroupAccount& group, const ChannelAccount& channel) {
     const int64_t now = absl::ToUnixMicros(group.dumps.at(rank).time);
     Json open = Json::array();
     for (const Entry& entry : place.open) open.push_back(JsonOf(entry, now));
-    ranks.push_back({{"rank", rank},
-                     {"position", place.position},
-                     {"last_finished", place.last_finished ? JsonOf(*place.last_finished, now) : Json()},
-                     {"open", open}});
+    ranks.push_back(
+        {{"rank", rank},
+         {"position", place.position},
+         {"last_finished", place.last_finished ? JsonOf(*place.last_finished, now) : Json()},
+         {"open", open}});
   }
   json["ranks"] = ranks;
   return json;
@@ -382,13 +399,15 @@ Json JsonOf(const GroupAccount& group, const ChannelAccount& channel) {
 Json JsonOf(const GroupAccount& account) {
   Json ranks = Json::array(), channels = Json::array(), failed = Json::array();
   for (const auto& [rank, dump] : account.dumps) {
-    ranks.push_back({{"rank", rank},
-                     {"file", dump.file},
-                     {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", dump.time, absl::UTCTimeZone())},
-                     {"status", {{"code", dump.code}, {"message", dump.message}}},
-                     {"waits", dump.waits}});
+    ranks.push_back(
+        {{"rank", rank},
+         {"file", dump.file},
+         {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", dump.time, absl::UTCTimeZone())},
+         {"status", {{"code", dump.code}, {"message", dump.message}}},
+         {"waits", dump.waits}});
   }
-  for (const ChannelAccount& channel : account.channels) channels.push_back(JsonOf(account, channel));
+  for (const ChannelAccount& channel : account.channels)
+    channels.push_back(JsonOf(account, channel));
   for (const auto& [rank, entry] : FailedOf(account)) {
     Json one = JsonOf(*entry, *entry->ended_us);
     one["rank"] = rank;
@@ -414,8 +433,8 @@ absl::StatusOr<FlightDump> ReadFlightDump(absl::string_view text) {
   const int64_t version = members.Number("version", 0);
   EK_RETURN_IF_ERROR(error);
   if (version != kVersion) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it is of version ", version, ", and this program reads version ", kVersion));
+    return absl::InvalidArgumentError(absl::StrCat("the record is of version ", version,
+                                                   ", but this program reads version ", kVersion));
   }
   constexpr int kMost = 10'000'000;
   FlightDump dump{.group = members.Text("group"), .backend = members.Text("backend")};
@@ -434,16 +453,19 @@ absl::StatusOr<FlightDump> ReadFlightDump(absl::string_view text) {
     dump.channels.push_back({of.Text("id"), of.Text("name"), of.Number("position", 0)});
   }
   for (const Json& entry : members.List("entries")) {
-    dump.entries.push_back(ReadEntry(entry, absl::StrCat("entries[", dump.entries.size(), "]"), &error));
+    dump.entries.push_back(
+        ReadEntry(entry, absl::StrCat("entries[", dump.entries.size(), "]"), &error));
     EK_RETURN_IF_ERROR(error);
   }
   EK_RETURN_IF_ERROR(error);
   if (dump.rank >= dump.world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("there is no rank ", dump.rank, " of ", dump.world_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", dump.rank, " is out of range for a group of ", dump.world_size));
   }
   std::string why;
   if (!absl::ParseTime(absl::RFC3339_full, time, &dump.time, &why)) {
-    return absl::InvalidArgumentError(absl::StrCat("time is ", Shown(Json(time)), ", not a time: ", why));
+    return absl::InvalidArgumentError(
+        absl::StrCat("time is ", Shown(Json(time)), ", not a time: ", why));
   }
   return dump;
 }
@@ -462,10 +484,12 @@ std::vector<GroupAccount> AccountFor(std::vector<FlightDump> dumps) {
     }
     std::map<std::string, std::string> names;  // Of channels, by id.
     for (const auto& [rank, dump] : group.dumps) {
-      for (const FlightDump::Channel& channel : dump.channels) names.try_emplace(channel.id, channel.name);
+      for (const FlightDump::Channel& channel : dump.channels)
+        names.try_emplace(channel.id, channel.name);
       for (const Entry& entry : dump.entries) names.try_emplace(entry.channel, entry.channel);
     }
-    for (const auto& [id, channel] : names) group.channels.push_back(AccountFor(group, id, channel));
+    for (const auto& [id, channel] : names)
+      group.channels.push_back(AccountFor(group, id, channel));
     std::stable_sort(group.channels.begin(), group.channels.end(),
                      [](const auto& a, const auto& b) { return a.name < b.name; });
     accounts.push_back(std::move(group));
@@ -474,30 +498,34 @@ std::vector<GroupAccount> AccountFor(std::vector<FlightDump> dumps) {
 }
 
 std::string ToText(const GroupAccount& account) {
-  std::string out = absl::StrCat("group ", account.group, " (", account.backend, "): records of ", account.dumps.size(),
-                                 " of ", account.world_size, " ranks");
+  std::string out = absl::StrCat("group ", account.group, " (", account.backend, "): records of ",
+                                 account.dumps.size(), " of ", account.world_size, " ranks");
   if (!account.missing.empty()) absl::StrAppend(&out, "; MISSING: ", Ranks(account.missing));
   absl::StrAppend(&out, "\n");
   for (const std::string& note : account.notes) absl::StrAppend(&out, "  note: ", note, "\n");
   for (const auto& [rank, dump] : account.dumps) {
-    absl::StrAppend(&out, "  rank ", rank, ": ", dump.code, dump.message.empty() ? "" : ": ", dump.message, "\n");
+    absl::StrAppend(&out, "  rank ", rank, ": ", dump.code, dump.message.empty() ? "" : ": ",
+                    dump.message, "\n");
     for (const std::string& wait : dump.waits) absl::StrAppend(&out, "    waits for ", wait, "\n");
   }
   for (const ChannelAccount& channel : account.channels) {
     absl::StrAppend(&out, "  channel ", channel.name, ": ", Headline(channel), "\n");
-    for (const FlightSide& side : channel.sides) absl::StrAppend(&out, "    > ", SideText(side), "\n");
+    for (const FlightSide& side : channel.sides)
+      absl::StrAppend(&out, "    > ", SideText(side), "\n");
     AppendPlaces(account, channel, &out);
   }
   const std::vector<std::pair<int, const Entry*>> failed = FailedOf(account);
   if (!failed.empty()) absl::StrAppend(&out, "  failed operations, in the order of their end:\n");
   for (const auto& [rank, entry] : failed) {
-    absl::StrAppend(&out, "    rank ", rank, " ", ChannelName(account, entry->channel), " ", Numbered(*entry), ": ",
-                    entry->code, " after ", Seconds(SecondsBetween(entry->issued_us, *entry->ended_us)), "\n");
+    absl::StrAppend(&out, "    rank ", rank, " ", ChannelName(account, entry->channel), " ",
+                    Numbered(*entry), ": ", entry->code, " after ",
+                    Seconds(SecondsBetween(entry->issued_us, *entry->ended_us)), "\n");
   }
   return out;
 }
 
-std::string ToJson(const std::vector<GroupAccount>& accounts, const std::vector<RefusedFile>& refused) {
+std::string ToJson(const std::vector<GroupAccount>& accounts,
+                   const std::vector<RefusedFile>& refused) {
   Json groups = Json::array(), files = Json::array();
   for (const GroupAccount& account : accounts) groups.push_back(JsonOf(account));
   for (const RefusedFile& file : refused) files.push_back({{"file", file.file}, {"why", file.why}});

@@ -1,15 +1,16 @@
-// Puts the flight records of a job's ranks together: who is where, who is missing, where the ranks first differ.
+// Merges the flight records of a job's ranks: each rank's position, missing ranks, where the ranks
+// first differ.
 //
-//   std::vector<FlightDump> dumps;                                     // one per file: ReadFlightDump(text)
+//   std::vector<FlightDump> dumps;  // one per file: ReadFlightDump(text)
 //   for (const GroupAccount& account : AccountFor(std::move(dumps))) std::cout << ToText(account);
 //
-// A rank keeps its last operations only, so ranks are compared where their records overlap. Collectives are compared by
-// their place in a channel; a send or a recv has a place among those of its pair of ranks, so it is shown but not
-// compared.
+// A rank keeps its last operations only, so ranks are compared where their records overlap.
+// Collectives are compared by their place in a channel; a send or a recv has a place among those of
+// its pair of ranks, so it is shown but not compared.
 //
 // Threads: pure functions.
-// Errors:  InvalidArgument for what is no flight record (comm/flight_dump.h says the form), with the field and its
-//          value.
+// Errors:  InvalidArgument for what is no flight record (comm/flight_dump.h says the form), with
+//          the field and its value.
 
 #ifndef EVENKEEL_TOOLS_FLIGHT_ACCOUNT_H_
 #define EVENKEEL_TOOLS_FLIGHT_ACCOUNT_H_
@@ -60,9 +61,10 @@ absl::StatusOr<FlightDump> ReadFlightDump(absl::string_view text);
 // Ranks that have the same at one place of a channel.
 struct FlightSide {
   std::vector<int> ranks;
-  std::string text;         // The collective; empty: they have not come there.
-  std::string state;        // "open for 12.3 s", "done", "failed: UNAVAILABLE"; the first rank's.
-  double issued_after = 0;  // Seconds after the first rank that issued anything there; the last one's.
+  std::string text;   // The collective; empty: they have not come there.
+  std::string state;  // "open for 12.3 s", "done", "failed: UNAVAILABLE"; the first rank's.
+  double issued_after =
+      0;  // Seconds after the first rank that issued anything there; the last one's.
 };
 
 struct ChannelAccount {
@@ -73,7 +75,8 @@ struct ChannelAccount {
   };
   std::string id, name;
   std::map<int, Place> places;  // By rank.
-  // The first place where ranks have different collectives, or some have none yet; -1: there is none in the records.
+  // The first place where ranks have different collectives, or some have none yet; -1: there is
+  // none in the records.
   int64_t differs_at = -1;
   bool is_contradiction = false;  // Different collectives, not only late ranks.
   std::vector<FlightSide> sides;  // There; by their first rank, who has not come last.
@@ -96,8 +99,9 @@ std::string ToText(const GroupAccount& account);
 struct RefusedFile {
   std::string file, why;
 };
-// {"version": 1, "groups": [...], "refused": [...]}: everything that ToText() says, as data.
-std::string ToJson(const std::vector<GroupAccount>& accounts, const std::vector<RefusedFile>& refused);
+// {"version": 1, "groups": [...], "refused": [...]}: everything that ToText() writes, as data.
+std::string ToJson(const std::vector<GroupAccount>& accounts,
+                   const std::vector<RefusedFile>& refused);
 
 }  // namespace evenkeel
 

@@ -25,7 +25,8 @@ bool IsRecord(absl::string_view name) {
   const size_t at = name.rfind(kRank);
   if (at == absl::string_view::npos) return false;
   const absl::string_view rank = name.substr(at + kRank.size());
-  return !rank.empty() && std::all_of(rank.begin(), rank.end(), [](char c) { return absl::ascii_isdigit(c); });
+  return !rank.empty() &&
+         std::all_of(rank.begin(), rank.end(), [](char c) { return absl::ascii_isdigit(c); });
 }
 
 }  // namespace
@@ -33,18 +34,21 @@ bool IsRecord(absl::string_view name) {
 absl::StatusOr<std::string> PrepareFlightFolder(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (!error && access((folder + "/").c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  if (!error && access((folder + "/").c_str(), W_OK | X_OK) != 0)
+    error.assign(errno, std::generic_category());
   fs::directory_iterator entry;
   if (!error) entry = fs::directory_iterator(folder, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (!IsRecord(name)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(folder, " has records of an earlier job (", name,
-                                                      "), and two jobs would be merged into one ",
-                                                      "account; name another folder, or remove them"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, " contains records of an earlier job (", name,
+        "), which would be merged with this job's; pass another folder, or remove them"));
   }
   const fs::path path = error ? fs::path() : fs::canonical(folder, error);
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat(folder, ": can't write there"));
+  if (error)
+    return absl::ErrnoToStatus(error.value(),
+                               absl::StrCat(folder, ": cannot write to this folder"));
   return path.string();
 }
 

@@ -27,7 +27,9 @@ std::string NewFolder() {
   return mkdtemp(pattern.data());
 }
 
-void WriteFile(const std::string& path, absl::string_view text) { std::ofstream(path, std::ios::binary) << text; }
+void WriteFile(const std::string& path, absl::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 std::string ReadFile(const std::string& path) {
   std::ostringstream text;
@@ -42,14 +44,17 @@ struct Result {
 
 Result RunFlight(const std::string& args) {
   const std::string folder = NewFolder();
-  const std::string command = absl::StrCat("tools/flight ", args, " >'", folder, "/out' 2>'", folder, "/error'");
+  const std::string command =
+      absl::StrCat("tools/flight ", args, " >'", folder, "/out' 2>'", folder, "/error'");
   const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadFile(folder + "/out"), ReadFile(folder + "/error")};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadFile(folder + "/out"),
+          ReadFile(folder + "/error")};
 }
 
 // As a rank writes it that waits in a barrier after one all_reduce.
 std::string RecordOf(int rank, absl::string_view text) {
-  return absl::StrCat(R"({"version":1,"group":"world","rank":)", rank, R"(,"world_size":3,"backend":"gloo",
+  return absl::StrCat(R"({"version":1,"group":"world","rank":)", rank,
+                      R"(,"world_size":3,"backend":"gloo",
 "time":"2026-11-20T14:05:06.123456Z","status":{"code":"OK","message":""},"waits":["#1 )",
                       text, R"("],
 "channels":[{"id":"0a","name":"user","position":2}],
@@ -72,7 +77,8 @@ TEST(FlightTest, MergesAFolder) {
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(result.error, "");
   EXPECT_THAT(result.out, AllOf(HasSubstr("records of 2 of 3 ranks; MISSING: rank 2"),
-                                HasSubstr("THE RANKS DISAGREE at #1"), HasSubstr("> rank 0: barrier (user), open for"),
+                                HasSubstr("THE RANKS DISAGREE at #1"),
+                                HasSubstr("> rank 0: barrier (user), open for"),
                                 HasSubstr("> rank 1: broadcast float32[1] root 0, open for")));
 }
 
@@ -82,15 +88,17 @@ TEST(FlightTest, RefusesABrokenFileAndMergesTheOthers) {
   const Result result = RunFlight(folder + "/");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.error,
-            absl::StrCat("flight: ", folder, "/world.rank2.json: it is no valid JSON, or not all of it\n"));
+            absl::StrCat("flight: ", folder,
+                         "/world.rank2.json: the input is not valid JSON or is incomplete\n"));
   EXPECT_THAT(result.out, HasSubstr("records of 2 of 3 ranks; MISSING: rank 2"));
 }
 
 TEST(FlightTest, TakesFilesAndSpeaksJson) {
   const std::string folder = FolderOfTwo();
-  const Result result = RunFlight(absl::StrCat("--json ", folder, "/world.rank0.json ", folder, "/nothing.json"));
+  const Result result =
+      RunFlight(absl::StrCat("--json ", folder, "/world.rank0.json ", folder, "/nothing.json"));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.error, HasSubstr("nothing.json: No such file"));
+  EXPECT_THAT(result.error, HasSubstr("nothing.json: cannot be opened: No such file"));
   const Json json = Json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   ASSERT_FALSE(json.is_discarded()) << result.out;
   EXPECT_EQ(json.at("groups").at(0).at("missing"), Json({1, 2}));
@@ -100,11 +108,11 @@ TEST(FlightTest, TakesFilesAndSpeaksJson) {
 TEST(FlightTest, SaysWhatItNeeds) {
   EXPECT_THAT(RunFlight("--help").out, HasSubstr("FILE_OR_FOLDER"));
   EXPECT_EQ(RunFlight("-h").out, RunFlight("--help").out);
-  EXPECT_THAT(RunFlight("").error, HasSubstr("name files or a folder"));
-  EXPECT_THAT(RunFlight("--jsno x").error, HasSubstr("no flag --jsno"));
+  EXPECT_THAT(RunFlight("").error, HasSubstr("pass the ranks' records as files or as a folder"));
+  EXPECT_THAT(RunFlight("--jsno x").error, HasSubstr("unknown flag --jsno"));
   const Result empty = RunFlight(NewFolder());
   EXPECT_EQ(empty.exit_code, 1);
-  EXPECT_THAT(empty.error, HasSubstr("no *.json"));
+  EXPECT_THAT(empty.error, HasSubstr("contains no *.json"));
   EXPECT_THAT(empty.out, Not(HasSubstr("group")));
 }
 

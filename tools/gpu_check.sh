@@ -1,11 +1,11 @@
 #!/bin/bash
-# Everything that only a GPU can show about evenkeel, on a bare machine: no Bazel,
+# Runs all checks of evenkeel that need a GPU, on a bare machine: no Bazel,
 # no compiler, only the folder that tools/gpu/pack.sh made elsewhere.
 #
 #   tools/gpu/pack.sh /tmp/gpu_check           # where evenkeel is built
 #   /tmp/gpu_check/gpu_check.sh                # on the machine with GPUs
 #
-# In turn, so that what tells most comes first: the devices; the tests of kernels
+# In this order, the most informative first: the devices; the tests of kernels
 # and models; benchmarks against the copy bandwidth of this machine, and against
 # PyTorch if python3 has it; all other tests with the tag "gpu", the conformance
 # suite last; those of kernels again under compute-sanitizer (memcheck, racecheck,
@@ -22,7 +22,7 @@
 # toolkit, and among python3's packages.
 #
 # Says each row when it is there (on stderr), and ends with one table of them, also
-# when it is told to end (SIGTERM, SIGINT): passed, failed, or skipped with the
+# when a signal ends it (SIGTERM, SIGINT): passed, failed, or skipped with the
 # reason, which is never a pass. Exits with 0 only if something passed and nothing
 # failed.
 set -uo pipefail
@@ -322,7 +322,7 @@ run_sanitizer() {
       if [[ $code == 99 ]]; then
         row "$check $label" failed "$(grep 'SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//'), see $log"
       elif [[ $code == 0 ]] && ! grep -q 'SUMMARY: 0 ' "$log"; then
-        row "$check $label" failed "compute-sanitizer told no summary, see $log"
+        row "$check $label" failed "compute-sanitizer printed no summary, see $log"
       else
         test_row "$check $label" "$code" "$log"
       fi
@@ -407,7 +407,7 @@ finish() {
 told_to_end() {
   trap '' TERM INT HUP
   [[ -z $running ]] || kill "$running" 2>/dev/null
-  row 'gpu_check' failed "was told to end after $SECONDS s: what is missing did not run"
+  row 'gpu_check' failed "was ended by a signal after $SECONDS s: the missing checks did not run"
   finish
 }
 

@@ -1,16 +1,15 @@
-// Installs headers, archives and what CMake and pkg-config read, for programs that are built without Bazel.
+// Installs headers, archives and what CMake and pkg-config read, for programs that are built
+// without Bazel.
 //
 //   bazel run //tools:install -- --prefix=/opt/evenkeel
 //
-//   find_package(evenkeel CONFIG REQUIRED)                                            # -DCMAKE_PREFIX_PATH=/opt/evenkeel
-//   g++ -std=c++20 a.cc $(pkg-config --cflags --libs evenkeel)             # PKG_CONFIG_PATH=/opt/evenkeel/lib/pkgconfig
+//   find_package(evenkeel CONFIG REQUIRED)  # -DCMAKE_PREFIX_PATH=/opt/evenkeel
+//   # PKG_CONFIG_PATH=/opt/evenkeel/lib/pkgconfig
+//   g++ -std=c++20 a.cc $(pkg-config --cflags --libs evenkeel)
 
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,13 +27,15 @@
 #include "evenkeel/tools/installation/needed_headers.h"
 #include "evenkeel/tools/installation/package_files.h"
 #include "evenkeel/tools/installation/prefix.h"
+#include "evenkeel/tools/program.h"
 
 namespace evenkeel {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kUsage[] = R"(install: installs evenkeel for programs that are built with CMake or pkg-config.
+constexpr char kUsage[] =
+    R"(install: installs evenkeel for programs that are built with CMake or pkg-config.
 
   install --prefix=FOLDER
 
@@ -63,11 +64,13 @@ absl::StatusOr<Arguments> Parse(const std::vector<std::string>& words) {
     } else if (absl::ConsumePrefix(&word, "--prefix=")) {
       arguments.prefix = std::string(word);
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("there is no argument ", words[i], "; see --help"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown argument ", words[i], "; see --help"));
     }
   }
   if (arguments.prefix.empty() && !arguments.is_help) {
-    return absl::InvalidArgumentError("where to? --prefix=FOLDER is missing; see --help");
+    return absl::InvalidArgumentError(
+        "--prefix=FOLDER is missing; it names the folder to install to; see --help");
   }
   return arguments;
 }
@@ -77,10 +80,12 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// A path from the user, absolute and without "..": a relative one means the user's folder, not that of the program.
+// A path from the user, absolute and without "..": a relative one means the user's folder, not that
+// of the program.
 fs::path UserPath(const std::string& path) {
   const std::string folder = Variable("BUILD_WORKING_DIRECTORY");
-  const fs::path absolute = fs::weakly_canonical((folder.empty() ? fs::current_path() : fs::path(folder)) / path);
+  const fs::path absolute =
+      fs::weakly_canonical((folder.empty() ? fs::current_path() : fs::path(folder)) / path);
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
@@ -92,37 +97,40 @@ bool IsInside(const fs::path& path, const fs::path& folder) {
 absl::StatusOr<fs::path> Destination(const std::string& prefix) {
   const std::string destdir = Variable("DESTDIR");
   if (!destdir.empty() && fs::path(prefix).is_relative()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("with DESTDIR=", destdir, " the prefix must be absolute, and ", prefix, " is not"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "with DESTDIR=", destdir, " the prefix must be absolute, and ", prefix, " is not"));
   }
-  const fs::path folder = destdir.empty() ? UserPath(prefix) : UserPath(absl::StrCat(destdir, "/", prefix));
+  const fs::path folder =
+      destdir.empty() ? UserPath(prefix) : UserPath(absl::StrCat(destdir, "/", prefix));
   const std::string workspace = Variable("BUILD_WORKSPACE_DIRECTORY");
   if (!workspace.empty() && IsInside(folder, fs::weakly_canonical(workspace))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder.string(), " is inside the source tree ", workspace, "; name a folder outside of it"));
+    return absl::InvalidArgumentError(absl::StrCat(folder.string(), " is inside the source tree ",
+                                                   workspace, "; pass a folder outside of it"));
   }
   if (folder == "/" || folder == "/usr") {
-    return absl::InvalidArgumentError(
-        absl::StrCat(folder.string(), " belongs to the system's packages; /usr/local ", "and /opt/evenkeel do not"));
+    return absl::InvalidArgumentError(absl::StrCat(folder.string(),
+                                                   " belongs to the system's package manager; use "
+                                                   "a folder such as /usr/local or /opt/evenkeel"));
   }
   return folder;
 }
 
 absl::StatusOr<std::string> Read(const std::string& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::stringstream content;
-  content << stream.rdbuf();
-  if (!stream) return absl::NotFoundError(absl::StrCat(file, " can't be read; start with: bazel run //tools:install"));
-  return std::move(content).str();
+  absl::StatusOr<std::string> content = ReadInput(file);
+  if (content.ok()) return content;
+  return absl::NotFoundError(
+      absl::StrCat(file, " cannot be read; start the program with: bazel run //tools:install"));
 }
 
-// Ranks of one job must be of one build, and Abseil's types cross the border: both versions are those of this program.
+// Ranks of one job must be of one build, and Abseil's types cross the border: both versions are
+// those of this program.
 Package PackageOf(const LibrariesFile& libraries) {
   Package package = {.version = std::string(kBuild),
                      .abseil_version = absl::StrCat(ABSL_LTS_RELEASE_VERSION),
                      .abseil = libraries.abseil,
                      .link_flags = libraries.link_flags};
-  for (const LibrariesFile::Archive& archive : libraries.archives) package.parts.push_back(archive.part);
+  for (const LibrariesFile::Archive& archive : libraries.archives)
+    package.parts.push_back(archive.part);
   return package;
 }
 
@@ -135,11 +143,13 @@ absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
     EK_ASSIGN_OR_RETURN(std::string content, Read(archive.file));
     files.push_back({ArchivePath(archive.part), std::move(content)});
   }
-  EK_ASSIGN_OR_RETURN(Headers headers, NeededHeaders(libraries.public_headers, [&](const std::string& header) {
+  EK_ASSIGN_OR_RETURN(Headers headers,
+                      NeededHeaders(libraries.public_headers, [&](const std::string& header) {
                         const auto found = libraries.headers.find(header);
                         return Read(found == libraries.headers.end() ? header : found->second);
                       }));
-  for (auto& [include, content] : headers) files.push_back({absl::StrCat("include/", include), std::move(content)});
+  for (auto& [include, content] : headers)
+    files.push_back({absl::StrCat("include/", include), std::move(content)});
 
   const Package package = PackageOf(libraries);
   files.push_back({kCMakeConfigPath, CMakeConfig(package)});
@@ -150,34 +160,24 @@ absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
   return files;
 }
 
-absl::Status Run(const std::vector<std::string>& words) {
+absl::StatusOr<int> Run(const std::vector<std::string>& words) {
   EK_ASSIGN_OR_RETURN(const Arguments arguments, Parse(words));
   if (arguments.is_help) {
-    std::fputs(kUsage, stdout);
-    return absl::OkStatus();
+    EK_RETURN_IF_ERROR(Print(kUsage));
+    return EXIT_SUCCESS;
   }
   EK_ASSIGN_OR_RETURN(const fs::path folder, Destination(arguments.prefix));
   EK_ASSIGN_OR_RETURN(const std::vector<FileToInstall> files, FilesToInstall());
   EK_ASSIGN_OR_RETURN(const InstallSummary done, InstallFiles(folder.string(), files));
-  std::printf("evenkeel %s is in %s: %d files written, %d unchanged, %d removed\n", std::string(kBuild).c_str(),
-              folder.c_str(), done.written, done.unchanged, done.removed);
-  return absl::OkStatus();
-}
-
-absl::Status RunWithoutExceptions(const std::vector<std::string>& words) {
-  try {
-    return Run(words);
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
+  std::printf("evenkeel %s is in %s: %d files written, %d unchanged, %d removed\n",
+              std::string(kBuild).c_str(), folder.c_str(), done.written, done.unchanged,
+              done.removed);
+  return EXIT_SUCCESS;
 }
 
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  const absl::Status status = evenkeel::RunWithoutExceptions({argv + 1, argv + argc});
-  if (status.ok()) return EXIT_SUCCESS;
-  std::fprintf(stderr, "install: %s\n", std::string(status.message()).c_str());
-  return EXIT_FAILURE;
+  return evenkeel::RunProgram("install", [&] { return evenkeel::Run({argv + 1, argv + argc}); });
 }

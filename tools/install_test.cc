@@ -1,4 +1,5 @@
-// Runs the binary as a person does. That programs build against what it installs is for tests/consumer_cmake to say.
+// Runs the binary as a person does. That programs build against what it installs is for
+// tests/consumer_cmake to say.
 
 #include <sys/wait.h>
 
@@ -27,25 +28,29 @@ Outcome RunInstall(const std::string& arguments, const std::string& environment 
   Outcome outcome;
   FILE* pipe = popen(absl::StrCat(environment, " tools/install ", arguments, " 2>&1").c_str(), "r");
   char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+    outcome.output.append(buffer, size);
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   return outcome;
 }
 
-std::string Folder(const std::string& name) { return absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name); }
+std::string Folder(const std::string& name) {
+  return absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name);
+}
 
 TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
   const std::string prefix = Folder("all");
   const Outcome outcome = RunInstall("--prefix=" + prefix);
   ASSERT_EQ(outcome.code, 0) << outcome.output;
   for (const char* file :
-       {"lib/libevenkeel_comm.a", "lib/libevenkeel_join.a", "lib/libevenkeel_bucket.a", "lib/libevenkeel_zero_optim.a",
-        "lib/cmake/evenkeel/evenkeelConfig.cmake", "lib/pkgconfig/evenkeel.pc", "include/evenkeel/comm/factory.h",
+       {"lib/libevenkeel_comm.a", "lib/libevenkeel_join.a", "lib/libevenkeel_bucket.a",
+        "lib/libevenkeel_zero_optim.a", "lib/cmake/evenkeel/evenkeelConfig.cmake",
+        "lib/pkgconfig/evenkeel.pc", "include/evenkeel/comm/factory.h",
         "include/evenkeel/bucket/hooks/power_sgd.h", "share/evenkeel/LICENSE"}) {
     EXPECT_TRUE(fs::is_regular_file(fs::path(prefix) / file)) << file;
   }
-  EXPECT_FALSE(fs::exists(prefix + "/include/evenkeel/comm/internal/gloo_transport.h"));
+  EXPECT_FALSE(fs::exists(prefix + "/include/evenkeel/comm/gloo/transport.h"));
 
   const Outcome again = RunInstall("--prefix " + prefix);
   EXPECT_EQ(again.code, 0) << again.output;
@@ -54,7 +59,8 @@ TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
 
 TEST(InstallTest, ARelativePrefixMeansTheUsersFolder) {
   fs::create_directories(Folder("user"));
-  const Outcome outcome = RunInstall("--prefix=sub/../here", "BUILD_WORKING_DIRECTORY=" + Folder("user"));
+  const Outcome outcome =
+      RunInstall("--prefix=sub/../here", "BUILD_WORKING_DIRECTORY=" + Folder("user"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(fs::exists(Folder("user/here/lib/libevenkeel_comm.a")));
 }
@@ -73,14 +79,16 @@ TEST(InstallTest, WhatWouldDoHarmIsRefusedWithOneSentence) {
   } cases[] = {
       {"", "", "--prefix=FOLDER is missing"},
       {"--prefix=", "", "--prefix=FOLDER is missing"},
-      {"--prefix", "", "there is no argument --prefix"},
-      {"--prefx=/x", "", "there is no argument --prefx=/x"},
-      {"--prefix=/", "", "belongs to the system's packages"},
-      {"--prefix=/opt/../usr/", "", "belongs to the system's packages"},
+      {"--prefix", "", "unknown argument --prefix"},
+      {"--prefx=/x", "", "unknown argument --prefx=/x"},
+      {"--prefix=/", "", "belongs to the system's package manager"},
+      {"--prefix=/opt/../usr/", "", "belongs to the system's package manager"},
       {"--prefix=out", "DESTDIR=/tmp", "must be absolute"},
       {absl::StrCat("--prefix=", workspace, "/out"), "BUILD_WORKSPACE_DIRECTORY=" + workspace,
        "inside the source tree"},
-      {"--prefix=out", absl::StrCat("BUILD_WORKSPACE_DIRECTORY=", workspace, " BUILD_WORKING_DIRECTORY=", workspace),
+      {"--prefix=out",
+       absl::StrCat("BUILD_WORKSPACE_DIRECTORY=", workspace,
+                    " BUILD_WORKING_DIRECTORY=", workspace),
        "inside the source tree"},
   };
   for (const auto& c : cases) {
@@ -94,8 +102,8 @@ TEST(InstallTest, WhatWouldDoHarmIsRefusedWithOneSentence) {
 
 TEST(InstallTest, AFolderBesideTheSourceTreeIsNotInside) {
   fs::create_directories(Folder("evenkeel"));
-  const Outcome outcome =
-      RunInstall("--prefix=" + Folder("evenkeel-installed"), "BUILD_WORKSPACE_DIRECTORY=" + Folder("evenkeel"));
+  const Outcome outcome = RunInstall("--prefix=" + Folder("evenkeel-installed"),
+                                     "BUILD_WORKSPACE_DIRECTORY=" + Folder("evenkeel"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
 }
 

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -15,43 +14,48 @@
 #include "absl/time/time.h"
 #include "evenkeel/tools/flight_folder.h"
 #include "evenkeel/tools/launcher.h"
+#include "evenkeel/tools/program.h"
 #include "gflags/gflags.h"
 
 DEFINE_int32(nproc, 2, "How many ranks to start.");
-DEFINE_string(on_failure, "stop", "What happens to the others when a rank fails: stop or continue.");
-DEFINE_double(patience_s, 5,
-              "Seconds that the other ranks have when one has failed: before SIGTERM, and before SIGKILL.");
-DEFINE_double(last_patience_s, 60,
-              "With --on_failure=continue, seconds that ranks still have when another one has ended well.");
+DEFINE_string(on_failure, "stop",
+              "What happens to the others when a rank fails: stop or continue.");
+DEFINE_double(
+    patience_s, 5,
+    "Seconds that the other ranks have when one has failed: before SIGTERM, and before SIGKILL.");
+DEFINE_double(
+    last_patience_s, 60,
+    "With --on_failure=continue, seconds that ranks still have when another one has ended well.");
 DEFINE_int32(max_restarts, 0, "How often a job that failed is started anew, all ranks of it.");
-DEFINE_double(restart_pause_s, 1, "Seconds before the first restart; twice as long before each next one, up to 30.");
+DEFINE_double(restart_pause_s, 1,
+              "Seconds before the first restart; twice as long before each next one, up to 30.");
 DEFINE_string(flight, "", "Folder where a rank writes its last collectives when it fails.");
 
 namespace {
 
 constexpr char kUsage[] =
-    R"(Starts ranks of a program on this host, and ends all of them when one fails, or lets the others go on.
+    R"(Starts ranks of a program on this host, and ends all of them when one fails, or lets the others continue.
 
   launch [--nproc=2] [--on_failure=stop] [--patience_s=5] [--max_restarts=0] [--flight=FOLDER]
          -- PROGRAM [ARGUMENT...]
 
 Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, and
-what evenkeel's ranks need to find and to trust each other.
+the variables by which evenkeel's ranks find and trust each other.
 
 --on_failure=stop      When a rank fails, the others have --patience_s to end by themselves. The exit code is the first
                        failed rank's, or 128 + its signal.
---on_failure=continue  When a rank fails, the others go on, whichever it was: what they need to find each other is
-                       hosted here. The exit code is 0 if at least one rank ended well; else as with stop. When
-                       one has, the ranks that do not end within --last_patience_s (60) are ended.
---max_restarts=N       When the job fails (with continue: no rank ended well), all ranks of it are started anew, up to
-                       N times; EVENKEEL_RESTART tells them how often that was done. A program that saves where it is,
-                       and goes on from there, loses little. The exit code is the last attempt's. Not after SIGINT,
-                       SIGTERM or SIGHUP: who interrupts a job wants it to end.
+--on_failure=continue  When any rank fails, the others continue: the launcher hosts the store by which they find each
+                       other. The exit code is 0 if at least one rank ended well, otherwise as with stop. After a
+                       rank has ended well, the launcher ends those that do not end within --last_patience_s (60).
+--max_restarts=N       When the job fails (with continue: no rank ended well), all its ranks are restarted, up to N
+                       times; EVENKEEL_RESTART is the number of restarts so far. A program that saves its progress and
+                       resumes from there loses little. The exit code is the last attempt's. A job that SIGINT,
+                       SIGTERM or SIGHUP interrupts is not restarted.
 --restart_pause_s=1    Seconds before the first restart, and before one after an attempt of 10 seconds or more; twice as
                        long after each shorter attempt, up to 30.
 --flight=FOLDER        Where ranks that fail, or see another one fail, write their last collectives, a file for each
-                       rank (EVENKEEL_FLIGHT). The folder is made if it is not there; one that has records of an
-                       earlier job is refused. Ranks that are started anew write to FOLDER/restart1, and so on.
+                       rank (EVENKEEL_FLIGHT). The folder is created if it does not exist; one that has records
+                       of an earlier job is refused. Restarted ranks write to FOLDER/restart1, and so on.
 )";
 
 int Fail(const std::string& sentence) {
@@ -59,8 +63,8 @@ int Fail(const std::string& sentence) {
   return 2;
 }
 
-// Whether flags come after the program without a "--" before it: nobody could tell for whom they are. All flags of this
-// program have values.
+// Whether flags come after the program without a "--" before it: nobody could tell for whom they
+// are. All flags of this program have values.
 bool LacksDashes(int argc, char** argv) {
   int i = 1;
   while (i < argc && argv[i][0] == '-' && std::string(argv[i]) != "--") {
@@ -76,21 +80,27 @@ std::string RestartFolder(const std::string& flight_folder, int restart) {
   return absl::StrCat(flight_folder, "/restart", restart);
 }
 
-// Answers the folder of the first attempt, when neither it nor those of restarts have records of an earlier job.
+// Answers the folder of the first attempt, when neither it nor those of restarts have records of an
+// earlier job.
 absl::StatusOr<std::string> PrepareFlightFolders(const std::string& flight_folder) {
   std::error_code error;
-  for (int restart = 1; std::filesystem::exists(RestartFolder(flight_folder, restart), error); ++restart) {
-    const absl::Status status = evenkeel::PrepareFlightFolder(RestartFolder(flight_folder, restart)).status();
+  for (int restart = 1; std::filesystem::exists(RestartFolder(flight_folder, restart), error);
+       ++restart) {
+    const absl::Status status =
+        evenkeel::PrepareFlightFolder(RestartFolder(flight_folder, restart)).status();
     if (!status.ok()) return status;
   }
   return evenkeel::PrepareFlightFolder(flight_folder);
 }
 
-// Says that the job is started anew, and keeps the attempts' records apart: together they would be read as one job.
-absl::Status OnRestart(const evenkeel::Restart& restart, std::map<std::string, std::string>& variables,
+// Says that the job is started anew, and keeps the attempts' records apart: together they would be
+// read as one job.
+absl::Status OnRestart(const evenkeel::Restart& restart,
+                       std::map<std::string, std::string>& variables,
                        const std::string& flight_folder) {
-  std::cerr << absl::StrCat("launch: ", restart.why, "; attempt ", restart.number + 1, " of ", FLAGS_max_restarts + 1,
-                            " begins in ", absl::FormatDuration(restart.pause), "\n");
+  std::cerr << absl::StrCat("launch: ", restart.why, "; attempt ", restart.number + 1, " of ",
+                            FLAGS_max_restarts + 1, " begins in ",
+                            absl::FormatDuration(restart.pause), "\n");
   if (flight_folder.empty()) return absl::OkStatus();
   const absl::StatusOr<std::string> folder =
       evenkeel::PrepareFlightFolder(RestartFolder(flight_folder, restart.number));
@@ -104,7 +114,8 @@ absl::Status OnRestart(const evenkeel::Restart& restart, std::map<std::string, s
 int main(int argc, char** argv) {
   if (LacksDashes(argc, argv)) {
     return Fail(
-        "put `--` before the program, so that its flags are its own: launch --nproc=2 -- PROGRAM [ARGUMENT...]");
+        "put `--` before the program, so that its flags are its own: launch --nproc=2 -- PROGRAM "
+        "[ARGUMENT...]");
   }
   for (int i = 1; i < argc && std::string(argv[i]) != "--"; ++i) {
     const std::string argument = argv[i];
@@ -115,7 +126,8 @@ int main(int argc, char** argv) {
   }
   gflags::SetUsageMessage(kUsage);
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
-  if (argc < 2) return Fail("there is no program to start; usage: launch --nproc=2 -- PROGRAM [ARGUMENT...]");
+  if (argc < 2)
+    return Fail("no program to start is given; usage: launch --nproc=2 -- PROGRAM [ARGUMENT...]");
   if (FLAGS_nproc < 1) return Fail("--nproc must be at least 1");
   if (FLAGS_on_failure != "stop" && FLAGS_on_failure != "continue") {
     return Fail("--on_failure=" + FLAGS_on_failure + " is not known; choose stop, continue");
@@ -124,10 +136,8 @@ int main(int argc, char** argv) {
   if (!(FLAGS_last_patience_s >= 0)) return Fail("--last_patience_s must not be negative");
   if (FLAGS_max_restarts < 0) return Fail("--max_restarts must not be negative");
   if (!(FLAGS_restart_pause_s >= 0)) return Fail("--restart_pause_s must not be negative");
-  // Under `bazel run` the program's path means the folder in which the user stands.
-  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
-    return Fail(std::string("can't change to ") + folder);
-  }
+  if (const absl::Status entered = evenkeel::EnterUserFolder(); !entered.ok())
+    return Fail(std::string(entered.message()));
   evenkeel::LaunchOptions options{.ranks = FLAGS_nproc,
                                   .command = {argv + 1, argv + argc},
                                   .patience = absl::Seconds(FLAGS_patience_s),
@@ -142,12 +152,14 @@ int main(int argc, char** argv) {
     if (!folder.ok()) return Fail("--flight=" + std::string(folder.status().message()));
     options.variables["EVENKEEL_FLIGHT"] = flight_folder = *folder;
   }
-  options.on_restart = [&](const evenkeel::Restart& restart, std::map<std::string, std::string>& variables) {
+  options.on_restart = [&](const evenkeel::Restart& restart,
+                           std::map<std::string, std::string>& variables) {
     return OnRestart(restart, variables, flight_folder);
   };
   const absl::StatusOr<evenkeel::LaunchResult> result = evenkeel::Launch(options);
   if (!result.ok()) return Fail(std::string(result.status().message()));
-  const char* const way_out = result->has_ended_others ? " (--on_failure=continue lets them go on)" : "";
+  const char* const way_out =
+      result->has_ended_others ? " (--on_failure=continue lets them go on)" : "";
   if (!result->message.empty()) std::cerr << "launch: " << result->message << way_out << "\n";
   return result->exit_code;
 }

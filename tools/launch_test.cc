@@ -45,7 +45,8 @@ Outcome RunLaunch(const std::string& arguments, const std::string& wrapper = "")
   Outcome outcome;
   FILE* pipe = popen(absl::StrCat(wrapper, kLaunch, " ", arguments, " 2>&1").c_str(), "r");
   char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) outcome.output.append(buffer, size);
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+    outcome.output.append(buffer, size);
   const int status = pclose(pipe);
   outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
   return outcome;
@@ -65,13 +66,15 @@ bool IsRunning(const std::string& pid) { return kill(std::atoi(pid.c_str()), 0) 
 
 TEST(LaunchTest, GivesRanksTheirVariables) {
   const Outcome outcome = RunLaunch(
-      "--nproc=3 -- sh -c 'echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK/$LOCAL_WORLD_SIZE m=$MASTER_ADDR "
+      "--nproc=3 -- sh -c 'echo r=$RANK w=$WORLD_SIZE l=$LOCAL_RANK/$LOCAL_WORLD_SIZE "
+      "m=$MASTER_ADDR "
       "s=${EVENKEEL_STORE%%:*} p=$([ \"${EVENKEEL_STORE##*:}\" != $MASTER_PORT ] && echo free) "
       "h=$EVENKEEL_STORE_HOSTED n=${#EVENKEEL_SECRET}'");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(outcome.output,
-                HasSubstr(absl::StrCat("r=", rank, " w=3 l=", rank, "/3 m=127.0.0.1 s=127.0.0.1 p=free h=1 n=64\n")));
+                HasSubstr(absl::StrCat("r=", rank, " w=3 l=", rank,
+                                       "/3 m=127.0.0.1 s=127.0.0.1 p=free h=1 n=64\n")));
   }
 }
 
@@ -81,19 +84,23 @@ TEST(LaunchTest, EveryJobHasASecretOfItsOwn) {
 }
 
 TEST(LaunchTest, SaysWhichRankFailedAndHow) {
-  Outcome outcome = RunLaunch("--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 1 ] && exec sleep 60; exit 7'");
+  Outcome outcome =
+      RunLaunch("--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 1 ] && exec sleep 60; exit 7'");
   EXPECT_EQ(outcome.code, 7);
-  EXPECT_THAT(outcome.output, HasSubstr("rank 1 ended with exit code 7; the other ranks were ended after 200ms "
-                                        "(--on_failure=continue lets them go on)\n"));
-  outcome = RunLaunch("--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 2 ] && exec sleep 60; kill -KILL $$'");
+  EXPECT_THAT(outcome.output,
+              HasSubstr("rank 1 ended with exit code 7; the other ranks were ended after 200ms "
+                        "(--on_failure=continue lets them go on)\n"));
+  outcome = RunLaunch(
+      "--nproc=3 --patience_s=0.2 -- sh -c '[ $RANK != 2 ] && exec sleep 60; kill -KILL $$'");
   EXPECT_EQ(outcome.code, 128 + SIGKILL);
   EXPECT_THAT(outcome.output, HasSubstr("rank 2 was killed by SIGKILL"));
 }
 
 // The connections of a process that is killed close before its parent learns that it has ended.
 TEST(LaunchTest, ASignalExplainsAnExitCodeThatIsFoundJustBefore) {
-  const Outcome outcome =
-      RunLaunch("--nproc=3 -- sh -c '[ $RANK = 0 ] && exit 1; sleep 0.1; [ $RANK = 2 ] && kill -KILL $$; exit 1'");
+  const Outcome outcome = RunLaunch(
+      "--nproc=3 -- sh -c '[ $RANK = 0 ] && exit 1; sleep 0.1; [ $RANK = 2 ] && kill -KILL $$; "
+      "exit 1'");
   EXPECT_EQ(outcome.code, 128 + SIGKILL);
   EXPECT_THAT(outcome.output, HasSubstr("launch: rank 2 was killed by SIGKILL\n"));
 }
@@ -101,14 +108,16 @@ TEST(LaunchTest, ASignalExplainsAnExitCodeThatIsFoundJustBefore) {
 TEST(LaunchTest, EndsRanksThatIgnoreSigterm) {
   const absl::Time start = absl::Now();
   const Outcome outcome = RunLaunch(
-      "--nproc=2 --patience_s=0.2 -- sh -c 'trap \"\" TERM; [ $RANK = 0 ] && exit 1; while :; do sleep 1; done'");
+      "--nproc=2 --patience_s=0.2 -- sh -c 'trap \"\" TERM; [ $RANK = 0 ] && exit 1; while :; do "
+      "sleep 1; done'");
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.output, HasSubstr("rank 0 ended with exit code 1"));
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
 TEST(LaunchTest, LetsTheOthersEndByThemselves) {
-  const Outcome outcome = RunLaunch("--nproc=2 -- sh -c '[ $RANK = 0 ] && exit 3; sleep 0.3; echo rank 1 saw it'");
+  const Outcome outcome =
+      RunLaunch("--nproc=2 -- sh -c '[ $RANK = 0 ] && exit 3; sleep 0.3; echo rank 1 saw it'");
   EXPECT_EQ(outcome.code, 3);
   EXPECT_THAT(outcome.output, HasSubstr("rank 1 saw it"));
   EXPECT_THAT(outcome.output, HasSubstr("launch: rank 0 ended with exit code 3\n"));
@@ -116,29 +125,34 @@ TEST(LaunchTest, LetsTheOthersEndByThemselves) {
 
 TEST(LaunchTest, LeavesNothingRunning) {
   const std::string pid = absl::StrCat(Folder(), "/grandchild");
-  const Outcome outcome = RunLaunch(absl::StrCat("--nproc=1 -- sh -c 'sleep 300 & echo $! > ", pid, "'"));
+  const Outcome outcome =
+      RunLaunch(absl::StrCat("--nproc=1 -- sh -c 'sleep 300 & echo $! > ", pid, "'"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_TRUE(Eventually([&] { return !IsRunning(Read(pid)); }));
 }
 
-// Starts the launcher itself as a child, with ranks that do `first`, note their process ids, and then do `then`.
+// Starts the launcher itself as a child, with ranks that do `first`, note their process ids, and
+// then do `then`.
 pid_t Start(const std::string& prefix, const std::string& first, const std::string& then,
             const std::string& flag = "--on_failure=stop") {
   const pid_t launcher = fork();
   if (launcher == 0) {
-    const std::string script =
-        absl::StrCat(first, "echo $$ > ", prefix, ".$RANK.tmp; mv ", prefix, ".$RANK.tmp ", prefix, ".$RANK; ", then);
-    execl(kLaunch, kLaunch, "--nproc=2", "--patience_s=5", flag.c_str(), "--", "sh", "-c", script.c_str(), nullptr);
+    const std::string script = absl::StrCat(first, "echo $$ > ", prefix, ".$RANK.tmp; mv ", prefix,
+                                            ".$RANK.tmp ", prefix, ".$RANK; ", then);
+    execl(kLaunch, kLaunch, "--nproc=2", "--patience_s=5", flag.c_str(), "--", "sh", "-c",
+          script.c_str(), nullptr);
     _exit(127);
   }
-  EXPECT_TRUE(Eventually([&] { return !Read(prefix + ".0").empty() && !Read(prefix + ".1").empty(); }));
+  EXPECT_TRUE(
+      Eventually([&] { return !Read(prefix + ".0").empty() && !Read(prefix + ".1").empty(); }));
   return launcher;
 }
 
 TEST(LaunchTest, ForwardsASignalOnceAndWaits) {
   const std::string prefix = absl::StrCat(Folder(), "/forward");
-  const pid_t launcher = Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "),
-                               "while :; do sleep 0.05; done");
+  const pid_t launcher =
+      Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "),
+            "while :; do sleep 0.05; done");
   kill(launcher, SIGINT);
   int status = 0;
   waitpid(launcher, &status, 0);
@@ -150,9 +164,11 @@ TEST(LaunchTest, ForwardsASignalOnceAndWaits) {
 TEST(LaunchTest, ASecondSignalKills) {
   const std::string prefix = absl::StrCat(Folder(), "/stubborn");
   const pid_t launcher =
-      Start(prefix, absl::StrCat("trap 'echo x > ", prefix, ".got.$RANK' TERM; "), "while :; do sleep 0.05; done");
+      Start(prefix, absl::StrCat("trap 'echo x > ", prefix, ".got.$RANK' TERM; "),
+            "while :; do sleep 0.05; done");
   kill(launcher, SIGTERM);
-  EXPECT_TRUE(Eventually([&] { return !Read(prefix + ".got.0").empty() && !Read(prefix + ".got.1").empty(); }));
+  EXPECT_TRUE(Eventually(
+      [&] { return !Read(prefix + ".got.0").empty() && !Read(prefix + ".got.1").empty(); }));
   kill(launcher, SIGTERM);
   int status = 0;
   waitpid(launcher, &status, 0);
@@ -169,28 +185,34 @@ TEST(LaunchTest, RanksDieWithTheLauncher) {
   const pid_t launcher = Start(prefix, "", "exec sleep 300");
   kill(launcher, SIGKILL);
   waitpid(launcher, nullptr, 0);
-  EXPECT_TRUE(Eventually([&] { return !IsRunning(Read(prefix + ".0")) && !IsRunning(Read(prefix + ".1")); }));
+  EXPECT_TRUE(Eventually(
+      [&] { return !IsRunning(Read(prefix + ".0")) && !IsRunning(Read(prefix + ".1")); }));
 }
 
 // Ranks that wait for `file`, so that nobody is quicker than the one that makes it.
-std::string Await(const std::string& file) { return absl::StrCat("while [ ! -e ", file, " ]; do sleep 0.02; done; "); }
+std::string Await(const std::string& file) {
+  return absl::StrCat("while [ ! -e ", file, " ]; do sleep 0.02; done; ");
+}
 
 TEST(LaunchTest, GoesOnWithoutAKilledRank) {
   for (int lost : {0, 2}) {
     const std::string gone = absl::StrCat(Folder(), "/gone", lost);
     // The others see that the rank's process is no more, and only then go on.
     const Outcome outcome = RunLaunch(absl::StrCat(
-        "--nproc=3 --on_failure=continue --patience_s=0 -- sh -c '[ $RANK = ", lost, " ] && { echo $$ > ", gone,
-        ".tmp; mv ", gone, ".tmp ", gone, "; kill -KILL $$; }; ", Await(gone), "while kill -0 $(cat ", gone,
+        "--nproc=3 --on_failure=continue --patience_s=0 -- sh -c '[ $RANK = ", lost,
+        " ] && { echo $$ > ", gone, ".tmp; mv ", gone, ".tmp ", gone, "; kill -KILL $$; }; ",
+        Await(gone), "while kill -0 $(cat ", gone,
         ") 2> /dev/null; do sleep 0.02; done; echo rank $RANK goes on at ${EVENKEEL_STORE%%:*}'"));
     EXPECT_EQ(outcome.code, 0) << outcome.output;
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == lost) continue;
-      EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("rank ", rank, " goes on at 127.0.0.1\n")));
+      EXPECT_THAT(outcome.output,
+                  HasSubstr(absl::StrCat("rank ", rank, " goes on at 127.0.0.1\n")));
     }
-    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("launch: rank ", lost,
-                                                       " was killed by SIGKILL; the other ranks went on and ended "
-                                                       "well\n")));
+    EXPECT_THAT(outcome.output,
+                HasSubstr(absl::StrCat("launch: rank ", lost,
+                                       " was killed by SIGKILL; the other ranks went on and ended "
+                                       "well\n")));
   }
 }
 
@@ -198,33 +220,38 @@ TEST(LaunchTest, HostsTheStoreUntilTheLastRankHasEnded) {
   const std::string gone = absl::StrCat(Folder(), "/store_gone");
   // bash can open a connection.
   const Outcome outcome = RunLaunch(absl::StrCat(
-      "--nproc=2 --on_failure=continue --patience_s=0 -- bash -c '[ $RANK = 0 ] && { touch ", gone, "; exit 3; }; ",
-      Await(gone), "sleep 0.2; exec 3<>/dev/tcp/127.0.0.1/${EVENKEEL_STORE##*:} && echo the store is there'"));
+      "--nproc=2 --on_failure=continue --patience_s=0 -- bash -c '[ $RANK = 0 ] && { touch ", gone,
+      "; exit 3; }; ", Await(gone),
+      "sleep 0.2; exec 3<>/dev/tcp/127.0.0.1/${EVENKEEL_STORE##*:} && echo the store is there'"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("the store is there"));
-  EXPECT_THAT(outcome.output, HasSubstr("rank 0 ended with exit code 3; the other rank went on and ended well"));
+  EXPECT_THAT(outcome.output,
+              HasSubstr("rank 0 ended with exit code 3; the other rank went on and ended well"));
 }
 
 TEST(LaunchTest, NamesEveryRankThatFailedInTheirOrder) {
   const std::string file = absl::StrCat(Folder(), "/order");
-  const Outcome outcome =
-      RunLaunch(absl::StrCat("--nproc=4 --on_failure=continue -- sh -c 'case $RANK in 3) echo $$ > ", file, ".tmp; mv ",
-                             file, ".tmp ", file, "; exit 5;; 1) ", Await(file), "while kill -0 $(cat ", file,
-                             ") 2> /dev/null; do sleep 0.02; done; ", "kill -KILL $$;; esac'"));
+  const Outcome outcome = RunLaunch(absl::StrCat(
+      "--nproc=4 --on_failure=continue -- sh -c 'case $RANK in 3) echo $$ > ", file, ".tmp; mv ",
+      file, ".tmp ", file, "; exit 5;; 1) ", Await(file), "while kill -0 $(cat ", file,
+      ") 2> /dev/null; do sleep 0.02; done; ", "kill -KILL $$;; esac'"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("rank 3 ended with exit code 5, rank 1 was killed by SIGKILL; the other ranks "
-                                        "went on and ended well"));
+  EXPECT_THAT(
+      outcome.output,
+      HasSubstr("rank 3 ended with exit code 5, rank 1 was killed by SIGKILL; the other ranks "
+                "went on and ended well"));
 }
 
 TEST(LaunchTest, FailsWhereNoRankEndedWell) {
   const std::string file = absl::StrCat(Folder(), "/none");
-  const Outcome outcome =
-      RunLaunch(absl::StrCat("--nproc=2 --on_failure=continue -- sh -c '[ $RANK = 1 ] && { echo $$ > ", file,
-                             ".tmp; mv ", file, ".tmp ", file, "; kill -KILL $$; }; ", Await(file),
-                             "while kill -0 $(cat ", file, ") 2> /dev/null; do sleep 0.02; done; exit 4'"));
+  const Outcome outcome = RunLaunch(
+      absl::StrCat("--nproc=2 --on_failure=continue -- sh -c '[ $RANK = 1 ] && { echo $$ > ", file,
+                   ".tmp; mv ", file, ".tmp ", file, "; kill -KILL $$; }; ", Await(file),
+                   "while kill -0 $(cat ", file, ") 2> /dev/null; do sleep 0.02; done; exit 4'"));
   EXPECT_EQ(outcome.code, 128 + SIGKILL) << outcome.output;
-  EXPECT_THAT(outcome.output,
-              HasSubstr("rank 1 was killed by SIGKILL, rank 0 ended with exit code 4; no rank ended well"));
+  EXPECT_THAT(
+      outcome.output,
+      HasSubstr("rank 1 was killed by SIGKILL, rank 0 ended with exit code 4; no rank ended well"));
 }
 
 TEST(LaunchTest, AStoppedRankDoesNotKeepTheJobUp) {
@@ -236,12 +263,14 @@ TEST(LaunchTest, AStoppedRankDoesNotKeepTheJobUp) {
     SCOPED_TRACE(code);
     const absl::Time start = absl::Now();
     const Outcome outcome =
-        RunLaunch(absl::StrCat("--nproc=2 --on_failure=continue --patience_s=0.2 -- sh -c '[ $RANK = 1 ] && kill -STOP "
+        RunLaunch(absl::StrCat("--nproc=2 --on_failure=continue --patience_s=0.2 -- sh -c '[ $RANK "
+                               "= 1 ] && kill -STOP "
                                "$$; exit ",
                                code, "'"),
                   "timeout 15 ");
     EXPECT_EQ(outcome.code, code) << outcome.output;
-    EXPECT_THAT(outcome.output, HasSubstr("rank 1 was stopped (SIGSTOP) and was ended when the others were done"));
+    EXPECT_THAT(outcome.output,
+                HasSubstr("rank 1 was stopped (SIGSTOP) and was ended when the others were done"));
     EXPECT_THAT(outcome.output, HasSubstr(says));
     EXPECT_LT(absl::Now() - start, absl::Seconds(10));
   }
@@ -250,41 +279,49 @@ TEST(LaunchTest, AStoppedRankDoesNotKeepTheJobUp) {
 // It ends by itself when it is continued, after it was told to; it was stopped all the same.
 TEST(LaunchTest, AStoppedRankThatIsContinuedWasStopped) {
   const Outcome outcome = RunLaunch(
-      "--nproc=2 --on_failure=continue --patience_s=2 -- sh -c '[ $RANK = 0 ] && exit 0; trap \"exit 1\" TERM; "
-      "p=$$; setsid sh -c \"sleep 3; kill -CONT $p\" & kill -STOP $$; while :; do sleep 0.05; done'",
+      "--nproc=2 --on_failure=continue --patience_s=2 -- sh -c '[ $RANK = 0 ] && exit 0; trap "
+      "\"exit 1\" TERM; "
+      "p=$$; setsid sh -c \"sleep 3; kill -CONT $p\" & kill -STOP $$; while :; do sleep 0.05; "
+      "done'",
       "timeout 15 ");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("rank 1 was stopped (SIGSTOP) and was ended when the others were done"));
+  EXPECT_THAT(outcome.output,
+              HasSubstr("rank 1 was stopped (SIGSTOP) and was ended when the others were done"));
 }
 
 TEST(LaunchTest, ARankThatHangsDoesNotKeepTheJobUp) {
   for (const std::string how : {"exec sleep 300", "trap \"\" TERM; while :; do sleep 1; done",
                                 "trap \"exit 9\" TERM; while :; do sleep 0.05; done"}) {
-    const Outcome outcome = RunLaunch(absl::StrCat(
-        "--nproc=3 --on_failure=continue --patience_s=0.2 --last_patience_s=0.5 -- sh -c '[ $RANK != 1 ] && "
-        "exit 0; ",
-        how, "'"));
+    const Outcome outcome =
+        RunLaunch(absl::StrCat("--nproc=3 --on_failure=continue --patience_s=0.2 "
+                               "--last_patience_s=0.5 -- sh -c '[ $RANK != 1 ] && "
+                               "exit 0; ",
+                               how, "'"));
     EXPECT_EQ(outcome.code, 0) << outcome.output;
-    EXPECT_THAT(outcome.output,
-                HasSubstr("rank 1 was still running 500ms after the others were done and was ended; the "
-                          "other ranks went on and ended well\n"));
+    EXPECT_THAT(
+        outcome.output,
+        HasSubstr("rank 1 was still running 500ms after the others were done and was ended; the "
+                  "other ranks went on and ended well\n"));
   }
 }
 
 TEST(LaunchTest, ARankThatIsLateIsWaitedFor) {
   const Outcome outcome = RunLaunch(
-      "--nproc=2 --on_failure=continue --patience_s=0 -- sh -c '[ $RANK = 0 ] && exit 0; sleep 0.5; echo late'");
+      "--nproc=2 --on_failure=continue --patience_s=0 -- sh -c '[ $RANK = 0 ] && exit 0; sleep "
+      "0.5; echo late'");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(outcome.output, "late\n");
 }
 
 TEST(LaunchTest, ForwardsTheSignalThatAsksWhereRanksAre) {
   const std::string prefix = absl::StrCat(Folder(), "/where");
-  const pid_t launcher = Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK' USR1; "),
-                               absl::StrCat("until [ -e ", prefix, ".end ]; do sleep 0.05; done"));
+  const pid_t launcher =
+      Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK' USR1; "),
+            absl::StrCat("until [ -e ", prefix, ".end ]; do sleep 0.05; done"));
   for (const std::string got : {"x\n", "x\nx\n"}) {
     kill(launcher, SIGUSR1);
-    EXPECT_TRUE(Eventually([&] { return Read(prefix + ".got.0") == got && Read(prefix + ".got.1") == got; }));
+    EXPECT_TRUE(Eventually(
+        [&] { return Read(prefix + ".got.0") == got && Read(prefix + ".got.1") == got; }));
   }
   std::ofstream(prefix + ".end").close();
   int status = 0;
@@ -295,8 +332,9 @@ TEST(LaunchTest, ForwardsTheSignalThatAsksWhereRanksAre) {
 TEST(LaunchTest, ARankThatIsContinuedIsWaitedFor) {
   const std::string file = absl::StrCat(Folder(), "/continued");
   const Outcome outcome = RunLaunch(absl::StrCat(
-      "--nproc=2 --on_failure=continue --patience_s=0.2 -- sh -c '[ $RANK = 1 ] && { echo $$ > ", file, ".tmp; mv ",
-      file, ".tmp ", file, "; kill -STOP $$; sleep 1; echo late; exit 0; }; ", Await(file), "p=$(cat ", file,
+      "--nproc=2 --on_failure=continue --patience_s=0.2 -- sh -c '[ $RANK = 1 ] && { echo $$ > ",
+      file, ".tmp; mv ", file, ".tmp ", file, "; kill -STOP $$; sleep 1; echo late; exit 0; }; ",
+      Await(file), "p=$(cat ", file,
       "); until grep -q \"State:.T\" /proc/$p/status; do sleep 0.02; done; kill -CONT $p'"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(outcome.output, "late\n");
@@ -304,8 +342,9 @@ TEST(LaunchTest, ARankThatIsContinuedIsWaitedFor) {
 
 TEST(LaunchTest, ForwardsSignalsToRanksThatWentOn) {
   const std::string prefix = absl::StrCat(Folder(), "/went_on");
-  const pid_t launcher = Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "),
-                               "[ $RANK = 0 ] && exit 3; while :; do sleep 0.05; done", "--on_failure=continue");
+  const pid_t launcher =
+      Start(prefix, absl::StrCat("trap 'echo x >> ", prefix, ".got.$RANK; exit 0' INT; "),
+            "[ $RANK = 0 ] && exit 3; while :; do sleep 0.05; done", "--on_failure=continue");
   EXPECT_TRUE(Eventually([&] { return !IsRunning(Read(prefix + ".0")); }));
   kill(launcher, SIGINT);
   int status = 0;
@@ -316,8 +355,8 @@ TEST(LaunchTest, ForwardsSignalsToRanksThatWentOn) {
 
 TEST(LaunchTest, TellsRanksWhereToWriteTheirLastCollectives) {
   const std::string folder = absl::StrCat(Folder(), "/flight");
-  const Outcome outcome =
-      RunLaunch(absl::StrCat("--nproc=1 --flight=", folder, " -- sh -c 'cd /; echo here > $EVENKEEL_FLIGHT/$RANK'"));
+  const Outcome outcome = RunLaunch(absl::StrCat(
+      "--nproc=1 --flight=", folder, " -- sh -c 'cd /; echo here > $EVENKEEL_FLIGHT/$RANK'"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_EQ(Read(folder + "/0"), "here\n");
 }
@@ -332,14 +371,18 @@ TEST(LaunchTest, RefusesAFolderWithRecordsOfAnEarlierJob) {
   std::ofstream(folder + "/world.rank12.json").close();
   const Outcome outcome = RunLaunch(call);
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_EQ(outcome.output, absl::StrCat("launch: --flight=", folder,
-                                         " has records of an earlier job (world.rank12.json), and two jobs would be "
-                                         "merged into one account; name another folder, or remove them\n"));
+  EXPECT_EQ(
+      outcome.output,
+      absl::StrCat(
+          "launch: --flight=", folder,
+          " contains records of an earlier job (world.rank12.json), which would be merged with "
+          "this job's; pass another folder, or remove them\n"));
 }
 
 TEST(LaunchTest, StartsAFailedJobAnew) {
   const Outcome outcome = RunLaunch(
-      "--nproc=2 --max_restarts=4 --restart_pause_s=0 -- sh -c 'echo rank=$RANK restart=$EVENKEEL_RESTART "
+      "--nproc=2 --max_restarts=4 --restart_pause_s=0 -- sh -c 'echo rank=$RANK "
+      "restart=$EVENKEEL_RESTART "
       "s=$EVENKEEL_SECRET; [ $RANK = 0 ] || [ $EVENKEEL_RESTART = 2 ] || exit 7'");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   for (int restart = 0; restart < 3; ++restart) {
@@ -347,8 +390,10 @@ TEST(LaunchTest, StartsAFailedJobAnew) {
     EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("rank=1 restart=", restart, " ")));
   }
   EXPECT_THAT(outcome.output, Not(HasSubstr("restart=3")));
-  EXPECT_THAT(outcome.output, HasSubstr("launch: rank 1 ended with exit code 7; attempt 2 of 5 begins in 0\n"));
-  EXPECT_THAT(outcome.output, HasSubstr("exit code 7; it was attempt 2 of 5; attempt 3 of 5 begins in 0\n"));
+  EXPECT_THAT(outcome.output,
+              HasSubstr("launch: rank 1 ended with exit code 7; attempt 2 of 5 begins in 0\n"));
+  EXPECT_THAT(outcome.output,
+              HasSubstr("exit code 7; it was attempt 2 of 5; attempt 3 of 5 begins in 0\n"));
   std::set<std::string> secrets;
   for (size_t at = 0; (at = outcome.output.find(" s=", at)) != std::string::npos; ++at) {
     secrets.insert(outcome.output.substr(at, 3 + 64));
@@ -357,8 +402,8 @@ TEST(LaunchTest, StartsAFailedJobAnew) {
 }
 
 TEST(LaunchTest, TheLastAttemptSaysHowTheJobEnded) {
-  const Outcome outcome =
-      RunLaunch("--nproc=2 --max_restarts=2 --restart_pause_s=0 -- sh -c 'exit $((10 + EVENKEEL_RESTART))'");
+  const Outcome outcome = RunLaunch(
+      "--nproc=2 --max_restarts=2 --restart_pause_s=0 -- sh -c 'exit $((10 + EVENKEEL_RESTART))'");
   EXPECT_EQ(outcome.code, 12) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr(" ended with exit code 12; it was attempt 3 of 3\n"));
   EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 3) << outcome.output;
@@ -367,17 +412,22 @@ TEST(LaunchTest, TheLastAttemptSaysHowTheJobEnded) {
 TEST(LaunchTest, NoRankOfAnAttemptSeesTheNextOne) {
   const std::string file = absl::StrCat(Folder(), "/previous");
   const Outcome outcome = RunLaunch(absl::StrCat(
-      "--nproc=2 --patience_s=0.1 --max_restarts=1 --restart_pause_s=0 -- sh -c '[ $EVENKEEL_RESTART = 0 ] || { kill "
+      "--nproc=2 --patience_s=0.1 --max_restarts=1 --restart_pause_s=0 -- sh -c '[ "
+      "$EVENKEEL_RESTART = 0 ] || { kill "
       "-0 $(cat ",
-      file, ") 2> /dev/null; exit $((1 - $?)); }; [ $RANK = 1 ] && { trap \"\" TERM; echo $$ > ", file, ".tmp; mv ",
-      file, ".tmp ", file, "; while :; do sleep 0.05; done; }; ", Await(file), "kill -KILL $$'"));
+      file, ") 2> /dev/null; exit $((1 - $?)); }; [ $RANK = 1 ] && { trap \"\" TERM; echo $$ > ",
+      file, ".tmp; mv ", file, ".tmp ", file, "; while :; do sleep 0.05; done; }; ", Await(file),
+      "kill -KILL $$'"));
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(outcome.output, HasSubstr("rank 0 was killed by SIGKILL; the other rank was ended after 100ms; attempt 2 "
-                                        "of 2 begins in 0\n"));
+  EXPECT_THAT(
+      outcome.output,
+      HasSubstr("rank 0 was killed by SIGKILL; the other rank was ended after 100ms; attempt 2 "
+                "of 2 begins in 0\n"));
 }
 
 TEST(LaunchTest, RanksThatGoOnAreNotStartedAnewWhenOneEndsWell) {
-  const std::string flags = "--nproc=2 --on_failure=continue --max_restarts=1 --restart_pause_s=0 -- ";
+  const std::string flags =
+      "--nproc=2 --on_failure=continue --max_restarts=1 --restart_pause_s=0 -- ";
   Outcome outcome = RunLaunch(flags + "sh -c 'exit $RANK'");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output, Not(HasSubstr("attempt")));
@@ -387,18 +437,22 @@ TEST(LaunchTest, RanksThatGoOnAreNotStartedAnewWhenOneEndsWell) {
 }
 
 // Starts the launcher as a child that writes all it says to a file.
-pid_t StartRestarting(const std::string& output, const std::string& pause, const std::string& script) {
+pid_t StartRestarting(const std::string& output, const std::string& pause,
+                      const std::string& script) {
   const pid_t launcher = fork();
   if (launcher == 0) {
     dup2(open(output.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600), STDOUT_FILENO);
     dup2(STDOUT_FILENO, STDERR_FILENO);
-    execl(kLaunch, kLaunch, "--nproc=2", "--max_restarts=2", pause.c_str(), "--", "sh", "-c", script.c_str(), nullptr);
+    execl(kLaunch, kLaunch, "--nproc=2", "--max_restarts=2", pause.c_str(), "--", "sh", "-c",
+          script.c_str(), nullptr);
     _exit(127);
   }
   return launcher;
 }
 
-bool Has(const std::string& file, const std::string& text) { return Read(file).find(text) != std::string::npos; }
+bool Has(const std::string& file, const std::string& text) {
+  return Read(file).find(text) != std::string::npos;
+}
 
 int CodeOf(pid_t process) {
   int status = 0;
@@ -409,9 +463,9 @@ int CodeOf(pid_t process) {
 TEST(LaunchTest, AnInterruptedJobIsNotStartedAnew) {
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const std::string output = absl::StrCat(Folder(), "/interrupted", signal);
-    const pid_t launcher =
-        StartRestarting(output, "--restart_pause_s=0",
-                        absl::StrCat("trap 'exit 5' ", signal, "; echo ready $RANK; while :; do sleep 0.05; done"));
+    const pid_t launcher = StartRestarting(
+        output, "--restart_pause_s=0",
+        absl::StrCat("trap 'exit 5' ", signal, "; echo ready $RANK; while :; do sleep 0.05; done"));
     EXPECT_TRUE(Eventually([&] { return Has(output, "ready 0\n") && Has(output, "ready 1\n"); }));
     kill(launcher, signal);
     EXPECT_EQ(CodeOf(launcher), 5);
@@ -429,13 +483,15 @@ TEST(LaunchTest, APauseEndsWhenTheJobIsInterrupted) {
     kill(launcher, signal);
     EXPECT_EQ(CodeOf(launcher), 3);
     EXPECT_LT(absl::Now() - start, absl::Seconds(60));
-    EXPECT_THAT(Read(output), HasSubstr("ended with exit code 3; interrupted before attempt 2 of 3\n"));
+    EXPECT_THAT(Read(output),
+                HasSubstr("ended with exit code 3; interrupted before attempt 2 of 3\n"));
   }
 }
 
 TEST(LaunchTest, ASignalThatAsksWhereRanksAreDoesNotEndAPause) {
   const std::string output = absl::StrCat(Folder(), "/asked");
-  const pid_t launcher = StartRestarting(output, "--restart_pause_s=0.5", "exit $((3 - 3 * EVENKEEL_RESTART))");
+  const pid_t launcher =
+      StartRestarting(output, "--restart_pause_s=0.5", "exit $((3 - 3 * EVENKEEL_RESTART))");
   EXPECT_TRUE(Eventually([&] { return Has(output, "attempt 2 of 3 begins in 500ms\n"); }));
   kill(launcher, SIGUSR1);
   EXPECT_EQ(CodeOf(launcher), 0) << Read(output);
@@ -443,9 +499,10 @@ TEST(LaunchTest, ASignalThatAsksWhereRanksAreDoesNotEndAPause) {
 
 TEST(LaunchTest, KeepsTheFlightRecordsOfAttemptsApart) {
   const std::string folder = absl::StrCat(Folder(), "/attempts");
-  const std::string call = absl::StrCat("--nproc=1 --max_restarts=2 --restart_pause_s=0 --flight=", folder,
-                                        " -- sh -c 'echo $EVENKEEL_RESTART > $EVENKEEL_FLIGHT/world.rank0.json; "
-                                        "exit $((2 - EVENKEEL_RESTART))'");
+  const std::string call =
+      absl::StrCat("--nproc=1 --max_restarts=2 --restart_pause_s=0 --flight=", folder,
+                   " -- sh -c 'echo $EVENKEEL_RESTART > $EVENKEEL_FLIGHT/world.rank0.json; "
+                   "exit $((2 - EVENKEEL_RESTART))'");
   EXPECT_EQ(RunLaunch(call).code, 0);
   EXPECT_EQ(Read(folder + "/world.rank0.json"), "0\n");
   EXPECT_EQ(Read(folder + "/restart1/world.rank0.json"), "1\n");
@@ -454,12 +511,12 @@ TEST(LaunchTest, KeepsTheFlightRecordsOfAttemptsApart) {
   unlink((folder + "/restart1/world.rank0.json").c_str());
   const Outcome outcome = RunLaunch(call);
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.output, HasSubstr("/restart2 has records of an earlier job"));
+  EXPECT_THAT(outcome.output, HasSubstr("/restart2 contains records of an earlier job"));
 }
 
 TEST(LaunchTest, RefusesBadCallsWithOneSentence) {
   for (const auto& [arguments, expected] :
-       {std::pair<std::string, std::string>("", "there is no program to start"),
+       {std::pair<std::string, std::string>("", "no program to start is given"),
         {"--nproc=0 -- true", "--nproc must be at least 1"},
         {"--patience_s=-1 -- true", "--patience_s must not be negative"},
         {"--last_patience_s=-1 -- true", "--last_patience_s must not be negative"},
@@ -469,8 +526,8 @@ TEST(LaunchTest, RefusesBadCallsWithOneSentence) {
         {"--nproc 2 sh script -x", "put `--` before the program"},
         {"sh -- --epochs=3", "put `--` before the program"},
         {"--on_failure=pray -- true", "--on_failure=pray is not known; choose stop, continue"},
-        {"--flight=/proc/none -- true", "--flight=/proc/none: can't write there"},
-        {"-- ./no_such_program", "can't run ./no_such_program: No such file"},
+        {"--flight=/proc/none -- true", "--flight=/proc/none: cannot write to this folder"},
+        {"-- ./no_such_program", "cannot run ./no_such_program: No such file"},
         {"--nproc=two -- true", "illegal value 'two'"},
         {"--procs=2 -- true", "unknown command line flag 'procs'"}}) {
     const Outcome outcome = RunLaunch(arguments);

@@ -10,14 +10,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <memory>
-#include <utility>
+#include <system_error>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp_store_server.h"
 #include "evenkeel/tools/signal_reader.h"
 
 extern char** environ;
@@ -28,14 +29,17 @@ namespace {
 absl::StatusOr<std::string> NewSecret() {
   char bytes[32];
   if (getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) {
-    return absl::UnavailableError(absl::StrCat("no random bytes for a secret: ", std::strerror(errno)));
+    return absl::UnavailableError(
+        absl::StrCat("cannot generate random bytes for a secret: ", std::strerror(errno)));
   }
   return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
 }
 
-// One that nobody listens at now. Programs that know nothing of our store meet there, and one of them listens.
+// One that nobody listens at now. Programs that know nothing of our store meet there, and one of
+// them listens.
 absl::StatusOr<int> FreePort() {
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TcpStoreServer> anybody, TcpStoreServer::Create({.secret = "unused"}));
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TcpStoreServer> anybody,
+                      TcpStoreServer::Create({.secret = "unused"}));
   return anybody->port();
 }
 
@@ -50,15 +54,17 @@ std::vector<std::string> EnvironmentWith(const std::map<std::string, std::string
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const char* equals = std::strchr(*entry, '=');
-    if (equals == nullptr || !variables.contains(std::string(*entry, equals - *entry))) result.emplace_back(*entry);
+    if (equals == nullptr || !variables.contains(std::string(*entry, equals - *entry)))
+      result.emplace_back(*entry);
   }
   for (const auto& [name, value] : variables) result.push_back(absl::StrCat(name, "=", value));
   return result;
 }
 
-// Between fork and exec only calls that are safe beside other threads: everything is prepared before.
-[[noreturn]] void RunChild(pid_t parent, pid_t group, const sigset_t& signals, int error_fd, char* const* arguments,
-                           char* const* variables) {
+// Between fork and exec only calls that are safe beside other threads: everything is prepared
+// before.
+[[noreturn]] void RunChild(pid_t parent, pid_t group, const sigset_t& signals, int error_fd,
+                           char* const* arguments, char* const* variables) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // It died before the line above.
   setpgid(0, group);
@@ -93,7 +99,8 @@ class Job {
     if (group_ > 0) kill(-group_, SIGKILL);  // What ranks have started and left behind.
   }
 
-  absl::Status Start(const std::map<std::string, std::string>& job_variables, const SignalReader& signals) {
+  absl::Status Start(const std::map<std::string, std::string>& job_variables,
+                     const SignalReader& signals) {
     std::vector<std::string> command = options_.command;
     const std::vector<char*> arguments = Pointers(command);
     for (int rank = 0; rank < options_.ranks; ++rank) {
@@ -137,7 +144,8 @@ class Job {
     absl::Time found = absl::Now();
   };
 
-  absl::Status StartOne(char* const* arguments, char* const* variables, const SignalReader& signals) {
+  absl::Status StartOne(char* const* arguments, char* const* variables,
+                        const SignalReader& signals) {
     int error_pipe[2];
     if (pipe2(error_pipe, O_CLOEXEC) != 0) return absl::UnavailableError(std::strerror(errno));
     const pid_t parent = getpid();
@@ -149,14 +157,16 @@ class Job {
     const bool has_failed = pid > 0 && read(error_pipe[0], &error, sizeof(error)) == sizeof(error);
     close(error_pipe[0]);
     if (pid < 0) {
-      return absl::UnavailableError(absl::StrCat("can't start rank ", pids_.size(), ": ", std::strerror(errno)));
+      return absl::UnavailableError(
+          absl::StrCat("cannot start rank ", pids_.size(), ": ", std::strerror(errno)));
     }
     setpgid(pid, group_);  // Also here, so that it is done whoever comes first.
     if (group_ == 0) group_ = pid;
     pids_.push_back(pid);
     stopped_by_.push_back(0);
     if (!has_failed) return absl::OkStatus();
-    return absl::NotFoundError(absl::StrCat("can't run ", arguments[0], ": ", std::strerror(error)));
+    return absl::NotFoundError(
+        absl::StrCat("cannot run ", arguments[0], ": ", std::strerror(error)));
   }
 
   // Takes note of ranks that have ended; answers how many have not.
@@ -167,7 +177,8 @@ class Job {
       if (pids_[rank] > 0) Look(static_cast<int>(rank));
     }
     // Where both are found at once, the signal is the cause and the others gave up because of it.
-    std::stable_partition(failures_.begin() + known, failures_.end(), [](const Failure& f) { return f.by_signal; });
+    std::stable_partition(failures_.begin() + known, failures_.end(),
+                          [](const Failure& f) { return f.by_signal; });
     return running_;
   }
 
@@ -183,15 +194,18 @@ class Job {
       pid = 0;
       if (answer > 0 && status != 0 && WasEndedHere(status)) {
         failures_.push_back({1, false, absl::StrCat("rank ", rank, " ", WhyEnded(rank))});
-      } else if (answer < 0) {  // Somebody else in this process waits for children that are not its own.
-        failures_.push_back({1, false, absl::StrCat("rank ", rank, " ended, and how is not known")});
+      } else if (answer <
+                 0) {  // Somebody else in this process waits for children that are not its own.
+        failures_.push_back(
+            {1, false, absl::StrCat("rank ", rank, " ended with an unknown exit status")});
       } else if (WIFSIGNALED(status)) {
         const int signal = WTERMSIG(status);
         const bool is_ours = measures_ > 0 || was_forwarded_;
-        failures_.push_back(
-            {128 + signal, !is_ours, absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))});
+        failures_.push_back({128 + signal, !is_ours,
+                             absl::StrCat("rank ", rank, " was killed by ", SignalName(signal))});
       } else if (const int code = WEXITSTATUS(status); code != 0) {
-        failures_.push_back({code, false, absl::StrCat("rank ", rank, " ended with exit code ", code)});
+        failures_.push_back(
+            {code, false, absl::StrCat("rank ", rank, " ended with exit code ", code)});
       } else {
         ++ended_well_;
       }
@@ -216,7 +230,8 @@ class Job {
       kill(-group_, signal);
       return;
     }
-    // The first one is the ranks' to handle, and saving may take them long; who asks twice means it.
+    // The first one is the ranks' to handle, and saving may take them long; who asks twice means
+    // it.
     kill(-group_, was_forwarded_ ? SIGKILL : signal);
     was_forwarded_ = true;
   }
@@ -229,27 +244,33 @@ class Job {
 
   std::string WhyEnded(int rank) const {
     if (const int signal = stopped_when_told_[rank]; signal != 0) {
-      return absl::StrCat("was stopped (", SignalName(signal), ") and was ended when the others were done");
+      return absl::StrCat("was stopped (", SignalName(signal),
+                          ") and was ended when the others were done");
     }
     return absl::StrCat("was still running ", absl::FormatDuration(waited_),
                         " after the others were done and was ended");
   }
 
-  // A process that is killed closes its connections before its parent can learn of its end, so a rank that gave up
-  // because of it may be found first. A signal explains an exit code, not the reverse.
+  // A process that is killed closes its connections before its parent can learn of its end, so a
+  // rank that gave up because of it may be found first. A signal explains an exit code, not the
+  // reverse.
   const Failure& Cause() const {
-    const auto killed = std::ranges::find_if(failures_, [](const Failure& failure) { return failure.by_signal; });
-    const bool is_cause = killed != failures_.end() && killed->found - failures_[0].found < kOneBlow;
+    const auto killed =
+        std::ranges::find_if(failures_, [](const Failure& failure) { return failure.by_signal; });
+    const bool is_cause =
+        killed != failures_.end() && killed->found - failures_[0].found < kOneBlow;
     return is_cause ? *killed : failures_[0];
   }
 
   LaunchResult StoppedResult() const {
     const Failure& cause = Cause();
-    LaunchResult result{.exit_code = cause.exit_code, .message = cause.what};
+    LaunchResult result{
+        .exit_code = cause.exit_code, .message = cause.what, .by_signal = cause.by_signal};
     if (measures_ == 0) return result;
     // Who interrupts the job knows why the ranks ended.
     result.has_ended_others = !was_forwarded_;
-    absl::StrAppend(&result.message, options_.ranks == 2 ? "; the other rank was" : "; the other ranks were",
+    absl::StrAppend(&result.message,
+                    options_.ranks == 2 ? "; the other rank was" : "; the other ranks were",
                     " ended after ", absl::FormatDuration(options_.patience));
     return result;
   }
@@ -263,22 +284,27 @@ class Job {
   }
 
   LaunchResult GoneOnResult() const {
-    LaunchResult result{.exit_code = ended_well_ > 0 ? 0 : failures_[0].exit_code};
+    LaunchResult result{.exit_code = ended_well_ > 0 ? 0 : failures_[0].exit_code,
+                        .by_signal = std::ranges::any_of(
+                            failures_, [](const Failure& failure) { return failure.by_signal; })};
     for (size_t i = 0; i < std::min(failures_.size(), kFailuresToList); ++i) {
       absl::StrAppend(&result.message, i == 0 ? "" : ", ", failures_[i].what);
     }
     if (failures_.size() > kFailuresToList) {
-      absl::StrAppend(&result.message, ", and ", failures_.size() - kFailuresToList, " more failed");
+      absl::StrAppend(&result.message, ", and ", failures_.size() - kFailuresToList,
+                      " more failed");
     }
-    absl::StrAppend(&result.message, ended_well_ == 0   ? "; no rank ended well"
-                                     : ended_well_ == 1 ? "; the other rank went on and ended well"
-                                                        : "; the other ranks went on and ended well");
+    absl::StrAppend(&result.message, ended_well_ == 0 ? "; no rank ended well"
+                                     : ended_well_ == 1
+                                         ? "; the other rank went on and ended well"
+                                         : "; the other ranks went on and ended well");
     return result;
   }
 
   const LaunchOptions& options_;
   std::vector<pid_t> pids_;      // By rank; 0: has ended.
-  std::vector<int> stopped_by_;  // By rank: the signal after which it does nothing until it is continued; 0: it runs.
+  std::vector<int> stopped_by_;  // By rank: the signal after which it does nothing until it is
+                                 // continued; 0: it runs.
   pid_t group_ = 0;
   bool was_forwarded_ = false;  // The ranks were asked to end.
   int measures_ = 0;            // That were taken to end the job: first SIGTERM, then SIGKILL.
@@ -292,11 +318,13 @@ class Job {
   std::vector<Failure> failures_;  // In the order in which they were found.
 };
 
-absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options, std::map<std::string, std::string> variables,
-                                        int restarts, SignalReader& signals) {
+absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
+                                        std::map<std::string, std::string> variables, int restarts,
+                                        SignalReader& signals) {
   EK_ASSIGN_OR_RETURN(const std::string secret, NewSecret());
   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpStoreServer> server,
-                      TcpStoreServer::Create({.secret = secret, .world_size = options.ranks, .host = "the launcher"}));
+                      TcpStoreServer::Create(
+                          {.secret = secret, .world_size = options.ranks, .host = "the launcher"}));
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] = absl::StrCat(options.ranks);
   variables["MASTER_ADDR"] = "127.0.0.1";
   EK_ASSIGN_OR_RETURN(const int free_port, FreePort());
@@ -312,7 +340,8 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options, std::map<s
   return result;
 }
 
-// Whether the user asked the job to end while it waited. Asking where it is (SIGUSR1) has no answer then.
+// Whether the user asked the job to end while it waited. Asking where it is (SIGUSR1) has no answer
+// then.
 bool IsInterruptedWithin(absl::Duration pause, SignalReader& signals) {
   const absl::Time end = absl::Now() + pause;
   do {
@@ -325,16 +354,20 @@ bool IsInterruptedWithin(absl::Duration pause, SignalReader& signals) {
 
 }  // namespace
 
-absl::Duration PauseAfter(absl::Duration lived, absl::Duration pause_before, const LaunchOptions& options) {
-  if (lived >= options.long_life || pause_before == absl::ZeroDuration()) return options.restart_pause;
+absl::Duration PauseAfter(absl::Duration lived, absl::Duration pause_before,
+                          const LaunchOptions& options) {
+  if (lived >= options.long_life || pause_before == absl::ZeroDuration())
+    return options.restart_pause;
   return std::min(2 * pause_before, std::max(options.restart_pause, options.longest_restart_pause));
 }
 
 absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
-  if (options.ranks < 1) return absl::InvalidArgumentError(absl::StrCat("can't start ", options.ranks, " ranks"));
-  if (options.command.empty()) return absl::InvalidArgumentError("there is no program to start");
+  if (options.ranks < 1)
+    return absl::InvalidArgumentError(absl::StrCat("cannot start ", options.ranks, " ranks"));
+  if (options.command.empty()) return absl::InvalidArgumentError("no program to start is given");
   SignalReader signals;  // Before the server's thread, which then has them blocked too.
-  if (!signals.is_valid()) return absl::UnavailableError(absl::StrCat("signalfd: ", std::strerror(errno)));
+  if (!signals.is_valid())
+    return absl::UnavailableError(absl::StrCat("signalfd: ", std::strerror(errno)));
   const auto attempt_name = [&](int restarts) {
     return absl::StrCat("attempt ", restarts + 1, " of ", options.max_restarts + 1);
   };
@@ -343,8 +376,10 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
   for (int restarts = 0;; ++restarts) {
     const absl::Time begin = absl::Now();
     EK_ASSIGN_OR_RETURN(LaunchResult result, RunAttempt(options, variables, restarts, signals));
-    if (restarts > 0 && !result.message.empty()) absl::StrAppend(&result.message, "; it was ", attempt_name(restarts));
-    if (result.exit_code == 0 || result.was_interrupted || restarts >= options.max_restarts) return result;
+    if (restarts > 0 && !result.message.empty())
+      absl::StrAppend(&result.message, "; it was ", attempt_name(restarts));
+    if (result.exit_code == 0 || result.was_interrupted || restarts >= options.max_restarts)
+      return result;
 
     pause = PauseAfter(absl::Now() - begin, pause, options);
     if (options.on_restart) {
@@ -356,6 +391,12 @@ absl::StatusOr<LaunchResult> Launch(const LaunchOptions& options) {
       return result;
     }
   }
+}
+
+std::string OwnPath() {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? "/proc/self/exe" : path.string();
 }
 
 }  // namespace evenkeel

@@ -44,11 +44,14 @@ TEST(LaunchTest, SaysHowOftenTheJobWasStartedAnew) {
   EXPECT_EQ(result->restarts, 2);
   EXPECT_FALSE(result->was_interrupted);
   EXPECT_EQ(result->message, "rank 0 ended with exit code 5; it was attempt 3 of 3");
-  EXPECT_EQ(told, "1: rank 0 ended with exit code 7\n2: rank 0 ended with exit code 6; it was attempt 2 of 3\n");
+  EXPECT_EQ(told,
+            "1: rank 0 ended with exit code 7\n2: rank 0 ended with exit code 6; it was attempt 2 "
+            "of 3\n");
 }
 
 TEST(LaunchTest, EndsWhereARestartIsNotWanted) {
-  LaunchOptions options{.command = {"false"}, .max_restarts = 5, .restart_pause = absl::ZeroDuration()};
+  LaunchOptions options{
+      .command = {"false"}, .max_restarts = 5, .restart_pause = absl::ZeroDuration()};
   options.on_restart = [](const Restart&, std::map<std::string, std::string>&) {
     return absl::DataLossError("no, thanks");
   };

@@ -1,26 +1,23 @@
 // Shows into which buckets parameters would be put.
 //
-//   echo '{"params":[{"numel":100,"dtype":"float32"},{"numel":50,"dtype":"float32"}],"caps":[400]}' |
+//   echo '{"params":[{"numel":100,"dtype":"float32"},{"numel":50,"dtype":"float32"}],"caps":[400]}'
+//   |
 //     bazel run //tools:plan
 //   {"buckets":[[0],[1]],"limits":[400,400]}
 //
-// Reads a description of the parameters, asks the planner, prints the plan; or refuses the input with one sentence.
+// Reads a description of the parameters, asks the planner, prints the plan; or refuses the input
+// with one sentence.
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <exception>
 #include <initializer_list>
 #include <iterator>
 #include <limits>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -30,10 +27,12 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/tools/program.h"
 #include "nlohmann/json.hpp"
 
 namespace evenkeel {
@@ -62,13 +61,7 @@ It prints {"buckets": [[...], ...], "limits": [...]}: indices of parameters per 
 (0: none, a sparse one). What is still open at the end comes last, by first index.
 )";
 
-constexpr size_t kMaxInputBytes = size_t{1} << 30;
 constexpr size_t kMaxShownBytes = 60;
-
-struct FileCloser {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using UniqueFile = std::unique_ptr<std::FILE, FileCloser>;
 
 // A value as a message shows it: on one line, and not all of a long one.
 std::string Shown(const Json& value) {
@@ -91,8 +84,9 @@ absl::StatusOr<int64_t> WholeNumber(const Json& value, absl::string_view where) 
   return static_cast<int64_t>(value.get<uint64_t>());
 }
 
-// A key that nobody reads is a misspelt one.
-absl::Status CheckKeys(const Json& object, absl::string_view where, std::initializer_list<absl::string_view> required,
+// An unknown key is a misspelt one.
+absl::Status CheckKeys(const Json& object, absl::string_view where,
+                       std::initializer_list<absl::string_view> required,
                        std::initializer_list<absl::string_view> optional) {
   for (absl::string_view key : required) {
     if (object.contains(std::string(key))) continue;
@@ -100,9 +94,9 @@ absl::Status CheckKeys(const Json& object, absl::string_view where, std::initial
   }
   for (const auto& [key, value] : object.items()) {
     if (absl::c_linear_search(required, key) || absl::c_linear_search(optional, key)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(where, " has an unknown key ", Shown(key), "; known are ",
-                                                   absl::StrJoin(required, ", "), optional.size() > 0 ? ", " : "",
-                                                   absl::StrJoin(optional, ", ")));
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, " has an unknown key ", Shown(key), "; known are ", absl::StrJoin(required, ", "),
+        optional.size() > 0 ? ", " : "", absl::StrJoin(optional, ", ")));
   }
   return absl::OkStatus();
 }
@@ -113,7 +107,8 @@ absl::StatusOr<DType> ReadDType(const Json& value, absl::string_view where) {
     if (dtype.ok()) return dtype;
   }
   auto append_name = [](std::string* out, DType dtype) { absl::StrAppend(out, ToString(dtype)); };
-  return Wanted(where, value, absl::StrCat("one of ", absl::StrJoin(kAllDTypes, ", ", append_name)));
+  return Wanted(where, value,
+                absl::StrCat("one of ", absl::StrJoin(kAllDTypes, ", ", append_name)));
 }
 
 // "cpu", "cuda:1", "meta": a word, and maybe a colon and a number.
@@ -126,7 +121,8 @@ bool IsDeviceName(absl::string_view name) {
   return !number.empty() && absl::c_all_of(number, absl::ascii_isdigit);
 }
 
-// The planner only tells devices apart, so that any name will do: each new one becomes the next device.
+// The planner only tells devices apart, so that any name will do: each new one becomes the next
+// device.
 class Devices {
  public:
   absl::StatusOr<Device> Of(const Json& value, absl::string_view where) {
@@ -137,7 +133,8 @@ class Devices {
     if (!is_new) return named->second;
     const int index = static_cast<int>(devices_.size()) - 2;  // "cpu" and the new one are in it.
     if (index > std::numeric_limits<int16_t>::max()) {
-      return absl::InvalidArgumentError(absl::StrCat(where, " is one device too many: there are ", index, " others"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, " exceeds the number of devices that are supported, ", index));
     }
     return named->second = Device::Cuda(index);
   }
@@ -157,7 +154,8 @@ absl::StatusOr<ParamSpec> ReadParam(const Json& value, absl::string_view where, 
   }
   if (value.contains("sparse")) {
     const Json& sparse = value["sparse"];
-    if (!sparse.is_boolean()) return Wanted(absl::StrCat(where, ".sparse"), sparse, "true or false");
+    if (!sparse.is_boolean())
+      return Wanted(absl::StrCat(where, ".sparse"), sparse, "true or false");
     param.sparse = sparse.get<bool>();
   }
   if (value.contains("name") && !value["name"].is_string()) {
@@ -167,21 +165,25 @@ absl::StatusOr<ParamSpec> ReadParam(const Json& value, absl::string_view where, 
 }
 
 absl::StatusOr<std::vector<ParamSpec>> ReadParams(const Json& value) {
-  if (!value.is_array() || value.empty()) return Wanted("\"params\"", value, "a list of one or more parameters");
+  if (!value.is_array() || value.empty())
+    return Wanted("\"params\"", value, "a list of one or more parameters");
   Devices devices;
   std::vector<ParamSpec> params;
   for (const Json& entry : value) {
-    EK_ASSIGN_OR_RETURN(ParamSpec param, ReadParam(entry, absl::StrCat("params[", params.size(), "]"), &devices));
+    EK_ASSIGN_OR_RETURN(ParamSpec param,
+                        ReadParam(entry, absl::StrCat("params[", params.size(), "]"), &devices));
     params.push_back(param);
   }
   return params;
 }
 
 absl::StatusOr<std::vector<Bytes>> ReadCaps(const Json& value) {
-  if (!value.is_array() || value.empty()) return Wanted("\"caps\"", value, "a list of one or more numbers of bytes");
+  if (!value.is_array() || value.empty())
+    return Wanted("\"caps\"", value, "a list of one or more numbers of bytes");
   std::vector<Bytes> caps;
   for (const Json& entry : value) {
-    EK_ASSIGN_OR_RETURN(const int64_t bytes, WholeNumber(entry, absl::StrCat("caps[", caps.size(), "]")));
+    EK_ASSIGN_OR_RETURN(const int64_t bytes,
+                        WholeNumber(entry, absl::StrCat("caps[", caps.size(), "]")));
     caps.push_back(Bytes{bytes});
   }
   return caps;
@@ -191,7 +193,8 @@ absl::StatusOr<std::vector<Bytes>> ReadCaps(const Json& value) {
 std::multimap<std::string, int> IndicesByName(const Json& params) {
   std::multimap<std::string, int> indices;
   for (size_t i = 0; i < params.size(); ++i) {
-    if (params[i].contains("name")) indices.emplace(params[i]["name"].get<std::string>(), static_cast<int>(i));
+    if (params[i].contains("name"))
+      indices.emplace(params[i]["name"].get<std::string>(), static_cast<int>(i));
   }
   return indices;
 }
@@ -201,8 +204,9 @@ absl::StatusOr<int> ReadNamed(const Json& value, absl::string_view where,
   const auto [first, last] = indices.equal_range(value.get_ref<const std::string&>());
   if (first == last) return Wanted(where, value, "the name of a parameter");
   if (std::next(first) != last) {
-    return absl::InvalidArgumentError(absl::StrCat(where, " is ", Shown(value), ", the name of parameters ",
-                                                   first->second, " and ", std::next(first)->second));
+    return absl::InvalidArgumentError(absl::StrCat(where, " is ", Shown(value),
+                                                   ", the name of parameters ", first->second,
+                                                   " and ", std::next(first)->second));
   }
   return first->second;
 }
@@ -218,7 +222,9 @@ absl::StatusOr<std::vector<int>> ReadOrder(const Json& value, const Json& params
       EK_ASSIGN_OR_RETURN(const int index, ReadNamed(entry, where, indices));
       order.push_back(index);
     } else if (!entry.is_number_unsigned() || entry.get<uint64_t>() >= params.size()) {
-      return Wanted(where, entry, absl::StrCat("a parameter's index from 0 to ", params.size() - 1, " or its name"));
+      return Wanted(
+          where, entry,
+          absl::StrCat("a parameter's index from 0 to ", params.size() - 1, " or its name"));
     } else {
       order.push_back(static_cast<int>(entry.get<uint64_t>()));
     }
@@ -230,66 +236,44 @@ absl::StatusOr<std::vector<int>> ReadOrder(const Json& value, const Json& params
 std::string PlaceOf(absl::string_view text, size_t position) {
   const absl::string_view before = text.substr(0, position);
   const size_t line = 1 + static_cast<size_t>(absl::c_count(before, '\n'));
-  const size_t line_begin = before.rfind('\n') == absl::string_view::npos ? 0 : before.rfind('\n') + 1;
+  const size_t line_begin =
+      before.rfind('\n') == absl::string_view::npos ? 0 : before.rfind('\n') + 1;
   return absl::StrCat("line ", line, ", column ", before.size() - line_begin + 1);
 }
 
-// Walks through a text without keeping it, and finds what is wrong with it: no JSON, or an object with the same key
-// twice (of which the library would keep the last without a word).
-class JsonChecker : public nlohmann::json_sax<Json> {
- public:
-  explicit JsonChecker(absl::string_view text) : text_(text) {}
-  const absl::Status& status() const { return status_; }
-
-  bool start_object(size_t) override {
-    keys_of_open_objects_.emplace_back();
-    return true;
-  }
-  bool key(std::string& key) override {
-    if (keys_of_open_objects_.back().insert(key).second) return true;
-    status_ = absl::InvalidArgumentError(absl::StrCat("the key ", Shown(key), " comes twice in one object"));
-    return false;
-  }
-  bool end_object() override {
-    keys_of_open_objects_.pop_back();
-    return true;
-  }
-  bool parse_error(size_t position, const std::string& last_token, const Json::exception& error) override {
-    constexpr int kNumberOverflow = 406;
-    if (error.id == kNumberOverflow) {
-      status_ = absl::InvalidArgumentError(absl::StrCat("the number ", Shown(last_token), " is too large"));
-    } else if (position > text_.size()) {
-      status_ = absl::InvalidArgumentError("the JSON ends before it is complete");
-    } else {
-      status_ = absl::InvalidArgumentError(absl::StrCat("no valid JSON from ", PlaceOf(text_, position - 1), " on"));
-    }
-    return false;
-  }
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(int64_t) override { return true; }
-  bool number_unsigned(uint64_t) override { return true; }
-  bool number_float(double, const std::string&) override { return true; }
-  bool string(std::string&) override { return true; }
-  bool binary(Json::binary_t&) override { return true; }
-  bool start_array(size_t) override { return true; }
-  bool end_array() override { return true; }
-
- private:
-  const absl::string_view text_;
-  std::vector<std::set<std::string>> keys_of_open_objects_;
-  absl::Status status_;
-};
-
+// Parses a text, and refuses an object with the same key twice, of which the library would keep the
+// last without a word.
 absl::StatusOr<Json> ParseJson(absl::string_view text) {
-  if (absl::c_all_of(text, absl::ascii_isspace)) return absl::InvalidArgumentError("there is nothing in it");
+  if (absl::c_all_of(text, absl::ascii_isspace))
+    return absl::InvalidArgumentError("the input is empty");
   // The parser takes a NUL for the end, and would not look at what follows.
-  if (absl::StrContains(text, '\0')) return absl::InvalidArgumentError("it has a NUL byte, which no JSON has");
-  JsonChecker checker(text);
-  Json::sax_parse(text.begin(), text.end(), &checker);
-  EK_RETURN_IF_ERROR(checker.status());
-  return Json::parse(text.begin(), text.end());
+  if (absl::StrContains(text, '\0'))
+    return absl::InvalidArgumentError("the input contains a NUL byte, so it is not valid JSON");
+  absl::Status twice;
+  std::vector<std::set<std::string>> keys;  // Of the open objects.
+  const auto check_keys = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
+      twice.Update(absl::InvalidArgumentError(
+          absl::StrCat("the key ", Shown(parsed), " occurs twice in one object")));
+    return true;
+  };
+  try {
+    Json json = Json::parse(text.begin(), text.end(), check_keys);
+    EK_RETURN_IF_ERROR(twice);
+    return json;
+  } catch (const Json::parse_error& error) {
+    EK_RETURN_IF_ERROR(twice);
+    if (error.byte > text.size())
+      return absl::InvalidArgumentError("the JSON ends before it is complete");
+    return absl::InvalidArgumentError(
+        absl::StrCat("invalid JSON at ", PlaceOf(text, error.byte - 1)));
+  } catch (const Json::out_of_range& error) {  // A number, which the message has in quotes.
+    const std::vector<std::string> parts = absl::StrSplit(error.what(), '\'');
+    return absl::InvalidArgumentError(
+        absl::StrCat("the number ", Shown(parts.size() > 1 ? parts[1] : ""), " is too large"));
+  }
 }
 
 absl::StatusOr<BucketPlan> PlanFromJson(absl::string_view text) {
@@ -310,44 +294,8 @@ std::string ToJson(const BucketPlan& plan) {
     absl::StrAppend(out, "[", absl::StrJoin(bucket, ","), "]");
   };
   auto append_limit = [](std::string* out, Bytes limit) { absl::StrAppend(out, limit.value); };
-  return absl::StrCat("{\"buckets\":[", absl::StrJoin(plan.buckets, ",", append_bucket), "],\"limits\":[",
-                      absl::StrJoin(plan.limits, ",", append_limit), "]}\n");
-}
-
-// Under `bazel run` a relative path means the user's directory, not the program's.
-std::string UserPath(absl::string_view path) {
-  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (directory == nullptr || absl::StartsWith(path, "/")) return std::string(path);
-  return absl::StrCat(directory, "/", path);
-}
-
-absl::Status SystemError(absl::string_view what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
-
-absl::StatusOr<std::string> ReadAll(std::FILE* file) {
-  std::string text;
-  char buffer[1 << 16];
-  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), file)) {
-    text.append(buffer, count);
-    if (text.size() > kMaxInputBytes) return absl::InvalidArgumentError("larger than 1 GiB");
-  }
-  if (std::ferror(file)) return SystemError("cannot be read");
-  return text;
-}
-
-absl::StatusOr<std::string> ReadInput(const std::string& path) {
-  if (path.empty()) return ReadAll(stdin);
-  const UniqueFile file(std::fopen(UserPath(path).c_str(), "rb"));
-  if (file == nullptr) return SystemError("cannot be opened");
-  return ReadAll(file.get());
-}
-
-absl::Status Print(absl::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    return SystemError("the output cannot be written");
-  }
-  return absl::OkStatus();
+  return absl::StrCat("{\"buckets\":[", absl::StrJoin(plan.buckets, ",", append_bucket),
+                      "],\"limits\":[", absl::StrJoin(plan.limits, ",", append_limit), "]}\n");
 }
 
 absl::StatusOr<BucketPlan> PlanFromFile(const std::string& path) {
@@ -355,30 +303,25 @@ absl::StatusOr<BucketPlan> PlanFromFile(const std::string& path) {
   return PlanFromJson(text);
 }
 
-absl::Status Run(const std::vector<std::string>& args) {
-  if (absl::c_linear_search(args, "--help")) return Print(kUsage);
-  const bool is_flag = !args.empty() && args[0] != "-" && absl::StartsWith(args[0], "-");
-  if (args.size() > 1 || is_flag) return absl::InvalidArgumentError("takes one file or none, and no flags but --help");
-  const std::string path = args.empty() || args[0] == "-" ? "" : args[0];
-  const absl::StatusOr<BucketPlan> plan = PlanFromFile(path);
-  if (!plan.ok()) return Annotate(plan.status(), path.empty() ? "standard input" : path);
-  return Print(ToJson(*plan));
-}
-
-absl::Status RunWithoutExceptions(const std::vector<std::string>& args) {
-  try {
-    return Run(args);
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
+absl::StatusOr<int> Run(const std::vector<std::string>& args) {
+  if (absl::c_linear_search(args, "--help")) {
+    EK_RETURN_IF_ERROR(Print(kUsage));
+    return EXIT_SUCCESS;
   }
+  const bool is_flag = !args.empty() && args[0] != "-" && absl::StartsWith(args[0], "-");
+  if (args.size() > 1 || is_flag)
+    return absl::InvalidArgumentError("expects at most one file and no flag except --help");
+  const std::string path = args.empty() || args[0] == "-" ? "" : args[0];
+  EK_RETURN_IF_ERROR(EnterUserFolder());
+  EK_ASSIGN_OR_RETURN(const BucketPlan plan,
+                      Annotate(PlanFromFile(path), path.empty() ? "standard input" : path));
+  EK_RETURN_IF_ERROR(Print(ToJson(plan)));
+  return EXIT_SUCCESS;
 }
 
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  const absl::Status status = evenkeel::RunWithoutExceptions({argv + 1, argv + argc});
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "plan: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return evenkeel::RunProgram("plan", [&] { return evenkeel::Run({argv + 1, argv + argc}); });
 }

@@ -26,7 +26,9 @@ using testing::StartsWith;
 
 std::string TempPath(absl::string_view name) { return absl::StrCat(testing::TempDir(), "/", name); }
 
-void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+void WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 std::string ReadFile(const std::string& path) {
   std::ostringstream text;
@@ -40,10 +42,11 @@ struct Result {
   std::string error;
 };
 
-Result RunPlan(const std::string& args, const std::string& input, const std::string& out = TempPath("out")) {
+Result RunPlan(const std::string& args, const std::string& input,
+               const std::string& out = TempPath("out")) {
   WriteFile(TempPath("input"), input);
-  const std::string command =
-      absl::StrCat("tools/plan ", args, " <'", TempPath("input"), "' >'", out, "' 2>'", TempPath("error"), "'");
+  const std::string command = absl::StrCat("tools/plan ", args, " <'", TempPath("input"), "' >'",
+                                           out, "' 2>'", TempPath("error"), "'");
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadFile(out), ReadFile(TempPath("error"))};
 }
@@ -58,7 +61,8 @@ void ExpectRefused(const Result& result, const std::string& message) {
   EXPECT_LT(result.error.size(), 300u);
 }
 
-constexpr char kTwoParams[] = R"({"params":[{"numel":100,"dtype":"float32"},{"numel":50,"dtype":"float32"}],)";
+constexpr char kTwoParams[] =
+    R"({"params":[{"numel":100,"dtype":"float32"},{"numel":50,"dtype":"float32"}],)";
 
 TEST(PlanToolTest, PlansWhatStandardInputHolds) {
   const Result result = RunPlan("", absl::StrCat(kTwoParams, R"("caps":[400]})"));
@@ -86,8 +90,10 @@ TEST(PlanToolTest, TheWholeFormIsRead) {
       {"name":"x","numel":100,"dtype":"bfloat16","device":"cuda:1"},
       {"name":"b","numel":100,"dtype":"bfloat16","device":"cuda:0"}],
       "caps":[300,0], "order":)";
-  EXPECT_EQ(RunPlan("", params + "[]}").out, "{\"buckets\":[[0],[1,3],[2]],\"limits\":[0,300,300]}\n");
-  EXPECT_EQ(RunPlan("", params + "[3,2,1,0]}").out, "{\"buckets\":[[3,1],[0],[2]],\"limits\":[300,0,300]}\n");
+  EXPECT_EQ(RunPlan("", params + "[]}").out,
+            "{\"buckets\":[[0],[1,3],[2]],\"limits\":[0,300,300]}\n");
+  EXPECT_EQ(RunPlan("", params + "[3,2,1,0]}").out,
+            "{\"buckets\":[[3,1],[0],[2]],\"limits\":[300,0,300]}\n");
   EXPECT_EQ(RunPlan("", params + "[\"b\",\"x\",1,\"embedding\"]}").out,
             "{\"buckets\":[[3,1],[0],[2]],\"limits\":[300,0,300]}\n");
   EXPECT_EQ(RunPlan("", params + "[2]}").out, "{\"buckets\":[[2]],\"limits\":[300]}\n");
@@ -109,7 +115,8 @@ Json ToInput(const Json& recorded) {
                      {"numel", recorded["numel"][i]},
                      {"dtype", recorded["dtype"][i]},
                      {"device", recorded["device"][i]}};
-    if (index < recorded["expect_sparse"].size()) params[index]["sparse"] = recorded["expect_sparse"][index];
+    if (index < recorded["expect_sparse"].size())
+      params[index]["sparse"] = recorded["expect_sparse"][index];
   }
   Json input = {{"params", params}, {"caps", recorded["limits"]}};
   if (!indices.empty()) input["order"] = indices;
@@ -119,12 +126,14 @@ Json ToInput(const Json& recorded) {
 // Buckets with their limits, without their order: PyTorch leaves the last ones in any.
 std::set<std::pair<Json, Json>> AsSet(const Json& plan) {
   std::set<std::pair<Json, Json>> buckets;
-  for (size_t i = 0; i < plan["buckets"].size(); ++i) buckets.emplace(plan["buckets"][i], plan["limits"][i]);
+  for (size_t i = 0; i < plan["buckets"].size(); ++i)
+    buckets.emplace(plan["buckets"][i], plan["limits"][i]);
   return buckets;
 }
 
 TEST(PlanToolTest, PrintsTheRecordedPlans) {
-  const Json recorded = Json::parse(ReadFile("tests/testdata/plans/bucket_assignment.json"), nullptr, false);
+  const Json recorded =
+      Json::parse(ReadFile("tests/testdata/plans/bucket_assignment.json"), nullptr, false);
   ASSERT_EQ(recorded["cases"].size(), 130u);
   for (const Json& c : recorded["cases"]) {
     SCOPED_TRACE(c.dump());
@@ -155,15 +164,15 @@ TEST(PlanToolTest, BadInputIsRefusedWithOneSentence) {
     std::string message;
   };
   const Case cases[] = {
-      {"", "there is nothing in it"},
-      {" \n", "there is nothing in it"},
+      {"", "the input is empty"},
+      {" \n", "the input is empty"},
       {R"({"params":[)", "ends before it is complete"},
       {"{\n  \"params\": [,]}", "line 2, column 14"},
-      {two + R"("caps":[400]} trailing)", "no valid JSON"},
-      {"\xff\xfe binary \x01", "no valid JSON"},
+      {two + R"("caps":[400]} trailing)", "invalid JSON at "},
+      {"\xff\xfe binary \x01", "invalid JSON at "},
       {two + R"("caps":[400]})" + std::string(1, '\0'), "NUL byte"},
-      {"{\"caps\":[4],\"caps\":[4]}", "\"caps\" comes twice"},
-      {WithParam(R"("numel":1,"numel":2,"dtype":"int8")"), "\"numel\" comes twice"},
+      {"{\"caps\":[4],\"caps\":[4]}", "\"caps\" occurs twice"},
+      {WithParam(R"("numel":1,"numel":2,"dtype":"int8")"), "\"numel\" occurs twice"},
       {"[]", "the input is a list of 0, not an object"},
       {"17", "the input is 17"},
       {"{}", "has no \"params\""},
@@ -180,7 +189,8 @@ TEST(PlanToolTest, BadInputIsRefusedWithOneSentence) {
       {two + R"("caps":[400],"a\nb":[1]})", "unknown key \"a\\nb\""},
       {WithParam(R"("dtype":"float32")"), "params[0] has no \"numel\""},
       {WithParam(R"("numel":1)"), "params[0] has no \"dtype\""},
-      {WithParam(R"("numel":1,"dtype":"float32","shape":[1])"), "params[0] has an unknown key \"shape\""},
+      {WithParam(R"("numel":1,"dtype":"float32","shape":[1])"),
+       "params[0] has an unknown key \"shape\""},
       {WithParam(R"("numel":-1,"dtype":"float32")"), "params[0].numel is -1"},
       {WithParam(R"("numel":1.5,"dtype":"float32")"), "params[0].numel is 1.5"},
       {WithParam(R"("numel":"1","dtype":"float32")"), "params[0].numel is \"1\""},
@@ -188,17 +198,21 @@ TEST(PlanToolTest, BadInputIsRefusedWithOneSentence) {
       {WithParam(R"("numel":null,"dtype":"float32")"), "params[0].numel is null"},
       {WithParam(R"("numel":100000000000000000000,"dtype":"float32")"), "params[0].numel is 1e+20"},
       {WithParam(R"("numel":1e999,"dtype":"float32")"), "the number \"1e999\" is too large"},
-      {WithParam(R"("numel":9223372036854775807,"dtype":"float32")"), "more bytes than 63 bits can count"},
-      {WithParam(R"("numel":1,"dtype":"flaot32")"), "params[0].dtype is \"flaot32\", not one of float32"},
+      {WithParam(R"("numel":9223372036854775807,"dtype":"float32")"),
+       "more bytes than 63 bits can count"},
+      {WithParam(R"("numel":1,"dtype":"flaot32")"),
+       "params[0].dtype is \"flaot32\", not one of float32"},
       {WithParam(R"("numel":1,"dtype":32)"), "params[0].dtype is 32"},
-      {WithParam(R"("numel":1,"dtype":")" + std::string(100000, 'x') + "\""), "params[0].dtype is \"xxx"},
+      {WithParam(R"("numel":1,"dtype":")" + std::string(100000, 'x') + "\""),
+       "params[0].dtype is \"xxx"},
       {WithParam(R"("numel":1,"dtype":"int8","device":7)"), "params[0].device is 7"},
       {WithParam(R"("numel":1,"dtype":"int8","device":"")"), "params[0].device is \"\""},
       {WithParam(R"("numel":1,"dtype":"int8","device":"cuda:")"), "params[0].device is \"cuda:\""},
       {WithParam(R"("numel":1,"dtype":"int8","sparse":1)"), "params[0].sparse is 1"},
       {WithParam(R"("numel":1,"dtype":"int8","name":1)"), "params[0].name is 1"},
       {two + R"("caps":[400],"order":[0,0]})", "names parameter 0 twice"},
-      {two + R"("caps":[400],"order":[0,2]})", "order[1] is 2, not a parameter's index from 0 to 1"},
+      {two + R"("caps":[400],"order":[0,2]})",
+       "order[1] is 2, not a parameter's index from 0 to 1"},
       {two + R"("caps":[400],"order":[-1]})", "order[0] is -1"},
       {two + R"("caps":[400],"order":[4294967296]})", "order[0] is 4294967296"},
       {two + R"("caps":[400],"order":[0.0]})", "order[0] is 0.0"},
@@ -216,15 +230,17 @@ TEST(PlanToolTest, BadInputIsRefusedWithOneSentence) {
 TEST(PlanToolTest, BadArgumentsAndFilesAreRefusedWithOneSentence) {
   ExpectRefused(RunPlan("/no/such/file", ""), "/no/such/file: cannot be opened: No such file");
   ExpectRefused(RunPlan(testing::TempDir(), ""), "cannot be read: Is a directory");
-  ExpectRefused(RunPlan("--caps=3", ""), "no flags but --help");
-  ExpectRefused(RunPlan("one two", ""), "takes one file or none");
+  ExpectRefused(RunPlan("--caps=3", ""), "no flag except --help");
+  ExpectRefused(RunPlan("one two", ""), "expects at most one file");
 }
 
 TEST(PlanToolTest, AnOutputThatCannotBeWrittenIsAnError) {
-  const std::string command = absl::StrCat("tools/plan --help >/dev/full 2>'", TempPath("error"), "'");
+  const std::string command =
+      absl::StrCat("tools/plan --help >/dev/full 2>'", TempPath("error"), "'");
   const int status = std::system(command.c_str());
   EXPECT_NE(status, 0);
-  EXPECT_THAT(ReadFile(TempPath("error")), HasSubstr("cannot be written: No space left on device"));
+  EXPECT_THAT(ReadFile(TempPath("error")),
+              HasSubstr("cannot write the output: No space left on device"));
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ SignalReader::SignalReader() {
   sigprocmask(SIG_BLOCK, &mask_, &before_);
   struct sigaction by_default = {};
   by_default.sa_handler = SIG_DFL;
-  sigaction(SIGCHLD, &by_default, &child_before_);  // Where it is ignored, nobody learns how a child has ended.
+  sigaction(SIGCHLD, &by_default,
+            &child_before_);  // Where it is ignored, nobody learns how a child has ended.
   fd_ = signalfd(-1, &mask_, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
@@ -28,8 +29,10 @@ SignalReader::~SignalReader() {
 
 std::vector<int> SignalReader::Wait(absl::Time deadline) {
   pollfd poll_fd{.fd = fd_, .events = POLLIN, .revents = 0};
-  // A second at most: a child that ends between two looks is found even if its signal merged with another one.
-  const absl::Duration left = std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Seconds(1));
+  // A second at most: a child that ends between two looks is found even if its signal merged with
+  //                   another one.
+  const absl::Duration left =
+      std::clamp(deadline - absl::Now(), absl::ZeroDuration(), absl::Seconds(1));
   poll(&poll_fd, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
   std::vector<int> signals;
   signalfd_siginfo info;

@@ -2,11 +2,12 @@
 //
 //   SignalReader signals;                                  // blocks them until its end
 //   if (!signals.is_valid()) return Fail(strerror(errno));
-//   for (int signal : signals.Wait(deadline)) ...          // those that came; SIGCHLD only ends the wait
+//   for (int signal : signals.Wait(deadline)) ...  // those that came; SIGCHLD only ends the wait
 //
 // Signals that come between two calls of Wait() are kept for the next one.
 //
-// Threads: thread-compatible; made before other threads are, which then have the signals blocked, too.
+// Threads: thread-compatible; made before other threads are, which then have the signals blocked,
+//          too.
 
 #ifndef EVENKEEL_TOOLS_SIGNAL_READER_H_
 #define EVENKEEL_TOOLS_SIGNAL_READER_H_

@@ -1,4 +1,5 @@
-// Whole training runs of a gpt on simulated devices, a rank on each, against the same runs on the host.
+// Whole training runs of a gpt on simulated devices, a rank on each, against the same runs on the
+// host.
 
 #include <algorithm>
 #include <cmath>
@@ -11,19 +12,19 @@
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/internal/simulated_nccl.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/dataset.h"
-#include "evenkeel/trainer/evaluate.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/rank_setup.h"
-#include "evenkeel/trainer/train_options.h"
-#include "evenkeel/trainer/training_data.h"
-#include "evenkeel/trainer/training_run.h"
+#include "evenkeel/comm/testing/simulated_group.h"
+#include "evenkeel/comm/testing/simulated_nccl.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
+#include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/dataset.h"
+#include "evenkeel/trainer/data/training_data.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/models/model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -53,10 +54,10 @@ class Counting : public Dataset {
 };
 
 const std::shared_ptr<const TrainingData>& Data() {
-  static const auto* const data =
-      new std::shared_ptr<const TrainingData>(new TrainingData{.train = std::make_unique<const Counting>(32),
-                                                               .test = std::make_unique<const Counting>(7),
-                                                               .vocabulary = kVocabulary});
+  static const auto* const data = new std::shared_ptr<const TrainingData>(
+      new TrainingData{.train = std::make_unique<const Counting>(32),
+                       .test = std::make_unique<const Counting>(7),
+                       .vocabulary = kVocabulary});
   return *data;
 }
 
@@ -81,15 +82,18 @@ struct Seen {
 
 absl::Status Train(Communicator& comm, const TrainFlags& flags, Seen& seen) {
   EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
-  EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
-  if (comm.runtime() != nullptr) EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
+  EK_ASSIGN_OR_RETURN(RankSetup setup,
+                      PrepareRank(options, Data(), comm.rank(), comm.world_size()));
+  if (comm.runtime() != nullptr)
+    EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
   EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
   Seen mine;
   for (int epoch = 0; epoch < 2; ++epoch) {
-    EK_ASSIGN_OR_RETURN(const EpochResult result, run->TrainEpoch(epoch, [&](const StepFacts& facts) {
-      if (facts.own.has_value()) mine.losses.push_back(facts.own->loss_mean);
-      return absl::OkStatus();
-    }));
+    EK_ASSIGN_OR_RETURN(const EpochResult result,
+                        run->TrainEpoch(epoch, [&](const StepFacts& facts) {
+                          if (facts.own.has_value()) mine.losses.push_back(facts.own->loss_mean);
+                          return absl::OkStatus();
+                        }));
     mine.losses.push_back(result.training.loss_mean());
   }
   EK_ASSIGN_OR_RETURN(mine.test, run->Test());
@@ -102,18 +106,20 @@ absl::Status Train(Communicator& comm, const TrainFlags& flags, Seen& seen) {
   return absl::OkStatus();
 }
 
-// Adam divides a gradient by its own size: one near 0, as a bias of keys has, moves by up to the learning rate
-// whatever rounding made of it. `bound` is of values; of losses a tenth of it.
+// Adam divides a gradient by its own size: one near 0, as a bias of keys has, moves by up to the
+// learning rate whatever rounding made of it. `bound` is of values; of losses a tenth of it.
 void ExpectAlike(int ranks, const TrainFlags& flags, double bound) {
   Seen host, device;
-  const absl::Status on_host = RunRanks(ranks, [&](Communicator& comm) { return Train(comm, flags, host); });
+  const absl::Status on_host =
+      RunRanks(ranks, [&](Communicator& comm) { return Train(comm, flags, host); });
   EXPECT_TRUE(on_host.ok()) << on_host;
   SimulatedDevices devices({.count = ranks});
-  const absl::Status on_devices =
-      internal::RunSimulatedRanks(devices, ranks, [&](Communicator& comm) { return Train(comm, flags, device); });
+  const absl::Status on_devices = internal::RunSimulatedRanks(
+      devices, ranks, [&](Communicator& comm) { return Train(comm, flags, device); });
   EXPECT_TRUE(on_devices.ok()) << on_devices;
   ASSERT_EQ(device.losses.size(), host.losses.size());
-  for (size_t i = 0; i < host.losses.size(); ++i) EXPECT_NEAR(device.losses[i], host.losses[i], bound / 10) << i;
+  for (size_t i = 0; i < host.losses.size(); ++i)
+    EXPECT_NEAR(device.losses[i], host.losses[i], bound / 10) << i;
   EXPECT_LT(host.losses.back(), host.losses.front());
   EXPECT_EQ(device.test.predictions, host.test.predictions);
   EXPECT_NEAR(device.test.loss_mean(), host.test.loss_mean(), bound / 10);

@@ -1,6 +1,7 @@
-// Whole training runs on simulated devices, a rank on each, against the same runs on the host: what every rank is told,
-// and the weights at the end. Models compute in float32 on both and add in another order; what that makes of the few
-// steps here stays within 2e-3 of the largest weight of a tensor, 1e-3 of a loss.
+// Whole training runs on simulated devices, a rank on each, against the same runs on the host: what
+// every rank is told, and the weights at the end. Models compute in float32 on both and add in
+// another order; what that makes of the few steps here stays within 2e-3 of the largest weight of a
+// tensor, 1e-3 of a loss.
 
 #include <algorithm>
 #include <cmath>
@@ -26,24 +27,24 @@
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/internal/simulated_nccl.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/dataset.h"
-#include "evenkeel/trainer/evaluate.h"
-#include "evenkeel/trainer/image_shape.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/model_test_data.h"
-#include "evenkeel/trainer/rank_setup.h"
+#include "evenkeel/comm/testing/simulated_group.h"
+#include "evenkeel/comm/testing/simulated_nccl.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
+#include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/app/train_rank.h"
+#include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/dataset.h"
+#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/data/training_data.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/models/testing/model_test_data.h"
 #include "evenkeel/trainer/report/run_record.h"
-#include "evenkeel/trainer/train_options.h"
-#include "evenkeel/trainer/train_rank.h"
-#include "evenkeel/trainer/training_data.h"
-#include "evenkeel/trainer/training_run.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -76,15 +77,20 @@ class Stripes : public Dataset {
 };
 
 const std::shared_ptr<const TrainingData>& Data() {
-  static const auto* const data =
-      new std::shared_ptr<const TrainingData>(new TrainingData{.train = std::make_unique<const Stripes>(60, 1),
-                                                               .test = std::make_unique<const Stripes>(17, 2),
-                                                               .image = kImage});
+  static const auto* const data = new std::shared_ptr<const TrainingData>(
+      new TrainingData{.train = std::make_unique<const Stripes>(60, 1),
+                       .test = std::make_unique<const Stripes>(17, 2),
+                       .image = kImage});
   return *data;
 }
 
-TrainFlags Mlp() { return {.model = "mlp", .hidden = "20", .batch_size = 4, .lr = 0.003, .zero = false}; }
-TrainFlags Cnn() { return {.model = "cnn", .widths = "4,6", .batch_size = 4, .lr = 0.003, .warmup = 0, .zero = false}; }
+TrainFlags Mlp() {
+  return {.model = "mlp", .hidden = "20", .batch_size = 4, .lr = 0.003, .zero = false};
+}
+TrainFlags Cnn() {
+  return {
+      .model = "cnn", .widths = "4,6", .batch_size = 4, .lr = 0.003, .warmup = 0, .zero = false};
+}
 
 // What rank 0 saw of a run.
 struct Seen {
@@ -97,22 +103,25 @@ struct Seen {
 
 absl::Status Train(Communicator& comm, const TrainFlags& flags, int epochs, Seen& seen) {
   EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
-  EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
-  if (comm.runtime() != nullptr) EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
+  EK_ASSIGN_OR_RETURN(RankSetup setup,
+                      PrepareRank(options, Data(), comm.rank(), comm.world_size()));
+  if (comm.runtime() != nullptr)
+    EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
   EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
   Seen mine;
   for (int epoch = 0; epoch < epochs; ++epoch) {
-    EK_ASSIGN_OR_RETURN(const EpochResult result, run->TrainEpoch(epoch, [&](const StepFacts& facts) {
-      mine.steps.push_back(
-          absl::StrCat(facts.step, ": ", facts.active, " ranks, ", facts.samples, " samples, own ", facts.own_samples));
-      EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
-      EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
-      const bool is_device = comm.runtime() != nullptr && facts.own.has_value();
-      EXPECT_EQ(facts.clock, is_device ? StepClock::kDevice : StepClock::kHost);
-      if (facts.loss_scale > 0) mine.scales.push_back(facts.loss_scale);
-      if (facts.own.has_value()) mine.losses.push_back(facts.own->loss_mean);
-      return absl::OkStatus();
-    }));
+    EK_ASSIGN_OR_RETURN(
+        const EpochResult result, run->TrainEpoch(epoch, [&](const StepFacts& facts) {
+          mine.steps.push_back(absl::StrCat(facts.step, ": ", facts.active, " ranks, ",
+                                            facts.samples, " samples, own ", facts.own_samples));
+          EXPECT_EQ(facts.own.has_value(), facts.own_samples > 0);
+          EXPECT_EQ(facts.own.has_value(), facts.times != nullptr);
+          const bool is_device = comm.runtime() != nullptr && facts.own.has_value();
+          EXPECT_EQ(facts.clock, is_device ? StepClock::kDevice : StepClock::kHost);
+          if (facts.loss_scale > 0) mine.scales.push_back(facts.loss_scale);
+          if (facts.own.has_value()) mine.losses.push_back(facts.own->loss_mean);
+          return absl::OkStatus();
+        }));
     mine.losses.push_back(result.training.loss_mean());
   }
   EK_ASSIGN_OR_RETURN(mine.test, run->Test());
@@ -130,16 +139,18 @@ absl::Status Train(Communicator& comm, const TrainFlags& flags, int epochs, Seen
 
 Seen OnHost(int ranks, const TrainFlags& flags, int epochs) {
   Seen seen;
-  const absl::Status status = RunRanks(ranks, [&](Communicator& comm) { return Train(comm, flags, epochs, seen); });
+  const absl::Status status =
+      RunRanks(ranks, [&](Communicator& comm) { return Train(comm, flags, epochs, seen); });
   EXPECT_TRUE(status.ok()) << status;
   return seen;
 }
 
-Seen OnDevices(int ranks, const TrainFlags& flags, int epochs, absl::Duration delay = absl::ZeroDuration()) {
+Seen OnDevices(int ranks, const TrainFlags& flags, int epochs,
+               absl::Duration delay = absl::ZeroDuration()) {
   Seen seen;
   SimulatedDevices devices({.count = ranks, .delay = delay});
-  const absl::Status status =
-      internal::RunSimulatedRanks(devices, ranks, [&](Communicator& comm) { return Train(comm, flags, epochs, seen); });
+  const absl::Status status = internal::RunSimulatedRanks(
+      devices, ranks, [&](Communicator& comm) { return Train(comm, flags, epochs, seen); });
   EXPECT_TRUE(status.ok()) << status;
   return seen;
 }
@@ -147,7 +158,8 @@ Seen OnDevices(int ranks, const TrainFlags& flags, int epochs, absl::Duration de
 void ExpectAlike(const Seen& host, const Seen& device) {
   EXPECT_EQ(device.steps, host.steps);
   ASSERT_EQ(device.losses.size(), host.losses.size());
-  for (size_t i = 0; i < host.losses.size(); ++i) EXPECT_NEAR(device.losses[i], host.losses[i], 1e-3) << i;
+  for (size_t i = 0; i < host.losses.size(); ++i)
+    EXPECT_NEAR(device.losses[i], host.losses[i], 1e-3) << i;
   EXPECT_EQ(device.test.predictions, host.test.predictions);
   EXPECT_NEAR(device.test.loss_mean(), host.test.loss_mean(), 1e-3);
   ASSERT_EQ(device.tensors.size(), host.tensors.size());
@@ -181,7 +193,8 @@ TEST_P(DeviceTrainingTest, IsAsOnTheHost) {
       if (ranks == 1) continue;
       flags.rank_steps = ranks == 2 ? "3,1" : "1,0,3";
     }
-    if (flags.rank_steps == "even") flags.rank_steps = std::string("4,4,4").substr(0, 2 * ranks - 1);
+    if (flags.rank_steps == "even")
+      flags.rank_steps = std::string("4,4,4").substr(0, 2 * ranks - 1);
     SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
     ExpectAlike(OnHost(ranks, flags, 2), OnDevices(ranks, flags, 2));
   }
@@ -193,18 +206,28 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"mlp", Mlp()}, Case{"cnn", Cnn()},
         Case{"MlpUneven", With(Mlp(), [](TrainFlags& f) { f.rank_steps = "uneven"; })},
         Case{"CnnUneven", With(Cnn(), [](TrainFlags& f) { f.rank_steps = "uneven"; })},
-        Case{"MlpUnjoined",
-             With(Mlp(),
-                  [](TrainFlags& f) { f.join = false, f.rank_steps = "even", f.optimizer = "sgd", f.momentum = 0.9; })},
-        Case{"MlpFreezesAndClips", With(Mlp(), [](TrainFlags& f) { f.freeze = "fc1@2:4", f.clip = 0.5; })},
-        Case{"CnnFreezes", With(Cnn(), [](TrainFlags& f) { f.freeze = "stem@1:3,block1@2:3", f.grad_view = true; })},
-        Case{"MlpSlices", With(Mlp(), [](TrainFlags& f) { f.zero = true, f.rank_steps = "uneven"; })},
+        Case{"MlpUnjoined", With(Mlp(),
+                                 [](TrainFlags& f) {
+                                   f.join = false, f.rank_steps = "even", f.optimizer = "sgd",
+                                   f.momentum = 0.9;
+                                 })},
+        Case{"MlpFreezesAndClips",
+             With(Mlp(), [](TrainFlags& f) { f.freeze = "fc1@2:4", f.clip = 0.5; })},
+        Case{"CnnFreezes",
+             With(Cnn(),
+                  [](TrainFlags& f) { f.freeze = "stem@1:3,block1@2:3", f.grad_view = true; })},
+        Case{"MlpSlices",
+             With(Mlp(), [](TrainFlags& f) { f.zero = true, f.rank_steps = "uneven"; })},
         Case{"CnnSlices", With(Cnn(), [](TrainFlags& f) { f.zero = true, f.clip = 0.5; })},
-        Case{"MlpTensors",
-             With(Mlp(),
-                  [](TrainFlags& f) { f.zero = true, f.shards = "tensors", f.rank_steps = "uneven", f.clip = 0.5; })},
-        Case{"MlpStopsEarly", With(Mlp(), [](TrainFlags& f) { f.rank_steps = "uneven", f.stop_early = true; })},
-        Case{"MlpAccumulates", With(Mlp(), [](TrainFlags& f) { f.accumulate = 3, f.divide_by = "effective"; })}),
+        Case{"MlpTensors", With(Mlp(),
+                                [](TrainFlags& f) {
+                                  f.zero = true, f.shards = "tensors", f.rank_steps = "uneven",
+                                  f.clip = 0.5;
+                                })},
+        Case{"MlpStopsEarly",
+             With(Mlp(), [](TrainFlags& f) { f.rank_steps = "uneven", f.stop_early = true; })},
+        Case{"MlpAccumulates",
+             With(Mlp(), [](TrainFlags& f) { f.accumulate = 3, f.divide_by = "effective"; })}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 TEST(DeviceRunTest, AStepIsToldAfterTheNextOneAndAllOfThemAreTold) {
@@ -213,7 +236,8 @@ TEST(DeviceRunTest, AStepIsToldAfterTheNextOneAndAllOfThemAreTold) {
   ExpectAlike(host, device);
 }
 
-// Parameters are the master copy: what a few steps make of the rounding stays small beside what they change.
+// Parameters are the master copy: what a few steps make of the rounding stays small beside what
+// they change.
 TEST(DeviceRunTest, ARunInBFloat16IsCloseToOneInFloat32AndTheSameOnAllRanks) {
   for (TrainFlags flags : {Mlp(), Cnn()}) {
     flags.optimizer = "sgd";
@@ -222,7 +246,8 @@ TEST(DeviceRunTest, ARunInBFloat16IsCloseToOneInFloat32AndTheSameOnAllRanks) {
     flags.compute = "bfloat16";
     const Seen rounded = OnDevices(2, flags, 2);
     ASSERT_EQ(rounded.losses.size(), exact.losses.size());
-    for (size_t i = 0; i < exact.losses.size(); ++i) EXPECT_NEAR(rounded.losses[i], exact.losses[i], 0.03) << i;
+    for (size_t i = 0; i < exact.losses.size(); ++i)
+      EXPECT_NEAR(rounded.losses[i], exact.losses[i], 0.03) << i;
     EXPECT_NE(rounded.losses, exact.losses);
     ASSERT_EQ(rounded.tensors.size(), exact.tensors.size());
     for (size_t t = 0; t < exact.tensors.size(); ++t) {
@@ -261,36 +286,42 @@ TEST(DeviceRunTest, ARunInFloat16LeavesOutStepsThatOverflowAndThenTrains) {
     EXPECT_NEAR(two.test.loss_mean(), one.test.loss_mean(), 0.02);
     EXPECT_LT(two.test.loss_mean(), two.losses.front() - 0.03);
     for (size_t t = 0; t < one.tensors.size(); ++t) {
-      for (size_t i = 0; i < one.tensors[t].size(); ++i) EXPECT_NEAR(two.tensors[t][i], one.tensors[t][i], 1e-2);
+      for (size_t i = 0; i < one.tensors[t].size(); ++i)
+        EXPECT_NEAR(two.tensors[t][i], one.tensors[t][i], 1e-2);
     }
   }
 }
 
-// Once memory is there the host waits for no device: but for one that is a step behind, which this one never is.
+// Once memory is there the host waits for no device: but for one that is a step behind, which this
+// one never is.
 TEST(DeviceRunTest, AStepNeedsNoHostWait) {
   const TrainFlags scaled = With(Mlp(), [](TrainFlags& f) { f.compute = "float16"; });
   for (const TrainFlags& flags : {Mlp(), Cnn(), scaled}) {
     SimulatedDevices devices({.count = 2});
     std::mutex mutex;
     std::map<int64_t, int64_t> waits;  // By step, that was told.
-    const absl::Status status = internal::RunSimulatedRanks(devices, 2, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
-      EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
-      EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
-      const StreamRef stream = setup.model->place().stream.ref();
-      EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
-      return run
-          ->TrainEpoch(0,
-                       [&](const StepFacts& facts) -> absl::Status {
-                         // The device comes by, without a wait of the runtime's.
-                         EK_ASSIGN_OR_RETURN(const Event event, devices.Record(stream));
-                         while (!*devices.IsDone(event)) absl::SleepFor(absl::Microseconds(100));
-                         const std::lock_guard<std::mutex> lock(mutex);
-                         waits[facts.step] = devices.host_waits();
-                         return absl::OkStatus();
-                       })
-          .status();
-    });
+    const absl::Status status =
+        internal::RunSimulatedRanks(devices, 2, [&](Communicator& comm) -> absl::Status {
+          EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
+          EK_ASSIGN_OR_RETURN(RankSetup setup,
+                              PrepareRank(options, Data(), comm.rank(), comm.world_size()));
+          EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
+          const StreamRef stream = setup.model->place().stream.ref();
+          EK_ASSIGN_OR_RETURN(const auto run,
+                              TrainingRun::Create(&comm, options, std::move(setup)));
+          return run
+              ->TrainEpoch(0,
+                           [&](const StepFacts& facts) -> absl::Status {
+                             // The device comes by, without a wait of the runtime's.
+                             EK_ASSIGN_OR_RETURN(const Event event, devices.Record(stream));
+                             while (!*devices.IsDone(event))
+                               absl::SleepFor(absl::Microseconds(100));
+                             const std::lock_guard<std::mutex> lock(mutex);
+                             waits[facts.step] = devices.host_waits();
+                             return absl::OkStatus();
+                           })
+              .status();
+        });
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_GE(waits.size(), 7u);
     EXPECT_EQ(waits.at(5), waits.at(2)) << "steps 3 to 5";
@@ -299,26 +330,30 @@ TEST(DeviceRunTest, AStepNeedsNoHostWait) {
 
 constexpr absl::Duration kSlow = absl::Milliseconds(20);
 
-// Devices of which some kernels, or what waits on streams other than the model's, take long. The host sees none of it.
+// Devices of which some kernels, or what waits on streams other than the model's, take long. The
+// host sees none of it.
 class SlowDevices : public SimulatedDevices {
  public:
   SlowDevices(int count, std::vector<std::string> kernels, bool slows_others)
-      : SimulatedDevices({.count = count}), kernels_(std::move(kernels)), slows_others_(slows_others) {}
+      : SimulatedDevices({.count = count}),
+        kernels_(std::move(kernels)),
+        slows_others_(slows_others) {}
 
   void SetModelStream(StreamRef stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
     model_streams_.push_back(stream.handle);
   }
 
-  absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
-                         StreamRef stream) override {
+  absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
+                         absl::Span<void* const> args, StreamRef stream) override {
     if (std::ranges::count(kernels_, kernel.name) > 0) EK_RETURN_IF_ERROR(Sleep(stream));
     return SimulatedDevices::LaunchRaw(kernel, shape, args, stream);
   }
   absl::Status Wait(StreamRef stream, const Event& event) override {
     EK_RETURN_IF_ERROR(SimulatedDevices::Wait(stream, event));
     const std::lock_guard<std::mutex> lock(mutex_);
-    const bool is_other = !model_streams_.empty() && std::ranges::count(model_streams_, stream.handle) == 0;
+    const bool is_other =
+        !model_streams_.empty() && std::ranges::count(model_streams_, stream.handle) == 0;
     return slows_others_ && is_other ? Sleep(stream) : absl::OkStatus();
   }
 
@@ -342,30 +377,33 @@ Timed TimesOf(SlowDevices& devices, int ranks) {
   TrainFlags flags = Mlp();
   flags.report = absl::StrCat(std::getenv("TEST_TMPDIR"), "/report.html");
   Timed timed;
-  const absl::Status status = internal::RunSimulatedRanks(devices, ranks, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
-    EK_ASSIGN_OR_RETURN(RankSetup setup, PrepareRank(options, Data(), comm.rank(), comm.world_size()));
-    EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
-    devices.SetModelStream(setup.model->place().stream.ref());
-    EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
-    return run
-        ->TrainEpoch(0,
-                     [&](const StepFacts& facts) {
-                       if (comm.rank() == 0) {
-                         timed.steps.push_back(facts);
-                         timed.record = run->Record();
-                       }
-                       return absl::OkStatus();
-                     })
-        .status();
-  });
+  const absl::Status status =
+      internal::RunSimulatedRanks(devices, ranks, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
+        EK_ASSIGN_OR_RETURN(RankSetup setup,
+                            PrepareRank(options, Data(), comm.rank(), comm.world_size()));
+        EK_RETURN_IF_ERROR(MoveToDevice(options, *comm.runtime(), comm.device(), setup));
+        devices.SetModelStream(setup.model->place().stream.ref());
+        EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
+        return run
+            ->TrainEpoch(0,
+                         [&](const StepFacts& facts) {
+                           if (comm.rank() == 0) {
+                             timed.steps.push_back(facts);
+                             timed.record = run->Record();
+                           }
+                           return absl::OkStatus();
+                         })
+            .status();
+      });
   EXPECT_TRUE(status.ok()) << status;
   return timed;
 }
 
 // What the host takes to put a kernel on a stream does not depend on how long it runs there.
 TEST(DeviceRunTest, WhatTheDeviceTakesLongForShowsInItsPart) {
-  SlowDevices devices(1, {"ek_class_loss", "ek_relu_backward_float", "ek_update_adam_float"}, /*slows_others=*/false);
+  SlowDevices devices(1, {"ek_class_loss", "ek_relu_backward_float", "ek_update_adam_float"},
+                      /*slows_others=*/false);
   const Timed timed = TimesOf(devices, 1);
   ASSERT_EQ(timed.steps.size(), 15u);
   for (const StepFacts& step : timed.steps) {
@@ -380,7 +418,8 @@ TEST(DeviceRunTest, WhatTheDeviceTakesLongForShowsInItsPart) {
     EXPECT_TRUE(trace.buckets.empty());
     EXPECT_GT(trace.host_ns, 0);
     std::map<SpanKind, absl::Duration> parts;
-    for (const TraceSpan& span : trace.spans) parts[span.kind] += absl::Nanoseconds(span.end_ns - span.begin_ns);
+    for (const TraceSpan& span : trace.spans)
+      parts[span.kind] += absl::Nanoseconds(span.end_ns - span.begin_ns);
     EXPECT_EQ(parts.size(), 6u);
     for (const SpanKind slow : {SpanKind::kForward, SpanKind::kBackward, SpanKind::kOptimizer}) {
       EXPECT_GE(parts[slow], kSlow) << static_cast<int>(slow);
@@ -393,8 +432,8 @@ TEST(DeviceRunTest, WhatTheDeviceTakesLongForShowsInItsPart) {
   EXPECT_TRUE(std::isnan(means.communication_us));
 }
 
-// Other streams' work shows as the time that the model's stream waits for it. What comes of it before backward has ended
-// is hidden, so one step of all is enough.
+// Other streams' work shows as the time that the model's stream waits for it. What comes of it
+// before backward has ended is hidden, so one step of all is enough.
 TEST(DeviceRunTest, ExposedCommunicationIsWhatTheModelsStreamWaitsForTheReduction) {
   SlowDevices devices(2, {}, /*slows_others=*/true);
   const Timed timed = TimesOf(devices, 2);
@@ -421,16 +460,18 @@ TEST(DeviceRunTest, ALossThatIsNotFiniteEndsTheRun) {
   flags.lr = 1e30;
   SimulatedDevices devices({.count = 2});
   Seen seen;
-  const absl::Status status =
-      internal::RunSimulatedRanks(devices, 2, [&](Communicator& comm) { return Train(comm, flags, 1, seen); });
+  const absl::Status status = internal::RunSimulatedRanks(
+      devices, 2, [&](Communicator& comm) { return Train(comm, flags, 1, seen); });
   EXPECT_THAT(std::string(status.message()), HasSubstr("the loss is "));
 }
 
-// A run from its beginning to its files, and on from there: with all that comes before the first step and after the last.
+// A run from its beginning to its files, and on from there: with all that comes before the first
+// step and after the last.
 TEST(DeviceRunTest, TheHostTouchesNoMemoryOfADevice) {
   for (const bool zero : {false, true}) {
     for (TrainFlags flags : {Mlp(), Cnn()}) {
-      const std::string root = absl::StrCat(std::getenv("TEST_TMPDIR"), "/guarded_", flags.model, zero);
+      const std::string root =
+          absl::StrCat(std::getenv("TEST_TMPDIR"), "/guarded_", flags.model, zero);
       flags.zero = zero;
       flags.clip = 1.0;
       flags.freeze = flags.model == "mlp" ? "fc1@2:4" : "stem@1:3";
@@ -446,7 +487,8 @@ TEST(DeviceRunTest, TheHostTouchesNoMemoryOfADevice) {
         internal::SimulatedNccl nccl(devices);  // Its collectives run on streams alone.
         const auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 1);
         ASSERT_TRUE(group.ok()) << group.status();
-        const absl::Status status = TrainRank(*(*group)[0], *options, Data(), {.out = out, .log = out}).status;
+        const absl::Status status =
+            TrainRank(*(*group)[0], *options, Data(), {.out = out, .log = out}).status;
         EXPECT_TRUE(status.ok()) << status;
         std::fclose(out);
       }
@@ -457,7 +499,8 @@ TEST(DeviceRunTest, TheHostTouchesNoMemoryOfADevice) {
 // Files have no device: a run that began there goes on here.
 TEST(DeviceRunTest, ARunGoesOnOnTheOtherKindOfDevice) {
   const std::string root = absl::StrCat(std::getenv("TEST_TMPDIR"), "/checkpoints");
-  const auto train = [&](bool on_devices, const std::string& folder, int epochs, const std::string& save) {
+  const auto train = [&](bool on_devices, const std::string& folder, int epochs,
+                         const std::string& save) {
     TrainFlags flags = Cnn();
     flags.checkpoint_dir = absl::StrCat(root, folder);
     flags.epochs = epochs;
@@ -470,7 +513,8 @@ TEST(DeviceRunTest, ARunGoesOnOnTheOtherKindOfDevice) {
       return TrainRank(comm, *options, Data(), {.out = out, .log = out}).status;
     };
     SimulatedDevices devices({.count = 2});
-    const absl::Status status = on_devices ? internal::RunSimulatedRanks(devices, 2, body) : RunRanks(2, body);
+    const absl::Status status =
+        on_devices ? internal::RunSimulatedRanks(devices, 2, body) : RunRanks(2, body);
     EXPECT_TRUE(status.ok()) << status;
     std::fclose(out);
   };
@@ -499,7 +543,8 @@ TEST(DeviceRunTest, ARunGoesOnOnTheOtherKindOfDevice) {
   }
 }
 
-// The scale is still on its way when the first part ends, and a step has overflowed that it has not followed yet.
+// The scale is still on its way when the first part ends, and a step has overflowed that it has not
+// followed yet.
 TEST(DeviceRunTest, ARunInFloat16GoesOnWithItsScaleBitForBit) {
   const std::string root = absl::StrCat(std::getenv("TEST_TMPDIR"), "/scaled");
   const auto train = [&](const std::string& folder, int epochs, const std::string& save) {

@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/trainer/idx_dataset.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -43,10 +43,12 @@ absl::StatusOr<std::string> ReadTensors(absl::string_view bytes) {
 }
 
 TEST(TrainerFuzzTest, Safetensors) {
-  Fuzz({SafetensorsOf(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
-                      R"("b":{"dtype":"I8","shape":[],"data_offsets":[24,25]},"__metadata__":{"step":"7"}})",
-                      25),
-        SafetensorsOf(R"({"empty":{"dtype":"F64","shape":[0,4],"data_offsets":[0,0]}})", 0), SafetensorsOf("{}", 0)},
+  Fuzz({SafetensorsOf(
+            R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+            R"("b":{"dtype":"I8","shape":[],"data_offsets":[24,25]},"__metadata__":{"step":"7"}})",
+            25),
+        SafetensorsOf(R"({"empty":{"dtype":"F64","shape":[0,4],"data_offsets":[0,0]}})", 0),
+        SafetensorsOf("{}", 0)},
        ReadTensors, {.memory_per_byte = 600});
 }
 
@@ -56,25 +58,28 @@ TEST(TrainerFuzzTest, NestedHeader) {
     std::string header;
     for (int depth = 0; depth < 100000; ++depth) header += open;
     EXPECT_TRUE(absl::IsInvalidArgument(SafetensorsFile::Parse(SafetensorsOf(header, 0)).status()));
-    EXPECT_TRUE(absl::IsInvalidArgument(SafetensorsFile::Parse(SafetensorsOf("{\"a\":" + header, 0)).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        SafetensorsFile::Parse(SafetensorsOf("{\"a\":" + header, 0)).status()));
   }
 }
 
 std::string BigEndian(uint32_t value) {
-  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16), static_cast<char>(value >> 8),
-          static_cast<char>(value)};
+  return {static_cast<char>(value >> 24), static_cast<char>(value >> 16),
+          static_cast<char>(value >> 8), static_cast<char>(value)};
 }
 
 TEST(TrainerFuzzTest, IdxDataset) {
-  const std::string images =
-      absl::StrCat(BigEndian(0x803), BigEndian(2), BigEndian(28), BigEndian(28), std::string(2 * 784, '\7'));
+  const std::string images = absl::StrCat(BigEndian(0x803), BigEndian(2), BigEndian(28),
+                                          BigEndian(28), std::string(2 * 784, '\7'));
   const std::string labels = absl::StrCat(BigEndian(0x801), BigEndian(2), std::string("\3\4"));
-  const auto parse = [](const std::string& images, const std::string& labels) -> absl::StatusOr<std::string> {
+  const auto parse = [](const std::string& images,
+                        const std::string& labels) -> absl::StatusOr<std::string> {
     const absl::StatusOr<IdxDataset> data = IdxDataset::Parse(images, labels);
     // A damaged file may also be called that.
     if (absl::IsDataLoss(data.status())) return absl::InvalidArgumentError(data.status().message());
     if (!data.ok()) return data.status();
-    for (int64_t i = 0; i < data->size(); ++i) EXPECT_LT(data->label(i), 10 + 0 * data->pixels(i).back());
+    for (int64_t i = 0; i < data->size(); ++i)
+      EXPECT_LT(data->label(i), 10 + 0 * data->pixels(i).back());
     return images + labels;
   };
   FuzzOptions options{.rounds = 3000};

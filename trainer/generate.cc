@@ -1,6 +1,5 @@
-// Lets a language model write: see --help.
+// Generates text with a language model: see --help.
 
-#include <gflags/gflags.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +8,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,56 +19,55 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/compute_threads.h"
-#include "evenkeel/trainer/flag_help.h"
+#include "evenkeel/trainer/app/flag_table.h"
 #include "evenkeel/trainer/gpt/find_weights.h"
 #include "evenkeel/trainer/gpt/generate_tokens.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-
-DEFINE_string(weights, "", "=PATH safetensors file, or a folder with model.safetensors or checkpoints, step-N");
-DEFINE_int64(heads, 0, "attention heads (default: what the file says, else a head for each 64 of width)");
-
-DEFINE_string(prompt, "",
-              "what to go on from: text, or numbers of tokens, 17,4,... (default: the beginning of a text)");
-DEFINE_int64(tokens, 500, "how many to write");
-DEFINE_double(temperature, 1, "lower is surer, 0 always takes the best");
-DEFINE_int64(top_k, 0, "choose among so many best tokens; 0 is all");
-DEFINE_uint64(seed, 0, "of the choices: equal seeds write the same");
+#include "evenkeel/trainer/layers/compute_threads.h"
 
 namespace evenkeel {
 namespace {
 
-const FlagGroup kFlagGroups[] = {
-    {"Model", {"weights", "heads"}},
-    {"Text", {"prompt", "tokens", "temperature", "top_k", "seed"}},
+struct Flags {
+  std::string weights;
+  std::optional<int64_t> heads;
+  std::string prompt;
+  GenerateOptions how;
 };
 
-constexpr char kSummary[] = R"(Lets a language model go on from a prompt, token by token, on the CPU.
+void AddFlags(FlagTable& table, Flags& flags) {
+  table.Group("Model");
+  table.Add("weights", flags.weights,
+            "=PATH safetensors file, or a folder with model.safetensors or checkpoints, step-N");
+  table.Add("heads", flags.heads, {},
+            "attention heads (default: as noted in the file, else one per 64 of the width)");
+  table.Group("Text");
+  table.Add("prompt", flags.prompt,
+            "the text to continue: text, or token numbers, 17,4,... (default: the beginning of a "
+            "text)");
+  table.Add("tokens", flags.how.count, "number of tokens to write");
+  table.Add("temperature", flags.how.sample.temperature,
+            "randomness; 0 always takes the most likely token");
+  table.Add("top_k", flags.how.sample.top_k,
+            "number of most likely tokens to choose from; 0 is all");
+  table.Add("seed", flags.how.seed, "seed of the choices; equal seeds write equal texts");
+}
+
+constexpr char kSummary[] =
+    R"(Continues a prompt with a language model, token by token, on the CPU.
 
   bazel run //trainer:generate -- --weights=model.safetensors --prompt="Once upon"
   bazel run //trainer:generate -- --weights=checkpoints --temperature=0.8 --top_k=40 --seed=7
 
-Takes what train saves, and files of GPT-2s from elsewhere. Of a model of bytes (a vocabulary of 256) the prompt is text,
-and so is what it writes, byte by byte to stdout, the prompt first. Of others both are numbers of tokens.
+Reads models that train saved, and GPT-2 files of other programs. With a model of bytes (a vocabulary of 256) the prompt
+and the output are text; stdout gets the prompt first, then the model's bytes unchanged, which need not be valid UTF-8.
+On a terminal a newline follows. With other models prompt and output are token numbers.
 
 )";
 
 constexpr int64_t kBytes = 256;  // The vocabulary of a model of bytes.
-
-bool IsSet(const char* flag) {
-  std::string value;
-  return gflags::GetCommandLineOption(flag, &value) && value == "true";
-}
-
-// Help, for whatever spelling of it gflags knows.
-bool WantsHelp() {
-  for (const char* name : {"help", "helpfull", "helpshort", "helppackage", "helpxml"}) {
-    if (IsSet(name)) return true;
-  }
-  return false;
-}
 
 int Fail(absl::string_view sentence) {
   std::cerr << absl::StrCat("generate: ", sentence, "\n");
@@ -84,69 +83,67 @@ absl::StatusOr<std::vector<int32_t>> PromptTokens(const std::string& prompt, int
   for (absl::string_view number : absl::StrSplit(prompt, ',', absl::SkipEmpty())) {
     int32_t token;
     if (!absl::SimpleAtoi(number, &token) || token < 0 || token >= vocabulary) {
-      return absl::InvalidArgumentError(absl::StrCat("--prompt: this model has ", vocabulary,
-                                                     " tokens and takes their numbers, like 17,4; \"", number,
-                                                     "\" is none of them"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--prompt: this model has ", vocabulary,
+          " tokens and expects their numbers, like 17,4; \"", number, "\" is not one of them"));
     }
     tokens.push_back(token);
   }
   return tokens;
 }
 
-// What comes before a text: after which byte a line begins, or the last token, GPT-2's <|endoftext|>.
-int32_t BeginOfText(int64_t vocabulary) { return vocabulary == kBytes ? '\n' : static_cast<int32_t>(vocabulary - 1); }
+// Returns the token that precedes a text: a newline, or the last token, GPT-2's <|endoftext|>.
+int32_t BeginOfText(int64_t vocabulary) {
+  return vocabulary == kBytes ? '\n' : static_cast<int32_t>(vocabulary - 1);
+}
 
-// At once, so that one can watch. Numbers get a line each.
+// Writes without buffering, so that progress is visible. Each number gets a line.
 absl::Status Print(int32_t token, int64_t vocabulary) {
-  const bool is_written =
-      vocabulary == kBytes ? std::fputc(token, stdout) != EOF : std::fprintf(stdout, "%d\n", token) >= 0;
+  const bool is_written = vocabulary == kBytes ? std::fputc(token, stdout) != EOF
+                                               : std::fprintf(stdout, "%d\n", token) >= 0;
   if (is_written && std::fflush(stdout) == 0) return absl::OkStatus();
   return absl::ErrnoToStatus(errno, "cannot write to stdout");
 }
 
-absl::StatusOr<std::unique_ptr<Gpt>> ReadModel() {
-  if (FLAGS_weights.empty()) {
+absl::StatusOr<std::unique_ptr<Gpt>> ReadModel(const Flags& flags) {
+  if (flags.weights.empty()) {
     return absl::InvalidArgumentError(
-        "--weights is missing: a safetensors file, or a folder of checkpoints; see --help");
+        "--weights is missing; pass a safetensors file or a folder of checkpoints; see --help");
   }
-  EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(FLAGS_weights));
+  EK_ASSIGN_OR_RETURN(const std::string path, FindWeights(flags.weights));
   EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(path));
   GptOptions options = file.options();
-  if (!gflags::GetCommandLineFlagInfoOrDie("heads").is_default) options.heads = FLAGS_heads;
+  options.heads = flags.heads.value_or(options.heads);
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Gpt> model, MakeGpt(options));
   EK_RETURN_IF_ERROR(file.LoadInto(*model));
   return model;
 }
 
-absl::Status Write() {
-  const GenerateOptions options{
-      .count = FLAGS_tokens, .sample = {.temperature = FLAGS_temperature, .top_k = FLAGS_top_k}, .seed = FLAGS_seed};
-  EK_RETURN_IF_ERROR(Validate(options));  // Before a large file is read.
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt> model, ReadModel());
+absl::Status Write(const Flags& flags) {
+  EK_RETURN_IF_ERROR(Validate(flags.how));  // Before a large file is read.
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt> model, ReadModel(flags));
   const int64_t vocabulary = model->options().vocabulary;
-  EK_ASSIGN_OR_RETURN(std::vector<int32_t> prompt, PromptTokens(FLAGS_prompt, vocabulary));
+  EK_ASSIGN_OR_RETURN(std::vector<int32_t> prompt, PromptTokens(flags.prompt, vocabulary));
   for (int32_t token : prompt) EK_RETURN_IF_ERROR(Print(token, vocabulary));
   if (prompt.empty()) prompt.push_back(BeginOfText(vocabulary));
-  return GenerateTokens(*model, prompt, options, [&](int32_t token) { return Print(token, vocabulary); });
+  EK_RETURN_IF_ERROR(GenerateTokens(*model, prompt, flags.how,
+                                    [&](int32_t token) { return Print(token, vocabulary); }));
+  // A program that reads the output gets the model's bytes alone.
+  return vocabulary == kBytes && isatty(STDOUT_FILENO) ? Print('\n', vocabulary) : absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  // Under `bazel run` this is where the user is.
-  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY"); folder != nullptr && chdir(folder) != 0) {
-    return evenkeel::Fail(absl::ErrnoToStatus(errno, absl::StrCat("cannot go to ", folder)).message());
-  }
-  gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
-  if (evenkeel::WantsHelp()) {
-    std::cout << evenkeel::kSummary << evenkeel::FlagHelp(evenkeel::kFlagGroups);
-    return EXIT_SUCCESS;
-  }
-  if (evenkeel::IsSet("version")) return evenkeel::Fail("--version is no flag; see --help");
-  if (argc > 1) return evenkeel::Fail(absl::StrCat("\"", argv[1], "\" is no flag; see --help"));
-  // Products of one token are too small to be shared out.
+  evenkeel::Flags flags;
+  evenkeel::FlagTable table;
+  AddFlags(table, flags);
+  const absl::StatusOr<bool> runs = table.Parse(evenkeel::kSummary, argc, argv);
+  if (!runs.ok()) return evenkeel::Fail(runs.status().message());
+  if (!*runs) return EXIT_SUCCESS;
+  // Products of one token are too small for several threads.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) evenkeel::SetComputeThreads(1);
-  const absl::Status status = evenkeel::Write();
+  const absl::Status status = evenkeel::Write(flags);
   return status.ok() ? EXIT_SUCCESS : evenkeel::Fail(status.message());
 }

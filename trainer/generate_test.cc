@@ -18,8 +18,8 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model_file.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
 namespace evenkeel {
 namespace {
@@ -49,7 +49,9 @@ class GenerateTest : public testing::Test {
  protected:
   // A model of bytes with random weights.
   static void SetUpTestSuite() { Save("bytes.safetensors", /*seed=*/1); }
-  static std::string PathOf(const std::string& name) { return absl::StrCat(testing::TempDir(), "/", name); }
+  static std::string PathOf(const std::string& name) {
+    return absl::StrCat(testing::TempDir(), "/", name);
+  }
   static void Save(const std::string& name, uint64_t seed) {
     std::filesystem::create_directories(std::filesystem::path(PathOf(name)).parent_path());
     const absl::StatusOr<std::unique_ptr<Gpt>> model =
@@ -64,7 +66,8 @@ TEST_F(GenerateTest, WritesBytesBehindThePrompt) {
   const Outcome outcome = Generate(Bytes() + " --prompt='Once upon' --tokens=50");
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.output, AllOf(StartsWith("Once upon"), SizeIs(9 + 50)));
-  EXPECT_THAT(Generate(Bytes()).output, SizeIs(500));  // Without a prompt from the beginning of a text.
+  EXPECT_THAT(Generate(Bytes()).output,
+              SizeIs(500));  // Without a prompt from the beginning of a text.
   EXPECT_EQ(Generate(Bytes() + " --prompt=x --tokens=0").output, "x");
 }
 
@@ -85,12 +88,13 @@ TEST_F(GenerateTest, WritesTheTokenThatOtherSoftwareHoldsForTheBest) {
   ASSERT_TRUE(recorded.ok()) << recorded.status();
   std::vector<int64_t> tokens(15);
   std::vector<float> scores(15 * 40);
-  std::memcpy(tokens.data(), recorded->Find("tokens")->bytes.data(), tokens.size() * sizeof(int64_t));
+  std::memcpy(tokens.data(), recorded->Find("tokens")->bytes.data(),
+              tokens.size() * sizeof(int64_t));
   std::memcpy(scores.data(), recorded->Find("scores")->bytes.data(), scores.size() * sizeof(float));
   const int64_t best = std::max_element(scores.end() - 40, scores.end()) - (scores.end() - 40);
 
-  const Outcome outcome =
-      Generate(absl::StrCat(kHfTiny, " --heads=2 --temperature=0 --tokens=1 --prompt=", absl::StrJoin(tokens, ",")));
+  const Outcome outcome = Generate(absl::StrCat(
+      kHfTiny, " --heads=2 --temperature=0 --tokens=1 --prompt=", absl::StrJoin(tokens, ",")));
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.output, absl::StrCat(absl::StrJoin(tokens, "\n"), "\n", best, "\n"));
 }
@@ -100,14 +104,16 @@ TEST_F(GenerateTest, TakesTheNewestCheckpointOfAFolder) {
   Save("run/step-000000010/model.safetensors", /*seed=*/1);
   const std::string newest = Generate(Bytes() + " --temperature=0").output;
   EXPECT_EQ(Generate(absl::StrCat("--weights=", PathOf("run"), " --temperature=0")).output, newest);
-  EXPECT_NE(Generate(absl::StrCat("--weights=", PathOf("run/step-000000009"), " --temperature=0")).output, newest);
+  EXPECT_NE(
+      Generate(absl::StrCat("--weights=", PathOf("run/step-000000009"), " --temperature=0")).output,
+      newest);
 }
 
 TEST_F(GenerateTest, SaysInOneSentenceWhatIsWrong) {
   const struct {
     std::string arguments, message;
   } cases[] = {
-      {"", "--weights is missing: a safetensors file, or a folder of checkpoints; see --help"},
+      {"", "--weights is missing; pass a safetensors file or a folder of checkpoints; see --help"},
       {"--weights=nothing", "nothing"},
       {"--weights=tests/testdata/gpt/make_hf_tiny.py", "tests/testdata/gpt/make_hf_tiny.py"},
       {Bytes() + " --temperature=-1", "temperature -1 must not be negative"},
@@ -116,17 +122,19 @@ TEST_F(GenerateTest, SaysInOneSentenceWhatIsWrong) {
       {Bytes() + " --tokens=-1", "the number of tokens, -1, must not be negative"},
       {Bytes() + " --heads=5", "5 heads"},
       {Bytes() + " --heads=0", "heads"},
-      {Bytes() + " word", "\"word\" is no flag; see --help"},
+      {Bytes() + " word", "unexpected argument \"word\"; see --help"},
       {absl::StrCat(kHfTiny, " --prompt=text"),
-       "--prompt: this model has 40 tokens and takes their numbers, like 17,4; \"text\" is none of them"},
-      {absl::StrCat(kHfTiny, " --prompt=1,40"), "\"40\" is none of them"},
-      {absl::StrCat(kHfTiny, " --prompt=-1"), "\"-1\" is none of them"},
+       "--prompt: this model has 40 tokens and expects their numbers, like 17,4; \"text\" is not "
+       "one of them"},
+      {absl::StrCat(kHfTiny, " --prompt=1,40"), "\"40\" is not one of them"},
+      {absl::StrCat(kHfTiny, " --prompt=-1"), "\"-1\" is not one of them"},
       {Bytes() + " >/dev/full", "cannot write to stdout: No space left on device"},
   };
   for (const auto& wrong : cases) {
     const Outcome outcome = Generate("2>&1 " + wrong.arguments);
     EXPECT_EQ(outcome.code, 1) << wrong.arguments;
-    EXPECT_THAT(outcome.output, AllOf(StartsWith("generate: "), HasSubstr(wrong.message))) << wrong.arguments;
+    EXPECT_THAT(outcome.output, AllOf(StartsWith("generate: "), HasSubstr(wrong.message)))
+        << wrong.arguments;
     EXPECT_EQ(std::ranges::count(outcome.output, '\n'), 1) << outcome.output;
   }
 }
@@ -134,8 +142,9 @@ TEST_F(GenerateTest, SaysInOneSentenceWhatIsWrong) {
 TEST_F(GenerateTest, ExplainsItsFlagsInGroups) {
   const Outcome outcome = Generate("--help");
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_THAT(outcome.output, AllOf(HasSubstr("Model:\n  --weights=PATH"), HasSubstr("\nText:\n  --prompt=TEXT"),
-                                    HasSubstr("(default 500)")));
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("Model:\n  --weights=PATH"), HasSubstr("\nText:\n  --prompt=TEXT"),
+                    HasSubstr("(default 500)")));
 }
 
 }  // namespace

@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/trainer/image_shape.h"
-#include "evenkeel/trainer/mlp.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {

@@ -1,5 +1,5 @@
-// Norms of gradients, clipping, and steps that are left out because a gradient is not finite: on both optimizers, with
-// and without inputs, in the optimizer's own group.
+// Norms of gradients, clipping, and steps that are left out because a gradient is not finite: on
+// both optimizers, with and without inputs, in the optimizer's own group.
 
 #include <algorithm>
 #include <cmath>
@@ -17,16 +17,16 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -36,8 +36,9 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNorms[] = {1, 2, 3, kInfinityNorm};
 
-// The test's own sum runs in another order: relative error at most the number of elements times that of a double.
-// A norm's bound: sums that are added in another order differ in the last bits of float32.
+// The test's own sum runs in another order: relative error at most the number of elements times
+// that of a double. A norm's bound: sums that are added in another order differ in the last bits of
+// float32.
 const double kRelative = TheTestBackend().adds_in_rank_order ? 1e-12 : 1e-6;
 
 TEST(ClipCoefficientTest, IsTheLimitOverTheNormButAtMostOne) {
@@ -108,7 +109,9 @@ TEST(GradientMeasureTest, FindsWhatIsNotFiniteWhereverItIs) {
   }
 }
 
-StepOptions Clip(double max_norm, double norm) { return {.clip = ClipOptions{.max_norm = max_norm, .norm = norm}}; }
+StepOptions Clip(double max_norm, double norm) {
+  return {.clip = ClipOptions{.max_norm = max_norm, .norm = norm}};
+}
 
 TEST(ClipTest, EqualsOneRankForEveryNormAtAnyWorldSize) {
   for (int world_size : TestedWorldSizes()) {
@@ -121,7 +124,8 @@ TEST(ClipTest, EqualsOneRankForEveryNormAtAnyWorldSize) {
           TestModel plain_model(kSizes), without_model(kSizes);
           PlainTraining plain(&plain_model, kMomentum), without(&without_model, kMomentum);
           for (int step = 0; step < 4; ++step) {
-            StepOptions options = Clip(step == 2 ? 1e6 : 0.01, p);  // In one step there is nothing to do.
+            StepOptions options =
+                Clip(step == 2 ? 1e6 : 0.01, p);  // In one step there is nothing to do.
             options.grad_scale = 0.5;
             EK_RETURN_IF_ERROR(trainer->Step(step, options));
             plain.Step(Ranks(world_size), step, 1.0 / world_size, options);
@@ -149,8 +153,9 @@ TEST(ClipTest, TheNormHasTheSameBitsShardedOrNot) {
     for (const int world_size : {1, 2, 3, 5}) {
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
         TestModel model(kSizes);
-        EK_ASSIGN_OR_RETURN(auto sharded, ShardedOptimizer::Create(&comm, &model.params(), AdamW{}));
-        EK_ASSIGN_OR_RETURN(auto whole, Optimizer::Create(&comm, &model.params(), AdamW{}));
+        EK_ASSIGN_OR_RETURN(auto sharded, Optimizer::Create(comm, model.params(), AdamW{},
+                                                            {.placement = WholeTensors{}}));
+        EK_ASSIGN_OR_RETURN(auto whole, Optimizer::Create(comm, model.params(), AdamW{}));
         model.Backward(0, 0);
         for (int i = 0; i < model.size(); ++i) model.params().SetGradState(i, GradState::kReduced);
         EK_ASSIGN_OR_RETURN(const GradientCheck of_sharded, sharded->CheckGradients(p));
@@ -165,13 +170,16 @@ TEST(ClipTest, TheNormHasTheSameBitsShardedOrNot) {
   }
 }
 
-// A learning rate that changes, clipping, inputs that run out: what one rank does with the same sums.
+// A learning rate that changes, clipping, inputs that run out: what one rank does with the same
+// sums.
 TEST(ClipTest, WithAScheduleUnderUnevenInputsEqualsOneRank) {
-  const std::vector<std::vector<int>> patterns = {{1, 4}, {5, 2}, {0, 3}, {2, 4, 1}, {3, 0, 3}, {1, 2, 5, 0, 3}};
+  const std::vector<std::vector<int>> patterns = {{1, 4},    {5, 2},    {0, 3},
+                                                  {2, 4, 1}, {3, 0, 3}, {1, 2, 5, 0, 3}};
   for (const std::vector<int>& inputs : patterns) {
     for (Mode mode : kAllModes) {
       for (double p : {2.0, kInfinityNorm}) {
-        SCOPED_TRACE(absl::StrCat(testing::PrintToString(inputs), " ", ToString(mode), " norm ", p));
+        SCOPED_TRACE(
+            absl::StrCat(testing::PrintToString(inputs), " ", ToString(mode), " norm ", p));
         const int world_size = static_cast<int>(inputs.size());
         RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
           EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, mode, AdamW{}));
@@ -201,22 +209,24 @@ TEST(ClipTest, WithAScheduleUnderUnevenInputsEqualsOneRank) {
 }
 
 TEST(ClipTest, TheUnshardedOptimizerClipsOnEveryRankAlike) {
-  for (const std::vector<int>& inputs : std::vector<std::vector<int>>{{3}, {1, 4}, {2, 0, 3}, {4, 1, 1, 2, 3}}) {
+  for (const std::vector<int>& inputs :
+       std::vector<std::vector<int>>{{3}, {1, 4}, {2, 0, 3}, {4, 1, 1, 2, 3}}) {
     const int world_size = static_cast<int>(inputs.size());
     RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
       TestModel model(kSizes), plain_model(kSizes);
       EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
-      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
-      EK_RETURN_IF_ERROR(RunJoined({ddp.get(), optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
-        for (int step = 0; step < inputs[comm.rank()]; ++step) {
-          EK_RETURN_IF_ERROR(ddp->BeginStep());
-          model.params().ClearGradients();
-          model.Backward(comm.rank(), step);
-          EK_RETURN_IF_ERROR(Reduce(*ddp, model.params()));
-          EK_RETURN_IF_ERROR(optimizer->Step(Clip(0.1, 2)));
-        }
-        return absl::OkStatus();
-      }));
+      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), kMomentum));
+      EK_RETURN_IF_ERROR(
+          RunJoined({ddp.get(), optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
+            for (int step = 0; step < inputs[comm.rank()]; ++step) {
+              EK_RETURN_IF_ERROR(ddp->BeginStep());
+              model.params().ClearGradients();
+              model.Backward(comm.rank(), step);
+              EK_RETURN_IF_ERROR(Reduce(*ddp, model.params()));
+              EK_RETURN_IF_ERROR(optimizer->Step(Clip(0.1, 2)));
+            }
+            return absl::OkStatus();
+          }));
       PlainTraining plain(&plain_model, kMomentum);
       for (int step = 0; !ActiveIn(inputs, step).empty(); ++step) {
         plain.Step(ActiveIn(inputs, step), step, 1.0 / world_size, Clip(0.1, 2));
@@ -229,7 +239,8 @@ TEST(ClipTest, TheUnshardedOptimizerClipsOnEveryRankAlike) {
   }
 }
 
-// The groups train different models beside each other: a norm over the world would be another one, or never come.
+// The groups train different models beside each other: a norm over the world would be another one,
+// or never come.
 TEST(ClipTest, TheNormIsThatOfTheOptimizersOwnGroupNotOfTheWorld) {
   RunGroup(5, [&](Communicator& world) -> absl::Status {
     const int color = world.rank() % 2;  // Three even ranks, two odd ones.
@@ -249,29 +260,35 @@ TEST(ClipTest, TheNormIsThatOfTheOptimizersOwnGroupNotOfTheWorld) {
   });
 }
 
-// Two optimizers over disjoint parameters, clipped by the norm of both; ranks without inputs take part in the checks.
+// Two optimizers over disjoint parameters, clipped by the norm of both; ranks without inputs take
+// part in the checks.
 TEST(ClipTest, SeveralOptimizersAreClippedByTheirJointNorm) {
-  const std::vector<ParameterGroup> firsts = {{.name = "first", .params = {0, 1, 4}, .rule = kMomentum}};
-  const std::vector<ParameterGroup> seconds = {{.name = "second", .params = {2, 3, 5}, .rule = kMomentum}};
-  for (const std::vector<int>& inputs : std::vector<std::vector<int>>{{3}, {3, 3}, {1, 3}, {3, 0, 2}}) {
+  const std::vector<ParameterGroup> firsts = {
+      {.name = "first", .params = {0, 1, 4}, .rule = kMomentum}};
+  const std::vector<ParameterGroup> seconds = {
+      {.name = "second", .params = {2, 3, 5}, .rule = kMomentum}};
+  for (const std::vector<int>& inputs :
+       std::vector<std::vector<int>>{{3}, {3, 3}, {1, 3}, {3, 0, 2}}) {
     for (double p : kNorms) {
       const int world_size = static_cast<int>(inputs.size());
       SCOPED_TRACE(absl::StrCat(testing::PrintToString(inputs), " norm ", p));
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, firsts));
-        EK_ASSIGN_OR_RETURN(auto second, ShardedOptimizer::Create(&comm, &trainer->model.params(), seconds));
-        EK_RETURN_IF_ERROR(RunJoined({trainer->zero.get(), second.get()}, {}, [&](JoinScope&) -> absl::Status {
-          for (int step = 0; step < inputs[comm.rank()]; ++step) {
-            trainer->model.params().ClearGradients();
-            trainer->model.Backward(comm.rank(), step);
-            EK_ASSIGN_OR_RETURN(const GradientCheck a, trainer->zero->CheckGradients(p));
-            EK_ASSIGN_OR_RETURN(const GradientCheck b, second->CheckGradients(p));
-            const double scale = ClipCoefficient(0.03, JoinedNorm({a.norm, b.norm}, p));
-            EK_RETURN_IF_ERROR(trainer->zero->Step({.grad_scale = scale}));
-            EK_RETURN_IF_ERROR(second->Step({.grad_scale = scale}));
-          }
-          return absl::OkStatus();
-        }));
+        EK_ASSIGN_OR_RETURN(auto second, Optimizer::Create(comm, trainer->model.params(), seconds,
+                                                           {.placement = WholeTensors{}}));
+        EK_RETURN_IF_ERROR(
+            RunJoined({trainer->zero.get(), second.get()}, {}, [&](JoinScope&) -> absl::Status {
+              for (int step = 0; step < inputs[comm.rank()]; ++step) {
+                trainer->model.params().ClearGradients();
+                trainer->model.Backward(comm.rank(), step);
+                EK_ASSIGN_OR_RETURN(const GradientCheck a, trainer->zero->CheckGradients(p));
+                EK_ASSIGN_OR_RETURN(const GradientCheck b, second->CheckGradients(p));
+                const double scale = ClipCoefficient(0.03, JoinedNorm({a.norm, b.norm}, p));
+                EK_RETURN_IF_ERROR(trainer->zero->Step({.grad_scale = scale}));
+                EK_RETURN_IF_ERROR(second->Step({.grad_scale = scale}));
+              }
+              return absl::OkStatus();
+            }));
         TestModel plain_model(kSizes);
         PlainTraining plain(&plain_model, kMomentum);
         for (int step = 0; !ActiveIn(inputs, step).empty(); ++step) {
@@ -291,7 +308,7 @@ TEST(ClipTest, ACheckWithoutAStepLeavesTheGradientsToTheNextOne) {
     EK_ASSIGN_OR_RETURN(const GradientCheck first, trainer->zero->CheckGradients());
     EK_ASSIGN_OR_RETURN(const GradientCheck again, trainer->zero->CheckGradients());
     EXPECT_EQ(first.norm, again.norm);
-    EK_RETURN_IF_ERROR(comm.steps().Enter(&comm, "another step", 0).status());
+    EK_RETURN_IF_ERROR(StepControl::Of(comm).Enter(&comm, "another step", 0).status());
     EK_RETURN_IF_ERROR(trainer->zero->Step());
     TestModel plain_model(kSizes);
     PlainTraining plain(&plain_model, kMomentum);
@@ -303,21 +320,25 @@ TEST(ClipTest, ACheckWithoutAStepLeavesTheGradientsToTheNextOne) {
   });
 }
 
-// An infinite or missing number on any one rank, in a parameter that any rank owns: nobody takes the step.
+// An infinite or missing number on any one rank, in a parameter that any rank owns: nobody takes
+// the step.
 TEST(SkipNonfiniteTest, WhatOneRankHasIsSkippedByAll) {
-  for (const std::vector<int>& inputs : std::vector<std::vector<int>>{{4, 4, 4}, {1, 4, 4}, {4, 0, 4}}) {
+  for (const std::vector<int>& inputs :
+       std::vector<std::vector<int>>{{4, 4, 4}, {1, 4, 4}, {4, 0, 4}}) {
     for (Mode mode : kAllModes) {
       for (int param : {0, 1, 2, 4, 5}) {
         for (const float bad : {INFINITY, NAN}) {
           RunGroup(3, [&](Communicator& comm) -> absl::Status {
             EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, mode, AdamW{}));
-            const StepOptions options = {.clip = ClipOptions{.max_norm = 0.1}, .skip_nonfinite = true};
+            const StepOptions options = {.clip = ClipOptions{.max_norm = 0.1},
+                                         .skip_nonfinite = true};
             EK_RETURN_IF_ERROR(RunJoined(trainer->joinables(), {}, [&](JoinScope&) -> absl::Status {
               for (int step = 0; step < inputs[comm.rank()]; ++step) {
                 if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(trainer->ddp->BeginStep());
                 trainer->model.params().ClearGradients();
                 trainer->model.Backward(comm.rank(), step);
-                if (step == 2 && comm.rank() == 2) trainer->model.params()[param].grad.as<float>().back() = bad;
+                if (step == 2 && comm.rank() == 2)
+                  trainer->model.params()[param].grad.as<float>().back() = bad;
                 if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(trainer->Reduce());
                 EK_RETURN_IF_ERROR(trainer->zero->Step(options));
                 EXPECT_EQ(trainer->zero->last_check()->is_finite, step != 2);
@@ -344,8 +365,9 @@ TEST(RefuseNonfiniteTest, SaysWhatBecameOfTheStep) {
     std::optional<GradientCheck> check;
     std::string message;
   } cases[] = {
-      {std::nullopt, "did not look at its gradients: call Step() with skip_nonfinite"},
-      {GradientCheck{.norm = kInf, .is_finite = false, .is_skipped = true}, "the weights are those of the step before"},
+      {std::nullopt, "did not check its gradients: call Step() with skip_nonfinite"},
+      {GradientCheck{.norm = kInf, .is_finite = false, .is_skipped = true},
+       "the weights are those of the previous step"},
       {GradientCheck{.norm = kInf, .is_finite = false}, "the weights are no longer finite"},
   };
   for (const auto& [check, message] : cases) {
@@ -366,7 +388,8 @@ TEST(RefuseNonfiniteTest, EndsALoopOnAllRanksWithTheWeightsOfTheStepBefore) {
           if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(trainer->ddp->BeginStep());
           trainer->model.params().ClearGradients();
           trainer->model.Backward(comm.rank(), step);
-          if (step == 2 && comm.rank() == 2) trainer->model.params()[0].grad.as<float>().back() = NAN;
+          if (step == 2 && comm.rank() == 2)
+            trainer->model.params()[0].grad.as<float>().back() = NAN;
           if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(trainer->Reduce());
           EK_RETURN_IF_ERROR(trainer->zero->Step({.skip_nonfinite = true}));
           EK_RETURN_IF_ERROR(RefuseNonfinite(trainer->zero->last_check()));
@@ -384,7 +407,8 @@ TEST(RefuseNonfiniteTest, EndsALoopOnAllRanksWithTheWeightsOfTheStepBefore) {
     });
     EXPECT_FALSE(status.ok());
     for (const absl::Status& result : results) {
-      EXPECT_THAT(std::string(result.message()), testing::HasSubstr("a gradient is infinite or not a number"))
+      EXPECT_THAT(std::string(result.message()),
+                  testing::HasSubstr("a gradient is infinite or not a number"))
           << result;
     }
   }

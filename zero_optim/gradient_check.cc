@@ -10,13 +10,14 @@ namespace evenkeel {
 absl::Status RefuseNonfinite(const std::optional<GradientCheck>& check) {
   if (!check.has_value()) {
     return absl::FailedPreconditionError(
-        "the step did not look at its gradients: call Step() with skip_nonfinite, or with clip");
+        "the step did not check its gradients: call Step() with skip_nonfinite or with clip");
   }
   if (check->is_finite) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "a gradient is infinite or not a number, on this rank or on another one; the step ",
-      check->is_skipped ? "was left out: the weights are those of the step before"
-                        : "has been taken, and the weights are no longer finite: call Step() with skip_nonfinite"));
+      check->is_skipped ? "was skipped: the weights are those of the previous step"
+                        : "was not skipped, and the weights are no longer finite: call Step() with "
+                          "skip_nonfinite"));
 }
 
 double ClipCoefficient(double max_norm, double norm) {

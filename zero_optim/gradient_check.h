@@ -1,14 +1,15 @@
-// What a step's gradients are as a whole, their norm and whether all are finite, and what clipping makes of it.
+// The check of a step's gradients: their norm, whether all are finite, and clipping.
 //
 //   EK_RETURN_IF_ERROR(optimizer->Step({.clip = ClipOptions{.max_norm = 1.0}}));
 //   Log(optimizer->last_check()->norm);
 //
-// A loop that ends, on all ranks, where a gradient is infinite or not a number, with the weights of the step before:
+// A loop that ends on all ranks if a gradient is infinite or not a number, with the weights of the
+// previous step:
 //
 //   EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
 //   EK_RETURN_IF_ERROR(RefuseNonfinite(optimizer->last_check()));
 //
-// Several optimizers that are to be clipped together:
+// Joint clipping for several optimizers:
 //
 //   EK_ASSIGN_OR_RETURN(GradientCheck dense, dense_optimizer->CheckGradients());
 //   EK_ASSIGN_OR_RETURN(GradientCheck embeddings, embedding_optimizer->CheckGradients());
@@ -16,12 +17,13 @@
 //   EK_RETURN_IF_ERROR(dense_optimizer->Step({.grad_scale = scale}));
 //   EK_RETURN_IF_ERROR(embedding_optimizer->Step({.grad_scale = scale}));
 //
-// SlicedOptimizer has no CheckGradients(): its Step() clips by its own gradients only.
+// The placement Slices has no CheckGradients(): its Step() clips by its own gradients only.
 //
-// Order:   sums are in double, over a parameter's elements in one order, then over parameters by index: the same bits
-//          on every rank, at any world size, sharded or not.
+// Order:   sums are in double, over a parameter's elements in one order, then over parameters by
+//          index: the same bits on every rank, at any world size, sharded or not.
 // Threads: pure functions.
-// Source:  torch.nn.utils.clip_grad_norm_; over shards as FairScale's OSS, but in the optimizer's own group.
+// Source:  torch.nn.utils.clip_grad_norm_; over shards as FairScale's OSS, but in the optimizer's
+//          own group.
 
 #ifndef EVENKEEL_ZERO_OPTIM_GRADIENT_CHECK_H_
 #define EVENKEEL_ZERO_OPTIM_GRADIENT_CHECK_H_
@@ -31,34 +33,36 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/cpp20.h"
+#include "evenkeel/comm/base/cpp20.h"
 
 namespace evenkeel {
 
 inline constexpr double kInfinityNorm = std::numeric_limits<double>::infinity();
 
 struct ClipOptions {
-  double max_norm = 1.0;  // Above zero; infinite: the norm is measured, and nothing clipped.
+  double max_norm = 1.0;  // Above zero; infinite: the norm is measured without clipping.
   double norm = 2.0;      // The p of the p-norm, at least 1; kInfinityNorm: the largest magnitude.
   friend bool operator==(const ClipOptions&, const ClipOptions&) = default;
 };
 
 struct GradientCheck {
-  double norm = 0;          // Of the gradients times the step's grad_scale; infinite where they are not finite.
+  double norm =
+      0;  // Of the gradients times the step's grad_scale; infinite if they are not finite.
   bool is_finite = true;    // No gradient on any rank is infinite or not a number.
-  bool is_skipped = false;  // For that the step was left out (StepOptions::skip_nonfinite).
+  bool is_skipped = false;  // The step was skipped because of this (StepOptions::skip_nonfinite).
   friend bool operator==(const GradientCheck&, const GradientCheck&) = default;
 };
 
-// OK if the step has checked its gradients and all were finite. Else FailedPrecondition, equal on all ranks that had
-// inputs; returned from their loops it ends the group. On a device last_check() waits for the step: there, use
-// check_before() from the second step on, and last_check() after the last one.
+// Returns OK if the step has checked its gradients and all were finite, else FailedPrecondition,
+// equal on all ranks with inputs; returned from their loops, it ends the group. On a device
+// last_check() waits for the step: use check_before() from the second step on, and last_check()
+// after the last one.
 absl::Status RefuseNonfinite(const std::optional<GradientCheck>& check);
 
-// What gradients are multiplied by: max_norm / (norm + 1e-6), but at most 1.
+// Returns the factor for the gradients: max_norm / (norm + 1e-6), at most 1.
 double ClipCoefficient(double max_norm, double norm);
 
-// The norm of everything, from the norms of its parts.
+// Returns the norm of a whole from the norms of its parts.
 double JoinedNorm(absl::Span<const double> norms, double norm = 2.0);
 
 }  // namespace evenkeel

@@ -1,5 +1,5 @@
-// Parameter groups in both optimizers: rules of their own, schedules, groups that come later, and several optimizers
-// that share a parameter set.
+// Parameter groups in both optimizers: rules of their own, schedules, groups that come later, and
+// several optimizers that share a parameter set.
 
 #include <cstdint>
 #include <memory>
@@ -10,13 +10,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -25,7 +24,8 @@ namespace {
 
 using testing::ElementsAre;
 
-// Three kinds of rules, with two, one and no state tensors. Parameter 3, which is empty, is in none.
+// Three kinds of rules, with two, one and no state tensors. Parameter 3, which is empty, is in
+// none.
 std::vector<ParameterGroup> ThreeKinds() {
   return {{.name = "adam", .params = {0, 4}, .rule = AdamW{.weight_decay = 0.1}},
           {.name = "momentum", .params = {5, 1}, .rule = kMomentum},
@@ -64,7 +64,7 @@ TEST(GroupsTest, TheUnshardedOptimizerHasThemToo) {
   RunGroup(1, [&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes), plain_model(kSizes);
     PlainTraining plain(&plain_model, ThreeKinds());
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), ThreeKinds()));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), ThreeKinds()));
     for (int step = 0; step < 4; ++step) {
       EK_RETURN_IF_ERROR(optimizer->SetLearningRate("adam", 0.1 / (1 + step)));
       EK_RETURN_IF_ERROR(plain.groups().SetLearningRate("adam", 0.1 / (1 + step)));
@@ -79,9 +79,11 @@ TEST(GroupsTest, TheUnshardedOptimizerHasThemToo) {
   });
 }
 
-// Dry ranks get each group's settings with the steps, and those that were set after the last one at the end.
+// Exhausted ranks get each group's settings with the steps, and those that were set after the last
+// one at the end.
 TEST(GroupsTest, SchedulesOfEachGroupUnderUnevenInputsAreThoseOfOneRank) {
-  const std::vector<std::vector<int>> inputs = {{2, 5}, {4, 0}, {1, 4, 2}, {0, 3, 3}, {1, 2, 3, 4, 5}, {5, 0, 0, 1, 0}};
+  const std::vector<std::vector<int>> inputs = {{2, 5},    {4, 0},          {1, 4, 2},
+                                                {0, 3, 3}, {1, 2, 3, 4, 5}, {5, 0, 0, 1, 0}};
   for (const std::vector<int>& of_rank : inputs) {
     for (Mode mode : kAllModes) {
       SCOPED_TRACE(absl::StrCat(testing::PrintToString(of_rank), " ", ToString(mode)));
@@ -109,7 +111,8 @@ TEST(GroupsTest, SchedulesOfEachGroupUnderUnevenInputsAreThoseOfOneRank) {
           plain.Step(active, step, 1.0 / world_size);
           EK_RETURN_IF_ERROR(schedule(plain.groups(), step + 1));
         }
-        EXPECT_EQ(trainer->zero->groups().rules(), plain.groups().rules()) << "rank " << comm.rank();
+        EXPECT_EQ(trainer->zero->groups().rules(), plain.groups().rules())
+            << "rank " << comm.rank();
         return ExpectEqual(*trainer, plain_model, plain);
       });
     }
@@ -121,7 +124,8 @@ TEST(GroupsTest, RanksThatDifferAreToldRankGroupAndSetting) {
     std::vector<ParameterGroup> groups;
     const char* says;
   } cases[] = {
-      {{{.name = "a", .params = {0}}, {.name = "b", .params = {1}, .rule = Sgd{.weight_decay = 0.5}}},
+      {{{.name = "a", .params = {0}},
+        {.name = "b", .params = {1}, .rule = Sgd{.weight_decay = 0.5}}},
        "ranks 0,2: group \"b\": weight_decay=0; rank 1: group \"b\": weight_decay=0.5"},
       {{{.name = "a", .params = {0}}, {.name = "b", .params = {1}, .rule = Adam{}}},
        "ranks 0,2: group \"b\": SGD; rank 1: group \"b\": Adam"},
@@ -129,19 +133,24 @@ TEST(GroupsTest, RanksThatDifferAreToldRankGroupAndSetting) {
        "ranks 0,2: group \"b\": SGD; rank 1: group \"c\": SGD"},
       {{{.name = "a", .params = {0, 1}}}, "ranks 0,2: 2 groups; rank 1: 1 groups"},
       {{{.name = "a", .params = {0, 1}}, {.name = "b"}},
-       "ranks 0,2: parameter 1 = p1 float32[300], in b; rank 1: parameter 1 = p1 float32[300], in a"},
+       "ranks 0,2: parameter 1 = p1 float32[300], in b; rank 1: parameter 1 = p1 float32[300], in "
+       "a"},
       {{{.name = "a", .params = {0}}, {.name = "b"}},
-       "ranks 0,2: parameter 1 = p1 float32[300], in b; rank 1: parameter 1 = p1 float32[300], in no group"},
+       "ranks 0,2: parameter 1 = p1 float32[300], in b; rank 1: parameter 1 = p1 float32[300], in "
+       "no group"},
       {{{.name = "a", .params = {0}}, {.name = "b", .params = {0}}},
        "rank 1: group \"b\": parameter 0 is in group \"a\", too"},
   };
-  const std::vector<ParameterGroup> right = {{.name = "a", .params = {0}}, {.name = "b", .params = {1}}};
+  const std::vector<ParameterGroup> right = {{.name = "a", .params = {0}},
+                                             {.name = "b", .params = {1}}};
   for (const auto& wrong : cases) {
     RunGroup(3, [&](Communicator& comm) -> absl::Status {
       TestModel model(kSizes);
       const auto& groups = comm.rank() == 1 ? wrong.groups : right;
-      for (const absl::Status& status : {Optimizer::Create(&comm, &model.params(), groups).status(),
-                                         ShardedOptimizer::Create(&comm, &model.params(), groups).status()}) {
+      for (const absl::Status& status :
+           {Optimizer::Create(comm, model.params(), groups).status(),
+            Optimizer::Create(comm, model.params(), groups, {.placement = WholeTensors{}})
+                .status()}) {
         EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
         EXPECT_TRUE(absl::StrContains(status.message(), wrong.says)) << status;
       }
@@ -153,11 +162,14 @@ TEST(GroupsTest, RanksThatDifferAreToldRankGroupAndSetting) {
 TEST(GroupsTest, AnOptimizerWithoutParametersIsRefused) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
     ParameterSet none;
-    EXPECT_TRUE(absl::IsInvalidArgument(Optimizer::Create(&comm, &none, AdamW{}).status()));
-    EXPECT_TRUE(absl::IsInvalidArgument(ShardedOptimizer::Create(&comm, &none, AdamW{}).status()));
-    TestModel model(kSizes);
+    EXPECT_TRUE(absl::IsInvalidArgument(Optimizer::Create(comm, none, AdamW{}).status()));
     EXPECT_TRUE(absl::IsInvalidArgument(
-        ShardedOptimizer::Create(&comm, &model.params(), std::vector<ParameterGroup>()).status()));
+        Optimizer::Create(comm, none, AdamW{}, {.placement = WholeTensors{}}).status()));
+    TestModel model(kSizes);
+    EXPECT_TRUE(absl::IsInvalidArgument(Optimizer::Create(comm, model.params(),
+                                                          std::vector<ParameterGroup>(),
+                                                          {.placement = WholeTensors{}})
+                                            .status()));
     return absl::OkStatus();
   });
 }
@@ -170,8 +182,10 @@ TEST(GroupsTest, LeaveAloneWhatIsInNone) {
     ParameterSet params;
     params.Add("half", absl::MakeSpan(half));
     params.Add("w", absl::MakeSpan(value), absl::MakeSpan(gradient));
-    EK_ASSIGN_OR_RETURN(auto optimizer,
-                        ShardedOptimizer::Create(&comm, &params, {{.name = "w", .params = {1}, .rule = Sgd{}}}));
+    EK_ASSIGN_OR_RETURN(
+        auto optimizer,
+        Optimizer::Create(comm, params, {{.name = "w", .params = {1}, .rule = Sgd{}}},
+                          {.placement = WholeTensors{}}));
     params.SetGradState(0, GradState::kLocal);
     params.SetGradState(1, GradState::kLocal);
     EK_RETURN_IF_ERROR(optimizer->Step());
@@ -188,7 +202,8 @@ TEST(AddGroupTest, GivesOwnersToTheNewParametersOnlyAndTrainsThem) {
     for (bool some_frozen : {false, true}) {
       SCOPED_TRACE(absl::StrCat("world ", world_size, some_frozen ? ", some frozen" : ""));
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
-        const std::vector<ParameterGroup> first = {{.name = "first", .params = {0, 1, 2, 3}, .rule = AdamW{}}};
+        const std::vector<ParameterGroup> first = {
+            {.name = "first", .params = {0, 1, 2, 3}, .rule = AdamW{}}};
         const ParameterGroup second = {.name = "second", .params = {4, 5, 6}, .rule = kMomentum};
         EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, first, sizes));
         TestModel plain_model(sizes);
@@ -205,7 +220,8 @@ TEST(AddGroupTest, GivesOwnersToTheNewParametersOnlyAndTrainsThem) {
           EK_RETURN_IF_ERROR(trainer->Step(step));
           plain.Step(Ranks(world_size), step, 1.0 / world_size);
         }
-        for (int param = 0; param < 4; ++param) EXPECT_EQ(trainer->zero->owner(param), owners[param]);
+        for (int param = 0; param < 4; ++param)
+          EXPECT_EQ(trainer->zero->owner(param), owners[param]);
         EXPECT_EQ(trainer->zero->owner(4) == kNoOwner, some_frozen);
         EXPECT_NE(trainer->zero->owner(5), kNoOwner);
         return ExpectEqual(*trainer, plain_model, plain);
@@ -216,8 +232,9 @@ TEST(AddGroupTest, GivesOwnersToTheNewParametersOnlyAndTrainsThem) {
 
 TEST(AddGroupTest, SpreadsAsThePartitionSays) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, {{.name = "a", .params = {0, 1}}},
-                                                      std::vector<int64_t>{9, 7, 5, 3}));
+    EK_ASSIGN_OR_RETURN(auto trainer,
+                        Trainer::Create(comm, Mode::kZeroAlone, {{.name = "a", .params = {0, 1}}},
+                                        std::vector<int64_t>{9, 7, 5, 3}));
     EK_RETURN_IF_ERROR(trainer->zero->AddGroup({.name = "b", .params = {2, 3}}));
     std::vector<int> owners;
     for (int i = 0; i < 4; ++i) owners.push_back(trainer->zero->owner(i));
@@ -230,16 +247,21 @@ TEST(AddGroupTest, IsRefusedOnAllRanksIfOneHasAnotherAndInsideALoop) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto sharded,
-                        ShardedOptimizer::Create(&comm, &model.params(), {{.name = "a", .params = {0, 1}}}));
-    EK_ASSIGN_OR_RETURN(auto plain, Optimizer::Create(&comm, &model.params(), {{.name = "a", .params = {0, 1}}}));
+                        Optimizer::Create(comm, model.params(), {{.name = "a", .params = {0, 1}}},
+                                          {.placement = WholeTensors{}}));
+    EK_ASSIGN_OR_RETURN(auto plain,
+                        Optimizer::Create(comm, model.params(), {{.name = "a", .params = {0, 1}}}));
     const ParameterGroup other = {.name = "b", .params = {2 + comm.rank()}};
     const ParameterGroup broken = {.name = "b", .params = {1 + comm.rank()}};
     for (const absl::Status& status : {sharded->AddGroup(other), plain->AddGroup(other)}) {
       EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-      EXPECT_TRUE(absl::StrContains(status.message(), "rank 0: parameter 2 = p2 float32[1], in b")) << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), "rank 0: parameter 2 = p2 float32[1], in b"))
+          << status;
     }
     for (const absl::Status& status : {sharded->AddGroup(broken), plain->AddGroup(broken)}) {
-      EXPECT_TRUE(absl::StrContains(status.message(), "rank 0: group \"b\": parameter 1 is in group \"a\"")) << status;
+      EXPECT_TRUE(
+          absl::StrContains(status.message(), "rank 0: group \"b\": parameter 1 is in group \"a\""))
+          << status;
     }
     EXPECT_EQ(sharded->groups().size(), 1);
     EK_RETURN_IF_ERROR(RunJoined({sharded.get(), plain.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -255,26 +277,31 @@ TEST(AddGroupTest, IsRefusedOnAllRanksIfOneHasAnotherAndInsideALoop) {
   });
 }
 
-// One model, one data parallel; a sharded optimizer for some parameters, and another sharded or unsharded one for the
-// rest.
+// One model, one data parallel; a sharded optimizer for some parameters, and another sharded or
+// unsharded one for the rest.
 TEST(SeveralOptimizersTest, ShareAParameterSetAndADataParallelUnderUnevenInputs) {
-  const std::vector<ParameterGroup> firsts = {{.name = "first", .params = {0, 1, 4}, .rule = AdamW{}}};
-  const std::vector<ParameterGroup> seconds = {{.name = "second", .params = {2, 3, 5}, .rule = kMomentum}};
-  for (const std::vector<int>& inputs : std::vector<std::vector<int>>{{3, 3}, {1, 4}, {4, 0, 2}, {1, 3, 0, 2, 2}}) {
+  const std::vector<ParameterGroup> firsts = {
+      {.name = "first", .params = {0, 1, 4}, .rule = AdamW{}}};
+  const std::vector<ParameterGroup> seconds = {
+      {.name = "second", .params = {2, 3, 5}, .rule = kMomentum}};
+  for (const std::vector<int>& inputs :
+       std::vector<std::vector<int>>{{3, 3}, {1, 4}, {4, 0, 2}, {1, 3, 0, 2, 2}}) {
     for (bool both_sharded : {true, false}) {
-      SCOPED_TRACE(absl::StrCat(testing::PrintToString(inputs), both_sharded ? " both sharded" : ""));
+      SCOPED_TRACE(
+          absl::StrCat(testing::PrintToString(inputs), both_sharded ? " both sharded" : ""));
       const int world_size = static_cast<int>(inputs.size());
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kDataParallelFirst, firsts));
         ParameterSet& params = trainer->model.params();
-        std::unique_ptr<ShardedOptimizer> sharded;
+        std::unique_ptr<Optimizer> sharded;
         std::unique_ptr<Optimizer> whole;
         std::vector<Joinable*> joinables = trainer->joinables();
         if (both_sharded) {
-          EK_ASSIGN_OR_RETURN(sharded, ShardedOptimizer::Create(&comm, &params, seconds));
+          EK_ASSIGN_OR_RETURN(
+              sharded, Optimizer::Create(comm, params, seconds, {.placement = WholeTensors{}}));
           joinables.push_back(sharded.get());
         } else {
-          EK_ASSIGN_OR_RETURN(whole, Optimizer::Create(&comm, &params, seconds));
+          EK_ASSIGN_OR_RETURN(whole, Optimizer::Create(comm, params, seconds));
           joinables.push_back(whole.get());
         }
         EK_RETURN_IF_ERROR(RunJoined(joinables, {}, [&](JoinScope&) -> absl::Status {

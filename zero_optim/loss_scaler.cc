@@ -4,8 +4,9 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/internal/action_hook.h"
 
 namespace evenkeel {
@@ -13,7 +14,8 @@ namespace {
 
 absl::Status Check(const LossScalerOptions& options) {
   const auto refuse = [](absl::string_view what, auto value, absl::string_view rule) {
-    return absl::InvalidArgumentError(absl::StrCat("a loss scaler's ", what, " is ", value, ", but must be ", rule));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a loss scaler's ", what, " is ", value, ", but must be ", rule));
   };
   const double most = options.largest_scale;
   if (!(options.least_scale > 0) || !std::isfinite(options.least_scale)) {
@@ -31,7 +33,8 @@ absl::Status Check(const LossScalerOptions& options) {
   if (!(options.backoff_factor > 0 && options.backoff_factor < 1)) {
     return refuse("backoff factor", options.backoff_factor, "above 0 and below 1");
   }
-  if (options.growth_interval < 1) return refuse("growth interval", options.growth_interval, "at least 1");
+  if (options.growth_interval < 1)
+    return refuse("growth interval", options.growth_interval, "at least 1");
   return absl::OkStatus();
 }
 
@@ -48,7 +51,9 @@ std::string Bytes(const LossScalerOptions& options) {
 
 }  // namespace
 
-std::string LossScalerState::Serialize() const { return internal::ByteWriter().F64(scale).I64(good_steps).Take(); }
+std::string LossScalerState::Serialize() const {
+  return internal::ByteWriter().F64(scale).I64(good_steps).Take();
+}
 
 absl::StatusOr<LossScalerState> LossScalerState::Parse(absl::string_view bytes) {
   internal::ByteReader reader(bytes);
@@ -60,19 +65,23 @@ absl::StatusOr<LossScalerState> LossScalerState::Parse(absl::string_view bytes) 
   return state;
 }
 
-LossScalerState NextScale(const LossScalerOptions& options, LossScalerState state, bool found_nonfinite) {
+LossScalerState NextScale(const LossScalerOptions& options, LossScalerState state,
+                          bool found_nonfinite) {
   if (found_nonfinite) {
-    return {.scale = std::max(state.scale * options.backoff_factor, std::min(state.scale, options.least_scale))};
+    return {.scale = std::max(state.scale * options.backoff_factor,
+                              std::min(state.scale, options.least_scale))};
   }
   if (++state.good_steps < options.growth_interval) return state;
-  return {.scale = std::min(state.scale * options.growth_factor, std::max(state.scale, options.largest_scale))};
+  return {.scale = std::min(state.scale * options.growth_factor,
+                            std::max(state.scale, options.largest_scale))};
 }
 
-absl::StatusOr<std::unique_ptr<LossScaler>> LossScaler::Create(Communicator* comm, LossScalerOptions options) {
+absl::StatusOr<std::unique_ptr<LossScaler>> LossScaler::Create(Communicator* comm,
+                                                               LossScalerOptions options) {
   std::unique_ptr<LossScaler> scaler(new LossScaler(comm, options));
-  EK_ASSIGN_OR_RETURN(
-      const ControlChannel::Parts parts,
-      comm->control().Exchange(absl::StrCat("options/", scaler->join_name()), Bytes(options), comm->timeout()));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm->control().Exchange(absl::StrCat("options/", scaler->join_name()),
+                                               Bytes(options), comm->timeout()));
   for (int rank = 1; rank < comm->world_size(); ++rank) {
     if (parts[rank] == parts[0]) continue;
     return absl::InvalidArgumentError(
@@ -85,7 +94,7 @@ absl::StatusOr<std::unique_ptr<LossScaler>> LossScaler::Create(Communicator* com
 absl::Status LossScaler::Update(bool found_nonfinite) {
   EK_RETURN_IF_ERROR(Notify().status());
   state_ = NextScale(options_, state_, found_nonfinite);
-  EK_RETURN_IF_ERROR(communicator().steps().Announce(join_name(), state_.Serialize()));
+  EK_RETURN_IF_ERROR(StepControl::Of(communicator()).Announce(join_name(), state_.Serialize()));
   CountStep();
   return absl::OkStatus();
 }
@@ -107,9 +116,10 @@ absl::StatusOr<std::unique_ptr<JoinHook>> LossScaler::MakeJoinHook(const JoinOpt
 }
 
 absl::Status LossScaler::TakeOver(StateTransfer& transfer) {
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      communicator().control().Exchange(absl::StrCat("state_of/", join_name()), state_.Serialize(),
-                                                        communicator().timeout()));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      communicator().control().Exchange(absl::StrCat("state_of/", join_name()), state_.Serialize(),
+                                        communicator().timeout()));
   EK_ASSIGN_OR_RETURN(state_, LossScalerState::Parse(parts[transfer.source]));
   return absl::OkStatus();
 }

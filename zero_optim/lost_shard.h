@@ -1,4 +1,4 @@
-// What becomes of the state that a lost rank held, of an optimizer whose state is split over the ranks.
+// The treatment of an optimizer's split state when the rank that held a part of it is lost.
 
 #ifndef EVENKEEL_ZERO_OPTIM_LOST_SHARD_H_
 #define EVENKEEL_ZERO_OPTIM_LOST_SHARD_H_
@@ -7,10 +7,11 @@
 
 namespace evenkeel {
 
-// When a rank is not in the new group, and with it the state that it held.
+// Used when a part of the state is on no rank of the new group (Recover(), ReplaceGroup()).
 enum class LostShard : uint8_t {
-  kRefuse,  // An error on all ranks, which says where to resume from.
-  kFresh,   // That state begins anew, as for a parameter that is trained for the first time; the rest is kept as it is.
+  kRefuse,  // An error on all ranks that names the checkpoint to resume from.
+  kFresh,   // The lost part is reset, as for a parameter that is trained for the first time; the
+            // rest does not change.
 };
 
 }  // namespace evenkeel

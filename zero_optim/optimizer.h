@@ -1,29 +1,57 @@
-// An optimizer with all of its state on every rank: SGD, Adam or AdamW.
+// An optimizer: SGD, Adam or AdamW over a set of parameters, with its state on every rank or split
+// over the ranks. The results are the same, bit for bit where sums have a fixed order.
 //
-//   EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &params, AdamW{.learning_rate = 3e-4}));
+//   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers));
+//   EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(*ddp, AdamW{.learning_rate = 3e-4},
+//                                                         {.placement = Slices{}}));
 //   for (...) {
-//     ... gradients, reduced by a DataParallel ...
-//     EK_RETURN_IF_ERROR(optimizer->Step());
+//     params.ClearGradients();
+//     EK_RETURN_IF_ERROR(ddp->BeginStep());
+//     ... forward, backward, which announces gradients to ddp ...
+//     EK_RETURN_IF_ERROR(ddp->FinishStep());
+//     EK_RETURN_IF_ERROR(optimizer->Step());          // the parameters are updated, on all ranks
 //   }
+//   EK_ASSIGN_OR_RETURN(OptimizerState all, optimizer->Consolidate());     // on all ranks together
 //
-// Step() updates every parameter that is trained and has a gradient; the others are left alone, decay and step count
-// included. It communicates nothing as long as all ranks have inputs. In RunJoined() ranks that ran dry take the same
-// step with the reduced gradients, so that weights, moments and step counts stay equal on all ranks.
+// Step() updates every parameter that is trained and has a gradient. The others do not change, nor
+// do their decay and step count.
 //
-// ReplaceGroup() and Recover() (join/recovery.h) go on in another group; the latter makes all ranks' state equal.
-//
-// sharded_optimizer.h splits the state over the ranks, with the same results.
-//
-// Devices:   parameters of float32 or bfloat16 on the group's device: Step() puts its work on their stream
-//            (ParameterSet::SetStream()) and waits for nothing, whether it clips or skips or not. last_check() waits,
-//            and so do state(), Save(), Load() and the like. State is float32; a bfloat16 parameter has a float32
-//            master copy among it (StateTensorNames()). Weights are the CPU's bit for bit (device/device_update.h says
-//            where not), and checkpoints the same files.
-// Ownership: the communicator outlives its use, the parameters outlive it. Create it on all ranks in the same order.
-// Threads:   thread-compatible.
-// Errors:    InvalidArgument for settings or a state that do not fit, or ranks that differ (all ranks get that one).
-//            FailedPrecondition from Step() if a gradient is this rank's own although there are others: the replicas
-//            would diverge. Nothing was updated then.
+// Placement:     determines which rank keeps the state of which elements and updates them (below).
+//                In evenkeel's sources docs/optimizers.md compares the placements.
+// Gradients:     a DataParallel reduces them: Create() with a reducer installs the reduction that
+//                the placement needs. WholeTensors also averages gradients that are still local, to
+//                their owner only; their state is kNone afterwards. The others refuse these.
+// Trainability:  a change of the set of trained parameters takes effect in the next step. A frozen
+//                parameter keeps its state.
+// Join:          put it and the DataParallel into RunJoined()'s list. Exhausted ranks take every
+//                step, with the settings of the lowest active rank, so that weights, moments and
+//                step counts stay equal on all ranks.
+// Settings:      call SetLearningRate() between steps, with equal values on all ranks; an exhausted
+//                rank receives them with the next step, or at the end of the loop.
+// Groups:        ReplaceGroup() and Recover() (join/recovery.h) move it to another group, together
+//                with the DataParallel. Split state is distributed again. The part of a lost rank
+//                is lost, and OptimizerOptions::lost_shard decides what follows; so is the part of
+//                a rank that was in the middle of an update, or a step ahead.
+// Devices:       parameters of float32 or bfloat16 on the group's device. A step is work on the
+//                streams of the parameters (ParameterSet::SetStream()), the reducer and the
+//                channels; the host waits for none of them, even if the step clips or skips.
+//                last_check() waits for the step, check_before() for the one before it, which has
+//                usually ended. The functions that read or move state wait, too, and possibly the
+//                first step of a new plan. State is float32; that of a bfloat16 parameter includes
+//                a float32 master copy (StateTensorNames()). Weights and checkpoints equal those on
+//                the CPU bit for bit, except that bias corrections and the norms for clipping may
+//                differ in the last bits of a double.
+// Ownership:     the communicator must outlive its use, and the parameters must outlive it. It and
+//                its reducer may be destroyed in any order; the reducer refuses later steps. Create
+//                it on all ranks in the same order.
+// Threads:       thread-compatible. With update_in_backward, buckets are updated on a thread of the
+//                reducer.
+// Errors:        InvalidArgument for settings or a state that do not fit, or that differ between
+//                the ranks (then on all ranks). FailedPrecondition from Step() for gradients that
+//                the placement cannot use, or if the ranks train different parameters; nothing was
+//                updated then. Unimplemented, with the placement, for calls that it lacks.
+// Source:        Rajbhandari et al., "ZeRO", SC 2020, stage 1; whole tensors as PyTorch's
+//                ZeroRedundancyOptimizer.
 
 #ifndef EVENKEEL_ZERO_OPTIM_OPTIMIZER_H_
 #define EVENKEEL_ZERO_OPTIM_OPTIMIZER_H_
@@ -32,95 +60,208 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/bucket/plan/planner.h"
+#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/zero_optim/gradient_check.h"
-#include "evenkeel/zero_optim/internal/last_checks.h"
-#include "evenkeel/zero_optim/internal/parameter_updater.h"
-#include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/lost_shard.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
+#include "evenkeel/zero_optim/partition.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
-namespace internal {
-class OptimizerInBackward;
-}  // namespace internal
+
+// `update_in_backward`: each bucket is updated as soon as it is reduced, while backward continues
+// with others. No gradient outlives the step. A gradient must be announced only when backward does
+// not need its parameter any more. The settings are those at BeginStep(). Whatever needs all
+// gradients before the first update is not available: clipping, skipping, a loss scale,
+// CheckGradients(). A step that fails may have updated some parameters: Recover() takes the state
+// of a rank that has not begun such a step, if one exists.
+
+// Each rank has all state. A step does not communicate while all ranks have inputs. With
+// update_in_backward, FinishStep() ends the update and Step() returns FailedPrecondition; except if
+// ReductionOptions::params leaves parameters to Step(), which then updates them, without clipping,
+// skipping or a scale.
+struct Replicated {
+  bool update_in_backward = false;
+  friend bool operator==(const Replicated&, const Replicated&) = default;
+};
+
+// Each parameter has one owner, which alone keeps its moments, updates it and broadcasts the
+// result. A parameter gets its owner and its state when it is trained for the first time.
+struct WholeTensors {
+  // State moves to other owners in the next step if the rank with the most trained elements has
+  // more than this multiple of the mean, and another assignment would have less. Infinite: never.
+  // The first assignment by size cannot be improved, so nothing moves until the set of trained
+  // parameters changes.
+  double max_imbalance = 2.0;
+  // Cap of the buckets in which updated parameters are sent and Step() reduces gradients.
+  Bytes bucket_cap = kDefaultCap;
+  friend bool operator==(const WholeTensors&, const WholeTensors&) = default;
+};
+
+// Each rank keeps, and updates, the same number of elements of every gradient bucket: count / N
+// elements of state, and at most 16 per bucket more, from a parameter's first update on. Gradients
+// are reduce-scattered, which is half the traffic of an all-reduce, and their state is kNone
+// afterwards; updated parameters are gathered into their own memory. Traffic per rank: (N - 1) / N
+// of the gradients, as much of the parameters, and one float per parameter for whether any rank has
+// its gradient. When buckets change (the gradient order of the first step, the set of trained
+// parameters), state moves to its new ranks in the next synchronising step. The reducer trains only
+// parameters of this optimizer's groups. With update_in_backward, Step() takes no options and waits
+// for the updates in flight.
+struct Slices {
+  bool update_in_backward = false;
+  // Step() returns before the other ranks' slices of the parameters are received: call WaitFor()
+  // before each use of a parameter.
+  bool overlap_forward = false;
+  friend bool operator==(const Slices&, const Slices&) = default;
+};
+
+using Placement = std::variant<Replicated, WholeTensors, Slices>;
+
+struct OptimizerOptions {
+  Placement placement = Replicated{};
+  LostShard lost_shard = LostShard::kRefuse;  // For split state.
+  // The checkpoint that the message of kRefuse names. SetCheckpointHint() changes it.
+  std::string checkpoint_hint;
+};
+
+// For TakeReduction() of a Replicated optimizer.
+struct ReductionOptions {
+  std::vector<int> params;  // The parameters to update in backward; empty: all.
+  std::unique_ptr<BucketReduction> inner = nullptr;  // Null means all-reduce.
+};
 
 class Optimizer : public Joinable {
  public:
-  // All ranks together; by one rule for all parameters, or by groups (parameter_groups.h).
-  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(Communicator* comm, const ParameterSet* params,
-                                                           const UpdateRule& rule);
-  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(Communicator* comm, const ParameterSet* params,
-                                                           const std::vector<ParameterGroup>& groups);
+  // Creates an optimizer with one rule for all parameters, or with groups (parameter_groups.h), for
+  // the gradients of `reducer` (a DataParallel), and installs the reduction that the placement
+  // needs. A collective.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
+      GradientReducer& reducer, const std::vector<ParameterGroup>& groups,
+      OptimizerOptions options = {});
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(GradientReducer& reducer,
+                                                           const UpdateRule& rule,
+                                                           OptimizerOptions options = {});
+  // Creates an optimizer without a reducer: for gradients that another object has reduced by
+  // all-reduce or by TakeReduction(), and with WholeTensors also for local gradients.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
+      Communicator& comm, ParameterSet& params, const std::vector<ParameterGroup>& groups,
+      OptimizerOptions options = {});
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(Communicator& comm, ParameterSet& params,
+                                                           const UpdateRule& rule,
+                                                           OptimizerOptions options = {});
 
-  absl::Status Step(const StepOptions& options = {});
+  // Updates the parameters. A collective of all ranks with inputs, with equal options.
+  virtual absl::Status Step(const StepOptions& options = {}) = 0;
 
-  // What the gradients are, before Step(); says the same on all ranks and communicates nothing. Those of the last step,
-  // if it was to clip or to skip what is not finite, tells last_check().
-  absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0);
-  const std::optional<GradientCheck>& last_check() const { return checks_.last(); }
-  // The same of the step before the last: on a device that is there already, or almost, so that a loop that wants to
-  // know what happened does not make the host wait for the step that it has just begun.
-  const std::optional<GradientCheck>& check_before() const { return checks_.before(); }
+  // Returns a norm of the gradients, and whether they are finite, before Step() in the same step.
+  // Equal on all ranks; a collective of the ranks that call Step(). WholeTensors reduces the
+  // gradients that Step() would reduce.
+  virtual absl::StatusOr<GradientCheck> CheckGradients(double norm = 2.0) = 0;
+  // Returns the check of the last step that clipped, or skipped non-finite gradients; equal on all
+  // ranks. With Slices, and on a device with WholeTensors, the norm may differ in the last bits
+  // between world sizes.
+  virtual const std::optional<GradientCheck>& last_check() const = 0;
+  // Returns the check of the step before the last. On a device it is available earlier, so that a
+  // loop that reads it does not make the host wait for the step that has just begun.
+  virtual const std::optional<GradientCheck>& check_before() const = 0;
 
-  const ParameterGroups& groups() const { return updater_.groups(); }
-  // Of all groups or of one, on all ranks alike; a dry rank gets it with the next step, or at the end of the loop.
-  absl::Status SetLearningRate(double learning_rate) { return updater_.groups().SetLearningRate(learning_rate); }
-  absl::Status SetLearningRate(absl::string_view group, double learning_rate) {
-    return updater_.groups().SetLearningRate(group, learning_rate);
+  // Returns the latest settings.
+  virtual const ParameterGroups& groups() const = 0;
+  // Sets the rate of all groups, or of one.
+  absl::Status SetLearningRate(double learning_rate) {
+    return settings().SetLearningRate(learning_rate);
   }
-  // One more, of parameters that were in none. All ranks together, between steps, not inside RunJoined().
-  absl::Status AddGroup(ParameterGroup group);
+  absl::Status SetLearningRate(absl::string_view group, double learning_rate) {
+    return settings().SetLearningRate(group, learning_rate);
+  }
+  // Adds a group of parameters that were in none. Trained ones get owners, and no other state
+  // moves. A collective, between steps, not inside RunJoined().
+  virtual absl::Status AddGroup(ParameterGroup group) = 0;
 
-  // Empty if a device has failed, which the next Step() says.
-  OptimizerState state() { return updater_.Export().value_or(OptimizerState()); }
-  int64_t state_bytes() const { return updater_.state_bytes(); }
-  // Replaces all state. On all ranks alike, not inside RunJoined().
-  absl::Status LoadState(const OptimizerState& state);
+  // Returns the reduction of Slices, or of Replicated with update_in_backward, for the only reducer
+  // of the gradients. Needed only for composed reductions; else Create() installs it:
+  //
+  //   EK_ASSIGN_OR_RETURN(
+  //       auto reduction,
+  //       optimizer->TakeReduction({.params = {1, 3}, .inner = std::move(compressed)}));
+  //   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers, {},
+  //                                                      std::move(reduction)));
+  //
+  // Parameters outside of `params` keep their gradients, and Step() updates them. On a
+  // device all parameters of a bucket are updated in backward, or none; else Unimplemented.
+  // FailedPrecondition: it was taken already. InvalidArgument: `params` has a parameter twice or
+  // one of another optimizer; or, when the reducer is made, `inner` does not provide the existing
+  // gradients before OnReduced() (UsedFlags::kSeparate), or leaves no gradients.
+  virtual absl::StatusOr<std::unique_ptr<BucketReduction>> TakeReduction(
+      ReductionOptions options = {}) = 0;
 
-  // A checkpoint in a folder that all ranks see (checkpoint.h), which sharded optimizers can load as well, and at any
-  // world size. All ranks together, between steps, not inside RunJoined().
-  absl::Status Save(const std::string& folder);
-  absl::Status Load(const std::string& folder);
-  // What this rank writes of it, for WriteCheckpoint() in a hook that dry ranks run, too.
-  absl::StatusOr<StatePieces> Pieces();
+  // Waits until parameter `param`, or each one, is updated; on a device its stream waits. Needed
+  // only with overlap_forward, before the parameter is read or passed to another object. The next
+  // reduction, Consolidate() and the end of RunJoined() wait by themselves.
+  virtual absl::Status WaitFor(int param) = 0;
+  virtual absl::Status WaitForAll() = 0;
 
-  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+  virtual const Placement& placement() const = 0;
+  // Returns the owner with WholeTensors; kNoOwner for a parameter that was never trained or is in
+  // no group, and for other placements.
+  virtual int owner(int param) const = 0;
+  // Returns the trained elements of the rank with the most, divided by the mean; 1 for placements
+  // that are always balanced.
+  virtual double imbalance() const = 0;
+  // Assigns new owners to the parameters that the last step trained, and moves their state, if this
+  // lowers the largest number of trained elements on one rank. WholeTensors only. A collective,
+  // between steps; inside RunJoined() after Step().
+  virtual absl::Status Rebalance() = 0;
+
+  // Returns the state of this rank; with Slices, of its ranges. Empty if a device has failed, which
+  // the next Step() reports.
+  virtual OptimizerState state() = 0;
+  virtual int64_t state_bytes() const = 0;
+
+  // Returns the state of all ranks on the rank `to`, or on all ranks; elsewhere it is empty. A
+  // collective; inside RunJoined() only after Step(), and an exhausted rank `to` receives nothing.
+  virtual absl::StatusOr<OptimizerState> Consolidate(int to = kAllRanks) = 0;
+  // Passes the same state to `sink`, tensor by tensor, in chunks of at most `chunk` bytes (or one
+  // element): no rank holds more than one chunk beside its own part. After an error of `sink` the
+  // rest is received and dropped, and this rank returns the error.
+  virtual absl::Status VisitState(int to, StateSink sink,
+                                  Bytes chunk = Bytes{int64_t{64} << 20}) = 0;
+  // Replaces all state by this rank's part of `state`, the complete state, equal on all ranks. A
+  // collective, between steps, not inside RunJoined().
+  virtual absl::Status LoadState(const OptimizerState& state) = 0;
+
+  // Save() writes a checkpoint to a folder that all ranks can see, each rank its own part
+  // (checkpoint.h). Load() reads it with any placement, at any world size. Collectives, between
+  // steps, not inside RunJoined(); there Save() works after Step() if the state is split.
+  virtual absl::Status Save(const std::string& folder) = 0;
+  virtual absl::Status Load(const std::string& folder) = 0;
+  // Returns this rank's part of a checkpoint, for WriteCheckpoint() in a hook that exhausted ranks
+  // run, too. Waits for the end of the step.
+  virtual absl::StatusOr<StatePieces> Pieces() = 0;
+  // To be called with its path after each checkpoint that Save() did not write.
+  virtual void SetCheckpointHint(absl::string_view hint) = 0;
+
   JoinPhase join_phase() const override { return JoinPhase::kOptimizer; }
   bool counts_steps() const override { return true; }
-  bool can_leave() const override { return true; }
+
+ protected:
+  using Joinable::Joinable;
 
  private:
-  friend class internal::OptimizerInBackward;  // optimizer_in_backward.h
-  enum class InBackward { kNothing, kPart, kAll };
-
-  Optimizer(Communicator* comm, const ParameterSet* params, ParameterGroups groups);
-
-  absl::StatusOr<internal::StepMessage> PlanStep(const StepOptions& options) const;
-  absl::Status RepeatStep(absl::string_view payload);
-  absl::Status Apply(const internal::StepMessage& step);
-  absl::Status ApplyThere(const internal::StepMessage& step);  // On a device.
-  GradientCheck Measure(const internal::StepMessage& step, double norm) const;
-  std::vector<internal::ParameterUpdater::Gradient> GradientsOf(const internal::StepMessage& step) const;
-
-  absl::Status EnterGroup(const GroupChange& change) override;
-  absl::Status CheckWhole() const override;
-  absl::Status TakeOver(StateTransfer& transfer) override;
-
-  const ParameterSet* const params_;
-  internal::ParameterUpdater updater_;
-  internal::LastChecks checks_;                    // Behind the updater, whose device it asks.
-  InBackward in_backward_ = InBackward::kNothing;  // What is updated there.
-  bool is_torn_ = false;                           // A step that updates in backward has begun to, and has not ended.
+  virtual ParameterGroups& settings() = 0;
 };
 
 }  // namespace evenkeel

@@ -17,12 +17,12 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/simulated_group.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -35,8 +35,9 @@ const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 5033};
 const Sgd kMomentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};
 
 std::vector<UpdateRule> OneOfEach() {
-  return {Sgd{.learning_rate = 0.1}, kMomentum, Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true},
-          Adam{.weight_decay = 0.1}, AdamW{}};
+  return {Sgd{.learning_rate = 0.1}, kMomentum,
+          Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true}, Adam{.weight_decay = 0.1},
+          AdamW{}};
 }
 
 std::vector<int> Ranks(int world_size) {
@@ -56,10 +57,12 @@ struct Rank {
   absl::Status Create(const std::vector<ParameterGroup>& groups) {
     plain = std::make_unique<PlainTraining>(&plain_model, groups);
     EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), {}));
-    EK_ASSIGN_OR_RETURN(optimizer, Optimizer::Create(&comm, &model.params(), groups));
+    EK_ASSIGN_OR_RETURN(optimizer, Optimizer::Create(comm, model.params(), groups));
     return absl::OkStatus();
   }
-  absl::Status Create(const UpdateRule& rule) { return Create(AllInOneGroup(model.params(), rule)); }
+  absl::Status Create(const UpdateRule& rule) {
+    return Create(AllInOneGroup(model.params(), rule));
+  }
 
   absl::Status Step(int step, const StepOptions& options = {}) {
     EK_RETURN_IF_ERROR(ddp->BeginStep());
@@ -89,9 +92,11 @@ struct Rank {
   std::unique_ptr<Optimizer> optimizer;
 };
 
-void RunOn(SimulatedDevices& devices, int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
+void RunOn(SimulatedDevices& devices, int world_size,
+           absl::FunctionRef<absl::Status(Communicator&)> body,
            std::atomic<int64_t>* work_waits = nullptr) {
-  const absl::Status status = internal::RunSimulatedRanks(devices, world_size, body, {.work_waits = work_waits});
+  const absl::Status status =
+      internal::RunSimulatedRanks(devices, world_size, body, {.work_waits = work_waits});
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -122,15 +127,17 @@ TEST(OptimizerOnADeviceTest, ClipsAndSkipsAsTheCpuDoes) {
         EK_RETURN_IF_ERROR(rank.Create(AdamW{}));
         for (int step = 0; step < 6; ++step) {
           const bool is_bad = step == 0 || step == 3;
-          const StepOptions options{
-              .grad_scale = 0.5, .clip = ClipOptions{.max_norm = 0.25, .norm = norm}, .skip_nonfinite = true};
+          const StepOptions options{.grad_scale = 0.5,
+                                    .clip = ClipOptions{.max_norm = 0.25, .norm = norm},
+                                    .skip_nonfinite = true};
           EK_RETURN_IF_ERROR(rank.ddp->BeginStep());
           rank.model.params().ClearGradients();
           rank.model.Backward(comm.rank(), step);
           if (is_bad && comm.rank() == comm.world_size() - 1) {
             const TensorView gradient = rank.model.params()[1].grad;
-            EK_RETURN_IF_ERROR(devices.Put(
-                rank.stream.ref(), [gradient] { gradient.as<float>()[17] = std::numeric_limits<float>::infinity(); }));
+            EK_RETURN_IF_ERROR(devices.Put(rank.stream.ref(), [gradient] {
+              gradient.as<float>()[17] = std::numeric_limits<float>::infinity();
+            }));
           }
           EK_RETURN_IF_ERROR(internal::Reduce(*rank.ddp, rank.model.params()));
           EK_RETURN_IF_ERROR(rank.optimizer->Step(options));
@@ -138,7 +145,8 @@ TEST(OptimizerOnADeviceTest, ClipsAndSkipsAsTheCpuDoes) {
             EXPECT_EQ(rank.optimizer->last_check(), (GradientCheck{kInfinityNorm, false, true}));
           } else {
             rank.PlainStep(step, options);
-            EXPECT_NEAR(rank.optimizer->last_check()->norm, rank.plain->norm(), 1e-9 * rank.plain->norm());
+            EXPECT_NEAR(rank.optimizer->last_check()->norm, rank.plain->norm(),
+                        1e-9 * rank.plain->norm());
             EXPECT_TRUE(rank.optimizer->last_check()->is_finite);
             EXPECT_EQ(rank.optimizer->check_before()->is_skipped, step == 1 || step == 4);
           }
@@ -146,7 +154,8 @@ TEST(OptimizerOnADeviceTest, ClipsAndSkipsAsTheCpuDoes) {
         }
         const auto before = rank.model.Bytes();
         rank.model.Backward(0, 7);
-        for (int i = 0; i < rank.model.size(); ++i) rank.model.params().SetGradState(i, GradState::kReduced);
+        for (int i = 0; i < rank.model.size(); ++i)
+          rank.model.params().SetGradState(i, GradState::kReduced);
         EK_ASSIGN_OR_RETURN(const GradientCheck now, rank.optimizer->CheckGradients());
         EXPECT_GT(now.norm, 1.0);
         EXPECT_TRUE(rank.model.Bytes() == before);
@@ -201,14 +210,16 @@ TEST(OptimizerOnADeviceTest, HasNothingToDoWhereAllIsIgnored) {
     EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
     TestModel model(kSizes, DType::kFloat32, &devices, stream.ref());
     EK_RETURN_IF_ERROR(model.params().Ignore("").status());
-    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Optimizer> optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Optimizer> optimizer,
+                        Optimizer::Create(comm, model.params(), AdamW{}));
     EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
     EXPECT_TRUE(optimizer->state().params.empty());
     return absl::OkStatus();
   });
 }
 
-// A launch that prepares, one that updates, and two more where the step measures. Groups of one kind go together.
+// A launch that prepares, one that updates, and two more where the step measures. Groups of one
+// kind go together.
 TEST(OptimizerOnADeviceTest, AStepIsAFewLaunchesAndNoHostWait) {
   for (const int world_size : {1, 2}) {
     SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(100)});
@@ -217,13 +228,15 @@ TEST(OptimizerOnADeviceTest, AStepIsAFewLaunchesAndNoHostWait) {
         devices, world_size,
         [&](Communicator& comm) -> absl::Status {
           Rank rank(comm, devices);
-          EK_RETURN_IF_ERROR(rank.Create({{.name = "a", .params = {0, 1, 2}, .rule = AdamW{}},
-                                          {.name = "b", .params = {3, 4, 5}, .rule = AdamW{.weight_decay = 0}}}));
+          EK_RETURN_IF_ERROR(
+              rank.Create({{.name = "a", .params = {0, 1, 2}, .rule = AdamW{}},
+                           {.name = "b", .params = {3, 4, 5}, .rule = AdamW{.weight_decay = 0}}}));
           EK_RETURN_IF_ERROR(rank.Step(0));
           const StepOptions checked{.clip = ClipOptions(), .skip_nonfinite = true};
           EK_RETURN_IF_ERROR(rank.Step(1, checked));
           EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
-          const int64_t waits = devices.host_waits(), launches = devices.launches(), works = work_waits;
+          const int64_t waits = devices.host_waits(), launches = devices.launches(),
+                        works = work_waits;
           EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
           for (int step = 2; step < 5; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
           for (int step = 5; step < 8; ++step) EK_RETURN_IF_ERROR(rank.Step(step, checked));
@@ -251,7 +264,8 @@ TEST(OptimizerOnADeviceTest, CheckpointsAreTheCpusFiles) {
     RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {
       Rank rank(comm, devices);
       EK_RETURN_IF_ERROR(rank.Create(rule));
-      for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank.Step(step, {.skip_nonfinite = true}));
+      for (int step = 0; step < 3; ++step)
+        EK_RETURN_IF_ERROR(rank.Step(step, {.skip_nonfinite = true}));
       EK_RETURN_IF_ERROR(rank.optimizer->Save(there));
       saved = rank.optimizer->state();
       for (int step = 3; step < 5; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
@@ -261,7 +275,7 @@ TEST(OptimizerOnADeviceTest, CheckpointsAreTheCpusFiles) {
     EXPECT_EQ(saved.params.at(0).step, 3);
     absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
       TestModel model(kSizes);
-      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), rule));
+      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), rule));
       EK_RETURN_IF_ERROR(optimizer->Load(there));
       EXPECT_TRUE(optimizer->state() == saved);
       return optimizer->Save(here);
@@ -302,13 +316,14 @@ TEST(OptimizerOnADeviceTest, RanksWithoutInputsTakeTheSameSteps) {
       Rank rank(comm, devices);
       EK_RETURN_IF_ERROR(rank.Create(AdamW{}));
       const StepOptions options{.clip = ClipOptions{.max_norm = 1e6}, .skip_nonfinite = true};
-      EK_RETURN_IF_ERROR(RunJoined({rank.optimizer.get(), rank.ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
-        for (int step = 0; step < inputs[comm.rank()]; ++step) {
-          EK_RETURN_IF_ERROR(rank.optimizer->SetLearningRate(0.1 / (1 + step)));
-          EK_RETURN_IF_ERROR(rank.Step(step, options));
-        }
-        return absl::OkStatus();
-      }));
+      EK_RETURN_IF_ERROR(
+          RunJoined({rank.optimizer.get(), rank.ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
+            for (int step = 0; step < inputs[comm.rank()]; ++step) {
+              EK_RETURN_IF_ERROR(rank.optimizer->SetLearningRate(0.1 / (1 + step)));
+              EK_RETURN_IF_ERROR(rank.Step(step, options));
+            }
+            return absl::OkStatus();
+          }));
       for (int step = 0; !ActiveIn(inputs, step).empty(); ++step) {
         EXPECT_TRUE(rank.plain->groups().SetLearningRate(0.1 / (1 + step)).ok());
         rank.plain->Step(ActiveIn(inputs, step), step, 1.0 / world_size, options);
@@ -356,7 +371,7 @@ TEST(OptimizerOnADeviceTest, BFloat16ParametersHaveAMasterCopy) {
     params.Add("w", TensorView(value, kCount, DType::kBFloat16, comm.device()),
                TensorView(gradient, kCount, DType::kBFloat16, comm.device()));
     const AdamW rule{.learning_rate = 1e-4};  // Steps far below a bfloat16's last bit.
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &params, rule));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, params, rule));
     for (int step = 1; step <= 20; ++step) {
       params.SetGradState(0, GradState::kLocal);
       EK_RETURN_IF_ERROR(optimizer->Step());
@@ -383,24 +398,28 @@ TEST(OptimizerOnADeviceTest, SaysWhatDoesNotFit) {
   SimulatedDevices devices;
   RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {
     TestModel here(kSizes);
-    absl::Status status = Optimizer::Create(&comm, &here.params(), AdamW{}).status();
-    EXPECT_TRUE(absl::StrContains(status.message(), "\"p0\" lies on the CPU, but the group's backend is a device's"))
+    absl::Status status = Optimizer::Create(comm, here.params(), AdamW{}).status();
+    EXPECT_TRUE(absl::StrContains(status.message(),
+                                  "\"p0\" lies on the CPU, but the group's backend is a device's"))
         << status;
     const Stream stream = *devices.CreateStream(comm.device());
     TestModel lost(kSizes, DType::kFloat32, &devices, {nullptr, comm.device()});
-    status = Optimizer::Create(&comm, &lost.params(), AdamW{}).status();
+    status = Optimizer::Create(comm, lost.params(), AdamW{}).status();
     EXPECT_TRUE(absl::StrContains(status.message(), "SetStream()")) << status;
     TestModel wide(kSizes, DType::kFloat64, &devices, stream.ref());
-    status = Optimizer::Create(&comm, &wide.params(), AdamW{}).status();
-    EXPECT_TRUE(absl::StrContains(status.message(), "float32 and bfloat16 parameters on a device")) << status;
+    status = Optimizer::Create(comm, wide.params(), AdamW{}).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), "float32 and bfloat16 parameters on a device"))
+        << status;
     return absl::OkStatus();
   });
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
     const Stream stream = *devices.CreateStream(Device::Cuda(0));
     TestModel model(kSizes, DType::kFloat32, &devices, stream.ref());
-    return Optimizer::Create(&comm, &model.params(), AdamW{}).status();
+    return Optimizer::Create(comm, model.params(), AdamW{}).status();
   });
-  EXPECT_TRUE(absl::StrContains(status.message(), "lies on cuda:0, but the group's backend is the CPU's")) << status;
+  EXPECT_TRUE(
+      absl::StrContains(status.message(), "lies on cuda:0, but the group's backend is the CPU's"))
+      << status;
 }
 
 }  // namespace

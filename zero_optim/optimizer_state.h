@@ -1,12 +1,13 @@
-// What an optimizer remembers of its parameters, as a value: to save, to load, to compare.
+// The state of an optimizer as a value, to save, load and compare.
 //
 //   OptimizerState state = optimizer->state();
 //   const ParameterState& weight = state.params.at(0);
-//   weight.step;                                     // updates that parameter 0 has had
+//   weight.step;                                     // number of updates of parameter 0
 //   weight.tensors.at("exp_avg").as<float>();        // as many elements as the parameter
 //
-// A parameter that was never updated has no entry. An unsharded optimizer and all ranks of a sharded one together hold
-// the same entries, so a state that one of them gave can be loaded by the other, at any world size.
+// A parameter that was never updated has no entry. An optimizer with the whole state on each rank,
+// and all ranks of one with split state together, have the same entries, so each can load the state
+// of the other, at any world size.
 //
 // Units:   keys are indices of the parameter set.
 // Threads: thread-compatible value.
@@ -22,18 +23,24 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel {
 
-// The type of a parameter's state: its own, or float32 if that has 16 bits.
-constexpr DType StateDType(DType value) { return SizeOf(value) < SizeOf(DType::kFloat32) ? DType::kFloat32 : value; }
+// Returns the type of a parameter's state: the parameter's type, or float32 if that has 16 bits.
+constexpr DType StateDType(DType value) {
+  return SizeOf(value) < SizeOf(DType::kFloat32) ? DType::kFloat32 : value;
+}
 
 // A tensor in memory of its own.
 class StateTensor {
  public:
   StateTensor() = default;
-  StateTensor(DType dtype, int64_t count) : dtype_(dtype), bytes_(count * SizeOf(dtype)) {}  // Zeros.
+  StateTensor(DType dtype, int64_t count)
+      : dtype_(dtype), bytes_(count * SizeOf(dtype)) {}  // Zeros.
 
   DType dtype() const { return dtype_; }
   int64_t count() const { return static_cast<int64_t>(bytes_.size()) / SizeOf(dtype_); }
@@ -65,14 +72,14 @@ struct OptimizerState {
   friend bool operator==(const OptimizerState&, const OptimizerState&) = default;
 };
 
-// Of a parameter's elements, those whose state is meant.
+// A range of a parameter's elements.
 struct StateRange {
   int64_t begin = 0;
   int64_t count = 0;
   friend bool operator==(const StateRange&, const StateRange&) = default;
 };
 
-// The part of a state that one rank has, where it lies: valid as long as the optimizer does nothing.
+// Views of the part of a state that one rank has: valid until the next call of the optimizer.
 struct StatePiece {
   int param = 0;
   std::string tensor;
@@ -80,13 +87,25 @@ struct StatePiece {
   TensorView data;
 };
 struct StatePieces {
-  std::map<int, int64_t> steps;  // Updates so far of the parameters of which there is something here.
+  std::map<int, int64_t> steps;  // Updates so far, of the parameters in these pieces.
   std::vector<StatePiece> pieces;
-  std::vector<std::shared_ptr<StateTensor>> copies;  // Of state that lies on a device, which the pieces are of then.
+  std::vector<std::shared_ptr<StateTensor>>
+      copies;  // Host copies of state on a device, to which the pieces then refer.
 };
 
-// Who gets the state that Consolidate() puts together, in place of one rank.
+// For Consolidate(): all ranks receive the state.
 inline constexpr int kAllRanks = -1;
+
+// A piece of all ranks' state, as Optimizer::VisitState() passes it on.
+struct StateChunk {
+  int param = 0;
+  int64_t step = 0;          // Updates so far.
+  absl::string_view tensor;  // Empty if the rule remembers nothing.
+  int64_t count = 0;         // Elements of the whole tensor.
+  int64_t begin = 0;         // The position of `data` in it.
+  TensorView data;           // On the CPU, until the sink returns.
+};
+using StateSink = absl::FunctionRef<absl::Status(const StateChunk& chunk)>;
 
 }  // namespace evenkeel
 

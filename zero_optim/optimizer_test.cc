@@ -15,7 +15,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -28,8 +28,9 @@ const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 33};
 const Sgd kMomentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};
 
 std::vector<UpdateRule> OneOfEach() {
-  return {Sgd{.learning_rate = 0.1}, kMomentum, Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true},
-          Adam{.weight_decay = 0.1}, AdamW{}};
+  return {Sgd{.learning_rate = 0.1}, kMomentum,
+          Sgd{.learning_rate = 0.1, .momentum = 0.9, .nesterov = true}, Adam{.weight_decay = 0.1},
+          AdamW{}};
 }
 
 // `body` on a group of one.
@@ -45,7 +46,7 @@ TEST(OptimizerTest, UpdatesEachParameterByTheRule) {
       RunAlone([&](Communicator& comm) -> absl::Status {
         TestModel model(kSizes, dtype), plain_model(kSizes, dtype);
         PlainTraining plain(&plain_model, rule);
-        EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), rule));
+        EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), rule));
         for (int step = 0; step < 4; ++step) {
           model.Backward(0, step);
           EK_RETURN_IF_ERROR(optimizer->Step());
@@ -63,7 +64,7 @@ TEST(OptimizerTest, LeavesAloneWhatIsFrozenOrHasNoGradient) {
   RunAlone([&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes), plain_model(kSizes);
     PlainTraining plain(&plain_model, kMomentum);
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), kMomentum));
     for (int step = 0; step < 6; ++step) {
       const bool freezes = step == 2 || step == 3;
       model.params().SetTrainable(1, !freezes);
@@ -93,7 +94,7 @@ TEST(OptimizerTest, ScalesGradientsAndSkipsSteps) {
   RunAlone([&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes), plain_model(kSizes);
     PlainTraining plain(&plain_model, AdamW{});
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), AdamW{}));
     const StepOptions options[] = {{.grad_scale = 0.25}, {.skip = true}, {.grad_scale = 3.0}};
     for (int step = 0; step < 3; ++step) {
       model.Backward(0, step);
@@ -111,7 +112,7 @@ TEST(OptimizerTest, TakesANewLearningRate) {
   RunAlone([&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes), plain_model(kSizes);
     PlainTraining plain(&plain_model, AdamW{});
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), AdamW{}));
     for (int step = 0; step < 3; ++step) {
       EK_RETURN_IF_ERROR(optimizer->SetLearningRate(0.1 / (step + 1)));
       EXPECT_TRUE(plain.groups().SetLearningRate(0.1 / (step + 1)).ok());
@@ -130,8 +131,8 @@ TEST(OptimizerTest, GoesOnFromALoadedState) {
   RunAlone([&](Communicator& comm) -> absl::Status {
     for (const UpdateRule& rule : OneOfEach()) {
       TestModel model(kSizes), resumed_model(kSizes);
-      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), rule));
-      EK_ASSIGN_OR_RETURN(auto resumed, Optimizer::Create(&comm, &resumed_model.params(), rule));
+      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), rule));
+      EK_ASSIGN_OR_RETURN(auto resumed, Optimizer::Create(comm, resumed_model.params(), rule));
       for (int step = 0; step < 3; ++step) {
         model.Backward(0, step);
         EK_RETURN_IF_ERROR(optimizer->Step());
@@ -157,7 +158,7 @@ TEST(OptimizerTest, GoesOnFromALoadedState) {
 TEST(OptimizerTest, RefusesAStateThatDoesNotFit) {
   RunAlone([&](Communicator& comm) -> absl::Status {
     TestModel model({4, 2});
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), AdamW{}));
     model.Backward(0, 0);
     EK_RETURN_IF_ERROR(optimizer->Step());
     const OptimizerState good = optimizer->state();
@@ -189,18 +190,19 @@ TEST(OptimizerTest, RefusesAStateThatDoesNotFit) {
 TEST(OptimizerTest, RefusesWhatItCannotUpdate) {
   RunAlone([&](Communicator& comm) -> absl::Status {
     TestModel model({4});
-    EXPECT_TRUE(absl::IsInvalidArgument(Optimizer::Create(&comm, &model.params(), AdamW{.beta1 = 2}).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        Optimizer::Create(comm, model.params(), AdamW{.beta1 = 2}).status()));
     ParameterSet params;
     std::vector<BFloat16> memory(3);
     params.Add("half", absl::MakeSpan(memory));
-    const absl::Status status = Optimizer::Create(&comm, &params, AdamW{}).status();
+    const absl::Status status = Optimizer::Create(comm, params, AdamW{}).status();
     EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "parameter \"half\"")) << status;
 
     ParameterSet without;
     std::vector<float> value(3);
     without.Add("w", absl::MakeSpan(value));
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &without, AdamW{}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, without, AdamW{}));
     without.SetGradState(0, GradState::kReduced);
     const absl::Status no_memory = optimizer->Step();
     EXPECT_TRUE(absl::IsFailedPrecondition(no_memory)) << no_memory;
@@ -212,13 +214,15 @@ TEST(OptimizerTest, RefusesWhatItCannotUpdate) {
 TEST(OptimizerTest, RefusesAGradientThatNobodyReduced) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), kMomentum));
     const std::string before = model.Bytes();
     model.params().SetGradState(0, GradState::kReduced);
     model.params().SetGradState(2, GradState::kLocal);
     const absl::Status refused = optimizer->Step();
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-    EXPECT_TRUE(absl::StrContains(refused.message(), "\"p2\" holds this rank's own gradient, not reduced")) << refused;
+    EXPECT_TRUE(
+        absl::StrContains(refused.message(), "\"p2\" holds this rank's own gradient, not reduced"))
+        << refused;
     EXPECT_TRUE(model.Bytes() == before);
     return absl::OkStatus();
   });
@@ -231,7 +235,9 @@ TEST(OptimizerTest, TellsEveryRankHowTheRanksDiffer) {
     UpdateRule rule;
     const char* says;
   } cases[] = {
-      {{4, 9}, AdamW{}, "ranks 0,1: parameter 1 = p1 float32[8]; rank 2: parameter 1 = p1 float32[9]"},
+      {{4, 9},
+       AdamW{},
+       "ranks 0,1: parameter 1 = p1 float32[8]; rank 2: parameter 1 = p1 float32[9]"},
       {{4}, AdamW{}, "ranks 0,1: 2 parameters; rank 2: 1 parameters"},
       {{4, 8}, AdamW{.learning_rate = 0.5}, "rank 2: group \"all\": learning_rate=0.5"},
       {{4, 8}, AdamW{.beta1 = 7}, "rank 2: group \"all\": AdamW: beta1 is 7"},
@@ -240,7 +246,7 @@ TEST(OptimizerTest, TellsEveryRankHowTheRanksDiffer) {
     const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
       const bool is_odd_one = comm.rank() == 2;
       TestModel model(is_odd_one ? wrong.sizes : std::vector<int64_t>{4, 8});
-      const auto made = Optimizer::Create(&comm, &model.params(), is_odd_one ? wrong.rule : AdamW{});
+      const auto made = Optimizer::Create(comm, model.params(), is_odd_one ? wrong.rule : AdamW{});
       EXPECT_TRUE(absl::IsInvalidArgument(made.status())) << made.status();
       EXPECT_TRUE(absl::StrContains(made.status().message(), wrong.says)) << made.status();
       return absl::OkStatus();
@@ -261,12 +267,13 @@ std::vector<int> ActiveIn(const std::vector<int>& inputs, int step) {
 // The learning rate that each loop sets before a step.
 double Scheduled(int step) { return 0.1 / (1 + step % 3); }
 
-absl::Status TrainJoined(Communicator& comm, const std::vector<std::vector<int>>& epochs, const UpdateRule& rule) {
+absl::Status TrainJoined(Communicator& comm, const std::vector<std::vector<int>>& epochs,
+                         const UpdateRule& rule) {
   const int world_size = comm.world_size();
   TestModel model(kSizes), plain_model(kSizes);
   PlainTraining plain(&plain_model, rule);
   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
-  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), rule));
+  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), rule));
   for (size_t epoch = 0; epoch < epochs.size(); ++epoch) {
     const int first = static_cast<int>(epoch) * 100;
     EK_RETURN_IF_ERROR(RunJoined({optimizer.get(), ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
@@ -286,8 +293,10 @@ absl::Status TrainJoined(Communicator& comm, const std::vector<std::vector<int>>
       EXPECT_TRUE(plain.groups().SetLearningRate(Scheduled(step)).ok());
       plain.Step(active, first + step, 1.0 / world_size, {.grad_scale = 0.5, .skip = step == 2});
     }
-    EXPECT_TRUE(internal::IsSame(model, plain_model)) << "rank " << comm.rank() << " epoch " << epoch;
-    EXPECT_TRUE(internal::IsSame(optimizer->state(), plain.state())) << "rank " << comm.rank() << " epoch " << epoch;
+    EXPECT_TRUE(internal::IsSame(model, plain_model))
+        << "rank " << comm.rank() << " epoch " << epoch;
+    EXPECT_TRUE(internal::IsSame(optimizer->state(), plain.state()))
+        << "rank " << comm.rank() << " epoch " << epoch;
     EXPECT_EQ(optimizer->groups().rules(), plain.groups().rules());
   }
   return absl::OkStatus();
@@ -301,8 +310,9 @@ TEST(JoinedOptimizerTest, IsThePlainTrainingOnEveryRankWithStateAndLearningRate)
   for (const auto& epochs : patterns) {
     for (const UpdateRule& rule : {UpdateRule(kMomentum), UpdateRule(AdamW{})}) {
       SCOPED_TRACE(testing::PrintToString(epochs) + " " + ToString(rule));
-      const absl::Status status = RunTestRanks(static_cast<int>(epochs[0].size()),
-                                               [&](Communicator& comm) { return TrainJoined(comm, epochs, rule); });
+      const absl::Status status =
+          RunTestRanks(static_cast<int>(epochs[0].size()),
+                       [&](Communicator& comm) { return TrainJoined(comm, epochs, rule); });
       EXPECT_TRUE(status.ok()) << status;
     }
   }
@@ -311,7 +321,7 @@ TEST(JoinedOptimizerTest, IsThePlainTrainingOnEveryRankWithStateAndLearningRate)
 TEST(JoinedOptimizerTest, RefusesToRepeatAStepWithoutTheGroupsGradients) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     TestModel model(kSizes);
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), kMomentum));
     const absl::Status joined = RunJoined({optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
       EXPECT_TRUE(absl::IsFailedPrecondition(optimizer->LoadState({})));
       if (comm.rank() == 1) return absl::OkStatus();
@@ -319,10 +329,12 @@ TEST(JoinedOptimizerTest, RefusesToRepeatAStepWithoutTheGroupsGradients) {
       for (int i = 0; i < model.size(); ++i) model.params().SetGradState(i, GradState::kReduced);
       return optimizer->Step();
     });
-    EXPECT_EQ(absl::IsFailedPrecondition(joined), comm.rank() == 1) << joined;  // The other learns of its end.
+    EXPECT_EQ(absl::IsFailedPrecondition(joined), comm.rank() == 1)
+        << joined;  // The other learns of its end.
     return joined;
   });
-  EXPECT_TRUE(absl::StrContains(status.message(), "is the DataParallel in RunJoined()'s list?")) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "put the DataParallel into RunJoined()'s list"))
+      << status;
 }
 
 }  // namespace

@@ -1,17 +1,21 @@
-// Which parameters an optimizer updates, and by which rule: groups of them with settings of their own.
+// Groups of parameters, each with an update rule and settings of its own.
 //
-//   std::vector<ParameterGroup> groups = {
-//       {.name = "decay", .params = SelectParams(params, is_matrix), .rule = AdamW{.weight_decay = 0.1}},
-//       {.name = "no_decay", .params = SelectParams(params, is_bias), .rule = AdamW{.weight_decay = 0}}};
-//   EK_ASSIGN_OR_RETURN(auto optimizer, ShardedOptimizer::Create(&comm, &params, groups));
-//   EK_RETURN_IF_ERROR(optimizer->SetLearningRate("decay", 1e-4));      // of one group; without a name, of all
+//   ParameterGroup decay{.name = "decay",
+//                        .params = SelectParams(params, is_matrix),
+//                        .rule = AdamW{.weight_decay = 0.1}};
+//   ParameterGroup no_decay{.name = "no_decay",
+//                           .params = SelectParams(params, is_bias),
+//                           .rule = AdamW{.weight_decay = 0}};
+//   EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(*ddp, {decay, no_decay}));
+//   EK_RETURN_IF_ERROR(optimizer->SetLearningRate("decay", 1e-4));  // without a name: all groups
 //
-// A parameter in no group is not this optimizer's: it neither updates nor looks at it. So several optimizers may share
-// a parameter set. Each parameter must be in one of them at most, which nobody checks: a second one would update it
-// again. Groups may have rules of different kinds.
+// An optimizer neither reads nor updates a parameter that is in none of its groups, so several
+// optimizers may share a parameter set. Each parameter must be in at most one of them. This is not
+// checked: a second one would update it again. Groups may have rules of different kinds.
 //
 // Threads: thread-compatible value.
-// Errors:  InvalidArgument names the group, and the parameter or setting that is wrong; nothing has changed then.
+// Errors:  InvalidArgument names the group, and the parameter or setting that is wrong; nothing has
+//          changed then.
 // Source:  the param_groups of torch.optim.
 
 #ifndef EVENKEEL_ZERO_OPTIM_PARAMETER_GROUPS_H_
@@ -33,36 +37,38 @@ namespace evenkeel {
 inline constexpr int kNoGroup = -1;
 
 struct ParameterGroup {
-  std::string name;         // Another one for each group of an optimizer; empty: "group<its number>".
+  std::string name;         // Unique within the optimizer. Empty: "group<number>".
   std::vector<int> params;  // Indices of the parameter set; may be empty.
   UpdateRule rule;
 };
 
-// The indices of those that `chooses` says yes to, ascending.
-std::vector<int> SelectParams(const ParameterSet& params, absl::FunctionRef<bool(const Parameter&)> chooses);
+// Returns the indices of the parameters for which `chooses` returns true, ascending.
+std::vector<int> SelectParams(const ParameterSet& params,
+                              absl::FunctionRef<bool(const Parameter&)> chooses);
 
-// One group, "all", of every parameter.
+// Returns one group, "all", with every parameter.
 std::vector<ParameterGroup> AllInOneGroup(const ParameterSet& params, const UpdateRule& rule);
 
 class ParameterGroups {
  public:
   // No groups, over a set of `param_count` parameters.
   explicit ParameterGroups(int param_count) : group_of_(param_count, kNoGroup) {}
-  // Besides what Add() refuses: no group, or groups without any parameter.
-  static absl::StatusOr<ParameterGroups> Create(int param_count, absl::Span<const ParameterGroup> groups);
+  // Errors: those of Add(); InvalidArgument without a group, or without any parameter in them.
+  static absl::StatusOr<ParameterGroups> Create(int param_count,
+                                                absl::Span<const ParameterGroup> groups);
 
-  // InvalidArgument: a setting out of its range, a name that another group has, or a parameter that is unknown, named
-  // twice, or in another group.
+  // InvalidArgument: a setting out of its range, a name that another group has, or a parameter that
+  // is unknown, named twice, or in another group.
   absl::Status Add(ParameterGroup group);
 
   int size() const { return static_cast<int>(groups_.size()); }
   const ParameterGroup& operator[](int group) const { return groups_[group]; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
-  // -1 if there is none of that name.
+  // Returns -1 if no group has that name.
   int Find(absl::string_view name) const;
 
   int param_count() const { return static_cast<int>(group_of_.size()); }
-  // kNoGroup: not this optimizer's.
+  // Returns kNoGroup for a parameter in no group.
   int group_of(int param) const { return group_of_[param]; }
   bool contains(int param) const { return group_of_[param] != kNoGroup; }
   // The parameter must be in a group.
@@ -72,8 +78,8 @@ class ParameterGroups {
   absl::Status SetLearningRate(absl::string_view group, double learning_rate);
 
   std::vector<UpdateRule> rules() const;  // By group.
-  // Other settings for the same groups: InvalidArgument if the number of groups, a kind of rule, or what one remembers
-  // differs.
+  // Replaces the settings of the same groups. InvalidArgument if the number of groups, a kind of
+  // rule, or the state tensors of a rule differ.
   absl::Status Adopt(absl::Span<const UpdateRule> rules);
 
  private:

@@ -16,8 +16,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(ParameterGroupsTest, SayWhichRuleIsWhose) {
-  const auto groups = ParameterGroups::Create(
-      5, {{.name = "a", .params = {3, 0}, .rule = Sgd{}}, {.params = {1}, .rule = AdamW{}}, {.name = "nobody"}});
+  const auto groups = ParameterGroups::Create(5, {{.name = "a", .params = {3, 0}, .rule = Sgd{}},
+                                                  {.params = {1}, .rule = AdamW{}},
+                                                  {.name = "nobody"}});
   ASSERT_TRUE(groups.ok()) << groups.status();
   EXPECT_EQ(groups->size(), 3);
   EXPECT_EQ((*groups)[1].name, "group1");
@@ -38,11 +39,12 @@ TEST(ParameterGroupsTest, RefuseWhatIsWrongAndSayWhatItIs) {
   } cases[] = {
       {{}, "without parameters"},
       {{{.name = "a"}, {.name = "b"}}, "without parameters"},
-      {{{.name = "a", .params = {0}}, {.name = "a", .params = {1}}}, "two groups \"a\""},
+      {{{.name = "a", .params = {0}}, {.name = "a", .params = {1}}}, "two groups are named \"a\""},
       {{{.name = "a", .params = {0, 5}}}, "group \"a\": parameter 5 is not one of the 5"},
       {{{.name = "a", .params = {-1}}}, "group \"a\": parameter -1 is not one of the 5"},
       {{{.name = "a", .params = {2, 2}}}, "group \"a\": parameter 2 is named twice"},
-      {{{.name = "a", .params = {0, 2}}, {.params = {2}}}, "group \"group1\": parameter 2 is in group \"a\", too"},
+      {{{.name = "a", .params = {0, 2}}, {.params = {2}}},
+       "group \"group1\": parameter 2 is in group \"a\", too"},
       {{{.name = "a", .params = {0}, .rule = AdamW{.beta1 = 2}}}, "group \"a\": AdamW: beta1 is 2"},
   };
   for (const auto& wrong : cases) {
@@ -62,8 +64,8 @@ TEST(ParameterGroupsTest, AGroupThatIsRefusedChangesNothing) {
 }
 
 TEST(ParameterGroupsTest, TakeALearningRateForOneOrForAll) {
-  auto groups = ParameterGroups::Create(
-      2, {{.name = "a", .params = {0}, .rule = Sgd{}}, {.name = "b", .params = {1}, .rule = AdamW{}}});
+  auto groups = ParameterGroups::Create(2, {{.name = "a", .params = {0}, .rule = Sgd{}},
+                                            {.name = "b", .params = {1}, .rule = AdamW{}}});
   ASSERT_TRUE(groups.ok());
   EXPECT_TRUE(groups->SetLearningRate(0.5).ok());
   EXPECT_TRUE(groups->SetLearningRate("b", 0.25).ok());
@@ -73,13 +75,14 @@ TEST(ParameterGroupsTest, TakeALearningRateForOneOrForAll) {
   EXPECT_TRUE(absl::IsInvalidArgument(groups->SetLearningRate(-1)));
   const absl::Status unknown = groups->SetLearningRate("c", 1);
   EXPECT_TRUE(absl::IsInvalidArgument(unknown));
-  EXPECT_THAT(std::string(unknown.message()), HasSubstr("there is no group \"c\"; there are: a, b"));
+  EXPECT_THAT(std::string(unknown.message()),
+              HasSubstr("there is no group \"c\"; there are: a, b"));
   EXPECT_EQ(LearningRate(groups->rule_of(0)), 0.5);
 }
 
 TEST(ParameterGroupsTest, AdoptOnlyTheSameKindsOfRules) {
-  auto groups = ParameterGroups::Create(
-      2, {{.name = "a", .params = {0}, .rule = Sgd{}}, {.name = "b", .params = {1}, .rule = AdamW{}}});
+  auto groups = ParameterGroups::Create(2, {{.name = "a", .params = {0}, .rule = Sgd{}},
+                                            {.name = "b", .params = {1}, .rule = AdamW{}}});
   ASSERT_TRUE(groups.ok());
   EXPECT_TRUE(groups->Adopt({Sgd{.learning_rate = 3}, AdamW{.beta1 = 0}}).ok());
   EXPECT_EQ(groups->rule_of(1), UpdateRule(AdamW{.beta1 = 0}));

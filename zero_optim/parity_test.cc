@@ -16,9 +16,8 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/internal/recorded_run.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/testing/recorded_run.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -88,7 +87,8 @@ class Perceptron {
     for (double logit : logits) total += std::exp(logit - largest);
     double hidden_gradient[kHidden] = {};
     for (int o = 0; o < kOut; ++o) {
-      const double gradient = (std::exp(logits[o] - largest) / total - (o == label ? 1 : 0)) / kBatch;
+      const double gradient =
+          (std::exp(logits[o] - largest) / total - (o == label ? 1 : 0)) / kBatch;
       sums[3][o] += gradient;
       for (int h = 0; h < kHidden; ++h) {
         sums[2][o * kHidden + h] += gradient * hidden[h];
@@ -108,17 +108,22 @@ class Perceptron {
   ParameterSet params_;
 };
 
-absl::StatusOr<RecordedRun> ReadInputs() { return RecordedRun::Read("tests/testdata/train/mlp.safetensors"); }
+absl::StatusOr<RecordedRun> ReadInputs() {
+  return RecordedRun::Read("tests/testdata/train/mlp.safetensors");
+}
 
-// The samples of each step are within the recording's bound. SGD 1e-6; an element whose gradient is near epsilon
-// amplifies rounding in Adam, so there it is three times what PyTorch's own rounding did.
-void ExpectRecorded(const Perceptron& model, const RecordedRun& run, const Recipe& recipe, int step) {
+// The samples of each step are within the recording's bound. SGD 1e-6; an element whose gradient is
+// near epsilon amplifies rounding in Adam, so there it is three times what PyTorch's own rounding
+// did.
+void ExpectRecorded(const Perceptron& model, const RecordedRun& run, const Recipe& recipe,
+                    int step) {
   for (int i = 0; i < 4; ++i) {
     const std::vector<float> samples = run.Get<float>(absl::StrCat("sample.", kNames[i]));
     const std::vector<float>& value = model.value(i);
     const size_t stride = std::max<size_t>(1, value.size() / 64);
     const size_t per_step = std::min<size_t>(value.size(), 64);
-    const double bound = recipe.name == std::string("sgd") ? 1e-6 : 3 * run.MaxDiffVsFloat64(kNames[i]);
+    const double bound =
+        recipe.name == std::string("sgd") ? 1e-6 : 3 * run.MaxDiffVsFloat64(kNames[i]);
     ASSERT_GE(samples.size(), (step + 1) * per_step);
     double worst = 0;
     for (size_t k = 0; k < per_step; ++k) {
@@ -134,11 +139,13 @@ TEST(ParityTest, OneProcessIsTheRecordedRun) {
     SCOPED_TRACE(recipe.name);
     const absl::Status status = RunTestRanks(1, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const RecordedRun inputs, ReadInputs());
-      EK_ASSIGN_OR_RETURN(const RecordedRun run, RecordedRun::Read(absl::StrCat("tests/testdata/train/mlp.single.",
-                                                                                recipe.name, ".safetensors")));
+      EK_ASSIGN_OR_RETURN(const RecordedRun run,
+                          RecordedRun::Read(absl::StrCat("tests/testdata/train/mlp.single.",
+                                                         recipe.name, ".safetensors")));
       Perceptron model(inputs), sharded_model(inputs);
-      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), recipe.rule));
-      EK_ASSIGN_OR_RETURN(auto sharded, ShardedOptimizer::Create(&comm, &sharded_model.params(), recipe.rule));
+      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), recipe.rule));
+      EK_ASSIGN_OR_RETURN(auto sharded, Optimizer::Create(comm, sharded_model.params(), recipe.rule,
+                                                          {.placement = WholeTensors{}}));
       for (int step = 0; step < kBatches; ++step) {
         model.Backward(0, step);
         sharded_model.Backward(0, step);
@@ -164,11 +171,12 @@ void ExpectRecordedScenario(const Scenario& scenario, const Recipe& recipe) {
   SCOPED_TRACE(absl::StrCat(scenario.name, " ", recipe.name));
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const RecordedRun inputs, ReadInputs());
-    EK_ASSIGN_OR_RETURN(
-        const RecordedRun run,
-        RecordedRun::Read(absl::StrCat("tests/testdata/optim/mlp.", scenario.name, ".", recipe.name, ".safetensors")));
+    EK_ASSIGN_OR_RETURN(const RecordedRun run,
+                        RecordedRun::Read(absl::StrCat("tests/testdata/optim/mlp.", scenario.name,
+                                                       ".", recipe.name, ".safetensors")));
     Perceptron model(inputs);
-    EK_ASSIGN_OR_RETURN(auto zero, ShardedOptimizer::Create(&comm, &model.params(), recipe.rule));
+    EK_ASSIGN_OR_RETURN(auto zero, Optimizer::Create(comm, model.params(), recipe.rule,
+                                                     {.placement = WholeTensors{}}));
     EK_RETURN_IF_ERROR(RunJoined({zero.get()}, scenario.join, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < scenario.steps[comm.rank()]; ++step) {
         model.params().SetTrainable("0.", !scenario.freezes || (step != 3 && step != 4));
@@ -186,7 +194,8 @@ void ExpectRecordedScenario(const Scenario& scenario, const Recipe& recipe) {
 }
 
 TEST(ParityTest, TwoRanksShardedAreTheRecordedRuns) {
-  for (const Recipe& recipe : kRecipes) ExpectRecordedScenario({.name = "ddp_even", .steps = {5, 5}}, recipe);
+  for (const Recipe& recipe : kRecipes)
+    ExpectRecordedScenario({.name = "ddp_even", .steps = {5, 5}}, recipe);
   ExpectRecordedScenario({.name = "zero_even", .steps = {5, 5}}, kRecipes[2]);
 }
 
@@ -195,7 +204,8 @@ TEST(ParityTest, UnevenInputsAreTheRecordedRunsWithEitherDivisor) {
     for (bool by_initial : {true, false}) {
       ExpectRecordedScenario({.name = by_initial ? "ddp_uneven_true" : "ddp_uneven_false",
                               .steps = {3, 5},
-                              .join = {.divide_by = by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks}},
+                              .join = {.divide_by = by_initial ? DivideBy::kInitialWorldSize
+                                                               : DivideBy::kActiveRanks}},
                              recipe);
     }
   }

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -20,15 +20,19 @@ absl::Status OwnerTable::Assign(std::span<const int> params, const TrainableMask
   std::vector<bool> named(owners_.size(), false);
   for (int param : by_size) {
     if (param < 0 || param >= this->params()) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is not one of the ", this->params()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", param, " is not one of the ", this->params()));
     }
-    if (named[param]) return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is named twice"));
+    if (named[param])
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is named twice"));
     if (owners_[param] != kNoOwner) {
-      return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is owned by rank ", owners_[param]));
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", param, " is owned by rank ", owners_[param]));
     }
     named[param] = true;
   }
-  std::stable_sort(by_size.begin(), by_size.end(), [this](int a, int b) { return sizes_[a] > sizes_[b]; });
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [this](int a, int b) { return sizes_[a] > sizes_[b]; });
 
   using Load = std::pair<int64_t, int>;  // Elements, rank: the smallest rank wins a tie.
   std::priority_queue<Load, std::vector<Load>, std::greater<Load>> ranks;
@@ -55,11 +59,12 @@ std::vector<int64_t> OwnerTable::LoadsOf(const TrainableMask& trained) const {
 double OwnerTable::Imbalance(const TrainableMask& trained) const {
   const std::vector<int64_t> loads = LoadsOf(trained);
   const double total = static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0}));
-  return total == 0 ? 1 : static_cast<double>(*std::ranges::max_element(loads)) * world_size() / total;
+  return total == 0 ? 1
+                    : static_cast<double>(*std::ranges::max_element(loads)) * world_size() / total;
 }
 
-std::optional<OwnerTable> OwnerTable::Rebalanced(const TrainableMask& trained,
-                                                 const std::vector<std::vector<int>>& groups) const {
+std::optional<OwnerTable> OwnerTable::Rebalanced(
+    const TrainableMask& trained, const std::vector<std::vector<int>>& groups) const {
   OwnerTable dealt(sizes_, world_size());
   for (const std::vector<int>& group : groups) {
     std::vector<int> anew;
@@ -87,13 +92,14 @@ absl::Status OwnerTable::Restore(absl::string_view bytes) {
   std::vector<int> owners(owners_.size());
   internal::ByteReader reader(bytes);
   for (int& owner : owners) owner = reader.I32();
-  EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("an owner table for ", owners.size(), " parameters")));
+  EK_RETURN_IF_ERROR(
+      reader.Finish(absl::StrCat("an owner table for ", owners.size(), " parameters")));
   std::vector<int64_t> loads(world_size(), 0);
   for (size_t param = 0; param < owners.size(); ++param) {
     if (owners[param] == kNoOwner) continue;
     if (owners[param] < 0 || owners[param] >= world_size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter ", param, " is owned by rank ", owners[param], " of ", world_size()));
+      return absl::InvalidArgumentError(absl::StrCat("parameter ", param, " is owned by rank ",
+                                                     owners[param], " of ", world_size()));
     }
     loads[owners[param]] += sizes_[param];
   }

@@ -1,17 +1,19 @@
-// Which rank keeps the optimizer state of which parameter: whole tensors, spread by size.
+// The assignment of whole tensors of optimizer state to ranks, balanced by size.
 //
 //   OwnerTable owners({1000, 10, 600, 500}, /*world_size=*/2);      // elements of each parameter
-//   EK_RETURN_IF_ERROR(owners.Assign(std::vector<int>{0, 2, 3}));   // what is trained; 1 is frozen
-//   // owners.owner(0) == 0, owners.owner(2) == 1, owners.owner(3) == 1, owners.owner(1) == kNoOwner
+//   EK_RETURN_IF_ERROR(owners.Assign(std::vector<int>{0, 2, 3}));   // trained ones; 1 is frozen
+//   // owners.owner(0) == 0; owner(2) == owner(3) == 1; owner(1) == kNoOwner
 //
-// Assign() gives each parameter, largest first, to the rank that owns the fewest elements so far. Owners stay: what is
-// trained for the first time later comes with a later Assign(). Parameter groups are assigned one after the other.
-// Rebalanced() deals out anew what is trained.
+// Assign() gives each parameter, largest first, to the rank that owns the fewest elements so far.
+// Owners do not change: later calls assign parameters that are trained for the first time.
+// Parameter groups are assigned one after the other. Rebalanced() assigns all trained parameters
+// again.
 //
 // Order:   the same table for the same calls, on every rank, build and machine.
 // Threads: thread-compatible value.
-// Errors:  InvalidArgument for an index that is unknown or has an owner already; nothing is assigned then.
-// Source:  ZeroRedundancyOptimizer._partition_parameters of PyTorch, except that what is not trained does not count.
+// Errors:  InvalidArgument, without a change, for an index that is unknown or has an owner already.
+// Source:  ZeroRedundancyOptimizer._partition_parameters of PyTorch, except that frozen parameters
+//          do not count.
 
 #ifndef EVENKEEL_ZERO_OPTIM_PARTITION_H_
 #define EVENKEEL_ZERO_OPTIM_PARTITION_H_
@@ -24,7 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/trainable_mask.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
 
 namespace evenkeel {
 
@@ -36,14 +38,16 @@ class OwnerTable {
   // No parameter has an owner yet. `world_size` is at least 1.
   OwnerTable(std::vector<int64_t> sizes, int world_size);
 
-  // Only what `counted` trains counts as owned so far; null: everything.
+  // Only parameters that `counted` trains count as owned so far; null: all.
   absl::Status Assign(std::span<const int> params, const TrainableMask* counted = nullptr);
 
-  // The largest number of trained elements that a rank owns, over the mean; 1 if nothing is trained.
+  // Returns the largest number of trained elements that a rank owns, divided by the mean; 1 if no
+  // parameter is trained.
   double Imbalance(const TrainableMask& trained) const;
-  // Other owners for what is trained and owned, as if it were assigned for the first time, group by group; the rest
-  // stays where it is. Nothing if the rank with the most would not have less.
-  std::optional<OwnerTable> Rebalanced(const TrainableMask& trained, const std::vector<std::vector<int>>& groups) const;
+  // Returns a table in which all trained and owned parameters are assigned again, group by group;
+  // the others keep their owners. Returns nothing if the rank with the most would not have less.
+  std::optional<OwnerTable> Rebalanced(const TrainableMask& trained,
+                                       const std::vector<std::vector<int>>& groups) const;
 
   int params() const { return static_cast<int>(owners_.size()); }
   int world_size() const { return static_cast<int>(loads_.size()); }
@@ -51,8 +55,8 @@ class OwnerTable {
   const std::vector<int>& owners() const { return owners_; }    // By parameter.
   const std::vector<int64_t>& loads() const { return loads_; }  // By rank: elements that it owns.
 
-  // Who owns what, to send to a rank that is behind; InvalidArgument for anything that Serialize() of a table of the
-  // same parameters and world size can't have made.
+  // The owners as bytes, to send to a rank that is behind. InvalidArgument for bytes that
+  // Serialize() of a table of the same parameters and world size cannot have made.
   std::string Serialize() const;
   absl::Status Restore(absl::string_view bytes);
 

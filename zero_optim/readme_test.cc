@@ -6,9 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -19,10 +19,12 @@ TEST(ReadmeTest, ShrinksWeights) {
     std::vector<float> weight = {1, 2, 3}, gradient(3);
     ParameterSet params;
     const int index = params.Add("weight", absl::MakeSpan(weight), absl::MakeSpan(gradient));
-    EK_ASSIGN_OR_RETURN(auto optimizer, ShardedOptimizer::Create(&comm, &params, AdamW{.learning_rate = 0.1}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, params, AdamW{.learning_rate = 0.1},
+                                                          {.placement = WholeTensors{}}));
     for (int step = 0; step < 50; ++step) {
-      gradient = weight;                              // Of half the squared weights.
-      params.SetGradState(index, GradState::kLocal);  // Step() averages it, unless a DataParallel has done so.
+      gradient = weight;  // Of half the squared weights.
+      params.SetGradState(
+          index, GradState::kLocal);  // Step() averages it, unless a DataParallel has done so.
       EK_RETURN_IF_ERROR(optimizer->Step());
     }
     EK_ASSIGN_OR_RETURN(OptimizerState everything, optimizer->Consolidate());

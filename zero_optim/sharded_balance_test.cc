@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -26,8 +26,9 @@ using testing::ElementsAre;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 const std::vector<int64_t> kEven = {100, 100, 100, 100, 100, 100, 30, 30};
 
-absl::StatusOr<std::unique_ptr<Trainer>> Make(Communicator& comm, Mode mode, std::vector<int64_t> sizes,
-                                              double max_imbalance, const std::vector<int>& frozen = {}) {
+absl::StatusOr<std::unique_ptr<Trainer>> Make(Communicator& comm, Mode mode,
+                                              std::vector<int64_t> sizes, double max_imbalance,
+                                              const std::vector<int>& frozen = {}) {
   auto trainer = std::make_unique<Trainer>(std::move(sizes), DType::kFloat32);
   for (int param : frozen) trainer->model.params().SetTrainable(param, false);
   trainer->options.max_imbalance = max_imbalance;
@@ -41,8 +42,10 @@ std::vector<int> OwnersOf(const Trainer& trainer) {
   return owners;
 }
 
-// Everything that the lower half of the ranks own is frozen from step 2 on, and trained again from step 5 on.
-void FreezeHalf(ParameterSet& params, const std::vector<int>& first_owners, int world_size, int step) {
+// Everything that the lower half of the ranks own is frozen from step 2 on, and trained again from
+// step 5 on.
+void FreezeHalf(ParameterSet& params, const std::vector<int>& first_owners, int world_size,
+                int step) {
   for (int param = 0; param < params.size(); ++param) {
     const bool is_of_lower_half = first_owners[param] < (world_size + 1) / 2;
     params.SetTrainable(param, !is_of_lower_half || step < 2 || step >= 5);
@@ -50,8 +53,8 @@ void FreezeHalf(ParameterSet& params, const std::vector<int>& first_owners, int 
 }
 
 TEST(RebalanceTest, StateMovesWhenWhatIsTrainedChangesAndTheResultIsThatOfOneRank) {
-  for (const std::vector<int>& inputs :
-       std::vector<std::vector<int>>{{8, 8}, {8, 8, 8}, {3, 8}, {8, 4, 1}, {0, 8, 6}, {8, 2, 3, 0, 6}}) {
+  for (const std::vector<int>& inputs : std::vector<std::vector<int>>{
+           {8, 8}, {8, 8, 8}, {3, 8}, {8, 4, 1}, {0, 8, 6}, {8, 2, 3, 0, 6}}) {
     for (Mode mode : kAllModes) {
       SCOPED_TRACE(absl::StrCat(testing::PrintToString(inputs), " ", ToString(mode)));
       const int world_size = static_cast<int>(inputs.size());
@@ -109,7 +112,8 @@ TEST(RebalanceTest, MovesNothingBelowTheThresholdOrWhereNothingIsToBeGained) {
 }
 
 TEST(RebalanceTest, ComesWhenAskedForAlsoInsideALoopWithRanksThatAreDry) {
-  for (const std::vector<int>& inputs : std::vector<std::vector<int>>{{5, 5}, {1, 5, 3}, {5, 0, 2}}) {
+  for (const std::vector<int>& inputs :
+       std::vector<std::vector<int>>{{5, 5}, {1, 5, 3}, {5, 0, 2}}) {
     const int world_size = static_cast<int>(inputs.size());
     RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(auto trainer, Make(comm, Mode::kZeroAlone, kEven, kNever));
@@ -135,16 +139,19 @@ TEST(RebalanceTest, ComesWhenAskedForAlsoInsideALoopWithRanksThatAreDry) {
       }
       EXPECT_LT(trainer->zero->imbalance(), 1.6) << "rank " << comm.rank();
       EK_RETURN_IF_ERROR(ExpectEqual(*trainer, plain_model, plain));
-      EK_RETURN_IF_ERROR(trainer->zero->Rebalance());  // Outside of the loop; nothing is left to do.
+      EK_RETURN_IF_ERROR(
+          trainer->zero->Rebalance());  // Outside of the loop; nothing is left to do.
       return ExpectEqual(*trainer, plain_model, plain);
     });
   }
 }
 
-// It was trained once, has state and an owner; what is unfrozen then is dealt out as if it were not there.
+// It was trained once, has state and an owner; what is unfrozen then is dealt out as if it were not
+// there.
 TEST(FrozenGiantTest, DoesNotCountWhenOthersGetAnOwnerThoughItWasTrainedOnce) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto trainer, Make(comm, Mode::kZeroAlone, {10000, 9, 7, 5, 3}, kNever, {1, 2, 3, 4}));
+    EK_ASSIGN_OR_RETURN(auto trainer,
+                        Make(comm, Mode::kZeroAlone, {10000, 9, 7, 5, 3}, kNever, {1, 2, 3, 4}));
     EK_RETURN_IF_ERROR(trainer->Step(0));
     trainer->model.params().SetTrainable("p", true);
     trainer->model.params().SetTrainable(0, false);
@@ -160,10 +167,12 @@ TEST(FrozenOwnerTest, NothingIsSentForARankAllOfWhoseParametersAreFrozen) {
     EK_ASSIGN_OR_RETURN(auto trainer, Make(comm, Mode::kDataParallelFirst, {90, 80, 70}, kNever));
     const Channel* const channel = comm.OpenChannel(trainer->zero->join_name()).value();
     for (int step = 0; step < 6; ++step) {
-      for (int param = 0; param < 3; ++param) trainer->model.params().SetTrainable(param, param >= step / 2);
+      for (int param = 0; param < 3; ++param)
+        trainer->model.params().SetTrainable(param, param >= step / 2);
       const int64_t before = channel->position();
       EK_RETURN_IF_ERROR(trainer->Step(step));
-      EXPECT_EQ(channel->position() - before, 3 - step / 2) << "step " << step;  // A broadcast per owner who has some.
+      EXPECT_EQ(channel->position() - before, 3 - step / 2)
+          << "step " << step;  // A broadcast per owner who has some.
     }
     return absl::OkStatus();
   });

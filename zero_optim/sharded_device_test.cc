@@ -1,4 +1,4 @@
-// A ShardedOptimizer on simulated devices beside the plain training on the CPU.
+// An optimizer by whole tensors on simulated devices beside the plain training on the CPU.
 
 #include <algorithm>
 #include <atomic>
@@ -22,20 +22,19 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/internal/simulated_nccl.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/simulated_group.h"
+#include "evenkeel/comm/testing/simulated_nccl.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/gradient_check.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "evenkeel/zero_optim/step_options.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "evenkeel/zero_optim/update_rule.h"
 #include "gtest/gtest.h"
 
@@ -44,9 +43,11 @@ namespace {
 
 constexpr absl::Duration kDelay = absl::Microseconds(20);
 
-void RunOn(SimulatedDevices& devices, int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
+void RunOn(SimulatedDevices& devices, int world_size,
+           absl::FunctionRef<absl::Status(Communicator&)> body,
            std::atomic<int64_t>* work_waits = nullptr) {
-  const absl::Status status = RunSimulatedRanks(devices, world_size, body, {.work_waits = work_waits});
+  const absl::Status status =
+      RunSimulatedRanks(devices, world_size, body, {.work_waits = work_waits});
   EXPECT_TRUE(status.ok()) << status;
 }
 
@@ -87,11 +88,13 @@ TEST(ShardedOptimizerOnDevicesTest, NoStepWaitsForADevice) {
             const StepOptions checked{.clip = ClipOptions{.max_norm = 1e9}, .skip_nonfinite = true};
             const auto options = [&](int step) { return step % 2 == 0 ? checked : StepOptions(); };
             // Buckets are made anew when the order of gradients is known.
-            for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(trainer->Step(step, options(step)));
+            for (int step = 0; step < 2; ++step)
+              EK_RETURN_IF_ERROR(trainer->Step(step, options(step)));
             EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
             const int64_t waits = devices.host_waits(), works = work_waits;
             EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
-            for (int step = 2; step < 7; ++step) EK_RETURN_IF_ERROR(trainer->Step(step, options(step)));
+            for (int step = 2; step < 7; ++step)
+              EK_RETURN_IF_ERROR(trainer->Step(step, options(step)));
             EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
             EXPECT_EQ(devices.host_waits(), waits);
             EXPECT_EQ(work_waits, works);
@@ -106,13 +109,15 @@ TEST(ShardedOptimizerOnDevicesTest, NoStepWaitsForADevice) {
   }
 }
 
-// Which gradients exist is known on the devices alone; parameter 4 has one on the last rank, 1 on none until the end.
+// Which gradients exist is known on the devices alone; parameter 4 has one on the last rank, 1 on
+// none until the end.
 TEST(ShardedOptimizerOnDevicesTest, LeavesAloneWhatNoRankHasAGradientOf) {
   for (const int world_size : {1, 2, 3}) {
     SimulatedDevices devices({.count = world_size, .delay = kDelay});
     RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
       const int last = world_size - 1;
-      EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, comm, Mode::kZeroAlone, kMomentum));
+      EK_ASSIGN_OR_RETURN(auto trainer,
+                          Trainer::CreateOn(devices, comm, Mode::kZeroAlone, kMomentum));
       TestModel plain_model(kSizes);
       PlainTraining plain(&plain_model, kMomentum);
       for (int step = 0; step < 5; ++step) {
@@ -136,7 +141,8 @@ TEST(ShardedOptimizerOnDevicesTest, LeavesAloneWhatNoRankHasAGradientOf) {
           const auto sum = sums.back().view().as<float>();
           for (int rank = 0; rank < world_size; ++rank) {
             StateTensor own(DType::kFloat32, kSizes[param]);
-            if (!is_without(rank, param)) plain_model.ComputeGradient(rank, step, param, own.view());
+            if (!is_without(rank, param))
+              plain_model.ComputeGradient(rank, step, param, own.view());
             for (size_t k = 0; k < sum.size(); ++k)
               sum[k] = rank == 0 ? own.as<float>()[k] : sum[k] + own.as<float>()[k];
           }
@@ -163,7 +169,8 @@ TEST(ShardedOptimizerOnDevicesTest, ClipsAndSkipsForAllRanks) {
           EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, comm, mode, AdamW{}));
           TestModel plain_model(kSizes);
           PlainTraining plain(&plain_model, AdamW{});
-          const StepOptions options{.clip = ClipOptions{.max_norm = 0.5, .norm = norm}, .skip_nonfinite = true};
+          const StepOptions options{.clip = ClipOptions{.max_norm = 0.5, .norm = norm},
+                                    .skip_nonfinite = true};
           for (int step = 0; step < 6; ++step) {
             const bool is_bad = step == 0 || step == 3;
             if (mode != Mode::kZeroAlone) EK_RETURN_IF_ERROR(trainer->ddp->BeginStep());
@@ -211,13 +218,15 @@ TEST(ShardedOptimizerOnDevicesTest, IsThePlainTrainingWhateverIsFrozenAndMovesSt
         EK_ASSIGN_OR_RETURN(Stream stream, devices.CreateStream(comm.device()));
         Trainer trainer(sizes, DType::kFloat32, &devices, std::move(stream));
         trainer.options.max_imbalance = 1.2;
-        EK_RETURN_IF_ERROR(trainer.Init(comm, mode, AllInOneGroup(trainer.model.params(), AdamW{})));
+        EK_RETURN_IF_ERROR(
+            trainer.Init(comm, mode, AllInOneGroup(trainer.model.params(), AdamW{})));
         TestModel plain_model(sizes);
         PlainTraining plain(&plain_model, AdamW{});
         std::vector<int> owners, first_owners;
         for (int step = 0; step < 7; ++step) {
           for (ParameterSet* params : {&trainer.model.params(), &plain_model.params()}) {
-            for (int i = 0; i < 8; ++i) params->SetTrainable(i, step < 2 || step > 5 || first_owners[i] == 0);
+            for (int i = 0; i < 8; ++i)
+              params->SetTrainable(i, step < 2 || step > 5 || first_owners[i] == 0);
           }
           EK_RETURN_IF_ERROR(trainer.Step(step, {.skip_nonfinite = true}));
           plain.Step(Ranks(world_size), step, 1.0 / world_size, {.skip_nonfinite = true});
@@ -236,7 +245,8 @@ TEST(ShardedOptimizerOnDevicesTest, IsThePlainTrainingWhateverIsFrozenAndMovesSt
 }
 
 TEST(ShardedOptimizerOnDevicesTest, RanksWithoutInputsTakeTheSameSteps) {
-  for (const std::vector<int>& inputs : {std::vector<int>{2, 5}, {0, 3}, {3, 1, 2}, {0, 1, 2, 3, 1}}) {
+  for (const std::vector<int>& inputs :
+       {std::vector<int>{2, 5}, {0, 3}, {3, 1, 2}, {0, 1, 2, 3, 1}}) {
     for (const Mode mode : kAllModes) {
       const int world_size = static_cast<int>(inputs.size());
       SCOPED_TRACE(absl::StrCat(world_size, " ranks, ", ToString(mode)));
@@ -271,7 +281,8 @@ TEST(ShardedOptimizerOnDevicesTest, CheckpointsAreTheCpusAtAnyWorldSize) {
   OptimizerState saved;
   RunOn(devices, 3, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, comm, Mode::kZeroAlone, AdamW{}));
-    for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(trainer->Step(step, {.skip_nonfinite = true}));
+    for (int step = 0; step < 3; ++step)
+      EK_RETURN_IF_ERROR(trainer->Step(step, {.skip_nonfinite = true}));
     EK_RETURN_IF_ERROR(trainer->zero->Save(there));
     for (const int to : {2, 0, kAllRanks}) {
       EK_ASSIGN_OR_RETURN(OptimizerState all, trainer->zero->Consolidate(to));
@@ -280,9 +291,9 @@ TEST(ShardedOptimizerOnDevicesTest, CheckpointsAreTheCpusAtAnyWorldSize) {
     }
     // In pieces, too.
     int64_t elements = 0;
-    EK_RETURN_IF_ERROR(trainer->zero->ForEachState(
+    EK_RETURN_IF_ERROR(trainer->zero->VisitState(
         1,
-        [&](const ShardedOptimizer::StateChunk& chunk) {
+        [&](const StateChunk& chunk) {
           elements += chunk.data.count;
           for (const float x : chunk.data.as<float>()) EXPECT_LT(x * x, 100.0f);
           return absl::OkStatus();
@@ -314,21 +325,23 @@ TEST(ShardedOptimizerOnDevicesTest, CheckpointsAreTheCpusAtAnyWorldSize) {
     if (comm.rank() == 0) last = std::move(all);
     return trainer->zero->Save(there);
   });
-  RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {  // An optimizer with all state goes on.
-    EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
-    TestModel model(kSizes, DType::kFloat32, &devices, stream.ref());
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), AdamW{}));
-    EK_RETURN_IF_ERROR(optimizer->Load(there));
-    EXPECT_TRUE(optimizer->state() == last);
-    return absl::OkStatus();
-  });
+  RunOn(devices, 1,
+        [&](Communicator& comm) -> absl::Status {  // An optimizer with all state goes on.
+          EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
+          TestModel model(kSizes, DType::kFloat32, &devices, stream.ref());
+          EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), AdamW{}));
+          EK_RETURN_IF_ERROR(optimizer->Load(there));
+          EXPECT_TRUE(optimizer->state() == last);
+          return absl::OkStatus();
+        });
 }
 
 TEST(ShardedOptimizerOnDevicesTest, AnotherGroupOfTheSameRanksGoesOn) {
   SimulatedDevices devices({.count = 2, .delay = kDelay});
   for (const Mode mode : {Mode::kZeroAlone, Mode::kDataParallelFirst}) {
     RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(auto next, comm.Split(0, -comm.rank()));  // Where the ranks have other numbers.
+      EK_ASSIGN_OR_RETURN(auto next,
+                          comm.Split(0, -comm.rank()));  // Where the ranks have other numbers.
       EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, comm, mode, AdamW{}));
       TestModel plain_model(kSizes);
       PlainTraining plain(&plain_model, AdamW{});
@@ -349,8 +362,45 @@ TEST(ShardedOptimizerOnDevicesTest, AnotherGroupOfTheSameRanksGoesOn) {
   }
 }
 
-// The first step skipped, as while a loss scale finds itself; a parameter without a gradient. Nothing is lost with
-// either.
+// What has come in part is no state to continue from.
+TEST(ShardedOptimizerOnDevicesTest, ARankWithoutMemoryForTheStateLosesNothing) {
+  SimulatedDevices devices({.count = 3, .delay = kDelay});
+  for (int after = 0; after < 4; ++after) {
+    RunOn(devices, 3, [&](Communicator& comm) -> absl::Status {
+      // The ranks have other numbers in each, and so other shards.
+      EK_ASSIGN_OR_RETURN(auto first, comm.Split(0, (comm.rank() + 1) % 3));
+      EK_ASSIGN_OR_RETURN(auto second, comm.Split(0, (comm.rank() + 2) % 3));
+      EK_ASSIGN_OR_RETURN(auto trainer,
+                          Trainer::CreateOn(devices, comm, Mode::kZeroAlone, AdamW{}));
+      TestModel plain_model(kSizes);
+      PlainTraining plain(&plain_model, AdamW{});
+      for (int step = 0; step < 3; ++step) {
+        EK_RETURN_IF_ERROR(trainer->Step(step));
+        plain.Step({0, 1, 2}, step, 1.0 / 3);
+      }
+      EK_RETURN_IF_ERROR(trainer->Finish());
+      EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
+      if (comm.rank() == 0)
+        devices.FailNext("Allocate", absl::ResourceExhaustedError("no memory"), after);
+      EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
+      EXPECT_FALSE(trainer->zero->ReplaceGroup(first.get()).ok()) << after;
+      EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
+      if (comm.rank() == 0) devices.FailNext("Allocate", absl::OkStatus());
+      EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
+      EK_RETURN_IF_ERROR(trainer->zero->ReplaceGroup(second.get()));
+      for (int step = 3; step < 6; ++step) {
+        EK_RETURN_IF_ERROR(trainer->Step(step));
+        plain.Step({1, 2, 0}, step, 1.0 / 3);  // In the order of the group.
+      }
+      EK_RETURN_IF_ERROR(ExpectEqual(*trainer, plain_model, plain));
+      trainer.reset();
+      return second->Finalize();
+    });
+  }
+}
+
+// The first step skipped, as while a loss scale finds itself; a parameter without a gradient.
+// Nothing is lost with either.
 TEST(ShardedOptimizerOnDevicesTest, AnotherGroupGoesOnAfterSkippedStepsAlone) {
   SimulatedDevices devices({.count = 2, .delay = kDelay});
   RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
@@ -359,8 +409,9 @@ TEST(ShardedOptimizerOnDevicesTest, AnotherGroupGoesOnAfterSkippedStepsAlone) {
     trainer->model.params().ClearGradients();
     trainer->model.Backward(comm.rank(), 0);
     const TensorView gradient = trainer->model.params()[1].grad;
-    EK_RETURN_IF_ERROR(devices.Put(trainer->stream.ref(),
-                                   [gradient] { gradient.as<float>()[17] = std::numeric_limits<float>::infinity(); }));
+    EK_RETURN_IF_ERROR(devices.Put(trainer->stream.ref(), [gradient] {
+      gradient.as<float>()[17] = std::numeric_limits<float>::infinity();
+    }));
     EK_RETURN_IF_ERROR(trainer->zero->Step({.skip_nonfinite = true}));
     EXPECT_TRUE(trainer->zero->last_check()->is_skipped);
     EK_RETURN_IF_ERROR(trainer->zero->ReplaceGroup(next.get()));
@@ -386,8 +437,10 @@ TEST(ShardedOptimizerOnDevicesTest, AStepThatItsGroupHasCutShortIsNotTakenForDon
       for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(trainer->Step(step));
       EK_RETURN_IF_ERROR(trainer->Finish());
       if (comm.rank() == 1) {
-        EK_RETURN_IF_ERROR(devices.Put(
-            trainer->stream.ref(), [&has_ended] { (void)has_ended.WaitForNotificationWithTimeout(absl::Minutes(1)); }));
+        EK_RETURN_IF_ERROR(devices.Put(trainer->stream.ref(), [&has_ended] {
+          (void)has_ended.WaitForNotificationWithTimeout(absl::Minutes(1));
+          absl::SleepFor(absl::Milliseconds(20));
+        }));
       }
       EK_RETURN_IF_ERROR(trainer->Step(2));
       EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
@@ -396,7 +449,15 @@ TEST(ShardedOptimizerOnDevicesTest, AStepThatItsGroupHasCutShortIsNotTakenForDon
       if (comm.rank() == 1) has_ended.Notify();
       const absl::Status status = trainer->zero->ReplaceGroup(next.get());
       EXPECT_TRUE(absl::StrContains(status.message(), "was in the middle of an update")) << status;
-      trainer.reset();
+      // Nothing is freed that the stream still uses.
+      int64_t held_at_end = 0;
+      EK_RETURN_IF_ERROR(devices.Put(trainer->stream.ref(),
+                                     [&] { held_at_end = devices.held_bytes(comm.device()); }));
+      const int64_t held = devices.held_bytes(comm.device());
+      trainer->zero.reset();
+      EK_RETURN_IF_ERROR(trainer->Finish());
+      EXPECT_EQ(held_at_end, held);
+      EXPECT_LT(devices.held_bytes(comm.device()), held);
       return absl::OkStatus();
     });
   }
@@ -406,9 +467,11 @@ TEST(ShardedOptimizerOnDevicesTest, AStepThatItsGroupHasCutShortIsNotTakenForDon
 TEST(ShardedOptimizerOnDevicesTest, TakesAGroupMore) {
   SimulatedDevices devices({.count = 2, .delay = kDelay});
   RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
-    const std::vector<ParameterGroup> groups = {{.name = "a", .params = {0, 1}, .rule = AdamW{}},
-                                                {.name = "b", .params = {4}, .rule = Sgd{.learning_rate = 0.1}}};
-    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, comm, Mode::kDataParallelFirst, groups));
+    const std::vector<ParameterGroup> groups = {
+        {.name = "a", .params = {0, 1}, .rule = AdamW{}},
+        {.name = "b", .params = {4}, .rule = Sgd{.learning_rate = 0.1}}};
+    EK_ASSIGN_OR_RETURN(auto trainer,
+                        Trainer::CreateOn(devices, comm, Mode::kDataParallelFirst, groups));
     EK_RETURN_IF_ERROR(trainer->Step(0));
     EK_RETURN_IF_ERROR(trainer->zero->AddGroup({.name = "c", .params = {5}, .rule = kMomentum}));
     EK_RETURN_IF_ERROR(trainer->Step(1));
@@ -422,7 +485,8 @@ TEST(ShardedOptimizerOnDevicesTest, TakesAGroupMore) {
   });
 }
 
-// Values travel in 16 bits and are rounded from the owner's master copy; an Optimizer beside it has the same.
+// Values travel in 16 bits and are rounded from the owner's master copy; an Optimizer beside it has
+// the same.
 TEST(ShardedOptimizerOnDevicesTest, BFloat16ParametersHaveAMasterCopyAtTheirOwner) {
   constexpr int64_t kCount = 1000, kParams = 3;
   const AdamW rule{.learning_rate = 1e-4};  // Steps far below a bfloat16's last bit.
@@ -441,19 +505,21 @@ TEST(ShardedOptimizerOnDevicesTest, BFloat16ParametersHaveAMasterCopyAtTheirOwne
             EK_ASSIGN_OR_RETURN(Memory memory, devices.Allocate(comm.device(), kCount * 2));
             auto* const elements = static_cast<BFloat16*>(memory.data.get());
             for (int64_t i = 0; i < kCount; ++i) {
-              elements[i] = BFloat16(static_cast<float>((i + p) % (is_value ? 37 : 13)) / 11 - 0.5f);
+              elements[i] =
+                  BFloat16(static_cast<float>((i + p) % (is_value ? 37 : 13)) / 11 - 0.5f);
             }
             model->memory.push_back(std::move(memory));
           }
           const auto view = [&](int back) {
-            return TensorView(model->memory[model->memory.size() - back].data.get(), kCount, DType::kBFloat16,
-                              comm.device());
+            return TensorView(model->memory[model->memory.size() - back].data.get(), kCount,
+                              DType::kBFloat16, comm.device());
           };
           model->params.Add(absl::StrCat("w", p), view(2), view(1));
         }
       }
-      EK_ASSIGN_OR_RETURN(auto zero, ShardedOptimizer::Create(&comm, &sharded.params, rule, kSmallBuckets));
-      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &whole.params, rule));
+      EK_ASSIGN_OR_RETURN(
+          auto zero, Optimizer::Create(comm, sharded.params, rule, {.placement = kSmallBuckets}));
+      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, whole.params, rule));
       for (int step = 0; step < 20; ++step) {
         for (int p = 0; p < kParams; ++p) {
           sharded.params.SetGradState(p, step % 2 == 0 ? GradState::kLocal : GradState::kReduced);
@@ -467,8 +533,10 @@ TEST(ShardedOptimizerOnDevicesTest, BFloat16ParametersHaveAMasterCopyAtTheirOwne
       EXPECT_EQ(all.params.at(0).tensors.size(), 3) << "one is the master copy";
       EK_RETURN_IF_ERROR(devices.Synchronize(stream.ref(), absl::Now() + absl::Minutes(1)));
       for (int p = 0; p < kParams; ++p) {
-        const std::span<const uint16_t> a(static_cast<const uint16_t*>(sharded.params[p].value.data), kCount);
-        const std::span<const uint16_t> b(static_cast<const uint16_t*>(whole.params[p].value.data), kCount);
+        const std::span<const uint16_t> a(
+            static_cast<const uint16_t*>(sharded.params[p].value.data), kCount);
+        const std::span<const uint16_t> b(static_cast<const uint16_t*>(whole.params[p].value.data),
+                                          kCount);
         EXPECT_TRUE(std::ranges::equal(a, b)) << p;
       }
       const std::string folder = absl::StrCat(testing::TempDir(), "/bfloat", world_size);
@@ -492,7 +560,8 @@ TEST(ShardedOptimizerOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
     for (const Mode mode : {Mode::kZeroAlone, Mode::kDataParallelFirst}) {
       EK_ASSIGN_OR_RETURN(auto trainer, Trainer::CreateOn(devices, comm, mode, AdamW{}));
       const StepOptions checked{.clip = ClipOptions{.max_norm = 0.5}, .skip_nonfinite = true};
-      const std::string folder = absl::StrCat(testing::TempDir(), "/guarded", mode == Mode::kZeroAlone);
+      const std::string folder =
+          absl::StrCat(testing::TempDir(), "/guarded", mode == Mode::kZeroAlone);
       for (int step = 0; step < 5; ++step) {
         trainer->model.params().SetTrainable(1, step != 2);
         EK_RETURN_IF_ERROR(trainer->Step(step, step == 1 ? StepOptions() : checked));
@@ -514,13 +583,17 @@ TEST(ShardedOptimizerOnDevicesTest, SaysWhatDoesNotFit) {
   SimulatedDevices devices;
   RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {
     TestModel here(kSizes);
-    absl::Status status = ShardedOptimizer::Create(&comm, &here.params(), AdamW{}).status();
-    EXPECT_TRUE(absl::StrContains(status.message(), "\"p0\" lies on the CPU, but the group's backend is a device's"))
+    absl::Status status =
+        Optimizer::Create(comm, here.params(), AdamW{}, {.placement = WholeTensors{}}).status();
+    EXPECT_TRUE(absl::StrContains(status.message(),
+                                  "\"p0\" lies on the CPU, but the group's backend is a device's"))
         << status;
     EK_ASSIGN_OR_RETURN(const Stream stream, devices.CreateStream(comm.device()));
     TestModel wide(kSizes, DType::kFloat64, &devices, stream.ref());
-    status = ShardedOptimizer::Create(&comm, &wide.params(), AdamW{}).status();
-    EXPECT_TRUE(absl::StrContains(status.message(), "float32 and bfloat16 parameters on a device")) << status;
+    status =
+        Optimizer::Create(comm, wide.params(), AdamW{}, {.placement = WholeTensors{}}).status();
+    EXPECT_TRUE(absl::StrContains(status.message(), "float32 and bfloat16 parameters on a device"))
+        << status;
     return absl::OkStatus();
   });
 }

@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -19,7 +19,8 @@ using testing::ElementsAre;
 
 TEST(ShardedOptimizerFreezeTest, WhatWasNeverTrainedOwnsNothingAndDoesNotCount) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}, {10000, 8, 6, 4, 3}, {0}));
+    EK_ASSIGN_OR_RETURN(auto trainer,
+                        Trainer::Create(comm, Mode::kZeroAlone, AdamW{}, {10000, 8, 6, 4, 3}, {0}));
     std::vector<int> owners;
     for (int i = 0; i < 5; ++i) owners.push_back(trainer->zero->owner(i));
     EXPECT_THAT(owners, ElementsAre(kNoOwner, 0, 1, 1, 0));
@@ -55,10 +56,12 @@ TEST(ShardedOptimizerFreezeTest, EqualsTheUnshardedOneWhateverIsFrozen) {
   }
 }
 
-// What is frozen stays out of the broadcasts, also if one rank owns nothing else: its replicas may even differ.
+// What is frozen stays out of the broadcasts, also if one rank owns nothing else: its replicas may
+// even differ.
 TEST(ShardedOptimizerFreezeTest, NeverSendsWhatIsFrozen) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, kMomentum, {100, 60, 30}));
+    EK_ASSIGN_OR_RETURN(auto trainer,
+                        Trainer::Create(comm, Mode::kZeroAlone, kMomentum, {100, 60, 30}));
     EK_RETURN_IF_ERROR(trainer->Step(0));
     trainer->model.params().SetTrainable(0, false);
     EXPECT_EQ(trainer->zero->owner(0), 0);

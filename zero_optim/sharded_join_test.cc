@@ -9,9 +9,9 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::internal {
@@ -27,7 +27,8 @@ struct JoinedCase {
 };
 
 StepOptions OptionsOf(const JoinedCase& test, int step) {
-  return {.grad_scale = test.changes_settings ? 0.5 : 1.0, .skip = test.changes_settings && step == 1};
+  return {.grad_scale = test.changes_settings ? 0.5 : 1.0,
+          .skip = test.changes_settings && step == 1};
 }
 
 absl::Status TrainJoined(Communicator& comm, const JoinedCase& test) {
@@ -38,24 +39,27 @@ absl::Status TrainJoined(Communicator& comm, const JoinedCase& test) {
   PlainTraining plain(&plain_model, test.rule);
   int begin = 0;  // The group's steps so far.
   for (const std::vector<int>& inputs : test.epochs) {
-    EK_RETURN_IF_ERROR(RunJoined(trainer->joinables(),
-                                 {.divide_by = test.by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
-                                 [&](JoinScope&) -> absl::Status {
-                                   for (int step = begin; step < begin + inputs[comm.rank()]; ++step) {
-                                     if (test.freezes) Freeze(trainer->model.params(), step);
-                                     if (test.changes_settings)
-                                       EK_RETURN_IF_ERROR(trainer->zero->SetLearningRate(0.1 / (1 + step)));
-                                     EK_RETURN_IF_ERROR(trainer->Step(step, OptionsOf(test, step)));
-                                   }
-                                   return absl::OkStatus();
-                                 }));
+    EK_RETURN_IF_ERROR(RunJoined(
+        trainer->joinables(),
+        {.divide_by = test.by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
+        [&](JoinScope&) -> absl::Status {
+          for (int step = begin; step < begin + inputs[comm.rank()]; ++step) {
+            if (test.freezes) Freeze(trainer->model.params(), step);
+            if (test.changes_settings)
+              EK_RETURN_IF_ERROR(trainer->zero->SetLearningRate(0.1 / (1 + step)));
+            EK_RETURN_IF_ERROR(trainer->Step(step, OptionsOf(test, step)));
+          }
+          return absl::OkStatus();
+        }));
     int step = begin;
     for (;; ++step) {
       const std::vector<int> active = ActiveIn(inputs, step - begin);
       if (active.empty()) break;
       if (test.freezes) Freeze(plain_model.params(), step);
-      if (test.changes_settings) EK_RETURN_IF_ERROR(plain.groups().SetLearningRate(0.1 / (1 + step)));
-      plain.Step(active, step, 1.0 / (test.by_initial ? world_size : static_cast<int>(active.size())),
+      if (test.changes_settings)
+        EK_RETURN_IF_ERROR(plain.groups().SetLearningRate(0.1 / (1 + step)));
+      plain.Step(active, step,
+                 1.0 / (test.by_initial ? world_size : static_cast<int>(active.size())),
                  OptionsOf(test, step));
     }
     begin = step;
@@ -66,9 +70,11 @@ absl::Status TrainJoined(Communicator& comm, const JoinedCase& test) {
 }
 
 void ExpectPlainTraining(const JoinedCase& test) {
-  SCOPED_TRACE(absl::StrCat(ToString(test.mode), " ", ToString(test.rule), " ", testing::PrintToString(test.epochs),
-                            test.freezes ? " freezing" : "", test.by_initial ? "" : " by active ranks"));
-  RunGroup(static_cast<int>(test.epochs[0].size()), [&](Communicator& comm) { return TrainJoined(comm, test); });
+  SCOPED_TRACE(absl::StrCat(ToString(test.mode), " ", ToString(test.rule), " ",
+                            testing::PrintToString(test.epochs), test.freezes ? " freezing" : "",
+                            test.by_initial ? "" : " by active ranks"));
+  RunGroup(static_cast<int>(test.epochs[0].size()),
+           [&](Communicator& comm) { return TrainJoined(comm, test); });
 }
 
 // Every pattern of 0 to `most` inputs on `world_size` ranks.
@@ -100,7 +106,8 @@ TEST(JoinedShardedOptimizerTest, IsThePlainTrainingForEveryPatternOnThreeRanks) 
   int turn = 0;
   for (const std::vector<int>& inputs : Patterns(3, 2)) {
     const UpdateRule rule = turn % 2 == 0 ? UpdateRule(AdamW{}) : UpdateRule(kMomentum);
-    ExpectPlainTraining({.mode = kAllModes[turn++ % 3], .rule = rule, .epochs = {inputs, {2, 2, 2}}});
+    ExpectPlainTraining(
+        {.mode = kAllModes[turn++ % 3], .rule = rule, .epochs = {inputs, {2, 2, 2}}});
   }
 }
 
@@ -115,24 +122,33 @@ TEST(JoinedShardedOptimizerTest, IsThePlainTrainingOnFiveRanks) {
 
 TEST(JoinedShardedOptimizerTest, DividesByActiveRanksIfAsked) {
   for (Mode mode : kAllModes) {
-    ExpectPlainTraining({.mode = mode, .rule = kMomentum, .epochs = {{1, 3, 2}, {2, 1, 1}}, .by_initial = false});
+    ExpectPlainTraining(
+        {.mode = mode, .rule = kMomentum, .epochs = {{1, 3, 2}, {2, 1, 1}}, .by_initial = false});
   }
 }
 
 TEST(JoinedShardedOptimizerTest, DryRanksFollowLearningRateScaleAndSkippedSteps) {
   for (Mode mode : kAllModes) {
-    ExpectPlainTraining({.mode = mode, .rule = AdamW{}, .epochs = {{1, 4}, {3, 2}}, .changes_settings = true});
-    ExpectPlainTraining({.mode = mode, .rule = kMomentum, .epochs = {{3, 0, 1}, {1, 1, 1}}, .changes_settings = true});
+    ExpectPlainTraining(
+        {.mode = mode, .rule = AdamW{}, .epochs = {{1, 4}, {3, 2}}, .changes_settings = true});
+    ExpectPlainTraining({.mode = mode,
+                         .rule = kMomentum,
+                         .epochs = {{3, 0, 1}, {1, 1, 1}},
+                         .changes_settings = true});
   }
 }
 
-// Also parameters that are trained for the first time, and get their owner, while ranks are dry.
+// Also parameters that are trained for the first time, and get their owner, while ranks are
+// exhausted.
 TEST(JoinedShardedOptimizerTest, DryRanksFollowWhatIsFrozen) {
   for (Mode mode : kAllModes) {
     for (const UpdateRule& rule : {UpdateRule(kMomentum), UpdateRule(AdamW{})}) {
-      ExpectPlainTraining({.mode = mode, .rule = rule, .epochs = {{1, 6}, {2, 2}}, .freezes = true});
-      ExpectPlainTraining({.mode = mode, .rule = rule, .epochs = {{4, 0, 2}, {2, 3, 1}}, .freezes = true});
-      ExpectPlainTraining({.mode = mode, .rule = rule, .epochs = {{0, 0, 0, 7, 1}}, .freezes = true});
+      ExpectPlainTraining(
+          {.mode = mode, .rule = rule, .epochs = {{1, 6}, {2, 2}}, .freezes = true});
+      ExpectPlainTraining(
+          {.mode = mode, .rule = rule, .epochs = {{4, 0, 2}, {2, 3, 1}}, .freezes = true});
+      ExpectPlainTraining(
+          {.mode = mode, .rule = rule, .epochs = {{0, 0, 0, 7, 1}}, .freezes = true});
     }
   }
 }
@@ -143,8 +159,10 @@ TEST(JoinedShardedOptimizerTest, TakesWhatARankFrozeWhenItRanDryFromTheOthers) {
     TestModel plain_model(kSizes);
     PlainTraining plain(&plain_model, AdamW{});
     EK_RETURN_IF_ERROR(RunJoined({trainer->zero.get()}, {}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < (comm.rank() == 0 ? 1 : 3); ++step) EK_RETURN_IF_ERROR(trainer->Step(step));
-      trainer->model.params().SetTrainable("p1", comm.rank() != 0);  // For a next step, which the rank does not have.
+      for (int step = 0; step < (comm.rank() == 0 ? 1 : 3); ++step)
+        EK_RETURN_IF_ERROR(trainer->Step(step));
+      trainer->model.params().SetTrainable(
+          "p1", comm.rank() != 0);  // For a next step, which the rank does not have.
       return absl::OkStatus();
     }));
     for (int step = 0; step < 3; ++step)
@@ -154,7 +172,8 @@ TEST(JoinedShardedOptimizerTest, TakesWhatARankFrozeWhenItRanDryFromTheOthers) {
   });
 }
 
-// Two backwards per step; rank 0 runs dry in mid-step, and what it had goes into the next step of the others.
+// Two backwards per step; rank 0 becomes exhausted in mid-step, and what it had goes into the next
+// step of the others.
 TEST(JoinedShardedOptimizerTest, TakesAlongWhatARankHadAccumulatedWhenItRanDry) {
   constexpr int kInputs[] = {3, 8, 6};
   RunGroup(3, [&](Communicator& comm) -> absl::Status {
@@ -173,7 +192,8 @@ TEST(JoinedShardedOptimizerTest, TakesAlongWhatARankHadAccumulatedWhenItRanDry) 
       std::vector<std::vector<float>> sums;
       std::vector<std::optional<TensorView>> gradients;
       for (int param = 0; param < model.size(); ++param) {
-        std::vector<float>& sum = sums.emplace_back(kSizes[param], -0.0f);  // Changes nothing that is added to it.
+        std::vector<float>& sum =
+            sums.emplace_back(kSizes[param], -0.0f);  // Changes nothing that is added to it.
         std::vector<float> own(kSizes[param]);
         for (int rank = 0; rank < 3; ++rank) {
           std::vector<float> of_rank(kSizes[param], -0.0f);
@@ -196,14 +216,16 @@ TEST(JoinedShardedOptimizerTest, StandsBesideAnotherOneForOtherParameters) {
   const std::vector<int64_t> other_sizes = {50, 60};
   RunGroup(3, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
-    EK_ASSIGN_OR_RETURN(auto other, Trainer::Create(comm, Mode::kZeroAlone, kMomentum, other_sizes));
-    EK_RETURN_IF_ERROR(RunJoined({other->zero.get(), trainer->zero.get()}, {}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < 2 * comm.rank(); ++step) {
-        EK_RETURN_IF_ERROR(trainer->Step(step));
-        EK_RETURN_IF_ERROR(other->Step(step));
-      }
-      return absl::OkStatus();
-    }));
+    EK_ASSIGN_OR_RETURN(auto other,
+                        Trainer::Create(comm, Mode::kZeroAlone, kMomentum, other_sizes));
+    EK_RETURN_IF_ERROR(
+        RunJoined({other->zero.get(), trainer->zero.get()}, {}, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < 2 * comm.rank(); ++step) {
+            EK_RETURN_IF_ERROR(trainer->Step(step));
+            EK_RETURN_IF_ERROR(other->Step(step));
+          }
+          return absl::OkStatus();
+        }));
     TestModel plain_model(kSizes), other_plain_model(other_sizes);
     PlainTraining plain(&plain_model, AdamW{}), other_plain(&other_plain_model, kMomentum);
     for (int step = 0; step < 4; ++step) {
@@ -252,7 +274,8 @@ TEST(JoinedShardedOptimizerTest, SendsNothingExtraWhileAllRanksAreActive) {
         EK_RETURN_IF_ERROR(train());
         outside = channel->position() - before;
       } else {
-        EK_RETURN_IF_ERROR(RunJoined(trainer->joinables(), {}, [&](JoinScope&) { return train(); }));
+        EK_RETURN_IF_ERROR(
+            RunJoined(trainer->joinables(), {}, [&](JoinScope&) { return train(); }));
         EXPECT_EQ(channel->position() - before, outside);
       }
     }
@@ -266,12 +289,13 @@ TEST(JoinedShardedOptimizerTest, StopsAllRanksInTheSameStepIfAsked) {
     TestModel plain_model(kSizes);
     PlainTraining plain(&plain_model, AdamW{});
     const absl::Status status =
-        RunJoined({trainer->zero.get()}, {.throw_on_early_termination = true}, [&](JoinScope&) -> absl::Status {
-          for (int step = 0; step < 2 + comm.rank(); ++step) {
-            EK_RETURN_IF_ERROR(trainer->Step(step));
-          }
-          return absl::OkStatus();
-        });
+        RunJoined({trainer->zero.get()}, {.throw_on_early_termination = true},
+                  [&](JoinScope&) -> absl::Status {
+                    for (int step = 0; step < 2 + comm.rank(); ++step) {
+                      EK_RETURN_IF_ERROR(trainer->Step(step));
+                    }
+                    return absl::OkStatus();
+                  });
     EXPECT_TRUE(absl::IsOutOfRange(status)) << status;
     for (int step = 0; step < 2; ++step) plain.Step(Ranks(3), step, 1.0 / 3);
     return ExpectEqual(*trainer, plain_model, plain);
@@ -283,10 +307,11 @@ TEST(JoinedShardedOptimizerTest, WorksWithoutAgreementWhereInputsAreEven) {
     EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroFirst, AdamW{}));
     TestModel plain_model(kSizes);
     PlainTraining plain(&plain_model, AdamW{});
-    EK_RETURN_IF_ERROR(RunJoined(trainer->joinables(), {.enable = false}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(trainer->Step(step));
-      return absl::OkStatus();
-    }));
+    EK_RETURN_IF_ERROR(
+        RunJoined(trainer->joinables(), {.enable = false}, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(trainer->Step(step));
+          return absl::OkStatus();
+        }));
     for (int step = 0; step < 3; ++step) plain.Step({0, 1}, step, 0.5);
     return ExpectEqual(*trainer, plain_model, plain);
   });

@@ -1,4 +1,5 @@
-// An optimizer step over threads of one process: sharded, beside the unsharded one that every rank repeats.
+// An optimizer step over threads of one process: sharded, beside the unsharded one that every rank
+// repeats.
 
 #include <cstdint>
 #include <memory>
@@ -11,10 +12,9 @@
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 
 namespace evenkeel {
 namespace {
@@ -32,7 +32,8 @@ struct Model {
     for (int64_t size : sizes) {
       values.push_back(std::make_unique<std::vector<float>>(size, 1.0f));
       gradients.push_back(std::make_unique<std::vector<float>>(size, 0.01f));
-      params.Add(std::to_string(values.size()), absl::MakeSpan(*values.back()), absl::MakeSpan(*gradients.back()));
+      params.Add(std::to_string(values.size()), absl::MakeSpan(*values.back()),
+                 absl::MakeSpan(*gradients.back()));
     }
   }
   void SetGradients(GradState state) {
@@ -42,14 +43,14 @@ struct Model {
   ParameterSet params;
 };
 
-template <typename AnyOptimizer>
-void RunSteps(benchmark::State& state, GradState gradients) {
+void RunSteps(benchmark::State& state, const Placement& placement, GradState gradients) {
   const int world_size = static_cast<int>(state.range(0));
   for (auto _ : state) {
     double seconds = 0;
     const absl::Status status = RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
       Model model(Sizes(state.range(1) != 0));
-      EK_ASSIGN_OR_RETURN(auto optimizer, AnyOptimizer::Create(&comm, &model.params, AdamW{}));
+      EK_ASSIGN_OR_RETURN(auto optimizer,
+                          Optimizer::Create(comm, model.params, AdamW{}, {.placement = placement}));
       for (int step = -2; step < kStepsPerRound; ++step) {
         model.SetGradients(gradients);
         const absl::Time begin = absl::Now();
@@ -63,9 +64,15 @@ void RunSteps(benchmark::State& state, GradState gradients) {
   }
 }
 
-void BM_UnshardedStep(benchmark::State& state) { RunSteps<Optimizer>(state, GradState::kReduced); }
-void BM_ShardedStep(benchmark::State& state) { RunSteps<ShardedOptimizer>(state, GradState::kReduced); }
-void BM_ShardedStepWithReduction(benchmark::State& state) { RunSteps<ShardedOptimizer>(state, GradState::kLocal); }
+void BM_UnshardedStep(benchmark::State& state) {
+  RunSteps(state, Replicated{}, GradState::kReduced);
+}
+void BM_ShardedStep(benchmark::State& state) {
+  RunSteps(state, WholeTensors{}, GradState::kReduced);
+}
+void BM_ShardedStepWithReduction(benchmark::State& state) {
+  RunSteps(state, WholeTensors{}, GradState::kLocal);
+}
 
 void Settings(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"ranks", "many_small"})->ArgsProduct({{1, 2, 4}, {0, 1}})->UseManualTime();

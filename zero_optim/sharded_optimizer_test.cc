@@ -1,5 +1,3 @@
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -10,21 +8,23 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::internal {
 namespace {
 
 TEST(ShardedOptimizerTest, EqualsTheUnshardedOneBitForBitAtAnyWorldSize) {
-  const UpdateRule rules[] = {Sgd{.learning_rate = 0.1}, kMomentum, Adam{.weight_decay = 0.1}, AdamW{}};
+  const UpdateRule rules[] = {Sgd{.learning_rate = 0.1}, kMomentum, Adam{.weight_decay = 0.1},
+                              AdamW{}};
   for (int world_size : TestedWorldSizes()) {
     for (Mode mode : kAllModes) {
       for (const UpdateRule& rule : rules) {
         for (DType dtype : {DType::kFloat32, DType::kFloat64}) {
-          SCOPED_TRACE(
-              absl::StrCat("world ", world_size, " ", ToString(mode), " ", ToString(rule), " ", ToString(dtype)));
+          SCOPED_TRACE(absl::StrCat("world ", world_size, " ", ToString(mode), " ", ToString(rule),
+                                    " ", ToString(dtype)));
           RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
             EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, mode, rule, kSizes, {}, dtype));
             TestModel plain_model(kSizes, dtype);
@@ -107,12 +107,14 @@ TEST(ShardedOptimizerTest, SumsWhatThereIsIfRanksLackGradients) {
       trainer->model.Backward(comm.rank(), step);
       std::vector<std::vector<float>> sums;
       for (int param = 0; param < plain_model.size(); ++param) {
-        if (!has_gradient(comm.rank(), step, param)) trainer->model.params().SetGradState(param, GradState::kNone);
+        if (!has_gradient(comm.rank(), step, param))
+          trainer->model.params().SetGradState(param, GradState::kNone);
         std::vector<float>& sum = sums.emplace_back(kSizes[param]);
         std::vector<float> own(kSizes[param]);
         for (int rank = 0; rank < 3; ++rank) {
           plain_model.ComputeGradient(rank, step, param, absl::MakeSpan(own));
-          for (size_t k = 0; k < own.size(); ++k) sum[k] += has_gradient(rank, step, param) ? own[k] : 0;
+          for (size_t k = 0; k < own.size(); ++k)
+            sum[k] += has_gradient(rank, step, param) ? own[k] : 0;
         }
         for (float& element : sum) element *= static_cast<float>(1.0 / 3);
       }
@@ -157,13 +159,15 @@ TEST(ShardedOptimizerTest, AccumulatesOverSeveralBackwards) {
     PlainTraining plain(&plain_model, AdamW{});
     for (int step = 0; step < 2; ++step) {
       model.params().ClearGradients();
-      for (int micro = 0; micro < 3; ++micro) model.Backward(comm.rank(), 10 * step + micro, /*accumulate=*/true);
+      for (int micro = 0; micro < 3; ++micro)
+        model.Backward(comm.rank(), 10 * step + micro, /*accumulate=*/true);
       EK_RETURN_IF_ERROR(trainer->zero->Step());
 
       std::vector<std::vector<float>> sums;
       for (int param = 0; param < model.size(); ++param) {
         std::vector<float> own(kSizes[param]);
-        std::vector<float>& sum = sums.emplace_back(kSizes[param], -0.0f);  // Changes nothing that is added to it.
+        std::vector<float>& sum =
+            sums.emplace_back(kSizes[param], -0.0f);  // Changes nothing that is added to it.
         for (int rank = 0; rank < 2; ++rank) {
           std::vector<float> of_rank(kSizes[param], -0.0f);
           for (int micro = 0; micro < 3; ++micro) {
@@ -187,9 +191,12 @@ TEST(ShardedOptimizerTest, EndsOnEveryRankWhenOneFailsOrLeaves) {
     const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, AdamW{}));
       for (int step = 0; step < 3; ++step) {
-        if (comm.rank() == 1 && step == 2) return leaves ? absl::OkStatus() : absl::DataLossError("no more data");
+        if (comm.rank() == 1 && step == 2)
+          return leaves ? absl::OkStatus() : absl::DataLossError("no more data");
         const absl::Status stepped = trainer->Step(step);
-        EXPECT_FALSE(stepped.ok() && step == 2);  // The second step may still be under way when rank 1 is at the third.
+        EXPECT_FALSE(stepped.ok() &&
+                     step ==
+                         2);  // The second step may still be under way when rank 1 is at the third.
         EXPECT_TRUE(stepped.ok() || absl::StrContains(stepped.message(), "rank 1")) << stepped;
         EK_RETURN_IF_ERROR(stepped);
       }
@@ -221,11 +228,14 @@ TEST(ShardedOptimizerTest, NamesAGradientWithoutMemory) {
     ParameterSet params;
     std::vector<float> value(3);
     params.Add("w", absl::MakeSpan(value));
-    EK_ASSIGN_OR_RETURN(auto zero, ShardedOptimizer::Create(&comm, &params, AdamW{}));
+    EK_ASSIGN_OR_RETURN(auto zero,
+                        Optimizer::Create(comm, params, AdamW{}, {.placement = WholeTensors{}}));
     params.SetGradState(0, GradState::kLocal);
     const absl::Status status = zero->Step();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "parameter 0 \"w\" is said to have a gradient")) << status;
+    EXPECT_TRUE(
+        absl::StrContains(status.message(), "parameter 0 \"w\" has a gradient without memory"))
+        << status;
     return absl::OkStatus();
   });
 }
@@ -239,7 +249,10 @@ TEST(ShardedOptimizerTest, TellsEveryRankHowTheRanksDiffer) {
   } cases[] = {
       {{4, 9}, {}, AdamW{}, "rank 0: parameter 1 = p1 float32[9]"},
       {{4, 8, 1}, {}, AdamW{}, "rank 1: 2 parameters"},
-      {{4, 8}, {1}, AdamW{}, "rank 0: parameter 1 = p1 float32[8], frozen; rank 1: parameter 1 = p1 float32[8]"},
+      {{4, 8},
+       {1},
+       AdamW{},
+       "rank 0: parameter 1 = p1 float32[8], frozen; rank 1: parameter 1 = p1 float32[8]"},
       {{4, 8}, {}, Sgd{}, "rank 0: group \"all\": SGD"},
       {{4, 8}, {}, AdamW{.epsilon = -1}, "rank 0: group \"all\": AdamW: epsilon is -1"},
   };

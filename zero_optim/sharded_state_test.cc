@@ -4,10 +4,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/internal/sharded_trainer.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/testing/sharded_trainer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel::internal {
@@ -27,7 +26,9 @@ TEST(ShardedOptimizerStateTest, ConsolidatesToOneRankOrToAll) {
       }
       for (int to : {kAllRanks, 0, 1, 2}) {
         EK_ASSIGN_OR_RETURN(const OptimizerState all, trainer->zero->Consolidate(to));
-        EXPECT_TRUE(IsSame(all, to == kAllRanks || to == comm.rank() ? plain.state() : OptimizerState())) << to;
+        EXPECT_TRUE(
+            IsSame(all, to == kAllRanks || to == comm.rank() ? plain.state() : OptimizerState()))
+            << to;
       }
       EXPECT_TRUE(absl::IsInvalidArgument(trainer->zero->Consolidate(3).status()));
       return absl::OkStatus();
@@ -35,8 +36,8 @@ TEST(ShardedOptimizerStateTest, ConsolidatesToOneRankOrToAll) {
   }
 }
 
-// Steps 0 and 1 with `world_before` ranks (0: unsharded), then the rest with `world_after` ranks, of which each has the
-// same gradients, so that all of it equals one plain training.
+// Steps 0 and 1 with `world_before` ranks (0: unsharded), then the rest with `world_after` ranks,
+// of which each has the same gradients, so that all of it equals one plain training.
 TEST(ShardedOptimizerStateTest, GoesOnFromAStateOfAnyWorldSizeShardedOrNot) {
   for (const UpdateRule& rule : {UpdateRule(kMomentum), UpdateRule(AdamW{})}) {
     for (int world_before : {0, 1, 2, 5}) {
@@ -47,15 +48,17 @@ TEST(ShardedOptimizerStateTest, GoesOnFromAStateOfAnyWorldSizeShardedOrNot) {
       RunGroup(std::max(world_before, 1), [&](Communicator& comm) -> absl::Status {
         TestModel model(kSizes);
         std::unique_ptr<Optimizer> unsharded;
-        std::unique_ptr<ShardedOptimizer> sharded;
+        std::unique_ptr<Optimizer> sharded;
         if (world_before == 0) {
-          EK_ASSIGN_OR_RETURN(unsharded, Optimizer::Create(&comm, &model.params(), rule));
+          EK_ASSIGN_OR_RETURN(unsharded, Optimizer::Create(comm, model.params(), rule));
         } else {
-          EK_ASSIGN_OR_RETURN(sharded, ShardedOptimizer::Create(&comm, &model.params(), rule));
+          EK_ASSIGN_OR_RETURN(sharded, Optimizer::Create(comm, model.params(), rule,
+                                                         {.placement = WholeTensors{}}));
         }
         for (int step = 0; step < 2; ++step) {
           model.Backward(0, step);
-          for (int i = 0; i < model.size(); ++i) model.params().SetGradState(i, GradState::kReduced);
+          for (int i = 0; i < model.size(); ++i)
+            model.params().SetGradState(i, GradState::kReduced);
           EK_RETURN_IF_ERROR(unsharded != nullptr ? unsharded->Step() : sharded->Step());
         }
         EXPECT_TRUE(model.Bytes() == at_save.Bytes());
@@ -75,7 +78,8 @@ TEST(ShardedOptimizerStateTest, GoesOnFromAStateOfAnyWorldSizeShardedOrNot) {
           TestModel model(kSizes);
           PlainTraining again(&model, rule);
           for (int step = 0; step < 2; ++step) again.Step({0}, step, 1.0);
-          EK_ASSIGN_OR_RETURN(auto zero, ShardedOptimizer::Create(&comm, &model.params(), rule));
+          EK_ASSIGN_OR_RETURN(auto zero, Optimizer::Create(comm, model.params(), rule,
+                                                           {.placement = WholeTensors{}}));
           const OptimizerState before = saved;
           EK_RETURN_IF_ERROR(zero->LoadState(saved));
           EXPECT_TRUE(saved == before);
@@ -84,7 +88,8 @@ TEST(ShardedOptimizerStateTest, GoesOnFromAStateOfAnyWorldSizeShardedOrNot) {
           for (int step = 0; step < 4; ++step) {
             if (step >= 2) {
               model.Backward(0, step);
-              for (int i = 0; i < model.size(); ++i) model.params().SetGradState(i, GradState::kReduced);
+              for (int i = 0; i < model.size(); ++i)
+                model.params().SetGradState(i, GradState::kReduced);
               EK_RETURN_IF_ERROR(zero->Step());
             }
             whole.Step({0}, step, 1.0);
@@ -104,7 +109,8 @@ TEST(ShardedOptimizerStateTest, KeepsALoadedStateOfWhatIsFrozenNow) {
     TestModel plain_model(kSizes);
     PlainTraining plain(&plain_model, kMomentum);
     plain.Step({0, 1}, 0, 0.5);
-    EK_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(comm, Mode::kZeroAlone, kMomentum, kSizes, {1, 4}));
+    EK_ASSIGN_OR_RETURN(auto trainer,
+                        Trainer::Create(comm, Mode::kZeroAlone, kMomentum, kSizes, {1, 4}));
     for (int i = 0; i < plain_model.size(); ++i) {
       const auto from = plain_model.params()[i].value.as<float>();
       std::ranges::copy(from, trainer->model.params()[i].value.as<float>().begin());
@@ -132,7 +138,8 @@ TEST(ShardedOptimizerStateTest, RefusesAStateThatDoesNotFit) {
     plain.Step({0}, 0, 1.0);
     const absl::Status status = trainer->zero->LoadState(plain.state());
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "sharded_optimizer#0: optimizer state of parameter 5 \"p5\""))
+    EXPECT_TRUE(absl::StrContains(status.message(),
+                                  "sharded_optimizer#0: optimizer state of parameter 5 \"p5\""))
         << status;
     return absl::OkStatus();
   });

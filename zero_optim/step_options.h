@@ -1,10 +1,11 @@
-// What may differ from one optimizer step to the next.
+// Options of a single optimizer step.
 //
 //   EK_RETURN_IF_ERROR(optimizer->Step({.clip = ClipOptions{.max_norm = 1.0}}));
-//   EK_RETURN_IF_ERROR(optimizer->Step({.grad_scale = 1 / scaler->scale(), .skip_nonfinite = true}));
+//   EK_RETURN_IF_ERROR(optimizer->Step({.grad_scale = 1 / scaler->scale(),
+//                                       .skip_nonfinite = true}));
 //
-// All ranks must pass the same options; else the next step fails before it reduces anything, with an error that names
-// ranks and values. Ranks that have run out of inputs take over the options of the lowest active rank.
+// All ranks must pass equal options; else the next step fails before it reduces a gradient, with
+// the ranks and their values. Exhausted ranks use the options of the lowest active rank.
 
 #ifndef EVENKEEL_ZERO_OPTIM_STEP_OPTIONS_H_
 #define EVENKEEL_ZERO_OPTIM_STEP_OPTIONS_H_
@@ -16,12 +17,14 @@
 namespace evenkeel {
 
 struct StepOptions {
-  double grad_scale = 1.0;  // Gradients are multiplied by it, before they are clipped: one over a loss scale.
-  bool skip = false;        // Leave parameters and state as they are, the step counts too.
-  // Gradients whose joint norm is larger are scaled down to it; those of this optimizer, over all ranks of its group.
+  double grad_scale =
+      1.0;            // A factor for the gradients, before they are clipped: one over a loss scale.
+  bool skip = false;  // Changes neither parameters nor state nor step counts.
+  // Scales the gradients of this optimizer, over all ranks of its group, down to this joint norm.
   std::optional<ClipOptions> clip;
-  // Do what `skip` does if any gradient on any rank of the group is infinite or not a number. Without it such a
-  // gradient goes into the weights. RefuseNonfinite() of gradient_check.h makes an error of it.
+  // Skips the step if any gradient on any rank of the group is infinite or not a number. Otherwise
+  // such a gradient changes the weights. RefuseNonfinite() of gradient_check.h returns an error for
+  // it.
   bool skip_nonfinite = false;
   friend bool operator==(const StepOptions&, const StepOptions&) = default;
 };

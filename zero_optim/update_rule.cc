@@ -36,14 +36,16 @@ absl::Status CheckRange(absl::string_view name, double value, double lower, doub
   return absl::InvalidArgumentError(
       below == kNoLimit
           ? absl::StrCat(name, " is ", value, ", but must be finite and at least ", lower)
-          : absl::StrCat(name, " is ", value, ", but must be at least ", lower, " and less than ", below));
+          : absl::StrCat(name, " is ", value, ", but must be at least ", lower, " and less than ",
+                         below));
 }
 
 absl::Status ValidateRule(const Sgd& rule) {
   EK_RETURN_IF_ERROR(CheckRange("learning_rate", rule.learning_rate, 0, kNoLimit));
   EK_RETURN_IF_ERROR(CheckRange("momentum", rule.momentum, 0, kNoLimit));
   EK_RETURN_IF_ERROR(CheckRange("weight_decay", rule.weight_decay, 0, kNoLimit));
-  if (rule.nesterov && rule.momentum == 0) return absl::InvalidArgumentError("nesterov needs a momentum above 0");
+  if (rule.nesterov && rule.momentum == 0)
+    return absl::InvalidArgumentError("nesterov needs a momentum above 0");
   return absl::OkStatus();
 }
 
@@ -63,8 +65,9 @@ std::string Text(double value) {
 }
 
 std::string SettingsOf(const Sgd& rule) {
-  return absl::StrCat("learning_rate=", Text(rule.learning_rate), ", momentum=", Text(rule.momentum),
-                      ", weight_decay=", Text(rule.weight_decay), rule.nesterov ? ", nesterov" : "");
+  return absl::StrCat(
+      "learning_rate=", Text(rule.learning_rate), ", momentum=", Text(rule.momentum),
+      ", weight_decay=", Text(rule.weight_decay), rule.nesterov ? ", nesterov" : "");
 }
 
 template <typename AdamLike>
@@ -89,23 +92,25 @@ void Apply(const Sgd& rule, int64_t step, double grad_scale, int64_t n, T* value
 }
 
 template <typename AdamLike, typename T>
-void Apply(const AdamLike& rule, int64_t step, double grad_scale, int64_t n, T* value, const T* gradient,
-           absl::Span<const TensorView> state) {
+void Apply(const AdamLike& rule, int64_t step, double grad_scale, int64_t n, T* value,
+           const T* gradient, absl::Span<const TensorView> state) {
   constexpr bool kDecoupled = std::is_same_v<AdamLike, AdamW>;
   const double count = static_cast<double>(step);
   const double bias_correction1 = 1 - std::pow(rule.beta1, count);
   const double bias_correction2 = 1 - std::pow(rule.beta2, count);
-  const AdamCoefficients coefficients = {.grad_scale = grad_scale,
-                                         .weight_decay = kDecoupled ? 0 : rule.weight_decay,
-                                         .keep = kDecoupled ? 1 - rule.learning_rate * rule.weight_decay : 1,
-                                         .beta1 = rule.beta1,
-                                         .one_minus_beta1 = 1 - rule.beta1,
-                                         .beta2 = rule.beta2,
-                                         .one_minus_beta2 = 1 - rule.beta2,
-                                         .epsilon = rule.epsilon,
-                                         .negative_step_size = -(rule.learning_rate / bias_correction1),
-                                         .sqrt_bias_correction2 = std::sqrt(bias_correction2)};
-  internal::BestUpdateKernels<T>().adam(coefficients, n, value, gradient, static_cast<T*>(state[0].data),
+  const AdamCoefficients coefficients = {
+      .grad_scale = grad_scale,
+      .weight_decay = kDecoupled ? 0 : rule.weight_decay,
+      .keep = kDecoupled ? 1 - rule.learning_rate * rule.weight_decay : 1,
+      .beta1 = rule.beta1,
+      .one_minus_beta1 = 1 - rule.beta1,
+      .beta2 = rule.beta2,
+      .one_minus_beta2 = 1 - rule.beta2,
+      .epsilon = rule.epsilon,
+      .negative_step_size = -(rule.learning_rate / bias_correction1),
+      .sqrt_bias_correction2 = std::sqrt(bias_correction2)};
+  internal::BestUpdateKernels<T>().adam(coefficients, n, value, gradient,
+                                        static_cast<T*>(state[0].data),
                                         static_cast<T*>(state[1].data));
 }
 
@@ -114,8 +119,8 @@ void ApplyTyped(const UpdateRule& rule, int64_t step, double grad_scale, const T
                 const TensorView& gradient, absl::Span<const TensorView> state) {
   std::visit(
       [&](const auto& r) {
-        Apply(r, step, grad_scale, value.count, static_cast<T*>(value.data), static_cast<const T*>(gradient.data),
-              state);
+        Apply(r, step, grad_scale, value.count, static_cast<T*>(value.data),
+              static_cast<const T*>(gradient.data), state);
       },
       rule);
 }
@@ -135,7 +140,8 @@ void SetLearningRate(UpdateRule& rule, double learning_rate) {
 }
 
 std::string ToString(const UpdateRule& rule) {
-  return std::visit([](const auto& r) { return absl::StrCat(NameOf(r), "(", SettingsOf(r), ")"); }, rule);
+  return std::visit([](const auto& r) { return absl::StrCat(NameOf(r), "(", SettingsOf(r), ")"); },
+                    rule);
 }
 
 std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DType dtype) {
@@ -151,16 +157,20 @@ std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DTyp
 
 absl::Status CheckUpdatable(const TensorView& value) {
   if (value.dtype == DType::kFloat32) return absl::OkStatus();
-  if (value.dtype == (value.device.is_cpu() ? DType::kFloat64 : DType::kBFloat16)) return absl::OkStatus();
+  if (value.dtype == (value.device.is_cpu() ? DType::kFloat64 : DType::kBFloat16))
+    return absl::OkStatus();
   return absl::UnimplementedError(
       value.device.is_cpu()
-          ? absl::StrCat("optimizers update float32 and float64 parameters on the CPU, not ", ToString(value))
-          : absl::StrCat("optimizers update float32 and bfloat16 parameters on a device, not ", ToString(value)));
+          ? absl::StrCat("optimizers update float32 and float64 parameters on the CPU, not ",
+                         ToString(value))
+          : absl::StrCat("optimizers update float32 and bfloat16 parameters on a device, not ",
+                         ToString(value)));
 }
 
 void ApplyUpdate(const UpdateRule& rule, int64_t step, double grad_scale, const TensorView& value,
                  const TensorView& gradient, absl::Span<const TensorView> state) {
-  if (value.dtype == DType::kFloat64) return ApplyTyped<double>(rule, step, grad_scale, value, gradient, state);
+  if (value.dtype == DType::kFloat64)
+    return ApplyTyped<double>(rule, step, grad_scale, value, gradient, state);
   ApplyTyped<float>(rule, step, grad_scale, value, gradient, state);
 }
 

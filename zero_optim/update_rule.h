@@ -1,14 +1,16 @@
-// How an optimizer turns a gradient into a new parameter: SGD, Adam and AdamW, as PyTorch defines them.
+// Update rules: SGD, Adam and AdamW, as PyTorch defines them.
 //
 //   UpdateRule rule = AdamW{.learning_rate = 3e-4};
-//   // StateTensorNames(rule) == {"exp_avg", "exp_avg_sq"}: as many elements as the parameter each, zero at first
-//   ApplyUpdate(rule, /*step=*/1, /*grad_scale=*/1.0, value, gradient, {first_moment, second_moment});
+//   // StateTensorNames(rule) == {"exp_avg", "exp_avg_sq"}: of the parameter's size, initially zero
+//   ApplyUpdate(rule, /*step=*/1, /*grad_scale=*/1.0, value, gradient,
+//               {first_moment, second_moment});
 //
-// One pass over the memory does everything. Optimizers (optimizer.h, sharded_optimizer.h) call it per parameter.
+// An update is a single pass over the memory. Optimizers call it per parameter.
 //
-// Rounding: in the parameter's type and PyTorch's order of operations; coefficients, bias corrections included, are
-//           computed in double and rounded once. Every processor gives the same bits: nothing is contracted.
-// Units:    `step` counts this parameter's updates and is 1 in its first.
+// Rounding: in the parameter's type and PyTorch's order of operations; coefficients, bias
+//           corrections included, are computed in double and rounded once. All processors give the
+//           same bits: no operations are contracted.
+// Units:    `step` counts the updates of the parameter, from 1.
 // Threads:  pure functions on the caller's memory.
 // Source:   torch.optim 1.13 (SGD with dampening 0, Adam and AdamW without amsgrad).
 
@@ -55,27 +57,30 @@ struct AdamW {
 
 using UpdateRule = std::variant<Sgd, Adam, AdamW>;
 
-// InvalidArgument names the first setting that is out of its range.
+// Returns InvalidArgument with the first setting that is out of range.
 absl::Status Validate(const UpdateRule& rule);
 
 double LearningRate(const UpdateRule& rule);
 void SetLearningRate(UpdateRule& rule, double learning_rate);
 
-// Every setting with all its digits: "AdamW(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08,
-// weight_decay=0.01)".
+// Returns all settings with all their digits: "AdamW(learning_rate=0.001, beta1=0.9, beta2=0.999,
+// epsilon=1e-08, weight_decay=0.01)".
 std::string ToString(const UpdateRule& rule);
 
-// What the rule remembers of each parameter, in the order that ApplyUpdate() takes it: at most kMaxStateTensors. Of a
-// parameter in 16 bits that is also "master", what its value was rounded from: it is the value that a step goes on from,
-// and begins as the parameter is at its first update. So who writes such a parameter later changes it for one step only.
-std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DType dtype = DType::kFloat32);
+// Returns the names of the rule's state tensors, in the order of ApplyUpdate(); at most
+// kMaxStateTensors. A parameter of 16 bits also has "master", the value before rounding, from which
+// each update continues; the first update copies it from the parameter. So a later write to such a
+// parameter lasts for one step only.
+std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule,
+                                                    DType dtype = DType::kFloat32);
 inline constexpr int kMaxStateTensors = 3;
 
-// OK for float32 and float64 on the CPU, and float32 and bfloat16 on a device; else Unimplemented.
+// Returns OK for float32 and float64 on the CPU, and float32 and bfloat16 on a device; else
+// Unimplemented.
 absl::Status CheckUpdatable(const TensorView& value);
 
-// Updates `value` and `state` by `gradient` * `grad_scale`, on the CPU. All have one size and a type that
-// CheckUpdatable() passes. On a device: device/device_update.h.
+// Updates `value` and `state` by `gradient` * `grad_scale`, on the CPU. All have one size and a
+// type that CheckUpdatable() passes. On a device an Optimizer applies the same rule by kernels.
 void ApplyUpdate(const UpdateRule& rule, int64_t step, double grad_scale, const TensorView& value,
                  const TensorView& gradient, absl::Span<const TensorView> state);
 

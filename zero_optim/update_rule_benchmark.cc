@@ -1,4 +1,5 @@
-// The fused kernels on each instruction set, beside the same update as a sequence of whole-tensor operations.
+// The fused kernels on each instruction set, beside the same update as a sequence of whole-tensor
+// operations.
 
 #include <cmath>
 #include <cstdint>
@@ -32,13 +33,15 @@ AdamCoefficients AdamW() {
 
 void CountBytes(benchmark::State& state, int64_t arrays) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
-  state.SetBytesProcessed(state.iterations() * state.range(0) * arrays * static_cast<int64_t>(sizeof(float)));
+  state.SetBytesProcessed(state.iterations() * state.range(0) * arrays *
+                          static_cast<int64_t>(sizeof(float)));
 }
 
 void BM_AdamW(benchmark::State& state, UpdateKernels<float> kernels) {
   Data data(state.range(0));
   for (auto _ : state) {
-    kernels.adam(AdamW(), state.range(0), data.value.data(), data.gradient.data(), data.m.data(), data.v.data());
+    kernels.adam(AdamW(), state.range(0), data.value.data(), data.gradient.data(), data.m.data(),
+                 data.v.data());
     benchmark::ClobberMemory();
   }
   CountBytes(state, 7);  // Four read, three written.
@@ -48,7 +51,8 @@ void BM_SgdWithMomentum(benchmark::State& state, UpdateKernels<float> kernels) {
   Data data(state.range(0));
   const SgdCoefficients sgd = {.momentum = 0.9, .negative_learning_rate = -0.1};
   for (auto _ : state) {
-    kernels.sgd_with_momentum(sgd, state.range(0), data.value.data(), data.gradient.data(), data.m.data());
+    kernels.sgd_with_momentum(sgd, state.range(0), data.value.data(), data.gradient.data(),
+                              data.m.data());
     benchmark::ClobberMemory();
   }
   CountBytes(state, 5);
@@ -83,7 +87,8 @@ void RegisterEach() {
     benchmark::RegisterBenchmark((std::string("BM_AdamW/") + name).c_str(), BM_AdamW, kernels)
         ->Arg(kInCache)
         ->Arg(kInMemory);
-    benchmark::RegisterBenchmark((std::string("BM_SgdWithMomentum/") + name).c_str(), BM_SgdWithMomentum, kernels)
+    benchmark::RegisterBenchmark((std::string("BM_SgdWithMomentum/") + name).c_str(),
+                                 BM_SgdWithMomentum, kernels)
         ->Arg(kInCache)
         ->Arg(kInMemory);
   }

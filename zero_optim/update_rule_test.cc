@@ -14,8 +14,8 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/internal/update_kernels.h"
-#include "gmock/gmock.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -57,14 +57,17 @@ void ReferenceSgd(const Sgd& rule, int64_t step, double grad_scale, Tensors<T>& 
 }
 
 template <typename T>
-void ReferenceAdam(const Adam& rule, bool decoupled, int64_t step, double grad_scale, Tensors<T>& t) {
+void ReferenceAdam(const Adam& rule, bool decoupled, int64_t step, double grad_scale,
+                   Tensors<T>& t) {
   const double correction1 = 1 - std::pow(rule.beta1, static_cast<double>(step));
   const double correction2 = 1 - std::pow(rule.beta2, static_cast<double>(step));
   const T step_size = static_cast<T>(-(rule.learning_rate / correction1));
   for (size_t i = 0; i < t.value.size(); ++i) {
     T g = t.gradient[i] * static_cast<T>(grad_scale);
-    if (decoupled) t.value[i] = t.value[i] * static_cast<T>(1 - rule.learning_rate * rule.weight_decay);
-    if (!decoupled && rule.weight_decay != 0) g = g + static_cast<T>(rule.weight_decay) * t.value[i];
+    if (decoupled)
+      t.value[i] = t.value[i] * static_cast<T>(1 - rule.learning_rate * rule.weight_decay);
+    if (!decoupled && rule.weight_decay != 0)
+      g = g + static_cast<T>(rule.weight_decay) * t.value[i];
     T& m = t.state[0][i];
     m = m * static_cast<T>(rule.beta1);
     m = m + static_cast<T>(1 - rule.beta1) * g;
@@ -80,9 +83,11 @@ void ReferenceAdam(const Adam& rule, bool decoupled, int64_t step, double grad_s
 template <typename T>
 void Reference(const UpdateRule& rule, int64_t step, double grad_scale, Tensors<T>& t) {
   if (const Sgd* sgd = std::get_if<Sgd>(&rule)) return ReferenceSgd(*sgd, step, grad_scale, t);
-  if (const Adam* adam = std::get_if<Adam>(&rule)) return ReferenceAdam(*adam, false, step, grad_scale, t);
+  if (const Adam* adam = std::get_if<Adam>(&rule))
+    return ReferenceAdam(*adam, false, step, grad_scale, t);
   const AdamW& w = std::get<AdamW>(rule);
-  ReferenceAdam({w.learning_rate, w.beta1, w.beta2, w.epsilon, w.weight_decay}, true, step, grad_scale, t);
+  ReferenceAdam({w.learning_rate, w.beta1, w.beta2, w.epsilon, w.weight_decay}, true, step,
+                grad_scale, t);
 }
 
 std::vector<UpdateRule> OneOfEach() {
@@ -99,7 +104,8 @@ std::vector<UpdateRule> OneOfEach() {
 
 template <typename T>
 bool SameBits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
 template <typename T>
@@ -115,7 +121,8 @@ void ExpectReferenceBits() {
         mine.gradient = plain.gradient = RandomValues<T>(n, 100 + step);
         std::vector<TensorView> state;
         for (std::vector<T>& tensor : mine.state) state.push_back(absl::MakeSpan(tensor));
-        ApplyUpdate(rule, step, grad_scale, absl::MakeSpan(mine.value), absl::MakeSpan(mine.gradient), state);
+        ApplyUpdate(rule, step, grad_scale, absl::MakeSpan(mine.value),
+                    absl::MakeSpan(mine.gradient), state);
         Reference(rule, step, grad_scale, plain);
         EXPECT_TRUE(SameBits(mine.value, plain.value)) << "step " << step;
         for (size_t s = 0; s < state.size(); ++s)
@@ -125,12 +132,17 @@ void ExpectReferenceBits() {
   }
 }
 
-TEST(UpdateRuleTest, IsThePlainSequenceOfOperationsBitForBitInFloat32) { ExpectReferenceBits<float>(); }
-TEST(UpdateRuleTest, IsThePlainSequenceOfOperationsBitForBitInFloat64) { ExpectReferenceBits<double>(); }
+TEST(UpdateRuleTest, IsThePlainSequenceOfOperationsBitForBitInFloat32) {
+  ExpectReferenceBits<float>();
+}
+TEST(UpdateRuleTest, IsThePlainSequenceOfOperationsBitForBitInFloat64) {
+  ExpectReferenceBits<double>();
+}
 
 TEST(UpdateRuleTest, GivesTheValuesThatOneComputesByHand) {
   double value = 1.0, gradient = 0.5, momentum = 0.0;
-  TensorView v(&value, 1, DType::kFloat64), g(&gradient, 1, DType::kFloat64), m(&momentum, 1, DType::kFloat64);
+  TensorView v(&value, 1, DType::kFloat64), g(&gradient, 1, DType::kFloat64),
+      m(&momentum, 1, DType::kFloat64);
   const Sgd sgd{.learning_rate = 0.1, .momentum = 0.9};
   ApplyUpdate(sgd, 1, 1.0, v, g, {m});
   EXPECT_DOUBLE_EQ(value, 0.95);
@@ -219,8 +231,10 @@ TEST(UpdateRuleTest, NamesItsState) {
   EXPECT_THAT(StateTensorNames(Adam{}), testing::ElementsAre("exp_avg", "exp_avg_sq"));
   EXPECT_THAT(StateTensorNames(AdamW{}), testing::ElementsAre("exp_avg", "exp_avg_sq"));
   EXPECT_THAT(StateTensorNames(Sgd{}, DType::kBFloat16), testing::ElementsAre("master"));
-  EXPECT_THAT(StateTensorNames(Sgd{.momentum = 0.9}, DType::kBFloat16), testing::ElementsAre("master", "momentum"));
-  EXPECT_THAT(StateTensorNames(AdamW{}, DType::kBFloat16), testing::ElementsAre("exp_avg", "exp_avg_sq", "master"));
+  EXPECT_THAT(StateTensorNames(Sgd{.momentum = 0.9}, DType::kBFloat16),
+              testing::ElementsAre("master", "momentum"));
+  EXPECT_THAT(StateTensorNames(AdamW{}, DType::kBFloat16),
+              testing::ElementsAre("exp_avg", "exp_avg_sq", "master"));
   EXPECT_EQ(StateDType(DType::kBFloat16), DType::kFloat32);
   EXPECT_EQ(StateDType(DType::kFloat64), DType::kFloat64);
 }
@@ -229,14 +243,16 @@ TEST(UpdateRuleTest, SaysWhatItIsAndTakesANewLearningRate) {
   UpdateRule rule = AdamW{};
   SetLearningRate(rule, 0.25);
   EXPECT_EQ(LearningRate(rule), 0.25);
-  EXPECT_EQ(ToString(rule), "AdamW(learning_rate=0.25, beta1=0.9, beta2=0.999, epsilon=1e-08, weight_decay=0.01)");
+  EXPECT_EQ(ToString(rule),
+            "AdamW(learning_rate=0.25, beta1=0.9, beta2=0.999, epsilon=1e-08, weight_decay=0.01)");
 }
 
 TEST(UpdateRuleTest, UpdatesFloat32AndFloat64OnTheCpuOnly) {
   EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat32)).ok());
   EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat64)).ok());
   EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16))));
-  EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat64, Device::Cuda(0)))));
+  EXPECT_TRUE(absl::IsUnimplemented(
+      CheckUpdatable(TensorView(nullptr, 1, DType::kFloat64, Device::Cuda(0)))));
   EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16))));
   EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat32, Device::Cuda(0))).ok());
   EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16, Device::Cuda(0))).ok());

@@ -1,28 +1,20 @@
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/convert.h"
+#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
-bool IsNarrowed(const Collective& what) { return what.dtype == DType::kFloat32 || what.dtype == DType::kFloat64; }
-
-bool IsInPlace(const Collective& what) {
-  return what.kind == CollectiveKind::kAllReduce || what.kind == CollectiveKind::kReduce ||
-         what.kind == CollectiveKind::kBroadcast;
-}
-
-bool IsReduction(const Collective& what) {
-  return what.kind == CollectiveKind::kAllReduce || what.kind == CollectiveKind::kReduce ||
-         what.kind == CollectiveKind::kReduceScatter;
+bool IsNarrowed(const Collective& what) {
+  return what.dtype == DType::kFloat32 || what.dtype == DType::kFloat64;
 }
 
 // Sums can be scaled before they are added up.
 bool IsSum(const Collective& what) {
-  return IsReduction(what) && (what.op == ReduceOp::kSum || what.op == ReduceOp::kAverage);
+  return Reduces(what.kind) && (what.op == ReduceOp::kSum || what.op == ReduceOp::kAverage);
 }
 
 int64_t CountOf(const TensorList& views) {
@@ -34,7 +26,8 @@ int64_t CountOf(const TensorList& views) {
 }  // namespace
 
 CompressedReduction::CompressedReduction(DType wire, std::unique_ptr<BucketReduction> inner)
-    : wire_(wire), inner_(inner != nullptr ? std::move(inner) : std::make_unique<AllReduceBuckets>()) {}
+    : wire_(wire),
+      inner_(inner != nullptr ? std::move(inner) : std::make_unique<AllReduceBuckets>()) {}
 
 std::vector<Collective> CompressedReduction::CollectivesFor(const BucketInfo& bucket) const {
   std::vector<Collective> collectives = inner_->CollectivesFor(bucket);
@@ -46,8 +39,8 @@ std::vector<Collective> CompressedReduction::CollectivesFor(const BucketInfo& bu
 
 absl::Status CompressedReduction::OnPlan(absl::Span<const BucketInfo> buckets) {
   if (wire_ != DType::kFloat16 && wire_ != DType::kBFloat16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradients can't be compressed to ", ToString(wire_), ": only to float16 or bfloat16"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradients cannot be compressed to ", ToString(wire_), ": only to float16 or bfloat16"));
   }
   EK_RETURN_IF_ERROR(inner_->OnPlan(buckets));
   rounds_.clear();
@@ -65,7 +58,7 @@ absl::StatusOr<RoundBuffers> CompressedReduction::BeginRound(const BucketInfo& b
   std::vector<Round>& rounds = rounds_[bucket.index];
   rounds.resize(collectives.size());
   Round& own = rounds[round];
-  const int64_t count = CountOf(wide.in) + (IsInPlace(what) ? 0 : CountOf(wide.out));
+  const int64_t count = CountOf(wide.in) + (IsInPlace(what.kind) ? 0 : CountOf(wide.out));
   EK_ASSIGN_OR_RETURN(std::byte * next, Reserve(own, count * SizeOf(wire_), bucket.data.device));
   const auto take = [&](const TensorView& like) {
     const TensorView half(next, like.count, wire_, like.device);
@@ -79,22 +72,25 @@ absl::StatusOr<RoundBuffers> CompressedReduction::BeginRound(const BucketInfo& b
     const TensorView half = take(from);
     narrow.in.push_back(half);
     if (from.device.is_cpu()) EK_RETURN_IF_ERROR(CheckConvertible(from, half));
-    if (IsReduction(what) && !step.contributes) continue;  // It is not read.
-    if (from == bucket.wire) {  // The flags are no gradients: they stay what they are, however small the scale.
+    if (Reduces(what.kind) && !step.contributes) continue;  // It is not read.
+    if (from == bucket.wire) {  // The flags are no gradients: they stay what they are, however
+                                // small the scale.
       EK_RETURN_IF_ERROR(Narrow(bucket.data, half.Slice(0, bucket.data.count), scale, step.stream));
-      EK_RETURN_IF_ERROR(Narrow(bucket.used, half.Slice(bucket.data.count, bucket.used.count), 1.0, step.stream));
+      EK_RETURN_IF_ERROR(
+          Narrow(bucket.used, half.Slice(bucket.data.count, bucket.used.count), 1.0, step.stream));
     } else {
       EK_RETURN_IF_ERROR(Narrow(from, half, scale, step.stream));
     }
   }
   for (size_t i = 0; i < wide.out.size(); ++i) {
-    narrow.out.push_back(IsInPlace(what) ? narrow.in[i] : take(wide.out[i]));
+    narrow.out.push_back(IsInPlace(what.kind) ? narrow.in[i] : take(wide.out[i]));
     own.arriving.emplace_back(narrow.out.back(), wide.out[i]);
   }
   return narrow;
 }
 
-absl::StatusOr<std::byte*> CompressedReduction::Reserve(Round& round, int64_t bytes, Device device) {
+absl::StatusOr<std::byte*> CompressedReduction::Reserve(Round& round, int64_t bytes,
+                                                        Device device) {
   if (device.is_cpu()) {
     round.memory.resize(bytes);
     return round.memory.data();
@@ -106,8 +102,8 @@ absl::StatusOr<std::byte*> CompressedReduction::Reserve(Round& round, int64_t by
   return static_cast<std::byte*>(round.on_device.back().data.get());
 }
 
-absl::Status CompressedReduction::Narrow(const TensorView& from, const TensorView& half, double scale,
-                                         StreamRef stream) {
+absl::Status CompressedReduction::Narrow(const TensorView& from, const TensorView& half,
+                                         double scale, StreamRef stream) {
   if (!from.device.is_cpu()) {
     return CopySegmentsOnce(*runtime_, {{.to = half, .from = from}}, stream, {.scale = scale});
   }
@@ -132,7 +128,8 @@ absl::Status CompressedReduction::Receive(const BucketInfo& bucket, int round, S
   return absl::OkStatus();
 }
 
-absl::StatusOr<GradFate> CompressedReduction::OnReduced(const BucketInfo& bucket, const ReductionStep& step) {
+absl::StatusOr<GradFate> CompressedReduction::OnReduced(const BucketInfo& bucket,
+                                                        const ReductionStep& step) {
   EK_RETURN_IF_ERROR(Receive(bucket, static_cast<int>(rounds_[bucket.index].size()), step.stream));
   return inner_->OnReduced(bucket, step);
 }

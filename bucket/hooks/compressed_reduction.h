@@ -1,19 +1,24 @@
-// Gradients travel as 16-bit floats: half the bytes of any other reduction's float32, a quarter of its float64.
+// Gradients travel as 16-bit floats: half the bytes of any other reduction's float32, a quarter of
+// its float64.
 //
-//   auto half = std::make_unique<CompressedReduction>(DType::kBFloat16);                       // all-reduce
-//   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers, {}, std::move(half)));
+//   auto half = std::make_unique<CompressedReduction>(DType::kBFloat16);  // all-reduce
+//   EK_ASSIGN_OR_RETURN(auto ddp,
+//                       DataParallel::Create(&comm, &params, buffers, {}, std::move(half)));
 //
-//   CompressedReduction(DType::kFloat16, std::make_unique<PowerSgd>(options));                 // both
+//   CompressedReduction(DType::kFloat16, std::make_unique<PowerSgd>(options));  // both
 //
-// What a round of the inner reduction sends is multiplied by its scale (one over the divisor), then rounded to 16 bits;
-// the transport adds up in 16 bits or better, and what arrives is widened into the inner reduction's own buffers.
-// Rounds of other types than float32 and float64 pass through unchanged.
+// What a round of the inner reduction sends is multiplied by its scale (one over the divisor), then
+// rounded to 16 bits; the transport adds up in 16 bits or better, and what arrives is widened into
+// the inner reduction's own buffers. Rounds of other types than float32 and float64 pass through
+// unchanged.
 //
-// Rounding: to nearest even, per rank once before the sum. Scaled first, a sum of float16 overflows only if the average
-//           itself would. A value beyond float16's 65504 becomes infinity, on all ranks, and is seen by whatever looks
-//           for finite gradients; one below 6e-8 becomes zero. bfloat16 has float32's range and 8 bits.
-// Devices:  conversions are put on the reduction's stream (reduction.h), a launch per round and direction, and one for the
-//           used flags. The same bits as on the CPU, but float64 comes to 16 bits by way of float32.
+// Rounding: to nearest even, per rank once before the sum. Scaled first, a sum of float16 overflows
+//           only if the average itself would. A value beyond float16's 65504 becomes infinity, on
+//           all ranks, and is seen by whatever looks for finite gradients; one below 6e-8 becomes
+//           zero. bfloat16 has float32's range and 8 bits.
+// Devices:  conversions are put on the reduction's stream (reduction.h), a launch per round and
+//           direction, and one for the used flags. The same bits as on the CPU, but float64 comes
+//           to 16 bits by way of float32.
 // Threads:  see reduction.h.
 // Errors:   InvalidArgument when the reducer is made if `wire` is not a 16-bit float.
 
@@ -46,7 +51,8 @@ class CompressedReduction : public BucketReduction {
   explicit CompressedReduction(DType wire, std::unique_ptr<BucketReduction> inner = nullptr);
 
   std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override;
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override;
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
+                                          const ReductionStep& step) override;
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override;
   absl::Status OnStepEnd() override { return inner_->OnStepEnd(); }
   void PrepareStep() override { inner_->PrepareStep(); }
@@ -54,7 +60,7 @@ class CompressedReduction : public BucketReduction {
   bool HasThread() const override { return true; }
   UsedFlags used_flags() const override { return inner_->used_flags(); }
   int64_t CountMultiple() const override { return inner_->CountMultiple(); }
-  void OnGroup(const Communicator& comm) override {
+  void OnGroup(Communicator& comm) override {
     runtime_ = comm.runtime();
     inner_->OnGroup(comm);
   }
@@ -65,15 +71,17 @@ class CompressedReduction : public BucketReduction {
 
  private:
   struct Round {
-    std::vector<std::byte> memory;                            // On the CPU,
-    std::vector<Memory> on_device;                            // or the last of these: those before may be in use.
-    std::vector<std::pair<TensorView, TensorView>> arriving;  // 16 bits, and where it is widened to.
+    std::vector<std::byte> memory;  // On the CPU,
+    std::vector<Memory> on_device;  // or the last of these: those before may be in use.
+    std::vector<std::pair<TensorView, TensorView>>
+        arriving;  // 16 bits, and where it is widened to.
   };
 
   // Widens what the rounds before `round` have brought.
   absl::Status Receive(const BucketInfo& bucket, int round, StreamRef stream);
   absl::StatusOr<std::byte*> Reserve(Round& round, int64_t bytes, Device device);
-  absl::Status Narrow(const TensorView& from, const TensorView& half, double scale, StreamRef stream);
+  absl::Status Narrow(const TensorView& from, const TensorView& half, double scale,
+                      StreamRef stream);
 
   const DType wire_;
   const std::unique_ptr<BucketReduction> inner_;

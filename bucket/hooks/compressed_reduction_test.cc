@@ -32,17 +32,22 @@ const DataParallelOptions kOptions = {.reducer = {.caps = {Bytes{200}, Bytes{250
 template <typename Half>
 class CompressedReductionTest : public testing::Test {
  protected:
-  static std::unique_ptr<BucketReduction> Make() { return std::make_unique<CompressedReduction>(DTypeOf<Half>::value); }
+  static std::unique_ptr<BucketReduction> Make() {
+    return std::make_unique<CompressedReduction>(DTypeOf<Half>::value);
+  }
 };
 using Halves = testing::Types<Float16, BFloat16>;
 TYPED_TEST_SUITE(CompressedReductionTest, Halves);
 
-// Scaled in float32, rounded, added up in rank order in float32 (as the local backend does), rounded once more.
+// Scaled in float32, rounded, added up in rank order in float32 (as the local backend does),
+// rounded once more.
 template <typename Half>
-float Expected(const Quadratic& problem, const std::vector<int>& ranks, int world, int batch, int param, int j) {
+float Expected(const Quadratic& problem, const std::vector<int>& ranks, int world, int batch,
+               int param, int j) {
   float sum = 0;
   for (int rank : ranks) {
-    sum += static_cast<float>(Half(problem.GradientAt(rank, batch, param, j) * static_cast<float>(1.0 / world)));
+    sum += static_cast<float>(
+        Half(problem.GradientAt(rank, batch, param, j) * static_cast<float>(1.0 / world)));
   }
   return static_cast<float>(Half(sum));
 }
@@ -55,12 +60,14 @@ TYPED_TEST(CompressedReductionTest, GivesTheSumOfRoundedGradientsBitForBit) {
         Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
         DataParallelOptions options = kOptions;
         options.reducer.gradient_as_bucket_view = views;
-        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, options, this->Make()));
+        EK_ASSIGN_OR_RETURN(
+            auto ddp, DataParallel::Create(&comm, &problem.params(), {}, options, this->Make()));
         std::vector<int> all(world), others;
         for (int rank = 0; rank < world; ++rank) all[rank] = rank;
         others.assign(all.begin() + 1, all.end());
         for (int batch = 0; batch < 4; ++batch) {
-          if (comm.rank() == 0) problem.SetUnused(batch == 2 ? std::vector<int>{0} : std::vector<int>());
+          if (comm.rank() == 0)
+            problem.SetUnused(batch == 2 ? std::vector<int>{0} : std::vector<int>());
           EK_RETURN_IF_ERROR(problem.Step(*ddp, batch, 0.0f));
           for (int p = 0; p < 3; ++p) {
             const bool is_missing = batch == 2 && p == 0;
@@ -69,8 +76,9 @@ TYPED_TEST(CompressedReductionTest, GivesTheSumOfRoundedGradientsBitForBit) {
               continue;
             }
             for (int j = 0; j < kSizes[p]; ++j) {
-              EXPECT_EQ(problem.Gradient(p)[j],
-                        Expected<TypeParam>(problem, is_missing ? others : all, world, batch, p, j));
+              EXPECT_EQ(
+                  problem.Gradient(p)[j],
+                  Expected<TypeParam>(problem, is_missing ? others : all, world, batch, p, j));
             }
           }
         }
@@ -84,7 +92,8 @@ TYPED_TEST(CompressedReductionTest, GivesTheSumOfRoundedGradientsBitForBit) {
 TYPED_TEST(CompressedReductionTest, DryRanksAddNothing) {
   const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions, this->Make()));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &problem.params(), {}, kOptions, this->Make()));
     return RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       for (int batch = 0; batch < 2 + 2 * comm.rank(); ++batch) {
         EK_RETURN_IF_ERROR(problem.Step(*ddp, batch, 0.0f));
@@ -106,9 +115,11 @@ TYPED_TEST(CompressedReductionTest, DryRanksAddNothing) {
 TYPED_TEST(CompressedReductionTest, HalvesWhatIsSent) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     Quadratic problem(kSizes, comm.rank());
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions, this->Make()));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &problem.params(), {}, kOptions, this->Make()));
     int64_t bytes = 0;
-    for (const Collective& what : ddp->reducer().schedule().entries) bytes += what.count * SizeOf(what.dtype);
+    for (const Collective& what : ddp->reducer().schedule().entries)
+      bytes += what.count * SizeOf(what.dtype);
     EXPECT_EQ(bytes, 2 * (48 + 5 + 600 + 3));
     return absl::OkStatus();
   });
@@ -123,7 +134,8 @@ class ScatterAndGather : public BucketReduction {
     return {{.kind = CollectiveKind::kReduceScatter, .dtype = bucket.data.dtype, .count = piece},
             {.kind = CollectiveKind::kAllGather, .dtype = bucket.data.dtype, .count = piece}};
   }
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override {
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
+                                          const ReductionStep& step) override {
     pieces_.resize(bucket.bucket_count);
     pieces_[bucket.index].resize(bucket.data.count / world_);
     const TensorView piece(absl::MakeSpan(pieces_[bucket.index]));
@@ -132,7 +144,7 @@ class ScatterAndGather : public BucketReduction {
   }
   bool HasThread() const override { return true; }
   int64_t CountMultiple() const override { return world_; }
-  void OnGroup(const Communicator& comm) override { world_ = comm.world_size(); }
+  void OnGroup(Communicator& comm) override { world_ = comm.world_size(); }
 
  private:
   int world_ = 1;
@@ -144,16 +156,18 @@ TYPED_TEST(CompressedReductionTest, TakesAReductionOfOtherCollectivesInside) {
     const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank(), /*noise=*/1.0f);
       EK_ASSIGN_OR_RETURN(
-          auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions,
-                                         std::make_unique<CompressedReduction>(DTypeOf<TypeParam>::value,
-                                                                               std::make_unique<ScatterAndGather>())));
+          auto ddp, DataParallel::Create(
+                        &comm, &problem.params(), {}, kOptions,
+                        std::make_unique<CompressedReduction>(
+                            DTypeOf<TypeParam>::value, std::make_unique<ScatterAndGather>())));
       std::vector<int> all(world);
       for (int rank = 0; rank < world; ++rank) all[rank] = rank;
       for (int batch = 0; batch < 3; ++batch) {
         EK_RETURN_IF_ERROR(problem.Step(*ddp, batch, 0.0f));
         for (int p = 0; p < 3; ++p) {
           for (int j = 0; j < kSizes[p]; ++j) {
-            EXPECT_EQ(problem.Gradient(p)[j], Expected<TypeParam>(problem, all, world, batch, p, j));
+            EXPECT_EQ(problem.Gradient(p)[j],
+                      Expected<TypeParam>(problem, all, world, batch, p, j));
           }
         }
       }
@@ -170,7 +184,8 @@ TEST(CompressedReductionTest, TheSumOfFloat16DoesNotOverflowWhereTheAverageFits)
     ParameterSet params;
     params.Add("p", absl::MakeSpan(value), absl::MakeSpan(grad));
     EK_ASSIGN_OR_RETURN(
-        auto ddp, DataParallel::Create(&comm, &params, {}, {}, std::make_unique<CompressedReduction>(DType::kFloat16)));
+        auto ddp, DataParallel::Create(&comm, &params, {}, {},
+                                       std::make_unique<CompressedReduction>(DType::kFloat16)));
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     params.SetGradState(0, GradState::kLocal);
     EK_RETURN_IF_ERROR(ddp->GradientReady(0));
@@ -190,8 +205,10 @@ TEST(CompressedReductionTest, TakesFloat64AndLeavesSixteenBitsAlone) {
     params.Add("wide", absl::MakeSpan(wide), absl::MakeSpan(wide_grad));
     params.Add("half", absl::MakeSpan(half), absl::MakeSpan(half_grad));
     EK_ASSIGN_OR_RETURN(
-        auto ddp, DataParallel::Create(&comm, &params, {}, {}, std::make_unique<CompressedReduction>(DType::kFloat16)));
-    for (const Collective& what : ddp->reducer().schedule().entries) EXPECT_EQ(SizeOf(what.dtype), 2);
+        auto ddp, DataParallel::Create(&comm, &params, {}, {},
+                                       std::make_unique<CompressedReduction>(DType::kFloat16)));
+    for (const Collective& what : ddp->reducer().schedule().entries)
+      EXPECT_EQ(SizeOf(what.dtype), 2);
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     for (int p : {1, 0}) {
       params.SetGradState(p, GradState::kLocal);

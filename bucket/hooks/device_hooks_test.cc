@@ -1,4 +1,5 @@
-// Compressed gradients and mixed precision on simulated devices: the bits of the CPU, and no wait for a device.
+// Compressed gradients and mixed precision on simulated devices: the bits of the CPU, and no wait
+// for a device.
 
 #include <atomic>
 #include <cstdint>
@@ -20,12 +21,12 @@
 #include "evenkeel/bucket/mixed_precision.h"
 #include "evenkeel/bucket/testing/device_toy_model.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/internal/simulated_nccl.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/simulated_group.h"
+#include "evenkeel/comm/testing/simulated_nccl.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
 #include "evenkeel/join/join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -47,15 +48,18 @@ struct Case {
 };
 
 ReducerOptions OptionsOf(const Case& c) {
-  return {.caps = {Bytes{8}, Bytes{24}}, .gradient_as_bucket_view = c.views, .find_unused = c.has_unused};
+  return {.caps = {Bytes{8}, Bytes{24}},
+          .gradient_as_bucket_view = c.views,
+          .find_unused = c.has_unused};
 }
 
 template <typename Model>
 absl::StatusOr<std::vector<std::vector<float>>> Train(Communicator& comm, const Case& c) {
   EK_ASSIGN_OR_RETURN(const auto model, Model::Create(comm, kSizes));
-  EK_ASSIGN_OR_RETURN(auto ddp,
-                      DataParallel::Create(&comm, &model->params(), model->buffers(), {.reducer = OptionsOf(c)},
-                                           std::make_unique<CompressedReduction>(c.wire)));
+  EK_ASSIGN_OR_RETURN(
+      auto ddp,
+      DataParallel::Create(&comm, &model->params(), model->buffers(), {.reducer = OptionsOf(c)},
+                           std::make_unique<CompressedReduction>(c.wire)));
   ddp->SetOptimizerState({});
   EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
     for (int step = 0; step < (c.is_uneven ? 2 + comm.rank() : 5); ++step) {
@@ -63,7 +67,8 @@ absl::StatusOr<std::vector<std::vector<float>>> Train(Communicator& comm, const 
       model->Forward(comm.rank(), step);
       for (int p = model->params().size() - 1; p >= 0; --p) {
         if (c.has_unused && (p == 4 || (comm.rank() + step + p) % 3 == 0)) continue;
-        EK_RETURN_IF_ERROR(model->BackwardOf(p, comm.rank(), step, [&](int i) { return ddp->GradientReady(i); }));
+        EK_RETURN_IF_ERROR(
+            model->BackwardOf(p, comm.rank(), step, [&](int i) { return ddp->GradientReady(i); }));
       }
       EK_RETURN_IF_ERROR(ddp->FinishStep());
       model->Descend();
@@ -90,30 +95,36 @@ TEST(DeviceHooksTest, CompressedGradientsAreThoseOfTheCpuBitForBit) {
       });
       ASSERT_TRUE(cpu.ok()) << cpu;
       SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(50)});
-      const absl::Status device = RunSimulatedRanks(devices, world_size, [&](Communicator& comm) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(on_device[comm.rank()], Train<DeviceToyModel>(comm, c));
-        return absl::OkStatus();
-      });
+      const absl::Status device =
+          RunSimulatedRanks(devices, world_size, [&](Communicator& comm) -> absl::Status {
+            EK_ASSIGN_OR_RETURN(on_device[comm.rank()], Train<DeviceToyModel>(comm, c));
+            return absl::OkStatus();
+          });
       ASSERT_TRUE(device.ok()) << device;
       EXPECT_EQ(on_device, on_cpu);
     }
   }
 }
 
-// A rank that is early has its buckets launched by the thread that brings the others' word: which may not wait for them.
+// A rank that is early has its buckets launched by the thread that brings the others' word: which
+// may not wait for them.
 TEST(DeviceHooksTest, ALateRankHoldsUpNoWordBetweenTheRanks) {
   SimulatedDevices devices({.count = 2});
   internal::SimulatedNccl nccl(devices);
-  auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 2, {.communicator = {.timeout = absl::Seconds(10)}});
+  auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 2,
+                                                  {.communicator = {.timeout = absl::Seconds(10)}});
   ASSERT_TRUE(group.ok()) << group.status();
   absl::Notification early_has_all;
   const absl::Status status = internal::RunGroup(*group, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(), {}, {.reducer = OptionsOf({})},
-                                                       std::make_unique<CompressedReduction>(DType::kBFloat16)));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(&comm, &model->params(), {}, {.reducer = OptionsOf({})},
+                                       std::make_unique<CompressedReduction>(DType::kBFloat16)));
     if (comm.rank() == 1) early_has_all.WaitForNotification();
     EK_RETURN_IF_ERROR(ddp->BeginStep());
-    const auto backward = [&] { return model->Backward(0, 0, [&](int i) { return ddp->GradientReady(i); }); };
+    const auto backward = [&] {
+      return model->Backward(0, 0, [&](int i) { return ddp->GradientReady(i); });
+    };
     if (comm.rank() == 0) EK_RETURN_IF_ERROR(backward());
     if (comm.rank() == 0) early_has_all.Notify();
     EK_RETURN_IF_ERROR(comm.AgreeAny(true).status());
@@ -123,13 +134,14 @@ TEST(DeviceHooksTest, ALateRankHoldsUpNoWordBetweenTheRanks) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Runs steps, and says how often the host waited and what was launched in those after the first three.
+// Runs steps, and says how often the host waited and what was launched in those after the first
+// three.
 struct Counted {
   int64_t waits = 0, launches = 0;
 };
 template <typename Step>
-absl::StatusOr<Counted> Count(Communicator& comm, SimulatedDevices& devices, const std::atomic<int64_t>& work_waits,
-                              Step step_of) {
+absl::StatusOr<Counted> Count(Communicator& comm, SimulatedDevices& devices,
+                              const std::atomic<int64_t>& work_waits, Step step_of) {
   Counted before;
   for (int step = 0; step < 6; ++step) {
     if (step == 3) {
@@ -154,12 +166,14 @@ TEST(DeviceHooksTest, ACompressedStepWaitsForNoDevice) {
       devices, 2,
       [&](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
-        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model->params(), {}, {.reducer = OptionsOf({})},
-                                                           std::make_unique<CompressedReduction>(DType::kBFloat16)));
+        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(
+                                          &comm, &model->params(), {}, {.reducer = OptionsOf({})},
+                                          std::make_unique<CompressedReduction>(DType::kBFloat16)));
         EK_ASSIGN_OR_RETURN(
             const Counted counted, Count(comm, devices, work_waits, [&](int step) -> absl::Status {
               EK_RETURN_IF_ERROR(ddp->BeginStep());
-              EK_RETURN_IF_ERROR(model->Backward(comm.rank(), step, [&](int i) { return ddp->GradientReady(i); }));
+              EK_RETURN_IF_ERROR(
+                  model->Backward(comm.rank(), step, [&](int i) { return ddp->GradientReady(i); }));
               EK_RETURN_IF_ERROR(ddp->FinishStep());
               model->params().ClearGradients();
               return absl::OkStatus();
@@ -174,14 +188,19 @@ TEST(DeviceHooksTest, ACompressedStepWaitsForNoDevice) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// The 16-bit weights are taken for the 16-bit gradients: what is cast, widened and added up shows in the weights.
+// The 16-bit weights are taken for the 16-bit gradients: what is cast, widened and added up shows
+// in the weights.
 template <typename Model>
 absl::StatusOr<std::vector<std::vector<float>>> TrainMixed(
     Communicator& comm, Model& model, DType compute,
-    const std::function<absl::Status(const TensorView& weight, const TensorView& gradient)>& backward,
-    const std::function<absl::StatusOr<Counted>(std::function<absl::Status(int)>)>& run, Counted* counted) {
-  EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = OptionsOf({})}));
-  EK_ASSIGN_OR_RETURN(const auto mixed, MixedPrecision::Create(&model.params(), ddp.get(), {.compute = compute}));
+    const std::function<absl::Status(const TensorView& weight, const TensorView& gradient)>&
+        backward,
+    const std::function<absl::StatusOr<Counted>(std::function<absl::Status(int)>)>& run,
+    Counted* counted) {
+  EK_ASSIGN_OR_RETURN(auto ddp,
+                      DataParallel::Create(&comm, &model.params(), {}, {.reducer = OptionsOf({})}));
+  EK_ASSIGN_OR_RETURN(const auto mixed,
+                      MixedPrecision::Create(&model.params(), ddp.get(), {.compute = compute}));
   mixed->SetGradScale(1.0 / (1 + comm.rank()));
   EK_ASSIGN_OR_RETURN(*counted, run([&](int) -> absl::Status {
     for (const StepMode mode : {StepMode::kAccumulate, StepMode::kSync}) {
@@ -205,18 +224,19 @@ TEST(DeviceHooksTest, MixedPrecisionIsThatOfTheCpuBitForBitAndWaitsForNoDevice) 
     const absl::Status cpu = RunRanks(2, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const auto model, HostToyModel::Create(comm, kSizes));
       Counted counted;
-      EK_ASSIGN_OR_RETURN(on_cpu[comm.rank()],
-                          TrainMixed(
-                              comm, *model, compute,
-                              [](const TensorView& weight, const TensorView& gradient) {
-                                std::memcpy(gradient.data, weight.data, weight.bytes());
-                                return absl::OkStatus();
-                              },
-                              [](const std::function<absl::Status(int)>& step) -> absl::StatusOr<Counted> {
-                                for (int i = 0; i < 6; ++i) EK_RETURN_IF_ERROR(step(i));
-                                return Counted{};
-                              },
-                              &counted));
+      EK_ASSIGN_OR_RETURN(
+          on_cpu[comm.rank()],
+          TrainMixed(
+              comm, *model, compute,
+              [](const TensorView& weight, const TensorView& gradient) {
+                std::memcpy(gradient.data, weight.data, weight.bytes());
+                return absl::OkStatus();
+              },
+              [](const std::function<absl::Status(int)>& step) -> absl::StatusOr<Counted> {
+                for (int i = 0; i < 6; ++i) EK_RETURN_IF_ERROR(step(i));
+                return Counted{};
+              },
+              &counted));
       return absl::OkStatus();
     });
     ASSERT_TRUE(cpu.ok()) << cpu;
@@ -227,15 +247,17 @@ TEST(DeviceHooksTest, MixedPrecisionIsThatOfTheCpuBitForBitAndWaitsForNoDevice) 
         [&](Communicator& comm) -> absl::Status {
           EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
           Counted counted;
-          EK_ASSIGN_OR_RETURN(
-              on_device[comm.rank()],
-              TrainMixed(
-                  comm, *model, compute,
-                  [&](const TensorView& weight, const TensorView& gradient) {
-                    return devices.Copy(gradient.data, weight.data, weight.bytes(), model->stream());
-                  },
-                  [&](const std::function<absl::Status(int)>& step) { return Count(comm, devices, work_waits, step); },
-                  &counted));
+          EK_ASSIGN_OR_RETURN(on_device[comm.rank()],
+                              TrainMixed(
+                                  comm, *model, compute,
+                                  [&](const TensorView& weight, const TensorView& gradient) {
+                                    return devices.Copy(gradient.data, weight.data, weight.bytes(),
+                                                        model->stream());
+                                  },
+                                  [&](const std::function<absl::Status(int)>& step) {
+                                    return Count(comm, devices, work_waits, step);
+                                  },
+                                  &counted));
           EXPECT_EQ(counted.waits, 0);
           return absl::OkStatus();
         },
@@ -247,18 +269,20 @@ TEST(DeviceHooksTest, MixedPrecisionIsThatOfTheCpuBitForBitAndWaitsForNoDevice) 
 
 TEST(DeviceHooksTest, WhatComputesOnTheCpuRefusesDevices) {
   SimulatedDevices devices;
-  const absl::Status status = RunSimulatedRanks(devices, 1, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
-    const auto create = [&](std::unique_ptr<BucketReduction> reduction) {
-      return DataParallel::Create(&comm, &model->params(), {}, {}, std::move(reduction)).status();
-    };
-    for (const absl::Status& refused :
-         {create(std::make_unique<PowerSgd>(PowerSgdOptions())), create(std::make_unique<QuantizedAllReduce>())}) {
-      EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
-      EXPECT_THAT(refused.message(), HasSubstr("on cuda:0"));
-    }
-    return absl::OkStatus();
-  });
+  const absl::Status status =
+      RunSimulatedRanks(devices, 1, [&](Communicator& comm) -> absl::Status {
+        EK_ASSIGN_OR_RETURN(const auto model, DeviceToyModel::Create(comm, kSizes));
+        const auto create = [&](std::unique_ptr<BucketReduction> reduction) {
+          return DataParallel::Create(&comm, &model->params(), {}, {}, std::move(reduction))
+              .status();
+        };
+        for (const absl::Status& refused : {create(std::make_unique<PowerSgd>(PowerSgdOptions())),
+                                            create(std::make_unique<QuantizedAllReduce>())}) {
+          EXPECT_TRUE(absl::IsUnimplemented(refused)) << refused;
+          EXPECT_THAT(refused.message(), HasSubstr("on cuda:0"));
+        }
+        return absl::OkStatus();
+      });
   EXPECT_TRUE(status.ok()) << status;
 }
 

@@ -1,10 +1,13 @@
-// What a step costs with each reduction: 8 matrices of 256 x 1024 float32 (8 MiB of gradients, a bucket per 2 MiB),
-// nothing computed, between two ranks that are threads, in memory and over Gloo on the loopback.
+// What a step costs with each reduction: 8 matrices of 256 x 1024 float32 (8 MiB of gradients, a
+// bucket per 2 MiB), nothing computed, between two ranks that are threads, in memory and over Gloo
+// on the loopback.
 //
-//   bazel run //bucket/hooks:hooks_benchmark      # "step" is a step's time, "wire" what a rank sends in it
+//   # "step" is a step's time, "wire" what a rank sends in it
+//   bazel run //bucket/hooks:hooks_benchmark
 //
-// Memory and the loopback are faster than any network, and two ranks share a machine here: what is measured is what the
-// hooks compute, more than what they save. A network of b bytes/s adds about wire / b.
+// Memory and the loopback are faster than any network, and two ranks share a machine here: what is
+// measured is what the hooks compute, more than what they save. A network of b bytes/s adds about
+// wire / b.
 
 #include <cstdint>
 #include <functional>
@@ -24,9 +27,9 @@
 #include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -39,7 +42,8 @@ constexpr int kSteps = 5;
 struct Model {
   Model() : values(kParams, std::vector<float>(kRows * kCols, 1.0f)), grads(values) {
     for (int p = 0; p < kParams; ++p) {
-      for (int j = 0; j < kRows * kCols; ++j) grads[p][j] = static_cast<float>((j * 31 + p) % 97) - 48.0f;
+      for (int j = 0; j < kRows * kCols; ++j)
+        grads[p][j] = static_cast<float>((j * 31 + p) % 97) - 48.0f;
       params.Add(absl::StrCat("p", p), absl::MakeSpan(values[p]), absl::MakeSpan(grads[p]));
     }
   }
@@ -50,8 +54,8 @@ struct Model {
 using Maker = std::function<std::unique_ptr<BucketReduction>()>;
 
 std::unique_ptr<BucketReduction> MakePowerSgd(int rank) {
-  return std::make_unique<PowerSgd>(
-      PowerSgdOptions{.shapes = std::vector<MatrixShape>(kParams, MatrixOf({kRows, kCols})), .rank = rank});
+  return std::make_unique<PowerSgd>(PowerSgdOptions{
+      .shapes = std::vector<MatrixShape>(kParams, MatrixOf({kRows, kCols})), .rank = rank});
 }
 
 absl::Status Steps(DataParallel& ddp, ParameterSet& params) {
@@ -73,8 +77,9 @@ void BM_Step(benchmark::State& state, const Maker& make, bool over_gloo) {
     absl::Duration time;
     const auto body = [&](Communicator& comm) -> absl::Status {
       Model model;
-      EK_ASSIGN_OR_RETURN(
-          auto ddp, DataParallel::Create(&comm, &model.params, {}, {.reducer = {.caps = {Bytes{2 << 20}}}}, make()));
+      EK_ASSIGN_OR_RETURN(auto ddp,
+                          DataParallel::Create(&comm, &model.params, {},
+                                               {.reducer = {.caps = {Bytes{2 << 20}}}}, make()));
       EK_RETURN_IF_ERROR(Steps(*ddp, model.params));  // Past the rebuild.
       const absl::Time start = absl::Now();
       EK_RETURN_IF_ERROR(Steps(*ddp, model.params));
@@ -82,7 +87,10 @@ void BM_Step(benchmark::State& state, const Maker& make, bool over_gloo) {
       time = absl::Now() - start;
       wire = 0;
       for (const Collective& what : ddp->reducer().schedule().entries) {
-        wire += what.count * SizeOf(what.dtype);  // So much each of two ranks sends to the other, in any of the kinds.
+        wire +=
+            what.count *
+            SizeOf(
+                what.dtype);  // So much each of two ranks sends to the other, in any of the kinds.
       }
       return absl::OkStatus();
     };
@@ -91,10 +99,10 @@ void BM_Step(benchmark::State& state, const Maker& make, bool over_gloo) {
     if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
     state.SetIterationTime(absl::ToDoubleSeconds(time));
   }
-  state.counters["step"] =
-      benchmark::Counter(kSteps, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
-  state.counters["wire"] =
-      benchmark::Counter(static_cast<double>(wire), benchmark::Counter::kDefaults, benchmark::Counter::kIs1024);
+  state.counters["step"] = benchmark::Counter(
+      kSteps, benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+  state.counters["wire"] = benchmark::Counter(
+      static_cast<double>(wire), benchmark::Counter::kDefaults, benchmark::Counter::kIs1024);
 }
 
 const int kRegistered = [] {

@@ -30,13 +30,16 @@ using testing::HasSubstr;
 const std::vector<int> kSizes = {48, 5, 600};
 const DataParallelOptions kOptions = {.reducer = {.caps = {Bytes{200}, Bytes{2500}}}};
 
-// Only the sign of each gradient counts, and the ranks vote (Bernstein et al., "signSGD with majority vote", 2019).
+// Only the sign of each gradient counts, and the ranks vote (Bernstein et al., "signSGD with
+// majority vote", 2019).
 class MajorityVote : public BucketReduction {
  public:
   std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
-    return {{.kind = CollectiveKind::kAllReduce, .dtype = DType::kInt8, .count = bucket.data.count}};
+    return {
+        {.kind = CollectiveKind::kAllReduce, .dtype = DType::kInt8, .count = bucket.data.count}};
   }
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int, const ReductionStep&) override {
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int,
+                                          const ReductionStep&) override {
     votes_.resize(bucket.bucket_count);
     std::vector<int8_t>& votes = votes_[bucket.index];
     votes.clear();
@@ -45,7 +48,8 @@ class MajorityVote : public BucketReduction {
   }
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep&) override {
     const std::vector<int8_t>& votes = votes_[bucket.index];
-    for (size_t i = 0; i < votes.size(); ++i) bucket.data.as<float>()[i] = (votes[i] > 0) - (votes[i] < 0);
+    for (size_t i = 0; i < votes.size(); ++i)
+      bucket.data.as<float>()[i] = (votes[i] > 0) - (votes[i] < 0);
     return GradFate::kReduced;
   }
   bool HasThread() const override { return true; }
@@ -58,9 +62,10 @@ TEST(OwnReductionTest, AVoteTrainsTowardsTheMedianOfTheTargets) {
   for (const int world : {1, 3, 5}) {
     const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank());
-      EK_ASSIGN_OR_RETURN(
-          auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions, std::make_unique<MajorityVote>()));
-      for (int batch = 0; batch < 120; ++batch) EK_RETURN_IF_ERROR(problem.Step(*ddp, batch, 0.01f));
+      EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, kOptions,
+                                                         std::make_unique<MajorityVote>()));
+      for (int batch = 0; batch < 120; ++batch)
+        EK_RETURN_IF_ERROR(problem.Step(*ddp, batch, 0.01f));
       for (int j = 0; j < kSizes[2]; ++j) {
         std::vector<float> targets;
         for (int rank = 0; rank < world; ++rank) targets.push_back(Quadratic::Target(rank, 2, j));
@@ -83,7 +88,8 @@ class Wrong : public AllReduceBuckets {
     if (how_ == How::kCountsThatDiffer && bucket.index == 1) collectives[0].count += rank_;
     return collectives;
   }
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int, const ReductionStep& step) override {
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int,
+                                          const ReductionStep& step) override {
     TensorView sent = bucket.wire;
     if (bucket.index == 1 && rank_ == 1) {
       if (how_ == How::kShort) --sent.count;
@@ -104,8 +110,10 @@ TEST(OwnReductionTest, BuffersThatDoNotFitEndTheStepOnAllRanks) {
     Wrong::How how;
     std::string says;
   } cases[] = {
-      {Wrong::How::kShort, "elements, expected"},   {Wrong::How::kNull, "no memory"},
-      {Wrong::How::kOtherType, "expected float32"}, {Wrong::How::kNothing, "has 0 elements, expected"},
+      {Wrong::How::kShort, "elements, expected"},
+      {Wrong::How::kNull, "no memory"},
+      {Wrong::How::kOtherType, "expected float32"},
+      {Wrong::How::kNothing, "has 0 elements, expected"},
       {Wrong::How::kCountsThatDiffer, "rank"},
   };
   for (const auto& [how, says] : cases) {
@@ -113,10 +121,11 @@ TEST(OwnReductionTest, BuffersThatDoNotFitEndTheStepOnAllRanks) {
     std::vector<absl::Status> results(3);
     (void)RunTestRanks(3, [&, &how = how](Communicator& comm) -> absl::Status {
       Quadratic problem(kSizes, comm.rank());
-      absl::StatusOr<std::unique_ptr<DataParallel>> ddp =
-          DataParallel::Create(&comm, &problem.params(), {}, kOptions, std::make_unique<Wrong>(how, comm.rank()));
+      absl::StatusOr<std::unique_ptr<DataParallel>> ddp = DataParallel::Create(
+          &comm, &problem.params(), {}, kOptions, std::make_unique<Wrong>(how, comm.rank()));
       absl::Status status = ddp.status();
-      for (int batch = 0; batch < 3 && status.ok(); ++batch) status = problem.Step(**ddp, batch, 0.1f);
+      for (int batch = 0; batch < 3 && status.ok(); ++batch)
+        status = problem.Step(**ddp, batch, 0.1f);
       return results[comm.rank()] = status;
     });
     for (const absl::Status& status : results) {

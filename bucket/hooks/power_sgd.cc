@@ -6,12 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 
-// While a bucket is under way its `data` holds, for each matrix, in round 0 M (gradient plus error), then M less what
-// this rank sent of it, which OnReduced() makes the error before the group's gradient takes its place. So no third copy
-// of the gradients exists, and a step that fails in between leaves errors and Q as they were.
+// While a bucket is under way its `data` holds, for each matrix, in round 0 M (gradient plus
+// error), then M less what this rank sent of it, which OnReduced() makes the error before the
+// group's gradient takes its place. So no third copy of the gradients exists, and a step that fails
+// in between leaves errors and Q as they were.
 
 namespace evenkeel {
 
@@ -43,7 +44,8 @@ MatrixShape MatrixOf(std::span<const int64_t> dimensions) {
   return shape;
 }
 
-PowerSgd::PowerSgd(PowerSgdOptions options) : options_(std::move(options)), slots_(options_.shapes.size()) {}
+PowerSgd::PowerSgd(PowerSgdOptions options)
+    : options_(std::move(options)), slots_(options_.shapes.size()) {}
 
 int64_t PowerSgd::RankOf(int param) const {
   const MatrixShape& shape = options_.shapes[param];
@@ -65,7 +67,8 @@ PowerSgd::Layout PowerSgd::LayOut(const BucketInfo& bucket) const {
                 .first = layout.first_count,
                 .second = layout.second_count};
     if (place.rank > 0) {
-      place.matrix = {static_cast<float*>(bucket.data.data) + bucket.offsets[i], shape.rows, shape.cols};
+      place.matrix = {static_cast<float*>(bucket.data.data) + bucket.offsets[i], shape.rows,
+                      shape.cols};
       layout.first_count += place.rank * shape.rows;
       layout.second_count += place.rank * shape.cols;
       layout.has_matrices = true;
@@ -87,26 +90,31 @@ std::vector<Collective> PowerSgd::CollectivesFor(const BucketInfo& bucket) const
   if (!layout.has_matrices) {
     return {all_reduce(bucket.data.dtype, bucket.wire.count), {.kind = CollectiveKind::kBarrier}};
   }
-  return {all_reduce(DType::kFloat32, layout.first_count), all_reduce(DType::kFloat32, layout.second_count)};
+  return {all_reduce(DType::kFloat32, layout.first_count),
+          all_reduce(DType::kFloat32, layout.second_count)};
 }
 
 absl::Status PowerSgd::OnPlan(absl::Span<const BucketInfo> buckets) {
-  if (options_.rank < 1) return absl::InvalidArgumentError(absl::StrCat("PowerSGD: the rank is ", options_.rank));
+  if (options_.rank < 1)
+    return absl::InvalidArgumentError(absl::StrCat("PowerSGD: the rank is ", options_.rank));
   for (const BucketInfo& bucket : buckets) {
     if (!bucket.data.device.is_cpu()) {
-      return absl::UnimplementedError(absl::StrCat("PowerSGD can't compress ", ToString(bucket.data)));
+      return absl::UnimplementedError(
+          absl::StrCat("PowerSGD cannot compress ", ToString(bucket.data)));
     }
     for (size_t i = 0; i < bucket.params.size(); ++i) {
       const int param = bucket.params[i];
       if (param >= static_cast<int>(options_.shapes.size())) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("PowerSGD: there is a parameter ", param, " and ", options_.shapes.size(), " shapes"));
+        return absl::InvalidArgumentError(absl::StrCat("PowerSGD: parameter ", param,
+                                                       " is out of range for ",
+                                                       options_.shapes.size(), " shapes"));
       }
       const MatrixShape& shape = options_.shapes[param];
       const int64_t end = i + 1 < bucket.params.size() ? bucket.offsets[i + 1] : bucket.data.count;
       if (shape.cols == 0 || shape.rows * shape.cols == end - bucket.offsets[i]) continue;
-      return absl::InvalidArgumentError(absl::StrCat("PowerSGD: parameter ", param, " has ", end - bucket.offsets[i],
-                                                     " elements, its shape is [", shape.rows, ", ", shape.cols, "]"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("PowerSGD: parameter ", param, " has ", end - bucket.offsets[i],
+                       " elements, its shape is [", shape.rows, ", ", shape.cols, "]"));
     }
   }
   buckets_.clear();
@@ -114,7 +122,7 @@ absl::Status PowerSgd::OnPlan(absl::Span<const BucketInfo> buckets) {
   return absl::OkStatus();
 }
 
-void PowerSgd::OnGroup(const Communicator& /*comm*/) {
+void PowerSgd::OnGroup(Communicator& /*comm*/) {
   if (std::exchange(has_group_, true)) {  // What was loaded before the first counts.
     slots_.assign(slots_.size(), Slot());
     steps_ = 0;
@@ -124,11 +132,13 @@ void PowerSgd::OnGroup(const Communicator& /*comm*/) {
 void PowerSgd::DrawColumn(int param, int64_t column) {
   Slot& slot = slots_[param];
   const int64_t cols = options_.shapes[param].cols;
-  const uint64_t seed = StableHash(StableHash(options_.seed, static_cast<uint64_t>(param)), slot.draws++);
+  const uint64_t seed =
+      StableHash(StableHash(options_.seed, static_cast<uint64_t>(param)), slot.draws++);
   FillRandom(std::span(slot.q).subspan(column * cols, cols), seed);
 }
 
-absl::StatusOr<RoundBuffers> PowerSgd::BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) {
+absl::StatusOr<RoundBuffers> PowerSgd::BeginRound(const BucketInfo& bucket, int round,
+                                                  const ReductionStep& step) {
   Bucket& own = buckets_[bucket.index];
   if (round == 0) {
     own.layout = LayOut(bucket);
@@ -193,7 +203,8 @@ void PowerSgd::SendSecond(const BucketInfo& bucket, Bucket& own, const Reduction
   std::copy(flags.begin(), flags.end(), used.begin());
 }
 
-absl::StatusOr<GradFate> PowerSgd::OnReduced(const BucketInfo& bucket, const ReductionStep& /*step*/) {
+absl::StatusOr<GradFate> PowerSgd::OnReduced(const BucketInfo& bucket,
+                                             const ReductionStep& /*step*/) {
   Bucket& own = buckets_[bucket.index];
   for (size_t i = 0; i < own.layout.places.size(); ++i) {
     if (own.layout.places[i].rank > 0) Finish(bucket, own, i);
@@ -210,7 +221,8 @@ void PowerSgd::Finish(const BucketInfo& bucket, Bucket& own, size_t index) {
   const Place& place = own.layout.places[index];
   const MatrixView& m = place.matrix;
   Slot& slot = slots_[bucket.params[index]];
-  if (bucket.used.as<float>()[index] == 0) return;  // None on any rank: the zeros that are there will do.
+  if (bucket.used.as<float>()[index] == 0)
+    return;  // None on any rank: the zeros that are there will do.
   const std::span<const float> q = std::span(own.second).subspan(place.second, place.rank * m.cols);
   if (!place.is_finite || !IsFinite(q)) {
     std::fill_n(m.data, m.count(), std::numeric_limits<float>::quiet_NaN());
@@ -235,7 +247,8 @@ uint64_t PowerSgd::SharedHash() const {
 std::string PowerSgd::Save() const {
   internal::ByteWriter writer;
   writer.U32(kStateFormat).I32(options_.rank).I64(steps_).U32(static_cast<uint32_t>(slots_.size()));
-  for (const Slot& slot : slots_) writer.U64(slot.draws).Bytes(BytesOf(slot.q)).Bytes(BytesOf(slot.error));
+  for (const Slot& slot : slots_)
+    writer.U64(slot.draws).Bytes(BytesOf(slot.q)).Bytes(BytesOf(slot.error));
   return writer.Take();
 }
 
@@ -245,21 +258,25 @@ absl::Status PowerSgd::Load(absl::string_view state) {
   const int32_t rank = reader.I32();
   const int64_t steps = reader.I64();
   const uint32_t count = reader.U32();
-  if (reader.ok() && (format != kStateFormat || rank != options_.rank || steps < 0 || count != slots_.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("PowerSGD state of format ", format, ", rank ", rank, ", ", count,
-                                                   " parameters; expected format ", kStateFormat, ", rank ",
-                                                   options_.rank, ", ", slots_.size(), " parameters"));
+  if (reader.ok() &&
+      (format != kStateFormat || rank != options_.rank || steps < 0 || count != slots_.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PowerSGD state of format ", format, ", rank ", rank, ", ", count,
+                     " parameters; expected format ", kStateFormat, ", rank ", options_.rank, ", ",
+                     slots_.size(), " parameters"));
   }
   std::vector<Slot> slots;
   for (uint32_t param = 0; param < count && reader.ok(); ++param) {
-    Slot slot{.draws = reader.U64(), .q = FloatsOf(reader.Bytes()), .error = FloatsOf(reader.Bytes())};
+    Slot slot{
+        .draws = reader.U64(), .q = FloatsOf(reader.Bytes()), .error = FloatsOf(reader.Bytes())};
     const MatrixShape& shape = options_.shapes[param];
-    const size_t q_size = RankOf(static_cast<int>(param)) * shape.cols, error_size = shape.rows * shape.cols;
-    if (reader.ok() &&
-        ((!slot.q.empty() && slot.q.size() != q_size) || (!slot.error.empty() && slot.error.size() != error_size))) {
-      return absl::InvalidArgumentError(absl::StrCat("PowerSGD state of parameter ", param, " has ", slot.q.size(),
-                                                     " elements of Q and ", slot.error.size(), " of error; expected ",
-                                                     q_size, " and ", error_size));
+    const size_t q_size = RankOf(static_cast<int>(param)) * shape.cols,
+                 error_size = shape.rows * shape.cols;
+    if (reader.ok() && ((!slot.q.empty() && slot.q.size() != q_size) ||
+                        (!slot.error.empty() && slot.error.size() != error_size))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "PowerSGD state of parameter ", param, " has ", slot.q.size(), " elements of Q and ",
+          slot.error.size(), " of error; expected ", q_size, " and ", error_size));
     }
     slots.push_back(std::move(slot));
   }

@@ -1,26 +1,33 @@
-// PowerSGD: each gradient matrix [m, n] travels as two thin ones, rank * (m + n) numbers in place of m * n, and what
-// that leaves out is added to the next step's gradient.
+// PowerSGD: each gradient matrix [m, n] travels as two thin ones, rank * (m + n) numbers in place
+// of m * n, and what that leaves out is added to the next step's gradient.
 //
-//   PowerSgdOptions options{.shapes = {MatrixOf({512, 256, 3, 3}), MatrixOf({512})}, .rank = 2, .start_step = 1000};
+//   PowerSgdOptions options{
+//       .shapes = {MatrixOf({512, 256, 3, 3}), MatrixOf({512})}, .rank = 2, .start_step = 1000};
 //   auto power = std::make_unique<PowerSgd>(options);
 //   PowerSgd* state = power.get();                               // to save and load
-//   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers, {}, std::move(power)));
+//   EK_ASSIGN_OR_RETURN(auto ddp,
+//                       DataParallel::Create(&comm, &params, buffers, {}, std::move(power)));
 //
 // Per step and matrix, with M = this rank's gradient plus its error, and Q equal on all ranks:
 //   round 0: P = M Q, averaged; its columns orthonormalised, on each rank alike
 //   round 1: Q = M^T P, averaged; the gradient is P Q^T, the same bits on all ranks
-// and the error that stays on each rank is what of its own M was not sent, M - P (M^T P)^T. So over all ranks nothing
-// is lost: what was sent and the errors add up to the gradients. The next step begins with this one's Q (warm start),
-// which is one step of a power iteration.
+// and the error that stays on each rank is what of its own M was not sent, M - P (M^T P)^T. So over
+// all ranks nothing is lost: what was sent and the errors add up to the gradients. The next step
+// begins with this one's Q (warm start), which is one step of a power iteration.
 //
-// Vectors, matrices for which it would not pay, float64 and 16-bit gradients travel whole, in round 0.
+// Vectors, matrices for which it would not pay, float64 and 16-bit gradients travel whole, in round
+// 0.
 //
-// Uneven inputs: a rank that ran dry takes part in both rounds and adds nothing. Its Q stays equal to the others', its
-//                error waits until it has inputs again. Likewise a parameter that got no gradient in a step: its error
-//                stays where it is, on ranks where it got none.
-// Not finite:    a matrix that is not finite on some rank becomes NaN on all, its errors and Q stay as they were.
-// Groups:        in another group it begins anew: Q from the seed, no errors, start_step counted from there.
-// State:         Q is equal on all ranks, errors are each rank's own. Save() and Load() on each rank, between steps.
+// Uneven inputs: a rank that became exhausted takes part in both rounds and adds nothing. Its Q
+//                stays equal to the others', its error waits until it has inputs again. Likewise a
+//                parameter that got no gradient in a step: its error stays where it is, on ranks
+//                where it got none.
+// Not finite:    a matrix that is not finite on some rank becomes NaN on all, its errors and Q stay
+//                as they were.
+// Groups:        in another group it begins anew: Q from the seed, no errors, start_step counted
+//                from there.
+// State:         Q is equal on all ranks, errors are each rank's own. Save() and Load() on each
+//                rank, between steps.
 // Threads:       see reduction.h.
 // Source:        Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019, algorithms 1 and 2.
 
@@ -38,7 +45,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "evenkeel/bucket/hooks/internal/low_rank.h"
+#include "evenkeel/bucket/hooks/low_rank.h"
 #include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
@@ -50,7 +57,7 @@ struct MatrixShape {
   int64_t rows = 0;
   int64_t cols = 0;  // 0: no matrix, it travels whole.
 };
-// Of a tensor with these dimensions: the first, and the product of the others.
+// Returns the shape for a tensor with these dimensions: the first, and the product of the others.
 MatrixShape MatrixOf(std::span<const int64_t> dimensions);
 inline MatrixShape MatrixOf(std::initializer_list<int64_t> dimensions) {
   return MatrixOf(std::span<const int64_t>(dimensions.begin(), dimensions.size()));
@@ -58,14 +65,15 @@ inline MatrixShape MatrixOf(std::initializer_list<int64_t> dimensions) {
 
 // Equal on all ranks.
 struct PowerSgdOptions {
-  std::vector<MatrixShape> shapes;    // By parameter.
-  int rank = 1;                       // At most; a matrix has no more than its smaller side.
-  int64_t start_step = 0;             // So many reductions at first are plain: early gradients compress badly.
+  std::vector<MatrixShape> shapes;  // By parameter.
+  int rank = 1;                     // At most; a matrix has no more than its smaller side.
+  int64_t start_step = 0;  // So many reductions at first are plain: early gradients compress badly.
   double min_compression_rate = 2.0;  // A matrix is compressed if that saves this factor at least.
   bool use_error_feedback = true;     // Without it what is not sent is lost.
   bool warm_start = true;             // Without it each step draws a new Q.
   uint64_t seed = 0;
-  double epsilon = 1e-5;  // Directions smaller than this, relative to the largest, are left to the error.
+  double epsilon =
+      1e-5;  // Directions smaller than this, relative to the largest, are left to the error.
 };
 
 class PowerSgd : public BucketReduction {
@@ -73,7 +81,8 @@ class PowerSgd : public BucketReduction {
   explicit PowerSgd(PowerSgdOptions options);
 
   std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override;
-  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round, const ReductionStep& step) override;
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int round,
+                                          const ReductionStep& step) override;
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override;
 
   absl::Status OnStepEnd() override;
@@ -81,12 +90,12 @@ class PowerSgd : public BucketReduction {
   bool HasThread() const override { return true; }
   UsedFlags used_flags() const override { return UsedFlags::kOwn; }
   absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override;
-  void OnGroup(const Communicator& comm) override;
+  void OnGroup(Communicator& comm) override;
   int64_t CollectivesVersion() const override { return Compresses() ? 1 : 0; }
 
   // Reductions so far.
   int64_t steps() const { return steps_; }
-  // What is equal on all ranks: a hash of Q, for comparison.
+  // Returns a hash of Q, which is equal on all ranks, for comparison.
   uint64_t SharedHash() const;
   // This rank's error of a parameter; empty if there is none yet.
   std::span<const float> error(int param) const { return slots_[param].error; }
@@ -96,7 +105,7 @@ class PowerSgd : public BucketReduction {
   absl::Status Load(absl::string_view state);
 
  private:
-  // What a parameter keeps.
+  // The state of a parameter.
   struct Slot {
     uint64_t draws = 0;  // Random columns so far: each is another.
     std::vector<float> q;

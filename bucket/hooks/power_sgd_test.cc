@@ -23,7 +23,8 @@ const std::vector<MatrixShape> kShapes = {MatrixOf({8, 6}), MatrixOf({5}), Matri
 const DataParallelOptions kOptions = {.reducer = {.caps = {Bytes{200}, Bytes{2500}}}};
 
 struct Training {
-  Training(Communicator& comm, PowerSgdOptions options, float noise = 0.0f) : problem(kSizes, comm.rank(), noise) {
+  Training(Communicator& comm, PowerSgdOptions options, float noise = 0.0f)
+      : problem(kSizes, comm.rank(), noise) {
     if (options.shapes.empty()) options.shapes = kShapes;
     auto hook = std::make_unique<PowerSgd>(std::move(options));
     power = hook.get();
@@ -46,7 +47,8 @@ TEST(PowerSgdTest, WithFullRankIsAnAllReduceUpToRounding) {
         for (int p = 0; p < 3; ++p) {
           for (int j = 0; j < kSizes[p]; ++j) {
             double mean = 0;
-            for (int rank = 0; rank < world; ++rank) mean += run.problem.GradientAt(rank, batch, p, j) / world;
+            for (int rank = 0; rank < world; ++rank)
+              mean += run.problem.GradientAt(rank, batch, p, j) / world;
             // Below 2 in magnitude, 20 products of unit vectors deep.
             EXPECT_NEAR(run.problem.Gradient(p)[j], mean, 2e-5) << p << " " << j;
           }
@@ -95,7 +97,8 @@ TEST(PowerSgdTest, BeginsWithPlainReductions) {
         EK_RETURN_IF_ERROR(run.problem.Step(*run.ddp, batch, 0.0f));
         EK_RETURN_IF_ERROR(plain.Step(*ddp, batch, 0.0f));
         for (int p = 0; p < 3; ++p) {
-          EXPECT_EQ(run.problem.Gradient(p) == plain.Gradient(p), batch < 3 || p == 1) << p << " " << batch;
+          EXPECT_EQ(run.problem.Gradient(p) == plain.Gradient(p), batch < 3 || p == 1)
+              << p << " " << batch;
         }
       }
       EXPECT_EQ(run.power->steps(), 6);
@@ -105,7 +108,8 @@ TEST(PowerSgdTest, BeginsWithPlainReductions) {
   }
 }
 
-// A dry rank's Q follows the others', through the end of the plain reductions too, and its error waits.
+// An exhausted rank's Q follows the others', through the end of the plain reductions too, and its
+// error waits.
 TEST(PowerSgdTest, ADryRankKeepsItsErrorAndHasTheOthersQ) {
   for (const int world : {2, 3, 5}) {
     SCOPED_TRACE(absl::StrCat(world, " ranks"));
@@ -116,7 +120,8 @@ TEST(PowerSgdTest, ADryRankKeepsItsErrorAndHasTheOthersQ) {
       run.ddp->SetOptimizerState({});
       const auto loop = [&](int inputs) {
         return RunJoined({run.ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
-          for (int batch = 0; batch < inputs; ++batch) EK_RETURN_IF_ERROR(run.problem.Step(*run.ddp, batch, 0.0f));
+          for (int batch = 0; batch < inputs; ++batch)
+            EK_RETURN_IF_ERROR(run.problem.Step(*run.ddp, batch, 0.0f));
           return absl::OkStatus();
         });
       };
@@ -141,21 +146,27 @@ TEST(PowerSgdTest, ADryRankKeepsItsErrorAndHasTheOthersQ) {
 
 TEST(PowerSgdTest, GoesOnFromASavedState) {
   const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
-    Training whole(comm, {.start_step = 2}), first(comm, {.start_step = 2}), second(comm, {.start_step = 2});
+    Training whole(comm, {.start_step = 2}), first(comm, {.start_step = 2}),
+        second(comm, {.start_step = 2});
     EK_RETURN_IF_ERROR(second.created.status());
-    for (int batch = 0; batch < 8; ++batch) EK_RETURN_IF_ERROR(whole.problem.Step(*whole.ddp, batch, 0.1f));
-    for (int batch = 0; batch < 4; ++batch) EK_RETURN_IF_ERROR(first.problem.Step(*first.ddp, batch, 0.1f));
+    for (int batch = 0; batch < 8; ++batch)
+      EK_RETURN_IF_ERROR(whole.problem.Step(*whole.ddp, batch, 0.1f));
+    for (int batch = 0; batch < 4; ++batch)
+      EK_RETURN_IF_ERROR(first.problem.Step(*first.ddp, batch, 0.1f));
     const std::string saved = first.power->Save();
     EK_RETURN_IF_ERROR(second.power->Load(saved));
     EXPECT_EQ(second.power->Save(), saved);
     for (int p = 0; p < 3; ++p) {
-      std::copy(first.problem.values()[p].begin(), first.problem.values()[p].end(), second.problem.values()[p].begin());
+      std::copy(first.problem.values()[p].begin(), first.problem.values()[p].end(),
+                second.problem.values()[p].begin());
     }
-    for (int batch = 4; batch < 8; ++batch) EK_RETURN_IF_ERROR(second.problem.Step(*second.ddp, batch, 0.1f));
+    for (int batch = 4; batch < 8; ++batch)
+      EK_RETURN_IF_ERROR(second.problem.Step(*second.ddp, batch, 0.1f));
     EXPECT_EQ(second.problem.values(), whole.problem.values());
 
     EXPECT_EQ(second.power->Load(saved.substr(1)).code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(second.power->Load(saved.substr(0, saved.size() - 1)).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(second.power->Load(saved.substr(0, saved.size() - 1)).code(),
+              absl::StatusCode::kInvalidArgument);
     PowerSgd other({.shapes = kShapes, .rank = 2});
     const absl::Status refused = other.Load(saved);
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
@@ -170,14 +181,16 @@ TEST(PowerSgdTest, RefusesShapesThatDoNotFit) {
     PowerSgdOptions options;
     std::string says;
   } cases[] = {
-      {{.shapes = {MatrixOf({8, 6})}}, "there is a parameter 2 and 1 shapes"},
-      {{.shapes = {MatrixOf({8, 6}), MatrixOf({5}), MatrixOf({20, 31})}}, "parameter 2 has 600 elements"},
+      {{.shapes = {MatrixOf({8, 6})}}, "parameter 2 is out of range for 1 shapes"},
+      {{.shapes = {MatrixOf({8, 6}), MatrixOf({5}), MatrixOf({20, 31})}},
+       "parameter 2 has 600 elements"},
       {{.rank = 0}, "the rank is 0"},
   };
   for (const auto& [options, says] : cases) {
-    const absl::Status status = RunTestRanks(2, [&, &options = options](Communicator& comm) -> absl::Status {
-      return Training(comm, options).created.status();
-    });
+    const absl::Status status =
+        RunTestRanks(2, [&, &options = options](Communicator& comm) -> absl::Status {
+          return Training(comm, options).created.status();
+        });
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), testing::HasSubstr(says));
   }

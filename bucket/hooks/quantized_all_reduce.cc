@@ -7,13 +7,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/bucket/hooks/internal/quantize.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/bucket/hooks/quantize.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 
-// Between the rounds a bucket's `data` holds what this rank has not sent of its gradients, which becomes their error
-// once all has gone well: a step that fails leaves errors as they were.
+// Between the rounds a bucket's `data` holds what this rank has not sent of its gradients, which
+// becomes their error once all has gone well: a step that fails leaves errors as they were.
 
 namespace evenkeel {
 namespace {
@@ -65,17 +65,21 @@ int64_t QuantizedAllReduce::PieceOf(const BucketInfo& bucket) const {
 
 std::vector<Collective> QuantizedAllReduce::CollectivesFor(const BucketInfo& bucket) const {
   if (!IsQuantized(bucket)) {
-    return {{.kind = CollectiveKind::kAllReduce, .dtype = bucket.data.dtype, .count = bucket.wire.count},
+    return {{.kind = CollectiveKind::kAllReduce,
+             .dtype = bucket.data.dtype,
+             .count = bucket.wire.count},
             {.kind = CollectiveKind::kBarrier}};
   }
   const int64_t piece = PieceOf(bucket);
   return {{.kind = CollectiveKind::kAllToAll,
            .dtype = DType::kUint8,
            .count = MessageBytes(piece, static_cast<int64_t>(bucket.params.size()))},
-          {.kind = CollectiveKind::kAllGather, .dtype = DType::kUint8, .count = MessageBytes(piece, 0)}};
+          {.kind = CollectiveKind::kAllGather,
+           .dtype = DType::kUint8,
+           .count = MessageBytes(piece, 0)}};
 }
 
-void QuantizedAllReduce::OnGroup(const Communicator& comm) {
+void QuantizedAllReduce::OnGroup(Communicator& comm) {
   rank_ = comm.rank();
   world_size_ = comm.world_size();
   if (!std::exchange(has_group_, true)) return;  // What was loaded before the first counts.
@@ -86,9 +90,10 @@ void QuantizedAllReduce::OnGroup(const Communicator& comm) {
 absl::Status QuantizedAllReduce::OnPlan(absl::Span<const BucketInfo> buckets) {
   for (const BucketInfo& bucket : buckets) {
     if (bucket.data.device.is_cpu()) continue;
-    return absl::UnimplementedError(absl::StrCat("can't quantize ", ToString(bucket.data)));
+    return absl::UnimplementedError(absl::StrCat("cannot quantize ", ToString(bucket.data)));
   }
-  errors_ = Errors();  // Pieces are others now: what this rank owes for its old ones goes with its own gradients.
+  errors_ = Errors();  // Pieces are others now: what this rank owes for its old ones goes with its
+                       // own gradients.
   buckets_.clear();
   for (const BucketInfo& bucket : buckets) {
     Bucket& own = buckets_.emplace_back();
@@ -97,10 +102,12 @@ absl::Status QuantizedAllReduce::OnPlan(absl::Span<const BucketInfo> buckets) {
       const int64_t end = i + 1 < bucket.params.size() ? bucket.offsets[i + 1] : bucket.data.count;
       own.ranges.push_back({.param = bucket.params[i], .begin = bucket.offsets[i], .end = end});
       const auto error = errors_.find(bucket.params[i]);
-      if (error == errors_.end() || static_cast<int64_t>(error->second.size()) == end - bucket.offsets[i]) continue;
-      return absl::InvalidArgumentError(absl::StrCat("the error of parameter ", bucket.params[i], " has ",
-                                                     error->second.size(), " elements, the parameter ",
-                                                     end - bucket.offsets[i]));
+      if (error == errors_.end() ||
+          static_cast<int64_t>(error->second.size()) == end - bucket.offsets[i])
+        continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("the error of parameter ", bucket.params[i], " has ", error->second.size(),
+                       " elements, the parameter ", end - bucket.offsets[i]));
     }
   }
   return absl::OkStatus();
@@ -125,7 +132,8 @@ absl::StatusOr<RoundBuffers> QuantizedAllReduce::BeginRound(const BucketInfo& bu
   return RoundBuffers{.in = {view(own.sum_sent)}, .out = {view(own.sums)}};
 }
 
-void QuantizedAllReduce::SendPieces(const BucketInfo& bucket, Bucket& own, const ReductionStep& step) {
+void QuantizedAllReduce::SendPieces(const BucketInfo& bucket, Bucket& own,
+                                    const ReductionStep& step) {
   own.piece = PieceOf(bucket);
   const int64_t flags = static_cast<int64_t>(own.ranges.size());
   const int64_t message = MessageBytes(own.piece, flags);
@@ -167,14 +175,16 @@ void QuantizedAllReduce::SendSum(const BucketInfo& bucket, Bucket& own) {
     const std::byte* const from = own.received.data() + rank * message;
     const int8_t* const elements = ElementsOf(from, own.piece);
     for (int64_t b = 0; b < own.piece / kBlock; ++b) {
-      internal::AddLevels(LevelsAt(elements, b), ScaleAt(from, b), internal::Block(sum.data() + b * kBlock, kBlock));
+      internal::AddLevels(LevelsAt(elements, b), ScaleAt(from, b),
+                          internal::Block(sum.data() + b * kBlock, kBlock));
     }
     for (int64_t i = 0; i < flags; ++i) {
       if (elements[own.piece + i] != 0) used[i] = 1.0f;
     }
   }
 
-  // Parameters that no rank has a gradient of are dropped at the end: what is owed for them is not sent.
+  // Parameters that no rank has a gradient of are dropped at the end: what is owed for them is not
+  // sent.
   own.piece_error.resize(own.piece, 0.0f);
   own.next_piece_error = own.piece_error;
   const int64_t first = rank_ * own.piece;
@@ -193,12 +203,14 @@ void QuantizedAllReduce::SendSum(const BucketInfo& bucket, Bucket& own) {
     const internal::Block block(sum.data() + b * kBlock, kBlock);
     const float scale = internal::QuantizeBlock(block, LevelsAt(elements, b));
     std::memcpy(own.sum_sent.data() + b * sizeof(float), &scale, sizeof(float));
-    if (!std::isfinite(scale)) std::copy_n(own.piece_error.begin() + b * kBlock, kBlock, block.begin());
+    if (!std::isfinite(scale))
+      std::copy_n(own.piece_error.begin() + b * kBlock, kBlock, block.begin());
   }
   for_used([&](int64_t i) { own.next_piece_error[i] = sum[i]; });
 }
 
-absl::StatusOr<GradFate> QuantizedAllReduce::OnReduced(const BucketInfo& bucket, const ReductionStep& step) {
+absl::StatusOr<GradFate> QuantizedAllReduce::OnReduced(const BucketInfo& bucket,
+                                                       const ReductionStep& step) {
   if (!IsQuantized(bucket)) return GradFate::kReduced;
   Bucket& own = buckets_[bucket.index];
   const std::span<float> data = bucket.data.as<float>();
@@ -209,7 +221,8 @@ absl::StatusOr<GradFate> QuantizedAllReduce::OnReduced(const BucketInfo& bucket,
     for (int64_t i = range.begin; i < range.end; ++i) {
       // What was not finite has not been sent; the error stays as it was before.
       const int rank = static_cast<int>(i / own.piece);
-      const std::byte* const message = own.sent.data() + rank * MessageBytes(own.piece, own.ranges.size());
+      const std::byte* const message =
+          own.sent.data() + rank * MessageBytes(own.piece, own.ranges.size());
       if (std::isfinite(ScaleAt(message, i % own.piece / kBlock))) error[i - range.begin] = data[i];
     }
   }
@@ -236,7 +249,8 @@ std::map<int, std::vector<float>> QuantizedAllReduce::Errors() const {
     if (own.piece_error.empty()) continue;
     const int64_t first = rank_ * own.piece;
     for (const Range& range : own.ranges) {
-      const int64_t begin = std::max(range.begin, first), end = std::min(range.end, first + own.piece);
+      const int64_t begin = std::max(range.begin, first),
+                    end = std::min(range.end, first + own.piece);
       if (begin >= end) continue;
       std::vector<float>& error = errors[range.param];
       error.resize(range.end - range.begin, 0.0f);
@@ -251,7 +265,8 @@ std::string QuantizedAllReduce::Save() const {
   internal::ByteWriter writer;
   writer.U32(kStateFormat).U32(static_cast<uint32_t>(errors.size()));
   for (const auto& [param, error] : errors) {
-    writer.I32(param).Bytes({reinterpret_cast<const char*>(error.data()), error.size() * sizeof(float)});
+    writer.I32(param).Bytes(
+        {reinterpret_cast<const char*>(error.data()), error.size() * sizeof(float)});
   }
   return writer.Take();
 }
@@ -274,10 +289,12 @@ absl::Status QuantizedAllReduce::Load(absl::string_view state) {
   for (const Bucket& own : buckets_) {
     for (const Range& range : own.ranges) {
       const auto error = errors.find(range.param);
-      if (error == errors.end() || static_cast<int64_t>(error->second.size()) == range.end - range.begin) continue;
-      return absl::InvalidArgumentError(absl::StrCat("quantisation errors of parameter ", range.param, " have ",
-                                                     error->second.size(), " elements, the parameter ",
-                                                     range.end - range.begin));
+      if (error == errors.end() ||
+          static_cast<int64_t>(error->second.size()) == range.end - range.begin)
+        continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("quantisation errors of parameter ", range.param, " have ",
+                       error->second.size(), " elements, the parameter ", range.end - range.begin));
     }
   }
   errors_ = std::move(errors);

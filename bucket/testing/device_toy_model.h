@@ -1,5 +1,5 @@
-// The toy model (toy_model.h) on a device: the same arithmetic in kernels, on a stream of its own, so that a run there
-// must end with the very bits of one on the CPU.
+// The toy model (toy_model.h) on a device: the same arithmetic in kernels, on a stream of its own,
+// so that a run there must end with the very bits of one on the CPU.
 //
 //   EK_ASSIGN_OR_RETURN(auto model, DeviceToyModel::Create(comm, {3, 5, 2}));
 //   model->Forward(rank, batch);
@@ -41,8 +41,8 @@ inline constexpr float kToyRate = 0.5f;
 
 // ToyModel::Noise() in a kernel.
 EK_DEVICE float ToyNoise(int a, int b, int c, int64_t d) {
-  uint64_t x = (static_cast<uint64_t>(a) << 48) ^ (static_cast<uint64_t>(b) << 32) ^ (static_cast<uint64_t>(c) << 16) ^
-               static_cast<uint64_t>(d);
+  uint64_t x = (static_cast<uint64_t>(a) << 48) ^ (static_cast<uint64_t>(b) << 32) ^
+               (static_cast<uint64_t>(c) << 16) ^ static_cast<uint64_t>(d);
   x = (x + 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 29)) * 0x94d049bb133111eb;
   return static_cast<float>(static_cast<int32_t>(x >> 32)) / 2147483648.0f;
@@ -52,22 +52,25 @@ EK_KERNEL(256, ek_toy_forward)(float* buffer, int64_t count, int rank, int batch
     buffer[j] = 0.9f * buffer[j] + ToyNoise(rank, batch, 99, j);
 }
 EK_KERNEL(256, ek_toy_backward)
-(const float* value, const float* buffer, int64_t buffers, float* grad, int64_t count, int rank, int batch, int param,
- bool add) {
+(const float* value, const float* buffer, int64_t buffers, float* grad, int64_t count, int rank,
+ int batch, int param, bool add) {
   for (int64_t j = kernel::GlobalIndex(); j < count; j += kernel::GlobalThreads()) {
-    const float gradient = 0.25f * value[j] + ToyNoise(rank, batch, param, j) + 0.125f * buffer[j % buffers];
+    const float gradient =
+        0.25f * value[j] + ToyNoise(rank, batch, param, j) + 0.125f * buffer[j % buffers];
     grad[j] = add ? grad[j] + gradient : gradient;
   }
 }
 EK_KERNEL(256, ek_toy_descend)(float* value, const float* grad, int64_t count) {
-  for (int64_t j = kernel::GlobalIndex(); j < count; j += kernel::GlobalThreads()) value[j] -= kToyRate * grad[j];
+  for (int64_t j = kernel::GlobalIndex(); j < count; j += kernel::GlobalThreads())
+    value[j] -= kToyRate * grad[j];
 }
 
 class DeviceToyModel {
  public:
   using Announce = absl::FunctionRef<absl::Status(int)>;
 
-  static absl::StatusOr<std::unique_ptr<DeviceToyModel>> Create(Communicator& comm, const std::vector<int>& sizes,
+  static absl::StatusOr<std::unique_ptr<DeviceToyModel>> Create(Communicator& comm,
+                                                                const std::vector<int>& sizes,
                                                                 int seed = 0) {
     std::unique_ptr<DeviceToyModel> model(new DeviceToyModel(comm, ToyModel(sizes, seed)));
     EK_ASSIGN_OR_RETURN(model->stream_, comm.runtime()->CreateStream(comm.device()));
@@ -87,19 +90,21 @@ class DeviceToyModel {
   StreamRef stream() const { return stream_.ref(); }
 
   void Forward(int rank, int batch) {
-    Must(Launch(*runtime_, Kernels().forward, ShapeFor(buffer_.count), stream(), Data(buffer_), buffer_.count, rank,
-                batch));
+    Must(Launch(*runtime_, Kernels().forward, ShapeFor(buffer_.count), stream(), Data(buffer_),
+                buffer_.count, rank, batch));
   }
   absl::Status Backward(int rank, int batch, Announce announce) {
-    for (int p = params_.size() - 1; p >= 0; --p) EK_RETURN_IF_ERROR(BackwardOf(p, rank, batch, announce));
+    for (int p = params_.size() - 1; p >= 0; --p)
+      EK_RETURN_IF_ERROR(BackwardOf(p, rank, batch, announce));
     return absl::OkStatus();
   }
   absl::Status BackwardOf(int param, int rank, int batch, Announce announce) {
     if (!params_.trainable(param)) return absl::OkStatus();
     const Parameter& at = params_[param];
     const bool add = params_.grad_state(param) != GradState::kNone;
-    EK_RETURN_IF_ERROR(Launch(*runtime_, Kernels().backward, ShapeFor(at.value.count), stream(), Data(at.value),
-                              Data(buffer_), buffer_.count, Data(at.grad), at.value.count, rank, batch, param, add));
+    EK_RETURN_IF_ERROR(Launch(*runtime_, Kernels().backward, ShapeFor(at.value.count), stream(),
+                              Data(at.value), Data(buffer_), buffer_.count, Data(at.grad),
+                              at.value.count, rank, batch, param, add));
     params_.SetGradState(param, GradState::kLocal);
     return announce(param);
   }
@@ -107,13 +112,13 @@ class DeviceToyModel {
     for (int p = 0; p < params_.size(); ++p) {
       if (params_.grad_state(p) == GradState::kNone) continue;
       const Parameter& at = params_[p];
-      Must(Launch(*runtime_, Kernels().descend, ShapeFor(at.value.count), stream(), Data(at.value), Data(at.grad),
-                  at.value.count));
+      Must(Launch(*runtime_, Kernels().descend, ShapeFor(at.value.count), stream(), Data(at.value),
+                  Data(at.grad), at.value.count));
     }
   }
 
-  // Moves all memory, as a tensor library's to() does, and clears what it was. A reducer is attached, whose buffer is
-  // to be rebound to buffers()[0].
+  // Moves all memory, as a tensor library's to() does, and clears what it was. A reducer is
+  // attached, whose buffer is to be rebound to buffers()[0].
   absl::Status Move() {
     for (int p = 0; p < params_.size(); ++p) {
       EK_ASSIGN_OR_RETURN(const TensorView value, Moved(params_[p].value));
@@ -189,7 +194,8 @@ class DeviceToyModel {
 
 class HostToyModel {
  public:
-  static absl::StatusOr<std::unique_ptr<HostToyModel>> Create(Communicator&, const std::vector<int>& sizes,
+  static absl::StatusOr<std::unique_ptr<HostToyModel>> Create(Communicator&,
+                                                              const std::vector<int>& sizes,
                                                               int seed = 0) {
     return std::unique_ptr<HostToyModel>(new HostToyModel(sizes, seed));
   }

@@ -1,9 +1,10 @@
-// A model small enough to compute by hand, for tests: its gradient is a known function of weights, buffers, rank and
-// batch, so a single process can say what any group of ranks must end with.
+// A model small enough to compute by hand, for tests: its gradient is a known function of weights,
+// buffers, rank and batch, so a single process can say what any group of ranks must end with.
 //
 //   ToyModel model({3, 5, 2});
 //   model.Forward(rank, batch);                                              // moves the buffers
-//   model.Backward(rank, batch, [&](int i) { return ddp->GradientReady(i); });  // last parameter first
+//   // last parameter first
+//   model.Backward(rank, batch, [&](int i) { return ddp->GradientReady(i); });
 //
 // Threads: thread-compatible.
 
@@ -27,13 +28,14 @@ namespace evenkeel {
 
 class ToyModel {
  public:
-  // Parameters "p0", "p1", ... of these sizes; initial weights depend on `seed`. `device`: a simulated one, whose
-  // memory is the host's.
+  // Parameters "p0", "p1", ... of these sizes; initial weights depend on `seed`. `device`: a
+  // simulated one, whose memory is the host's.
   explicit ToyModel(const std::vector<int>& sizes, int seed = 0, Device device = Device::Cpu())
       : values_(sizes.size()), grads_(sizes.size()) {
     for (size_t p = 0; p < sizes.size(); ++p) {
       values_[p].resize(sizes[p]);
-      grads_[p].assign(sizes[p], -77.0f);  // Garbage that a gradient which is none must not leak from.
+      grads_[p].assign(sizes[p],
+                       -77.0f);  // Garbage that a gradient which is none must not leak from.
       for (int j = 0; j < sizes[p]; ++j) values_[p][j] = Noise(seed, 1000, static_cast<int>(p), j);
       const auto on_device = [device](std::vector<float>& data) {
         return TensorView(data.data(), static_cast<int64_t>(data.size()), DType::kFloat32, device);
@@ -52,20 +54,25 @@ class ToyModel {
   std::vector<TensorView> buffers() { return {TensorView(absl::MakeSpan(buffer_))}; }
 
   void Forward(int rank, int batch) {
-    for (size_t j = 0; j < buffer_.size(); ++j) buffer_[j] = 0.9f * buffer_[j] + Noise(rank, batch, 99, j);
+    for (size_t j = 0; j < buffer_.size(); ++j)
+      buffer_[j] = 0.9f * buffer_[j] + Noise(rank, batch, 99, j);
   }
 
   float GradientAt(int param, int j, int rank, int batch) const {
-    return 0.25f * values_[param][j] + Noise(rank, batch, param, j) + 0.125f * buffer_[j % buffer_.size()];
+    return 0.25f * values_[param][j] + Noise(rank, batch, param, j) +
+           0.125f * buffer_[j % buffer_.size()];
   }
 
-  // Adds to gradients that are there, as a real backward does, and announces each trained parameter.
+  // Adds to gradients that are there, as a real backward does, and announces each trained
+  // parameter.
   absl::Status Backward(int rank, int batch, absl::FunctionRef<absl::Status(int)> announce) {
-    for (int p = params_.size() - 1; p >= 0; --p) EK_RETURN_IF_ERROR(BackwardOf(p, rank, batch, announce));
+    for (int p = params_.size() - 1; p >= 0; --p)
+      EK_RETURN_IF_ERROR(BackwardOf(p, rank, batch, announce));
     return absl::OkStatus();
   }
 
-  absl::Status BackwardOf(int param, int rank, int batch, absl::FunctionRef<absl::Status(int)> announce) {
+  absl::Status BackwardOf(int param, int rank, int batch,
+                          absl::FunctionRef<absl::Status(int)> announce) {
     if (!params_.trainable(param)) return absl::OkStatus();
     float* grad = static_cast<float*>(params_[param].grad.data);
     const bool add = params_.grad_state(param) != GradState::kNone;

@@ -1,15 +1,18 @@
-// Copies many tensors in one launch, converting and scaling on the way: how gradients get into buckets and back.
+// Copies many tensors in one launch, with conversion and scaling: gradients into buckets and back.
 //
-//   EK_ASSIGN_OR_RETURN(SegmentCopy pack, SegmentCopy::Create(runtime, device, {{.to = slot, .from = gradient}, ...}));
-//   EK_RETURN_IF_ERROR(pack.Run(stream, {.scale = 1.0 / divisor}));        // again and again
+//   EK_ASSIGN_OR_RETURN(SegmentCopy pack,
+//                       SegmentCopy::Create(runtime, device,
+//                                           {{.to = slot, .from = gradient}, ...}));
+//   EK_RETURN_IF_ERROR(pack.Run(stream, {.scale = 1.0 / divisor}));        // repeatedly
 //
-// to = from * scale, element by element; computed in float (in double between float64s), rounded once. A segment without
-// `from` becomes `fill`. The list is kept on the device, so a run is one launch and no copy.
+// to = from * scale, element by element; computed in float (in double between float64s), rounded
+// once. A segment without `from` becomes `fill`. The list is kept on the device, so a run is one
+// launch and no copy.
 //
-// Shapes:    `to` and `from` of a segment have one count; any of the float types on either side. Of int types copies of
-//            one type with scale 1. Segments don't overlap, except that `to` may be `from`.
+// Shapes:    `to` and `from` of a segment have one count, and any float types, or one integer type
+//            with scale 1. Segments must not overlap, except that `to` may be `from`.
 // Threads:   thread-compatible.
-// Ownership: `runtime` and the tensors outlive its runs, and so does it.
+// Ownership: `runtime`, the tensors and this object must outlive its runs.
 // Errors:    InvalidArgument names the segment.
 
 #ifndef EVENKEEL_COMM_DEVICE_COPY_H_
@@ -57,9 +60,10 @@ class SegmentCopy {
   int64_t bytes_moved_ = 0;
 };
 
-// A list that is used once: goes to the device with the launch. At most kMostInlineSegments; else Create() and Run().
-absl::Status CopySegmentsOnce(DeviceRuntime& runtime, absl::Span<const CopySegment> segments, StreamRef stream,
-                              const SegmentCopy::Options& options = {});
+// Copies a list that is used once: it is sent with the launch if it has at most
+// kMostInlineSegments, else by Create() and Run().
+absl::Status CopySegmentsOnce(DeviceRuntime& runtime, absl::Span<const CopySegment> segments,
+                              StreamRef stream, const SegmentCopy::Options& options = {});
 inline constexpr int kMostInlineSegments = 64;
 
 }  // namespace evenkeel

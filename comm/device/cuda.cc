@@ -1,5 +1,5 @@
-// CUDA's runtime for memory, streams and events; the driver for kernels, because their images are data that only the
-// driver can load, and for contexts (internal/cuda_context.h).
+// CUDA's runtime for memory, streams and events; the driver for kernels, because their images are
+// data that only the driver can load, and for contexts (internal/cuda_context.h).
 
 #include "evenkeel/comm/device/cuda.h"
 
@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/device/internal/cuda_context.h"
+#include "evenkeel/comm/device/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
 
@@ -31,7 +31,8 @@ using Driver = internal::CudaDriver;
 
 absl::Status FromCuda(absl::string_view what, cudaError_t error) {
   if (error == cudaSuccess) return absl::OkStatus();
-  const std::string text = absl::StrCat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+  const std::string text =
+      absl::StrCat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
   switch (error) {
     case cudaErrorInsufficientDriver:
       if (int version = 0; cudaDriverGetVersion(&version) == cudaSuccess && version == 0) {
@@ -40,7 +41,8 @@ absl::Status FromCuda(absl::string_view what, cudaError_t error) {
       [[fallthrough]];
     case cudaErrorNoDevice:
     case cudaErrorSystemDriverMismatch:
-      return absl::FailedPreconditionError(absl::StrCat("no CUDA device: ", cudaGetErrorString(error)));
+      return absl::FailedPreconditionError(
+          absl::StrCat("no CUDA device: ", cudaGetErrorString(error)));
     case cudaErrorMemoryAllocation:
       return absl::ResourceExhaustedError(text);
     case cudaErrorInvalidValue:
@@ -51,7 +53,8 @@ absl::Status FromCuda(absl::string_view what, cudaError_t error) {
   }
 }
 
-// For calls that have nothing to do with what another thread may be capturing into a graph, but would end it.
+// For calls that have nothing to do with what another thread may be capturing into a graph, but
+// would end it.
 class BesideCaptures {
  public:
   BesideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -80,8 +83,8 @@ class CudaRuntime : public DeviceRuntime {
   absl::StatusOr<Event> RecordTimed(StreamRef stream) override;
   absl::Status Copy(void* to, const void* from, int64_t bytes, StreamRef stream) override;
   absl::Status Zero(void* data, int64_t bytes, StreamRef stream) override;
-  absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
-                         StreamRef stream) override;
+  absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
+                         absl::Span<void* const> args, StreamRef stream) override;
   int64_t host_waits() const override { return host_waits_; }
 
  private:
@@ -96,22 +99,27 @@ class CudaRuntime : public DeviceRuntime {
 
   std::atomic<int64_t> host_waits_ = 0;
   absl::Mutex mutex_;
-  std::map<std::pair<int, bool>, std::vector<cudaEvent_t>> free_events_ ABSL_GUARDED_BY(mutex_);  // By device, timed.
-  std::map<std::pair<int, const DeviceImage*>, CUmodule> modules_ ABSL_GUARDED_BY(mutex_);        // By device.
-  std::map<std::pair<int, const DeviceKernel*>, CUfunction> functions_ ABSL_GUARDED_BY(mutex_);   // By device.
+  std::map<std::pair<int, bool>, std::vector<cudaEvent_t>> free_events_
+      ABSL_GUARDED_BY(mutex_);  // By device, timed.
+  std::map<std::pair<int, const DeviceImage*>, CUmodule> modules_
+      ABSL_GUARDED_BY(mutex_);  // By device.
+  std::map<std::pair<int, const DeviceKernel*>, CUfunction> functions_
+      ABSL_GUARDED_BY(mutex_);  // By device.
 };
 
 absl::StatusOr<int> CudaRuntime::DeviceCount() {
   int count = 0;
   EK_RETURN_IF_ERROR(FromCuda("cudaGetDeviceCount", cudaGetDeviceCount(&count)));
-  if (count == 0) return absl::FailedPreconditionError("no CUDA device: none is visible to this process");
+  if (count == 0)
+    return absl::FailedPreconditionError("no CUDA device: none is visible to this process");
   return count;
 }
 
 absl::Status CudaRuntime::Check(Device device) {
   EK_ASSIGN_OR_RETURN(const int count, DeviceCount());
   if (!device.is_cpu() && device.index >= 0 && device.index < count) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("there is no ", ToString(device), ", but ", count, " CUDA devices"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("there is no ", ToString(device), ", but ", count, " CUDA devices"));
 }
 
 absl::StatusOr<DeviceFacts> CudaRuntime::Facts(Device device) {
@@ -119,7 +127,8 @@ absl::StatusOr<DeviceFacts> CudaRuntime::Facts(Device device) {
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   cudaDeviceProp properties;
-  EK_RETURN_IF_ERROR(FromCuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device.index)));
+  EK_RETURN_IF_ERROR(
+      FromCuda("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device.index)));
   size_t free_bytes = 0, total_bytes = 0;
   EK_RETURN_IF_ERROR(FromCuda("cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &total_bytes)));
   return DeviceFacts{.name = properties.name,
@@ -140,7 +149,8 @@ absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
   const cudaError_t error = cudaMalloc(&data, std::max<int64_t>(bytes, 1));
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // This one is no trouble of later calls.
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes on ", ToString(device)));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for ", bytes, " bytes on ", ToString(device)));
   }
   EK_RETURN_IF_ERROR(FromCuda("cudaMalloc", error));
   Memory memory{std::shared_ptr<void>(data,
@@ -150,22 +160,25 @@ absl::StatusOr<Memory> CudaRuntime::Allocate(Device device, int64_t bytes) {
                                         cudaFree(freed);
                                       }),
                 bytes};
-  // Whoever gets it may use any stream, so it is zeroed for good. On a stream of its own: nobody else's work is waited
-  // for, also where a thread captures a graph.
+  // Whoever gets it may use any stream, so it is zeroed for good. On a stream of its own: nobody
+  // else's work is waited for, also where a thread captures a graph.
   EK_RETURN_IF_ERROR(Zero(data, bytes, stream.ref()));
-  EK_RETURN_IF_ERROR(FromCuda("cudaStreamSynchronize", cudaStreamSynchronize(StreamOf(stream.ref()))));
+  EK_RETURN_IF_ERROR(
+      FromCuda("cudaStreamSynchronize", cudaStreamSynchronize(StreamOf(stream.ref()))));
   return memory;
 }
 
 absl::StatusOr<Memory> CudaRuntime::AllocatePinned(int64_t bytes) {
-  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("AllocatePinned: ", bytes, " bytes"));
+  if (bytes < 0)
+    return absl::InvalidArgumentError(absl::StrCat("AllocatePinned: ", bytes, " bytes"));
   const Device any = internal::CudaDeviceInUse();
   EK_RETURN_IF_ERROR(Check(any));
   const ScopedCudaDevice scope(any);
   EK_RETURN_IF_ERROR(scope.status());
   const BesideCaptures beside;
   void* data = nullptr;
-  const cudaError_t error = cudaHostAlloc(&data, std::max<int64_t>(bytes, 1), cudaHostAllocPortable);
+  const cudaError_t error =
+      cudaHostAlloc(&data, std::max<int64_t>(bytes, 1), cudaHostAllocPortable);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     return absl::ResourceExhaustedError(absl::StrCat("no pinned memory for ", bytes, " bytes"));
@@ -186,15 +199,18 @@ absl::StatusOr<Stream> CudaRuntime::CreateStream(Device device, StreamPriority p
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   int lowest = 0, highest = 0;
-  EK_RETURN_IF_ERROR(FromCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
+  EK_RETURN_IF_ERROR(FromCuda("cudaDeviceGetStreamPriorityRange",
+                              cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
   cudaStream_t stream = nullptr;
   EK_RETURN_IF_ERROR(
-      FromCuda("cudaStreamCreate", cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
-                                                                priority == StreamPriority::kHigh ? highest : lowest)));
+      FromCuda("cudaStreamCreate",
+               cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                            priority == StreamPriority::kHigh ? highest : lowest)));
   return Stream{std::shared_ptr<void>(stream,
                                       [device](void* gone) {
                                         const ScopedCudaDevice scope(device);
-                                        cudaStreamDestroy(static_cast<cudaStream_t>(gone));  // Waits for nothing.
+                                        cudaStreamDestroy(
+                                            static_cast<cudaStream_t>(gone));  // Waits for nothing.
                                       }),
                 device};
 }
@@ -215,11 +231,12 @@ absl::StatusOr<Event> CudaRuntime::TakeEvent(Device device, bool is_timed) {
   }
   // Whoever waits for it has been told so already, so it may be recorded anew.
   return Event{
-      std::shared_ptr<void>(event,
-                            [this, device, is_timed](void* freed) {
-                              absl::MutexLock lock(&mutex_);
-                              free_events_[{device.index, is_timed}].push_back(static_cast<cudaEvent_t>(freed));
-                            }),
+      std::shared_ptr<void>(
+          event,
+          [this, device, is_timed](void* freed) {
+            absl::MutexLock lock(&mutex_);
+            free_events_[{device.index, is_timed}].push_back(static_cast<cudaEvent_t>(freed));
+          }),
       device, is_timed};
 }
 
@@ -227,19 +244,25 @@ absl::StatusOr<Event> CudaRuntime::RecordAs(StreamRef stream, bool is_timed) {
   const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   EK_ASSIGN_OR_RETURN(Event event, TakeEvent(stream.device, is_timed));
-  EK_RETURN_IF_ERROR(FromCuda("cudaEventRecord", cudaEventRecord(EventOf(event), StreamOf(stream))));
+  EK_RETURN_IF_ERROR(
+      FromCuda("cudaEventRecord", cudaEventRecord(EventOf(event), StreamOf(stream))));
   return event;
 }
 
-absl::StatusOr<Event> CudaRuntime::Record(StreamRef stream) { return RecordAs(stream, /*is_timed=*/false); }
+absl::StatusOr<Event> CudaRuntime::Record(StreamRef stream) {
+  return RecordAs(stream, /*is_timed=*/false);
+}
 
-absl::StatusOr<Event> CudaRuntime::RecordTimed(StreamRef stream) { return RecordAs(stream, /*is_timed=*/true); }
+absl::StatusOr<Event> CudaRuntime::RecordTimed(StreamRef stream) {
+  return RecordAs(stream, /*is_timed=*/true);
+}
 
 absl::StatusOr<absl::Duration> CudaRuntime::DoElapsed(const Event& from, const Event& to) {
   const ScopedCudaDevice scope(from.device);
   EK_RETURN_IF_ERROR(scope.status());
   float milliseconds = 0;
-  EK_RETURN_IF_ERROR(FromCuda("cudaEventElapsedTime", cudaEventElapsedTime(&milliseconds, EventOf(from), EventOf(to))));
+  EK_RETURN_IF_ERROR(FromCuda("cudaEventElapsedTime",
+                              cudaEventElapsedTime(&milliseconds, EventOf(from), EventOf(to))));
   return absl::Milliseconds(milliseconds);
 }
 
@@ -273,7 +296,8 @@ absl::Status CudaRuntime::DoSynchronize(const Event& event, absl::Time deadline)
     if (is_done) return absl::OkStatus();
     const absl::Time now = absl::Now();
     if (now > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(ToString(event.device), " was not done in time"));
+      return absl::DeadlineExceededError(
+          absl::StrCat(ToString(event.device), " was not done in time"));
     }
     if (now - begin < kSpins) {
       std::this_thread::yield();
@@ -287,7 +311,8 @@ absl::Status CudaRuntime::Copy(void* to, const void* from, int64_t bytes, Stream
   if (bytes == 0) return absl::OkStatus();
   const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
-  return FromCuda("cudaMemcpyAsync", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)));
+  return FromCuda("cudaMemcpyAsync",
+                  cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, StreamOf(stream)));
 }
 
 absl::Status CudaRuntime::Zero(void* data, int64_t bytes, StreamRef stream) {
@@ -303,10 +328,10 @@ absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, D
   const auto known = functions_.find({device.index, &kernel});
   if (known != functions_.end()) return known->second;
   if (kernel.image->size == 0) {
-    return absl::UnimplementedError(
-        absl::StrCat(kernel.name,
-                     ": built without CUDA's compiler: install the CUDA toolkit, set CUDA_HOME unless it is in "
-                     "/usr/local/cuda, and build again"));
+    return absl::UnimplementedError(absl::StrCat(
+        kernel.name,
+        ": built without CUDA's compiler: install the CUDA toolkit, set CUDA_HOME unless it is in "
+        "/usr/local/cuda, and build again"));
   }
   const Driver& driver = TheDriver();
   EK_RETURN_IF_ERROR(driver.status);
@@ -318,30 +343,33 @@ absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, D
   CUfunction function = nullptr;
   EK_RETURN_IF_ERROR(driver.Check(absl::StrCat("the kernel ", kernel.name),
                                   driver.module_get_function(&function, module, kernel.name)));
-  // Now, and not with the first launch, which may come while a collective on the device waits for another rank.
+  // Now, and not with the first launch, which may come while a collective on the device waits for
+  // another rank.
   if (driver.function_load != nullptr) {
-    EK_RETURN_IF_ERROR(driver.Check(absl::StrCat("the kernel ", kernel.name), driver.function_load(function)));
+    EK_RETURN_IF_ERROR(
+        driver.Check(absl::StrCat("the kernel ", kernel.name), driver.function_load(function)));
   }
   functions_[{device.index, &kernel}] = function;
   return function;
 }
 
-absl::Status CudaRuntime::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
-                                    StreamRef stream) {
+absl::Status CudaRuntime::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
+                                    absl::Span<void* const> args, StreamRef stream) {
   // What the driver would refuse with "invalid argument", or not see at all: it takes 32 bits.
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1, kMostRows = 65535;
   if (shape.blocks < 1 || shape.blocks > kMostBlocks || shape.rows < 1 || shape.rows > kMostRows) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kernel.name, ": can't launch ", shape.blocks, " x ", shape.rows, " blocks"));
+        absl::StrCat(kernel.name, ": cannot launch ", shape.blocks, " x ", shape.rows, " blocks"));
   }
   const ScopedCudaDevice scope(stream.device);
   EK_RETURN_IF_ERROR(scope.status());
   EK_ASSIGN_OR_RETURN(CUfunction function, FunctionOf(kernel, stream.device));
   return TheDriver().Check(
       kernel.name,
-      TheDriver().launch_kernel(function, static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.rows), 1,
-                                static_cast<unsigned>(shape.threads), 1, 1, /*sharedMemBytes=*/0,
-                                static_cast<CUstream>(stream.handle), const_cast<void**>(args.data()), nullptr));
+      TheDriver().launch_kernel(
+          function, static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.rows), 1,
+          static_cast<unsigned>(shape.threads), 1, 1, /*sharedMemBytes=*/0,
+          static_cast<CUstream>(stream.handle), const_cast<void**>(args.data()), nullptr));
 }
 
 }  // namespace

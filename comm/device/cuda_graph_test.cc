@@ -24,11 +24,13 @@ TEST(CudaGraphTest, ACapturedCopyAndAHandOverBetweenStreamsAreReplayed) {
   constexpr Device kDevice = Device::Cuda(0);
   constexpr int64_t kCount = 10000;
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-  const absl::StatusOr<Stream> stream = cuda.CreateStream(kDevice), other = cuda.CreateStream(kDevice);
+  const absl::StatusOr<Stream> stream = cuda.CreateStream(kDevice),
+                               other = cuda.CreateStream(kDevice);
   const absl::StatusOr<Memory> memory = cuda.Allocate(kDevice, kCount * 4);
   ASSERT_TRUE(stream.ok() && other.ok() && memory.ok());
   const TensorView data(memory->data.get(), kCount, DType::kFloat32, kDevice);
-  const absl::StatusOr<SegmentCopy> twice = SegmentCopy::Create(cuda, kDevice, {{.to = data, .from = data}});
+  const absl::StatusOr<SegmentCopy> twice =
+      SegmentCopy::Create(cuda, kDevice, {{.to = data, .from = data}});
   ASSERT_TRUE(twice.ok()) << twice.status();
   ASSERT_TRUE(CopySegmentsOnce(cuda, {{.to = data, .fill = 0.25}}, stream->ref()).ok());
   ASSERT_TRUE(twice->Run(stream->ref(), {.scale = 2}).ok());  // Loads the kernel: 0.5

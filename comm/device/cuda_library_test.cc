@@ -1,6 +1,7 @@
-// What cuda_library() makes of a source with nvcc: an image with all kernels for all architectures. The layout of a
-// "fat binary" is from CUDA's fatbinary_section.h and from looking: a header of 16 bytes, then entries, each with its
-// own header that says what it is (PTX or a cubin), for which architecture, and how long.
+// What cuda_library() makes of a source with nvcc: an image with all kernels for all architectures.
+// The layout of a "fat binary" is from CUDA's fatbinary_section.h and from looking: a header of 16
+// bytes, then entries, each with its own header that says what it is (PTX or a cubin), for which
+// architecture, and how long.
 
 #include "evenkeel/comm/device/cuda_library_test.cuh"
 
@@ -32,7 +33,8 @@ T ReadAt(absl::string_view bytes, size_t at) {
 }
 
 std::vector<Entry> EntriesOf(const DeviceImage& image) {
-  absl::string_view rest(reinterpret_cast<const char*>(image.data), static_cast<size_t>(image.size));
+  absl::string_view rest(reinterpret_cast<const char*>(image.data),
+                         static_cast<size_t>(image.size));
   EXPECT_EQ(ReadAt<uint32_t>(rest, 0), 0xba55ed50u);
   EXPECT_EQ(ReadAt<uint16_t>(rest, 6) + ReadAt<uint64_t>(rest, 8), rest.size()) << "cut short";
   rest.remove_prefix(ReadAt<uint16_t>(rest, 6));
@@ -41,8 +43,8 @@ std::vector<Entry> EntriesOf(const DeviceImage& image) {
     const bool is_ptx = ReadAt<uint16_t>(rest, 0) == 1;
     const auto header = ReadAt<uint32_t>(rest, 4);
     const auto size = static_cast<size_t>(ReadAt<uint64_t>(rest, 8));
-    entries.push_back(
-        {absl::StrCat(is_ptx ? "compute_" : "sm_", ReadAt<uint32_t>(rest, 28)), rest.substr(header, size)});
+    entries.push_back({absl::StrCat(is_ptx ? "compute_" : "sm_", ReadAt<uint32_t>(rest, 28)),
+                       rest.substr(header, size)});
     rest.remove_prefix(header + size);
   }
   EXPECT_TRUE(rest.empty());
@@ -72,9 +74,10 @@ TEST(CudaLibraryTest, IsEmptyWithoutACompiler) {
 }
 
 TEST(CudaLibraryTest, IsCompiledForTheHostAsWell) {
-  const auto scale = MakeKernel<&ek_test_image_scale>("ek_test_image_scale", cuda_library_test_kernels_image);
-  const auto sum =
-      MakeKernel<&ek_test_image_sum>("ek_test_image_sum", cuda_library_test_kernels_image, KernelKind::kSynchronises);
+  const auto scale =
+      MakeKernel<&ek_test_image_scale>("ek_test_image_scale", cuda_library_test_kernels_image);
+  const auto sum = MakeKernel<&ek_test_image_sum>(
+      "ek_test_image_sum", cuda_library_test_kernels_image, KernelKind::kSynchronises);
   EXPECT_NE(scale.on_host, nullptr);
   EXPECT_NE(sum.on_host, nullptr);
 }

@@ -16,8 +16,9 @@ TEST(CudaWithoutDeviceTest, SaysThatThereIsNone) {
   const absl::StatusOr<int> devices = cuda.DeviceCount();
   if (devices.ok()) GTEST_SKIP() << "there are " << *devices << " CUDA devices";
   constexpr Device kDevice = Device::Cuda(0);
-  for (const absl::Status& status : {devices.status(), cuda.Facts(kDevice).status(), cuda.Allocate(kDevice, 8).status(),
-                                     cuda.CreateStream(kDevice).status()}) {
+  for (const absl::Status& status :
+       {devices.status(), cuda.Facts(kDevice).status(), cuda.Allocate(kDevice, 8).status(),
+        cuda.CreateStream(kDevice).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_TRUE(absl::StartsWith(status.message(), "no CUDA device: ")) << status;
   }

@@ -23,6 +23,7 @@ def device_test(name, deps = [], tags = [], gpu_deps = [], copts = [], **kwargs)
     )
     ek_cc_test(
         name = name[:-len("_test")] + "_on_gpu_test",
+        srcs = [name + ".cc"],
         copts = copts + ["-DEK_TEST_ON_CUDA"],
         tags = tags + [
             "exclusive",

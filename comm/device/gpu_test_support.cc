@@ -7,16 +7,19 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/device/internal/devices_of_tests.h"
+#include "evenkeel/comm/device/devices_of_tests.h"
 
 namespace evenkeel {
 namespace {
 
-std::string Devices(int count) { return absl::StrCat(count, count == 1 ? " CUDA device" : " CUDA devices"); }
+std::string Devices(int count) {
+  return absl::StrCat(count, count == 1 ? " CUDA device" : " CUDA devices");
+}
 
 std::string WhatIsMissing(int needed, const absl::StatusOr<int>& devices) {
   if (devices.ok()) {
-    return absl::StrCat("needs ", Devices(needed), ", there ", *devices == 1 ? "is " : "are ", *devices);
+    return absl::StrCat("needs ", Devices(needed), ", there ", *devices == 1 ? "is " : "are ",
+                        *devices);
   }
   return absl::StrCat("needs ", Devices(needed), ", there are 0: ", devices.status().message());
 }
@@ -28,14 +31,15 @@ absl::StatusOr<int> GpusForTest() { return internal::DevicesOfTests(); }
 GpuVerdict JudgeGpus(int needed, const absl::StatusOr<int>& devices, absl::string_view required) {
   int least = 0;
   if (!required.empty() && (!absl::SimpleAtoi(required, &least) || least < 1)) {
-    return {GpuAnswer::kFail, absl::StrCat("EVENKEEL_REQUIRE_GPU='", required, "' is no number from 1 on")};
+    return {GpuAnswer::kFail,
+            absl::StrCat("EVENKEEL_REQUIRE_GPU='", required, "' is not a number of at least 1")};
   }
   const int here = devices.ok() ? *devices : 0;
   if (here >= needed) return {};
   const std::string missing = WhatIsMissing(needed, devices);
   if (here >= least) return {GpuAnswer::kSkip, missing};
-  return {GpuAnswer::kFail,
-          absl::StrCat(missing, "; EVENKEEL_REQUIRE_GPU=", least, ", so this machine must have ", Devices(least))};
+  return {GpuAnswer::kFail, absl::StrCat(missing, "; EVENKEEL_REQUIRE_GPU=", least,
+                                         ", so this machine must have ", Devices(least))};
 }
 
 GpuVerdict JudgeGpus(int needed) {

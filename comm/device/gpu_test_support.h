@@ -3,13 +3,14 @@
 //   TEST(NcclTest, Averages) {
 //     EK_SKIP_WITHOUT_GPUS(2);       // "needs 2 CUDA devices, there are 0: no CUDA device: ..."
 //
-// Skips where there are too few. Bazel counts that as passed, so GPU runners say what they must have, and the test
-// fails there with the same sentence:
+// Skips where there are too few. Bazel counts that as passed, so GPU runners say what they must
+// have, and the test fails there with the same sentence:
 //
-//   bazel test --config=gpu --test_env=EVENKEEL_REQUIRE_GPU=2 //...          (1 is --config=gpu's own)
+//   bazel test-- config = gpu-- test_env = EVENKEEL_REQUIRE_GPU =
+//       2  //...          (1 is --config=gpu's own)
 //
-// What needs more than the required number skips there as well; what finds enough runs. Such a test's target has the
-// tags "gpu" and "exclusive", and tests/gpu/gpu_tests.txt names it.
+// What needs more than the required number skips there as well; what finds enough runs. Such a
+// test's target has the tags "gpu" and "exclusive", and tests/gpu/gpu_tests.txt names it.
 
 #ifndef EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
 #define EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
@@ -22,7 +23,7 @@
 
 namespace evenkeel {
 
-// How many CUDA devices this process can use; else why none, and without a toolkit as well.
+// Returns the number of CUDA devices of this process, or the reason for none.
 absl::StatusOr<int> GpusForTest();
 
 enum class GpuAnswer { kRun, kSkip, kFail };
@@ -34,7 +35,7 @@ struct GpuVerdict {
 
 // `required`: of EVENKEEL_REQUIRE_GPU; empty: nothing.
 GpuVerdict JudgeGpus(int needed, const absl::StatusOr<int>& devices, absl::string_view required);
-// Of this machine.
+// Returns the result for this machine.
 GpuVerdict JudgeGpus(int needed);
 
 }  // namespace evenkeel

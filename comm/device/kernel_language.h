@@ -1,8 +1,11 @@
-// What kernel sources may use of a device (kernel.h says how they are made). Compiled by nvcc, and by the C++ compiler
-// for the host, where a block's threads run one after the other and give way to each other where they wait.
+// What kernel sources may use of a device (kernel.h says how they are made). Compiled by nvcc, and
+// by the C++ compiler for the host, where a block's threads run one after the other and give way to
+// each other where they wait.
 //
-// Numbers: Half and BFloat are storage; ToFloat() and FromFloat<T>() convert, to the nearest, ties to even.
-// Fours:   LoadFour() and StoreFour() move four elements at once, where IsAlignedForFour() says they may.
+// Numbers: Half and BFloat are storage; ToFloat() and FromFloat<T>() convert, to the nearest, ties
+//          to even.
+// Fours:   LoadFour() and StoreFour() move four elements at once, where IsAlignedForFour() says
+//          they may.
 // Sums:    WarpSum() and BlockSum() add in one fixed order, the same on the host.
 
 #ifndef EVENKEEL_COMM_DEVICE_KERNEL_LANGUAGE_H_
@@ -15,8 +18,10 @@
 
 #define EK_DEVICE __device__ __forceinline__
 #define EK_SHARED __shared__
-#define EK_KERNEL(most_threads, name) extern "C" __global__ void __launch_bounds__(most_threads) name
-// Of an argument that is indexed: read where it lies, instead of a copy per thread. The argument is const.
+#define EK_KERNEL(most_threads, name) \
+  extern "C" __global__ void __launch_bounds__(most_threads) name
+// Of an argument that is indexed: read where it lies, instead of a copy per thread. The argument is
+// const.
 #define EK_CONSTANT_ARGUMENT __grid_constant__
 
 #else
@@ -24,10 +29,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "evenkeel/comm/device/internal/kernel_on_host.h"
+#include "evenkeel/comm/device/kernel_on_host.h"
 
 #define EK_DEVICE inline
-// One per block at a time: a simulated device runs the blocks of a launch on one thread, one after the other.
+// One per block at a time: a simulated device runs the blocks of a launch on one thread, one after
+//                          the other.
 #define EK_SHARED static thread_local
 #define EK_KERNEL(most_threads, name) static void name
 #define EK_CONSTANT_ARGUMENT
@@ -113,10 +119,13 @@ EK_DEVICE int64_t GlobalThreads() { return GridBlocks() * BlockThreads(); }
 
 EK_DEVICE float ToFloat(float value) { return value; }
 EK_DEVICE float ToFloat(double value) { return static_cast<float>(value); }
-EK_DEVICE float ToFloat(BFloat value) { return BitsToFloat(static_cast<uint32_t>(value.bits) << 16); }
+EK_DEVICE float ToFloat(BFloat value) {
+  return BitsToFloat(static_cast<uint32_t>(value.bits) << 16);
+}
 EK_DEVICE BFloat BFloatOf(float value) {
   const uint32_t bits = FloatToBits(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return BFloat{static_cast<uint16_t>((bits >> 16) | 0x40u)};  // Stays a NaN.
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return BFloat{static_cast<uint16_t>((bits >> 16) | 0x40u)};  // Stays a NaN.
   return BFloat{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
@@ -146,8 +155,8 @@ EK_DEVICE bool IsAlignedForFour(const void* data) {
 
 #ifdef __CUDACC__
 
-// In the device's memory, both. Of an address that was itself read from memory nvcc does not know that, and would look
-// each time in which memory it lies.
+// In the device's memory, both. Of an address that was itself read from memory nvcc does not know
+// that, and would look each time in which memory it lies.
 template <typename T>
 EK_DEVICE Four<T> LoadFour(const T* data) {
   __builtin_assume(__isGlobal(data));
@@ -185,7 +194,7 @@ void StoreFour(T* data, const Four<T>& four) {
 
 #endif
 
-// Of all threads of the warp, on all of them.
+// Returns the result over all threads of the warp, on all of them.
 template <typename T>
 EK_DEVICE T WarpSum(T value) {
   for (int mask = kWarp / 2; mask > 0; mask /= 2) value += ShuffleXor(value, mask);
@@ -200,7 +209,8 @@ EK_DEVICE T WarpMax(T value) {
   return value;
 }
 
-// Of all threads of the block, on all of them. `scratch`: EK_SHARED T[32], free again when it returns.
+// Of all threads of the block, on all of them. `scratch`: EK_SHARED T[32], free again when it
+// returns.
 template <typename T>
 EK_DEVICE T BlockSum(T value, T* scratch) {
   value = WarpSum(value);

@@ -12,7 +12,8 @@ namespace evenkeel {
 namespace {
 
 EK_KERNEL(256, ek_test_scale)(float* data, int64_t count, float factor) {
-  for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads()) data[i] *= factor;
+  for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads())
+    data[i] *= factor;
 }
 
 // Each block's sum of its part, and the largest index in it.
@@ -50,7 +51,8 @@ void RunHere(const Kernel<Params...>& kernel, const LaunchShape& shape, Args... 
 }
 
 TEST(KernelTest, EachElementOnceWhateverTheShape) {
-  for (const LaunchShape shape : {LaunchShape{1, 32}, LaunchShape{3, 64}, LaunchShape{7, 256}, ShapeFor(1000, 4)}) {
+  for (const LaunchShape shape :
+       {LaunchShape{1, 32}, LaunchShape{3, 64}, LaunchShape{7, 256}, ShapeFor(1000, 4)}) {
     std::vector<float> data(1000, 2.0f);
     RunHere(MakeKernel<&ek_test_scale>("ek_test_scale", kNone), shape, data.data(), 1000, 3.0f);
     EXPECT_EQ(data, std::vector<float>(1000, 6.0f));
@@ -62,8 +64,8 @@ TEST(KernelTest, ThreadsOfABlockWaitForEachOther) {
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i % 17);
   for (const int threads : {32, 64, 256}) {
     std::vector<float> sums(3), largest(3);
-    RunHere(MakeKernel<&ek_test_sum>("ek_test_sum", kNone, KernelKind::kSynchronises), {3, threads}, data.data(), 1001,
-            sums.data(), largest.data());
+    RunHere(MakeKernel<&ek_test_sum>("ek_test_sum", kNone, KernelKind::kSynchronises), {3, threads},
+            data.data(), 1001, sums.data(), largest.data());
     double sum = 0, wanted = 0;
     for (const float s : sums) sum += s;
     for (const float x : data) wanted += x;
@@ -73,16 +75,19 @@ TEST(KernelTest, ThreadsOfABlockWaitForEachOther) {
 }
 
 TEST(KernelDeathTest, SaysThatThreadsHaveLeft) {
-  EXPECT_DEATH(RunHere(MakeKernel<&ek_test_leaves_early>("x", kNone, KernelKind::kSynchronises), {1, 64}, nullptr),
+  EXPECT_DEATH(RunHere(MakeKernel<&ek_test_leaves_early>("x", kNone, KernelKind::kSynchronises),
+                       {1, 64}, nullptr),
                "3 of its 64 threads have ended");
-  EXPECT_DEATH(RunHere(MakeKernel<&ek_test_leaves_early>("x", kNone), {1, 64}, nullptr), "kSynchronises");
+  EXPECT_DEATH(RunHere(MakeKernel<&ek_test_leaves_early>("x", kNone), {1, 64}, nullptr),
+               "kSynchronises");
 }
 
 TEST(KernelLanguageTest, SixteenBitFloatsRoundToNearestEven) {
   EXPECT_EQ(kernel::BFloatOf(1.0f).bits, 0x3f80);
   EXPECT_EQ(kernel::BFloatOf(1.00390625f).bits, 0x3f80);  // Half way: to the even one.
   EXPECT_EQ(kernel::BFloatOf(1.01171875f).bits, 0x3f82);
-  EXPECT_TRUE(std::isnan(kernel::ToFloat(kernel::BFloatOf(std::numeric_limits<float>::quiet_NaN()))));
+  EXPECT_TRUE(
+      std::isnan(kernel::ToFloat(kernel::BFloatOf(std::numeric_limits<float>::quiet_NaN()))));
   EXPECT_EQ(kernel::HalfOf(65504.0f).bits, 0x7bff);
   EXPECT_EQ(kernel::ToFloat(kernel::Half{0x3c01}), 1.0009765625f);
 }

@@ -17,15 +17,15 @@ absl::Status DeviceRuntime::Synchronize(StreamRef stream, absl::Time deadline) {
 absl::StatusOr<absl::Duration> DeviceRuntime::Elapsed(const Event& from, const Event& to) {
   for (const Event* const event : {&from, &to}) {
     if (*event && event->is_timed && event->device == from.device) continue;
-    return absl::InvalidArgumentError(absl::StrCat("Elapsed: ", event == &from ? "the first" : "the second",
-                                                   " moment, on ", ToString(event->device),
-                                                   ", is none of RecordTimed() on ", ToString(from.device)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Elapsed: ", event == &from ? "the first" : "the second", " moment, on ",
+        ToString(event->device), ", is not from RecordTimed() on ", ToString(from.device)));
   }
   for (const Event* const event : {&from, &to}) {
     EK_ASSIGN_OR_RETURN(const bool is_done, IsDone(*event));
     if (!is_done)
       return absl::FailedPreconditionError(
-          absl::StrCat("Elapsed: ", ToString(event->device), " has not come to that moment yet"));
+          absl::StrCat("Elapsed: ", ToString(event->device), " has not reached that event yet"));
   }
   return DoElapsed(from, to);
 }

@@ -1,28 +1,32 @@
-// What evenkeel needs of devices that compute beside the host: memory, streams, events, copies, kernels.
+// The interface to devices that compute beside the host: memory, streams, events, copies, kernels.
 //
-//   DeviceRuntime& runtime = *comm.runtime();                        // a backend on a device brings it; null on the CPU
+//   DeviceRuntime& runtime = *comm.runtime();  // of a backend on a device; null on the CPU
 //   EK_ASSIGN_OR_RETURN(Memory memory, runtime.Allocate(device, bytes));
 //   EK_ASSIGN_OR_RETURN(Stream stream, runtime.CreateStream(device));
 //   EK_RETURN_IF_ERROR(runtime.Copy(memory.data.get(), source, bytes, stream.ref()));
 //   EK_ASSIGN_OR_RETURN(Event copied, runtime.Record(stream.ref()));
-//   EK_RETURN_IF_ERROR(runtime.Wait(other_stream, copied));          // the other stream waits, the host goes on
+//   // the other stream waits, the host does not
+//   EK_RETURN_IF_ERROR(runtime.Wait(other_stream, copied));
 //   EK_RETURN_IF_ERROR(runtime.Synchronize(copied, deadline));       // the host waits
 //
-// There are two: CUDA's (device/cuda.h), and one that simulates devices on the host for tests
-// (device/simulated.h): its memory is the host's, its streams are threads, and its kernels are the very sources that
-// nvcc compiles (device/kernel.h). So libraries write device code once, without including CUDA, and their tests run it
-// everywhere, under the sanitizers too: under tsan an order that was forgotten between streams is a data race.
+// There are two implementations: CUDA (device/cuda.h), and simulated devices on the host for tests
+// (device/simulated.h), with host memory, threads as streams, and the same kernel sources that nvcc
+// compiles (device/kernel.h). So libraries contain device code once, without including CUDA, and
+// tests run it everywhere, also under the sanitizers: a missing order between streams is a data
+// race under tsan.
 //
-// Order:     what is put on a stream runs in that order; streams wait for each other through events only.
-// Host:      only Synchronize() waits for a device (Allocate() and the destruction of memory may, too); counted in
-//            host_waits(), so that a test can show that a step has none.
-// Threads:   thread-safe; the order on a stream is the order of calls. The calling thread's current CUDA device is left
-//            as it was.
-// Ownership: handles are shared and freed with the last copy; memory, streams and events outlive what uses them, that
-//            is until it has run.
-// Errors:    FailedPrecondition "no CUDA device: ..." without a device, InvalidArgument for one that is not there,
-//            ResourceExhausted for memory, DeadlineExceeded; Internal with the runtime's own text for the rest. An error
-//            of work on a stream shows in a later call, as with CUDA.
+// Order:     work on a stream runs in the order of its calls; streams wait for each other only
+//            through events.
+// Host:      only Synchronize() waits for a device (Allocate() and the destruction of memory may,
+//            too); host_waits() counts this, so that a test can show that a step has no wait.
+// Threads:   thread-safe; the order on a stream is the order of calls. The calling thread's current
+//            CUDA device does not change.
+// Ownership: handles are shared and freed with the last copy; memory, streams and events must
+//            outlive the work that uses them.
+// Errors:    FailedPrecondition "no CUDA device: ..." without a device, InvalidArgument for an
+//            unknown one, ResourceExhausted for memory, DeadlineExceeded; Internal with the
+//            runtime's text for the rest. A later call reports an error of work on a stream, as
+//            with CUDA.
 
 #ifndef EVENKEEL_COMM_DEVICE_RUNTIME_H_
 #define EVENKEEL_COMM_DEVICE_RUNTIME_H_
@@ -51,9 +55,9 @@ struct Stream {
   StreamRef ref() const { return {handle.get(), device}; }
 };
 
-// A moment of a stream: that all which was put there before has run.
+// A point of a stream, reached when all earlier work has run.
 struct Event {
-  std::shared_ptr<void> handle;  // Null: a moment that has passed.
+  std::shared_ptr<void> handle;  // Null: an event that has been reached.
   Device device;
   bool is_timed = false;  // Its time is kept, for Elapsed().
   explicit operator bool() const { return handle != nullptr; }
@@ -84,39 +88,41 @@ class DeviceRuntime {
   virtual absl::StatusOr<int> DeviceCount() = 0;
   virtual absl::StatusOr<DeviceFacts> Facts(Device device) = 0;
 
-  // Zeroed, at a multiple of 256 bytes.
+  // Returns zeroed memory, aligned to 256 bytes.
   virtual absl::StatusOr<Memory> Allocate(Device device, int64_t bytes) = 0;
-  // The host's memory, zeroed, that devices copy from and to without a detour.
+  // Returns zeroed, pinned memory of the host.
   virtual absl::StatusOr<Memory> AllocatePinned(int64_t bytes) = 0;
 
-  virtual absl::StatusOr<Stream> CreateStream(Device device, StreamPriority priority = StreamPriority::kNormal) = 0;
+  virtual absl::StatusOr<Stream> CreateStream(
+      Device device, StreamPriority priority = StreamPriority::kNormal) = 0;
   virtual absl::StatusOr<Event> Record(StreamRef stream) = 0;
   virtual absl::Status Wait(StreamRef stream, const Event& event) = 0;
   virtual absl::StatusOr<bool> IsDone(const Event& event) = 0;
-  // A moment whose time is kept, too. It costs the device more than Record(), so only where somebody will ask.
+  // Records an event with its time, which costs the device more than Record().
   virtual absl::StatusOr<Event> RecordTimed(StreamRef stream) = 0;
-  // By the device's clock, from one such moment to a later one of the same device, both passed: it waits for none.
-  // Exact to a microsecond or so over seconds, and less so over hours.
-  // InvalidArgument for other moments, FailedPrecondition where one has not passed.
+  // Returns the time by the device's clock between two such events of the same device, without
+  // waiting. Exact to about a microsecond over seconds, less so over hours. InvalidArgument for
+  // other events, FailedPrecondition if one has not been reached.
   absl::StatusOr<absl::Duration> Elapsed(const Event& from, const Event& to);
 
-  // Between any of a device's memory and the host's. Memory of the host that is not pinned must stay until the copy has
-  // run, and the call may take as long as the copy.
+  // Copies between memory of a device and of the host, in any direction. Host memory that is not
+  // pinned must stay valid until the copy has run, and the call may take as long as the copy.
   virtual absl::Status Copy(void* to, const void* from, int64_t bytes, StreamRef stream) = 0;
   virtual absl::Status Zero(void* data, int64_t bytes, StreamRef stream) = 0;
-  // `args`: pointers to the kernel's arguments, copied before it returns. Launch() below checks their types.
-  virtual absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape, absl::Span<void* const> args,
-                                 StreamRef stream) = 0;
+  // `args`: pointers to the kernel's arguments, copied before it returns. Launch() below checks
+  // their types.
+  virtual absl::Status LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
+                                 absl::Span<void* const> args, StreamRef stream) = 0;
 
-  // The host waits until the moment has passed.
+  // Waits on the host until the event is reached.
   absl::Status Synchronize(const Event& event, absl::Time deadline);
-  // The same for all that is on the stream now.
+  // Waits on the host for all work that is on the stream now.
   absl::Status Synchronize(StreamRef stream, absl::Time deadline);
   virtual int64_t host_waits() const = 0;
 
  protected:
   virtual absl::Status DoSynchronize(const Event& event, absl::Time deadline) = 0;
-  // Of moments for which that is no error.
+  // Called with events for which this is not an error.
   virtual absl::StatusOr<absl::Duration> DoElapsed(const Event& from, const Event& to) = 0;
 };
 

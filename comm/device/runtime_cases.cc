@@ -26,7 +26,8 @@ class RuntimeTest : public testing::Test {
  protected:
   void SetUp() override {
     runtime_ = TestedRuntime();
-    if (const absl::StatusOr<int> count = runtime_->DeviceCount(); !count.ok()) SkipOrFail(count.status());
+    if (const absl::StatusOr<int> count = runtime_->DeviceCount(); !count.ok())
+      SkipOrFail(count.status());
   }
 
   DeviceRuntime* runtime_ = nullptr;
@@ -46,12 +47,14 @@ TEST_F(RuntimeTest, MemoryIsZeroedAndAligned) {
   }
   const absl::StatusOr<DeviceFacts> facts = runtime_->Facts(kDevice);
   ASSERT_TRUE(facts.ok()) << facts.status();
-  EXPECT_EQ(runtime_->Allocate(kDevice, facts->total_bytes + 1).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(runtime_->Allocate(kDevice, facts->total_bytes + 1).status().code(),
+            absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(runtime_->Allocate(kDevice, -1).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(runtime_->Allocate(kDevice, 1).ok());  // The failure left nothing behind.
 }
 
-// Two streams add to one number in turn, many times; without the events between them it would come out otherwise.
+// Two streams add to one number in turn, many times; without the events between them it would come
+// out otherwise.
 TEST_F(RuntimeTest, StreamsWaitForEachOtherAndTheHostForNone) {
   const absl::StatusOr<Stream> a = runtime_->CreateStream(kDevice);
   const absl::StatusOr<Stream> b = runtime_->CreateStream(kDevice, StreamPriority::kHigh);
@@ -119,7 +122,8 @@ TEST_F(RuntimeTest, TellsTheTimeBetweenTwoMomentsWithoutAWait) {
     }
     const absl::StatusOr<Event> plain = runtime_->Record(stream->ref());
     ASSERT_TRUE(plain.ok() && runtime_->Synchronize(*plain, Soon()).ok());
-    const absl::Duration most = absl::Now() - begin + absl::Milliseconds(1);  // The two clocks may differ a little.
+    const absl::Duration most =
+        absl::Now() - begin + absl::Milliseconds(1);  // The two clocks may differ a little.
     const int64_t waits = runtime_->host_waits();
     const absl::StatusOr<absl::Duration> first = runtime_->Elapsed(moments[0], moments[1]);
     const absl::StatusOr<absl::Duration> second = runtime_->Elapsed(moments[1], moments[2]);
@@ -131,9 +135,9 @@ TEST_F(RuntimeTest, TellsTheTimeBetweenTwoMomentsWithoutAWait) {
     EXPECT_LT(absl::AbsDuration(*both - *first - *second), absl::Microseconds(5));
     EXPECT_EQ(*runtime_->Elapsed(moments[1], moments[1]), absl::ZeroDuration());
     EXPECT_EQ(runtime_->host_waits(), waits);
-    for (const absl::Status& status :
-         {runtime_->Elapsed(moments[0], *plain).status(), runtime_->Elapsed(*plain, moments[0]).status(),
-          runtime_->Elapsed(moments[0], Event{}).status()}) {
+    for (const absl::Status& status : {runtime_->Elapsed(moments[0], *plain).status(),
+                                       runtime_->Elapsed(*plain, moments[0]).status(),
+                                       runtime_->Elapsed(moments[0], Event{}).status()}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     }
   }
@@ -145,10 +149,12 @@ TEST_F(RuntimeTest, AnyThreadMayUseIt) {
   const absl::StatusOr<Memory> memory = runtime_->Allocate(kDevice, 400);
   ASSERT_TRUE(stream.ok() && memory.ok());
   const TensorView data(memory->data.get(), 100, DType::kFloat32, kDevice);
-  ASSERT_TRUE(CopySegmentsOnce(*runtime_, {{.to = data, .fill = 1}}, stream->ref()).ok());  // Loads the kernel here.
+  ASSERT_TRUE(CopySegmentsOnce(*runtime_, {{.to = data, .fill = 1}}, stream->ref())
+                  .ok());  // Loads the kernel here.
   std::vector<absl::Status> statuses;
   std::thread([&] {
-    statuses.push_back(CopySegmentsOnce(*runtime_, {{.to = data, .from = data}}, stream->ref(), {.scale = 3}));
+    statuses.push_back(
+        CopySegmentsOnce(*runtime_, {{.to = data, .from = data}}, stream->ref(), {.scale = 3}));
     statuses.push_back(runtime_->AllocatePinned(100).status());
     const absl::StatusOr<Event> scaled = runtime_->Record(stream->ref());
     statuses.push_back(scaled.status());
@@ -163,8 +169,9 @@ TEST_F(RuntimeTest, AnyThreadMayUseIt) {
 
 TEST_F(RuntimeTest, RefusesADeviceThatIsNotThere) {
   const Device beyond = Device::Cuda(*runtime_->DeviceCount());
-  for (const absl::Status& status : {runtime_->CreateStream(beyond).status(), runtime_->Allocate(beyond, 1).status(),
-                                     runtime_->Facts(beyond).status(), runtime_->Facts(Device::Cpu()).status()}) {
+  for (const absl::Status& status :
+       {runtime_->CreateStream(beyond).status(), runtime_->Allocate(beyond, 1).status(),
+        runtime_->Facts(beyond).status(), runtime_->Facts(Device::Cpu()).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   }
 }

@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/device/internal/guarded_memory.h"
-#include "evenkeel/comm/device/internal/kernel_on_host.h"
+#include "evenkeel/comm/device/guarded_memory.h"
 #include "evenkeel/comm/device/kernel.h"
+#include "evenkeel/comm/device/kernel_on_host.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -52,7 +52,8 @@ class Moment {
   Clock::time_point passed_at_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A stream is a thread that does one thing after the other. What is on it when its owner goes is done first.
+// A stream is a thread that does one thing after the other. What is on it when its owner goes is
+// done first.
 class SimulatedStream {
  public:
   explicit SimulatedStream(absl::Duration delay) : delay_(delay), thread_([this] { Run(); }) {}
@@ -75,7 +76,9 @@ class SimulatedStream {
       std::function<void()> work;
       {
         absl::MutexLock lock(&mutex_);
-        const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_leaving_ || !queue_.empty(); };
+        const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return is_leaving_ || !queue_.empty();
+        };
         mutex_.Await(absl::Condition(&has_news));
         if (queue_.empty()) return;
         work = std::move(queue_.front());
@@ -93,7 +96,9 @@ class SimulatedStream {
   std::thread thread_;
 };
 
-SimulatedStream& StreamOf(StreamRef stream) { return *static_cast<SimulatedStream*>(stream.handle); }
+SimulatedStream& StreamOf(StreamRef stream) {
+  return *static_cast<SimulatedStream*>(stream.handle);
+}
 
 // The arguments of a launch, which its caller may forget.
 struct KeptArguments {
@@ -111,7 +116,8 @@ struct SimulatedDevices::Impl {
     int after = 0;
   };
   std::map<std::string, Failure, std::less<>> failures ABSL_GUARDED_BY(mutex);
-  std::vector<std::unique_ptr<internal::GuardedMemory>> guarded;  // By device, where memory is guarded.
+  std::vector<std::unique_ptr<internal::GuardedMemory>>
+      guarded;  // By device, where memory is guarded.
 };
 
 SimulatedDevices::SimulatedDevices(const SimulatedOptions& options)
@@ -128,8 +134,8 @@ SimulatedDevices::~SimulatedDevices() = default;
 
 absl::Status SimulatedDevices::Check(absl::string_view call, Device device) {
   if (device.is_cpu() || device.index < 0 || device.index >= options_.count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(call, ": there is no ", ToString(device), ", but ", options_.count, " simulated devices"));
+    return absl::InvalidArgumentError(absl::StrCat(call, ": there is no ", ToString(device),
+                                                   ", but ", options_.count, " simulated devices"));
   }
   absl::MutexLock lock(&impl_->mutex);
   const auto failure = impl_->failures.find(call);
@@ -144,14 +150,16 @@ void SimulatedDevices::FailNext(absl::string_view call, absl::Status answer, int
 }
 
 absl::StatusOr<int> SimulatedDevices::DeviceCount() {
-  if (options_.count == 0) return absl::FailedPreconditionError("no CUDA device: none is simulated");
+  if (options_.count == 0)
+    return absl::FailedPreconditionError("no CUDA device: none is simulated");
   return options_.count;
 }
 
 absl::StatusOr<DeviceFacts> SimulatedDevices::Facts(Device device) {
   EK_RETURN_IF_ERROR(Check("Facts", device));
-  return DeviceFacts{
-      .name = "simulated", .total_bytes = options_.bytes, .free_bytes = options_.bytes - held_bytes(device)};
+  return DeviceFacts{.name = "simulated",
+                     .total_bytes = options_.bytes,
+                     .free_bytes = options_.bytes - held_bytes(device)};
 }
 
 int64_t SimulatedDevices::held_bytes(Device device) const {
@@ -166,8 +174,9 @@ absl::StatusOr<Memory> SimulatedDevices::Allocate(Device device, int64_t bytes) 
     absl::MutexLock lock(&impl_->mutex);
     int64_t& held = impl_->held[device.index];
     if (held + bytes > options_.bytes) {
-      return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes on ", ToString(device), ": ",
-                                                       held, " of ", options_.bytes, " are taken"));
+      return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes on ",
+                                                       ToString(device), ": ", held, " of ",
+                                                       options_.bytes, " are taken"));
     }
     held += bytes;
   }
@@ -193,10 +202,13 @@ absl::StatusOr<Memory> SimulatedDevices::Allocate(Device device, int64_t bytes) 
 }
 
 absl::StatusOr<Memory> SimulatedDevices::AllocatePinned(int64_t bytes) {
-  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("AllocatePinned: ", bytes, " bytes"));
+  if (bytes < 0)
+    return absl::InvalidArgumentError(absl::StrCat("AllocatePinned: ", bytes, " bytes"));
   void* const data = ::operator new(std::max<int64_t>(bytes, 1), kAlignment);
   std::memset(data, 0, bytes);
-  return Memory{std::shared_ptr<void>(data, [](void* memory) { ::operator delete(memory, kAlignment); }), bytes};
+  return Memory{
+      std::shared_ptr<void>(data, [](void* memory) { ::operator delete(memory, kAlignment); }),
+      bytes};
 }
 
 absl::StatusOr<Stream> SimulatedDevices::CreateStream(Device device, StreamPriority /*priority*/) {
@@ -220,7 +232,9 @@ absl::StatusOr<Event> SimulatedDevices::RecordTimed(StreamRef stream) {
 
 absl::StatusOr<absl::Duration> SimulatedDevices::DoElapsed(const Event& from, const Event& to) {
   EK_RETURN_IF_ERROR(Check("Elapsed", from.device));
-  const auto at = [](const Event& event) { return static_cast<Moment*>(event.handle.get())->passed_at(); };
+  const auto at = [](const Event& event) {
+    return static_cast<Moment*>(event.handle.get())->passed_at();
+  };
   return absl::FromChrono(at(to) - at(from));
 }
 
@@ -264,10 +278,11 @@ absl::Status SimulatedDevices::Zero(void* data, int64_t bytes, StreamRef stream)
 absl::Status SimulatedDevices::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
                                          absl::Span<void* const> args, StreamRef stream) {
   EK_RETURN_IF_ERROR(Check("Launch", stream.device));
-  if (shape.blocks < 1 || shape.rows < 1 || shape.rows > 65535 || shape.threads < 32 || shape.threads > 1024 ||
-      shape.threads % 32 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(kernel.name, ": can't launch ", shape.blocks, " x ", shape.rows,
-                                                   " blocks of ", shape.threads, " threads"));
+  if (shape.blocks < 1 || shape.rows < 1 || shape.rows > 65535 || shape.threads < 32 ||
+      shape.threads > 1024 || shape.threads % 32 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(kernel.name, ": cannot launch ", shape.blocks,
+                                                   " x ", shape.rows, " blocks of ", shape.threads,
+                                                   " threads"));
   }
   ++launches_;
   KeptArguments kept;
@@ -302,7 +317,8 @@ absl::Status SimulatedDevices::Run(StreamRef stream, std::function<void()> work)
   });
   constexpr absl::Duration kPatience = absl::Minutes(5);
   if (done->WaitUntil(absl::Now() + kPatience)) return absl::OkStatus();
-  return absl::DeadlineExceededError("guarded work waits for what comes later: guards_memory is for one rank");
+  return absl::DeadlineExceededError(
+      "guarded work waits for later work: guards_memory is for one rank");
 }
 
 }  // namespace evenkeel

@@ -18,7 +18,8 @@ namespace evenkeel {
 namespace {
 
 EK_KERNEL(256, ek_test_add)(float* data, int64_t count, float addend) {
-  for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads()) data[i] += addend;
+  for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads())
+    data[i] += addend;
 }
 const DeviceImage kNoImage;
 const auto kAdd = MakeKernel<&ek_test_add>("ek_test_add", kNoImage);
@@ -28,7 +29,8 @@ absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
 TEST(SimulatedDevicesTest, StreamsRunBesideTheHostAndWaitForEachOther) {
   SimulatedDevices devices({.delay = absl::Milliseconds(5)});
-  const absl::StatusOr<Stream> first = devices.CreateStream(kDevice), second = devices.CreateStream(kDevice);
+  const absl::StatusOr<Stream> first = devices.CreateStream(kDevice),
+                               second = devices.CreateStream(kDevice);
   ASSERT_TRUE(first.ok() && second.ok());
   const absl::StatusOr<Memory> memory = devices.Allocate(kDevice, 1000 * sizeof(float));
   ASSERT_TRUE(memory.ok()) << memory.status();
@@ -52,7 +54,8 @@ TEST(SimulatedDevicesTest, StreamsRunBesideTheHostAndWaitForEachOther) {
 
 TEST(SimulatedDevicesTest, TheTimeBetweenTwoMomentsIsTheStreamsAndNotTheHosts) {
   SimulatedDevices devices({.count = 2});
-  const absl::StatusOr<Stream> stream = devices.CreateStream(kDevice), other = devices.CreateStream(Device::Cuda(1));
+  const absl::StatusOr<Stream> stream = devices.CreateStream(kDevice),
+                               other = devices.CreateStream(Device::Cuda(1));
   ASSERT_TRUE(stream.ok() && other.ok());
   const absl::StatusOr<Event> elsewhere = devices.RecordTimed(other->ref());
   absl::Notification go_on;
@@ -62,7 +65,8 @@ TEST(SimulatedDevicesTest, TheTimeBetweenTwoMomentsIsTheStreamsAndNotTheHosts) {
   ASSERT_TRUE(begin.ok() && end.ok() && elsewhere.ok());
   ASSERT_TRUE(devices.Synchronize(*begin, Soon()).ok());
   EXPECT_EQ(devices.Elapsed(*begin, *end).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(devices.Elapsed(*begin, *elsewhere).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(devices.Elapsed(*begin, *elsewhere).status().code(),
+            absl::StatusCode::kInvalidArgument);
   absl::SleepFor(absl::Milliseconds(20));
   go_on.Notify();
   ASSERT_TRUE(devices.Synchronize(*end, Soon()).ok());
@@ -84,7 +88,8 @@ TEST(SimulatedDevicesTest, MemoryIsCountedAndEnds) {
     const absl::StatusOr<Memory> memory = devices.Allocate(Device::Cuda(1), 600);
     ASSERT_TRUE(memory.ok());
     EXPECT_EQ(devices.held_bytes(Device::Cuda(1)), 600);
-    EXPECT_EQ(devices.Allocate(Device::Cuda(1), 401).status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(devices.Allocate(Device::Cuda(1), 401).status().code(),
+              absl::StatusCode::kResourceExhausted);
     EXPECT_TRUE(devices.Allocate(kDevice, 1000).ok());
   }
   EXPECT_EQ(devices.held_bytes(Device::Cuda(1)), 0);
@@ -92,8 +97,10 @@ TEST(SimulatedDevicesTest, MemoryIsCountedAndEnds) {
 
 TEST(SimulatedDevicesTest, RefusesWhatADeviceWould) {
   SimulatedDevices devices;
-  EXPECT_EQ(devices.CreateStream(Device::Cuda(1)).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(devices.CreateStream(Device::Cpu()).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(devices.CreateStream(Device::Cuda(1)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(devices.CreateStream(Device::Cpu()).status().code(),
+            absl::StatusCode::kInvalidArgument);
   const absl::StatusOr<Stream> stream = devices.CreateStream(kDevice);
   ASSERT_TRUE(stream.ok());
   EXPECT_EQ(Launch(devices, kAdd, {.threads = 48}, stream->ref(), nullptr, 0, 0).code(),
@@ -103,7 +110,8 @@ TEST(SimulatedDevicesTest, RefusesWhatADeviceWould) {
   EXPECT_EQ(devices.Record(stream->ref()).status(), absl::InternalError("scripted"));
   devices.FailNext("Record", absl::OkStatus());
   EXPECT_TRUE(devices.Record(stream->ref()).ok());
-  EXPECT_EQ(SimulatedDevices({.count = 0}).DeviceCount().status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(SimulatedDevices({.count = 0}).DeviceCount().status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(SimulatedDevicesDeathTest, GuardsMemoryAgainstTheHost) {

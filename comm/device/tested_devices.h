@@ -1,15 +1,17 @@
-// Devices for tests that run twice: on simulated devices everywhere, and on a GPU where there is one.
+// Devices for tests that run twice: on simulated devices everywhere, and on a GPU where there is
+// one.
 //
-//   TestedDevices devices;                                    // for SimulatedDevices, with its constructor
+//   TestedDevices devices;  // for SimulatedDevices, with its constructor
 //   EK_ASSIGN_OR_RETURN(Memory memory, devices.Allocate(Device::Cuda(0), bytes));
 //   ... the host reads and writes that memory as well, once the stream is done ...
 //
-// In BUILD, device_test() (device_test.bzl) instead of ek_cc_test() makes two tests of one source: x_test, in which this
-// is SimulatedDevices, and x_on_gpu_test, in which it is CUDA's devices. Whatever a kernel is expected to do on the host
-// is so expected of nvcc's code. Without a GPU each of its tests is told as skipped, by name.
+// In BUILD, device_test() (device_test.bzl) instead of ek_cc_test() makes two tests of one source:
+// x_test, in which this is SimulatedDevices, and x_on_gpu_test, in which it is CUDA's devices.
+// Whatever a kernel is expected to do on the host is so expected of nvcc's code. Without a GPU each
+// of its tests is told as skipped, by name.
 //
-// Memory: on CUDA it is managed (or the host's, mapped): the host's and the device's. So is nothing else: what a kernel gets comes from
-//         Allocate(), never from a vector or the stack.
+// Memory: on CUDA it is managed (or the host's, mapped): the host's and the device's. So is nothing
+//         else: what a kernel gets comes from Allocate(), never from a vector or the stack.
 // Lacks:  SimulatedOptions::delay and count do nothing on CUDA.
 
 #ifndef EVENKEEL_COMM_DEVICE_TESTED_DEVICES_H_
@@ -18,7 +20,7 @@
 #include "evenkeel/comm/device/simulated.h"
 
 #ifdef EK_TEST_ON_CUDA
-#include "evenkeel/comm/device/internal/managed_devices.h"
+#include "evenkeel/comm/device/managed_devices.h"
 #endif
 
 namespace evenkeel {

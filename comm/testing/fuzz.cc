@@ -46,12 +46,20 @@ void* operator new[](size_t size, std::align_val_t alignment, const std::nothrow
 }
 void operator delete(void* block, const std::nothrow_t&) noexcept { std::free(block); }
 void operator delete[](void* block, const std::nothrow_t&) noexcept { std::free(block); }
-void operator delete(void* block, std::align_val_t, const std::nothrow_t&) noexcept { std::free(block); }
-void operator delete[](void* block, std::align_val_t, const std::nothrow_t&) noexcept { std::free(block); }
+void operator delete(void* block, std::align_val_t, const std::nothrow_t&) noexcept {
+  std::free(block);
+}
+void operator delete[](void* block, std::align_val_t, const std::nothrow_t&) noexcept {
+  std::free(block);
+}
 void* operator new(size_t size) { return evenkeel::Take(size); }
-void* operator new(size_t size, std::align_val_t alignment) { return evenkeel::TakeAligned(size, alignment); }
+void* operator new(size_t size, std::align_val_t alignment) {
+  return evenkeel::TakeAligned(size, alignment);
+}
 void* operator new[](size_t size) { return evenkeel::Take(size); }
-void* operator new[](size_t size, std::align_val_t alignment) { return evenkeel::TakeAligned(size, alignment); }
+void* operator new[](size_t size, std::align_val_t alignment) {
+  return evenkeel::TakeAligned(size, alignment);
+}
 void operator delete(void* block) noexcept { std::free(block); }
 void operator delete(void* block, size_t) noexcept { std::free(block); }
 void operator delete(void* block, std::align_val_t) noexcept { std::free(block); }
@@ -115,7 +123,8 @@ void Mutate(std::string& bytes, const std::string& other, std::mt19937_64& rando
   switch (random() % 9) {
     case 0:
     case 1:
-      if (!bytes.empty()) bytes[Below(random, bytes.size())] ^= static_cast<char>(1 << (random() % 8));
+      if (!bytes.empty())
+        bytes[Below(random, bytes.size())] ^= static_cast<char>(1 << (random() % 8));
       return;
     case 2:
     case 3:
@@ -132,7 +141,8 @@ void Mutate(std::string& bytes, const std::string& other, std::mt19937_64& rando
       bytes.insert(at, Piece(bytes, random));
       return;
     default:
-      bytes = bytes.substr(0, at) + other.substr(std::min(other.size(), Below(random, other.size() + 1)));
+      bytes = bytes.substr(0, at) +
+              other.substr(std::min(other.size(), Below(random, other.size() + 1)));
       return;
   }
 }
@@ -145,14 +155,15 @@ absl::StatusOr<std::string> Parse(const ParseAndWrite& parse, absl::string_view 
 }
 
 // Whether all went well.
-bool CheckOne(const std::string& bytes, const ParseAndWrite& parse, const FuzzOptions& options, bool& is_taken) {
+bool CheckOne(const std::string& bytes, const ParseAndWrite& parse, const FuzzOptions& options,
+              bool& is_taken) {
   const std::string shown = absl::CHexEscape(bytes.substr(0, 400));
   absl::StatusOr<std::string> written = absl::UnknownError("not parsed");
   const size_t memory = MemoryTakenBy([&] { written = Parse(parse, bytes); });
   const size_t allowed = options.memory_per_byte * bytes.size() + options.memory;
   if (memory > allowed) {
-    ADD_FAILURE() << bytes.size() << " bytes cost " << memory << " bytes of memory, more than " << allowed << ": "
-                  << shown;
+    ADD_FAILURE() << bytes.size() << " bytes cost " << memory << " bytes of memory, more than "
+                  << allowed << ": " << shown;
     return false;
   }
   is_taken = written.ok();
@@ -163,7 +174,8 @@ bool CheckOne(const std::string& bytes, const ParseAndWrite& parse, const FuzzOp
   }
   const absl::StatusOr<std::string> again = options.is_canonical ? bytes : Parse(parse, *written);
   if (again.ok() && *again == *written) return true;
-  ADD_FAILURE() << "taken, but written as " << absl::CHexEscape(written->substr(0, 400)) << ": " << shown;
+  ADD_FAILURE() << "taken, but written as " << absl::CHexEscape(written->substr(0, 400)) << ": "
+                << shown;
   return false;
 }
 
@@ -175,20 +187,24 @@ size_t MemoryTakenBy(const std::function<void()>& call) {
   return taken - before;
 }
 
-std::string Broken(const std::vector<std::string>& good, std::mt19937_64& random, size_t max_random_bytes) {
+std::string Broken(const std::vector<std::string>& good, std::mt19937_64& random,
+                   size_t max_random_bytes) {
   if (good.empty() || random() % 8 == 0) return Noise(random, Below(random, max_random_bytes + 1));
   std::string bytes = good[Below(random, good.size())];
   const std::string& other = good[Below(random, good.size())];
-  for (int changes = 1 + static_cast<int>(Below(random, 4)); changes > 0; --changes) Mutate(bytes, other, random);
+  for (int changes = 1 + static_cast<int>(Below(random, 4)); changes > 0; --changes)
+    Mutate(bytes, other, random);
   return bytes;
 }
 
-void Fuzz(const std::vector<std::string>& good, const ParseAndWrite& parse, const FuzzOptions& options) {
+void Fuzz(const std::vector<std::string>& good, const ParseAndWrite& parse,
+          const FuzzOptions& options) {
   SCOPED_TRACE(absl::StrCat("seed ", options.seed));
   bool is_taken = false;
   for (const std::string& bytes : good) {
     if (CheckOne(bytes, parse, options, is_taken) && is_taken) continue;
-    ADD_FAILURE() << "a good message is refused: " << Parse(parse, bytes).status() << ": " << absl::CHexEscape(bytes);
+    ADD_FAILURE() << "a good message is refused: " << Parse(parse, bytes).status() << ": "
+                  << absl::CHexEscape(bytes);
   }
   std::mt19937_64 random(options.seed);
   int refused = 0;

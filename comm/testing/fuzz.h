@@ -1,16 +1,17 @@
-// Throws broken bytes at a parser: good messages with bits flipped, numbers blown up, pieces cut, doubled and swapped,
-// and plain noise.
+// Throws broken bytes at a parser: good messages with bits flipped, numbers blown up, pieces cut,
+// doubled and swapped, and plain noise.
 //
 //   TEST(HelloFuzzTest, NoBytesDoHarm) {
 //     Fuzz({SomeHello().Serialize(), OtherHello().Serialize()}, Again<Hello>);
 //   }
 //
 // What must hold for every input:
-//   - the parser answers; it neither crashes nor reads past the end (the input lies in a block of its own size, so that
-//     a sanitizer sees one byte too many);
+//   - the parser answers; it neither crashes nor reads past the end (the input lies in a block of
+//     its own size, so that a sanitizer sees one byte too many);
 //   - it answers InvalidArgument, or a value that gives the same bytes again when it is written;
-//   - it takes no more memory than the input's size allows: a length of four gigabytes in front of nothing is no reason
-//     to take four gigabytes. Everything that is taken on the way counts, given back or not.
+//   - it takes no more memory than the input's size allows: a length of four gigabytes in front of
+//     nothing is no reason to take four gigabytes. Everything that is taken on the way counts,
+//     given back or not.
 // And for the good messages: they are taken as they are.
 //
 // Only for tests: a program with this in it counts the memory that it takes.
@@ -39,14 +40,16 @@ struct FuzzOptions {
   // An input of n bytes may cost memory_per_byte * n + memory bytes.
   size_t memory_per_byte = 64;
   size_t memory = 16 << 10;
-  // Whether a value has one form only. Else what it is written as must be a fixed point: it gives itself again.
+  // Whether a value has one form only. Else what it is written as must be a fixed point: it gives
+  // itself again.
   bool is_canonical = true;
 };
 
 // Parses, and writes what was parsed.
 using ParseAndWrite = std::function<absl::StatusOr<std::string>(absl::string_view)>;
 
-void Fuzz(const std::vector<std::string>& good, const ParseAndWrite& parse, const FuzzOptions& options = {});
+void Fuzz(const std::vector<std::string>& good, const ParseAndWrite& parse,
+          const FuzzOptions& options = {});
 
 // For a T with T::Parse(bytes) and Serialize().
 template <typename T>
@@ -57,7 +60,8 @@ absl::StatusOr<std::string> Again(absl::string_view bytes) {
 }
 
 // A broken version of one of the good messages, or noise.
-std::string Broken(const std::vector<std::string>& good, std::mt19937_64& random, size_t max_random_bytes = 300);
+std::string Broken(const std::vector<std::string>& good, std::mt19937_64& random,
+                   size_t max_random_bytes = 300);
 
 // The memory that `call` takes on this thread, in all.
 size_t MemoryTakenBy(const std::function<void()>& call);

@@ -41,7 +41,8 @@ TEST(FuzzTest, SeesWhatIsWrittenDifferently) {
   EXPECT_NONFATAL_FAILURE(Fuzz({"\3abc"},
                                [](absl::string_view bytes) {
                                  const bool is_longer =
-                                     !bytes.empty() && bytes.size() == size_t{2} + static_cast<uint8_t>(bytes[0]);
+                                     !bytes.empty() &&
+                                     bytes.size() == size_t{2} + static_cast<uint8_t>(bytes[0]);
                                  return Text(is_longer ? bytes.substr(0, bytes.size() - 1) : bytes);
                                },
                                {.rounds = 100}),
@@ -55,7 +56,8 @@ TEST(FuzzTest, SeesMemoryThatIsOnlyAnnounced) {
                                  if (bytes.size() < 4) return absl::InvalidArgumentError("short");
                                  std::memcpy(&length, bytes.data(), 4);
                                  const std::string buffer(length % (1 << 20), '\0');
-                                 if (bytes.size() - 4 != length) return absl::InvalidArgumentError("short");
+                                 if (bytes.size() - 4 != length)
+                                   return absl::InvalidArgumentError("short");
                                  return std::string(bytes);
                                },
                                {.rounds = 10}),
@@ -63,7 +65,8 @@ TEST(FuzzTest, SeesMemoryThatIsOnlyAnnounced) {
 }
 
 TEST(FuzzTest, SeesAGoodMessageThatIsRefused) {
-  EXPECT_NONFATAL_FAILURE(Fuzz({"good"}, [](absl::string_view) { return Text(""); }), "a good message is refused");
+  EXPECT_NONFATAL_FAILURE(Fuzz({"good"}, [](absl::string_view) { return Text(""); }),
+                          "a good message is refused");
 }
 
 TEST(FuzzTest, BreaksInManyWays) {

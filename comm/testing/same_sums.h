@@ -1,9 +1,10 @@
-// Compares sums over the ranks with those of a plain loop in rank order: bit for bit where the tested backend adds in
-// that order, else within a bound.
+// Compares sums over the ranks with those of a plain loop in rank order: bit for bit where the
+// tested backend adds in that order, else within a bound.
 //
 //   EXPECT_THAT(model.Gradient(p), SameSums(expected));
 //
-// The default bound is for 8 ranks' numbers below 2: 8 roundings of sums below 16, each of at most 2^-21, over 8.
+// The default bound is for 8 ranks' numbers below 2: 8 roundings of sums below 16, each of at most
+// 2^-21, over 8.
 
 #ifndef EVENKEEL_COMM_TESTING_SAME_SUMS_H_
 #define EVENKEEL_COMM_TESTING_SAME_SUMS_H_
@@ -23,13 +24,14 @@ inline testing::Matcher<float> SameSum(float expected, float bound = kSumBound) 
   return testing::FloatNear(expected, bound);
 }
 
-inline testing::Matcher<std::vector<float>> SameSums(const std::vector<float>& expected, float bound = kSumBound) {
+inline testing::Matcher<std::vector<float>> SameSums(const std::vector<float>& expected,
+                                                     float bound = kSumBound) {
   if (TheTestBackend().adds_in_rank_order) return testing::Eq(expected);
   return testing::Pointwise(testing::FloatNear(bound), expected);
 }
 
-inline testing::Matcher<std::vector<std::vector<float>>> SameSums(const std::vector<std::vector<float>>& expected,
-                                                                  float bound = kSumBound) {
+inline testing::Matcher<std::vector<std::vector<float>>> SameSums(
+    const std::vector<std::vector<float>>& expected, float bound = kSumBound) {
   std::vector<testing::Matcher<std::vector<float>>> each;
   for (const std::vector<float>& part : expected) each.push_back(SameSums(part, bound));
   return testing::ElementsAreArray(each);

@@ -3,14 +3,14 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/hierarchical.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
-#include "evenkeel/comm/internal/testing_hosts.h"
-#include "evenkeel/comm/local.h"
-#include "evenkeel/comm/shm.h"
+#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/hierarchical/hierarchical.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
+#include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/hosts.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
 
 namespace evenkeel {
 namespace {
@@ -19,7 +19,8 @@ constexpr char kVariable[] = "EVENKEEL_TEST_BACKEND";
 
 // Two ranks share a host: on two hosts they would be a group of gloo's.
 absl::StatusOr<TestGroup> CreateHierarchical(int world_size, const CommunicatorOptions& options) {
-  const internal::Hosts hosts = world_size == 2 ? internal::Hosts{"a", "a"} : internal::SomeHosts(world_size);
+  const internal::Hosts hosts =
+      world_size == 2 ? internal::Hosts{"a", "a"} : internal::SomeHosts(world_size);
   return CreateHierarchicalGroupInProcess(hosts, options);
 }
 
@@ -28,9 +29,14 @@ constexpr TestBackend kBackends[] = {
      .adds_in_rank_order = true,
      .finds_disagreement_at_once = true,
      .is_in_full = true,
-     .create = [](int world_size,
-                  const CommunicatorOptions& options) { return CreateLocalGroup(world_size, options); }},
-    {.name = "shm", .adds_in_rank_order = true, .finds_disagreement_at_once = true, .create = CreateShmGroupInProcess},
+     .create =
+         [](int world_size, const CommunicatorOptions& options) {
+           return CreateLocalGroup(world_size, options);
+         }},
+    {.name = "shm",
+     .adds_in_rank_order = true,
+     .finds_disagreement_at_once = true,
+     .create = CreateShmGroupInProcess},
     {.name = "gloo", .create = CreateGlooGroupInProcess},
     {.name = "hierarchical", .create = CreateHierarchical},
     {.name = "hierarchical_local",

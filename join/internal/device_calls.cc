@@ -10,7 +10,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// Calls visit(first, count, place) for each run of neighbours among the members; `place`: how many are before it.
+// Calls visit(first, count, place) for each run of neighbours among the members; `place`: how many
+// are before it.
 template <typename Visit>
 void ForEachRun(absl::Span<const int> members, Visit visit) {
   for (size_t begin = 0, end = 0; begin < members.size(); begin = end) {
@@ -22,13 +23,13 @@ void ForEachRun(absl::Span<const int> members, Visit visit) {
 
 }  // namespace
 
-std::vector<CopySegment> PackedSlices(const TensorView& whole, const TensorView& packed, absl::Span<const int> members,
-                                      int world_size) {
+std::vector<CopySegment> PackedSlices(const TensorView& whole, const TensorView& packed,
+                                      absl::Span<const int> members, int world_size) {
   const int64_t slice = whole.count / world_size;
   std::vector<CopySegment> segments;
   ForEachRun(members, [&](int64_t first, int64_t count, int64_t place) {
-    segments.push_back(
-        {.to = packed.Slice(place * slice, count * slice), .from = whole.Slice(first * slice, count * slice)});
+    segments.push_back({.to = packed.Slice(place * slice, count * slice),
+                        .from = whole.Slice(first * slice, count * slice)});
   });
   return segments;
 }
@@ -39,12 +40,13 @@ std::vector<CopySegment> UnpackedSlices(const TensorView& whole, const TensorVie
   std::vector<CopySegment> segments;
   int64_t next = 0;
   const auto clear_until = [&](int64_t rank) {
-    if (next < rank) segments.push_back({.to = whole.Slice(next * slice, (rank - next) * slice), .from = {}});
+    if (next < rank)
+      segments.push_back({.to = whole.Slice(next * slice, (rank - next) * slice), .from = {}});
   };
   ForEachRun(members, [&](int64_t first, int64_t count, int64_t place) {
     clear_until(first);
-    segments.push_back(
-        {.to = whole.Slice(first * slice, count * slice), .from = packed.Slice(place * slice, count * slice)});
+    segments.push_back({.to = whole.Slice(first * slice, count * slice),
+                        .from = packed.Slice(place * slice, count * slice)});
     next = first + count;
   });
   clear_until(world_size);
@@ -57,17 +59,22 @@ absl::StatusOr<std::unique_ptr<DeviceCalls>> DeviceCalls::Create(const Communica
 }
 
 DeviceCalls::DeviceCalls(const Communicator& comm, Stream stream)
-    : runtime_(comm.runtime()), device_(comm.device()), timeout_(comm.timeout()), stream_(std::move(stream)) {}
+    : runtime_(comm.runtime()),
+      device_(comm.device()),
+      timeout_(comm.timeout()),
+      stream_(std::move(stream)) {}
 
 DeviceCalls::~DeviceCalls() { (void)Drain(); }
 
-absl::StatusOr<TensorView> DeviceCalls::Scratch(Slot slot, int64_t count, DType dtype, StreamRef stream) {
+absl::StatusOr<TensorView> DeviceCalls::Scratch(Slot slot, int64_t count, DType dtype,
+                                                StreamRef stream) {
   Piece& piece = pieces_[slot];
   const int64_t bytes = count * SizeOf(dtype);
   if (piece.memory.bytes < bytes) {
-    // Memory of the device's, not the group's: what the other ranks pass is theirs, which mostly is that, too, and a
-    // transport does without copies where all pass the same kind.
-    absl::StatusOr<Memory> larger = runtime_->Allocate(device_, std::max(bytes, 2 * piece.memory.bytes));
+    // Memory of the device's, not the group's: what the other ranks pass is theirs, which mostly is
+    // that, too, and a transport does without copies where all pass the same kind.
+    absl::StatusOr<Memory> larger =
+        runtime_->Allocate(device_, std::max(bytes, 2 * piece.memory.bytes));
     if (absl::IsResourceExhausted(larger.status())) larger = runtime_->Allocate(device_, bytes);
     EK_RETURN_IF_ERROR(larger.status());
     // Kept until Drain(): to free it would wait for all that the device does.
@@ -92,7 +99,8 @@ void DeviceCalls::Release(StreamRef stream) {
 
 absl::Status DeviceCalls::Copy(absl::Span<const CopySegment> segments, StreamRef stream) {
   for (size_t begin = 0; begin < segments.size(); begin += kMostInlineSegments) {
-    EK_RETURN_IF_ERROR(CopySegmentsOnce(*runtime_, segments.subspan(begin, kMostInlineSegments), stream));
+    EK_RETURN_IF_ERROR(
+        CopySegmentsOnce(*runtime_, segments.subspan(begin, kMostInlineSegments), stream));
   }
   return absl::OkStatus();
 }

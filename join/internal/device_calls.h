@@ -1,10 +1,13 @@
-// What a JoinScope has on a device: a stream of its own, memory that its calls work in, and the calls that are on their
-// way.
+// What a JoinScope has on a device: a stream of its own, memory that its calls work in, and the
+// calls that are on their way.
 //
-//   const DeviceCalls::Use use(device, stream);          // its end: what is on the stream then is the last that ...
-//   EK_ASSIGN_OR_RETURN(const TensorView packed, device.Scratch(DeviceCalls::kIn, count, dtype, stream));
+//   // its end: what is on the stream then is the last that ...
+//   const DeviceCalls::Use use(device, stream);
+//   EK_ASSIGN_OR_RETURN(const TensorView packed,
+//                       device.Scratch(DeviceCalls::kIn, count, dtype, stream));
 //   ... put work on `stream` that uses it, issue `work` after that ...
-//   EK_RETURN_IF_ERROR(device.Follow(work, stream));     // what comes on the stream now is behind the call
+//   // what comes on the stream now is behind the call
+//   EK_RETURN_IF_ERROR(device.Follow(work, stream));
 //   ... the work that reads `packed` ...                 // ... uses this memory
 //
 // The host waits only in Drain(), in destruction, and for memory that is not there yet.
@@ -33,10 +36,11 @@
 
 namespace evenkeel::internal {
 
-// Slices of all ranks in `whole`, and those of `members` alone, in `packed`, one after the other: the copies from one to
-// the other. Neighbours are one copy. Unpacked, the slices of other ranks are zeros.
-std::vector<CopySegment> PackedSlices(const TensorView& whole, const TensorView& packed, absl::Span<const int> members,
-                                      int world_size);
+// Slices of all ranks in `whole`, and those of `members` alone, in `packed`, one after the other:
+// the copies from one to the other. Neighbours are one copy. Unpacked, the slices of other ranks
+// are zeros.
+std::vector<CopySegment> PackedSlices(const TensorView& whole, const TensorView& packed,
+                                      absl::Span<const int> members, int world_size);
 std::vector<CopySegment> UnpackedSlices(const TensorView& whole, const TensorView& packed,
                                         absl::Span<const int> members, int world_size);
 
@@ -62,7 +66,8 @@ class DeviceCalls {
     DeviceCalls& calls_;
     const StreamRef stream_;
   };
-  // Within a Use: memory for what `stream` does from now on, behind all that used it before; its content is anything.
+  // Within a Use: memory for what `stream` does from now on, behind all that used it before; its
+  //               content is anything.
   absl::StatusOr<TensorView> Scratch(Slot slot, int64_t count, DType dtype, StreamRef stream);
 
   absl::Status Copy(absl::Span<const CopySegment> segments, StreamRef stream);

@@ -2,18 +2,21 @@
 //
 //   JoinGroups groups(home, joinables, leave_after);
 //   groups.Note(answer);                                  // of each step, on all ranks
-//   if (groups.IsDue()) EK_ASSIGN_OR_RETURN(const bool stays, groups.Divide());   // all ranks of here(), together
+//   // all ranks of here(), together
+//   if (groups.IsDue()) EK_ASSIGN_OR_RETURN(const bool stays, groups.Divide());
 //   ...
-//   EK_RETURN_IF_ERROR(groups.Return(is_last_joiner, has_stopped).status());     // at the end, all ranks of the first group
+//   // at the end, all ranks of the first group
+//   EK_RETURN_IF_ERROR(groups.Return(is_last_joiner, has_stopped).status());
 //
-// Who leaves follows from the steps' answers, which all ranks have, so nobody has to be asked. A rank that has left
-// waits, without any traffic but heartbeats, in the group that it left, which the others keep alive; when the loop has
-// ended on them, they come back to it, group by group. In the first one every Joinable is taken home, and gets the state
-// of the highest rank that had inputs to the end.
+// Who leaves follows from the steps' answers, which all ranks have, so nobody has to be asked. A
+// rank that has left waits, without any traffic but heartbeats, in the group that it left, which
+// the others keep alive; when the loop has ended on them, they come back to it, group by group. In
+// the first one every Joinable is taken home, and gets the state of the highest rank that had
+// inputs to the end.
 //
 // Threads: one thread per rank.
-// Errors:  a failure of one of the groups ends all of them, with names: at once for those who wait, before their next
-//          step for the others.
+// Errors:  a failure of one of the groups ends all of them, with names: at once for those who wait,
+//          before their next step for the others.
 
 #ifndef EVENKEEL_JOIN_INTERNAL_JOIN_GROUPS_H_
 #define EVENKEEL_JOIN_INTERNAL_JOIN_GROUPS_H_
@@ -27,8 +30,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel {
 
@@ -40,7 +43,7 @@ class JoinGroups {
   Communicator& home() const { return *home_; }
   // Which ranks of home() those of here() are.
   const std::vector<int>& members() const { return members_; }
-  // Whether ranks can leave at all.
+  // Returns whether ranks can leave.
   bool is_on() const { return is_on_; }
 
   // A step's answer, of each step once, in order.
@@ -49,13 +52,14 @@ class JoinGroups {
   bool IsDue() const { return is_due_; }
   // False: this rank has left. Else it is in another group, with all Joinables.
   absl::StatusOr<bool> Divide();
-  // Nothing, if nobody has left. On a rank that has left it waits for the end of the others' loop. Whether that was one
-  // that stopped early: those who have not left say so.
+  // Nothing, if nobody has left. On a rank that has left it waits for the end of the others' loop.
+  // Returns whether the loop stopped early, by the messages of the ranks that have not left.
   absl::StatusOr<bool> Return(bool is_last_joiner, bool has_stopped);
 
   // That of the groups that this rank is in beside here().
-  absl::Status CheckOuter() const;
-  void Abort(const absl::Status& why, absl::string_view did);
+  absl::Status CheckOuter();
+  // Ends all groups. Returns `why` with its causes as ranks of home().
+  absl::Status Abort(const absl::Status& why, absl::string_view did);
 
  private:
   absl::Status Move(Communicator& to, int source);
@@ -67,6 +71,7 @@ class JoinGroups {
   const bool is_on_;
   std::vector<Communicator*> groups_;                 // The first is home.
   std::vector<std::shared_ptr<Communicator>> owned_;  // The others.
+  Communicator* errors_are_of_ = nullptr;  // Whose ranks an error names, if not here()'s.
   std::vector<int> members_;
   std::vector<int64_t> shadowed_;  // By rank of here(): steps without inputs.
   bool is_due_ = false;

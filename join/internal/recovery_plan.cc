@@ -2,17 +2,13 @@
 
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 namespace {
-
-// Separates fields; the last one may hold anything.
-constexpr char kSeparator = '\x1f';
 
 std::string Describe(const std::vector<RecoveryFacts>& by_rank) {
   std::vector<std::string> ranks;
@@ -26,26 +22,22 @@ std::string Describe(const std::vector<RecoveryFacts>& by_rank) {
 }  // namespace
 
 std::string RecoveryFacts::Serialize() const {
-  return absl::StrJoin({absl::StrCat(static_cast<int>(error.code())), names, absl::StrCat(steps),
-                        absl::StrJoin(counts, ","), torn, patched, std::string(error.message())},
-                       std::string(1, kSeparator));
+  ByteWriter writer;
+  writer.Status(error).Bytes(names).I64(steps).Bytes(torn).Bytes(patched);
+  for (const int64_t count : counts) writer.I64(count);
+  return writer.Take();
 }
 
 absl::StatusOr<RecoveryFacts> RecoveryFacts::Parse(absl::string_view bytes) {
-  const std::vector<std::string> fields = absl::StrSplit(bytes, absl::MaxSplits(kSeparator, 6));
-  RecoveryFacts facts;
-  int code = 0;
-  bool good = fields.size() == 7 && absl::SimpleAtoi(fields[0], &code) && absl::SimpleAtoi(fields[2], &facts.steps);
-  if (good) {
-    for (absl::string_view count : absl::StrSplit(fields[3], ',', absl::SkipEmpty())) {
-      good = good && absl::SimpleAtoi(count, &facts.counts.emplace_back());
-    }
-  }
-  if (!good) return absl::InvalidArgumentError("what a rank says before it recovers is malformed");
-  facts.error = absl::Status(static_cast<absl::StatusCode>(code), fields[6]);
-  facts.names = fields[1];
-  facts.torn = fields[4];
-  facts.patched = fields[5];
+  ByteReader reader(bytes);
+  RecoveryFacts facts{.error = reader.Status(),
+                      .names = std::string(reader.Bytes()),
+                      .steps = reader.I64(),
+                      .counts = {},
+                      .torn = std::string(reader.Bytes()),
+                      .patched = std::string(reader.Bytes())};
+  while (reader.ok() && reader.remaining() > 0) facts.counts.push_back(reader.I64());
+  EK_RETURN_IF_ERROR(reader.Finish("the facts of a rank before its recovery"));
   return facts;
 }
 
@@ -56,22 +48,28 @@ absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_r
     EK_RETURN_IF_ERROR(Annotate(facts.error, absl::StrCat("rank ", rank)));
     if (facts.names != by_rank[0].names) {
       return absl::InvalidArgumentError(
-          absl::StrCat("rank 0 brings ", by_rank[0].names, ", rank ", rank, " ", facts.names));
+          absl::StrCat("rank 0 passes ", by_rank[0].names, ", rank ", rank, " ", facts.names));
     }
     if (!facts.torn.empty()) continue;
     const RecoveryFacts*& best = facts.patched.empty() ? source : second_best;
-    // Of two at the same step one may be in the middle of the next, where only some of its optimizers have stepped.
-    if (best == nullptr || std::pair(facts.steps, facts.counts) < std::pair(best->steps, best->counts)) best = &facts;
+    // Of two at the same step one may be in the middle of the next, where only some of its
+    // optimizers have stepped.
+    if (best == nullptr ||
+        std::pair(facts.steps, facts.counts) < std::pair(best->steps, best->counts))
+      best = &facts;
   }
   if (source == nullptr) source = second_best;
   if (source == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("no rank has a whole state to go on from: ", Describe(by_rank)));
+    return absl::FailedPreconditionError(
+        absl::StrCat("no rank has a complete state to continue from: ", Describe(by_rank)));
   }
-  RecoveryPlan plan{
-      .source = static_cast<int>(source - by_rank.data()), .steps = source->steps, .counts = source->counts};
+  RecoveryPlan plan{.source = static_cast<int>(source - by_rank.data()),
+                    .steps = source->steps,
+                    .counts = source->counts};
   for (const RecoveryFacts& facts : by_rank) {
     const bool is_whole = facts.torn.empty() && facts.patched.empty();
-    const bool is_there = &facts == source || (facts.steps == plan.steps && facts.counts == plan.counts);
+    const bool is_there =
+        &facts == source || (facts.steps == plan.steps && facts.counts == plan.counts);
     const bool is_ahead = facts.steps > plan.steps;
     plan.ahead.push_back(is_whole && (is_there || is_ahead) ? facts.steps - plan.steps : -1);
   }

@@ -1,11 +1,12 @@
-// Where survivors go on, and from whose state: decided from what each of them says, so that all come to one answer.
+// Where survivors go on, and from whose state: decided from what each of them says, so that all
+// come to one answer.
 //
-//   RecoveryFacts mine{...};                                      // every rank's, over the control plane
+//   RecoveryFacts mine{...};  // every rank's, over the control plane
 //   EK_ASSIGN_OR_RETURN(RecoveryPlan plan, PlanRecovery(by_rank));
 //
 // Threads: pure functions of values.
-// Errors:  FailedPrecondition if nobody has a whole state, InvalidArgument if the ranks bring different Joinables, or a
-//          rank's own error.
+// Errors:  FailedPrecondition if nobody has a whole state, InvalidArgument if the ranks bring
+//          different Joinables, or a rank's own error.
 
 #ifndef EVENKEEL_JOIN_INTERNAL_RECOVERY_PLAN_H_
 #define EVENKEEL_JOIN_INTERNAL_RECOVERY_PLAN_H_
@@ -36,7 +37,8 @@ struct RecoveryPlan {
   int source = 0;
   int64_t steps = 0;
   std::vector<int64_t> counts;  // Of the source.
-  std::vector<int64_t> ahead;   // By rank: steps that it has finished beyond those; -1: its state is not whole.
+  std::vector<int64_t>
+      ahead;  // By rank: steps that it has finished beyond those; -1: its state is not whole.
 };
 
 absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_rank);

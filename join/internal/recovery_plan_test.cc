@@ -49,7 +49,8 @@ TEST(PlanRecoveryTest, TakesAPatchedStateOnlyWhereNobodyHasAWholeOne) {
   EXPECT_EQ(Plan({patched, patched}).source, 0);
 }
 
-// Of two optimizers only one had stepped on rank 0; the caller's own count of steps does not show it.
+// Of two optimizers only one had stepped on rank 0; the caller's own count of steps does not show
+// it.
 TEST(PlanRecoveryTest, OfEqualStepsTheOneWithFewerUpdatesCounts) {
   RecoveryFacts between = At({7, 36});
   between.steps = 7;
@@ -64,14 +65,15 @@ TEST(PlanRecoveryTest, SaysWhyThereIsNothingToGoOnFrom) {
   second.torn = "two of three";
   const std::string text(PlanRecovery({first, second}).status().message());
   EXPECT_THAT(text,
-              HasSubstr("no rank has a whole state to go on from: rank 0 has finished 7 steps, one of two; rank 1 "
+              HasSubstr("no rank has a complete state to continue from: rank 0 has finished 7 "
+                        "steps, one of two; rank 1 "
                         "has finished 8 steps, two of three"));
   third.error = absl::InvalidArgumentError("no list");
   EXPECT_EQ(PlanRecovery({At({7}), third}).status(), absl::InvalidArgumentError("rank 1: no list"));
   third.error = absl::OkStatus();
   third.names = "optimizer#0";
   EXPECT_THAT(std::string(PlanRecovery({At({7}), third}).status().message()),
-              HasSubstr("rank 0 brings ddp#0, optimizer#0, rank 1 optimizer#0"));
+              HasSubstr("rank 0 passes ddp#0, optimizer#0, rank 1 optimizer#0"));
 }
 
 TEST(RecoveryFactsTest, SurvivesTheWireAndRefusesEverythingElse) {

@@ -12,11 +12,11 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
-#include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/local/link.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -44,7 +44,9 @@ class GuardedBackend : public Backend {
   Device device() const override { return stream_.device; }
   DeviceRuntime* runtime() const override { return devices_; }
   absl::Status Supports(const Collective&) const override { return absl::OkStatus(); }
-  absl::StatusOr<Memory> Allocate(int64_t bytes) override { return devices_->Allocate(device(), bytes); }
+  absl::StatusOr<Memory> Allocate(int64_t bytes) override {
+    return devices_->Allocate(device(), bytes);
+  }
 
   void Start(Operation operation, std::shared_ptr<WorkState> work) override {
     auto staged = std::make_shared<Staged>();
@@ -58,8 +60,8 @@ class GuardedBackend : public Backend {
       const std::shared_ptr<WorkState> state = work.lock();
       return state == nullptr ? absl::OkStatus() : state->Wait();
     };
-    const Work moves =
-        (*channel)->Issue(operation.what, in, out, {.scale = operation.scale, .contributes = operation.contributes});
+    const Work moves = (*channel)->Issue(
+        operation.what, in, out, {.scale = operation.scale, .contributes = operation.contributes});
     moves.OnDone([this, staged, out, to = operation.out, work](const absl::Status& status) {
       absl::Status end = status;
       for (size_t i = 0; i < to.size(); ++i) {
@@ -79,22 +81,26 @@ class GuardedBackend : public Backend {
     }
     EK_RETURN_IF_ERROR(devices_->Wait(stream_.ref(), operation.after_event));
     for (size_t i = 0; i < to.size(); ++i) {
-      EK_RETURN_IF_ERROR(devices_->Copy(to[i].data, operation.in[i].data, to[i].bytes(), stream_.ref()));
+      EK_RETURN_IF_ERROR(
+          devices_->Copy(to[i].data, operation.in[i].data, to[i].bytes(), stream_.ref()));
     }
     return absl::OkStatus();
   }
 
   SimulatedDevices* const devices_;
   const Stream stream_;
-  const std::unique_ptr<Communicator> inner_;  // Last, so that nothing ends after the rest has gone.
+  const std::unique_ptr<Communicator>
+      inner_;  // Last, so that nothing ends after the rest has gone.
 };
 
 // The groups of a job: the first rank that asks for its half of one has all made.
 class GuardedJob {
  public:
-  explicit GuardedJob(int count) : devices_({.count = count, .bytes = int64_t{1} << 24, .guards_memory = true}) {}
+  explicit GuardedJob(int count)
+      : devices_({.count = count, .bytes = int64_t{1} << 24, .guards_memory = true}) {}
 
-  absl::StatusOr<std::unique_ptr<Backend>> Take(absl::string_view group, Device device, int rank, int world_size) {
+  absl::StatusOr<std::unique_ptr<Backend>> Take(absl::string_view group, Device device, int rank,
+                                                int world_size) {
     absl::MutexLock lock(&mutex_);
     std::vector<std::unique_ptr<Communicator>>& halves = groups_[std::string(group)];
     if (halves.empty()) {
@@ -111,15 +117,16 @@ class GuardedJob {
 };
 
 // A rank stays on its device in all groups.
-absl::StatusOr<std::unique_ptr<Communicator>> MakeRank(const std::shared_ptr<GuardedJob>& job, Device device,
-                                                       absl::string_view group, int rank, int world_size,
+absl::StatusOr<std::unique_ptr<Communicator>> MakeRank(const std::shared_ptr<GuardedJob>& job,
+                                                       Device device, absl::string_view group,
+                                                       int rank, int world_size,
                                                        std::unique_ptr<ControlLink> link) {
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, job->Take(group, device, rank, world_size));
   return std::make_unique<Communicator>(
-      std::move(backend), std::make_unique<ControlChannel>(rank, world_size, std::move(link)), CommunicatorOptions(),
-      group,
-      [job, device](absl::string_view next, int next_rank, int next_world_size, std::unique_ptr<ControlLink> next_link,
-                    absl::Duration) {
+      std::move(backend), std::make_unique<ControlChannel>(rank, world_size, std::move(link)),
+      CommunicatorOptions(), group,
+      [job, device](absl::string_view next, int next_rank, int next_world_size,
+                    std::unique_ptr<ControlLink> next_link, absl::Duration) {
         return MakeRank(job, device, next, next_rank, next_world_size, std::move(next_link));
       });
 }
@@ -131,8 +138,8 @@ absl::Status RunGuardedRanks(int world_size, absl::FunctionRef<absl::Status(Comm
   std::vector<std::unique_ptr<ControlLink>> links = internal::CreateLocalLinks(world_size);
   std::vector<std::unique_ptr<Communicator>> group;
   for (int rank = 0; rank < world_size; ++rank) {
-    EK_ASSIGN_OR_RETURN(group.emplace_back(),
-                        MakeRank(job, Device::Cuda(rank), "world", rank, world_size, std::move(links[rank])));
+    EK_ASSIGN_OR_RETURN(group.emplace_back(), MakeRank(job, Device::Cuda(rank), "world", rank,
+                                                       world_size, std::move(links[rank])));
   }
   return internal::RunGroup(group, body);
 }

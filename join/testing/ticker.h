@@ -12,15 +12,16 @@
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/steps/step_control.h"
 
 namespace evenkeel::internal {
 
 class Ticker : public Joinable {
  public:
   // `waits`: each step until all ranks have begun it, as one that reduces gradients does.
-  explicit Ticker(Communicator* comm, bool waits = false) : Joinable(comm, "ticker"), waits_(waits) {}
+  explicit Ticker(Communicator* comm, bool waits = false)
+      : Joinable(comm, "ticker"), waits_(waits) {}
   absl::Status Tick() {
     EK_ASSIGN_OR_RETURN(const std::shared_ptr<StepTicket> ticket, Notify());
     return waits_ ? ticket->Wait().status() : absl::OkStatus();

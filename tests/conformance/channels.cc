@@ -26,10 +26,12 @@ namespace {
 
 class ChannelsTest : public WorldTest {};  // World size.
 
-// The n-th operation of a channel: another kind, size and content for each. Check() is for after Wait().
+// The n-th operation of a channel: another kind, size and content for each. Check() is for after
+// Wait().
 class Exchange {
  public:
-  Exchange(Communicator& comm, Channel& channel, int n) : comm_(comm), seed_(StableHash(channel.id(), n)) {
+  Exchange(Communicator& comm, Channel& channel, int n)
+      : comm_(comm), seed_(StableHash(channel.id(), n)) {
     const int64_t count = 1 + static_cast<int64_t>(seed_ % 3000);
     const int64_t w = comm.world_size();
     kind_ = static_cast<int>(seed_ / 3000 % 5);
@@ -52,16 +54,19 @@ class Exchange {
     EK_RETURN_IF_ERROR(placed_input_.Fetch());
     EK_RETURN_IF_ERROR(placed_output_.Fetch());
     const int w = comm_.world_size();
-    const int64_t count = kind_ == 2 ? static_cast<int64_t>(input_.size()) : static_cast<int64_t>(output_.size());
+    const int64_t count =
+        kind_ == 2 ? static_cast<int64_t>(input_.size()) : static_cast<int64_t>(output_.size());
     std::vector<int32_t> expected(kind_ < 2 ? input_.size() : output_.size());
     for (int64_t i = 0; i < static_cast<int64_t>(expected.size()); ++i) {
       const int64_t share = kind_ == 3 ? count / w : count;
       if (kind_ == 0) expected[i] = Combined(i, [](int32_t a, int32_t b) { return a + b; });
       if (kind_ == 1) expected[i] = Value(root_, i);
       if (kind_ == 2) expected[i] = Value(static_cast<int>(i / share), i % share);
-      if (kind_ == 3) expected[i] = Value(static_cast<int>(i / share), comm_.rank() * share + i % share);
+      if (kind_ == 3)
+        expected[i] = Value(static_cast<int>(i / share), comm_.rank() * share + i % share);
       if (kind_ == 4)
-        expected[i] = Combined(comm_.rank() * share + i, [](int32_t a, int32_t b) { return std::max(a, b); });
+        expected[i] =
+            Combined(comm_.rank() * share + i, [](int32_t a, int32_t b) { return std::max(a, b); });
     }
     return ExpectEqual(absl::StrCat("kind ", kind_), kind_ < 2 ? input_ : output_, expected);
   }
@@ -72,7 +77,9 @@ class Exchange {
     EK_ASSIGN_OR_RETURN(placed_output_, Place(comm_, output_));
     return absl::OkStatus();
   }
-  int32_t Value(int rank, int64_t i) const { return static_cast<int32_t>(StableHash(seed_ + rank, i) % 1000); }
+  int32_t Value(int rank, int64_t i) const {
+    return static_cast<int32_t>(StableHash(seed_ + rank, i) % 1000);
+  }
   std::vector<int32_t> Values(int rank, int64_t n) const {
     std::vector<int32_t> values(n);
     for (int64_t i = 0; i < n; ++i) values[i] = Value(rank, i);
@@ -99,7 +106,8 @@ class Exchange {
 TEST_P(ChannelsTest, ManyOperationsAreInFlightOnOneChannel) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     std::vector<std::unique_ptr<Exchange>> exchanges;
-    for (int i = 0; i < 100; ++i) exchanges.push_back(std::make_unique<Exchange>(comm, comm.user(), i));
+    for (int i = 0; i < 100; ++i)
+      exchanges.push_back(std::make_unique<Exchange>(comm, comm.user(), i));
     for (int i = 99; i >= 0; --i) EK_RETURN_IF_ERROR(exchanges[i]->WaitAndCheck());
     return absl::OkStatus();
   });
@@ -110,9 +118,11 @@ constexpr int kChannels = 4, kOperations = 25;
 
 TEST_P(ChannelsTest, RanksInterleaveChannelsAsTheyLike) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
-    // Which channel issues next, another order on each rank; operations of one channel stay in order.
+    // Which channel issues next, another order on each rank; operations of one channel stay in
+    // order.
     std::vector<int> order;
-    for (int channel = 0; channel < kChannels; ++channel) order.insert(order.end(), kOperations, channel);
+    for (int channel = 0; channel < kChannels; ++channel)
+      order.insert(order.end(), kOperations, channel);
     std::mt19937 random(comm.rank());
     std::shuffle(order.begin(), order.end(), random);
 
@@ -221,7 +231,8 @@ TEST_P(ChannelsTest, MessagesPassCollectivesThatWait) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, ChannelsTest, testing::ValuesIn(WorldSizes()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, ChannelsTest, testing::ValuesIn(WorldSizes()),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

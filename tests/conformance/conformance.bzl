@@ -1,7 +1,7 @@
 """One suite over all backends: in one process, and `conformance_tests(backend, deps)` per backend that is not."""
 
 load("//tools/build_defs:backend_tests.bzl", "BACKENDS", "backend_tests")
-load("//tools/build_defs:cc.bzl", "ek_cc_library", "ek_cc_test")
+load("//tools/build_defs:cc.bzl", "ek_cc_library", "ek_cc_test", "ek_multirank_test")
 
 _CASES = [
     "channels",
@@ -36,10 +36,9 @@ PROCESS_CASES = [
 def conformance_tests_in_process(deps):
     """The suite over each backend of comm/testing/tested_group.h."""
     for case in _CASES:
-        ek_cc_test(
+        ek_multirank_test(
             name = case + "_test",
             srcs = [],
-            tags = ["cpu:2", "multirank"],
             deps = deps + [":" + case + "_cases"],
         )
         backend_tests(
@@ -47,7 +46,7 @@ def conformance_tests_in_process(deps):
             backends = BACKENDS + ["hierarchical_local", "simulated_nccl"],
         )
 
-def conformance_tests(backend, deps, tags = ["cpu:2", "multirank"], cases = _CASES, **kwargs):
+def conformance_tests(backend, deps, tags = ["cpu:2", "multirank"], cases = _CASES, size = "medium", **kwargs):
     """The suite, or the given cases of it, over the backend that <backend>.cc names."""
     ek_cc_library(
         name = backend + "_backend",
@@ -60,6 +59,7 @@ def conformance_tests(backend, deps, tags = ["cpu:2", "multirank"], cases = _CAS
     for case in cases:
         ek_cc_test(
             name = backend + "_" + case + "_test",
+            size = size,
             srcs = [],
             tags = tags,
             deps = [":" + backend + "_backend", ":" + case + "_cases"],

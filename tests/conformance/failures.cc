@@ -1,7 +1,9 @@
-// Ranks that abort, leave, come too late or are destroyed: everybody else learns of it, soon, and with a name.
+// Ranks that abort, leave, come too late or are destroyed: everybody else learns of it, soon, and
+// with a name.
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
@@ -29,6 +32,16 @@ namespace {
 
 class FailureTest : public WorldTest {};  // World size, at least 2.
 
+// `ranks`: the causes, where every backend can tell them.
+void ExpectFailure(const absl::Status& ended, FailureKind kind, const std::vector<int>& ranks) {
+  const std::optional<FailureInfo> info = FailureInfoOf(ended);
+  ASSERT_TRUE(info.has_value()) << ended;
+  EXPECT_EQ(ToString(info->kind), ToString(kind)) << ended;
+  if (!ranks.empty()) {
+    EXPECT_EQ(info->ranks, ranks) << ended;
+  }
+}
+
 // All-reduces until that fails.
 absl::Status WorkUntilFailure(Communicator& comm, int64_t elements) {
   std::vector<float> data(elements, 1.0f);
@@ -36,7 +49,8 @@ absl::Status WorkUntilFailure(Communicator& comm, int64_t elements) {
   while (true) EK_RETURN_IF_ERROR(comm.AllReduce(placed.view(), ReduceOp::kMax));
 }
 
-// As RunTested(), but each rank's communicator belongs to its body; no rank aborts or finalizes by itself.
+// As RunTested(), but each rank's communicator belongs to its body; no rank aborts or finalizes by
+// itself.
 void RunAndOwn(int world_size, const CommunicatorOptions& options,
                const std::function<void(std::unique_ptr<Communicator>)>& body) {
   absl::StatusOr<Group> group = Tested().create(world_size, options);
@@ -72,6 +86,7 @@ TEST_P(FailureTest, AbortFromAnotherThreadEndsWhatIsInFlightEverywhere) {
         EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
         EXPECT_TRUE(absl::StrContains(ended.message(), absl::StrCat("rank ", last))) << ended;
       }
+      ExpectFailure(ended, FailureKind::kRankFailed, {last});
       EXPECT_EQ(comm.Barrier(), comm.status());
       EXPECT_EQ(comm.status().message(), ended.message());
       return ended;
@@ -123,6 +138,7 @@ TEST_P(FailureTest, ARankThatLeavesWithoutFinalizeIsLost) {
     const absl::Status ended = WorkUntilFailure(*comm, 1000);
     EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
     EXPECT_TRUE(absl::StrContains(ended.message(), absl::StrCat("rank ", lost))) << ended;
+    ExpectFailure(ended, FailureKind::kRankLost, {lost});
     EXPECT_LT(absl::Now() - left_at, kAtOnce);
   });
 }
@@ -155,6 +171,7 @@ TEST_P(FailureTest, AnExpiredDeadlineEndsTheGroup) {
     const absl::Status ended = comm.user().Barrier({.timeout = absl::Milliseconds(200)}).Wait();
     EXPECT_FALSE(ended.ok());
     EXPECT_FALSE(comm.status().ok());
+    ExpectFailure(ended, FailureKind::kDeadline, {});
     return ended;
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
@@ -180,6 +197,7 @@ TEST_P(FailureTest, FinalizeAtDifferentPositionsFailsOnEveryRank) {
     EXPECT_FALSE(left.ok());
     EXPECT_EQ(left.code(), absl::StatusCode::kFailedPrecondition) << left;
     EXPECT_TRUE(absl::StrContains(left.message(), "rank")) << left;
+    ExpectFailure(left, FailureKind::kDisagreement, {});
     EXPECT_TRUE(comm->rank() == 0 || !work.Wait().ok());
   });
   EXPECT_LT(absl::Now() - start, kAtOnce);
@@ -240,7 +258,8 @@ TEST_P(FailureTest, CallbacksAreToldOfTheFailureOnce) {
   EXPECT_TRUE(absl::StrContains(status.message(), "had enough")) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, FailureTest, testing::ValuesIn(WorldSizes(2)), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, FailureTest, testing::ValuesIn(WorldSizes(2)),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

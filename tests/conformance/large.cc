@@ -18,7 +18,9 @@ namespace {
 
 constexpr int64_t kCount = 10'000'000;
 
-float InputAt(int rank, int64_t i) { return static_cast<float>((i * 2654435761 + rank * 40503) % 1001); }
+float InputAt(int rank, int64_t i) {
+  return static_cast<float>((i * 2654435761 + rank * 40503) % 1001);
+}
 
 class LargeTest : public WorldTest {};
 
@@ -45,7 +47,8 @@ TEST_P(LargeTest, TenMillionElementsArriveWhole) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, LargeTest, testing::Values(2), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, LargeTest, testing::Values(2),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

@@ -1,5 +1,5 @@
-// Calls that are wrong in themselves, which do no harm; and ranks that issue different collectives, which end the
-// group.
+// Calls that are wrong in themselves, which do no harm; and ranks that issue different collectives,
+// which end the group.
 
 #include <cstdint>
 #include <functional>
@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
@@ -27,29 +28,39 @@ namespace {
 
 struct WrongCall {
   const char* what;
-  std::function<Work(Communicator& comm, TensorView a, TensorView b)> call;  // Two tensors of 12 elements.
+  std::function<Work(Communicator& comm, TensorView a, TensorView b)>
+      call;  // Two tensors of 12 elements.
 };
 
 const std::vector<WrongCall>& WrongCalls() {
   static const auto& calls = *new std::vector<WrongCall>{
       {"root below 0", [](auto& comm, auto a, auto) { return comm.user().Broadcast(a, -1); }},
-      {"root above the group", [](auto& comm, auto a, auto) { return comm.user().Broadcast(a, comm.world_size()); }},
+      {"root above the group",
+       [](auto& comm, auto a, auto) { return comm.user().Broadcast(a, comm.world_size()); }},
       {"reduce to nobody",
-       [](auto& comm, auto a, auto) { return comm.user().Reduce(a, ReduceOp::kSum, comm.world_size()); }},
-      {"send to nobody", [](auto& comm, auto a, auto) { return comm.user().Send(a, comm.world_size()); }},
-      {"send to oneself", [](auto& comm, auto a, auto) { return comm.user().Send(a, comm.rank()); }},
+       [](auto& comm, auto a, auto) {
+         return comm.user().Reduce(a, ReduceOp::kSum, comm.world_size());
+       }},
+      {"send to nobody",
+       [](auto& comm, auto a, auto) { return comm.user().Send(a, comm.world_size()); }},
+      {"send to oneself",
+       [](auto& comm, auto a, auto) { return comm.user().Send(a, comm.rank()); }},
       {"receive from nobody", [](auto& comm, auto a, auto) { return comm.user().Recv(a, -1); }},
-      {"bits of floats", [](auto& comm, auto a, auto) { return comm.user().AllReduce(a, ReduceOp::kBitOr); }},
+      {"bits of floats",
+       [](auto& comm, auto a, auto) { return comm.user().AllReduce(a, ReduceOp::kBitOr); }},
       {"all_gather into too much",
        [](auto& comm, auto a, auto b) {
          return comm.user().AllGather(a.Slice(0, 1), b.Slice(0, comm.world_size() + 1));
        }},
       {"reduce_scatter of too little",
        [](auto& comm, auto a, auto b) {
-         return comm.user().ReduceScatter(a.Slice(0, comm.world_size() - 1), b.Slice(0, 1), ReduceOp::kSum);
+         return comm.user().ReduceScatter(a.Slice(0, comm.world_size() - 1), b.Slice(0, 1),
+                                          ReduceOp::kSum);
        }},
       {"all_to_all into something else",
-       [](auto& comm, auto a, auto b) { return comm.user().AllToAll(a.Slice(0, comm.world_size()), b.Slice(0, 0)); }},
+       [](auto& comm, auto a, auto b) {
+         return comm.user().AllToAll(a.Slice(0, comm.world_size()), b.Slice(0, 0));
+       }},
       {"two types in one operation",
        [](auto& comm, auto a, auto b) {
          b.dtype = DType::kInt32;
@@ -93,7 +104,8 @@ TEST_P(MisuseTest, AWrongCallIsRefusedAndTheChannelGoesOn) {
       EK_ASSIGN_OR_RETURN(Placed<float> placed_b, Place(comm, b));
       const int64_t before = comm.user().position();
       const absl::Status refused = wrong.call(comm, placed_a.view(), placed_b.view()).Wait();
-      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << wrong.what << ": " << refused;
+      EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument)
+          << wrong.what << ": " << refused;
       EXPECT_EQ(comm.user().position(), before) << wrong.what;
       std::vector<float> ones(3, 1.0f);
       EK_ASSIGN_OR_RETURN(Placed<float> placed, Place(comm, ones));
@@ -131,9 +143,11 @@ TEST_P(MisuseTest, ChannelsNeedAName) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, MisuseTest, testing::ValuesIn(WorldSizes()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, MisuseTest, testing::ValuesIn(WorldSizes()),
+                         testing::PrintToStringParamName());
 
-// What one rank issues while the others issue all_reduce float32[12] sum, or broadcast it from rank 0.
+// What one rank issues while the others issue all_reduce float32[12] sum, or broadcast it from rank
+// 0.
 struct Disagreement {
   const char* what;
   std::function<Work(Channel& channel, TensorView data)> others;
@@ -150,11 +164,16 @@ const std::vector<Disagreement>& Disagreements() {
          data.dtype = DType::kInt32;
          return channel.AllReduce(data, ReduceOp::kSum);
        }},
-      {"count", Sum, [](auto& channel, auto data) { return channel.AllReduce(data.Slice(0, 11), ReduceOp::kSum); }},
-      {"reduction", Sum, [](auto& channel, auto data) { return channel.AllReduce(data, ReduceOp::kMax); }},
+      {"count", Sum,
+       [](auto& channel, auto data) {
+         return channel.AllReduce(data.Slice(0, 11), ReduceOp::kSum);
+       }},
+      {"reduction", Sum,
+       [](auto& channel, auto data) { return channel.AllReduce(data, ReduceOp::kMax); }},
       {"role", Sum,
        [](auto& channel, auto data) {
-         return channel.AllReduce(data, ReduceOp::kSum, {.role = Role::kBucket, .index = 0, .index_count = 2});
+         return channel.AllReduce(data, ReduceOp::kSum,
+                                  {.role = Role::kBucket, .index = 0, .index_count = 2});
        }},
       {"root", [](auto& channel, auto data) { return channel.Broadcast(data, 0); },
        [](auto& channel, auto data) { return channel.Broadcast(data, 1); }},
@@ -165,8 +184,10 @@ const std::vector<Disagreement>& Disagreements() {
 class DisagreementTest : public WorldTest {};  // World size.
 
 TEST_P(DisagreementTest, EndsTheGroupOnEveryRank) {
-  // Over several hosts the position may be that of one of the steps into which the operation is divided.
-  const char* const where = absl::StartsWith(Tested().name, "hierarchical") ? "rank 1 is at #" : "rank 1 is at #1 ";
+  // Over several hosts the position may be that of one of the steps into which the operation is
+  // divided.
+  const char* const where =
+      absl::StartsWith(Tested().name, "hierarchical") ? "rank 1 is at #" : "rank 1 is at #1 ";
   for (const Disagreement& disagreement : Disagreements()) {
     SCOPED_TRACE(disagreement.what);
     const absl::Time start = absl::Now();
@@ -179,13 +200,16 @@ TEST_P(DisagreementTest, EndsTheGroupOnEveryRank) {
           Work work = comm.rank() == 1 ? disagreement.one(comm.user(), placed.view())
                                        : disagreement.others(comm.user(), placed.view());
           absl::Status ended = work.Wait();
-          // What a root sent may have left it in good order; then the next operation says it.
+          // A root may have sent its data without an error; then the next operation
+          // fails.
           if (ended.ok()) ended = comm.Barrier();
           EXPECT_FALSE(ended.ok()) << "rank " << comm.rank();
           EXPECT_FALSE(comm.Barrier().ok()) << "rank " << comm.rank();
           EXPECT_TRUE(absl::StrContains(ended.message(), where)) << ended;
           EXPECT_TRUE(absl::StrContains(ended.message(), "disagree")) << ended;
           EXPECT_TRUE(absl::IsFailedPrecondition(ended)) << ended;
+          const auto info = FailureInfoOf(ended);
+          EXPECT_TRUE(info.has_value() && info->kind == FailureKind::kDisagreement) << ended;
           return ended;
         },
         {.timeout = kPatience, .watch = {.beat = absl::Milliseconds(200)}});
@@ -228,7 +252,8 @@ const std::vector<Halves>& DifferentHalves() {
   return halves;
 }
 
-// In a group over several hosts two ranks are of different hosts, and two of one host, which are not its first ones.
+// In a group over several hosts two ranks are of different hosts, and two of one host, which are
+// not its first ones.
 std::vector<std::pair<int, int>> SendersAndReceivers(int world_size) {
   if (world_size == 2) return {{1, 0}};
   return {{0, 1}, world_size == 5 ? std::pair(3, 2) : std::pair(world_size - 1, 0)};
@@ -240,7 +265,8 @@ TEST_P(DisagreementTest, HalvesOfAMessageThatDifferEndTheGroupOnEveryRank) {
       SCOPED_TRACE(absl::StrCat(halves.what, ", from rank ", from, " to rank ", to));
       const absl::Time start = absl::Now();
       const std::string sent = absl::StrCat("rank ", from, " is at #1 ", halves.send_says, to);
-      const std::string received = absl::StrCat("rank ", to, " is at #1 ", halves.receive_says, from);
+      const std::string received =
+          absl::StrCat("rank ", to, " is at #1 ", halves.receive_says, from);
       const auto body = [&](Communicator& comm) -> absl::Status {
         std::vector<float> data(12, 1.0f);
         EK_ASSIGN_OR_RETURN(Placed<float> placed, Place(comm, data));
@@ -252,9 +278,12 @@ TEST_P(DisagreementTest, HalvesOfAMessageThatDifferEndTheGroupOnEveryRank) {
           halves.receive(comm.user(), placed.view(), from).Wait().IgnoreError();
         }
         const absl::Status ended = comm.Barrier();
-        EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition) << "rank " << comm.rank() << ": " << ended;
-        EXPECT_TRUE(absl::StrContains(ended.message(), sent)) << "rank " << comm.rank() << ": " << ended;
-        EXPECT_TRUE(absl::StrContains(ended.message(), received)) << "rank " << comm.rank() << ": " << ended;
+        EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition)
+            << "rank " << comm.rank() << ": " << ended;
+        EXPECT_TRUE(absl::StrContains(ended.message(), sent))
+            << "rank " << comm.rank() << ": " << ended;
+        EXPECT_TRUE(absl::StrContains(ended.message(), received))
+            << "rank " << comm.rank() << ": " << ended;
         return ended;
       };
       EXPECT_FALSE(RunTested(GetParam(), body).ok());

@@ -62,7 +62,8 @@ absl::Status CheckAllGather(Communicator& comm, int64_t n) {
   EK_RETURN_IF_ERROR(comm.AllGather(in.view(), out.view()));
   EK_RETURN_IF_ERROR(out.Fetch());
   for (int rank = 0; rank < comm.world_size(); ++rank) {
-    EK_RETURN_IF_ERROR(ExpectEqual(absl::StrCat("all_gather, part ", rank), Share(output, rank, n), From<T>(rank, n)));
+    EK_RETURN_IF_ERROR(ExpectEqual(absl::StrCat("all_gather, part ", rank), Share(output, rank, n),
+                                   From<T>(rank, n)));
   }
   return absl::OkStatus();
 }
@@ -106,14 +107,18 @@ absl::Status CheckSendRecv(Communicator& comm, int64_t n, bool receive_first) {
 
 TEST_P(MovementTest, BroadcastGivesTheRootsElements) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) {
-    return ForEachCase([&](auto type, int64_t n) { return CheckBroadcast<typename decltype(type)::type>(comm, n); });
+    return ForEachCase([&](auto type, int64_t n) {
+      return CheckBroadcast<typename decltype(type)::type>(comm, n);
+    });
   });
   EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_P(MovementTest, AllGatherGivesEveryRanksElementsInOrder) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) {
-    return ForEachCase([&](auto type, int64_t n) { return CheckAllGather<typename decltype(type)::type>(comm, n); });
+    return ForEachCase([&](auto type, int64_t n) {
+      return CheckAllGather<typename decltype(type)::type>(comm, n);
+    });
   });
   EXPECT_TRUE(status.ok()) << status;
 }
@@ -195,7 +200,8 @@ TEST_P(MovementTest, AllocatedMemoryIsAlignedZeroedAndUsable) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, MovementTest, testing::ValuesIn(WorldSizes()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, MovementTest, testing::ValuesIn(WorldSizes()),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

@@ -1,15 +1,15 @@
 // Ranks that are threads of this process, each on a device of its own.
 
-#include "evenkeel/comm/nccl.h"
+#include "evenkeel/comm/nccl/nccl.h"
 
 #include <algorithm>
 #include <set>
 #include <thread>
 #include <utility>
 
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/device/gpu_test_support.h"
-#include "evenkeel/comm/local_link.h"
+#include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tests/conformance/tested_backend.h"
 
@@ -22,8 +22,8 @@ absl::StatusOr<Group> Create(int world_size, const CommunicatorOptions& options)
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
-      ranks[rank] =
-          CreateNcclGroup(rank, world_size, std::move(links[rank]), {.device = rank, .communicator = options});
+      ranks[rank] = CreateNcclGroup(rank, world_size, std::move(links[rank]),
+                                    {.device = rank, .communicator = options});
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -37,7 +37,8 @@ std::vector<TensorView> Parts(TensorView whole) {
 // Types whose sums a backend lacks are reductions.cc's.
 template <typename T>
 bool Sums(Communicator& comm) {
-  return comm.Supports({.kind = CollectiveKind::kAllReduce, .dtype = DTypeOf<T>::value, .count = 1}).ok();
+  return comm.Supports({.kind = CollectiveKind::kAllReduce, .dtype = DTypeOf<T>::value, .count = 1})
+      .ok();
 }
 
 TEST_P(OptionsTest, PartsBehaveLikeOneTensor) {
@@ -50,16 +51,17 @@ TEST_P(OptionsTest, PartsBehaveLikeOneTensor) {
           EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, reduced));
           EK_RETURN_IF_ERROR(comm.user().AllReduce(Parts(placed.view()), ReduceOp::kSum).Wait());
           EK_RETURN_IF_ERROR(placed.Fetch());
-          EK_RETURN_IF_ERROR(
-              ExpectEqual("all_reduce in parts", reduced,
-                          Reduced<T>(ReduceOp::kSum, AllRanks(comm.world_size()), comm.world_size(), n)));
+          EK_RETURN_IF_ERROR(ExpectEqual(
+              "all_reduce in parts", reduced,
+              Reduced<T>(ReduceOp::kSum, AllRanks(comm.world_size()), comm.world_size(), n)));
         }
         const int root = comm.world_size() - 1;
         std::vector<T> sent = Inputs<T>(ReduceOp::kSum, comm.rank(), n);
         EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, sent));
         EK_RETURN_IF_ERROR(comm.user().Broadcast(Parts(placed.view()), root).Wait());
         EK_RETURN_IF_ERROR(placed.Fetch());
-        EK_RETURN_IF_ERROR(ExpectEqual("broadcast in parts", sent, Inputs<T>(ReduceOp::kSum, root, n)));
+        EK_RETURN_IF_ERROR(
+            ExpectEqual("broadcast in parts", sent, Inputs<T>(ReduceOp::kSum, root, n)));
       }
       return absl::OkStatus();
     });
@@ -74,7 +76,9 @@ TEST_P(OptionsTest, PartsMayLieAnywhere) {
     EK_ASSIGN_OR_RETURN(Placed<int32_t> placed, Place(comm, data));
     const TensorView whole = placed.view();
     EK_RETURN_IF_ERROR(
-        comm.user().AllReduce({whole.Slice(4, 2), whole.Slice(0, 1), whole.Slice(2, 1)}, ReduceOp::kSum).Wait());
+        comm.user()
+            .AllReduce({whole.Slice(4, 2), whole.Slice(0, 1), whole.Slice(2, 1)}, ReduceOp::kSum)
+            .Wait());
     EK_RETURN_IF_ERROR(placed.Fetch());
     const int w = comm.world_size();
     EXPECT_EQ(data, (std::vector<int32_t>{w * (w - 1) / 2, 10, 20 * w, 30, 40 * w, 50 * w}));
@@ -85,7 +89,8 @@ TEST_P(OptionsTest, PartsMayLieAnywhere) {
 
 TEST_P(OptionsTest, NoPartsAtAllIsAnOperationToo) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
-    EK_RETURN_IF_ERROR(comm.user().AllReduce(absl::Span<const TensorView>(), ReduceOp::kSum).Wait());
+    EK_RETURN_IF_ERROR(
+        comm.user().AllReduce(absl::Span<const TensorView>(), ReduceOp::kSum).Wait());
     return comm.user().Broadcast(absl::Span<const TensorView>(), 0).Wait();
   });
   EXPECT_TRUE(status.ok()) << status;
@@ -106,24 +111,28 @@ TEST_P(OptionsTest, ScaleMultipliesTheResult) {
           EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, data));
           EK_RETURN_IF_ERROR(comm.user().AllReduce(placed.view(), op, {.scale = 0.5}).Wait());
           EK_RETURN_IF_ERROR(placed.Fetch());
-          EK_RETURN_IF_ERROR(ExpectEqual(absl::StrCat("all_reduce ", ToString(op), " with a scale"), data,
-                                         Reduced<T>(op, all, w, 1000, 0.5)));
+          EK_RETURN_IF_ERROR(ExpectEqual(absl::StrCat("all_reduce ", ToString(op), " with a scale"),
+                                         data, Reduced<T>(op, all, w, 1000, 0.5)));
         }
         std::vector<T> input = Inputs<T>(ReduceOp::kSum, comm.rank(), 100 * w);
         std::vector<T> output(100);
         EK_ASSIGN_OR_RETURN(Placed<T> in, Place(comm, input));
         EK_ASSIGN_OR_RETURN(Placed<T> out, Place(comm, output));
-        EK_RETURN_IF_ERROR(comm.user().ReduceScatter(in.view(), out.view(), ReduceOp::kSum, {.scale = 4}).Wait());
+        EK_RETURN_IF_ERROR(
+            comm.user().ReduceScatter(in.view(), out.view(), ReduceOp::kSum, {.scale = 4}).Wait());
         EK_RETURN_IF_ERROR(out.Fetch());
         const std::vector<T> sums = Reduced<T>(ReduceOp::kSum, all, w, 100 * w, 4);
-        EK_RETURN_IF_ERROR(ExpectEqual("reduce_scatter with a scale", output,
-                                       {sums.begin() + 100 * comm.rank(), sums.begin() + 100 * (comm.rank() + 1)}));
+        EK_RETURN_IF_ERROR(ExpectEqual(
+            "reduce_scatter with a scale", output,
+            {sums.begin() + 100 * comm.rank(), sums.begin() + 100 * (comm.rank() + 1)}));
         std::vector<T> rooted = Inputs<T>(ReduceOp::kSum, comm.rank(), 10);
         EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, rooted));
-        EK_RETURN_IF_ERROR(comm.user().Reduce(placed.view(), ReduceOp::kSum, 0, {.scale = 4}).Wait());
+        EK_RETURN_IF_ERROR(
+            comm.user().Reduce(placed.view(), ReduceOp::kSum, 0, {.scale = 4}).Wait());
         if (comm.rank() > 0) return absl::OkStatus();
         EK_RETURN_IF_ERROR(placed.Fetch());
-        return ExpectEqual("reduce with a scale", rooted, Reduced<T>(ReduceOp::kSum, all, w, 10, 4));
+        return ExpectEqual("reduce with a scale", rooted,
+                           Reduced<T>(ReduceOp::kSum, all, w, 10, 4));
       }
     });
   });
@@ -175,8 +184,8 @@ TEST_P(OptionsTest, RanksThatDoNotContributeOnlyReceive) {
           EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, data));
           EK_RETURN_IF_ERROR(comm.user().AllReduce(placed.view(), op, options).Wait());
           EK_RETURN_IF_ERROR(placed.Fetch());
-          EK_RETURN_IF_ERROR(ExpectEqual(absl::StrCat("all_reduce ", ToString(op), " of ", active), data,
-                                         Reduced<T>(op, contributors, w, 500)));
+          EK_RETURN_IF_ERROR(ExpectEqual(absl::StrCat("all_reduce ", ToString(op), " of ", active),
+                                         data, Reduced<T>(op, contributors, w, 500)));
 
           std::vector<T> input = Inputs<T>(op, comm.rank(), 50 * w);
           if (!options.contributes) std::fill(input.begin(), input.end(), T(99));
@@ -186,8 +195,9 @@ TEST_P(OptionsTest, RanksThatDoNotContributeOnlyReceive) {
           EK_RETURN_IF_ERROR(comm.user().ReduceScatter(in.view(), out.view(), op, options).Wait());
           EK_RETURN_IF_ERROR(out.Fetch());
           const std::vector<T> all = Reduced<T>(op, contributors, w, 50 * w);
-          EK_RETURN_IF_ERROR(ExpectEqual(absl::StrCat("reduce_scatter ", ToString(op), " of ", active), output,
-                                         {all.begin() + 50 * comm.rank(), all.begin() + 50 * (comm.rank() + 1)}));
+          EK_RETURN_IF_ERROR(
+              ExpectEqual(absl::StrCat("reduce_scatter ", ToString(op), " of ", active), output,
+                          {all.begin() + 50 * comm.rank(), all.begin() + 50 * (comm.rank() + 1)}));
         }
       }
       return absl::OkStatus();
@@ -203,12 +213,14 @@ TEST_P(OptionsTest, AverageCountsThoseWhoDoNotContribute) {
     const CallOptions options{.contributes = comm.rank() == w - 1};
     std::vector<int32_t> integers(10, 30);
     EK_ASSIGN_OR_RETURN(Placed<int32_t> placed_integers, Place(comm, integers));
-    EK_RETURN_IF_ERROR(comm.user().AllReduce(placed_integers.view(), ReduceOp::kAverage, options).Wait());
+    EK_RETURN_IF_ERROR(
+        comm.user().AllReduce(placed_integers.view(), ReduceOp::kAverage, options).Wait());
     EK_RETURN_IF_ERROR(placed_integers.Fetch());
     EXPECT_EQ(integers, std::vector<int32_t>(10, 30 / w));
     std::vector<double> floats(10, 3.0 * w);
     EK_ASSIGN_OR_RETURN(Placed<double> placed_floats, Place(comm, floats));
-    EK_RETURN_IF_ERROR(comm.user().AllReduce(placed_floats.view(), ReduceOp::kAverage, options).Wait());
+    EK_RETURN_IF_ERROR(
+        comm.user().AllReduce(placed_floats.view(), ReduceOp::kAverage, options).Wait());
     EK_RETURN_IF_ERROR(placed_floats.Fetch());
     EXPECT_NEAR(floats[9], 3.0, 1e-14);  // 1/w and the product with it are rounded.
     return absl::OkStatus();
@@ -220,12 +232,16 @@ TEST_P(OptionsTest, NobodysContributionIsTheIdentity) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     std::vector<float> sum(100, 5.0f);
     EK_ASSIGN_OR_RETURN(Placed<float> placed_sum, Place(comm, sum));
-    EK_RETURN_IF_ERROR(comm.user().AllReduce(placed_sum.view(), ReduceOp::kSum, {.contributes = false}).Wait());
+    EK_RETURN_IF_ERROR(
+        comm.user().AllReduce(placed_sum.view(), ReduceOp::kSum, {.contributes = false}).Wait());
     EK_RETURN_IF_ERROR(placed_sum.Fetch());
     EK_RETURN_IF_ERROR(ExpectEqual("sum of nothing", sum, std::vector<float>(100, 0.0f)));
     std::vector<int64_t> product(100, 5);
     EK_ASSIGN_OR_RETURN(Placed<int64_t> placed_product, Place(comm, product));
-    EK_RETURN_IF_ERROR(comm.user().AllReduce(placed_product.view(), ReduceOp::kProduct, {.contributes = false}).Wait());
+    EK_RETURN_IF_ERROR(
+        comm.user()
+            .AllReduce(placed_product.view(), ReduceOp::kProduct, {.contributes = false})
+            .Wait());
     EK_RETURN_IF_ERROR(placed_product.Fetch());
     return ExpectEqual("product of nothing", product, std::vector<int64_t>(100, 1));
   });
@@ -243,12 +259,14 @@ TEST_P(OptionsTest, InPlaceSharesOfOneBufferWork) {
     EK_RETURN_IF_ERROR(comm.ReduceScatter(whole, mine, ReduceOp::kSum));
     EK_RETURN_IF_ERROR(comm.AllGather(mine, whole));
     EK_RETURN_IF_ERROR(placed.Fetch());
-    return ExpectEqual("reduce_scatter, all_gather", flat, Reduced<float>(ReduceOp::kSum, AllRanks(w), w, kCount * w));
+    return ExpectEqual("reduce_scatter, all_gather", flat,
+                       Reduced<float>(ReduceOp::kSum, AllRanks(w), w, kCount * w));
   });
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, OptionsTest, testing::ValuesIn(WorldSizes()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, OptionsTest, testing::ValuesIn(WorldSizes()),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

@@ -1,11 +1,13 @@
-// A vector of the host as a tensor of the tested backend's: the vector itself on the CPU, a copy on a device.
+// A vector of the host as a tensor of the tested backend's: the vector itself on the CPU, a copy on
+// a device.
 //
 //   std::vector<T> data = Inputs<T>(op, rank, n);
 //   EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, data));
 //   EK_RETURN_IF_ERROR(comm.AllReduce(placed.view(), op));
 //   EK_RETURN_IF_ERROR(placed.Fetch());                          // `data` has the result
 //
-// Ownership: the vector outlives it, and is not resized meanwhile; it outlives the operations on its view.
+// Ownership: the vector outlives it, and is not resized meanwhile; it outlives the operations on
+//            its view.
 
 #ifndef EVENKEEL_TESTS_CONFORMANCE_PLACED_H_
 #define EVENKEEL_TESTS_CONFORMANCE_PLACED_H_
@@ -62,7 +64,8 @@ absl::StatusOr<Placed<T>> Place(Communicator& comm, std::vector<T>& host) {
   placed.runtime_ = comm.runtime();
   if (placed.runtime_ == nullptr) return placed;
   EK_ASSIGN_OR_RETURN(placed.stream_, placed.runtime_->CreateStream(comm.device()));
-  EK_ASSIGN_OR_RETURN(placed.memory_, placed.runtime_->Allocate(comm.device(), placed.view_.bytes()));
+  EK_ASSIGN_OR_RETURN(placed.memory_,
+                      placed.runtime_->Allocate(comm.device(), placed.view_.bytes()));
   placed.view_.data = placed.memory_.data.get();
   placed.view_.device = comm.device();
   EK_RETURN_IF_ERROR(placed.Store());

@@ -22,9 +22,9 @@ namespace {
 
 class ReductionTest : public WorldTest {};  // World size.
 
-// An average of floats multiplies by 1/w, which rounds: once for the factor, then at each contribution and each
-// addition or at the end. Each of the at most 2w + 1 roundings is of a value of at most 3 (the mean of the inputs'
-// amounts).
+// An average of floats multiplies by 1/w, which rounds: once for the factor, then at each
+// contribution and each addition or at the end. Each of the at most 2w + 1 roundings is of a value
+// of at most 3 (the mean of the inputs' amounts).
 template <typename T>
 double BoundOf(ReduceOp op, int world_size) {
   if (op != ReduceOp::kAverage || Tested().adds_in_rank_order) return 0.0;
@@ -32,13 +32,15 @@ double BoundOf(ReduceOp op, int world_size) {
 }
 
 // Whether `what` can be tested here. What is not supported must say so, and do no harm.
-absl::StatusOr<bool> CanRun(Communicator& comm, const Collective& what, TensorView in, TensorView out) {
+absl::StatusOr<bool> CanRun(Communicator& comm, const Collective& what, TensorView in,
+                            TensorView out) {
   const absl::Status supported = comm.Supports(what);
   if (supported.ok()) return true;
   if (!absl::IsUnimplemented(supported)) return supported;
   const absl::Status issued = comm.user().Issue(what, {in}, {out}).Wait();
   if (absl::IsUnimplemented(issued)) return false;
-  return absl::InternalError(absl::StrCat(ToString(what), " is not supported, and answered ", issued.ToString()));
+  return absl::InternalError(
+      absl::StrCat(ToString(what), " is not supported, and answered ", issued.ToString()));
 }
 
 template <typename T>
@@ -46,12 +48,14 @@ absl::Status CheckAllReduce(Communicator& comm, ReduceOp op, int64_t n) {
   std::vector<T> data = Inputs<T>(op, comm.rank(), n);
   EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, data));
   const TensorView view = placed.view();
-  const Collective what{.kind = CollectiveKind::kAllReduce, .dtype = view.dtype, .count = n, .op = op};
+  const Collective what{
+      .kind = CollectiveKind::kAllReduce, .dtype = view.dtype, .count = n, .op = op};
   EK_ASSIGN_OR_RETURN(bool can_run, CanRun(comm, what, view, view));
   if (!can_run) return absl::OkStatus();
   EK_RETURN_IF_ERROR(comm.AllReduce(view, op));
   EK_RETURN_IF_ERROR(placed.Fetch());
-  return ExpectNear(ToString(what), data, Reduced<T>(op, AllRanks(comm.world_size()), comm.world_size(), n),
+  return ExpectNear(ToString(what), data,
+                    Reduced<T>(op, AllRanks(comm.world_size()), comm.world_size(), n),
                     BoundOf<T>(op, comm.world_size()));
 }
 
@@ -61,13 +65,15 @@ absl::Status CheckReduce(Communicator& comm, ReduceOp op, int64_t n) {
   std::vector<T> data = Inputs<T>(op, comm.rank(), n);
   EK_ASSIGN_OR_RETURN(Placed<T> placed, Place(comm, data));
   const TensorView view = placed.view();
-  const Collective what{.kind = CollectiveKind::kReduce, .dtype = view.dtype, .count = n, .op = op, .root = root};
+  const Collective what{
+      .kind = CollectiveKind::kReduce, .dtype = view.dtype, .count = n, .op = op, .root = root};
   EK_ASSIGN_OR_RETURN(bool can_run, CanRun(comm, what, view, view));
   if (!can_run) return absl::OkStatus();
   EK_RETURN_IF_ERROR(comm.user().Reduce(view, op, root).Wait());
   if (comm.rank() != root) return absl::OkStatus();
   EK_RETURN_IF_ERROR(placed.Fetch());
-  return ExpectNear(ToString(what), data, Reduced<T>(op, AllRanks(comm.world_size()), comm.world_size(), n),
+  return ExpectNear(ToString(what), data,
+                    Reduced<T>(op, AllRanks(comm.world_size()), comm.world_size(), n),
                     BoundOf<T>(op, comm.world_size()));
 }
 
@@ -79,7 +85,8 @@ absl::Status CheckReduceScatter(Communicator& comm, ReduceOp op, int64_t n) {
   EK_ASSIGN_OR_RETURN(Placed<T> placed_input, Place(comm, input));
   EK_ASSIGN_OR_RETURN(Placed<T> placed_output, Place(comm, output));
   const TensorView in = placed_input.view(), out = placed_output.view();
-  const Collective what{.kind = CollectiveKind::kReduceScatter, .dtype = in.dtype, .count = n, .op = op};
+  const Collective what{
+      .kind = CollectiveKind::kReduceScatter, .dtype = in.dtype, .count = n, .op = op};
   EK_ASSIGN_OR_RETURN(bool can_run, CanRun(comm, what, in, out));
   if (!can_run) return absl::OkStatus();
   EK_RETURN_IF_ERROR(comm.ReduceScatter(in, out, op));
@@ -161,11 +168,14 @@ TEST_P(ReductionTest, RoundsLikeAPlainSumOrNearly) {
         exact += input(rank, i);
         amount += std::abs(input(rank, i));
       }
-      // w - 1 additions, in whichever order, each of which rounds a value of at most `amount`, a little more for the
-      // roundings before.
+      // w - 1 additions, in whichever order, each of which rounds a value of at most `amount`, a
+      // little more for the roundings before.
       const double bound = (world_size - 1) * Rounding<float>() * amount * 1.001;
-      const bool right = Tested().adds_in_rank_order ? data[i] == in_order : std::abs(data[i] - exact) <= bound;
-      if (!right) return absl::DataLossError(absl::StrCat("element ", i, " is ", data[i], ", expected ", exact));
+      const bool right =
+          Tested().adds_in_rank_order ? data[i] == in_order : std::abs(data[i] - exact) <= bound;
+      if (!right)
+        return absl::DataLossError(
+            absl::StrCat("element ", i, " is ", data[i], ", expected ", exact));
     }
     return absl::OkStatus();
   });
@@ -176,7 +186,8 @@ TEST_P(ReductionTest, RoundsLikeAPlainSumOrNearly) {
 TEST_P(ReductionTest, PassesInfinitiesAndNaNsOn) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     const int last = comm.world_size() - 1;
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (ReduceOp op :
+         {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       std::vector<float> data(100, 1.0f);
       if (comm.rank() == last) data[3] = NAN;
       if (comm.rank() == 0) data[4] = INFINITY;
@@ -193,7 +204,8 @@ TEST_P(ReductionTest, PassesInfinitiesAndNaNsOn) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-INSTANTIATE_TEST_SUITE_P(WorldSize, ReductionTest, testing::ValuesIn(WorldSizes()), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(WorldSize, ReductionTest, testing::ValuesIn(WorldSizes()),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace evenkeel

@@ -1,4 +1,5 @@
-// What collectives must give: made-up inputs, and the plain loop over the ranks that says the result.
+// The expected results of collectives: made-up inputs, and the plain loop over the ranks that
+// computes the result.
 //
 //   ForEachType([](auto type) {
 //     using T = typename decltype(type)::type;
@@ -6,9 +7,10 @@
 //     std::vector<T> sum = Reduced<T>(ReduceOp::kSum, AllRanks(world_size), n);
 //   });
 //
-// The floats are such that no partial result needs rounding, in any type, up to 8 ranks, and in any order: sums are of
-// integers from -3 to 3 (at most 24; bfloat16 has all integers up to 256), products are of 1, -1, 2 and -2. So a test
-// of equality holds for every backend. Integers have all their bits random, and wrap around.
+// The floats are such that no partial result needs rounding, in any type, up to 8 ranks, and in any
+// order: sums are of integers from -3 to 3 (at most 24; bfloat16 has all integers up to 256),
+// products are of 1, -1, 2 and -2. So a test of equality holds for every backend. Integers have all
+// their bits random, and wrap around.
 
 #ifndef EVENKEEL_TESTS_CONFORMANCE_REFERENCE_H_
 #define EVENKEEL_TESTS_CONFORMANCE_REFERENCE_H_
@@ -115,13 +117,15 @@ inline std::vector<int> AllRanks(int world_size) {
 
 // The inputs of `ranks`, combined in that order and scaled; an average is over `world_size`.
 template <typename T>
-std::vector<T> Reduced(ReduceOp op, const std::vector<int>& ranks, int world_size, int64_t n, double scale = 1.0) {
+std::vector<T> Reduced(ReduceOp op, const std::vector<int>& ranks, int world_size, int64_t n,
+                       double scale = 1.0) {
   using Wide = WideOf<T>;
   std::vector<T> results(n);
   if (op == ReduceOp::kAverage && kIsFloat<T>) scale /= world_size;
   for (int64_t i = 0; i < n; ++i) {
     Wide wide = static_cast<Wide>(InputAt<T>(op, ranks[0], i));
-    for (size_t r = 1; r < ranks.size(); ++r) wide = Combine(op, wide, static_cast<Wide>(InputAt<T>(op, ranks[r], i)));
+    for (size_t r = 1; r < ranks.size(); ++r)
+      wide = Combine(op, wide, static_cast<Wide>(InputAt<T>(op, ranks[r], i)));
     if constexpr (kIsFloat<T>) {
       if (scale != 1.0) wide *= static_cast<Wide>(scale);
     } else if (op == ReduceOp::kAverage) {
@@ -134,7 +138,8 @@ std::vector<T> Reduced(ReduceOp op, const std::vector<int>& ranks, int world_siz
 
 // OK, or what the first element is that differs by more than `bound`.
 template <typename T>
-absl::Status ExpectNear(absl::string_view what, const std::vector<T>& got, const std::vector<T>& want, double bound) {
+absl::Status ExpectNear(absl::string_view what, const std::vector<T>& got,
+                        const std::vector<T>& want, double bound) {
   using Wide = WideOf<T>;
   if (got.size() != want.size()) return absl::DataLossError(absl::StrCat(what, ": another size"));
   for (size_t i = 0; i < got.size(); ++i) {
@@ -142,12 +147,14 @@ absl::Status ExpectNear(absl::string_view what, const std::vector<T>& got, const
     if (a == b) continue;
     const double difference = static_cast<double>(a) - static_cast<double>(b);
     if (bound > 0 && difference <= bound && -difference <= bound) continue;
-    return absl::DataLossError(absl::StrCat(what, ": element ", i, " of ", got.size(), " is ", a, ", expected ", b));
+    return absl::DataLossError(
+        absl::StrCat(what, ": element ", i, " of ", got.size(), " is ", a, ", expected ", b));
   }
   return absl::OkStatus();
 }
 template <typename T>
-absl::Status ExpectEqual(absl::string_view what, const std::vector<T>& got, const std::vector<T>& want) {
+absl::Status ExpectEqual(absl::string_view what, const std::vector<T>& got,
+                         const std::vector<T>& want) {
   return ExpectNear(what, got, want, 0.0);
 }
 

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/internal/run_group.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tests/conformance/tested_backend.h"
 

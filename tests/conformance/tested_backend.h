@@ -1,5 +1,5 @@
-// Which backend this build of the conformance suite runs over. Each backend has a source file that answers Tested(),
-// and a line in BUILD.
+// Which backend this build of the conformance suite runs over. Each backend has a source file that
+// answers Tested(), and a line in BUILD.
 //
 //   absl::Status status = RunTested(3, [](Communicator& comm) { return comm.Barrier(); });
 
@@ -29,15 +29,18 @@ struct Missing {
 
 struct TestedBackend {
   absl::string_view name;
-  // Combines each element in rank order and rounds once, so the results are those of a plain loop, bit for bit.
+  // Combines each element in rank order and rounds once, so the results are those of a plain loop,
+  // bit for bit.
   bool adds_in_rank_order = false;
-  // Ranks that issue different collectives learn it at once, with who is where; else at their deadline.
+  // Ranks that issue different collectives learn it at once, with who is where; else at their
+  // deadline.
   bool finds_disagreement_at_once = false;
   // A minimum or maximum of floats is NaN if one of them is.
   bool min_and_max_pass_nan_on = true;
   // A group in this process.
   absl::StatusOr<Group> (*create)(int world_size, const CommunicatorOptions& options) = nullptr;
-  // What a backend may leave out. Instead of `create`, for ranks that are processes: this one's part of RunTested().
+  // What a backend may leave out. Instead of `create`, for ranks that are processes: this one's
+  // part of RunTested().
   absl::Status (*run)(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
                       const CommunicatorOptions& options) = nullptr;
   // What a group of that size lacks on this machine. Null: nothing.

@@ -1,7 +1,8 @@
 // A test that runs at several world sizes, those that the tested backend can have here.
 //
 //   class ChannelsTest : public WorldTest {};
-//   INSTANTIATE_TEST_SUITE_P(WorldSize, ChannelsTest, testing::ValuesIn(WorldSizes(2)), ...);     // 2 and more
+//   // 2 and more
+//   INSTANTIATE_TEST_SUITE_P(WorldSize, ChannelsTest, testing::ValuesIn(WorldSizes(2)), ...);
 
 #ifndef EVENKEEL_TESTS_CONFORMANCE_WORLD_TEST_H_
 #define EVENKEEL_TESTS_CONFORMANCE_WORLD_TEST_H_

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds and runs this workspace's programs, and looks at what came along:
-# Gloo, oneDNN and CUDA only where somebody asked for them.
+# Builds and runs this workspace's programs, and checks their dependencies:
+# Gloo, oneDNN and CUDA only in programs that depend on them.
 #
 #   tests/consumer/check.sh                          uses bazelw
 #   BAZEL="bazel --batch" tests/consumer/check.sh    uses that
@@ -62,8 +62,8 @@ for program in "${programs[@]}"; do
 done
 promise 'the planner links no Gloo, oneDNN or CUDA' links planner ''
 promise 'the planner knows no Gloo, oneDNN, CUDA or GoogleTest' knows planner ''
-promise 'gloo links Gloo, and no oneDNN or CUDA' links gloo libgloo
-promise 'gloo knows Gloo, and no oneDNN, CUDA or GoogleTest' knows gloo @gloo
+promise 'the backend over TCP links no Gloo, oneDNN or CUDA' links gloo ''
+promise 'the backend over TCP knows no Gloo, oneDNN, CUDA or GoogleTest' knows gloo ''
 promise 'join links no Gloo, oneDNN or CUDA' links join ''
 promise 'join knows no Gloo, oneDNN, CUDA or GoogleTest' knows join ''
 promise 'zero_optim links no Gloo, oneDNN or CUDA' links zero_optim ''

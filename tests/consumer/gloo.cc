@@ -1,6 +1,6 @@
 // Two processes find each other over TCP and add up a vector with Gloo.
 
-#include "evenkeel/comm/gloo.h"
+#include "evenkeel/comm/gloo/gloo.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,9 +17,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/rendezvous/tcp_store.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp_store.h"
-#include "evenkeel/comm/tcp_store_server.h"
 
 namespace {
 
@@ -27,24 +27,31 @@ constexpr int kWorldSize = 2;
 constexpr char kSecret[] = "known to both, because one forked the other";
 
 absl::Status AddUp(int rank, const std::string& address) {
-  evenkeel::TcpStoreOptions store{
-      .addresses = {address}, .secret = kSecret, .rank = rank, .world_size = kWorldSize, .timeout = absl::Seconds(30)};
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<evenkeel::TcpControlLink> link, evenkeel::TcpControlLink::Connect(store));
+  evenkeel::TcpStoreOptions store{.addresses = {address},
+                                  .secret = kSecret,
+                                  .rank = rank,
+                                  .world_size = kWorldSize,
+                                  .timeout = absl::Seconds(30)};
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<evenkeel::TcpControlLink> link,
+                      evenkeel::TcpControlLink::Connect(store));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<evenkeel::Communicator> comm,
                       evenkeel::CreateGlooGroup(rank, kWorldSize, std::move(link)));
 
   std::vector<float> data(1000, 1.0f + static_cast<float>(rank));
   EK_RETURN_IF_ERROR(comm->AllReduce(absl::MakeSpan(data), evenkeel::ReduceOp::kSum));
-  if (std::count(data.begin(), data.end(), 3.0f) != 1000) return absl::InternalError("1 + 2 is not 3");
+  if (std::count(data.begin(), data.end(), 3.0f) != 1000)
+    return absl::InternalError("1 + 2 is not 3");
   return comm->Finalize(absl::Seconds(30));
 }
 
 // Rank 0 hosts the server and tells its address through the pipe.
 absl::Status Host(int pipe) {
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<evenkeel::TcpStoreServer> server,
-                      evenkeel::TcpStoreServer::Create({.secret = kSecret, .world_size = kWorldSize}));
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<evenkeel::TcpStoreServer> server,
+      evenkeel::TcpStoreServer::Create({.secret = kSecret, .world_size = kWorldSize}));
   const std::string& address = server->address();
-  if (write(pipe, address.data(), address.size()) < 0) return absl::UnavailableError("rank 1 is gone");
+  if (write(pipe, address.data(), address.size()) < 0)
+    return absl::UnavailableError("rank 1 is gone");
   close(pipe);
   return AddUp(0, address);
 }

@@ -1,5 +1,5 @@
-// Counts inputs over three ranks of which one has none, one has one, and one has three: the part of a training program
-// that a user writes when RunJoined() does the rest.
+// Counts inputs over three ranks of which one has none, one has one, and one has three: the part of
+// a training program that a user writes when RunJoined() does the rest.
 
 #include "evenkeel/join/join.h"
 
@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/joinable.h"
 
@@ -51,7 +51,9 @@ class Counter : public Joinable {
  private:
   struct Shadow : JoinHook {
     explicit Shadow(Counter* counter) : counter(counter) {}
-    absl::Status MainHook(const StepAnswer&) override { return counter->Add(0, {.contributes = false}); }
+    absl::Status MainHook(const StepAnswer&) override {
+      return counter->Add(0, {.contributes = false});
+    }
     Counter* const counter;
   };
 
@@ -71,10 +73,11 @@ class Counter : public Joinable {
 absl::Status CountInputs(Communicator& comm) {
   const std::vector<int> inputs = {1, 3, 0};  // by rank
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Counter> counter, Counter::Create(&comm));
-  EK_RETURN_IF_ERROR(evenkeel::RunJoined({counter.get()}, JoinOptions(), [&](JoinScope&) -> absl::Status {
-    for (int i = 0; i < inputs[comm.rank()]; ++i) EK_RETURN_IF_ERROR(counter->Count());
-    return absl::OkStatus();
-  }));
+  EK_RETURN_IF_ERROR(
+      evenkeel::RunJoined({counter.get()}, JoinOptions(), [&](JoinScope&) -> absl::Status {
+        for (int i = 0; i < inputs[comm.rank()]; ++i) EK_RETURN_IF_ERROR(counter->Count());
+        return absl::OkStatus();
+      }));
   if (counter->total() != 4) return absl::InternalError("some inputs were not counted");
   return absl::OkStatus();
 }

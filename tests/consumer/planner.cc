@@ -1,6 +1,6 @@
 // Plans the buckets of a small model, and prints them.
 
-#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/plan/planner.h"
 
 #include <cstdio>
 #include <vector>

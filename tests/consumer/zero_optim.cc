@@ -1,4 +1,5 @@
-// Fits a line through points that are spread unevenly over two ranks, with AdamW whose state is split between them.
+// Fits a line through points that are spread unevenly over two ranks, with AdamW whose state is
+// split between them.
 
 #include <cmath>
 #include <cstdio>
@@ -11,10 +12,10 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
 
 namespace {
 
@@ -45,25 +46,29 @@ struct Line {
 
 absl::Status Fit(evenkeel::Communicator& comm) {
   Line line;
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<evenkeel::ShardedOptimizer> optimizer,
-                      evenkeel::ShardedOptimizer::Create(&comm, &line.params,
-                                                         evenkeel::AdamW{.learning_rate = 0.05, .weight_decay = 0}));
+  EK_ASSIGN_OR_RETURN(
+      std::unique_ptr<evenkeel::Optimizer> optimizer,
+      evenkeel::Optimizer::Create(comm, line.params,
+                                  evenkeel::AdamW{.learning_rate = 0.05, .weight_decay = 0},
+                                  {.placement = evenkeel::WholeTensors{}}));
 
   const int points = comm.rank() == 0 ? 900 : 600;
-  EK_RETURN_IF_ERROR(evenkeel::RunJoined({optimizer.get()}, {}, [&](evenkeel::JoinScope&) -> absl::Status {
-    for (int i = 0; i < points; ++i) {
-      line.params.ClearGradients();
-      line.Backward(static_cast<float>((i + comm.rank()) % 3 - 1));
-      EK_RETURN_IF_ERROR(optimizer->Step());
-    }
-    return absl::OkStatus();
-  }));
+  EK_RETURN_IF_ERROR(
+      evenkeel::RunJoined({optimizer.get()}, {}, [&](evenkeel::JoinScope&) -> absl::Status {
+        for (int i = 0; i < points; ++i) {
+          line.params.ClearGradients();
+          line.Backward(static_cast<float>((i + comm.rank()) % 3 - 1));
+          EK_RETURN_IF_ERROR(optimizer->Step());
+        }
+        return absl::OkStatus();
+      }));
 
   if (std::abs(line.weight[0] - kSlope) > 0.05f || std::abs(line.bias[0] - kOffset) > 0.05f) {
     return absl::InternalError(absl::StrCat("the line is ", line.weight[0], " x + ", line.bias[0]));
   }
   // Two moments of one float each, and a step count, for one of the two parameters.
-  if (optimizer->owner(0) == optimizer->owner(1)) return absl::InternalError("one rank owns all state");
+  if (optimizer->owner(0) == optimizer->owner(1))
+    return absl::InternalError("one rank owns all state");
   return absl::OkStatus();
 }
 

@@ -65,7 +65,8 @@ header_compiles_alone() {
   all=$(g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-missing-field-initializers -MD \
     -MF /dev/stdout -I"$1/include" -include "evenkeel/$2" -x c++ /dev/null) || return 1
   strange=$(tr -s ' \\' '\n' <<<"$all" |
-    grep -E '^/usr/(local/)?include/(gloo|openssl|nlohmann|nccl|cuda)|^/usr/local/cuda|evenkeel/.*(gloo_|nccl_)')
+    grep -E '^/usr/(local/)?include/(gloo|openssl|nlohmann|nccl|cuda)|^/usr/local/cuda|/comm/(gloo|nccl)/' |
+    grep -v "/evenkeel/$2$")
   [[ -z $strange ]] || { echo "evenkeel/$2 includes $strange"; return 1; }
 }
 export -f header_compiles_alone
@@ -89,8 +90,10 @@ export -f header_says_what_it_needs
 
 headers_say_what_they_need() {
   local headers
-  headers=$(cd "$1/include/evenkeel" && find . -name '*.h' ! -path '*/internal/*' | sed 's,^\./,,')
-  xargs -P "$(nproc)" -I{} bash -c 'header_says_what_it_needs "$0" "$1"' "$1" {} <<<"$headers"
+  headers=$("${bazel[@]}" query --noshow_progress 'labels(hdrs, labels(deps, //tools/installation:libraries))' |
+    sed -n 's,:,/,; s,^//\(.*\.h\)$,\1,p') || return 1
+  [[ $(wc -l <<<"$headers") -ge 60 ]] &&
+    xargs -P "$(nproc)" -I{} bash -c 'header_says_what_it_needs "$0" "$1"' "$1" {} <<<"$headers"
 }
 
 cmake_builds() { # prefix, build folder

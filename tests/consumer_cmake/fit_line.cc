@@ -1,5 +1,5 @@
-// Gradients go through a DataParallel, the optimizer's state is split over the ranks, and rank 0 has more points than
-// the others: comm, bucket, zero_optim and join in one loop.
+// Gradients go through a DataParallel, the optimizer's state is split over the ranks, and rank 0
+// has more points than the others: comm, bucket, zero_optim and join in one loop.
 
 #include "fit_line.h"
 
@@ -19,7 +19,7 @@
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
 
 namespace {
 
@@ -54,22 +54,25 @@ struct Line {
 absl::StatusOr<std::string> Fit(evenkeel::Communicator& comm) {
   Line line;
   EK_ASSIGN_OR_RETURN(auto ddp, evenkeel::DataParallel::Create(&comm, &line.params, {}));
-  EK_ASSIGN_OR_RETURN(auto optimizer,
-                      evenkeel::ShardedOptimizer::Create(&comm, &line.params,
-                                                         evenkeel::AdamW{.learning_rate = 0.05, .weight_decay = 0}));
+  EK_ASSIGN_OR_RETURN(auto optimizer, evenkeel::Optimizer::Create(
+                                          comm, line.params,
+                                          evenkeel::AdamW{.learning_rate = 0.05, .weight_decay = 0},
+                                          {.placement = evenkeel::WholeTensors{}}));
 
   const int points = comm.rank() == 0 ? 900 : 600;
-  EK_RETURN_IF_ERROR(evenkeel::RunJoined({ddp.get(), optimizer.get()}, {}, [&](evenkeel::JoinScope&) -> absl::Status {
-    for (int i = 0; i < points; ++i) {
-      line.params.ClearGradients();
-      EK_RETURN_IF_ERROR(ddp->BeginStep());
-      EK_RETURN_IF_ERROR(line.Backward(static_cast<float>((i + comm.rank()) % 3 - 1), *ddp));
-      EK_RETURN_IF_ERROR(ddp->FinishStep());
-      EK_RETURN_IF_ERROR(optimizer->Step());
-    }
-    return absl::OkStatus();
-  }));
-  return absl::StrFormat("%d ranks: y = %.2f x %+.2f", comm.world_size(), line.weight[0], line.bias[0]);
+  EK_RETURN_IF_ERROR(evenkeel::RunJoined(
+      {ddp.get(), optimizer.get()}, {}, [&](evenkeel::JoinScope&) -> absl::Status {
+        for (int i = 0; i < points; ++i) {
+          line.params.ClearGradients();
+          EK_RETURN_IF_ERROR(ddp->BeginStep());
+          EK_RETURN_IF_ERROR(line.Backward(static_cast<float>((i + comm.rank()) % 3 - 1), *ddp));
+          EK_RETURN_IF_ERROR(ddp->FinishStep());
+          EK_RETURN_IF_ERROR(optimizer->Step());
+        }
+        return absl::OkStatus();
+      }));
+  return absl::StrFormat("%d ranks: y = %.2f x %+.2f", comm.world_size(), line.weight[0],
+                         line.bias[0]);
 }
 
 absl::StatusOr<std::string> Run(const std::string& backend) {

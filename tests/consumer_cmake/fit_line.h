@@ -5,7 +5,8 @@
 
 #include <string>
 
-// Fits a line through points that are spread unevenly over the job's ranks. What it found, or "error: ..." and why.
+// Fits a line through points that are spread unevenly over the job's ranks. What it found, or
+// "error: ..." and why.
 std::string FitLine(const std::string& backend);
 
 #endif  // FIT_LINE_H_

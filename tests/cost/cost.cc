@@ -2,12 +2,14 @@
 //
 //   bazel run //tests/cost -- --backend=gloo --pairs=40
 //
-// A step is the one of a GPT with 4 layers of width 128 (0.84 M parameters, their real shapes): forward and backward
-// do arithmetic of a fixed amount per parameter in place of the products, 50 ms in all, and announce each gradient as a
-// real backward does; then SGD. The two things to compare run in blocks in turn, so that what the machine does meanwhile
-// hits both; the ratio is the median over pairs of blocks with its 95 % interval. Counters are exact.
+// A step is the one of a GPT with 4 layers of width 128 (0.84 M parameters, their real shapes):
+// forward and backward do arithmetic of a fixed amount per parameter in place of the products, 50
+// ms in all, and announce each gradient as a real backward does; then SGD. The two things to
+// compare run in blocks in turn, so that what the machine does meanwhile hits both; the ratio is
+// the median over pairs of blocks with its 95 % interval. Counters are exact.
 //
-// Each rank is a thread of this process, with threads of its own for communication, as a process would have.
+// Each rank is a thread of this process, with threads of its own for communication, as a process
+// would have.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,9 +30,9 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/join.h"
@@ -42,7 +44,9 @@
 
 DEFINE_string(backend, "gloo", "gloo or local.");
 DEFINE_int32(world, 2, "How many ranks.");
-DEFINE_int32(pairs, 40, "How many pairs of blocks for each comparison; at least 30 for a figure to be quoted.");
+DEFINE_int32(
+    pairs, 40,
+    "How many pairs of blocks for each comparison; at least 30 for a figure to be quoted.");
 DEFINE_int32(steps, 4, "Steps of a block.");
 DEFINE_double(step_ms, 50, "Arithmetic of a step.");
 DEFINE_bool(json, false, "One JSON object in place of the table.");
@@ -117,7 +121,8 @@ class Trainer {
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Communicator& comm, int64_t rounds) {
     auto trainer = std::make_unique<Trainer>(comm, rounds);
     EK_ASSIGN_OR_RETURN(trainer->ddp_, DataParallel::Create(&comm, &trainer->model_.params(), {}));
-    EK_ASSIGN_OR_RETURN(trainer->optimizer_, Optimizer::Create(&comm, &trainer->model_.params(), Sgd{.momentum = 0.9}));
+    EK_ASSIGN_OR_RETURN(trainer->optimizer_,
+                        Optimizer::Create(comm, trainer->model_.params(), Sgd{.momentum = 0.9}));
     return trainer;
   }
   Trainer(Communicator& comm, int64_t rounds) : comm_(comm), model_(rounds) {}
@@ -154,7 +159,8 @@ struct Side {
 
 absl::StatusOr<double> TimeOf(Trainer& trainer, const Side& side) {
   EK_RETURN_IF_ERROR(side.prepare(trainer));
-  EK_RETURN_IF_ERROR(trainer.comm().control().Exchange("cost", "", trainer.comm().timeout()).status());
+  EK_RETURN_IF_ERROR(
+      trainer.comm().control().Exchange("cost", "", trainer.comm().timeout()).status());
   const absl::Time start = absl::Now();
   EK_RETURN_IF_ERROR(side.run(trainer));
   return absl::ToDoubleSeconds(absl::Now() - start);
@@ -180,8 +186,11 @@ Side AtLevel(VerifyLevel level) {
 }
 
 Side Joined(bool is_joined) {
-  return {.prepare = [](Trainer& trainer) { return trainer.comm().SetVerifyLevel(VerifyLevel::kPositions); },
-          .run = [is_joined](Trainer& trainer) { return is_joined ? trainer.JoinedSteps() : trainer.Steps(); }};
+  return {
+      .prepare =
+          [](Trainer& trainer) { return trainer.comm().SetVerifyLevel(VerifyLevel::kPositions); },
+      .run = [is_joined](
+                 Trainer& trainer) { return is_joined ? trainer.JoinedSteps() : trainer.Steps(); }};
 }
 
 struct Counted {
@@ -205,12 +214,14 @@ absl::StatusOr<Counted> Count(Trainer& trainer) {
   for (int i = 0; i < kBlocks; ++i) EK_RETURN_IF_ERROR(trainer.Steps());
   const ControlCounters after = Settled(trainer);
   const double steps = kBlocks * FLAGS_steps;
-  return Counted{
-      .control_messages =
-          (after.messages_sent - before.messages_sent + after.messages_received - before.messages_received) / steps,
-      .control_bytes = (after.bytes_sent - before.bytes_sent + after.bytes_received - before.bytes_received) / steps,
-      .collectives = (trainer.comm().flight().issued() - issued) / steps,
-      .control_cpu = (after.cpu_time - before.cpu_time) / steps};
+  return Counted{.control_messages = (after.messages_sent - before.messages_sent +
+                                      after.messages_received - before.messages_received) /
+                                     steps,
+                 .control_bytes = (after.bytes_sent - before.bytes_sent + after.bytes_received -
+                                   before.bytes_received) /
+                                  steps,
+                 .collectives = (trainer.comm().flight().issued() - issued) / steps,
+                 .control_cpu = (after.cpu_time - before.cpu_time) / steps};
 }
 
 struct Row {
@@ -229,8 +240,10 @@ absl::StatusOr<Report> Measure(Communicator& comm, int64_t rounds) {
   EK_RETURN_IF_ERROR(trainer->Steps());  // Past the rebuild of the buckets.
   Report report;
   const Side off = AtLevel(VerifyLevel::kOff);
-  EK_ASSIGN_OR_RETURN(const PairedRatio positions, Compare(*trainer, AtLevel(VerifyLevel::kPositions), off));
-  EK_ASSIGN_OR_RETURN(const PairedRatio every, Compare(*trainer, AtLevel(VerifyLevel::kEvery), off));
+  EK_ASSIGN_OR_RETURN(const PairedRatio positions,
+                      Compare(*trainer, AtLevel(VerifyLevel::kPositions), off));
+  EK_ASSIGN_OR_RETURN(const PairedRatio every,
+                      Compare(*trainer, AtLevel(VerifyLevel::kEvery), off));
   EK_ASSIGN_OR_RETURN(const PairedRatio join, Compare(*trainer, Joined(true), Joined(false)));
   EK_ASSIGN_OR_RETURN(report.counted, Count(*trainer));
   report.rows = {{"verify: positions / off", positions, 1.03},
@@ -240,27 +253,29 @@ absl::StatusOr<Report> Measure(Communicator& comm, int64_t rounds) {
 }
 
 void Print(const Report& report) {
-  std::cout << absl::StrFormat("%s, %d ranks, %.0f ms of arithmetic a step, blocks of %d steps\n\n", FLAGS_backend,
-                               FLAGS_world, FLAGS_step_ms, FLAGS_steps);
+  std::cout << absl::StrFormat("%s, %d ranks, %.0f ms of arithmetic a step, blocks of %d steps\n\n",
+                               FLAGS_backend, FLAGS_world, FLAGS_step_ms, FLAGS_steps);
   for (const Row& row : report.rows) {
     std::cout << absl::StrFormat("%-34s %s  (bar %.2f)\n", row.name, row.ratio.ToString(), row.bar);
   }
   const Counted& counted = report.counted;
   std::cout << absl::StrFormat(
-      "\nper step and rank: %.2f control messages, %.0f bytes of them, %.2f collectives, %.1f us of "
+      "\nper step and rank: %.2f control messages, %.0f bytes of them, %.2f collectives, %.1f us "
+      "of "
       "the control thread\n",
       counted.control_messages, counted.control_bytes, counted.collectives,
       absl::ToDoubleMicroseconds(counted.control_cpu));
 }
 
 void PrintJson(const Report& report) {
-  nlohmann::json json = {{"backend", FLAGS_backend},
-                         {"world", FLAGS_world},
-                         {"step_ms", FLAGS_step_ms},
-                         {"control_messages_per_step", report.counted.control_messages},
-                         {"control_bytes_per_step", report.counted.control_bytes},
-                         {"collectives_per_step", report.counted.collectives},
-                         {"control_cpu_us_per_step", absl::ToDoubleMicroseconds(report.counted.control_cpu)}};
+  nlohmann::json json = {
+      {"backend", FLAGS_backend},
+      {"world", FLAGS_world},
+      {"step_ms", FLAGS_step_ms},
+      {"control_messages_per_step", report.counted.control_messages},
+      {"control_bytes_per_step", report.counted.control_bytes},
+      {"collectives_per_step", report.counted.collectives},
+      {"control_cpu_us_per_step", absl::ToDoubleMicroseconds(report.counted.control_cpu)}};
   for (const Row& row : report.rows) {
     json["ratios"].push_back({{"name", row.name},
                               {"median", row.ratio.median},
@@ -277,11 +292,13 @@ absl::Status Main() {
     return absl::InvalidArgumentError("--world, --pairs, --steps and --step_ms must be at least 1");
   }
   if (FLAGS_backend != "gloo" && FLAGS_backend != "local") {
-    return absl::InvalidArgumentError(absl::StrCat("--backend=", FLAGS_backend, ": it is gloo or local"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--backend=", FLAGS_backend, ": it is gloo or local"));
   }
   const int64_t rounds = Arithmetic().RoundsFor(absl::Milliseconds(FLAGS_step_ms));
   EK_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
-                      FLAGS_backend == "gloo" ? CreateGlooGroupInProcess(FLAGS_world) : CreateLocalGroup(FLAGS_world));
+                      FLAGS_backend == "gloo" ? CreateGlooGroupInProcess(FLAGS_world)
+                                              : CreateLocalGroup(FLAGS_world));
   Report report;
   EK_RETURN_IF_ERROR(internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(Report mine, Measure(comm, rounds));

@@ -1,7 +1,7 @@
-// What a step costs where no feature is asked for: counted collectives, control messages, copied bytes and allocations,
-// against what they were before there were any (hooks, unused and delayed parameters, static graphs, mixed precision,
-// statistics, tuned plans, parameter groups, clipping, loss scaling, divergence checks, sample weights, leaving): a
-// feature that is off adds nothing.
+// What a step costs where no feature is asked for: counted collectives, control messages, copied
+// bytes and allocations, against what they were before there were any (hooks, unused and delayed
+// parameters, static graphs, mixed precision, statistics, tuned plans, parameter groups, clipping,
+// loss scaling, divergence checks, sample weights, leaving): a feature that is off adds nothing.
 
 #include <cstdint>
 #include <memory>
@@ -14,13 +14,12 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/control.h"
-#include "evenkeel/comm/control_link.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/heap_counter.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -38,8 +37,8 @@ struct Setting {
   int params = 8;
   bool is_sharded = false;
   bool views = false;
-  // Of all threads, per step and rank. Allocations: what the version before had; nearly all are those of the control
-  // plane's messages and of the operations.
+  // Of all threads, per step and rank. Allocations: what the version before had; nearly all are
+  // those of the control plane's messages and of the operations.
   double allocations;
   double collectives;
   double copies;  // Times the size of all gradients. One is the in-process backend's own.
@@ -50,7 +49,8 @@ const Setting kSettings[] = {
     {"CopiesOfManyParameters", 64, false, false, 114, kBuckets, 3},
     {"Views", 8, false, true, 114, kBuckets, 1},
     {"ViewsOfManyParameters", 64, false, true, 114, kBuckets, 1},
-    // Each rank also sends the parameters that it has updated, which the backend copies: half of them.
+    // Each rank also sends the parameters that it has updated, which the backend copies: half of
+    // them.
     {"Sharded", 8, true, false, 164, kBuckets + 2, 3.5},
     {"ShardedViews", 8, true, true, 164, kBuckets + 2, 1.5},
 };
@@ -65,7 +65,8 @@ struct Cost {
 // A rank with nothing but what has no default.
 class Rank {
  public:
-  explicit Rank(const Setting& setting) : model_(std::vector<int>(setting.params, kElements / setting.params)) {}
+  explicit Rank(const Setting& setting)
+      : model_(std::vector<int>(setting.params, kElements / setting.params)) {}
 
   absl::Status MakeParts(const Setting& setting, Communicator& comm) {
     DataParallelOptions options;
@@ -73,9 +74,10 @@ class Rank {
     options.reducer.gradient_as_bucket_view = setting.views;
     EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm, &model_.params(), {}, options));
     if (setting.is_sharded) {
-      EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(&comm, &model_.params(), AdamW{}));
+      EK_ASSIGN_OR_RETURN(sharded_, Optimizer::Create(comm, model_.params(), AdamW{},
+                                                      {.placement = WholeTensors{}}));
     } else {
-      EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(&comm, &model_.params(), AdamW{}));
+      EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(comm, model_.params(), AdamW{}));
     }
     return absl::OkStatus();
   }
@@ -83,7 +85,8 @@ class Rank {
   absl::Status Step(int rank, int step) {
     model_.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp_->BeginStep());
-    EK_RETURN_IF_ERROR(model_.Backward(rank, step, [this](int param) { return ddp_->GradientReady(param); }));
+    EK_RETURN_IF_ERROR(
+        model_.Backward(rank, step, [this](int param) { return ddp_->GradientReady(param); }));
     EK_RETURN_IF_ERROR(ddp_->FinishStep());
     return sharded_ != nullptr ? sharded_->Step() : unsharded_->Step();
   }
@@ -92,7 +95,7 @@ class Rank {
   ToyModel model_;
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<Optimizer> unsharded_;
-  std::unique_ptr<ShardedOptimizer> sharded_;
+  std::unique_ptr<Optimizer> sharded_;
 };
 
 absl::StatusOr<Cost> CostOf(const Setting& setting, int world) {
@@ -118,7 +121,8 @@ absl::StatusOr<Cost> CostOf(const Setting& setting, int world) {
     cost.messages = static_cast<double>(messages_so_far() - messages) / kSteps;
     const HeapCounts after = HeapCountsOfProcess();
     cost.allocations = static_cast<double>(after.allocations - before.allocations) / kSteps / world;
-    cost.copies = static_cast<double>(after.copied_bytes - before.copied_bytes) / kSteps / world / kGradientBytes;
+    cost.copies = static_cast<double>(after.copied_bytes - before.copied_bytes) / kSteps / world /
+                  kGradientBytes;
     cost.collectives = static_cast<double>(comm.flight().issued() - issued) / kSteps;
     return absl::OkStatus();
   }));
@@ -135,10 +139,12 @@ TEST_P(CostWhenOffTest, AStepCostsNoMoreThanBeforeThereWereFeatures) {
   EXPECT_GE(cost->messages, 2);
   EXPECT_LE(cost->messages, 2 + 2.0 / kSteps);
   if (!HeapIsCounted()) GTEST_SKIP() << "nothing but collectives is counted under sanitizers";
-  // A hundredth is for heartbeats, which come by the second, and for the other rank's being a step ahead.
+  // A hundredth is for heartbeats, which come by the second, and for the other rank's being a step
+  // ahead.
   EXPECT_LE(cost->allocations, GetParam().allocations * 1.01);
   EXPECT_LE(cost->copies, GetParam().copies * 1.01);
-  EXPECT_GE(cost->copies, GetParam().copies * 0.99) << "they are counted, and less than before: lower the budget";
+  EXPECT_GE(cost->copies, GetParam().copies * 0.99)
+      << "they are counted, and less than before: lower the budget";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CostWhenOffTest, testing::ValuesIn(kSettings),

@@ -1,5 +1,6 @@
-// Where join of other systems leaks into what it surrounds: its configuration outlives the loop, its small collectives
-// pair with the user's, an error is everyone's timeout, buffers come from a rank that is behind.
+// Where join of other systems leaks into what it surrounds: its configuration outlives the loop,
+// its small collectives pair with the user's, an error is everyone's timeout, buffers come from a
+// rank that is behind.
 
 #include <cstdint>
 #include <memory>
@@ -16,9 +17,9 @@
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,15 +37,16 @@ struct Replica {
 
   absl::Status Init(Communicator& comm) {
     EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), model.buffers()));
-    EK_ASSIGN_OR_RETURN(optimizer,
-                        Optimizer::Create(&comm, &model.params(), Sgd{.learning_rate = 0.1, .momentum = 0.9}));
+    EK_ASSIGN_OR_RETURN(optimizer, Optimizer::Create(comm, model.params(),
+                                                     Sgd{.learning_rate = 0.1, .momentum = 0.9}));
     return absl::OkStatus();
   }
   absl::Status Step(int rank, int batch) {
     model.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     model.Forward(rank, batch);
-    EK_RETURN_IF_ERROR(model.Backward(rank, batch, [&](int param) { return ddp->GradientReady(param); }));
+    EK_RETURN_IF_ERROR(
+        model.Backward(rank, batch, [&](int param) { return ddp->GradientReady(param); }));
     EK_RETURN_IF_ERROR(ddp->FinishStep());
     return optimizer->Step();
   }
@@ -61,27 +63,28 @@ TEST_P(JoinPlanesTest, AfterTheLoopAModelIsUsedAsIfThereHadBeenNone) {
     EK_RETURN_IF_ERROR(replica.Init(comm));
     for (const bool fails_early : {false, true}) {
       const absl::Status ended =
-          RunJoined(replica.list(), {.throw_on_early_termination = fails_early}, [&](JoinScope&) -> absl::Status {
-            const int steps = fails_early ? 1 : 1 + comm.rank();
-            for (int step = 0; step < steps; ++step) {
-              EK_RETURN_IF_ERROR(replica.Step(comm.rank(), step));
-            }
-            return fails_early ? absl::OutOfRangeError("enough") : absl::OkStatus();
-          });
+          RunJoined(replica.list(), {.throw_on_early_termination = fails_early},
+                    [&](JoinScope&) -> absl::Status {
+                      const int steps = fails_early ? 1 : 1 + comm.rank();
+                      for (int step = 0; step < steps; ++step) {
+                        EK_RETURN_IF_ERROR(replica.Step(comm.rank(), step));
+                      }
+                      return fails_early ? absl::OutOfRangeError("enough") : absl::OkStatus();
+                    });
       if (fails_early) break;  // The group has ended with the loop's own error.
       EK_RETURN_IF_ERROR(ended);
       EXPECT_FALSE(replica.ddp->join_config().enable);
       EXPECT_EQ(replica.ddp->join_config().scope, nullptr);
-      EXPECT_EQ(comm.steps().scope(), nullptr);
+      EXPECT_EQ(StepControl::Of(comm).scope(), nullptr);
       // The buffers' root is rank 0 again, and the records have no scope.
       EK_RETURN_IF_ERROR(replica.Step(comm.rank(), 50));
-      EK_ASSIGN_OR_RETURN(const StepAnswer answer, comm.steps().current()->Wait());
+      EK_ASSIGN_OR_RETURN(const StepAnswer answer, StepControl::Of(comm).current()->Wait());
       for (const StepRecord& record : *answer.records) EXPECT_EQ(record.scope_hash, 0u);
       EXPECT_EQ(answer.active, world);
     }
     EXPECT_FALSE(replica.ddp->join_config().enable);
     EXPECT_EQ(replica.optimizer->join_config().min_active_ranks, 1);
-    EXPECT_EQ(comm.steps().scope(), nullptr);
+    EXPECT_EQ(StepControl::Of(comm).scope(), nullptr);
     return absl::OkStatus();
   });
   EXPECT_FALSE(status.ok()) << "the second loop's own error has ended the group";
@@ -100,7 +103,8 @@ TEST_P(JoinPlanesTest, AnErrorOfOneRankIsEveryonesAtOnceWithItsCause) {
                  failed = absl::Now();
                  return absl::DataLossError("sample 17 is broken");
                }
-               if (comm.rank() == 0 && world > 2 && step == 1) break;  // One of them is dry already.
+               if (comm.rank() == 0 && world > 2 && step == 1)
+                 break;  // One of them is exhausted already.
                EK_RETURN_IF_ERROR(replica.Step(comm.rank(), step));
              }
              return absl::OkStatus();
@@ -115,12 +119,12 @@ TEST_P(JoinPlanesTest, AnErrorOfOneRankIsEveryonesAtOnceWithItsCause) {
   }
 }
 
-// Elsewhere rank 0's, also when it has run dry and is behind.
+// Elsewhere rank 0's, also when it is exhausted and is behind.
 TEST_P(JoinPlanesTest, BuffersComeFromARankThatHasInputs) {
   const int world = GetParam();
   auto steps_of = [&](int rank) { return rank == 0 ? 1 : 2 * (world - rank) + 1; };
-  // What one process computes: before each step all have the highest active rank's; at the end, those of the last
-  // one's.
+  // What one process computes: before each step all have the highest active rank's; at the end,
+  // those of the last one's.
   std::vector<ToyModel> alone;
   for (int rank = 0; rank < world; ++rank) alone.emplace_back(std::vector<int>{1});
   int highest = 0;
@@ -136,7 +140,8 @@ TEST_P(JoinPlanesTest, BuffersComeFromARankThatHasInputs) {
     Replica replica;
     EK_RETURN_IF_ERROR(replica.Init(comm));
     EK_RETURN_IF_ERROR(RunJoined(replica.list(), {}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < steps_of(comm.rank()); ++step) EK_RETURN_IF_ERROR(replica.Step(comm.rank(), step));
+      for (int step = 0; step < steps_of(comm.rank()); ++step)
+        EK_RETURN_IF_ERROR(replica.Step(comm.rank(), step));
       return absl::OkStatus();
     }));
     EXPECT_EQ(replica.model.buffer(), alone[highest].buffer()) << "rank " << comm.rank();
@@ -170,7 +175,7 @@ TEST_P(JoinPlanesTest, TheUsersCollectivesAreNeverTakenForJoins) {
 
 TEST_P(JoinPlanesTest, ABarrierOnTheBareCommunicatorIsAnErrorThatNamesIt) {
   const int world = GetParam();
-  if (world == 1) GTEST_SKIP() << "nobody runs dry before the others";
+  if (world == 1) GTEST_SKIP() << "no rank is exhausted before the others";
   std::vector<absl::Status> results(world);
   const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     Replica replica;
@@ -184,7 +189,8 @@ TEST_P(JoinPlanesTest, ABarrierOnTheBareCommunicatorIsAnErrorThatNamesIt) {
            });
   });
   EXPECT_FALSE(status.ok());
-  for (const absl::Status& result : results) EXPECT_THAT(std::string(result.message()), HasSubstr("barrier"));
+  for (const absl::Status& result : results)
+    EXPECT_THAT(std::string(result.message()), HasSubstr("barrier"));
 }
 
 // Elsewhere two or three all-reduces per step and two at the end.
@@ -194,8 +200,9 @@ TEST_P(JoinPlanesTest, AStepHasNoMoreCollectivesThanWithoutJoin) {
     EK_RETURN_IF_ERROR(replica.Init(comm));
     auto issued = [&]() -> absl::StatusOr<int64_t> {
       int64_t sum = 0;
-      for (const std::string& name : {replica.ddp->join_name(), absl::StrCat(replica.ddp->join_name(), ".state"),
-                                      replica.optimizer->join_name(), std::string("user"), std::string("join scope")}) {
+      for (const std::string& name :
+           {replica.ddp->join_name(), absl::StrCat(replica.ddp->join_name(), ".state"),
+            replica.optimizer->join_name(), std::string("user"), std::string("join scope")}) {
         EK_ASSIGN_OR_RETURN(Channel* const channel, comm.OpenChannel(name));
         sum += channel->position();
       }

@@ -1,6 +1,6 @@
-// A rank without inputs has seen no gradient, and must not decide in which order buckets are made. Elsewhere rank 0's
-// order is everybody's: registration order if it was empty, so that nothing overlaps with backward for the rest of the
-// run.
+// A rank without inputs has seen no gradient, and must not decide in which order buckets are made.
+// Elsewhere rank 0's order is everybody's: registration order if it was empty, so that nothing
+// overlaps with backward for the rest of the run.
 
 #include <vector>
 
@@ -22,15 +22,16 @@ constexpr int kSteps = 4;
 void ExpectBucketsInOrder(int world, int empty, const std::vector<int>& order) {
   const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     ToyModel model(std::vector<int>(kParams, 100));
-    EK_ASSIGN_OR_RETURN(auto ddp,
-                        DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{400}}}}));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {},
+                                                       {.reducer = {.caps = {Bytes{400}}}}));
     EK_RETURN_IF_ERROR(RunJoined({ddp.get()}, {}, [&](JoinScope&) -> absl::Status {
       const int steps = comm.rank() < empty ? 0 : kSteps;
       for (int step = 0; step < steps; ++step) {
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         for (const int param : order) {
-          EK_RETURN_IF_ERROR(model.BackwardOf(param, comm.rank(), step, [&](int p) { return ddp->GradientReady(p); }));
+          EK_RETURN_IF_ERROR(model.BackwardOf(param, comm.rank(), step,
+                                              [&](int p) { return ddp->GradientReady(p); }));
         }
         EK_RETURN_IF_ERROR(ddp->FinishStep());
       }

@@ -1,6 +1,7 @@
-// A sharded optimizer, or one with momentum, and ranks that run dry: the result is that of plain training on the same
-// sums, the optimizer's state included. Elsewhere a dry rank's shard is stepped with its own stale gradient, a sharded
-// optimizer that is first or alone in the list mismatches its collectives, and a dry rank's momentum stays behind.
+// A sharded optimizer, or one with momentum, and ranks that become exhausted: the result is that of
+// plain training on the same sums, the optimizer's state included. Elsewhere an exhausted rank's
+// shard is stepped with its own stale gradient, a sharded optimizer that is first or alone in the
+// list mismatches its collectives, and an exhausted rank's momentum stays behind.
 
 #include <string>
 #include <vector>
@@ -16,8 +17,12 @@ namespace evenkeel {
 namespace {
 
 const std::vector<std::vector<int>> kInputs[] = {
-    {{0, 1}, {0, 1, 2, 3, 4}},  // Two and five: the patterns in which others were found to be wrong.
-    {{0, 1, 2, 3, 4}, {0, 1}}, {{}, {0, 1, 2}}, {{0}, {0, 1, 2}, {0, 1}}, {{0, 1}, {}, {0, 1, 2, 3}, {}, {0}},
+    {{0, 1}, {0, 1, 2, 3, 4}},  // Two and five: the patterns in which others were found to be
+                                // wrong.
+    {{0, 1, 2, 3, 4}, {0, 1}},
+    {{}, {0, 1, 2}},
+    {{0}, {0, 1, 2}, {0, 1}},
+    {{0, 1}, {}, {0, 1, 2, 3}, {}, {0}},
 };
 
 void ExpectPlainTraining(const ToySettings& settings) {
@@ -27,7 +32,8 @@ void ExpectPlainTraining(const ToySettings& settings) {
     SCOPED_TRACE(absl::StrCat("inputs ", absl::StrJoin(counts, ",")));
     const int world = static_cast<int>(inputs.size());
     std::vector<ToyStep> steps = GroupSteps(inputs);
-    for (const ToyStep& step : GroupSteps(std::vector(world, settings.even_batches))) steps.push_back(step);
+    for (const ToyStep& step : GroupSteps(std::vector(world, settings.even_batches)))
+      steps.push_back(step);
     const ToyState expected = TrainToyAlone(steps).back();
     std::vector<ToyResult> results(world);
     const absl::Status status = RunTestRanks(world, [&](Communicator& comm) {
@@ -58,8 +64,8 @@ TEST(ShardedJoinTest, AShardedOptimizerMayBeAloneInTheList) {
   ExpectPlainTraining({.joins = true, .list = ToyList::kOptimizerAlone, .is_sharded = true});
 }
 
-// The second loop would show a momentum that had stayed behind: weights are broadcast at the end of a join, and drift
-// apart again afterwards.
+// The second loop would show a momentum that had stayed behind: weights are broadcast at the end of
+// a join, and drift apart again afterwards.
 TEST(JoinedMomentumTest, AnEvenEpochAfterAnUnevenOneIsPlainTraining) {
   for (const bool is_sharded : {false, true}) {
     SCOPED_TRACE(is_sharded ? "sharded" : "unsharded");

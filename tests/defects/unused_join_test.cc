@@ -1,6 +1,7 @@
-// A parameter that no active rank uses has no gradient, whatever ranks that ran dry used before: its value, momentum and
-// count of updates stay. Elsewhere a dry rank goes on saying that it uses what it last did (or what lay in its memory, if
-// it never ran), so that the parameter gets a gradient of zeros, and decay and momentum move it.
+// A parameter that no active rank uses has no gradient, whatever ranks that became exhausted used
+// before: its value, momentum and count of updates stay. Elsewhere an exhausted rank goes on saying
+// that it uses what it last did (or what lay in its memory, if it never ran), so that the parameter
+// gets a gradient of zeros, and decay and momentum move it.
 
 #include <tuple>
 #include <vector>
@@ -22,7 +23,8 @@ constexpr int kParams = 5;
 constexpr int kUnused = 1;  // From the third step on.
 constexpr int kUsedSteps = 2, kSteps = 6;
 
-// The highest rank has all inputs, the others have two, and rank 0 has none if there are more than two ranks.
+// The highest rank has all inputs, the others have two, and rank 0 has none if there are more than
+// two ranks.
 int StepsOf(const Communicator& comm) {
   if (comm.rank() + 1 == comm.world_size()) return kSteps;
   return comm.rank() == 0 && comm.world_size() > 2 ? 0 : kUsedSteps;
@@ -33,27 +35,32 @@ class UnusedJoinTest : public testing::TestWithParam<std::tuple<int, bool, bool>
 TEST_P(UnusedJoinTest, WhatNoActiveRankUsesIsLeftAloneByDryRanksToo) {
   const auto [world, views, skips] = GetParam();
   DataParallelOptions options;
-  options.reducer = {
-      .caps = {Bytes{24}}, .gradient_as_bucket_view = views, .find_unused = true, .skip_unused_buckets = skips};
+  options.reducer = {.caps = {Bytes{24}},
+                     .gradient_as_bucket_view = views,
+                     .find_unused = true,
+                     .skip_unused_buckets = skips};
   const absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
     ToyModel model({3, 7, 1, 5, 2});
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}, options));
-    EK_ASSIGN_OR_RETURN(auto optimizer,
-                        Optimizer::Create(&comm, &model.params(), Sgd{.momentum = 0.9, .weight_decay = 0.1}));
+    EK_ASSIGN_OR_RETURN(
+        auto optimizer,
+        Optimizer::Create(comm, model.params(), Sgd{.momentum = 0.9, .weight_decay = 0.1}));
     std::vector<float> value_then;
     EK_RETURN_IF_ERROR(RunJoined({ddp.get(), optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
       for (int step = 0; step < StepsOf(comm); ++step) {
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         const bool is_used = step < kUsedSteps;
-        EK_RETURN_IF_ERROR(ddp->MarkUnused(is_used ? std::vector<int>{} : std::vector<int>{kUnused}));
+        EK_RETURN_IF_ERROR(
+            ddp->MarkUnused(is_used ? std::vector<int>{} : std::vector<int>{kUnused}));
         for (int p = kParams - 1; p >= 0; --p) {
           if (p == kUnused && !is_used) continue;
-          EK_RETURN_IF_ERROR(
-              model.BackwardOf(p, comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+          EK_RETURN_IF_ERROR(model.BackwardOf(
+              p, comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
         }
         EK_RETURN_IF_ERROR(ddp->FinishStep());
-        EXPECT_EQ(model.params().grad_state(kUnused), is_used ? GradState::kReduced : GradState::kNone)
+        EXPECT_EQ(model.params().grad_state(kUnused),
+                  is_used ? GradState::kReduced : GradState::kNone)
             << "rank " << comm.rank() << ", step " << step;
         EK_RETURN_IF_ERROR(optimizer->Step());
         if (step + 1 == kUsedSteps) value_then = model.values()[kUnused];
@@ -62,7 +69,8 @@ TEST_P(UnusedJoinTest, WhatNoActiveRankUsesIsLeftAloneByDryRanksToo) {
     }));
     const OptimizerState state = optimizer->state();
     for (int p = 0; p < kParams; ++p) {
-      EXPECT_EQ(state.params.at(p).step, p == kUnused ? kUsedSteps : kSteps) << "rank " << comm.rank() << ", p" << p;
+      EXPECT_EQ(state.params.at(p).step, p == kUnused ? kUsedSteps : kSteps)
+          << "rank " << comm.rank() << ", p" << p;
     }
     if (!value_then.empty()) {
       EXPECT_EQ(model.values()[kUnused], value_then) << "rank " << comm.rank();
@@ -73,7 +81,8 @@ TEST_P(UnusedJoinTest, WhatNoActiveRankUsesIsLeftAloneByDryRanksToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, UnusedJoinTest,
-                         testing::Combine(testing::Values(2, 3, 8), testing::Bool(), testing::Bool()),
+                         testing::Combine(testing::Values(2, 3, 8), testing::Bool(),
+                                          testing::Bool()),
                          [](const testing::TestParamInfo<std::tuple<int, bool, bool>>& info) {
                            return absl::StrCat("World", std::get<0>(info.param),
                                                std::get<1>(info.param) ? "Views" : "Copies",

@@ -25,7 +25,9 @@ std::vector<int> Batches(int inputs) {
   return batches;
 }
 
-absl::Status Malformed(absl::string_view text) { return absl::InvalidArgumentError(absl::StrCat("malformed: ", text)); }
+absl::Status Malformed(absl::string_view text) {
+  return absl::InvalidArgumentError(absl::StrCat("malformed: ", text));
+}
 
 absl::StatusOr<std::vector<int>> Numbers(absl::string_view text, char separator) {
   std::vector<int> numbers;
@@ -39,7 +41,8 @@ absl::StatusOr<std::vector<int>> Numbers(absl::string_view text, char separator)
 }  // namespace
 
 std::string ToText(const ElasticTraining& training) {
-  std::string text = absl::StrCat(absl::StrJoin(training.inputs, ","), training.joins ? " join" : " plain");
+  std::string text =
+      absl::StrCat(absl::StrJoin(training.inputs, ","), training.joins ? " join" : " plain");
   for (const Loss& loss : training.losses) {
     absl::StrAppend(&text, " ", loss.rank, ":", loss.step, ":", static_cast<int>(loss.point));
   }
@@ -60,7 +63,8 @@ absl::StatusOr<ElasticTraining> TrainingFromText(absl::string_view text) {
 }
 
 std::string ToLine(const ElasticReport& report) {
-  RankReport carrier{.rank = report.rank, .diverged = static_cast<int64_t>(report.seconds_without_group * 1e9)};
+  RankReport carrier{.rank = report.rank,
+                     .diverged = static_cast<int64_t>(report.seconds_without_group * 1e9)};
   carrier.result.ended = report.ended;
   carrier.result.status = absl::UnknownError(absl::StrJoin(report.went_on_from, ","));
   return ToLine(carrier);
@@ -75,7 +79,8 @@ absl::StatusOr<ElasticReport> ElasticReportFromLine(absl::string_view line) {
                        .ended = std::move(carrier.result.ended)};
 }
 
-absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> comm, const ElasticTraining& training,
+absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> comm,
+                                               const ElasticTraining& training,
                                                absl::FunctionRef<void()> die) {
   ElasticReport report{.rank = comm->rank()};
   ToySettings settings{.batches = Batches(training.inputs[report.rank]), .joins = training.joins};
@@ -86,16 +91,18 @@ absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> com
     }
     return absl::OkStatus();
   };
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<ToyTrainer> trainer, ToyTrainer::Create(comm.get(), settings));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<ToyTrainer> trainer,
+                      ToyTrainer::Create(comm.get(), settings));
   absl::Status status = trainer->Train();
   if (status.ok()) status = comm->Finalize(kPatience);  // A loss after the last step is one, too.
   while (!status.ok()) {
     const int64_t failed = MonotonicNanos();
-    EK_ASSIGN_OR_RETURN(Recovered recovered,
-                        Recover(trainer->joinables(), *comm, {.timeout = kPatience, .why = status}));
+    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(trainer->joinables(), *comm,
+                                                     {.timeout = kPatience, .why = status}));
     comm = std::move(recovered.comm);
     report.went_on_from.push_back(static_cast<int>(recovered.steps));
-    report.seconds_without_group = std::max(report.seconds_without_group, (MonotonicNanos() - failed) * 1e-9);
+    report.seconds_without_group =
+        std::max(report.seconds_without_group, (MonotonicNanos() - failed) * 1e-9);
     if (report.went_on_from.size() > training.losses.size()) return status;
     status = trainer->Train(static_cast<int>(recovered.steps));
     if (status.ok()) status = comm->Finalize(kPatience);
@@ -104,7 +111,8 @@ absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> com
   return report;
 }
 
-ToyState TrainElasticallyAlone(const ElasticTraining& training, const std::vector<int>& went_on_from) {
+ToyState TrainElasticallyAlone(const ElasticTraining& training,
+                               const std::vector<int>& went_on_from) {
   std::vector<bool> is_there(training.inputs.size(), true);
   const int steps = *std::max_element(training.inputs.begin(), training.inputs.end());
   std::vector<ToyStep> done;
@@ -112,7 +120,8 @@ ToyState TrainElasticallyAlone(const ElasticTraining& training, const std::vecto
     for (int step = begin; step < end; ++step) {
       ToyStep next{.divisor = static_cast<int>(std::count(is_there.begin(), is_there.end(), true))};
       for (size_t rank = 0; rank < is_there.size(); ++rank) {
-        if (is_there[rank] && step < training.inputs[rank]) next.inputs.emplace_back(static_cast<int>(rank), step);
+        if (is_there[rank] && step < training.inputs[rank])
+          next.inputs.emplace_back(static_cast<int>(rank), step);
       }
       if (!next.inputs.empty()) done.push_back(std::move(next));
     }

@@ -1,7 +1,8 @@
 // A rank of a training that loses ranks and goes on.
 //
 //   Losses losses = {{.rank = 0, .step = 3, .point = StepPoint::kBackward}};
-//   absl::StatusOr<ElasticReport> report = TrainElastically(std::move(comm), {.inputs = {6, 6, 4, 6}, .losses = losses}, die);
+//   absl::StatusOr<ElasticReport> report =
+//       TrainElastically(std::move(comm), {.inputs = {6, 6, 4, 6}, .losses = losses}, die);
 //
 // `die` ends the rank without a word to the others; it does not return.
 //
@@ -38,19 +39,22 @@ std::string ToText(const ElasticTraining& training);
 absl::StatusOr<ElasticTraining> TrainingFromText(absl::string_view text);
 
 struct ElasticReport {
-  int rank = -1;                     // In the first group.
-  std::vector<int> went_on_from;     // Which step, for each loss.
-  double seconds_without_group = 0;  // The longest, from an error to the first step of the next group.
+  int rank = -1;                  // In the first group.
+  std::vector<int> went_on_from;  // Which step, for each loss.
+  double seconds_without_group =
+      0;  // The longest, from an error to the first step of the next group.
   ToyState ended;
 };
 std::string ToLine(const ElasticReport& report);
 absl::StatusOr<ElasticReport> ElasticReportFromLine(absl::string_view line);
 
-absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> comm, const ElasticTraining& training,
+absl::StatusOr<ElasticReport> TrainElastically(std::unique_ptr<Communicator> comm,
+                                               const ElasticTraining& training,
                                                absl::FunctionRef<void()> die);
 
-// What all survivors must end with, given from where they went on.
-ToyState TrainElasticallyAlone(const ElasticTraining& training, const std::vector<int>& went_on_from);
+// Returns the state that all survivors must end with, given the steps from which they continued.
+ToyState TrainElasticallyAlone(const ElasticTraining& training,
+                               const std::vector<int>& went_on_from);
 
 }  // namespace evenkeel
 

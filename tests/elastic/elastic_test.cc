@@ -1,6 +1,6 @@
-// A training of four ranks loses one in the middle of an epoch, or two: the others finish it. On all of them weights
-// and momentum are then equal, and those of a plain loop that did the steps with whoever was there. Ranks are threads,
-// and processes that are killed.
+// A training of four ranks loses one in the middle of an epoch, or two: the others finish it. On
+// all of them weights and momentum are then equal, and those of a plain loop that did the steps
+// with whoever was there. Ranks are threads, and processes that are killed.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,8 @@ struct Dead {};  // Thrown by a thread that drops everything.
 Reports RunAsThreads(const ElasticTraining& training) {
   auto group = CreateTestGroup(static_cast<int>(training.inputs.size()));
   EXPECT_TRUE(group.ok()) << group.status();
-  std::vector<absl::StatusOr<ElasticReport>> reports(training.inputs.size(), absl::CancelledError("lost"));
+  std::vector<absl::StatusOr<ElasticReport>> reports(training.inputs.size(),
+                                                     absl::CancelledError("lost"));
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     threads.emplace_back([&, rank, comm = std::move((*group)[rank])]() mutable {
@@ -58,9 +59,10 @@ Reports RunAsThreads(const ElasticTraining& training) {
 
 Reports RunAsProcesses(const ElasticTraining& training) {
   ChildProcesses launch;
-  const absl::Status started = launch.Start({"tools/launch", absl::StrCat("--nproc=", training.inputs.size()),
-                                             "--on_failure=continue", "--", "tests/elastic_rank", ToText(training)},
-                                            {});
+  const absl::Status started =
+      launch.Start({"tools/launch", absl::StrCat("--nproc=", training.inputs.size()),
+                    "--on_failure=continue", "--", "tests/elastic_rank", ToText(training)},
+                   {});
   EXPECT_TRUE(started.ok()) << started;
   Reports survivors;
   EXPECT_TRUE(launch.Listen(absl::Now() + absl::Seconds(60), [&](int, absl::string_view line) {
@@ -90,14 +92,17 @@ const Case kCases[] = {
     {"UnevenAllHaveInputs", {{5, 7, 4, 6}, true, {{3, 2, StepPoint::kBackward}}}},
     {"UnevenAnotherHasRunDry", {{5, 7, 2, 6}, true, {{0, 3, StepPoint::kBackward}}}},
     {"UnevenTheLongest", {{3, 7, 2, 5}, true, {{1, 6, StepPoint::kBackward}}}},
-    {"TwoOneAfterTheOther", {{7, 7, 7, 7}, false, {{0, 2, StepPoint::kBackward}, {3, 5, StepPoint::kReduced}}}},
+    {"TwoOneAfterTheOther",
+     {{7, 7, 7, 7}, false, {{0, 2, StepPoint::kBackward}, {3, 5, StepPoint::kReduced}}}},
 };
 
-// From which steps survivors may go on. A rank that is in a step has all contributions to the one before, but the
-// others may still be about to get its result; one that has reduced a step has begun it with everybody.
+// From which steps survivors may go on. A rank that is in a step has all contributions to the one
+// before, but the others may still be about to get its result; one that has reduced a step has
+// begun it with everybody.
 std::pair<int, int> PossibleSteps(const Loss& loss) {
   const bool has_reduced = loss.point == StepPoint::kReduced || loss.point == StepPoint::kStepped;
-  return has_reduced ? std::pair(loss.step, loss.step + 1) : std::pair(std::max(loss.step - 1, 0), loss.step);
+  return has_reduced ? std::pair(loss.step, loss.step + 1)
+                     : std::pair(std::max(loss.step - 1, 0), loss.step);
 }
 
 class ElasticTest : public testing::TestWithParam<Case> {
@@ -130,16 +135,20 @@ TEST_P(ElasticTest, ProcessesFinishTheEpoch) { Check(RunAsProcesses(GetParam().t
 // Over the other backends every third one.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (size_t i = 0; i < std::size(kCases); i += TheTestBackend().is_in_full ? 1 : 3) cases.push_back(kCases[i]);
+  for (size_t i = 0; i < std::size(kCases); i += TheTestBackend().is_in_full ? 1 : 3)
+    cases.push_back(kCases[i]);
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(, ElasticTest, testing::ValuesIn(Cases()),
-                         [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
+                         [](const testing::TestParamInfo<Case>& info) {
+                           return std::string(info.param.name);
+                         });
 
 TEST(ElasticReferenceTest, IsThePlainTrainingWhereNobodyIsLost) {
   const ElasticTraining training{{3, 2}, true, {}};
-  EXPECT_EQ(TrainElasticallyAlone(training, {}).weights, TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}})).back().weights);
+  EXPECT_EQ(TrainElasticallyAlone(training, {}).weights,
+            TrainToyAlone(GroupSteps({{0, 1, 2}, {0, 1}})).back().weights);
 }
 
 TEST(ElasticReferenceTest, DependsOnWhoIsLostAndWhen) {

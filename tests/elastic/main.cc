@@ -36,8 +36,9 @@ absl::Status Main(absl::string_view text) {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  const absl::Status status =
-      argc == 2 ? evenkeel::Main(argv[1]) : absl::InvalidArgumentError("usage: elastic_rank TRAINING");
+  const absl::Status status = argc == 2
+                                  ? evenkeel::Main(argv[1])
+                                  : absl::InvalidArgumentError("usage: elastic_rank TRAINING");
   if (!status.ok()) std::cerr << status << "\n";
   return status.ok() ? 0 : 1;
 }

@@ -1,4 +1,5 @@
-// A fixed set of injected faults, all of which must end as they should; and that one which does not would be seen.
+// A fixed set of injected faults, all of which must end as they should; and that one which does not
+// would be seen.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +29,8 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// As many are every fault over every backend that has it, in full twice; over one backend of processes alone, once.
+// As many are every fault over every backend that has it, in full twice; over one backend of
+// processes alone, once.
 constexpr int kScenarios = 60, kShards = 4;
 constexpr int kScenariosOverOne = 28;
 constexpr int kSeed = 1;
@@ -39,14 +41,15 @@ TEST_P(FaultsTest, EndOnEveryRankWithTheGuiltyOneNamed) {
   ChildProcesses program;
   const bool is_in_full = TheTestBackend().is_in_full;
   const int scenarios = is_in_full ? kScenarios : kScenariosOverOne;
-  std::vector<std::string> command = {"tests/faults", absl::StrCat("--seed=", kSeed),
-                                      absl::StrCat("--scenarios=", scenarios), absl::StrCat("--shard=", GetParam()),
-                                      absl::StrCat("--shards=", kShards)};
+  std::vector<std::string> command = {
+      "tests/faults", absl::StrCat("--seed=", kSeed), absl::StrCat("--scenarios=", scenarios),
+      absl::StrCat("--shard=", GetParam()), absl::StrCat("--shards=", kShards)};
   if (!is_in_full) command.push_back(absl::StrCat("--backend=", TheTestBackend().name));
   ASSERT_TRUE(program.Start(command, {}).ok());
   std::string said;
-  EXPECT_TRUE(program.Listen(absl::Now() + absl::Minutes(12),
-                             [&](int, absl::string_view line) { absl::StrAppend(&said, line, "\n"); }));
+  EXPECT_TRUE(program.Listen(absl::Now() + absl::Minutes(12), [&](int, absl::string_view line) {
+    absl::StrAppend(&said, line, "\n");
+  }));
   EXPECT_THAT(said, HasSubstr(" scenarios: 0 failed"));
   if (is_in_full) {
     EXPECT_THAT(said, HasSubstr(absl::StrCat(kScenarios / kShards, " scenarios")));
@@ -76,7 +79,8 @@ TEST(ScenarioTest, IsTheSameForTheSameNumberAndCanHappen) {
     EXPECT_EQ(Describe(scenario), Describe(MakeScenario(5, index)));
     ASSERT_LT(scenario.victim, scenario.world_size());
     EXPECT_LE(scenario.step, scenario.inputs[scenario.victim]);
-    EXPECT_EQ(scenario.step == scenario.inputs[scenario.victim], scenario.point == StepPoint::kLoopEnd);
+    EXPECT_EQ(scenario.step == scenario.inputs[scenario.victim],
+              scenario.point == StepPoint::kLoopEnd);
     if (scenario.disagrees()) {
       EXPECT_LT(scenario.step, *std::min_element(scenario.inputs.begin(), scenario.inputs.end()));
     }
@@ -90,7 +94,12 @@ TEST(ScenarioTest, IsTheSameForTheSameNumberAndCanHappen) {
 class VerdictTest : public testing::Test {
  protected:
   static Scenario Draw(Fault fault, JoinForm join = JoinForm::kNone) {
-    return {.fault = fault, .as_processes = true, .join = join, .inputs = {4, 4, 4}, .victim = 1, .step = 2};
+    return {.fault = fault,
+            .as_processes = true,
+            .join = join,
+            .inputs = {4, 4, 4},
+            .victim = 1,
+            .step = 2};
   }
 
   // As it should be.
@@ -98,12 +107,14 @@ class VerdictTest : public testing::Test {
     const std::vector<ToyState> alone = TrainToyAlone(GroupSteps(scenario.batches()));
     Outcome outcome;
     for (int rank = 0; rank < scenario.world_size(); ++rank) {
-      RankReport report{.rank = rank, .diverged = rank == scenario.victim ? 1000000000 : 0, .ended = 1200000000};
+      RankReport report{
+          .rank = rank, .diverged = rank == scenario.victim ? 1000000000 : 0, .ended = 1200000000};
       if (scenario.must_succeed()) {
         report.result = {.steps = 4, .last = alone[4], .ended = alone.back()};
       } else {
-        report.result = {.status = absl::UnavailableError("rank 1 is at #2 barrier, ranks 0,2 are at #2 all_reduce: "
-                                                          "record 4711 is broken"),
+        report.result = {.status = absl::UnavailableError(
+                             "rank 1 is at #2 barrier, ranks 0,2 are at #2 all_reduce: "
+                             "record 4711 is broken"),
                          .steps = 2,
                          .last = alone[2]};
       }
@@ -153,10 +164,10 @@ TEST_F(VerdictTest, FindsWrongNumbersAlsoBeforeAnError) {
 }
 
 TEST_F(VerdictTest, FindsMessagesThatDoNotNameTheGuilty) {
-  for (const auto& [fault, message] :
-       std::vector<std::pair<Fault, std::string>>{{Fault::kKilled, "rank 0 waited 2s"},
-                                                  {Fault::kOtherSize, "rank 1 waited 2s"},  // One side of two.
-                                                  {Fault::kError, "rank 1 failed"}}) {
+  for (const auto& [fault, message] : std::vector<std::pair<Fault, std::string>>{
+           {Fault::kKilled, "rank 0 waited 2s"},
+           {Fault::kOtherSize, "rank 1 waited 2s"},  // One side of two.
+           {Fault::kError, "rank 1 failed"}}) {
     const Scenario scenario = Draw(fault);
     Outcome outcome = Good(scenario);
     outcome.reports[0].result.status = absl::UnavailableError(message);

@@ -36,15 +36,19 @@ class FaultyRank {
   }
 
   RankReport Run() {
-    ToySettings settings{
-        .batches = scenario_.batches()[comm_.rank()], .joins = scenario_.joins(), .is_sharded = scenario_.is_sharded};
-    if (is_victim_ && scenario_.fault == Fault::kOtherSync) settings.accumulating_step = scenario_.step;
+    ToySettings settings{.batches = scenario_.batches()[comm_.rank()],
+                         .joins = scenario_.joins(),
+                         .is_sharded = scenario_.is_sharded};
+    if (is_victim_ && scenario_.fault == Fault::kOtherSync)
+      settings.accumulating_step = scenario_.step;
     if (is_victim_ && scenario_.fault == Fault::kOtherPlan) {
       Diverge();
       settings.caps = {Bytes{16}, Bytes{1000}};
     }
     steps_ = static_cast<int>(settings.batches.size());
-    settings.at = [this](StepPoint point, int step, int gradients) { return At(point, step, gradients); };
+    settings.at = [this](StepPoint point, int step, int gradients) {
+      return At(point, step, gradients);
+    };
     report_.result = TrainToy(comm_, settings);
     absl::Status& status = report_.result.status;
     if (striker_.joinable()) striker_.join();
@@ -147,7 +151,8 @@ class FaultyRank {
     }
   }
 
-  // A rank that sends what it has may have nothing to wait for, and one that gets what it asked for has it.
+  // A rank that sends what it has may have nothing to wait for, and one that gets what it asked for
+  // has it.
   void Broadcast(int root) {
     may_succeed_ = true;
     expected_ = root + 1.0f;

@@ -1,9 +1,9 @@
-// Injects faults into trainings, and looks whether every rank ends with an error that names the guilty one, at once and
-// without a wrong number; and whether what is no fault goes well.
+// Injects faults into trainings, and looks whether every rank ends with an error that names the
+// guilty one, at once and without a wrong number; and whether what is no fault goes well.
 //
-//   bazel run //tests:faults -- --scenarios=500 --seed=7
-//   bazel run //tests:faults -- --seed=7 --only=112            that one alone, with all that its ranks say
-//   bazel run //tests:faults -- --fault=killed --backend=shm   only of that kind
+//   bazel run //tests:faults -- --scenarios=500 --seed=7 bazel run //tests:faults -- --seed=7
+//   --only=112 that one alone, with all that its ranks say bazel run //tests:faults --
+//   --fault=killed --backend=shm only of that kind
 //
 // The exit code is 1 if anything was not as it should be.
 
@@ -31,10 +31,10 @@ DEFINE_int32(scenarios, 60, "How many scenarios.");
 DEFINE_uint64(seed, 1, "What they are drawn from.");
 DEFINE_int32(only, -1, "Only the scenario of this number, with every rank's words.");
 DEFINE_string(fault, "", "Only those of this fault (killed, stopped, other_size, ...).");
-DEFINE_string(
-    backend, "",
-    "Only those over this backend: local, whose ranks are threads, or gloo, shm, hierarchical (of two hosts, as "
-    "far as shared memory goes). Without it: local, and gloo.");
+DEFINE_string(backend, "",
+              "Only those over this backend: local, whose ranks are threads, or gloo, shm, "
+              "hierarchical (of two hosts, as "
+              "far as shared memory goes). Without it: local, and gloo.");
 DEFINE_int32(shard, 0, "Of --shards, which to run.");
 DEFINE_int32(shards, 1, "Into how many parts the scenarios are divided.");
 DEFINE_int32(jobs, 2, "How many scenarios run at a time.");
@@ -74,7 +74,8 @@ class Tally {
     ++failed_;
     std::cout << "FAILED --seed=" << scenario.seed << " --only=" << scenario.index << "  "
               << evenkeel::Describe(scenario) << "\n";
-    for (const std::string& complaint : verdict.complaints) std::cout << "    " << complaint << "\n";
+    for (const std::string& complaint : verdict.complaints)
+      std::cout << "    " << complaint << "\n";
     if (outcome.ok() && FLAGS_only < 0) PrintComplaints(*outcome);
     std::cout << std::flush;
   }
@@ -86,7 +87,8 @@ class Tally {
     const double median = seconds_.empty() ? 0 : seconds_[seconds_.size() / 2];
     const double maximum = seconds_.empty() ? 0 : seconds_.back();
     std::cout << absl::StrFormat(
-        "%d scenarios: %d failed (%d hang, %d wrong, %d do not name the guilty rank, %d otherwise); from the fault to "
+        "%d scenarios: %d failed (%d hang, %d wrong, %d do not name the guilty rank, %d "
+        "otherwise); from the fault to "
         "the other ranks' report: median %.3f s, maximum %.3f s, of %d reports\n",
         scenarios_, failed_, hangs_, wrong_, unnamed_, other_, median, maximum, seconds_.size());
     return failed_ == 0;
@@ -94,7 +96,8 @@ class Tally {
 
  private:
   static Verdict NotRun(const absl::Status& why) {
-    return {.is_other = true, .complaints = {absl::StrCat("it could not be run: ", why.ToString())}};
+    return {.is_other = true,
+            .complaints = {absl::StrCat("it could not be run: ", why.ToString())}};
   }
 
   static void PrintComplaints(const Outcome& outcome) {
@@ -109,7 +112,8 @@ class Tally {
       if (report.ended == 0) {
         std::cout << "says nothing\n";
       } else {
-        std::cout << absl::StrFormat("after %.3f s, %d steps: %s\n", fault == 0 ? 0 : (report.ended - fault) * 1e-9,
+        std::cout << absl::StrFormat("after %.3f s, %d steps: %s\n",
+                                     fault == 0 ? 0 : (report.ended - fault) * 1e-9,
                                      report.result.steps, report.result.status.ToString());
       }
     }
@@ -148,7 +152,8 @@ int RunAll() {
     return 2;
   }
   if (FLAGS_list) {
-    for (const Scenario& scenario : scenarios) std::cout << scenario.index << "  " << Describe(scenario) << "\n";
+    for (const Scenario& scenario : scenarios)
+      std::cout << scenario.index << "  " << Describe(scenario) << "\n";
     return 0;
   }
   Tally tally;
@@ -176,11 +181,13 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (!FLAGS_role.empty()) {
-    const absl::Status status = evenkeel::RunAsChild(evenkeel::MakeScenario(FLAGS_seed, FLAGS_only), FLAGS_role);
+    const absl::Status status =
+        evenkeel::RunAsChild(evenkeel::MakeScenario(FLAGS_seed, FLAGS_only), FLAGS_role);
     if (!status.ok()) std::cerr << status << "\n";
     return status.ok() ? 0 : 1;
   }
-  if (!FLAGS_backend.empty()) setenv("EVENKEEL_TEST_BACKEND", FLAGS_backend.c_str(), /*overwrite=*/1);
+  if (!FLAGS_backend.empty())
+    setenv("EVENKEEL_TEST_BACKEND", FLAGS_backend.c_str(), /*overwrite=*/1);
   if (FLAGS_backend == "hierarchical") setenv("EVENKEEL_HOST_PARTS", "2", /*overwrite=*/1);
   signal(SIGPIPE, SIG_IGN);  // A rank that is told something may be dead.
   return evenkeel::RunAll();

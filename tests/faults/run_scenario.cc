@@ -22,9 +22,9 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp_store_server.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/faults/faulty_rank.h"
@@ -41,7 +41,7 @@ void Say(const RankReport& report) {
   (void)!write(STDOUT_FILENO, line.data(), line.size());
 }
 
-// ---- Ranks that are processes ---------------------------------------------------------------------------------------
+// ---- Ranks that are processes -------------------------------------------------------------------
 
 int PortOf(const sockaddr_in& address) { return ntohs(address.sin_port); }
 
@@ -57,7 +57,8 @@ void ShutDownDataConnections() {
     int fd = -1;
     sockaddr_in peer = {};
     socklen_t size = sizeof(peer);
-    if (!absl::SimpleAtoi(entry->d_name, &fd) || getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
+    if (!absl::SimpleAtoi(entry->d_name, &fd) ||
+        getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
         peer.sin_family != AF_INET || PortOf(peer) == store_port) {
       continue;
     }
@@ -68,23 +69,24 @@ void ShutDownDataConnections() {
 
 absl::Status RunAsRank(const Scenario& scenario) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
-  EK_ASSIGN_OR_RETURN(
-      std::unique_ptr<Communicator> comm,
-      CreateCommunicator(environment, {.backend = BackendOfProcesses(), .communicator = OptionsOf(scenario)}));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
+                      CreateCommunicator(environment, {.backend = BackendOfProcesses(),
+                                                       .communicator = OptionsOf(scenario)}));
   FaultSite site{.say = Say};
   site.die = [] { kill(getpid(), SIGKILL); };
   site.stop = [] { kill(getpid(), SIGSTOP); };
   site.cut = [&] {
     if (scenario.fault == Fault::kDataCut) return ShutDownDataConnections();
     char done;
-    (void)!read(STDIN_FILENO, &done,
-                1);  // Who has the proxy has heard that the fault is due, and tells when it is done.
+    (void)!read(
+        STDIN_FILENO, &done,
+        1);  // Who has the proxy has heard that the fault is due, and tells when it is done.
   };
   Say(RunFaultyRank(scenario, *comm, site));
   return absl::OkStatus();
 }
 
-// ---- Ranks that are threads -----------------------------------------------------------------------------------------
+// ---- Ranks that are threads ---------------------------------------------------------------------
 
 struct Dead {};  // Thrown by a thread that drops everything.
 
@@ -115,7 +117,7 @@ absl::Status RunAsThreads(const Scenario& scenario) {
   return absl::OkStatus();
 }
 
-// ---- Who starts them ------------------------------------------------------------------------------------------------
+// ---- Who starts them ----------------------------------------------------------------------------
 
 // A folder of its own, as long as it lives.
 class Folder {
@@ -146,7 +148,8 @@ class ScenarioRun {
 
   absl::StatusOr<Outcome> Run(absl::Duration patience) {
     EK_RETURN_IF_ERROR(scenario_.as_processes ? StartRanks() : StartThreads());
-    const int victim = scenario_.as_processes && scenario_.fault == Fault::kStopped ? scenario_.victim : -1;
+    const int victim =
+        scenario_.as_processes && scenario_.fault == Fault::kStopped ? scenario_.victim : -1;
     // A stopped rank never ends by itself.
     auto others_have_ended = [&] {
       for (int child = 0; child < children_.count(); ++child) {
@@ -155,12 +158,14 @@ class ScenarioRun {
       return true;
     };
     outcome_.is_over = children_.Listen(
-        absl::Now() + patience, [&](int, absl::string_view line) { OnLine(line); }, others_have_ended);
+        absl::Now() + patience, [&](int, absl::string_view line) { OnLine(line); },
+        others_have_ended);
     const bool is_killed = scenario_.as_processes && scenario_.fault == Fault::kKilled;
     for (int child = 0; child < children_.count(); ++child) {
       const bool may_fail = children_.is_running(child) || (is_killed && child == scenario_.victim);
       if (children_.exit_code(child) != 0 && !may_fail) {
-        absl::StrAppend(&outcome_.crash, "process ", child, " ended with code ", children_.exit_code(child), "; ");
+        absl::StrAppend(&outcome_.crash, "process ", child, " ended with code ",
+                        children_.exit_code(child), "; ");
       }
       if (!children_.complaints(child).empty()) {
         absl::StrAppend(&outcome_.complaints, "[", child, "] ", children_.complaints(child));
@@ -181,16 +186,19 @@ class ScenarioRun {
     const int world_size = scenario_.world_size();
     std::string store = folder_.path();
     if (!scenario_.rank0_hosts) {
-      EK_ASSIGN_OR_RETURN(
-          server_, TcpStoreServer::Create(
-                       {.secret = kSecret, .world_size = world_size, .host = "the program that injects faults"}));
+      EK_ASSIGN_OR_RETURN(server_,
+                          TcpStoreServer::Create({.secret = kSecret,
+                                                  .world_size = world_size,
+                                                  .host = "the program that injects faults"}));
       store = server_->address();
       EK_ASSIGN_OR_RETURN(proxy_, StoreProxy::Create(server_->port()));
     }
     for (int rank = 0; rank < world_size; ++rank) {
-      const bool is_cut = scenario_.cuts() && scenario_.fault != Fault::kDataCut && rank == scenario_.victim;
-      EK_RETURN_IF_ERROR(children_.Start(Command("rank"),
-                                         RankVariables(rank, world_size, is_cut ? proxy_->address() : store, kSecret)));
+      const bool is_cut =
+          scenario_.cuts() && scenario_.fault != Fault::kDataCut && rank == scenario_.victim;
+      EK_RETURN_IF_ERROR(children_.Start(
+          Command("rank"),
+          RankVariables(rank, world_size, is_cut ? proxy_->address() : store, kSecret)));
     }
     return absl::OkStatus();
   }
@@ -204,7 +212,8 @@ class ScenarioRun {
     const bool is_due = report->ended == 0;
     outcome_.reports[report->rank] = *std::move(report);
     if (!is_due || !scenario_.cuts() || scenario_.fault == Fault::kDataCut) return;
-    proxy_->Cut(scenario_.fault == Fault::kStoreReset ? StoreProxy::How::kReset : StoreProxy::How::kSilent);
+    proxy_->Cut(scenario_.fault == Fault::kStoreReset ? StoreProxy::How::kReset
+                                                      : StoreProxy::How::kSilent);
     children_.Tell(scenario_.victim, "x");
   }
 

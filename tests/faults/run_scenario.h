@@ -1,12 +1,13 @@
-// Runs a scenario and collects what its ranks say. Ranks are processes of this program; those of the local backend are
-// threads of one such process, so that whatever hangs can be ended.
+// Runs a scenario and collects what its ranks say. Ranks are processes of this program; those of
+// the local backend are threads of one such process, so that whatever hangs can be ended.
 //
 //   absl::StatusOr<Outcome> outcome = RunScenario(MakeScenario(7, 12));
 //
 // In such a process `main` calls RunAsChild() instead.
 //
 // Threads: thread-safe.
-// Errors:  of what surrounds the ranks: no process, no port. What becomes of the ranks is in the outcome.
+// Errors:  of what surrounds the ranks: no process, no port. What becomes of the ranks is in the
+//          outcome.
 
 #ifndef EVENKEEL_TESTS_FAULTS_RUN_SCENARIO_H_
 #define EVENKEEL_TESTS_FAULTS_RUN_SCENARIO_H_

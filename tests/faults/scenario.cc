@@ -13,7 +13,8 @@ namespace evenkeel {
 namespace {
 
 constexpr int kSteps = 4;
-constexpr int kMaxDelayMicros = 400;  // A sharded optimizer's step over processes takes about as long.
+constexpr int kMaxDelayMicros =
+    400;  // A sharded optimizer's step over processes takes about as long.
 
 // SplitMix64: the same numbers on every platform.
 class Draws {
@@ -98,16 +99,18 @@ std::string At(const Scenario& scenario) {
 
 std::string Where(const Scenario& scenario) {
   const std::string where = At(scenario);
-  return scenario.delay_micros < 0 ? where : absl::StrCat(scenario.delay_micros, " us after it was ", where);
+  return scenario.delay_micros < 0
+             ? where
+             : absl::StrCat(scenario.delay_micros, " us after it was ", where);
 }
 
 }  // namespace
 
 absl::string_view Name(Fault fault) {
-  static constexpr absl::string_view kNames[] = {"killed",      "stopped",      "error",       "slow",
-                                                 "other_kind",  "other_size",   "other_dtype", "other_root",
-                                                 "other_plan",  "other_sync",   "skips_step",  "extra_step",
-                                                 "store_reset", "store_silent", "data_cut"};
+  static constexpr absl::string_view kNames[] = {
+      "killed",     "stopped",     "error",       "slow",         "other_kind",
+      "other_size", "other_dtype", "other_root",  "other_plan",   "other_sync",
+      "skips_step", "extra_step",  "store_reset", "store_silent", "data_cut"};
   static_assert(std::size(kNames) == std::size(kAllFaults));
   return kNames[static_cast<int>(fault)];
 }
@@ -117,7 +120,8 @@ std::vector<std::vector<int>> Scenario::batches() const {
   for (int rank = 0; rank < world_size(); ++rank) {
     batches[rank].resize(inputs[rank] + (rank == victim && fault == Fault::kExtraStep ? 1 : 0));
     std::iota(batches[rank].begin(), batches[rank].end(), 0);
-    if (rank == victim && fault == Fault::kSkipsStep) batches[rank].erase(batches[rank].begin() + step);
+    if (rank == victim && fault == Fault::kSkipsStep)
+      batches[rank].erase(batches[rank].begin() + step);
   }
   return batches;
 }
@@ -126,7 +130,8 @@ Scenario MakeScenario(uint64_t seed, int index) {
   static const std::vector<std::pair<Fault, bool>> pairs = AllPairs();
   Draws draws(seed * 0x100000 + static_cast<uint64_t>(index));
   Scenario scenario{.seed = seed, .index = index};
-  std::tie(scenario.fault, scenario.as_processes) = pairs[(seed + static_cast<uint64_t>(index)) % pairs.size()];
+  std::tie(scenario.fault, scenario.as_processes) =
+      pairs[(seed + static_cast<uint64_t>(index)) % pairs.size()];
   const int world_size = std::vector<int>{2, 3, 5}[draws.Below(3)];
   scenario.victim = draws.Below(world_size);
   scenario.is_sharded = draws.OneIn(2);
@@ -141,8 +146,9 @@ Scenario MakeScenario(uint64_t seed, int index) {
     for (int& n : scenario.inputs) n = 2 + draws.Below(kSteps);
   }
   // Where all ranks have something to say, all must have an input.
-  const int limit = scenario.disagrees() ? *std::min_element(scenario.inputs.begin(), scenario.inputs.end())
-                                         : scenario.inputs[scenario.victim];
+  const int limit = scenario.disagrees()
+                        ? *std::min_element(scenario.inputs.begin(), scenario.inputs.end())
+                        : scenario.inputs[scenario.victim];
   scenario.step = draws.Below(limit);
   if (scenario.disagrees() && !scenario.has_collective()) return scenario;
 
@@ -150,7 +156,8 @@ Scenario MakeScenario(uint64_t seed, int index) {
   if (scenario.point == StepPoint::kBackward) scenario.gradients = draws.Below(kToyGradients + 1);
   if (scenario.point == StepPoint::kLoopEnd) scenario.step = scenario.inputs[scenario.victim];
   const bool is_signal = scenario.fault == Fault::kKilled || scenario.fault == Fault::kStopped;
-  const bool is_long = scenario.point == StepPoint::kReduced || scenario.point == StepPoint::kLoopEnd;
+  const bool is_long =
+      scenario.point == StepPoint::kReduced || scenario.point == StepPoint::kLoopEnd;
   if (scenario.as_processes && is_signal && is_long && draws.OneIn(2)) {
     scenario.delay_micros = draws.Below(kMaxDelayMicros);
   }
@@ -158,11 +165,13 @@ Scenario MakeScenario(uint64_t seed, int index) {
 }
 
 std::string Describe(const Scenario& scenario) {
-  std::string text = absl::StrCat(
-      scenario.as_processes ? BackendOfProcesses() : "local", scenario.rank0_hosts ? " (rank 0 hosts the store)" : "",
-      ", ", scenario.is_sharded ? "sharded" : "unsharded",
-      scenario.verifies_every ? ", verifies every collective, " : ", ", scenario.joins() ? "join " : "inputs ",
-      absl::StrJoin(scenario.inputs, ","), ": rank ", scenario.victim, " ", Does(scenario.fault));
+  std::string text =
+      absl::StrCat(scenario.as_processes ? BackendOfProcesses() : "local",
+                   scenario.rank0_hosts ? " (rank 0 hosts the store)" : "", ", ",
+                   scenario.is_sharded ? "sharded" : "unsharded",
+                   scenario.verifies_every ? ", verifies every collective, " : ", ",
+                   scenario.joins() ? "join " : "inputs ", absl::StrJoin(scenario.inputs, ","),
+                   ": rank ", scenario.victim, " ", Does(scenario.fault));
   if (scenario.fault == Fault::kExtraStep || scenario.fault == Fault::kOtherPlan) return text;
   absl::StrAppend(&text, " in step ", scenario.step);
   if (scenario.disagrees() && !scenario.has_collective()) return text;

@@ -1,7 +1,8 @@
 // One injected fault: what happens to which rank at which point of which training.
 //
 //   Scenario scenario = MakeScenario(/*seed=*/7, /*index=*/12);     // the same everywhere
-//   Describe(scenario)      // "gloo, 3 ranks, sharded, join 4,2,3: rank 1 is killed in step 1, backward after 2"
+//   // "gloo, 3 ranks, sharded, join 4,2,3: rank 1 is killed in step 1, backward after 2"
+//   Describe(scenario)
 //
 // Indices go through all faults, over processes and over threads, in turn; the rest is drawn.
 //
@@ -40,9 +41,10 @@ enum class Fault {
   kDataCut,      // To the other ranks.
 };
 inline constexpr Fault kAllFaults[] = {
-    Fault::kKilled,    Fault::kStopped,    Fault::kError,      Fault::kSlow,        Fault::kOtherKind,
-    Fault::kOtherSize, Fault::kOtherDType, Fault::kOtherRoot,  Fault::kOtherPlan,   Fault::kOtherSync,
-    Fault::kSkipsStep, Fault::kExtraStep,  Fault::kStoreReset, Fault::kStoreSilent, Fault::kDataCut,
+    Fault::kKilled,     Fault::kStopped,     Fault::kError,      Fault::kSlow,
+    Fault::kOtherKind,  Fault::kOtherSize,   Fault::kOtherDType, Fault::kOtherRoot,
+    Fault::kOtherPlan,  Fault::kOtherSync,   Fault::kSkipsStep,  Fault::kExtraStep,
+    Fault::kStoreReset, Fault::kStoreSilent, Fault::kDataCut,
 };
 absl::string_view Name(Fault fault);  // "killed", "other_size", ...
 
@@ -53,8 +55,9 @@ struct Scenario {
   int index = 0;
 
   Fault fault = Fault::kKilled;
-  bool as_processes = false;  // Over BackendOfProcesses(); else ranks are threads, over the local backend.
-  bool rank0_hosts = false;   // The store; else somebody who survives.
+  bool as_processes =
+      false;  // Over BackendOfProcesses(); else ranks are threads, over the local backend.
+  bool rank0_hosts = false;  // The store; else a process that survives.
   bool is_sharded = false;
   bool verifies_every = false;  // Collective; else positions.
   JoinForm join = JoinForm::kNone;
@@ -63,8 +66,9 @@ struct Scenario {
   int victim = 0;
   int step = 0;
   StepPoint point = StepPoint::kBeforeRecord;
-  int gradients = 0;         // Of kBackward.
-  int delay_micros = -1;     // If not negative: so long after the optimizer's step has begun, instead of at `point`.
+  int gradients = 0;  // Of kBackward.
+  int delay_micros =
+      -1;  // If not negative: so long after the optimizer's step has begun, instead of at `point`.
   bool waits_later = false;  // For the user's collective: at the end of the step.
   int variant = 0;           // Of the fault, 0 to 2.
 
@@ -77,9 +81,11 @@ struct Scenario {
   bool disagrees() const { return fault >= Fault::kOtherKind && fault <= Fault::kExtraStep; }
   // Nothing is wrong: a slow rank, or a number of steps that join allows.
   bool must_succeed() const {
-    return fault == Fault::kSlow || (joins() && (fault == Fault::kSkipsStep || fault == Fault::kExtraStep));
+    return fault == Fault::kSlow ||
+           (joins() && (fault == Fault::kSkipsStep || fault == Fault::kExtraStep));
   }
-  // Whoever has nothing more to say to the others does not miss the connection; then all must succeed.
+  // Whoever has nothing more to say to the others does not miss the connection; then all must
+  // succeed.
   bool may_succeed() const { return must_succeed() || fault == Fault::kDataCut; }
   // Of each rank, as they are really trained.
   std::vector<std::vector<int>> batches() const;

@@ -59,12 +59,13 @@ absl::StatusOr<std::unique_ptr<StoreProxy>> StoreProxy::Create(int port) {
   socklen_t size = sizeof(address);
   int wake[2];
   if (listener < 0 || bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      listen(listener, 16) != 0 || getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      listen(listener, 16) != 0 ||
+      getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
       pipe2(wake, O_CLOEXEC) != 0) {
-    return absl::UnavailableError(absl::StrCat("the proxy can't listen: ", std::strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("the proxy cannot listen: ", std::strerror(errno)));
   }
-  return absl::WrapUnique(
-      new StoreProxy(listener, wake[0], wake[1], absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), port));
+  return absl::WrapUnique(new StoreProxy(
+      listener, wake[0], wake[1], absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), port));
 }
 
 StoreProxy::StoreProxy(int listener, int wake_read, int wake_write, std::string address, int port)
@@ -139,7 +140,8 @@ void StoreProxy::Carry() {
 void StoreProxy::Accept() {
   Pipe pipe{.near = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC), .far = NewSocket()};
   const sockaddr_in address = Loopback(port_);
-  if (pipe.near < 0 || connect(pipe.far, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  if (pipe.near < 0 ||
+      connect(pipe.far, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     if (pipe.near >= 0) close(pipe.near);
     close(pipe.far);
     return;

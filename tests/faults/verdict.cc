@@ -11,7 +11,8 @@
 namespace evenkeel {
 namespace {
 
-// What contradicts something is seen within this time; what nobody can see has to be waited for first.
+// What contradicts something is seen within this time; what nobody can see has to be waited for
+// first.
 constexpr absl::Duration kAtOnce = absl::Seconds(5);
 constexpr absl::Duration kSoon = absl::Seconds(3);
 
@@ -24,14 +25,18 @@ absl::Duration Limit(const Scenario& scenario) {
 class Judgement {
  public:
   Judgement(const Scenario& scenario, const Outcome& outcome)
-      : scenario_(scenario), outcome_(outcome), alone_(TrainToyAlone(GroupSteps(scenario.batches()))) {}
+      : scenario_(scenario),
+        outcome_(outcome),
+        alone_(TrainToyAlone(GroupSteps(scenario.batches()))) {}
 
   Verdict Pass() {
     if (!outcome_.is_over) Complain(verdict_.hangs, "it was not over in time");
     if (!outcome_.crash.empty()) Complain(verdict_.is_other, outcome_.crash);
-    for (const RankReport& report : outcome_.reports) all_succeed_ = all_succeed_ && report.result.status.ok();
+    for (const RankReport& report : outcome_.reports)
+      all_succeed_ = all_succeed_ && report.result.status.ok();
     for (const RankReport& report : outcome_.reports) JudgeRank(report);
-    if (scenario_.fault == Fault::kSlow && !NamedRanks(outcome_.complaints).contains(scenario_.victim)) {
+    if (scenario_.fault == Fault::kSlow &&
+        !NamedRanks(outcome_.complaints).contains(scenario_.victim)) {
       Complain(verdict_.is_unnamed, "nobody was warned of the slow rank");
     }
     return std::move(verdict_);
@@ -40,7 +45,8 @@ class Judgement {
  private:
   bool MayBeSilent(int rank) const {
     return rank == scenario_.victim &&
-           (scenario_.fault == Fault::kKilled || (scenario_.fault == Fault::kStopped && scenario_.as_processes));
+           (scenario_.fault == Fault::kKilled ||
+            (scenario_.fault == Fault::kStopped && scenario_.as_processes));
   }
   int64_t TimeOfFault() const { return outcome_.reports[scenario_.victim].diverged; }
 
@@ -52,20 +58,24 @@ class Judgement {
   void JudgeRank(const RankReport& report) {
     const std::string who = absl::StrCat("rank ", report.rank, " ");
     if (report.ended == 0) {
-      if (!MayBeSilent(report.rank)) Complain(verdict_.hangs, absl::StrCat(who, "has said nothing"));
+      if (!MayBeSilent(report.rank))
+        Complain(verdict_.hangs, absl::StrCat(who, "has said nothing"));
       return;
     }
     JudgeNumbers(report, who);
     if (scenario_.must_succeed()) {
       if (!report.result.status.ok()) {
-        Complain(verdict_.is_other,
-                 absl::StrCat(who, "fails, but nothing is wrong: ", report.result.status.ToString()));
+        Complain(
+            verdict_.is_other,
+            absl::StrCat(who, "fails, but nothing is wrong: ", report.result.status.ToString()));
       }
       return;
     }
     if (all_succeed_ && scenario_.may_succeed()) return;
-    if (TimeOfFault() == 0) return Complain(verdict_.is_other, absl::StrCat(who, "ended before the fault happened"));
-    if (report.result.status.ok()) return Complain(verdict_.is_other, absl::StrCat(who, "reports success"));
+    if (TimeOfFault() == 0)
+      return Complain(verdict_.is_other, absl::StrCat(who, "ended before the fault happened"));
+    if (report.result.status.ok())
+      return Complain(verdict_.is_other, absl::StrCat(who, "reports success"));
     JudgeMessage(report, who);
     JudgeTime(report, who);
   }
@@ -73,10 +83,12 @@ class Judgement {
   // Whatever its end: no step may have used a wrong gradient.
   void JudgeNumbers(const RankReport& report, const std::string& who) {
     const ToyResult& result = report.result;
-    if (report.has_wrong_data) Complain(verdict_.is_wrong, absl::StrCat(who, "got wrong data from a collective"));
+    if (report.has_wrong_data)
+      Complain(verdict_.is_wrong, absl::StrCat(who, "got wrong data from a collective"));
     if (result.steps >= static_cast<int>(alone_.size()) ||
         !IsClose(result.last.weights, alone_[result.steps].weights)) {
-      Complain(verdict_.is_wrong, absl::StrCat(who, "has wrong weights after ", result.steps, " steps"));
+      Complain(verdict_.is_wrong,
+               absl::StrCat(who, "has wrong weights after ", result.steps, " steps"));
     }
     if (!result.status.ok()) return;
     const ToyState& first = outcome_.reports[0].result.ended;
@@ -94,7 +106,8 @@ class Judgement {
   void JudgeMessage(const RankReport& report, const std::string& who) {
     const std::string message(report.result.status.message());
     const std::set<int> named = NamedRanks(message);
-    const std::string said = absl::StrCat(who, "says \"", report.result.status.ToString(), "\", which ");
+    const std::string said =
+        absl::StrCat(who, "says \"", report.result.status.ToString(), "\", which ");
     const bool is_victim = report.rank == scenario_.victim;
     if (!named.contains(scenario_.victim) && (!is_victim || scenario_.disagrees())) {
       Complain(verdict_.is_unnamed, absl::StrCat(said, "does not name rank ", scenario_.victim));
@@ -124,6 +137,8 @@ class Judgement {
 
 }  // namespace
 
-Verdict Judge(const Scenario& scenario, const Outcome& outcome) { return Judgement(scenario, outcome).Pass(); }
+Verdict Judge(const Scenario& scenario, const Outcome& outcome) {
+  return Judgement(scenario, outcome).Pass();
+}
 
 }  // namespace evenkeel

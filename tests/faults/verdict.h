@@ -20,7 +20,8 @@ struct Verdict {
   bool hangs = false;       // Somebody who should have ended has not.
   bool is_wrong = false;    // A wrong number: in weights, in what a collective gave.
   bool is_unnamed = false;  // An error that does not name the guilty rank.
-  bool is_other = false;  // Success where there must be an error, an error where there must be none; too late; a crash.
+  bool is_other = false;    // Success where there must be an error, an error where there must be
+                            // none; too late; a crash.
   std::vector<std::string> complaints;
   std::vector<double> seconds;  // From the fault to each other rank's report of it.
 

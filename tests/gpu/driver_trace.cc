@@ -33,8 +33,10 @@ class CuptiTrace : public DriverTrace {
   }
 
   absl::Status Subscribe() {
-    EK_RETURN_IF_ERROR(FromCupti("cuptiSubscribe", cuptiSubscribe(&subscriber_, &CuptiTrace::OnCall, this)));
-    return FromCupti("cuptiEnableDomain", cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API));
+    EK_RETURN_IF_ERROR(
+        FromCupti("cuptiSubscribe", cuptiSubscribe(&subscriber_, &CuptiTrace::OnCall, this)));
+    return FromCupti("cuptiEnableDomain",
+                     cuptiEnableDomain(1, subscriber_, CUPTI_CB_DOMAIN_DRIVER_API));
   }
 
   int calls(absl::string_view prefix) const override {
@@ -53,12 +55,14 @@ class CuptiTrace : public DriverTrace {
   }
 
  private:
-  static void CUPTIAPI OnCall(void* self, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
+  static void CUPTIAPI OnCall(void* self, CUpti_CallbackDomain domain, CUpti_CallbackId id,
+                              const void* data) {
     const auto* const call = static_cast<const CUpti_CallbackData*>(data);
     if (domain != CUPTI_CB_DOMAIN_DRIVER_API || call->callbackSite != CUPTI_API_ENTER) return;
     auto* const trace = static_cast<CuptiTrace*>(self);
     absl::MutexLock lock(&trace->mutex_);
-    ++trace->counts_[call->functionName == nullptr ? absl::StrCat("call ", id) : call->functionName];
+    ++trace
+          ->counts_[call->functionName == nullptr ? absl::StrCat("call ", id) : call->functionName];
   }
 
   CUpti_SubscriberHandle subscriber_ = nullptr;
@@ -77,9 +81,10 @@ absl::StatusOr<std::unique_ptr<DriverTrace>> DriverTrace::Start() {
 bool WaitsForDevice(absl::string_view call) {
   if (absl::StrContains(call, "Synchronize")) return true;
   if (absl::StrContains(call, "Async")) return false;
-  constexpr absl::string_view kWaiting[] = {"cuMemcpy",       "cuMemset",     "cuMemAlloc",     "cuMemFree",
-                                            "cuMemHostAlloc", "cuMemUnmap",   "cuModuleLoad",   "cuModuleUnload",
-                                            "cuLibraryLoad",  "cuCtxDestroy", "cuStreamDestroy"};
+  constexpr absl::string_view kWaiting[] = {"cuMemcpy",     "cuMemset",       "cuMemAlloc",
+                                            "cuMemFree",    "cuMemHostAlloc", "cuMemUnmap",
+                                            "cuModuleLoad", "cuModuleUnload", "cuLibraryLoad",
+                                            "cuCtxDestroy", "cuStreamDestroy"};
   return std::any_of(std::begin(kWaiting), std::end(kWaiting),
                      [&](absl::string_view prefix) { return absl::StartsWith(call, prefix); });
 }

@@ -1,12 +1,12 @@
-// What this process calls of CUDA's driver, to show that it does not wait for the device.
+// Records this process's calls of CUDA's driver, to show that it does not wait for the device.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<DriverTrace> trace, DriverTrace::Start());
 //   ... a step ...
 //   EXPECT_THAT(trace->Waits(), testing::IsEmpty());
 //   EXPECT_GT(trace->calls("cuLaunchKernel"), 0);
 //
-// Of all threads and libraries, those that link the runtime into themselves as well: CUPTI tells what comes to the
-// driver. One at a time.
+// Of all threads and libraries, those that link the runtime into themselves as well: CUPTI tells
+// what comes to the driver. One at a time.
 
 #ifndef EVENKEEL_TESTS_GPU_DRIVER_TRACE_H_
 #define EVENKEEL_TESTS_GPU_DRIVER_TRACE_H_
@@ -32,8 +32,9 @@ class DriverTrace {
   virtual std::vector<std::string> Waits() const = 0;
 };
 
-// Whether a call of this name waits for what runs on a device, by CUDA's documentation: synchronisation, copies that
-// are not asynchronous, memory that is taken or given back, modules that are loaded.
+// Returns true if a call of this name waits for a device, by CUDA's documentation:
+// synchronisation, copies that are not asynchronous, memory that is taken or given back, modules
+// that are loaded.
 bool WaitsForDevice(absl::string_view call);
 
 }  // namespace evenkeel

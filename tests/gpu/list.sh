@@ -1,6 +1,6 @@
 #!/bin/bash
-# Whether gpu_tests.txt, beside this script, names every test that has the tag
-# "gpu": required_gpus_test counts them there, without asking Bazel.
+# Checks that gpu_tests.txt, beside this script, names every test that has the
+# tag "gpu": required_gpus_test counts them there, without a call of Bazel.
 #
 #   tests/gpu/list.sh             prints "ok" or "FAILED" and what differs
 #   tests/gpu/list.sh --write     writes the list

@@ -1,4 +1,5 @@
-// Whether this machine has the GPUs that --config=gpu promises, in one sentence with the number of tests that need one.
+// Whether this machine has the GPUs that --config=gpu promises, in one sentence with the number of
+// tests that need one.
 
 #include <cstdlib>
 #include <fstream>
@@ -30,7 +31,8 @@ TEST(RequiredGpusTest, ThisMachineHasThem) {
   int needed = 1;
   if (required != nullptr && !absl::SimpleAtoi(required, &needed)) needed = 1;
   const GpuVerdict verdict = JudgeGpus(needed);
-  const std::string sentence = absl::StrCat(tests, " test targets need GPUs; this one ", verdict.sentence);
+  const std::string sentence =
+      absl::StrCat(tests, " test targets need GPUs; this one ", verdict.sentence);
   if (verdict.answer == GpuAnswer::kFail) FAIL() << sentence;
   if (verdict.answer == GpuAnswer::kSkip) GTEST_SKIP() << sentence;
 }

@@ -1,5 +1,5 @@
-// A whole training step on a GPU: model, reducer over NCCL, optimizer. By CUPTI's account of what came to the driver,
-// the host puts work on streams and waits for none of it.
+// A whole training step on a GPU: model, reducer over NCCL, optimizer. By CUPTI's account of what
+// came to the driver, the host puts work on streams and waits for none of it.
 
 #include <memory>
 #include <utility>
@@ -18,12 +18,12 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tests/gpu/driver_trace.h"
-#include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/device/device_cnn.h"
 #include "evenkeel/trainer/device/make_place.h"
-#include "evenkeel/trainer/device/place.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/model_test_data.h"
+#include "evenkeel/trainer/models/cnn.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/models/place.h"
+#include "evenkeel/trainer/models/testing/model_test_data.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -54,15 +54,18 @@ absl::StatusOr<Training> StartTraining(const DevicePlace& place) {
   for (const NamedBuffer& buffer : training.model->buffers()) buffers.push_back(buffer.value);
   ParameterSet* const params = &training.model->parameters();
   EK_ASSIGN_OR_RETURN(training.ddp, DataParallel::Create(training.comm.get(), params, buffers));
-  EK_ASSIGN_OR_RETURN(training.optimizer, Optimizer::Create(training.comm.get(), params, AdamW{}));
+  EK_ASSIGN_OR_RETURN(training.optimizer, Optimizer::Create(*training.comm, *params, AdamW{}));
   return training;
 }
 
 absl::Status Step(Training& training, const TestBatch& batch) {
   training.model->parameters().ClearGradients();
   EK_RETURN_IF_ERROR(training.ddp->BeginStep());
-  EK_RETURN_IF_ERROR(training.model->StartForward(ImageBatch{batch.images, batch.labels}, Mode::kTraining).status());
-  EK_RETURN_IF_ERROR(training.model->Backward([&](int index) { return training.ddp->GradientReady(index); }));
+  EK_RETURN_IF_ERROR(
+      training.model->StartForward(ImageBatch{batch.images, batch.labels}, Mode::kTraining)
+          .status());
+  EK_RETURN_IF_ERROR(
+      training.model->Backward([&](int index) { return training.ddp->GradientReady(index); }));
   EK_RETURN_IF_ERROR(training.ddp->FinishStep());
   return training.optimizer->Step({.clip = ClipOptions{.max_norm = 1.0}});
 }

@@ -23,13 +23,13 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/file_store.h"
-#include "evenkeel/comm/internal/frame.h"
-#include "evenkeel/comm/internal/handshake.h"
-#include "evenkeel/comm/internal/hmac.h"
-#include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/net/frame.h"
+#include "evenkeel/comm/net/handshake.h"
+#include "evenkeel/comm/net/hmac.h"
+#include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/rendezvous/file_store.h"
+#include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/tcp_store.h"
 #include "evenkeel/tests/hostile/listeners.h"
 #include "evenkeel/tests/hostile/stranger.h"
 #include "evenkeel/tests/training/program.h"
@@ -47,11 +47,13 @@ using testing::Not;
 constexpr char kRank[] = "tests/hostile/rank";
 constexpr int kWorld = 3;
 constexpr char kSecret[] = "only the ranks know it";
-constexpr absl::Duration kSoon = absl::Seconds(30);  // For what takes milliseconds when the machine is free.
-// The strangers live on the same few cores as the ranks, so the ranks may get slower, but not much: by this factor.
+constexpr absl::Duration kSoon =
+    absl::Seconds(30);  // For what takes milliseconds when the machine is free.
+// The strangers live on the same few cores as the ranks, so the ranks may get slower, but not much:
+// by this factor.
 constexpr double kSlower = 8;
-// What a server may need for strangers: 1024 that have not said who they are, with a few kilobytes each, and what the
-// allocator keeps. Sanitizers keep much of what was freed.
+// What a server may need for strangers: 1024 that have not said who they are, with a few kilobytes
+// each, and what the allocator keeps. Sanitizers keep much of what was freed.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int64_t kMoreMemory = int64_t{1} << 30;
 #else
@@ -66,21 +68,24 @@ std::string NewFolder() {
 // Ranks that run until they are told to stop.
 class Job {
  public:
-  explicit Job(int ranks = kWorld) : folder_(NewFolder()), stop_file_(folder_ + "/stop") { StartUpTo(ranks); }
+  explicit Job(int ranks = kWorld) : folder_(NewFolder()), stop_file_(folder_ + "/stop") {
+    StartUpTo(ranks);
+  }
 
   // Starts ranks until there are so many.
   void StartUpTo(int ranks) {
     for (int rank = static_cast<int>(ranks_.size()); rank < ranks; ++rank) {
-      const std::map<std::string, std::string> variables = {{"RANK", absl::StrCat(rank)},
-                                                            {"WORLD_SIZE", absl::StrCat(kWorld)},
-                                                            {"LOCAL_RANK", absl::StrCat(rank)},
-                                                            {"LOCAL_WORLD_SIZE", absl::StrCat(kWorld)},
-                                                            {"EVENKEEL_STORE", folder_ + "/store"},
-                                                            {"EVENKEEL_JOB", "attacked"},
-                                                            {"EVENKEEL_SECRET", kSecret}};
-      ranks_.push_back(
-          std::make_unique<Program>(std::vector<std::string>{kRank, stop_file_, "30"},
-                                    ProgramOptions{.environment = variables, .timeout = absl::Seconds(90)}));
+      const std::map<std::string, std::string> variables = {
+          {"RANK", absl::StrCat(rank)},
+          {"WORLD_SIZE", absl::StrCat(kWorld)},
+          {"LOCAL_RANK", absl::StrCat(rank)},
+          {"LOCAL_WORLD_SIZE", absl::StrCat(kWorld)},
+          {"EVENKEEL_STORE", folder_ + "/store"},
+          {"EVENKEEL_JOB", "attacked"},
+          {"EVENKEEL_SECRET", kSecret}};
+      ranks_.push_back(std::make_unique<Program>(
+          std::vector<std::string>{kRank, stop_file_, "30"},
+          ProgramOptions{.environment = variables, .timeout = absl::Seconds(90)}));
     }
   }
 
@@ -112,7 +117,8 @@ std::map<int64_t, int64_t> ProgressOf(const std::string& out) {
   for (const std::string& line : Lines(out)) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ');
     int64_t micros = 0, steps = 0;
-    if (words.size() == 2 && absl::SimpleAtoi(words[0], &micros) && absl::SimpleAtoi(words[1], &steps)) {
+    if (words.size() == 2 && absl::SimpleAtoi(words[0], &micros) &&
+        absl::SimpleAtoi(words[1], &steps)) {
       steps_at[micros] = steps;
     }
   }
@@ -120,10 +126,12 @@ std::map<int64_t, int64_t> ProgressOf(const std::string& out) {
 }
 
 double StepsPerSecond(const std::map<int64_t, int64_t>& steps_at, absl::Time from, absl::Time to) {
-  const auto first = steps_at.lower_bound(absl::ToUnixMicros(from)), end = steps_at.lower_bound(absl::ToUnixMicros(to));
+  const auto first = steps_at.lower_bound(absl::ToUnixMicros(from)),
+             end = steps_at.lower_bound(absl::ToUnixMicros(to));
   if (first == end || first == std::prev(end)) return 0;
   const auto last = std::prev(end);
-  return 1e6 * static_cast<double>(last->second - first->second) / static_cast<double>(last->first - first->first);
+  return 1e6 * static_cast<double>(last->second - first->second) /
+         static_cast<double>(last->first - first->first);
 }
 
 // A rank's handshake with the store as an eavesdropper hears it: the hello, with its frame.
@@ -147,7 +155,8 @@ absl::StatusOr<std::string> OverhearHello(const std::string& store) {
     }
     if (!hello_frame.empty()) break;
     EK_ASSIGN_OR_RETURN(const internal::Challenge challenge, internal::Challenge::Parse(frame));
-    internal::Hello hello{.rank = 1, .world_size = kWorld, .nonce = std::string(internal::kNonceSize, 'n')};
+    internal::Hello hello{
+        .rank = 1, .world_size = kWorld, .nonce = std::string(internal::kNonceSize, 'n')};
     hello.proof = internal::ProofOf(kSecret, challenge, hello);
     hello_frame = internal::Frame(hello.Serialize());
     EK_RETURN_IF_ERROR(internal::SendAll(fd, hello_frame, deadline));
@@ -158,8 +167,10 @@ absl::StatusOr<std::string> OverhearHello(const std::string& store) {
 }
 
 // Attacks whatever listens until `end`; the addresses that were found.
-std::vector<HostPort> Attack(Stranger& stranger, const Job& job, absl::Time end, int turns_per_look = 20) {
-  constexpr absl::Duration kBetweenTurns = absl::Milliseconds(2);  // Leaves the cores to the ranks, mostly.
+std::vector<HostPort> Attack(Stranger& stranger, const Job& job, absl::Time end,
+                             int turns_per_look = 20) {
+  constexpr absl::Duration kBetweenTurns =
+      absl::Milliseconds(2);  // Leaves the cores to the ranks, mostly.
   std::vector<HostPort> all, now;
   for (int turn = 0; absl::Now() < end; ++turn) {
     if (turn % turns_per_look == 0) {
@@ -192,11 +203,12 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   const absl::Time attack = absl::Now();
   std::vector<HostPort> attacked = Attack(stranger, job, attack + kAttack / 2);
   // In the middle of it a member is let in as always.
-  const auto member =
-      TcpStore::Connect({.addresses = {store}, .secret = kSecret, .rank = 2, .world_size = kWorld, .timeout = kSoon});
+  const auto member = TcpStore::Connect(
+      {.addresses = {store}, .secret = kSecret, .rank = 2, .world_size = kWorld, .timeout = kSoon});
   ASSERT_TRUE(member.ok()) << member.status();
   EXPECT_TRUE((*member)->Set("from a member", "value").ok());
-  for (const HostPort& address : Attack(stranger, job, attack + kAttack)) attacked.push_back(address);
+  for (const HostPort& address : Attack(stranger, job, attack + kAttack))
+    attacked.push_back(address);
   const absl::Time end = absl::Now();
   const int64_t memory_after = ResidentBytesOf(job.pids()[0]);
   EXPECT_EQ((*member)->Get("from a member", kSoon).value_or(""), "value");
@@ -210,7 +222,8 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
     EXPECT_THAT(ended[rank].err, IsEmpty());
   }
   ASSERT_THAT(attacked, Not(IsEmpty()));
-  for (const HostPort& address : attacked) EXPECT_EQ(address.host, "127.0.0.1") << "listens where nobody told it to";
+  for (const HostPort& address : attacked)
+    EXPECT_EQ(address.host, "127.0.0.1") << "listens where nobody told it to";
   for (const Trick trick : kTricks) {
     EXPECT_GT(stranger.tried().count(trick), 0u) << ToString(trick);
   }
@@ -221,24 +234,28 @@ TEST(HostileTest, ALiveJobGoesOnUndisturbed) {
   EXPECT_LT(memory_after - memory_before, kMoreMemory);
 
   const std::map<int64_t, int64_t> progress = ProgressOf(ended[0].out);
-  const double quiet = StepsPerSecond(progress, start, attack), attacked_rate = StepsPerSecond(progress, attack, end);
+  const double quiet = StepsPerSecond(progress, start, attack),
+               attacked_rate = StepsPerSecond(progress, attack, end);
   int connections = 0;
   for (const auto& [trick, count] : stranger.tried()) connections += count;
-  std::cout << "steps per second: " << quiet << " alone, " << attacked_rate << " under attack (" << connections
-            << " connections, " << stranger.refused()
-            << " refusals); memory of rank 0: " << (memory_after - memory_before) / 1024 << " KiB more\n";
+  std::cout << "steps per second: " << quiet << " alone, " << attacked_rate << " under attack ("
+            << connections << " connections, " << stranger.refused()
+            << " refusals); memory of rank 0: " << (memory_after - memory_before) / 1024
+            << " KiB more\n";
   EXPECT_GT(quiet, 0);
   EXPECT_GT(attacked_rate * kSlower, quiet);
 }
 
-// The first ranks wait for the last one, and so do their listeners; then it comes, under fire as they are.
+// The first ranks wait for the last one, and so do their listeners; then it comes, under fire as
+// they are.
 TEST(HostileTest, AJobStartsUnderAttack) {
   Job job(kWorld - 1);
   Stranger stranger(/*seed=*/7);
   const absl::Time deadline = absl::Now() + kSoon;
   size_t listeners = 0;  // The store's, and one of each rank.
   while (listeners < kWorld && absl::Now() < deadline) {
-    listeners = Attack(stranger, job, absl::Now() + absl::Milliseconds(100), /*turns_per_look=*/1).size();
+    listeners =
+        Attack(stranger, job, absl::Now() + absl::Milliseconds(100), /*turns_per_look=*/1).size();
   }
   EXPECT_EQ(listeners, size_t{kWorld}) << "there was nothing to attack";
   Attack(stranger, job, absl::Now() + absl::Seconds(1));
@@ -258,17 +275,18 @@ TEST(OccupiedPortTest, ProcessesOfTorchrunMeetBesideItsAgent) {
   const internal::UniqueFd agent = internal::ListenOn({"127.0.0.1", 0}).value();
   const std::string folder = NewFolder(), stop_file = folder + "/stop";
   std::ofstream{stop_file};  // They leave after their first step.
-  std::map<std::string, std::string> variables = {{"WORLD_SIZE", absl::StrCat(kWorld)},
-                                                  {"LOCAL_WORLD_SIZE", absl::StrCat(kWorld)},
-                                                  {"MASTER_ADDR", "127.0.0.1"},
-                                                  {"MASTER_PORT", absl::StrCat(internal::LocalAddress(agent)->port)},
-                                                  {"TORCHELASTIC_RUN_ID", "none"},
-                                                  {"TORCHELASTIC_RESTART_COUNT", "0"},
-                                                  {"TORCHELASTIC_MAX_RESTARTS", "0"},
-                                                  {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                                                  {"GROUP_RANK", "0"},
-                                                  {"ROLE_NAME", "default"},
-                                                  {"TMPDIR", folder}};
+  std::map<std::string, std::string> variables = {
+      {"WORLD_SIZE", absl::StrCat(kWorld)},
+      {"LOCAL_WORLD_SIZE", absl::StrCat(kWorld)},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", absl::StrCat(internal::LocalAddress(agent)->port)},
+      {"TORCHELASTIC_RUN_ID", "none"},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"GROUP_RANK", "0"},
+      {"ROLE_NAME", "default"},
+      {"TMPDIR", folder}};
   std::vector<std::unique_ptr<Program>> ranks;
   for (int rank = 0; rank < kWorld; ++rank) {
     variables["RANK"] = variables["LOCAL_RANK"] = variables["ROLE_RANK"] = absl::StrCat(rank);

@@ -37,7 +37,8 @@ void AddSocketsOf(pid_t pid, std::set<std::string>& inodes) {
   constexpr absl::string_view kPrefix = "socket:[";
   while (const dirent* entry = readdir(directory.get())) {
     char target[256];
-    const ssize_t size = readlink(absl::StrCat(folder, "/", entry->d_name).c_str(), target, sizeof(target));
+    const ssize_t size =
+        readlink(absl::StrCat(folder, "/", entry->d_name).c_str(), target, sizeof(target));
     if (size <= 0) continue;
     absl::string_view link(target, static_cast<size_t>(size));
     if (!absl::StartsWith(link, kPrefix)) continue;
@@ -52,7 +53,8 @@ internal::HostPort AddressOf(const std::string& text) {
   const std::string words = text.substr(0, colon);
   unsigned char bytes[16] = {};
   for (size_t word = 0; 8 * word < words.size() && word < 4; ++word) {
-    const uint32_t value = static_cast<uint32_t>(std::strtoul(words.substr(8 * word, 8).c_str(), nullptr, 16));
+    const uint32_t value =
+        static_cast<uint32_t>(std::strtoul(words.substr(8 * word, 8).c_str(), nullptr, 16));
     std::memcpy(bytes + 4 * word, &value, 4);
   }
   char host[INET6_ADDRSTRLEN] = "";
@@ -71,12 +73,14 @@ std::vector<internal::HostPort> ListenersOf(const std::vector<pid_t>& pids) {
     for (std::string line; std::getline(lines, line);) {
       std::istringstream words(line);
       std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
-      words >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >> timeout >> inode;
+      words >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >>
+          timeout >> inode;
       if (state == kListens && inodes.contains(inode)) found.push_back(AddressOf(local));
     }
   }
-  std::sort(found.begin(), found.end(),
-            [](const auto& a, const auto& b) { return std::tie(a.host, a.port) < std::tie(b.host, b.port); });
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.host, a.port) < std::tie(b.host, b.port);
+  });
   found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
 }

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/net/socket.h"
 
 namespace evenkeel {
 

@@ -1,10 +1,11 @@
 // One rank of a job that adds numbers, and checks every sum, until it is told to stop.
 //
-//   rank STOP_FILE SECONDS     rank 0 looks for STOP_FILE; when it is there, all ranks leave after the same step.
+//   rank STOP_FILE SECONDS     rank 0 looks for STOP_FILE; when it is there, all ranks leave after
+//     the same step.
 //                              SECONDS: how long to wait for the other ranks at the start.
 //
-// Each step uses both planes: an all_reduce, and an exchange over the control plane. Rank 0 prints its progress, "<unix
-// microseconds> <steps>", each rank in the end how it ended.
+// Each step uses both planes: an all_reduce, and an exchange over the control plane. Rank 0 prints
+// its progress, "<unix microseconds> <steps>", each rank in the end how it ended.
 
 #include <unistd.h>
 
@@ -35,7 +36,9 @@ constexpr absl::Duration kBetweenReports = absl::Milliseconds(20);
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 // What rank `rank` contributes in a step; sums of it are exact in float32.
-float Value(int64_t step, int rank, size_t i) { return static_cast<float>((step * 31 + rank * 7 + i) % 1000); }
+float Value(int64_t step, int rank, size_t i) {
+  return static_cast<float>((step * 31 + rank * 7 + i) % 1000);
+}
 
 absl::Status OneStep(Communicator& comm, int64_t step, std::vector<float>& data) {
   for (size_t i = 0; i < kElements; ++i) data[i] = Value(step, comm.rank(), i);
@@ -44,18 +47,22 @@ absl::Status OneStep(Communicator& comm, int64_t step, std::vector<float>& data)
     float expected = 0;
     for (int rank = 0; rank < comm.world_size(); ++rank) expected += Value(step, rank, i);
     if (data[i] == expected) continue;
-    return absl::DataLossError(absl::StrCat("step ", step, ", element ", i, " is ", data[i], ", not ", expected));
+    return absl::DataLossError(
+        absl::StrCat("step ", step, ", element ", i, " is ", data[i], ", not ", expected));
   }
   return absl::OkStatus();
 }
 
 // Whether all ranks are to stop; rank 0 knows.
 absl::StatusOr<bool> ExchangeStop(Communicator& comm, int64_t step, bool stop) {
-  const std::string mine = comm.rank() == 0 && stop ? "stop" : absl::StrCat("rank ", comm.rank(), " step ", step);
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, comm.control().Exchange("hostile", mine, kPatience));
+  const std::string mine =
+      comm.rank() == 0 && stop ? "stop" : absl::StrCat("rank ", comm.rank(), " step ", step);
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange("hostile", mine, kPatience));
   for (int rank = 1; rank < comm.world_size(); ++rank) {
     if (parts[rank] == absl::StrCat("rank ", rank, " step ", step)) continue;
-    return absl::DataLossError(absl::StrCat("step ", step, ": rank ", rank, " is said to have said ", parts[rank]));
+    return absl::DataLossError(
+        absl::StrCat("step ", step, ": rank ", rank, " is said to have said ", parts[rank]));
   }
   return parts[0] == "stop";
 }
@@ -91,5 +98,6 @@ absl::Status Main(const std::string& stop_file, absl::Duration patience) {
 
 int main(int argc, char** argv) {
   if (argc != 3) return EXIT_FAILURE;
-  return evenkeel::Main(argv[1], absl::Seconds(std::atof(argv[2]))).ok() ? EXIT_SUCCESS : EXIT_FAILURE;
+  return evenkeel::Main(argv[1], absl::Seconds(std::atof(argv[2]))).ok() ? EXIT_SUCCESS
+                                                                         : EXIT_FAILURE;
 }

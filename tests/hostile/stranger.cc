@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
-#include "evenkeel/comm/internal/gloo_transport_greeting.h"
+#include "evenkeel/comm/net/peer_greeting.h"
 
 namespace evenkeel {
 namespace {
@@ -24,7 +24,8 @@ using internal::Verdict;
 
 // Of the store or of a rank's listener. What is no verdict only members get.
 absl::Status VerdictIn(absl::string_view frame) {
-  if (const absl::StatusOr<PeerVerdict> verdict = PeerVerdict::Parse(frame); verdict.ok()) return verdict->status;
+  if (const absl::StatusOr<PeerVerdict> verdict = PeerVerdict::Parse(frame); verdict.ok())
+    return verdict->status;
   const absl::StatusOr<Verdict> verdict = Verdict::Parse(frame);
   return verdict.ok() ? verdict->status : absl::OkStatus();
 }
@@ -107,7 +108,8 @@ bool Stranger::Continue(Visit& visit) {
   }
   if (is_over) return false;
   const size_t size = visit.trick == Trick::kSlowHello ? 1 : visit.to_send.size();
-  const internal::Transfer sent = internal::SendSome(visit.fd, absl::string_view(visit.to_send).substr(0, size));
+  const internal::Transfer sent =
+      internal::SendSome(visit.fd, absl::string_view(visit.to_send).substr(0, size));
   visit.to_send.erase(0, sent.bytes);
   return !sent.is_over;
 }
@@ -123,14 +125,16 @@ void Stranger::OnFrame(Visit& visit, absl::string_view frame) {
     return;
   }
   visit.has_greeting = true;
-  if (visit.trick == Trick::kWrongProof || visit.trick == Trick::kSlowHello) visit.to_send = GuessedHello(frame);
+  if (visit.trick == Trick::kWrongProof || visit.trick == Trick::kSlowHello)
+    visit.to_send = GuessedHello(frame);
 }
 
 // With a proof as who doesn't know the secret can make it.
 std::string Stranger::GuessedHello(absl::string_view frame) {
   if (const absl::StatusOr<PeerChallenge> challenge = PeerChallenge::Parse(frame); challenge.ok()) {
     PeerHello hello{.rank = static_cast<int>(random_() % 3), .nonce = challenge->nonce};
-    hello.proof = internal::HelloProof({.name = "world", .world_size = 3, .key = "a guess"}, 0, *challenge, hello);
+    hello.proof = internal::HelloProof({.name = "world", .world_size = 3, .key = "a guess"}, 0,
+                                       *challenge, hello);
     return internal::Frame(hello.Serialize());
   }
   const absl::StatusOr<Challenge> challenge = Challenge::Parse(frame);

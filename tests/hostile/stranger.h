@@ -4,8 +4,9 @@
 //   while (...) stranger.Turn(addresses);     // does a little of everything, never waits long
 //   stranger.Hangup();                        // cuts all connections, and says what came of them
 //
-// What it tries: random bytes; connections that say nothing; handshakes of one byte at a time; good handshakes that it
-// has heard, played back; good hellos with a wrong proof; lengths of gigabytes; connections that are reset at once.
+// What it tries: random bytes; connections that say nothing; handshakes of one byte at a time; good
+// handshakes that it has heard, played back; good hellos with a wrong proof; lengths of gigabytes;
+// connections that are reset at once.
 //
 // Threads: thread-compatible.
 
@@ -22,15 +23,16 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/internal/frame.h"
-#include "evenkeel/comm/internal/handshake.h"
-#include "evenkeel/comm/internal/socket.h"
+#include "evenkeel/comm/net/frame.h"
+#include "evenkeel/comm/net/handshake.h"
+#include "evenkeel/comm/net/socket.h"
 
 namespace evenkeel {
 
 enum class Trick { kNoise, kSilence, kSlowHello, kPlayBack, kWrongProof, kHugeLength, kReset };
-inline constexpr Trick kTricks[] = {Trick::kNoise,      Trick::kSilence,    Trick::kSlowHello, Trick::kPlayBack,
-                                    Trick::kWrongProof, Trick::kHugeLength, Trick::kReset};
+inline constexpr Trick kTricks[] = {Trick::kNoise,    Trick::kSilence,    Trick::kSlowHello,
+                                    Trick::kPlayBack, Trick::kWrongProof, Trick::kHugeLength,
+                                    Trick::kReset};
 absl::string_view ToString(Trick trick);
 
 class Stranger {
@@ -47,8 +49,10 @@ class Stranger {
 
   // Connections made, by what was tried on them.
   const std::map<Trick, int>& tried() const { return tried_; }
-  int refused() const { return refused_; }    // Verdicts that said no.
-  int admitted() const { return admitted_; }  // Verdicts that said yes, or frames that only members get.
+  int refused() const { return refused_; }  // Verdicts that said no.
+  int admitted() const {
+    return admitted_;
+  }  // Verdicts that said yes, or frames that only members get.
   // The last refusal of each kind.
   const std::map<Trick, std::string>& refusals() const { return refusals_; }
 

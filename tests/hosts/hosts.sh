@@ -4,8 +4,8 @@
 #
 #   tests/hosts/hosts.sh HOSTS RANKS_PER_HOST RATE PROGRAM [ARGUMENT...]
 #
-# RATE is what each host can send and receive (1gbit), or none: no limit. As
-# root. 77: namespaces may not be made here, and the reason. They go when it ends.
+# RATE limits what each host can send and receive (1gbit), none means no limit.
+# Run it as root. Exit code 77: no namespaces permitted. Removes them at its end.
 set -euo pipefail
 (($# >= 4)) || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
 hosts=$1 per_host=$2 rate=$3

@@ -1,5 +1,5 @@
-// Ranks on several hosts, which are network namespaces: they find out who shares memory with whom, and a rank or a host
-// that is lost is named by all others.
+// Ranks on several hosts, which are network namespaces: they find out who shares memory with whom,
+// and a rank or a host that is lost is named by all others.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,8 @@ std::map<int, std::vector<Said>> Words(const std::string& out) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(' ', 3));
     int rank = 0;
     Said said;
-    if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &said.unix_millis) || !absl::SimpleAtoi(parts[2], &rank)) {
+    if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &said.unix_millis) ||
+        !absl::SimpleAtoi(parts[2], &rank)) {
       ADD_FAILURE() << "not from a rank: " << line;
       continue;
     }
@@ -63,8 +64,9 @@ TEST_P(HostsTest, EndsAsItShould) {
   const Case& one = GetParam();
   std::string victims;
   for (int victim : one.victims) absl::StrAppend(&victims, victims.empty() ? "" : ",", victim);
-  const Ended ended = evenkeel::Run({kHosts, absl::StrCat(one.hosts), absl::StrCat(one.per_host), "none", kRank, "lose",
-                                     victims.empty() ? "-" : victims, one.how});
+  const Ended ended =
+      evenkeel::Run({kHosts, absl::StrCat(one.hosts), absl::StrCat(one.per_host), "none", kRank,
+                     "lose", victims.empty() ? "-" : victims, one.how});
   if (ended.code == kNoNamespaces) GTEST_SKIP() << ended.out;
   ASSERT_FALSE(ended.timed_out) << ended.out << ended.err;
   const int ranks = one.hosts * one.per_host;
@@ -86,21 +88,23 @@ TEST_P(HostsTest, EndsAsItShould) {
     for (int victim : one.victims) names = AnyOf(names, HasSubstr(absl::StrCat("rank ", victim)));
     EXPECT_THAT(said.back().text, HasSubstr("ends: UNAVAILABLE")) << ended.out;
     EXPECT_THAT(said.back().text, names) << ended.out;
-    const int limit = std::string(one.how) == "stop" ? kSilenceMillis + kAtOnceMillis : kAtOnceMillis;
+    const int limit =
+        std::string(one.how) == "stop" ? kSilenceMillis + kAtOnceMillis : kAtOnceMillis;
     EXPECT_LT(said.back().unix_millis - lost, limit) << ended.out;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, HostsTest,
-                         testing::Values(Case{"AllIsWell", 2, 2, {}, "kill", "hierarchical"},
-                                         Case{"ARankOfAHost", 2, 2, {3}, "kill", "hierarchical"},
-                                         Case{"TheLeaderOfAHost", 2, 2, {2}, "kill", "hierarchical"},
-                                         Case{"AWholeHost", 2, 2, {2, 3}, "kill", "hierarchical"},
-                                         Case{"ARankThatStops", 2, 2, {3}, "stop", "hierarchical"},
-                                         Case{"ALeaderThatStops", 2, 2, {2}, "stop", "hierarchical"},
-                                         Case{"OneRankPerHost", 3, 1, {2}, "kill", "gloo"},
-                                         Case{"OneHost", 1, 3, {1}, "kill", "shm"}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    , HostsTest,
+    testing::Values(Case{"AllIsWell", 2, 2, {}, "kill", "hierarchical"},
+                    Case{"ARankOfAHost", 2, 2, {3}, "kill", "hierarchical"},
+                    Case{"TheLeaderOfAHost", 2, 2, {2}, "kill", "hierarchical"},
+                    Case{"AWholeHost", 2, 2, {2, 3}, "kill", "hierarchical"},
+                    Case{"ARankThatStops", 2, 2, {3}, "stop", "hierarchical"},
+                    Case{"ALeaderThatStops", 2, 2, {2}, "stop", "hierarchical"},
+                    Case{"OneRankPerHost", 3, 1, {2}, "kill", "gloo"},
+                    Case{"OneHost", 1, 3, {1}, "kill", "shm"}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace evenkeel

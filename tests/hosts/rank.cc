@@ -1,8 +1,10 @@
 // One rank of a job on several hosts.
 //
-//   rank lose VICTIMS kill|stop     adds numbers until the ranks in VICTIMS ("2,3"; none: "-") kill or stop themselves in
+//   rank lose VICTIMS kill|stop     adds numbers until the ranks in VICTIMS ("2,3"; none: "-") kill
+//     or stop themselves in
 //                                   the middle of a step; all others say how that ended, and when
-//   rank measure MIB ROUNDS         rank 0 says how long an all-reduce takes over the hierarchical backend and over gloo,
+//   rank measure MIB ROUNDS         rank 0 says how long an all-reduce takes over the hierarchical
+//     backend and over gloo,
 //                                   in blocks by turns
 
 #include <signal.h>
@@ -27,18 +29,20 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
-#include "evenkeel/comm/rendezvous.h"
+#include "evenkeel/comm/rendezvous/rendezvous.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
 namespace {
 
 constexpr int kLastStep = 5;
-constexpr size_t kElements = 4 << 20;  // Several chunks, so that the signal comes while data is on its way.
+constexpr size_t kElements =
+    4 << 20;  // Several chunks, so that the signal comes while data is on its way.
 constexpr int kPerBlock = 3;
 
 void Say(int rank, absl::string_view what) {
-  std::cout << absl::StrCat(absl::ToUnixMillis(absl::Now()), " rank ", rank, " ", what, "\n") << std::flush;
+  std::cout << absl::StrCat(absl::ToUnixMillis(absl::Now()), " rank ", rank, " ", what, "\n")
+            << std::flush;
 }
 
 absl::Status AddUntilLost(Communicator& comm, bool is_victim, bool has_victims, int signal) {
@@ -57,11 +61,13 @@ absl::Status AddUntilLost(Communicator& comm, bool is_victim, bool has_victims, 
 
 absl::Status Lose(const Environment& environment, absl::string_view victims, int signal) {
   const std::vector<std::string> lost = absl::StrSplit(victims, ',');
-  const bool is_victim = std::find(lost.begin(), lost.end(), absl::StrCat(environment.rank)) != lost.end();
+  const bool is_victim =
+      std::find(lost.begin(), lost.end(), absl::StrCat(environment.rank)) != lost.end();
   absl::StatusOr<std::unique_ptr<Communicator>> comm =
       CreateCommunicator(environment, {.connect_timeout = absl::Seconds(20)});
   if (comm.ok()) Say(environment.rank, absl::StrCat("is on ", (*comm)->backend_name()));
-  const absl::Status status = comm.ok() ? AddUntilLost(**comm, is_victim, victims != "-", signal) : comm.status();
+  const absl::Status status =
+      comm.ok() ? AddUntilLost(**comm, is_victim, victims != "-", signal) : comm.status();
   Say(environment.rank, absl::StrCat("ends: ", status.ToString()));
   return status;
 }
@@ -69,7 +75,8 @@ absl::Status Lose(const Environment& environment, absl::string_view victims, int
 absl::StatusOr<double> BlockMillis(Communicator& comm, std::vector<float>& data) {
   EK_RETURN_IF_ERROR(comm.Barrier());
   const absl::Time start = absl::Now();
-  for (int i = 0; i < kPerBlock; ++i) EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kAverage));
+  for (int i = 0; i < kPerBlock; ++i)
+    EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kAverage));
   return absl::ToDoubleMilliseconds(absl::Now() - start) / kPerBlock;
 }
 
@@ -79,9 +86,11 @@ double Median(std::vector<double> values) {
 }
 
 absl::Status Measure(const Environment& environment, double mebibytes, int rounds) {
-  EK_ASSIGN_OR_RETURN(std::shared_ptr<Rendezvous> rendezvous, Rendezvous::Join(environment, absl::Seconds(20)));
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<Rendezvous> rendezvous,
+                      Rendezvous::Join(environment, absl::Seconds(20)));
   const auto create = [&](const char* backend) {
-    return CreateCommunicator(environment, {.backend = backend, .group = backend, .rendezvous = rendezvous});
+    return CreateCommunicator(environment,
+                              {.backend = backend, .group = backend, .rendezvous = rendezvous});
   };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> hierarchical, create("hierarchical"));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> gloo, create("gloo"));
@@ -97,9 +106,11 @@ absl::Status Measure(const Environment& environment, double mebibytes, int round
   }
   if (environment.rank == 0) {
     std::sort(ratios.begin(), ratios.end());
-    Say(0, absl::StrCat("all_reduce of ", mebibytes, " MiB: hierarchical ", Median(a), " ms, gloo ", Median(b),
-                        " ms, gloo / hierarchical ", Median(ratios), " (", ratios[ratios.size() / 20], " to ",
-                        ratios[ratios.size() - 1 - ratios.size() / 20], ") in ", rounds, " pairs of blocks"));
+    Say(0, absl::StrCat("all_reduce of ", mebibytes, " MiB: hierarchical ", Median(a), " ms, gloo ",
+                        Median(b), " ms, gloo / hierarchical ", Median(ratios), " (",
+                        ratios[ratios.size() / 20], " to ",
+                        ratios[ratios.size() - 1 - ratios.size() / 20], ") in ", rounds,
+                        " pairs of blocks"));
   }
   EK_RETURN_IF_ERROR(hierarchical->Finalize());
   return gloo->Finalize();
@@ -112,8 +123,8 @@ absl::Status Main(const std::vector<std::string>& arguments) {
   }
   double mebibytes = 0;
   int rounds = 0;
-  if (arguments.size() == 3 && arguments[0] == "measure" && absl::SimpleAtod(arguments[1], &mebibytes) &&
-      absl::SimpleAtoi(arguments[2], &rounds)) {
+  if (arguments.size() == 3 && arguments[0] == "measure" &&
+      absl::SimpleAtod(arguments[1], &mebibytes) && absl::SimpleAtoi(arguments[2], &rounds)) {
     return Measure(environment, mebibytes, rounds);
   }
   return absl::InvalidArgumentError("lose VICTIMS kill|stop, or measure MIB ROUNDS");

@@ -10,14 +10,11 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/heap_counter.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
 
 namespace evenkeel {
 namespace {
@@ -49,27 +46,18 @@ class Rank {
     }
   }
 
-  // A sliced optimizer comes before its reducer; it has no state before a Step() that is not skipped.
+  // Slices come with the reducer; they have no state before a Step() that is not skipped.
   absl::Status MakeReducer(const MemorySetting& setting) {
     DataParallelOptions options;
     options.reducer.gradient_as_bucket_view = setting.views;
-    std::unique_ptr<BucketReduction> reduction;
-    if (setting.optimizer == OptimizerKind::kSliced) {
-      EK_ASSIGN_OR_RETURN(sliced_, SlicedOptimizer::Create(comm_, &params_, AdamW{}));
-      reduction = sliced_->TakeReduction();
-    }
-    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, {}, options, std::move(reduction)));
-    return absl::OkStatus();
+    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, {}, options));
+    return setting.optimizer == OptimizerKind::kSliced ? Place(Slices{}) : absl::OkStatus();
   }
 
   absl::Status MakeOptimizer(OptimizerKind kind) {
     is_complete_ = true;
-    if (kind == OptimizerKind::kUnsharded) {
-      EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(comm_, &params_, AdamW{}));
-    } else if (kind == OptimizerKind::kSharded) {
-      EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(comm_, &params_, AdamW{}));
-    }
-    return absl::OkStatus();
+    if (kind == OptimizerKind::kSliced) return absl::OkStatus();
+    return kind == OptimizerKind::kUnsharded ? Place(Replicated{}) : Place(WholeTensors{});
   }
 
   // Without an optimizer gradients are reduced and left.
@@ -82,15 +70,10 @@ class Rank {
       EK_RETURN_IF_ERROR(ddp_->GradientReady(p));
     }
     EK_RETURN_IF_ERROR(ddp_->FinishStep());
-    if (unsharded_ != nullptr) return unsharded_->Step();
-    if (sharded_ != nullptr) return sharded_->Step();
-    return sliced_ != nullptr ? sliced_->Step({.skip = !is_complete_}) : absl::OkStatus();
+    return optimizer_ != nullptr ? optimizer_->Step({.skip = !is_complete_}) : absl::OkStatus();
   }
 
-  int64_t state_bytes() const {
-    if (unsharded_ != nullptr) return unsharded_->state_bytes();
-    return sharded_ != nullptr ? sharded_->state_bytes() : sliced_->state_bytes();
-  }
+  int64_t state_bytes() const { return optimizer_->state_bytes(); }
 
   // What the process holds while every rank is here.
   absl::StatusOr<int64_t> LiveBytesOfAll() {
@@ -101,12 +84,15 @@ class Rank {
   }
 
  private:
+  absl::Status Place(const Placement& placement) {
+    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, AdamW{}, {.placement = placement}));
+    return absl::OkStatus();
+  }
+
   Communicator* const comm_;
   std::vector<std::vector<float>> values_, gradients_;
   ParameterSet params_;
-  std::unique_ptr<Optimizer> unsharded_;
-  std::unique_ptr<ShardedOptimizer> sharded_;
-  std::unique_ptr<SlicedOptimizer> sliced_;
+  std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
   bool is_complete_ = false;  // It has its optimizer.
 };
@@ -128,7 +114,8 @@ absl::StatusOr<MemoryUse> MeasureRank(const MemorySetting& setting, Communicator
   EK_RETURN_IF_ERROR(take(&use.gradients));
   ResetPeakBytes();
   EK_RETURN_IF_ERROR(rank.MakeReducer(setting));
-  for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank.Step());  // The second has the rebuilt buckets.
+  for (int step = 0; step < 3; ++step)
+    EK_RETURN_IF_ERROR(rank.Step());  // The second has the rebuilt buckets.
   EK_RETURN_IF_ERROR(take(&use.buckets));
   EK_RETURN_IF_ERROR(rank.MakeOptimizer(setting.optimizer));
   EK_RETURN_IF_ERROR(rank.Step());
@@ -147,7 +134,8 @@ absl::StatusOr<MemoryUse> MeasureRank(const MemorySetting& setting, Communicator
 }  // namespace
 
 int64_t ParameterBytes() {
-  return std::accumulate(Sizes().begin(), Sizes().end(), int64_t{0}) * static_cast<int64_t>(sizeof(float));
+  return std::accumulate(Sizes().begin(), Sizes().end(), int64_t{0}) *
+         static_cast<int64_t>(sizeof(float));
 }
 
 int64_t LargestTensorBytes() {

@@ -1,8 +1,9 @@
-// A 2 x 2 mesh: data parallel along one axis, tensor parallel along the other. In the middle of backward user code
-// all-reduces along the tensor axis; buckets go along the data axis meanwhile. Nothing deadlocks, nobody's sums are
-// touched, and the weights are those of one rank.
+// A 2 x 2 mesh: data parallel along one axis, tensor parallel along the other. In the middle of
+// backward user code all-reduces along the tensor axis; buckets go along the data axis meanwhile.
+// Nothing deadlocks, nobody's sums are touched, and the weights are those of one rank.
 //
-// The model: y = sum_r b_r (a_r x) with the hidden units split over the tensor axis; the loss is 0.5 (y - t)^2.
+// The model: y = sum_r b_r (a_r x) with the hidden units split over the tensor axis; the loss is
+//            0.5 (y - t)^2.
 
 #include <cmath>
 #include <memory>
@@ -35,7 +36,8 @@ struct Layer {
   int first, units;
   std::vector<double> a, b, grad_a, grad_b;
 
-  Layer(int first, int units) : first(first), units(units), a(units * kInputs), b(units), grad_a(a), grad_b(b) {
+  Layer(int first, int units)
+      : first(first), units(units), a(units * kInputs), b(units), grad_a(a), grad_b(b) {
     for (int u = 0; u < units; ++u) {
       b[u] = Noise(1, first + u, 0);
       for (int i = 0; i < kInputs; ++i) a[u * kInputs + i] = Noise(2, first + u, i);
@@ -54,15 +56,17 @@ std::vector<double> Input(int step, int sample) {
   return x;
 }
 
-// Mean gradients over samples [begin, end) of a step. `add_up` makes one number per sample the tensor axis's sum of it;
-// `is_ready(0)` is called when b's gradient is there, `is_ready(1)` when a's is.
+// Mean gradients over samples [begin, end) of a step. `add_up` makes one number per sample the
+// tensor axis's sum of it; `is_ready(0)` is called when b's gradient is there, `is_ready(1)` when
+// a's is.
 absl::Status Backward(Layer& layer, int step, int begin, int end,
                       absl::FunctionRef<absl::Status(std::vector<double>&)> add_up,
                       absl::FunctionRef<absl::Status(int)> is_ready) {
   const double weight = 1.0 / (end - begin);
   std::vector<double> y(end - begin);
   for (int s = begin; s < end; ++s) {
-    for (int u = 0; u < layer.units; ++u) y[s - begin] += layer.b[u] * layer.HiddenOf(u, Input(step, s));
+    for (int u = 0; u < layer.units; ++u)
+      y[s - begin] += layer.b[u] * layer.HiddenOf(u, Input(step, s));
   }
   EK_RETURN_IF_ERROR(add_up(y));
   layer.grad_a.assign(layer.a.size(), 0.0);
@@ -70,7 +74,8 @@ absl::Status Backward(Layer& layer, int step, int begin, int end,
   std::vector<double> errors;
   for (int s = begin; s < end; ++s) errors.push_back(weight * (y[s - begin] - Noise(9, step, s)));
   for (int s = begin; s < end; ++s) {
-    for (int u = 0; u < layer.units; ++u) layer.grad_b[u] += errors[s - begin] * layer.HiddenOf(u, Input(step, s));
+    for (int u = 0; u < layer.units; ++u)
+      layer.grad_b[u] += errors[s - begin] * layer.HiddenOf(u, Input(step, s));
   }
   EK_RETURN_IF_ERROR(is_ready(0));
   // In the middle of backward, with b's bucket on its way: what a layer below would get.
@@ -97,7 +102,8 @@ Layer TrainAlone() {
     for (int half = 0; half < 2; ++half) {  // The mean of the data axis's two means.
       const absl::Status status = Backward(
           layer, step, half * kSamples / 2, (half + 1) * kSamples / 2,
-          [](std::vector<double>&) { return absl::OkStatus(); }, [](int) { return absl::OkStatus(); });
+          [](std::vector<double>&) { return absl::OkStatus(); },
+          [](int) { return absl::OkStatus(); });
       EXPECT_TRUE(status.ok());
       for (size_t j = 0; j < sum_a.size(); ++j) sum_a[j] += layer.grad_a[j] / 2;
       for (size_t j = 0; j < sum_b.size(); ++j) sum_b[j] += layer.grad_b[j] / 2;
@@ -109,7 +115,8 @@ Layer TrainAlone() {
 }
 
 absl::Status TrainOnMesh(Communicator& comm, const Layer& alone) {
-  const int row = comm.rank() / 2, column = comm.rank() % 2;  // Of the data axis, of the tensor axis.
+  const int row = comm.rank() / 2,
+            column = comm.rank() % 2;  // Of the data axis, of the tensor axis.
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> data, comm.Split(column, row));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> tensor, comm.Split(row, column));
   {
@@ -118,8 +125,10 @@ absl::Status TrainOnMesh(Communicator& comm, const Layer& alone) {
     params.Add("a", absl::MakeSpan(layer.a), absl::MakeSpan(layer.grad_a));
     params.Add("b", absl::MakeSpan(layer.b), absl::MakeSpan(layer.grad_b));
     // A bucket each, from the second step on.
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(data.get(), &params, {}, {.reducer = {.caps = {Bytes{8}}}}));
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(data.get(), &params, Sgd{.learning_rate = kRate}));
+    EK_ASSIGN_OR_RETURN(
+        auto ddp, DataParallel::Create(data.get(), &params, {}, {.reducer = {.caps = {Bytes{8}}}}));
+    EK_ASSIGN_OR_RETURN(auto optimizer,
+                        Optimizer::Create(*data, params, Sgd{.learning_rate = kRate}));
     int sums = 0;
     for (int step = 0; step < kSteps; ++step) {
       params.ClearGradients();
@@ -138,7 +147,8 @@ absl::Status TrainOnMesh(Communicator& comm, const Layer& alone) {
       EK_RETURN_IF_ERROR(ddp->FinishStep());
       EK_RETURN_IF_ERROR(optimizer->Step());
     }
-    EXPECT_EQ(tensor->user().position(), sums) << "the tensor axis has the user's collectives and no other";
+    EXPECT_EQ(tensor->user().position(), sums)
+        << "the tensor axis has the user's collectives and no other";
     for (int u = 0; u < layer.units; ++u) {
       EXPECT_NEAR(layer.b[u], alone.b[layer.first + u], kTolerance) << "rank " << comm.rank();
       for (int i = 0; i < kInputs; ++i) {
@@ -153,7 +163,8 @@ absl::Status TrainOnMesh(Communicator& comm, const Layer& alone) {
 
 TEST(MeshTest, DataParallelAlongOneAxisLeavesTheOtherAlone) {
   const Layer alone = TrainAlone();
-  const absl::Status status = RunTestRanks(4, [&](Communicator& comm) { return TrainOnMesh(comm, alone); });
+  const absl::Status status =
+      RunTestRanks(4, [&](Communicator& comm) { return TrainOnMesh(comm, alone); });
   EXPECT_TRUE(status.ok()) << status;
 }
 

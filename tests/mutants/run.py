@@ -6,9 +6,9 @@ mutant, and must fail. The table is in the .txt files beside this one, a block p
 
     mutant: stats_forget_errors
     promise: the statistics have the last error
-    in: reducer_step.cc
-    from: counted_.last_error = std::string(error.message());
-    to: if (!MUTANT) counted_.last_error = std::string(error.message());
+    in: reducer.cc
+    from: completer.counted().last_error = std::string(error.message());
+    to: if (!MUTANT) completer.counted().last_error = std::string(error.message());
     test: ReducerStatsTest.ShadowedStepsAndErrorsAreCounted
 
 `from` is found by its text, in whichever file it is, whatever its white space; exactly once, otherwise that is an
@@ -127,7 +127,7 @@ def mutate(mutants, sources):
         anchor = without_space(mutant.before)[0]
         found = []
         for path, (text, places) in packed.items():
-            if mutant.file and os.path.basename(path) != mutant.file:
+            if mutant.file and not f"/{path}".endswith(f"/{mutant.file}"):
                 continue
             at = text.find(anchor)
             while at >= 0:

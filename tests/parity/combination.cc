@@ -70,8 +70,8 @@ const char* NameOf(InputsKind kind) {
 }  // namespace
 
 std::string Combination::Name() const {
-  return absl::StrCat("world", world, "_", NameOf(optimizer), "_", NameOf(inputs), names.empty() ? "" : "_",
-                      absl::StrJoin(names, "_"));
+  return absl::StrCat("world", world, "_", NameOf(optimizer), "_", NameOf(inputs),
+                      names.empty() ? "" : "_", absl::StrJoin(names, "_"));
 }
 
 int Combination::StepsOf(int rank) const {
@@ -92,14 +92,17 @@ bool Combination::Trains(int param, int step) const {
 
 UpdateRule Combination::RuleAt(int step) const {
   const double rate = 0.1 / (1 + 0.5 * step);
-  // Adam makes of a gradient that is all rounding as large a step as of any, unless it is small beside epsilon.
-  if (adamw) return AdamW{.learning_rate = rate, .epsilon = is_exact() ? 1e-8 : 0.25, .weight_decay = 0.1};
+  // Adam makes of a gradient that is all rounding as large a step as of any, unless it is small
+  // beside epsilon.
+  if (adamw)
+    return AdamW{.learning_rate = rate, .epsilon = is_exact() ? 1e-8 : 0.25, .weight_decay = 0.1};
   return Sgd{.learning_rate = rate, .momentum = 0.9, .weight_decay = 0.01};
 }
 
 // In float64 what is promised is 1e-5; nothing but the order of additions differs, so less will do.
 double Combination::Bound() const {
-  // A gradient is rounded to 8 or to 11 bits on each rank, its sum once more, and momentum adds up steps of one sign.
+  // A gradient is rounded to 8 or to 11 bits on each rank, its sum once more, and momentum adds up
+  // steps of one sign.
   if (wire == DType::kBFloat16) return 3e-2;
   if (wire == DType::kFloat16 || mixed) return 4e-3;
   return float32 ? 2e-4 : 1e-9;
@@ -123,14 +126,17 @@ std::vector<Combination> AllCombinations(int world, OptimizerKind optimizer, Inp
   return all;
 }
 
-std::vector<Combination> SomeCombinations(int world, OptimizerKind optimizer, InputsKind inputs, int count) {
+std::vector<Combination> SomeCombinations(int world, OptimizerKind optimizer, InputsKind inputs,
+                                          int count) {
   std::vector<Combination> all = AllCombinations(world, optimizer, inputs), some;
-  // Steps of the golden section come to all parts of every axis; each group of ranks begins at another place.
+  // Steps of the golden section come to all parts of every axis; each group of ranks begins at
+  // another place.
   const double section = 0.6180339887498949;
   double at = section * (world + 7 * static_cast<int>(optimizer) + 31 * static_cast<int>(inputs));
   std::set<size_t> taken;
   for (int i = 0; i < count; ++i, at += section) {
-    const size_t index = static_cast<size_t>((at - std::floor(at)) * static_cast<double>(all.size()));
+    const size_t index =
+        static_cast<size_t>((at - std::floor(at)) * static_cast<double>(all.size()));
     if (taken.insert(index).second) some.push_back(all[index]);
   }
   return some;

@@ -1,5 +1,6 @@
-// Memory that moves between steps, as a tensor library's to() does it: everything that held an old address uses the new
-// one, and nothing is written to the old one. Against the same training in memory that stays, bit for bit.
+// Memory that moves between steps, as a tensor library's to() does it: everything that held an old
+// address uses the new one, and nothing is written to the old one. Against the same training in
+// memory that stays, bit for bit.
 
 #include <algorithm>
 #include <cmath>
@@ -20,15 +21,12 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/bucket/value_memory.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
-#include "evenkeel/comm/shm.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
+#include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/optimizer_in_backward.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -43,8 +41,9 @@ const std::vector<int> kSizes = {3, 40, 1, 25, 2};
 const UpdateRule kRule = AdamW{.learning_rate = 0.05};
 
 enum class Optimizing { kUnsharded, kInBackward, kSharded, kSliced, kSlicedInBackward };
-constexpr Optimizing kAllKinds[] = {Optimizing::kUnsharded, Optimizing::kInBackward, Optimizing::kSharded,
-                                    Optimizing::kSliced, Optimizing::kSlicedInBackward};
+constexpr Optimizing kAllKinds[] = {Optimizing::kUnsharded, Optimizing::kInBackward,
+                                    Optimizing::kSharded, Optimizing::kSliced,
+                                    Optimizing::kSlicedInBackward};
 
 struct Case {
   Optimizing optimizing = Optimizing::kUnsharded;
@@ -56,9 +55,10 @@ struct Case {
 };
 
 std::string NameOf(const Case& test) {
-  return absl::StrCat("optimizer ", static_cast<int>(test.optimizing), test.reads ? " readers" : " rebind",
-                      test.views ? " views" : "", test.fusion == Fusion::kFlat ? "" : " coalesced",
-                      test.mixed ? " mixed" : "", test.registered ? " registered" : "");
+  return absl::StrCat("optimizer ", static_cast<int>(test.optimizing),
+                      test.reads ? " readers" : " rebind", test.views ? " views" : "",
+                      test.fusion == Fusion::kFlat ? "" : " coalesced", test.mixed ? " mixed" : "",
+                      test.registered ? " registered" : "");
 }
 
 // Floats that can move. Memory that was left holds NaN, unless it is written to.
@@ -83,8 +83,9 @@ class Movable {
   }
   bool WasWrittenWhereItWas() const {
     const auto is_nan = [](float x) { return std::isnan(x); };
-    return !std::all_of(places_.begin(), places_.end() - 1,
-                        [&](const std::vector<float>& place) { return std::ranges::all_of(place, is_nan); });
+    return !std::all_of(places_.begin(), places_.end() - 1, [&](const std::vector<float>& place) {
+      return std::ranges::all_of(place, is_nan);
+    });
   }
 
  private:
@@ -107,7 +108,8 @@ class Training {
     for (size_t p = 0; p < kSizes.size(); ++p) {
       values_.emplace_back(kSizes[p]);
       gradients_.emplace_back(kSizes[p]);
-      for (int j = 0; j < kSizes[p]; ++j) values_[p].data()[j] = ToyModel::Noise(0, 1000, static_cast<int>(p), j);
+      for (int j = 0; j < kSizes[p]; ++j)
+        values_[p].data()[j] = ToyModel::Noise(0, 1000, static_cast<int>(p), j);
       params_.Add(absl::StrCat("p", p), values_[p].view(), gradients_[p].view());
     }
   }
@@ -127,7 +129,8 @@ class Training {
     Outcome outcome{.buffer = buffer_.content()};
     for (Movable& value : values_) outcome.values.push_back(value.content());
     for (Movable& gradient : gradients_) {
-      if (test_.optimizing == Optimizing::kUnsharded) outcome.gradients.push_back(gradient.content());
+      if (test_.optimizing == Optimizing::kUnsharded)
+        outcome.gradients.push_back(gradient.content());
     }
     for (const std::vector<Movable>* tensors : {&values_, &gradients_}) {
       for (const Movable& tensor : *tensors) EXPECT_FALSE(tensor.WasWrittenWhereItWas());
@@ -137,46 +140,41 @@ class Training {
   }
 
  private:
-  Joinable* joinable() {
-    if (optimizer_ != nullptr) return optimizer_.get();
-    return sharded_ != nullptr ? static_cast<Joinable*>(sharded_.get()) : sliced_.get();
+  Joinable* joinable() { return optimizer_.get(); }
+
+  Placement placement() const {
+    switch (test_.optimizing) {
+      case Optimizing::kUnsharded:
+        break;
+      case Optimizing::kInBackward:
+        return Replicated{.update_in_backward = true};
+      case Optimizing::kSharded:
+        return WholeTensors{.bucket_cap = Bytes{64}};
+      case Optimizing::kSliced:
+        return Slices{};
+      case Optimizing::kSlicedInBackward:
+        return Slices{.update_in_backward = true};
+    }
+    return Replicated{};
   }
 
   absl::Status MakeParts() {
     if (test_.registered) {
       EK_ASSIGN_OR_RETURN(registered_, MoveValues(comm_, params_));
-      for (size_t p = 0; p < kSizes.size(); ++p) values_[p].MovedTo(params_[static_cast<int>(p)].value.data);
-    }
-    std::unique_ptr<BucketReduction> reduction;
-    switch (test_.optimizing) {
-      case Optimizing::kUnsharded:
-      case Optimizing::kInBackward: {
-        EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(&comm_, &params_, kRule));
-        if (test_.optimizing == Optimizing::kUnsharded) break;
-        EK_ASSIGN_OR_RETURN(reduction, UpdateInBackward(optimizer_.get(), {}));
-        break;
-      }
-      case Optimizing::kSharded: {
-        EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(&comm_, &params_, kRule, {.bucket_cap = Bytes{64}}));
-        break;
-      }
-      case Optimizing::kSliced:
-      case Optimizing::kSlicedInBackward: {
-        const bool in_backward = test_.optimizing == Optimizing::kSlicedInBackward;
-        EK_ASSIGN_OR_RETURN(sliced_, SlicedOptimizer::Create(
-                                         &comm_, &params_, kRule,
-                                         {.updates = in_backward ? SliceUpdates::kInBackward : SliceUpdates::kInStep}));
-        reduction = sliced_->TakeReduction();
-      }
+      for (size_t p = 0; p < kSizes.size(); ++p)
+        values_[p].MovedTo(params_[static_cast<int>(p)].value.data);
     }
     DataParallelOptions options;
-    options.reducer = {.caps = {Bytes{16}, Bytes{128}}, .gradient_as_bucket_view = test_.views, .fusion = test_.fusion};
+    options.reducer = {.caps = {Bytes{16}, Bytes{128}},
+                       .gradient_as_bucket_view = test_.views,
+                       .fusion = test_.fusion};
     if (test_.reads) {
       options.memory = {.value = [this](int param) { return values_[param].view(); },
                         .gradient = [this](int param) { return gradients_[param].view(); },
                         .buffer = [this](int) { return buffer_.view(); }};
     }
-    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &params_, {buffer_.view()}, options, std::move(reduction)));
+    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &params_, {buffer_.view()}, options));
+    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, kRule, {.placement = placement()}));
     if (test_.mixed) {
       EK_ASSIGN_OR_RETURN(mixed_, MixedPrecision::Create(&params_, ddp_.get()));
     }
@@ -185,7 +183,7 @@ class Training {
 
   absl::Status Move() {
     if (!moves_) return absl::OkStatus();
-    if (sliced_ != nullptr) EK_RETURN_IF_ERROR(sliced_->WaitForAll());
+    EK_RETURN_IF_ERROR(optimizer_->WaitForAll());
     buffer_.Move();
     for (size_t p = 0; p < kSizes.size(); ++p) {
       values_[p].Move();
@@ -195,7 +193,8 @@ class Training {
     if (test_.reads) return absl::OkStatus();
     EK_RETURN_IF_ERROR(ddp_->RebindBuffer(0, buffer_.view()));
     for (size_t p = 0; p < kSizes.size(); ++p) {
-      EK_RETURN_IF_ERROR(params_.Rebind(static_cast<int>(p), values_[p].view(), gradients_[p].view()));
+      EK_RETURN_IF_ERROR(
+          params_.Rebind(static_cast<int>(p), values_[p].view(), gradients_[p].view()));
     }
     return absl::OkStatus();
   }
@@ -208,32 +207,38 @@ class Training {
       EK_RETURN_IF_ERROR(Move());
       EK_RETURN_IF_ERROR(ddp_->BeginStep(mode));
       const int batch = 2 * step + (mode == StepMode::kSync);
-      for (int j = 0; j < 3; ++j) buffer_.data()[j] = 0.9f * buffer_.data()[j] + Noise(batch, 99, j);
+      for (int j = 0; j < 3; ++j)
+        buffer_.data()[j] = 0.9f * buffer_.data()[j] + Noise(batch, 99, j);
       for (int p = params_.size() - 1; p >= 0; --p) {
         if (params_.trainable(p)) EK_RETURN_IF_ERROR(Backward(p, batch));
       }
       EK_RETURN_IF_ERROR(ddp_->FinishStep());
     }
     if (test_.optimizing == Optimizing::kInBackward) return absl::OkStatus();
-    if (optimizer_ != nullptr) return optimizer_->Step();
-    return sharded_ != nullptr ? sharded_->Step() : sliced_->Step();
+    return optimizer_->Step();
   }
 
-  float Noise(int batch, int what, int j) const { return ToyModel::Noise(comm_.rank(), batch, what, j); }
+  float Noise(int batch, int what, int j) const {
+    return ToyModel::Noise(comm_.rank(), batch, what, j);
+  }
 
   absl::Status Backward(int param, int batch) {
     const int64_t count = params_[param].value.count;
     const auto gradient_at = [&](int64_t j, float weight) {
-      return 0.25f * weight + Noise(batch, param, static_cast<int>(j)) + 0.125f * buffer_.data()[j % 3];
+      return 0.25f * weight + Noise(batch, param, static_cast<int>(j)) +
+             0.125f * buffer_.data()[j % 3];
     };
     if (mixed_ != nullptr) {
-      const auto weights = mixed_->Compute(param).as<BFloat16>(), into = mixed_->Gradient(param).as<BFloat16>();
-      for (int64_t j = 0; j < count; ++j) into[j] = BFloat16(gradient_at(j, static_cast<float>(weights[j])));
+      const auto weights = mixed_->Compute(param).as<BFloat16>(),
+                 into = mixed_->Gradient(param).as<BFloat16>();
+      for (int64_t j = 0; j < count; ++j)
+        into[j] = BFloat16(gradient_at(j, static_cast<float>(weights[j])));
       return mixed_->GradientReady(param);
     }
     const auto weights = params_[param].value.as<float>(), into = params_[param].grad.as<float>();
     const bool adds = params_.grad_state(param) != GradState::kNone;
-    for (int64_t j = 0; j < count; ++j) into[j] = (adds ? into[j] : 0.0f) + gradient_at(j, weights[j]);
+    for (int64_t j = 0; j < count; ++j)
+      into[j] = (adds ? into[j] : 0.0f) + gradient_at(j, weights[j]);
     params_.SetGradState(param, GradState::kLocal);
     return ddp_->GradientReady(param);
   }
@@ -246,8 +251,6 @@ class Training {
   Memory registered_;
   ParameterSet params_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<ShardedOptimizer> sharded_;
-  std::unique_ptr<SlicedOptimizer> sliced_;
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<MixedPrecision> mixed_;
 };
@@ -278,7 +281,8 @@ std::vector<Case> Cases() {
       }
     }
     cases.push_back({.reads = reads, .fusion = Fusion::kCoalesced});
-    for (const Optimizing optimizing : {Optimizing::kUnsharded, Optimizing::kSharded, Optimizing::kSliced}) {
+    for (const Optimizing optimizing :
+         {Optimizing::kUnsharded, Optimizing::kSharded, Optimizing::kSliced}) {
       cases.push_back({.optimizing = optimizing, .reads = reads, .mixed = true});
       cases.push_back({.optimizing = optimizing, .reads = reads, .registered = true});
     }
@@ -289,8 +293,10 @@ std::vector<Case> Cases() {
 TEST(MovedMemoryTest, TrainsAsInMemoryThatStays) {
   for (const Case& test : Cases()) {
     SCOPED_TRACE(NameOf(test));
-    const std::vector<Outcome> expected = OutcomesOf(test, /*moves=*/false), moved = OutcomesOf(test, /*moves=*/true);
-    for (int rank = 0; rank < kWorld; ++rank) EXPECT_TRUE(moved[rank] == expected[rank]) << "rank " << rank;
+    const std::vector<Outcome> expected = OutcomesOf(test, /*moves=*/false),
+                               moved = OutcomesOf(test, /*moves=*/true);
+    for (int rank = 0; rank < kWorld; ++rank)
+      EXPECT_TRUE(moved[rank] == expected[rank]) << "rank " << rank;
     if (HasFailure()) return;
   }
 }
@@ -303,8 +309,9 @@ TEST(MovedMemoryTest, ARepeatedStepHasItsBuffersWhereTheyLieNow) {
     ToyModel model({3, 5});
     Movable buffer(2);
     buffer.data()[0] = 7;
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create((*first)[comm.rank()].get(), &model.params(), {buffer.view()},
-                                                       {.memory = {.buffer = [&](int) { return buffer.view(); }}}));
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(
+                                      (*first)[comm.rank()].get(), &model.params(), {buffer.view()},
+                                      {.memory = {.buffer = [&](int) { return buffer.view(); }}}));
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     buffer.data()[0] = 8;
     buffer.Move();
@@ -324,12 +331,14 @@ TEST(MovedMemoryTest, WhatCannotHaveMovedThereIsRefused) {
     TensorView value, gradient;
     std::string message;
   } wrong[] = {
-      {absl::MakeSpan(three), {}, "parameter \"b\" is float32[5] and is said to have moved to float32[3]"},
-      {absl::MakeSpan(wide), {}, "parameter \"b\" is float32[5] and is said to have moved to float64[5]"},
-      {TensorView(other.data(), 5, DType::kFloat32, Device::Cuda(1)), {}, "to float32[5] on cuda:1"},
+      {absl::MakeSpan(three), {}, "parameter \"b\" is float32[5] and cannot move to float32[3]"},
+      {absl::MakeSpan(wide), {}, "parameter \"b\" is float32[5] and cannot move to float64[5]"},
+      {TensorView(other.data(), 5, DType::kFloat32, Device::Cuda(1)),
+       {},
+       "to float32[5] on cuda:1"},
       {TensorView(nullptr, 5, DType::kFloat32), {}, "to no memory for float32[5]"},
       {good, absl::MakeSpan(three),
-       "the gradient of parameter \"b\" is float32[5] and is said to have moved to float32"},
+       "the gradient of parameter \"b\" is float32[5] and cannot move to float32"},
   };
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
     ToyModel model({3});
@@ -337,10 +346,12 @@ TEST(MovedMemoryTest, WhatCannotHaveMovedThereIsRefused) {
     std::vector<float> gradient(5);
     const int b = params.Add("b", absl::MakeSpan(five), absl::MakeSpan(gradient));
     std::optional<TensorView> read;
-    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, {TensorView(absl::MakeSpan(buffer))},
-                                                       {.memory = {.value = [&](int i) {
-                                                          return read.has_value() && i == b ? *read : params[i].value;
-                                                        }}}));
+    EK_ASSIGN_OR_RETURN(auto ddp,
+                        DataParallel::Create(&comm, &params, {TensorView(absl::MakeSpan(buffer))},
+                                             {.memory = {.value = [&](int i) {
+                                                return read.has_value() && i == b ? *read
+                                                                                  : params[i].value;
+                                              }}}));
     for (const auto& [value, grad, message] : wrong) {
       const absl::Status rebound = params.Rebind(b, value, grad);
       EXPECT_EQ(rebound.code(), absl::StatusCode::kInvalidArgument);
@@ -353,10 +364,11 @@ TEST(MovedMemoryTest, WhatCannotHaveMovedThereIsRefused) {
       read.reset();
     }
     EXPECT_THAT(std::string(params.Rebind(2, good).message()),
-                HasSubstr("parameter 2 is said to have moved; there are 2"));
+                HasSubstr("parameter 2 is out of range: the number of parameters is 2"));
     EXPECT_THAT(std::string(ddp->RebindBuffer(0, absl::MakeSpan(three)).message()),
-                HasSubstr("data_parallel#0: buffer 0 is float32[4] and is said to have moved to float32[3]"));
-    EXPECT_THAT(std::string(ddp->RebindBuffer(1, absl::MakeSpan(three)).message()), HasSubstr("there are 1"));
+                HasSubstr("data_parallel#0: buffer 0 is float32[4] and cannot move to float32[3]"));
+    EXPECT_THAT(std::string(ddp->RebindBuffer(1, absl::MakeSpan(three)).message()),
+                HasSubstr("the number of buffers is 1"));
     EK_RETURN_IF_ERROR(params.Rebind(b, absl::MakeSpan(gradient)));
     EXPECT_THAT(std::string(ddp->BeginStep().message()), HasSubstr("overlaps"));
     return absl::OkStatus();

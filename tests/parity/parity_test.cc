@@ -1,6 +1,6 @@
-// Combinations of what training can be made of (combination.h), at world sizes 2, 3 and 6, against one process on the
-// joined batches: weights after each step, and the optimizer's state at the end, on all ranks. Of the full product,
-// some 80,000, a sample in which each pair of choices meets.
+// Combinations of what training can be made of (combination.h), at world sizes 2, 3 and 6, against
+// one process on the joined batches: weights after each step, and the optimizer's state at the end,
+// on all ranks. Of the full product, some 80,000, a sample in which each pair of choices meets.
 
 #include <algorithm>
 #include <cmath>
@@ -37,26 +37,32 @@ double LargestDifference(const TinyWeights<T>& a, const TinyWeights<T>& b) {
 
 // What is wrong with a rank's training; empty: nothing.
 template <typename T>
-std::string Compare(const Combination& combination, int rank, const Trained<T>& actual, const Trained<T>& expected) {
-  const auto near = [&](const TinyWeights<T>& a, const TinyWeights<T>& b, const TinyWeights<T>& start) {
+std::string Compare(const Combination& combination, int rank, const Trained<T>& actual,
+                    const Trained<T>& expected) {
+  const auto near = [&](const TinyWeights<T>& a, const TinyWeights<T>& b,
+                        const TinyWeights<T>& start) {
     return LargestDifference(a, b) <= combination.Bound() * LargestDifference(b, start);
   };
   const int own_steps = combination.StepsOf(rank);
   for (int step = 1; step <= own_steps; ++step) {
     if (!near(actual.weights[step], expected.weights[step], expected.weights[0])) {
-      return absl::StrCat("rank ", rank, " is off by ", LargestDifference(actual.weights[step], expected.weights[step]),
+      return absl::StrCat("rank ", rank, " is off by ",
+                          LargestDifference(actual.weights[step], expected.weights[step]),
                           " after step ", step);
     }
   }
   if (!near(actual.weights.back(), expected.weights.back(), expected.weights[0])) {
-    return absl::StrCat("rank ", rank, " is off by ", LargestDifference(actual.weights.back(), expected.weights.back()),
+    return absl::StrCat("rank ", rank, " is off by ",
+                        LargestDifference(actual.weights.back(), expected.weights.back()),
                         " at the end");
   }
   const TinyWeights<T> zero = ZeroWeights<T>();
-  if (!near(actual.first, expected.first, zero) || (combination.adamw && !near(actual.second, expected.second, zero))) {
+  if (!near(actual.first, expected.first, zero) ||
+      (combination.adamw && !near(actual.second, expected.second, zero))) {
     return absl::StrCat("the optimizer of rank ", rank, " has another state");
   }
-  if (actual.updates != expected.updates) return absl::StrCat("the optimizer of rank ", rank, " counts other updates");
+  if (actual.updates != expected.updates)
+    return absl::StrCat("the optimizer of rank ", rank, " counts other updates");
   return "";
 }
 
@@ -74,7 +80,8 @@ std::string Check(const Combination& combination) {
                    },
                    {.timeout = absl::Seconds(60)});
   if (!status.ok()) return status.ToString();
-  const auto first = std::ranges::find_if(wrong, [](const std::string& text) { return !text.empty(); });
+  const auto first =
+      std::ranges::find_if(wrong, [](const std::string& text) { return !text.empty(); });
   return first == wrong.end() ? "" : *first;
 }
 
@@ -87,7 +94,8 @@ TEST_P(ParityTest, EachIsOneProcessOnTheJoinedBatches) {
   const auto [world, optimizer, inputs] = GetParam();
   int failed = 0;
   for (const Combination& combination : SomeCombinations(world, optimizer, inputs, SampleSize())) {
-    const std::string wrong = combination.float32 ? Check<float>(combination) : Check<double>(combination);
+    const std::string wrong =
+        combination.float32 ? Check<float>(combination) : Check<double>(combination);
     if (wrong.empty()) continue;
     ADD_FAILURE() << combination.Name() << ": " << wrong;
     if (++failed == 20) FAIL() << "and maybe more";
@@ -112,11 +120,13 @@ std::set<std::string> Pairs(const std::vector<Combination>& combinations) {
 
 TEST_P(ParityTest, TheFullSampleHasEachPairOfChoices) {
   const auto [world, optimizer, inputs] = GetParam();
-  EXPECT_EQ(Pairs(SomeCombinations(world, optimizer, inputs, 200)), Pairs(AllCombinations(world, optimizer, inputs)));
+  EXPECT_EQ(Pairs(SomeCombinations(world, optimizer, inputs, 200)),
+            Pairs(AllCombinations(world, optimizer, inputs)));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ParityTest,
-                         testing::Combine(testing::Values(2, 3, 6), testing::ValuesIn(kOptimizerKinds),
+                         testing::Combine(testing::Values(2, 3, 6),
+                                          testing::ValuesIn(kOptimizerKinds),
                                           testing::ValuesIn(kInputsKinds)),
                          NameOf);
 

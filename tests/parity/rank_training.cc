@@ -21,8 +21,6 @@
 #include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/loss_scaler.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
 #include "evenkeel/zero_optim/step_options.h"
 
 namespace evenkeel {
@@ -31,9 +29,11 @@ namespace {
 template <typename T>
 class RankTraining {
  public:
-  RankTraining(const Combination& combination, Communicator* comm) : combination_(combination), comm_(comm) {
+  RankTraining(const Combination& combination, Communicator* comm)
+      : combination_(combination), comm_(comm) {
     for (int p = 0; p < kTinyParams; ++p) {
-      gradients_[p].assign(kTinySizes[p], T(-77));  // Garbage that must not leak from a gradient which is none.
+      gradients_[p].assign(kTinySizes[p],
+                           T(-77));  // Garbage that must not leak from a gradient which is none.
       params_.Add(absl::StrCat("p", p), absl::MakeSpan(weights_[p]), absl::MakeSpan(gradients_[p]));
     }
   }
@@ -42,14 +42,15 @@ class RankTraining {
     EK_RETURN_IF_ERROR(MakeParts());
     trained_.weights.push_back(weights_);
     auto loop = [this]() -> absl::Status {
-      for (int step = 0; step < combination_.StepsOf(comm_->rank()); ++step) EK_RETURN_IF_ERROR(Step(step));
+      for (int step = 0; step < combination_.StepsOf(comm_->rank()); ++step)
+        EK_RETURN_IF_ERROR(Step(step));
       return absl::OkStatus();
     };
     if (combination_.joins()) {
       const JoinOptions options{.divide_by = combination_.inputs == InputsKind::kUnevenEffective
                                                  ? DivideBy::kActiveRanks
                                                  : DivideBy::kInitialWorldSize};
-      std::vector<Joinable*> list = {ddp_.get(), optimizer()};
+      std::vector<Joinable*> list = {ddp_.get(), optimizer_.get()};
       if (scaler_ != nullptr) list.push_back(scaler_.get());
       EK_RETURN_IF_ERROR(RunJoined(list, options, [&](JoinScope&) { return loop(); }));
     } else {
@@ -61,16 +62,18 @@ class RankTraining {
   }
 
  private:
-  // What all kinds of optimizers have in common.
-  template <typename Call>
-  auto WithOptimizer(Call call) {
-    if (unsharded_ != nullptr) return call(*unsharded_);
-    if (sharded_ != nullptr) return call(*sharded_);
-    return call(*sliced_);
-  }
-
-  Joinable* optimizer() {
-    return WithOptimizer([](auto& optimizer) -> Joinable* { return &optimizer; });
+  Placement placement() const {
+    switch (combination_.optimizer) {
+      case OptimizerKind::kUnsharded:
+        break;
+      case OptimizerKind::kSharded:
+        return WholeTensors{.bucket_cap = Bytes{24}};
+      case OptimizerKind::kSliced:
+        return Slices{};
+      case OptimizerKind::kSlicedInBackward:
+        return Slices{.update_in_backward = true};
+    }
+    return Replicated{};
   }
 
   absl::Status MakeParts() {
@@ -81,34 +84,24 @@ class RankTraining {
     options.reducer.caps = {Bytes{16}, Bytes{48}};
     options.reducer.gradient_as_bucket_view = combination_.views;
     const UpdateRule rule = combination_.RuleAt(0);
+    EK_ASSIGN_OR_RETURN(optimizer_,
+                        Optimizer::Create(*comm_, params_, rule, {.placement = placement()}));
     std::unique_ptr<BucketReduction> reduction;
-    switch (combination_.optimizer) {
-      case OptimizerKind::kUnsharded: {
-        EK_ASSIGN_OR_RETURN(unsharded_, Optimizer::Create(comm_, &params_, rule));
-        break;
-      }
-      case OptimizerKind::kSharded: {
-        EK_ASSIGN_OR_RETURN(sharded_, ShardedOptimizer::Create(comm_, &params_, rule, {.bucket_cap = Bytes{24}}));
-        break;
-      }
-      case OptimizerKind::kSliced:
-      case OptimizerKind::kSlicedInBackward: {
-        const bool in_backward = combination_.optimizer == OptimizerKind::kSlicedInBackward;
-        const SlicedOptimizerOptions sliced{.updates = in_backward ? SliceUpdates::kInBackward : SliceUpdates::kInStep};
-        EK_ASSIGN_OR_RETURN(sliced_, SlicedOptimizer::Create(comm_, &params_, rule, sliced));
-        reduction = sliced_->TakeReduction();
-        break;
-      }
+    if (std::holds_alternative<Slices>(optimizer_->placement())) {
+      EK_ASSIGN_OR_RETURN(reduction, optimizer_->TakeReduction());
     }
     if (combination_.is_compressed()) {
       reduction = std::make_unique<CompressedReduction>(combination_.wire, std::move(reduction));
     }
-    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, &params_, buffers, options, std::move(reduction)));
+    EK_ASSIGN_OR_RETURN(
+        ddp_, DataParallel::Create(comm_, &params_, buffers, options, std::move(reduction)));
     if (combination_.mixed) {
-      EK_ASSIGN_OR_RETURN(mixed_, MixedPrecision::Create(&params_, ddp_.get(), {.compute = DType::kFloat16}));
+      EK_ASSIGN_OR_RETURN(
+          mixed_, MixedPrecision::Create(&params_, ddp_.get(), {.compute = DType::kFloat16}));
     }
     if (combination_.scaled) {  // Far below where float16 overflows.
-      EK_ASSIGN_OR_RETURN(scaler_, LossScaler::Create(comm_, {.initial_scale = 64, .growth_interval = 2}));
+      EK_ASSIGN_OR_RETURN(scaler_,
+                          LossScaler::Create(comm_, {.initial_scale = 64, .growth_interval = 2}));
     }
     return absl::OkStatus();
   }
@@ -121,11 +114,12 @@ class RankTraining {
     SetTrainable(step);
     ClearGradients();
     const double rate = LearningRate(combination_.RuleAt(step));
-    EK_RETURN_IF_ERROR(WithOptimizer([rate](auto& optimizer) { return optimizer.SetLearningRate(rate); }));
+    EK_RETURN_IF_ERROR(optimizer_->SetLearningRate(rate));
     for (int pass = 0; pass < combination_.passes(); ++pass) {
       const bool is_last = pass + 1 == combination_.passes();
       EK_RETURN_IF_ERROR(ddp_->BeginStep(is_last ? StepMode::kSync : StepMode::kAccumulate));
-      EK_RETURN_IF_ERROR(ForwardAndBackward(step * combination_.passes() + pass, is_last && Overflows(step)));
+      EK_RETURN_IF_ERROR(
+          ForwardAndBackward(step * combination_.passes() + pass, is_last && Overflows(step)));
       EK_RETURN_IF_ERROR(ddp_->FinishStep());
     }
     StepOptions options;
@@ -136,10 +130,11 @@ class RankTraining {
       options.grad_scale = 1 / scaler_->scale();
       options.skip_nonfinite = true;
     }
-    EK_RETURN_IF_ERROR(WithOptimizer([&options](auto& optimizer) { return optimizer.Step(options); }));
+    EK_RETURN_IF_ERROR(optimizer_->Step(options));
     if (scaler_ != nullptr) {
-      const bool is_finite = WithOptimizer([](auto& optimizer) { return optimizer.last_check()->is_finite; });
-      if (is_finite == combination_.Overflows(step)) return absl::InternalError("the check missed the infinity");
+      const bool is_finite = optimizer_->last_check()->is_finite;
+      if (is_finite == combination_.Overflows(step))
+        return absl::InternalError("the check missed the infinity");
       EK_RETURN_IF_ERROR(scaler_->Update(!is_finite));
     }
     trained_.weights.push_back(weights_);
@@ -147,12 +142,15 @@ class RankTraining {
   }
 
   // One rank is enough; the last one has inputs to the end.
-  bool Overflows(int step) const { return combination_.Overflows(step) && comm_->rank() == combination_.world - 1; }
+  bool Overflows(int step) const {
+    return combination_.Overflows(step) && comm_->rank() == combination_.world - 1;
+  }
 
   void ClearGradients() {
     if (!combination_.zeroes) return params_.ClearGradients();
     for (int p = 0; p < kTinyParams; ++p) {
-      if (params_[p].grad.data != nullptr) std::fill_n(static_cast<T*>(params_[p].grad.data), kTinySizes[p], T(0));
+      if (params_[p].grad.data != nullptr)
+        std::fill_n(static_cast<T*>(params_[p].grad.data), kTinySizes[p], T(0));
     }
   }
 
@@ -162,7 +160,8 @@ class RankTraining {
     TinyWeights<T> gradient = ZeroWeights<T>();
     const T loss_scale = scaler_ == nullptr ? T(1) : static_cast<T>(scaler_->scale());
     for (int i = 0; i < kTinyBatch; ++i) {
-      AddGradient(weights, shift_, SampleOf(comm_->rank(), batch, i), loss_scale / T(kTinyBatch), gradient);
+      AddGradient(weights, shift_, SampleOf(comm_->rank(), batch, i), loss_scale / T(kTinyBatch),
+                  gradient);
     }
     if (overflows) gradient.back()[0] = std::numeric_limits<T>::infinity();
     for (int p = kTinyParams - 1; p >= 0; --p) {
@@ -196,20 +195,14 @@ class RankTraining {
   }
 
   absl::Status TakeState() {
-    OptimizerState state;
-    if (unsharded_ != nullptr) {
-      state = unsharded_->state();
-    } else if (sharded_ != nullptr) {
-      EK_ASSIGN_OR_RETURN(state, sharded_->Consolidate());
-    } else {
-      EK_ASSIGN_OR_RETURN(state, sliced_->Consolidate());
-    }
+    EK_ASSIGN_OR_RETURN(const OptimizerState state, optimizer_->Consolidate());
     trained_.first = trained_.second = ZeroWeights<T>();
     for (const auto& [p, of_param] : state.params) {
       trained_.updates[p] = of_param.step;
       const auto take = [&](const std::string& name, std::vector<T>& into) {
         const auto found = of_param.tensors.find(name);
-        if (found != of_param.tensors.end()) std::ranges::copy(found->second.template as<T>(), into.begin());
+        if (found != of_param.tensors.end())
+          std::ranges::copy(found->second.template as<T>(), into.begin());
       };
       take(combination_.adamw ? "exp_avg" : "momentum", trained_.first[p]);
       take("exp_avg_sq", trained_.second[p]);
@@ -223,10 +216,7 @@ class RankTraining {
   TinyWeights<T> gradients_;
   TinyShift<T> shift_ = {};
   ParameterSet params_;
-  // One of the three; before ddp_, whose buckets a sliced one reduces.
-  std::unique_ptr<Optimizer> unsharded_;
-  std::unique_ptr<ShardedOptimizer> sharded_;
-  std::unique_ptr<SlicedOptimizer> sliced_;
+  std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
   std::unique_ptr<MixedPrecision> mixed_;  // May be null, as the next one.
   std::unique_ptr<LossScaler> scaler_;

@@ -29,7 +29,8 @@ int ActiveRanks(const Combination& combination, int step) {
 template <typename T>
 void RoundToFloat16(TinyWeights<T>& weights) {
   for (std::vector<T>& part : weights) {
-    for (T& element : part) element = static_cast<T>(static_cast<float>(Float16(static_cast<float>(element))));
+    for (T& element : part)
+      element = static_cast<T>(static_cast<float>(Float16(static_cast<float>(element))));
   }
 }
 
@@ -72,7 +73,8 @@ void Clip(const Combination& combination, int step, TinyWeights<T>& gradient) {
     for (const T element : gradient[p]) {
       if (!combination.Trains(p, step)) continue;
       const double size = std::abs(double{element});
-      norm = std::isinf(combination.clip_norm) ? std::max(norm, size) : norm + std::pow(size, combination.clip_norm);
+      norm = std::isinf(combination.clip_norm) ? std::max(norm, size)
+                                               : norm + std::pow(size, combination.clip_norm);
     }
   }
   if (!std::isinf(combination.clip_norm)) norm = std::pow(norm, 1 / combination.clip_norm);
@@ -93,12 +95,13 @@ template <typename T>
 void Update(const AdamW& rule, int64_t updates, T& value, T gradient, T& first, T& second) {
   value *= static_cast<T>(1 - rule.learning_rate * rule.weight_decay);
   first = static_cast<T>(rule.beta1) * first + static_cast<T>(1 - rule.beta1) * gradient;
-  second = static_cast<T>(rule.beta2) * second + static_cast<T>(1 - rule.beta2) * gradient * gradient;
+  second =
+      static_cast<T>(rule.beta2) * second + static_cast<T>(1 - rule.beta2) * gradient * gradient;
   const double count = static_cast<double>(updates);
   const T unbiased_first = first / static_cast<T>(1 - std::pow(rule.beta1, count));
   const T unbiased_second = second / static_cast<T>(1 - std::pow(rule.beta2, count));
-  value -=
-      static_cast<T>(rule.learning_rate) * unbiased_first / (std::sqrt(unbiased_second) + static_cast<T>(rule.epsilon));
+  value -= static_cast<T>(rule.learning_rate) * unbiased_first /
+           (std::sqrt(unbiased_second) + static_cast<T>(rule.epsilon));
 }
 
 }  // namespace
@@ -120,8 +123,8 @@ Trained<T> TrainAlone(const Combination& combination) {
         if (const Sgd* sgd = std::get_if<Sgd>(&rule)) {
           Update(*sgd, weights[p][j], gradient[p][j], trained.first[p][j]);
         } else {
-          Update(std::get<AdamW>(rule), trained.updates[p], weights[p][j], gradient[p][j], trained.first[p][j],
-                 trained.second[p][j]);
+          Update(std::get<AdamW>(rule), trained.updates[p], weights[p][j], gradient[p][j],
+                 trained.first[p][j], trained.second[p][j]);
         }
       }
     }

@@ -1,5 +1,5 @@
-// What training must end with: one process on the batches of all ranks joined, in plain loops without any of our
-// libraries.
+// The expected result of training: one process on the batches of all ranks joined, in plain loops
+// without any of our libraries.
 //
 //   Trained<double> expected = TrainAlone<double>(combination);
 //   expected.weights[3];      // after three steps of the group
@@ -21,7 +21,8 @@ namespace evenkeel {
 template <typename T>
 struct Trained {
   std::vector<TinyWeights<T>> weights;  // [0]: at the start; [k]: after k steps.
-  // Of the optimizer, at the end: momentum, or both moments; and how many updates each parameter had.
+  // Of the optimizer, at the end: momentum, or both moments; and how many updates each parameter
+  // had.
   TinyWeights<T> first, second;
   std::array<int64_t, kTinyParams> updates = {};
 };

@@ -1,11 +1,11 @@
-// A network of two layers that is small enough to be written twice: gradients of single samples, so that one process can
-// add up those of all ranks' batches joined.
+// A network of two layers that is small enough to be written twice: gradients of single samples, so
+// that one process can add up those of all ranks' batches joined.
 //
 //   TinyWeights<double> weights = InitialWeights<double>();
 //   AddGradient(weights, shift, SampleOf(rank, batch, i), 1.0 / (kTinyBatch * world), gradient);
 //
-// y = out * (gain . tanh(in * (x - shift) + bias)) + out_bias; the loss is half the squared distance from the target.
-// `shift` is a running mean of inputs: a buffer.
+// y = out * (gain . tanh(in * (x - shift) + bias)) + out_bias; the loss is half the squared
+// distance from the target. `shift` is a running mean of inputs: a buffer.
 //
 // Threads: pure functions.
 
@@ -22,8 +22,8 @@ namespace evenkeel {
 
 inline constexpr int kTinyIn = 3, kTinyHidden = 4, kTinyOut = 2;
 inline constexpr int kTinyParams = 5;
-inline constexpr int kTinySizes[kTinyParams] = {kTinyHidden * kTinyIn, kTinyHidden, kTinyHidden, kTinyOut* kTinyHidden,
-                                                kTinyOut};
+inline constexpr int kTinySizes[kTinyParams] = {kTinyHidden * kTinyIn, kTinyHidden, kTinyHidden,
+                                                kTinyOut* kTinyHidden, kTinyOut};
 inline constexpr int kTinyBatch = 2;  // Samples.
 
 template <typename T>
@@ -55,7 +55,8 @@ template <typename T>
 TinyWeights<T> InitialWeights() {
   TinyWeights<T> weights = ZeroWeights<T>();
   for (int p = 0; p < kTinyParams; ++p) {
-    for (int j = 0; j < kTinySizes[p]; ++j) weights[p][j] = static_cast<T>(ToyModel::Noise(7, 77, p, j));
+    for (int j = 0; j < kTinySizes[p]; ++j)
+      weights[p][j] = static_cast<T>(ToyModel::Noise(7, 77, p, j));
   }
   return weights;
 }
@@ -65,15 +66,16 @@ template <typename T>
 void MoveShift(int rank, int batch, TinyShift<T>& shift) {
   for (int k = 0; k < kTinyIn; ++k) {
     T mean = 0;
-    for (int i = 0; i < kTinyBatch; ++i) mean += static_cast<T>(SampleOf(rank, batch, i).x[k]) / T{kTinyBatch};
+    for (int i = 0; i < kTinyBatch; ++i)
+      mean += static_cast<T>(SampleOf(rank, batch, i).x[k]) / T{kTinyBatch};
     shift[k] = T(0.75) * shift[k] + T(0.25) * mean;
   }
 }
 
 // Adds `share` of the sample's gradient.
 template <typename T>
-void AddGradient(const TinyWeights<T>& weights, const TinyShift<T>& shift, const TinySample& sample, T share,
-                 TinyWeights<T>& gradient) {
+void AddGradient(const TinyWeights<T>& weights, const TinyShift<T>& shift, const TinySample& sample,
+                 T share, TinyWeights<T>& gradient) {
   const auto& [in, bias, gain, out, out_bias] = weights;
   std::array<T, kTinyIn> x;
   for (int k = 0; k < kTinyIn; ++k) x[k] = static_cast<T>(sample.x[k]) - shift[k];

@@ -45,7 +45,8 @@ std::map<int, Words> LastWords(const std::string& out) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(' ', 3));
     int rank = 0;
     Words said;
-    if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &said.unix_millis) || !absl::SimpleAtoi(parts[2], &rank)) {
+    if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &said.unix_millis) ||
+        !absl::SimpleAtoi(parts[2], &rank)) {
       ADD_FAILURE() << "not from a rank: " << line;
       continue;
     }
@@ -72,8 +73,9 @@ std::vector<std::unique_ptr<Program>> Start(int world_size, int victim, const st
                       {"LOCAL_RANK", absl::StrCat(rank)},
                       {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
                       {"EVENKEEL_STORE", store}});
-    programs.push_back(std::make_unique<Program>(std::vector<std::string>{kRank, absl::StrCat(victim), seconds},
-                                                 ProgramOptions{.environment = variables}));
+    programs.push_back(
+        std::make_unique<Program>(std::vector<std::string>{kRank, absl::StrCat(victim), seconds},
+                                  ProgramOptions{.environment = variables}));
   }
   return programs;
 }
@@ -85,7 +87,9 @@ void ExpectAllNamed(int world_size, int victim, const std::string& out) {
   const int64_t death = words[victim].unix_millis;
   for (const auto& [rank, said] : words) {
     if (rank == victim) continue;
-    EXPECT_THAT(said.text, AllOf(HasSubstr("UNAVAILABLE"), HasSubstr(absl::StrCat("rank ", victim)))) << out;
+    EXPECT_THAT(said.text,
+                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr(absl::StrCat("rank ", victim))))
+        << out;
     EXPECT_LT(said.unix_millis - death, kAtOnceMillis) << out;
   }
 }
@@ -100,8 +104,8 @@ class LostRankTest : public testing::TestWithParam<Loss> {};
 TEST_P(LostRankTest, IsNamedByAllOthersAndTheLauncher) {
   const auto [world_size, victim] = GetParam();
   const std::string mark = absl::StrCat("20.", getpid());  // Of these processes' command lines.
-  const Ended ended =
-      evenkeel::Run({kLaunch, absl::StrCat("--nproc=", world_size), "--", kRank, absl::StrCat(victim), mark});
+  const Ended ended = evenkeel::Run(
+      {kLaunch, absl::StrCat("--nproc=", world_size), "--", kRank, absl::StrCat(victim), mark});
   EXPECT_FALSE(ended.timed_out);
   EXPECT_EQ(ended.code, 128 + SIGKILL) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("rank ", victim, " was killed by SIGKILL")));
@@ -122,14 +126,17 @@ TEST_P(LostRankTest, IsNamedByAllOthersWhereRankZeroHostsTheStore) {
   ExpectAllNamed(world_size, victim, out);
 }
 
-INSTANTIATE_TEST_SUITE_P(, LostRankTest, testing::Values(Loss{2, 0}, Loss{2, 1}, Loss{5, 0}, Loss{5, 3}),
+INSTANTIATE_TEST_SUITE_P(, LostRankTest,
+                         testing::Values(Loss{2, 0}, Loss{2, 1}, Loss{5, 0}, Loss{5, 3}),
                          [](const auto& info) {
-                           return absl::StrCat("Rank", info.param.victim, "Of", info.param.world_size);
+                           return absl::StrCat("Rank", info.param.victim, "Of",
+                                               info.param.world_size);
                          });
 
 TEST(ProcessesTest, RunAndLeaveCleanly) {
   for (const int world_size : {1, 2, 5}) {
-    const Ended ended = evenkeel::Run({kLaunch, absl::StrCat("--nproc=", world_size), "--", kRank, "-1", "20"});
+    const Ended ended =
+        evenkeel::Run({kLaunch, absl::StrCat("--nproc=", world_size), "--", kRank, "-1", "20"});
     EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
     for (const auto& [rank, said] : LastWords(ended.out)) EXPECT_EQ(said.text, "ends: OK");
   }
@@ -160,8 +167,9 @@ TEST(ProcessesTest, AWrongSecretIsRefused) {
 }
 
 TEST(ProcessesTest, AWrongWorldSizeIsRefused) {
-  EXPECT_THAT(RefusalOfRankOne({{"EVENKEEL_SECRET", "right"}, {"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}}),
-              AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("has 3 ranks, but this job has 2")));
+  EXPECT_THAT(RefusalOfRankOne(
+                  {{"EVENKEEL_SECRET", "right"}, {"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}}),
+              AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("has 3 ranks, but the job has 2")));
 }
 
 }  // namespace

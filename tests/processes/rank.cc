@@ -1,6 +1,7 @@
 // One rank of a job that adds numbers for ever. It says how that ended, and when.
 //
-//   rank VICTIM SECONDS     VICTIM: the rank that kills itself in the middle of its sixth step; -1: none, and all ranks
+//   rank VICTIM SECONDS     VICTIM: the rank that kills itself in the middle of its sixth step; -1:
+//     none, and all ranks
 //                           leave after that step. SECONDS: how long to wait for the other ranks.
 
 #include <signal.h>
@@ -27,10 +28,12 @@ namespace evenkeel {
 namespace {
 
 constexpr int kLastStep = 5;
-constexpr size_t kElements = 4 << 20;  // Takes milliseconds, so that the signal comes while data is on its way.
+constexpr size_t kElements =
+    4 << 20;  // Takes milliseconds, so that the signal comes while data is on its way.
 
 void Say(int rank, absl::string_view what) {
-  std::cout << absl::StrCat(absl::ToUnixMillis(absl::Now()), " rank ", rank, " ", what, "\n") << std::flush;
+  std::cout << absl::StrCat(absl::ToUnixMillis(absl::Now()), " rank ", rank, " ", what, "\n")
+            << std::flush;
 }
 
 absl::Status AddForEver(Communicator& comm, int victim) {
@@ -60,5 +63,6 @@ absl::Status Main(int victim, absl::Duration patience) {
 
 int main(int argc, char** argv) {
   if (argc != 3) return EXIT_FAILURE;
-  return evenkeel::Main(std::atoi(argv[1]), absl::Seconds(std::atof(argv[2]))).ok() ? EXIT_SUCCESS : EXIT_FAILURE;
+  return evenkeel::Main(std::atoi(argv[1]), absl::Seconds(std::atof(argv[2]))).ok() ? EXIT_SUCCESS
+                                                                                    : EXIT_FAILURE;
 }

@@ -1,6 +1,6 @@
-// A rank leaves in the middle of a step; the others recover and train on. Weights, buffers and optimizer state are then
-// those of a run that did the finished steps with all ranks and the rest without that one, bit for bit: the local
-// backend adds in rank order.
+// A rank leaves in the middle of a step; the others recover and train on. Weights, buffers and
+// optimizer state are then those of a run that did the finished steps with all ranks and the rest
+// without that one, bit for bit: the local backend adds in rank order.
 
 #include "evenkeel/join/recovery.h"
 
@@ -17,8 +17,8 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/tests/recovery/replica.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -40,7 +40,7 @@ struct Outcome {
   OptimizerState state;
 };
 
-Outcome OutcomeOf(Replica<Optimizer>& replica) {
+Outcome OutcomeOf(Replica<>& replica) {
   return {replica.model.values(), replica.model.buffer(), replica.optimizer->state()};
 }
 
@@ -56,12 +56,13 @@ void ExpectTraining(const Outcome& a, const Outcome& expected) {
   EXPECT_TRUE(internal::IsSame(a.state, expected.state));
 }
 
-// `before` steps with `world` ranks, then those to `end` without rank `lost`, with a fresh group and fresh objects.
+// `before` steps with `world` ranks, then those to `end` without rank `lost`, with a fresh group
+// and fresh objects.
 std::vector<Outcome> Reference(int world, int lost, int before, int end, const UpdateRule& rule) {
-  std::vector<Replica<Optimizer>> replicas(world);
+  std::vector<Replica<>> replicas(world);
   std::vector<OptimizerState> states(world);
   absl::Status status = RunTestRanks(world, [&](Communicator& comm) -> absl::Status {
-    Replica<Optimizer>& mine = replicas[comm.rank()];
+    Replica<>& mine = replicas[comm.rank()];
     EK_RETURN_IF_ERROR(mine.Create(comm, rule));
     EK_RETURN_IF_ERROR(mine.Steps(0, before));
     states[comm.rank()] = mine.optimizer->state();
@@ -72,7 +73,7 @@ std::vector<Outcome> Reference(int world, int lost, int before, int end, const U
   std::vector<Outcome> outcomes(world - 1);
   status = RunTestRanks(world - 1, [&](Communicator& comm) -> absl::Status {
     const int old_rank = comm.rank() + (comm.rank() >= lost);
-    Replica<Optimizer>& mine = replicas[old_rank];
+    Replica<>& mine = replicas[old_rank];
     EK_RETURN_IF_ERROR(mine.Create(comm, rule));
     EK_RETURN_IF_ERROR(mine.optimizer->LoadState(states[old_rank]));
     EK_RETURN_IF_ERROR(mine.Steps(before, end));
@@ -87,7 +88,8 @@ std::vector<Outcome> Reference(int world, int lost, int before, int end, const U
 struct Case {
   int world = 4;
   Stop lost;
-  Stop late;  // Another rank, which stops there until it hears of it: so the survivors are at different steps.
+  Stop late;  // Another rank, which stops there until it hears of it: so the survivors are at
+              // different steps.
   UpdateRule rule = Sgd{.learning_rate = 0.1, .momentum = 0.9};
   int steps_then = -1;  // What the survivors go on from; -1: it depends on who was faster.
 };
@@ -100,7 +102,7 @@ void RunCase(const Case& test) {
   std::vector<Outcome> outcomes(survivors), taken_over(survivors);
   std::vector<int64_t> steps(survivors);
   OnEach(test.world, [&](int rank) -> absl::Status {
-    Replica<Optimizer> mine;
+    Replica<> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], test.rule));
     absl::Status failed;
     for (int step = 0; step < kSteps && failed.ok(); ++step) {
@@ -108,7 +110,8 @@ void RunCase(const Case& test) {
         if (step == test.lost.step && point == test.lost.point && rank == test.lost.rank) {
           return test.steps_then == step ? LostWithinTheStep(*group[rank]) : Lost();
         }
-        if (step != test.late.step || point != test.late.point || rank != test.late.rank) return absl::OkStatus();
+        if (step != test.late.step || point != test.late.point || rank != test.late.rank)
+          return absl::OkStatus();
         while (group[rank]->status().ok()) std::this_thread::yield();
         return absl::UnavailableError("this rank was late");
       });
@@ -119,7 +122,8 @@ void RunCase(const Case& test) {
       group[rank].reset();
       return absl::OkStatus();
     }
-    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(60)}));
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(60)}));
     group[rank].reset();
     EXPECT_THAT(recovered.lost, ElementsAre(test.lost.rank));
     EXPECT_EQ(mine.optimizer->steps_finished(), recovered.steps);
@@ -147,12 +151,16 @@ void RunCase(const Case& test) {
 class RecoveryTest : public testing::TestWithParam<int> {};  // Which rank is lost.
 
 TEST_P(RecoveryTest, ARankIsLostInForward) {
-  for (int step : {0, 3}) RunCase({.lost = {GetParam(), step, Point::kForward}, .steps_then = step});
+  for (int step : {0, 3})
+    RunCase({.lost = {GetParam(), step, Point::kForward}, .steps_then = step});
 }
 
 TEST_P(RecoveryTest, ARankIsLostInTheMiddleOfBackward) {
-  for (int step : {0, 1, 4}) RunCase({.lost = {GetParam(), step, Point::kBackward}, .steps_then = step});
-  RunCase({.lost = {GetParam(), 3, Point::kBackward}, .rule = Adam{.learning_rate = 0.01}, .steps_then = 3});
+  for (int step : {0, 1, 4})
+    RunCase({.lost = {GetParam(), step, Point::kBackward}, .steps_then = step});
+  RunCase({.lost = {GetParam(), 3, Point::kBackward},
+           .rule = Adam{.learning_rate = 0.01},
+           .steps_then = 3});
 }
 
 TEST_P(RecoveryTest, ARankIsLostBetweenTheReductionAndTheOptimizer) {
@@ -165,17 +173,21 @@ TEST_P(RecoveryTest, ARankIsLostRightAfterTheOptimizer) {
   RunCase({.lost = {GetParam(), 0, Point::kStepped}});
 }
 
-// One has reduced and not stepped; the others are in the forward of the next step when they learn of the loss.
+// One has reduced and not stepped; the others are in the forward of the next step when they learn
+// of the loss.
 TEST_P(RecoveryTest, SurvivorsAtDifferentStepsGoBackToTheEarlier) {
   for (int late : {0, 1, 3}) {
     if (late == GetParam()) continue;
     SCOPED_TRACE(late);
-    RunCase({.lost = {GetParam(), 2, Point::kStepped}, .late = {late, 2, Point::kReduced}, .steps_then = 2});
+    RunCase({.lost = {GetParam(), 2, Point::kStepped},
+             .late = {late, 2, Point::kReduced},
+             .steps_then = 2});
   }
 }
 
 TEST_P(RecoveryTest, ARankIsLostOutOfTwo) {
-  if (GetParam() < 2) RunCase({.world = 2, .lost = {GetParam(), 3, Point::kBackward}, .steps_then = 3});
+  if (GetParam() < 2)
+    RunCase({.world = 2, .lost = {GetParam(), 3, Point::kBackward}, .steps_then = 3});
 }
 
 INSTANTIATE_TEST_SUITE_P(LostRanks, RecoveryTest, testing::Values(0, 1, 3));

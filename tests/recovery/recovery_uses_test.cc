@@ -1,4 +1,5 @@
-// Recovery in uneven loops, with an optimizer of the user's own, more than once, and where it is refused.
+// Recovery in uneven loops, with an optimizer of the user's own, more than once, and where it is
+// refused.
 
 #include <algorithm>
 #include <latch>
@@ -15,14 +16,14 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/tests/recovery/replica.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -40,7 +41,7 @@ RecoveryOptions Patient(int64_t steps = -1, const absl::Status& why = absl::OkSt
 }
 
 // Runs steps `first` to `end` in a joined loop; step `fails_in` does in the middle of backward.
-absl::Status JoinedSteps(Replica<Optimizer>& mine, int first, int end, int fails_in = -1) {
+absl::Status JoinedSteps(Replica<>& mine, int first, int end, int fails_in = -1) {
   return RunJoined(mine.joinables(), {}, [&](JoinScope&) -> absl::Status {
     for (int step = first; step < end; ++step) {
       EK_RETURN_IF_ERROR(mine.Step(step, [&](Point point) {
@@ -57,14 +58,14 @@ struct Outcome {
   OptimizerState state;
 };
 
-// Rank 0 has run dry when rank 1 is lost; rank 2 runs dry afterwards.
+// Rank 0 is exhausted when rank 1 is lost; rank 2 becomes exhausted afterwards.
 TEST(RecoveryUsesTest, AnUnevenLoopGoesOnWithItsDryRanks) {
   const std::vector<int> inputs = {2, 6, 4, 6};
   constexpr int kFailsIn = 3;
   Group group = *CreateTestGroup(4);
   std::vector<Outcome> outcomes(4), expected(4);
   OnEach(4, [&](int rank) -> absl::Status {
-    Replica<Optimizer> mine;
+    Replica<> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     const absl::Status failed = JoinedSteps(mine, 0, inputs[rank], rank == 1 ? kFailsIn : -1);
     EXPECT_FALSE(failed.ok());
@@ -73,7 +74,8 @@ TEST(RecoveryUsesTest, AnUnevenLoopGoesOnWithItsDryRanks) {
       group[rank].reset();
       return absl::OkStatus();
     }
-    EXPECT_THAT(std::string(failed.message()), HasSubstr("rank 1 failed in step 4 of its loop: CANCELLED: this rank"));
+    EXPECT_THAT(std::string(failed.message()),
+                HasSubstr("rank 1 failed in step 4 of its loop: CANCELLED: this rank"));
     EXPECT_EQ(mine.optimizer->steps_finished(), kFailsIn);
     EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient()));
     EXPECT_EQ(recovered.steps, kFailsIn);
@@ -83,10 +85,10 @@ TEST(RecoveryUsesTest, AnUnevenLoopGoesOnWithItsDryRanks) {
     return recovered.comm->Finalize();
   });
 
-  std::vector<Replica<Optimizer>> replicas(4);
+  std::vector<Replica<>> replicas(4);
   std::vector<OptimizerState> states(4);
   absl::Status status = RunTestRanks(4, [&](Communicator& comm) -> absl::Status {
-    Replica<Optimizer>& mine = replicas[comm.rank()];
+    Replica<>& mine = replicas[comm.rank()];
     EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
     EK_RETURN_IF_ERROR(JoinedSteps(mine, 0, std::min(inputs[comm.rank()], kFailsIn)));
     states[comm.rank()] = mine.optimizer->state();
@@ -96,7 +98,7 @@ TEST(RecoveryUsesTest, AnUnevenLoopGoesOnWithItsDryRanks) {
   ASSERT_TRUE(status.ok()) << status;
   status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     const int old_rank = comm.rank() + (comm.rank() >= 1);
-    Replica<Optimizer>& mine = replicas[old_rank];
+    Replica<>& mine = replicas[old_rank];
     EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
     EK_RETURN_IF_ERROR(mine.optimizer->LoadState(states[old_rank]));
     EK_RETURN_IF_ERROR(JoinedSteps(mine, kFailsIn, inputs[old_rank]));
@@ -133,13 +135,17 @@ struct OwnOptimizer {
   absl::Status Step(bool fails) {
     model.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp->BeginStep());
-    EK_RETURN_IF_ERROR(model.Backward(ddp->communicator().rank(), static_cast<int>(steps), [&](int param) {
-      return fails && param == 2 ? LostWithinTheStep(ddp->communicator()) : ddp->GradientReady(param);
-    }));
+    EK_RETURN_IF_ERROR(
+        model.Backward(ddp->communicator().rank(), static_cast<int>(steps), [&](int param) {
+          return fails && param == 2 ? LostWithinTheStep(ddp->communicator())
+                                     : ddp->GradientReady(param);
+        }));
     EK_RETURN_IF_ERROR(ddp->FinishStep());
     for (int p = 0; p < model.params().size(); ++p) {
-      const auto value = model.params()[p].value.as<float>(), grad = model.params()[p].grad.as<float>();
-      for (size_t j = 0; j < value.size(); ++j) value[j] -= velocity[p][j] = 0.5f * velocity[p][j] + 0.25f * grad[j];
+      const auto value = model.params()[p].value.as<float>(),
+                 grad = model.params()[p].grad.as<float>();
+      for (size_t j = 0; j < value.size(); ++j)
+        value[j] -= velocity[p][j] = 0.5f * velocity[p][j] + 0.25f * grad[j];
     }
     ++steps;
     return absl::OkStatus();
@@ -161,11 +167,13 @@ TEST(RecoveryUsesTest, AnOptimizerOfTheUsersOwnNamesItsStateAndCountsItsSteps) {
       return absl::OkStatus();
     }
     const absl::Status refused = Recover({mine.ddp.get()}, *group[rank], Patient()).status();
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("say in RecoveryOptions::steps how many steps this rank"));
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("set RecoveryOptions::steps to the number of steps that this rank"));
     // Once more, with what was missing. As if rank 1's had been damaged, to see whose comes.
     mine.ddp->SetOptimizerState(mine.State());
     if (rank == 1) mine.velocity[0][0] += 1;
-    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover({mine.ddp.get()}, *group[rank], Patient(mine.steps)));
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover({mine.ddp.get()}, *group[rank], Patient(mine.steps)));
     EXPECT_EQ(recovered.steps, 3);
     EXPECT_EQ(recovered.source, 0);
     for (int i = 0; i < 2; ++i) EK_RETURN_IF_ERROR(mine.Step(false));
@@ -181,16 +189,19 @@ TEST(RecoveryUsesTest, RanksAreLostOneAfterTheOther) {
   std::vector<std::vector<std::vector<float>>> values(4);
   OnEach(4, [&](int rank) -> absl::Status {
     std::unique_ptr<Communicator> comm = std::move(group[rank]);
-    Replica<Optimizer> mine;
+    Replica<> mine;
     EK_RETURN_IF_ERROR(mine.Create(*comm, kRule));
     int step = 0;
     for (int last = 3; last >= 1; --last) {  // The last rank of the group goes, until one is left.
       EK_RETURN_IF_ERROR(mine.Steps(step, step + 2));
       step += 2;
       const bool is_lost = comm->rank() == last;
-      EXPECT_FALSE(
-          mine.Step(step, [&](Point point) { return is_lost && point == Point::kBackward ? Lost() : absl::OkStatus(); })
-              .ok());
+      EXPECT_FALSE(mine.Step(step,
+                             [&](Point point) {
+                               return is_lost && point == Point::kBackward ? Lost()
+                                                                           : absl::OkStatus();
+                             })
+                       .ok());
       if (is_lost) {
         mine.Destroy();
         return absl::OkStatus();
@@ -212,20 +223,24 @@ TEST(RecoveryUsesTest, ARankThatIsLostWhileTheOthersRecoverIsLeftBehindToo) {
   for (int late : {0, 1, 2}) {
     Group group = *CreateTestGroup(4);
     OnEach(4, [&](int rank) -> absl::Status {
-      Replica<Optimizer> mine;
+      Replica<> mine;
       EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
       EK_RETURN_IF_ERROR(mine.Steps(0, 3));
       const bool is_lost = rank == 3;
-      EXPECT_FALSE(
-          mine.Step(3, [&](Point point) { return is_lost && point == Point::kBackward ? Lost() : absl::OkStatus(); })
-              .ok());
+      EXPECT_FALSE(mine.Step(3,
+                             [&](Point point) {
+                               return is_lost && point == Point::kBackward ? Lost()
+                                                                           : absl::OkStatus();
+                             })
+                       .ok());
       if (is_lost) {
         mine.Destroy();
         group[rank].reset();
         return absl::OkStatus();
       }
       if (rank == late) {
-        EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, group[rank]->Shrink(absl::Seconds(60)));
+        EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next,
+                            group[rank]->Shrink(absl::Seconds(60)));
         next.reset();
         mine.Destroy();
         return absl::OkStatus();
@@ -244,20 +259,25 @@ TEST(RecoveryUsesTest, ARankThatIsLostWhileTheOthersRecoverIsLeftBehindToo) {
 TEST(RecoveryUsesTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftBehindToo) {
   Group group = *CreateTestGroup(4);
   OnEach(4, [&](int rank) -> absl::Status {
-    Replica<Optimizer> mine;
+    Replica<> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     const bool is_lost = rank == 3;
-    EXPECT_FALSE(
-        mine.Step(0, [&](Point point) { return is_lost && point == Point::kBackward ? Lost() : absl::OkStatus(); })
-            .ok());
+    EXPECT_FALSE(mine.Step(0,
+                           [&](Point point) {
+                             return is_lost && point == Point::kBackward ? Lost()
+                                                                         : absl::OkStatus();
+                           })
+                     .ok());
     if (is_lost || rank == 1) {
       mine.Destroy();
-      const auto survivors = is_lost ? absl::StatusOr<ControlChannel::Survivors>(ControlChannel::Survivors())
-                                     : group[rank]->control().Regroup(absl::Seconds(20));
+      const auto survivors =
+          is_lost ? absl::StatusOr<ControlChannel::Survivors>(ControlChannel::Survivors())
+                  : group[rank]->control().Regroup(absl::Seconds(20));
       group[rank].reset();
       return survivors.status();
     }
-    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(9)}));
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(9)}));
     EXPECT_THAT(recovered.lost, ElementsAre(1, 3));
     EK_RETURN_IF_ERROR(mine.Steps(0, 2));
     mine.Destroy();
@@ -269,37 +289,41 @@ TEST(RecoveryUsesTest, ARankThatIsLostOnItsWayToTheNewGroupIsLeftBehindToo) {
 TEST(RecoveryUsesTest, ARankThatKeepsTheOthersWaitingEndsTheRecoveryInTime) {
   Group group = *CreateTestGroup(2);
   OnEach(2, [&](int rank) -> absl::Status {
-    Replica<Optimizer> mine;
+    Replica<> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     if (rank == 0) group[rank]->Abort(Lost());
     while (group[rank]->status().ok()) std::this_thread::yield();
     if (rank == 1) {
-      EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> next, group[rank]->Shrink(absl::Seconds(20)));
+      EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> next,
+                          group[rank]->Shrink(absl::Seconds(20)));
       while (next->status().ok()) std::this_thread::yield();
       mine.Destroy();
       return absl::OkStatus();
     }
-    const absl::Status late = Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(4)}).status();
+    const absl::Status late =
+        Recover(mine.joinables(), *group[rank], {.timeout = absl::Seconds(4)}).status();
     EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
     mine.Destroy();
     return absl::OkStatus();
   });
 }
 
-// A rank may have changed a setting for the step that failed: all go on with those of the rank whose state they take.
+// A rank may have changed a setting for the step that failed: all go on with those of the rank
+// whose state they take.
 TEST(RecoveryUsesTest, AnErrorOfOnesOwnLosesNobody) {
   Group group = *CreateTestGroup(3);
   OnEach(3, [&](int rank) -> absl::Status {
-    Replica<Optimizer> mine;
+    Replica<> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     EK_RETURN_IF_ERROR(mine.Steps(0, 2));
     const absl::Status failed = mine.Step(2, [&](Point point) -> absl::Status {
       if (rank != 1 || point != Point::kForward) return absl::OkStatus();
       EK_RETURN_IF_ERROR(mine.optimizer->SetLearningRate(0.5));
-      return absl::DataLossError("an image can't be read");
+      return absl::DataLossError("an image cannot be read");
     });
-    EXPECT_THAT(std::string(failed.message()), HasSubstr(rank == 1 ? "can't be read" : "rank 1 "));
-    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient(-1, failed)));
+    EXPECT_THAT(std::string(failed.message()), HasSubstr(rank == 1 ? "cannot be read" : "rank 1 "));
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover(mine.joinables(), *group[rank], Patient(-1, failed)));
     EXPECT_THAT(recovered.lost, IsEmpty());
     EXPECT_EQ(recovered.steps, 2);
     EXPECT_EQ(std::get<Adam>(mine.optimizer->groups().rule_of(0)).learning_rate, 0.1 / 3);
@@ -313,7 +337,7 @@ TEST(RecoveryUsesTest, WhatCannotBeRecoveredIsRefused) {
   Group group = *CreateTestGroup(2);
   std::latch stepped(2);
   OnEach(2, [&](int rank) -> absl::Status {
-    Replica<Optimizer> mine;
+    Replica<> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     auto refusal = [&](const std::vector<Joinable*>& list) {
       return std::string(Recover(list, *group[rank], Patient()).status().message());
@@ -332,7 +356,8 @@ TEST(RecoveryUsesTest, WhatCannotBeRecoveredIsRefused) {
     group[rank]->Abort(absl::CancelledError("enough"));
     std::vector<Joinable*> list = mine.joinables();
     if (rank == 1) list.pop_back();
-    EXPECT_THAT(refusal(list), HasSubstr("rank 0 brings data_parallel#0, optimizer#0, rank 1 optimizer#0"));
+    EXPECT_THAT(refusal(list),
+                HasSubstr("rank 0 passes data_parallel#0, optimizer#0, rank 1 optimizer#0"));
     mine.Destroy();
     return absl::OkStatus();
   });

@@ -1,8 +1,10 @@
-// For the tests of recovery: a rank's model with a DataParallel and an optimizer, whose steps can end anywhere.
+// For the tests of recovery: a rank's model with a DataParallel and an optimizer, whose steps can
+//                            end anywhere.
 //
-//   Replica<Optimizer> mine;
+//   Replica<> mine;
 //   EK_RETURN_IF_ERROR(mine.Create(*comm, Sgd{.momentum = 0.9}));
-//   status = mine.Step(step, [&](Point point) { return point == Point::kReduced ? Lost() : absl::OkStatus(); });
+//   status = mine.Step(
+//       step, [&](Point point) { return point == Point::kReduced ? Lost() : absl::OkStatus(); });
 //   EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *comm));
 //
 // Threads: one per rank; OnEach() makes them.
@@ -23,6 +25,9 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/same_sums.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/lost_shard.h"
+#include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 #include "gtest/gtest.h"
 
@@ -36,17 +41,19 @@ inline const std::vector<int> kSizes = {3, 7, 1, 5, 2};
 enum class Point { kNowhere, kForward, kBackward, kReduced, kStepped };
 
 // One rank's model and what trains it.
-template <typename AnyOptimizer>
+template <typename Placement = Replicated>
 struct Replica {
   ToyModel model{kSizes};
   std::unique_ptr<DataParallel> ddp;
-  std::unique_ptr<AnyOptimizer> optimizer;
+  std::unique_ptr<Optimizer> optimizer;
 
-  template <typename... Options>
-  absl::Status Create(Communicator& comm, const UpdateRule& rule, const Options&... options) {
+  absl::Status Create(Communicator& comm, const UpdateRule& rule,
+                      LostShard lost_shard = LostShard::kRefuse) {
     EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &model.params(), model.buffers(),
                                                   {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}));
-    EK_ASSIGN_OR_RETURN(optimizer, AnyOptimizer::Create(&comm, &model.params(), rule, options...));
+    EK_ASSIGN_OR_RETURN(
+        optimizer,
+        Optimizer::Create(*ddp, rule, {.placement = Placement{}, .lost_shard = lost_shard}));
     return absl::OkStatus();
   }
   void Destroy() {
@@ -82,21 +89,25 @@ struct Replica {
 };
 
 // Against a training that lost no rank, whose groups may add in another order.
-inline testing::Matcher<std::vector<std::vector<float>>> SameValues(const std::vector<std::vector<float>>& expected) {
+inline testing::Matcher<std::vector<std::vector<float>>> SameValues(
+    const std::vector<std::vector<float>>& expected) {
   return SameSums(expected, /*bound=*/2e-5f);
 }
 
 inline void OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
   std::vector<absl::Status> results(ranks);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { results[rank] = body(rank); });
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] { results[rank] = body(rank); });
   for (std::thread& thread : threads) thread.join();
-  for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
+  for (int rank = 0; rank < ranks; ++rank)
+    EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
 }
 
-// Returns Lost() when all ranks have begun the step of this one, and so have ended the one before it.
+// Returns Lost() when all ranks have begun the step of this one, and so have ended the one before
+// it.
 inline absl::Status LostWithinTheStep(Communicator& comm) {
-  EK_RETURN_IF_ERROR(comm.steps().current()->Wait().status());
+  EK_RETURN_IF_ERROR(StepControl::Of(comm).current()->Wait().status());
   return absl::CancelledError("this rank is lost");
 }
 inline absl::Status Lost() { return absl::CancelledError("this rank is lost"); }

@@ -14,9 +14,8 @@
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/tests/recovery/replica.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -33,10 +32,11 @@ const UpdateRule kRule = Sgd{.learning_rate = 0.1, .momentum = 0.9};
 constexpr int kWorld = 4;
 constexpr int kSteps = 6;
 
-absl::Status StepUntil(Replica<ShardedOptimizer>& mine, int rank, int stopping, int step, Point where) {
+absl::Status StepUntil(Replica<WholeTensors>& mine, int rank, int stopping, int step, Point where) {
   for (int s = 0; s <= step; ++s) {
-    EK_RETURN_IF_ERROR(mine.Step(
-        s, [&](Point point) { return rank == stopping && s == step && point == where ? Lost() : absl::OkStatus(); }));
+    EK_RETURN_IF_ERROR(mine.Step(s, [&](Point point) {
+      return rank == stopping && s == step && point == where ? Lost() : absl::OkStatus();
+    }));
   }
   return absl::InternalError("the step did not fail");
 }
@@ -45,8 +45,9 @@ RecoveryOptions Patient(const absl::Status& why = absl::OkStatus()) {
   return {.timeout = absl::Seconds(60), .why = why};
 }
 
-// The same with the whole state on every rank: after `before` steps with all ranks, the state of the parameters in
-// `forgotten` is forgotten, and rank `lost` too. States and values after `before` steps, and values at the end.
+// The same with the whole state on every rank: after `before` steps with all ranks, the state of
+// the parameters in `forgotten` is forgotten, and rank `lost` too. States and values after `before`
+// steps, and values at the end.
 struct Unsharded {
   OptimizerState state;
   std::vector<std::vector<float>> values, last_values;
@@ -54,9 +55,9 @@ struct Unsharded {
 
 Unsharded TrainUnsharded(int lost, int before, const std::vector<int>& forgotten) {
   Unsharded result;
-  std::vector<Replica<Optimizer>> replicas(kWorld);
+  std::vector<Replica<>> replicas(kWorld);
   absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
-    Replica<Optimizer>& mine = replicas[comm.rank()];
+    Replica<>& mine = replicas[comm.rank()];
     EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
     EK_RETURN_IF_ERROR(mine.Steps(0, before));
     if (comm.rank() == 0) {
@@ -70,7 +71,7 @@ Unsharded TrainUnsharded(int lost, int before, const std::vector<int>& forgotten
   OptimizerState kept = result.state;
   for (int param : forgotten) kept.params.erase(param);
   status = RunTestRanks(kWorld - (lost >= 0), [&](Communicator& comm) -> absl::Status {
-    Replica<Optimizer>& mine = replicas[comm.rank() + (lost >= 0 && comm.rank() >= lost)];
+    Replica<>& mine = replicas[comm.rank() + (lost >= 0 && comm.rank() >= lost)];
     EK_RETURN_IF_ERROR(mine.Create(comm, kRule));
     EK_RETURN_IF_ERROR(mine.optimizer->LoadState(kept));
     EK_RETURN_IF_ERROR(mine.Steps(before, kSteps));
@@ -87,7 +88,7 @@ TEST(ShardedRecoveryTest, ALostShardIsRefusedOnAllSurvivorsWithTheCheckpointToRe
     Group group = *CreateTestGroup(kWorld);
     std::vector<absl::Status> refused(kWorld);
     OnEach(kWorld, [&](int rank) -> absl::Status {
-      Replica<ShardedOptimizer> mine;
+      Replica<WholeTensors> mine;
       EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
       mine.optimizer->SetCheckpointHint("runs/7/step_2.safetensors");
       EXPECT_FALSE(StepUntil(mine, rank, lost, 3, Point::kBackward).ok());
@@ -101,9 +102,10 @@ TEST(ShardedRecoveryTest, ALostShardIsRefusedOnAllSurvivorsWithTheCheckpointToRe
       EXPECT_EQ(refused[rank].code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(
           std::string(refused[rank].message()),
-          AllOf(HasSubstr(absl::StrCat("rank ", lost, " is lost, and with it its part of the optimizer's state: ",
-                                       "resume from a checkpoint (runs/7/step_2.safetensors), or choose what "
-                                       "to do with a lost shard (lost_shard)")),
+          AllOf(HasSubstr(absl::StrCat(
+                    "rank ", lost, " is lost, and with it its part of the optimizer's state: ",
+                    "resume from a checkpoint (runs/7/step_2.safetensors), or choose what "
+                    "to do with a lost shard (lost_shard)")),
                 Eq(std::string(refused[lost == 0 ? 1 : 0].message()))));
     }
   }
@@ -112,7 +114,7 @@ TEST(ShardedRecoveryTest, ALostShardIsRefusedOnAllSurvivorsWithTheCheckpointToRe
 TEST(ShardedRecoveryTest, BeforeTheFirstStepNothingIsLost) {
   Group group = *CreateTestGroup(kWorld);
   OnEach(kWorld, [&](int rank) -> absl::Status {
-    Replica<ShardedOptimizer> mine;
+    Replica<WholeTensors> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     EXPECT_FALSE(StepUntil(mine, rank, 3, 0, Point::kForward).ok());
     if (rank == 3) {
@@ -136,8 +138,8 @@ TEST(ShardedRecoveryTest, AFreshShardBeginsAnewAndTheRestIsKept) {
     std::vector<OptimizerState> states(kWorld);
     std::vector<std::vector<std::vector<float>>> values(kWorld), last_values(kWorld);
     OnEach(kWorld, [&](int rank) -> absl::Status {
-      Replica<ShardedOptimizer> mine;
-      EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule, ShardedOptimizerOptions{.lost_shard = LostShard::kFresh}));
+      Replica<WholeTensors> mine;
+      EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule, LostShard::kFresh));
       if (rank == lost) {
         for (int param = 0; param < mine.model.params().size(); ++param) {
           if (mine.optimizer->owner(param) == rank) forgotten.push_back(param);
@@ -176,10 +178,11 @@ TEST(ShardedRecoveryTest, WhereNobodyIsLostNoStateIs) {
   Group group = *CreateTestGroup(kWorld);
   const std::vector<std::vector<float>> expected = TrainUnsharded(-1, 3, {}).last_values;
   OnEach(kWorld, [&](int rank) -> absl::Status {
-    Replica<ShardedOptimizer> mine;
+    Replica<WholeTensors> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     const absl::Status failed = StepUntil(mine, rank, 1, 3, Point::kBackward);
-    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient(failed)));
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover(mine.joinables(), *group[rank], Patient(failed)));
     EXPECT_THAT(recovered.lost, IsEmpty());
     EXPECT_EQ(recovered.steps, 3);
     EK_RETURN_IF_ERROR(mine.Steps(3, kSteps));
@@ -194,7 +197,7 @@ TEST(ShardedRecoveryTest, AnUpdateThatWasBegunCannotBeTakenBack) {
   Group group = *CreateTestGroup(kWorld);
   std::atomic<int> reduced = 0;
   OnEach(kWorld, [&](int rank) -> absl::Status {
-    Replica<ShardedOptimizer> mine;
+    Replica<WholeTensors> mine;
     EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule));
     EK_RETURN_IF_ERROR(mine.Steps(0, 2));
     const absl::Status failed = mine.Step(2, [&](Point point) -> absl::Status {
@@ -205,9 +208,10 @@ TEST(ShardedRecoveryTest, AnUpdateThatWasBegunCannotBeTakenBack) {
     });
     EXPECT_FALSE(failed.ok());
     const absl::Status refused = Recover(mine.joinables(), *group[rank], Patient(failed)).status();
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("rank 0 was in the middle of an update of its part of the "
-                                                          "optimizer's state, which can't be taken back: resume from a "
-                                                          "checkpoint (none was written)"));
+    EXPECT_THAT(
+        std::string(refused.message()),
+        HasSubstr("rank 0 was in the middle of an update of its part of the optimizer's state, "
+                  "which cannot be taken back: resume from a checkpoint (none was written)"));
     mine.Destroy();
     return absl::OkStatus();
   });
@@ -218,8 +222,8 @@ TEST(ShardedRecoveryTest, WhoeverMayLoseStateGoesOnAlsoFromTheMiddleOfAnUpdate) 
   std::atomic<int> reduced = 0;
   std::vector<std::vector<std::vector<float>>> values(kWorld);
   OnEach(kWorld, [&](int rank) -> absl::Status {
-    Replica<ShardedOptimizer> mine;
-    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule, ShardedOptimizerOptions{.lost_shard = LostShard::kFresh}));
+    Replica<WholeTensors> mine;
+    EK_RETURN_IF_ERROR(mine.Create(*group[rank], kRule, LostShard::kFresh));
     EK_RETURN_IF_ERROR(mine.Steps(0, 2));
     const absl::Status failed = mine.Step(2, [&](Point point) -> absl::Status {
       if (point != Point::kReduced) return absl::OkStatus();
@@ -233,7 +237,8 @@ TEST(ShardedRecoveryTest, WhoeverMayLoseStateGoesOnAlsoFromTheMiddleOfAnUpdate) 
       group[rank].reset();
       return absl::OkStatus();
     }
-    EK_ASSIGN_OR_RETURN(Recovered recovered, Recover(mine.joinables(), *group[rank], Patient(failed)));
+    EK_ASSIGN_OR_RETURN(Recovered recovered,
+                        Recover(mine.joinables(), *group[rank], Patient(failed)));
     EXPECT_EQ(recovered.steps, 2);
     EK_RETURN_IF_ERROR(mine.Steps(2, kSteps));
     values[rank] = mine.model.values();

@@ -33,7 +33,9 @@ namespace {
 CommunicatorOptions WithWatch() {
   CommunicatorOptions options;
   options.timeout = absl::Seconds(30);
-  options.watch = {.beat = absl::Milliseconds(100), .silence = absl::Seconds(2), .stall_warning = absl::Seconds(20)};
+  options.watch = {.beat = absl::Milliseconds(100),
+                   .silence = absl::Seconds(2),
+                   .stall_warning = absl::Seconds(20)};
   return options;
 }
 
@@ -53,7 +55,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create() {
   return CreateCommunicator(environment, {.backend = "shm", .communicator = WithWatch()});
 }
 
-absl::StatusOr<TensorView> Registered(Communicator& comm, int64_t elements, std::vector<Memory>& owner) {
+absl::StatusOr<TensorView> Registered(Communicator& comm, int64_t elements,
+                                      std::vector<Memory>& owner) {
   EK_ASSIGN_OR_RETURN(Memory memory, comm.Allocate(elements * static_cast<int64_t>(sizeof(float))));
   owner.push_back(memory);
   return TensorView(memory.data.get(), elements, DType::kFloat32);
@@ -61,25 +64,28 @@ absl::StatusOr<TensorView> Registered(Communicator& comm, int64_t elements, std:
 
 absl::Status ExpectAll(TensorView data, float expected, absl::string_view what) {
   const auto values = data.as<float>();
-  const auto wrong = std::find_if(values.begin(), values.end(), [&](float value) { return value != expected; });
+  const auto wrong =
+      std::find_if(values.begin(), values.end(), [&](float value) { return value != expected; });
   if (wrong == values.end()) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat(what, ": element ", wrong - values.begin(), " is ", *wrong, ", expected ", expected));
+  return absl::DataLossError(absl::StrCat(what, ": element ", wrong - values.begin(), " is ",
+                                          *wrong, ", expected ", expected));
 }
 
 // Shared memory in this process's address space or among its files.
 int SharedPieces() {
   int pieces = 0;
   std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) pieces += absl::StrContains(line, "memfd:evenkeel");
+  for (std::string line; std::getline(maps, line);)
+    pieces += absl::StrContains(line, "memfd:evenkeel");
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    pieces += absl::StrContains(std::filesystem::read_symlink(entry.path(), error).string(), "memfd:evenkeel");
+    pieces += absl::StrContains(std::filesystem::read_symlink(entry.path(), error).string(),
+                                "memfd:evenkeel");
   }
   return pieces;
 }
 
-// ---- Stopped --------------------------------------------------------------------------------------------------------
+// ---- Stopped ------------------------------------------------------------------------------------
 
 // Sums of ones, so that what others put in their memory later would show.
 absl::Status RunStopped(absl::string_view kind, int64_t elements) {
@@ -88,7 +94,8 @@ absl::Status RunStopped(absl::string_view kind, int64_t elements) {
   const float pattern = static_cast<float>(1000 + comm->rank());
   std::vector<Memory> owner;
   EK_ASSIGN_OR_RETURN(const TensorView in, Registered(*comm, elements, owner));
-  EK_ASSIGN_OR_RETURN(const TensorView out, Registered(*comm, elements * (kind == "all_gather" ? world : 1), owner));
+  EK_ASSIGN_OR_RETURN(const TensorView out,
+                      Registered(*comm, elements * (kind == "all_gather" ? world : 1), owner));
   absl::Status failed;
   for (int round = 0; failed.ok(); ++round) {
     if (round == 1) Say("running");
@@ -104,15 +111,17 @@ absl::Status RunStopped(absl::string_view kind, int64_t elements) {
       if (failed.ok()) EK_RETURN_IF_ERROR(ExpectAll(in, world, "all_reduce"));
     }
   }
-  for (const TensorView& view : {in, out}) std::fill_n(view.as<float>().begin(), view.count, pattern);
+  for (const TensorView& view : {in, out})
+    std::fill_n(view.as<float>().begin(), view.count, pattern);
   Say(absl::StrCat("failed ", failed.message()));
   AwaitWord();
-  for (const TensorView& view : {in, out}) EK_RETURN_IF_ERROR(ExpectAll(view, pattern, "the memory was changed"));
+  for (const TensorView& view : {in, out})
+    EK_RETURN_IF_ERROR(ExpectAll(view, pattern, "the memory was changed"));
   Say("intact");
   return absl::OkStatus();
 }
 
-// ---- Killed ---------------------------------------------------------------------------------------------------------
+// ---- Killed -------------------------------------------------------------------------------------
 
 // All kinds of collectives, the same on all ranks, over some of two buffers.
 absl::Status Mixed(Communicator& comm, uint64_t seed, TensorView a, TensorView b) {
@@ -121,7 +130,8 @@ absl::Status Mixed(Communicator& comm, uint64_t seed, TensorView a, TensorView b
     seed = StableHash(seed, uint64_t{1});
     return static_cast<int64_t>(seed % static_cast<uint64_t>(below));
   };
-  const int64_t count = std::min<int64_t>((256 << draw(15)) + draw(100), a.count / world);  // 1 KiB to 16 MiB.
+  const int64_t count =
+      std::min<int64_t>((256 << draw(15)) + draw(100), a.count / world);  // 1 KiB to 16 MiB.
   const int root = static_cast<int>(draw(world));
   switch (draw(6)) {
     case 0:
@@ -163,7 +173,8 @@ absl::Status RunKilled(uint64_t seed) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> next, comm->Shrink(absl::Seconds(20)));
     comm = std::move(next);
     EK_ASSIGN_OR_RETURN(const TensorView fresh, Registered(*comm, kElements, owner));
-    for (const TensorView& data : {a, fresh, plain_a, b}) EK_RETURN_IF_ERROR(CheckSums(*comm, data));
+    for (const TensorView& data : {a, fresh, plain_a, b})
+      EK_RETURN_IF_ERROR(CheckSums(*comm, data));
     EK_RETURN_IF_ERROR(comm->Finalize());
     comm.reset();
   }
@@ -174,7 +185,7 @@ absl::Status RunKilled(uint64_t seed) {
   return absl::OkStatus();
 }
 
-// ---- Without file descriptors ---------------------------------------------------------------------------------------
+// ---- Without file descriptors -------------------------------------------------------------------
 
 // While it lives, nothing can be opened.
 class NoFiles {
@@ -212,7 +223,8 @@ absl::Status RunWithoutFiles(absl::string_view what) {
   }
   std::fill_n(data.as<float>().begin(), data.count, 1.0f);
   // Of what is given, one rank at least must have it.
-  const absl::Status status = what == "give" ? comm->Broadcast(data, 0) : comm->AllReduce(data, ReduceOp::kSum);
+  const absl::Status status =
+      what == "give" ? comm->Broadcast(data, 0) : comm->AllReduce(data, ReduceOp::kSum);
   no_files.reset();
   if (!status.ok()) std::fill_n(data.as<float>().begin(), data.count, 7.0f);
   Say(absl::StrCat("status ", status.ToString()));
@@ -225,10 +237,12 @@ absl::Status RunWithoutFiles(absl::string_view what) {
 absl::Status RunShmRank(const std::vector<std::string>& arguments) {
   EndWithParent();
   int64_t number = 0;
-  if (arguments.size() == 3 && arguments[0] == "stopped" && absl::SimpleAtoi(arguments[2], &number)) {
+  if (arguments.size() == 3 && arguments[0] == "stopped" &&
+      absl::SimpleAtoi(arguments[2], &number)) {
     return RunStopped(arguments[1], number);
   }
-  if (arguments.size() == 2 && arguments[0] == "killed" && absl::SimpleAtoi(arguments[1], &number)) {
+  if (arguments.size() == 2 && arguments[0] == "killed" &&
+      absl::SimpleAtoi(arguments[1], &number)) {
     return RunKilled(number);
   }
   if (arguments.size() == 2 && arguments[0] == "no_files") return RunWithoutFiles(arguments[1]);

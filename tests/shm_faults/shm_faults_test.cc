@@ -1,4 +1,5 @@
-// Ranks that share memory and are processes: stopped, killed, or out of descriptors, in the middle of a collective.
+// Ranks that share memory and are processes: stopped, killed, or out of descriptors, in the middle
+// of a collective.
 
 #include <signal.h>
 
@@ -16,7 +17,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/tcp_store_server.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
 #include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/shm_faults/rank.h"
 #include "gmock/gmock.h"
@@ -34,7 +35,8 @@ constexpr char kSecret[] = "between these ranks";
 class Ranks {
  public:
   Ranks(int world_size, const std::vector<std::string>& arguments) : said_(world_size) {
-    auto server = TcpStoreServer::Create({.secret = kSecret, .world_size = world_size, .host = "the test"});
+    auto server =
+        TcpStoreServer::Create({.secret = kSecret, .world_size = world_size, .host = "the test"});
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     std::vector<std::string> command = {ThisProgram(), "--rank"};
@@ -58,7 +60,8 @@ class Ranks {
       }
       return !children_.is_running(rank);
     };
-    EXPECT_TRUE(children_.Listen(absl::Now() + kPatience, on_line_, has_said)) << "rank " << rank << ": " << begin;
+    EXPECT_TRUE(children_.Listen(absl::Now() + kPatience, on_line_, has_said))
+        << "rank " << rank << ": " << begin;
     EXPECT_FALSE(found.empty()) << "rank " << rank << " has not said \"" << begin
                                 << "\": " << children_.complaints(rank);
     return found;
@@ -73,14 +76,14 @@ class Ranks {
     EXPECT_TRUE(children_.Listen(absl::Now() + kPatience, on_line_));
     for (int rank = 0; rank < children_.count(); ++rank) {
       if (rank == but) continue;
-      EXPECT_EQ(children_.exit_code(rank), 0) << "rank " << rank << ": " << children_.complaints(rank);
+      EXPECT_EQ(children_.exit_code(rank), 0)
+          << "rank " << rank << ": " << children_.complaints(rank);
     }
   }
 
  private:
-  const std::function<void(int, absl::string_view)> on_line_ = [this](int rank, absl::string_view line) {
-    said_[rank].emplace_back(line);
-  };
+  const std::function<void(int, absl::string_view)> on_line_ =
+      [this](int rank, absl::string_view line) { said_[rank].emplace_back(line); };
   std::vector<std::vector<std::string>> said_;
   std::unique_ptr<TcpStoreServer> server_;
   ChildProcesses children_;  // Last: they end before what they use.
@@ -93,7 +96,8 @@ struct Stop {
 
 class StoppedRankTest : public testing::TestWithParam<Stop> {};
 
-// It writes to, or reads from, the others' memory when it goes on. They have that for themselves by then.
+// It writes to, or reads from, the others' memory when it goes on. They have that for themselves by
+// then.
 TEST_P(StoppedRankTest, ChangesNothingOnceTheOthersHaveGivenUpAndEndsNothingWell) {
   std::mt19937 random(20251122);
   for (int attempt = 0; attempt < GetParam().tries; ++attempt) {
@@ -117,12 +121,14 @@ TEST_P(StoppedRankTest, ChangesNothingOnceTheOthersHaveGivenUpAndEndsNothingWell
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, StoppedRankTest, testing::Values(Stop{"all_reduce", 6}, Stop{"all_gather", 4}),
+INSTANTIATE_TEST_SUITE_P(, StoppedRankTest,
+                         testing::Values(Stop{"all_reduce", 6}, Stop{"all_gather", 4}),
                          [](const auto& info) { return std::string(info.param.kind); });
 
 int FilesIn(const std::string& folder) {
   int files = 0;
-  for (auto at = std::filesystem::recursive_directory_iterator(folder); at != end(at); ++at) ++files;
+  for (auto at = std::filesystem::recursive_directory_iterator(folder); at != end(at); ++at)
+    ++files;
   return files;
 }
 
@@ -177,7 +183,8 @@ TEST(WithoutFilesTest, ACollectiveFailsOnAllRanksAndTheirMemoryIsTheirs) {
 
 int main(int argc, char** argv) {
   if (argc > 1 && absl::string_view(argv[1]) == "--rank") {
-    const absl::Status status = evenkeel::RunShmRank(std::vector<std::string>(argv + 2, argv + argc));
+    const absl::Status status =
+        evenkeel::RunShmRank(std::vector<std::string>(argv + 2, argv + argc));
     if (!status.ok()) std::cerr << status << "\n";
     return status.ok() ? 0 : 1;
   }

@@ -19,22 +19,26 @@ std::vector<int> Batches(int inputs) {
   return batches;
 }
 
-// Whether a part of the message says of this rank where it is: "rank 0 waits in #5 barrier (user)", "... step 3 ...",
-// "rank 0 has ended (Finalize) after 5 there".
+// Whether a part of the message says of this rank where it is: "rank 0 waits in #5 barrier (user)",
+// "... step 3 ...", "rank 0 has ended (Finalize) after 5 there".
 bool SaysWhereIs(int rank, absl::string_view message) {
   for (absl::string_view part : absl::StrSplit(message, ';')) {
     if (!NamedRanks(part).contains(rank)) continue;
     for (absl::string_view mark : {"#", "step ", "after "}) {
-      for (size_t at = part.find(mark); at != absl::string_view::npos; at = part.find(mark, at + 1)) {
+      for (size_t at = part.find(mark); at != absl::string_view::npos;
+           at = part.find(mark, at + 1)) {
         const size_t next = at + mark.size();
-        if (next < part.size() && absl::ascii_isdigit(static_cast<unsigned char>(part[next]))) return true;
+        if (next < part.size() && absl::ascii_isdigit(static_cast<unsigned char>(part[next])))
+          return true;
       }
     }
   }
   return false;
 }
 
-bool AreEqual(const ToyState& a, const ToyState& b) { return a.weights == b.weights && a.momentum == b.momentum; }
+bool AreEqual(const ToyState& a, const ToyState& b) {
+  return a.weights == b.weights && a.momentum == b.momentum;
+}
 
 }  // namespace
 
@@ -44,8 +48,9 @@ RankReport RunCase(const UnevenCase& uneven, int inputs, Communicator& comm) {
   ToySettings settings{.batches = Batches(inputs), .joins = uneven.joins};
   settings.at = [&](StepPoint point, int, int) -> absl::Status {
     if (point == StepPoint::kLoopEnd) report.diverged = MonotonicNanos();
-    return barrier_if((point == StepPoint::kBeforeRecord && uneven.barrier == BarrierAt::kBeginOfBody) ||
-                      (point == StepPoint::kStepped && uneven.barrier == BarrierAt::kEndOfBody));
+    return barrier_if(
+        (point == StepPoint::kBeforeRecord && uneven.barrier == BarrierAt::kBeginOfBody) ||
+        (point == StepPoint::kStepped && uneven.barrier == BarrierAt::kEndOfBody));
   };
   report.result = TrainToy(comm, settings);
   absl::Status& status = report.result.status;
@@ -83,11 +88,13 @@ std::vector<std::string> Judge(const UnevenCase& uneven, const std::vector<int>&
       continue;
     }
     if (SecondsSinceDivergence(reports, static_cast<int>(rank)) > absl::ToDoubleSeconds(kAtOnce)) {
-      complain(
-          absl::StrCat("ended ", SecondsSinceDivergence(reports, static_cast<int>(rank)), " s after the divergence"));
+      complain(absl::StrCat("ended ", SecondsSinceDivergence(reports, static_cast<int>(rank)),
+                            " s after the divergence"));
     }
-    // Whatever its end: no step may have used a wrong gradient. A step without join in which not all take part fails.
-    if (result.steps >= static_cast<int>(alone.size()) || !IsClose(result.last.weights, alone[result.steps].weights)) {
+    // Whatever its end: no step may have used a wrong gradient. A step without join in which not
+    //                   all take part fails.
+    if (result.steps >= static_cast<int>(alone.size()) ||
+        !IsClose(result.last.weights, alone[result.steps].weights)) {
       complain(absl::StrCat("has wrong weights after ", result.steps, " steps"));
     }
     if (uneven.is_right) {
@@ -105,9 +112,9 @@ std::vector<std::string> Judge(const UnevenCase& uneven, const std::vector<int>&
       continue;
     }
     // Two who contradict each other are enough: that a third one would too, nobody has to wait for.
-    const auto located = std::count_if(reports.begin(), reports.end(), [&](const RankReport& other) {
-      return SaysWhereIs(other.rank, result.status.message());
-    });
+    const auto located = std::count_if(
+        reports.begin(), reports.end(),
+        [&](const RankReport& other) { return SaysWhereIs(other.rank, result.status.message()); });
     if (located < 2) complain(absl::StrCat(said, "which does not say of two ranks where they are"));
     if (!absl::StrContains(result.status.message(), uneven.must_say)) {
       complain(absl::StrCat(said, "without the operation (", uneven.must_say, ")"));

@@ -1,11 +1,13 @@
-// Six ways to leave a training loop earlier than another rank, of which two are right; and a seventh, twice.
+// Six ways to leave a training loop earlier than another rank, of which two are right; and a
+// seventh, twice.
 //
 //   for (const UnevenCase& uneven : kUnevenCases) ...
 //   RankReport report = RunCase(uneven, /*inputs=*/5, comm);             // on each rank
 //   std::vector<std::string> broken = Judge(uneven, {5, 6}, reports);    // empty: as promised
 //
 // Threads: RunCase() as the communicator; Judge() is pure.
-// Source:  a PyTorch forum thread, in which four of the six ended without an answer, and one of them with a wrong rank.
+// Source:  a PyTorch forum thread, in which four of the six ended without an answer, and one of
+//          them with a wrong rank.
 
 #ifndef EVENKEEL_TESTS_SIX_CASES_CASES_H_
 #define EVENKEEL_TESTS_SIX_CASES_CASES_H_

@@ -1,4 +1,5 @@
-// The table of cases.h, row by row: ranks as threads, and as processes by the program that people run.
+// The table of cases.h, row by row: ranks as threads, and as processes by the program that people
+// run.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,11 +29,13 @@ using testing::Not;
 
 constexpr absl::Duration kTimeout = absl::Seconds(15);
 
-std::vector<RankReport> RunAll(const UnevenCase& uneven, const std::vector<int>& inputs, const TestGroup& group) {
+std::vector<RankReport> RunAll(const UnevenCase& uneven, const std::vector<int>& inputs,
+                               const TestGroup& group) {
   std::vector<RankReport> reports(group.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < group.size(); ++rank) {
-    threads.emplace_back([&, rank] { reports[rank] = RunCase(uneven, inputs[rank], *group[rank]); });
+    threads.emplace_back(
+        [&, rank] { reports[rank] = RunCase(uneven, inputs[rank], *group[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
   return reports;
@@ -42,7 +45,8 @@ class SixCasesTest : public testing::TestWithParam<std::tuple<UnevenCase, std::v
 
 TEST_P(SixCasesTest, EndsOnEveryRankAsPromised) {
   const auto& [uneven, inputs] = GetParam();
-  const absl::StatusOr<TestGroup> group = CreateTestGroup(static_cast<int>(inputs.size()), {.timeout = kTimeout});
+  const absl::StatusOr<TestGroup> group =
+      CreateTestGroup(static_cast<int>(inputs.size()), {.timeout = kTimeout});
   ASSERT_TRUE(group.ok()) << group.status();
   EXPECT_THAT(Judge(uneven, inputs, RunAll(uneven, inputs, *group)), IsEmpty());
 }
@@ -55,15 +59,19 @@ std::string NameOf(const testing::TestParamInfo<SixCasesTest::ParamType>& info) 
 
 const std::vector<std::vector<int>> kInputs = {{5, 6}, {1, 2}, {3, 0, 2}};
 
-INSTANTIATE_TEST_SUITE_P(, SixCasesTest, testing::Combine(testing::ValuesIn(kUnevenCases), testing::ValuesIn(kInputs)),
+INSTANTIATE_TEST_SUITE_P(, SixCasesTest,
+                         testing::Combine(testing::ValuesIn(kUnevenCases),
+                                          testing::ValuesIn(kInputs)),
                          NameOf);
 
 TEST(SixCasesProgramTest, EveryCaseKeepsItsPromises) {
   ChildProcesses program;
-  ASSERT_TRUE(program.Start({"tests/six_cases", absl::StrCat("--backends=", TheTestBackend().name)}, {}).ok());
+  ASSERT_TRUE(
+      program.Start({"tests/six_cases", absl::StrCat("--backends=", TheTestBackend().name)}, {})
+          .ok());
   std::vector<std::string> lines;
-  EXPECT_TRUE(
-      program.Listen(absl::Now() + absl::Minutes(10), [&](int, absl::string_view line) { lines.emplace_back(line); }));
+  EXPECT_TRUE(program.Listen(absl::Now() + absl::Minutes(10),
+                             [&](int, absl::string_view line) { lines.emplace_back(line); }));
   EXPECT_THAT(lines, Each(Not(HasSubstr("BROKEN"))));
   EXPECT_THAT(lines, Contains("All promises are kept."));
 }
@@ -86,13 +94,15 @@ class JudgeTest : public testing::Test {
       if (uneven.is_right) {
         report.result.ended = alone.back();
       } else {
-        report.result.status = absl::FailedPreconditionError("rank 0 has left at #1; rank 1 is at #1 barrier (user)");
+        report.result.status =
+            absl::FailedPreconditionError("rank 0 has left at #1; rank 1 is at #1 barrier (user)");
       }
     }
     return reports;
   }
 
-  void ExpectComplaint(const UnevenCase& uneven, const std::vector<RankReport>& reports, const std::string& what) {
+  void ExpectComplaint(const UnevenCase& uneven, const std::vector<RankReport>& reports,
+                       const std::string& what) {
     EXPECT_THAT(Judge(uneven, inputs_, reports), Contains(HasSubstr(what)));
   }
 };
@@ -129,9 +139,10 @@ TEST_F(JudgeTest, FindsEachBrokenPromise) {
   reports = Good(kWrong);
   reports[1].result.status = absl::OkStatus();
   ExpectComplaint(kWrong, reports, "rank 1 reports success");
-  const std::pair<const char*, const char*> kIncomplete[] = {{"rank 0 is at #1 barrier", "of two ranks where"},
-                                                             {"ranks 0,1 disagree: barrier", "of two ranks where"},
-                                                             {"ranks 0,1 are at #1", "without the operation"}};
+  const std::pair<const char*, const char*> kIncomplete[] = {
+      {"rank 0 is at #1 barrier", "of two ranks where"},
+      {"ranks 0,1 disagree: barrier", "of two ranks where"},
+      {"ranks 0,1 are at #1", "without the operation"}};
   for (const auto& [message, complaint] : kIncomplete) {
     reports[1].result.status = absl::FailedPreconditionError(message);
     ExpectComplaint(kWrong, reports, complaint);

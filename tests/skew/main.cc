@@ -1,17 +1,18 @@
-// What ranks that run dry cost those that go on: a step, its backward, and samples per second, for each way to join and
-// each skew, beside the same steps without join, with inputs for all.
+// What ranks that become exhausted cost those that go on: a step, its backward, and samples per
+// second, for each way to join and each skew, beside the same steps without join, with inputs for
+// all.
 //
-//   bazel run //tests/skew -- --world=8 --pairs=30
-//   bazel run //tools:launch -- --nproc=8 -- $PWD/bazel-bin/tests/skew/skew --pairs=30       # processes over Gloo
-//   tests/skew/slow_link.sh 8 100mbit --pairs=30                  # each rank in a network namespace of its own
-//   bazel run //tests/skew -- --world=32 --steps=2000 --step_ms=2 --layer_elements=4096 --pairs=10 --rows='every 8th'
+//   bazel run //tests/skew -- --world=8 --pairs=30 bazel run //tools:launch -- --nproc=8 --
+//   $PWD/bazel-bin/tests/skew/skew --pairs=30 # processes over Gloo tests/skew/slow_link.sh 8
+//   100mbit --pairs=30 # each rank in a network namespace of its own bazel run //tests/skew --
+//   --world=32 --steps=2000 --step_ms=2 --layer_elements=4096 --pairs=10 --rows='every 8th'
 //
-// The last one is the case in which another system lost a third of its throughput: 32 ranks, 4 of them without any
-// inputs, which shadow 2000 steps in each block.
+// The last one is the case in which another system lost a third of its throughput: 32 ranks, 4 of
+// them without any inputs, which shadow 2000 steps in each block.
 //
-// The two that are compared run in blocks in turn, so that what the machine does meanwhile hits both; a ratio is the
-// median over pairs of blocks of their median steps, with its 95 % interval. The highest rank, which always has all
-// inputs, measures and prints.
+// The two that are compared run in blocks in turn, so that what the machine does meanwhile hits
+// both; a ratio is the median over pairs of blocks of their median steps, with its 95 % interval.
+// The highest rank, which always has all inputs, measures and prints.
 
 #include <algorithm>
 #include <iostream>
@@ -28,15 +29,16 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
-#include "evenkeel/comm/gloo.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tests/skew/skewed_training.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "gflags/gflags.h"
 
-DEFINE_string(backend, "local", "Of ranks that are threads: local or gloo. Ranks that a launcher starts use Gloo.");
+DEFINE_string(backend, "local",
+              "Of ranks that are threads: local or gloo. Ranks that a launcher starts use Gloo.");
 DEFINE_int32(world, 8, "Ranks that are threads.");
 DEFINE_int32(pairs, 30, "Pairs of blocks for each row; at least 30 for a figure to be quoted.");
 DEFINE_int32(steps, 20, "Steps of a block.");
@@ -97,7 +99,8 @@ absl::StatusOr<Measured> Measure(Communicator& comm, const SkewSetting& setting)
   EK_ASSIGN_OR_RETURN(const auto ours, SkewedTraining::Create(&comm, setting));
   EK_ASSIGN_OR_RETURN(const auto theirs, SkewedTraining::Create(&comm, plain));
   std::vector<double> steps, backwards, plain_steps, plain_backwards, samples;
-  for (int pair = -1; pair < FLAGS_pairs; ++pair) {  // The first warms up, and has its buckets rebuilt.
+  for (int pair = -1; pair < FLAGS_pairs;
+       ++pair) {  // The first warms up, and has its buckets rebuilt.
     BlockTimes times, plain_times;
     for (const bool is_ours : {pair % 2 == 0, pair % 2 != 0}) {
       EK_ASSIGN_OR_RETURN((is_ours ? times : plain_times), (is_ours ? *ours : *theirs).RunBlock());
@@ -110,7 +113,7 @@ absl::StatusOr<Measured> Measure(Communicator& comm, const SkewSetting& setting)
     samples.push_back(SamplesPerSecond(setting, comm.world_size(), times.block));
   }
   Measured measured{.follows_backward = ours->BucketsFollowBackward()};
-  if (steps.empty()) return measured;  // A dry rank's view is of no interest.
+  if (steps.empty()) return measured;  // An exhausted rank's view is of no interest.
   measured.step_ms = 1e3 * MedianOf(steps);
   measured.backward_ms = 1e3 * MedianOf(backwards);
   measured.samples = MedianOf(samples);
@@ -123,17 +126,20 @@ absl::Status MeasureAll(Communicator& comm) {
   const bool prints = comm.rank() + 1 == comm.world_size();
   if (prints) {
     std::cout << absl::StrFormat(
-        "%s, %d ranks, blocks of %d steps of %.0f ms, %.1f MB of gradients in 4 buckets, batches of %d\n\n"
+        "%s, %d ranks, blocks of %d steps of %.0f ms, %.1f MB of gradients in 4 buckets, batches "
+        "of %d\n\n"
         "%-24s %9s %13s %10s %7s  %-36s %s\n",
         comm.backend_name(), comm.world_size(), FLAGS_steps, FLAGS_step_ms,
-        static_cast<double>(12 * FLAGS_layer_elements * 4) / 1e6, FLAGS_batch, "join, inputs", "step P50",
-        "backward P50", "samples/s", "order", "step / without join", "backward / without join");
+        static_cast<double>(12 * FLAGS_layer_elements * 4) / 1e6, FLAGS_batch, "join, inputs",
+        "step P50", "backward P50", "samples/s", "order", "step / without join",
+        "backward / without join");
   }
   for (const Row& row : Rows()) {
     EK_ASSIGN_OR_RETURN(const Measured measured, Measure(comm, row.setting));
     if (!prints) continue;
-    std::cout << absl::StrFormat("%-24s %6.2f ms %10.2f ms %10.0f %7s  %-36s %s\n", row.name, measured.step_ms,
-                                 measured.backward_ms, measured.samples, measured.follows_backward ? "right" : "WRONG",
+    std::cout << absl::StrFormat("%-24s %6.2f ms %10.2f ms %10.0f %7s  %-36s %s\n", row.name,
+                                 measured.step_ms, measured.backward_ms, measured.samples,
+                                 measured.follows_backward ? "right" : "WRONG",
                                  measured.step.ToString(), measured.backward.ToString())
               << std::flush;
   }
@@ -141,11 +147,14 @@ absl::Status MeasureAll(Communicator& comm) {
 }
 
 absl::Status Main() {
-  if (FLAGS_world < 2 || FLAGS_pairs < 1 || FLAGS_steps < 1 || !(FLAGS_step_ms > 0) || FLAGS_layer_elements < 1) {
-    return absl::InvalidArgumentError("--world must be at least 2; --pairs, --steps, --step_ms, --layer_elements 1");
+  if (FLAGS_world < 2 || FLAGS_pairs < 1 || FLAGS_steps < 1 || !(FLAGS_step_ms > 0) ||
+      FLAGS_layer_elements < 1) {
+    return absl::InvalidArgumentError(
+        "--world must be at least 2; --pairs, --steps, --step_ms, --layer_elements 1");
   }
   if (Rows().empty())
-    return absl::InvalidArgumentError(absl::StrCat("--rows=", FLAGS_rows, ": no row's name has that"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rows=", FLAGS_rows, ": no row's name has that"));
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   if (environment.world_size > 1) {
     EK_ASSIGN_OR_RETURN(const auto comm, CreateCommunicator(environment, {.backend = "gloo"}));
@@ -153,10 +162,12 @@ absl::Status Main() {
     return comm->Finalize();
   }
   if (FLAGS_backend != "gloo" && FLAGS_backend != "local") {
-    return absl::InvalidArgumentError(absl::StrCat("--backend=", FLAGS_backend, ": it is gloo or local"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--backend=", FLAGS_backend, ": it is gloo or local"));
   }
   EK_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Communicator>> group,
-                      FLAGS_backend == "gloo" ? CreateGlooGroupInProcess(FLAGS_world) : CreateLocalGroup(FLAGS_world));
+                      FLAGS_backend == "gloo" ? CreateGlooGroupInProcess(FLAGS_world)
+                                              : CreateLocalGroup(FLAGS_world));
   return internal::RunGroup(group, MeasureAll);
 }
 
@@ -164,7 +175,8 @@ absl::Status Main() {
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage("What ranks that run dry cost the others; see tests/skew/main.cc.");
+  gflags::SetUsageMessage(
+      "What ranks that become exhausted cost the others; see tests/skew/main.cc.");
   gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
   const absl::Status status = evenkeel::Main();
   if (status.ok()) return 0;

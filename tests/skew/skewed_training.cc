@@ -24,25 +24,30 @@ int SkewSetting::StepsOf(int rank, int world) const {
   return steps;
 }
 
-absl::StatusOr<std::unique_ptr<SkewedTraining>> SkewedTraining::Create(Communicator* comm, const SkewSetting& setting) {
-  if (setting.skew != Skew::kEven && (setting.way == JoinWay::kNone || setting.way == JoinWay::kDisabled)) {
-    return absl::InvalidArgumentError("ranks with fewer inputs must join");
+absl::StatusOr<std::unique_ptr<SkewedTraining>> SkewedTraining::Create(Communicator* comm,
+                                                                       const SkewSetting& setting) {
+  if (setting.skew != Skew::kEven &&
+      (setting.way == JoinWay::kNone || setting.way == JoinWay::kDisabled)) {
+    return absl::InvalidArgumentError("ranks with fewer inputs require join");
   }
   auto training = std::make_unique<SkewedTraining>(comm, setting);
   DataParallelOptions options;
   options.reducer.caps = {Bytes{3 * setting.layer_elements * static_cast<int64_t>(sizeof(float))}};
   EK_ASSIGN_OR_RETURN(training->ddp_, DataParallel::Create(comm, &training->params_, {}, options));
-  EK_ASSIGN_OR_RETURN(training->optimizer_, Optimizer::Create(comm, &training->params_, Sgd{.momentum = 0.9}));
+  EK_ASSIGN_OR_RETURN(training->optimizer_,
+                      Optimizer::Create(*comm, training->params_, Sgd{.momentum = 0.9}));
   return training;
 }
 
-SkewedTraining::SkewedTraining(Communicator* comm, const SkewSetting& setting) : comm_(comm), setting_(setting) {
+SkewedTraining::SkewedTraining(Communicator* comm, const SkewSetting& setting)
+    : comm_(comm), setting_(setting) {
   for (int layer = 0; layer < setting_.layers; ++layer) {
     values_.emplace_back(setting_.layer_elements, 0.5f);
     gradients_.emplace_back(setting_.layer_elements);
   }
   for (int layer = 0; layer < setting_.layers; ++layer) {
-    params_.Add(absl::StrCat("layer", layer), absl::MakeSpan(values_[layer]), absl::MakeSpan(gradients_[layer]));
+    params_.Add(absl::StrCat("layer", layer), absl::MakeSpan(values_[layer]),
+                absl::MakeSpan(gradients_[layer]));
   }
 }
 
@@ -55,7 +60,8 @@ absl::StatusOr<BlockTimes> SkewedTraining::RunBlock() {
   } else {
     JoinOptions options{.enable = setting_.way != JoinWay::kDisabled};
     if (setting_.way == JoinWay::kLeave) options.leave_after_shadow_steps = 2;
-    EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer_.get()}, options, [&](JoinScope&) { return Loop(times); }));
+    EK_RETURN_IF_ERROR(RunJoined({ddp_.get(), optimizer_.get()}, options,
+                                 [&](JoinScope&) { return Loop(times); }));
   }
   times.block = absl::ToDoubleSeconds(absl::Now() - start);
   return times;
@@ -87,8 +93,8 @@ absl::Status SkewedTraining::Step(BlockTimes& times) {
     const int layer = is_reversed ? i : setting_.layers - 1 - i;
     // Against the clock, so that sleeping too long once does not add up.
     absl::SleepFor(turn + setting_.backward * (i + 1) / setting_.layers - absl::Now());
-    // What is there is the mean of the step before, divided by empty ranks too: it would shrink to numbers so small that
-    // arithmetic with them is slow.
+    // The memory holds the mean of the step before, which counts empty ranks as zeros. Reduced
+    // again and again it would become denormal numbers, with which arithmetic is slow.
     std::ranges::fill(gradients_[layer], 0.25f);
     params_.SetGradState(layer, GradState::kLocal);
     EK_RETURN_IF_ERROR(ddp_->GradientReady(layer));

@@ -1,11 +1,12 @@
 // Blocks of training steps in which some ranks have fewer inputs, timed on this rank.
 //
-//   EK_ASSIGN_OR_RETURN(auto training, SkewedTraining::Create(&comm, {.way = JoinWay::kShadow, .skew = Skew::kTen}));
+//   EK_ASSIGN_OR_RETURN(auto training, SkewedTraining::Create(&comm, {.way = JoinWay::kShadow,
+//                                                                     .skew = Skew::kTen}));
 //   EK_ASSIGN_OR_RETURN(BlockTimes times, training->RunBlock());        // on all ranks
 //
-// The model computes nothing: forward and backward wait as long as an accelerator would compute, and announce each
-// gradient as a real backward does. So several ranks share a core without holding each other up, and what is seen is
-// communication.
+// The model computes nothing: forward and backward wait as long as an accelerator would compute,
+// and announce each gradient as a real backward does. So several ranks share a core without holding
+// each other up, and what is seen is communication.
 //
 // Threads: as the communicator.
 // Errors:  those of the libraries. InvalidArgument for ranks with fewer inputs where nobody joins.
@@ -31,8 +32,8 @@ namespace evenkeel {
 enum class JoinWay {
   kNone,      // No RunJoined().
   kDisabled,  // RunJoined() that is switched off.
-  kShadow,    // Dry ranks follow.
-  kLeave,     // Dry ranks leave the group, after they have followed for two steps.
+  kShadow,    // Exhausted ranks follow.
+  kLeave,     // Exhausted ranks leave the group, after they have followed for two steps.
 };
 
 enum class Skew {
@@ -44,8 +45,9 @@ enum class Skew {
 struct SkewSetting {
   JoinWay way = JoinWay::kNone;
   Skew skew = Skew::kEven;
-  // For scale, what other systems get where rank 0 is empty: the first step, whose order is recorded, announces gradients
-  // in the order of registration, so that the bucket which is first to go is last to be ready.
+  // For scale, what other systems get where rank 0 is empty: the first step, whose order is
+  // recorded, announces gradients in the order of registration, so that the bucket which is first
+  // to go is last to be ready.
   bool registration_order = false;
   int steps = 20;  // Of a block, on ranks that have all.
   absl::Duration forward = absl::Milliseconds(10);
@@ -58,14 +60,15 @@ struct SkewSetting {
 
 struct BlockTimes {
   std::vector<double> steps,
-      backwards;     // Seconds of each, on this rank: the latter from first gradient to last bucket.
-  double block = 0;  // Of the whole, dry ranks' part included.
+      backwards;  // Seconds of each, on this rank: the latter from first gradient to last bucket.
+  double block = 0;  // Of the whole, exhausted ranks' part included.
 };
 
 class SkewedTraining {
  public:
   // All ranks together.
-  static absl::StatusOr<std::unique_ptr<SkewedTraining>> Create(Communicator* comm, const SkewSetting& setting);
+  static absl::StatusOr<std::unique_ptr<SkewedTraining>> Create(Communicator* comm,
+                                                                const SkewSetting& setting);
   SkewedTraining(Communicator* comm, const SkewSetting& setting);
 
   absl::StatusOr<BlockTimes> RunBlock();

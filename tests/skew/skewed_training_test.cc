@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "gtest/gtest.h"
 
@@ -33,10 +33,11 @@ TEST(SkewedTrainingTest, RanksHaveTheStepsThatTheSkewLeavesThem) {
 }
 
 TEST(SkewedTrainingTest, EveryRowRunsBlockAfterBlockAndKeepsItsBucketsInOrder) {
-  for (const SkewSetting& setting : {Quick(JoinWay::kNone, Skew::kEven), Quick(JoinWay::kDisabled, Skew::kEven),
-                                     Quick(JoinWay::kShadow, Skew::kEven), Quick(JoinWay::kShadow, Skew::kTen),
-                                     Quick(JoinWay::kShadow, Skew::kEmptyEighth), Quick(JoinWay::kLeave, Skew::kTen),
-                                     Quick(JoinWay::kLeave, Skew::kEmptyEighth)}) {
+  for (const SkewSetting& setting :
+       {Quick(JoinWay::kNone, Skew::kEven), Quick(JoinWay::kDisabled, Skew::kEven),
+        Quick(JoinWay::kShadow, Skew::kEven), Quick(JoinWay::kShadow, Skew::kTen),
+        Quick(JoinWay::kShadow, Skew::kEmptyEighth), Quick(JoinWay::kLeave, Skew::kTen),
+        Quick(JoinWay::kLeave, Skew::kEmptyEighth)}) {
     const absl::Status status = RunRanks(kWorld, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const auto training, SkewedTraining::Create(&comm, setting));
       for (int block = 0; block < 2; ++block) {
@@ -65,7 +66,8 @@ TEST(SkewedTrainingTest, AnOrderOfRegistrationIsSeenAsWrong) {
 
 TEST(SkewedTrainingTest, FewerInputsWithoutJoinAreRefused) {
   const absl::Status status = RunRanks(1, [&](Communicator& comm) -> absl::Status {
-    EXPECT_TRUE(absl::IsInvalidArgument(SkewedTraining::Create(&comm, Quick(JoinWay::kDisabled, Skew::kTen)).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        SkewedTraining::Create(&comm, Quick(JoinWay::kDisabled, Skew::kTen)).status()));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

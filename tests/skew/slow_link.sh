@@ -4,7 +4,7 @@
 #
 #   tests/skew/slow_link.sh RANKS RATE [FLAG...]      slow_link.sh 8 200mbit
 #
-# As root. The namespaces and the bridge between them go when it ends.
+# Run it as root. It removes the namespaces and the bridge at its end.
 set -euo pipefail
 (($# >= 2)) || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
 ranks=$1 rate=$2

@@ -1,4 +1,5 @@
-// Sharded optimizers over shared memory with values in registered memory, against threads with values anywhere.
+// Sharded optimizers over shared memory with values in registered memory, against threads with
+// values anywhere.
 
 #include <cstdint>
 #include <memory>
@@ -13,19 +14,19 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/value_memory.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/internal/run_group.h"
-#include "evenkeel/comm/local.h"
-#include "evenkeel/comm/shm.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/local/run_group.h"
+#include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
 namespace {
 
 // The second list leaves padding at the end of each bucket.
-const std::vector<int64_t> kSizeLists[] = {{65536, 32768, 64000, 9600}, {70001, 30, 65537, 9, 20003}};
+const std::vector<int64_t> kSizeLists[] = {{65536, 32768, 64000, 9600},
+                                           {70001, 30, 65537, 9, 20003}};
 
 // The values after some steps.
 absl::StatusOr<std::vector<std::vector<float>>> Train(Communicator& comm, bool slices, bool moves,
@@ -43,31 +44,27 @@ absl::StatusOr<std::vector<std::vector<float>>> Train(Communicator& comm, bool s
   if (moves) {
     EK_ASSIGN_OR_RETURN(memory, MoveValues(comm, params));
   }
-  std::unique_ptr<SlicedOptimizer> sliced;
-  std::unique_ptr<ShardedOptimizer> sharded;
-  std::unique_ptr<BucketReduction> reduction;
-  if (slices) {
-    EK_ASSIGN_OR_RETURN(sliced, SlicedOptimizer::Create(&comm, &params, AdamW{}));
-    reduction = sliced->TakeReduction();
-  }
-  EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &params, {}, {.reducer = {.caps = {Bytes{300'000}}}},
-                                                           std::move(reduction)));
-  if (!slices) {
-    EK_ASSIGN_OR_RETURN(sharded, ShardedOptimizer::Create(&comm, &params, AdamW{}));
-  }
+  EK_ASSIGN_OR_RETURN(
+      const auto ddp,
+      DataParallel::Create(&comm, &params, {}, {.reducer = {.caps = {Bytes{300'000}}}}));
+  const Placement placement = slices ? Placement(Slices{}) : Placement(WholeTensors{});
+  EK_ASSIGN_OR_RETURN(const auto optimizer,
+                      Optimizer::Create(*ddp, AdamW{}, {.placement = placement}));
   for (int step = 0; step < 5; ++step) {
     params.ClearGradients();
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     for (int i = params.size() - 1; i >= 0; --i) {
       const auto value = params[i].value.as<float>(), gradient = params[i].grad.as<float>();
       for (size_t k = 0; k < gradient.size(); ++k) {
-        gradient[k] = value[k] * static_cast<float>(static_cast<int>((k * 7 + comm.rank() * 13 + step) % 101) - 50);
+        gradient[k] =
+            value[k] *
+            static_cast<float>(static_cast<int>((k * 7 + comm.rank() * 13 + step) % 101) - 50);
       }
       params.SetGradState(i, GradState::kLocal);
       EK_RETURN_IF_ERROR(ddp->GradientReady(i));
     }
     EK_RETURN_IF_ERROR(ddp->FinishStep());
-    EK_RETURN_IF_ERROR(slices ? sliced->Step() : sharded->Step());
+    EK_RETURN_IF_ERROR(optimizer->Step());
   }
   std::vector<std::vector<float>> trained;
   for (int i = 0; i < params.size(); ++i) {
@@ -81,7 +78,8 @@ TEST(RegisteredValuesTest, GiveTheBitsOfPlainOnes) {
   for (const bool slices : {false, true}) {
     for (const std::vector<int64_t>& sizes : kSizeLists) {
       for (const int world_size : {2, 3}) {
-        SCOPED_TRACE(testing::Message() << "slices " << slices << ", " << sizes[0] << ", world " << world_size);
+        SCOPED_TRACE(testing::Message()
+                     << "slices " << slices << ", " << sizes[0] << ", world " << world_size);
         std::vector<std::vector<float>> expected;
         const absl::Status plain = RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
           EK_ASSIGN_OR_RETURN(auto trained, Train(comm, slices, /*moves=*/false, sizes));
@@ -91,11 +89,12 @@ TEST(RegisteredValuesTest, GiveTheBitsOfPlainOnes) {
         ASSERT_TRUE(plain.ok()) << plain;
         EXPECT_NE(expected[0][0], 0.5f);
         auto group = *CreateShmGroupInProcess(world_size, {});
-        const absl::Status status = internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
-          EK_ASSIGN_OR_RETURN(const auto trained, Train(comm, slices, /*moves=*/true, sizes));
-          EXPECT_TRUE(trained == expected) << "rank " << comm.rank();
-          return absl::OkStatus();
-        });
+        const absl::Status status =
+            internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
+              EK_ASSIGN_OR_RETURN(const auto trained, Train(comm, slices, /*moves=*/true, sizes));
+              EXPECT_TRUE(trained == expected) << "rank " << comm.rank();
+              return absl::OkStatus();
+            });
         EXPECT_TRUE(status.ok()) << status;
       }
     }

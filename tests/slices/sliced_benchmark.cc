@@ -1,11 +1,11 @@
-// A training step over ranks that are threads: backward's reduction and the optimizer's update, with the state whole,
-// split by tensors, and in slices; those updated in Step(), in backward, or with the gather under the next forward.
+// A training step over ranks that are threads: backward's reduction and the optimizer's update,
+// with the state whole, split by tensors, and in slices; those updated in Step(), in backward, or
+// with the gather under the next forward.
 // Beside the time: megabytes of state on rank 0, and megabytes that it sends per step at least.
 
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,11 +16,9 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/flight_recorder.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
 
 namespace evenkeel {
 namespace {
@@ -37,7 +35,8 @@ struct Model {
   explicit Model(const std::vector<int64_t>& sizes) {
     for (int64_t size : sizes) {
       values.push_back(std::make_unique<std::vector<float>>(size, 1.0f));
-      params.Add(std::to_string(values.size()), absl::MakeSpan(*values.back()), {nullptr, size, DType::kFloat32});
+      params.Add(std::to_string(values.size()), absl::MakeSpan(*values.back()),
+                 {nullptr, size, DType::kFloat32});
     }
   }
   std::vector<std::unique_ptr<std::vector<float>>> values;
@@ -64,25 +63,18 @@ double MegabytesSince(Communicator& comm, int64_t first) {
   return bytes / (1 << 20);
 }
 
-template <typename AnyOptimizer>
-void RunSteps(benchmark::State& state, const SlicedOptimizerOptions& options = {}) {
+void RunSteps(benchmark::State& state, const Placement& placement) {
   const int world_size = static_cast<int>(state.range(0));
   double state_bytes = 0, megabytes = 0;
   for (auto _ : state) {
     double seconds = 0;
     const absl::Status status = RunRanks(world_size, [&](Communicator& comm) -> absl::Status {
       Model model(Sizes(state.range(1) != 0));
-      std::unique_ptr<BucketReduction> reduction;
-      std::unique_ptr<AnyOptimizer> optimizer;
-      if constexpr (std::is_same_v<AnyOptimizer, SlicedOptimizer>) {
-        EK_ASSIGN_OR_RETURN(optimizer, SlicedOptimizer::Create(&comm, &model.params, AdamW{}, options));
-        reduction = optimizer->TakeReduction();
-      } else {
-        EK_ASSIGN_OR_RETURN(optimizer, AnyOptimizer::Create(&comm, &model.params, AdamW{}));
-      }
       EK_ASSIGN_OR_RETURN(auto ddp,
-                          DataParallel::Create(&comm, &model.params, {}, {.reducer = {.gradient_as_bucket_view = true}},
-                                               std::move(reduction)));
+                          DataParallel::Create(&comm, &model.params, {},
+                                               {.reducer = {.gradient_as_bucket_view = true}}));
+      EK_ASSIGN_OR_RETURN(auto optimizer,
+                          Optimizer::Create(*ddp, AdamW{}, {.placement = placement}));
       absl::Time begin;
       int64_t first = 0;
       for (int step = -2; step < kStepsPerRound; ++step) {
@@ -91,14 +83,15 @@ void RunSteps(benchmark::State& state, const SlicedOptimizerOptions& options = {
         model.params.ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());
         for (int param = model.params.size() - 1; param >= 0; --param) {
-          model.params.SetGradState(param,
-                                    GradState::kLocal);  // Whatever lies in the bucket: zeros, or what was there.
+          model.params.SetGradState(
+              param,
+              GradState::kLocal);  // Whatever lies in the bucket: zeros, or what was there.
           EK_RETURN_IF_ERROR(ddp->GradientReady(param));
         }
         EK_RETURN_IF_ERROR(ddp->FinishStep());
         EK_RETURN_IF_ERROR(optimizer->Step());
       }
-      if constexpr (std::is_same_v<AnyOptimizer, SlicedOptimizer>) EK_RETURN_IF_ERROR(optimizer->WaitForAll());
+      EK_RETURN_IF_ERROR(optimizer->WaitForAll());
       if (comm.rank() != 0) return absl::OkStatus();
       seconds = absl::ToDoubleSeconds(absl::Now() - begin);
       state_bytes = static_cast<double>(optimizer->state_bytes());
@@ -112,13 +105,15 @@ void RunSteps(benchmark::State& state, const SlicedOptimizerOptions& options = {
   state.counters["sent_MB"] = megabytes;
 }
 
-void BM_Whole(benchmark::State& state) { RunSteps<Optimizer>(state); }
-void BM_Tensors(benchmark::State& state) { RunSteps<ShardedOptimizer>(state); }
-void BM_Slices(benchmark::State& state) { RunSteps<SlicedOptimizer>(state); }
+void BM_Whole(benchmark::State& state) { RunSteps(state, Replicated{}); }
+void BM_Tensors(benchmark::State& state) { RunSteps(state, WholeTensors{}); }
+void BM_Slices(benchmark::State& state) { RunSteps(state, Slices{}); }
 void BM_SlicesInBackward(benchmark::State& state) {
-  RunSteps<SlicedOptimizer>(state, {.updates = SliceUpdates::kInBackward});
+  RunSteps(state, Slices{.update_in_backward = true});
 }
-void BM_SlicesUnderForward(benchmark::State& state) { RunSteps<SlicedOptimizer>(state, {.overlap_forward = true}); }
+void BM_SlicesUnderForward(benchmark::State& state) {
+  RunSteps(state, Slices{.overlap_forward = true});
+}
 
 void Settings(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"ranks", "many_small"})->ArgsProduct({{1, 2, 4}, {0, 1}})->UseManualTime();

@@ -1,4 +1,5 @@
-// Checkpoints of all three optimizers: whoever loads one has the state that whoever saved it had, bit for bit.
+// Checkpoints of all three optimizers: whoever loads one has the state that whoever saved it had,
+// bit for bit.
 
 #include <cstdint>
 #include <cstdlib>
@@ -17,11 +18,9 @@
 #include "evenkeel/comm/testing/fuzz.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
-#include "evenkeel/zero_optim/checkpoint.h"
-#include "evenkeel/zero_optim/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/checkpoint.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -33,16 +32,11 @@ std::string Folder(absl::string_view name) {
   return folder;
 }
 
-template <typename AnyOptimizer>
-absl::StatusOr<OptimizerState> WholeState(TestRank<AnyOptimizer>& rank) {
-  if constexpr (requires { rank.optimizer->Consolidate(); }) {
-    return rank.optimizer->Consolidate();
-  } else {
-    return rank.optimizer->state();
-  }
+template <typename Kind>
+absl::StatusOr<OptimizerState> WholeState(TestRank<Kind>& rank) {
+  return rank.optimizer->Consolidate();
 }
 
-// What a run has come to.
 struct Standing {
   int steps = 0;
   std::string values;
@@ -50,11 +44,13 @@ struct Standing {
 };
 
 // Takes over what `standing` says by its checkpoint, trains two steps, saves.
-template <typename AnyOptimizer>
-void GoOn(int world_size, const std::string& folder, const SlicedRankOptions& options, Standing& standing) {
+template <typename Kind>
+void GoOn(int world_size, const std::string& folder, const SlicedRankOptions& options,
+          Standing& standing) {
   Standing next = standing;
   RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto rank, TestRank<AnyOptimizer>::Create(comm, AdamW{.weight_decay = 0.1}, options));
+    EK_ASSIGN_OR_RETURN(auto rank,
+                        TestRank<Kind>::Create(comm, AdamW{.weight_decay = 0.1}, options));
     if (standing.steps > 0) {
       EK_RETURN_IF_ERROR(rank->optimizer->Load(folder));
       rank->model.SetBytes(standing.values);
@@ -62,7 +58,8 @@ void GoOn(int world_size, const std::string& folder, const SlicedRankOptions& op
       EK_ASSIGN_OR_RETURN(const OptimizerState loaded, WholeState(*rank));
       EXPECT_TRUE(loaded == standing.state) << "rank " << comm.rank();
     }
-    for (int step = standing.steps; step < standing.steps + 2; ++step) EK_RETURN_IF_ERROR(rank->Step(step));
+    for (int step = standing.steps; step < standing.steps + 2; ++step)
+      EK_RETURN_IF_ERROR(rank->Step(step));
     EK_RETURN_IF_ERROR(rank->optimizer->Save(folder));
     EK_ASSIGN_OR_RETURN(OptimizerState state, WholeState(*rank));
     if (comm.rank() == 0) next = {standing.steps + 2, rank->model.Bytes(), std::move(state)};
@@ -78,23 +75,24 @@ TEST(SlicedCheckpointTest, AnyOptimizerLoadsWhatAnotherSavedAtAnyWorldSize) {
   fewer.frozen = {1};  // Has state by then, which stays.
   others.frozen = {4, 5};
   others.reducer.caps = {Bytes{100}};
-  GoOn<SlicedOptimizer>(4, folder, others, standing);
-  GoOn<SlicedOptimizer>(3, folder, all, standing);
-  GoOn<SlicedOptimizer>(8, folder, fewer, standing);
-  GoOn<ShardedOptimizer>(5, folder, fewer, standing);
-  GoOn<SlicedOptimizer>(5, folder, others, standing);
-  GoOn<Optimizer>(2, folder, fewer, standing);
-  GoOn<SlicedOptimizer>(2, folder, all, standing);
-  GoOn<SlicedOptimizer>(1, folder, fewer, standing);
-  GoOn<ShardedOptimizer>(3, folder, all, standing);
-  GoOn<Optimizer>(1, folder, all, standing);
+  GoOn<Slices>(4, folder, others, standing);
+  GoOn<Slices>(3, folder, all, standing);
+  GoOn<Slices>(8, folder, fewer, standing);
+  GoOn<WholeTensors>(5, folder, fewer, standing);
+  GoOn<Slices>(5, folder, others, standing);
+  GoOn<Replicated>(2, folder, fewer, standing);
+  GoOn<Slices>(2, folder, all, standing);
+  GoOn<Slices>(1, folder, fewer, standing);
+  GoOn<WholeTensors>(3, folder, all, standing);
+  GoOn<Replicated>(1, folder, all, standing);
   EXPECT_EQ(standing.steps, 20);
   EXPECT_EQ(standing.state.params.at(1).step, 12);  // Of 20 steps, those in which it was trained.
 }
 
 TEST(SlicedCheckpointTest, AResumedRunIsTheUndisturbedOneBitForBit) {
   for (const int world_size : internal::TestedWorldSizes()) {
-    for (const UpdateRule& rule : {UpdateRule(AdamW{}), UpdateRule(Sgd{.learning_rate = 0.1, .momentum = 0.9})}) {
+    for (const UpdateRule& rule :
+         {UpdateRule(AdamW{}), UpdateRule(Sgd{.learning_rate = 0.1, .momentum = 0.9})}) {
       SCOPED_TRACE(absl::StrCat("world ", world_size, " ", ToString(rule)));
       const std::string folder = Folder("same");
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
@@ -117,10 +115,12 @@ TEST(SlicedCheckpointTest, AResumedRunIsTheUndisturbedOneBitForBit) {
 }
 
 TEST(SlicedCheckpointTest, IsSavedInsideALoopWithDryRanksToo) {
-  for (const SliceUpdates updates : {SliceUpdates::kInStep, SliceUpdates::kInBackward}) {
+  for (const bool updates : {kInStep, kInBackward}) {
     const std::string folder = Folder("in_loop");
     RunGroup(3, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, {.optimizer = {.updates = updates}}));
+      EK_ASSIGN_OR_RETURN(
+          auto rank,
+          SlicedRank::Create(comm, AdamW{}, {.placement = {.update_in_backward = updates}}));
       EK_RETURN_IF_ERROR(RunJoined(rank->joinables(), {}, [&](JoinScope&) -> absl::Status {
         EXPECT_TRUE(absl::IsFailedPrecondition(rank->optimizer->Save(folder)));
         for (int step = 0; step < 2 * comm.rank(); ++step) {
@@ -148,8 +148,8 @@ void FlipBit(const std::string& path, size_t at) {
   EXPECT_TRUE(WriteFileAtomically(path, pieces).ok());
 }
 
-// Damage, and files of another checkpoint: all ranks are told, by one sentence that names the file, and go on with what
-// they had.
+// Damage, and files of another checkpoint: all ranks are told, by one sentence that names the file,
+// and go on with what they had.
 TEST(SlicedCheckpointTest, WhatIsDamagedOrMixedIsRefusedAndChangesNothing) {
   const std::string folder = Folder("damaged"), other = Folder("other");
   RunGroup(3, [&](Communicator& comm) -> absl::Status {
@@ -162,7 +162,8 @@ TEST(SlicedCheckpointTest, WhatIsDamagedOrMixedIsRefusedAndChangesNothing) {
     EK_ASSIGN_OR_RETURN(const Checkpoint saved, Checkpoint::Open(folder, rank->model.params()));
     EK_ASSIGN_OR_RETURN(const Checkpoint others, Checkpoint::Open(other, rank->model.params()));
     const std::string file = saved.manifest().files[1].name;
-    const std::string path = absl::StrCat(folder, "/", file), manifest = absl::StrCat(folder, "/manifest.json");
+    const std::string path = absl::StrCat(folder, "/", file),
+                      manifest = absl::StrCat(folder, "/manifest.json");
     const auto refuses = [&](absl::string_view what) -> absl::Status {
       EK_RETURN_IF_ERROR(comm.Barrier());
       const absl::Status status = rank->optimizer->Load(folder);
@@ -214,11 +215,13 @@ TEST(SlicedCheckpointTest, NobodyReadsMoreThanItsPart) {
   RunGroup(8, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, options));
     absl::Status status;
-    const int64_t taken = static_cast<int64_t>(MemoryTakenBy([&] { status = rank->optimizer->Load(folder); }));
+    const int64_t taken =
+        static_cast<int64_t>(MemoryTakenBy([&] { status = rank->optimizer->Load(folder); }));
     EK_RETURN_IF_ERROR(status);
     const int64_t whole = 6 * 2 * kLarge * 4, part = whole / 8;
     EXPECT_LE(rank->optimizer->state_bytes(), part + 4096);
-    // Its part, a block, and the manifest with its messages; all of it counted, whether given back or not.
+    // Its part, a block, and the manifest with its messages; all of it counted, whether given back
+    // or not.
     EXPECT_LT(taken, part + (256 << 10) + (600 << 10)) << "of " << whole;
     return absl::OkStatus();
   });

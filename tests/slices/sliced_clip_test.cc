@@ -1,4 +1,5 @@
-// An optimizer in slices clips by the norm of all slices, and leaves out a step with a gradient that is not finite.
+// An optimizer in slices clips by the norm of all slices, and leaves out a step with a gradient
+// that is not finite.
 
 #include <cmath>
 #include <string>
@@ -11,7 +12,7 @@
 #include "evenkeel/join/join.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
 #include "evenkeel/zero_optim/gradient_check.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -20,8 +21,8 @@ namespace {
 using internal::PlainTraining;
 using internal::TestModel;
 
-// Under uneven inputs, with a learning rate that changes. The slices' sums run in another order than the test's, by so
-// little that no float32 element is scaled differently.
+// Under uneven inputs, with a learning rate that changes. The slices' sums run in another order
+// than the test's, by so little that no float32 element is scaled differently.
 TEST(SlicedClipTest, WithAScheduleUnderUnevenInputsEqualsOneRank) {
   for (const std::vector<int>& inputs :
        std::vector<std::vector<int>>{{4}, {4, 4}, {1, 4}, {3, 0, 4}, {2, 4, 1, 0, 3}}) {
@@ -38,13 +39,14 @@ TEST(SlicedClipTest, WithAScheduleUnderUnevenInputsEqualsOneRank) {
       const StepOptions options = {.clip = ClipOptions{.max_norm = 0.05, .norm = p}};
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}));
-        EK_RETURN_IF_ERROR(RunJoined({rank->ddp.get(), rank->optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
-          for (int step = 0; step < inputs[comm.rank()]; ++step) {
-            EK_RETURN_IF_ERROR(rank->optimizer->SetLearningRate(0.1 / (1 + step)));
-            EK_RETURN_IF_ERROR(rank->Step(step, options));
-          }
-          return absl::OkStatus();
-        }));
+        EK_RETURN_IF_ERROR(RunJoined(
+            {rank->ddp.get(), rank->optimizer.get()}, {}, [&](JoinScope&) -> absl::Status {
+              for (int step = 0; step < inputs[comm.rank()]; ++step) {
+                EK_RETURN_IF_ERROR(rank->optimizer->SetLearningRate(0.1 / (1 + step)));
+                EK_RETURN_IF_ERROR(rank->Step(step, options));
+              }
+              return absl::OkStatus();
+            }));
         TestModel plain_model(kSizes);
         PlainTraining plain(&plain_model, AdamW{});
         for (int step = 0; !active_in(step).empty(); ++step) {

@@ -16,17 +16,16 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/comm/internal/simulated_group.h"
-#include "evenkeel/comm/internal/simulated_nccl.h"
-#include "evenkeel/comm/internal/simulated_nccl_group.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/simulated_group.h"
+#include "evenkeel/comm/testing/simulated_nccl.h"
+#include "evenkeel/comm/testing/simulated_nccl_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
 #include "evenkeel/zero_optim/gradient_check.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
-#include "evenkeel/zero_optim/optimizer_in_backward.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -37,30 +36,34 @@ using internal::TestModel;
 
 const Sgd kMomentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};
 
-void RunOn(SimulatedDevices& devices, int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
+void RunOn(SimulatedDevices& devices, int world_size,
+           absl::FunctionRef<absl::Status(Communicator&)> body,
            std::atomic<int64_t>* work_waits = nullptr) {
-  const absl::Status status = internal::RunSimulatedRanks(devices, world_size, body, {.work_waits = work_waits});
+  const absl::Status status =
+      internal::RunSimulatedRanks(devices, world_size, body, {.work_waits = work_waits});
   EXPECT_TRUE(status.ok()) << status;
 }
 
-constexpr SliceUpdates kAllUpdates[] = {SliceUpdates::kInStep, SliceUpdates::kInBackward};
+constexpr bool kAllUpdates[] = {kInStep, kInBackward};
 
-SlicedRankOptions On(SimulatedDevices& devices, bool overlaps = false, SliceUpdates updates = SliceUpdates::kInStep) {
-  return {.optimizer = {.updates = updates, .overlap_forward = overlaps}, .devices = &devices};
+SlicedRankOptions On(SimulatedDevices& devices, bool overlaps = false, bool updates = kInStep) {
+  return {.placement = {.update_in_backward = updates, .overlap_forward = overlaps},
+          .devices = &devices};
 }
 
 // Step() takes none after updates in backward.
-StepOptions IfInStep(SliceUpdates updates, const StepOptions& options) {
-  return updates == SliceUpdates::kInStep ? options : StepOptions();
+StepOptions IfInStep(bool updates, const StepOptions& options) {
+  return updates == kInStep ? options : StepOptions();
 }
 
 TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingBitForBit) {
   for (const int world_size : {1, 2, 3, 5}) {
     for (const UpdateRule& rule : {UpdateRule(kMomentum), UpdateRule(AdamW{})}) {
       for (const bool overlaps : {false, true}) {
-        for (const SliceUpdates updates : kAllUpdates) {
-          const bool in_backward = updates == SliceUpdates::kInBackward;
-          SCOPED_TRACE(absl::StrCat(world_size, " ranks, ", ToString(rule), overlaps ? ", overlaps" : "",
+        for (const bool updates : kAllUpdates) {
+          const bool in_backward = updates == kInBackward;
+          SCOPED_TRACE(absl::StrCat(world_size, " ranks, ", ToString(rule),
+                                    overlaps ? ", overlaps" : "",
                                     in_backward ? ", in backward" : ""));
           SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
           RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
@@ -70,7 +73,8 @@ TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingBitForBit) {
             TestModel plain_model(kSizes);
             PlainTraining plain(&plain_model, rule);
             for (int step = 0; step < 5; ++step) {
-              const StepOptions options = IfInStep(updates, {.grad_scale = step == 1 ? 0.3 : 1.0, .skip = step == 2});
+              const StepOptions options =
+                  IfInStep(updates, {.grad_scale = step == 1 ? 0.3 : 1.0, .skip = step == 2});
               EK_RETURN_IF_ERROR(rank->Step(step, options));
               plain.Step(Ranks(world_size), step, 1.0 / world_size, options);
             }
@@ -83,23 +87,26 @@ TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingBitForBit) {
 }
 
 TEST(SlicedOptimizerOnDevicesTest, NoStepWaitsForADevice) {
-  for (const auto& [world_size, updates] : {std::pair(1, SliceUpdates::kInStep),
-                                            {2, SliceUpdates::kInStep},
-                                            {3, SliceUpdates::kInStep},
-                                            {1, SliceUpdates::kInBackward},
-                                            {2, SliceUpdates::kInBackward},
-                                            {3, SliceUpdates::kInBackward}}) {
+  for (const auto& [world_size, updates] : {std::pair(1, kInStep),
+                                            {2, kInStep},
+                                            {3, kInStep},
+                                            {1, kInBackward},
+                                            {2, kInBackward},
+                                            {3, kInBackward}}) {
     SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(50)});
-    const SliceUpdates when = updates;
+    const bool when = updates;
     std::atomic<int64_t> work_waits = 0;
     RunOn(
         devices, world_size,
         [&](Communicator& comm) -> absl::Status {
-          EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, when)));
+          EK_ASSIGN_OR_RETURN(
+              auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, when)));
           TestModel plain_model(kSizes);
           PlainTraining plain(&plain_model, AdamW{});
           const StepOptions checked{.clip = ClipOptions{.max_norm = 1e9}, .skip_nonfinite = true};
-          const auto options = [&](int step) { return IfInStep(when, step % 2 == 0 ? checked : StepOptions()); };
+          const auto options = [&](int step) {
+            return IfInStep(when, step % 2 == 0 ? checked : StepOptions());
+          };
           for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank->Step(step, options(step)));
           EK_RETURN_IF_ERROR(comm.MonitoredBarrier(absl::Minutes(1)));
           const int64_t waits = devices.host_waits(), works = work_waits;
@@ -124,8 +131,7 @@ TEST(SlicedOptimizerOnDevicesTest, LeavesAloneWhatNoRankHasAGradientOf) {
     const int world_size = std::abs(run);
     SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
     RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
-      SlicedRankOptions options =
-          On(devices, /*overlaps=*/false, run > 0 ? SliceUpdates::kInStep : SliceUpdates::kInBackward);
+      SlicedRankOptions options = On(devices, /*overlaps=*/false, run > 0 ? kInStep : kInBackward);
       options.reducer.find_unused = true;
       EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, kMomentum, options));
       EK_ASSIGN_OR_RETURN(auto whole, WholeRank::Create(comm, kMomentum, options));
@@ -153,20 +159,23 @@ TEST(SlicedOptimizerOnDevicesTest, ClipsAndSkipsForAllRanks) {
         TestModel plain_model(kSizes);
         PlainTraining plain(&plain_model, AdamW{});
         for (int step = 0; step < 5; ++step) {
-          const StepOptions options{.clip = ClipOptions{.max_norm = 0.5, .norm = norm}, .skip_nonfinite = true};
+          const StepOptions options{.clip = ClipOptions{.max_norm = 0.5, .norm = norm},
+                                    .skip_nonfinite = true};
           const bool is_bad = step == 1 || step == 4;
           rank->model.params().ClearGradients();
           EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
           if (is_bad && comm.rank() == 0) {  // Backward then makes a gradient of it that is none.
-            EK_RETURN_IF_ERROR(devices.Put(rank->stream.ref(), [view = rank->model.params()[1].value] {
-              view.as<float>()[0] += std::numeric_limits<float>::infinity();
-            }));
+            EK_RETURN_IF_ERROR(
+                devices.Put(rank->stream.ref(), [view = rank->model.params()[1].value] {
+                  view.as<float>()[0] += std::numeric_limits<float>::infinity();
+                }));
           }
           const float kept = plain_model.params()[1].value.as<float>()[0];
           EK_RETURN_IF_ERROR(rank->Announce(step));
           if (is_bad && comm.rank() == 0) {
             EK_RETURN_IF_ERROR(devices.Put(
-                rank->stream.ref(), [view = rank->model.params()[1].value, kept] { view.as<float>()[0] = kept; }));
+                rank->stream.ref(),
+                [view = rank->model.params()[1].value, kept] { view.as<float>()[0] = kept; }));
           }
           EK_RETURN_IF_ERROR(rank->optimizer->Step(options));
           const GradientCheck check = *rank->optimizer->last_check();
@@ -186,10 +195,11 @@ TEST(SlicedOptimizerOnDevicesTest, ClipsAndSkipsForAllRanks) {
 // State moves between the devices when the buckets change.
 TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingWhateverIsFrozen) {
   for (const int world_size : {2, 3}) {
-    for (const SliceUpdates updates : kAllUpdates) {
+    for (const bool updates : kAllUpdates) {
       SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
       RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/true, updates)));
+        EK_ASSIGN_OR_RETURN(
+            auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/true, updates)));
         TestModel plain_model(kSizes);
         PlainTraining plain(&plain_model, AdamW{});
         for (int step = 0; step < 7; ++step) {
@@ -207,7 +217,8 @@ TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingWhateverIsFrozen) {
   }
 }
 
-// What goes round when the buckets change has its memory until it has arrived, however late that is.
+// What goes round when the buckets change has its memory until it has arrived, however late that
+// is.
 TEST(SlicedOptimizerOnDevicesTest, GathersOfBucketsThatAreGoneStillArrive) {
   SimulatedDevices devices({.count = 2, .delay = absl::Milliseconds(3)});
   RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
@@ -234,11 +245,13 @@ TEST(SlicedOptimizerOnDevicesTest, TheHostTouchesNoMemoryOfADevice) {
   internal::SimulatedNccl nccl(devices);  // Its collectives run on streams alone.
   const auto group = internal::CreateSimulatedNcclGroup(devices, nccl, 1);
   ASSERT_TRUE(group.ok()) << group.status();
-  const auto train = [&]<typename Rank>(std::unique_ptr<Rank> rank, const std::string& folder) -> absl::Status {
+  const auto train = [&]<typename Rank>(std::unique_ptr<Rank> rank,
+                                        const std::string& folder) -> absl::Status {
     const StepOptions checked{.clip = ClipOptions{.max_norm = 0.5}, .skip_nonfinite = true};
     for (int step = 0; step < 5; ++step) {
       rank->model.params().SetTrainable(1, step != 2);
-      EK_RETURN_IF_ERROR(rank->Step(step, step == 1 ? StepOptions() : checked, {step == 3 ? 4 : 5}));
+      EK_RETURN_IF_ERROR(
+          rank->Step(step, step == 1 ? StepOptions() : checked, {step == 3 ? 4 : 5}));
       EXPECT_EQ(rank->optimizer->last_check().has_value(), step != 1);
       if (step == 3) {
         EK_RETURN_IF_ERROR(rank->optimizer->Save(folder));
@@ -298,15 +311,18 @@ TEST(SlicedOptimizerOnDevicesTest, CheckpointsAreTheCpusAtAnyWorldSize) {
 }
 
 TEST(SlicedOptimizerOnDevicesTest, RanksWithoutInputsTakeTheSameSteps) {
-  for (const std::vector<int>& inputs : {std::vector<int>{2, 5}, {0, 3}, {3, 1, 2}, {0, 1, 2, 3, 1}}) {
-    for (const SliceUpdates updates : kAllUpdates) {
+  for (const std::vector<int>& inputs :
+       {std::vector<int>{2, 5}, {0, 3}, {3, 1, 2}, {0, 1, 2, 3, 1}}) {
+    for (const bool updates : kAllUpdates) {
       const int world_size = static_cast<int>(inputs.size());
       SimulatedDevices devices({.count = world_size, .delay = absl::Microseconds(20)});
       RunOn(devices, world_size, [&](Communicator& comm) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, updates)));
+        EK_ASSIGN_OR_RETURN(
+            auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, updates)));
         const StepOptions options = IfInStep(updates, {.skip_nonfinite = true});
         EK_RETURN_IF_ERROR(RunJoined(rank->joinables(), {}, [&](JoinScope&) -> absl::Status {
-          for (int step = 0; step < inputs[comm.rank()]; ++step) EK_RETURN_IF_ERROR(rank->Step(step, options));
+          for (int step = 0; step < inputs[comm.rank()]; ++step)
+            EK_RETURN_IF_ERROR(rank->Step(step, options));
           return absl::OkStatus();
         }));
         TestModel plain_model(kSizes);
@@ -325,18 +341,25 @@ TEST(SlicedOptimizerOnDevicesTest, RanksWithoutInputsTakeTheSameSteps) {
   }
 }
 
+// Also if the old one is destroyed first.
 TEST(SlicedOptimizerOnDevicesTest, AnotherGroupOfTheSameRanksGoesOn) {
   SimulatedDevices devices({.count = 2, .delay = absl::Microseconds(20)});
-  for (const SliceUpdates updates : kAllUpdates) {
+  for (const bool updates : kAllUpdates) {
     RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(auto next, comm.Split(0, -comm.rank()));  // Where the ranks have other numbers.
-      EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, On(devices, /*overlaps=*/false, updates)));
+      EK_ASSIGN_OR_RETURN(auto first, comm.Split(0, comm.rank()));
+      EK_ASSIGN_OR_RETURN(auto next,
+                          comm.Split(0, -comm.rank()));  // Where the ranks have other numbers.
+      EK_ASSIGN_OR_RETURN(
+          auto rank, SlicedRank::Create(*first, AdamW{}, On(devices, /*overlaps=*/false, updates)));
       TestModel plain_model(kSizes);
       PlainTraining plain(&plain_model, AdamW{});
       for (int step = 0; step < 3; ++step) {
         EK_RETURN_IF_ERROR(rank->Step(step));
         plain.Step({0, 1}, step, 0.5);
       }
+      EK_RETURN_IF_ERROR(rank->FinishDevice());
+      EK_RETURN_IF_ERROR(first->Finalize());
+      if (updates) first.reset();
       EK_RETURN_IF_ERROR(rank->ddp->ReplaceGroup(next.get()));
       EK_RETURN_IF_ERROR(rank->optimizer->ReplaceGroup(next.get()));
       for (int step = 3; step < 6; ++step) {
@@ -358,11 +381,12 @@ TEST(OptimizerInBackwardOnDevicesTest, IsThePlainTrainingBitForBit) {
       const Stream stream = *devices.CreateStream(comm.device());
       TestModel model(kSizes, DType::kFloat32, &devices, stream.ref()), plain_model(kSizes);
       PlainTraining plain(&plain_model, kMomentum);
-      EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), kMomentum));
-      EK_ASSIGN_OR_RETURN(auto in_backward, UpdateInBackward(optimizer.get()));
-      EK_ASSIGN_OR_RETURN(
-          auto ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{256}, Bytes{700}}}},
-                                         std::move(in_backward)));
+      EK_ASSIGN_OR_RETURN(auto ddp,
+                          DataParallel::Create(&comm, &model.params(), {},
+                                               {.reducer = {.caps = {Bytes{256}, Bytes{700}}}}));
+      EK_ASSIGN_OR_RETURN(auto optimizer,
+                          Optimizer::Create(*ddp, kMomentum,
+                                            {.placement = Replicated{.update_in_backward = true}}));
       for (int step = 0; step < 4; ++step) {
         model.params().ClearGradients();
         EK_RETURN_IF_ERROR(ddp->BeginStep());

@@ -1,4 +1,5 @@
-// A SlicedOptimizer where ranks have different numbers of inputs: those that ran dry update their slices too.
+// An optimizer by slices where ranks have different numbers of inputs: those that became exhausted
+// update their slices too.
 
 #include <cstring>
 #include <string>
@@ -23,7 +24,7 @@ const Sgd kMomentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01}
 struct Case {
   UpdateRule rule;
   std::vector<std::vector<int>> epochs;  // By rank: how many inputs.
-  SlicedOptimizerOptions optimizer;
+  Slices optimizer;
   bool by_initial = true;
   bool changes_settings = false;
   bool freezes = false;
@@ -38,38 +39,44 @@ std::vector<int> ActiveIn(const std::vector<int>& inputs, int step) {
 }
 
 void Freeze(ParameterSet& params, int step) {
-  for (int param = 0; param < params.size(); ++param) params.SetTrainable(param, (step + param) % 4 != 0);
+  for (int param = 0; param < params.size(); ++param)
+    params.SetTrainable(param, (step + param) % 4 != 0);
 }
 
 absl::Status Train(Communicator& comm, const Case& test) {
-  const bool in_step = test.optimizer.updates == SliceUpdates::kInStep;
+  const bool in_step = test.optimizer.update_in_backward == kInStep;
   const auto options = [&](int step) {
-    return test.changes_settings && in_step ? StepOptions{.grad_scale = 0.5, .skip = step == 1} : StepOptions();
+    return test.changes_settings && in_step ? StepOptions{.grad_scale = 0.5, .skip = step == 1}
+                                            : StepOptions();
   };
-  EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, test.rule, {.optimizer = test.optimizer}));
+  EK_ASSIGN_OR_RETURN(auto rank,
+                      SlicedRank::Create(comm, test.rule, {.placement = test.optimizer}));
   TestModel plain_model(kSizes);
   PlainTraining plain(&plain_model, test.rule);
   int begin = 0;  // The group's steps so far.
   for (const std::vector<int>& inputs : test.epochs) {
-    EK_RETURN_IF_ERROR(RunJoined(rank->joinables(),
-                                 {.divide_by = test.by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
-                                 [&](JoinScope&) -> absl::Status {
-                                   for (int step = begin; step < begin + inputs[comm.rank()]; ++step) {
-                                     if (test.freezes) Freeze(rank->model.params(), step);
-                                     if (test.changes_settings) {
-                                       EK_RETURN_IF_ERROR(rank->optimizer->SetLearningRate(0.1 / (1 + step)));
-                                     }
-                                     EK_RETURN_IF_ERROR(rank->Step(step, options(step)));
-                                   }
-                                   return absl::OkStatus();
-                                 }));
+    EK_RETURN_IF_ERROR(RunJoined(
+        rank->joinables(),
+        {.divide_by = test.by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
+        [&](JoinScope&) -> absl::Status {
+          for (int step = begin; step < begin + inputs[comm.rank()]; ++step) {
+            if (test.freezes) Freeze(rank->model.params(), step);
+            if (test.changes_settings) {
+              EK_RETURN_IF_ERROR(rank->optimizer->SetLearningRate(0.1 / (1 + step)));
+            }
+            EK_RETURN_IF_ERROR(rank->Step(step, options(step)));
+          }
+          return absl::OkStatus();
+        }));
     int step = begin;
     for (;; ++step) {
       const std::vector<int> active = ActiveIn(inputs, step - begin);
       if (active.empty()) break;
       if (test.freezes) Freeze(plain_model.params(), step);
-      if (test.changes_settings) EK_RETURN_IF_ERROR(plain.groups().SetLearningRate(0.1 / (1 + step)));
-      plain.Step(active, step, 1.0 / (test.by_initial ? comm.world_size() : static_cast<int>(active.size())),
+      if (test.changes_settings)
+        EK_RETURN_IF_ERROR(plain.groups().SetLearningRate(0.1 / (1 + step)));
+      plain.Step(active, step,
+                 1.0 / (test.by_initial ? comm.world_size() : static_cast<int>(active.size())),
                  options(step));
     }
     begin = step;
@@ -80,16 +87,17 @@ absl::Status Train(Communicator& comm, const Case& test) {
   return absl::OkStatus();
 }
 
-const SlicedOptimizerOptions kAllOptions[] = {{}, {.overlap_forward = true}, {.updates = SliceUpdates::kInBackward}};
+const Slices kAllOptions[] = {{}, {.overlap_forward = true}, {.update_in_backward = true}};
 
 void ExpectPlainTraining(Case test) {
-  for (const SliceUpdates updates : {SliceUpdates::kInStep, SliceUpdates::kInBackward}) {
+  for (const bool updates : {kInStep, kInBackward}) {
     for (bool overlaps : {false, true}) {
-      test.optimizer = {.updates = updates, .overlap_forward = overlaps};
-      SCOPED_TRACE(absl::StrCat(testing::PrintToString(test.epochs), test.freezes ? " freezing" : "",
-                                updates == SliceUpdates::kInBackward ? " in backward" : "",
-                                overlaps ? " overlaps" : ""));
-      RunGroup(static_cast<int>(test.epochs[0].size()), [&](Communicator& comm) { return Train(comm, test); });
+      test.optimizer = {.update_in_backward = updates, .overlap_forward = overlaps};
+      SCOPED_TRACE(
+          absl::StrCat(testing::PrintToString(test.epochs), test.freezes ? " freezing" : "",
+                       updates == kInBackward ? " in backward" : "", overlaps ? " overlaps" : ""));
+      RunGroup(static_cast<int>(test.epochs[0].size()),
+               [&](Communicator& comm) { return Train(comm, test); });
     }
   }
 }
@@ -116,10 +124,12 @@ TEST(JoinedSlicedOptimizerTest, DividesByActiveRanksIfAsked) {
 
 TEST(JoinedSlicedOptimizerTest, DryRanksFollowLearningRateScaleAndSkippedSteps) {
   ExpectPlainTraining({.rule = AdamW{}, .epochs = {{1, 4}, {3, 2}}, .changes_settings = true});
-  ExpectPlainTraining({.rule = kMomentum, .epochs = {{3, 0, 1}, {1, 1, 1}}, .changes_settings = true});
+  ExpectPlainTraining(
+      {.rule = kMomentum, .epochs = {{3, 0, 1}, {1, 1, 1}}, .changes_settings = true});
 }
 
-// Also what is trained for the first time while ranks are dry: its state is dealt out there, and moves as it must.
+// Also what is trained for the first time while ranks are exhausted: its state is dealt out there,
+// and moves as it must.
 TEST(JoinedSlicedOptimizerTest, DryRanksFollowWhatIsFrozen) {
   ExpectPlainTraining({.rule = kMomentum, .epochs = {{1, 6}, {2, 2}}, .freezes = true});
   ExpectPlainTraining({.rule = AdamW{}, .epochs = {{4, 0, 2}, {2, 3, 1}}, .freezes = true});
@@ -144,7 +154,8 @@ TEST(JoinedSlicedOptimizerTest, ConsolidatesInsideTheLoopRightAfterAStep) {
   });
 }
 
-// Two backwards per step; rank 0 runs dry in mid-step, and what it had goes into the next step of the others.
+// Two backwards per step; rank 0 becomes exhausted in mid-step, and what it had goes into the next
+// step of the others.
 TEST(JoinedSlicedOptimizerTest, TakesAlongWhatARankHadAccumulatedWhenItRanDry) {
   constexpr int kInputs[] = {3, 8, 6};
   const auto train = [&](auto& rank) {
@@ -166,14 +177,15 @@ TEST(JoinedSlicedOptimizerTest, TakesAlongWhatARankHadAccumulatedWhenItRanDry) {
     if (comm.rank() != 0) return absl::OkStatus();
     expected_state = whole->optimizer->state();
     for (int param = 0; param < expected.size(); ++param) {
-      const TensorView from = whole->model.params()[param].value, to = expected.params()[param].value;
+      const TensorView from = whole->model.params()[param].value,
+                       to = expected.params()[param].value;
       if (to.count > 0) std::memcpy(to.data, from.data, to.bytes());
     }
     return absl::OkStatus();
   });
-  for (const SlicedOptimizerOptions& options : kAllOptions) {
+  for (const Slices& options : kAllOptions) {
     RunGroup(3, [&](Communicator& comm) -> absl::Status {
-      EK_ASSIGN_OR_RETURN(auto sliced, SlicedRank::Create(comm, AdamW{}, {.optimizer = options}));
+      EK_ASSIGN_OR_RETURN(auto sliced, SlicedRank::Create(comm, AdamW{}, {.placement = options}));
       EK_RETURN_IF_ERROR(train(*sliced));
       return ExpectEqual(*sliced, expected, expected_state);
     });
@@ -185,10 +197,11 @@ TEST(JoinedSlicedOptimizerTest, WorksWithoutAgreementWhereInputsAreEven) {
     EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}));
     TestModel plain_model(kSizes);
     PlainTraining plain(&plain_model, AdamW{});
-    EK_RETURN_IF_ERROR(RunJoined(rank->joinables(), {.enable = false}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank->Step(step));
-      return absl::OkStatus();
-    }));
+    EK_RETURN_IF_ERROR(
+        RunJoined(rank->joinables(), {.enable = false}, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank->Step(step));
+          return absl::OkStatus();
+        }));
     for (int step = 0; step < 3; ++step) plain.Step(Ranks(2), step, 0.5);
     return ExpectEqual(*rank, plain_model, plain.state());
   });

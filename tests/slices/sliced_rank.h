@@ -1,4 +1,5 @@
-// For tests: a rank that trains a made-up model with a SlicedOptimizer, and the plain training it is compared with.
+// For tests: a rank that trains a made-up model with an optimizer by slices, and the plain training
+//            it is compared with.
 
 #ifndef EVENKEEL_TESTS_SLICES_SLICED_RANK_H_
 #define EVENKEEL_TESTS_SLICES_SLICED_RANK_H_
@@ -18,19 +19,21 @@
 #include "absl/time/time.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/bucket/planner.h"
+#include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/joinable.h"
-#include "evenkeel/zero_optim/internal/test_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
+
+// When slices are updated.
+inline constexpr bool kInStep = false, kInBackward = true;
 
 inline const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 33, 150};
 
@@ -46,7 +49,8 @@ inline std::vector<int> Ranks(int world_size) {
 }
 
 struct SlicedRankOptions {
-  SlicedOptimizerOptions optimizer;
+  Slices placement;  // Of those that are placed so.
+  LostShard lost_shard = LostShard::kRefuse;
   ReducerOptions reducer = {.caps = {Bytes{256}, Bytes{700}}};
   std::vector<int64_t> sizes = kSizes;
   DType dtype = DType::kFloat32;
@@ -55,7 +59,7 @@ struct SlicedRankOptions {
 };
 
 // The other one with all state on every rank, for comparison.
-template <typename AnyOptimizer>
+template <typename Kind>
 struct TestRank {
   TestRank(const SlicedRankOptions& options, Communicator& comm)
       : devices(options.devices),
@@ -67,30 +71,29 @@ struct TestRank {
     return devices->Synchronize(stream.ref(), absl::Now() + absl::Minutes(1));
   }
 
-  static absl::StatusOr<std::unique_ptr<TestRank>> Create(Communicator& comm, const UpdateRule& rule,
+  static absl::StatusOr<std::unique_ptr<TestRank>> Create(Communicator& comm,
+                                                          const UpdateRule& rule,
                                                           const SlicedRankOptions& options = {}) {
     auto made = std::make_unique<TestRank>(options, comm);
     ParameterSet& params = made->model.params();
     for (int param : options.frozen) params.SetTrainable(param, false);
-    std::unique_ptr<BucketReduction> reduction;
-    if constexpr (std::is_same_v<AnyOptimizer, SlicedOptimizer>) {
-      EK_ASSIGN_OR_RETURN(made->optimizer, SlicedOptimizer::Create(&comm, &params, rule, options.optimizer));
-      reduction = made->optimizer->TakeReduction();
-    } else {
-      EK_ASSIGN_OR_RETURN(made->optimizer, AnyOptimizer::Create(&comm, &params, rule));
-    }
-    EK_ASSIGN_OR_RETURN(made->ddp,
-                        DataParallel::Create(&comm, &params, {},
-                                             {.reducer = options.reducer, .trainability = {.warn_on_change = false}},
-                                             std::move(reduction)));
+    EK_ASSIGN_OR_RETURN(
+        made->ddp, DataParallel::Create(
+                       &comm, &params, {},
+                       {.reducer = options.reducer, .trainability = {.warn_on_change = false}}));
+    OptimizerOptions how{.placement = Kind{}, .lost_shard = options.lost_shard};
+    if constexpr (std::is_same_v<Kind, Slices>) how.placement = options.placement;
+    EK_ASSIGN_OR_RETURN(made->optimizer, Optimizer::Create(*made->ddp, rule, how));
     return made;
   }
 
   int rank() const { return ddp->communicator().rank(); }
   std::vector<Joinable*> joinables() const { return {ddp.get(), optimizer.get()}; }
 
-  // Forward and backward: the gradients of `step`, but for those in `without`, announced from the last to the first.
-  absl::Status Backward(int step, StepMode mode = StepMode::kSync, const std::set<int>& without = {}) {
+  // Forward and backward: the gradients of `step`, but for those in `without`, announced from the
+  //                       last to the first.
+  absl::Status Backward(int step, StepMode mode = StepMode::kSync,
+                        const std::set<int>& without = {}) {
     EK_RETURN_IF_ERROR(ddp->BeginStep(mode));
     return Announce(step, without);
   }
@@ -99,9 +102,7 @@ struct TestRank {
     ParameterSet& params = model.params();
     for (int param = model.size() - 1; param >= 0; --param) {
       if (!params.trainable(param)) continue;
-      if constexpr (std::is_same_v<AnyOptimizer, SlicedOptimizer>) {
-        EK_RETURN_IF_ERROR(optimizer->WaitFor(param));  // Gradients depend on values.
-      }
+      EK_RETURN_IF_ERROR(optimizer->WaitFor(param));  // Gradients depend on values.
       if (!without.contains(param)) AddGradient(step, param);
       EK_RETURN_IF_ERROR(params.grad_state(param) == GradState::kNone ? ddp->NoGradient(param)
                                                                       : ddp->GradientReady(param));
@@ -117,7 +118,7 @@ struct TestRank {
   SimulatedDevices* const devices;
   const Stream stream;
   internal::TestModel model;
-  std::unique_ptr<AnyOptimizer> optimizer;  // Outlives the other's steps.
+  std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<DataParallel> ddp;
 
  private:
@@ -127,11 +128,12 @@ struct TestRank {
     params.SetGradState(param, GradState::kLocal);
   }
 };
-using SlicedRank = TestRank<SlicedOptimizer>;
-using WholeRank = TestRank<Optimizer>;
+using SlicedRank = TestRank<Slices>;
+using WholeRank = TestRank<Replicated>;
 
 // The parameters, and the state of all ranks together.
-inline absl::Status ExpectEqual(SlicedRank& rank, const internal::TestModel& model, const OptimizerState& state) {
+inline absl::Status ExpectEqual(SlicedRank& rank, const internal::TestModel& model,
+                                const OptimizerState& state) {
   EK_RETURN_IF_ERROR(rank.optimizer->WaitForAll());
   EK_RETURN_IF_ERROR(rank.FinishDevice());
   EXPECT_TRUE(internal::IsSame(rank.model, model)) << "rank " << rank.rank();

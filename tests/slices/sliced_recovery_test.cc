@@ -14,6 +14,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/recovery.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/tests/slices/sliced_rank.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,9 +32,11 @@ constexpr int kWorld = 4, kSteps = 6;
 void OnEach(int ranks, const std::function<absl::Status(int rank)>& body) {
   std::vector<absl::Status> results(ranks);
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { results[rank] = body(rank); });
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] { results[rank] = body(rank); });
   for (std::thread& thread : threads) thread.join();
-  for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
+  for (int rank = 0; rank < ranks; ++rank)
+    EXPECT_TRUE(results[rank].ok()) << rank << ": " << results[rank];
 }
 
 // Fails before it announces its last gradient, when all ranks have ended the step before.
@@ -41,8 +44,9 @@ absl::Status FailIn(SlicedRank& rank, int step) {
   ParameterSet& params = rank.model.params();
   params.ClearGradients();
   EK_RETURN_IF_ERROR(rank.ddp->BeginStep());
-  EK_RETURN_IF_ERROR(rank.ddp->communicator().steps().current()->Wait().status());
-  for (int param = params.size() - 1; param > 0; --param) EK_RETURN_IF_ERROR(rank.ddp->NoGradient(param));
+  EK_RETURN_IF_ERROR(StepControl::Of(rank.ddp->communicator()).current()->Wait().status());
+  for (int param = params.size() - 1; param > 0; --param)
+    EK_RETURN_IF_ERROR(rank.ddp->NoGradient(param));
   return absl::InternalError(absl::StrCat("step ", step, " failed"));
 }
 
@@ -51,11 +55,14 @@ absl::Status Steps(auto& rank, int first, int end) {
   return absl::OkStatus();
 }
 
-// What a run of `ranks_after` ends with that has `kept` of the state after `before` steps of `ranks_before`.
-std::string WithoutSlices(const OptimizerState& kept, int before, int ranks_before, int ranks_after) {
+// What a run of `ranks_after` ends with that has `kept` of the state after `before` steps of
+// `ranks_before`.
+std::string WithoutSlices(const OptimizerState& kept, int before, int ranks_before,
+                          int ranks_after) {
   internal::TestModel model(kSizes);
   internal::PlainTraining first(&model, kRule);
-  for (int step = 0; step < before; ++step) first.Step(Ranks(ranks_before), step, 1.0 / ranks_before);
+  for (int step = 0; step < before; ++step)
+    first.Step(Ranks(ranks_before), step, 1.0 / ranks_before);
   std::string result;
   RunGroup(ranks_after, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto rank, WholeRank::Create(comm, kRule));
@@ -82,7 +89,8 @@ TEST(SlicedRecoveryTest, ALostSliceIsRefusedOnAllSurvivorsWithTheCheckpointToRes
       EXPECT_FALSE(FailIn(*mine, 3).ok());
     } else {
       EXPECT_FALSE(mine->Step(3).ok());
-      refused[rank] = Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60)}).status();
+      refused[rank] =
+          Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60)}).status();
     }
     mine.reset();  // Although the new group is gone.
     group[rank].reset();
@@ -90,9 +98,12 @@ TEST(SlicedRecoveryTest, ALostSliceIsRefusedOnAllSurvivorsWithTheCheckpointToRes
   });
   for (int rank : {0, 1, 3}) {
     EXPECT_EQ(refused[rank].code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(refused[rank].message()),
-                HasSubstr("rank 2 is lost, and with it its part of the optimizer's state: resume from a checkpoint "
-                          "(runs/7/step_2.safetensors), or choose what to do with a lost shard (lost_shard)"));
+    EXPECT_THAT(
+        std::string(refused[rank].message()),
+        HasSubstr(
+            "rank 2 is lost, and with it its part of the optimizer's state: resume from a "
+            "checkpoint "
+            "(runs/7/step_2.safetensors), or choose what to do with a lost shard (lost_shard)"));
   }
 }
 
@@ -104,7 +115,7 @@ TEST(SlicedRecoveryTest, AFreshSliceBeginsAnewAndTheRestIsKept) {
     std::vector<OptimizerState> before(kWorld), after(kWorld);
     std::vector<std::string> values(kWorld);
     OnEach(kWorld, [&](int rank) -> absl::Status {
-      const SlicedRankOptions options{.optimizer = {.lost_shard = LostShard::kFresh}};
+      const SlicedRankOptions options{.lost_shard = LostShard::kFresh};
       EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule, options));
       EK_RETURN_IF_ERROR(Steps(*mine, 0, 3));
       EK_ASSIGN_OR_RETURN(before[rank], mine->optimizer->Consolidate());
@@ -127,7 +138,8 @@ TEST(SlicedRecoveryTest, AFreshSliceBeginsAnewAndTheRestIsKept) {
     const int survivor = lost == 0 ? 1 : 0;
     EXPECT_LT(after[survivor].params.size(), before[survivor].params.size());
     EXPECT_GT(after[survivor].params.size(), 0u);
-    for (const auto& [param, state] : after[survivor].params) EXPECT_TRUE(state == before[survivor].params.at(param));
+    for (const auto& [param, state] : after[survivor].params)
+      EXPECT_TRUE(state == before[survivor].params.at(param));
     internal::TestModel expected(kSizes), trained(kSizes);
     expected.SetBytes(WithoutSlices(after[survivor], 3, kWorld, kWorld - 1));
     for (int rank = 0; rank < kWorld; ++rank) {
@@ -139,7 +151,8 @@ TEST(SlicedRecoveryTest, AFreshSliceBeginsAnewAndTheRestIsKept) {
   }
 }
 
-// An error of one rank's own, who is not lost: nothing is. Also in the step whose buckets are new, where state moves.
+// An error of one rank's own, who is not lost: nothing is. Also in the step whose buckets are new,
+// where state moves.
 TEST(SlicedRecoveryTest, WhereNobodyIsLostNoStateIs) {
   for (int failing : {0, 1, 3}) {
     SCOPED_TRACE(failing);
@@ -151,8 +164,9 @@ TEST(SlicedRecoveryTest, WhereNobodyIsLostNoStateIs) {
       EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule));
       EK_RETURN_IF_ERROR(Steps(*mine, 0, failing));
       const absl::Status failed = rank == 1 ? FailIn(*mine, failing) : mine->Step(failing);
-      EK_ASSIGN_OR_RETURN(Recovered recovered,
-                          Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60), .why = failed}));
+      EK_ASSIGN_OR_RETURN(
+          Recovered recovered,
+          Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60), .why = failed}));
       EXPECT_THAT(recovered.lost, IsEmpty());
       EXPECT_EQ(recovered.steps, failing);
       EK_RETURN_IF_ERROR(Steps(*mine, failing, kSteps));
@@ -168,14 +182,16 @@ TEST(SlicedRecoveryTest, AnUpdateThatWasBegunInBackwardCanNotBeTakenBack) {
   Group group = *CreateTestGroup(2);
   std::latch updated(2);
   OnEach(2, [&](int rank) -> absl::Status {
-    const SlicedRankOptions options{.optimizer = {.updates = SliceUpdates::kInBackward}};
+    const SlicedRankOptions options{.placement = {.update_in_backward = true}};
     EK_ASSIGN_OR_RETURN(auto mine, SlicedRank::Create(*group[rank], kRule, options));
     EK_RETURN_IF_ERROR(Steps(*mine, 0, 3));
     EK_RETURN_IF_ERROR(mine->Backward(3));
     updated.arrive_and_wait();
-    const absl::Status failed = rank == 1 ? absl::InternalError("out of data") : absl::CancelledError("so do I");
+    const absl::Status failed =
+        rank == 1 ? absl::InternalError("out of data") : absl::CancelledError("so do I");
     const absl::Status refused =
-        Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60), .why = failed}).status();
+        Recover(mine->joinables(), *group[rank], {.timeout = absl::Seconds(60), .why = failed})
+            .status();
     EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("was in the middle of an update"));
     mine.reset();
@@ -184,7 +200,8 @@ TEST(SlicedRecoveryTest, AnUpdateThatWasBegunInBackwardCanNotBeTakenBack) {
   });
 }
 
-// Between two sound groups, in which the ranks have other numbers, and so other slices; whichever part goes first.
+// Between two sound groups, in which the ranks have other numbers, and so other slices; whichever
+// part goes first.
 TEST(SlicedRecoveryTest, AnotherGroupOfTheSameRanksGoesOn) {
   for (bool optimizer_first : {false, true}) {
     Group first = *CreateTestGroup(3), second = *CreateTestGroup(3);
@@ -204,6 +221,33 @@ TEST(SlicedRecoveryTest, AnotherGroupOfTheSameRanksGoesOn) {
       EK_RETURN_IF_ERROR(Steps(*whole, 3, kSteps));
       EK_RETURN_IF_ERROR(ExpectEqual(*sliced, whole->model, whole->optimizer->state()));
       return next.Finalize();
+    });
+  }
+}
+
+// Also if the new group lies where the old one was.
+TEST(SlicedRecoveryTest, TheOldGroupMayBeDestroyedBeforeEitherPartMoves) {
+  for (bool next_exists : {false, true}) {
+    Group first = *CreateTestGroup(2), second;
+    if (next_exists) second = *CreateTestGroup(2);
+    std::unique_ptr<SlicedRank> sliced[2];
+    OnEach(2, [&](int rank) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(sliced[rank], SlicedRank::Create(*first[rank], kRule));
+      EK_RETURN_IF_ERROR(Steps(*sliced[rank], 0, 3));
+      return first[rank]->Finalize();
+    });
+    first.clear();
+    if (!next_exists) second = *CreateTestGroup(2);
+    OnEach(2, [&](int rank) -> absl::Status {
+      EK_RETURN_IF_ERROR(sliced[rank]->ddp->ReplaceGroup(second[rank].get()));
+      EK_RETURN_IF_ERROR(sliced[rank]->optimizer->ReplaceGroup(second[rank].get()));
+      EK_RETURN_IF_ERROR(Steps(*sliced[rank], 3, kSteps));
+      EK_ASSIGN_OR_RETURN(auto whole, WholeRank::Create(*second[rank], kRule));
+      EK_RETURN_IF_ERROR(Steps(*whole, 0, kSteps));
+      EK_RETURN_IF_ERROR(ExpectEqual(*sliced[rank], whole->model, whole->optimizer->state()));
+      EK_RETURN_IF_ERROR(second[rank]->Finalize());
+      sliced[rank].reset();
+      return absl::OkStatus();
     });
   }
 }

@@ -1,4 +1,5 @@
-// A SlicedOptimizer where steps are not all alike: buckets that stay, updates that do not follow, plans that change.
+// An optimizer by slices where steps are not all alike: buckets that stay, updates that do not
+// follow, plans that change.
 
 #include <set>
 #include <string>
@@ -16,9 +17,9 @@ using testing::HasSubstr;
 
 const Sgd kMomentum{.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01};
 
-SlicedRankOptions OptionsFor(SliceUpdates updates, bool skips) {
+SlicedRankOptions OptionsFor(bool updates, bool skips) {
   SlicedRankOptions options;
-  options.optimizer = {.updates = updates};
+  options.placement = {.update_in_backward = updates};
   options.reducer.skip_unused_buckets = skips;
   return options;
 }
@@ -33,18 +34,21 @@ std::set<int> WithoutIn(int step, int rank) {
 
 TEST(SlicedReductionTest, BucketsThatStayMakeNoDifference) {
   for (const int world_size : {1, 2, 3, 5}) {
-    for (const SliceUpdates updates : {SliceUpdates::kInStep, SliceUpdates::kInBackward}) {
-      SCOPED_TRACE(absl::StrCat("world ", world_size, ", in backward ", updates == SliceUpdates::kInBackward));
+    for (const bool updates : {kInStep, kInBackward}) {
+      SCOPED_TRACE(absl::StrCat("world ", world_size, ", in backward ", updates == kInBackward));
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(auto skipping, SlicedRank::Create(comm, kMomentum, OptionsFor(updates, true)));
-        EK_ASSIGN_OR_RETURN(auto plain, SlicedRank::Create(comm, kMomentum, OptionsFor(updates, false)));
+        EK_ASSIGN_OR_RETURN(auto skipping,
+                            SlicedRank::Create(comm, kMomentum, OptionsFor(updates, true)));
+        EK_ASSIGN_OR_RETURN(auto plain,
+                            SlicedRank::Create(comm, kMomentum, OptionsFor(updates, false)));
         for (int step = 0; step < 6; ++step) {
           for (SlicedRank* rank : {skipping.get(), plain.get()}) {
             rank->model.params().ClearGradients();
             EK_RETURN_IF_ERROR(rank->Backward(step, StepMode::kSync, WithoutIn(step, comm.rank())));
             EK_RETURN_IF_ERROR(rank->optimizer->Step());
           }
-          EXPECT_TRUE(internal::IsSame(skipping->model, plain->model)) << "rank " << comm.rank() << ", step " << step;
+          EXPECT_TRUE(internal::IsSame(skipping->model, plain->model))
+              << "rank " << comm.rank() << ", step " << step;
         }
         EK_ASSIGN_OR_RETURN(const OptimizerState one, skipping->optimizer->Consolidate());
         EK_ASSIGN_OR_RETURN(const OptimizerState other, plain->optimizer->Consolidate());
@@ -55,14 +59,16 @@ TEST(SlicedReductionTest, BucketsThatStayMakeNoDifference) {
   }
 }
 
-// Gradients that are dropped are no reason to refuse those of the next step, whose buckets are others.
+// Gradients that are dropped are no reason to refuse those of the next step, whose buckets are
+// others.
 TEST(SlicedReductionTest, AStepAfterOneWithoutUpdateIsLikeAnyOther) {
   for (const int world_size : {1, 2, 3}) {
     SCOPED_TRACE(absl::StrCat("world ", world_size));
     RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(auto dropping, SlicedRank::Create(comm, kMomentum));
       EK_ASSIGN_OR_RETURN(auto plain, SlicedRank::Create(comm, kMomentum));
-      EK_RETURN_IF_ERROR(dropping->Backward(7));  // Records the order; the next step has other buckets.
+      EK_RETURN_IF_ERROR(
+          dropping->Backward(7));  // Records the order; the next step has other buckets.
       EK_RETURN_IF_ERROR(plain->Step(7, {.skip = true}));
       for (int step = 0; step < 3; ++step) {
         EK_RETURN_IF_ERROR(dropping->Step(step));

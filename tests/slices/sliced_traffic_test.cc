@@ -1,4 +1,4 @@
-// What a SlicedOptimizer sends, and when.
+// What an optimizer by slices sends, and when.
 
 #include <algorithm>
 #include <map>
@@ -27,7 +27,7 @@ std::map<CollectiveKind, int64_t> BytesSince(Communicator& comm, int64_t first) 
     if (entry.number < first) continue;
     const int64_t size = entry.what.count * SizeOf(entry.what.dtype);
     const bool is_whole = entry.what.kind == CollectiveKind::kAllReduce;  // In two halves.
-    bytes[entry.what.kind] += is_whole                                   ? 2 * others * size / comm.world_size()
+    bytes[entry.what.kind] += is_whole ? 2 * others * size / comm.world_size()
                               : entry.what.kind == CollectiveKind::kRecv ? 0
                               : entry.what.kind == CollectiveKind::kSend ? size
                                                                          : others * size;
@@ -35,23 +35,28 @@ std::map<CollectiveKind, int64_t> BytesSince(Communicator& comm, int64_t first) 
   return bytes;
 }
 
-// (N - 1) / N of gradients and parameters, padding included; the all-reduce is a float per parameter.
+// (N - 1) / N of gradients and parameters, padding included; the all-reduce is a float per
+// parameter.
 TEST(SlicedTrafficTest, SendsGradientsAndParametersOnce) {
   for (int world_size : {2, 3, 5}) {
-    for (const SliceUpdates updates : {SliceUpdates::kInStep, SliceUpdates::kInBackward}) {
+    for (const bool updates : {kInStep, kInBackward}) {
       RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
-        EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, {.optimizer = {.updates = updates}}));
+        EK_ASSIGN_OR_RETURN(
+            auto rank,
+            SlicedRank::Create(comm, AdamW{}, {.placement = {.update_in_backward = updates}}));
         for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(rank->Step(step));
         const int64_t first = comm.flight().issued();
         EK_RETURN_IF_ERROR(rank->Step(2));
         int64_t padded = 0, buckets = 0;
-        for (const BucketInfo& bucket : rank->ddp->buckets()) padded += bucket.data.bytes(), ++buckets;
+        for (const BucketInfo& bucket : rank->ddp->buckets())
+          padded += bucket.data.bytes(), ++buckets;
         int64_t bytes = 0;
         for (int64_t size : kSizes) bytes += 4 * size;
         EXPECT_LT(padded, bytes + buckets * 16 * 4 * world_size);
         const auto sent = BytesSince(comm, first);
         const int64_t share = (world_size - 1) * padded / world_size;
-        const int64_t flags = 2 * (world_size - 1) * static_cast<int64_t>(kSizes.size()) * 4 / world_size;
+        const int64_t flags =
+            2 * (world_size - 1) * static_cast<int64_t>(kSizes.size()) * 4 / world_size;
         EXPECT_EQ(sent.at(CollectiveKind::kReduceScatter), share);
         EXPECT_EQ(sent.at(CollectiveKind::kAllGather), share);
         EXPECT_LE(sent.at(CollectiveKind::kAllReduce), flags);
@@ -79,12 +84,12 @@ TEST(SlicedTrafficTest, MovesOnlyTheStateThatChangesHands) {
   });
 }
 
-// In the first step of the plan by order, with the last gradient still to come: the first bucket's parameters have
-// changed on this rank, and it has sent its slice.
+// In the first step of the plan by order, with the last gradient still to come: the first bucket's
+// parameters have changed on this rank, and it has sent its slice.
 TEST(SlicedTrafficTest, UpdatesTheFirstBucketBeforeTheLastGradientIsThere) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto rank,
-                        SlicedRank::Create(comm, AdamW{}, {.optimizer = {.updates = SliceUpdates::kInBackward}}));
+    EK_ASSIGN_OR_RETURN(
+        auto rank, SlicedRank::Create(comm, AdamW{}, {.placement = {.update_in_backward = true}}));
     EK_RETURN_IF_ERROR(rank->Step(0));
     const int64_t first = comm.flight().issued();
     ParameterSet& params = rank->model.params();
@@ -95,7 +100,9 @@ TEST(SlicedTrafficTest, UpdatesTheFirstBucketBeforeTheLastGradientIsThere) {
     for (int param = params.size() - 1; param >= 0; --param) {
       rank->model.ComputeGradient(comm.rank(), 1, param, params[param].grad);
       params.SetGradState(param, GradState::kLocal);
-      while (param == 0 && !BytesSince(comm, first).contains(CollectiveKind::kAllGather)) {  // It comes by itself.
+      while (
+          param == 0 &&
+          !BytesSince(comm, first).contains(CollectiveKind::kAllGather)) {  // It comes by itself.
         EK_RETURN_IF_ERROR(comm.status());
         absl::SleepFor(absl::Milliseconds(1));
       }
@@ -105,18 +112,21 @@ TEST(SlicedTrafficTest, UpdatesTheFirstBucketBeforeTheLastGradientIsThere) {
     EK_RETURN_IF_ERROR(rank->ddp->FinishStep());
     EK_RETURN_IF_ERROR(rank->optimizer->Step());
     for (const FlightEntry& entry : comm.flight().Entries()) {
-      if (entry.number < first || entry.what.kind != CollectiveKind::kAllGather || entry.what.index != 0) continue;
+      if (entry.number < first || entry.what.kind != CollectiveKind::kAllGather ||
+          entry.what.index != 0)
+        continue;
       EXPECT_LT(entry.issued, last_gradient);
     }
     return absl::OkStatus();
   });
 }
 
-// Step() is back before another rank has sent its slices, and so is the next BeginStep(); WaitFor() and the next
-// reduction are not.
+// Step() is back before another rank has sent its slices, and so is the next BeginStep(); WaitFor()
+// and the next reduction are not.
 TEST(SlicedTrafficTest, OverlapsWithTheNextForwardIfAsked) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
-    EK_ASSIGN_OR_RETURN(auto rank, SlicedRank::Create(comm, AdamW{}, {.optimizer = {.overlap_forward = true}}));
+    EK_ASSIGN_OR_RETURN(
+        auto rank, SlicedRank::Create(comm, AdamW{}, {.placement = {.overlap_forward = true}}));
     internal::TestModel plain_model(kSizes);
     internal::PlainTraining plain(&plain_model, AdamW{});
     EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
@@ -124,7 +134,8 @@ TEST(SlicedTrafficTest, OverlapsWithTheNextForwardIfAsked) {
       EK_RETURN_IF_ERROR(rank->Announce(step));
       const std::string topic = absl::StrCat("begun/", step);
       // Rank 1 begins its Step() only when rank 0 has done with its own, and begun the next step.
-      if (comm.rank() == 1) EK_RETURN_IF_ERROR(comm.control().Receive(topic, comm.timeout()).status());
+      if (comm.rank() == 1)
+        EK_RETURN_IF_ERROR(comm.control().Receive(topic, comm.timeout()).status());
       EK_RETURN_IF_ERROR(rank->optimizer->Step());
       rank->model.params().ClearGradients();
       if (step < 2) EK_RETURN_IF_ERROR(rank->ddp->BeginStep());
@@ -132,7 +143,8 @@ TEST(SlicedTrafficTest, OverlapsWithTheNextForwardIfAsked) {
       plain.Step(Ranks(2), step, 0.5);
       for (int param = 0; param < plain_model.size(); ++param) {
         EK_RETURN_IF_ERROR(rank->optimizer->WaitFor(param));
-        const TensorView mine = rank->model.params()[param].value, other = plain_model.params()[param].value;
+        const TensorView mine = rank->model.params()[param].value,
+                         other = plain_model.params()[param].value;
         EXPECT_TRUE(std::ranges::equal(mine.as<float>(), other.as<float>())) << param;
       }
     }

@@ -1,11 +1,11 @@
-// A rank that is killed in mid-epoch, with --on_failure=continue: the others finish, with the weights that a group of
-// that many ranks gives which does those steps from that step on.
+// A rank that is killed in mid-epoch, with --on_failure=continue: the others finish, with the
+// weights that a group of that many ranks gives which does those steps from that step on.
 //
-// The reference runs over the same backend, in this process. Gloo adds in an order that depends on an element's place
-// in its bucket, so each parameter has a bucket of its own, in every plan. What remains are last bits in which a
-// kernel's sums depend on where memory lies, and in which a sum depends on how the ranks are divided over hosts: less
-// than a thousandth of what one step more or less with four ranks changes. trainer:training_run_test has the same bit
-// for bit, in threads.
+// The reference runs over the same backend, in this process. Gloo adds in an order that depends on
+// an element's place in its bucket, so each parameter has a bucket of its own, in every plan. What
+// remains are last bits in which a kernel's sums depend on where memory lies, and in which a sum
+// depends on how the ranks are divided over hosts: less than a thousandth of what one step more or
+// less with four ranks changes. trainer:training_run_test has the same bit for bit, in threads.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,12 +37,12 @@
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/rank_setup.h"
-#include "evenkeel/trainer/step_plan.h"
-#include "evenkeel/trainer/train_options.h"
-#include "evenkeel/trainer/training_data.h"
-#include "evenkeel/trainer/training_run.h"
+#include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/data/step_plan.h"
+#include "evenkeel/trainer/data/training_data.h"
+#include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {
@@ -56,7 +56,8 @@ using testing::SizeIs;
 constexpr int kRanks = 4;
 constexpr int kBatch = 4;
 constexpr int kEpochs = 2;
-// 500 steps per epoch, and a rest that is uneven: nobody is done before the test has seen a step and killed a rank.
+// 500 steps per epoch, and a rest that is uneven: nobody is done before the test has seen a step
+// and killed a rank.
 constexpr SmallData kData{.train = 500 * kRanks * kBatch + 6, .test = 50};
 
 struct Recipe {
@@ -80,13 +81,15 @@ const Recipe kAdam{"adam", Small({.optimizer = "adam", .lr = 0.0005})};
 // A run of the program that may lose ranks.
 class ElasticRun {
  public:
-  explicit ElasticRun(const std::vector<std::string>& more, const std::vector<std::string>& launcher = {},
+  explicit ElasticRun(const std::vector<std::string>& more,
+                      const std::vector<std::string>& launcher = {},
                       const ProgramOptions& options = {})
       : mark_(TempPath(absl::StrCat("continue", number_++, ".jsonl"))) {
     std::vector<std::string> command = launcher;
     for (const std::string& flag : std::vector<std::string>{
-             kTrain, "--model=mlp", "--hidden=8", BackendFlagOfProcesses(), absl::StrCat("--nproc=", kRanks),
-             absl::StrCat("--batch_size=", kBatch), absl::StrCat("--epochs=", kEpochs), "--on_failure=continue",
+             kTrain, "--model=mlp", "--hidden=8", BackendFlagOfProcesses(),
+             absl::StrCat("--nproc=", kRanks), absl::StrCat("--batch_size=", kBatch),
+             absl::StrCat("--epochs=", kEpochs), "--on_failure=continue",
              "--data=" + WriteSmallData("data", kData), "--metrics=" + mark_}) {
       command.push_back(flag);
     }
@@ -140,7 +143,8 @@ class ElasticRun {
     while (absl::Now() < deadline) {
       const std::string contents = ReadText(mark_);
       size_t found = 0;
-      for (size_t at = 0; (at = contents.find(text, at)) != std::string::npos; at += text.size()) ++found;
+      for (size_t at = 0; (at = contents.find(text, at)) != std::string::npos; at += text.size())
+        ++found;
       if (found >= count) return true;
       absl::SleepFor(absl::Milliseconds(5));
     }
@@ -158,7 +162,8 @@ int ElasticRun::number_ = 0;
 int64_t StepOf(const std::string& err, const std::string& lost, const std::string& left) {
   std::smatch match;
   int64_t step = -1;
-  const std::regex line("train: rank " + lost + " is lost \\([^\n]*\\): " + left + " from step ([0-9]+)\n");
+  const std::regex line("train: rank " + lost + " is lost \\([^\n]*\\): " + left +
+                        " from step ([0-9]+)\n");
   return std::regex_search(err, match, line) && absl::SimpleAtoi(match[1].str(), &step) ? step : -1;
 }
 
@@ -180,11 +185,11 @@ Trained After(TrainingRun& run) {
 }
 
 // Trains `ranks` threads from `begin` on, from what `from` had, until `max_steps`.
-Trained TrainFrom(const TrainFlags& base, int ranks, const EpochPosition& begin, const Trained* from,
-                  int64_t max_steps) {
+Trained TrainFrom(const TrainFlags& base, int ranks, const EpochPosition& begin,
+                  const Trained* from, int64_t max_steps) {
   TrainFlags flags = base;
   flags.max_steps = max_steps;
-  const auto data = LoadTrainingData(TempPath("data"));
+  const auto data = LoadTrainingData({.path = TempPath("data")});
   Trained result;
   const auto train = [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const TrainOptions options, MakeTrainOptions(flags));
@@ -192,12 +197,14 @@ Trained TrainFrom(const TrainFlags& base, int ranks, const EpochPosition& begin,
     EK_ASSIGN_OR_RETURN(setup.plan, setup.plan.GoOn(begin, ranks));
     ParameterSet& parameters = setup.model->parameters();
     for (int i = 0; from != nullptr && i < parameters.size(); ++i) {
-      std::ranges::copy(from->weights.at(parameters[i].name), parameters[i].value.as<float>().begin());
+      std::ranges::copy(from->weights.at(parameters[i].name),
+                        parameters[i].value.as<float>().begin());
     }
     EK_ASSIGN_OR_RETURN(const auto run, TrainingRun::Create(&comm, options, std::move(setup)));
     if (from != nullptr) EK_RETURN_IF_ERROR(run->LoadOptimizer(from->optimizer));
     for (int epoch = run->plan().begin.epoch; epoch < run->plan().epochs(); ++epoch) {
-      EK_RETURN_IF_ERROR(run->TrainEpoch(epoch, [](const StepFacts&) { return absl::OkStatus(); }).status());
+      EK_RETURN_IF_ERROR(
+          run->TrainEpoch(epoch, [](const StepFacts&) { return absl::OkStatus(); }).status());
     }
     EK_RETURN_IF_ERROR(run->AgreeOnState().status());
     if (comm.rank() == 0) result = After(*run);
@@ -224,8 +231,10 @@ struct Stretch {
 };
 
 Weights Reference(const TrainFlags& flags, const std::vector<Stretch>& stretches) {
-  StepPlan plan = *MakeStepPlan(
-      {.world_size = stretches[0].ranks, .samples = kData.train, .batch_size = kBatch, .epochs = kEpochs});
+  StepPlan plan = *MakeStepPlan({.world_size = stretches[0].ranks,
+                                 .samples = kData.train,
+                                 .batch_size = kBatch,
+                                 .epochs = kEpochs});
   Trained trained;
   for (size_t i = 0; i < stretches.size(); ++i) {
     if (i > 0) plan = *plan.GoOn(plan.PositionAfter(stretches[i].first_step), stretches[i].ranks);
@@ -237,8 +246,10 @@ Weights Reference(const TrainFlags& flags, const std::vector<Stretch>& stretches
 
 std::vector<std::string> FlagsOf(const Recipe& recipe) {
   std::vector<std::string> flags = {"--nozero", "--bucket_cap_mb=0", "--first_bucket_mb=0",
-                                    "--optimizer=" + recipe.flags.optimizer, absl::StrCat("--lr=", *recipe.flags.lr)};
-  if (recipe.flags.momentum != 0) flags.push_back(absl::StrCat("--momentum=", recipe.flags.momentum));
+                                    "--optimizer=" + recipe.flags.optimizer,
+                                    absl::StrCat("--lr=", *recipe.flags.lr)};
+  if (recipe.flags.momentum != 0)
+    flags.push_back(absl::StrCat("--momentum=", recipe.flags.momentum));
   return flags;
 }
 
@@ -261,13 +272,15 @@ TEST_P(ContinueTest, TheOthersEndAsIfTheyHadDoneThoseStepsAlone) {
   SCOPED_TRACE(ended.err);
   ASSERT_EQ(ended.code, 0);
   EXPECT_THAT(ended.out, HasSubstr("\ntest_accuracy="));
-  EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", lost,
-                                                " was killed by SIGKILL; the other ranks went on and ended well\n")));
-  const int64_t step = StepOf(ended.err, absl::StrCat(lost), "3 ranks go on");
+  EXPECT_THAT(ended.err, HasSubstr(absl::StrCat(
+                             "train: rank ", lost,
+                             " was killed by SIGKILL; the other ranks went on and ended well\n")));
+  const int64_t step = StepOf(ended.err, absl::StrCat(lost), "3 ranks continue");
   ASSERT_GE(step, 149);
   ASSERT_LT(step, 1000);
   EXPECT_THAT(ended.out,
-              HasSubstr(absl::StrCat("rank ", lost, " was lost; the others went on from step ", step, "\n")));
+              HasSubstr(absl::StrCat(
+                  "rank ", lost, " was lost; the other ranks continued from step ", step, "\n")));
 
   // All that are left have the same weights and the same state: they have compared their hashes.
   const auto tests = run.Events("test");
@@ -286,7 +299,8 @@ TEST_P(ContinueTest, TheOthersEndAsIfTheyHadDoneThoseStepsAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ContinueTest,
-                         testing::Values(Case{kMomentum, 0}, Case{kMomentum, 2}, Case{kAdam, 0}, Case{kAdam, 3}),
+                         testing::Values(Case{kMomentum, 0}, Case{kMomentum, 2}, Case{kAdam, 0},
+                                         Case{kAdam, 3}),
                          [](const auto& info) {
                            return absl::StrCat(info.param.recipe.name, "Rank", info.param.lost);
                          });
@@ -294,7 +308,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ContinueTest,
 TEST(ContinueTwiceTest, OneAfterTheOther) {
   std::vector<std::string> flags = FlagsOf(kMomentum);
   const std::string save = TempPath("twice.safetensors"), flight = TempPath("twice_flight");
-  for (const std::string& flag : {"--save=" + save, "--flight=" + flight, std::string("--verify=every")}) {
+  for (const std::string& flag :
+       {"--save=" + save, "--flight=" + flight, std::string("--verify=every")}) {
     flags.push_back(flag);
   }
   ElasticRun run(flags);
@@ -306,12 +321,14 @@ TEST(ContinueTwiceTest, OneAfterTheOther) {
   const Ended ended = run.Wait();
   SCOPED_TRACE(ended.err);
   ASSERT_EQ(ended.code, 0);
-  const int64_t first = StepOf(ended.err, "1", "3 ranks go on"), second = StepOf(ended.err, "0", "2 ranks go on");
+  const int64_t first = StepOf(ended.err, "1", "3 ranks continue"),
+                second = StepOf(ended.err, "0", "2 ranks continue");
   ASSERT_GE(first, 49);
   ASSERT_GT(second, first);
   // What the ranks that are left did when one was lost, by their numbers in the group of then.
   for (int rank : {0, 2, 3}) {
-    EXPECT_THAT(ReadText(absl::StrCat(flight, "/world.rank", rank, ".json")), HasSubstr("all_reduce"));
+    EXPECT_THAT(ReadText(absl::StrCat(flight, "/world.rank", rank, ".json")),
+                HasSubstr("all_reduce"));
   }
   EXPECT_THAT(ReadText(flight + "/world.rank1.json"), IsEmpty());
   const Weights expected = Reference(kMomentum.flags, {{4, 0}, {3, first}, {2, second}});
@@ -336,16 +353,18 @@ TEST(ContinueShardedTest, GoesOnWhereTheLostPartMayBeginFresh) {
   const Ended ended = run.Wait();
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 0);
-  EXPECT_GE(StepOf(ended.err, "1", "3 ranks go on"), 49);
+  EXPECT_GE(StepOf(ended.err, "1", "3 ranks continue"), 49);
   ASSERT_EQ(run.Events("test").size(), 1u);
   EXPECT_EQ(run.Events("test")[0].at("ranks"), 3);
 }
 
-// The others go on without a rank that falls silent, rank 0 included: they need its checkpoints, and its process still
-// has them locked. When that process wakes up it ends, and leaves the checkpoints alone.
+// The others go on without a rank that falls silent, rank 0 included: they need its checkpoints,
+// and its process still has them locked. When that process wakes up it ends, and leaves the
+// checkpoints alone.
 TEST(ContinueStoppedTest, ARankThatFallsSilentIsLost) {
   const std::string folder = TempPath("taken_over");
-  ElasticRun run({"--nozero", "--epochs=4", "--checkpoint_dir=" + folder, "--checkpoint_every=25", "--keep=2"});
+  ElasticRun run({"--nozero", "--epochs=4", "--checkpoint_dir=" + folder, "--checkpoint_every=25",
+                  "--keep=2"});
   ASSERT_TRUE(run.WaitForSteps(60));
   run.Signal(0, SIGSTOP);
   ASSERT_TRUE(run.WaitForLosses(1));
@@ -354,15 +373,18 @@ TEST(ContinueStoppedTest, ARankThatFallsSilentIsLost) {
   const Ended ended = run.Wait();
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 0);
-  EXPECT_GE(StepOf(ended.err, "0", "3 ranks go on"), 59);
+  EXPECT_GE(StepOf(ended.err, "0", "3 ranks continue"), 59);
   EXPECT_THAT(ended.err, HasSubstr("train: rank 0: "));
-  EXPECT_THAT(ended.err, HasSubstr("rank 0 ended with exit code 1; the other ranks went on and ended well"));
+  EXPECT_THAT(ended.err,
+              HasSubstr("rank 0 ended with exit code 1; the other ranks went on and ended well"));
   ASSERT_EQ(run.Events("test").size(), 1u);
   const int64_t last = run.Events("step").back().at("step").get<int64_t>() + 1;
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
-  EXPECT_THAT(names, testing::UnorderedElementsAre(".lock", absl::StrFormat("step-%09d", (last - 1) / 25 * 25),
-                                                   absl::StrFormat("step-%09d", last)));
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename());
+  EXPECT_THAT(names, testing::UnorderedElementsAre(
+                         ".lock", absl::StrFormat("step-%09d", (last - 1) / 25 * 25),
+                         absl::StrFormat("step-%09d", last)));
 }
 
 // It was rank 0, and would write a page that says that the run did not come to its end.
@@ -370,7 +392,8 @@ TEST(ContinueStoppedTest, ARankThatWakesAfterTheEndLeavesTheOthersReportAlone) {
   const std::string report = TempPath("left_behind.html");
   // It has a minute to wake up before the launcher ends it.
   ElasticRun run({"--nozero", "--report=" + report},
-                 {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue", "--patience_s=60", "--"});
+                 {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue",
+                  "--patience_s=60", "--"});
   ASSERT_TRUE(run.WaitForSteps(60));
   run.Signal(0, SIGSTOP);
   ASSERT_TRUE(run.WaitForTest());
@@ -381,18 +404,20 @@ TEST(ContinueStoppedTest, ARankThatWakesAfterTheEndLeavesTheOthersReportAlone) {
   EXPECT_EQ(ended.code, 0);
   // It ended by itself, and has said why.
   EXPECT_THAT(ended.err, HasSubstr("train: rank 0: "));
-  EXPECT_THAT(ended.err, HasSubstr("rank 0 ended with exit code 1; the other ranks went on and ended well"));
-  EXPECT_THAT(written, HasSubstr("rank 0; the others go on from here"));
+  EXPECT_THAT(ended.err,
+              HasSubstr("rank 0 ended with exit code 1; the other ranks went on and ended well"));
+  EXPECT_THAT(written, HasSubstr("rank 0; the other ranks continue from this step"));
   EXPECT_THAT(written, Not(HasSubstr("did not come to its end")));
   EXPECT_TRUE(ReadText(report) == written);
 }
 
-// A group that is told to stop, and loses a rank before all have heard of it: the next one has to be told, too.
+// A group that is told to stop, and loses a rank before all have heard of it: the next one has to
+// be told, too.
 TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
   const std::string folder = TempPath("stopped");
   // Steps that are long enough for the loss to come in the one that carries the wish.
-  ElasticRun run({"--nozero", "--hidden=512,512", "--batch_size=400", "--epochs=30", "--checkpoint_dir=" + folder,
-                  "--checkpoint_every=0"});
+  ElasticRun run({"--nozero", "--hidden=512,512", "--batch_size=400", "--epochs=30",
+                  "--checkpoint_dir=" + folder, "--checkpoint_every=0"});
   ASSERT_TRUE(run.WaitForSteps(2));
   const pid_t told = run.PidOfRank(0), lost = run.PidOfRank(3);
   const size_t steps = run.Events("step").size();
@@ -404,19 +429,21 @@ TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
   EXPECT_THAT(run.Events("test"), IsEmpty());
 }
 
-// All ranks are told that one can't write, and end. No rank is taken for lost because it was told later. Over gloo: the
-// limit of a file's size is one of shared memory, too.
+// All ranks are told that one can't write, and end. No rank is taken for lost because it was told
+// later. Over gloo: the limit of a file's size is one of shared memory, too.
 TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
-  // Long after rank 0 is stopped, and before the last step of an epoch, however many ranks are left: in that one rank 3
-  // may have no batch, and then nothing to write.
+  // Long after rank 0 is stopped, and before the last step of an epoch, however many ranks are
+  // left: in that one rank 3 may have no batch, and then nothing to write.
   constexpr int kLate = 900;
   for (const bool loses_rank0 : {false, true}) {
     SCOPED_TRACE(loses_rank0 ? "rank 0 is stopped before" : "all ranks are there");
-    const std::string limited = "if [ $RANK = 3 ]; then trap '' XFSZ; ulimit -f 4; fi; exec \"$0\" \"$@\"";
-    ElasticRun run({"--nozero", "--backend=gloo", absl::StrCat("--checkpoint_dir=", TempPath("unwritten"), loses_rank0),
+    const std::string limited =
+        "if [ $RANK = 3 ]; then trap '' XFSZ; ulimit -f 4; fi; exec \"$0\" \"$@\"";
+    ElasticRun run({"--nozero", "--backend=gloo",
+                    absl::StrCat("--checkpoint_dir=", TempPath("unwritten"), loses_rank0),
                     absl::StrCat("--checkpoint_every=", loses_rank0 ? kLate : 3)},
-                   {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue", "--patience_s=0.5", "--",
-                    "/bin/bash", "-c", limited});
+                   {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue",
+                    "--patience_s=0.5", "--", "/bin/bash", "-c", limited});
     if (loses_rank0) {
       ASSERT_TRUE(run.WaitForSteps(20));
       run.Signal(0, SIGSTOP);
@@ -428,12 +455,14 @@ TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
     EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));
     EXPECT_THAT(Lines(ended.err), SizeIs(loses_rank0 ? 3 : 2)) << ended.err;
     if (!loses_rank0) continue;
-    EXPECT_GE(StepOf(ended.err, "0", "3 ranks go on"), 19);
-    EXPECT_THAT(ended.err, HasSubstr("rank 0 was stopped (SIGSTOP) and was ended when the others were done"));
+    EXPECT_GE(StepOf(ended.err, "0", "3 ranks continue"), 19);
+    EXPECT_THAT(ended.err,
+                HasSubstr("rank 0 was stopped (SIGSTOP) and was ended when the others were done"));
   }
 }
 
-// Of a run that hangs, a person wants to know where the ranks are. Who has started them passes the signal on.
+// Of a run that hangs, a person wants to know where the ranks are. Who has started them passes the
+// signal on.
 TEST(FlightOnSignalTest, EveryRankWritesItsCollectivesAndGoesOn) {
   const std::string flight = TempPath("asked");
   ElasticRun run({"--nozero", "--flight=" + flight});
@@ -443,7 +472,8 @@ TEST(FlightOnSignalTest, EveryRankWritesItsCollectivesAndGoesOn) {
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 0);
   for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_THAT(ReadText(absl::StrCat(flight, "/world.rank", rank, ".json")), HasSubstr("all_reduce"));
+    EXPECT_THAT(ReadText(absl::StrCat(flight, "/world.rank", rank, ".json")),
+                HasSubstr("all_reduce"));
   }
 }
 
@@ -466,7 +496,8 @@ TEST(ContinueWithoutALauncherTest, NobodyGoesOnWithoutTheStore) {
         options));
   }
   const absl::Time deadline = absl::Now() + absl::Seconds(40);
-  while (Lines(ReadText(mark)).size() < 20 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(5));
+  while (Lines(ReadText(mark)).size() < 20 && absl::Now() < deadline)
+    absl::SleepFor(absl::Milliseconds(5));
   ASSERT_EQ(kill(ranks[0]->pid(), SIGKILL), 0);
   const absl::Time killed = absl::Now();
   EXPECT_EQ(ranks[0]->Wait().code, 128 + SIGKILL);
@@ -484,19 +515,21 @@ TEST(ContinueWithoutALauncherTest, NobodyGoesOnWithoutTheStore) {
 
 // A rank that fails by itself ends with its error; the others go on.
 TEST(ContinueAfterAnErrorTest, ARankWithAnErrorOfItsOwnIsLeftBehind) {
-  // No file may have more than 4096 bytes: rank 0 can't write the weights, nor can the rank that takes its place.
+  // No file may have more than 4096 bytes: rank 0 can't write the weights, nor can the rank that
+  // takes its place.
   const std::string save = TempPath("limited.safetensors");
-  const std::string command = absl::StrCat("trap '' XFSZ; ulimit -f 8; exec ", kTrain,
-                                           " --model=mlp --hidden=8 --backend=gloo --nproc=2 --on_failure=continue "
-                                           "--nozero --epochs=1 --save=",
-                                           save, " --data=", WriteSmallData("short", {.train = 9600}));
+  const std::string command =
+      absl::StrCat("trap '' XFSZ; ulimit -f 8; exec ", kTrain,
+                   " --model=mlp --hidden=8 --backend=gloo --nproc=2 --on_failure=continue "
+                   "--nozero --epochs=1 --save=",
+                   save, " --data=", WriteSmallData("short", {.train = 9600}));
   const Ended ended = Program({"/bin/sh", "-c", command}).Wait();
   SCOPED_TRACE(ended.err);
   EXPECT_EQ(ended.code, 1);
   for (int rank : {0, 1}) {
     EXPECT_THAT(ended.err, HasSubstr(absl::StrCat("train: rank ", rank, ": cannot write ", save)));
   }
-  EXPECT_GE(StepOf(ended.err, "0", "1 rank goes on"), 1);
+  EXPECT_GE(StepOf(ended.err, "0", "1 rank continues"), 1);
   EXPECT_THAT(ended.err, HasSubstr("; no rank ended well"));
 }
 

@@ -1,5 +1,5 @@
-// A rank that is killed in the middle of training ends the whole run: soon, with its number, and with nothing left
-// running.
+// A rank that is killed in the middle of training ends the whole run: soon, with its number, and
+// with nothing left running.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,8 @@ using testing::SizeIs;
 
 class FaultsTest : public testing::Test {
  protected:
-  // A run that would go on for hours, after its first steps. Its processes have `mark` in their command lines.
+  // A run that would go on for hours, after its first steps. Its processes have `mark` in their
+  // command lines.
   FaultsTest() : mark_(TempPath(absl::StrCat("faults", number_++, ".jsonl"))) {}
 
   std::vector<std::string> Command(int ranks) const {
@@ -106,8 +107,11 @@ TEST_P(KilledRankTest, EndsTheOthersAndIsNamed) {
   ExpectNothingIsLeft();
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, KilledRankTest, testing::Values(Killed{2, 0}, Killed{2, 1}, Killed{5, 3}),
-                         [](const auto& info) { return absl::StrCat(info.param.rank, "Of", info.param.ranks); });
+INSTANTIATE_TEST_SUITE_P(Ranks, KilledRankTest,
+                         testing::Values(Killed{2, 0}, Killed{2, 1}, Killed{5, 3}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.rank, "Of", info.param.ranks);
+                         });
 
 TEST_F(FaultsTest, AKilledStarterTakesItsRanksWithIt) {
   Program program(Command(2));
@@ -115,7 +119,8 @@ TEST_F(FaultsTest, AKilledStarterTakesItsRanksWithIt) {
   ASSERT_EQ(kill(program.pid(), SIGKILL), 0);
   EXPECT_EQ(program.Wait().code, 128 + SIGKILL);
   const absl::Time deadline = absl::Now() + absl::Seconds(5);
-  while (!ProcessesWith(mark_).empty() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
+  while (!ProcessesWith(mark_).empty() && absl::Now() < deadline)
+    absl::SleepFor(absl::Milliseconds(10));
   ExpectNothingIsLeft();
 }
 

@@ -1,9 +1,10 @@
-// A run that is killed again and again, at moments of chance, and each time goes on from its newest checkpoint: it ends
-// with the weights of a run that nobody disturbed, bit for bit.
+// A run that is killed again and again, at moments of chance, and each time goes on from its newest
+// checkpoint: it ends with the weights of a run that nobody disturbed, bit for bit.
 //
-// What is killed: one rank, the process that starts them, or all of them at once. When: some time after the start, or
-// the moment that a checkpoint is being written. Rounds follow each other, each a run of its own, until so many kills
-// have hit a running job; a seed decides it all but the moments.
+// What is killed: one rank, the process that starts them, or all of them at once. When: some time
+// after the start, or the moment that a checkpoint is being written. Rounds follow each other, each
+// a run of its own, until so many kills have hit a running job; a seed decides it all but the
+// moments.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -39,11 +40,12 @@ Flags With(Flags flags, const Flags& more) {
   return flags;
 }
 
-// 600 samples on 3 ranks in batches of 7: a rank runs dry before each epoch's end.
+// 600 samples on 3 ranks in batches of 7: a rank becomes exhausted before each epoch's end.
 const Flags& Common() {
-  static const Flags flags = {"--model=mlp",    "--hidden=8",
-                              "--nproc=3",      "--epochs=8",
-                              "--batch_size=7", "--data=" + WriteSmallData("data", {.train = 600, .test = 20})};
+  static const Flags flags = {
+      "--model=mlp",    "--hidden=8",
+      "--nproc=3",      "--epochs=8",
+      "--batch_size=7", "--data=" + WriteSmallData("data", {.train = 600, .test = 20})};
   return flags;
 }
 
@@ -59,7 +61,8 @@ const Variant kVariants[] = {
 
 bool IsSaving(const std::string& folder) {
   std::error_code error;
-  for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator(); at.increment(error)) {
+  for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator();
+       at.increment(error)) {
     if (absl::StartsWith(at->path().filename().string(), ".saving-")) return true;
   }
   return false;
@@ -71,14 +74,16 @@ class Killer {
   bool Kill(Program& program, const std::string& folder) {
     const bool in_save = random_() % 2 == 0;
     const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    const absl::Time moment = absl::Now() + absl::Microseconds(static_cast<int64_t>(random_() % 600000));
+    const absl::Time moment =
+        absl::Now() + absl::Microseconds(static_cast<int64_t>(random_() % 600000));
     const int saves_to_wait_for = static_cast<int>(random_() % 6);
     int saves = 0;
     for (bool was_saving = false; absl::Now() < deadline && ProcessIsThere(program);) {
       const bool is_saving = IsSaving(folder);
       saves += is_saving && !was_saving;
       was_saving = is_saving;
-      if (in_save ? is_saving && saves > saves_to_wait_for : absl::Now() >= moment) return Hit(program, folder);
+      if (in_save ? is_saving && saves > saves_to_wait_for : absl::Now() >= moment)
+        return Hit(program, folder);
       absl::SleepFor(absl::Microseconds(200));
     }
     return false;
@@ -129,14 +134,16 @@ TEST(KillTest, AHundredKillsChangeNothing) {
   for (; kills < kKills; ++rounds) {
     const Variant& variant = kVariants[rounds % std::size(kVariants)];
     SCOPED_TRACE(absl::StrCat("seed ", kSeed, ", round ", rounds, ": ", variant.name));
-    const std::string folder = TempPath(absl::StrCat("kill", rounds)), weights = folder + ".safetensors";
+    const std::string folder = TempPath(absl::StrCat("kill", rounds)),
+                      weights = folder + ".safetensors";
     const Flags flags = With(Common(), variant.flags);
     const Ended whole = Train(With(flags, {"--save=" + weights}));
     ASSERT_EQ(whole.code, 0) << whole.err;
     const std::string expected = ReadText(weights);
     fs::remove(weights);
 
-    const Flags resumable = With(flags, {"--save=" + weights, "--checkpoint_dir=" + folder, "--checkpoint_every=3"});
+    const Flags resumable =
+        With(flags, {"--save=" + weights, "--checkpoint_dir=" + folder, "--checkpoint_every=3"});
     for (bool has_ended = false; !has_ended;) {
       Program program(With({kTrain}, resumable));
       const bool was_killed = kills < kKills && killer.Kill(program, folder);

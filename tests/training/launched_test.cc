@@ -50,16 +50,18 @@ Variables RankVariables(int rank, int ranks) {
 }
 
 // Two ranks with these flags and, each, its variables and the common ones.
-std::vector<std::unique_ptr<Program>> StartTwoRanks(const std::vector<std::string>& flags, const Variables& common) {
+std::vector<std::unique_ptr<Program>> StartTwoRanks(const std::vector<std::string>& flags,
+                                                    const Variables& common) {
   std::vector<std::unique_ptr<Program>> programs;
   for (int rank = 0; rank < 2; ++rank) {
-    std::vector<std::string> command = {kTrain,
-                                        "--model=mlp",
-                                        "--hidden=8",
-                                        "--batch_size=4",
-                                        "--shuffle=false",
-                                        "--epochs=1",
-                                        "--data=" + WriteSmallData("data", {.train = 40, .test = 11})};
+    std::vector<std::string> command = {
+        kTrain,
+        "--model=mlp",
+        "--hidden=8",
+        "--batch_size=4",
+        "--shuffle=false",
+        "--epochs=1",
+        "--data=" + WriteSmallData("data", {.train = 40, .test = 11})};
     command.insert(command.end(), flags.begin(), flags.end());
     ProgramOptions options{.environment = RankVariables(rank, 2)};
     options.environment.insert(common.begin(), common.end());
@@ -91,16 +93,21 @@ void ExpectOneRun(const std::vector<Ended>& ended) {
 }
 
 TEST(LaunchedTest, RanksMeetAtMasterAddressAndPort) {
-  ExpectOneRun(RunTwoRanks({}, {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", absl::StrCat(FreePort())}}));
+  ExpectOneRun(
+      RunTwoRanks({}, {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", absl::StrCat(FreePort())}}));
 }
 
-TEST(LaunchedTest, RanksMeetInAFolder) { ExpectOneRun(RunTwoRanks({"--rank_steps=3,5"}, StoreInFolder("store"))); }
+TEST(LaunchedTest, RanksMeetInAFolder) {
+  ExpectOneRun(RunTwoRanks({"--rank_steps=3,5"}, StoreInFolder("store")));
+}
 
 TEST(LaunchedTest, WeightsAreThoseOfRanksThatWeStart) {
-  const std::string launched = TempPath("launched.safetensors"), started = TempPath("started.safetensors");
+  const std::string launched = TempPath("launched.safetensors"),
+                    started = TempPath("started.safetensors");
   ExpectOneRun(RunTwoRanks({"--save=" + launched}, StoreInFolder("weights_store")));
-  const Ended ended = Train({"--model=mlp", "--hidden=8", "--batch_size=4", "--shuffle=false", "--epochs=1",
-                             "--nproc=2", "--save=" + started, "--data=" + TempPath("data")});
+  const Ended ended =
+      Train({"--model=mlp", "--hidden=8", "--batch_size=4", "--shuffle=false", "--epochs=1",
+             "--nproc=2", "--save=" + started, "--data=" + TempPath("data")});
   EXPECT_EQ(ended.code, 0) << ended.err;
   EXPECT_EQ(MaxDifference(ReadWeights(launched), ReadWeights(started)), 0);
 }
@@ -118,7 +125,8 @@ TEST(LaunchedTest, TheErrorIsReportedBeforeAnyRankEnds) {
   const auto programs = StartTwoRanks({"--freeze=conv@0:1"}, StoreInFolder("killed_store"));
   EXPECT_EQ(programs[1]->Wait().code, 1);
   kill(programs[0]->pid(), SIGKILL);
-  EXPECT_THAT(programs[0]->Wait().err, HasSubstr("train: --freeze: no parameter begins with \"conv\""));
+  EXPECT_THAT(programs[0]->Wait().err,
+              HasSubstr("train: --freeze: no parameter begins with \"conv\""));
 }
 
 TEST(LaunchedTest, WhatOnlyOneRankCannotReadIsToldWithItsNumber) {
@@ -144,7 +152,10 @@ TEST(LaunchedTest, RanksThatAreThereAreNotToBeStarted) {
   for (const Ended& rank : RunTwoRanks({"--nproc=7"}, common)) {
     EXPECT_EQ(rank.code, 1);
     EXPECT_THAT(Lines(rank.err), SizeIs(1));
-    EXPECT_THAT(rank.err, HasSubstr("--nproc=7 is for a program that starts its own ranks; this one is one of 2"));
+    EXPECT_THAT(
+        rank.err,
+        HasSubstr(
+            "--nproc=7 conflicts with the 2 ranks of this process's launcher; leave --nproc out"));
   }
   ExpectOneRun(RunTwoRanks({"--nproc=2"}, common));
 }

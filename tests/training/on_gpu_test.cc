@@ -1,7 +1,9 @@
-// The program on GPUs, from its flags to its last line, against itself on the CPU: every step's loss, and the test's.
+// The program on GPUs, from its flags to its last line, against itself on the CPU: every step's
+// loss, and the test's.
 //
-// Bounds: float32 on both sides, in another order; a first loss is off by some units of its precision, and what Adam
-// makes of near-zero gradients grows from step to step. In 16 bits each layer rounds to 2^-8 or 2^-11.
+// Bounds: float32 on both sides, in another order; a first loss is off by some units of its
+// precision, and what Adam makes of near-zero gradients grows from step to step. In 16 bits each
+// layer rounds to 2^-8 or 2^-11.
 
 #include <gtest/gtest.h>
 
@@ -31,14 +33,23 @@ struct Case {
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 };
 
-const std::vector<std::string> kGpt = {"--model=gpt", "--preset=tiny", "--context=32", "--dropout=0.1"};
+const std::vector<std::string> kGpt = {"--model=gpt", "--preset=tiny", "--context=32",
+                                       "--dropout=0.1"};
 const Case kCases[] = {
     {"Mlp", {"--model=mlp", "--hidden=33,20"}, {}},
-    {"MlpInPlainBuckets", {"--model=mlp", "--hidden=33", "--nozero", "--nograd_view", "--optimizer=sgd"}, {}},
-    {"MlpInViews", {"--model=mlp", "--hidden=33", "--zero", "--grad_view", "--clip=1", "--accumulate=2"}, {}},
+    {"MlpInPlainBuckets",
+     {"--model=mlp", "--hidden=33", "--nozero", "--nograd_view", "--optimizer=sgd"},
+     {}},
+    {"MlpInViews",
+     {"--model=mlp", "--hidden=33", "--zero", "--grad_view", "--clip=1", "--accumulate=2"},
+     {}},
     {"MlpInFloat16", {"--model=mlp", "--hidden=40"}, {"--compute=float16"}, 1e-2, 5e-2},
     {"Cnn", {"--model=cnn", "--widths=4,6", "--warmup=0", "--shift=0", "--nomirror"}, {}},
-    {"CnnInBFloat16", {"--model=cnn", "--widths=8,8", "--shift=0", "--nomirror"}, {"--compute=bfloat16"}, 3e-2, 1e-1},
+    {"CnnInBFloat16",
+     {"--model=cnn", "--widths=8,8", "--shift=0", "--nomirror"},
+     {"--compute=bfloat16"},
+     3e-2,
+     1e-1},
     {"Gpt", kGpt, {}},
     {"GptInBFloat16", kGpt, {"--compute=bfloat16"}, 1e-2, 5e-2},
 };
@@ -52,8 +63,9 @@ std::vector<double> Losses(std::vector<std::string> flags) {
   WriteText(text, words);
   WriteText(metrics, "");
   const std::string data = is_gpt ? text : WriteSmallData("data", {.train = 240, .test = 50});
-  for (const std::string& flag : {absl::StrCat("--data=", data), absl::StrCat("--metrics=", metrics),
-                                  std::string("--max_steps=8"), std::string("--batch_size=6")}) {
+  for (const std::string& flag :
+       {absl::StrCat("--data=", data), absl::StrCat("--metrics=", metrics),
+        std::string("--max_steps=8"), std::string("--batch_size=6")}) {
     flags.push_back(flag);
   }
   const Ended ended = Train(flags, {.timeout = kPatience});
@@ -66,7 +78,8 @@ std::vector<double> Losses(std::vector<std::string> flags) {
   return losses;
 }
 
-std::vector<std::string> With(std::vector<std::string> flags, const std::vector<std::string>& more) {
+std::vector<std::string> With(std::vector<std::string> flags,
+                              const std::vector<std::string>& more) {
   flags.insert(flags.end(), more.begin(), more.end());
   return flags;
 }
@@ -80,7 +93,8 @@ class TrainOnGpuTest : public testing::TestWithParam<Case> {
     const std::vector<double> gpu = Losses(With(With(c.flags, c.on_gpu), {"--device=cuda", nproc}));
     ASSERT_EQ(cpu.size(), 9);
     ASSERT_EQ(gpu.size(), 9);
-    for (size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], i == 0 ? c.first_bound : c.bound) << i;
+    for (size_t i = 0; i < cpu.size(); ++i)
+      EXPECT_NEAR(gpu[i], cpu[i], i == 0 ? c.first_bound : c.bound) << i;
     EXPECT_LT(cpu.back(), cpu.front()) << "nothing is learnt";
   }
 };
@@ -101,14 +115,14 @@ INSTANTIATE_TEST_SUITE_P(Models, TrainOnGpuTest, testing::ValuesIn(kCases),
 TEST(TrainChoosesGpusTest, AsManyRanksAsThereAre) {
   EK_SKIP_WITHOUT_GPUS(1);
   const int gpus = *GpusForTest();
-  const Ended ended = Train({"--model=mlp", absl::StrCat("--data=", WriteSmallData("data")), "--max_steps=2",
-                             absl::StrCat("--metrics=", TempPath("chosen.jsonl"))},
+  const Ended ended = Train({"--model=mlp", absl::StrCat("--data=", WriteSmallData("data")),
+                             "--max_steps=2", absl::StrCat("--metrics=", TempPath("chosen.jsonl"))},
                             {.timeout = kPatience});
   ASSERT_EQ(ended.code, 0) << ended.err;
   const auto run = nlohmann::json::parse(Lines(ReadText(TempPath("chosen.jsonl")))[0]);
   EXPECT_EQ(run["world_size"], gpus);
   EXPECT_EQ(run["backend"], "nccl");
-  EXPECT_EQ(absl::StrContains(ended.out + ended.err, "1 GPU: one rank"), gpus == 1);
+  EXPECT_EQ(absl::StrContains(ended.out + ended.err, "1 GPU, so the run uses one rank"), gpus == 1);
 }
 
 }  // namespace

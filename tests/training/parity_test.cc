@@ -1,10 +1,10 @@
-// N ranks on the split batch give the weights of one process on the union batch. Over backends other than "local" two
-// of the recipes do, on 3 and 4 ranks.
+// N ranks on the split batch give the weights of one process on the union batch. Over backends
+// other than "local" two of the recipes do, on 3 and 4 ranks.
 //
-// The bound is on max |a - b| / max |change since the start|: sums in another order. Adam amplifies rounding where a
-// gradient is near epsilon, by up to the learning rate in each step, so it is judged in float64: there 20 steps in
-// which a gradient of 1e-9 is wrong by 1e-16 move a weight by 20 * 1e-7 learning rates at most, and some 20 is the
-// change.
+// The bound is on max |a - b| / max |change since the start|: sums in another order. Adam amplifies
+// rounding where a gradient is near epsilon, by up to the learning rate in each step, so it is
+// judged in float64: there 20 steps in which a gradient of 1e-9 is wrong by 1e-16 move a weight by
+// 20 * 1e-7 learning rates at most, and some 20 is the change.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,9 @@ const Recipe kRecipes[] = {
     {"sgd", {"--optimizer=sgd", "--lr=0.1"}, 2e-4},
     {"momentum", {"--optimizer=sgd", "--lr=0.1", "--momentum=0.9", "--weight_decay=0.001"}, 2e-4},
     {"adam", {"--optimizer=adam", "--lr=0.002", "--compute=float64"}, 1e-7},
-    {"adamw", {"--optimizer=adamw", "--lr=0.002", "--weight_decay=0.05", "--compute=float64"}, 1e-7},
+    {"adamw",
+     {"--optimizer=adamw", "--lr=0.002", "--weight_decay=0.05", "--compute=float64"},
+     1e-7},
 };
 
 std::vector<Recipe> TestedRecipes() {
@@ -47,13 +49,14 @@ class ParityTest : public testing::TestWithParam<Recipe> {
     data_ = new std::string(WriteSmallData("data", {.train = 10 * kUnionBatch, .test = 20}));
     init_ = new std::string(TempPath("init.safetensors"));
     // Any trained weights are a better start for a comparison than fresh ones.
-    const Ended ended = Train({"--model=mlp", "--hidden=24", "--nproc=1", "--data=" + *data_, "--max_steps=3",
-                               "--seed=5", "--save=" + *init_});
+    const Ended ended = Train({"--model=mlp", "--hidden=24", "--nproc=1", "--data=" + *data_,
+                               "--max_steps=3", "--seed=5", "--save=" + *init_});
     ASSERT_EQ(ended.code, 0) << ended.err;
   }
 
   // The weights that `flags` lead to from *init_.
-  static Weights Trained(const std::vector<std::string>& recipe, int ranks, const std::vector<std::string>& more) {
+  static Weights Trained(const std::vector<std::string>& recipe, int ranks,
+                         const std::vector<std::string>& more) {
     const std::string save = TempPath("trained.safetensors");
     std::vector<std::string> flags = {"--model=mlp",
                                       "--hidden=24",
@@ -93,13 +96,14 @@ TEST_P(ParityTest, RanksGiveTheWeightsOfOneProcess) {
   }
 }
 
-// The same with everything else that may not change a result: bit for bit, where the backend adds in rank order however
-// gradients are cut into buckets.
+// The same with everything else that may not change a result: bit for bit, where the backend adds
+// in rank order however gradients are cut into buckets.
 TEST_P(ParityTest, BucketsViewsAndJoinChangeNothing) {
   const Recipe& recipe = GetParam();
   const Weights plain = Trained(recipe.flags, 2, {BackendFlag()});
-  for (const char* flag : {"--grad_view", "--nojoin", "--bucket_cap_mb=0", "--first_bucket_mb=0", "--stop_early",
-                           "--divide_by=effective", "--auto_refresh_trainable=never", "--nozero", "--shards=tensors"}) {
+  for (const char* flag : {"--grad_view", "--nojoin", "--bucket_cap_mb=0", "--first_bucket_mb=0",
+                           "--stop_early", "--divide_by=effective",
+                           "--auto_refresh_trainable=never", "--nozero", "--shards=tensors"}) {
     SCOPED_TRACE(flag);
     EXPECT_EQ(MaxDifference(Trained(recipe.flags, 2, {BackendFlag(), flag}), plain), 0);
   }

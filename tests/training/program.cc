@@ -36,7 +36,8 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
-// Whatever tells a program that it is a rank of somebody else's job would confuse it; a test gives that itself.
+// Whatever tells a program that it is a rank of somebody else's job would confuse it; a test gives
+// that itself.
 std::vector<std::string> Environment(const std::map<std::string, std::string>& added) {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -99,7 +100,9 @@ Ended Program::Wait() {
   return ended;
 }
 
-std::vector<std::string> Lines(absl::string_view text) { return absl::StrSplit(text, '\n', absl::SkipWhitespace()); }
+std::vector<std::string> Lines(absl::string_view text) {
+  return absl::StrSplit(text, '\n', absl::SkipWhitespace());
+}
 
 std::vector<pid_t> ProcessesWith(absl::string_view text) {
   std::vector<pid_t> found;
@@ -109,7 +112,8 @@ std::vector<pid_t> ProcessesWith(absl::string_view text) {
     int pid = 0;
     if (!absl::SimpleAtoi(entry->d_name, &pid) || pid == getpid()) continue;
     // A zombie's command line is empty.
-    if (absl::StrContains(Contents(absl::StrCat("/proc/", pid, "/cmdline")), text)) found.push_back(pid);
+    if (absl::StrContains(Contents(absl::StrCat("/proc/", pid, "/cmdline")), text))
+      found.push_back(pid);
   }
   closedir(proc);
   return found;

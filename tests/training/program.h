@@ -3,8 +3,8 @@
 //   const Ended ended = Run({"trainer/train", "--model=mlp"}, {.environment = {{"RANK", "0"}}});
 //   ended.code, ended.out, ended.err
 //
-// The program and all that it starts is a process group, which is killed when its time is over, and when a Program that
-// still runs goes out of scope: no test leaves a process behind.
+// The program and all that it starts is a process group, which is killed when its time is over, and
+// when a Program that still runs goes out of scope: no test leaves a process behind.
 //
 // Threads: thread-compatible.
 

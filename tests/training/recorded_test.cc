@@ -1,9 +1,10 @@
 // The perceptron on two ranks against recorded runs of PyTorch's DistributedDataParallel, Join and
-// ZeroRedundancyOptimizer (tests/testdata/optim): even and uneven inputs with either divisor, frozen layers. And on one
-// rank against one process of PyTorch, with the inputs of one rank or of both joined.
+// ZeroRedundancyOptimizer (tests/testdata/optim): even and uneven inputs with either divisor,
+// frozen layers. And on one rank against one process of PyTorch, with the inputs of one rank or of
+// both joined.
 //
-// Every rank must have the recorded losses, and hold the recorded weights after its last step, the one that ran dry as
-// well.
+// Every rank must have the recorded losses, and hold the recorded weights after its last step, the
+// one that became exhausted as well.
 
 #include <gtest/gtest.h>
 
@@ -24,16 +25,15 @@
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
-#include "evenkeel/trainer/freeze_schedule.h"
-#include "evenkeel/trainer/image_shape.h"
-#include "evenkeel/trainer/mlp.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/safetensors.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -46,8 +46,10 @@ struct ParameterNames {
   const char* ours;
   const char* recorded;
 };
-constexpr ParameterNames kNames[] = {
-    {"fc1.weight", "0.weight"}, {"fc1.bias", "0.bias"}, {"fc2.weight", "2.weight"}, {"fc2.bias", "2.bias"}};
+constexpr ParameterNames kNames[] = {{"fc1.weight", "0.weight"},
+                                     {"fc1.bias", "0.bias"},
+                                     {"fc2.weight", "2.weight"},
+                                     {"fc2.bias", "2.bias"}};
 
 struct Scenario {
   std::string name;
@@ -81,7 +83,8 @@ struct Setting {
 };
 
 std::string NameOf(const Setting& setting) {
-  return absl::StrCat(setting.scenario.name, "_", setting.recipe.name, setting.is_sharded ? "_sharded" : "",
+  return absl::StrCat(setting.scenario.name, "_", setting.recipe.name,
+                      setting.is_sharded ? "_sharded" : "",
                       setting.gradients_are_views ? "_views" : "");
 }
 
@@ -115,37 +118,47 @@ struct Recording {
 };
 
 absl::StatusOr<Recording> ReadRecording(const Setting& setting) {
-  EK_ASSIGN_OR_RETURN(SafetensorsFile inputs, SafetensorsFile::Read("tests/testdata/train/mlp.safetensors"));
-  EK_ASSIGN_OR_RETURN(SafetensorsFile run, SafetensorsFile::Read(absl::StrCat(
-                                               "tests/testdata/", setting.scenario.folder, "/mlp.",
-                                               setting.scenario.name, ".", setting.recipe.name, ".safetensors")));
-  return Recording{std::move(inputs), std::move(run), *std::ranges::max_element(setting.scenario.steps)};
+  EK_ASSIGN_OR_RETURN(SafetensorsFile inputs,
+                      SafetensorsFile::Read("tests/testdata/train/mlp.safetensors"));
+  EK_ASSIGN_OR_RETURN(SafetensorsFile run,
+                      SafetensorsFile::Read(absl::StrCat("tests/testdata/", setting.scenario.folder,
+                                                         "/mlp.", setting.scenario.name, ".",
+                                                         setting.recipe.name, ".safetensors")));
+  return Recording{std::move(inputs), std::move(run),
+                   *std::ranges::max_element(setting.scenario.steps)};
 }
 
-// The recording's own bounds: 1e-6 for SGD; three times PyTorch's own rounding where an optimizer amplifies it.
+// The recording's own bounds: 1e-6 for SGD; three times PyTorch's own rounding where an optimizer
+// amplifies it.
 double BoundFor(const Recording& recording, const Setting& setting, const char* parameter) {
   if (setting.recipe.name == "sgd") return 1e-6;
   const auto json = nlohmann::json::parse(recording.run.metadata().at("max_abs_diff_vs_float64"));
   return 3 * json.at(parameter).get<double>();
 }
 
-// Losses are near 2. Adam moves an element whose gradient is all rounding by up to a learning rate, 1e-3, either way;
-// a loss on other inputs, where that element may count, differs by up to 8e-6 here.
+// Losses are near 2. Adam moves an element whose gradient is all rounding by up to a learning rate,
+// 1e-3, either way; a loss on other inputs, where that element may count, differs by up to 8e-6
+// here.
 double LossBoundFor(const Setting& setting) { return setting.recipe.name == "sgd" ? 1e-6 : 2e-5; }
 
-void ExpectRecorded(const Recording& recording, const Setting& setting, const ParameterSet& parameters, int step) {
+void ExpectRecorded(const Recording& recording, const Setting& setting,
+                    const ParameterSet& parameters, int step) {
   for (const ParameterNames& names : kNames) {
     const std::span<const float> value = parameters[parameters.Find(names.ours)].value.as<float>();
-    const std::vector<float> samples = Elements<float>(recording.run, absl::StrCat("sample.", names.recorded));
+    const std::vector<float> samples =
+        Elements<float>(recording.run, absl::StrCat("sample.", names.recorded));
     const size_t per_step = samples.size() / recording.steps;
     const size_t stride = std::max<size_t>(1, value.size() / 64);
     ASSERT_GE(per_step, 10u);
     double worst = 0;
     for (size_t k = 0; k < per_step; ++k) {
-      worst = std::max<double>(worst, std::abs(double{value[k * stride]} - samples[step * per_step + k]));
+      worst = std::max<double>(worst,
+                               std::abs(double{value[k * stride]} - samples[step * per_step + k]));
     }
-    EXPECT_LE(worst, BoundFor(recording, setting, names.recorded)) << names.ours << " after step " << step;
-    const std::vector<double> norms = Elements<double>(recording.run, absl::StrCat("norm2.", names.recorded));
+    EXPECT_LE(worst, BoundFor(recording, setting, names.recorded))
+        << names.ours << " after step " << step;
+    const std::vector<double> norms =
+        Elements<double>(recording.run, absl::StrCat("norm2.", names.recorded));
     double squares = 0;
     for (float element : value) squares += double{element} * element;
     EXPECT_NEAR(std::sqrt(squares), norms.at(step), 1e-5) << names.ours << " after step " << step;
@@ -153,15 +166,18 @@ void ExpectRecorded(const Recording& recording, const Setting& setting, const Pa
 }
 
 // After the last step, each element; not every recording has them.
-void ExpectRecordedEnd(const Recording& recording, const Setting& setting, const ParameterSet& parameters) {
+void ExpectRecordedEnd(const Recording& recording, const Setting& setting,
+                       const ParameterSet& parameters) {
   ExpectRecorded(recording, setting, parameters, recording.steps - 1);
   for (const ParameterNames& names : kNames) {
-    const std::vector<float> last = Elements<float>(recording.run, absl::StrCat("final.", names.recorded));
+    const std::vector<float> last =
+        Elements<float>(recording.run, absl::StrCat("final.", names.recorded));
     if (last.empty()) continue;
     const std::span<const float> value = parameters[parameters.Find(names.ours)].value.as<float>();
     ASSERT_EQ(value.size(), last.size());
     double worst = 0;
-    for (size_t k = 0; k < last.size(); ++k) worst = std::max<double>(worst, std::abs(double{value[k]} - last[k]));
+    for (size_t k = 0; k < last.size(); ++k)
+      worst = std::max<double>(worst, std::abs(double{value[k]} - last[k]));
     EXPECT_LE(worst, BoundFor(recording, setting, names.recorded)) << names.ours << " at the end";
   }
 }
@@ -174,12 +190,15 @@ struct Inputs {
 };
 
 Inputs InputsOf(const Recording& recording, const Scenario& scenario, int rank) {
-  const std::vector<int> sources = scenario.joins_inputs ? std::vector<int>{0, 1} : std::vector<int>{rank};
+  const std::vector<int> sources =
+      scenario.joins_inputs ? std::vector<int>{0, 1} : std::vector<int>{rank};
   Inputs inputs{.batch = kBatch * static_cast<int>(sources.size())};
   for (int batch = 0; batch < kRecordedBatches; ++batch) {
     for (int source : sources) {
-      const std::vector<float> x = Elements<float>(recording.inputs, absl::StrCat("x.rank", source));
-      const std::vector<int64_t> y = Elements<int64_t>(recording.inputs, absl::StrCat("y.rank", source));
+      const std::vector<float> x =
+          Elements<float>(recording.inputs, absl::StrCat("x.rank", source));
+      const std::vector<int64_t> y =
+          Elements<int64_t>(recording.inputs, absl::StrCat("y.rank", source));
       const auto image = x.begin() + batch * kBatch * kImagePixels;
       const auto label = y.begin() + batch * kBatch;
       inputs.images.insert(inputs.images.end(), image, image + kBatch * kImagePixels);
@@ -187,25 +206,6 @@ Inputs InputsOf(const Recording& recording, const Scenario& scenario, int rank) 
     }
   }
   return inputs;
-}
-
-// The optimizer that a setting asks for, as what both kinds have in common.
-struct AnyOptimizer {
-  std::unique_ptr<Optimizer> whole;
-  std::unique_ptr<ShardedOptimizer> sharded;
-
-  Joinable* joinable() const { return sharded ? static_cast<Joinable*>(sharded.get()) : whole.get(); }
-  absl::Status Step() { return sharded ? sharded->Step() : whole->Step(); }
-};
-
-absl::StatusOr<AnyOptimizer> MakeOptimizer(Communicator& comm, ParameterSet& parameters, const Setting& setting) {
-  AnyOptimizer optimizer;
-  if (setting.is_sharded) {
-    EK_ASSIGN_OR_RETURN(optimizer.sharded, ShardedOptimizer::Create(&comm, &parameters, setting.recipe.rule));
-  } else {
-    EK_ASSIGN_OR_RETURN(optimizer.whole, Optimizer::Create(&comm, &parameters, setting.recipe.rule));
-  }
-  return optimizer;
 }
 
 absl::Status TrainRank(Communicator& comm, const Recording& recording, const Setting& setting) {
@@ -216,32 +216,37 @@ absl::Status TrainRank(Communicator& comm, const Recording& recording, const Set
                       parameters[parameters.Find(names.ours)].value.as<float>().begin());
   }
   const Inputs inputs = InputsOf(recording, setting.scenario, comm.rank());
-  const std::vector<double> losses = Elements<double>(recording.run, absl::StrCat("loss.rank", comm.rank()));
+  const std::vector<double> losses =
+      Elements<double>(recording.run, absl::StrCat("loss.rank", comm.rank()));
   EK_ASSIGN_OR_RETURN(const FreezeSchedule freeze, ParseFreezeSchedule(setting.scenario.freeze));
 
   DataParallelOptions options;
   options.reducer.gradient_as_bucket_view = setting.gradients_are_views;
   options.reducer.caps = {Bytes{1000}};
   EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &parameters, {}, options));
-  EK_ASSIGN_OR_RETURN(AnyOptimizer optimizer, MakeOptimizer(comm, parameters, setting));
+  OptimizerOptions placed;
+  if (setting.is_sharded) placed.placement = WholeTensors{};
+  EK_ASSIGN_OR_RETURN(const auto optimizer,
+                      Optimizer::Create(comm, parameters, setting.recipe.rule, placed));
   EK_RETURN_IF_ERROR(RunJoined(
-      {ddp.get(), optimizer.joinable()},
-      {.divide_by = setting.scenario.divides_by_initial ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
+      {ddp.get(), optimizer.get()},
+      {.divide_by = setting.scenario.divides_by_initial ? DivideBy::kInitialWorldSize
+                                                        : DivideBy::kActiveRanks},
       [&](JoinScope&) -> absl::Status {
         for (int step = 0; step < setting.scenario.steps[comm.rank()]; ++step) {
           ApplyFreezeSchedule(freeze, step, parameters);
           parameters.ClearGradients();
           EK_RETURN_IF_ERROR(ddp->BeginStep());
           const int first = step % kRecordedBatches * inputs.batch;
-          const absl::StatusOr<BatchResult> result =
-              model->Forward(std::span(inputs.images).subspan(first * kImagePixels, inputs.batch * kImagePixels),
-                             std::span(inputs.labels).subspan(first, inputs.batch), Mode::kTraining);
+          const absl::StatusOr<BatchResult> result = model->Forward(
+              std::span(inputs.images).subspan(first * kImagePixels, inputs.batch * kImagePixels),
+              std::span(inputs.labels).subspan(first, inputs.batch), Mode::kTraining);
           EK_RETURN_IF_ERROR(result.status());
           EXPECT_NEAR(result->loss_mean, losses.at(step), LossBoundFor(setting))
               << "rank " << comm.rank() << ", step " << step;
           EK_RETURN_IF_ERROR(model->Backward([&](int index) { return ddp->GradientReady(index); }));
           EK_RETURN_IF_ERROR(ddp->FinishStep());
-          EK_RETURN_IF_ERROR(optimizer.Step());
+          EK_RETURN_IF_ERROR(optimizer->Step());
           ExpectRecorded(recording, setting, parameters, step);
         }
         return absl::OkStatus();
@@ -258,8 +263,8 @@ TEST_P(RecordedTest, RanksAreTheRecordedRun) {
   const absl::StatusOr<Recording> recording = ReadRecording(GetParam());
   ASSERT_TRUE(recording.ok()) << recording.status();
   const int world_size = static_cast<int>(GetParam().scenario.steps.size());
-  const absl::Status status =
-      RunRanks(world_size, [&](Communicator& comm) { return TrainRank(comm, *recording, GetParam()); });
+  const absl::Status status = RunRanks(
+      world_size, [&](Communicator& comm) { return TrainRank(comm, *recording, GetParam()); });
   EXPECT_TRUE(status.ok()) << status;
 }
 

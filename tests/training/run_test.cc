@@ -1,4 +1,5 @@
-// What a run does from its flags to its last line: uneven inputs with both divisors, early stopping, freezing, metrics.
+// What a run does from its flags to its last line: uneven inputs with both divisors, early
+// stopping, freezing, metrics.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,19 +25,19 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
-#include "evenkeel/comm/convert.h"
+#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tests/training/program.h"
 #include "evenkeel/tests/training/small_data.h"
 #include "evenkeel/tests/training/train_program.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/cnn.h"
-#include "evenkeel/trainer/idx_dataset.h"
-#include "evenkeel/trainer/mlp.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/model_file.h"
-#include "evenkeel/trainer/sampler.h"
-#include "evenkeel/trainer/tensor_memory.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/sampler.h"
+#include "evenkeel/trainer/layers/tensor_memory.h"
+#include "evenkeel/trainer/models/cnn.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/models/model_file.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -60,7 +61,10 @@ struct Optimizer {
 };
 const Optimizer kOptimizers[] = {
     {"sgd", {"--optimizer=sgd", "--lr=0.1"}, Sgd{.learning_rate = 0.1}, 2e-4},
-    {"momentum", {"--optimizer=sgd", "--lr=0.1", "--momentum=0.9"}, Sgd{.learning_rate = 0.1, .momentum = 0.9}, 2e-4},
+    {"momentum",
+     {"--optimizer=sgd", "--lr=0.1", "--momentum=0.9"},
+     Sgd{.learning_rate = 0.1, .momentum = 0.9},
+     2e-4},
     {"adam",
      {"--optimizer=adam", "--lr=0.01", "--compute=float64"},
      Adam{.learning_rate = 0.01},
@@ -73,10 +77,13 @@ const Optimizer kOptimizers[] = {
      DType::kFloat64},
 };
 
-std::unique_ptr<Model> Mlp(DType dtype = DType::kFloat32) { return *MakeMlp({.hidden = {kHidden}, .dtype = dtype}); }
+std::unique_ptr<Model> Mlp(DType dtype = DType::kFloat32) {
+  return *MakeMlp({.hidden = {kHidden}, .dtype = dtype});
+}
 
-// A run as it should be: one process that computes each rank's gradient, adds them, divides, and steps. Buffers are
-// each rank's own; a step begins with those of the highest rank that has a batch.
+// A run as it should be: one process that computes each rank's gradient, adds them, divides, and
+// steps. Buffers are each rank's own; a step begins with those of the highest rank that has a
+// batch.
 class PlainRun {
  public:
   PlainRun(const std::string& data, const std::string& init, const UpdateRule& rule,
@@ -95,7 +102,8 @@ class PlainRun {
 
   // `before_step` may freeze parameters.
   void Epoch(
-      const std::vector<int>& rank_steps, bool divides_by_initial, absl::FunctionRef<void()> before_step = [] {}) {
+      const std::vector<int>& rank_steps, bool divides_by_initial,
+      absl::FunctionRef<void()> before_step = [] {}) {
     std::vector<Buffers> buffers(rank_steps.size(), TakeBuffers());
     for (int batch = 0; batch < std::ranges::max(rank_steps); ++batch) {
       before_step();
@@ -145,12 +153,15 @@ class PlainRun {
     }
   }
 
-  void Step(int batch, const std::vector<int>& active, double scale, std::vector<Buffers>& buffers) {
+  void Step(int batch, const std::vector<int>& active, double scale,
+            std::vector<Buffers>& buffers) {
     const std::vector<int32_t> order = InOrder(data_.size());
     parameters().ClearGradients();  // The model adds to what is there.
     for (int rank : active) {
-      const BatchPlan plan{
-          .samples = data_.size(), .batch_size = kBatch, .rank = rank, .world_size = static_cast<int>(buffers.size())};
+      const BatchPlan plan{.samples = data_.size(),
+                           .batch_size = kBatch,
+                           .rank = rank,
+                           .world_size = static_cast<int>(buffers.size())};
       const std::span<const int32_t> samples = BatchSamples(plan, order, batch);
       BatchMemory memory;
       SetBuffers(buffers[rank]);
@@ -160,7 +171,8 @@ class PlainRun {
     }
     for (int i = 0; i < parameters().size(); ++i) {
       if (!parameters().trainable(i)) continue;
-      ApplyUpdate(rule_, ++steps_[i], scale, parameters()[i].value, parameters()[i].grad, state_[i]);
+      ApplyUpdate(rule_, ++steps_[i], scale, parameters()[i].value, parameters()[i].grad,
+                  state_[i]);
     }
   }
 
@@ -177,8 +189,9 @@ class RunTest : public testing::Test {
   static void SetUpTestSuite() {
     data_ = new std::string(WriteSmallData("data", {.train = kSamples, .test = 31}));
     init_ = new std::string(TempPath("init.safetensors"));
-    const Ended ended = Train({"--model=mlp", absl::StrCat("--hidden=", kHidden), "--nproc=1", "--data=" + *data_,
-                               "--max_steps=1", "--batch_size=10", "--save=" + *init_});
+    const Ended ended =
+        Train({"--model=mlp", absl::StrCat("--hidden=", kHidden), "--nproc=1", "--data=" + *data_,
+               "--max_steps=1", "--batch_size=10", "--save=" + *init_});
     ASSERT_EQ(ended.code, 0) << ended.err;
   }
 
@@ -196,11 +209,13 @@ class RunTest : public testing::Test {
     EXPECT_EQ(ended.code, 0) << ended.err;
     EXPECT_EQ(ended.err, "");
     const std::vector<std::string> lines = Lines(ended.out);
-    EXPECT_THAT(lines.empty() ? "" : lines.back(), MatchesRegex("test_accuracy=[01]\\.[0-9][0-9][0-9][0-9]"));
+    EXPECT_THAT(lines.empty() ? "" : lines.back(),
+                MatchesRegex("test_accuracy=[01]\\.[0-9][0-9][0-9][0-9]"));
     return ended;
   }
 
-  static std::vector<std::string> Join(std::vector<std::string> a, const std::vector<std::string>& b) {
+  static std::vector<std::string> Join(std::vector<std::string> a,
+                                       const std::vector<std::string>& b) {
     a.insert(a.end(), b.begin(), b.end());
     return a;
   }
@@ -216,16 +231,20 @@ TEST_F(RunTest, UnevenRanksComputeThePlainSums) {
   const std::string save = TempPath("uneven.safetensors");
   for (const Optimizer& optimizer : kOptimizers) {
     for (const std::vector<int>& steps : std::vector<std::vector<int>>{{3, 5}, {0, 2, 3}}) {
-      for (const char* divide_by : {"initial", "effective", "samples"}) {  // Their batches are equally large.
+      for (const char* divide_by :
+           {"initial", "effective", "samples"}) {  // Their batches are equally large.
         if (!TheTestBackend().is_in_full && divide_by != std::string("samples")) continue;
         PlainRun plain(*data_, *init_, optimizer.rule, Mlp(optimizer.dtype));
-        for (int epoch = 0; epoch < 2; ++epoch) plain.Epoch(steps, divide_by == std::string("initial"));
+        for (int epoch = 0; epoch < 2; ++epoch)
+          plain.Epoch(steps, divide_by == std::string("initial"));
         const double change = MaxDifference(plain.weights(), ReadWeights(*init_));
         for (const char* zero : {"--shards=slices", "--shards=tensors", "--nozero"}) {
-          SCOPED_TRACE(absl::StrCat(optimizer.name, ", ", steps.size(), " ranks, ", divide_by, ", ", zero));
-          TrainMlp(Join(optimizer.flags, {absl::StrCat("--nproc=", steps.size()),
-                                          absl::StrCat("--rank_steps=", absl::StrJoin(steps, ",")),
-                                          absl::StrCat("--divide_by=", divide_by), zero, "--save=" + save}));
+          SCOPED_TRACE(
+              absl::StrCat(optimizer.name, ", ", steps.size(), " ranks, ", divide_by, ", ", zero));
+          TrainMlp(Join(optimizer.flags,
+                        {absl::StrCat("--nproc=", steps.size()),
+                         absl::StrCat("--rank_steps=", absl::StrJoin(steps, ",")),
+                         absl::StrCat("--divide_by=", divide_by), zero, "--save=" + save}));
           EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / change, optimizer.bound);
         }
       }
@@ -237,11 +256,12 @@ TEST_F(RunTest, StopsEarlyOnAllRanksAndStillSaves) {
   const std::string save = TempPath("early.safetensors");
   PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1});
   plain.Epoch({3, 3}, true);  // And no second epoch.
-  const Ended ended =
-      TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=3,5", "--stop_early", "--save=" + save});
-  EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / MaxDifference(plain.weights(), ReadWeights(*init_)),
+  const Ended ended = TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=3,5",
+                                "--stop_early", "--save=" + save});
+  EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) /
+                MaxDifference(plain.weights(), ReadWeights(*init_)),
             2e-4);
-  EXPECT_THAT(ended.out, HasSubstr("rank 0 has run out of batches after 3"));
+  EXPECT_THAT(ended.out, HasSubstr("rank 0 has no more input after 3"));
 }
 
 TEST_F(RunTest, StoppingEarlyBeforeTheFirstStepLeavesTheWeights) {
@@ -255,39 +275,45 @@ TEST_F(RunTest, MaxStepsCountsTheGroupsSteps) {
   PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1});
   plain.Epoch({1, 3}, true);
   plain.Epoch({1, 1}, true);
-  TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=1,3", "--max_steps=4", "--divide_by=initial",
-            "--save=" + save});
-  EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / MaxDifference(plain.weights(), ReadWeights(*init_)),
+  TrainMlp({"--optimizer=sgd", "--lr=0.1", "--nproc=2", "--rank_steps=1,3", "--max_steps=4",
+            "--divide_by=initial", "--save=" + save});
+  EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) /
+                MaxDifference(plain.weights(), ReadWeights(*init_)),
             2e-4);
 }
 
-// Frozen from step 2 until 6: rank 0 is dry then (it has two batches), and step 5 is the first of epoch 2.
+// Frozen from step 2 until 6: rank 0 is exhausted then (it has two batches), and step 5 is the
+// first of epoch 2.
 TEST_F(RunTest, FreezesByTheGroupsStepOnDryRanksToo) {
   const std::string save = TempPath("freeze.safetensors");
   for (const char* refresh : {"always", "never", "3"}) {
     if (!TheTestBackend().is_in_full && refresh != std::string("3")) continue;
     for (const char* more : {"--shards=slices", "--shards=tensors", "--nozero", "--grad_view"}) {
       SCOPED_TRACE(absl::StrCat(refresh, " ", more));
-      TrainMlp({"--optimizer=sgd", "--lr=0.1", "--momentum=0.9", "--nproc=2", "--rank_steps=2,5", "--freeze=fc1@2:6",
-                "--divide_by=initial", absl::StrCat("--auto_refresh_trainable=", refresh), more, "--save=" + save});
+      TrainMlp({"--optimizer=sgd", "--lr=0.1", "--momentum=0.9", "--nproc=2", "--rank_steps=2,5",
+                "--freeze=fc1@2:6", "--divide_by=initial",
+                absl::StrCat("--auto_refresh_trainable=", refresh), more, "--save=" + save});
       // The plain run, step by step.
       PlainRun plain(*data_, *init_, Sgd{.learning_rate = 0.1, .momentum = 0.9});
       int64_t step = 0;
       for (int epoch = 0; epoch < 2; ++epoch) {
-        plain.Epoch({2, 5}, true, [&] { plain.parameters().SetTrainable("fc1", step < 2 || step >= 6), ++step; });
+        plain.Epoch({2, 5}, true,
+                    [&] { plain.parameters().SetTrainable("fc1", step < 2 || step >= 6), ++step; });
       }
-      EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) / MaxDifference(plain.weights(), ReadWeights(*init_)),
+      EXPECT_LE(MaxDifference(ReadWeights(save), plain.weights()) /
+                    MaxDifference(plain.weights(), ReadWeights(*init_)),
                 2e-4);
     }
   }
 }
 
 TEST_F(RunTest, ALossThatIsNotFiniteEndsTheRun) {
-  const Ended ended = Train({"--model=mlp", "--hidden=8", "--nproc=2", "--epochs=20", "--batch_size=5",
-                             "--optimizer=sgd", "--lr=1e38", "--data=" + *data_, BackendFlag()});
+  const Ended ended =
+      Train({"--model=mlp", "--hidden=8", "--nproc=2", "--epochs=20", "--batch_size=5",
+             "--optimizer=sgd", "--lr=1e38", "--data=" + *data_, BackendFlag()});
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.err, HasSubstr("the loss is "));
-  EXPECT_THAT(ended.err, HasSubstr("a lower --lr, a longer --warmup or --clip may keep it finite"));
+  EXPECT_THAT(ended.err, HasSubstr("; try a lower --lr, a longer --warmup or --clip"));
   EXPECT_THAT(ended.out, Not(HasSubstr("test_accuracy")));
 }
 
@@ -299,7 +325,8 @@ TEST_F(RunTest, EverythingMayBeFrozen) {
 
 std::vector<nlohmann::json> ReadMetrics(const std::string& path) {
   std::vector<nlohmann::json> lines;
-  for (const std::string& line : Lines(ReadText(path))) lines.push_back(nlohmann::json::parse(line));
+  for (const std::string& line : Lines(ReadText(path)))
+    lines.push_back(nlohmann::json::parse(line));
   return lines;
 }
 
@@ -311,36 +338,39 @@ TEST_F(RunTest, MetricsHaveEveryStepAndWhoRanDry) {
 
   ASSERT_EQ(by_event["run"].size(), 1u);
   EXPECT_EQ(by_event["run"][0].at("world_size"), 2);
-  ASSERT_EQ(by_event["step"].size(), 8u);  // Rank 0 writes it, and tells of steps it had no batch for.
+  ASSERT_EQ(by_event["step"].size(),
+            8u);  // Rank 0 writes it, and tells of steps it had no batch for.
   for (int i = 0; i < 8; ++i) {
     const nlohmann::json& step = by_event["step"][i];
-    const bool is_dry = i % 4 >= 2;
+    const bool is_exhausted = i % 4 >= 2;
     EXPECT_EQ(step.at("step"), i);
     EXPECT_EQ(step.at("epoch"), i / 4);
-    EXPECT_EQ(step.at("active"), is_dry ? 1 : 2);
-    EXPECT_EQ(step.at("samples"), is_dry ? kBatch : 2 * kBatch);
-    EXPECT_EQ(step.at("loss").is_null(), is_dry);
-    EXPECT_EQ(step.at("exposed_ms").is_null(), is_dry);
+    EXPECT_EQ(step.at("active"), is_exhausted ? 1 : 2);
+    EXPECT_EQ(step.at("samples"), is_exhausted ? kBatch : 2 * kBatch);
+    EXPECT_EQ(step.at("loss").is_null(), is_exhausted);
+    EXPECT_EQ(step.at("exposed_ms").is_null(), is_exhausted);
     EXPECT_GT(step.at("step_ms"), 0);
     EXPECT_NEAR(step.at("samples_per_second").get<double>() * step.at("step_ms").get<double>(),
                 1000 * step.at("samples").get<double>(), 1e-6);
   }
-  ASSERT_EQ(by_event["dry"].size(), 2u);
-  EXPECT_EQ(by_event["dry"][1].at("rank"), 0);
-  EXPECT_EQ(by_event["dry"][1].at("epoch"), 1);
-  EXPECT_EQ(by_event["dry"][1].at("batches"), 2);
+  ASSERT_EQ(by_event["exhausted"].size(), 2u);
+  EXPECT_EQ(by_event["exhausted"][1].at("rank"), 0);
+  EXPECT_EQ(by_event["exhausted"][1].at("epoch"), 1);
+  EXPECT_EQ(by_event["exhausted"][1].at("batches"), 2);
   ASSERT_EQ(by_event["epoch"].size(), 2u);
   EXPECT_EQ(by_event["epoch"][0].at("train_samples"), 6 * kBatch);
   ASSERT_EQ(by_event["test"].size(), 1u);
   EXPECT_EQ(by_event["test"][0].at("samples"), 31);  // Uneven shards: 15 and 16.
   EXPECT_THAT(ended.out,
-              HasSubstr(absl::StrFormat("test_accuracy=%.4f", by_event["test"][0].at("accuracy").get<double>())));
+              HasSubstr(absl::StrFormat("test_accuracy=%.4f",
+                                        by_event["test"][0].at("accuracy").get<double>())));
 }
 
 TEST_F(RunTest, TensorboardAndPrometheusHearOfTheRun) {
   const std::string events = TempPath("runs/first");
   const std::string prometheus = TempPath("train.prom");
-  const Ended ended = TrainMlp({"--nproc=2", "--tensorboard=" + events, "--prometheus=" + prometheus});
+  const Ended ended =
+      TrainMlp({"--nproc=2", "--tensorboard=" + events, "--prometheus=" + prometheus});
   const std::string text = ReadText(prometheus);
   EXPECT_THAT(text, HasSubstr("evenkeel_train_up{model=\"mlp\"} 0\n"));
   constexpr char kAccuracy[] = "\nevenkeel_test_accuracy{model=\"mlp\"} ";
@@ -349,8 +379,8 @@ TEST_F(RunTest, TensorboardAndPrometheusHearOfTheRun) {
   EXPECT_EQ(Lines(ended.out).back(), absl::StrFormat("test_accuracy=%.4f", accuracy));
   for (const auto& entry : std::filesystem::directory_iterator(events)) {
     const std::string records = ReadText(entry.path().string());
-    for (const char* tag :
-         {"train/loss", "train/samples_per_second", "train/exposed_communication_ratio", "test/loss"}) {
+    for (const char* tag : {"train/loss", "train/samples_per_second",
+                            "train/exposed_communication_ratio", "test/loss"}) {
       EXPECT_THAT(records, HasSubstr(tag));
     }
     std::filesystem::remove(entry.path());
@@ -369,16 +399,19 @@ TEST_F(RunTest, EvaluationIsTheSameOverAnyNumberOfRanks) {
   EXPECT_THAT(last_lines, ElementsAre(last_lines[0], last_lines[0], last_lines[0]));
 }
 
-// A cnn is trained, saved, and trained on from what was saved, with ranks of other lengths: the weights are those of
-// the plain run, and so are the buffers, which are no rank's own at the end. SGD in float32, so the bound is the mlp's;
-// what buffers may differ by is measured by their own change.
+// A cnn is trained, saved, and trained on from what was saved, with ranks of other lengths: the
+// weights are those of the plain run, and so are the buffers, which are no rank's own at the end.
+// SGD in float32, so the bound is the mlp's; what buffers may differ by is measured by their own
+// change.
 TEST_F(RunTest, CnnTrainsSavesAndGoesOn) {
   const std::string init = TempPath("cnn_init.safetensors"), save = TempPath("cnn.safetensors");
-  const std::vector<std::string> flags = {
-      "--model=cnn",     "--widths=4,8",        "--nproc=2",        "--epochs=1",
-      "--shuffle=false", "--optimizer=sgd",     "--lr=0.1",         "--lr_decay=none",
-      "--warmup=0",      "--divide_by=initial", "--data=" + *data_, absl::StrCat("--batch_size=", kBatch),
-      BackendFlag(),     "--save=" + save};
+  const std::vector<std::string> flags = {"--model=cnn",      "--widths=4,8",
+                                          "--nproc=2",        "--epochs=1",
+                                          "--shuffle=false",  "--optimizer=sgd",
+                                          "--lr=0.1",         "--lr_decay=none",
+                                          "--warmup=0",       "--divide_by=initial",
+                                          "--data=" + *data_, absl::StrCat("--batch_size=", kBatch),
+                                          BackendFlag(),      "--save=" + save};
   const auto train = [&](const std::vector<std::string>& more) {
     const Ended ended = Train(Join(flags, more));
     EXPECT_EQ(ended.code, 0) << ended.err;
@@ -394,7 +427,8 @@ TEST_F(RunTest, CnnTrainsSavesAndGoesOn) {
     const Weights saved = ReadWeights(save), expected = plain.weights();
     ASSERT_EQ(saved.size(), expected.size());
     for (const auto& [name, values] : expected) {
-      const Weights is = {{name, saved.at(name)}}, was = {{name, begin.at(name)}}, should_be = {{name, values}};
+      const Weights is = {{name, saved.at(name)}}, was = {{name, begin.at(name)}},
+                    should_be = {{name, values}};
       EXPECT_LE(MaxDifference(is, should_be) / MaxDifference(should_be, was), 2e-4) << name;
     }
     from = save;
@@ -404,12 +438,14 @@ TEST_F(RunTest, CnnTrainsSavesAndGoesOn) {
 TEST_F(RunTest, RelativePathsMeanTheUsersFolder) {
   const std::string folder = TempPath("user");
   mkdir(folder.c_str(), 0755);
-  TrainMlp({"--nproc=2", "--save=w.safetensors"}, {.environment = {{"BUILD_WORKING_DIRECTORY", folder}}});
+  TrainMlp({"--nproc=2", "--save=w.safetensors"},
+           {.environment = {{"BUILD_WORKING_DIRECTORY", folder}}});
   EXPECT_FALSE(ReadWeights(folder + "/w.safetensors").empty());
 }
 
 TEST_F(RunTest, EqualSeedsGiveEqualRuns) {
-  const std::string a = TempPath("a.safetensors"), b = TempPath("b.safetensors"), c = TempPath("c.safetensors");
+  const std::string a = TempPath("a.safetensors"), b = TempPath("b.safetensors"),
+                    c = TempPath("c.safetensors");
   TrainMlp({"--nproc=2", "--shuffle", "--seed=3", "--save=" + a});
   TrainMlp({"--nproc=2", "--shuffle", "--seed=3", "--save=" + b});
   TrainMlp({"--nproc=2", "--shuffle", "--seed=4", "--save=" + c});

@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "evenkeel/trainer/image_shape.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/data/stable_random.h"
 
 namespace evenkeel {
 namespace {
@@ -42,10 +42,13 @@ void WriteSplit(const std::string& folder, const std::string& split, int count, 
 
 }  // namespace
 
-std::string TempPath(const std::string& name) { return absl::StrCat(getenv("TEST_TMPDIR"), "/", name); }
+std::string TempPath(const std::string& name) {
+  return absl::StrCat(getenv("TEST_TMPDIR"), "/", name);
+}
 
 void WriteText(const std::string& path, absl::string_view contents) {
-  std::ofstream(path, std::ios::binary).write(contents.data(), static_cast<std::streamsize>(contents.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(contents.data(), static_cast<std::streamsize>(contents.size()));
 }
 
 std::string ReadText(const std::string& path) {

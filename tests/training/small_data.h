@@ -1,6 +1,8 @@
-// A small data set in files, as the trainer wants it: noise with a bright stripe whose row tells the label.
+// A small data set in files, as the trainer wants it: noise with a bright stripe whose row tells
+// the label.
 //
-//   const std::string folder = WriteSmallData("data", {.train = 240, .test = 50});    // in TEST_TMPDIR
+//   // in TEST_TMPDIR
+//   const std::string folder = WriteSmallData("data", {.train = 240, .test = 50});
 
 #ifndef EVENKEEL_TESTS_TRAINING_SMALL_DATA_H_
 #define EVENKEEL_TESTS_TRAINING_SMALL_DATA_H_

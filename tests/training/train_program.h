@@ -3,7 +3,8 @@
 //   const Ended ended = Train({"--model=mlp", BackendFlag(), "--data=" + WriteSmallData("data")});
 //   const Weights weights = ReadWeights(path);                    // of --save
 //
-// Tests of what the program computes run over the backend that their target names (//comm/testing:tested_group).
+// Tests of what the program computes run over the backend that their target names
+// (//comm/testing:tested_group).
 
 #ifndef EVENKEEL_TESTS_TRAINING_TRAIN_PROGRAM_H_
 #define EVENKEEL_TESTS_TRAINING_TRAIN_PROGRAM_H_
@@ -19,11 +20,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "evenkeel/comm/convert.h"
+#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tests/training/program.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
 namespace evenkeel {
 
@@ -31,7 +32,9 @@ inline constexpr char kTrain[] = "trainer/train";
 
 inline std::string BackendFlag() { return absl::StrCat("--backend=", TheTestBackend().name); }
 // The same where ranks must be processes.
-inline std::string BackendFlagOfProcesses() { return absl::StrCat("--backend=", BackendOfProcesses()); }
+inline std::string BackendFlagOfProcesses() {
+  return absl::StrCat("--backend=", BackendOfProcesses());
+}
 
 inline Ended Train(std::vector<std::string> flags, const ProgramOptions& options = {}) {
   flags.insert(flags.begin(), kTrain);
@@ -46,10 +49,12 @@ inline Weights ReadWeights(const std::string& path) {
   Weights weights;
   if (!file.ok()) return weights;
   for (const SafetensorsFile::Tensor& tensor : file->tensors()) {
-    std::vector<char> aligned(tensor.bytes.begin(), tensor.bytes.end());  // In a file elements lie at any address.
+    std::vector<char> aligned(tensor.bytes.begin(),
+                              tensor.bytes.end());  // In a file elements lie at any address.
     std::vector<double>& values = weights[tensor.name];
     values.resize(tensor.count());
-    ConvertFloats(TensorView(aligned.data(), tensor.count(), tensor.dtype), TensorView(absl::MakeSpan(values)));
+    ConvertFloats(TensorView(aligned.data(), tensor.count(), tensor.dtype),
+                  TensorView(absl::MakeSpan(values)));
   }
   return weights;
 }

@@ -1,5 +1,6 @@
-// A rank that leaves out an optimizer's step, or takes it with other settings than the others, is named on all ranks
-// before another gradient is reduced and before a checkpoint is written. A rank that an exception leaves is named, too.
+// A rank that leaves out an optimizer's step, or takes it with other settings than the others, is
+// named on all ranks before another gradient is reduced and before a checkpoint is written. A rank
+// that an exception leaves is named, too.
 
 #include <filesystem>
 #include <functional>
@@ -10,23 +11,18 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/data_parallel.h"
-#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/testing/toy_model.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/optimizer_in_backward.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
 #include "gmock/gmock.h"
@@ -45,7 +41,8 @@ enum class Kind { kWhole, kInBackward, kPartInBackward, kSharded, kSliced, kSlic
 enum class Loop { kPlain, kEven, kUneven };
 
 std::string NameOf(Kind kind) {
-  const char* const names[] = {"Whole", "InBackward", "PartInBackward", "Sharded", "Sliced", "SlicedInBackward"};
+  const char* const names[] = {"Whole",   "InBackward", "PartInBackward",
+                               "Sharded", "Sliced",     "SlicedInBackward"};
   return names[static_cast<int>(kind)];
 }
 std::string NameOf(Loop loop) {
@@ -53,7 +50,8 @@ std::string NameOf(Loop loop) {
   return names[static_cast<int>(loop)];
 }
 
-// One rank: a model, its DataParallel and an optimizer. Batches begin with 1, so that they have the numbers of steps.
+// One rank: a model, its DataParallel and an optimizer. Batches begin with 1, so that they have the
+//           numbers of steps.
 class Trainer {
  public:
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Communicator& comm, Kind kind) {
@@ -66,19 +64,16 @@ class Trainer {
   absl::Status Reduce(int batch) {
     model_.params().ClearGradients();
     EK_RETURN_IF_ERROR(ddp_->BeginStep());
-    EK_RETURN_IF_ERROR(model_.Backward(comm_.rank(), batch, [this](int param) { return ddp_->GradientReady(param); }));
+    EK_RETURN_IF_ERROR(model_.Backward(comm_.rank(), batch,
+                                       [this](int param) { return ddp_->GradientReady(param); }));
     return ddp_->FinishStep();
   }
   absl::Status Update(const StepOptions& options = {}) {
     if (updates_itself_) return absl::OkStatus();
-    return std::visit([&](auto& optimizer) { return optimizer->Step(options); }, optimizer_);
+    return optimizer_->Step(options);
   }
-  absl::Status SetRate(double rate) {
-    return std::visit([&](auto& optimizer) { return optimizer->SetLearningRate(rate); }, optimizer_);
-  }
-  absl::Status Save(const std::string& folder) {
-    return std::visit([&](auto& optimizer) { return optimizer->Save(folder); }, optimizer_);
-  }
+  absl::Status SetRate(double rate) { return optimizer_->SetLearningRate(rate); }
+  absl::Status Save(const std::string& folder) { return optimizer_->Save(folder); }
   absl::Status Run(Loop loop, int batches, const std::function<absl::Status(int)>& step) {
     const auto body = [&]() -> absl::Status {
       for (int batch = 1; batch <= batches; ++batch) EK_RETURN_IF_ERROR(step(batch));
@@ -88,48 +83,48 @@ class Trainer {
     return RunJoined({ddp_.get(), &joinable()}, {}, [&](JoinScope&) { return body(); });
   }
 
-  Joinable& joinable() {
-    return *std::visit([](auto& optimizer) -> Joinable* { return optimizer.get(); }, optimizer_);
-  }
+  Joinable& joinable() { return *optimizer_; }
   DataParallel& ddp() { return *ddp_; }
   ToyModel& model() { return model_; }
   // Collectives that have carried gradients.
   int64_t reductions() { return (*comm_.OpenChannel(ddp_->join_name()))->position(); }
 
  private:
-  template <typename T>
-  absl::Status Take(absl::StatusOr<std::unique_ptr<T>> made) {
-    if (made.ok()) optimizer_ = *std::move(made);
-    return made.status();
+  static Placement PlacementOf(Kind kind) {
+    switch (kind) {
+      case Kind::kWhole:
+        break;
+      case Kind::kInBackward:
+      case Kind::kPartInBackward:
+        return Replicated{.update_in_backward = true};
+      case Kind::kSharded:
+        return WholeTensors{};
+      case Kind::kSliced:
+        return Slices{};
+      case Kind::kSlicedInBackward:
+        return Slices{.update_in_backward = true};
+    }
+    return Replicated{};
   }
   absl::Status Make(Kind kind) {
     const UpdateRule rule = Sgd{.learning_rate = kRate, .momentum = 0.5};
-    ParameterSet& params = model_.params();
-    std::unique_ptr<BucketReduction> reduction;
-    if (kind == Kind::kSharded) {
-      EK_RETURN_IF_ERROR(Take(ShardedOptimizer::Create(&comm_, &params, rule)));
-    } else if (kind == Kind::kSliced || kind == Kind::kSlicedInBackward) {
-      const auto updates = kind == Kind::kSliced ? SliceUpdates::kInStep : SliceUpdates::kInBackward;
-      EK_RETURN_IF_ERROR(Take(SlicedOptimizer::Create(&comm_, &params, rule, {.updates = updates})));
-      reduction = std::get<std::unique_ptr<SlicedOptimizer>>(optimizer_)->TakeReduction();
-    } else {
-      EK_RETURN_IF_ERROR(Take(Optimizer::Create(&comm_, &params, rule)));
-    }
-    if (kind == Kind::kInBackward || kind == Kind::kPartInBackward) {
-      InBackwardOptions options;
-      if (kind == Kind::kPartInBackward) options.params = {1, 3};
-      Optimizer* const whole = std::get<std::unique_ptr<Optimizer>>(optimizer_).get();
-      EK_ASSIGN_OR_RETURN(reduction, UpdateInBackward(whole, std::move(options)));
-    }
+    const OptimizerOptions options{.placement = PlacementOf(kind)};
     updates_itself_ = kind == Kind::kInBackward;
-    EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &params, {}, {}, std::move(reduction)));
+    if (kind != Kind::kPartInBackward) {
+      EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(&comm_, &model_.params(), {}));
+      EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, rule, options));
+      return absl::OkStatus();
+    }
+    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, model_.params(), rule, options));
+    EK_ASSIGN_OR_RETURN(auto reduction, optimizer_->TakeReduction({.params = {1, 3}}));
+    EK_ASSIGN_OR_RETURN(
+        ddp_, DataParallel::Create(&comm_, &model_.params(), {}, {}, std::move(reduction)));
     return absl::OkStatus();
   }
 
   Communicator& comm_;
   ToyModel model_;
-  std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>, std::unique_ptr<SlicedOptimizer>>
-      optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
   bool updates_itself_ = false;
   std::unique_ptr<DataParallel> ddp_;
 };
@@ -152,13 +147,14 @@ int BatchesOf(Loop loop, int rank) { return loop == Loop::kUneven && rank == 0 ?
 
 class LoopTest : public testing::TestWithParam<Loop> {
  protected:
-  // Rank 1 has finished so many steps, and another one more. Rank 0 follows rank 1, the lowest that is active, where
-  // inputs are uneven: it has done the same.
+  // Rank 1 has finished so many steps, and another one more. Rank 0 follows rank 1, the lowest that
+  // is active, where inputs are uneven: it has done the same.
   static std::string Counts(Loop loop, int steps) {
     const std::string fewer = absl::StrCat(" finished ", steps, " steps"),
                       more = absl::StrCat(" finished ", steps + 1, " steps");
-    return loop == Loop::kUneven ? absl::StrCat("optimizer#0: rank 2 has", more, "; ranks 0,1 have", fewer)
-                                 : absl::StrCat("optimizer#0: rank 1 has", fewer, "; ranks 0,2 have", more);
+    return loop == Loop::kUneven
+               ? absl::StrCat("optimizer#0: rank 2 has", more, "; ranks 0,1 have", fewer)
+               : absl::StrCat("optimizer#0: rank 1 has", fewer, "; ranks 0,2 have", more);
   }
 };
 
@@ -168,11 +164,12 @@ TEST_P(LoopTest, ARankThatLeavesAStepOutIsNamedBeforeTheNextGradients) {
     const std::vector<std::string> errors = ErrorsOf([&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, kind));
       int64_t reductions = 0;
-      const absl::Status ended = trainer->Run(GetParam(), BatchesOf(GetParam(), comm.rank()), [&](int batch) {
-        if (batch == 4) reductions = trainer->reductions();
-        EK_RETURN_IF_ERROR(trainer->Reduce(batch));
-        return comm.rank() == kOther && batch == 3 ? absl::OkStatus() : trainer->Update();
-      });
+      const absl::Status ended =
+          trainer->Run(GetParam(), BatchesOf(GetParam(), comm.rank()), [&](int batch) {
+            if (batch == 4) reductions = trainer->reductions();
+            EK_RETURN_IF_ERROR(trainer->Reduce(batch));
+            return comm.rank() == kOther && batch == 3 ? absl::OkStatus() : trainer->Update();
+          });
       if (reductions > 0) {
         EXPECT_EQ(trainer->reductions(), reductions) << "nothing of the step after it was reduced";
       }
@@ -213,7 +210,13 @@ void PrintTo(const Difference& difference, std::ostream* out) { *out << differen
 
 const Difference kDifferences[] = {
     {"Rate", Kind::kWhole, 0.25, {}, {}, "learning_rate=0.25", "learning_rate=0.125"},
-    {"Clip", Kind::kWhole, {}, {.clip = ClipOptions{.max_norm = 2}}, {}, "max_norm=2", "none of these"},
+    {"Clip",
+     Kind::kWhole,
+     {},
+     {.clip = ClipOptions{.max_norm = 2}},
+     {},
+     "max_norm=2",
+     "none of these"},
     {"Norm",
      Kind::kWhole,
      {},
@@ -221,9 +224,21 @@ const Difference kDifferences[] = {
      {.clip = ClipOptions{}},
      "norm=inf",
      "none of these"},
-    {"Scale", Kind::kWhole, {}, {.grad_scale = 0.5}, {.grad_scale = 0.1}, "grad_scale=0.5", "grad_scale=0.1"},
+    {"Scale",
+     Kind::kWhole,
+     {},
+     {.grad_scale = 0.5},
+     {.grad_scale = 0.1},
+     "grad_scale=0.5",
+     "grad_scale=0.1"},
     {"Skip", Kind::kWhole, {}, {.skip = true}, {}, "skip=true", "none of these"},
-    {"SkipNonfinite", Kind::kWhole, {}, {}, {.skip_nonfinite = true}, "none of these", "skip_nonfinite=true"},
+    {"SkipNonfinite",
+     Kind::kWhole,
+     {},
+     {},
+     {.skip_nonfinite = true},
+     "none of these",
+     "skip_nonfinite=true"},
     {"RateOfShards", Kind::kSharded, 0.25, {}, {}, "learning_rate=0.25", "learning_rate=0.125"},
     {"ClipOfShards",
      Kind::kSharded,
@@ -233,7 +248,13 @@ const Difference kDifferences[] = {
      "max_norm=2",
      "max_norm=1"},
     {"RateOfSlices", Kind::kSliced, 0.25, {}, {}, "learning_rate=0.25", "learning_rate=0.125"},
-    {"ScaleOfSlices", Kind::kSliced, {}, {.grad_scale = 0.5}, {}, "grad_scale=0.5", "none of these"},
+    {"ScaleOfSlices",
+     Kind::kSliced,
+     {},
+     {.grad_scale = 0.5},
+     {},
+     "grad_scale=0.5",
+     "none of these"},
 };
 
 class SettingsTest : public testing::TestWithParam<Difference> {
@@ -248,8 +269,9 @@ class SettingsTest : public testing::TestWithParam<Difference> {
     return trainer.SetRate(kRate);
   }
   std::string Message(int step) const {
-    return absl::StrCat("#0: step ", step, " was taken with different settings: rank 1 has ", GetParam().others,
-                        "; ranks 0,2 have ", GetParam().all, ": the ranks disagree");
+    return absl::StrCat("#0: step ", step, " was taken with different settings: rank 1 has ",
+                        GetParam().others, "; ranks 0,2 have ", GetParam().all,
+                        ": the ranks disagree");
   }
 };
 
@@ -283,7 +305,8 @@ TEST_P(SettingsTest, AreComparedAtTheEnd) {
     SCOPED_TRACE(NameOf(loop));
     const std::vector<std::string> errors = ErrorsOf([&](Communicator& comm) -> absl::Status {
       EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, GetParam().kind));
-      return trainer->Run(loop, 5, [&](int batch) { return Step(*trainer, comm.rank(), batch, 5); });
+      return trainer->Run(loop, 5,
+                          [&](int batch) { return Step(*trainer, comm.rank(), batch, 5); });
     });
     EXPECT_THAT(errors, Each(HasSubstr(Message(5))));
   }
@@ -293,7 +316,8 @@ TEST_P(SettingsTest, AreComparedBeforeACheckpointIsWritten) {
   const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / GetParam().name;
   const absl::Status status = RunTestRanks(kWorld, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, GetParam().kind));
-    for (int batch = 1; batch <= 2; ++batch) EK_RETURN_IF_ERROR(Step(*trainer, comm.rank(), batch, 2));
+    for (int batch = 1; batch <= 2; ++batch)
+      EK_RETURN_IF_ERROR(Step(*trainer, comm.rank(), batch, 2));
     const absl::Status saved = trainer->Save(folder.string());
     EXPECT_THAT(std::string(saved.message()), HasSubstr(Message(2)));
     return saved;
@@ -316,7 +340,8 @@ TEST(SettingsInBackwardTest, AreComparedInTheStepItself) {
         int64_t reductions = 0;
         const absl::Status ended = trainer->Run(loop, BatchesOf(loop, comm.rank()), [&](int batch) {
           if (batch == 4) reductions = trainer->reductions();
-          EK_RETURN_IF_ERROR(trainer->SetRate(comm.rank() == kOther && batch == 4 ? 0.25 : kRate / batch));
+          EK_RETURN_IF_ERROR(
+              trainer->SetRate(comm.rank() == kOther && batch == 4 ? 0.25 : kRate / batch));
           EK_RETURN_IF_ERROR(trainer->Reduce(batch));
           return trainer->Update();
         });
@@ -328,8 +353,9 @@ TEST(SettingsInBackwardTest, AreComparedInTheStepItself) {
       });
       EXPECT_THAT(errors, Each(HasSubstr("#0: step 4 begins with different settings: ")));
       EXPECT_THAT(errors, Each(HasSubstr("rank 1 has learning_rate=0.25")));
-      EXPECT_THAT(errors, Each(HasSubstr(loop == Loop::kUneven ? "rank 2 has learning_rate=0.03125"
-                                                               : "ranks 0,2 have learning_rate=0.03125")));
+      EXPECT_THAT(errors,
+                  Each(HasSubstr(loop == Loop::kUneven ? "rank 2 has learning_rate=0.03125"
+                                                       : "ranks 0,2 have learning_rate=0.03125")));
       EXPECT_THAT(values, Each(values[0]));
     }
   }
@@ -350,8 +376,10 @@ TEST(SettingsOfAnEpochTest, ACounterOfEachRanksOwnIsFoundInTheNextEpoch) {
       EK_RETURN_IF_ERROR(trainer->Run(Loop::kUneven, comm.rank() == 0 ? 2 : 4, step));
       return trainer->Run(Loop::kUneven, comm.rank() == 0 ? 4 : 2, step);
     });
-    EXPECT_THAT(errors, Each(HasSubstr("#0: step 5 was taken with different settings: rank 0 has learning_rate=0.25; "
-                                       "ranks 1,2 have learning_rate=0.0625")));
+    EXPECT_THAT(errors,
+                Each(HasSubstr(
+                    "#0: step 5 was taken with different settings: rank 0 has learning_rate=0.25; "
+                    "ranks 1,2 have learning_rate=0.0625")));
   }
 }
 
@@ -361,7 +389,8 @@ TEST(NeverSteppedTest, AnOptimizerOfTheListMustStepWhereGradientsAreReduced) {
       if (!enable && loop == Loop::kUneven) continue;
       const std::vector<std::string> errors = ErrorsOf([&](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(const auto trainer, Trainer::Create(comm, Kind::kWhole));
-        EK_ASSIGN_OR_RETURN(const auto idle, Optimizer::Create(&comm, &trainer->model().params(), Sgd{}));
+        EK_ASSIGN_OR_RETURN(const auto idle,
+                            Optimizer::Create(comm, trainer->model().params(), Sgd{}));
         const auto run = [&](bool steps) {
           return RunJoined({&trainer->ddp(), &trainer->joinable(), idle.get()}, {.enable = enable},
                            [&](JoinScope&) -> absl::Status {
@@ -377,8 +406,9 @@ TEST(NeverSteppedTest, AnOptimizerOfTheListMustStepWhereGradientsAreReduced) {
         return run(false);
       });
       for (int rank = 0; rank < kWorld; ++rank) {
-        EXPECT_THAT(errors[rank], HasSubstr(": gradients were reduced 5 times in the loop and optimizer#1 never "
-                                            "stepped: call its Step(), or leave it out of RunJoined()'s list"));
+        EXPECT_THAT(errors[rank],
+                    HasSubstr(": gradients were reduced 5 times in the loop and optimizer#1 never "
+                              "stepped: call its Step(), or leave it out of RunJoined()'s list"));
       }
     }
   }
@@ -390,11 +420,16 @@ TEST(SettingsAtCreationTest, AreNamed) {
     ToyModel model({3, 5});
     const bool is_other = comm.rank() == 1;
     const absl::Status sharded =
-        ShardedOptimizer::Create(&comm, &model.params(), Sgd{}, {.bucket_cap = Bytes{is_other ? 1 << 10 : 1 << 20}})
+        Optimizer::Create(
+            comm, model.params(), Sgd{},
+            {.placement = WholeTensors{.bucket_cap = Bytes{is_other ? 1 << 10 : 1 << 20}}})
             .status();
-    EXPECT_THAT(std::string(sharded.message()), HasSubstr("rank 0: bucket_cap=1048576 bytes; rank 1: bucket_cap=1024"));
+    EXPECT_THAT(std::string(sharded.message()),
+                HasSubstr("rank 0: bucket_cap=1048576 bytes; rank 1: bucket_cap=1024"));
     const absl::Status sliced =
-        SlicedOptimizer::Create(&comm, &model.params(), Sgd{}, {.overlap_forward = is_other}).status();
+        Optimizer::Create(comm, model.params(), Sgd{},
+                          {.placement = Slices{.overlap_forward = is_other}})
+            .status();
     EXPECT_THAT(std::string(sliced.message()),
                 HasSubstr("rank 0: overlap_forward=false; rank 1: overlap_forward=true"));
     return comm.Barrier();
@@ -416,12 +451,14 @@ const Thrown kThrown[] = {
     {"RuntimeError", [] { throw std::runtime_error("sample 17 is broken"); },
      "std::runtime_error: sample 17 is broken"},
     {"BadAlloc", [] { throw std::bad_alloc(); }, "std::bad_alloc"},
-    {"NoStandardException", [] { throw NoStandardException(); }, "an exception that is not a std::exception"},
+    {"NoStandardException", [] { throw NoStandardException(); },
+     "an exception that is not a std::exception"},
 };
 
 class ExceptionTest : public testing::TestWithParam<Thrown> {
  protected:
-  // Rank 1 throws in its third step. What the others get, and that rank 1's caller gets the exception itself.
+  // Rank 1 throws in its third step. What the others get, and that rank 1's caller gets the
+  // exception itself.
   static std::vector<std::string> ErrorsIn(Loop loop, const std::function<void()>& act) {
     std::vector<std::string> errors(kWorld);
     bool has_passed = false;

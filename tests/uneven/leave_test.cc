@@ -1,5 +1,5 @@
-// Ranks without inputs that leave the group and come back at the end of the loop: everything is as if they had
-// shadowed, bit for bit where each element is added up in rank order.
+// Ranks without inputs that leave the group and come back at the end of the loop: everything is as
+// if they had shadowed, bit for bit where each element is added up in rank order.
 
 #include <algorithm>
 #include <memory>
@@ -13,11 +13,11 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -61,7 +61,7 @@ struct Outcome {
   std::vector<int64_t> steps;  // Of each parameter.
   int64_t steps_finished = 0;
   std::vector<absl::StatusCode> codes;  // Of the epochs.
-  std::vector<float> counted;           // How many ranks issued the scope's calls, by step of this rank's.
+  std::vector<float> counted;  // How many ranks issued the scope's calls, by step of this rank's.
 
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };
@@ -69,17 +69,18 @@ struct Outcome {
 absl::StatusOr<Outcome> Train(Communicator& comm, const Case& what, int64_t leave_after) {
   ToyModel model(kSizes);
   ParameterSet& params = model.params();
-  EK_ASSIGN_OR_RETURN(
-      auto ddp, DataParallel::Create(&comm, &params, model.buffers(), {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}));
-  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &params, Adam{.learning_rate = 0.05}));
+  EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, model.buffers(),
+                                                     {.reducer = {.caps = {Bytes{8}, Bytes{24}}}}));
+  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, params, Adam{.learning_rate = 0.05}));
   std::vector<Joinable*> list = {ddp.get()};
   if (what.has_optimizer) list.push_back(optimizer.get());
   ddp->SetOptimizerState({});
   Outcome outcome;
   for (size_t epoch = 0; epoch < what.inputs.size(); ++epoch) {
     const int inputs = what.inputs[epoch][comm.rank()];
-    JoinOptions options{
-        .min_active_ranks = what.min_active, .leave_after_shadow_steps = leave_after, .divide_by = what.divide_by};
+    JoinOptions options{.min_active_ranks = what.min_active,
+                        .leave_after_shadow_steps = leave_after,
+                        .divide_by = what.divide_by};
     const absl::Status status = RunJoined(list, options, [&](JoinScope& scope) -> absl::Status {
       for (int step = 0; step < inputs; ++step) {
         const int batch = static_cast<int>(100 * epoch) + step;
@@ -92,10 +93,12 @@ absl::StatusOr<Outcome> Train(Communicator& comm, const Case& what, int64_t leav
         outcome.counted.push_back(one);
         EK_RETURN_IF_ERROR(scope.AddSamples(1 + comm.rank()));
         EK_RETURN_IF_ERROR(ddp->BeginStep(syncs ? StepMode::kSync : StepMode::kAccumulate));
-        EK_RETURN_IF_ERROR(scope.AllGather(TensorView(absl::MakeSpan(&mine, 1)), absl::MakeSpan(ranks)));
+        EK_RETURN_IF_ERROR(
+            scope.AllGather(TensorView(absl::MakeSpan(&mine, 1)), absl::MakeSpan(ranks)));
         outcome.counted.insert(outcome.counted.end(), ranks.begin(), ranks.end());
         model.Forward(comm.rank(), batch);
-        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), batch, [&](int param) { return ddp->GradientReady(param); }));
+        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), batch,
+                                          [&](int param) { return ddp->GradientReady(param); }));
         EK_RETURN_IF_ERROR(ddp->FinishStep());
         if (!syncs) continue;
         if (!what.has_optimizer) {
@@ -108,7 +111,8 @@ absl::StatusOr<Outcome> Train(Communicator& comm, const Case& what, int64_t leav
         }
         EK_RETURN_IF_ERROR(optimizer->Step());
       }
-      return scope.AddSamples(3);  // Not begun with any more, and counted in the next step of the others.
+      return scope.AddSamples(
+          3);  // Not begun with any more, and counted in the next step of the others.
     });
     if (!status.ok() && !absl::IsOutOfRange(status)) return status;
     outcome.codes.push_back(status.code());
@@ -143,7 +147,8 @@ class LeaveTest : public testing::TestWithParam<Case> {};
 
 TEST_P(LeaveTest, EndsAsIfTheyHadShadowed) {
   const Case& what = GetParam();
-  const absl::StatusOr<std::vector<Outcome>> shadowing = TrainAll(what, JoinOptions().leave_after_shadow_steps);
+  const absl::StatusOr<std::vector<Outcome>> shadowing =
+      TrainAll(what, JoinOptions().leave_after_shadow_steps);
   ASSERT_TRUE(shadowing.ok()) << shadowing.status();
   for (const int64_t leave_after : {1, 2, 4}) {
     if (!TheTestBackend().is_in_full && leave_after != 2) continue;
@@ -175,16 +180,18 @@ TEST(LeaveErrorTest, AnErrorOfTheLoopReachesThoseWhoHaveLeft) {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
     ddp->SetOptimizerState({});
-    results[comm.rank()] = RunJoined({ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < 5 * comm.rank(); ++step) {
-        if (step == 4) return absl::DataLossError("the disk is on fire");
-        model.params().ClearGradients();
-        EK_RETURN_IF_ERROR(ddp->BeginStep());
-        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-        EK_RETURN_IF_ERROR(ddp->FinishStep());
-      }
-      return absl::OkStatus();
-    });
+    results[comm.rank()] =
+        RunJoined({ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < 5 * comm.rank(); ++step) {
+            if (step == 4) return absl::DataLossError("the disk is on fire");
+            model.params().ClearGradients();
+            EK_RETURN_IF_ERROR(ddp->BeginStep());
+            EK_RETURN_IF_ERROR(model.Backward(
+                comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+            EK_RETURN_IF_ERROR(ddp->FinishStep());
+          }
+          return absl::OkStatus();
+        });
     EXPECT_FALSE(ddp->BeginStep().ok()) << "it can still be called";
     return results[comm.rank()];
   });
@@ -194,13 +201,44 @@ TEST(LeaveErrorTest, AnErrorOfTheLoopReachesThoseWhoHaveLeft) {
   EXPECT_THAT(std::string(results[0].message()), HasSubstr("failed in step 4 of its loop"));
 }
 
+// Rank 0 leaves; rank 1, who is 0 in the group without it, learns from that group who failed.
+TEST(LeaveErrorTest, TheCauseIsARankOfTheGroupThatTheLoopBeganIn) {
+  std::vector<absl::Status> results(3);
+  RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    ToyModel model(kSizes);
+    EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
+    ddp->SetOptimizerState({});
+    return results[comm.rank()] = RunJoined(
+               {ddp.get()}, {.leave_after_shadow_steps = 1}, [&](JoinScope&) -> absl::Status {
+                 for (int step = 0; step < (comm.rank() == 0 ? 0 : 9); ++step) {
+                   if (step == 4 && comm.rank() == 2)
+                     return absl::DataLossError("the disk is on fire");
+                   model.params().ClearGradients();
+                   EK_RETURN_IF_ERROR(ddp->BeginStep());
+                   EK_RETURN_IF_ERROR(model.Backward(
+                       comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+                   EK_RETURN_IF_ERROR(ddp->FinishStep());
+                 }
+                 return absl::OkStatus();
+               });
+  }).IgnoreError();
+  for (int rank : {0, 1}) {
+    const auto info = FailureInfoOf(results[rank]);
+    ASSERT_TRUE(info.has_value()) << results[rank];
+    EXPECT_EQ(info->kind, FailureKind::kRankFailed) << results[rank];
+    EXPECT_EQ(info->ranks, std::vector<int>{2}) << results[rank];
+  }
+}
+
 TEST(LeaveErrorTest, AJoinableThatCanNotMoveItsStateRefuses) {
   const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
-    EK_ASSIGN_OR_RETURN(auto sharded, ShardedOptimizer::Create(&comm, &model.params(), Sgd{}));
-    const absl::Status refused = RunJoined({ddp.get(), sharded.get()}, {.leave_after_shadow_steps = 5},
-                                           [](JoinScope&) { return absl::OkStatus(); });
+    EK_ASSIGN_OR_RETURN(auto sharded, Optimizer::Create(comm, model.params(), Sgd{},
+                                                        {.placement = WholeTensors{}}));
+    const absl::Status refused =
+        RunJoined({ddp.get(), sharded.get()}, {.leave_after_shadow_steps = 5},
+                  [](JoinScope&) { return absl::OkStatus(); });
     EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr(sharded->join_name()));
     return absl::OkStatus();
@@ -208,57 +246,66 @@ TEST(LeaveErrorTest, AJoinableThatCanNotMoveItsStateRefuses) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Ranks without inputs take every step, so replicas differ only where something else has written weights.
+// Ranks without inputs take every step, so replicas differ only where something else has written
+// weights.
 TEST(ReplicasTest, ARankWhoseWeightsHaveDriftedIsNamedAfterAnUnevenLoop) {
   const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), Sgd{}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), Sgd{}));
     JoinOptions options;
-    options.on_dry = [&](int64_t) { static_cast<float*>(model.params()[2].value.data)[0] += 1; };
-    const absl::Status ended = RunJoined({ddp.get(), optimizer.get()}, options, [&](JoinScope&) -> absl::Status {
-      for (int step = 0; step < (comm.rank() == 1 ? 1 : 3); ++step) {
-        model.params().ClearGradients();
-        EK_RETURN_IF_ERROR(ddp->BeginStep());
-        EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-        EK_RETURN_IF_ERROR(ddp->FinishStep());
-        EK_RETURN_IF_ERROR(optimizer->Step());
-      }
-      return absl::OkStatus();
-    });
-    EXPECT_THAT(std::string(ended.message()),
-                HasSubstr("after the loop the replicas differ: \"p2\" (tensor 2) differs on rank 1"));
+    options.on_exhausted = [&](int64_t) {
+      static_cast<float*>(model.params()[2].value.data)[0] += 1;
+    };
+    const absl::Status ended =
+        RunJoined({ddp.get(), optimizer.get()}, options, [&](JoinScope&) -> absl::Status {
+          for (int step = 0; step < (comm.rank() == 1 ? 1 : 3); ++step) {
+            model.params().ClearGradients();
+            EK_RETURN_IF_ERROR(ddp->BeginStep());
+            EK_RETURN_IF_ERROR(model.Backward(
+                comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+            EK_RETURN_IF_ERROR(ddp->FinishStep());
+            EK_RETURN_IF_ERROR(optimizer->Step());
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_THAT(
+        std::string(ended.message()),
+        HasSubstr("after the loop the replicas differ: \"p2\" (tensor 2) differs on rank 1"));
     return ended;
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
 }
 
-// What a rank that has left still costs the others, and itself: nothing on the data plane, no control message but
-// heartbeats.
+// What a rank that has left still costs the others, and itself: nothing on the data plane, no
+// control message but heartbeats.
 TEST(LeaveCostTest, ARankThatHasLeftIssuesAndIsSentNothing) {
   const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params(), {}));
-    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(&comm, &model.params(), Sgd{}));
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), Sgd{}));
     int64_t messages = 0, collectives = 0;
     auto sent = [&] { return comm.control().link().Counters().messages_sent; };
     EK_RETURN_IF_ERROR(
-        RunJoined({ddp.get(), optimizer.get()}, {.leave_after_shadow_steps = 2}, [&](JoinScope&) -> absl::Status {
-          for (int step = 0; step < (comm.rank() == 0 ? 1 : 30); ++step) {
-            if (step == 10) messages = sent();
-            if (step == 10) collectives = (*comm.OpenChannel(ddp->join_name()))->position();
-            model.params().ClearGradients();
-            EK_RETURN_IF_ERROR(ddp->BeginStep());
-            EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
-            EK_RETURN_IF_ERROR(ddp->FinishStep());
-            EK_RETURN_IF_ERROR(optimizer->Step());
-          }
-          if (comm.rank() > 0) {
-            EXPECT_EQ(sent(), messages);
-            EXPECT_EQ((*comm.OpenChannel(ddp->join_name()))->position(), collectives);
-          }
-          return absl::OkStatus();
-        }));
+        RunJoined({ddp.get(), optimizer.get()}, {.leave_after_shadow_steps = 2},
+                  [&](JoinScope&) -> absl::Status {
+                    for (int step = 0; step < (comm.rank() == 0 ? 1 : 30); ++step) {
+                      if (step == 10) messages = sent();
+                      if (step == 10)
+                        collectives = (*comm.OpenChannel(ddp->join_name()))->position();
+                      model.params().ClearGradients();
+                      EK_RETURN_IF_ERROR(ddp->BeginStep());
+                      EK_RETURN_IF_ERROR(model.Backward(
+                          comm.rank(), step, [&](int param) { return ddp->GradientReady(param); }));
+                      EK_RETURN_IF_ERROR(ddp->FinishStep());
+                      EK_RETURN_IF_ERROR(optimizer->Step());
+                    }
+                    if (comm.rank() > 0) {
+                      EXPECT_EQ(sent(), messages);
+                      EXPECT_EQ((*comm.OpenChannel(ddp->join_name()))->position(), collectives);
+                    }
+                    return absl::OkStatus();
+                  }));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

@@ -1,5 +1,6 @@
-// Gradients that are sums over samples, divided by all ranks' samples: N ranks with batches of any sizes, also none,
-// with accumulation, and with ranks that run dry, train like one process that has all samples of a step at once.
+// Gradients that are sums over samples, divided by all ranks' samples: N ranks with batches of any
+// sizes, also none, with accumulation, and with ranks that become exhausted, train like one process
+// that has all samples of a step at once.
 
 #include <algorithm>
 #include <cmath>
@@ -15,11 +16,11 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -30,8 +31,8 @@ using testing::HasSubstr;
 
 constexpr int kWidth = 5;
 constexpr double kRate = 0.05, kMomentum = 0.9;
-// Weights stay below 4; each of at most 12 updates sums up to 60 terms below 10 in another order: 12 * 60 * 10 * 2^-53,
-// which momentum amplifies by less than 10.
+// Weights stay below 4; each of at most 12 updates sums up to 60 terms below 10 in another order:
+// 12 * 60 * 10 * 2^-53, which momentum amplifies by less than 10.
 constexpr double kTolerance = 1e-12;
 
 struct Weights {
@@ -70,9 +71,11 @@ Weights TrainAlone(int world, int accumulated) {
       samples += SamplesOf(rank, step);
     }
     if (!Syncs(accumulated, step)) continue;
-    auto update = [&](std::vector<double>& value, std::vector<double>& moment, std::vector<double>& gradient) {
+    auto update = [&](std::vector<double>& value, std::vector<double>& moment,
+                      std::vector<double>& gradient) {
       for (size_t j = 0; j < value.size(); ++j) {
-        moment[j] = kMomentum * moment[j] + (samples > 0 ? gradient[j] / static_cast<double>(samples) : 0.0);
+        moment[j] = kMomentum * moment[j] +
+                    (samples > 0 ? gradient[j] / static_cast<double>(samples) : 0.0);
         value[j] -= kRate * moment[j];
         gradient[j] = 0;
       }
@@ -93,42 +96,39 @@ absl::StatusOr<Weights> Train(Communicator& comm, Kind kind, int accumulated) {
   params.Add("b", absl::MakeSpan(weights.b), absl::MakeSpan(gradients.b));
   const Sgd rule{.learning_rate = kRate, .momentum = kMomentum};
   std::unique_ptr<DataParallel> ddp;
-  std::unique_ptr<Optimizer> unsharded;
-  std::unique_ptr<ShardedOptimizer> sharded;
   std::vector<Joinable*> list;
   if (kind != Kind::kShardedAlone) {
     EK_ASSIGN_OR_RETURN(ddp, DataParallel::Create(&comm, &params, {}));
     list.push_back(ddp.get());
   }
-  if (kind == Kind::kUnsharded) {
-    EK_ASSIGN_OR_RETURN(unsharded, Optimizer::Create(&comm, &params, rule));
-    list.push_back(unsharded.get());
-  } else {
-    EK_ASSIGN_OR_RETURN(sharded, ShardedOptimizer::Create(&comm, &params, rule));
-    list.push_back(sharded.get());
-  }
-  EK_RETURN_IF_ERROR(RunJoined(list, {.divide_by = DivideBy::kSamples}, [&](JoinScope& scope) -> absl::Status {
-    for (int step = 0; step < StepsOf(comm.rank(), comm.world_size()); ++step) {
-      const bool syncs = Syncs(accumulated, step);
-      if (step % accumulated == 0) params.ClearGradients();
-      EK_RETURN_IF_ERROR(scope.AddSamples(SamplesOf(comm.rank(), step)));
-      if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->BeginStep(syncs ? StepMode::kSync : StepMode::kAccumulate));
-      Weights sum{std::vector<double>(kWidth, 0.0), {0.0}};
-      AddGradients(weights, comm.rank(), step, sum);
-      for (int p = 0; p < 2; ++p) {
-        const std::vector<double>& own = p == 0 ? sum.w : sum.b;
-        double* grad = static_cast<double*>(params[p].grad.data);
-        const bool adds = params.grad_state(p) != GradState::kNone;
-        for (size_t j = 0; j < own.size(); ++j) grad[j] = adds ? grad[j] + own[j] : own[j];
-        params.SetGradState(p, GradState::kLocal);
-        if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->GradientReady(p));
-      }
-      if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
-      if (!syncs) continue;
-      EK_RETURN_IF_ERROR(unsharded != nullptr ? unsharded->Step() : sharded->Step());
-    }
-    return absl::OkStatus();
-  }));
+  OptimizerOptions options;
+  if (kind != Kind::kUnsharded) options.placement = WholeTensors{};
+  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, params, rule, options));
+  list.push_back(optimizer.get());
+  EK_RETURN_IF_ERROR(
+      RunJoined(list, {.divide_by = DivideBy::kSamples}, [&](JoinScope& scope) -> absl::Status {
+        for (int step = 0; step < StepsOf(comm.rank(), comm.world_size()); ++step) {
+          const bool syncs = Syncs(accumulated, step);
+          if (step % accumulated == 0) params.ClearGradients();
+          EK_RETURN_IF_ERROR(scope.AddSamples(SamplesOf(comm.rank(), step)));
+          if (ddp != nullptr)
+            EK_RETURN_IF_ERROR(ddp->BeginStep(syncs ? StepMode::kSync : StepMode::kAccumulate));
+          Weights sum{std::vector<double>(kWidth, 0.0), {0.0}};
+          AddGradients(weights, comm.rank(), step, sum);
+          for (int p = 0; p < 2; ++p) {
+            const std::vector<double>& own = p == 0 ? sum.w : sum.b;
+            double* grad = static_cast<double*>(params[p].grad.data);
+            const bool adds = params.grad_state(p) != GradState::kNone;
+            for (size_t j = 0; j < own.size(); ++j) grad[j] = adds ? grad[j] + own[j] : own[j];
+            params.SetGradState(p, GradState::kLocal);
+            if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->GradientReady(p));
+          }
+          if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
+          if (!syncs) continue;
+          EK_RETURN_IF_ERROR(optimizer->Step());
+        }
+        return absl::OkStatus();
+      }));
   return weights;
 }
 
@@ -140,7 +140,8 @@ double Farthest(const std::vector<double>& a, const std::vector<double>& b) {
 
 std::string NameOf(const testing::TestParamInfo<std::tuple<int, Kind, int>>& info) {
   const char* const kinds[] = {"unsharded", "sharded", "sharded_alone"};
-  return absl::StrCat("world", std::get<0>(info.param), "_", kinds[static_cast<int>(std::get<1>(info.param))], "_every",
+  return absl::StrCat("world", std::get<0>(info.param), "_",
+                      kinds[static_cast<int>(std::get<1>(info.param))], "_every",
                       std::get<2>(info.param));
 }
 
@@ -149,8 +150,8 @@ class SamplesTest : public testing::TestWithParam<std::tuple<int, Kind, int>> {}
 TEST_P(SamplesTest, EverySampleWeighsTheSameWhoeverHasIt) {
   const auto [world, kind, accumulated] = GetParam();
   const Weights alone = TrainAlone(world, accumulated);
-  const absl::Status status =
-      RunTestRanks(world, [&, kind = kind, accumulated = accumulated](Communicator& comm) -> absl::Status {
+  const absl::Status status = RunTestRanks(
+      world, [&, kind = kind, accumulated = accumulated](Communicator& comm) -> absl::Status {
         EK_ASSIGN_OR_RETURN(const Weights mine, Train(comm, kind, accumulated));
         EXPECT_LE(Farthest(mine.w, alone.w), kTolerance) << "rank " << comm.rank();
         EXPECT_LE(Farthest(mine.b, alone.b), kTolerance) << "rank " << comm.rank();
@@ -161,7 +162,8 @@ TEST_P(SamplesTest, EverySampleWeighsTheSameWhoeverHasIt) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, SamplesTest,
                          testing::Combine(testing::Values(1, 2, 3, 5),
-                                          testing::Values(Kind::kUnsharded, Kind::kSharded, Kind::kShardedAlone),
+                                          testing::Values(Kind::kUnsharded, Kind::kSharded,
+                                                          Kind::kShardedAlone),
                                           testing::Values(1, 3)),
                          NameOf);
 
@@ -171,15 +173,16 @@ TEST(SamplesErrorTest, AGroupWithoutASampleHasZerosAndNoNan) {
     ParameterSet params;
     params.Add("w", absl::MakeSpan(weights), absl::MakeSpan(gradients));
     EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &params, {}));
-    return RunJoined({ddp.get()}, {.divide_by = DivideBy::kSamples}, [&](JoinScope& scope) -> absl::Status {
-      EK_RETURN_IF_ERROR(scope.AddSamples(0));
-      EK_RETURN_IF_ERROR(ddp->BeginStep());
-      params.SetGradState(0, GradState::kLocal);
-      EK_RETURN_IF_ERROR(ddp->GradientReady(0));
-      EK_RETURN_IF_ERROR(ddp->FinishStep());
-      EXPECT_EQ(gradients[0], 0.0);
-      return absl::OkStatus();
-    });
+    return RunJoined({ddp.get()}, {.divide_by = DivideBy::kSamples},
+                     [&](JoinScope& scope) -> absl::Status {
+                       EK_RETURN_IF_ERROR(scope.AddSamples(0));
+                       EK_RETURN_IF_ERROR(ddp->BeginStep());
+                       params.SetGradState(0, GradState::kLocal);
+                       EK_RETURN_IF_ERROR(ddp->GradientReady(0));
+                       EK_RETURN_IF_ERROR(ddp->FinishStep());
+                       EXPECT_EQ(gradients[0], 0.0);
+                       return absl::OkStatus();
+                     });
   });
   EXPECT_TRUE(status.ok()) << status;
 }
@@ -191,19 +194,22 @@ TEST(SamplesErrorTest, WhoDoesNotSayHowManyIsNamedOnAllRanks) {
     ParameterSet params;
     params.Add("w", absl::MakeSpan(weights), absl::MakeSpan(gradients));
     EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &params, {}));
-    return results[comm.rank()] =
-               RunJoined({ddp.get()}, {.divide_by = DivideBy::kSamples}, [&](JoinScope& scope) -> absl::Status {
-                 EXPECT_EQ(scope.AddSamples(-2).code(), absl::StatusCode::kInvalidArgument);
-                 if (comm.rank() != 1) EK_RETURN_IF_ERROR(scope.AddSamples(4));
-                 EK_RETURN_IF_ERROR(ddp->BeginStep());
-                 params.SetGradState(0, GradState::kLocal);
-                 EK_RETURN_IF_ERROR(ddp->GradientReady(0));
-                 return ddp->FinishStep();
-               });
+    return results[comm.rank()] = RunJoined({ddp.get()}, {.divide_by = DivideBy::kSamples},
+                                            [&](JoinScope& scope) -> absl::Status {
+                                              EXPECT_EQ(scope.AddSamples(-2).code(),
+                                                        absl::StatusCode::kInvalidArgument);
+                                              if (comm.rank() != 1)
+                                                EK_RETURN_IF_ERROR(scope.AddSamples(4));
+                                              EK_RETURN_IF_ERROR(ddp->BeginStep());
+                                              params.SetGradState(0, GradState::kLocal);
+                                              EK_RETURN_IF_ERROR(ddp->GradientReady(0));
+                                              return ddp->FinishStep();
+                                            });
   });
   EXPECT_FALSE(status.ok());
   for (const absl::Status& result : results) {
-    EXPECT_THAT(std::string(result.message()), HasSubstr("rank 1 did not say how many"));
+    EXPECT_THAT(std::string(result.message()), HasSubstr("rank 1 passed no number"));
+    EXPECT_EQ(FailureInfoOf(result), (FailureInfo{.ranks = {1}, .step = 0}));
   }
 }
 

@@ -1,7 +1,7 @@
-// Every pattern of 0 to 3 inputs per rank, at world sizes 2, 3 and 5: training always ends, and on all ranks weights
-// and optimizer state are those that one process computes from the same sums, bit for bit. Two epochs each, the
-// second with the pattern rotated by a rank, so that what the first left behind (stale moments, plans, flags) would
-// show.
+// Every pattern of 0 to 3 inputs per rank, at world sizes 2, 3 and 5: training always ends, and on
+// all ranks weights and optimizer state are those that one process computes from the same sums, bit
+// for bit. Two epochs each, the second with the pattern rotated by a rank, so that what the first
+// left behind (stale moments, plans, flags) would show.
 
 #include <algorithm>
 #include <memory>
@@ -14,12 +14,11 @@
 #include "absl/strings/str_join.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/bucket/testing/toy_model.h"
-#include "evenkeel/comm/internal/run_group.h"
+#include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -37,13 +36,13 @@ struct Scenario {
   Optimizing optimizing = Optimizing::kUnsharded;
   bool buffers = false;
   bool views = false;
-  bool freezing =
-      false;  // p1 is frozen in the third step of an epoch; p3 is not trained before the second step of all.
+  bool freezing = false;  // p1 is frozen in the third step of an epoch; p3 is not trained before
+                          // the second step of all.
   bool accumulating = false;  // The first step of an epoch does not synchronise.
   bool initial_divisor = true;
   bool optimizer_first = false;  // In RunJoined()'s list.
-  int count_at = 0;              // Where in the step a user's collective is: 1 first, 2 in forward, 3 last.
-  bool relative_rate = false;    // The learning rate is multiplied after each step, as schedulers do.
+  int count_at = 0;  // Where in the step a user's collective is: 1 first, 2 in forward, 3 last.
+  bool relative_rate = false;  // The learning rate is multiplied after each step, as schedulers do.
 };
 
 // What step `step` of an epoch does, the same on every rank that has an input for it.
@@ -55,14 +54,17 @@ void SetTrainable(const Scenario& scenario, int epoch, int step, ParameterSet& p
   params.SetTrainable("p3", epoch > 0 || step >= 1);
 }
 
-int InputsOf(const std::vector<int>& pattern, int rank, int epoch) { return pattern[(rank + epoch) % pattern.size()]; }
+int InputsOf(const std::vector<int>& pattern, int rank, int epoch) {
+  return pattern[(rank + epoch) % pattern.size()];
+}
 
 double LearningRate(int epoch, int step) { return 0.1 / (1 + epoch + 0.5 * step); }
 
 // A user's own collective in the loop: adds up a one from each rank that has inputs.
 class Counter : public Joinable {
  public:
-  explicit Counter(Communicator* comm) : Joinable(comm, "counter"), channel_(*comm->OpenChannel(join_name())) {}
+  explicit Counter(Communicator* comm)
+      : Joinable(comm, "counter"), channel_(*comm->OpenChannel(join_name())) {}
   absl::Status Count() {
     EK_RETURN_IF_ERROR(Notify().status());
     return Add(1.0f);
@@ -79,7 +81,8 @@ class Counter : public Joinable {
     Counter* const counter;
   };
   absl::Status Add(float one) {
-    EK_RETURN_IF_ERROR(channel_->AllReduce(TensorView(&one, 1, DType::kFloat32), ReduceOp::kSum).Wait());
+    EK_RETURN_IF_ERROR(
+        channel_->AllReduce(TensorView(&one, 1, DType::kFloat32), ReduceOp::kSum).Wait());
     total += one;
     return absl::OkStatus();
   }
@@ -87,9 +90,9 @@ class Counter : public Joinable {
 };
 
 // One step of an optimizer with what a program does around it.
-template <typename AnyOptimizer>
-absl::Status StepWithRate(const Scenario& scenario, int epoch, int step, AnyOptimizer& optimizer) {
-  if (!scenario.relative_rate) EK_RETURN_IF_ERROR(optimizer.SetLearningRate(LearningRate(epoch, step)));
+absl::Status StepWithRate(const Scenario& scenario, int epoch, int step, Optimizer& optimizer) {
+  if (!scenario.relative_rate)
+    EK_RETURN_IF_ERROR(optimizer.SetLearningRate(LearningRate(epoch, step)));
   EK_RETURN_IF_ERROR(optimizer.Step());
   if (!scenario.relative_rate) return absl::OkStatus();
   return optimizer.SetLearningRate(0.5 * evenkeel::LearningRate(optimizer.groups()[0].rule));
@@ -106,7 +109,7 @@ absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int
   const int world = static_cast<int>(pattern.size());
   EK_ASSIGN_OR_RETURN(auto group, CreateTestGroup(1));
   ToyModel master(kSizes);
-  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(group[0].get(), &master.params(), scenario.rule));
+  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(*group[0], master.params(), scenario.rule));
   std::vector<std::unique_ptr<ToyModel>> replicas;
   for (int r = 0; r < world; ++r) replicas.push_back(std::make_unique<ToyModel>(kSizes));
   auto nothing = [](int) -> absl::Status { return absl::OkStatus(); };
@@ -166,70 +169,70 @@ absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int
 }
 
 // What a user's program does on one rank.
-absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& pattern, Communicator& comm) {
+absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& pattern,
+                              Communicator& comm) {
   ToyModel model(kSizes);
   ParameterSet& params = model.params();
   std::unique_ptr<DataParallel> ddp;
   if (scenario.optimizing != Optimizing::kShardedAlone) {
     EK_ASSIGN_OR_RETURN(
-        ddp, DataParallel::Create(&comm, &params, scenario.buffers ? model.buffers() : std::vector<TensorView>(),
-                                  {.reducer = {.caps = kCaps, .gradient_as_bucket_view = scenario.views}}));
+        ddp, DataParallel::Create(
+                 &comm, &params, scenario.buffers ? model.buffers() : std::vector<TensorView>(),
+                 {.reducer = {.caps = kCaps, .gradient_as_bucket_view = scenario.views}}));
   }
-  std::unique_ptr<Optimizer> unsharded;
-  std::unique_ptr<ShardedOptimizer> sharded;
   if (scenario.freezing) params.SetTrainable("p3", false);  // Owned by nobody until it is trained.
-  if (scenario.optimizing == Optimizing::kUnsharded) {
-    EK_ASSIGN_OR_RETURN(unsharded, Optimizer::Create(&comm, &params, scenario.rule));
-  } else {
-    EK_ASSIGN_OR_RETURN(sharded, ShardedOptimizer::Create(&comm, &params, scenario.rule, {.bucket_cap = Bytes{16}}));
+  OptimizerOptions options;
+  if (scenario.optimizing != Optimizing::kUnsharded) {
+    options.placement = WholeTensors{.bucket_cap = Bytes{16}};
   }
-  Joinable* const optimizer = unsharded != nullptr ? static_cast<Joinable*>(unsharded.get()) : sharded.get();
-  std::vector<Joinable*> list = {optimizer};
+  EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, params, scenario.rule, options));
+  std::vector<Joinable*> list = {optimizer.get()};
   if (ddp != nullptr) list.insert(scenario.optimizer_first ? list.end() : list.begin(), ddp.get());
 
   Counter counter(&comm);
   if (scenario.count_at > 0) list.push_back(&counter);
-  auto count_at = [&](int place) { return scenario.count_at == place ? counter.Count() : absl::OkStatus(); };
+  auto count_at = [&](int place) {
+    return scenario.count_at == place ? counter.Count() : absl::OkStatus();
+  };
 
   float counted = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     const int inputs = InputsOf(pattern, comm.rank(), epoch);
-    for (size_t r = 0; r < pattern.size(); ++r) counted += InputsOf(pattern, static_cast<int>(r), epoch);
-    EK_RETURN_IF_ERROR(
-        RunJoined(list, {.divide_by = scenario.initial_divisor ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
-                  [&](JoinScope&) -> absl::Status {
-                    bool clear = true;
-                    for (int step = 0; step < inputs; ++step) {
-                      SetTrainable(scenario, epoch, step, params);
-                      if (clear) params.ClearGradients();
-                      const bool sync = clear = Syncs(scenario, step);
-                      EK_RETURN_IF_ERROR(count_at(1));
-                      if (ddp != nullptr)
-                        EK_RETURN_IF_ERROR(ddp->BeginStep(sync ? StepMode::kSync : StepMode::kAccumulate));
-                      EK_RETURN_IF_ERROR(count_at(2));
-                      model.Forward(comm.rank(), 10 * epoch + step);
-                      EK_RETURN_IF_ERROR(model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
-                        return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
-                      }));
-                      if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
-                      if (!sync) continue;
-                      EK_RETURN_IF_ERROR(unsharded != nullptr ? StepWithRate(scenario, epoch, step, *unsharded)
-                                                              : StepWithRate(scenario, epoch, step, *sharded));
-                      EK_RETURN_IF_ERROR(count_at(3));
-                    }
-                    return absl::OkStatus();
-                  }));
+    for (size_t r = 0; r < pattern.size(); ++r)
+      counted += InputsOf(pattern, static_cast<int>(r), epoch);
+    EK_RETURN_IF_ERROR(RunJoined(
+        list,
+        {.divide_by =
+             scenario.initial_divisor ? DivideBy::kInitialWorldSize : DivideBy::kActiveRanks},
+        [&](JoinScope&) -> absl::Status {
+          bool clear = true;
+          for (int step = 0; step < inputs; ++step) {
+            SetTrainable(scenario, epoch, step, params);
+            if (clear) params.ClearGradients();
+            const bool sync = clear = Syncs(scenario, step);
+            EK_RETURN_IF_ERROR(count_at(1));
+            if (ddp != nullptr)
+              EK_RETURN_IF_ERROR(ddp->BeginStep(sync ? StepMode::kSync : StepMode::kAccumulate));
+            EK_RETURN_IF_ERROR(count_at(2));
+            model.Forward(comm.rank(), 10 * epoch + step);
+            EK_RETURN_IF_ERROR(
+                model.Backward(comm.rank(), 10 * epoch + step, [&](int param) -> absl::Status {
+                  return ddp != nullptr ? ddp->GradientReady(param) : absl::OkStatus();
+                }));
+            if (ddp != nullptr) EK_RETURN_IF_ERROR(ddp->FinishStep());
+            if (!sync) continue;
+            EK_RETURN_IF_ERROR(StepWithRate(scenario, epoch, step, *optimizer));
+            EK_RETURN_IF_ERROR(count_at(3));
+          }
+          return absl::OkStatus();
+        }));
     params.ClearGradients();  // What nobody reduced is dropped, as a user's next epoch would.
   }
   if (scenario.count_at > 0) {
     EXPECT_EQ(counter.total, counted) << "rank " << comm.rank();
   }
   Outcome outcome{model.values(), model.buffer(), {}};
-  if (unsharded != nullptr) {
-    outcome.state = unsharded->state();
-  } else {
-    EK_ASSIGN_OR_RETURN(outcome.state, sharded->Consolidate());
-  }
+  EK_ASSIGN_OR_RETURN(outcome.state, optimizer->Consolidate());
   return outcome;
 }
 
@@ -247,7 +250,8 @@ std::vector<std::vector<int>> Patterns(int world, int stride) {
 }
 
 // What every rank of `group` ends with.
-absl::StatusOr<std::vector<Outcome>> TrainAll(const Scenario& scenario, const std::vector<int>& pattern,
+absl::StatusOr<std::vector<Outcome>> TrainAll(const Scenario& scenario,
+                                              const std::vector<int>& pattern,
                                               const TestGroup& group) {
   std::vector<Outcome> outcomes(group.size());
   EK_RETURN_IF_ERROR(internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
@@ -258,17 +262,19 @@ absl::StatusOr<std::vector<Outcome>> TrainAll(const Scenario& scenario, const st
 }
 
 bool BuffersAreShared(const Scenario& scenario, const std::vector<int>& pattern) {
-  return scenario.buffers &&
-         *std::min_element(pattern.begin(), pattern.end()) != *std::max_element(pattern.begin(), pattern.end());
+  return scenario.buffers && *std::min_element(pattern.begin(), pattern.end()) !=
+                                 *std::max_element(pattern.begin(), pattern.end());
 }
 
-// Where a backend adds in an order of its own, sums of three and more differ in the last bits. Weights here stay below
-// 8 in magnitude and get at most 6 updates of at most 3 ulp of the sums, amplified by the momentum's 10: far below
-// 1e-4. Adam divides by what may be small: 1e-3. All ranks still hold the same bits.
+// Where a backend adds in an order of its own, sums of three and more differ in the last bits.
+// Weights here stay below 8 in magnitude and get at most 6 updates of at most 3 ulp of the sums,
+// amplified by the momentum's 10: far below 1e-4. Adam divides by what may be small: 1e-3. All
+// ranks still hold the same bits.
 void ExpectNear(const Scenario& scenario, const Outcome& actual, const Outcome& expected) {
   const float bound = std::holds_alternative<AdamW>(scenario.rule) ? 1e-3f : 1e-4f;
   for (size_t p = 0; p < expected.values.size(); ++p) {
-    EXPECT_THAT(actual.values[p], testing::Pointwise(testing::FloatNear(bound), expected.values[p]));
+    EXPECT_THAT(actual.values[p],
+                testing::Pointwise(testing::FloatNear(bound), expected.values[p]));
   }
 }
 
@@ -298,7 +304,8 @@ void CheckAll(const Scenario& scenario, int stride_of_five = 3) {
   const bool is_in_full = TheTestBackend().is_in_full;
   for (int world : {2, 3, 5}) {
     // A stride that is odd comes to all numbers of inputs of each rank.
-    const int stride = world == 5 ? (is_in_full ? stride_of_five : 205) : (is_in_full ? 1 : 8 * world - 11);
+    const int stride =
+        world == 5 ? (is_in_full ? stride_of_five : 205) : (is_in_full ? 1 : 8 * world - 11);
     for (const std::vector<int>& pattern : Patterns(world, stride)) {
       Check(scenario, pattern);
       if (testing::Test::HasFailure()) return;
@@ -321,11 +328,15 @@ TEST(UnevenTest, Sharded) { CheckAll({.rule = kAdamW, .optimizing = Optimizing::
 TEST(UnevenTest, ShardedListedFirst) {
   CheckAll({.rule = kMomentum, .optimizing = Optimizing::kSharded, .optimizer_first = true});
 }
-TEST(UnevenTest, ShardedAlone) { CheckAll({.rule = kMomentum, .optimizing = Optimizing::kShardedAlone}); }
+TEST(UnevenTest, ShardedAlone) {
+  CheckAll({.rule = kMomentum, .optimizing = Optimizing::kShardedAlone});
+}
 TEST(UnevenTest, ShardedAloneFreezing) {
   CheckAll({.rule = kAdamW, .optimizing = Optimizing::kShardedAlone, .freezing = true});
 }
-TEST(UnevenTest, RatesThatChangeAfterTheStep) { CheckAll({.rule = kMomentum, .relative_rate = true}); }
+TEST(UnevenTest, RatesThatChangeAfterTheStep) {
+  CheckAll({.rule = kMomentum, .relative_rate = true});
+}
 TEST(UnevenTest, ShardedRatesThatChangeAfterTheStep) {
   CheckAll({.rule = kAdamW, .optimizing = Optimizing::kSharded, .relative_rate = true});
 }
@@ -333,7 +344,11 @@ TEST(UnevenTest, AUsersCollectiveAnywhereInTheStep) {
   for (int place : {1, 2, 3}) {
     SCOPED_TRACE(place);
     CheckAll({.rule = kMomentum, .buffers = true, .count_at = place}, /*stride_of_five=*/11);
-    CheckAll({.rule = kMomentum, .optimizing = Optimizing::kSharded, .optimizer_first = true, .count_at = place}, 11);
+    CheckAll({.rule = kMomentum,
+              .optimizing = Optimizing::kSharded,
+              .optimizer_first = true,
+              .count_at = place},
+             11);
   }
 }
 TEST(UnevenTest, EverythingUnsharded) {

@@ -141,42 +141,46 @@ void WrappedRelease(ReleasableMutexLock* lock) {
 
 // Mutex with conditions
 
-EK_WRAP(void, LockWhen, "5Mutex8LockWhenERKNS0_9ConditionE", Mutex* mutex, const Condition& condition);
+EK_WRAP(void, LockWhen, "5Mutex8LockWhenERKNS0_9ConditionE", Mutex* mutex,
+        const Condition& condition);
 void WrappedLockWhen(Mutex* mutex, const Condition& condition) {
   Locking(mutex, kWrite, [&] { RealLockWhen(mutex, condition); });
 }
 
-EK_WRAP(void, ReaderLockWhen, "5Mutex14ReaderLockWhenERKNS0_9ConditionE", Mutex* mutex, const Condition& condition);
+EK_WRAP(void, ReaderLockWhen, "5Mutex14ReaderLockWhenERKNS0_9ConditionE", Mutex* mutex,
+        const Condition& condition);
 void WrappedReaderLockWhen(Mutex* mutex, const Condition& condition) {
   Locking(mutex, kRead, [&] { RealReaderLockWhen(mutex, condition); });
 }
 
-EK_WRAP(bool, LockWhenWithTimeout, "5Mutex19LockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE", Mutex* mutex,
-        const Condition& condition, Duration timeout);
+EK_WRAP(bool, LockWhenWithTimeout, "5Mutex19LockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE",
+        Mutex* mutex, const Condition& condition, Duration timeout);
 bool WrappedLockWhenWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout) {
   bool met = false;
   Locking(mutex, kWrite, [&] { met = RealLockWhenWithTimeout(mutex, condition, timeout); });
   return met;
 }
 
-EK_WRAP(bool, LockWhenWithDeadline, "5Mutex20LockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE", Mutex* mutex,
-        const Condition& condition, Time deadline);
+EK_WRAP(bool, LockWhenWithDeadline, "5Mutex20LockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE",
+        Mutex* mutex, const Condition& condition, Time deadline);
 bool WrappedLockWhenWithDeadline(Mutex* mutex, const Condition& condition, Time deadline) {
   bool met = false;
   Locking(mutex, kWrite, [&] { met = RealLockWhenWithDeadline(mutex, condition, deadline); });
   return met;
 }
 
-EK_WRAP(bool, ReaderLockWhenWithTimeout, "5Mutex25ReaderLockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE",
-        Mutex* mutex, const Condition& condition, Duration timeout);
+EK_WRAP(bool, ReaderLockWhenWithTimeout,
+        "5Mutex25ReaderLockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE", Mutex* mutex,
+        const Condition& condition, Duration timeout);
 bool WrappedReaderLockWhenWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout) {
   bool met = false;
   Locking(mutex, kRead, [&] { met = RealReaderLockWhenWithTimeout(mutex, condition, timeout); });
   return met;
 }
 
-EK_WRAP(bool, ReaderLockWhenWithDeadline, "5Mutex26ReaderLockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE",
-        Mutex* mutex, const Condition& condition, Time deadline);
+EK_WRAP(bool, ReaderLockWhenWithDeadline,
+        "5Mutex26ReaderLockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE", Mutex* mutex,
+        const Condition& condition, Time deadline);
 bool WrappedReaderLockWhenWithDeadline(Mutex* mutex, const Condition& condition, Time deadline) {
   bool met = false;
   Locking(mutex, kRead, [&] { met = RealReaderLockWhenWithDeadline(mutex, condition, deadline); });
@@ -191,14 +195,14 @@ void WrappedAwait(Mutex* mutex, const Condition& condition) {
   });
 }
 
-EK_WRAP(bool, AwaitWithTimeout, "5Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE", Mutex* mutex,
-        const Condition& condition, Duration timeout);
+EK_WRAP(bool, AwaitWithTimeout, "5Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE",
+        Mutex* mutex, const Condition& condition, Duration timeout);
 bool WrappedAwaitWithTimeout(Mutex* mutex, const Condition& condition, Duration timeout) {
   return Waiting(mutex, [&] { return RealAwaitWithTimeout(mutex, condition, timeout); });
 }
 
-EK_WRAP(bool, AwaitWithDeadline, "5Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE", Mutex* mutex,
-        const Condition& condition, Time deadline);
+EK_WRAP(bool, AwaitWithDeadline, "5Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE",
+        Mutex* mutex, const Condition& condition, Time deadline);
 bool WrappedAwaitWithDeadline(Mutex* mutex, const Condition& condition, Time deadline) {
   return Waiting(mutex, [&] { return RealAwaitWithDeadline(mutex, condition, deadline); });
 }
@@ -213,14 +217,14 @@ void WrappedWait(CondVar* variable, Mutex* mutex) {
   });
 }
 
-EK_WRAP(bool, WaitWithTimeout, "7CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE", CondVar* variable, Mutex* mutex,
-        Duration timeout);
+EK_WRAP(bool, WaitWithTimeout, "7CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE",
+        CondVar* variable, Mutex* mutex, Duration timeout);
 bool WrappedWaitWithTimeout(CondVar* variable, Mutex* mutex, Duration timeout) {
   return Waiting(mutex, [&] { return RealWaitWithTimeout(variable, mutex, timeout); });
 }
 
-EK_WRAP(bool, WaitWithDeadline, "7CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE", CondVar* variable, Mutex* mutex,
-        Time deadline);
+EK_WRAP(bool, WaitWithDeadline, "7CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE",
+        CondVar* variable, Mutex* mutex, Time deadline);
 bool WrappedWaitWithDeadline(CondVar* variable, Mutex* mutex, Time deadline) {
   return Waiting(mutex, [&] { return RealWaitWithDeadline(variable, mutex, deadline); });
 }
@@ -233,13 +237,15 @@ void WrappedNotify(Notification* notification) {
   RealNotify(notification);
 }
 
-EK_WRAP_CONST(void, WaitForNotification, "12Notification19WaitForNotificationEv", const Notification* notification);
+EK_WRAP_CONST(void, WaitForNotification, "12Notification19WaitForNotificationEv",
+              const Notification* notification);
 void WrappedWaitForNotification(const Notification* notification) {
   RealWaitForNotification(notification);
   __atomic_load_n(Flag(notification), __ATOMIC_ACQUIRE);
 }
 
-EK_WRAP_CONST(bool, WaitForNotificationWithTimeout, "12Notification30WaitForNotificationWithTimeoutENS0_8DurationE",
+EK_WRAP_CONST(bool, WaitForNotificationWithTimeout,
+              "12Notification30WaitForNotificationWithTimeoutENS0_8DurationE",
               const Notification* notification, Duration timeout);
 bool WrappedWaitForNotificationWithTimeout(const Notification* notification, Duration timeout) {
   bool notified = RealWaitForNotificationWithTimeout(notification, timeout);
@@ -247,7 +253,8 @@ bool WrappedWaitForNotificationWithTimeout(const Notification* notification, Dur
   return notified;
 }
 
-EK_WRAP_CONST(bool, WaitForNotificationWithDeadline, "12Notification31WaitForNotificationWithDeadlineENS0_4TimeE",
+EK_WRAP_CONST(bool, WaitForNotificationWithDeadline,
+              "12Notification31WaitForNotificationWithDeadlineENS0_4TimeE",
               const Notification* notification, Time deadline);
 bool WrappedWaitForNotificationWithDeadline(const Notification* notification, Time deadline) {
   bool notified = RealWaitForNotificationWithDeadline(notification, deadline);

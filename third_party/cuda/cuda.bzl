@@ -2,7 +2,7 @@
 
 What is not there becomes an incompatible target, so that `bazel test //...`
 skips whatever needs it: nothing is built with CUDA without a toolkit, and all
-but //comm:nccl is built without NCCL. For each there is a config_setting
+but //comm/nccl is built without NCCL. For each there is a config_setting
 `has_<name>`, for select(). The targets:
 
   headers     of the toolkit

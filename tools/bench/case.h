@@ -1,13 +1,15 @@
-// What is measured: one collective, of one size, on ranks that hold known values.
+// A case of the benchmark: one collective, of one size, on ranks that hold known values.
 //
-//   const Case what{.op = Op::kAllGather, .scalar = Scalar::kFloat32, .bytes = 1 << 20, .world = 4};
+//   const Case what{
+//       .op = Op::kAllGather, .scalar = Scalar::kFloat32, .bytes = 1 << 20, .world = 4};
 //   std::vector<std::byte> in(what.in_bytes()), out(what.out_bytes());
 //   Fill(what, rank, in.data(), out.data());
 //   // ... the collective ...
-//   std::string wrong = FindWrong(what, rank, out.data());     // empty, or "element 17 is 3 instead of 5"
+//   // empty, or "element 17 is 3 instead of 5"
+//   std::string wrong = FindWrong(what, rank, out.data());
 //
-// Units:   `bytes` is what nccl-tests call the size: the whole buffer of all_reduce, broadcast, reduce, send_recv and
-//          all_to_all, the output of all_gather, the input of reduce_scatter.
+// Units:   `bytes` is what nccl-tests call the size: the whole buffer of all_reduce, broadcast,
+//          reduce, send_recv and all_to_all, the output of all_gather, the input of reduce_scatter.
 // Shapes:  all_reduce, reduce and broadcast work in place, on `out`, and have no input.
 // Threads: values and pure functions.
 //
@@ -19,13 +21,20 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <vector>
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 // send_recv: every rank sends to the next one and receives from the previous one.
-enum class Op { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kAllToAll, kBarrier, kSendRecv };
+enum class Op {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kReduce,
+  kAllToAll,
+  kBarrier,
+  kSendRecv
+};
 constexpr Op kAllOps[] = {Op::kAllReduce, Op::kReduceScatter, Op::kAllGather, Op::kBroadcast,
                           Op::kReduce,    Op::kAllToAll,      Op::kSendRecv,  Op::kBarrier};
 
@@ -40,7 +49,8 @@ constexpr Scalar kAllScalars[] = {Scalar::kFloat32,  Scalar::kFloat64, Scalar::k
                                   Scalar::kBFloat16, Scalar::kInt32,   Scalar::kInt64};
 
 inline const char* NameOf(Scalar scalar) {
-  static const char* const names[] = {"float32", "float64", "float16", "bfloat16", "int32", "int64"};
+  static const char* const names[] = {"float32",  "float64", "float16",
+                                      "bfloat16", "int32",   "int64"};
   return names[static_cast<int>(scalar)];
 }
 
@@ -60,9 +70,13 @@ struct Case {
   int world = 1;
   bool registered = false;  // In memory that the transport has given out.
 
-  bool is_in_place() const { return op == Op::kAllReduce || op == Op::kReduce || op == Op::kBroadcast; }
+  bool is_in_place() const {
+    return op == Op::kAllReduce || op == Op::kReduce || op == Op::kBroadcast;
+  }
   // Whether each rank has a part of the data of its own.
-  bool has_parts() const { return op == Op::kAllGather || op == Op::kReduceScatter || op == Op::kAllToAll; }
+  bool has_parts() const {
+    return op == Op::kAllGather || op == Op::kReduceScatter || op == Op::kAllToAll;
+  }
   int64_t count() const { return bytes / SizeOf(scalar); }
   int64_t part() const { return count() / world; }  // Elements.
   int64_t in_bytes() const {
@@ -74,28 +88,30 @@ struct Case {
     return op == Op::kReduceScatter ? bytes / world : bytes;
   }
   bool operator==(const Case& other) const {
-    return op == other.op && scalar == other.scalar && bytes == other.bytes && world == other.world &&
-           registered == other.registered;
+    return op == other.op && scalar == other.scalar && bytes == other.bytes &&
+           world == other.world && registered == other.registered;
   }
 };
 
-// The nearest size from there down that a collective can have: a whole number of elements, and of parts; at least one.
+// The nearest size from there down that a collective can have: a whole number of elements, and of
+// parts; at least one.
 inline int64_t WholeBytes(Case what) {
   if (what.op == Op::kBarrier) return 0;
   const int64_t step = SizeOf(what.scalar) * (what.has_parts() ? what.world : 1);
   return what.bytes < step ? step : what.bytes / step * step;
 }
 
-// What rank `rank` has at element `i` before the collective: 0 to 3, as if by chance, so that neither a shift nor a
-// part of another rank looks right.
+// Returns the value of rank `rank` at element `i` before the collective: 0 to 3, as if by chance,
+// so that neither a shift nor a part of another rank passes the check.
 inline int Value(int rank, int64_t i) {
-  uint32_t mixed = static_cast<uint32_t>(i) * 0x9E3779B1u + static_cast<uint32_t>(rank) * 0x7FEB352Du;
+  uint32_t mixed =
+      static_cast<uint32_t>(i) * 0x9E3779B1u + static_cast<uint32_t>(rank) * 0x7FEB352Du;
   mixed ^= mixed >> 15;
   mixed *= 0x846CA68Bu;
   return static_cast<int>(mixed >> 13 & 3);
 }
 
-// What this rank must have at element `i` afterwards.
+// Returns the value that this rank must have at element `i` afterwards.
 inline int Expected(const Case& what, int rank, int64_t i) {
   const auto sum = [&](int64_t at) {
     int total = 0;
@@ -129,7 +145,8 @@ inline uint16_t HalfBits(int value, int exponent_bits) {
   int exponent = 0;
   while (value >> (exponent + 1) != 0) ++exponent;
   const int digits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
-  const int fraction = exponent <= digits ? value << (digits - exponent) : value >> (exponent - digits);
+  const int fraction =
+      exponent <= digits ? value << (digits - exponent) : value >> (exponent - digits);
   return static_cast<uint16_t>((exponent + bias) << digits | (fraction & ((1 << digits) - 1)));
 }
 
@@ -165,7 +182,8 @@ auto WithForm(Scalar scalar, const Use& use) {
   return use(PlainForm<float>());
 }
 
-// Gives a rank's buffers what they must have before the collective. What it will only write holds no result yet.
+// Gives a rank's buffers what they must have before the collective. What it will only write holds
+// no result yet.
 inline void Fill(const Case& what, int rank, void* in, void* out) {
   WithForm(what.scalar, [&](auto form) {
     using T = typename decltype(form)::Type;
@@ -192,14 +210,13 @@ inline std::string FindWrong(const Case& what, int rank, const void* out) {
         const T known = form(other);
         if (std::memcmp(&data[i], &known, sizeof(T)) == 0) is = std::to_string(other);
       }
-      return "element " + std::to_string(i) + " of " + std::to_string(count) + " is " + is + " instead of " +
-             std::to_string(expected);
+      return "element " + std::to_string(i) + " of " + std::to_string(count) + " is " + is +
+             " instead of " + std::to_string(expected);
     }
     return "";
   });
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_CASE_H_

@@ -8,8 +8,7 @@
 #include "evenkeel/comm/types.h"
 #include "gtest/gtest.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 TEST(CaseTest, BuffersHaveTheSizesOfNcclTests) {
@@ -32,7 +31,8 @@ TEST(CaseTest, BuffersHaveTheSizesOfNcclTests) {
 TEST(CaseTest, SizesAreWholePartsAndNeverNone) {
   EXPECT_EQ(WholeBytes({.op = Op::kAllGather, .bytes = 1024, .world = 3}), 1020);
   EXPECT_EQ(WholeBytes({.op = Op::kAllReduce, .bytes = 1023, .world = 3}), 1020);
-  EXPECT_EQ(WholeBytes({.op = Op::kAllToAll, .scalar = Scalar::kFloat64, .bytes = 1, .world = 3}), 24);
+  EXPECT_EQ(WholeBytes({.op = Op::kAllToAll, .scalar = Scalar::kFloat64, .bytes = 1, .world = 3}),
+            24);
   EXPECT_EQ(WholeBytes({.op = Op::kBarrier, .bytes = 1024, .world = 3}), 0);
 }
 
@@ -123,12 +123,13 @@ TEST(CaseTest, SaysWhichElementIsWhat) {
   for (int64_t i = 0; i < 4; ++i) data.push_back(static_cast<float>(Expected(what, 0, i)));
   const int expected = Expected(what, 0, 2);
   data[2] = static_cast<float>(expected == 5 ? 4 : 5);
-  EXPECT_EQ(FindWrong(what, 0, data.data()),
-            "element 2 of 4 is " + std::to_string(expected == 5 ? 4 : 5) + " instead of " + std::to_string(expected));
+  EXPECT_EQ(FindWrong(what, 0, data.data()), "element 2 of 4 is " +
+                                                 std::to_string(expected == 5 ? 4 : 5) +
+                                                 " instead of " + std::to_string(expected));
   data[2] = std::nanf("");
-  EXPECT_NE(FindWrong(what, 0, data.data()).find("is something else instead of"), std::string::npos);
+  EXPECT_NE(FindWrong(what, 0, data.data()).find("is something else instead of"),
+            std::string::npos);
 }
 
 }  // namespace
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -13,8 +13,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/bench/mpi_sources.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 bool IsThere(absl::string_view program, absl::string_view path) {
@@ -37,14 +36,16 @@ std::vector<Mpi> FindMpis(absl::string_view path) {
   std::vector<Mpi> found;
   for (Mpi& mpi : KnownMpis()) {
     // The plain name is one of the others' where they are there.
-    if (CheckThere(mpi, path).ok() && (mpi.name != "mpi" || found.empty())) found.push_back(std::move(mpi));
+    if (CheckThere(mpi, path).ok() && (mpi.name != "mpi" || found.empty()))
+      found.push_back(std::move(mpi));
   }
   return found;
 }
 
 absl::Status CheckThere(const Mpi& mpi, absl::string_view path) {
   for (const std::string& program : {mpi.mpirun, mpi.mpicxx}) {
-    if (!IsThere(program, path)) return absl::NotFoundError(absl::StrCat(mpi.name, ": there is no ", program));
+    if (!IsThere(program, path))
+      return absl::NotFoundError(absl::StrCat(mpi.name, ": cannot find ", program));
   }
   return absl::OkStatus();
 }
@@ -53,23 +54,25 @@ absl::StatusOr<std::string> CompileMpiRank(const Mpi& mpi, const std::string& fo
   const std::string at = folder + "/evenkeel/tools/bench", binary = folder + "/mpi_rank";
   std::error_code error;
   std::filesystem::create_directories(at, error);
-  if (error) return absl::UnavailableError(absl::StrCat("can't make ", at, ": ", error.message()));
+  if (error)
+    return absl::UnavailableError(absl::StrCat("cannot create ", at, ": ", error.message()));
   for (const MpiSource& source : kMpiSources) {
     const std::string path = absl::StrCat(at, "/", source.name);
     std::ofstream file(path);
     file << source.text;
     file.close();
-    if (!file) return absl::UnavailableError(absl::StrCat("can't write ", path));
+    if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", path));
   }
-  const Program compiler{
-      .command = {mpi.mpicxx, "-std=c++17", "-O2", "-I" + folder, at + "/mpi_rank.cc", "-o", binary}};
+  const Program compiler{.command = {mpi.mpicxx, "-std=c++17", "-O2", "-I" + folder,
+                                     at + "/mpi_rank.cc", "-o", binary}};
   EK_RETURN_IF_ERROR(RunToEnd(compiler, folder + "/log").status());
   return binary;
 }
 
-absl::StatusOr<Program> MpiProgram(const Mpi& mpi, const std::string& binary, int world, const std::string& folder,
-                                   absl::string_view more_arguments) {
-  EK_ASSIGN_OR_RETURN(const std::string version, RunToEnd({.command = {mpi.mpirun, "--version"}}, folder + "/version"));
+absl::StatusOr<Program> MpiProgram(const Mpi& mpi, const std::string& binary, int world,
+                                   const std::string& folder, absl::string_view more_arguments) {
+  EK_ASSIGN_OR_RETURN(const std::string version,
+                      RunToEnd({.command = {mpi.mpirun, "--version"}}, folder + "/version"));
   std::vector<std::string> command = {mpi.mpirun, "-n", absl::StrCat(world)};
   if (absl::StrContains(version, "Open MPI") || absl::StrContains(version, "OpenRTE")) {
     command.insert(command.end(), {"--oversubscribe", "--bind-to", "none"});
@@ -82,5 +85,4 @@ absl::StatusOr<Program> MpiProgram(const Mpi& mpi, const std::string& binary, in
   return Program{.command = std::move(command)};
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -1,5 +1,5 @@
-// A rank of an MPI in the benchmark. Compiled on the spot with the MPI's own compiler (mpi.h), together with
-// rank_side.h and case.h and nothing else, and started by its mpirun:
+// A rank of an MPI in the benchmark. Compiled on the spot with the MPI's own compiler (mpi.h),
+// together with rank_side.h and case.h and nothing else, and started by its mpirun:
 //
 //   mpirun -n 2 mpi_rank FOLDER
 
@@ -12,25 +12,13 @@
 #include "evenkeel/tools/bench/case.h"
 #include "evenkeel/tools/bench/rank_side.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 MPI_Datatype TypeOf(Scalar scalar) {
-  switch (scalar) {
-    case Scalar::kFloat32:
-      return MPI_FLOAT;
-    case Scalar::kFloat64:
-      return MPI_DOUBLE;
-    case Scalar::kInt32:
-      return MPI_INT32_T;
-    case Scalar::kInt64:
-      return MPI_INT64_T;
-    case Scalar::kFloat16:
-    case Scalar::kBFloat16:
-      break;
-  }
-  return MPI_DATATYPE_NULL;
+  const MPI_Datatype types[] = {MPI_FLOAT,         MPI_DOUBLE,  MPI_DATATYPE_NULL,
+                                MPI_DATATYPE_NULL, MPI_INT32_T, MPI_INT64_T};
+  return types[static_cast<int>(scalar)];
 }
 
 class MpiCollectives : public Collectives {
@@ -38,7 +26,8 @@ class MpiCollectives : public Collectives {
   MpiCollectives(int rank, int world) : rank_(rank), world_(world) {}
 
   std::string WhyNot(const Case& what) override {
-    if (TypeOf(what.scalar) == MPI_DATATYPE_NULL) return std::string("MPI has no ") + NameOf(what.scalar);
+    if (TypeOf(what.scalar) == MPI_DATATYPE_NULL)
+      return std::string("MPI has no ") + NameOf(what.scalar);
     if (what.count() > INT_MAX) return "MPI counts elements in an int";
     return what.registered ? "its memory is not registered here" : "";
   }
@@ -60,8 +49,8 @@ class MpiCollectives : public Collectives {
       case Op::kAllReduce:
         return MPI_Allreduce(MPI_IN_PLACE, out, count, type, MPI_SUM, MPI_COMM_WORLD);
       case Op::kReduce:
-        return MPI_Reduce(rank_ == kRoot ? MPI_IN_PLACE : out, rank_ == kRoot ? out : nullptr, count, type, MPI_SUM,
-                          kRoot, MPI_COMM_WORLD);
+        return MPI_Reduce(rank_ == kRoot ? MPI_IN_PLACE : out, rank_ == kRoot ? out : nullptr,
+                          count, type, MPI_SUM, kRoot, MPI_COMM_WORLD);
       case Op::kBroadcast:
         return MPI_Bcast(out, count, type, kRoot, MPI_COMM_WORLD);
       case Op::kReduceScatter:
@@ -71,8 +60,8 @@ class MpiCollectives : public Collectives {
       case Op::kAllToAll:
         return MPI_Alltoall(in, part, type, out, part, type, MPI_COMM_WORLD);
       case Op::kSendRecv:
-        return MPI_Sendrecv(in, count, type, (rank_ + 1) % world_, 0, out, count, type, (rank_ + world_ - 1) % world_,
-                            0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        return MPI_Sendrecv(in, count, type, (rank_ + 1) % world_, 0, out, count, type,
+                            (rank_ + world_ - 1) % world_, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
       case Op::kBarrier:
         return MPI_Barrier(MPI_COMM_WORLD);
     }
@@ -99,7 +88,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 int main(int argc, char** argv) { return evenkeel::bench::Main(argc, argv); }

@@ -1,12 +1,12 @@
-// The sources of the program that an MPI's compiler is given (mpi_rank.cc), as text in this program. Made by the build.
+// The sources of the program that an MPI's compiler is given (mpi_rank.cc), as text in this
+// program. Made by the build.
 
 #ifndef EVENKEEL_TOOLS_BENCH_MPI_SOURCES_H_
 #define EVENKEEL_TOOLS_BENCH_MPI_SOURCES_H_
 
 #include <span>
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 struct MpiSource {
   const char* name;
@@ -15,7 +15,6 @@ struct MpiSource {
 
 extern const std::span<const MpiSource> kMpiSources;
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_MPI_SOURCES_H_

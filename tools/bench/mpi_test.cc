@@ -13,8 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 using testing::Contains;
@@ -25,8 +24,8 @@ using testing::HasSubstr;
 class MpiTest : public testing::Test {
  protected:
   MpiTest() {
-    folder_ =
-        std::string(std::getenv("TEST_TMPDIR")) + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ = std::string(std::getenv("TEST_TMPDIR")) + "/" +
+              testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
@@ -61,15 +60,18 @@ TEST_F(MpiTest, FindsThoseThatHaveBothPrograms) {
 }
 
 TEST_F(MpiTest, NamesWhatIsMissing) {
-  EXPECT_EQ(CheckThere({"mpi", "mpirun", "mpicxx"}, folder_), absl::NotFoundError("mpi: there is no mpirun"));
+  EXPECT_EQ(CheckThere({"mpi", "mpirun", "mpicxx"}, folder_),
+            absl::NotFoundError("mpi: cannot find mpirun"));
   Add("mpirun");
-  EXPECT_EQ(CheckThere({"mpi", "mpirun", "mpicxx"}, folder_), absl::NotFoundError("mpi: there is no mpicxx"));
+  EXPECT_EQ(CheckThere({"mpi", "mpirun", "mpicxx"}, folder_),
+            absl::NotFoundError("mpi: cannot find mpicxx"));
   EXPECT_TRUE(CheckThere({"mpi", Add("here"), Add("there")}, "").ok());
 }
 
 TEST_F(MpiTest, OpenMpiIsToldWhatItAsksFor) {
   const Mpi open{"mpi", Add("open", "echo 'mpirun (Open MPI) 4.1.4'"), ""};
-  const absl::StatusOr<Program> program = MpiProgram(open, "/x/mpi_rank", 3, folder_, " --mca  btl self ");
+  const absl::StatusOr<Program> program =
+      MpiProgram(open, "/x/mpi_rank", 3, folder_, " --mca  btl self ");
   ASSERT_TRUE(program.ok()) << program.status();
   EXPECT_THAT(program->command, Contains("--oversubscribe"));
   const std::vector<std::string> end(program->command.end() - 5, program->command.end());
@@ -85,10 +87,12 @@ TEST_F(MpiTest, OthersAreNot) {
 
 TEST_F(MpiTest, WhatACompilerComplainsOfIsSaid) {
   const Mpi mpi{"mpi", "", Add("mpicxx", "echo there is no such option; exit 3")};
-  EXPECT_THAT(CompileMpiRank(mpi, folder_).status().message(), HasSubstr("failed: there is no such option"));
+  EXPECT_THAT(CompileMpiRank(mpi, folder_).status().message(),
+              HasSubstr("failed: there is no such option"));
 }
 
-// The sources need nothing but what they carry: a compiler sees the folder and a header that stands for the MPI's.
+// The sources need nothing but what they carry: a compiler sees the folder and a header that stands
+// for the MPI's.
 TEST_F(MpiTest, SourcesAreCompleteWithoutThisRepository) {
   std::ofstream(folder_ + "/mpi.h") << R"(
     using MPI_Datatype = int; using MPI_Comm = int; using MPI_Op = int; struct MPI_Status;
@@ -112,5 +116,4 @@ TEST_F(MpiTest, SourcesAreCompleteWithoutThisRepository) {
 }
 
 }  // namespace
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -1,11 +1,13 @@
-// One of those that are compared: the ranks of a backend, which wait until they are told what to do.
+// One of the compared contenders: the ranks of a backend, which wait for requests.
 //
-//   EK_ASSIGN_OR_RETURN(std::vector<double> seconds, peer.Time(what, {.warmups = 1, .repetitions = 10}));
+//   EK_ASSIGN_OR_RETURN(std::vector<double> seconds,
+//                       peer.Time(what, {.warmups = 1, .repetitions = 10}));
 //   EK_RETURN_IF_ERROR(peer.Check(what));        // DataLoss: the result of a fresh run was wrong
 //
 // Threads: thread-compatible.
-// Errors:  Unimplemented: the transport does not do that; the peer goes on. DataLoss names rank, element and values,
-//          what else comes back is what a rank said or how it ended: the peer is of no more use.
+// Errors:  Unimplemented: the transport does not do that; the peer continues. DataLoss names rank,
+//          element and values, what else comes back is what a rank said or how it ended: the peer
+//          is of no more use.
 
 #ifndef EVENKEEL_TOOLS_BENCH_PEER_H_
 #define EVENKEEL_TOOLS_BENCH_PEER_H_
@@ -17,8 +19,7 @@
 #include "absl/status/statusor.h"
 #include "evenkeel/tools/bench/case.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 struct Block {
   int warmups = 0;
@@ -39,7 +40,6 @@ class Peer {
   virtual absl::Status Forget() = 0;
 };
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_PEER_H_

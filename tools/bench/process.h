@@ -16,24 +16,22 @@
 
 #include "absl/status/statusor.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 struct Program {
   std::vector<std::string> command;              // A name without '/' is looked for in PATH.
   std::map<std::string, std::string> variables;  // Added to this process's environment.
 };
 
-// Starts it; its standard input is empty, and what it says goes to the end of the file `log`.
+// Starts it; its standard input is empty, and its output is appended to the file `log`.
 absl::StatusOr<pid_t> Spawn(const Program& program, const std::string& log);
 
-// Waits for it, for as long as it takes, and answers what it has said.
+// Waits for its end without a deadline, and returns its output.
 absl::StatusOr<std::string> RunToEnd(const Program& program, const std::string& log);
 
 // The end of what has been said, of a length for messages.
 std::string EndOfLog(const std::string& log);
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_PROCESS_H_

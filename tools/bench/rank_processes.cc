@@ -24,8 +24,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/bench/rank_side.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 // A rank ends itself when a line has taken it longer than it may.
@@ -83,7 +82,10 @@ class Line {
 class RankProcesses : public Peer {
  public:
   explicit RankProcesses(const RankOptions& options)
-      : name_(options.name), folder_(options.folder), patience_(options.patience), ranks_(options.world) {}
+      : name_(options.name),
+        folder_(options.folder),
+        patience_(options.patience),
+        ranks_(options.world) {}
 
   ~RankProcesses() override {
     ranks_.clear();
@@ -113,34 +115,41 @@ class RankProcesses : public Peer {
   absl::StatusOr<std::vector<double>> Time(const Case& what, const Block& block) override {
     EK_ASSIGN_OR_RETURN(std::vector<double> slowest, Measure("time", what, block));
     if (static_cast<int>(slowest.size()) == block.repetitions) return slowest;
-    return absl::InternalError(absl::StrCat(name_, " measured ", slowest.size(), " of ", block.repetitions));
+    return absl::InternalError(
+        absl::StrCat(name_, " measured ", slowest.size(), " of ", block.repetitions));
   }
 
   absl::StatusOr<double> Loop(const Case& what, const Block& block) override {
     EK_ASSIGN_OR_RETURN(const std::vector<double> slowest, Measure("loop", what, block));
     if (slowest.size() == 1) return slowest[0];
-    return absl::InternalError(absl::StrCat(name_, " measured ", slowest.size(), " loops instead of one"));
+    return absl::InternalError(
+        absl::StrCat(name_, " measured ", slowest.size(), " loops, expected is one"));
   }
 
-  absl::Status Check(const Case& what) override { return Ask(absl::StrCat("check ", TextOf(what))).status(); }
+  absl::Status Check(const Case& what) override {
+    return Ask(absl::StrCat("check ", TextOf(what))).status();
+  }
   absl::Status Forget() override { return Ask("forget").status(); }
 
  private:
   std::string Log() const { return folder_ + "/log"; }
 
   static std::string TextOf(const Case& what) {
-    return absl::StrCat(NameOf(what.op), " ", NameOf(what.scalar), " ", what.bytes, " ", what.registered ? 1 : 0);
+    return absl::StrCat(NameOf(what.op), " ", NameOf(what.scalar), " ", what.bytes, " ",
+                        what.registered ? 1 : 0);
   }
 
   absl::Status Listen() {
-    const Descriptor barrier(open((folder_ + "/barrier").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    if (barrier.get() < 0 || ftruncate(barrier.get(), sizeof(SharedBarrier)) != 0) return SystemError(folder_);
+    const Descriptor barrier(
+        open((folder_ + "/barrier").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (barrier.get() < 0 || ftruncate(barrier.get(), sizeof(SharedBarrier)) != 0)
+      return SystemError(folder_);
     const Descriptor at(open(folder_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     listener_ = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const sockaddr_un address = SocketAddressIn(at.get());
     if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
         listen(listener_.get(), SOMAXCONN) != 0) {
-      return SystemError(absl::StrCat("can't listen in ", folder_));
+      return SystemError(absl::StrCat("cannot listen in ", folder_));
     }
     return absl::OkStatus();
   }
@@ -149,29 +158,30 @@ class RankProcesses : public Peer {
   absl::Status Meet(absl::Time deadline) {
     for (size_t come = 0; come < ranks_.size(); ++come) {
       for (pollfd ready{.fd = listener_.get(), .events = POLLIN}; poll(&ready, 1, 100) <= 0;) {
-        if (Reap(/*stops_at_one=*/true)) return Gone("a rank ended before it had come");
+        if (Reap(/*stops_at_one=*/true)) return Gone("a rank ended before it connected");
         if (absl::Now() >= deadline) {
-          return Gone(
-              absl::StrCat(come, " of ", ranks_.size(), " ranks have come within ", absl::FormatDuration(patience_)));
+          return Gone(absl::StrCat(come, " of ", ranks_.size(), " ranks connected within ",
+                                   absl::FormatDuration(patience_)));
         }
       }
-      auto line = std::make_unique<Line>(Descriptor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+      auto line = std::make_unique<Line>(
+          Descriptor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
       while (!line->Has()) {
-        if (!line->Read()) return Gone("a rank came and went");
+        if (!line->Read()) return Gone("a rank connected and disconnected again");
       }
       const std::string said = line->Take();
       absl::string_view text = said;
       size_t rank = 0;
-      if (!absl::ConsumePrefix(&text, "rank ") || !absl::SimpleAtoi(text, &rank) || rank >= ranks_.size() ||
-          ranks_[rank] != nullptr) {
-        return Gone(absl::StrCat("a rank of ", ranks_.size(), " said \"", said, "\""));
+      if (!absl::ConsumePrefix(&text, "rank ") || !absl::SimpleAtoi(text, &rank) ||
+          rank >= ranks_.size() || ranks_[rank] != nullptr) {
+        return Gone(absl::StrCat("a rank of ", ranks_.size(), " sent \"", said, "\""));
       }
       ranks_[rank] = std::move(line);
     }
     return absl::OkStatus();
   }
 
-  // Tells all ranks, and answers what each of them has said after its "ok".
+  // Sends `text` to all ranks, and returns each one's text after its "ok".
   absl::StatusOr<std::vector<std::string>> Ask(const std::string& text) {
     absl::StatusOr<std::vector<std::string>> answers = AskAll(text);
     has_failed_ |= !answers.ok() && !absl::IsUnimplemented(answers.status());
@@ -188,15 +198,19 @@ class RankProcesses : public Peer {
     while (!open.empty()) {
       std::vector<pollfd> fds;
       for (const size_t rank : open) fds.push_back({.fd = ranks_[rank]->fd(), .events = POLLIN});
-      if (poll(fds.data(), fds.size(), static_cast<int>(absl::ToInt64Milliseconds(kAnswerTimeout))) < 0 &&
+      if (poll(fds.data(), fds.size(),
+               static_cast<int>(absl::ToInt64Milliseconds(kAnswerTimeout))) < 0 &&
           errno != EINTR) {
         return SystemError("poll");
       }
-      if (absl::Now() >= deadline) return Gone(absl::StrCat("rank ", *open.begin(), " does not answer \"", text, "\""));
+      if (absl::Now() >= deadline)
+        return Gone(absl::StrCat("rank ", *open.begin(), " does not respond to \"", text, "\""));
       for (const pollfd& fd : fds) {
         if (fd.revents == 0) continue;
-        const size_t rank = *std::find_if(open.begin(), open.end(), [&](size_t r) { return ranks_[r]->fd() == fd.fd; });
-        if (!ranks_[rank]->Read()) return Gone(absl::StrCat("rank ", rank, " is gone at \"", text, "\""));
+        const size_t rank = *std::find_if(open.begin(), open.end(),
+                                          [&](size_t r) { return ranks_[r]->fd() == fd.fd; });
+        if (!ranks_[rank]->Read())
+          return Gone(absl::StrCat("rank ", rank, " disconnected at \"", text, "\""));
         if (!ranks_[rank]->Has()) continue;
         answers[rank] = ranks_[rank]->Take();
         open.erase(rank);
@@ -211,18 +225,21 @@ class RankProcesses : public Peer {
 
   absl::Status StatusOf(absl::string_view answer) const {
     if (absl::ConsumePrefix(&answer, "ok")) return absl::OkStatus();
-    if (absl::ConsumePrefix(&answer, "skip ")) return absl::UnimplementedError(absl::StrCat(name_, ": ", answer));
+    if (absl::ConsumePrefix(&answer, "skip "))
+      return absl::UnimplementedError(absl::StrCat(name_, ": ", answer));
     if (absl::ConsumePrefix(&answer, "wrong ")) {
-      return absl::DataLossError(absl::StrCat(name_, " has a wrong result: ", answer));
+      return absl::DataLossError(absl::StrCat(name_, " computed a wrong result: ", answer));
     }
     absl::ConsumePrefix(&answer, "error ");
     return absl::InternalError(absl::StrCat(name_, " failed: ", answer));
   }
 
   // In seconds, each the slowest rank's.
-  absl::StatusOr<std::vector<double>> Measure(absl::string_view verb, const Case& what, const Block& block) {
-    EK_ASSIGN_OR_RETURN(const std::vector<std::string> answers,
-                        Ask(absl::StrCat(verb, " ", TextOf(what), " ", block.warmups, " ", block.repetitions)));
+  absl::StatusOr<std::vector<double>> Measure(absl::string_view verb, const Case& what,
+                                              const Block& block) {
+    EK_ASSIGN_OR_RETURN(
+        const std::vector<std::string> answers,
+        Ask(absl::StrCat(verb, " ", TextOf(what), " ", block.warmups, " ", block.repetitions)));
     std::vector<double> slowest;
     for (const std::string& answer : answers) {
       std::istringstream words(answer.substr(2));
@@ -263,5 +280,4 @@ absl::StatusOr<std::unique_ptr<Peer>> StartRanks(const RankOptions& options) {
   return peer;
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -1,10 +1,12 @@
-// A peer whose ranks are processes of this host: starts them, and speaks with each over a socket (rank_side.h).
+// A peer whose ranks are processes of this host: starts them, and speaks with each over a socket
+// (rank_side.h).
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Peer> gloo,
-//                       StartRanks({.name = "gloo", .world = 2, .folder = folder, .programs = {...}}));
+//                   StartRanks({.name = "gloo", .world = 2, .folder = folder, .programs = {...}}));
 //
-// Their output goes to <folder>/log, and its end into the message where a rank does not come or goes too early.
-// Destruction hangs up, which ends them well, and kills those that are still there after some seconds.
+// Their output goes to <folder>/log, and its end into the message where a rank does not come or
+// goes too early. Destruction hangs up, which ends them well, and kills those that are still there
+// after some seconds.
 //
 // Errors: Unavailable.
 
@@ -20,8 +22,7 @@
 #include "evenkeel/tools/bench/peer.h"
 #include "evenkeel/tools/bench/process.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 struct RankOptions {
   std::string name;
@@ -34,7 +35,6 @@ struct RankOptions {
 
 absl::StatusOr<std::unique_ptr<Peer>> StartRanks(const RankOptions& options);
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_RANK_PROCESSES_H_

@@ -1,31 +1,36 @@
-// A rank's side of the benchmark: waits for what to measure, measures it, answers. The same code for every transport,
-// so that all are measured alike.
+// A rank's side of the benchmark: waits for what to measure, measures it, answers. The same code
+// for every transport, so that all are measured alike.
 //
 //   class MyCollectives : public Collectives { ... };
 //   MyCollectives collectives(...);
-//   return ServeRank({folder, rank, world}, collectives);      // until the benchmark has heard enough
+//   return ServeRank({folder, rank, world}, collectives);  // until the benchmark has heard enough
 //
-// The benchmark listens at the Unix socket <folder>/socket. A rank says "rank <r>" and then answers each line:
+// The benchmark listens at the Unix socket <folder>/socket. A rank says "rank <r>" and then answers
+// each line:
 //
-//   time <op> <scalar> <bytes> <registered> <warmups> <repetitions>    "ok <ns> <ns> ...", one for each repetition
-//   loop <op> <scalar> <bytes> <registered> <warmups> <repetitions>    "ok <ns>", the mean of calls back to back
-//   check <op> <scalar> <bytes> <registered>                           "ok", if a fresh run had the right result
+//   time <op> <scalar> <bytes> <registered> <warmups> <repetitions>    "ok <ns> <ns> ...", one for
+//     each repetition
+//   loop <op> <scalar> <bytes> <registered> <warmups> <repetitions>    "ok <ns>", the mean of calls
+//     back to back
+//   check <op> <scalar> <bytes> <registered>                           "ok", if a fresh run had the
+//     right result
 //   forget                                                             "ok", its buffers are freed
 //
-// or with "error <sentence>", "wrong <sentence>" or, where the transport does not do that, "skip <sentence>". While it
-// waits for a line it sleeps in read(): ranks of other transports, which are measured in turn, have the machine.
+// or with "error <sentence>", "wrong <sentence>" or, where the transport does not do that, "skip
+// <sentence>". While it waits for a line it sleeps in read(): ranks of other transports, which are
+// measured in turn, have the machine.
 //
-// Before each repetition all ranks meet in a barrier of their own, in <folder>/barrier, which they map: the transport's
-// barrier may leave ranks apart by more than what is measured. A repetition is from there to this rank's end of the
-// collective; who asked takes the slowest rank's.
+// Before each repetition all ranks meet in a barrier of their own, in <folder>/barrier, which they
+// map: the transport's barrier may leave ranks apart by more than what is measured. A repetition is
+// from there to this rank's end of the collective; who asked takes the slowest rank's.
 //
-// A rank that the benchmark has given up never stays behind: SIGALRM ends it when a line has taken two minutes, and the
-// end of the socket ends it in between.
+// A rank that the benchmark has given up never stays behind: SIGALRM ends it when a line has taken
+// two minutes, and the end of the socket ends it in between.
 //
 // Threads: one rank for each thread; SIGALRM is the process's.
 //
-// The standard library, POSIX and nothing else: an MPI's compiler takes this in, too (mpi_rank.cc). So errors are
-// sentences here, and an empty one is none.
+// The standard library, POSIX and nothing else: an MPI's compiler takes this in, too (mpi_rank.cc).
+// So errors are sentences here, and an empty one is none.
 
 #ifndef EVENKEEL_TOOLS_BENCH_RANK_SIDE_H_
 #define EVENKEEL_TOOLS_BENCH_RANK_SIDE_H_
@@ -48,12 +53,10 @@
 #include <memory>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "evenkeel/tools/bench/case.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 // A transport, as the benchmark uses it. The calls come from one thread.
 class Collectives {
@@ -62,7 +65,8 @@ class Collectives {
 
   // Why it does not do that; empty: it does.
   virtual std::string WhyNot(const Case&) { return ""; }
-  // Memory that the transport has given out, where it has its own kind. Null: there is no such kind.
+  // Memory that the transport has given out, where it has its own kind. Null: there is no such
+  // kind.
   virtual std::shared_ptr<void> AllocateRegistered(int64_t) { return nullptr; }
   // Once, before the first Run() with these buffers, on all ranks; and when they go.
   virtual std::string Prepare(const Case&, void* /*in*/, void* /*out*/) { return ""; }
@@ -80,8 +84,8 @@ inline int64_t NowNs() {
   return int64_t{1000000000} * now.tv_sec + now.tv_nsec;
 }
 
-// Where ranks meet that are processes; zeros at first. Nobody sleeps here: a rank that is woken up starts late, and may
-// find itself on the core of the rank that has woken it.
+// Where ranks meet that are processes; zeros at first. Nobody sleeps here: a rank that is woken up
+// starts late, and may find itself on the core of the rank that has woken it.
 struct SharedBarrier {
   static constexpr int kSpins = 2000;  // Some microseconds; then others may have the core.
 
@@ -101,7 +105,8 @@ struct SharedBarrier {
     }
   }
 };
-static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free,
+static_assert(std::atomic<uint32_t>::is_always_lock_free &&
+                  std::atomic<uint64_t>::is_always_lock_free,
               "processes share them");
 
 struct Seat {
@@ -130,9 +135,10 @@ class RankSide {
     int registered = 0, warmups = 0, repetitions = 1;
     words >> op >> scalar >> bytes >> registered;
     if (verb == "time" || verb == "loop") words >> warmups >> repetitions;
-    if (!words || !Named(op, kAllOps, &what.op) || !Named(scalar, kAllScalars, &what.scalar) || bytes < 0 ||
-        repetitions < 1) {
-      return "error rank " + std::to_string(seat_.rank) + " was told \"" + line + "\", which it does not understand";
+    if (!words || !Named(op, kAllOps, &what.op) || !Named(scalar, kAllScalars, &what.scalar) ||
+        bytes < 0 || repetitions < 1) {
+      return "error rank " + std::to_string(seat_.rank) + " received the unknown request \"" +
+             line + "\"";
     }
     what.bytes = bytes;
     what.world = seat_.world;
@@ -141,12 +147,13 @@ class RankSide {
     if (!why_not.empty()) return "skip " + why_not;
     std::string trouble = Ready(what);
     std::string answer = "ok";
-    if (trouble.empty()) trouble = verb == "check" ? Check() : Measure(verb == "loop", warmups, repetitions, &answer);
+    if (trouble.empty())
+      trouble = verb == "check" ? Check() : Measure(verb == "loop", warmups, repetitions, &answer);
     if (trouble.empty()) return answer;
     // A wrong result is not the same as no result.
     const char* const kind = is_wrong_ ? "wrong " : "error ";
-    return kind + std::string(NameOf(what.op)) + " of " + std::to_string(what.bytes) + " bytes, rank " +
-           std::to_string(seat_.rank) + ": " + trouble;
+    return kind + std::string(NameOf(what.op)) + " of " + std::to_string(what.bytes) +
+           " bytes, rank " + std::to_string(seat_.rank) + ": " + trouble;
   }
 
  private:
@@ -175,7 +182,7 @@ class RankSide {
     if (trouble.empty()) trouble = Allocate(what.out_bytes(), &out_);
     if (trouble.empty()) trouble = collectives_.Prepare(what_, in_.get(), out_.get());
     is_ready_ = trouble.empty();
-    // Nobody begins before everybody is prepared.
+    // No rank begins before all are prepared.
     if (is_ready_) barrier_.Wait(seat_.world);
     return trouble;
   }
@@ -185,11 +192,13 @@ class RankSide {
     if (bytes == 0) return "";
     if (what_.registered) {
       *to = collectives_.AllocateRegistered(bytes);
-      if (*to == nullptr) return "there are no " + std::to_string(bytes) + " bytes of registered memory";
+      if (*to == nullptr)
+        return "cannot allocate " + std::to_string(bytes) + " bytes of registered memory";
     } else {
       const size_t alignment = 64, whole = (static_cast<size_t>(bytes) / alignment + 1) * alignment;
-      *to = std::shared_ptr<void>(std::aligned_alloc(alignment, whole), [](void* data) { std::free(data); });
-      if (*to == nullptr) return "there are no " + std::to_string(bytes) + " bytes of memory";
+      *to = std::shared_ptr<void>(std::aligned_alloc(alignment, whole),
+                                  [](void* data) { std::free(data); });
+      if (*to == nullptr) return "cannot allocate " + std::to_string(bytes) + " bytes of memory";
     }
     std::memset(to->get(), 0, static_cast<size_t>(bytes));
     return "";
@@ -212,7 +221,7 @@ class RankSide {
     return wrong;
   }
 
-  // Nobody leaves before everybody has come; each rank is late once.
+  // No rank leaves before all have arrived; each rank is late once.
   std::string CheckBarrier() {
     std::string wrong;
     for (int late = 0; late < seat_.world; ++late) {
@@ -225,8 +234,8 @@ class RankSide {
       if (!trouble.empty()) return trouble;
       const uint64_t entered = barrier_.entered.load() - before;
       if (entered == static_cast<uint64_t>(seat_.world)) continue;
-      wrong = "it was left when " + std::to_string(entered) + " of " + std::to_string(seat_.world) +
-              " ranks had come to it";
+      wrong = "a rank left it when " + std::to_string(entered) + " of " +
+              std::to_string(seat_.world) + " ranks had entered it";
     }
     is_wrong_ = !wrong.empty();
     return wrong;
@@ -274,13 +283,14 @@ inline bool WriteAll(int fd, const std::string& text) {
   return true;
 }
 
-// To the benchmark; -1 if it is not there.
+// To the benchmark; -1 if there is none.
 inline int ConnectTo(const std::string& folder) {
   const int at = open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const sockaddr_un address = SocketAddressIn(at);
   const bool is_there =
-      at >= 0 && fd >= 0 && connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+      at >= 0 && fd >= 0 &&
+      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   if (at >= 0) close(at);
   if (is_there) return fd;
   if (fd >= 0) close(fd);
@@ -291,7 +301,8 @@ inline int ConnectTo(const std::string& folder) {
 inline SharedBarrier* MapBarrier(const std::string& folder) {
   const int fd = open((folder + "/barrier").c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return nullptr;
-  void* const data = mmap(nullptr, sizeof(SharedBarrier), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* const data =
+      mmap(nullptr, sizeof(SharedBarrier), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   close(fd);
   return data == MAP_FAILED ? nullptr : static_cast<SharedBarrier*>(data);
 }
@@ -303,7 +314,8 @@ inline int ServeRank(const Seat& seat, Collectives& collectives) {
   const int fd = ConnectTo(seat.folder);
   SharedBarrier* const barrier = MapBarrier(seat.folder);
   if (fd < 0 || barrier == nullptr || !WriteAll(fd, "rank " + std::to_string(seat.rank) + "\n")) {
-    std::fprintf(stderr, "rank %d finds no benchmark in %s: %s\n", seat.rank, seat.folder.c_str(), strerror(errno));
+    std::fprintf(stderr, "rank %d cannot connect to the benchmark in %s: %s\n", seat.rank,
+                 seat.folder.c_str(), strerror(errno));
     return 1;
   }
   RankSide side(seat, collectives, *barrier);
@@ -326,7 +338,6 @@ inline int ServeRank(const Seat& seat, Collectives& collectives) {
   }
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_RANK_SIDE_H_

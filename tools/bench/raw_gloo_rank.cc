@@ -28,8 +28,7 @@
 #include "gloo/transport/unbound_buffer.h"
 #include "gloo/types.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 using gloo::transport::UnboundBuffer;
@@ -56,8 +55,8 @@ class TypedPlan : public Plan {
         out_count_(what.out_bytes() / sizeof(T)) {
     if (what.op == Op::kReduceScatter) {
       const std::vector<int> parts(what.world, static_cast<int>(out_count_));
-      reduce_scatter_ = std::make_unique<gloo::ReduceScatterHalvingDoubling<T>>(context_, std::vector<T*>{in_},
-                                                                                static_cast<int>(in_count_), parts);
+      reduce_scatter_ = std::make_unique<gloo::ReduceScatterHalvingDoubling<T>>(
+          context_, std::vector<T*>{in_}, static_cast<int>(in_count_), parts);
     }
     if (what.op == Op::kSendRecv) {
       sent_ = context_->createUnboundBuffer(in_, what.in_bytes());
@@ -197,16 +196,17 @@ absl::StatusOr<std::unique_ptr<Collectives>> ConnectRawGloo(const Seat& seat) {
   const std::string trouble = TroubleOf([&] {
     gloo::transport::tcp::attr attributes;
     attributes.hostname = "127.0.0.1";
-    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
+    std::shared_ptr<gloo::transport::Device> device =
+        gloo::transport::tcp::CreateDevice(attributes);
     gloo::rendezvous::FileStore store(seat.folder);
     auto context = std::make_shared<gloo::rendezvous::Context>(seat.rank, seat.world);
     context->setTimeout(kTimeout);
     context->connectFullMesh(store, device);
     collectives = std::make_unique<RawGloo>(std::move(context));
   });
-  if (!trouble.empty()) return absl::UnavailableError(absl::StrCat("Gloo can't connect its ranks: ", trouble));
+  if (!trouble.empty())
+    return absl::UnavailableError(absl::StrCat("Gloo cannot connect its ranks: ", trouble));
   return collectives;
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -10,12 +10,12 @@
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{64} << 30;
-constexpr const char* kBackends[] = {"local", "gloo", "shm", "raw_gloo", "mpi", "openmpi", "mpich", "memcpy"};
+constexpr const char* kBackends[] = {"local", "gloo",    "shm",   "raw_gloo",
+                                     "mpi",   "openmpi", "mpich", "memcpy"};
 
 std::vector<absl::string_view> Words(absl::string_view text) {
   std::vector<absl::string_view> words;
@@ -26,12 +26,14 @@ std::vector<absl::string_view> Words(absl::string_view text) {
 }
 
 absl::Status Unknown(absl::string_view flag, absl::string_view word, absl::string_view choice) {
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, ": \"", word, "\" is not known; choose ", choice));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": \"", word, "\" is not known; choose ", choice));
 }
 
 template <typename Enum, size_t kCount>
 std::string Choice(const Enum (&all)[kCount]) {
-  return absl::StrJoin(all, ", ", [](std::string* out, Enum one) { absl::StrAppend(out, NameOf(one)); });
+  return absl::StrJoin(all, ", ",
+                       [](std::string* out, Enum one) { absl::StrAppend(out, NameOf(one)); });
 }
 
 template <typename T>
@@ -50,9 +52,11 @@ absl::StatusOr<int64_t> ParseSize(absl::string_view flag, absl::string_view word
       digits.remove_suffix(1);
     }
   }
-  if (absl::SimpleAtoi(digits, &count) && count >= 1 && count <= kMostBytes / unit) return count * unit;
+  if (absl::SimpleAtoi(digits, &count) && count >= 1 && count <= kMostBytes / unit)
+    return count * unit;
   return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, ": \"", word, "\" is no size; write bytes from 1 to 64G, such as 1024, 4K or 256M"));
+      absl::StrCat("--", flag, ": \"", word,
+                   "\" is not a size; pass bytes from 1 to 64G, such as 1024, 4K or 256M"));
 }
 
 }  // namespace
@@ -73,12 +77,13 @@ absl::StatusOr<std::vector<Op>> ParseOps(absl::string_view text) {
       for (const Op op : kAllOps) AddOnce(ops, op);
       continue;
     }
-    const Op* const found =
-        std::find_if(std::begin(kAllOps), std::end(kAllOps), [&](Op op) { return word == NameOf(op); });
-    if (found == std::end(kAllOps)) return Unknown("ops", word, absl::StrCat("all, ", Choice(kAllOps)));
+    const Op* const found = std::find_if(std::begin(kAllOps), std::end(kAllOps),
+                                         [&](Op op) { return word == NameOf(op); });
+    if (found == std::end(kAllOps))
+      return Unknown("ops", word, absl::StrCat("all, ", Choice(kAllOps)));
     AddOnce(ops, *found);
   }
-  if (ops.empty()) return absl::InvalidArgumentError("--ops names none");
+  if (ops.empty()) return absl::InvalidArgumentError("--ops must name at least one operation");
   return ops;
 }
 
@@ -89,8 +94,8 @@ absl::StatusOr<Scalar> ParseScalar(absl::string_view text) {
   return Unknown("dtype", text, Choice(kAllScalars));
 }
 
-absl::StatusOr<std::vector<std::string>> ParseBackends(absl::string_view flag, absl::string_view text,
-                                                       const std::vector<std::string>& what_is_there) {
+absl::StatusOr<std::vector<std::string>> ParseBackends(
+    absl::string_view flag, absl::string_view text, const std::vector<std::string>& what_is_there) {
   std::vector<std::string> backends;
   for (const absl::string_view word : Words(text)) {
     if (word == "auto") {
@@ -105,5 +110,4 @@ absl::StatusOr<std::vector<std::string>> ParseBackends(absl::string_view flag, a
   return backends;
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -16,10 +16,10 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/tools/bench/case.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
-// "1K,64K,4M" in bytes, K, M, G being powers of 1024; each at least 1 byte and at most 64 GiB. Empty text: none.
+// "1K,64K,4M" in bytes, K, M, G being powers of 1024; each at least 1 byte and at most 64 GiB.
+// Empty text: none.
 absl::StatusOr<std::vector<int64_t>> ParseSizes(absl::string_view flag, absl::string_view text);
 
 // "all_reduce,barrier", or "all".
@@ -27,11 +27,11 @@ absl::StatusOr<std::vector<Op>> ParseOps(absl::string_view text);
 
 absl::StatusOr<Scalar> ParseScalar(absl::string_view text);
 
-// Names of backends, without repetition; "auto" stands for `what_is_there`, and may stand among others.
-absl::StatusOr<std::vector<std::string>> ParseBackends(absl::string_view flag, absl::string_view text,
-                                                       const std::vector<std::string>& what_is_there);
+// Names of backends, without repetition; "auto" stands for `what_is_there`, and may stand among
+// others.
+absl::StatusOr<std::vector<std::string>> ParseBackends(
+    absl::string_view flag, absl::string_view text, const std::vector<std::string>& what_is_there);
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_REQUEST_H_

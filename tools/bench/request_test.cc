@@ -7,8 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 using testing::ElementsAre;
@@ -16,17 +15,20 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 TEST(ParseSizesTest, UnitsArePowersOf1024) {
-  EXPECT_THAT(*ParseSizes("sizes", "1,2k, 3M ,1G,64G"), ElementsAre(1, 2048, 3 << 20, 1 << 30, int64_t{64} << 30));
+  EXPECT_THAT(*ParseSizes("sizes", "1,2k, 3M ,1G,64G"),
+              ElementsAre(1, 2048, 3 << 20, 1 << 30, int64_t{64} << 30));
   EXPECT_THAT(*ParseSizes("sizes", "1K,1024"), ElementsAre(1024)) << "once";
   EXPECT_THAT(*ParseSizes("sizes", ""), IsEmpty());
 }
 
 TEST(ParseSizesTest, RefusesWhatIsNoSize) {
-  for (const char* text : {"0", "-1", "x", "1KB", "K", "1.5M", "65G", "99999999999999999999", "1K,oops"}) {
+  for (const char* text :
+       {"0", "-1", "x", "1KB", "K", "1.5M", "65G", "99999999999999999999", "1K,oops"}) {
     const auto sizes = ParseSizes("loop_sizes", text);
     EXPECT_TRUE(absl::IsInvalidArgument(sizes.status())) << text;
     EXPECT_THAT(sizes.status().message(), HasSubstr("--loop_sizes: \"")) << text;
-    EXPECT_THAT(sizes.status().message(), HasSubstr("\" is no size; write bytes from 1 to 64G")) << text;
+    EXPECT_THAT(sizes.status().message(), HasSubstr("\" is not a size; pass bytes from 1 to 64G"))
+        << text;
   }
 }
 
@@ -38,25 +40,28 @@ TEST(ParseOpsTest, NamesOrAll) {
 
 TEST(ParseOpsTest, RefusesUnknownOnesAndNone) {
   EXPECT_EQ(ParseOps("allreduce").status().message(),
-            "--ops: \"allreduce\" is not known; choose all, all_reduce, reduce_scatter, all_gather, broadcast, reduce, "
+            "--ops: \"allreduce\" is not known; choose all, all_reduce, reduce_scatter, "
+            "all_gather, broadcast, reduce, "
             "all_to_all, send_recv, barrier");
   EXPECT_TRUE(absl::IsInvalidArgument(ParseOps("").status()));
 }
 
 TEST(ParseScalarTest, KnowsEachAndNamesThemAll) {
   for (const Scalar scalar : kAllScalars) EXPECT_EQ(*ParseScalar(NameOf(scalar)), scalar);
-  EXPECT_EQ(ParseScalar("float8").status().message(),
-            "--dtype: \"float8\" is not known; choose float32, float64, float16, bfloat16, int32, int64");
+  EXPECT_EQ(
+      ParseScalar("float8").status().message(),
+      "--dtype: \"float8\" is not known; choose float32, float64, float16, bfloat16, int32, int64");
 }
 
 TEST(ParseBackendsTest, AutoIsWhatIsThere) {
   const std::vector<std::string> there = {"gloo", "mpich"};
   EXPECT_THAT(*ParseBackends("backends", "auto", there), ElementsAre("gloo", "mpich"));
-  EXPECT_THAT(*ParseBackends("backends", "memcpy,auto,gloo", there), ElementsAre("memcpy", "gloo", "mpich"));
+  EXPECT_THAT(*ParseBackends("backends", "memcpy,auto,gloo", there),
+              ElementsAre("memcpy", "gloo", "mpich"));
   EXPECT_EQ(ParseBackends("backends", "nccl", there).status().message(),
-            "--backends: \"nccl\" is not known; choose auto, local, gloo, shm, raw_gloo, mpi, openmpi, mpich, memcpy");
+            "--backends: \"nccl\" is not known; choose auto, local, gloo, shm, raw_gloo, mpi, "
+            "openmpi, mpich, memcpy");
 }
 
 }  // namespace
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

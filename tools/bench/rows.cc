@@ -6,8 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 // Of a sorted sample; between two values where it falls between them.
@@ -40,24 +39,14 @@ const char* NameOf(Timing timing) { return timing == Timing::kLoop ? "loop" : "e
 double BusFactor(const std::string& backend, Op op, int world) {
   if (backend == "memcpy") return 1;
   const double n = world;
-  switch (op) {
-    case Op::kAllReduce:
-      return 2 * (n - 1) / n;
-    case Op::kReduceScatter:
-    case Op::kAllGather:
-    case Op::kAllToAll:
-      return (n - 1) / n;
-    case Op::kBroadcast:
-    case Op::kReduce:
-    case Op::kSendRecv:
-    case Op::kBarrier:
-      break;
-  }
-  return 1;
+  if (op == Op::kAllReduce) return 2 * (n - 1) / n;
+  return Case{.op = op}.has_parts() ? (n - 1) / n : 1;
 }
 
 double Row::algorithm_bandwidth() const { return static_cast<double>(what.bytes) / seconds; }
-double Row::bus_bandwidth() const { return algorithm_bandwidth() * BusFactor(backend, what.op, what.world); }
+double Row::bus_bandwidth() const {
+  return algorithm_bandwidth() * BusFactor(backend, what.op, what.world);
+}
 
 Row MakeRow(const std::string& backend, const Case& what, Timing timing,
             std::span<const std::vector<double>> seconds_of_blocks) {
@@ -75,30 +64,34 @@ Row MakeRow(const std::string& backend, const Case& what, Timing timing,
 }
 
 std::string Headline() {
-  return absl::StrFormat("%-17s %9s  %-10s %-10s %12s %12s %12s %9s %7s\n", "op", "size", "backend", "registered",
-                         "median us", "algbw GB/s", "busbw GB/s", "spread %", "reps");
+  return absl::StrFormat("%-17s %9s  %-10s %-10s %12s %12s %12s %9s %7s\n", "op", "size", "backend",
+                         "registered", "median us", "algbw GB/s", "busbw GB/s", "spread %", "reps");
 }
 
 std::string TextOf(const Row& row) {
-  return absl::StrFormat("%-17s %9s  %-10s %-10s %12.2f %12s %12s %9.1f %7d\n", Title(row), SizeText(row.what.bytes),
-                         row.backend, Registered(row), 1e6 * row.seconds, Bandwidth(row.algorithm_bandwidth()),
-                         Bandwidth(row.bus_bandwidth()), 100 * row.spread, row.repetitions);
+  return absl::StrFormat("%-17s %9s  %-10s %-10s %12.2f %12s %12s %9.1f %7d\n", Title(row),
+                         SizeText(row.what.bytes), row.backend, Registered(row), 1e6 * row.seconds,
+                         Bandwidth(row.algorithm_bandwidth()), Bandwidth(row.bus_bandwidth()),
+                         100 * row.spread, row.repetitions);
 }
 
 std::string RatioTable(std::span<const Row> rows, std::span<const std::string> bases) {
-  std::string text = absl::StrFormat("%-17s %9s  %-10s %-10s %5s", "op", "size", "backend", "registered", "pairs");
-  for (const std::string& base : bases) absl::StrAppendFormat(&text, "  %-23s", absl::StrCat("time / ", base, "'s"));
+  std::string text =
+      absl::StrFormat("%-17s %9s  %-10s %-10s %5s", "op", "size", "backend", "registered", "pairs");
+  for (const std::string& base : bases)
+    absl::StrAppendFormat(&text, "  %-23s", absl::StrCat("time / ", base, "'s"));
   text += "\n";
   for (const Row& row : rows) {
     if (row.times.empty()) continue;
-    absl::StrAppendFormat(&text, "%-17s %9s  %-10s %-10s %5d", Title(row), SizeText(row.what.bytes), row.backend,
-                          Registered(row), row.blocks.size());
+    absl::StrAppendFormat(&text, "%-17s %9s  %-10s %-10s %5d", Title(row), SizeText(row.what.bytes),
+                          row.backend, Registered(row), row.blocks.size());
     for (const std::string& base : bases) {
       const auto found = row.times.find(base);
-      const std::string ratio = found == row.times.end()
-                                    ? "-"
-                                    : absl::StrCat(Digits(found->second.median), " [", Digits(found->second.low), ", ",
-                                                   Digits(found->second.high), "]");
+      const std::string ratio =
+          found == row.times.end()
+              ? "-"
+              : absl::StrCat(Digits(found->second.median), " [", Digits(found->second.low), ", ",
+                             Digits(found->second.high), "]");
       absl::StrAppendFormat(&text, "  %-23s", ratio);
     }
     text += "\n";
@@ -138,5 +131,4 @@ std::string SizeText(int64_t bytes) {
   return absl::StrCat(bytes, " B");
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -1,12 +1,13 @@
-// What the benchmark has to say: a row for each backend, collective and size, as text and as JSON.
+// The output of the benchmark: a row for each backend, collective and size, as text and as JSON.
 //
 //   Row row = MakeRow(contender, cell, seconds_of_blocks);
 //   std::cout << Headline() << TextOf(row);
 //   file << JsonOf(rows);
 //
-// Units:   GB/s are 10^9 bytes a second. Algorithm bandwidth is bytes / time; bus bandwidth is that times the part of
-//          the bytes that must cross each rank's link: 2 (n - 1) / n for all_reduce, (n - 1) / n for reduce_scatter,
-//          all_gather and all_to_all, 1 for the others, as nccl-tests define them.
+// Units:   GB/s are 10^9 bytes a second. Algorithm bandwidth is bytes / time; bus bandwidth is that
+//          times the part of the bytes that must cross each rank's link: 2 (n - 1) / n for
+//          all_reduce, (n - 1) / n for reduce_scatter, all_gather and all_to_all, 1 for the others,
+//          as nccl-tests define them.
 // Source:  https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 // Threads: values and pure functions.
 
@@ -22,8 +23,7 @@
 #include "evenkeel/tools/bench/case.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 enum class Timing {
   kEach,  // Each repetition by itself, from when all ranks have met; the slowest rank's time.
@@ -35,17 +35,18 @@ struct Row {
   std::string backend;
   Case what;
   Timing timing = Timing::kEach;
-  int64_t repetitions = 0;                   // Over all blocks; of a loop, blocks.
-  double seconds = 0;                        // Their median.
-  double spread = 0;                         // Their interquartile range over the median.
-  std::vector<double> blocks;                // The median of each block, by round.
-  std::map<std::string, PairedRatio> times;  // This one's time over that backend's in the same round.
+  int64_t repetitions = 0;     // Over all blocks; of a loop, blocks.
+  double seconds = 0;          // Their median.
+  double spread = 0;           // Their interquartile range over the median.
+  std::vector<double> blocks;  // The median of each block, by round.
+  std::map<std::string, PairedRatio>
+      times;  // This one's time over that backend's in the same round.
 
   double algorithm_bandwidth() const;  // Bytes a second; 0 for what has no bytes.
   double bus_bandwidth() const;
 };
 
-// What algorithm bandwidth is multiplied by. memcpy, which has no bus, is as it is.
+// Returns the factor from algorithm bandwidth to bus bandwidth; 1 for memcpy, which has no bus.
 double BusFactor(const std::string& backend, Op op, int world);
 
 // From the repetitions of each block. At least one block, none of them empty.
@@ -64,7 +65,6 @@ std::string JsonOf(std::span<const Row> rows);
 // 1 KiB, 4 MiB, 1020 B.
 std::string SizeText(int64_t bytes);
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_ROWS_H_

@@ -9,8 +9,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 using testing::DoubleNear;
@@ -31,7 +30,8 @@ TEST(BusFactorTest, IsTheOneOfNcclTests) {
 
 TEST(RowTest, HasTheMedianAndTheQuartilesOfAllRepetitions) {
   const std::vector<std::vector<double>> blocks = {{1, 5, 2}, {3, 4}};
-  const Row row = MakeRow("gloo", {.op = Op::kAllReduce, .bytes = 3'000'000, .world = 4}, Timing::kEach, blocks);
+  const Row row = MakeRow("gloo", {.op = Op::kAllReduce, .bytes = 3'000'000, .world = 4},
+                          Timing::kEach, blocks);
   EXPECT_DOUBLE_EQ(row.seconds, 3);
   EXPECT_DOUBLE_EQ(row.spread, (4.0 - 2.0) / 3);
   EXPECT_EQ(row.repetitions, 5);
@@ -41,14 +41,18 @@ TEST(RowTest, HasTheMedianAndTheQuartilesOfAllRepetitions) {
 }
 
 TEST(RowTest, OneRepetitionHasNoSpread) {
-  const Row row = MakeRow("gloo", {.bytes = 4}, Timing::kEach, std::vector<std::vector<double>>{{2}});
+  const Row row =
+      MakeRow("gloo", {.bytes = 4}, Timing::kEach, std::vector<std::vector<double>>{{2}});
   EXPECT_DOUBLE_EQ(row.spread, 0);
 }
 
 TEST(RowTest, ABarrierHasNoBandwidth) {
-  const Row row = MakeRow("gloo", {.op = Op::kBarrier}, Timing::kEach, std::vector<std::vector<double>>{{2e-6}});
+  const Row row = MakeRow("gloo", {.op = Op::kBarrier}, Timing::kEach,
+                          std::vector<std::vector<double>>{{2e-6}});
   EXPECT_EQ(row.bus_bandwidth(), 0);
-  EXPECT_THAT(TextOf(row), HasSubstr("barrier                 0 B  gloo       no                 2.00            -"));
+  EXPECT_THAT(
+      TextOf(row),
+      HasSubstr("barrier                 0 B  gloo       no                 2.00            -"));
 }
 
 TEST(JsonTest, HasAnObjectForEachRowOnALineOfItsOwn) {
@@ -56,8 +60,9 @@ TEST(JsonTest, HasAnObjectForEachRowOnALineOfItsOwn) {
   rows.push_back(MakeRow("shm", {.bytes = 1 << 20, .world = 2, .registered = true}, Timing::kEach,
                          std::vector<std::vector<double>>{{1e-3}, {1e-3}}));
   rows[0].times["raw_gloo"] = PairedRatio{.median = 0.5, .low = 0.25, .high = 0.75, .pairs = 2};
-  rows.push_back(MakeRow("gloo", {.op = Op::kReduce, .scalar = Scalar::kInt64, .bytes = 8, .world = 2}, Timing::kLoop,
-                         std::vector<std::vector<double>>{{1e-6}}));
+  rows.push_back(MakeRow("gloo",
+                         {.op = Op::kReduce, .scalar = Scalar::kInt64, .bytes = 8, .world = 2},
+                         Timing::kLoop, std::vector<std::vector<double>>{{1e-6}}));
   const std::string text = JsonOf(rows);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 4);
   const nlohmann::json json = nlohmann::json::parse(text);
@@ -85,9 +90,12 @@ TEST(JsonTest, NoRowsAreAnEmptyArray) { EXPECT_TRUE(nlohmann::json::parse(JsonOf
 
 TEST(RatioTableTest, HasAColumnForEachBase) {
   std::vector<Row> rows;
-  rows.push_back(MakeRow("gloo", {.bytes = 1024, .world = 2}, Timing::kEach, std::vector<std::vector<double>>{{1}}));
-  rows[0].times["raw_gloo"] = PairedRatio{.median = 1234, .low = 0.000123456, .high = 1.5, .pairs = 1};
-  rows.push_back(MakeRow("alone", {.bytes = 1024}, Timing::kEach, std::vector<std::vector<double>>{{1}}));
+  rows.push_back(MakeRow("gloo", {.bytes = 1024, .world = 2}, Timing::kEach,
+                         std::vector<std::vector<double>>{{1}}));
+  rows[0].times["raw_gloo"] =
+      PairedRatio{.median = 1234, .low = 0.000123456, .high = 1.5, .pairs = 1};
+  rows.push_back(
+      MakeRow("alone", {.bytes = 1024}, Timing::kEach, std::vector<std::vector<double>>{{1}}));
   const std::vector<std::string> bases = {"raw_gloo", "mpich"};
   const std::string table = RatioTable(rows, bases);
   EXPECT_THAT(table, HasSubstr("time / mpich's"));
@@ -104,5 +112,4 @@ TEST(SizeTextTest, TakesTheLargestUnitThatDivides) {
 }
 
 }  // namespace
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

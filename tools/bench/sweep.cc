@@ -8,8 +8,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 constexpr int kMostRepetitions = 1000;
@@ -17,7 +16,8 @@ constexpr int kMostCallsOfALoop = 10'000;
 // What takes longer than that is not repeated to warm up, or to find out how long it takes.
 constexpr absl::Duration kLong = absl::Milliseconds(50);
 
-// A cell's share of the time: large blocks are over their length with a single repetition, and take longest to check.
+// A cell's share of the time: large blocks are over their length with a single repetition, and take
+// longest to check.
 double WeightOf(const Cell& cell) {
   double weight = 1;
   for (int64_t bytes = 1 << 20; bytes < cell.bytes; bytes *= 4) weight *= 1.6;
@@ -50,7 +50,8 @@ class CellRun {
     for (int round = 0; !entrants_.empty() && GoesOn(round, end); ++round) {
       const absl::Time begin = options_.now();
       for (size_t i = 0; i < entrants_.size(); ++i) {
-        EK_RETURN_IF_ERROR(RunBlock(entrants_[(i + static_cast<size_t>(round)) % entrants_.size()]));
+        EK_RETURN_IF_ERROR(
+            RunBlock(entrants_[(i + static_cast<size_t>(round)) % entrants_.size()]));
       }
       last_round_ = options_.now() - begin;
     }
@@ -87,7 +88,8 @@ class CellRun {
     Entrant entrant{.contender = contender, .what = CaseOf(contender)};
     EK_ASSIGN_OR_RETURN(std::vector<double> seconds, contender.peer->Time(entrant.what, {}));
     if (absl::Seconds(seconds[0]) < kLong) {
-      EK_ASSIGN_OR_RETURN(seconds, contender.peer->Time(entrant.what, {.warmups = 1, .repetitions = 3}));
+      EK_ASSIGN_OR_RETURN(seconds,
+                          contender.peer->Time(entrant.what, {.warmups = 1, .repetitions = 3}));
     }
     const double each = std::max(MedianOf(seconds), 1e-9);
     const int most = cell_.timing == Timing::kLoop ? kMostCallsOfALoop : kMostRepetitions;
@@ -122,7 +124,8 @@ class CellRun {
   std::vector<Row> Rows() const {
     std::vector<Row> rows;
     for (const Entrant& entrant : entrants_) {
-      rows.push_back(MakeRow(entrant.contender.peer->name(), entrant.what, cell_.timing, entrant.blocks));
+      rows.push_back(
+          MakeRow(entrant.contender.peer->name(), entrant.what, cell_.timing, entrant.blocks));
     }
     for (Row& row : rows) {
       for (const std::string& base : options_.bases) {
@@ -161,8 +164,9 @@ std::vector<Cell> CellsOf(std::span<const Op> ops, std::span<const int64_t> size
   return cells;
 }
 
-absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders, std::span<const Cell> cells,
-                                          const SweepOptions& options, const SweepObserver& observer) {
+absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders,
+                                          std::span<const Cell> cells, const SweepOptions& options,
+                                          const SweepObserver& observer) {
   const absl::Time end = options.now() + options.time_limit;
   double weight_left = 0;
   for (const Cell& cell : cells) weight_left += WeightOf(cell);
@@ -175,12 +179,12 @@ absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders,
     const auto on_left_out = [&](const std::string& sentence) {
       if (left_out.insert(sentence).second) observer.on_left_out(sentence);
     };
-    EK_ASSIGN_OR_RETURN(std::vector<Row> of_cell, CellRun(cell, options).Run(contenders, budget, on_left_out));
+    EK_ASSIGN_OR_RETURN(std::vector<Row> of_cell,
+                        CellRun(cell, options).Run(contenders, budget, on_left_out));
     observer.on_cell(of_cell);
     rows.insert(rows.end(), of_cell.begin(), of_cell.end());
   }
   return rows;
 }
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -1,14 +1,16 @@
 // Goes through collectives and sizes, with all that are compared in turn.
 //
-//   EK_ASSIGN_OR_RETURN(const std::vector<Row> rows, RunSweep(contenders, cells, {.world = 2}, observer));
+//   EK_ASSIGN_OR_RETURN(const std::vector<Row> rows,
+//                       RunSweep(contenders, cells, {.world = 2}, observer));
 //
-// For each cell: rounds, in each of them one block of each contender, so that whatever the machine does meanwhile hits
-// all of them alike; who begins changes from round to round. A contender's blocks are as long as `block_time`. Blocks
-// of one round are pairs: their ratios are what contenders are compared by. When a cell is over, a fresh run of each
-// contender is checked, value by value.
+// For each cell: rounds, in each of them one block of each contender, so that whatever the machine
+// does meanwhile hits all of them alike; who begins changes from round to round. A contender's
+// blocks are as long as `block_time`. Blocks of one round are pairs: their ratios are what
+// contenders are compared by. When a cell is over, a fresh run of each contender is checked, value
+// by value.
 //
-// Errors: DataLoss for a wrong result, else those of Peer. A contender that does not do a cell is left out of it, and
-//         the observer is told.
+// Errors: DataLoss for a wrong result, else those of Peer. A contender that does not do a cell is
+//         left out of it, and the observer is told.
 
 #ifndef EVENKEEL_TOOLS_BENCH_SWEEP_H_
 #define EVENKEEL_TOOLS_BENCH_SWEEP_H_
@@ -26,8 +28,7 @@
 #include "evenkeel/tools/bench/peer.h"
 #include "evenkeel/tools/bench/rows.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 
 struct Contender {
   Peer* peer = nullptr;
@@ -40,8 +41,10 @@ struct Cell {
   Timing timing = Timing::kEach;
 };
 
-// Each of `ops` at each of `sizes`, a barrier once; all_reduce also in a loop at each of `loop_sizes`.
-std::vector<Cell> CellsOf(std::span<const Op> ops, std::span<const int64_t> sizes, std::span<const int64_t> loop_sizes);
+// Each of `ops` at each of `sizes`, a barrier once; all_reduce also in a loop at each of
+// `loop_sizes`.
+std::vector<Cell> CellsOf(std::span<const Op> ops, std::span<const int64_t> sizes,
+                          std::span<const int64_t> loop_sizes);
 
 // Without a number of pairs as many are measured as time allows, from 3 to 30.
 inline constexpr int kLeastPairs = 3, kMostPairs = 30;
@@ -63,10 +66,10 @@ struct SweepObserver {
   std::function<void(const std::string& sentence)> on_left_out = [](const std::string&) {};
 };
 
-absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders, std::span<const Cell> cells,
-                                          const SweepOptions& options, const SweepObserver& observer = {});
+absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders,
+                                          std::span<const Cell> cells, const SweepOptions& options,
+                                          const SweepObserver& observer = {});
 
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench
 
 #endif  // EVENKEEL_TOOLS_BENCH_SWEEP_H_

@@ -14,8 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace evenkeel {
-namespace bench {
+namespace evenkeel::bench {
 namespace {
 
 using testing::DoubleNear;
@@ -127,7 +126,8 @@ TEST_F(SweepTest, BlocksAreAsLongAsTheyShallBe) {
 
 TEST_F(SweepTest, LoopsAreOneNumberToABlock) {
   options_.pairs = 4;
-  const auto rows = RunSweep(contenders_, std::vector<Cell>{{Op::kAllReduce, 1024, Timing::kLoop}}, options_);
+  const auto rows =
+      RunSweep(contenders_, std::vector<Cell>{{Op::kAllReduce, 1024, Timing::kLoop}}, options_);
   EXPECT_EQ((*rows)[0].timing, Timing::kLoop);
   EXPECT_EQ((*rows)[0].repetitions, 4);
   EXPECT_THAT(half_.loops, ElementsAre(10, 10, 10, 10));
@@ -157,7 +157,8 @@ TEST_F(SweepTest, TimeThatIsThereIsUsedUpTo30Pairs) {
 TEST_F(SweepTest, AWrongResultEndsItAndEachCellIsChecked) {
   options_.pairs = 1;
   half_.wrong = Op::kBroadcast;
-  const std::vector<Cell> cells = {{Op::kAllReduce, 1024}, {Op::kReduce, 1024}, {Op::kBroadcast, 1024}, {Op::kBarrier}};
+  const std::vector<Cell> cells = {
+      {Op::kAllReduce, 1024}, {Op::kReduce, 1024}, {Op::kBroadcast, 1024}, {Op::kBarrier}};
   const auto rows = RunSweep(contenders_, cells, options_);
   EXPECT_EQ(rows.status(), absl::DataLossError("half has a wrong result"));
   EXPECT_EQ(base_.checks, 3);
@@ -169,10 +170,12 @@ TEST_F(SweepTest, WhoDoesNotDoItIsLeftOutAndToldOfOnce) {
   half_.refused = Op::kReduce;
   std::vector<std::string> told;
   std::vector<size_t> rows_of_cells;
-  const std::vector<Cell> cells = {{Op::kReduce, 1024}, {Op::kReduce, 4096}, {Op::kBroadcast, 1024}};
-  const auto rows = RunSweep(contenders_, cells, options_,
-                             {.on_cell = [&](std::span<const Row> of_cell) { rows_of_cells.push_back(of_cell.size()); },
-                              .on_left_out = [&](const std::string& sentence) { told.push_back(sentence); }});
+  const std::vector<Cell> cells = {
+      {Op::kReduce, 1024}, {Op::kReduce, 4096}, {Op::kBroadcast, 1024}};
+  const auto rows = RunSweep(
+      contenders_, cells, options_,
+      {.on_cell = [&](std::span<const Row> of_cell) { rows_of_cells.push_back(of_cell.size()); },
+       .on_left_out = [&](const std::string& sentence) { told.push_back(sentence); }});
   ASSERT_TRUE(rows.ok()) << rows.status();
   EXPECT_THAT(told, ElementsAre("half: no"));
   EXPECT_THAT(rows_of_cells, ElementsAre(1, 1, 2));
@@ -202,5 +205,4 @@ TEST(CellsOfTest, ABarrierHasNoSizesAndLoopsComeFirst) {
 }
 
 }  // namespace
-}  // namespace bench
-}  // namespace evenkeel
+}  // namespace evenkeel::bench

@@ -34,21 +34,22 @@ _backend_test = rule(
     test = True,
 )
 
-def backend_tests(test, backends = BACKENDS, tags = ["cpu:2", "multirank"], **kwargs):
-    """Runs an ek_cc_test once more over each of these backends, see //comm/testing:tested_group.
+def backend_tests(tests, backends = BACKENDS, tags = ["cpu:2", "multirank"], **kwargs):
+    """Runs each of these ek_cc_tests once more over each of these backends, see //comm/testing:tested_group.
 
     Args:
-      test: x_test; its own target runs over "local". The others are
+      tests: x_test, or a list of such names; its own target runs over "local". The others are
         x_over_shm_test and so on.
       backends: those of comm/testing/tested_group.h.
       tags: as of cc_test.
       **kwargs: as of cc_test: args, env, shard_count, size.
     """
-    for backend in backends:
-        _backend_test(
-            name = "%s_over_%s_test" % (test[:-len("_test")], backend),
-            backend = backend,
-            tags = tags,
-            test = test,
-            **kwargs
-        )
+    for test in tests if type(tests) == type([]) else [tests]:
+        for backend in backends:
+            _backend_test(
+                name = "%s_over_%s_test" % (test[:-len("_test")], backend),
+                backend = backend,
+                tags = tags,
+                test = test,
+                **kwargs
+            )

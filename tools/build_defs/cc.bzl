@@ -71,10 +71,21 @@ def ek_cc_binary(name, deps = [], **kwargs):
         **kwargs
     )
 
-def ek_cc_test(name, deps = [], **kwargs):
-    """A GoogleTest; gtest_main comes by itself."""
+def ek_cc_test(name, srcs = None, size = "small", deps = [], **kwargs):
+    """A GoogleTest.
+
+    Args:
+      name: x_test.
+      srcs: <name>.cc unless it says otherwise.
+      size: as of cc_test.
+      deps: without GoogleTest, its main() and the parts of Abseil that test_prelude.h
+        includes: these come by themselves.
+      **kwargs: as of cc_test.
+    """
     cc_test(
         name = name,
+        size = size,
+        srcs = [name + ".cc"] if srcs == None else srcs,
         copts = _copts(kwargs, _TEST_COPTS),
         linkstatic = kwargs.pop("linkstatic", True),
         deps = deps + [
@@ -84,16 +95,36 @@ def ek_cc_test(name, deps = [], **kwargs):
         **kwargs
     )
 
-def ek_cc_benchmark(name, srcs, deps = [], tags = [], size = "small", **kwargs):
+def ek_multirank_test(name, size = "medium", tags = [], **kwargs):
+    """An ek_cc_test with several ranks: two processors, and the tag "multirank"."""
+    ek_cc_test(
+        name = name,
+        size = size,
+        tags = ["cpu:2", "multirank"] + tags,
+        **kwargs
+    )
+
+def ek_cc_tests(names, **kwargs):
+    """An ek_cc_test for each name; `deps` and the rest are those of them all."""
+    for name in names:
+        ek_cc_test(name = name, **kwargs)
+
+def ek_multirank_tests(names, **kwargs):
+    """An ek_multirank_test for each name; `deps` and the rest are those of them all."""
+    for name in names:
+        ek_multirank_test(name = name, **kwargs)
+
+def ek_cc_benchmark(name, srcs = None, deps = [], tags = [], size = "small", **kwargs):
     """A Google Benchmark program, and a test that runs each case for a moment.
 
-    `bazel run :x_benchmark` measures; `:x_benchmark_smoke_test` keeps it alive.
+    `bazel run :x_benchmark` measures; `:x_benchmark_smoke_test` keeps it alive. Its
+    source is <name>.cc unless `srcs` says otherwise; Google Benchmark comes by itself.
     """
     visibility = kwargs.pop("visibility", None)
     cc_library(
         name = name + "_cases",
         testonly = True,
-        srcs = srcs,
+        srcs = [name + ".cc"] if srcs == None else srcs,
         copts = _copts(kwargs),
         tags = tags,
         deps = deps + ["@com_github_google_benchmark//:benchmark_main"],

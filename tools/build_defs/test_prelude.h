@@ -1,5 +1,6 @@
-// Included before the first line of every test (precompiled_header.bzl): the headers that most tests
-// include and that take longest to parse. It saves time; a test includes what it uses all the same.
+// Included before the first line of every test (precompiled_header.bzl): the headers that most
+// tests include and that take longest to parse. It saves time; a test includes what it uses all the
+// same.
 
 #include <algorithm>
 #include <atomic>

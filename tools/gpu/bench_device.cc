@@ -1,30 +1,31 @@
-// How fast the device code that is bound by memory is, beside a plain copy of as many bytes. See --help.
+// How fast the device code that is bound by memory is, beside a plain copy of as many bytes. See
+// --help.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tools/gpu/device_cases.h"
 #include "evenkeel/tools/gpu/device_timer.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
+#include "evenkeel/tools/program.h"
 #include "gflags/gflags.h"
 
-DEFINE_string(device, "cuda", "cuda; or simulated, which says nothing about any device.");
+DEFINE_string(device, "cuda", "cuda; or simulated, whose times are not those of any device.");
 DEFINE_int64(largest_mib, 256, "From 1 MiB, four times as much each time, to this.");
 DEFINE_bool(quick, false, "Fewer pairs.");
 DEFINE_bool(devices, false, "Only tell which devices there are, one per line.");
 DEFINE_bool(rows, false, "Rows with tabs, for programs: name, result, figure, bar.");
-DEFINE_double(pytorch_adamw_seconds, 0, "What a step of PyTorch's fused AdamW took (tools/gpu/pytorch_adamw.py).");
+DEFINE_double(pytorch_adamw_seconds, 0,
+              "What a step of PyTorch's fused AdamW took (tools/gpu/pytorch_adamw.py).");
 
 namespace evenkeel {
 namespace {
@@ -47,12 +48,15 @@ struct Row {
 
 class Bench {
  public:
-  explicit Bench(const BenchDevice& device) : device_(device), is_real_(device.runtime->name() == "cuda") {}
+  explicit Bench(const BenchDevice& device)
+      : device_(device), is_real_(device.runtime->name() == "cuda") {}
 
   // Beside a copy of as many bytes.
   absl::Status Measure(const DeviceCase& measured, bool has_bar) {
     EK_ASSIGN_OR_RETURN(const DeviceCase copy, CopyCase(device_, measured.bytes));
-    const int repeats = is_real_ ? static_cast<int>(std::clamp<int64_t>((int64_t{2} << 30) / copy.bytes, 4, 400)) : 1;
+    const int repeats =
+        is_real_ ? static_cast<int>(std::clamp<int64_t>((int64_t{2} << 30) / copy.bytes, 4, 400))
+                 : 1;
     const int pairs = !is_real_ ? 1 : FLAGS_quick ? 9 : 31;
     EK_RETURN_IF_ERROR(TimeOf(copy, repeats).status());  // Warms up: kernels are loaded.
     EK_RETURN_IF_ERROR(TimeOf(measured, repeats).status());
@@ -65,8 +69,9 @@ class Bench {
     }
     const PairedRatio ratio = RatioOf(copies, runs);
     seconds_ = MedianOf(runs) * static_cast<double>(measured.bytes);
-    const std::string figure = absl::StrFormat("%s of a copy; %.0f GB/s, the copy %.0f GB/s", ratio.ToString(),
-                                               1e-9 / MedianOf(runs), 1e-9 / MedianOf(copies));
+    const std::string figure =
+        absl::StrFormat("%s of a copy; %.0f GB/s, the copy %.0f GB/s", ratio.ToString(),
+                        1e-9 / MedianOf(runs), 1e-9 / MedianOf(copies));
     Add(measured.name, figure, has_bar, ratio.median >= kBar, absl::StrFormat(">= %.2f", kBar));
     return absl::OkStatus();
   }
@@ -75,13 +80,15 @@ class Bench {
   void CompareLast(const std::string& name, double others_seconds) {
     const double ratio = others_seconds / seconds_;
     Add(name,
-        absl::StrFormat("%.3f times as fast: %.3f ms, PyTorch %.3f ms", ratio, seconds_ * 1e3, others_seconds * 1e3),
+        absl::StrFormat("%.3f times as fast: %.3f ms, PyTorch %.3f ms", ratio, seconds_ * 1e3,
+                        others_seconds * 1e3),
         /*has_bar=*/true, ratio >= 1 / 1.05, ">= 0.95");
   }
 
   const std::vector<Row>& rows() const { return rows_; }
   bool all_passed() const {
-    return std::none_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.result == "failed"; });
+    return std::none_of(rows_.begin(), rows_.end(),
+                        [](const Row& row) { return row.result == "failed"; });
   }
 
  private:
@@ -94,7 +101,8 @@ class Bench {
     return std::max(seconds, 1e-9) / repeats;
   }
 
-  void Add(const std::string& name, const std::string& figure, bool has_bar, bool is_good, const std::string& bar) {
+  void Add(const std::string& name, const std::string& figure, bool has_bar, bool is_good,
+           const std::string& bar) {
     if (has_bar && is_real_) {
       rows_.push_back({name, is_good ? "passed" : "failed", figure, bar});
     } else {
@@ -102,9 +110,11 @@ class Bench {
     }
     const Row& row = rows_.back();
     if (FLAGS_rows) {
-      std::cout << row.name << '\t' << row.result << '\t' << row.figure << '\t' << row.bar << std::endl;
+      std::cout << row.name << '\t' << row.result << '\t' << row.figure << '\t' << row.bar
+                << std::endl;
     } else {
-      std::cout << absl::StrFormat("%-32s %-8s %-8s %s", row.name, row.result, row.bar, row.figure) << std::endl;
+      std::cout << absl::StrFormat("%-32s %-8s %-8s %s", row.name, row.result, row.bar, row.figure)
+                << std::endl;
     }
   }
 
@@ -119,17 +129,24 @@ absl::Status TellDevices() {
   EK_ASSIGN_OR_RETURN(const int count, device.runtime->DeviceCount());
   for (int i = 0; i < count; ++i) {
     EK_ASSIGN_OR_RETURN(const DeviceFacts facts, device.runtime->Facts(Device::Cuda(i)));
-    std::cout << absl::StrFormat("%d, %s, %d MiB, %d multiprocessors, sm_%d\n", i, facts.name, facts.total_bytes >> 20,
-                                 facts.multiprocessors, facts.compute_capability);
+    std::cout << absl::StrFormat("%d, %s, %d MiB, %d multiprocessors, sm_%d\n", i, facts.name,
+                                 facts.total_bytes >> 20, facts.multiprocessors,
+                                 facts.compute_capability);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Run() {
-  if (FLAGS_largest_mib < 1) return absl::InvalidArgumentError("--largest_mib is at least 1");
+absl::StatusOr<int> Run(int argc, char** argv) {
+  EK_RETURN_IF_ERROR(ParseFlags(kUsage, argc, argv));
+  if (FLAGS_devices) {
+    EK_RETURN_IF_ERROR(TellDevices());
+    return EXIT_SUCCESS;
+  }
+  if (FLAGS_largest_mib < 1) return absl::InvalidArgumentError("--largest_mib must be at least 1");
   EK_ASSIGN_OR_RETURN(const BenchDevice device, OpenBenchDevice(FLAGS_device));
   Bench bench(device);
-  const auto measure = [&](const absl::StatusOr<DeviceCase>& measured, bool has_bar) -> absl::Status {
+  const auto measure = [&](const absl::StatusOr<DeviceCase>& measured,
+                           bool has_bar) -> absl::Status {
     EK_RETURN_IF_ERROR(measured.status());
     return bench.Measure(*measured, has_bar);
   };
@@ -145,23 +162,12 @@ absl::StatusOr<bool> Run() {
       bench.CompareLast("AdamW beside PyTorch's fused one", FLAGS_pytorch_adamw_seconds);
     }
   }
-  return bench.all_passed();
+  return bench.all_passed() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 }  // namespace
 }  // namespace evenkeel
 
 int main(int argc, char** argv) {
-  gflags::SetUsageMessage(evenkeel::kUsage);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  absl::StatusOr<bool> passed = true;
-  if (argc > 1) {
-    passed = absl::InvalidArgumentError(absl::StrCat("'", argv[1], "' is no flag"));
-  } else if (FLAGS_devices) {
-    if (const absl::Status told = evenkeel::TellDevices(); !told.ok()) passed = told;
-  } else {
-    passed = evenkeel::Run();
-  }
-  if (!passed.ok()) std::cerr << "bench_device: " << passed.status().message() << "\n";
-  return passed.ok() && *passed ? EXIT_SUCCESS : EXIT_FAILURE;
+  return evenkeel::RunProgram("bench_device", [&] { return evenkeel::Run(argc, argv); });
 }

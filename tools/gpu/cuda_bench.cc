@@ -47,7 +47,8 @@ class CudaTimer : public DeviceTimer {
     EK_RETURN_IF_ERROR(FromCuda("cudaEventRecord", cudaEventRecord(end_.get(), stream)));
     EK_RETURN_IF_ERROR(runtime_.Synchronize(stream_, absl::Now() + kLongestBlock));
     float milliseconds = 0;
-    EK_RETURN_IF_ERROR(FromCuda("cudaEventElapsedTime", cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get())));
+    EK_RETURN_IF_ERROR(FromCuda("cudaEventElapsedTime",
+                                cudaEventElapsedTime(&milliseconds, begin_.get(), end_.get())));
     return milliseconds / 1e3;
   }
 
@@ -61,7 +62,8 @@ class CudaTimer : public DeviceTimer {
 
 absl::StatusOr<DeviceRuntime*> CudaIfBuilt() { return &CudaDevices(); }
 
-absl::StatusOr<std::unique_ptr<DeviceTimer>> MakeCudaTimer(DeviceRuntime& runtime, StreamRef stream) {
+absl::StatusOr<std::unique_ptr<DeviceTimer>> MakeCudaTimer(DeviceRuntime& runtime,
+                                                           StreamRef stream) {
   EK_RETURN_IF_ERROR(FromCuda("cudaSetDevice", cudaSetDevice(stream.device.index)));
   EK_ASSIGN_OR_RETURN(UniqueEvent begin, MakeEvent());
   EK_ASSIGN_OR_RETURN(UniqueEvent end, MakeEvent());

@@ -12,7 +12,8 @@
 namespace evenkeel::internal {
 
 absl::StatusOr<DeviceRuntime*> CudaIfBuilt();
-absl::StatusOr<std::unique_ptr<DeviceTimer>> MakeCudaTimer(DeviceRuntime& runtime, StreamRef stream);
+absl::StatusOr<std::unique_ptr<DeviceTimer>> MakeCudaTimer(DeviceRuntime& runtime,
+                                                           StreamRef stream);
 
 }  // namespace evenkeel::internal
 

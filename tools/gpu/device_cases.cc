@@ -23,8 +23,8 @@ struct Tensors {
   std::vector<TensorView> views;
 };
 
-absl::StatusOr<Tensors> MakeTensors(const BenchDevice& bench, absl::Span<const int64_t> counts, DType dtype,
-                                    double fill) {
+absl::StatusOr<Tensors> MakeTensors(const BenchDevice& bench, absl::Span<const int64_t> counts,
+                                    DType dtype, double fill) {
   const Device device = bench.stream.device;
   const auto padded = [&](int64_t count) { return (count * SizeOf(dtype) + 15) / 16 * 16; };
   int64_t bytes = 0;
@@ -37,14 +37,15 @@ absl::StatusOr<Tensors> MakeTensors(const BenchDevice& bench, absl::Span<const i
     at += padded(count);
   }
   const TensorView all(tensors.memory.data.get(), bytes / SizeOf(dtype), dtype, device);
-  EK_RETURN_IF_ERROR(CopySegmentsOnce(*bench.runtime, {{.to = all, .fill = fill}}, bench.stream.ref()));
+  EK_RETURN_IF_ERROR(
+      CopySegmentsOnce(*bench.runtime, {{.to = all, .fill = fill}}, bench.stream.ref()));
   return tensors;
 }
 
 std::string MiB(int64_t bytes) { return absl::StrCat(bytes >> 20, " MiB"); }
 
-absl::StatusOr<DeviceCase> SegmentsCase(const BenchDevice& bench, std::string name, int64_t bytes, DType from,
-                                        DType to) {
+absl::StatusOr<DeviceCase> SegmentsCase(const BenchDevice& bench, std::string name, int64_t bytes,
+                                        DType from, DType to) {
   struct Held {
     Tensors from, to;
     std::vector<SegmentCopy> copy;  // One.
@@ -57,12 +58,13 @@ absl::StatusOr<DeviceCase> SegmentsCase(const BenchDevice& bench, std::string na
   for (size_t i = 0; i < counts.size(); ++i) {
     segments.push_back({.to = held->to.views[i], .from = held->from.views[i]});
   }
-  EK_ASSIGN_OR_RETURN(SegmentCopy copy, SegmentCopy::Create(*bench.runtime, bench.stream.device, segments));
+  EK_ASSIGN_OR_RETURN(SegmentCopy copy,
+                      SegmentCopy::Create(*bench.runtime, bench.stream.device, segments));
   held->copy.push_back(std::move(copy));
   const StreamRef stream = bench.stream.ref();
-  return DeviceCase{.name = std::move(name), .bytes = held->copy[0].bytes_moved(), .run = [held, stream] {
-                      return held->copy[0].Run(stream, {.scale = 0.5});
-                    }};
+  return DeviceCase{.name = std::move(name),
+                    .bytes = held->copy[0].bytes_moved(),
+                    .run = [held, stream] { return held->copy[0].Run(stream, {.scale = 0.5}); }};
 }
 
 }  // namespace
@@ -85,16 +87,19 @@ absl::StatusOr<DeviceCase> CopyCase(const BenchDevice& bench, int64_t bytes) {
   DeviceRuntime* const runtime = bench.runtime;
   const StreamRef stream = bench.stream.ref();
   return DeviceCase{.name = absl::StrCat("copy, ", MiB(half)), .bytes = 2 * half, .run = [=] {
-                      return runtime->Copy(to.memory.data.get(), from.memory.data.get(), half, stream);
+                      return runtime->Copy(to.memory.data.get(), from.memory.data.get(), half,
+                                           stream);
                     }};
 }
 
 absl::StatusOr<DeviceCase> PackCase(const BenchDevice& bench, int64_t bytes, DType from) {
-  return SegmentsCase(bench, absl::StrCat("pack ", ToString(from), ", ", MiB(bytes)), bytes, from, DType::kFloat32);
+  return SegmentsCase(bench, absl::StrCat("pack ", ToString(from), ", ", MiB(bytes)), bytes, from,
+                      DType::kFloat32);
 }
 
 absl::StatusOr<DeviceCase> UnpackCase(const BenchDevice& bench, int64_t bytes, DType to) {
-  return SegmentsCase(bench, absl::StrCat("unpack ", ToString(to), ", ", MiB(bytes)), bytes, DType::kFloat32, to);
+  return SegmentsCase(bench, absl::StrCat("unpack ", ToString(to), ", ", MiB(bytes)), bytes,
+                      DType::kFloat32, to);
 }
 
 absl::StatusOr<DeviceCase> AdamWCase(const BenchDevice& bench, int64_t bytes, DType dtype) {
@@ -125,19 +130,23 @@ absl::StatusOr<DeviceCase> AdamWCase(const BenchDevice& bench, int64_t bytes, DT
                            .gradient = held->gradient.views[p],
                            .state = held->state_of[p]});
   }
-  EK_ASSIGN_OR_RETURN(held->update,
-                      DeviceUpdate::Create(bench.runtime, bench.stream.device, static_cast<int>(counts.size())));
-  // State is read and written, the gradient is read; a value is read too where it is not rounded from the master copy.
+  EK_ASSIGN_OR_RETURN(held->update, DeviceUpdate::Create(bench.runtime, bench.stream.device,
+                                                         static_cast<int>(counts.size())));
+  // State is read and written, the gradient is read; a value is read too where it is not rounded
+  // from the master copy.
   const bool has_master = SizeOf(dtype) < SizeOf(DType::kFloat32);
-  const int64_t moved = elements * (static_cast<int64_t>(names.size()) * 8 + SizeOf(dtype) * (has_master ? 2 : 3));
+  const int64_t moved =
+      elements * (static_cast<int64_t>(names.size()) * 8 + SizeOf(dtype) * (has_master ? 2 : 3));
   const StreamRef stream = bench.stream.ref();
-  return DeviceCase{.name = absl::StrCat("AdamW ", ToString(dtype), ", ", MiB(bytes)),
-                    .bytes = moved,
-                    .run = [held, stream]() -> absl::Status {
-                      EK_RETURN_IF_ERROR(held->update->SetList(0, held->rules, held->items, stream));
-                      EK_RETURN_IF_ERROR(held->update->Prepare(0, held->rules, {}, /*is_measured=*/false, stream));
-                      return held->update->Apply(0, stream);
-                    }};
+  return DeviceCase{
+      .name = absl::StrCat("AdamW ", ToString(dtype), ", ", MiB(bytes)),
+      .bytes = moved,
+      .run = [held, stream]() -> absl::Status {
+        EK_RETURN_IF_ERROR(held->update->SetList(0, held->rules, held->items, stream));
+        EK_RETURN_IF_ERROR(
+            held->update->Prepare(0, held->rules, {}, /*is_measured=*/false, stream));
+        return held->update->Apply(0, stream);
+      }};
 }
 
 }  // namespace evenkeel

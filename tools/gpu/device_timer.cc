@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -48,7 +47,8 @@ absl::StatusOr<BenchDevice> OpenBenchDevice(absl::string_view kind) {
   } else if (kind == "cuda") {
     EK_ASSIGN_OR_RETURN(bench.runtime, internal::CudaIfBuilt());
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("--device='", kind, "' is neither cuda nor simulated"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device='", kind, "' is neither cuda nor simulated"));
   }
   EK_RETURN_IF_ERROR(bench.runtime->DeviceCount().status());
   EK_ASSIGN_OR_RETURN(bench.stream, bench.runtime->CreateStream(Device::Cuda(0)));

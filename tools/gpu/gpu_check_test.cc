@@ -11,7 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/tools/gpu/run_command.h"
+#include "evenkeel/tools/gpu/testing/run_command.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -26,16 +26,20 @@ using testing::Not;
 namespace fs = std::filesystem;
 
 constexpr absl::string_view kPasses = "echo '[  PASSED  ] 3 tests.'";
-constexpr absl::string_view kSkipsOne = "echo '[  PASSED  ] 2 tests.'; echo '[  SKIPPED ] 1 test, listed below:'";
+constexpr absl::string_view kSkipsOne =
+    "echo '[  PASSED  ] 2 tests.'; echo '[  SKIPPED ] 1 test, listed below:'";
 constexpr absl::string_view kSkipsAll =
-    "echo 'a_test.cc:8: Skipped'; echo 'needs 2 CUDA devices, there is 1'; echo; echo '[  PASSED  ] 0 tests.'; "
+    "echo 'a_test.cc:8: Skipped'; echo 'needs 2 CUDA devices, there is 1'; echo; echo '[  PASSED  "
+    "] 0 tests.'; "
     "echo '[  SKIPPED ] 4 tests, listed below:'";
 constexpr absl::string_view kFails =
     "echo '[  FAILED  ] ATest.Adds, where GetParam() = 3 (1 ms)'; echo '[  PASSED  ] 1 test.'; "
-    "echo '[  FAILED  ] 1 test, listed below:'; echo '[  FAILED  ] ATest.Adds, where GetParam() = 3'; exit 1";
+    "echo '[  FAILED  ] 1 test, listed below:'; echo '[  FAILED  ] ATest.Adds, where GetParam() = "
+    "3'; exit 1";
 // A sanitizer that runs what it is given.
 constexpr absl::string_view kClean =
-    "while [ \"${1#./}\" = \"$1\" ]; do shift; done; \"$@\"; code=$?; echo '========= ERROR SUMMARY: 0 errors'; exit "
+    "while [ \"${1#./}\" = \"$1\" ]; do shift; done; \"$@\"; code=$?; echo '========= ERROR "
+    "SUMMARY: 0 errors'; exit "
     "$code";
 
 class GpuCheckTest : public testing::Test {
@@ -57,8 +61,11 @@ class GpuCheckTest : public testing::Test {
     ASSERT_EQ(chmod(path.c_str(), 0755), 0);
   }
   // Found before the machine's own.
-  void Tool(absl::string_view name, absl::string_view text) { Script(absl::StrCat(tools_, "/", name), text); }
-  void Test(absl::string_view package, absl::string_view name, absl::string_view text, absl::string_view kind = "-") {
+  void Tool(absl::string_view name, absl::string_view text) {
+    Script(absl::StrCat(tools_, "/", name), text);
+  }
+  void Test(absl::string_view package, absl::string_view name, absl::string_view text,
+            absl::string_view kind = "-") {
     std::ofstream(absl::StrCat(folder_, "/tests.txt"), std::ios::app)
         << "//" << package << ":" << name << "\t" << package << "/" << name << "\t" << kind << "\n";
     Script(absl::StrCat(folder_, "/runfiles/evenkeel/", package, "/", name), text);
@@ -72,8 +79,8 @@ class GpuCheckTest : public testing::Test {
     const std::string json = absl::StrCat(testing::TempDir(), "/check.json");
     fs::remove(json);
     const CommandResult result =
-        RunCommand(absl::StrCat("PATH='", tools_, "':$PATH '", folder_, "/gpu_check.sh' --json='", json, "' --logs='",
-                                testing::TempDir(), "/logs' ", args));
+        RunCommand(absl::StrCat("PATH='", tools_, "':$PATH '", folder_, "/gpu_check.sh' --json='",
+                                json, "' --logs='", testing::TempDir(), "/logs' ", args));
     json_ = Json::parse(ReadWholeFile(json), nullptr, /*allow_exceptions=*/false);
     return result;
   }
@@ -104,9 +111,10 @@ TEST_F(GpuCheckTest, WithoutAGpuItSaysSoAndFails) {
   Bench("echo 'bench_device: no CUDA device: no driver' >&2; exit 1");
   CommandResult result = Run();
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("no GPU: bench_device: no CUDA device: no driver; nvidia-smi says: "
-                                          "NVIDIA-SMI has failed"),
-                                HasSubstr("0 passed, 1 failed, 0 skipped"), Not(HasSubstr("a_test"))));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("no GPU: bench_device: no CUDA device: no driver; nvidia-smi says: "
+                              "NVIDIA-SMI has failed"),
+                    HasSubstr("0 passed, 1 failed, 0 skipped"), Not(HasSubstr("a_test"))));
   EXPECT_EQ(json_["failed"], 1);
 
   Bench("echo '0, Some GPU'");  // Whatever nvidia-smi says.
@@ -164,19 +172,22 @@ TEST_F(GpuCheckTest, SkipsWhatDoesNotFitIntoTheSeconds) {
 
 TEST_F(GpuCheckTest, WhatTellsMostComesFirstAndIsThereAtOnce) {
   Test("a", "waits_test",
-       absl::StrCat("grep -q '\"pack\".*passed' '", testing::TempDir(), "/check.json' && ", kPasses));
+       absl::StrCat("grep -q '\"pack\".*passed' '", testing::TempDir(), "/check.json' && ",
+                    kPasses));
   Test("b/device", "kernel_test", kPasses, "kernels");
-  std::ofstream(absl::StrCat(folder_, "/tests.txt"), std::ios::app) << "//tests/conformance:ops_test\ta/ops_test\t-\n";
+  std::ofstream(absl::StrCat(folder_, "/tests.txt"), std::ios::app)
+      << "//tests/conformance:ops_test\ta/ops_test\t-\n";
   Script(absl::StrCat(folder_, "/runfiles/evenkeel/a/ops_test"), kPasses);
   Test("z", "late_test", kPasses);
   Bench("echo 0", R"(printf 'pack\tpassed\t0.91\t>= 0.85\n')");
   EXPECT_EQ(Run("--only='//|benchmarks'").exit_code, 0);
   std::vector<std::string> names;
   for (const Json& row : json_["rows"]) names.push_back(row["name"]);
-  EXPECT_THAT(names, testing::ElementsAre("//b/device:kernel_test", "AdamW beside PyTorch's fused one", "pack",
-                                          "//a:waits_test", "//z:late_test", "//tests/conformance:ops_test",
-                                          "memcheck //b/device:kernel_test", "racecheck //b/device:kernel_test",
-                                          "synccheck //b/device:kernel_test"));
+  EXPECT_THAT(names, testing::ElementsAre(
+                         "//b/device:kernel_test", "AdamW beside PyTorch's fused one", "pack",
+                         "//a:waits_test", "//z:late_test", "//tests/conformance:ops_test",
+                         "memcheck //b/device:kernel_test", "racecheck //b/device:kernel_test",
+                         "synccheck //b/device:kernel_test"));
 }
 
 TEST_F(GpuCheckTest, WhoIsToldToEndStillTellsWhatItKnows) {
@@ -185,24 +196,28 @@ TEST_F(GpuCheckTest, WhoIsToldToEndStillTellsWhatItKnows) {
   Test("a", "passes_test", kPasses);
   Test("b", "hangs_test", absl::StrCat("touch '", began, "'; exec sleep 600"));
   Test("c", "late_test", kPasses);
-  const CommandResult result =
-      Run(absl::StrCat("& check=$!; until [ -e '", began, "' ]; do sleep 0.05; done; kill $check; wait $check"));
+  const CommandResult result = Run(absl::StrCat(
+      "& check=$!; until [ -e '", began, "' ]; do sleep 0.05; done; kill $check; wait $check"));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("//a:passes_test "), HasSubstr("1 passed, 1 failed, 1 skipped")));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("//a:passes_test "), HasSubstr("1 passed, 1 failed, 1 skipped")));
   EXPECT_EQ(ResultOf("//a:passes_test"), "passed");
-  EXPECT_THAT(FigureOf("gpu_check"), HasSubstr("was told to end after "));
+  EXPECT_THAT(FigureOf("gpu_check"), HasSubstr("was ended by a signal after "));
   EXPECT_EQ(ResultOf("//c:late_test"), "missing");
 }
 
 TEST_F(GpuCheckTest, FindsLibrariesThatAreNotInTheFolder) {
-  std::ofstream(absl::StrCat(folder_, "/libraries.txt")) << "libhere.so.1\nlibtoolkit.so.13\nlibnowhere.so.9\n";
-  for (const absl::string_view file : {"/bundle/lib/libhere.so.1", "/cuda/lib64/libtoolkit.so.13"}) {
+  std::ofstream(absl::StrCat(folder_, "/libraries.txt"))
+      << "libhere.so.1\nlibtoolkit.so.13\nlibnowhere.so.9\n";
+  for (const absl::string_view file :
+       {"/bundle/lib/libhere.so.1", "/cuda/lib64/libtoolkit.so.13"}) {
     const std::string path = absl::StrCat(testing::TempDir(), file);
     fs::create_directories(fs::path(path).parent_path());
     std::ofstream(path) << "a library";
   }
   Test("a", "looks_test",
-       absl::StrCat("for name in libhere.so.1 libtoolkit.so.13; do (IFS=:; for folder in $LD_LIBRARY_PATH; do "
+       absl::StrCat("for name in libhere.so.1 libtoolkit.so.13; do (IFS=:; for folder in "
+                    "$LD_LIBRARY_PATH; do "
                     "[ -e $folder/$name ] && exit; done; exit 1) || exit; done; ",
                     kPasses));
   setenv("CUDA_HOME", absl::StrCat(testing::TempDir(), "/cuda").c_str(), 1);
@@ -224,28 +239,34 @@ TEST_F(GpuCheckTest, RunsKernelsUnderTheSanitizer) {
   EXPECT_EQ(ResultOf("memcheck //a:passes_test"), "missing");
 
   const auto sanitizer = [this](absl::string_view of_tests) {
-    Tool("compute-sanitizer", absl::StrCat("case \"$*\" in *bench_device*) echo '========= ERROR SUMMARY: 0 errors' ;; "
-                                           "*) echo \"$*\"; ",
-                                           of_tests, ";; esac"));
+    Tool("compute-sanitizer",
+         absl::StrCat("case \"$*\" in *bench_device*) echo '========= ERROR SUMMARY: 0 errors' ;; "
+                      "*) echo \"$*\"; ",
+                      of_tests, ";; esac"));
   };
   sanitizer("echo '[  PASSED  ] 3 tests.'; echo '========= ERROR SUMMARY: 2 errors'; exit 99");
   EXPECT_EQ(Run().exit_code, 1);
-  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"), HasSubstr("ERROR SUMMARY: 2 errors, see "));
+  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"),
+              HasSubstr("ERROR SUMMARY: 2 errors, see "));
 
   sanitizer("echo '[  PASSED  ] 3 tests.'");
   EXPECT_EQ(Run().exit_code, 1);
-  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"), HasSubstr("told no summary"));
+  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"), HasSubstr("printed no summary"));
   EXPECT_EQ(Run("--quick").exit_code, 0);
 
   // Errors that calls answer are the tests' own affair; what takes long is for our own kernels.
   sanitizer("echo \"exit code 3: $*\"; exit 3");
   Run();
-  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"), HasSubstr("--report-api-errors no ./a/device/kernel_test"));
-  EXPECT_THAT(FigureOf("racecheck //a/device:kernel_test"), HasSubstr("--kernel-regex kns=ek_ ./a/device/kernel_test"));
-  Tool("compute-sanitizer", absl::StrCat("case \"$*\" in *--kernel-regex*) exit 1 ;; esac; ", kClean));
+  EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"),
+              HasSubstr("--report-api-errors no ./a/device/kernel_test"));
+  EXPECT_THAT(FigureOf("racecheck //a/device:kernel_test"),
+              HasSubstr("--kernel-regex kns=ek_ ./a/device/kernel_test"));
+  Tool("compute-sanitizer",
+       absl::StrCat("case \"$*\" in *--kernel-regex*) exit 1 ;; esac; ", kClean));
   EXPECT_EQ(Run().exit_code, 0) << "an older one knows no filter";
 
-  Tool("compute-sanitizer", "echo '========='; echo '========= Error: Device not supported'; exit 1");
+  Tool("compute-sanitizer",
+       "echo '========='; echo '========= Error: Device not supported'; exit 1");
   EXPECT_EQ(Run().exit_code, 0);
   EXPECT_EQ(ResultOf("racecheck //a/device:kernel_test"), "skipped");
   EXPECT_THAT(FigureOf("memcheck //a/device:kernel_test"),
@@ -253,8 +274,9 @@ TEST_F(GpuCheckTest, RunsKernelsUnderTheSanitizer) {
 }
 
 TEST_F(GpuCheckTest, TakesTheFiguresOfTheBenchmarks) {
-  Bench("echo 0",
-        R"(printf 'pack\tpassed\t0.91\t>= 0.85\nsmall\tshown\t0.4\t\nunpack\tfailed\t0.80\t>= 0.85\n'; exit 1)");
+  Bench(
+      "echo 0",
+      R"(printf 'pack\tpassed\t0.91\t>= 0.85\nsmall\tshown\t0.4\t\nunpack\tfailed\t0.80\t>= 0.85\n'; exit 1)");
   const CommandResult result = Run();
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(RowOf("pack")["bar"], ">= 0.85");

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes a folder with everything that gpu_check.sh needs on a machine that has a
-# GPU and nothing else: every test with the tag "gpu", their data, the device
+# Makes a folder with everything that gpu_check.sh needs on a machine with a GPU
+# and no build tools: every test with the tag "gpu", their data, the device
 # benchmark, and the shared libraries of all of them but the compiler's and the
 # driver's: the machine's C library must not be older than the one here.
 #

@@ -7,6 +7,8 @@ absl::StatusOr<DeviceRuntime*> CudaIfBuilt() {
   return absl::UnimplementedError("this build is without a CUDA toolkit");
 }
 
-absl::StatusOr<std::unique_ptr<DeviceTimer>> MakeCudaTimer(DeviceRuntime&, StreamRef) { return CudaIfBuilt().status(); }
+absl::StatusOr<std::unique_ptr<DeviceTimer>> MakeCudaTimer(DeviceRuntime&, StreamRef) {
+  return CudaIfBuilt().status();
+}
 
 }  // namespace evenkeel::internal

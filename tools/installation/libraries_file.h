@@ -1,6 +1,8 @@
-// What the rule of libraries.bzl has collected: archives, headers, and what else a program has to be linked with.
+// The file that the rule of libraries.bzl writes: archives, headers, and the other libraries that a
+// program must be linked with.
 //
-//   EK_ASSIGN_OR_RETURN(const LibrariesFile libraries, ReadLibrariesFile(text));    // of libraries.json
+//   // of libraries.json
+//   EK_ASSIGN_OR_RETURN(const LibrariesFile libraries, ReadLibrariesFile(text));
 //
 // Threads: pure function, safe from any thread.
 // Errors:  InvalidArgument for a text that is no such file.
@@ -23,11 +25,12 @@ struct LibrariesFile {
     std::string part;  // "comm"
     std::string file;
   };
-  std::vector<Archive> archives;               // Each may need those after it.
-  std::map<std::string, std::string> headers;  // "evenkeel/comm/types.h" to its file: all that could be included.
-  std::vector<std::string> public_headers;     // Those for users.
-  std::vector<std::string> abseil;             // Abseil's libraries: "status" is libabsl_status.
-  std::vector<std::string> link_flags;         // For the compiler: "-l:libgloo.so", "-L/folder", "-Wl,...".
+  std::vector<Archive> archives;  // Each may need those after it.
+  std::map<std::string, std::string>
+      headers;  // "evenkeel/comm/types.h" to its file: all that could be included.
+  std::vector<std::string> public_headers;  // Those for users.
+  std::vector<std::string> abseil;          // Abseil's libraries: "status" is libabsl_status.
+  std::vector<std::string> link_flags;  // For the compiler: "-l:libssl.so", "-L/folder", "-Wl,...".
 };
 
 absl::StatusOr<LibrariesFile> ReadLibrariesFile(absl::string_view text);

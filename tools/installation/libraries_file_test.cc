@@ -36,12 +36,15 @@ TEST(LibrariesFileTest, SaysWhatTheRuleHasCollected) {
 TEST(LibrariesFileTest, RefusesEveryBeginningOfAFile) {
   const std::string text = kText;
   for (size_t size = 0; size < text.size(); ++size) {
-    EXPECT_EQ(ReadLibrariesFile(text.substr(0, size)).status().code(), absl::StatusCode::kInvalidArgument) << size;
+    EXPECT_EQ(ReadLibrariesFile(text.substr(0, size)).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << size;
   }
 }
 
 TEST(LibrariesFileTest, RefusesAListWithoutOneOfItsParts) {
-  for (const char* text : {"[]", "{}", R"({"archives": [{"part": 3, "file": "x"}]})", R"({"archives": ["x"]})"}) {
+  for (const char* text :
+       {"[]", "{}", R"({"archives": [{"part": 3, "file": "x"}]})", R"({"archives": ["x"]})"}) {
     EXPECT_EQ(ReadLibrariesFile(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }
 }

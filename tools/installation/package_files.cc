@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -13,7 +12,7 @@ namespace evenkeel {
 namespace {
 
 // The Debian packages with what every build of evenkeel needs of the system.
-constexpr char kDebianPackages[] = "libabsl-dev libgloo-dev libssl-dev zlib1g-dev";
+constexpr char kDebianPackages[] = "libabsl-dev libssl-dev zlib1g-dev";
 
 constexpr char kConfig[] = R"(# evenkeel @BUILD@, for CMake:
 #
@@ -92,15 +91,17 @@ Libs: -L${libdir} @LIBS@ @FLAGS@ -pthread
 )";
 
 // "0.3.0" of "0.3.0+abc".
-std::string Number(const std::string& version) { return version.substr(0, version.find_first_not_of("0123456789.")); }
+std::string Number(const std::string& version) {
+  return version.substr(0, version.find_first_not_of("0123456789."));
+}
 
 std::string MinorVersion(const std::string& version) {
   const std::string number = Number(version);
   return number.substr(0, number.find('.', number.find('.') + 1));
 }
 
-// One word, so that no build system takes it apart or moves what is in it: a program is bound only to the shared
-// libraries that it uses.
+// One word, so that no build system takes it apart or moves what is in it: a program is bound only
+// to the shared libraries that it uses.
 std::string AsNeeded(const std::vector<std::string>& link_flags) {
   std::string word = "-Wl,--push-state,--as-needed";
   for (absl::string_view flag : link_flags) {
@@ -131,7 +132,8 @@ std::string CMakeTargets(const Package& package) {
   needed.push_back("Threads::Threads");
   needed.push_back(AsNeeded(package.link_flags));
   for (auto part = package.parts.rbegin(); part != package.parts.rend(); ++part) {
-    absl::StrAppend(&targets, "_evenkeel_add(", *part, "\n  ", absl::StrJoin(needed, "\n  "), ")\n");
+    absl::StrAppend(&targets, "_evenkeel_add(", *part, "\n  ", absl::StrJoin(needed, "\n  "),
+                    ")\n");
     if (part == package.parts.rbegin()) needed.clear();
     needed.insert(needed.begin(), "evenkeel::" + *part);
   }
@@ -139,8 +141,9 @@ std::string CMakeTargets(const Package& package) {
 }
 
 std::string PkgConfigLibs(const Package& package) {
-  return absl::StrJoin(package.parts, " ",
-                       [](std::string* out, const std::string& part) { absl::StrAppend(out, "-levenkeel_", part); });
+  return absl::StrJoin(package.parts, " ", [](std::string* out, const std::string& part) {
+    absl::StrAppend(out, "-levenkeel_", part);
+  });
 }
 
 std::string PkgConfigRequires(const Package& package) {
@@ -151,7 +154,9 @@ std::string PkgConfigRequires(const Package& package) {
 
 }  // namespace
 
-std::string ArchivePath(const std::string& part) { return absl::StrCat("lib/libevenkeel_", part, ".a"); }
+std::string ArchivePath(const std::string& part) {
+  return absl::StrCat("lib/libevenkeel_", part, ".a");
+}
 
 std::string CMakeConfig(const Package& package) {
   return absl::StrReplaceAll(kConfig, {{"@BUILD@", package.version},

@@ -1,10 +1,12 @@
 // The files by which CMake and pkg-config find an installed evenkeel.
 //
-//   Package package = {.version = "0.3.0", .abseil_version = "20220623", .parts = {"join", "comm"}, ...};
+//   Package package = {
+//       .version = "0.3.0", .abseil_version = "20220623", .parts = {"join", "comm"}, ...};
 //   CMakeConfig(package), CMakeVersion(package), PkgConfig(package)
 //
-// Files name others relative to themselves, so an installation may be moved as a whole. Abseil and shared libraries are
-// the system's: programs name the same Abseil as evenkeel, and only the shared libraries that they use.
+// Files name others relative to themselves, so an installation may be moved as a whole. Abseil and
+// shared libraries are the system's: programs name the same Abseil as evenkeel, and only the shared
+// libraries that they use.
 //
 // Threads: pure functions.
 
@@ -24,11 +26,11 @@ inline constexpr char kPkgConfigPath[] = "lib/pkgconfig/evenkeel.pc";
 std::string ArchivePath(const std::string& part);
 
 struct Package {
-  std::string version;                  // "0.3.0", or "0.3.0+abc" for a build of somebody's own.
+  std::string version;                  // "0.3.0", or "0.3.0+abc" for a user's own build.
   std::string abseil_version;           // "20220623"
   std::vector<std::string> parts;       // Each may need those after it.
   std::vector<std::string> abseil;      // Abseil's libraries: "status"
-  std::vector<std::string> link_flags;  // For the compiler: "-l:libgloo.so", "-L/folder", "-Wl,...".
+  std::vector<std::string> link_flags;  // For the compiler: "-l:libssl.so", "-L/folder", "-Wl,...".
 };
 
 std::string CMakeConfig(const Package& package);

@@ -18,11 +18,12 @@ Package Small() {
           .abseil_version = "20220623",
           .parts = {"bucket", "join", "comm"},
           .abseil = {"status", "strings"},
-          .link_flags = {"-l:libgloo.so", "-Wl,-rpath,/cuda/lib64", "-lrt"}};
+          .link_flags = {"-l:libssl.so", "-Wl,-rpath,/cuda/lib64", "-lrt"}};
 }
 
 TEST(PackageFilesTest, NoMarkIsLeftInAFile) {
-  for (const std::string& text : {CMakeConfig(Small()), CMakeVersion(Small()), PkgConfig(Small())}) {
+  for (const std::string& text :
+       {CMakeConfig(Small()), CMakeVersion(Small()), PkgConfig(Small())}) {
     EXPECT_THAT(text, Not(HasSubstr("@")));
   }
 }
@@ -33,7 +34,7 @@ _evenkeel_add(comm
   absl::status
   absl::strings
   Threads::Threads
-  -Wl,--push-state,--as-needed,-l:libgloo.so,-rpath,/cuda/lib64,-lrt,--pop-state)
+  -Wl,--push-state,--as-needed,-l:libssl.so,-rpath,/cuda/lib64,-lrt,--pop-state)
 _evenkeel_add(join
   evenkeel::comm)
 _evenkeel_add(bucket
@@ -45,12 +46,14 @@ _evenkeel_add(bucket
 TEST(PackageFilesTest, LibrariesAreInTheOrderOfLinking) {
   EXPECT_THAT(PkgConfig(Small()),
               HasSubstr("Libs: -L${libdir} -levenkeel_bucket -levenkeel_join -levenkeel_comm "
-                        "-Wl,--push-state,--as-needed,-l:libgloo.so,-rpath,/cuda/lib64,-lrt,--pop-state -pthread\n"));
+                        "-Wl,--push-state,--as-needed,-l:libssl.so,-rpath,/cuda/"
+                        "lib64,-lrt,--pop-state -pthread\n"));
 }
 
 TEST(PackageFilesTest, AbseilIsThatOfTheBuild) {
   EXPECT_THAT(CMakeConfig(Small()), HasSubstr("find_dependency(absl 20220623 EXACT CONFIG)"));
-  EXPECT_THAT(PkgConfig(Small()), HasSubstr("Requires: absl_status = 20220623, absl_strings = 20220623\n"));
+  EXPECT_THAT(PkgConfig(Small()),
+              HasSubstr("Requires: absl_status = 20220623, absl_strings = 20220623\n"));
 }
 
 TEST(PackageFilesTest, AVersionIsANumberAndTheBuildIsNamedBesideIt) {

@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -18,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/tools/program.h"
 
 namespace evenkeel {
 namespace {
@@ -26,31 +27,18 @@ namespace fs = std::filesystem;
 
 using Paths = std::set<std::string>;
 
-struct FileCloser {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using UniqueFile = std::unique_ptr<std::FILE, FileCloser>;
-
-absl::Status Failed(const fs::path& path, int error) { return absl::ErrnoToStatus(error, path.string()); }
+absl::Status Failed(const fs::path& path, int error) {
+  return absl::ErrnoToStatus(error, path.string());
+}
 
 // Nothing if there is no such file.
 absl::StatusOr<std::optional<std::string>> ReadIfThere(const fs::path& path) {
-  const UniqueFile file(std::fopen(path.c_str(), "rb"));
-  if (file == nullptr && (errno == ENOENT || errno == ENOTDIR)) return std::nullopt;
-  if (file == nullptr) return Failed(path, errno);
-  std::string content;
-  char buffer[1 << 16];
-  while (const size_t size = std::fread(buffer, 1, sizeof(buffer), file.get())) content.append(buffer, size);
-  if (std::ferror(file.get())) return Failed(path, errno);
+  std::error_code error;
+  const bool exists = fs::exists(path, error);
+  if (error) return Failed(path, error.value());
+  if (!exists) return std::nullopt;
+  EK_ASSIGN_OR_RETURN(std::string content, Annotate(ReadInput(path), path.string()));
   return content;
-}
-
-absl::Status WriteAll(const fs::path& path, absl::string_view content) {
-  UniqueFile file(std::fopen(path.c_str(), "wb"));
-  if (file == nullptr) return Failed(path, errno);
-  if (std::fwrite(content.data(), 1, content.size(), file.get()) != content.size()) return Failed(path, errno);
-  if (std::fclose(file.release()) != 0) return Failed(path, errno);
-  return absl::OkStatus();
 }
 
 // Under its name a file has its old content, and then the new one.
@@ -59,8 +47,13 @@ absl::Status Replace(const fs::path& path, absl::string_view content) {
   fs::create_directories(path.parent_path(), error);
   if (error) return Failed(path.parent_path(), error.value());
   const fs::path unfinished = absl::StrCat(path.string(), ".unfinished-", getpid());
-  absl::Status status = WriteAll(unfinished, content);
-  if (status.ok() && std::rename(unfinished.c_str(), path.c_str()) != 0) status = Failed(path, errno);
+  errno = 0;
+  std::ofstream file(unfinished, std::ios::binary);
+  file.write(content.data(), static_cast<std::streamsize>(content.size()));
+  file.close();
+  absl::Status status = file ? absl::OkStatus() : Failed(path, errno == 0 ? EIO : errno);
+  if (status.ok() && std::rename(unfinished.c_str(), path.c_str()) != 0)
+    status = Failed(path, errno);
   if (!status.ok()) unlink(unfinished.c_str());
   return status;
 }
@@ -75,9 +68,9 @@ absl::StatusOr<Paths> InstalledBefore(const fs::path& prefix) {
   if (!text.has_value()) return paths;
   for (const absl::string_view line : absl::StrSplit(*text, '\n', absl::SkipEmpty())) {
     if (!IsInstalledPath(line)) {
-      return absl::DataLossError(absl::StrCat(list.string(), " names \"", line,
-                                              "\", which evenkeel does not install; what is in that folder is left ",
-                                              "alone, name another one"));
+      return absl::DataLossError(absl::StrCat(
+          list.string(), " names \"", line,
+          "\", which evenkeel does not install; the folder is left unchanged, pass another one"));
     }
     paths.emplace(line);
   }
@@ -87,28 +80,36 @@ absl::StatusOr<Paths> InstalledBefore(const fs::path& prefix) {
 absl::StatusOr<Paths> PathsOf(const std::vector<FileToInstall>& files) {
   Paths paths;
   for (const FileToInstall& file : files) {
-    if (!IsInstalledPath(file.path)) return absl::InvalidArgumentError(absl::StrCat(file.path, " is no path of ours"));
-    if (!paths.insert(file.path).second) return absl::InvalidArgumentError(absl::StrCat(file.path, " is there twice"));
+    if (!IsInstalledPath(file.path))
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path, " is not a path that evenkeel installs to (internal error)"));
+    if (!paths.insert(file.path).second)
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.path, " is listed twice (internal error)"));
   }
   return paths;
 }
 
-absl::Status CheckThatNoneIsSomebodyElses(const fs::path& prefix, const Paths& paths, const Paths& before) {
+absl::Status CheckThatNoneIsSomebodyElses(const fs::path& prefix, const Paths& paths,
+                                          const Paths& before) {
   for (const std::string& path : paths) {
     std::error_code error;
     const fs::file_status there = fs::symlink_status(prefix / path, error);
     if (!fs::exists(there) || (before.contains(path) && !fs::is_directory(there))) continue;
-    return absl::FailedPreconditionError(absl::StrCat((prefix / path).string(),
-                                                      " is there, and no earlier installation of this kind has put it ",
-                                                      "there; remove it, or name another folder"));
+    return absl::FailedPreconditionError(
+        absl::StrCat((prefix / path).string(),
+                     " exists, but no earlier installation of evenkeel has created it; remove it, "
+                     "or pass another folder"));
   }
   return absl::OkStatus();
 }
 
 // The file, and the folders that are empty without it.
 absl::Status Remove(const fs::path& prefix, const std::string& path) {
-  if (unlink((prefix / path).c_str()) != 0 && errno != ENOENT && errno != ENOTDIR) return Failed(prefix / path, errno);
-  for (fs::path folder = fs::path(path).parent_path(); !folder.empty(); folder = folder.parent_path()) {
+  if (unlink((prefix / path).c_str()) != 0 && errno != ENOENT && errno != ENOTDIR)
+    return Failed(prefix / path, errno);
+  for (fs::path folder = fs::path(path).parent_path(); !folder.empty();
+       folder = folder.parent_path()) {
     if (rmdir((prefix / folder).c_str()) != 0) break;
   }
   return absl::OkStatus();
@@ -117,11 +118,13 @@ absl::Status Remove(const fs::path& prefix, const std::string& path) {
 }  // namespace
 
 bool IsInstalledPath(absl::string_view path) {
-  static constexpr absl::string_view kBeginnings[] = {"include/evenkeel/", "lib/libevenkeel_", "lib/cmake/evenkeel/",
+  static constexpr absl::string_view kBeginnings[] = {"include/evenkeel/", "lib/libevenkeel_",
+                                                      "lib/cmake/evenkeel/",
                                                       "lib/pkgconfig/evenkeel.", "share/evenkeel/"};
   if (path == kInstalledFilesPath) return false;  // It is there of itself.
-  if (std::none_of(std::begin(kBeginnings), std::end(kBeginnings),
-                   [&](absl::string_view beginning) { return absl::StartsWith(path, beginning); })) {
+  if (std::none_of(
+          std::begin(kBeginnings), std::end(kBeginnings),
+          [&](absl::string_view beginning) { return absl::StartsWith(path, beginning); })) {
     return false;
   }
   for (const absl::string_view name : absl::StrSplit(path, '/')) {
@@ -130,7 +133,8 @@ bool IsInstalledPath(absl::string_view path) {
   return !absl::StrContains(path, '\n') && !absl::StrContains(path, '\0');
 }
 
-absl::StatusOr<InstallSummary> InstallFiles(const std::string& prefix, const std::vector<FileToInstall>& files) {
+absl::StatusOr<InstallSummary> InstallFiles(const std::string& prefix,
+                                            const std::vector<FileToInstall>& files) {
   EK_ASSIGN_OR_RETURN(const Paths paths, PathsOf(files));
   EK_ASSIGN_OR_RETURN(const Paths before, InstalledBefore(prefix));
   EK_RETURN_IF_ERROR(CheckThatNoneIsSomebodyElses(prefix, paths, before));

@@ -1,15 +1,18 @@
 // Puts files into a folder, in place of those that an earlier installation has put there.
 //
-//   EK_ASSIGN_OR_RETURN(InstallSummary done, InstallFiles("/opt/evenkeel", {{"lib/pkgconfig/evenkeel.pc", text}, ...}));
+//   EK_ASSIGN_OR_RETURN(InstallSummary done,
+//                       InstallFiles("/opt/evenkeel", {{"lib/pkgconfig/evenkeel.pc", text}, ...}));
 //
-// A file is there as a whole or not at all; one that has not changed stays as it is, so that nobody builds again
-// because of it. A list of all files, kInstalledFilesPath, says what a later installation may replace or remove; it
-// names every file before that is written. Files that are not in the list are left alone.
+// A file is installed as a whole or not at all; an unchanged file is not touched, so that it causes
+// no rebuild. A list of all files, kInstalledFilesPath, says what a later
+// installation may replace or remove; it names every file before that is written. Files that are
+// not in the list are left alone.
 //
 // Threads: one installation into a folder at a time.
-// Errors:  before anything is written: InvalidArgument for a path that is not ours (IsInstalledPath()),
-//          FailedPrecondition if somebody else's file is where one of ours belongs, DataLoss if the list names what no
-//          installation writes; each with the file. Then the file system's own, and installing again goes on from there.
+// Errors:  before anything is written: InvalidArgument for a path that is not ours
+//          (IsInstalledPath()), FailedPrecondition if a file of others is where one of ours
+//          belongs, DataLoss if the list names what no installation writes; each with the file.
+//          Then the file system's own; a second installation continues from there.
 
 #ifndef EVENKEEL_TOOLS_INSTALLATION_PREFIX_H_
 #define EVENKEEL_TOOLS_INSTALLATION_PREFIX_H_
@@ -33,11 +36,12 @@ struct InstallSummary {
   int written = 0, unchanged = 0, removed = 0;
 };
 
-// Whether this may be a file of evenkeel's: below include/evenkeel/ and the like, and nowhere else.
+// Returns true if `path` may be a file of evenkeel: below include/evenkeel/ and similar folders.
 bool IsInstalledPath(absl::string_view path);
 
 // The prefix is made if it isn't there.
-absl::StatusOr<InstallSummary> InstallFiles(const std::string& prefix, const std::vector<FileToInstall>& files);
+absl::StatusOr<InstallSummary> InstallFiles(const std::string& prefix,
+                                            const std::vector<FileToInstall>& files);
 
 }  // namespace evenkeel
 

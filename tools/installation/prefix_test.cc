@@ -26,7 +26,9 @@ constexpr char kArchive[] = "lib/libevenkeel_comm.a";
 
 class InstallFilesTest : public testing::Test {
  protected:
-  InstallFilesTest() : prefix_(fs::path(testing::TempDir()) / "prefix with space") { fs::remove_all(prefix_); }
+  InstallFilesTest() : prefix_(fs::path(testing::TempDir()) / "prefix with space") {
+    fs::remove_all(prefix_);
+  }
   ~InstallFilesTest() override { fs::remove_all(prefix_); }
 
   absl::StatusOr<InstallSummary> Install(const std::vector<FileToInstall>& files) {
@@ -47,7 +49,8 @@ class InstallFilesTest : public testing::Test {
 
   int CountFiles() const {
     int files = 0;
-    for (const auto& entry : fs::recursive_directory_iterator(prefix_)) files += !entry.is_directory();
+    for (const auto& entry : fs::recursive_directory_iterator(prefix_))
+      files += !entry.is_directory();
     return files;
   }
 
@@ -116,9 +119,9 @@ TEST_F(InstallFilesTest, ASymbolicLinkIsReplacedNotFollowed) {
 }
 
 TEST_F(InstallFilesTest, AListThatNamesOtherFilesIsRefusedAndNothingIsRemoved) {
-  for (const char* line :
-       {"/etc/passwd", "precious", "include/evenkeel/../../precious", "lib/libevenkeel_/../../precious",
-        "include/evenkeel//x", "include/evenkeel/", "share/evenkeel/installed_files.txt"}) {
+  for (const char* line : {"/etc/passwd", "precious", "include/evenkeel/../../precious",
+                           "lib/libevenkeel_/../../precious", "include/evenkeel//x",
+                           "include/evenkeel/", "share/evenkeel/installed_files.txt"}) {
     Write("precious", "a user's");
     Write(kInstalledFilesPath, absl::StrCat(kOldHeader, "\n", line, "\n"));
     Write(kOldHeader, "1");
@@ -153,10 +156,12 @@ TEST_F(InstallFilesTest, AnInstallationThatWasCutShortIsFinishedByTheNext) {
 }
 
 TEST_F(InstallFilesTest, PathsThatAreNotOursAreRefused) {
-  for (const char* path : {"", "/include/evenkeel/a.h", "bin/evenkeel", "include/evenkeel/../a.h"}) {
+  for (const char* path :
+       {"", "/include/evenkeel/a.h", "bin/evenkeel", "include/evenkeel/../a.h"}) {
     EXPECT_EQ(Install({{path, "1"}}).status().code(), absl::StatusCode::kInvalidArgument) << path;
   }
-  EXPECT_EQ(Install({{kHeader, "1"}, {kHeader, "2"}}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Install({{kHeader, "1"}, {kHeader, "2"}}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(fs::exists(prefix_));
 }
 

@@ -8,7 +8,8 @@
 namespace evenkeel {
 
 std::vector<NamedShape> GptShapes() {
-  std::vector<NamedShape> shapes = {{"wte.weight", kGptVocabulary, kGptWidth}, {"wpe.weight", kGptContext, kGptWidth}};
+  std::vector<NamedShape> shapes = {{"wte.weight", kGptVocabulary, kGptWidth},
+                                    {"wpe.weight", kGptContext, kGptWidth}};
   for (int layer = 0; layer < kGptLayers; ++layer) {
     const std::string h = absl::StrCat("h.", layer, ".");
     shapes.insert(shapes.end(), {{h + "ln_1.weight", 1, kGptWidth},

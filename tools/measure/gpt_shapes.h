@@ -1,5 +1,5 @@
-// The parameters of a small GPT, for benchmarks: 4 layers of width 128, context 128, over bytes; 0.84 M elements in 52
-// tensors, in the order of its modules, by Hugging Face's names.
+// The parameters of a small GPT, for benchmarks: 4 layers of width 128, context 128, over bytes;
+// 0.84 M elements in 52 tensors, in the order of its modules, by Hugging Face's names.
 //
 //   for (const NamedShape& shape : GptShapes()) params.Add(shape.name, ...);
 //

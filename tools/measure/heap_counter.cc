@@ -1,5 +1,6 @@
-// The allocation functions of this program are ours and call glibc's by their inner names; memcpy and memmove are
-// exchanged by the linker (--wrap), because a definition of our own would be what it calls itself.
+// The allocation functions of this program are ours and call glibc's by their inner names; memcpy
+// and memmove are exchanged by the linker (--wrap), because a definition of our own would be what
+// it calls itself.
 
 #include "evenkeel/tools/measure/heap_counter.h"
 
@@ -36,7 +37,8 @@ std::atomic<int64_t> all_allocations{0}, all_copied{0}, live{0}, peak{0};
 }
 
 [[maybe_unused]] void Given(void* block) {
-  if (block != nullptr) live.fetch_sub(static_cast<int64_t>(malloc_usable_size(block)), std::memory_order_relaxed);
+  if (block != nullptr)
+    live.fetch_sub(static_cast<int64_t>(malloc_usable_size(block)), std::memory_order_relaxed);
 }
 
 [[maybe_unused]] void Copied(size_t bytes) {
@@ -71,7 +73,9 @@ void* realloc(void* block, size_t size) {
   evenkeel::Given(block);
   return evenkeel::Taken(__libc_realloc(block, size));
 }
-void* memalign(size_t alignment, size_t size) { return evenkeel::Taken(__libc_memalign(alignment, size)); }
+void* memalign(size_t alignment, size_t size) {
+  return evenkeel::Taken(__libc_memalign(alignment, size));
+}
 void* aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
 int posix_memalign(void** block, size_t alignment, size_t size) {
   *block = memalign(alignment, size);
@@ -94,6 +98,10 @@ void* __wrap_memmove(void* to, const void* from, size_t size) {
   return __real_memmove(to, from, size);
 }
 // Of a hardened build.
-void* __wrap___memcpy_chk(void* to, const void* from, size_t size, size_t) { return __wrap_memcpy(to, from, size); }
-void* __wrap___memmove_chk(void* to, const void* from, size_t size, size_t) { return __wrap_memmove(to, from, size); }
+void* __wrap___memcpy_chk(void* to, const void* from, size_t size, size_t) {
+  return __wrap_memcpy(to, from, size);
+}
+void* __wrap___memmove_chk(void* to, const void* from, size_t size, size_t) {
+  return __wrap_memmove(to, from, size);
+}
 }

@@ -1,5 +1,5 @@
-// For tests and benchmarks: counts what a program takes from the heap and what it copies. Linking it in is enough; it
-// stands before the C library's malloc and memcpy in this program.
+// For tests and benchmarks: counts what a program takes from the heap and what it copies. Linking
+// it in is enough; it stands before the C library's malloc and memcpy in this program.
 //
 //   const HeapCounts before = HeapCountsOfThread();
 //   Step();
@@ -11,7 +11,8 @@
 //
 // Units:   bytes as asked for by callers, rounded up to what the allocator gave.
 // Threads: thread-safe.
-// Nothing is counted under sanitizers, which have a heap of their own: HeapIsCounted() says so.
+// Nothing is counted under sanitizers, which have a heap of their own: HeapIsCounted() returns
+// false there.
 
 #ifndef EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_
 #define EVENKEEL_TOOLS_MEASURE_HEAP_COUNTER_H_

@@ -7,11 +7,6 @@
 #include "absl/strings/str_format.h"
 
 namespace evenkeel {
-namespace {
-
-constexpr int kResamples = 2000;
-
-}  // namespace
 
 double MedianOf(std::span<const double> values) {
   std::vector<double> sorted(values.begin(), values.end());
@@ -21,6 +16,7 @@ double MedianOf(std::span<const double> values) {
 }
 
 PairedRatio RatioOf(std::span<const double> a, std::span<const double> b) {
+  constexpr int kResamples = 2000;
   std::vector<double> ratios;
   for (size_t i = 0; i < a.size(); ++i) ratios.push_back(a[i] / b[i]);
   std::mt19937 random(1);

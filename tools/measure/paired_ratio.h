@@ -1,11 +1,12 @@
 // How much longer A takes than B, on a machine that is not quiet.
 //
-//   std::vector<double> a, b;                       // seconds of blocks that ran in turns: a[i] and b[i] side by side
+//   std::vector<double> a, b;  // seconds of blocks that ran in turns: a[i] and b[i] side by side
 //   const PairedRatio ratio = RatioOf(a, b);
 //   std::cout << ratio.ToString();                  // "1.012 [1.004, 1.019], 40 pairs"
 //
-// Each pair is compared with itself, so whatever slows the machine down for longer than a pair cancels out; the median
-// ignores the pairs that something else hit. The interval is the bootstrap's: 95 % of the medians of resampled pairs.
+// Each pair is compared with itself, so whatever slows the machine down for longer than a pair
+// cancels out; the median ignores the pairs that something else hit. The interval is the
+// bootstrap's: 95 % of the medians of resampled pairs.
 //
 // Threads: pure; the resampling has a fixed seed.
 // Source:  Efron, "Bootstrap methods", Annals of Statistics 1979; percentile interval.
@@ -27,7 +28,7 @@ struct PairedRatio {
   std::string ToString() const;
 };
 
-// Of a[i] / b[i]. Both have the same size, at least 1, and no zeros.
+// Returns the statistics of a[i] / b[i]. Both have the same size, at least 1, and no zeros.
 PairedRatio RatioOf(std::span<const double> a, std::span<const double> b);
 
 // The middle one, or the mean of the two in the middle.

@@ -3,7 +3,8 @@
 //   const PowerLaw law = FitPowerLaw(sizes, seconds);
 //   law.exponent;                                       // 1: linear; 2: quadratic
 //
-// A constant cost beside it bends the line, and makes the exponent smaller: leave the small sizes out.
+// A constant cost beside it bends the line, and makes the exponent smaller: leave the small sizes
+// out.
 //
 // Threads: pure.
 // Source:  least squares on the logarithms.

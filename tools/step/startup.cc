@@ -9,11 +9,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/tools/launcher.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 
 extern char** environ;
@@ -100,14 +99,17 @@ struct Start {
 absl::StatusOr<Start> StartOnce(const StartupOptions& options) {
   const std::string path = absl::StrCat(options.folder, "/metrics");
   Fifo lines(path);
-  if (!lines.is_valid()) return absl::UnavailableError(absl::StrCat("cannot make a pipe at ", path));
-  std::vector<std::string> command = {options.program, "--model=mlp", absl::StrCat("--nproc=", options.ranks),
-                                      "--max_steps=100", absl::StrCat("--metrics=", path)};
+  if (!lines.is_valid())
+    return absl::UnavailableError(absl::StrCat("cannot make a pipe at ", path));
+  std::vector<std::string> command = {options.program, "--model=mlp",
+                                      absl::StrCat("--nproc=", options.ranks), "--max_steps=100",
+                                      absl::StrCat("--metrics=", path)};
   if (!options.data_dir.empty()) command.push_back(absl::StrCat("--data=", options.data_dir));
   const absl::Time begin = absl::Now();
   Process process(std::move(command));
   if (process.error() != 0) {
-    return absl::NotFoundError(absl::StrCat("cannot start ", options.program, ": ", std::strerror(process.error())));
+    return absl::NotFoundError(
+        absl::StrCat("cannot start ", options.program, ": ", std::strerror(process.error())));
   }
   Start start;
   std::string text;
@@ -121,7 +123,7 @@ absl::StatusOr<Start> StartOnce(const StartupOptions& options) {
     }
     if (process.HasEnded()) break;
   }
-  return absl::UnavailableError(absl::StrCat(options.program, " has not come to its first step"));
+  return absl::UnavailableError(absl::StrCat(options.program, " did not reach its first step"));
 }
 
 nlohmann::json Spread(const std::vector<double>& values) {
@@ -143,12 +145,6 @@ absl::StatusOr<nlohmann::json> MeasureStartups(const StartupOptions& options) {
                         {"ranks", options.ranks},
                         {"group_seconds", Spread(groups)},
                         {"first_step_seconds", Spread(steps)}};
-}
-
-std::string OwnPath() {
-  std::error_code error;
-  const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? "/proc/self/exe" : path.string();
 }
 
 std::string ProgramBeside(const std::string& path) {

@@ -1,15 +1,16 @@
 // How long the trainer takes from its start to its first finished step.
 //
 //   EK_ASSIGN_OR_RETURN(nlohmann::json result,
-//                       MeasureStartups({.program = ProgramBeside("trainer/train"), .folder = "/tmp/x", .times = 10}));
+//   MeasureStartups({.program = ProgramBeside("trainer/train"), .folder = "/tmp/x", .times = 10}));
 //
-// The answer: {"times", "ranks", "group_seconds", "first_step_seconds"}, the last two {"median", "low", "high"} with
-// the quickest and the slowest start: until the group is there and its parameters are equal, and until the first step
-// is. Time begins before the program is executed. A run is ended as soon as its first step is done.
+// The answer: {"times", "ranks", "group_seconds", "first_step_seconds"}, the last two {"median",
+// "low", "high"} with the quickest and the slowest start: until the group is there and its
+// parameters are equal, and until the first step is. Time begins before the program is executed. A
+// run is ended as soon as its first step is done.
 //
 // Threads: blocking; call it before other threads are started.
-// Errors:  NotFound if there is no such program, Unavailable if it ends before its first step; its standard error is
-//          this process's.
+// Errors:  NotFound if there is no such program, Unavailable if it ends before its first step; its
+//          standard error is this process's.
 
 #ifndef EVENKEEL_TOOLS_STEP_STARTUP_H_
 #define EVENKEEL_TOOLS_STEP_STARTUP_H_
@@ -33,8 +34,7 @@ struct StartupOptions {
 
 absl::StatusOr<nlohmann::json> MeasureStartups(const StartupOptions& options);
 
-// The path of this program, and of one that Bazel has built in the same run.
-std::string OwnPath();
+// Returns the path of a program that Bazel has built together with this one.
 std::string ProgramBeside(const std::string& path);
 
 }  // namespace evenkeel

@@ -14,16 +14,22 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/measure/heap_counter.h"
 
 namespace evenkeel {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PairedRatio, median, low, high, pairs)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepCounts, collectives, copied_bytes, allocations,
+                                   control_messages, control_bytes, control_cpu_us, cpu_us, waits)
+
 namespace {
 
 constexpr int kSkewedSteps = 14;
 constexpr int kCountedSteps = 20;
-constexpr int kWarmUpSteps = 4;  // Past the rebuild of the buckets, and the optimizers' first steps.
+constexpr int kWarmUpSteps =
+    4;  // Past the rebuild of the buckets, and the optimizers' first steps.
 
 // A block of a row: medians over its steps, then means over the ranks that had any.
 struct Block {
@@ -36,7 +42,8 @@ using Numbers = std::vector<double>;
 
 absl::StatusOr<std::vector<Numbers>> GatherNumbers(Communicator& comm, const Numbers& mine) {
   const std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, comm.control().Exchange("numbers", bytes, comm.timeout()));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      comm.control().Exchange("numbers", bytes, comm.timeout()));
   std::vector<Numbers> all;
   for (const std::string& part : parts) {
     all.emplace_back(part.size() / sizeof(double));
@@ -105,7 +112,8 @@ absl::StatusOr<Usage> UsageNow(Communicator& comm) {
 // All rows of a plan over one group.
 class Measurement {
  public:
-  Measurement(Communicator& comm, const PlanSettings& settings) : comm_(comm), settings_(settings) {}
+  Measurement(Communicator& comm, const PlanSettings& settings)
+      : comm_(comm), settings_(settings) {}
 
   absl::StatusOr<PlanResult> Run() {
     for (const Row& row : settings_.rows) EK_RETURN_IF_ERROR(Prepare(row));
@@ -140,7 +148,8 @@ class Measurement {
   }
 
   int StepsOf(const Row& row) const {
-    return row.block.skew == Skew::kNone ? settings_.steps : std::max(kSkewedSteps, settings_.steps);
+    return row.block.skew == Skew::kNone ? settings_.steps
+                                         : std::max(kSkewedSteps, settings_.steps);
   }
 
   absl::StatusOr<Block> RunBlock(const Row& row) {
@@ -163,13 +172,14 @@ class Measurement {
     for (int rank = 0; rank < comm_.world_size(); ++rank) {
       steps += row.block.StepsOf(rank, comm_.world_size(), StepsOf(row));
     }
-    result.samples_per_second =
-        static_cast<double>(steps * training.samples_per_step()) / MedianOf(Column(blocks, &Block::seconds));
+    result.samples_per_second = static_cast<double>(steps * training.samples_per_step()) /
+                                MedianOf(Column(blocks, &Block::seconds));
     result.step_to_local = Compare(index, SyncWay::kLocal, &Block::step);
     result.backward_to_local = Compare(index, SyncWay::kLocal, &Block::backward);
     result.step_to_reducer = Compare(index, SyncWay::kReducer, &Block::step);
     result.update_to_reducer = Compare(index, SyncWay::kReducer, &Block::update);
-    for (const BucketInfo& bucket : training.buckets()) result.bucket_bytes.push_back(bucket.wire.bytes());
+    for (const BucketInfo& bucket : training.buckets())
+      result.bucket_bytes.push_back(bucket.wire.bytes());
     for (size_t b = 0; b < blocks[0].exposed.size(); ++b) {
       std::vector<double> of_bucket;
       for (const Block& block : blocks) of_bucket.push_back(1e6 * block.exposed[b]);
@@ -188,8 +198,8 @@ class Measurement {
 
   // With the first row of that way, if there is one and it is another.
   std::optional<PairedRatio> Compare(int index, SyncWay way, double Block::*column) const {
-    const auto base =
-        std::find_if(settings_.rows.begin(), settings_.rows.end(), [&](const Row& row) { return row.way == way; });
+    const auto base = std::find_if(settings_.rows.begin(), settings_.rows.end(),
+                                   [&](const Row& row) { return row.way == way; });
     if (base == settings_.rows.end() || base - settings_.rows.begin() == index) return std::nullopt;
     if (settings_.rows[index].way == SyncWay::kLocal) return std::nullopt;
     std::vector<double> a = Column(blocks_[index], column);
@@ -207,13 +217,16 @@ class Measurement {
     const ControlCounters &from = before.control, &to = after.control;
     return StepCounts{
         .collectives = static_cast<double>(after.issued - before.issued) / steps,
-        .copied_bytes = static_cast<double>(after.heap.copied_bytes - before.heap.copied_bytes) / steps_here,
-        .allocations = static_cast<double>(after.heap.allocations - before.heap.allocations) / steps_here,
-        .control_messages =
-            static_cast<double>(to.messages_sent - from.messages_sent + to.messages_received - from.messages_received) /
-            steps,
-        .control_bytes =
-            static_cast<double>(to.bytes_sent - from.bytes_sent + to.bytes_received - from.bytes_received) / steps,
+        .copied_bytes =
+            static_cast<double>(after.heap.copied_bytes - before.heap.copied_bytes) / steps_here,
+        .allocations =
+            static_cast<double>(after.heap.allocations - before.heap.allocations) / steps_here,
+        .control_messages = static_cast<double>(to.messages_sent - from.messages_sent +
+                                                to.messages_received - from.messages_received) /
+                            steps,
+        .control_bytes = static_cast<double>(to.bytes_sent - from.bytes_sent + to.bytes_received -
+                                             from.bytes_received) /
+                         steps,
         .control_cpu_us = absl::ToDoubleMicroseconds(to.cpu_time - from.cpu_time) / steps,
         .cpu_us = (after.cpu_us - before.cpu_us) / steps_here,
         .waits = (after.waits - before.waits) / steps_here};
@@ -222,11 +235,13 @@ class Measurement {
   absl::Status CheckReplicas(const Row& row) {
     if (row.way == SyncWay::kLocal) return absl::OkStatus();
     const std::string hash = absl::StrCat(trainings_[row.way]->HashOfParameters());
-    EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, comm_.control().Exchange("hash", hash, comm_.timeout()));
+    EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                        comm_.control().Exchange("hash", hash, comm_.timeout()));
     for (size_t rank = 0; rank < parts.size(); ++rank) {
       if (parts[rank] == parts[0]) continue;
-      return absl::InternalError(absl::StrCat(row.name, ": ranks 0 and ", rank,
-                                              " have trained different parameters: the times are worth nothing"));
+      return absl::InternalError(
+          absl::StrCat(row.name, ": ranks 0 and ", rank,
+                       " have trained different parameters, so the times are not comparable"));
     }
     return absl::OkStatus();
   }
@@ -238,26 +253,16 @@ class Measurement {
 };
 
 nlohmann::json ToJson(const std::optional<PairedRatio>& ratio) {
-  if (!ratio.has_value()) return nullptr;
-  return {{"median", ratio->median}, {"low", ratio->low}, {"high", ratio->high}, {"pairs", ratio->pairs}};
-}
-
-nlohmann::json ToJson(const StepCounts& counts) {
-  return {{"collectives", counts.collectives},
-          {"copied_bytes", counts.copied_bytes},
-          {"allocations", counts.allocations},
-          {"control_messages", counts.control_messages},
-          {"control_bytes", counts.control_bytes},
-          {"control_cpu_us", counts.control_cpu_us},
-          {"cpu_us", counts.cpu_us},
-          {"waits", counts.waits}};
+  return ratio.has_value() ? nlohmann::json(*ratio) : nlohmann::json();
 }
 
 }  // namespace
 
 absl::StatusOr<PlanResult> MeasurePlan(Communicator& comm, const PlanSettings& settings) {
-  if (settings.rows.empty() || settings.rounds < 1 || settings.skewed_rounds < 1 || settings.steps < 1) {
-    return absl::InvalidArgumentError("at least one row, round, skewed round and step");
+  if (settings.rows.empty() || settings.rounds < 1 || settings.skewed_rounds < 1 ||
+      settings.steps < 1) {
+    return absl::InvalidArgumentError(
+        "at least one row, one round, one skewed round and one step are required");
   }
   return Measurement(comm, settings).Run();
 }
@@ -276,7 +281,7 @@ nlohmann::json ToJson(const PlanResult& result) {
                     {"update_to_reducer", ToJson(row.update_to_reducer)},
                     {"bucket_bytes", row.bucket_bytes},
                     {"exposed_us", row.exposed_us},
-                    {"per_step", ToJson(row.counts)}});
+                    {"per_step", row.counts}});
   }
   return {{"parameters", result.parameters}, {"rows", rows}};
 }

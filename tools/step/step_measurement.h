@@ -1,13 +1,16 @@
-// What data parallelism adds to the steps of a model: several ways to train it, in blocks in turn, on one group.
+// Measures the cost of data parallelism in the steps of a model: several ways to train it, in
+// blocks in turn, on one group.
 //
-//   EK_ASSIGN_OR_RETURN(PlanResult result, MeasurePlan(comm, {.training = {.model = "mlp"}, .rounds = 30}));
+//   EK_ASSIGN_OR_RETURN(PlanResult result,
+//                       MeasurePlan(comm, {.training = {.model = "mlp"}, .rounds = 30}));
 //   if (comm.rank() == 0) std::cout << ToJson(result).dump();
 //
-// A round runs one block of each row, in an order that changes from round to round; all ranks run the same row at the
-// same time, the local one too, so that the cores are equally busy in all of them. A ratio is that of two rows within a
-// round: the median over the rounds with its 95 % interval. Times are means over the ranks that have inputs of each
-// rank's median step in a block, and of those the median over the blocks. What is counted is counted in blocks of its
-// own, which are not timed.
+// A round runs one block of each row, in an order that changes from round to round; all ranks run
+// the same row at the same time, the local one too, so that the cores are equally busy in all of
+// them. A ratio is that of two rows within a round: the median over the rounds with its 95 %
+// interval. Times are means over the ranks that have inputs of each rank's median step in a block,
+// and of those the median over the blocks. What is counted is counted in blocks of its own, which
+// are not timed.
 //
 // Threads: as the communicator.
 // Errors:  those of training. Internal if the ranks have trained different parameters.
@@ -36,7 +39,8 @@ struct Row {
 
 struct PlanSettings {
   TrainingSettings training;
-  std::vector<Row> rows;   // The one that is kLocal and the first that is kReducer are what others are compared with.
+  std::vector<Row> rows;   // The one that is kLocal and the first that is kReducer are what others
+                           // are compared with.
   int rounds = 30;         // Blocks of each row, that is pairs for each ratio.
   int skewed_rounds = 10;  // Of rows with a skew: their blocks are longer.
   int steps = 16;          // Of a block; those with a skew have at least 14.

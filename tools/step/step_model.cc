@@ -20,11 +20,13 @@
 namespace evenkeel {
 namespace {
 
-constexpr int64_t kGptTokens = 7 * kGptContext;  // 50 ms of arithmetic where a core does 100 GFLOP/s.
+constexpr int64_t kGptTokens =
+    7 * kGptContext;  // 50 ms of arithmetic where a core does 100 GFLOP/s.
 
 // Rows of activations, and their gradient.
 struct Activations {
-  Activations(int64_t rows, int64_t width) : rows(rows), width(width), values(rows * width), diff(rows * width) {}
+  Activations(int64_t rows, int64_t width)
+      : rows(rows), width(width), values(rows * width), diff(rows * width) {}
   int64_t rows, width;
   std::vector<float> values, diff;
 };
@@ -51,9 +53,10 @@ class Dense : public StepModel::Layer {
       : model_(model), from_(std::move(from)), to_(std::move(to)), options_(options) {}
 
   absl::Status Forward() override {
-    EK_RETURN_IF_ERROR(DenseForward(products_, Shape(), options_.is_rectified ? Activation::kRelu : Activation::kNone,
-                                    from_->values.data(), model_->Value(options_.weight), model_->Value(options_.bias),
-                                    to_->values.data()));
+    EK_RETURN_IF_ERROR(DenseForward(products_, Shape(),
+                                    options_.is_rectified ? Activation::kRelu : Activation::kNone,
+                                    from_->values.data(), model_->Value(options_.weight),
+                                    model_->Value(options_.bias), to_->values.data()));
     return absl::OkStatus();
   }
   absl::Status Backward(GradientSink& sink) override {
@@ -63,17 +66,20 @@ class Dense : public StepModel::Layer {
       return absl::OkStatus();
     }));
     EK_RETURN_IF_ERROR(sink.Write<float>(options_.weight, [&](GradTarget<float> target) {
-      return DenseBackwardWeight(products_, Shape(), from_->values.data(), to_->diff.data(), target);
+      return DenseBackwardWeight(products_, Shape(), from_->values.data(), to_->diff.data(),
+                                 target);
     }));
-    if (!options_.has_input_gradient) return absl::OkStatus();
-    return DenseBackwardInput(products_, Shape(), model_->Value(options_.weight), to_->diff.data(), from_->diff.data());
+    return options_.has_input_gradient ? InputGradient() : absl::OkStatus();
   }
 
- private:
+ protected:
   DenseShape Shape() const { return {from_->rows, from_->width, to_->width}; }
+  absl::Status InputGradient() {
+    return DenseBackwardInput(products_, Shape(), model_->Value(options_.weight), to_->diff.data(),
+                              from_->diff.data());
+  }
 
   MatrixProducts<float> products_;
-
   const StepModel* const model_;
   const ActivationsPtr from_, to_;
   const Options options_;
@@ -83,7 +89,8 @@ class Dense : public StepModel::Layer {
 class Loss : public StepModel::Layer {
  public:
   explicit Loss(ActivationsPtr scores) : scores_(std::move(scores)), labels_(scores_->rows) {
-    for (size_t i = 0; i < labels_.size(); ++i) labels_[i] = static_cast<uint8_t>(i % scores_->width);
+    for (size_t i = 0; i < labels_.size(); ++i)
+      labels_[i] = static_cast<uint8_t>(i % scores_->width);
   }
   absl::Status Forward() override {
     loss_ = SoftmaxCrossEntropy<float>(scores_->values, labels_, std::span(scores_->diff)).sum;
@@ -101,7 +108,11 @@ class Loss : public StepModel::Layer {
 class Norm : public StepModel::Layer {
  public:
   Norm(const StepModel* model, ActivationsPtr rows, int weight, int bias)
-      : model_(model), rows_(std::move(rows)), product_(rows_->values.size()), weight_(weight), bias_(bias) {}
+      : model_(model),
+        rows_(std::move(rows)),
+        product_(rows_->values.size()),
+        weight_(weight),
+        bias_(bias) {}
 
   absl::Status Forward() override {
     const float *weight = model_->Value(weight_), *bias = model_->Value(bias_);
@@ -132,8 +143,8 @@ class Norm : public StepModel::Layer {
   const int weight_, bias_;
 };
 
-// Embeddings and the scores of the next token, which share a weight: its gradient begins with the scores', first in
-// backward, and is final with the embeddings', last.
+// Embeddings and the scores of the next token, which share a weight: its gradient begins with the
+// scores', first in backward, and is final with the embeddings', last.
 class Embeddings : public StepModel::Layer {
  public:
   Embeddings(ActivationsPtr rows, int tokens, int positions)
@@ -143,7 +154,8 @@ class Embeddings : public StepModel::Layer {
   absl::Status Backward(GradientSink& sink) override {
     EK_RETURN_IF_ERROR(sink.Write<float>(positions_, [&](GradTarget<float> target) {
       if (!target.add) std::fill_n(target.data, kGptContext * kGptWidth, 0.0f);
-      for (size_t i = 0; i < rows_->diff.size(); ++i) target.data[i % (kGptContext * kGptWidth)] += rows_->diff[i];
+      for (size_t i = 0; i < rows_->diff.size(); ++i)
+        target.data[i % (kGptContext * kGptWidth)] += rows_->diff[i];
       return absl::OkStatus();
     }));
     const GradTarget<float> target = sink.Target<float>(tokens_);
@@ -161,31 +173,26 @@ class Embeddings : public StepModel::Layer {
   const int tokens_, positions_;
 };
 
-class TiedScores : public StepModel::Layer {
+class TiedScores : public Dense {
  public:
-  TiedScores(const StepModel* model, ActivationsPtr from, ActivationsPtr to, int tokens)
-      : model_(model), from_(std::move(from)), to_(std::move(to)), no_bias_(to_->width), tokens_(tokens) {}
+  TiedScores(const StepModel* model, const ActivationsPtr& from, const ActivationsPtr& to,
+             int tokens)
+      : Dense(model, from, to, {.weight = tokens, .bias = -1}), no_bias_(to->width) {}
 
   absl::Status Forward() override {
-    return DenseForward(products_, Shape(), Activation::kNone, from_->values.data(), model_->Value(tokens_),
-                        no_bias_.data(), to_->values.data());
+    return DenseForward(products_, Shape(), Activation::kNone, from_->values.data(),
+                        model_->Value(options_.weight), no_bias_.data(), to_->values.data());
   }
   absl::Status Backward(GradientSink& sink) override {
-    if (const GradTarget<float> target = sink.Target<float>(tokens_)) {
-      EK_RETURN_IF_ERROR(DenseBackwardWeight(products_, Shape(), from_->values.data(), to_->diff.data(), target));
+    if (const GradTarget<float> target = sink.Target<float>(options_.weight)) {
+      EK_RETURN_IF_ERROR(
+          DenseBackwardWeight(products_, Shape(), from_->values.data(), to_->diff.data(), target));
     }
-    return DenseBackwardInput(products_, Shape(), model_->Value(tokens_), to_->diff.data(), from_->diff.data());
+    return InputGradient();
   }
 
  private:
-  DenseShape Shape() const { return {from_->rows, from_->width, to_->width}; }
-
-  MatrixProducts<float> products_;
-
-  const StepModel* const model_;
-  const ActivationsPtr from_, to_;
   const std::vector<float> no_bias_;
-  const int tokens_;
 };
 
 std::unique_ptr<StepModel> MakePerceptron(const std::vector<int64_t>& widths, int64_t samples) {
@@ -201,7 +208,8 @@ std::unique_ptr<StepModel> MakePerceptron(const std::vector<int64_t>& widths, in
     const int weight = static_cast<int>(2 * i);
     model->Add(std::make_unique<Dense>(
         model.get(), from, to,
-        Dense::Options{weight, weight + 1, /*is_rectified=*/i + 2 < widths.size(), /*has_input_gradient=*/i > 0}));
+        Dense::Options{weight, weight + 1, /*is_rectified=*/i + 2 < widths.size(),
+                       /*has_input_gradient=*/i > 0}));
     from = to;
   }
   model->Add(std::make_unique<Loss>(from));
@@ -218,7 +226,8 @@ std::unique_ptr<StepModel> MakeGpt() {
                                    Dense::Options{index(name + ".weight"), index(name + ".bias")}));
   };
   const auto norm = [&](const std::string& name) {
-    m->Add(std::make_unique<Norm>(m, noise(kGptWidth), index(name + ".weight"), index(name + ".bias")));
+    m->Add(std::make_unique<Norm>(m, noise(kGptWidth), index(name + ".weight"),
+                                  index(name + ".bias")));
   };
   m->Add(std::make_unique<Embeddings>(noise(kGptWidth), index("wte.weight"), index("wpe.weight")));
   for (int layer = 0; layer < kGptLayers; ++layer) {
@@ -231,7 +240,8 @@ std::unique_ptr<StepModel> MakeGpt() {
     dense(h + "mlp.c_proj", 4 * kGptWidth, kGptWidth);
   }
   norm("ln_f");
-  m->Add(std::make_unique<TiedScores>(m, noise(kGptWidth), noise(kGptVocabulary), index("wte.weight")));
+  m->Add(std::make_unique<TiedScores>(m, noise(kGptWidth), noise(kGptVocabulary),
+                                      index("wte.weight")));
   return model;
 }
 
@@ -243,7 +253,8 @@ StepModel::StepModel(const std::vector<NamedShape>& shapes, int64_t samples) : s
     gradients_.emplace_back(shape.count());
     std::minstd_rand random(static_cast<unsigned>(values_.size()));
     const float scale = 1 / std::sqrt(static_cast<float>(shape.columns));
-    for (float& x : values_.back()) x = scale * (static_cast<float>(random() % 2001) * 1e-3f - 1.0f);
+    for (float& x : values_.back())
+      x = scale * (static_cast<float>(random() % 2001) * 1e-3f - 1.0f);
   }
   for (size_t i = 0; i < shapes.size(); ++i) {
     parameters_.Add(shapes[i].name, absl::MakeSpan(values_[i]), absl::MakeSpan(gradients_[i]));
@@ -257,7 +268,8 @@ absl::Status StepModel::Forward() {
 
 absl::Status StepModel::Backward(absl::FunctionRef<absl::Status(int)> on_gradient) {
   GradientSink sink(parameters_, on_gradient);
-  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer) EK_RETURN_IF_ERROR((*layer)->Backward(sink));
+  for (auto layer = layers_.rbegin(); layer != layers_.rend(); ++layer)
+    EK_RETURN_IF_ERROR((*layer)->Backward(sink));
   return absl::OkStatus();
 }
 
@@ -265,7 +277,8 @@ absl::StatusOr<std::unique_ptr<StepModel>> MakeStepModel(absl::string_view name)
   if (name == "mlp") return MakePerceptron({784, 1024, 1024, 10}, 64);
   if (name == "tiny") return MakePerceptron({784, 32, 10}, 4);
   if (name == "gpt") return MakeGpt();
-  return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is no model: it is mlp, gpt or tiny"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", name, "\" is not a model; choose mlp, gpt or tiny"));
 }
 
 }  // namespace evenkeel

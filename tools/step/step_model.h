@@ -1,17 +1,21 @@
-// Models whose steps are measured: real shapes, real products, each gradient announced as it becomes final.
+// Models whose steps are measured: real shapes, real products, each gradient announced as it
+// becomes final.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<StepModel> model, MakeStepModel("mlp"));
 //   model->parameters().ClearGradients();
 //   EK_RETURN_IF_ERROR(model->Forward());
 //   EK_RETURN_IF_ERROR(model->Backward([&](int param) { return ddp->GradientReady(param); }));
 //
-// "mlp":  784-1024-1024-10 with rectified units and softmax, 64 samples of noise; 1.9 M parameters.
-// "gpt":  the products, norms and embeddings of a GPT with 4 layers of width 128 (0.84 M parameters) on 896 tokens.
-//         Each product has inputs of its own, and attention between them is left out: it has no parameters.
+// "mlp": 784-1024-1024-10 with rectified units and softmax, 64 samples of noise; 1.9 M parameters.
+// "gpt": the products, norms and embeddings of a GPT with 4 layers of width 128 (0.84 M parameters)
+// on 896 tokens.
+//         Each product has inputs of its own, and attention between them is left out: it has no
+//         parameters.
 // "tiny": an mlp 784-32-10 on 4 samples, for tests.
 //
-// All compute in float32 with the trainer's kernels; set their threads first (trainer/compute_threads.h). Parameters
-// are equal in all models of one name. Gradients have memory of their own until a reducer points them into its buckets.
+// All compute in float32 with the trainer's kernels; set their threads first
+// (trainer/layers/compute_threads.h). Parameters are equal in all models of one name. Gradients
+// have memory of their own until a reducer points them into its buckets.
 //
 // Threads: thread-compatible.
 // Errors:  InvalidArgument for another name.
@@ -29,7 +33,7 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/tools/measure/gpt_shapes.h"
-#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 
 namespace evenkeel {
 
@@ -47,7 +51,9 @@ class StepModel {
 
   ParameterSet& parameters() { return parameters_; }
   int64_t samples() const { return samples_; }  // Of a step.
-  const float* Value(int param) const { return static_cast<const float*>(parameters_[param].value.data); }
+  const float* Value(int param) const {
+    return static_cast<const float*>(parameters_[param].value.data);
+  }
 
   void Add(std::unique_ptr<Layer> layer) { layers_.push_back(std::move(layer)); }
 

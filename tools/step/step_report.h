@@ -1,10 +1,12 @@
 // The report of bench_step, as people read it; and whether the bars are met.
 //
-//   report["bars"] = JudgeReport(report);      // [{"what", "median", "low", "high", "bar", "is_met"}, ...]
+//   // [{"what", "median", "low", "high", "bar", "is_met"}, ...]
+//   report["bars"] = JudgeReport(report);
 //   std::cout << FormatReport(report);
 //
-// Shape:   {"world", "cores", "views", "pairs", "results": [...], "startup"?, "bars"}; a result is ToJson(PlanResult)
-//          with "backend", "world" and "plan", the startup what MeasureStartups() answers.
+// Shape:   {"world", "cores", "views", "pairs", "results": [...], "startup"?, "bars"}; a result is
+//          ToJson(PlanResult) with "backend", "world" and "plan", the startup what
+//          MeasureStartups() answers.
 // Bars:    for two ranks only: with more there are not enough cores on most machines.
 // Threads: pure.
 

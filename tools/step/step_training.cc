@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "evenkeel/bucket/reduction.h"
 #include "evenkeel/bucket/step_times.h"
 #include "evenkeel/bucket/value_memory.h"
 #include "evenkeel/comm/collective.h"
@@ -26,10 +24,12 @@ double Since(absl::Time start) { return absl::ToDoubleSeconds(absl::Now() - star
 // What a program of one rank would do, without a group.
 class StepTraining::PlainOptimizer {
  public:
-  PlainOptimizer(const ParameterSet* params, const UpdateRule& rule) : params_(params), rule_(rule) {
+  PlainOptimizer(const ParameterSet* params, const UpdateRule& rule)
+      : params_(params), rule_(rule) {
     for (int i = 0; i < params->size(); ++i) {
       std::vector<std::vector<float>>& tensors = state_.emplace_back();
-      for (size_t t = 0; t < StateTensorNames(rule).size(); ++t) tensors.emplace_back((*params)[i].value.count);
+      for (size_t t = 0; t < StateTensorNames(rule).size(); ++t)
+        tensors.emplace_back((*params)[i].value.count);
     }
   }
   void Step() {
@@ -37,7 +37,8 @@ class StepTraining::PlainOptimizer {
     for (int i = 0; i < params_->size(); ++i) {
       std::vector<TensorView> state;
       for (std::vector<float>& tensor : state_[i]) state.emplace_back(absl::MakeSpan(tensor));
-      ApplyUpdate(rule_, steps_, /*grad_scale=*/1.0, (*params_)[i].value, (*params_)[i].grad, state);
+      ApplyUpdate(rule_, steps_, /*grad_scale=*/1.0, (*params_)[i].value, (*params_)[i].grad,
+                  state);
     }
   }
 
@@ -49,19 +50,12 @@ class StepTraining::PlainOptimizer {
 };
 
 int BlockSettings::StepsOf(int rank, int world_size, int steps) const {
-  switch (skew) {
-    case Skew::kNone:
-      return steps;
-    case Skew::kTen:
-      return rank < world_size / 2 ? std::max(0, steps - 10) : steps;
-    case Skew::kAll:
-      return rank % 8 == 0 ? 0 : steps;
-  }
-  return steps;
+  if (skew == Skew::kTen && rank < world_size / 2) return std::max(0, steps - 10);
+  return skew == Skew::kAll && rank % 8 == 0 ? 0 : steps;
 }
 
-absl::StatusOr<std::unique_ptr<StepTraining>> StepTraining::Create(Communicator* comm, SyncWay way,
-                                                                   const TrainingSettings& settings) {
+absl::StatusOr<std::unique_ptr<StepTraining>> StepTraining::Create(
+    Communicator* comm, SyncWay way, const TrainingSettings& settings) {
   std::unique_ptr<StepTraining> training(new StepTraining(comm, way));
   EK_RETURN_IF_ERROR(training->Init(settings));
   return training;
@@ -79,32 +73,25 @@ absl::Status StepTraining::Init(const TrainingSettings& settings) {
     return absl::OkStatus();
   }
   EK_ASSIGN_OR_RETURN(value_memory_, MoveValues(*comm_, *params));
-  std::unique_ptr<BucketReduction> reduction;
-  if (way_ == SyncWay::kSliced) {
-    EK_ASSIGN_OR_RETURN(auto sliced, SlicedOptimizer::Create(comm_, params, settings.rule));
-    reduction = sliced->TakeReduction();
-    optimizer_ = std::move(sliced);
-  }
   DataParallelOptions options{.reducer = {.gradient_as_bucket_view = settings.views}};
   if (!settings.caps.empty()) options.reducer.caps = settings.caps;
-  EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, params, {}, options, std::move(reduction)));
-  if (way_ == SyncWay::kSharded) {
-    EK_ASSIGN_OR_RETURN(optimizer_, ShardedOptimizer::Create(comm_, params, settings.rule));
-  } else if (way_ == SyncWay::kReducer) {
-    EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(comm_, params, settings.rule));
-  }
+  EK_ASSIGN_OR_RETURN(ddp_, DataParallel::Create(comm_, params, {}, options));
+  OptimizerOptions placed;
+  if (way_ == SyncWay::kSliced) placed.placement = Slices{};
+  if (way_ == SyncWay::kSharded) placed.placement = WholeTensors{};
+  EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, settings.rule, placed));
   return absl::OkStatus();
 }
 
-absl::Status StepTraining::RunBlock(const BlockSettings& settings, int steps, StepSamples& samples) {
-  if (settings.join == JoinUse::kNone || way_ == SyncWay::kLocal) {
-    if (settings.skew != Skew::kNone) return absl::InvalidArgumentError("ranks with fewer inputs must join");
-  }
+absl::Status StepTraining::RunBlock(const BlockSettings& settings, int steps,
+                                    StepSamples& samples) {
+  const bool joins = settings.join != JoinUse::kNone && way_ != SyncWay::kLocal;
+  if (!joins && settings.skew != Skew::kNone)
+    return absl::InvalidArgumentError("ranks with fewer inputs require join");
   const int own_steps = settings.StepsOf(comm_->rank(), comm_->world_size(), steps);
   EK_RETURN_IF_ERROR(comm_->control().Exchange("block", "", comm_->timeout()).status());
-  if (settings.join == JoinUse::kNone || way_ == SyncWay::kLocal) return Steps(own_steps, samples);
-  Joinable* const optimizer = std::visit([](auto& any) -> Joinable* { return any.get(); }, optimizer_);
-  return RunJoined({ddp_.get(), optimizer}, {.enable = settings.join == JoinUse::kOn},
+  if (!joins) return Steps(own_steps, samples);
+  return RunJoined({ddp_.get(), optimizer_.get()}, {.enable = settings.join == JoinUse::kOn},
                    [&](JoinScope&) { return Steps(own_steps, samples); });
 }
 
@@ -118,11 +105,8 @@ absl::Status StepTraining::Step(StepSamples& samples) {
   model_->parameters().ClearGradients();
   EK_RETURN_IF_ERROR(ForwardAndBackward(samples));
   const absl::Time reduced = absl::Now();
-  if (plain_optimizer_ != nullptr) {
-    plain_optimizer_->Step();
-  } else {
-    EK_RETURN_IF_ERROR(std::visit([](auto& any) { return any->Step(); }, optimizer_));
-  }
+  if (plain_optimizer_ != nullptr) plain_optimizer_->Step();
+  if (optimizer_ != nullptr) EK_RETURN_IF_ERROR(optimizer_->Step());
   samples.update.push_back(Since(reduced));
   samples.step.push_back(Since(start));
   NoteExposed(samples);
@@ -130,18 +114,12 @@ absl::Status StepTraining::Step(StepSamples& samples) {
 }
 
 absl::Status StepTraining::ForwardAndBackward(StepSamples& samples) {
-  if (ddp_ == nullptr) {
-    EK_RETURN_IF_ERROR(model_->Forward());
-    const absl::Time turn = absl::Now();
-    EK_RETURN_IF_ERROR(model_->Backward([](int) { return absl::OkStatus(); }));
-    samples.backward.push_back(Since(turn));
-    return absl::OkStatus();
-  }
-  EK_RETURN_IF_ERROR(ddp_->BeginStep());
+  if (ddp_ != nullptr) EK_RETURN_IF_ERROR(ddp_->BeginStep());
   EK_RETURN_IF_ERROR(model_->Forward());
   const absl::Time turn = absl::Now();
-  EK_RETURN_IF_ERROR(model_->Backward([&](int param) { return ddp_->GradientReady(param); }));
-  EK_RETURN_IF_ERROR(ddp_->FinishStep());
+  EK_RETURN_IF_ERROR(model_->Backward(
+      [&](int param) { return ddp_ == nullptr ? absl::OkStatus() : ddp_->GradientReady(param); }));
+  if (ddp_ != nullptr) EK_RETURN_IF_ERROR(ddp_->FinishStep());
   samples.backward.push_back(Since(turn));
   return absl::OkStatus();
 }
@@ -153,14 +131,16 @@ void StepTraining::NoteExposed(StepSamples& samples) const {
   absl::Time free = times.last_gradient;  // From when on somebody waits.
   for (size_t b = 0; b < times.buckets.size(); ++b) {
     const absl::Time reduced = std::min(times.buckets[b].reduced, times.end);
-    samples.exposed[b].push_back(absl::ToDoubleSeconds(std::max(absl::ZeroDuration(), reduced - free)));
+    samples.exposed[b].push_back(
+        absl::ToDoubleSeconds(std::max(absl::ZeroDuration(), reduced - free)));
     free = std::max(free, reduced);
   }
 }
 
 int64_t StepTraining::CountOfParameters() const {
   int64_t count = 0;
-  for (int i = 0; i < model_->parameters().size(); ++i) count += model_->parameters()[i].value.count;
+  for (int i = 0; i < model_->parameters().size(); ++i)
+    count += model_->parameters()[i].value.count;
   return count;
 }
 

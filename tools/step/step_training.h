@@ -1,9 +1,11 @@
 // One way to train a model on this rank, step by step, with the times of each.
 //
-//   EK_ASSIGN_OR_RETURN(auto training, StepTraining::Create(&comm, SyncWay::kReducer, {.model = "mlp"}));
+//   EK_ASSIGN_OR_RETURN(auto training,
+//                       StepTraining::Create(&comm, SyncWay::kReducer, {.model = "mlp"}));
 //   StepSamples samples;
-//   EK_RETURN_IF_ERROR(training->RunBlock({.join = JoinUse::kOn}, /*steps=*/16, samples));     // on all ranks
-//   MedianOf(samples.step);                                                                    // seconds
+//   // on all ranks
+//   EK_RETURN_IF_ERROR(training->RunBlock({.join = JoinUse::kOn}, /*steps=*/16, samples));
+//   MedianOf(samples.step);  // seconds
 //
 // Threads: as the communicator.
 // Errors:  those of the libraries; InvalidArgument for ranks without inputs where nobody joins.
@@ -14,7 +16,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,17 +26,16 @@
 #include "evenkeel/comm/types.h"
 #include "evenkeel/tools/step/step_model.h"
 #include "evenkeel/zero_optim/optimizer.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
 
 enum class SyncWay {
-  kLocal,    // This rank for itself: forward, backward and one pass over the parameters, and nothing of ours around it.
+  kLocal,  // This rank for itself: forward, backward and one pass over the parameters, and nothing
+           // of ours around it.
   kReducer,  // DataParallel and an Optimizer that each rank repeats.
-  kSharded,  // DataParallel and a ShardedOptimizer: whole tensors.
-  kSliced,   // DataParallel that reduces to the slices of a SlicedOptimizer.
+  kSharded,  // DataParallel and one that owns whole tensors.
+  kSliced,   // DataParallel that reduces to the slices of an optimizer.
 };
 
 enum class JoinUse { kNone, kDisabled, kOn };
@@ -63,9 +63,10 @@ struct BlockSettings {
 // In seconds, an entry per step of this rank.
 struct StepSamples {
   std::vector<double> step;
-  std::vector<double> backward;              // From the loss to the last reduced gradient.
-  std::vector<double> update;                // The optimizer's step.
-  std::vector<std::vector<double>> exposed;  // By bucket, of its reduction: what backward did not hide.
+  std::vector<double> backward;  // From the loss to the last reduced gradient.
+  std::vector<double> update;    // The optimizer's step.
+  std::vector<std::vector<double>>
+      exposed;  // By bucket, of its reduction: what backward did not hide.
 };
 
 class StepTraining {
@@ -75,12 +76,14 @@ class StepTraining {
                                                               const TrainingSettings& settings);
   ~StepTraining();
 
-  // All ranks together, which start at the same time. `steps` are those of a rank that has all inputs.
+  // All ranks together, which start at the same time. `steps` are those of a rank that has all
+  // inputs.
   absl::Status RunBlock(const BlockSettings& settings, int steps, StepSamples& samples);
 
-  SyncWay way() const { return way_; }
   int64_t samples_per_step() const { return model_->samples(); }
-  std::vector<BucketInfo> buckets() const { return ddp_ == nullptr ? std::vector<BucketInfo>() : ddp_->buckets(); }
+  std::vector<BucketInfo> buckets() const {
+    return ddp_ == nullptr ? std::vector<BucketInfo>() : ddp_->buckets();
+  }
   int64_t CountOfParameters() const;  // Elements.
   // Of all parameters: equal on ranks that are in step.
   uint64_t HashOfParameters();
@@ -99,9 +102,8 @@ class StepTraining {
   const SyncWay way_;
   Memory value_memory_;  // Of the model's values, but for kLocal.
   std::unique_ptr<StepModel> model_;
-  std::unique_ptr<PlainOptimizer> plain_optimizer_;  // Of kLocal; the others have one of these:
-  std::variant<std::unique_ptr<Optimizer>, std::unique_ptr<ShardedOptimizer>, std::unique_ptr<SlicedOptimizer>>
-      optimizer_;
+  std::unique_ptr<PlainOptimizer> plain_optimizer_;  // Of kLocal; the others have this one:
+  std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
 };
 

@@ -40,7 +40,8 @@ std::string Below(const std::string& folder, absl::string_view prefix, int64_t s
   return absl::StrCat(folder, "/", prefix, NameOf(step));
 }
 
-absl::Status StatusOf(const std::error_code& error, absl::string_view action, const std::string& path) {
+absl::Status StatusOf(const std::error_code& error, absl::string_view action,
+                      const std::string& path) {
   if (!error) return absl::OkStatus();
   return absl::ErrnoToStatus(error.value(), absl::StrCat(action, " ", path));
 }
@@ -53,7 +54,8 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
   fs::directory_iterator at(folder, error);
-  for (; !error && at != fs::directory_iterator(); at.increment(error)) names.push_back(at->path().filename());
+  for (; !error && at != fs::directory_iterator(); at.increment(error))
+    names.push_back(at->path().filename());
   EK_RETURN_IF_ERROR(StatusOf(error, "cannot read the folder", folder));
   return names;
 }
@@ -65,8 +67,9 @@ absl::Status Remove(const std::string& path) {
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
-  return rename(from.c_str(), to.c_str()) == 0 ? absl::OkStatus()
-                                               : ErrnoStatus(absl::StrCat("cannot rename ", from, " to"), to);
+  return rename(from.c_str(), to.c_str()) == 0
+             ? absl::OkStatus()
+             : ErrnoStatus(absl::StrCat("cannot rename ", from, " to"), to);
 }
 
 // Without this a rename may be lost when the machine stops.
@@ -91,7 +94,8 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& 
     absl::string_view digits = name;
     int64_t step = 0;
     if (!absl::ConsumePrefix(&digits, kPrefix) || digits.empty() ||
-        !std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) || !absl::SimpleAtoi(digits, &step)) {
+        !std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) ||
+        !absl::SimpleAtoi(digits, &step)) {
       continue;
     }
     found.push_back({.step = step, .path = absl::StrCat(folder, "/", name)});
@@ -100,19 +104,21 @@ absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& 
   return found;
 }
 
-absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Open(const std::string& path,
-                                                                         const CheckpointFolderOptions& options) {
+absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Open(
+    const std::string& path, const CheckpointFolderOptions& options) {
   std::error_code error;
   fs::create_directories(path, error);
   EK_RETURN_IF_ERROR(StatusOf(error, "cannot make the folder", path));
   std::string job = options.job.empty() ? NewName() : options.job;
   EK_ASSIGN_OR_RETURN(auto lock, FolderLock::Take(path, job, options.patience));
-  std::unique_ptr<CheckpointFolder> folder(new CheckpointFolder(path, std::move(job), std::move(lock)));
+  std::unique_ptr<CheckpointFolder> folder(
+      new CheckpointFolder(path, std::move(job), std::move(lock)));
   EK_RETURN_IF_ERROR(folder->RemoveLeftovers());
   return folder;
 }
 
-CheckpointFolder::CheckpointFolder(std::string path, std::string job, std::unique_ptr<FolderLock> lock)
+CheckpointFolder::CheckpointFolder(std::string path, std::string job,
+                                   std::unique_ptr<FolderLock> lock)
     : path_(std::move(path)), job_(std::move(job)), own_(NewName()), lock_(std::move(lock)) {}
 
 absl::Status CheckpointFolder::RemoveLeftovers() {
@@ -122,7 +128,8 @@ absl::Status CheckpointFolder::RemoveLeftovers() {
     const bool is_leftover = absl::StartsWith(name, kSaving) || absl::StartsWith(name, kRemoving) ||
                              absl::StartsWith(name, FolderLock::kTemporary);
     if (!is_leftover) continue;
-    // A process that was given up may be at it. After this it can neither add a file to the folder nor publish it.
+    // A process that was given up may still write it. After the rename it can neither add a file to
+    // the folder nor publish it.
     const std::string removing = absl::StrCat(path_, "/", kRemoving, own_, "-", count++);
     const absl::Status renamed = Rename(absl::StrCat(path_, "/", name), removing);
     if (absl::IsNotFound(renamed)) continue;  // That process was faster.
@@ -153,7 +160,8 @@ absl::StatusOr<std::string> CheckpointFolder::Publish(int keep) {
 
 absl::Status CheckpointFolder::Prune(int keep) {
   EK_ASSIGN_OR_RETURN(const std::vector<FoundCheckpoint> found, FindCheckpoints(path_));
-  const size_t surplus = keep == 0 || found.size() <= static_cast<size_t>(keep) ? 0 : found.size() - keep;
+  const size_t surplus =
+      keep == 0 || found.size() <= static_cast<size_t>(keep) ? 0 : found.size() - keep;
   for (size_t i = 0; i < surplus; ++i) {
     const std::string removing = Below(path_, kRemoving, found[i].step);
     EK_RETURN_IF_ERROR(Rename(found[i].path, removing));

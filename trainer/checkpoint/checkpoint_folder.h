@@ -1,23 +1,26 @@
-// The folder in which a run keeps its checkpoints, each a folder of its own: step-000000120.
+// The folder of the checkpoints of a run, each of which is a subfolder: step-000000120.
 //
-//   EK_ASSIGN_OR_RETURN(auto folder, CheckpointFolder::Open("checkpoints"));        // on one process of the job
+//   // on one process of the job
+//   EK_ASSIGN_OR_RETURN(auto folder, CheckpointFolder::Open("checkpoints"));
 //   EK_ASSIGN_OR_RETURN(const std::string path, folder->Begin(/*step=*/120));
 //   ... all ranks write files below `path` and flush them ...
 //   EK_RETURN_IF_ERROR(folder->Publish(/*keep=*/3));
 //
-// A checkpoint is complete or absent: it is written under another name (.saving-step-...) and renamed, and it is
-// renamed (.removing-...) before it is removed. What a killed process has left of either, or of a lock, is removed by
-// the next Open().
+// A checkpoint is complete or absent: it is written under another name (.saving-step-...) and
+// renamed, and it is renamed (.removing-...) before it is removed. The next Open() removes what a
+// killed process has left of either, or of a lock.
 //
-// One process of one job writes there at a time (folder_lock.h).
+// One process of one job writes to the folder at a time (folder_lock.h).
 //
-// A process that its job has given up may still be there, and go on later: it was stopped, or cut off. Its successor
-// opens the folder with the job's name and need not wait for it. What that process has begun is renamed before it is
-// removed, and each process begins checkpoints under names of its own. So wherever it goes on, it publishes a
-// checkpoint that was complete before its successor came, or none.
+// A process that its job has given up may still exist and continue later: it was stopped or
+// disconnected. Its successor opens the folder with the job's name without waiting for it. The
+// unfinished checkpoints of that process are renamed before they are removed, and each process uses
+// names of its own for unfinished checkpoints. So a process that continues publishes a checkpoint
+// that was complete before its successor opened the folder, or none.
 //
 // Threads: thread-compatible.
-// Errors:  the file system's own, with the path; FailedPrecondition if another process has the lock.
+// Errors:  the file system's own, with the path; FailedPrecondition if another process has the
+//          lock.
 
 #ifndef EVENKEEL_TRAINER_CHECKPOINT_CHECKPOINT_FOLDER_H_
 #define EVENKEEL_TRAINER_CHECKPOINT_CHECKPOINT_FOLDER_H_
@@ -25,7 +28,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -41,31 +43,32 @@ struct FoundCheckpoint {
   friend bool operator==(const FoundCheckpoint&, const FoundCheckpoint&) = default;
 };
 
-// Those in `folder` by step; none if that is not there.
+// Returns the checkpoints in `folder` by step; none if the folder does not exist.
 absl::StatusOr<std::vector<FoundCheckpoint>> FindCheckpoints(const std::string& folder);
 
 struct CheckpointFolderOptions {
-  // The job() of the process that this one succeeds. Empty: the job begins, and gets a name.
+  // The job() of the process that this one succeeds. Empty: a new job, which gets a name.
   std::string job;
-  absl::Duration patience = absl::Seconds(5);  // For another job's lock.
+  absl::Duration patience = absl::Seconds(5);  // For the lock of another job.
 };
 
 class CheckpointFolder {
  public:
-  // Makes the folder if it is not there.
-  static absl::StatusOr<std::unique_ptr<CheckpointFolder>> Open(const std::string& path,
-                                                                const CheckpointFolderOptions& options = {});
+  // Opens the folder, and creates it if it does not exist.
+  static absl::StatusOr<std::unique_ptr<CheckpointFolder>> Open(
+      const std::string& path, const CheckpointFolderOptions& options = {});
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
 
   const std::string& path() const { return path_; }
   const std::string& job() const { return job_; }
 
-  // An empty folder for the checkpoint of that step.
+  // Returns the path of an empty folder for the checkpoint of `step`.
   absl::StatusOr<std::string> Begin(int64_t step);
-  // Everything is in it: gives it its name, and removes the oldest checkpoints but `keep` (0: none). Its new path.
+  // Renames the complete checkpoint to its final name, removes the oldest ones except `keep` (0:
+  // removes none), and returns its path.
   absl::StatusOr<std::string> Publish(int keep);
-  // Removes what Begin() made; nothing if it is not there any more.
+  // Removes the folder of Begin() if it still exists.
   void Discard();
 
  private:
@@ -75,10 +78,10 @@ class CheckpointFolder {
 
   const std::string path_;
   const std::string job_;
-  const std::string own_;  // In the names of what this process has begun, and no other one.
+  const std::string own_;  // Unique part of the names of unfinished checkpoints of this process.
   const std::unique_ptr<FolderLock> lock_;
-  int64_t step_ = -1;   // The last Begin()'s.
-  std::string saving_;  // Its folder; empty: there was none.
+  int64_t step_ = -1;   // Of the last Begin().
+  std::string saving_;  // Its folder; empty: Begin() was not called.
 };
 
 }  // namespace evenkeel

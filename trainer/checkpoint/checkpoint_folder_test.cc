@@ -41,7 +41,8 @@ std::vector<int64_t> StepsIn(const std::string& folder) {
 
 std::vector<std::string> NamesIn(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename());
   return names;
 }
 
@@ -89,8 +90,8 @@ TEST(CheckpointFolderTest, WhatIsUnfinishedIsNoCheckpointAndGoes) {
   EXPECT_THAT(StepsIn(path), ElementsAre(7));
   auto folder = CheckpointFolder::Open(path);
   ASSERT_TRUE(folder.ok()) << folder.status();
-  EXPECT_THAT(NamesIn(path),
-              UnorderedElementsAre("step-000000007", ".lock", "step-", "step-12x", "step-99999999999999999999"));
+  EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-000000007", ".lock", "step-", "step-12x",
+                                                  "step-99999999999999999999"));
   // A save that was given up, and the same step again.
   ASSERT_TRUE((*folder)->Begin(9).ok());
   (*folder)->Discard();
@@ -113,9 +114,11 @@ TEST(CheckpointFolderTest, IsOneJobsAtATimeHoweverThatEnds) {
   char ok = 0;
   ASSERT_EQ(read(ready[0], &ok, 1), 1);
   ASSERT_EQ(ok, 'y');
-  const absl::Status refused = CheckpointFolder::Open(path, {.patience = absl::Milliseconds(50)}).status();
+  const absl::Status refused =
+      CheckpointFolder::Open(path, {.patience = absl::Milliseconds(50)}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("another job writes its checkpoints to"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("another job is writing its checkpoints to"));
   kill(pid, SIGKILL);  // And at once: the kernel may still be at it.
   const auto folder = CheckpointFolder::Open(path);
   EXPECT_TRUE(folder.ok()) << folder.status();
@@ -132,13 +135,15 @@ TEST(CheckpointFolderTest, ASuccessorTakesOverFromAProcessThatIsStillThere) {
   ASSERT_TRUE(begun.ok()) << begun.status();
   Write(*begun + "/file");
 
-  auto second = CheckpointFolder::Open(path, {.job = (*first)->job(), .patience = absl::ZeroDuration()});
+  auto second =
+      CheckpointFolder::Open(path, {.job = (*first)->job(), .patience = absl::ZeroDuration()});
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ((*second)->job(), (*first)->job());
   EXPECT_THAT(NamesIn(path), UnorderedElementsAre("step-000000005", ".lock"));
   const auto own = (*second)->Begin(10);  // The same step.
   ASSERT_TRUE(own.ok()) << own.status();
-  // The first one goes on: it publishes neither its own checkpoint, which is gone, nor the other's, which is not whole.
+  // The first one goes on: it publishes neither its own checkpoint, which is gone, nor the other's,
+  //                        which is not whole.
   Write(*begun + "/late");
   EXPECT_TRUE(absl::IsNotFound((*first)->Publish(0).status()));
   (*first)->Discard();
@@ -172,7 +177,8 @@ TEST(CheckpointFolderTest, SaysWhatItCannotDo) {
   const std::string path = Folder("file");
   Write(path);
   EXPECT_THAT(std::string(CheckpointFolder::Open(path).status().message()), HasSubstr(path));
-  EXPECT_THAT(std::string(CheckpointFolder::Open(path + "/below").status().message()), HasSubstr(path));
+  EXPECT_THAT(std::string(CheckpointFolder::Open(path + "/below").status().message()),
+              HasSubstr(path));
   EXPECT_FALSE(FindCheckpoints(path).ok());
 }
 

@@ -1,4 +1,4 @@
-// When a run writes down where it is, and whether it begins where another one has stopped.
+// When a run writes checkpoints, and from which one it begins.
 
 #ifndef EVENKEEL_TRAINER_CHECKPOINT_CHECKPOINT_OPTIONS_H_
 #define EVENKEEL_TRAINER_CHECKPOINT_CHECKPOINT_OPTIONS_H_
@@ -14,9 +14,9 @@ inline constexpr char kResumeNever[] = "never";
 struct CheckpointOptions {
   std::string folder;  // Of all checkpoints of the run, seen by all ranks; empty: none are written.
   int64_t every = 0;   // Steps; 0: only when the run is stopped, and at its end.
-  int keep = 3;        // So many of the newest; 0: all.
-  // kResumeAuto: the newest in `folder`, if there is one; kResumeNever: refuses a folder that has one; else the path of
-  // a checkpoint.
+  int keep = 3;        // Number of the newest checkpoints to keep; 0: all.
+  // kResumeAuto: the newest in `folder`, if any; kResumeNever: none, `folder` must not contain any;
+  // else the path of a checkpoint.
   std::string resume = kResumeAuto;
 };
 

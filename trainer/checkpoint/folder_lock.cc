@@ -17,7 +17,7 @@
 namespace evenkeel {
 namespace {
 
-constexpr absl::Duration kLook = absl::Milliseconds(20);  // Between two looks at a lock.
+constexpr absl::Duration kLook = absl::Milliseconds(20);  // Between two attempts to lock.
 constexpr size_t kLongestJob = 64;
 
 absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
@@ -28,12 +28,14 @@ absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
 absl::Status IsAnothers(const std::string& path) {
   const std::string folder = path.substr(0, path.rfind('/'));
   return absl::FailedPreconditionError(
-      absl::StrCat("another job writes its checkpoints to ", folder, ": wait for its end, or choose another folder"));
+      absl::StrCat("another job is writing its checkpoints to ", folder,
+                   "; wait until it ends, or choose another folder"));
 }
 
 }  // namespace
 
-FolderLock::FolderLock(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+FolderLock::FolderLock(std::string path, int descriptor)
+    : path_(std::move(path)), descriptor_(descriptor) {}
 
 FolderLock::~FolderLock() { close(descriptor_); }
 
@@ -59,8 +61,9 @@ std::string FolderLock::ReadJob() const {
 
 absl::Status FolderLock::WriteJob(absl::string_view job) const {
   errno = 0;
-  const bool is_written = ftruncate(descriptor_, 0) == 0 &&
-                          pwrite(descriptor_, job.data(), job.size(), 0) == static_cast<ssize_t>(job.size());
+  const bool is_written =
+      ftruncate(descriptor_, 0) == 0 &&
+      pwrite(descriptor_, job.data(), job.size(), 0) == static_cast<ssize_t>(job.size());
   if (is_written) return absl::OkStatus();
   if (errno == 0) errno = EIO;  // A short write does not set it.
   return ErrnoStatus("cannot write", path_);
@@ -68,19 +71,20 @@ absl::Status FolderLock::WriteJob(absl::string_view job) const {
 
 bool FolderLock::IsAtItsPath() const {
   struct stat own, named;
-  return fstat(descriptor_, &own) == 0 && stat(path_.c_str(), &named) == 0 && own.st_dev == named.st_dev &&
-         own.st_ino == named.st_ino;
+  return fstat(descriptor_, &own) == 0 && stat(path_.c_str(), &named) == 0 &&
+         own.st_dev == named.st_dev && own.st_ino == named.st_ino;
 }
 
-absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(const std::string& folder, absl::string_view job,
+absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(const std::string& folder,
+                                                             absl::string_view job,
                                                              absl::Duration patience) {
   const absl::Time deadline = absl::Now() + patience;
   while (true) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, Open(absl::StrCat(folder, "/", kFile)));
     EK_ASSIGN_OR_RETURN(const bool is_taken, lock->TryLock());
     if (is_taken) {
-      // The name is written before the look at the path; Succeed() changes the path before it reads the name. So if
-      // both happen at once, at least one of the two processes sees the other.
+      // The name is written before the path is checked; Succeed() changes the path before it reads
+      // the name. So if both happen at once, at least one of the two processes sees the other.
       EK_RETURN_IF_ERROR(lock->WriteJob(job));
       if (lock->IsAtItsPath()) return lock;
       continue;
@@ -91,23 +95,26 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(const std::string& 
   }
 }
 
-// Puts a locked file in the place of `given_up`.
-absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Succeed(const FolderLock& given_up, absl::string_view job) {
+// Replaces the file of `given_up` by a locked one.
+absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Succeed(const FolderLock& given_up,
+                                                                absl::string_view job) {
   const std::string& path = given_up.path_;
-  // A name that no other process has: a successor before this one may have left its own, or may still be there.
-  const std::string temporary = absl::StrCat(path, ".", getpid(), "-", absl::Hex(std::random_device()()));
+  // A unique name: an earlier successor may have left its file, or may still exist.
+  const std::string temporary =
+      absl::StrCat(path, ".", getpid(), "-", absl::Hex(std::random_device()()));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock, Open(temporary));
   absl::Status status = lock->TryLock().status();
   if (status.ok()) status = lock->WriteJob(job);
   // If the process that was given up has ended, no other job gets the lock that it left.
   if (status.ok()) status = given_up.TryLock().status();
-  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) status = ErrnoStatus("cannot rename to", path);
+  if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0)
+    status = ErrnoStatus("cannot rename to", path);
   if (!status.ok()) {
     unlink(temporary.c_str());
     return status;
   }
   lock->path_ = path;
-  // It ended right then, and another job's process got the lock all the same.
+  // It ended at this moment, and a process of another job got the lock after all.
   if (given_up.ReadJob() != job) return IsAnothers(path);
   return lock;
 }

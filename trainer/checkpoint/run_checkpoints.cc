@@ -9,14 +9,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/control.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/comm/step_control.h"
-#include "evenkeel/trainer/model_file.h"
-#include "evenkeel/zero_optim/checkpoint.h"
-#include "evenkeel/zero_optim/file_io.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/zero_optim/checkpoint/checkpoint.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
 namespace evenkeel {
 namespace {
@@ -28,32 +28,21 @@ constexpr char kState[] = "state.json";
 constexpr char kModel[] = "model.safetensors";
 constexpr char kHistory[] = "history";
 
-std::string In(const std::string& folder, absl::string_view file) { return absl::StrCat(folder, "/", file); }
+std::string In(const std::string& folder, absl::string_view file) {
+  return absl::StrCat(folder, "/", file);
+}
 
 std::string BuffersFile(int rank, int world_size) {
   return absl::StrCat("buffers-", rank, "-of-", world_size, ".safetensors");
 }
 
-// What each rank has to say, or on all ranks the error of the lowest that has one.
-absl::StatusOr<std::vector<std::string>> Agree(absl::string_view topic, Communicator& comm, const absl::Status& own,
-                                               absl::string_view payload) {
-  const std::string mine = ByteWriter().I32(static_cast<int>(own.code())).Bytes(own.message()).Bytes(payload).Take();
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(std::string(topic), mine, comm.timeout()));
-  std::vector<std::string> payloads;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    ByteReader reader(parts[rank]);
-    const auto code = static_cast<absl::StatusCode>(reader.I32());
-    const absl::string_view message = reader.Bytes();
-    payloads.emplace_back(reader.Bytes());
-    EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat(topic, " of rank ", rank)));
-    const std::string where = rank == 0 ? std::string(topic) : absl::StrCat(topic, ": rank ", comm.members()[rank]);
-    EK_RETURN_IF_ERROR(Annotate(absl::Status(code, message), where));
-  }
-  return payloads;
+// AgreeOn() with the topic in front of an error.
+absl::StatusOr<std::vector<std::string>> Agree(Communicator& comm, absl::string_view topic,
+                                               const absl::Status& own, absl::string_view value) {
+  return Annotate(AgreeOn(comm, topic, own, value), topic);
 }
 
-// As they lie on the host.
+// Returns the buffers with their values on the host.
 std::vector<NamedTensor> BuffersOf(const Model& model, const HostTensors& host) {
   std::vector<NamedTensor> tensors;
   for (size_t i = 0; i < host.buffers.size(); ++i) {
@@ -68,7 +57,10 @@ std::string Serialize(const std::map<std::string, FileSums>& files, const Evalua
   uint64_t loss = 0;
   static_assert(sizeof(loss) == sizeof(trained.loss_sum));
   std::memcpy(&loss, &trained.loss_sum, sizeof(loss));
-  writer.I64(trained.predictions).I64(trained.correct).U64(loss).U32(static_cast<uint32_t>(files.size()));
+  writer.I64(trained.predictions)
+      .I64(trained.correct)
+      .U64(loss)
+      .U32(static_cast<uint32_t>(files.size()));
   for (const auto& [name, sums] : files) writer.Bytes(name).I64(sums.bytes).Bytes(sums.Hex());
   return writer.Take();
 }
@@ -87,22 +79,26 @@ absl::Status AddPart(absl::string_view bytes, RunState& state) {
   return reader.Finish("a rank's part of a checkpoint");
 }
 
-// That it is the file which was written.
+// Checks that the file is the one that the checkpoint recorded.
 absl::Status CheckFile(const std::string& folder, const std::string& name, const RunState& state) {
   const auto written = state.files.find(name);
-  if (written == state.files.end()) return absl::InvalidArgumentError(absl::StrCat(folder, " has no ", name));
+  if (written == state.files.end())
+    return absl::InvalidArgumentError(
+        absl::StrCat("the checkpoint lists no file ", name, ": ", folder));
   EK_ASSIGN_OR_RETURN(const FileSums sums, SumsOf(In(folder, name)));
   if (sums == written->second) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(In(folder, name), " is damaged, or not the file that was written"));
+  return absl::DataLossError(
+      absl::StrCat("a file of the checkpoint is damaged or was replaced (its checksum differs): ",
+                   In(folder, name)));
 }
 
 }  // namespace
 
 // ---- The beginning ----
 
-absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(Communicator& comm,
-                                                                     const CheckpointOptions& options,
-                                                                     const RunSettings& settings, Model& model) {
+absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
+    Communicator& comm, const CheckpointOptions& options, const RunSettings& settings,
+    Model& model) {
   std::unique_ptr<RunCheckpoints> opened(new RunCheckpoints(options, settings));
   std::string path, text;
   const auto find = [&]() -> absl::Status {
@@ -115,11 +111,13 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(Communicato
   };
   const absl::Status own = comm.rank() == 0 ? find() : absl::OkStatus();
   const bool is_named = options.resume != kResumeAuto && options.resume != kResumeNever;
-  const std::string flag =
-      is_named ? absl::StrCat("--resume=", options.resume) : absl::StrCat("--checkpoint_dir=", options.folder);
+  const std::string flag = is_named ? absl::StrCat("--resume=", options.resume)
+                                    : absl::StrCat("--checkpoint_dir=", options.folder);
   EK_ASSIGN_OR_RETURN(
       const std::vector<std::string> parts,
-      Agree(flag, comm, own, ByteWriter().Bytes(path).Bytes(text).Bytes(opened->advice_).Bytes(opened->job_).Take()));
+      Agree(
+          comm, flag, own,
+          ByteWriter().Bytes(path).Bytes(text).Bytes(opened->advice_).Bytes(opened->job_).Take()));
   ByteReader reader(parts[0]);
   opened->resumed_from_ = std::string(reader.Bytes());
   const absl::string_view state = reader.Bytes();
@@ -130,7 +128,8 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(Communicato
   EK_ASSIGN_OR_RETURN(RunState parsed, RunState::Parse(state));
   opened->resumed_ = std::make_unique<RunState>(std::move(parsed));
   EK_ASSIGN_OR_RETURN(opened->terms_, CompareSettings(opened->resumed_->settings, settings));
-  // Rank 0 has checked it; a rank that can't read it may be the next rank 0, and would report without it.
+  // Rank 0 has checked it; a rank that cannot read it may become rank 0, and would report without
+  // it.
   opened->history_ = ReadFile(In(opened->resumed_from_, kHistory)).value_or("");
   return opened;
 }
@@ -150,26 +149,27 @@ absl::StatusOr<std::string> RunCheckpoints::ChooseResume() const {
   if (options_.resume == kResumeAuto) return found.empty() ? "" : found.back().path;
   if (options_.resume == kResumeNever) {
     if (found.empty()) return "";
-    return absl::FailedPreconditionError(
-        absl::StrCat(found.back().path,
-                     " is there: with --resume=never --checkpoint_dir must have no checkpoint, or "
-                     "nobody could tell the two runs' apart; --resume=auto goes on from it"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        found.back().path,
+        " exists: with --resume=never, --checkpoint_dir must contain no checkpoint, since the "
+        "checkpoints of the two runs would be mixed up; pass --resume=auto to continue from it"));
   }
-  // Newer ones, and those of another run, would be taken for what is written now.
+  // Newer ones, and those of another run, would be mistaken for the new ones.
   std::error_code error;
-  if (found.empty() || std::filesystem::equivalent(found.back().path, options_.resume, error)) return options_.resume;
+  if (found.empty() || std::filesystem::equivalent(found.back().path, options_.resume, error))
+    return options_.resume;
   return absl::FailedPreconditionError(
       absl::StrCat("--resume=", options_.resume, ": ", found.back().path,
-                   " is there, too, and --resume=auto would take it the next time; remove or rename it first, or give "
-                   "another --checkpoint_dir"));
+                   " exists as well, and the next --resume=auto would use it; remove or rename it "
+                   "first, or pass another --checkpoint_dir"));
 }
 
 std::string RunCheckpoints::AdviceFor(const std::string& path) const {
   const auto found = FindCheckpoints(options_.folder);
   if (!found.ok() || found->empty() || found->back().path != path) return "";
-  const std::string remove = absl::StrCat("; remove or rename ", path, ", and --resume=auto ");
-  if (found->size() == 1) return absl::StrCat(remove, "begins anew");
-  return absl::StrCat(remove, "goes on from ", (*found)[found->size() - 2].path);
+  const std::string remove = absl::StrCat("; remove or rename ", path, "; then --resume=auto ");
+  if (found->size() == 1) return absl::StrCat(remove, "starts a new run");
+  return absl::StrCat(remove, "continues from ", (*found)[found->size() - 2].path);
 }
 
 absl::Status RunCheckpoints::Explain(const absl::Status& status) const {
@@ -177,7 +177,8 @@ absl::Status RunCheckpoints::Explain(const absl::Status& status) const {
   return absl::Status(status.code(), absl::StrCat(status.message(), advice_));
 }
 
-absl::StatusOr<std::string> RunCheckpoints::ReadResumed(const std::string& path, Model& model) const {
+absl::StatusOr<std::string> RunCheckpoints::ReadResumed(const std::string& path,
+                                                        Model& model) const {
   const absl::StatusOr<std::string> text = ReadFile(In(path, kState));
   if (!text.ok()) return Explain(text.status());
   const absl::StatusOr<RunState> state = RunState::Parse(*text);
@@ -185,7 +186,8 @@ absl::StatusOr<std::string> RunCheckpoints::ReadResumed(const std::string& path,
   const absl::StatusOr<ResumeTerms> terms = CompareSettings(state->settings, settings_);
   if (!terms.ok()) return Annotate(terms.status(), path);
   EK_RETURN_IF_ERROR(Explain(CheckFile(path, kModel, *state)));
-  if (state->files.contains(kHistory)) EK_RETURN_IF_ERROR(Explain(CheckFile(path, kHistory, *state)));
+  if (state->files.contains(kHistory))
+    EK_RETURN_IF_ERROR(Explain(CheckFile(path, kHistory, *state)));
   EK_RETURN_IF_ERROR(Explain(LoadModel(In(path, kModel), model)));
   return text;
 }
@@ -200,9 +202,11 @@ absl::Status RunCheckpoints::LoadBuffers(int rank, Model& model) const {
   for (const NamedTensor& buffer : buffers) {
     const SafetensorsFile::Tensor* const stored = file.Find(buffer.name);
     if (stored == nullptr || stored->dtype != buffer.value.dtype || stored->shape != buffer.shape) {
-      return absl::InvalidArgumentError(absl::StrCat(In(resumed_from_, name), " has no buffer ", buffer.name));
+      return absl::InvalidArgumentError(
+          absl::StrCat(In(resumed_from_, name), " has no buffer ", buffer.name));
     }
-    if (buffer.value.count > 0) std::memcpy(buffer.value.data, stored->bytes.data(), stored->bytes.size());
+    if (buffer.value.count > 0)
+      std::memcpy(buffer.value.data, stored->bytes.data(), stored->bytes.size());
   }
   return model.FromHost(host);
 }
@@ -211,7 +215,8 @@ absl::Status RunCheckpoints::LoadBuffers(int rank, Model& model) const {
 
 bool RunCheckpoints::IsDue(int64_t steps, int64_t total_steps, uint32_t requests) const {
   if (options_.folder.empty()) return false;
-  if ((requests & (StepRequests::kSave | StepRequests::kStop)) != 0 || steps == total_steps) return true;
+  if ((requests & (StepRequests::kSave | StepRequests::kStop)) != 0 || steps == total_steps)
+    return true;
   return options_.every > 0 && steps % options_.every == 0;
 }
 
@@ -222,15 +227,17 @@ absl::StatusOr<std::string> RunCheckpoints::Begin(int64_t step) {
 
 absl::StatusOr<std::string> RunCheckpoints::Save(Communicator& comm, RunToSave run) {
   run.state.settings = settings_;
-  run.state.settings.dealing[kRanksSetting] = absl::StrCat(comm.world_size());  // Some may have been lost.
+  run.state.settings.dealing[kRanksSetting] =
+      absl::StrCat(comm.world_size());  // Some may have been lost.
   const bool leads = comm.rank() == 0;
   absl::StatusOr<std::string> begun = leads ? Begin(run.state.steps) : "";
-  absl::StatusOr<std::vector<std::string>> said = Agree("checkpoint", comm, begun.status(), begun.ok() ? *begun : "");
+  absl::StatusOr<std::vector<std::string>> said =
+      Agree(comm, "checkpoint", begun.status(), begun.ok() ? *begun : "");
   absl::Status status = said.status();
   if (status.ok()) status = WriteParts(comm, (*said)[0], run);
   if (status.ok()) {
     const absl::StatusOr<std::string> path = leads ? Finish((*said)[0], run) : "";
-    said = Agree("checkpoint", comm, path.status(), path.ok() ? *path : "");
+    said = Agree(comm, "checkpoint", path.status(), path.ok() ? *path : "");
     if (said.ok()) return (*said)[0];
     status = said.status();
   }
@@ -238,23 +245,26 @@ absl::StatusOr<std::string> RunCheckpoints::Save(Communicator& comm, RunToSave r
   return status;
 }
 
-absl::Status RunCheckpoints::WriteParts(Communicator& comm, const std::string& path, RunToSave& run) const {
-  EK_RETURN_IF_ERROR(WriteCheckpoint(In(path, "optimizer"), run.optimizer_name, comm, run.model->parameters(),
-                                     run.optimizer, run.optimizer_steps));
+absl::Status RunCheckpoints::WriteParts(Communicator& comm, const std::string& path,
+                                        RunToSave& run) const {
+  EK_RETURN_IF_ERROR(WriteCheckpoint(In(path, "optimizer"), run.optimizer_name, comm,
+                                     run.model->parameters(), run.optimizer, run.optimizer_steps));
   std::map<std::string, FileSums> files;
   const absl::Status own = WriteOwn(comm, path, run, files);
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
-                      Agree("checkpoint", comm, own, Serialize(files, run.trained)));
+                      Agree(comm, "checkpoint", own, Serialize(files, run.trained)));
   run.state.trained.clear();
   run.state.files.clear();
   for (const std::string& part : parts) EK_RETURN_IF_ERROR(AddPart(part, run.state));
   return absl::OkStatus();
 }
 
-absl::Status RunCheckpoints::WriteOwn(Communicator& comm, const std::string& path, const RunToSave& run,
+absl::Status RunCheckpoints::WriteOwn(Communicator& comm, const std::string& path,
+                                      const RunToSave& run,
                                       std::map<std::string, FileSums>& files) const {
   if (comm.rank() == run.model_rank) {
-    EK_RETURN_IF_ERROR(SaveModel(*run.model, In(path, kModel), {{"steps", absl::StrCat(run.state.steps)}}));
+    EK_RETURN_IF_ERROR(
+        SaveModel(*run.model, In(path, kModel), {{"steps", absl::StrCat(run.state.steps)}}));
     EK_ASSIGN_OR_RETURN(files[kModel], SumsOf(In(path, kModel)));
   }
   if (run.model->buffers().empty() || comm.world_size() == 1) return absl::OkStatus();

@@ -1,29 +1,34 @@
-// A run's checkpoints: the one that it begins with, if there is one, and those that it writes.
+// A run's checkpoints: the one from which it begins, if any, and those that it writes.
 //
-//   EK_ASSIGN_OR_RETURN(auto checkpoints, RunCheckpoints::Open(comm, options.checkpoints, settings, *model));
-//   if (const RunState* state = checkpoints->resumed(); state != nullptr) ...       // go on from there
+//   EK_ASSIGN_OR_RETURN(auto checkpoints,
+//                       RunCheckpoints::Open(comm, options.checkpoints, settings, *model));
+//   if (const RunState* state = checkpoints->resumed(); state != nullptr) ...  // resume
 //   if (checkpoints->IsDue(steps, total_steps, answer.requests)) {
-//     EK_ASSIGN_OR_RETURN(const std::string path, checkpoints->Save(comm, run));      // on all ranks, after that step
+//     // on all ranks, after that step
+//     EK_ASSIGN_OR_RETURN(const std::string path, checkpoints->Save(comm, run));
 //   }
 //
 // A checkpoint is a folder (checkpoint_folder.h):
 //
-//   model.safetensors            parameters, and the buffers that the next step begins with; --init reads it, too
-//   optimizer/                   zero_optim/checkpoint.h: any optimizer reads it, at any world size
-//   buffers-R-of-N.safetensors   rank R's own buffers (running statistics), where there are others
-//   history                      what the report says of the run so far, where SetHistory() was called
-//   state.json                   run_state.h; it has checksums of the files above but the optimizer's, which has its
-//                                own
+//   model.safetensors            parameters, and the buffers for the next step; --init reads it,
+//   too optimizer/                   zero_optim/checkpoint/checkpoint.h: any optimizer reads it, at
+//   any
+//                                world size
+//   buffers-R-of-N.safetensors   rank R's own buffers (running statistics), where they differ
+//   history                      the report's record of the run so far, after SetHistory()
+//   state.json                   run_state.h; with checksums of the files above except the
+//                                optimizer's, which has its own
 //
-// Each rank writes what it has. Rank 0 begins it, and publishes it when everything is on the disk. If one can't write,
-// all get its error, what was written is removed, and older checkpoints stay. When rank 0 is lost, the rank 0 of the
-// group that goes on takes the folder over, also from a process that still runs.
+// Each rank writes its part. Rank 0 creates the checkpoint, and publishes it when everything is on
+// the disk. If a rank fails to write, all ranks get its error, the unfinished checkpoint is
+// removed, and older ones stay. When rank 0 is lost, the rank 0 of the remaining group takes the
+// folder over, also from a process that still runs.
 //
-// Resuming:  `auto` takes the newest. One that is damaged is an error that names it and says what to do: nothing is
-//            passed over in silence.
-// Order:     Open() and Save() are calls of all ranks together.
+// Resuming:  `auto` uses the newest. A damaged one is an error, which names it and the remedy: no
+//            checkpoint is skipped silently.
+// Order:     all ranks call Open() and Save() together.
 // Threads:   thread-compatible.
-// Errors:    on all ranks the same one; the group goes on.
+// Errors:    the same one on all ranks; the group still works.
 
 #ifndef EVENKEEL_TRAINER_CHECKPOINT_RUN_CHECKPOINTS_H_
 #define EVENKEEL_TRAINER_CHECKPOINT_RUN_CHECKPOINTS_H_
@@ -43,19 +48,20 @@
 #include "evenkeel/trainer/checkpoint/checkpoint_options.h"
 #include "evenkeel/trainer/checkpoint/run_settings.h"
 #include "evenkeel/trainer/checkpoint/run_state.h"
-#include "evenkeel/trainer/evaluate.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/models/model.h"
 #include "evenkeel/trainer/report/run_record.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
 
 namespace evenkeel {
 
-// What a run gives to be saved. `state` is equal on all ranks; its settings, files and `trained` are filled in.
+// The data of a run for a checkpoint. `state` is equal on all ranks; Save() fills in its settings,
+// files and `trained`.
 struct RunToSave {
   RunState state;
   const Model* model = nullptr;
-  int model_rank = 0;  // Whose buffers the next step begins with.
-  Evaluation trained;  // Of this rank, in this epoch.
+  int model_rank = 0;             // The rank whose buffers are used in the next step.
+  Evaluation trained;             // Of this rank, in this epoch.
   std::vector<RankRecord> ranks;  // On rank 0, for the history.
   StatePieces optimizer;
   std::string optimizer_name;
@@ -67,27 +73,31 @@ class RunCheckpoints {
   // Called on rank 0 with RunToSave::ranks.
   using MakeHistory = std::function<std::string(std::vector<RankRecord> ranks)>;
 
-  // On rank 0 `model` becomes the checkpoint's, if there is one; the other ranks' is left alone.
-  static absl::StatusOr<std::unique_ptr<RunCheckpoints>> Open(Communicator& comm, const CheckpointOptions& options,
-                                                              const RunSettings& settings, Model& model);
+  // On rank 0 `model` gets the weights of the checkpoint, if any; it is unchanged on other ranks.
+  static absl::StatusOr<std::unique_ptr<RunCheckpoints>> Open(Communicator& comm,
+                                                              const CheckpointOptions& options,
+                                                              const RunSettings& settings,
+                                                              Model& model);
 
-  // Null: the run begins at its beginning.
+  // Null: the run is not resumed.
   const RunState* resumed() const { return resumed_.get(); }
   const std::string& resumed_from() const { return resumed_from_; }
   const ResumeTerms& terms() const { return terms_; }
-  // That checkpoint's; empty: it has none.
+  // The history in that checkpoint; empty: none.
   const std::string& history() const { return history_; }
   void SetHistory(MakeHistory make) { make_history_ = std::move(make); }
   std::string OptimizerFolder() const { return resumed_from_ + "/optimizer"; }
-  // This rank's own buffers, as they were after the last step. On all ranks of an exact resume.
+  // Loads this rank's own buffers, as they were after the last step. All ranks of an exact resume
+  // call it.
   absl::Status LoadBuffers(int rank, Model& model) const;
 
-  // An error of reading it, with what one can do about it.
+  // Adds the remedy to an error of reading the checkpoint.
   absl::Status Explain(const absl::Status& status) const;
 
-  // Whether one is to be written after so many steps, in the last of which the ranks asked for `requests`.
+  // Returns true if a checkpoint is due after `steps` steps, in the last of which the ranks asked
+  // for `requests`.
   bool IsDue(int64_t steps, int64_t total_steps, uint32_t requests) const;
-  // The new checkpoint's path.
+  // Writes a checkpoint and returns its path.
   absl::StatusOr<std::string> Save(Communicator& comm, RunToSave run);
 
  private:
@@ -109,13 +119,14 @@ class RunCheckpoints {
   const CheckpointOptions options_;
   const RunSettings settings_;
   std::unique_ptr<CheckpointFolder> folder_;  // On rank 0.
-  std::string job_;                           // By which the folder knows the next rank 0. Empty: it has no writer yet.
+  std::string
+      job_;  // Identifies the next rank 0 to the folder. Empty: the folder has no writer yet.
   std::unique_ptr<RunState> resumed_;
   std::string resumed_from_;
-  std::string advice_;  // For whoever can't read it.
+  std::string advice_;  // How to continue without a checkpoint that cannot be read.
   ResumeTerms terms_;
   std::string history_;
-  MakeHistory make_history_;  // Null: there is no history.
+  MakeHistory make_history_;  // Null: no history.
 };
 
 }  // namespace evenkeel

@@ -1,11 +1,11 @@
-// The settings of a run that a checkpoint remembers, and what it means for a run that others are there.
+// The settings of a run in its checkpoints, and the effect of resuming with different ones.
 //
-//   const RunSettings mine = SettingsOf(options, model, data, world_size);
 //   EK_ASSIGN_OR_RETURN(const ResumeTerms terms, CompareSettings(saved, mine));
 //   // terms.is_exact; terms.notes: {"max_steps is 600, before it was 400"}
 //
-// Three kinds: what makes the state another run's is refused; what says which rank gets which samples has the rest of
-// the epoch dealt out anew; the rest is told and goes on.
+// Three kinds: a difference in a `fixed` setting means a different run and is refused; one in a
+// `dealing` setting redistributes the rest of the epoch over the ranks; one in a `free` setting is
+// only reported.
 //
 // Threads: pure functions of values.
 // Errors:  InvalidArgument names the setting and both values.
@@ -18,9 +18,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/train_options.h"
-#include "evenkeel/trainer/training_data.h"
 
 namespace evenkeel {
 
@@ -34,11 +31,9 @@ struct RunSettings {
   friend bool operator==(const RunSettings&, const RunSettings&) = default;
 };
 
-RunSettings SettingsOf(const TrainOptions& options, const Model& model, const TrainingData& data, int world_size);
-
 struct ResumeTerms {
-  bool is_exact = true;            // The samples go to the ranks that they would have gone to.
-  std::vector<std::string> notes;  // For people: what is different.
+  bool is_exact = true;            // The samples are assigned to the same ranks as before.
+  std::vector<std::string> notes;  // Descriptions of the differences.
 };
 
 absl::StatusOr<ResumeTerms> CompareSettings(const RunSettings& saved, const RunSettings& mine);

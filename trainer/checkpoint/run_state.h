@@ -1,10 +1,11 @@
-// What a checkpoint says of a run besides weights and the optimizer's state, and which files it has: state.json.
+// The state of a run in a checkpoint besides weights and the optimizer's state, and the list of its
+// files: state.json.
 //
 //   EK_ASSIGN_OR_RETURN(const RunState state, RunState::Parse(text));
 //   state.steps, state.at            // 412, {.epoch = 1, .step = 412, .samples = 6336}
 //
 // Threads: a value.
-// Errors:  InvalidArgument for text that is not one, or was damaged: it has a checksum of its own.
+// Errors:  InvalidArgument for malformed or damaged text, which has a checksum of its own.
 
 #ifndef EVENKEEL_TRAINER_CHECKPOINT_RUN_STATE_H_
 #define EVENKEEL_TRAINER_CHECKPOINT_RUN_STATE_H_
@@ -17,23 +18,25 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/trainer/checkpoint/run_settings.h"
-#include "evenkeel/trainer/evaluate.h"
-#include "evenkeel/trainer/step_plan.h"
-#include "evenkeel/zero_optim/file_sums.h"
+#include "evenkeel/trainer/data/step_plan.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/zero_optim/checkpoint/file_sums.h"
 
 namespace evenkeel {
 
 struct RunState {
-  int64_t steps = 0;  // Of the group, that are finished.
+  int64_t steps = 0;  // Finished steps of the group.
   EpochPosition at;   // After them.
   int world_size = 1;
-  EpochPosition plan_begin;         // Where the plan began by which samples went to these ranks.
-  std::string bucket_plan;          // DataParallel::ExportPlan(): it decides in which order gradients are added.
-  std::vector<Evaluation> trained;  // By rank: its batches of the epoch at.epoch, as they were trained on.
+  EpochPosition plan_begin;  // The beginning of the plan that assigned samples to these ranks.
+  std::string
+      bucket_plan;  // DataParallel::ExportPlan(): it sets the order in which gradients are added.
+  std::vector<Evaluation> trained;  // By rank: results of its batches of epoch at.epoch.
   std::string loss_scale;           // LossScalerState::Serialize(); empty: losses are not scaled.
-  bool last_overflowed = false;     // Gradients of the last step, which the scale has not followed yet.
+  bool last_overflowed =
+      false;  // Gradients of the last step did; the scale is not updated for it yet.
   RunSettings settings;
-  std::map<std::string, FileSums> files;  // By name: the weights, and what ranks have for themselves.
+  std::map<std::string, FileSums> files;  // By name: the weights and the ranks' own files.
 
   std::string Serialize() const;
   static absl::StatusOr<RunState> Parse(absl::string_view json);

@@ -11,8 +11,8 @@ namespace {
 std::atomic<bool> is_deferred = false;
 std::atomic<int> first_signal = 0;
 
-// A thread of its own takes the signals, and no other one is interrupted: generated kernels that compute may use the
-// memory below their stack pointer, where a handler's frame would lie.
+// A separate thread takes the signals, so that no other one is interrupted: generated compute
+// kernels may use the memory below their stack pointer, where a handler's frame would lie.
 void Take(const sigset_t& signals) {
   int number = 0;
   sigwait(&signals, &number);
@@ -31,7 +31,8 @@ void WatchStopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   for (int number : {SIGTERM, SIGINT}) sigaddset(&signals, number);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // Threads that are started from now on inherit it.
+  pthread_sigmask(SIG_BLOCK, &signals,
+                  nullptr);  // Threads that are started from now on inherit it.
   std::thread([signals] { Take(signals); }).detach();
 }
 

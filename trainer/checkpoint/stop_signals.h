@@ -1,11 +1,12 @@
-// SIGTERM and SIGINT as a wish that the program looks at when it can.
+// Turns SIGTERM and SIGINT into requests that the program checks between steps.
 //
 //   WatchStopSignals();                       // once, before threads are started
-//   ... wait for the other ranks: here a signal ends the process, as it would have done without this ...
+//   ... wait for the other ranks: a signal still ends the process ...
 //   DeferStopSignals();                       // once there is something to save
 //   if (const int signal = StopSignal(); signal != 0) ...          // between two steps
 //
-// After DeferStopSignals() the first signal is only noted. The second one, of either kind, ends the process at once.
+// After DeferStopSignals() the first signal is only noted. The second one, of either kind, ends the
+// process at once.
 //
 // Threads: safe from any thread.
 
@@ -16,7 +17,7 @@ namespace evenkeel {
 
 void WatchStopSignals();
 void DeferStopSignals();
-// The first that came after DeferStopSignals(); 0: none.
+// Returns the first signal after DeferStopSignals(); 0: none.
 int StopSignal();
 
 }  // namespace evenkeel

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/comm/testing/fuzz.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
 
 namespace evenkeel {
 namespace {
@@ -31,7 +31,8 @@ std::string Records(int first, int count) {
 class CifarDatasetTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ =
+        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
@@ -83,27 +84,35 @@ TEST_F(CifarDatasetTest, SaysWhichFileIsMissingOrDamaged) {
     std::string contents, message;
   } cases[] = {
       {Records(0, 3).substr(0, 9218),
-       "has 9218 bytes, which are not whole records of 3073: a label and 32x32 pixels in 3 colours"},
-      {"x", "has 1 bytes, which are not whole records of 3073: a label and 32x32 pixels in 3 colours"},
+       "has 9218 bytes, which is not a multiple of the record size, 3073: a label and 32x32 pixels "
+       "in 3 "
+       "colours"},
+      {"x",
+       "has 1 bytes, which is not a multiple of the record size, 3073: a label and 32x32 pixels in "
+       "3 colours"},
       {bad_label, "label 10 of sample 2 is not below 10"},
   };
   for (const auto& c : cases) {
     const std::string path = Put("data_batch_4.bin", c.contents);
     EXPECT_EQ(CifarDataset::Load(folder_, Split::kTrain).status(),
               absl::InvalidArgumentError(absl::StrCat(path, ": ", c.message)));
-    EXPECT_EQ(CifarDataset::Parse(c.contents).status(), absl::InvalidArgumentError("records: " + c.message));
+    EXPECT_EQ(CifarDataset::Parse(c.contents).status(),
+              absl::InvalidArgumentError("records: " + c.message));
   }
   std::filesystem::remove(folder_ + "/data_batch_4.bin");
   EXPECT_EQ(CifarDataset::Load(folder_, Split::kTrain).status(),
-            absl::NotFoundError("there is no data_batch_4.bin in " + folder_ +
-                                "; CIFAR-10's binary version has data_batch_1.bin to data_batch_5.bin and "
-                                "test_batch.bin"));
+            absl::NotFoundError(
+                "no file data_batch_4.bin in the folder " + folder_ +
+                "; CIFAR-10's binary version has data_batch_1.bin to data_batch_5.bin and "
+                "test_batch.bin"));
   std::filesystem::create_directories(folder_ + "/data_batch_4.bin");
   EXPECT_EQ(CifarDataset::Load(folder_, Split::kTrain).status(),
             absl::InvalidArgumentError(folder_ + "/data_batch_4.bin is not a regular file"));
 }
 
-TEST_F(CifarDatasetTest, NoRecordsAreASmallDataSet) { EXPECT_EQ(CifarDataset::Parse("")->size(), 0); }
+TEST_F(CifarDatasetTest, NoRecordsAreASmallDataSet) {
+  EXPECT_EQ(CifarDataset::Parse("")->size(), 0);
+}
 
 TEST_F(CifarDatasetTest, OnlyAFlippedLabelCanBeRefused) {
   const std::string good = Records(0, 2);

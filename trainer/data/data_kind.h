@@ -1,13 +1,16 @@
-// The kinds of data that the trainer reads, and how to tell which one lies somewhere.
+// The kinds of data that the trainer reads, and their detection from a path.
 //
-//   EK_ASSIGN_OR_RETURN(const DataKind kind, GuessDataKind("data/fineweb_train_*.bin"));  // DataKind::kTokens
+//   // DataKind::kTokens
+//   EK_ASSIGN_OR_RETURN(const DataKind kind, GuessDataKind("data/fineweb_train_*.bin"));
 //
-// A folder with one of MNIST's four files is kIdx (idx_dataset.h); one with data_batch_1.bin is kCifar
-// (cifar_dataset.h); a file, a folder or a pattern with a file that begins as a token shard is kTokens
-// (token_shards.h); any other file, folder with files, or pattern that files match is kText (text_dataset.h).
+// A folder with one of MNIST's four files is kIdx (idx_dataset.h); one with data_batch_1.bin is
+// kCifar (cifar_dataset.h); a file, a folder or a pattern with a file that begins as a token shard
+// is kTokens (token_shards.h); any other file, folder with files, or pattern that files match is
+// kText (text_dataset.h).
 //
 // Threads: pure functions, safe from any thread.
-// Errors:  NotFound, which says what there could be, if nothing is there; else as the system says, with the path.
+// Errors:  NotFound, which lists the kinds of data, for a path that does not exist; else the
+//          system's own, with the path.
 
 #ifndef EVENKEEL_TRAINER_DATA_DATA_KIND_H_
 #define EVENKEEL_TRAINER_DATA_DATA_KIND_H_

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/trainer/data/idx_dataset.h"
 #include "evenkeel/trainer/data/text_dataset.h"
-#include "evenkeel/trainer/idx_dataset.h"
 
 namespace evenkeel {
 namespace {
@@ -20,7 +20,8 @@ constexpr absl::string_view kShardMagic = "\x88\xd8\x34\x01";  // 20240520, litt
 class GuessDataKindTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ =
+        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
@@ -33,8 +34,8 @@ class GuessDataKindTest : public testing::Test {
 };
 
 TEST_F(GuessDataKindTest, KnowsMnistByAnyOfItsNames) {
-  for (const char* name : {"train-images-idx3-ubyte", "train-labels-idx1-ubyte.gz", "t10k-images.idx3-ubyte",
-                           "t10k-labels.idx1-ubyte.gz"}) {
+  for (const char* name : {"train-images-idx3-ubyte", "train-labels-idx1-ubyte.gz",
+                           "t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte.gz"}) {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
     Put(name, "");
@@ -71,8 +72,9 @@ TEST_F(GuessDataKindTest, SaysWhatThereCouldBe) {
   for (const std::string& path : {folder_, folder_ + "/nothing", folder_ + "/*.bin"}) {
     const absl::Status status = GuessDataKind(path).status();
     EXPECT_TRUE(absl::IsNotFound(status)) << status;
-    for (absl::string_view words : {absl::string_view(path), absl::string_view("train-images-idx3-ubyte"),
-                                    absl::string_view("data_batch_1.bin"), absl::string_view("any text")}) {
+    for (absl::string_view words :
+         {absl::string_view(path), absl::string_view("train-images-idx3-ubyte"),
+          absl::string_view("data_batch_1.bin"), absl::string_view("any text")}) {
       EXPECT_TRUE(absl::StrContains(status.message(), words)) << status;
     }
   }

@@ -25,8 +25,9 @@ absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
     const std::filesystem::path& path = entry->path();
     if (!path.filename().string().starts_with(".") && IsRegular(path)) files.push_back(path);
   }
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read the folder ", folder));
-  if (files.empty()) return absl::NotFoundError(absl::StrCat("there is no file in the folder ", folder));
+  if (error)
+    return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read the folder ", folder));
+  if (files.empty()) return absl::NotFoundError(absl::StrCat("no file in the folder ", folder));
   return files;
 }
 
@@ -35,12 +36,13 @@ absl::StatusOr<std::vector<std::string>> Matches(const std::string& pattern) {
     Found() : glob_t{} {}
     ~Found() { globfree(this); }
   } found;
-  if (const int code = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found); code != 0 && code != GLOB_NOMATCH) {
-    return absl::InternalError(absl::StrCat("cannot look for files like ", pattern));
+  if (const int code = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
+      code != 0 && code != GLOB_NOMATCH) {
+    return absl::InternalError(absl::StrCat("cannot search for files that match ", pattern));
   }
   std::vector<std::string> files(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   std::erase_if(files, [](const std::string& path) { return !IsRegular(path); });
-  if (files.empty()) return absl::NotFoundError(absl::StrCat("there is no file like ", pattern));
+  if (files.empty()) return absl::NotFoundError(absl::StrCat("no file matches ", pattern));
   return files;
 }
 
@@ -51,13 +53,15 @@ absl::StatusOr<std::vector<std::string>> FilesAt(const std::string& path) {
   std::error_code error;
   const file_type type = std::filesystem::status(path, error).type();
   if (type == file_type::regular) return std::vector<std::string>{path};
-  if (type == file_type::none) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot look at ", path));
+  if (type == file_type::none)
+    return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot read the attributes of ", path));
   if (type != file_type::directory && type != file_type::not_found) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is neither a file nor a folder"));
   }
-  const bool is_pattern = type == file_type::not_found && path.find_first_of("*?[") != std::string::npos;
+  const bool is_pattern =
+      type == file_type::not_found && path.find_first_of("*?[") != std::string::npos;
   if (type == file_type::not_found && !is_pattern) {
-    return absl::NotFoundError(absl::StrCat("there is no file or folder ", path));
+    return absl::NotFoundError(absl::StrCat("no such file or folder: ", path));
   }
   absl::StatusOr<std::vector<std::string>> files = is_pattern ? Matches(path) : FilesIn(path);
   if (files.ok()) std::ranges::sort(*files);

@@ -1,13 +1,13 @@
-// The files that one path stands for: a file, a folder's files, or those that match a pattern.
+// The files of a path, which is a file, a folder or a pattern.
 //
 //   EK_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesAt("data/fineweb_train_*.bin"));
 //
-// A folder stands for the regular files right in it, but for those whose name begins with a dot. A path that is neither
-// file nor folder and has a *, ? or [ is a pattern as shells know them.
+// A folder stands for its regular files, without those in subfolders and those whose name begins
+// with a dot. A path that is neither a file nor a folder and contains *, ? or [ is a shell pattern.
 //
 // Order:   by path, byte by byte, whatever the locale; never empty.
 // Threads: pure functions, safe from any thread.
-// Errors:  NotFound if there is no such file; else as the system says, with the path.
+// Errors:  NotFound if no file exists; else the system's own, with the path.
 
 #ifndef EVENKEEL_TRAINER_DATA_FILE_LIST_H_
 #define EVENKEEL_TRAINER_DATA_FILE_LIST_H_

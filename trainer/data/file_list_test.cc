@@ -16,7 +16,8 @@ namespace {
 class FilesAtTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ =
+        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_ + "/below");
     for (const char* name : {"b.txt", "a.txt", "B.txt", ".hidden", "c.bin", "below/d.txt"}) {
@@ -31,7 +32,9 @@ class FilesAtTest : public testing::Test {
   std::string folder_;
 };
 
-TEST_F(FilesAtTest, AFileStandsForItself) { EXPECT_EQ(*FilesAt(folder_ + "/c.bin"), Paths({"c.bin"})); }
+TEST_F(FilesAtTest, AFileStandsForItself) {
+  EXPECT_EQ(*FilesAt(folder_ + "/c.bin"), Paths({"c.bin"}));
+}
 
 TEST_F(FilesAtTest, AFolderStandsForTheFilesInItByName) {
   EXPECT_EQ(*FilesAt(folder_), Paths({"B.txt", "a.txt", "b.txt", "c.bin"}));
@@ -50,12 +53,14 @@ TEST_F(FilesAtTest, AFileWhoseNameLooksLikeAPatternIsThatFile) {
 }
 
 TEST_F(FilesAtTest, SaysWhatIsMissing) {
-  EXPECT_EQ(FilesAt(folder_ + "/x").status(), absl::NotFoundError("there is no file or folder " + folder_ + "/x"));
-  EXPECT_EQ(FilesAt(folder_ + "/x*").status(), absl::NotFoundError("there is no file like " + folder_ + "/x*"));
-  EXPECT_EQ(FilesAt("").status(), absl::NotFoundError("there is no file or folder "));
+  EXPECT_EQ(FilesAt(folder_ + "/x").status(),
+            absl::NotFoundError("no such file or folder: " + folder_ + "/x"));
+  EXPECT_EQ(FilesAt(folder_ + "/x*").status(),
+            absl::NotFoundError("no file matches " + folder_ + "/x*"));
+  EXPECT_EQ(FilesAt("").status(), absl::NotFoundError("no such file or folder: "));
   std::filesystem::create_directories(folder_ + "/empty");
   EXPECT_EQ(FilesAt(folder_ + "/empty").status(),
-            absl::NotFoundError("there is no file in the folder " + folder_ + "/empty"));
+            absl::NotFoundError("no file in the folder " + folder_ + "/empty"));
 }
 
 TEST_F(FilesAtTest, RefusesWhatIsNeitherFileNorFolder) {

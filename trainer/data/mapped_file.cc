@@ -26,19 +26,23 @@ absl::Status ErrnoStatus(absl::string_view action, const std::string& path) {
 
 }  // namespace
 
-void MappedFile::Unmap::operator()(const char* data) const { munmap(const_cast<char*>(data), size); }
+void MappedFile::Unmap::operator()(const char* data) const {
+  munmap(const_cast<char*>(data), size);
+}
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  // Not blocking: a pipe without a writer would keep us waiting.
+  // Not blocking: opening a pipe without a writer would wait.
   const OpenFile file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.descriptor < 0) return ErrnoStatus("cannot open", path);
   struct stat info;
-  if (fstat(file.descriptor, &info) != 0) return ErrnoStatus("cannot look at", path);
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
+  if (fstat(file.descriptor, &info) != 0) return ErrnoStatus("cannot read the attributes of", path);
+  if (!S_ISREG(info.st_mode))
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   const size_t size = static_cast<size_t>(info.st_size);
   if (size == 0) return MappedFile(UniqueMapping(nullptr, Unmap{}));
   void* const data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor, 0);
-  if (data == MAP_FAILED) return ErrnoStatus(absl::StrCat("cannot map the ", size, " bytes of"), path);
+  if (data == MAP_FAILED)
+    return ErrnoStatus(absl::StrCat("cannot map the ", size, " bytes of"), path);
   return MappedFile(UniqueMapping(static_cast<const char*>(data), Unmap{size}));
 }
 

@@ -1,15 +1,15 @@
-// A whole file in memory, of which the system reads only what is looked at.
+// A file mapped into memory; the system reads only the pages that are accessed.
 //
 //   EK_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open("data/fineweb_train_000001.bin"));
 //   file.bytes().size();
 //
-// A file must not become shorter as long as it is mapped: who looks at what is gone ends with SIGBUS. Bytes that are
-// changed meanwhile may be seen or not.
+// A file must not become shorter while it is mapped: an access beyond its new end raises SIGBUS.
+// Changes of its bytes meanwhile may be visible or not.
 //
 // Threads:   immutable.
-// Ownership: bytes() is there as long as the MappedFile, moved or not.
-// Errors:    NotFound, PermissionDenied, ... as the system says, always with the path; InvalidArgument for a folder, a
-//            device or a pipe.
+// Ownership: bytes() is valid as long as the MappedFile, also after it was moved.
+// Errors:    the system's own (NotFound, PermissionDenied, ...), always with the path;
+//            InvalidArgument for a folder, a device or a pipe.
 
 #ifndef EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_
 #define EVENKEEL_TRAINER_DATA_MAPPED_FILE_H_

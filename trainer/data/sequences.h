@@ -1,18 +1,18 @@
-// Runs of consecutive tokens, cut into sequences that a language model learns from.
+// Cuts runs of consecutive tokens into sequences for training language models.
 //
 //   SequencePlan plan(/*context=*/4);
 //   plan.AddRun({.begin = 100, .tokens = 11});  // sequences that begin at 100, 104 and 106
 //   plan.size();                                // 3
 //   plan.At(2);                                 // {.run = 0, .begin = 106}
 //
-// A sequence is `context` inputs, each with the token that follows it: context + 1 tokens in a row, of one run. Those of
-// a run come one after the other, each beginning with the last target of the one before. Where the run's length
-// doesn't come out even, its last sequence is moved back until it ends with the run. So nothing is dropped: every token
-// of a run but its first is predicted, fewer than `context` of them twice. A run that is not longer than the context has
-// no sequence.
+// A sequence is `context` inputs, each with the token that follows it: context + 1 tokens in a row,
+// of one run. Each sequence of a run begins with the last target of the sequence before it. If the
+// run's length is not a multiple, its last sequence is moved back to end with the run. So nothing
+// is dropped: every token of a run except its first is predicted, fewer than `context` of them
+// twice. A run that is not longer than the context has no sequence.
 //
 // Threads: thread-compatible; immutable once the runs are added.
-// Errors:  InvalidArgument from Check, which the rest relies on.
+// Errors:  InvalidArgument from Check(); the other calls rely on it.
 
 #ifndef EVENKEEL_TRAINER_DATA_SEQUENCES_H_
 #define EVENKEEL_TRAINER_DATA_SEQUENCES_H_
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
 
 namespace evenkeel {
 
@@ -46,7 +46,7 @@ class SequencePlan {
 
   int64_t context() const { return context_; }
   int64_t size() const { return size_; }
-  // There is a sequence, and there are no more than a sampler can name.
+  // Returns OK if the plan has a sequence, and no more than a sampler can number.
   absl::Status Check() const;
   SequencePlace At(int64_t sequence) const;
 
@@ -61,10 +61,10 @@ class SequencePlan {
   std::vector<PlannedRun> runs_;
 };
 
-// The given sequences as a batch; token_at(run, position) says what lies where.
+// Returns the given sequences as a batch; token_at(run, position) returns one token.
 template <typename TokenAt>
-Batch GatherSequences(const SequencePlan& plan, std::span<const int32_t> sequences, BatchMemory& memory,
-                      TokenAt token_at) {
+Batch GatherSequences(const SequencePlan& plan, std::span<const int32_t> sequences,
+                      BatchMemory& memory, TokenAt token_at) {
   const int64_t context = plan.context();
   memory.inputs.resize(sequences.size() * context);
   memory.targets.resize(sequences.size() * context);

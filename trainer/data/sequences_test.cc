@@ -70,13 +70,15 @@ TEST(SequencePlanTest, FindsTheRunOfEachSequence) {
 TEST(SequencePlanTest, NeedsASequenceAndNotTooMany) {
   SequencePlan plan(8);
   plan.AddRun({.begin = 0, .tokens = 8});
-  EXPECT_EQ(plan.Check(), absl::InvalidArgumentError("there is no sequence of 8 inputs and their targets, which needs "
-                                                     "8 + 1 tokens in a row; use a shorter context"));
+  EXPECT_EQ(plan.Check(), absl::InvalidArgumentError(
+                              "the data has no sequence of 8 inputs and their targets, which needs "
+                              "8 + 1 tokens in a row; use a shorter context"));
   plan.AddRun({.begin = 0, .tokens = 9});
   EXPECT_TRUE(plan.Check().ok());
   plan.AddRun({.begin = 0, .tokens = int64_t{8} * INT32_MAX + 1});
-  EXPECT_EQ(plan.Check(), absl::InvalidArgumentError("a context of 8 gives 2147483648 sequences, more than the "
-                                                     "2147483647 that can be dealt out; use a longer context"));
+  EXPECT_EQ(plan.Check(), absl::InvalidArgumentError(
+                              "a context of 8 gives 2147483648 sequences, more than the "
+                              "2147483647 that can be assigned to ranks; use a longer context"));
 }
 
 TEST(SequencePlanTest, NoLengthOverflows) {
@@ -95,7 +97,9 @@ TEST(GatherSequencesTest, TargetsFollowTheirInputs) {
   plan.AddRun({.begin = 0, .tokens = 4});
   BatchMemory memory;
   const std::vector<int32_t> sequences = {2, 1};
-  const auto token_at = [](size_t run, int64_t position) { return static_cast<int32_t>(1000 * run + position); };
+  const auto token_at = [](size_t run, int64_t position) {
+    return static_cast<int32_t>(1000 * run + position);
+  };
   const auto batch = std::get<TokenBatch>(GatherSequences(plan, sequences, memory, token_at));
   EXPECT_EQ(batch.context, 3);
   EXPECT_EQ(std::vector<int32_t>(batch.inputs.begin(), batch.inputs.end()),

@@ -16,8 +16,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/trainer/sampler.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/data/sampler.h"
+#include "evenkeel/trainer/data/stable_random.h"
 
 namespace evenkeel {
 namespace {
@@ -33,7 +33,8 @@ std::shared_ptr<const std::string> SomeText(int64_t bytes, uint64_t seed = 1) {
 }
 
 TextDataset MakeSplit(std::shared_ptr<const std::string> text, int64_t context, Split split) {
-  absl::StatusOr<TextDataset> data = TextDataset::Make(std::move(text), {.context = context, .split = split});
+  absl::StatusOr<TextDataset> data =
+      TextDataset::Make(std::move(text), {.context = context, .split = split});
   EXPECT_TRUE(data.ok()) << data.status();
   return *std::move(data);
 }
@@ -48,8 +49,10 @@ std::vector<int64_t> Begins(const TextDataset& data, const std::string& text) {
     std::string window;
     for (int32_t token : batch.inputs) window += static_cast<char>(token);
     window += static_cast<char>(batch.targets.back());
-    for (int64_t i = 0; i < context; ++i) EXPECT_EQ(batch.targets[i], static_cast<uint8_t>(window[i + 1]));
-    const size_t begin = text.find(window, begins.empty() ? 0 : begins.back());  // They come in order.
+    for (int64_t i = 0; i < context; ++i)
+      EXPECT_EQ(batch.targets[i], static_cast<uint8_t>(window[i + 1]));
+    const size_t begin =
+        text.find(window, begins.empty() ? 0 : begins.back());  // They come in order.
     EXPECT_NE(begin, std::string::npos);
     begins.push_back(static_cast<int64_t>(begin));
   }
@@ -81,7 +84,8 @@ bool IsHeldOut(int64_t position, int64_t bytes) {
 }
 
 TEST(TextDatasetTest, NoSequenceCrossesABorderAndNoByteIsDropped) {
-  for (int64_t bytes : {20 * kBlock, 21 * kBlock - 1, 21 * kBlock, 22 * kBlock + 77, 39 * kBlock, 40 * kBlock + 4095}) {
+  for (int64_t bytes : {20 * kBlock, 21 * kBlock - 1, 21 * kBlock, 22 * kBlock + 77, 39 * kBlock,
+                        40 * kBlock + 4095}) {
     const auto text = SomeText(bytes);
     for (int64_t context : {8, 100, 1024, 4095}) {
       SCOPED_TRACE(testing::Message() << bytes << " bytes, context " << context);
@@ -123,22 +127,24 @@ TEST(TextDatasetTest, SplitsShareOneCopyOfTheText) {
 
 TEST(TextDatasetTest, RefusesAShortTextAndAContextWithoutRoom) {
   EXPECT_EQ(TextDataset::Make(SomeText(20 * kBlock - 1), {.context = 8}).status(),
-            absl::InvalidArgumentError("a text of 81919 bytes is too short: every 20th block of 4096 bytes is held out "
-                                       "for testing, so that at least 81920 bytes are needed; a folder or a pattern "
-                                       "joins several files"));
+            absl::InvalidArgumentError(
+                "a text of 81919 bytes is too short: every 20th block of 4096 bytes is held out "
+                "for testing, so that at least 81920 bytes are needed; pass a folder or a pattern "
+                "to join several files"));
   EXPECT_TRUE(absl::IsInvalidArgument(TextDataset::Make(SomeText(0), {.context = 8}).status()));
   for (int64_t context : {int64_t{-1}, int64_t{0}, kBlock, INT64_MAX}) {
     EXPECT_EQ(TextDataset::Make(SomeText(20 * kBlock), {.context = context}).status(),
-              absl::InvalidArgumentError(absl::StrCat("a text is held out in blocks of 4096 bytes, which have no room "
-                                                      "for a context of ",
-                                                      context, "; use 1 to 4095")));
+              absl::InvalidArgumentError(absl::StrCat(
+                  "a text is held out in blocks of 4096 bytes, which cannot hold a context of ",
+                  context, "; use 1 to 4095")));
   }
 }
 
 class LoadTextTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ =
+        testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
@@ -169,11 +175,11 @@ TEST_F(LoadTextTest, JoinsFilesPlainAndPackedByName) {
 
 TEST_F(LoadTextTest, SaysWhatIsWrongWithAFile) {
   EXPECT_EQ(LoadText(folder_ + "/a.txt").status(),
-            absl::NotFoundError("there is no file or folder " + folder_ + "/a.txt"));
+            absl::NotFoundError("no such file or folder: " + folder_ + "/a.txt"));
   PutGzip("a.txt.gz", *SomeText(1000));
   std::filesystem::resize_file(folder_ + "/a.txt.gz", 300);
-  EXPECT_TRUE(
-      absl::StartsWith(LoadText(folder_).status().message(), folder_ + "/a.txt.gz: the gzip data ends too early"));
+  EXPECT_TRUE(absl::StartsWith(LoadText(folder_).status().message(),
+                               folder_ + "/a.txt.gz: the gzip data ends too early"));
 }
 
 TEST_F(LoadTextTest, ADamagedPackedFileIsReadOrRefused) {
@@ -189,7 +195,8 @@ TEST_F(LoadTextTest, ADamagedPackedFileIsReadOrRefused) {
   StableRandom random(3);
   for (int round = 0; round < 500; ++round) {
     std::string bad = packed;
-    bad[2 + random.Below(bad.size() - 2)] ^= static_cast<char>(1 << random.Below(8));  // It stays a gzip file.
+    bad[2 + random.Below(bad.size() - 2)] ^=
+        static_cast<char>(1 << random.Below(8));  // It stays a gzip file.
     Put("bad.gz", bad);
     const auto text = LoadText(folder_ + "/bad.gz");
     if (text.ok()) {
@@ -203,14 +210,16 @@ TEST_F(LoadTextTest, ADamagedPackedFileIsReadOrRefused) {
 TEST(JargonFileTest, IsThereOrTheErrorSaysWhoInstallsIt) {
   const auto text = LoadText(kJargonFile);
   if (absl::IsNotFound(text.status())) {
-    EXPECT_TRUE(absl::StrContains(text.status().message(), "Debian's package jargon-text installs it"));
+    EXPECT_TRUE(
+        absl::StrContains(text.status().message(), "Debian's package jargon-text installs it"));
     return;
   }
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_GT((*text)->size(), 1'500'000u);
   const TextDataset train = MakeSplit(*text, 256, Split::kTrain);
   const TextDataset test = MakeSplit(*text, 256, Split::kTest);
-  const double held_out = static_cast<double>(test.size()) / static_cast<double>(test.size() + train.size());
+  const double held_out =
+      static_cast<double>(test.size()) / static_cast<double>(test.size() + train.size());
   EXPECT_NEAR(held_out, 0.05, 0.005);
 }
 

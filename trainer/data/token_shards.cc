@@ -16,9 +16,11 @@ constexpr int32_t kMagic = 20240520;
 constexpr int32_t kVersion = 1;
 constexpr int64_t kTokensLookedAt = 65536;
 
-uint8_t ByteAt(absl::string_view bytes, size_t position) { return static_cast<uint8_t>(bytes[position]); }
+uint8_t ByteAt(absl::string_view bytes, size_t position) {
+  return static_cast<uint8_t>(bytes[position]);
+}
 
-// Number `index` of the header.
+// Returns number `index` of the header.
 int32_t HeaderAt(absl::string_view file, size_t index) {
   uint32_t value = 0;
   for (size_t i = 4; i-- > 0;) value = value << 8 | ByteAt(file, 4 * index + i);
@@ -45,16 +47,18 @@ absl::Status CheckFirstTokens(absl::string_view tokens, int64_t vocabulary) {
 absl::Status CheckShard(absl::string_view file, const TokenShardsOptions& options) {
   EK_ASSIGN_OR_RETURN(const absl::string_view tokens, TokensOfShard(file));
   if (TokenCount(tokens) - 1 < options.context) {
-    return absl::InvalidArgumentError(absl::StrCat("has ", TokenCount(tokens), " tokens, too few for a context of ",
-                                                   options.context, " with its targets; use a shorter context or ",
-                                                   "leave the shard out"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "has ", TokenCount(tokens), " tokens, too few for a context of ", options.context,
+        " with its targets; use a shorter context or ", "leave the shard out"));
   }
   return CheckFirstTokens(tokens, options.vocabulary);
 }
 
 }  // namespace
 
-bool BeginsAsTokenShard(absl::string_view bytes) { return bytes.size() >= 4 && HeaderAt(bytes, 0) == kMagic; }
+bool BeginsAsTokenShard(absl::string_view bytes) {
+  return bytes.size() >= 4 && HeaderAt(bytes, 0) == kMagic;
+}
 
 absl::StatusOr<absl::string_view> TokensOfShard(absl::string_view file) {
   if (file.size() >= 4 && !BeginsAsTokenShard(file)) {
@@ -62,8 +66,8 @@ absl::StatusOr<absl::string_view> TokensOfShard(absl::string_view file) {
         absl::StrCat("is not a token shard: it begins with ", HeaderAt(file, 0), ", not ", kMagic));
   }
   if (file.size() < kHeaderBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a token shard's header has ", kHeaderBytes, " bytes, this file has ", file.size()));
+    return absl::InvalidArgumentError(absl::StrCat("a token shard's header has ", kHeaderBytes,
+                                                   " bytes, this file has ", file.size()));
   }
   if (HeaderAt(file, 1) != kVersion) {
     return absl::InvalidArgumentError(
@@ -72,14 +76,16 @@ absl::StatusOr<absl::string_view> TokensOfShard(absl::string_view file) {
   const int64_t expected = 2 * int64_t{HeaderAt(file, 2)};
   const int64_t found = static_cast<int64_t>(file.size() - kHeaderBytes);
   if (expected == found) return file.substr(kHeaderBytes);
-  return absl::InvalidArgumentError(absl::StrCat("is too ", found < expected ? "short" : "long", ": ",
-                                                 HeaderAt(file, 2), " tokens of 2 bytes should follow the header, ",
-                                                 found, " bytes do"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("is too ", found < expected ? "short" : "long", ": ", HeaderAt(file, 2),
+                   " tokens of 2 bytes should follow the header, ", found, " bytes do"));
 }
 
-absl::StatusOr<TokenShards> TokenShards::Open(const std::string& path, const TokenShardsOptions& options) {
+absl::StatusOr<TokenShards> TokenShards::Open(const std::string& path,
+                                              const TokenShardsOptions& options) {
   if (options.context < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("a context of ", options.context, " tokens is not possible"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a context must have at least 1 token, got ", options.context));
   }
   EK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesAt(path));
   TokenShards shards(options);

@@ -1,23 +1,26 @@
-// Text that has been turned into tokens beforehand, in the files that llm.c writes and reads: FineWeb and the like.
+// Tokenized text in the file format of llm.c, such as FineWeb.
 //
 //   EK_ASSIGN_OR_RETURN(const TokenShards train,
 //                       TokenShards::Open("data/fineweb_train_*.bin", {.context = 1024}));
-//   EK_ASSIGN_OR_RETURN(const TokenShards test, TokenShards::Open("data/fineweb_val_*.bin", {.context = 1024}));
+//   EK_ASSIGN_OR_RETURN(const TokenShards test,
+//                       TokenShards::Open("data/fineweb_val_*.bin", {.context = 1024}));
 //
-// A shard begins with 256 numbers of 32 bits, of which the first three count: 20240520, the version 1, how many tokens
-// follow. Then come the tokens, 16 bits each; all is little-endian. Files are mapped, not read: what the sampler
-// deals out is what comes from the disk.
+// A shard begins with 256 numbers of 32 bits, of which the first three are used: 20240520, the
+// version 1, the number of tokens. The tokens follow, 16 bits each; everything is little-endian.
+// Files are mapped: only the samples of the sampler are read from the disk.
 //
-// A sequence never spans two shards; each shard is cut into sequences as sequences.h says, so that nothing is dropped.
+// A sequence never spans two shards; each shard is cut into sequences (sequences.h), so that
+// nothing is dropped.
 //
-// Open looks at the header of each shard and at its first 65,536 tokens, which must be below the vocabulary: enough to
-// notice the wrong tokenizer, and no reason to read a hundred gigabytes. Tokens further on are the model's to check,
-// which answers InvalidArgument for a batch that has one too high (batch.h).
+// Open() checks the header of each shard and its first 65,536 tokens, which must be below the
+// vocabulary: enough to detect a wrong tokenizer without reading a hundred gigabytes. The model
+// checks later tokens, and returns InvalidArgument for a batch with a token out of range (batch.h).
 //
 // Threads: immutable.
-// Errors:  NotFound without a file; InvalidArgument, with its path, for a file that is no shard, of another version,
-//          shorter or longer than its header says, without a sequence, or with a token beyond the vocabulary. Files
-//          must not become shorter while they are used (mapped_file.h).
+// Errors:  NotFound without a file; InvalidArgument, with its path, for a file that is not a shard
+//          or has a different version, another length than its header, no sequence, or a token
+//          beyond the vocabulary. Files must not become shorter while they are used
+//          (mapped_file.h).
 
 #ifndef EVENKEEL_TRAINER_DATA_TOKEN_SHARDS_H_
 #define EVENKEEL_TRAINER_DATA_TOKEN_SHARDS_H_
@@ -29,10 +32,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/dataset.h"
 #include "evenkeel/trainer/data/mapped_file.h"
 #include "evenkeel/trainer/data/sequences.h"
-#include "evenkeel/trainer/dataset.h"
 
 namespace evenkeel {
 
@@ -45,8 +48,9 @@ struct TokenShardsOptions {
 
 class TokenShards : public Dataset {
  public:
-  // A shard's name, a pattern or a folder of nothing but shards (file_list.h).
-  static absl::StatusOr<TokenShards> Open(const std::string& path, const TokenShardsOptions& options);
+  // `path`: a shard, a pattern or a folder that contains only shards (file_list.h).
+  static absl::StatusOr<TokenShards> Open(const std::string& path,
+                                          const TokenShardsOptions& options);
 
   int64_t size() const override { return plan_.size(); }
   int64_t predictions_per_sample() const override { return plan_.context(); }
@@ -55,7 +59,8 @@ class TokenShards : public Dataset {
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
 
  private:
-  explicit TokenShards(const TokenShardsOptions& options) : plan_(options.context), vocabulary_(options.vocabulary) {}
+  explicit TokenShards(const TokenShardsOptions& options)
+      : plan_(options.context), vocabulary_(options.vocabulary) {}
 
   std::vector<MappedFile> files_;
   SequencePlan plan_;  // A run is a file's tokens.
@@ -63,10 +68,10 @@ class TokenShards : public Dataset {
   int64_t tokens_ = 0;
 };
 
-// Whether these are the first bytes of a shard, of whatever version.
+// Returns true if these are the first bytes of a shard of any version.
 bool BeginsAsTokenShard(absl::string_view bytes);
 
-// The tokens of a shard, two bytes each.
+// Returns the tokens of a shard, two bytes each.
 absl::StatusOr<absl::string_view> TokensOfShard(absl::string_view file);
 
 }  // namespace evenkeel

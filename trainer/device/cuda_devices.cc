@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/cuda_parts.h"
 
 namespace evenkeel {
 namespace {
@@ -35,7 +35,7 @@ absl::StatusOr<std::string> ReadAll(int file, absl::Time deadline) {
     const int64_t left = std::max<int64_t>(0, absl::ToInt64Milliseconds(deadline - absl::Now()));
     pollfd ready{.fd = file, .events = POLLIN};
     const int polled = poll(&ready, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
-    if (polled == 0) return absl::DeadlineExceededError("the CUDA driver does not answer");
+    if (polled == 0) return absl::DeadlineExceededError("the CUDA driver does not respond");
     if (polled < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "poll");
     if (polled < 0) continue;
     char buffer[512];
@@ -63,7 +63,8 @@ absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
   if (child == 0) {
     close(pipes[0]);
     const std::string answer = Answer();
-    const bool is_written = write(pipes[1], answer.data(), answer.size()) == static_cast<ssize_t>(answer.size());
+    const bool is_written =
+        write(pipes[1], answer.data(), answer.size()) == static_cast<ssize_t>(answer.size());
     _exit(is_written ? 0 : 1);
   }
   close(pipes[1]);
@@ -75,8 +76,8 @@ absl::StatusOr<int> CountCudaDevices(absl::Duration timeout) {
   EK_RETURN_IF_ERROR(answer.status());
   int count = 0;
   if (absl::SimpleAtoi(*answer, &count)) return count;
-  return absl::FailedPreconditionError(answer->empty() ? "no CUDA device: the driver ended the process that asked"
-                                                       : *answer);
+  return absl::FailedPreconditionError(
+      answer->empty() ? "no CUDA device: the driver ended the process that asked" : *answer);
 }
 
 }  // namespace evenkeel

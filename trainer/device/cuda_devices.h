@@ -1,11 +1,12 @@
 // The GPUs of this machine, in builds with CUDA and in those without.
 //
-//   absl::StatusOr<int> devices = CountCudaDevices();      // FailedPrecondition "no CUDA device: ...", Unimplemented
+//   // FailedPrecondition "no CUDA device: ...", Unimplemented
+//   absl::StatusOr<int> devices = CountCudaDevices();
 //
 // Asked in a process of its own: CUDA may not be used in a process that forks later.
 //
-// Errors: FailedPrecondition without a device; Unimplemented, with what was missing, in a build without CUDA;
-//         DeadlineExceeded where a driver does not answer.
+// Errors: FailedPrecondition without a device; Unimplemented, with what was missing, in a build
+//         without CUDA; DeadlineExceeded where a driver does not answer.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_CUDA_DEVICES_H_
 #define EVENKEEL_TRAINER_DEVICE_CUDA_DEVICES_H_

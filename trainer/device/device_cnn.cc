@@ -11,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/layers.h"
 #include "evenkeel/trainer/device/math.h"
 #include "evenkeel/trainer/device/rounded_matrices.h"
-#include "evenkeel/trainer/image_shape.h"
 
 namespace evenkeel {
 namespace {
@@ -44,8 +44,6 @@ struct Block {
   DeviceBuffer output = {};  // Of the second convolution, and the skip.
 };
 
-int64_t OutSide(const DeviceConvolution& shape) { return (shape.side - 1) / shape.stride + 1; }
-
 class DeviceCnn : public Model {
  public:
   DeviceCnn(const CnnOptions& options, DType dtype, std::unique_ptr<DeviceWork> work)
@@ -70,7 +68,7 @@ class DeviceCnn : public Model {
         block.shortcut = ConvOf(name + ".shortcut", inputs, outputs, side, /*kernel=*/1, stride);
       }
       block.conv1 = ConvOf(name + ".conv1", inputs, outputs, side, /*kernel=*/3, stride);
-      side = OutSide(block.conv1.shape);
+      side = block.conv1.shape.out_side();
       block.norm2 = NormOf(name + ".norm2");
       block.conv2 = ConvOf(name + ".conv2", outputs, outputs, side, /*kernel=*/3, /*stride=*/1);
     }
@@ -85,20 +83,30 @@ class DeviceCnn : public Model {
 
  private:
   Norm NormOf(const std::string& name) const {
-    Norm norm{.weight = parameters().Find(name + ".weight"), .bias = parameters().Find(name + ".bias")};
+    Norm norm{.weight = parameters().Find(name + ".weight"),
+              .bias = parameters().Find(name + ".bias")};
     for (const NamedBuffer& buffer : buffers()) {
-      if (buffer.name == name + ".running_mean") norm.running_mean = static_cast<float*>(buffer.value.data);
-      if (buffer.name == name + ".running_variance") norm.running_variance = static_cast<float*>(buffer.value.data);
+      if (buffer.name == name + ".running_mean")
+        norm.running_mean = static_cast<float*>(buffer.value.data);
+      if (buffer.name == name + ".running_variance")
+        norm.running_variance = static_cast<float*>(buffer.value.data);
     }
     return norm;
   }
 
-  Conv ConvOf(const std::string& name, int64_t inputs, int64_t outputs, int64_t side, int64_t kernel, int64_t stride) {
+  Conv ConvOf(const std::string& name, int64_t inputs, int64_t outputs, int64_t side,
+              int64_t kernel, int64_t stride) {
     return {.weight = parameters().Find(name + ".weight"),
-            .shape = {.inputs = inputs, .outputs = outputs, .side = side, .kernel = kernel, .stride = stride}};
+            .shape = {.inputs = inputs,
+                      .outputs = outputs,
+                      .side = side,
+                      .kernel = kernel,
+                      .stride = stride}};
   }
 
-  const float* Value(int index) const { return static_cast<const float*>(parameters()[index].value.data); }
+  const float* Value(int index) const {
+    return static_cast<const float*>(parameters()[index].value.data);
+  }
   DeviceNorm::State StateOf(const Norm& norm) const {
     return {Value(norm.weight), Value(norm.bias), norm.running_mean, norm.running_variance};
   }
@@ -110,10 +118,11 @@ class DeviceCnn : public Model {
   }
   // Of what goes into a convolution, and of what comes out.
   DeviceNorm::Images Before(const Conv& conv) const {
-    return {dtype_, batch_, static_cast<int>(conv.shape.inputs), static_cast<int>(conv.shape.side * conv.shape.side)};
+    return {dtype_, batch_, static_cast<int>(conv.shape.inputs),
+            static_cast<int>(conv.shape.side * conv.shape.side)};
   }
   DeviceNorm::Images After(const Conv& conv) const {
-    const int64_t side = OutSide(conv.shape);
+    const int64_t side = conv.shape.out_side();
     return {dtype_, batch_, static_cast<int>(conv.shape.outputs), static_cast<int>(side * side)};
   }
   DeviceNorm::Images Features() const {
@@ -122,8 +131,12 @@ class DeviceCnn : public Model {
   DeviceDenseShape Dense() const { return {dtype_, batch_, options_.widths.back(), kClasses}; }
   TypedPointer Typed(void* data) const { return {dtype_, data}; }
   // Of so many elements that go from layer to layer.
-  absl::Status Need(DeviceBuffer& buffer, int64_t count) { return buffer.Need(*work_, count * SizeOf(dtype_)); }
-  const void* BlockInput(size_t i) const { return i == 0 ? stem_output_.as<void>() : blocks_[i - 1].output.as<void>(); }
+  absl::Status Need(DeviceBuffer& buffer, int64_t count) {
+    return buffer.Need(*work_, count * SizeOf(dtype_));
+  }
+  const void* BlockInput(size_t i) const {
+    return i == 0 ? stem_output_.as<void>() : blocks_[i - 1].output.as<void>();
+  }
   const void* LastOutput() const { return BlockInput(blocks_.size()); }
 
   absl::Status Check(const Batch& batch) const override {
@@ -132,77 +145,83 @@ class DeviceCnn : public Model {
 
   absl::Status Convolve(const Conv& conv, const void* input, DeviceBuffer& output) {
     EK_RETURN_IF_ERROR(Need(output, After(conv).count()));
-    return work_->math().ConvolutionForward(ShapeOf(conv), input, matrices_[conv.weight], output.as<void>(),
-                                            work_->stream());
+    return Convolve(ConvolutionPass::kForward, conv,
+                    {{input, matrices_[conv.weight], output.as<void>()}});
+  }
+  absl::Status Convolve(ConvolutionPass pass, const Conv& conv, const ConvolutionTensors& tensors) {
+    return work_->math().Convolve(pass, ShapeOf(conv), tensors, work_->stream());
   }
 
   absl::Status Normalise(Norm& norm, const DeviceNorm::Images& images, Mode mode, const void* input,
                          DeviceBuffer& output) {
     EK_RETURN_IF_ERROR(Need(output, images.count()));
-    return norm.layer.Forward(*work_, images, StateOf(norm), mode == Mode::kTraining, input, output.as<void>());
+    return norm.layer.Forward(*work_, images, StateOf(norm), mode == Mode::kTraining, input,
+                              output.as<void>());
   }
 
   absl::Status BlockForward(Block& block, const void* source, Mode mode) {
     EK_RETURN_IF_ERROR(Normalise(block.norm1, Before(block.conv1), mode, source, block.normed1));
-    if (block.shortcut) EK_RETURN_IF_ERROR(Convolve(*block.shortcut, block.normed1.as<void>(), block.skip));
+    if (block.shortcut)
+      EK_RETURN_IF_ERROR(Convolve(*block.shortcut, block.normed1.as<void>(), block.skip));
     EK_RETURN_IF_ERROR(Convolve(block.conv1, block.normed1.as<void>(), block.middle));
-    EK_RETURN_IF_ERROR(Normalise(block.norm2, Before(block.conv2), mode, block.middle.as<void>(), block.normed2));
+    EK_RETURN_IF_ERROR(
+        Normalise(block.norm2, Before(block.conv2), mode, block.middle.as<void>(), block.normed2));
     EK_RETURN_IF_ERROR(Convolve(block.conv2, block.normed2.as<void>(), block.output));
-    return DeviceAddTo(*work_, block.shortcut ? block.skip.as<void>() : source, Typed(block.output.as<void>()),
-                       After(block.conv2).count());
+    return DeviceAddTo(*work_, block.shortcut ? block.skip.as<void>() : source,
+                       Typed(block.output.as<void>()), After(block.conv2).count());
   }
 
-  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
+  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode,
+                                          const PassOptions& options) override {
     batch_ = SamplesOf(batch);
     EK_ASSIGN_OR_RETURN(const DeviceBatch here, work_->Upload(batch));
     EK_RETURN_IF_ERROR(matrices_.Round(work_->stream()));
-    EK_ASSIGN_OR_RETURN(images_, Rounded(here.images, batch_ * options_.image.pixels(), rounded_images_));
+    EK_ASSIGN_OR_RETURN(images_,
+                        DeviceRounded(*work_, here.images, batch_ * options_.image.pixels(), dtype_,
+                                      rounded_images_));
     EK_RETURN_IF_ERROR(Convolve(stem_, images_, stem_output_));
-    for (size_t i = 0; i < blocks_.size(); ++i) EK_RETURN_IF_ERROR(BlockForward(blocks_[i], BlockInput(i), mode));
+    for (size_t i = 0; i < blocks_.size(); ++i)
+      EK_RETURN_IF_ERROR(BlockForward(blocks_[i], BlockInput(i), mode));
     EK_RETURN_IF_ERROR(Normalise(norm_, Features(), mode, LastOutput(), features_));
     const int64_t means = batch_ * options_.widths.back();
     EK_RETURN_IF_ERROR(Need(means_, means));
+    EK_RETURN_IF_ERROR(DeviceAveragePool(*work_, features_.as<void>(), Typed(means_.as<void>()),
+                                         means, Features().area));
     EK_RETURN_IF_ERROR(
-        DeviceAveragePool(*work_, features_.as<void>(), Typed(means_.as<void>()), means, Features().area));
-    EK_RETURN_IF_ERROR(scores_.Need(*work_, batch_ * kClasses * static_cast<int64_t>(sizeof(float))));
-    EK_RETURN_IF_ERROR(DeviceDense(*work_, Dense(), means_.as<void>(), matrices_[fc_weight_], Value(fc_bias_),
-                                   {DType::kFloat32, scores_.as<float>()}));
-    EK_RETURN_IF_ERROR(DeviceClassLoss(*work_, scores_.as<float>(), here.labels, batch_, kClasses,
-                                       mode == Mode::kTraining ? std::optional(options.weight) : std::nullopt));
+        scores_.Need(*work_, batch_ * kClasses * static_cast<int64_t>(sizeof(float))));
+    EK_RETURN_IF_ERROR(DeviceDense(*work_, Dense(), means_.as<void>(), matrices_[fc_weight_],
+                                   Value(fc_bias_), {DType::kFloat32, scores_.as<float>()}));
+    EK_RETURN_IF_ERROR(
+        DeviceClassLoss(*work_, scores_.as<float>(), here.labels, batch_, kClasses,
+                        mode == Mode::kTraining ? std::optional(options.weight) : std::nullopt));
     return work_->FetchLoss(batch_);
-  }
-
-  // In the type that products take: themselves, or copies.
-  absl::StatusOr<const void*> Rounded(const float* data, int64_t count, DeviceBuffer& copy) {
-    if (dtype_ == DType::kFloat32) return data;
-    EK_RETURN_IF_ERROR(Need(copy, count));
-    EK_RETURN_IF_ERROR(DeviceRound(*work_, data, Typed(copy.as<void>()), count));
-    return copy.as<void>();
   }
 
   // `diff` becomes the gradient of what went in.
   absl::Status NormBackward(Norm& norm, const DeviceNorm::Images& images, const void* source,
                             const DeviceBuffer& output, void* diff, GradientSink& sink) {
-    EK_RETURN_IF_ERROR(norm.layer.Backward(*work_, images, StateOf(norm), source, output.as<void>(), diff,
-                                           sink.Target<float>(norm.weight), sink.Target<float>(norm.bias)));
+    EK_RETURN_IF_ERROR(norm.layer.Backward(*work_, images, StateOf(norm), source, output.as<void>(),
+                                           diff, sink.Target<float>(norm.weight),
+                                           sink.Target<float>(norm.bias)));
     EK_RETURN_IF_ERROR(sink.Announce(norm.bias));
     return sink.Announce(norm.weight);
   }
 
-  absl::Status WeightBackward(const Conv& conv, const void* input, const void* diff, GradientSink& sink) {
+  absl::Status WeightBackward(const Conv& conv, const void* input, const void* diff,
+                              GradientSink& sink) {
     return sink.Write<float>(conv.weight, [&](GradTarget<float> target) {
-      return work_->math().ConvolutionBackwardWeight(ShapeOf(conv), input, diff, target.data, target.add,
-                                                     work_->stream());
+      return Convolve(ConvolutionPass::kBackwardWeight, conv,
+                      {{input, target.data, diff}, target.add});
     });
   }
 
   absl::Status ImagesBackward(const Conv& conv, const void* diff, void* diff_images) {
-    return work_->math().ConvolutionBackwardImages(ShapeOf(conv), matrices_[conv.weight], diff, diff_images,
-                                                   work_->stream());
+    return Convolve(ConvolutionPass::kBackwardImages, conv,
+                    {{diff_images, matrices_[conv.weight], diff}});
   }
 
-  // From the gradient in diffs_[0] to that of the source, there as well; nothing of it is there if nothing below the
-  // block's second convolution, or below its first norm, is trained.
+  // From the gradient in diffs_[0] to that of the source, there as well; nothing of it is there if
+  // nothing below the block's second convolution, or below its first norm, is trained.
   absl::Status BlockBackward(Block& block, const void* source, GradientSink& sink) {
     const void* const diff_output = diffs_[0].as<void>();
     void* const inner = diffs_[1].as<void>();
@@ -211,11 +230,12 @@ class DeviceCnn : public Model {
     if (!sink.AnyTrainedBefore(block.conv2.weight)) return absl::OkStatus();
 
     EK_RETURN_IF_ERROR(ImagesBackward(block.conv2, diff_output, inner));
-    EK_RETURN_IF_ERROR(
-        NormBackward(block.norm2, Before(block.conv2), block.middle.as<void>(), block.normed2, inner, sink));
+    EK_RETURN_IF_ERROR(NormBackward(block.norm2, Before(block.conv2), block.middle.as<void>(),
+                                    block.normed2, inner, sink));
     EK_RETURN_IF_ERROR(WeightBackward(block.conv1, block.normed1.as<void>(), inner, sink));
     if (block.shortcut) {
-      EK_RETURN_IF_ERROR(WeightBackward(*block.shortcut, block.normed1.as<void>(), diff_output, sink));
+      EK_RETURN_IF_ERROR(
+          WeightBackward(*block.shortcut, block.normed1.as<void>(), diff_output, sink));
     }
     if (!sink.AnyTrainedBefore(block.norm1.bias + 1)) return absl::OkStatus();
 
@@ -226,29 +246,28 @@ class DeviceCnn : public Model {
       EK_RETURN_IF_ERROR(DeviceAddTo(*work_, inner, Typed(outer), images.count()));
     }
     EK_RETURN_IF_ERROR(NormBackward(block.norm1, images, source, block.normed1, outer, sink));
-    if (!block.shortcut) EK_RETURN_IF_ERROR(DeviceAddTo(*work_, diff_output, Typed(outer), images.count()));
+    if (!block.shortcut)
+      EK_RETURN_IF_ERROR(DeviceAddTo(*work_, diff_output, Typed(outer), images.count()));
     std::swap(diffs_[0], diffs_[2]);
     return absl::OkStatus();
   }
 
   absl::Status DoBackward(GradientSink& sink) override {
     EK_ASSIGN_OR_RETURN(const void* const diff_scores,
-                        Rounded(scores_.as<float>(), batch_ * kClasses, rounded_diff_scores_));
-    EK_RETURN_IF_ERROR(sink.Write<float>(fc_bias_, [&](GradTarget<float> target) {
-      return DeviceColumnSums(*work_, Typed(const_cast<void*>(diff_scores)), batch_, kClasses, target);
-    }));
-    EK_RETURN_IF_ERROR(sink.Write<float>(fc_weight_, [&](GradTarget<float> target) {
-      return DeviceDenseBackwardWeight(*work_, Dense(), means_.as<void>(), diff_scores, target);
-    }));
+                        DeviceRounded(*work_, scores_.as<float>(), batch_ * kClasses, dtype_,
+                                      rounded_diff_scores_));
+    EK_RETURN_IF_ERROR(DeviceDenseBackwardParameters(*work_, Dense(), fc_weight_, fc_bias_,
+                                                     means_.as<void>(), diff_scores, sink));
     if (!sink.AnyTrainedBefore(fc_weight_)) return absl::OkStatus();
 
     EK_RETURN_IF_ERROR(NeedDiffs());
     const int64_t means = batch_ * options_.widths.back();
+    EK_RETURN_IF_ERROR(DeviceDenseBackwardInput(*work_, Dense(), matrices_[fc_weight_], diff_scores,
+                                                diff_means_.as<void>()));
+    EK_RETURN_IF_ERROR(DeviceAveragePoolBackward(
+        *work_, diff_means_.as<void>(), Typed(diffs_[0].as<void>()), means, Features().area));
     EK_RETURN_IF_ERROR(
-        DeviceDenseBackwardInput(*work_, Dense(), matrices_[fc_weight_], diff_scores, diff_means_.as<void>()));
-    EK_RETURN_IF_ERROR(
-        DeviceAveragePoolBackward(*work_, diff_means_.as<void>(), Typed(diffs_[0].as<void>()), means, Features().area));
-    EK_RETURN_IF_ERROR(NormBackward(norm_, Features(), LastOutput(), features_, diffs_[0].as<void>(), sink));
+        NormBackward(norm_, Features(), LastOutput(), features_, diffs_[0].as<void>(), sink));
     for (size_t i = blocks_.size(); i-- > 0;) {
       if (!sink.AnyTrainedBefore(blocks_[i].conv2.weight + 1)) return absl::OkStatus();
       EK_RETURN_IF_ERROR(BlockBackward(blocks_[i], BlockInput(i), sink));
@@ -286,8 +305,9 @@ class DeviceCnn : public Model {
   DeviceBuffer diff_means_;
   DeviceBuffer diffs_[3];  // Gradients of images, on their way down.
   int64_t batch_ = 0;
-  const void* images_ = nullptr;      // Of the last Forward.
-  std::unique_ptr<DeviceWork> work_;  // Goes first, when the device is done with what lies in the others.
+  const void* images_ = nullptr;  // Of the last Forward.
+  std::unique_ptr<DeviceWork>
+      work_;  // Goes first, when the device is done with what lies in the others.
 };
 
 }  // namespace

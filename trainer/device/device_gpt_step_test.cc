@@ -1,4 +1,5 @@
-// What only simulated devices show: steps that run behind the host, and memory that ends. The rest: device_gpt_test.cc.
+// What only simulated devices show: steps that run behind the host, and memory that ends. The rest:
+// device_gpt_test.cc.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,12 +11,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/simulated.h"
-#include "evenkeel/trainer/batch_result.h"
 #include "evenkeel/trainer/device/device_gpt.h"
-#include "evenkeel/trainer/device/device_gpt_fixture.h"
+#include "evenkeel/trainer/device/testing/device_gpt_fixture.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/models/batch_result.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
@@ -57,7 +58,8 @@ TEST_F(DeviceGptTest, SaysHowMuchMemoryIsLacking) {
   const absl::Status status = model->StartForward(large.Batch(), Mode::kTraining).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(status.ToString(), HasSubstr("training on 64 sequences of 16 tokens takes"));
-  EXPECT_EQ(model->Backward([](int) { return absl::OkStatus(); }).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(model->Backward([](int) { return absl::OkStatus(); }).code(),
+            absl::StatusCode::kFailedPrecondition);
   const Gradients expected = Pass(*host, small.Batch());
   ExpectNear(Pass(*model, small.Batch()), expected, kFloatBound);
 }

@@ -19,14 +19,14 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/batch_result.h"
-#include "evenkeel/trainer/device/device_gpt_fixture.h"
-#include "evenkeel/trainer/device/place.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/device/testing/device_gpt_fixture.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/gpt/recorded.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
+#include "evenkeel/trainer/models/batch_result.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/models/place.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -61,8 +61,10 @@ TEST_F(DeviceGptTest, ProbabilitiesThatWereForgottenAreTheSameAgain) {
   options.dropout = 0.2;
   for (const GptCompute compute : {GptCompute::kFloat32, GptCompute::kBFloat16}) {
     options.compute = compute;
-    const std::unique_ptr<Gpt> host = MakeHost(options), keeps = MakeOnDevice(*host, {.attention_rows = 8}),
-                               forgets = MakeOnDevice(*host, {.keeps_probabilities = false, .attention_rows = 8});
+    const std::unique_ptr<Gpt> host = MakeHost(options),
+                               keeps = MakeOnDevice(*host, {.attention_rows = 8}),
+                               forgets = MakeOnDevice(
+                                   *host, {.keeps_probabilities = false, .attention_rows = 8});
     const Tokens tokens(3, 16);
     EXPECT_EQ(Pass(*forgets, tokens.Batch()), Pass(*keeps, tokens.Batch()));
     EXPECT_LT(forgets->ActivationBytes(), keeps->ActivationBytes());
@@ -70,7 +72,9 @@ TEST_F(DeviceGptTest, ProbabilitiesThatWereForgottenAreTheSameAgain) {
 }
 
 TEST_F(DeviceGptTest, SizesThatAreNoMultiplesOfFour) {
-  ExpectParity({.vocabulary = 67, .context = 17, .layers = 1, .width = 33, .heads = 3, .dropout = 0.1}, kFloatBound);
+  ExpectParity(
+      {.vocabulary = 67, .context = 17, .layers = 1, .width = 33, .heads = 3, .dropout = 0.1},
+      kFloatBound);
   ExpectParity({.vocabulary = 67, .context = 16, .layers = 3, .width = 5, .heads = 1}, kFloatBound);
 }
 
@@ -84,12 +88,13 @@ TEST_F(DeviceGptTest, AddsToGradientsThatAreThere) {
 
 TEST_F(DeviceGptTest, FrozenParametersGetNothingAndEndBackward) {
   const Tokens tokens(2, 16);
-  for (const std::vector<std::string>& frozen : {std::vector<std::string>{"wte", "h.0."},
-                                                 {"wte", "wpe", "h.0.", "h.1.ln_1", "h.1.attn.c_attn"},
-                                                 {"h.1.", "ln_f"},
-                                                 {"wpe", "h.0.ln_1.bias"},
-                                                 {"wte", "wpe", "h."},
-                                                 {""}}) {
+  for (const std::vector<std::string>& frozen :
+       {std::vector<std::string>{"wte", "h.0."},
+        {"wte", "wpe", "h.0.", "h.1.ln_1", "h.1.attn.c_attn"},
+        {"h.1.", "ln_f"},
+        {"wpe", "h.0.ln_1.bias"},
+        {"wte", "wpe", "h."},
+        {""}}) {
     SCOPED_TRACE(testing::PrintToString(frozen));
     const std::unique_ptr<Gpt> host = MakeHost(kTiny);
     for (const std::string& prefix : frozen) host->parameters().SetTrainable(prefix, false);
@@ -101,8 +106,8 @@ TEST_F(DeviceGptTest, FrozenParametersGetNothingAndEndBackward) {
   }
 }
 
-// Adam moves an element by the learning rate times a mean gradient over its root mean square: what a gradient is off
-// by, 1e-5 of its tensor's largest, is divided by epsilon at worst.
+// Adam moves an element by the learning rate times a mean gradient over its root mean square: what
+// a gradient is off by, 1e-5 of its tensor's largest, is divided by epsilon at worst.
 TEST_F(DeviceGptTest, TrainsAsTheCpuDoes) {
   const std::unique_ptr<Gpt> host = MakeHost(kTiny), model = MakeOnDevice(*host);
   const AdamW rule{.learning_rate = 1e-3, .epsilon = 1e-3, .weight_decay = 0.1};
@@ -136,10 +141,12 @@ TEST_F(DeviceGptTest, TrainsAsTheCpuDoes) {
     const std::vector<float> actual = ToHost(*model, model->parameters()[i].value);
     double difference = 0;
     for (size_t k = 0; k < actual.size(); ++k) {
-      difference = std::max(difference, std::abs(static_cast<double>(actual[k]) - expected.value.as<float>()[k]));
+      difference = std::max(
+          difference, std::abs(static_cast<double>(actual[k]) - expected.value.as<float>()[k]));
     }
     const double gradient_error = 10 * kFloatBound * largest[expected.name];
-    EXPECT_LE(difference, kSteps * rule.learning_rate * gradient_error / rule.epsilon + 2e-7) << expected.name;
+    EXPECT_LE(difference, kSteps * rule.learning_rate * gradient_error / rule.epsilon + 2e-7)
+        << expected.name;
   }
 }
 
@@ -151,7 +158,8 @@ TEST_F(DeviceGptTest, AgreesWithPyTorch) {
       MakeHost({.vocabulary = 32, .context = kContext, .layers = 2, .width = 16, .heads = 2});
   for (int i = 0; i < host->parameters().size(); ++i) {
     const Parameter& parameter = host->parameters()[i];
-    std::ranges::copy(recorded.Get<float>("init." + parameter.name), parameter.value.as<float>().begin());
+    std::ranges::copy(recorded.Get<float>("init." + parameter.name),
+                      parameter.value.as<float>().begin());
   }
   const std::unique_ptr<Gpt> model = MakeOnDevice(*host);
   const auto inputs = recorded.Get<int32_t>("inputs"), targets = recorded.Get<int32_t>("targets");
@@ -162,7 +170,8 @@ TEST_F(DeviceGptTest, AgreesWithPyTorch) {
   const auto differences = nlohmann::json::parse(recorded.Metadata("float32.grad"));
   for (const auto& [name, gradient] : gradients) {
     const std::vector<double> expected = recorded.Get<double>("grad." + name);
-    const double largest = std::abs(*std::ranges::max_element(expected, {}, [](double x) { return std::abs(x); }));
+    const double largest =
+        std::abs(*std::ranges::max_element(expected, {}, [](double x) { return std::abs(x); }));
     const double bound = (3 * differences.at(name).get<double>() + 1.2e-7) / largest;
     EXPECT_LE(Difference<float>(gradient, expected), bound) << name;
   }
@@ -172,7 +181,8 @@ TEST_F(DeviceGptTest, EvaluatesInLessMemory) {
   GptOptions options = kTiny;
   options.layers = 4;
   options.dropout = 0.5;
-  const std::unique_ptr<Gpt> host = MakeHost(options), trains = MakeOnDevice(*host), evaluates = MakeOnDevice(*host);
+  const std::unique_ptr<Gpt> host = MakeHost(options), trains = MakeOnDevice(*host),
+                             evaluates = MakeOnDevice(*host);
   const Tokens tokens(3, 16);
   const absl::StatusOr<BatchResult> expected = host->Forward(tokens.Batch(), Mode::kEvaluation);
   ASSERT_TRUE(expected.ok());
@@ -185,7 +195,8 @@ TEST_F(DeviceGptTest, EvaluatesInLessMemory) {
     EXPECT_EQ(actual->correct, expected->correct);
   }
   EXPECT_LT(evaluates->ActivationBytes(), trains->ActivationBytes() / 2);
-  EXPECT_EQ(evaluates->Backward([](int) { return absl::OkStatus(); }).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(evaluates->Backward([](int) { return absl::OkStatus(); }).code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(DeviceGptTest, SaysWhatFollows) {
@@ -193,9 +204,11 @@ TEST_F(DeviceGptTest, SaysWhatFollows) {
   const Tokens tokens(2, 16);
   for (const size_t length : {1, 5, 16, 20}) {
     const std::span<const int32_t> prompt = std::span(tokens.inputs).first(length);
-    const absl::StatusOr<std::span<const float>> expected = host->NextToken(prompt), actual = model->NextToken(prompt);
+    const absl::StatusOr<std::span<const float>> expected = host->NextToken(prompt),
+                                                 actual = model->NextToken(prompt);
     ASSERT_TRUE(expected.ok() && actual.ok()) << actual.status();
-    EXPECT_LE(Difference<float>(*actual, std::vector<double>(expected->begin(), expected->end())), kFloatBound);
+    EXPECT_LE(Difference<float>(*actual, std::vector<double>(expected->begin(), expected->end())),
+              kFloatBound);
   }
   EXPECT_EQ(model->NextToken({}).status().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -203,14 +216,17 @@ TEST_F(DeviceGptTest, SaysWhatFollows) {
 TEST_F(DeviceGptTest, RefusesWhatADeviceDoesNotCompute) {
   GptOptions options = kTiny;
   options.compute = GptCompute::kFloat64;
-  EXPECT_EQ(MakeDeviceGpt(*MakeHost(options), Place()).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(MakeDeviceGpt(*MakeHost(kTiny), DevicePlace()).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeDeviceGpt(*MakeHost(options), Place()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(MakeDeviceGpt(*MakeHost(kTiny), DevicePlace()).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeDeviceGpt(*MakeHost(kTiny), Place(), {.attention_rows = 0}).status().code(),
             absl::StatusCode::kInvalidArgument);
   const std::unique_ptr<Gpt> host = MakeHost(kTiny), model = MakeOnDevice(*host);
   Tokens tokens(1, 16);
   tokens.inputs[3] = 67;
-  EXPECT_EQ(model->StartForward(tokens.Batch(), Mode::kTraining).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(model->StartForward(tokens.Batch(), Mode::kTraining).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -9,12 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/image_shape.h"
 #include "evenkeel/trainer/device/device_work.h"
 #include "evenkeel/trainer/device/layers.h"
 #include "evenkeel/trainer/device/math.h"
 #include "evenkeel/trainer/device/rounded_matrices.h"
-#include "evenkeel/trainer/image_shape.h"
 
 namespace evenkeel {
 namespace {
@@ -22,7 +22,10 @@ namespace {
 class DeviceMlp : public Model {
  public:
   DeviceMlp(const MlpOptions& options, DType dtype, std::unique_ptr<DeviceWork> work)
-      : pixels_(options.image.pixels()), dtype_(dtype), layers_(options.hidden.size() + 1), work_(std::move(work)) {}
+      : pixels_(options.image.pixels()),
+        dtype_(dtype),
+        layers_(options.hidden.size() + 1),
+        work_(std::move(work)) {}
 
   absl::Status Init(const DevicePlace& place, const Model& host) {
     EK_RETURN_IF_ERROR(InitOnDevice(place, host));
@@ -44,21 +47,31 @@ class DeviceMlp : public Model {
     int64_t outputs = 0;
     int weight = -1;
     int bias = -1;
-    DeviceBuffer output = {};  // [batch, outputs], after the rectifier; of the last layer float32 scores.
-    DeviceBuffer diff = {};    // Of it, before the rectifier; in float32 the last layer's scores become it.
+    DeviceBuffer output =
+        {};  // [batch, outputs], after the rectifier; of the last layer float32 scores.
+    DeviceBuffer diff =
+        {};  // Of it, before the rectifier; in float32 the last layer's scores become it.
   };
 
-  const float* Bias(const Layer& layer) const { return static_cast<const float*>(parameters()[layer.bias].value.data); }
-  DeviceDenseShape ShapeOf(const Layer& layer) const { return {dtype_, batch_, layer.inputs, layer.outputs}; }
+  const float* Bias(const Layer& layer) const {
+    return static_cast<const float*>(parameters()[layer.bias].value.data);
+  }
+  DeviceDenseShape ShapeOf(const Layer& layer) const {
+    return {dtype_, batch_, layer.inputs, layer.outputs};
+  }
   TypedPointer Typed(const DeviceBuffer& buffer) const { return {dtype_, buffer.as<void>()}; }
 
-  absl::Status Check(const Batch& batch) const override { return CheckImages(batch, pixels_, kClasses).status(); }
+  absl::Status Check(const Batch& batch) const override {
+    return CheckImages(batch, pixels_, kClasses).status();
+  }
 
-  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode, const PassOptions& options) override {
+  absl::StatusOr<PendingResult> DoForward(const Batch& batch, Mode mode,
+                                          const PassOptions& options) override {
     batch_ = SamplesOf(batch);
     EK_ASSIGN_OR_RETURN(const DeviceBatch here, work_->Upload(batch));
     EK_RETURN_IF_ERROR(matrices_.Round(work_->stream()));
-    EK_ASSIGN_OR_RETURN(images_, Rounded(here.images, batch_ * pixels_, rounded_images_));
+    EK_ASSIGN_OR_RETURN(
+        images_, DeviceRounded(*work_, here.images, batch_ * pixels_, dtype_, rounded_images_));
     const void* input = images_;
     for (Layer& layer : layers_) {
       const bool is_last = &layer == &layers_.back();
@@ -66,43 +79,36 @@ class DeviceMlp : public Model {
       const int64_t count = batch_ * layer.outputs;
       EK_RETURN_IF_ERROR(layer.output.Need(*work_, count * SizeOf(type)));
       const TypedPointer output{type, layer.output.as<void>()};
-      EK_RETURN_IF_ERROR(DeviceDense(*work_, ShapeOf(layer), input, matrices_[layer.weight], Bias(layer), output));
+      EK_RETURN_IF_ERROR(
+          DeviceDense(*work_, ShapeOf(layer), input, matrices_[layer.weight], Bias(layer), output));
       if (!is_last) EK_RETURN_IF_ERROR(DeviceRelu(*work_, output, count));
       input = output.data;
     }
-    EK_RETURN_IF_ERROR(DeviceClassLoss(*work_, layers_.back().output.as<float>(), here.labels, batch_, kClasses,
-                                       mode == Mode::kTraining ? std::optional(options.weight) : std::nullopt));
+    EK_RETURN_IF_ERROR(
+        DeviceClassLoss(*work_, layers_.back().output.as<float>(), here.labels, batch_, kClasses,
+                        mode == Mode::kTraining ? std::optional(options.weight) : std::nullopt));
     return work_->FetchLoss(batch_);
-  }
-
-  // In the type that products take: themselves, or copies.
-  absl::StatusOr<const void*> Rounded(const float* data, int64_t count, DeviceBuffer& copy) {
-    if (dtype_ == DType::kFloat32) return data;
-    EK_RETURN_IF_ERROR(copy.Need(*work_, count * SizeOf(dtype_)));
-    EK_RETURN_IF_ERROR(DeviceRound(*work_, data, Typed(copy), count));
-    return copy.as<void>();
   }
 
   absl::Status DoBackward(GradientSink& sink) override {
     Layer& last = layers_.back();
-    EK_ASSIGN_OR_RETURN(const void* diff, Rounded(last.output.as<float>(), batch_ * last.outputs, last.diff));
+    EK_ASSIGN_OR_RETURN(const void* diff, DeviceRounded(*work_, last.output.as<float>(),
+                                                        batch_ * last.outputs, dtype_, last.diff));
     for (size_t i = layers_.size(); i-- > 0;) {
       const Layer& layer = layers_[i];
       const DeviceDenseShape shape = ShapeOf(layer);
-      EK_RETURN_IF_ERROR(sink.Write<float>(layer.bias, [&](GradTarget<float> target) {
-        return DeviceColumnSums(*work_, {dtype_, const_cast<void*>(diff)}, batch_, layer.outputs, target);
-      }));
       const void* input = i > 0 ? layers_[i - 1].output.as<void>() : images_;
-      EK_RETURN_IF_ERROR(sink.Write<float>(layer.weight, [&](GradTarget<float> target) {
-        return DeviceDenseBackwardWeight(*work_, shape, input, diff, target);
-      }));
+      EK_RETURN_IF_ERROR(DeviceDenseBackwardParameters(*work_, shape, layer.weight, layer.bias,
+                                                       input, diff, sink));
       if (!sink.AnyTrainedBefore(layer.weight)) return absl::OkStatus();
 
       Layer& below = layers_[i - 1];
       const int64_t count = batch_ * below.outputs;
       EK_RETURN_IF_ERROR(below.diff.Need(*work_, count * SizeOf(dtype_)));
-      EK_RETURN_IF_ERROR(DeviceDenseBackwardInput(*work_, shape, matrices_[layer.weight], diff, below.diff.as<void>()));
-      EK_RETURN_IF_ERROR(DeviceReluBackward(*work_, below.output.as<void>(), Typed(below.diff), count));
+      EK_RETURN_IF_ERROR(DeviceDenseBackwardInput(*work_, shape, matrices_[layer.weight], diff,
+                                                  below.diff.as<void>()));
+      EK_RETURN_IF_ERROR(
+          DeviceReluBackward(*work_, below.output.as<void>(), Typed(below.diff), count));
       diff = below.diff.as<void>();
     }
     return absl::OkStatus();
@@ -113,7 +119,8 @@ class DeviceMlp : public Model {
   std::vector<Layer> layers_;
   RoundedMatrices matrices_;
   DeviceBuffer rounded_images_;
-  std::unique_ptr<DeviceWork> work_;  // Goes first, when the device is done with what lies in the layers.
+  std::unique_ptr<DeviceWork>
+      work_;  // Goes first, when the device is done with what lies in the layers.
 
   int64_t batch_ = 0;
   const void* images_ = nullptr;  // [batch, pixels]
@@ -124,8 +131,9 @@ class DeviceMlp : public Model {
 absl::StatusOr<std::unique_ptr<Model>> MakeDeviceMlp(const MlpOptions& options, const Model& host,
                                                      const DevicePlace& place, DType dtype) {
   if (options.dtype != DType::kFloat32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("mlp: on ", ToString(place.device), " its parameters are float32, not ", ToString(options.dtype)));
+    return absl::InvalidArgumentError(absl::StrCat("mlp: on ", ToString(place.device),
+                                                   " its parameters are float32, not ",
+                                                   ToString(options.dtype)));
   }
   EK_RETURN_IF_ERROR(CheckFactorType("mlp", dtype));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<DeviceWork> work, DeviceWork::Create(place));

@@ -14,9 +14,6 @@ namespace evenkeel {
 namespace {
 
 constexpr int kSlots = 2;
-constexpr int64_t kAlignment = 256;
-
-int64_t Rounded(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
@@ -55,7 +52,9 @@ class DeviceWork::LossPool : public std::enable_shared_from_this<LossPool> {
 };
 
 DeviceWork::DeviceWork(const DevicePlace& place)
-    : place_(place), slots_(std::make_unique<Slot[]>(kSlots)), losses_(std::make_shared<LossPool>()) {}
+    : place_(place),
+      slots_(std::make_unique<Slot[]>(kSlots)),
+      losses_(std::make_shared<LossPool>()) {}
 
 // Memory outlives what uses it.
 DeviceWork::~DeviceWork() {
@@ -73,7 +72,8 @@ absl::StatusOr<std::unique_ptr<DeviceWork>> DeviceWork::Create(const DevicePlace
   return work;
 }
 
-absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch, std::span<const std::byte> extra) {
+absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch,
+                                               std::span<const std::byte> extra) {
   std::vector<std::span<const std::byte>> parts;
   DeviceBatch here{.samples = SamplesOf(batch)};
   if (const auto* const images = std::get_if<ImageBatch>(&batch)) {
@@ -83,8 +83,8 @@ absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch, std::span<con
     parts = {std::as_bytes(tokens.inputs), std::as_bytes(tokens.targets)};
     here.context = tokens.context;
   }
-  const int64_t second = Rounded(static_cast<int64_t>(parts[0].size()));
-  const int64_t third = Rounded(second + static_cast<int64_t>(parts[1].size()));
+  const int64_t second = AlignedBytes(static_cast<int64_t>(parts[0].size()));
+  const int64_t third = AlignedBytes(second + static_cast<int64_t>(parts[1].size()));
   const int64_t bytes = third + static_cast<int64_t>(extra.size());
 
   Slot& slot = slots_[uploads_ % kSlots];
@@ -92,7 +92,8 @@ absl::StatusOr<DeviceBatch> DeviceWork::Upload(const Batch& batch, std::span<con
   // All that has been put on the stream may still read the batch before.
   EK_ASSIGN_OR_RETURN(before.used, runtime().Record(stream()));
   EK_ASSIGN_OR_RETURN(const bool is_free, runtime().IsDone(slot.copied));
-  if (!is_free) EK_RETURN_IF_ERROR(runtime().Synchronize(slot.copied, absl::Now() + place_.timeout));
+  if (!is_free)
+    EK_RETURN_IF_ERROR(runtime().Synchronize(slot.copied, absl::Now() + place_.timeout));
   if (slot.pinned.bytes < bytes) {
     EK_ASSIGN_OR_RETURN(slot.pinned, runtime().AllocatePinned(bytes));
   }
@@ -128,7 +129,8 @@ absl::StatusOr<PendingResult> DeviceWork::FetchLoss(int64_t predictions) {
                         predictions](absl::Time deadline) -> absl::StatusOr<BatchResult> {
     EK_ASSIGN_OR_RETURN(const bool is_done, runtime->IsDone(event));
     if (!is_done) EK_RETURN_IF_ERROR(runtime->Synchronize(event, deadline));
-    return BatchResult{.loss_mean = place->sum / static_cast<double>(predictions), .correct = place->correct};
+    return BatchResult{.loss_mean = place->sum / static_cast<double>(predictions),
+                       .correct = place->correct};
   });
 }
 

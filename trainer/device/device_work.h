@@ -1,22 +1,24 @@
-// What every model on a device needs beside its kernels: memory for activations, batches on their way there, losses on
-// their way back.
+// What every model on a device needs beside its kernels: memory for activations, batches on their
+// way there, losses on their way back.
 //
-//   class DeviceMlp : public Model {                      // Model::InitOnDevice() gives it parameters and buffers
+//   class DeviceMlp : public Model {  // Model::InitOnDevice() gives it parameters and buffers
 //     absl::StatusOr<PendingResult> DoForward(const Batch& batch, ...) override {
 //       EK_ASSIGN_OR_RETURN(const DeviceBatch here, work_->Upload(batch));
 //       EK_RETURN_IF_ERROR(scores_.Need(*work_, elements * sizeof(float)));
 //       ... kernels on work_->stream(), the last of which write work_->loss() ...
-//       return work_->FetchLoss(predictions);              // pending: read when the device has come to it
+//       return work_->FetchLoss(predictions);  // pending: read when the device has come to it
 //     }
 //     DeviceBuffer scores_;
-//     std::unique_ptr<DeviceWork> work_;      // The last member, so that it goes first: it waits for the device.
+//     // The last member, so that it goes first: it waits for the device.
+//     std::unique_ptr<DeviceWork> work_;
 //   };
 //
-// Batches are copied into pinned memory before Upload() returns, from there by a stream of its own, two in turn: the
-// copy of one runs beside the step before it. What Upload() answers is there for what comes on the stream after it, up
-// to the next Upload() but one; Backward may use it.
+// Batches are copied into pinned memory before Upload() returns, from there by a stream of its own,
+// two in turn: the copy of one runs beside the step before it. What Upload() answers is there for
+// what comes on the stream after it, up to the next Upload() but one; Backward may use it.
 //
-// Host:      waits for the copy of the batch before the last one, which has long run, and when memory has to grow.
+// Host:      waits for the copy of the batch before the last one, which has long run, and when
+//            memory has to grow.
 // Threads:   thread-compatible.
 // Errors:    ResourceExhausted for memory, and the runtime's own.
 
@@ -33,11 +35,11 @@
 #include "absl/status/statusor.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/batch_result.h"
+#include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/device/loss.h"
 #include "evenkeel/trainer/device/math.h"
-#include "evenkeel/trainer/device/place.h"
+#include "evenkeel/trainer/models/batch_result.h"
+#include "evenkeel/trainer/models/place.h"
 
 namespace evenkeel {
 

@@ -11,10 +11,10 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/simulated.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/batch_result.h"
+#include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/device/make_place.h"
-#include "evenkeel/trainer/device/place.h"
+#include "evenkeel/trainer/models/batch_result.h"
+#include "evenkeel/trainer/models/place.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -31,7 +31,9 @@ class DeviceWorkTest : public ::testing::Test {
     ASSERT_TRUE(work.ok()) << work.status();
     work_ = *std::move(work);
   }
-  void Finish() { ASSERT_TRUE(devices_->Synchronize(work_->stream(), absl::Now() + absl::Seconds(60)).ok()); }
+  void Finish() {
+    ASSERT_TRUE(devices_->Synchronize(work_->stream(), absl::Now() + absl::Seconds(60)).ok());
+  }
 
   std::unique_ptr<SimulatedDevices> devices_;
   DevicePlace place_;
@@ -64,7 +66,8 @@ TEST_F(DeviceWorkTest, ABatchMayBeForgottenOnceItIsUploaded) {
 TEST_F(DeviceWorkTest, TokensComeWithTheirTargets) {
   Make(absl::ZeroDuration());
   const std::vector<int32_t> inputs = {1, 2, 3, 4, 5, 6}, targets = {2, 3, 4, 5, 6, 7};
-  const absl::StatusOr<DeviceBatch> here = work_->Upload(TokenBatch{inputs, targets, /*context=*/3});
+  const absl::StatusOr<DeviceBatch> here =
+      work_->Upload(TokenBatch{inputs, targets, /*context=*/3});
   ASSERT_TRUE(here.ok()) << here.status();
   Finish();
   EXPECT_EQ(here->samples, 2);
@@ -77,9 +80,10 @@ TEST_F(DeviceWorkTest, EachLossIsTheOneOfItsMoment) {
   Make(absl::Milliseconds(1));
   std::vector<PendingResult> pending;
   for (int step = 0; step < 100; ++step) {
-    ASSERT_TRUE(
-        devices_->Put(work_->stream(), [loss = work_->loss(), step] { *loss = {.sum = 4.0 * step, .correct = step}; })
-            .ok());
+    ASSERT_TRUE(devices_
+                    ->Put(work_->stream(), [loss = work_->loss(),
+                                            step] { *loss = {.sum = 4.0 * step, .correct = step}; })
+                    .ok());
     absl::StatusOr<PendingResult> result = work_->FetchLoss(/*predictions=*/4);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_FALSE(result->is_there());

@@ -6,13 +6,13 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/device/gpt_kernels_image.h"
 #include "evenkeel/trainer/device/gpt_norm_kernels_image.h"
 #include "evenkeel/trainer/device/gpt_softmax_kernels_image.h"
 #include "evenkeel/trainer/device/internal/gpt_kernels.cuh"
 #include "evenkeel/trainer/device/internal/gpt_norm_kernels.cuh"
 #include "evenkeel/trainer/device/internal/gpt_softmax_kernels.cuh"
-#include "evenkeel/trainer/stable_random.h"
 
 namespace evenkeel {
 namespace {
@@ -21,10 +21,19 @@ using gpt_kernel::Noise;
 
 constexpr KernelKind kAlone = KernelKind::kIndependent, kTogether = KernelKind::kSynchronises;
 
-// A kernel for each type of operands.
-#define EK_GPT_KERNEL(variable, kernel, image, kind)                                                   \
-  const auto variable##Float = MakeKernel<&gpt_kernel::kernel##_float>(#kernel "_float", image, kind); \
-  const auto variable##BFloat = MakeKernel<&gpt_kernel::kernel##_bfloat>(#kernel "_bfloat", image, kind);
+// A kernel for each type of operands, of which arguments may hold void pointers.
+template <typename OfFloat, typename OfBFloat>
+struct ForOperands {
+  OfFloat of_float;
+  OfBFloat of_bfloat;
+};
+template <typename OfFloat, typename OfBFloat>
+ForOperands(OfFloat, OfBFloat) -> ForOperands<OfFloat, OfBFloat>;
+
+#define EK_GPT_KERNEL(variable, kernel, image, kind)                          \
+  const ForOperands variable = {                                              \
+      MakeKernel<&gpt_kernel::kernel##_float>(#kernel "_float", image, kind), \
+      MakeKernel<&gpt_kernel::kernel##_bfloat>(#kernel "_bfloat", image, kind)};
 
 EK_GPT_KERNEL(kNormForward, ek_gpt_norm_forward, gpt_norm_kernels_image, kTogether)
 EK_GPT_KERNEL(kGeluForward, ek_gpt_gelu_forward, gpt_kernels_image, kAlone)
@@ -40,17 +49,18 @@ EK_GPT_KERNEL(kCausalBackward, ek_gpt_causal_backward, gpt_softmax_kernels_image
 EK_GPT_KERNEL(kTokenLoss, ek_gpt_token_loss, gpt_softmax_kernels_image, kTogether)
 #undef EK_GPT_KERNEL
 
-const auto kEmbeddingForward =
-    MakeKernel<&gpt_kernel::ek_gpt_embedding_forward>("ek_gpt_embedding_forward", gpt_kernels_image);
+const auto kEmbeddingForward = MakeKernel<&gpt_kernel::ek_gpt_embedding_forward>(
+    "ek_gpt_embedding_forward", gpt_kernels_image);
 const auto kEmbeddingTokens = MakeKernel<&gpt_kernel::ek_gpt_embedding_backward_tokens>(
     "ek_gpt_embedding_backward_tokens", gpt_kernels_image, kTogether);
 const auto kEmbeddingPositions = MakeKernel<&gpt_kernel::ek_gpt_embedding_backward_positions>(
     "ek_gpt_embedding_backward_positions", gpt_kernels_image);
-const auto kNormBackward =
-    MakeKernel<&gpt_kernel::ek_gpt_norm_backward>("ek_gpt_norm_backward", gpt_norm_kernels_image, kTogether);
-const auto kNormBackwardWide =
-    MakeKernel<&gpt_kernel::ek_gpt_norm_backward_wide>("ek_gpt_norm_backward_wide", gpt_norm_kernels_image, kTogether);
-const auto kLossSum = MakeKernel<&gpt_kernel::ek_gpt_loss_sum>("ek_gpt_loss_sum", gpt_softmax_kernels_image, kTogether);
+const auto kNormBackward = MakeKernel<&gpt_kernel::ek_gpt_norm_backward>(
+    "ek_gpt_norm_backward", gpt_norm_kernels_image, kTogether);
+const auto kNormBackwardWide = MakeKernel<&gpt_kernel::ek_gpt_norm_backward_wide>(
+    "ek_gpt_norm_backward_wide", gpt_norm_kernels_image, kTogether);
+const auto kLossSum = MakeKernel<&gpt_kernel::ek_gpt_loss_sum>(
+    "ek_gpt_loss_sum", gpt_softmax_kernels_image, kTogether);
 
 constexpr int64_t kMostBlocks = 132 * 16;     // As ShapeFor().
 constexpr int64_t kMostNormBlocks = 132 * 2;  // Each leaves a row of sums.
@@ -58,14 +68,16 @@ constexpr int64_t kMostParts = 128;           // Of rows that are summed beside 
 constexpr int64_t kRowsPerPart = 64;          // each at least so many.
 constexpr int64_t kRowsInOnePart = 512;       // So few are summed in one launch.
 constexpr int kRowsPerBlock = 8;              // Of those that a warp takes.
-constexpr int64_t kVectorsPerThread = 8;      // Of four elements; before a second warp helps with a row.
+// Of four elements; before a second warp helps with a row.
+constexpr int64_t kVectorsPerThread = 8;
 
 int64_t DivideUp(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
 // Whether all of these rows may be moved four elements at a time.
 template <typename... Pointers>
 uint32_t AreAligned(int64_t row_stride, Pointers... pointers) {
-  const bool are = row_stride % 4 == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
+  const bool are =
+      row_stride % 4 == 0 && ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
   return are ? 1 : 0;
 }
 
@@ -86,7 +98,8 @@ int ThreadsPerRow(int64_t columns, int most) {
 }
 
 LaunchShape ShapeOfRows(int64_t rows, int threads_per_row, int64_t most_blocks = kMostBlocks) {
-  const int64_t per_block = threads_per_row == kernel::kWarp ? std::min<int64_t>(kRowsPerBlock, rows) : 1;
+  const int64_t per_block =
+      threads_per_row == kernel::kWarp ? std::min<int64_t>(kRowsPerBlock, rows) : 1;
   return {.blocks = std::min(DivideUp(rows, per_block), most_blocks),
           .threads = threads_per_row * static_cast<int>(per_block)};
 }
@@ -98,7 +111,9 @@ LaunchShape BlockPerRow(int64_t rows, int64_t width) {
           .threads = static_cast<int>(std::min<int64_t>(warps, 8)) * kernel::kWarp};
 }
 
-int WarpsFor(int64_t rows) { return static_cast<int>(std::min<int64_t>(rows, gpt_kernel::kMostWarps)); }
+int WarpsFor(int64_t rows) {
+  return static_cast<int>(std::min<int64_t>(rows, gpt_kernel::kMostWarps));
+}
 
 LaunchShape NormBackwardShape(int64_t rows, int64_t width) {
   return ShapeOfRows(rows, ThreadsPerRow(width, gpt_kernel::kMostNormThreads), kMostNormBlocks);
@@ -108,28 +123,14 @@ int64_t RowsPerPart(int64_t rows) {
   return rows <= kRowsInOnePart ? rows : std::max(kRowsPerPart, DivideUp(rows, kMostParts));
 }
 
-// The kernel for this type of operands, of which `args` may hold void pointers.
-template <typename OfFloat, typename OfBFloat, typename... Args>
-absl::Status LaunchFor(DType operand, DeviceRuntime& runtime, const OfFloat& of_float, const OfBFloat& of_bfloat,
-                       const LaunchShape& shape, StreamRef stream, Args... args) {
-  switch (operand) {
-    case DType::kFloat32:
-      return Launch(runtime, of_float, shape, stream, args...);
-    case DType::kBFloat16:
-      return Launch(runtime, of_bfloat, shape, stream, args...);
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("a gpt's products on a device take float32 or bfloat16, not ", ToString(operand)));
-  }
-}
-
 absl::Status CheckNorm(int64_t width) {
   if (width <= kMostNormWidth) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("a layer norm on a device may be ", kMostNormWidth, " wide, not ", width));
+  return absl::InvalidArgumentError(absl::StrCat("a layer norm on a device may be at most ",
+                                                 kMostNormWidth, " wide, got ", width));
 }
 
-gpt_kernel::HeadsShape ShapeOf(const AttentionShape& shape, int parts, const void* rows, const void* heads) {
+gpt_kernel::HeadsShape ShapeOf(const AttentionShape& shape, int parts, const void* rows,
+                               const void* heads) {
   return {.sequences = shape.sequences,
           .context = shape.context,
           .heads = shape.heads,
@@ -142,7 +143,8 @@ LaunchShape BlockPerRow(const AttentionShape& shape, int parts) {
   return BlockPerRow(shape.sequences * shape.context, parts * shape.width());
 }
 
-gpt_kernel::CausalShape ShapeOf(const DeviceAttentionRows& rows, int most_threads, uint32_t aligned) {
+gpt_kernel::CausalShape ShapeOf(const DeviceAttentionRows& rows, int most_threads,
+                                uint32_t aligned) {
   return {.matrices = rows.matrices,
           .first_row = rows.begin,
           .rows = rows.end - rows.begin,
@@ -157,56 +159,68 @@ gpt_kernel::CausalShape ShapeOf(const DeviceAttentionRows& rows, int most_thread
 
 }  // namespace
 
-absl::Status DeviceGptLayers::EmbeddingForward(int64_t rows, int64_t context, int64_t width, const DropoutNoise& noise,
-                                               const int32_t* inputs, const float* token_table,
+template <typename Kernels, typename... Args>
+absl::Status DeviceGptLayers::Run(const Kernels& kernels, const LaunchShape& shape,
+                                  Args... args) const {
+  switch (operand_) {
+    case DType::kFloat32:
+      return Launch(runtime_, kernels.of_float, shape, stream_, args...);
+    case DType::kBFloat16:
+      return Launch(runtime_, kernels.of_bfloat, shape, stream_, args...);
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a gpt's products on a device take float32 or bfloat16, not ", ToString(operand_)));
+  }
+}
+
+absl::Status DeviceGptLayers::EmbeddingForward(int64_t rows, int64_t context, int64_t width,
+                                               const DropoutNoise& noise, const int32_t* inputs,
+                                               const float* token_table,
                                                const float* position_table, float* output) const {
-  const gpt_kernel::RowsShape shape{rows, width, AreAligned(width, token_table, position_table, output)};
-  return Launch(runtime_, kEmbeddingForward, BlockPerRow(rows, width), stream_, shape, NoiseOf(noise), context, inputs,
-                token_table, position_table, output);
+  const gpt_kernel::RowsShape shape{rows, width,
+                                    AreAligned(width, token_table, position_table, output)};
+  return Launch(runtime_, kEmbeddingForward, BlockPerRow(rows, width), stream_, shape,
+                NoiseOf(noise), context, inputs, token_table, position_table, output);
 }
 
 absl::Status DeviceGptLayers::EmbeddingBackwardTokens(int64_t width, const DropoutNoise& noise,
-                                                      const DeviceTokens& tokens, const float* diff_output,
+                                                      const DeviceTokens& tokens,
+                                                      const float* diff_output,
                                                       float* diff_table) const {
-  const gpt_kernel::RowsShape shape{tokens.buckets, width, AreAligned(width, diff_output, diff_table)};
+  const gpt_kernel::RowsShape shape{tokens.buckets, width,
+                                    AreAligned(width, diff_output, diff_table)};
   const LaunchShape launch{.blocks = tokens.buckets,
                            .threads = gpt_kernel::kMostWarps * kernel::kWarp,
                            .rows = DivideUp(width, gpt_kernel::kTileColumns)};
-  return Launch(runtime_, kEmbeddingTokens, launch, stream_, shape, NoiseOf(noise), tokens.tokens, tokens.ends,
-                tokens.order, diff_output, diff_table);
+  return Launch(runtime_, kEmbeddingTokens, launch, stream_, shape, NoiseOf(noise), tokens.tokens,
+                tokens.ends, tokens.order, diff_output, diff_table);
 }
 
-absl::Status DeviceGptLayers::EmbeddingBackwardPositions(int64_t rows, int64_t context, int64_t positions,
-                                                         int64_t width, const DropoutNoise& noise,
-                                                         const float* diff_output, GradTarget<float> diff_table) const {
-  const gpt_kernel::RowsShape shape{positions, width, AreAligned(width, diff_output, diff_table.data)};
-  return Launch(runtime_, kEmbeddingPositions, BlockPerRow(positions, width), stream_, shape, NoiseOf(noise),
-                rows / context, context, diff_output, diff_table.data, diff_table.add ? 1 : 0);
+absl::Status DeviceGptLayers::EmbeddingBackwardPositions(int64_t rows, int64_t context,
+                                                         int64_t positions, int64_t width,
+                                                         const DropoutNoise& noise,
+                                                         const float* diff_output,
+                                                         GradTarget<float> diff_table) const {
+  const gpt_kernel::RowsShape shape{positions, width,
+                                    AreAligned(width, diff_output, diff_table.data)};
+  return Launch(runtime_, kEmbeddingPositions, BlockPerRow(positions, width), stream_, shape,
+                NoiseOf(noise), rows / context, context, diff_output, diff_table.data,
+                diff_table.add ? 1 : 0);
 }
 
-absl::Status DeviceGptLayers::Norm(int64_t rows, int64_t width, const DropoutNoise& noise, const float* input,
-                                   const float* part, float* sum, const float* weight, const float* bias,
-                                   Operands* output, RowStatistics<float> statistics) const {
-  EK_RETURN_IF_ERROR(CheckNorm(width));
-  const gpt_kernel::NormShape shape{.rows = rows,
-                                    .width = width,
-                                    .threads_per_row = ThreadsPerRow(width, gpt_kernel::kMostNormThreads),
-                                    .aligned = AreAligned(width, input, part, sum, weight, bias, output)};
-  return LaunchFor(operand_, runtime_, kNormForwardFloat, kNormForwardBFloat, ShapeOfRows(rows, shape.threads_per_row),
-                   stream_, shape, NoiseOf(noise), input, part, sum, weight, bias, output, statistics.mean,
-                   statistics.inverse_deviation);
-}
-
-absl::Status DeviceGptLayers::NormForward(int64_t rows, int64_t width, const float* input, const float* weight,
-                                          const float* bias, Operands* output, RowStatistics<float> statistics) const {
-  return Norm(rows, width, {}, input, nullptr, nullptr, weight, bias, output, statistics);
-}
-
-absl::Status DeviceGptLayers::SumAndNormForward(int64_t rows, int64_t width, const DropoutNoise& noise,
-                                                const float* around, const float* part, float* sum, const float* weight,
+absl::Status DeviceGptLayers::SumAndNormForward(int64_t rows, int64_t width,
+                                                const DropoutNoise& noise, const float* around,
+                                                const float* part, float* sum, const float* weight,
                                                 const float* bias, Operands* output,
                                                 RowStatistics<float> statistics) const {
-  return Norm(rows, width, noise, around, part, sum, weight, bias, output, statistics);
+  EK_RETURN_IF_ERROR(CheckNorm(width));
+  const gpt_kernel::NormShape shape{
+      .rows = rows,
+      .width = width,
+      .threads_per_row = ThreadsPerRow(width, gpt_kernel::kMostNormThreads),
+      .aligned = AreAligned(width, around, part, sum, weight, bias, output)};
+  return Run(kNormForward, ShapeOfRows(rows, shape.threads_per_row), shape, NoiseOf(noise), around,
+             part, sum, weight, bias, output, statistics.mean, statistics.inverse_deviation);
 }
 
 int64_t DeviceGptLayers::NormWorkspace(int64_t rows, int64_t width) {
@@ -215,49 +229,53 @@ int64_t DeviceGptLayers::NormWorkspace(int64_t rows, int64_t width) {
 
 absl::Status DeviceGptLayers::NormBackward(int64_t rows, int64_t width, const float* input,
                                            RowStatistics<float> statistics, const float* weight,
-                                           const float* diff_output, float* diff_input, float* workspace) const {
+                                           const float* diff_output, float* diff_input,
+                                           float* workspace) const {
   EK_RETURN_IF_ERROR(CheckNorm(width));
-  const gpt_kernel::NormShape shape{.rows = rows,
-                                    .width = width,
-                                    .threads_per_row = ThreadsPerRow(width, gpt_kernel::kMostNormThreads),
-                                    .aligned = AreAligned(width, input, weight, diff_output, diff_input)};
+  const gpt_kernel::NormShape shape{
+      .rows = rows,
+      .width = width,
+      .threads_per_row = ThreadsPerRow(width, gpt_kernel::kMostNormThreads),
+      .aligned = AreAligned(width, input, weight, diff_output, diff_input)};
   const LaunchShape launch = NormBackwardShape(rows, width);
-  return Launch(runtime_, launch.threads <= gpt_kernel::kUsualNormThreads ? kNormBackward : kNormBackwardWide, launch,
-                stream_, shape, input, statistics.mean, statistics.inverse_deviation, weight, diff_output, diff_input,
-                workspace);
+  return Launch(runtime_,
+                launch.threads <= gpt_kernel::kUsualNormThreads ? kNormBackward : kNormBackwardWide,
+                launch, stream_, shape, input, statistics.mean, statistics.inverse_deviation,
+                weight, diff_output, diff_input, workspace);
 }
 
 absl::Status DeviceGptLayers::NormBias(int64_t rows, int64_t width, const float* workspace,
                                        GradTarget<float> diff_bias) const {
   const int64_t blocks = NormBackwardShape(rows, width).blocks;
-  return DeviceGptLayers(runtime_, stream_, DType::kFloat32)
-      .SumRows(blocks, width, workspace + blocks * width, nullptr, diff_bias);
+  return NormWeight(rows, width, workspace + blocks * width, diff_bias);
 }
 
 absl::Status DeviceGptLayers::NormWeight(int64_t rows, int64_t width, const float* workspace,
                                          GradTarget<float> diff_weight) const {
   static_assert(kMostNormBlocks <= kRowsInOnePart, "the sums over blocks need no workspace");
   const int64_t blocks = NormBackwardShape(rows, width).blocks;
-  return DeviceGptLayers(runtime_, stream_, DType::kFloat32).SumRows(blocks, width, workspace, nullptr, diff_weight);
+  return DeviceGptLayers(runtime_, stream_, DType::kFloat32)
+      .SumRows(blocks, width, workspace, nullptr, diff_weight);
 }
 
 absl::Status DeviceGptLayers::GeluForward(int64_t n, const float* input, Operands* output) const {
-  return LaunchFor(operand_, runtime_, kGeluForwardFloat, kGeluForwardBFloat, ShapeFor(n, 4), stream_, n,
-                   AreAligned(0, input, output), input, output);
+  return Run(kGeluForward, ShapeFor(n, 4), n, AreAligned(0, input, output), input, output);
 }
 
 absl::Status DeviceGptLayers::GeluBackward(int64_t n, const float* input, const float* diff_output,
                                            Operands* diff_input) const {
-  return LaunchFor(operand_, runtime_, kGeluBackwardFloat, kGeluBackwardBFloat, ShapeFor(n, 4), stream_, n,
-                   AreAligned(0, input, diff_output, diff_input), input, diff_output, diff_input);
+  return Run(kGeluBackward, ShapeFor(n, 4), n, AreAligned(0, input, diff_output, diff_input), input,
+             diff_output, diff_input);
 }
 
-absl::Status DeviceGptLayers::Dropout(int64_t rows, int64_t width, const DropoutNoise& noise, const float* input,
-                                      Operands* output) const {
-  const gpt_kernel::DropoutShape shape{
-      .matrices = 1, .rows = rows, .columns = width, .row_stride = width, .aligned = AreAligned(width, input, output)};
-  return LaunchFor(operand_, runtime_, kDropoutFloat, kDropoutBFloat, BlockPerRow(rows, width), stream_, shape,
-                   NoiseOf(noise), input, output);
+absl::Status DeviceGptLayers::Dropout(int64_t rows, int64_t width, const DropoutNoise& noise,
+                                      const float* input, Operands* output) const {
+  const gpt_kernel::DropoutShape shape{.matrices = 1,
+                                       .rows = rows,
+                                       .columns = width,
+                                       .row_stride = width,
+                                       .aligned = AreAligned(width, input, output)};
+  return Run(kDropout, BlockPerRow(rows, width), shape, NoiseOf(noise), input, output);
 }
 
 int64_t DeviceGptLayers::SumRowsWorkspace(int64_t rows, int64_t columns) {
@@ -265,59 +283,64 @@ int64_t DeviceGptLayers::SumRowsWorkspace(int64_t rows, int64_t columns) {
   return parts == 1 ? 0 : parts * columns;
 }
 
-absl::Status DeviceGptLayers::SumRows(int64_t rows, int64_t columns, const Operands* matrix, float* workspace,
-                                      GradTarget<float> to) const {
+absl::Status DeviceGptLayers::SumRows(int64_t rows, int64_t columns, const Operands* matrix,
+                                      float* workspace, GradTarget<float> to) const {
   const int64_t per_part = RowsPerPart(rows), parts = DivideUp(rows, per_part);
   const gpt_kernel::RowsShape shape{rows, columns, AreAligned(columns, matrix)};
   const LaunchShape launch{.blocks = DivideUp(columns, gpt_kernel::kTileColumns),
                            .threads = WarpsFor(per_part) * kernel::kWarp,
                            .rows = parts};
   const bool is_final = parts == 1;
-  EK_RETURN_IF_ERROR(LaunchFor(operand_, runtime_, kSumRowsFloat, kSumRowsBFloat, launch, stream_, shape, per_part,
-                               matrix, is_final ? to.data : workspace, is_final && to.add ? 1 : 0));
+  EK_RETURN_IF_ERROR(Run(kSumRows, launch, shape, per_part, matrix, is_final ? to.data : workspace,
+                         is_final && to.add ? 1 : 0));
   if (is_final) return absl::OkStatus();
-  return DeviceGptLayers(runtime_, stream_, DType::kFloat32).SumRows(parts, columns, workspace, nullptr, to);
+  return DeviceGptLayers(runtime_, stream_, DType::kFloat32)
+      .SumRows(parts, columns, workspace, nullptr, to);
 }
 
-absl::Status DeviceGptLayers::SplitHeads(const AttentionShape& shape, int parts, const Operands* rows,
-                                         Operands* heads) const {
-  return LaunchFor(operand_, runtime_, kSplitHeadsFloat, kSplitHeadsBFloat, BlockPerRow(shape, parts), stream_,
-                   ShapeOf(shape, parts, rows, heads), rows, heads);
+absl::Status DeviceGptLayers::SplitHeads(const AttentionShape& shape, int parts,
+                                         const Operands* rows, Operands* heads) const {
+  return Run(kSplitHeads, BlockPerRow(shape, parts), ShapeOf(shape, parts, rows, heads), rows,
+             heads);
 }
 
-absl::Status DeviceGptLayers::MergeHeads(const AttentionShape& shape, int parts, const Operands* heads,
-                                         Operands* rows) const {
-  return LaunchFor(operand_, runtime_, kMergeHeadsFloat, kMergeHeadsBFloat, BlockPerRow(shape, parts), stream_,
-                   ShapeOf(shape, parts, rows, heads), heads, rows);
+absl::Status DeviceGptLayers::MergeHeads(const AttentionShape& shape, int parts,
+                                         const Operands* heads, Operands* rows) const {
+  return Run(kMergeHeads, BlockPerRow(shape, parts), ShapeOf(shape, parts, rows, heads), heads,
+             rows);
 }
 
-absl::Status DeviceGptLayers::MergeHeadGradients(const AttentionShape& shape, int parts, const float* heads,
-                                                 Operands* rows) const {
-  return LaunchFor(operand_, runtime_, kMergeGradientsFloat, kMergeGradientsBFloat, BlockPerRow(shape, parts), stream_,
-                   ShapeOf(shape, parts, rows, heads), heads, rows);
+absl::Status DeviceGptLayers::MergeHeadGradients(const AttentionShape& shape, int parts,
+                                                 const float* heads, Operands* rows) const {
+  return Run(kMergeGradients, BlockPerRow(shape, parts), ShapeOf(shape, parts, rows, heads), heads,
+             rows);
 }
 
-absl::Status DeviceGptLayers::CausalSoftmaxForward(const DeviceAttentionRows& rows, const DropoutNoise& noise,
-                                                   const float* scores, Operands* probabilities,
+absl::Status DeviceGptLayers::CausalSoftmaxForward(const DeviceAttentionRows& rows,
+                                                   const DropoutNoise& noise, const float* scores,
+                                                   Operands* probabilities,
                                                    Operands* dropped) const {
-  const gpt_kernel::CausalShape shape = ShapeOf(rows, 256, AreAligned(rows.context, scores, probabilities, dropped));
-  return LaunchFor(operand_, runtime_, kCausalForwardFloat, kCausalForwardBFloat,
-                   ShapeOfRows(shape.matrices * shape.rows, shape.threads_per_row), stream_, shape, NoiseOf(noise),
-                   scores, probabilities, dropped);
+  const gpt_kernel::CausalShape shape =
+      ShapeOf(rows, 256, AreAligned(rows.context, scores, probabilities, dropped));
+  return Run(kCausalForward, ShapeOfRows(shape.matrices * shape.rows, shape.threads_per_row), shape,
+             NoiseOf(noise), scores, probabilities, dropped);
 }
 
-absl::Status DeviceGptLayers::CausalSoftmaxBackward(const DeviceAttentionRows& rows, const DropoutNoise& noise,
-                                                    const Operands* probabilities, const float* diff_dropped,
+absl::Status DeviceGptLayers::CausalSoftmaxBackward(const DeviceAttentionRows& rows,
+                                                    const DropoutNoise& noise,
+                                                    const Operands* probabilities,
+                                                    const float* diff_dropped,
                                                     Operands* diff_scores) const {
   const gpt_kernel::CausalShape shape =
       ShapeOf(rows, 256, AreAligned(rows.context, probabilities, diff_dropped, diff_scores));
-  return LaunchFor(operand_, runtime_, kCausalBackwardFloat, kCausalBackwardBFloat,
-                   ShapeOfRows(shape.matrices * shape.rows, shape.threads_per_row), stream_, shape, NoiseOf(noise),
-                   probabilities, diff_dropped, diff_scores);
+  return Run(kCausalBackward, ShapeOfRows(shape.matrices * shape.rows, shape.threads_per_row),
+             shape, NoiseOf(noise), probabilities, diff_dropped, diff_scores);
 }
 
-absl::Status DeviceGptLayers::DropProbabilities(const DeviceAttentionRows& rows, const DropoutNoise& noise,
-                                                const Operands* probabilities, Operands* dropped) const {
+absl::Status DeviceGptLayers::DropProbabilities(const DeviceAttentionRows& rows,
+                                                const DropoutNoise& noise,
+                                                const Operands* probabilities,
+                                                Operands* dropped) const {
   const gpt_kernel::DropoutShape shape{.matrices = rows.matrices,
                                        .rows = rows.end - rows.begin,
                                        .columns = rows.end,
@@ -327,13 +350,13 @@ absl::Status DeviceGptLayers::DropProbabilities(const DeviceAttentionRows& rows,
                                        .first_row = rows.begin,
                                        .noise_rows = rows.context,
                                        .aligned = AreAligned(rows.context, probabilities, dropped)};
-  return LaunchFor(operand_, runtime_, kDropOperandsFloat, kDropOperandsBFloat,
-                   BlockPerRow(shape.matrices * shape.rows, rows.end), stream_, shape, NoiseOf(noise), probabilities,
-                   dropped);
+  return Run(kDropOperands, BlockPerRow(shape.matrices * shape.rows, rows.end), shape,
+             NoiseOf(noise), probabilities, dropped);
 }
 
-absl::Status DeviceGptLayers::TokenLoss(int64_t rows, int64_t vocabulary, int64_t stride, const float* scores,
-                                        const int32_t* targets, double gradient_scale, Operands* diff_scores,
+absl::Status DeviceGptLayers::TokenLoss(int64_t rows, int64_t vocabulary, int64_t stride,
+                                        const float* scores, const int32_t* targets,
+                                        double gradient_scale, Operands* diff_scores,
                                         void* workspace, double* loss_sum, int64_t* correct) const {
   const gpt_kernel::LossShape shape{.rows = rows,
                                     .vocabulary = vocabulary,
@@ -343,12 +366,12 @@ absl::Status DeviceGptLayers::TokenLoss(int64_t rows, int64_t vocabulary, int64_
                                     .aligned = AreAligned(stride, scores, diff_scores)};
   auto* const losses = static_cast<double*>(workspace);
   auto* const are_correct = reinterpret_cast<int32_t*>(losses + rows);
-  EK_RETURN_IF_ERROR(LaunchFor(operand_, runtime_, kTokenLossFloat, kTokenLossBFloat,
-                               ShapeOfRows(rows, shape.threads_per_row), stream_, shape, scores, targets, diff_scores,
-                               losses, are_correct));
-  const int threads = static_cast<int>(std::min<int64_t>(DivideUp(rows, kernel::kWarp), 8)) * kernel::kWarp;
-  return Launch(runtime_, kLossSum, {.blocks = 1, .threads = threads}, stream_, rows, losses, are_correct, loss_sum,
-                correct);
+  EK_RETURN_IF_ERROR(Run(kTokenLoss, ShapeOfRows(rows, shape.threads_per_row), shape, scores,
+                         targets, diff_scores, losses, are_correct));
+  const int threads =
+      static_cast<int>(std::min<int64_t>(DivideUp(rows, kernel::kWarp), 8)) * kernel::kWarp;
+  return Launch(runtime_, kLossSum, {.blocks = 1, .threads = threads}, stream_, rows, losses,
+                are_correct, loss_sum, correct);
 }
 
 }  // namespace evenkeel

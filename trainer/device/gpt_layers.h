@@ -1,18 +1,22 @@
-// The layers of a GPT on a device, all that is no matrix product: what trainer/gpt has on the CPU, under the same names.
+// The layers of a GPT on a device, all that is no matrix product: what trainer/gpt has on the CPU,
+// under the same names.
 //
-//   const DeviceGptLayers layers(runtime, stream, DType::kBFloat16);      // what products take: that, or float32
+//   // what products take: that, or float32
+//   const DeviceGptLayers layers(runtime, stream, DType::kBFloat16);
 //   EK_RETURN_IF_ERROR(layers.NormForward(rows, width, input, weight, bias, output, statistics));
 //   EK_RETURN_IF_ERROR(layers.GeluForward(n, hidden, activated));
 //
-// Each call puts one or two launches on the stream and answers at once; the headers of trainer/gpt say what they
-// compute, and the masks of dropout are the same bits. No sum depends on which thread comes first: equal arguments give
-// equal bits on one kind of device.
+// Each call puts one or two launches on the stream and answers at once; the headers of trainer/gpt
+// say what they compute, and the masks of dropout are the same bits. No sum depends on which thread
+// comes first: equal arguments give equal bits on one kind of device.
 //
-// Types:     `Operands` are memory of the type that products take; everything else is float32 where nothing is said.
-// Shapes:    widths of a norm are at most kMostNormWidth. Memory of any alignment; of a multiple of 16 bytes, with row
-//            lengths that are multiples of four, it is moved four elements at a time.
-// Workspace: memory of the device for sums on their way, as many elements as the function of that name says; free again
-//            for what comes on the stream after.
+// Types:     `Operands` are memory of the type that products take; everything else is float32 where
+//            nothing is said.
+// Shapes:    widths of a norm are at most kMostNormWidth. Memory of any alignment; of a multiple of
+//            16 bytes, with row lengths that are multiples of four, it is moved four elements at a
+//            time.
+// Workspace: memory of the device for sums on their way, as many elements as the function of that
+//            name says; free again for what comes on the stream after.
 // Ownership: the runtime and all memory live until what was launched has run.
 // Threads:   thread-compatible.
 // Errors:    the runtime's; InvalidArgument for a norm that is too wide.
@@ -25,10 +29,10 @@
 #include "absl/status/status.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/attention.h"
+#include "evenkeel/trainer/gpt/attention_rows.h"
 #include "evenkeel/trainer/gpt/dropout.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
-#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 
 namespace evenkeel {
 
@@ -44,7 +48,8 @@ struct DeviceTokens {
   int64_t buckets = 0;
 };
 
-// Rows `begin` to below `end` of square matrices, causal: of each the first `end` columns are computed.
+// Rows `begin` to below `end` of square matrices, causal: of each the first `end` columns are
+// computed.
 struct DeviceAttentionRows {
   int64_t matrices = 0;
   int64_t context = 0;  // Rows and columns of a matrix, and from row to row in all memory.
@@ -64,33 +69,46 @@ class DeviceGptLayers {
   DType operand() const { return operand_; }
 
   // output = dropout(token's row + position's row); `noise` of probability 0: without.
-  absl::Status EmbeddingForward(int64_t rows, int64_t context, int64_t width, const DropoutNoise& noise,
-                                const int32_t* inputs, const float* token_table, const float* position_table,
+  absl::Status EmbeddingForward(int64_t rows, int64_t context, int64_t width,
+                                const DropoutNoise& noise, const int32_t* inputs,
+                                const float* token_table, const float* position_table,
                                 float* output) const;
   // Added to what lies in diff_table; diff_output as before dropout's backward.
-  absl::Status EmbeddingBackwardTokens(int64_t width, const DropoutNoise& noise, const DeviceTokens& tokens,
-                                       const float* diff_output, float* diff_table) const;
+  absl::Status EmbeddingBackwardTokens(int64_t width, const DropoutNoise& noise,
+                                       const DeviceTokens& tokens, const float* diff_output,
+                                       float* diff_table) const;
   // `positions`: the table's rows; those after the context get 0, or keep what they have.
-  absl::Status EmbeddingBackwardPositions(int64_t rows, int64_t context, int64_t positions, int64_t width,
-                                          const DropoutNoise& noise, const float* diff_output,
+  absl::Status EmbeddingBackwardPositions(int64_t rows, int64_t context, int64_t positions,
+                                          int64_t width, const DropoutNoise& noise,
+                                          const float* diff_output,
                                           GradTarget<float> diff_table) const;
 
-  absl::Status NormForward(int64_t rows, int64_t width, const float* input, const float* weight, const float* bias,
-                           Operands* output, RowStatistics<float> statistics) const;
-  // The end of a part and the norm after it: sum = around + dropout(part), output = norm(sum). `sum` may be `part`.
-  absl::Status SumAndNormForward(int64_t rows, int64_t width, const DropoutNoise& noise, const float* around,
-                                 const float* part, float* sum, const float* weight, const float* bias,
-                                 Operands* output, RowStatistics<float> statistics) const;
-  // The input's gradient is added to diff_input, null if it is not wanted. `workspace` keeps the sums for the two that
-  // follow, until then.
+  absl::Status NormForward(int64_t rows, int64_t width, const float* input, const float* weight,
+                           const float* bias, Operands* output,
+                           RowStatistics<float> statistics) const {
+    return SumAndNormForward(rows, width, {}, input, nullptr, nullptr, weight, bias, output,
+                             statistics);
+  }
+  // The end of a part and the norm after it: sum = around + dropout(part), output = norm(sum).
+  // `sum` may be `part`. Null `part`: output = norm(around).
+  absl::Status SumAndNormForward(int64_t rows, int64_t width, const DropoutNoise& noise,
+                                 const float* around, const float* part, float* sum,
+                                 const float* weight, const float* bias, Operands* output,
+                                 RowStatistics<float> statistics) const;
+  // The input's gradient is added to diff_input, null if it is not wanted. `workspace` keeps the
+  // sums for the two that follow, until then.
   static int64_t NormWorkspace(int64_t rows, int64_t width);
-  absl::Status NormBackward(int64_t rows, int64_t width, const float* input, RowStatistics<float> statistics,
-                            const float* weight, const float* diff_output, float* diff_input, float* workspace) const;
-  absl::Status NormBias(int64_t rows, int64_t width, const float* workspace, GradTarget<float> diff_bias) const;
-  absl::Status NormWeight(int64_t rows, int64_t width, const float* workspace, GradTarget<float> diff_weight) const;
+  absl::Status NormBackward(int64_t rows, int64_t width, const float* input,
+                            RowStatistics<float> statistics, const float* weight,
+                            const float* diff_output, float* diff_input, float* workspace) const;
+  absl::Status NormBias(int64_t rows, int64_t width, const float* workspace,
+                        GradTarget<float> diff_bias) const;
+  absl::Status NormWeight(int64_t rows, int64_t width, const float* workspace,
+                          GradTarget<float> diff_weight) const;
 
   absl::Status GeluForward(int64_t n, const float* input, Operands* output) const;
-  absl::Status GeluBackward(int64_t n, const float* input, const float* diff_output, Operands* diff_input) const;
+  absl::Status GeluBackward(int64_t n, const float* input, const float* diff_output,
+                            Operands* diff_input) const;
 
   // Of a matrix [rows, width]; `noise` of probability 0 only rounds.
   absl::Status Dropout(int64_t rows, int64_t width, const DropoutNoise& noise, const float* input,
@@ -101,17 +119,22 @@ class DeviceGptLayers {
   absl::Status SumRows(int64_t rows, int64_t columns, const Operands* matrix, float* workspace,
                        GradTarget<float> to) const;
 
-  // Rows [sequences * context, parts * width], head by head: [parts, sequences, heads, context, head_width], so that a
-  // product of all heads is one of equally spaced matrices. And back.
-  absl::Status SplitHeads(const AttentionShape& shape, int parts, const Operands* rows, Operands* heads) const;
-  absl::Status MergeHeads(const AttentionShape& shape, int parts, const Operands* heads, Operands* rows) const;
+  // Rows [sequences * context, parts * width], head by head: [parts, sequences, heads, context,
+  // head_width], so that a product of all heads is one of equally spaced matrices. And back.
+  absl::Status SplitHeads(const AttentionShape& shape, int parts, const Operands* rows,
+                          Operands* heads) const;
+  absl::Status MergeHeads(const AttentionShape& shape, int parts, const Operands* heads,
+                          Operands* rows) const;
   // Rounded on the way.
-  absl::Status MergeHeadGradients(const AttentionShape& shape, int parts, const float* heads, Operands* rows) const;
+  absl::Status MergeHeadGradients(const AttentionShape& shape, int parts, const float* heads,
+                                  Operands* rows) const;
 
   // `probabilities` begin at the rows' first; `dropped`, null without noise, lies as `scores` do.
-  absl::Status CausalSoftmaxForward(const DeviceAttentionRows& rows, const DropoutNoise& noise, const float* scores,
-                                    Operands* probabilities, Operands* dropped) const;
-  // diff_scores may be diff_dropped where operands are float32. diff_dropped: the gradient behind dropout.
+  absl::Status CausalSoftmaxForward(const DeviceAttentionRows& rows, const DropoutNoise& noise,
+                                    const float* scores, Operands* probabilities,
+                                    Operands* dropped) const;
+  // diff_scores may be diff_dropped where operands are float32. diff_dropped: the gradient behind
+  // dropout.
   absl::Status CausalSoftmaxBackward(const DeviceAttentionRows& rows, const DropoutNoise& noise,
                                      const Operands* probabilities, const float* diff_dropped,
                                      Operands* diff_scores) const;
@@ -119,18 +142,18 @@ class DeviceGptLayers {
   absl::Status DropProbabilities(const DeviceAttentionRows& rows, const DropoutNoise& noise,
                                  const Operands* probabilities, Operands* dropped) const;
 
-  // loss_sum and correct, each one number of the device's memory. `stride`: from row to row of scores and diff_scores,
-  // at least the vocabulary. diff_scores, null for none, may be `scores` where operands are float32. The workspace is
-  // in bytes, at a multiple of 8.
+  // loss_sum and correct, each one number of the device's memory. `stride`: from row to row of
+  // scores and diff_scores, at least the vocabulary. diff_scores, null for none, may be `scores`
+  // where operands are float32. The workspace is in bytes, at a multiple of 8.
   static int64_t TokenLossWorkspaceBytes(int64_t rows) { return rows * 12; }
-  absl::Status TokenLoss(int64_t rows, int64_t vocabulary, int64_t stride, const float* scores, const int32_t* targets,
-                         double gradient_scale, Operands* diff_scores, void* workspace, double* loss_sum,
-                         int64_t* correct) const;
+  absl::Status TokenLoss(int64_t rows, int64_t vocabulary, int64_t stride, const float* scores,
+                         const int32_t* targets, double gradient_scale, Operands* diff_scores,
+                         void* workspace, double* loss_sum, int64_t* correct) const;
 
  private:
-  absl::Status Norm(int64_t rows, int64_t width, const DropoutNoise& noise, const float* input, const float* part,
-                    float* sum, const float* weight, const float* bias, Operands* output,
-                    RowStatistics<float> statistics) const;
+  // Launches the kernel for this type of operands.
+  template <typename Kernels, typename... Args>
+  absl::Status Run(const Kernels& kernels, const LaunchShape& shape, Args... args) const;
 
   DeviceRuntime& runtime_;
   const StreamRef stream_;

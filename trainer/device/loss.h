@@ -1,4 +1,5 @@
-// What a forward pass leaves on the device: plain numbers, which kernels write (nvcc sees this header).
+// What a forward pass leaves on the device: plain numbers, which kernels write (nvcc sees this
+// header).
 
 #ifndef EVENKEEL_TRAINER_DEVICE_LOSS_H_
 #define EVENKEEL_TRAINER_DEVICE_LOSS_H_

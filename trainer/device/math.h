@@ -1,20 +1,30 @@
-// Products of matrices and convolutions on a device: cuBLAS and cuDNN there, plain loops on simulated ones.
+// Products of matrices and convolutions on a device: cuBLAS and cuDNN there, plain loops on
+// simulated ones.
 //
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<DeviceMath> math, MakeDeviceMath(runtime, device));  // make_place.h
-//   EK_RETURN_IF_ERROR(math->Product(shape, {DType::kBFloat16, x}, weight, bias, {DType::kFloat32, output}, stream));
+//   // make_place.h
+//   EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(runtime, device));
+//   EK_RETURN_IF_ERROR(place.math->Product(shape, {DType::kBFloat16, x}, weight, bias,
+//                                          {DType::kFloat32, output}, stream));
 //
-// Shapes:    strided_shape.h says what a product's are; one of a factor's two inner strides (row, column) is 1, and the
-//            output's column stride is. Images are [batch, channels, side, side], weights [outputs, inputs, k, k].
-// Types:     factors float32, bfloat16 or float16, both the same; the output that type or float32. Sums are in float32.
-//            cuDNN rounds the weight gradient of 16-bit images to their type before it becomes float32.
+// Shapes:    strided_shape.h says what a product's are; one of a factor's two inner strides (row,
+//            column) is 1, and the output's column stride is. Images are [batch, channels, side,
+//            side], weights [outputs, inputs, k, k].
+// Types:     factors float32, bfloat16 or float16, both the same; the output that type or float32.
+//            Sums are in float32. cuDNN rounds the weight gradient of 16-bit images to their type
+//            before it becomes float32.
 // Order:     everything runs on `stream`, and is captured with it into a graph.
 // Threads:   thread-compatible.
-// Errors:    what the library answers, with the call and the shape; Unimplemented for shapes it has no algorithm for.
+// Errors:    InvalidArgument with types and strides for what is not allowed here, before a library
+//            could read beyond its arguments' memory; what the library answers, with the call and
+//            the shape; Unimplemented for shapes it has no algorithm for.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_MATH_H_
 #define EVENKEEL_TRAINER_DEVICE_MATH_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/types.h"
@@ -36,25 +46,50 @@ struct DeviceConvolution {
   int64_t side = 0;
   int64_t kernel = 3;
   int64_t stride = 1;
+
+  int64_t out_side() const { return (side - 1) / stride + 1; }
+  // Elements of images, weight and output.
+  std::array<int64_t, 3> counts() const {
+    return {batch * inputs * side * side, outputs * inputs * kernel * kernel,
+            batch * outputs * out_side() * out_side()};
+  }
   friend bool operator==(const DeviceConvolution&, const DeviceConvolution&) = default;
+};
+std::string ToString(const DeviceConvolution& shape);
+
+// Each pass computes one of a convolution's tensors, or its gradient, from the other two.
+enum class ConvolutionPass : uint8_t { kBackwardImages, kBackwardWeight, kForward };
+
+struct ConvolutionTensors {
+  std::array<const void*, 3> data = {};  // Images, weight, output: pass i writes tensor i.
+  bool add = false;                      // The weight's gradient is added to what lies there.
+
+  const void* images() const { return data[0]; }
+  const void* weight() const { return data[1]; }
+  const void* output() const { return data[2]; }
+  void* written(ConvolutionPass pass) const {
+    return const_cast<void*>(data[static_cast<size_t>(pass)]);
+  }
 };
 
 class DeviceMath {
  public:
   virtual ~DeviceMath() = default;
 
-  // output = left * right, plus `bias` (float32 [columns]) if it is not null, plus what lies there if shape.add.
-  virtual absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
-                               TypedPointer output, StreamRef stream) = 0;
+  // output = left * right, plus `bias` (float32 [columns]) if it is not null, plus what lies there
+  // if shape.add.
+  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
+                       const float* bias, TypedPointer output, StreamRef stream);
 
-  virtual absl::Status ConvolutionForward(const DeviceConvolution& shape, const void* images, const void* weight,
-                                          void* output, StreamRef stream) = 0;
-  virtual absl::Status ConvolutionBackwardImages(const DeviceConvolution& shape, const void* weight,
-                                                 const void* diff_output, void* diff_images, StreamRef stream) = 0;
-  // Added to what lies there if `add`.
-  virtual absl::Status ConvolutionBackwardWeight(const DeviceConvolution& shape, const void* images,
-                                                 const void* diff_output, float* diff_weight, bool add,
-                                                 StreamRef stream) = 0;
+  absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                        const ConvolutionTensors& tensors, StreamRef stream);
+
+ private:
+  // The arguments have been checked.
+  virtual absl::Status DoProduct(const StridedShape& shape, TypedPointer left, const void* right,
+                                 const float* bias, TypedPointer output, StreamRef stream) = 0;
+  virtual absl::Status DoConvolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                                  const ConvolutionTensors& tensors, StreamRef stream) = 0;
 };
 
 }  // namespace evenkeel

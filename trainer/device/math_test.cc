@@ -16,8 +16,8 @@
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/make_place.h"
-#include "evenkeel/trainer/device/place.h"
 #include "evenkeel/trainer/layers/strided_shape.h"
+#include "evenkeel/trainer/models/place.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -44,7 +44,9 @@ class MathTest : public ::testing::Test {
     std::memcpy(memory_.back().data.get(), values.data(), bytes);
     return absl::MakeSpan(static_cast<T*>(memory_.back().data.get()), values.size());
   }
-  void Finish() { ASSERT_TRUE(devices_.Synchronize(stream(), absl::Now() + absl::Seconds(60)).ok()); }
+  void Finish() {
+    ASSERT_TRUE(devices_.Synchronize(stream(), absl::Now() + absl::Seconds(60)).ok());
+  }
 
   TestedDevices devices_;
   DevicePlace place_;
@@ -52,12 +54,16 @@ class MathTest : public ::testing::Test {
 };
 
 // [2, 3] times [3, 2].
-constexpr StridedShape kPlain{
-    .rows = 2, .columns = 2, .inner = 3, .left = {.row = 3}, .right = {.row = 2}, .output = {.row = 2}};
+constexpr StridedShape kPlain{.rows = 2,
+                              .columns = 2,
+                              .inner = 3,
+                              .left = {.row = 3},
+                              .right = {.row = 2},
+                              .output = {.row = 2}};
 
 TEST_F(MathTest, MultipliesAndAddsABias) {
-  const auto left = On<float>({1, 2, 3, 4, 5, 6}), right = On<float>({1, 0, 0, 1, 1, 1}), bias = On<float>({10, 20}),
-             output = On(std::vector<float>(4, 100.0f));
+  const auto left = On<float>({1, 2, 3, 4, 5, 6}), right = On<float>({1, 0, 0, 1, 1, 1}),
+             bias = On<float>({10, 20}), output = On(std::vector<float>(4, 100.0f));
   EXPECT_TRUE(place_.math
                   ->Product(kPlain, {DType::kFloat32, left.data()}, right.data(), bias.data(),
                             {DType::kFloat32, output.data()}, stream())
@@ -89,7 +95,8 @@ TEST_F(MathTest, ATransposedFactorIsSeenThroughItsStrides) {
 }
 
 TEST_F(MathTest, SumsOfBfloat16AreRoundedOnce) {
-  const auto left = On(std::vector<BFloat16>(6, BFloat16(1.0f))), right = On(std::vector<BFloat16>(6, BFloat16(1.0f)));
+  const auto left = On(std::vector<BFloat16>(6, BFloat16(1.0f))),
+             right = On(std::vector<BFloat16>(6, BFloat16(1.0f)));
   const auto output = On(std::vector<float>(4));
   EXPECT_TRUE(place_.math
                   ->Product(kPlain, {DType::kBFloat16, left.data()}, right.data(), nullptr,
@@ -99,7 +106,8 @@ TEST_F(MathTest, SumsOfBfloat16AreRoundedOnce) {
   EXPECT_THAT(output, Each(3.0f));
 }
 
-// Each type, odd sizes, parts of wider matrices, batches that no single stride describes, and pointers at any element.
+// Each type, odd sizes, parts of wider matrices, batches that no single stride describes, and
+// pointers at any element.
 TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
   const auto value = [](int64_t i) { return static_cast<float>(i * 7 % 5) - 2; };
   for (const DType factors : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -122,8 +130,8 @@ TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
         };
         std::byte *const left = fill(factors, 500), *const right = fill(factors, 500),
                          *const output = fill(result, 500), *const bias = fill(DType::kFloat32, 20);
-        const absl::Status status =
-            place_.math->Product(s, {factors, left}, right, reinterpret_cast<float*>(bias), {result, output}, stream());
+        const absl::Status status = place_.math->Product(
+            s, {factors, left}, right, reinterpret_cast<float*>(bias), {result, output}, stream());
         ASSERT_TRUE(status.ok()) << status;
         Finish();
         for (int64_t o = 0; o < s.outer; ++o) {
@@ -132,13 +140,15 @@ TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
               for (int64_t c = 0; c < s.columns; ++c) {
                 float wanted = value(c + at);
                 for (int64_t i = 0; i < s.inner; ++i) {
-                  wanted += value(o * 210 + h * 63 + r * 11 + i + at) * value(o * 201 + h * 65 + i + c * 9 + at);
+                  wanted += value(o * 210 + h * 63 + r * 11 + i + at) *
+                            value(o * 201 + h * 65 + i + c * 9 + at);
                 }
                 const int64_t place = o * 181 + h * 51 + r * 9 + c;
-                const float got = result == DType::kFloat32 ? reinterpret_cast<float*>(output)[place]
-                                  : result == DType::kBFloat16
-                                      ? static_cast<float>(reinterpret_cast<BFloat16*>(output)[place])
-                                      : static_cast<float>(reinterpret_cast<Float16*>(output)[place]);
+                const float got =
+                    result == DType::kFloat32 ? reinterpret_cast<float*>(output)[place]
+                    : result == DType::kBFloat16
+                        ? static_cast<float>(reinterpret_cast<BFloat16*>(output)[place])
+                        : static_cast<float>(reinterpret_cast<Float16*>(output)[place]);
                 ASSERT_EQ(got, wanted) << o << " " << h << " " << r << " " << c;
               }
             }
@@ -152,13 +162,15 @@ TEST_F(MathTest, SizesStridesAndAddressesMayBeOdd) {
 TEST_F(MathTest, RefusesWhatTheLibrariesHaveNoKernelFor) {
   StridedShape shape = kPlain;
   shape.left = {.row = 6, .column = 2};
-  const absl::Status status =
-      place_.math->Product(shape, {DType::kFloat32, nullptr}, nullptr, nullptr, {DType::kFloat32, nullptr}, stream());
+  const absl::Status status = place_.math->Product(shape, {DType::kFloat32, nullptr}, nullptr,
+                                                   nullptr, {DType::kFloat32, nullptr}, stream());
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(status.message(), "product: float32 to float32 with strides of row and column 6,2 times 2,1 to 2,1");
+  EXPECT_EQ(status.message(),
+            "product: float32 to float32 with strides of row and column 6,2 times 2,1 to 2,1");
 }
 
-// Each of the three is the adjoint of the others: <conv(x, w), d> = <x, back_images(w, d)> = <w, back_weight(x, d)>.
+// Each of the three is the adjoint of the others: <conv(x, w), d> = <x, back_images(w, d)> = <w,
+// back_weight(x, d)>.
 TEST_F(MathTest, GradientsOfAConvolutionAreItsAdjoints) {
   for (const int64_t stride : {1, 2}) {
     for (const int64_t kernel : {1, 3}) {
@@ -166,7 +178,9 @@ TEST_F(MathTest, GradientsOfAConvolutionAreItsAdjoints) {
       const DeviceConvolution shape{
           .batch = 2, .inputs = 3, .outputs = 2, .side = 5, .kernel = kernel, .stride = stride};
       const int64_t side = (shape.side - 1) / stride + 1;
-      const auto of_size = [this](int64_t size, float value = 0) { return On(std::vector<float>(size, value)); };
+      const auto of_size = [this](int64_t size, float value = 0) {
+        return On(std::vector<float>(size, value));
+      };
       const auto images = of_size(2 * 3 * 5 * 5), weight = of_size(2 * 3 * kernel * kernel),
                  diff = of_size(2 * 2 * side * side);
       int next = 0;
@@ -176,13 +190,14 @@ TEST_F(MathTest, GradientsOfAConvolutionAreItsAdjoints) {
       const auto output = of_size(diff.size()), diff_images = of_size(images.size()),
                  in_bucket = of_size(1 + weight.size(), 1.0f);
       const auto diff_weight = in_bucket.subspan(stride - 1, weight.size());  // At any element.
-      EXPECT_TRUE(place_.math->ConvolutionForward(shape, images.data(), weight.data(), output.data(), stream()).ok());
+      const auto convolve = [&](ConvolutionPass pass, const ConvolutionTensors& tensors) {
+        return place_.math->Convolve(pass, shape, tensors, stream()).ok();
+      };
+      const float *x = images.data(), *w = weight.data(), *d = diff.data();
+      EXPECT_TRUE(convolve(ConvolutionPass::kForward, {{x, w, output.data()}}));
+      EXPECT_TRUE(convolve(ConvolutionPass::kBackwardImages, {{diff_images.data(), w, d}}));
       EXPECT_TRUE(
-          place_.math->ConvolutionBackwardImages(shape, weight.data(), diff.data(), diff_images.data(), stream()).ok());
-      EXPECT_TRUE(
-          place_.math
-              ->ConvolutionBackwardWeight(shape, images.data(), diff.data(), diff_weight.data(), /*add=*/true, stream())
-              .ok());
+          convolve(ConvolutionPass::kBackwardWeight, {{x, diff_weight.data(), d}, /*add=*/true}));
       Finish();
       const auto dot = [](absl::Span<const float> a, absl::Span<const float> b) {
         double sum = 0;

@@ -1,5 +1,6 @@
-// The mlp and the cnn on a device against those on the host: losses, gradients, buffers, and some steps of training.
-// Both compute in float32 and add in another order: gradients agree to 2e-5 of their largest element.
+// The mlp and the cnn on a device against those on the host: losses, gradients, buffers, and some
+// steps of training. Both compute in float32 and add in another order: gradients agree to 2e-5 of
+// their largest element.
 
 #include <algorithm>
 #include <cmath>
@@ -16,14 +17,14 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/tested_devices.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/device/device_cnn.h"
 #include "evenkeel/trainer/device/device_mlp.h"
 #include "evenkeel/trainer/device/make_place.h"
-#include "evenkeel/trainer/device/place.h"
-#include "evenkeel/trainer/mlp.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/model_test_data.h"
+#include "evenkeel/trainer/models/cnn.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/models/place.h"
+#include "evenkeel/trainer/models/testing/model_test_data.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -32,7 +33,8 @@ namespace {
 constexpr double kBound = 2e-5;
 
 using Maker = std::function<absl::StatusOr<std::unique_ptr<Model>>()>;
-using DeviceMaker = std::function<absl::StatusOr<std::unique_ptr<Model>>(const Model&, const DevicePlace&)>;
+using DeviceMaker =
+    std::function<absl::StatusOr<std::unique_ptr<Model>>(const Model&, const DevicePlace&)>;
 
 struct Case {
   std::string name;
@@ -44,18 +46,23 @@ struct Case {
 
 Case MlpCase(std::string name, const MlpOptions& options) {
   return {std::move(name), options.image, [=] { return MakeMlp(options); },
-          [=](const Model& host, const DevicePlace& place) { return MakeDeviceMlp(options, host, place); }};
+          [=](const Model& host, const DevicePlace& place) {
+            return MakeDeviceMlp(options, host, place);
+          }};
 }
 Case CnnCase(std::string name, const CnnOptions& options) {
   return {std::move(name), options.image, [=] { return MakeCnn(options); },
-          [=](const Model& host, const DevicePlace& place) { return MakeDeviceCnn(options, host, place); }};
+          [=](const Model& host, const DevicePlace& place) {
+            return MakeDeviceCnn(options, host, place);
+          }};
 }
 
 const Case kCases[] = {
     MlpCase("mlp", {.hidden = {33, 20}, .seed = 5}),
     CnnCase("cnn", {.image = {.side = 12}, .widths = {4, 6, 5}, .seed = 5}),
-    CnnCase("DeepCnnOfColours",
-            {.image = {.channels = 3, .side = 9}, .widths = {3, 5}, .blocks_per_stage = 2, .seed = 6}),
+    CnnCase(
+        "DeepCnnOfColours",
+        {.image = {.channels = 3, .side = 9}, .widths = {3, 5}, .blocks_per_stage = 2, .seed = 6}),
 };
 
 // Of two float32 tensors, relative to the largest element.
@@ -81,7 +88,9 @@ class ParityTest : public ::testing::TestWithParam<Case> {
     device_ = *std::move(device);
   }
 
-  TestBatch Images(int count, uint64_t seed) const { return StripedImages(count, seed, GetParam().image); }
+  TestBatch Images(int count, uint64_t seed) const {
+    return StripedImages(count, seed, GetParam().image);
+  }
 
   // Announced parameters, in their order.
   std::vector<int> Step(Model& model, const TestBatch& batch, const PassOptions& options = {}) {
@@ -95,7 +104,9 @@ class ParityTest : public ::testing::TestWithParam<Case> {
     return announced;
   }
 
-  void Finish() { ASSERT_TRUE(devices_.Synchronize(place_.stream.ref(), absl::Now() + absl::Seconds(60)).ok()); }
+  void Finish() {
+    ASSERT_TRUE(devices_.Synchronize(place_.stream.ref(), absl::Now() + absl::Seconds(60)).ok());
+  }
 
   // The tested memory is also the host's.
   void ExpectEqualGradients(double bound = kBound) {
@@ -110,11 +121,13 @@ class ParityTest : public ::testing::TestWithParam<Case> {
   void ExpectEqualValues(double bound) {
     const HostTensors there = *device_->ToHost();
     for (int i = 0; i < host_->parameters().size(); ++i) {
-      EXPECT_LE(Apart(host_->parameters()[i].value, there.values[i]), bound) << host_->parameters()[i].name;
+      EXPECT_LE(Apart(host_->parameters()[i].value, there.values[i]), bound)
+          << host_->parameters()[i].name;
     }
     for (size_t i = 0; i < host_->buffers().size(); ++i) {
       EXPECT_EQ(host_->buffers()[i].name, device_->buffers()[i].name);
-      EXPECT_LE(Apart(host_->buffers()[i].value, there.buffers[i]), bound) << host_->buffers()[i].name;
+      EXPECT_LE(Apart(host_->buffers()[i].value, there.buffers[i]), bound)
+          << host_->buffers()[i].name;
     }
   }
   static TensorView OnHost(TensorView tensor) {
@@ -170,7 +183,8 @@ TEST_P(ParityTest, FrozenParametersGetNoGradient) {
   for (int lowest = 0; lowest < size; lowest += 1 + size / 7) {
     for (Model* const model : {host_.get(), device_.get()}) {
       model->parameters().ClearGradients();
-      for (int i = 0; i < size; ++i) model->parameters().SetTrainable(i, i >= lowest && i != lowest + 2);
+      for (int i = 0; i < size; ++i)
+        model->parameters().SetTrainable(i, i >= lowest && i != lowest + 2);
     }
     EXPECT_EQ(Step(*host_, batch), Step(*device_, batch)) << lowest;
     ExpectEqualGradients();

@@ -1,10 +1,14 @@
-// A model's matrices and filters on a device as its products take them: float32 as they lie, or rounded copies.
+// A model's matrices and filters on a device as its products take them: float32 as they lie, or
+// rounded copies.
 //
-//   EK_RETURN_IF_ERROR(matrices_.Init(*work_, model, DType::kBFloat16));   // when the parameters have their memory
-//   EK_RETURN_IF_ERROR(matrices_.Round(work_->stream()));                  // at the beginning of each pass: one launch
+//   // when the parameters have their memory
+//   EK_RETURN_IF_ERROR(matrices_.Init(*work_, model, DType::kBFloat16));
+//   // at the beginning of each pass: one launch
+//   EK_RETURN_IF_ERROR(matrices_.Round(work_->stream()));
 //   ... matrices_[index] ...                                               // of work_->stream()
 //
-// Rounded are parameters of two dimensions or more; the parameters stay float32, and an optimizer steps on them.
+// Rounded are parameters of two dimensions or more; the parameters stay float32, and an optimizer
+// steps on them.
 //
 // Ownership: the parameters' values stay where they are, and `work` outlives it.
 // Threads:   thread-compatible.
@@ -22,7 +26,7 @@
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/trainer/device/device_work.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 
@@ -31,7 +35,8 @@ absl::Status CheckFactorType(absl::string_view model, DType dtype);
 
 class RoundedMatrices {
  public:
-  absl::Status Init(DeviceWork& work, const Model& model, DType dtype);
+  // `table`: a parameter that no product takes.
+  absl::Status Init(DeviceWork& work, const Model& model, DType dtype, int table = -1);
   absl::Status Round(StreamRef stream) const;
 
   // Of the parameter with that index.

@@ -1,8 +1,9 @@
-// The mlp and the cnn with products of bfloat16 and float16 against the same models in float32, on one device.
+// The mlp and the cnn with products of bfloat16 and float16 against the same models in float32, on
+// one device.
 //
-// Bounds: of all gradients together the norm of what they are apart, over their norm. Each layer rounds to 8 bits
-// (bfloat16) or 11 bits (float16), forward and backward. In so small a cnn the rectifier of a single pixel that rounding
-// opens or closes is some 0.03.
+// Bounds: of all gradients together the norm of what they are apart, over their norm. Each layer
+// rounds to 8 bits (bfloat16) or 11 bits (float16), forward and backward. In so small a cnn the
+// rectifier of a single pixel that rounding opens or closes is some 0.03.
 
 #include <algorithm>
 #include <cmath>
@@ -20,14 +21,14 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/device/tested_devices.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/cnn.h"
 #include "evenkeel/trainer/device/device_cnn.h"
 #include "evenkeel/trainer/device/device_mlp.h"
 #include "evenkeel/trainer/device/make_place.h"
-#include "evenkeel/trainer/device/place.h"
-#include "evenkeel/trainer/mlp.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/model_test_data.h"
+#include "evenkeel/trainer/models/cnn.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/models/place.h"
+#include "evenkeel/trainer/models/testing/model_test_data.h"
 #include "gtest/gtest.h"
 
 namespace evenkeel {
@@ -57,21 +58,24 @@ class RoundedParityTest : public ::testing::TestWithParam<Case> {
   }
 
   std::unique_ptr<Model> Make(DType dtype) {
-    absl::StatusOr<std::unique_ptr<Model>> model = GetParam().is_cnn
-                                                       ? MakeDeviceCnn(kCnn, **MakeCnn(kCnn), place_, dtype)
-                                                       : MakeDeviceMlp(kMlp, **MakeMlp(kMlp), place_, dtype);
+    absl::StatusOr<std::unique_ptr<Model>> model =
+        GetParam().is_cnn ? MakeDeviceCnn(kCnn, **MakeCnn(kCnn), place_, dtype)
+                          : MakeDeviceMlp(kMlp, **MakeMlp(kMlp), place_, dtype);
     EXPECT_TRUE(model.ok()) << model.status();
     return *std::move(model);
   }
 
   double Step(Model& model, const TestBatch& batch, const PassOptions& options = {}) {
-    const PendingResult result = *model.StartForward(ImageBatch{batch.images, batch.labels}, Mode::kTraining, options);
+    const PendingResult result =
+        *model.StartForward(ImageBatch{batch.images, batch.labels}, Mode::kTraining, options);
     const absl::Status status = model.Backward([](int) { return absl::OkStatus(); });
     EXPECT_TRUE(status.ok()) << status;
     Finish();
     return result.Wait(absl::Now() + absl::Seconds(60))->loss_mean;
   }
-  void Finish() { ASSERT_TRUE(devices_.Synchronize(place_.stream.ref(), absl::Now() + absl::Seconds(60)).ok()); }
+  void Finish() {
+    ASSERT_TRUE(devices_.Synchronize(place_.stream.ref(), absl::Now() + absl::Seconds(60)).ok());
+  }
 
   // The tested memory is also the host's.
   static std::span<float> OnHost(TensorView tensor) {
@@ -128,7 +132,8 @@ TEST_P(RoundedParityTest, TrainsAsInFloat32) {
       losses[model == rounded_.get()] = Step(*model, batch);
       if (step == 0) first = losses[0];
       for (int i = 0; i < model->parameters().size(); ++i) {
-        const auto value = OnHost(model->parameters()[i].value), gradient = OnHost(model->parameters()[i].grad);
+        const auto value = OnHost(model->parameters()[i].value),
+                   gradient = OnHost(model->parameters()[i].grad);
         for (size_t k = 0; k < value.size(); ++k) value[k] -= 0.2f * gradient[k];
       }
     }
@@ -141,7 +146,8 @@ TEST_P(RoundedParityTest, ANextStepNeedsNoHostWait) {
   const TestBatch batch = StripedImages(6, 1, kImage);
   const auto step = [&] {
     rounded_->parameters().ClearGradients();
-    const PendingResult result = *rounded_->StartForward(ImageBatch{batch.images, batch.labels}, Mode::kTraining);
+    const PendingResult result =
+        *rounded_->StartForward(ImageBatch{batch.images, batch.labels}, Mode::kTraining);
     EXPECT_TRUE(rounded_->Backward([](int) { return absl::OkStatus(); }).ok());
   };
   step();
@@ -165,9 +171,9 @@ TEST(RoundedModelTest, OtherTypesAreRefused) {
   TestedDevices devices;
   const DevicePlace place = *MakeDevicePlace(devices, Device::Cuda(0));
   EXPECT_EQ(MakeDeviceCnn(kCnn, **MakeCnn(kCnn), place, DType::kFloat64).status().message(),
-            "cnn: on a device it computes in float32, bfloat16 or float16, not in float64");
+            "cnn: on a device the model computes in float32, bfloat16 or float16, not in float64");
   EXPECT_EQ(MakeDeviceMlp(kMlp, **MakeMlp(kMlp), place, DType::kInt8).status().message(),
-            "mlp: on a device it computes in float32, bfloat16 or float16, not in int8");
+            "mlp: on a device the model computes in float32, bfloat16 or float16, not in int8");
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 #include "evenkeel/trainer/device/simulated_math.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/device/internal/math_checks.h"
 
 namespace evenkeel {
 namespace {
@@ -47,7 +46,8 @@ int64_t At(const MatrixStrides& strides, int64_t outer, int64_t head, int64_t ro
   return outer * strides.outer + head * strides.head + row * strides.row + column * strides.column;
 }
 
-void Multiply(const StridedShape& s, Elements left, Elements right, const float* bias, Elements output) {
+void Multiply(const StridedShape& s, Elements left, Elements right, const float* bias,
+              Elements output) {
   std::vector<float> sums(s.columns);
   for (int64_t o = 0; o < s.outer; ++o) {
     for (int64_t h = 0; h < s.heads; ++h) {
@@ -55,7 +55,8 @@ void Multiply(const StridedShape& s, Elements left, Elements right, const float*
         sums.assign(s.columns, 0.0f);
         for (int64_t i = 0; i < s.inner; ++i) {
           const float factor = left[At(s.left, o, h, r, i)];
-          for (int64_t c = 0; c < s.columns; ++c) sums[c] += factor * right[At(s.right, o, h, i, c)];
+          for (int64_t c = 0; c < s.columns; ++c)
+            sums[c] += factor * right[At(s.right, o, h, i, c)];
         }
         for (int64_t c = 0; c < s.columns; ++c) {
           const int64_t at = At(s.output, o, h, r, c);
@@ -71,7 +72,7 @@ void Multiply(const StridedShape& s, Elements left, Elements right, const float*
 template <typename AddProduct>
 void ForAll(const DeviceConvolution& s, AddProduct add) {
   const int64_t padding = (s.kernel - 1) / 2;
-  const int64_t out_side = (s.side - 1) / s.stride + 1;
+  const int64_t out_side = s.out_side();
   for (int64_t n = 0; n < s.batch; ++n) {
     for (int64_t o = 0; o < s.outputs; ++o) {
       for (int64_t y = 0; y < out_side; ++y) {
@@ -95,58 +96,34 @@ void ForAll(const DeviceConvolution& s, AddProduct add) {
   }
 }
 
-int64_t ImageElements(const DeviceConvolution& s) { return s.batch * s.inputs * s.side * s.side; }
-int64_t WeightElements(const DeviceConvolution& s) { return s.outputs * s.inputs * s.kernel * s.kernel; }
-int64_t OutputElements(const DeviceConvolution& s) {
-  const int64_t side = (s.side - 1) / s.stride + 1;
-  return s.batch * s.outputs * side * side;
-}
-
-void Store(const std::vector<float>& sums, Elements to) {
-  for (size_t i = 0; i < sums.size(); ++i) to.Set(static_cast<int64_t>(i), sums[i]);
-}
-
 }  // namespace
 
-absl::Status SimulatedMath::Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
-                                    TypedPointer output, StreamRef stream) {
-  EK_RETURN_IF_ERROR(internal::CheckProduct(shape, left.dtype, output.dtype));
+absl::Status SimulatedMath::DoProduct(const StridedShape& shape, TypedPointer left,
+                                      const void* right, const float* bias, TypedPointer output,
+                                      StreamRef stream) {
   return devices_.Put(stream, [=] {
-    Multiply(shape, {left.dtype, left.data}, {left.dtype, right}, bias, {output.dtype, output.data});
+    Multiply(shape, {left.dtype, left.data}, {left.dtype, right}, bias,
+             {output.dtype, output.data});
   });
 }
 
-absl::Status SimulatedMath::ConvolutionForward(const DeviceConvolution& shape, const void* images, const void* weight,
-                                               void* output, StreamRef stream) {
-  EK_RETURN_IF_ERROR(internal::CheckConvolution(shape));
+absl::Status SimulatedMath::DoConvolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                                       const ConvolutionTensors& tensors, StreamRef stream) {
   return devices_.Put(stream, [=] {
-    const Elements from(shape.dtype, images), by(shape.dtype, weight);
-    std::vector<float> sums(OutputElements(shape));
-    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) { sums[o] += from[i] * by[w]; });
-    Store(sums, {shape.dtype, output});
-  });
-}
-
-absl::Status SimulatedMath::ConvolutionBackwardImages(const DeviceConvolution& shape, const void* weight,
-                                                      const void* diff_output, void* diff_images, StreamRef stream) {
-  EK_RETURN_IF_ERROR(internal::CheckConvolution(shape));
-  return devices_.Put(stream, [=] {
-    const Elements by(shape.dtype, weight), diff(shape.dtype, diff_output);
-    std::vector<float> sums(ImageElements(shape));
-    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) { sums[i] += diff[o] * by[w]; });
-    Store(sums, {shape.dtype, diff_images});
-  });
-}
-
-absl::Status SimulatedMath::ConvolutionBackwardWeight(const DeviceConvolution& shape, const void* images,
-                                                      const void* diff_output, float* diff_weight, bool add,
-                                                      StreamRef stream) {
-  EK_RETURN_IF_ERROR(internal::CheckConvolution(shape));
-  return devices_.Put(stream, [=] {
-    const Elements from(shape.dtype, images), diff(shape.dtype, diff_output);
-    std::vector<float> sums(WeightElements(shape));
-    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) { sums[w] += from[i] * diff[o]; });
-    for (size_t i = 0; i < sums.size(); ++i) diff_weight[i] = add ? diff_weight[i] + sums[i] : sums[i];
+    const Elements images(shape.dtype, tensors.images()), weight(shape.dtype, tensors.weight()),
+        output(shape.dtype, tensors.output());
+    std::vector<float> sums(shape.counts()[static_cast<size_t>(pass)]);
+    ForAll(shape, [&](int64_t i, int64_t w, int64_t o) {
+      if (pass == ConvolutionPass::kForward) sums[o] += images[i] * weight[w];
+      if (pass == ConvolutionPass::kBackwardImages) sums[i] += output[o] * weight[w];
+      if (pass == ConvolutionPass::kBackwardWeight) sums[w] += images[i] * output[o];
+    });
+    const bool is_weight = pass == ConvolutionPass::kBackwardWeight;
+    const Elements to(is_weight ? DType::kFloat32 : shape.dtype, tensors.written(pass));
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      to.Set(at, is_weight && tensors.add ? to[at] + sums[i] : sums[i]);
+    }
   });
 }
 

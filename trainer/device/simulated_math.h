@@ -19,16 +19,12 @@ class SimulatedMath : public DeviceMath {
  public:
   explicit SimulatedMath(SimulatedDevices& devices) : devices_(devices) {}
 
-  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
-                       TypedPointer output, StreamRef stream) override;
-  absl::Status ConvolutionForward(const DeviceConvolution& shape, const void* images, const void* weight, void* output,
-                                  StreamRef stream) override;
-  absl::Status ConvolutionBackwardImages(const DeviceConvolution& shape, const void* weight, const void* diff_output,
-                                         void* diff_images, StreamRef stream) override;
-  absl::Status ConvolutionBackwardWeight(const DeviceConvolution& shape, const void* images, const void* diff_output,
-                                         float* diff_weight, bool add, StreamRef stream) override;
-
  private:
+  absl::Status DoProduct(const StridedShape& shape, TypedPointer left, const void* right,
+                         const float* bias, TypedPointer output, StreamRef stream) override;
+  absl::Status DoConvolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                          const ConvolutionTensors& tensors, StreamRef stream) override;
+
   SimulatedDevices& devices_;
 };
 

@@ -1,4 +1,5 @@
-// Where each token of a batch stands, so that a device sums a token's gradients without two threads that meet.
+// Where each token of a batch stands, so that a device sums a token's gradients without two threads
+// that meet.
 //
 //   TokenBuckets buckets(vocabulary);
 //   const int64_t count = buckets.Fill(inputs, {tokens, ends, order});
@@ -6,7 +7,8 @@
 //
 // Tokens ascend. Each takes O(inputs + vocabulary).
 //
-// Shapes:  tokens, ends and order have room for as many elements as there are inputs, each from 0 to below vocabulary.
+// Shapes:  tokens, ends and order have room for as many elements as there are inputs, each from 0
+//          to below vocabulary.
 // Threads: thread-compatible.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_TOKEN_BUCKETS_H_

@@ -1,4 +1,4 @@
-#include "evenkeel/trainer/device/internal/widening_convolutions.h"
+#include "evenkeel/trainer/device/widening_convolutions.h"
 
 #include <cstdint>
 #include <memory>
@@ -23,32 +23,19 @@ constexpr Device kDevice = Device::Cuda(0);
 // Plain loops; 16 bits only if it is said to have them.
 class Library : public CudaConvolutions {
  public:
-  Library(SimulatedDevices& devices, bool has_16_bits) : math_(devices), has_16_bits_(has_16_bits) {}
+  Library(SimulatedDevices& devices, bool has_16_bits)
+      : math_(devices), has_16_bits_(has_16_bits) {}
 
-  absl::Status Forward(const DeviceConvolution& shape, const void* images, const void* weight, void* output,
-                       StreamRef stream) override {
-    const absl::Status status = Check(shape);
-    return status.ok() ? math_.ConvolutionForward(shape, images, weight, output, stream) : status;
-  }
-  absl::Status BackwardImages(const DeviceConvolution& shape, const void* weight, const void* diff_output,
-                              void* diff_images, StreamRef stream) override {
-    const absl::Status status = Check(shape);
-    return status.ok() ? math_.ConvolutionBackwardImages(shape, weight, diff_output, diff_images, stream) : status;
-  }
-  absl::Status BackwardWeight(const DeviceConvolution& shape, const void* images, const void* diff_output,
-                              float* diff_weight, bool add, StreamRef stream) override {
-    const absl::Status status = Check(shape);
-    return status.ok() ? math_.ConvolutionBackwardWeight(shape, images, diff_output, diff_weight, add, stream) : status;
+  absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                        const ConvolutionTensors& tensors, StreamRef stream) override {
+    if (has_16_bits_ || shape.dtype == DType::kFloat32)
+      return math_.Convolve(pass, shape, tensors, stream);
+    ++refusals_;
+    return absl::UnimplementedError("no algorithm");
   }
   int refusals() const { return refusals_; }
 
  private:
-  absl::Status Check(const DeviceConvolution& shape) {
-    if (has_16_bits_ || shape.dtype == DType::kFloat32) return absl::OkStatus();
-    ++refusals_;
-    return absl::UnimplementedError("no algorithm");
-  }
-
   SimulatedMath math_;
   const bool has_16_bits_;
   int refusals_ = 0;
@@ -70,17 +57,23 @@ class WideningConvolutionsTest : public testing::Test {
   // All that a shape's three passes answer, as bytes.
   std::vector<uint8_t> Answers(CudaConvolutions& convolutions, const DeviceConvolution& s) {
     const int64_t side = (s.side - 1) / s.stride + 1, images = s.batch * s.inputs * s.side * s.side,
-                  weight = s.outputs * s.inputs * s.kernel * s.kernel, output = s.batch * s.outputs * side * side;
+                  weight = s.outputs * s.inputs * s.kernel * s.kernel,
+                  output = s.batch * s.outputs * side * side;
     const void *x = On(s.dtype, images), *w = On(s.dtype, weight), *d = On(s.dtype, output);
     void *y = On(s.dtype, output), *dx = On(s.dtype, images), *dw = On(DType::kFloat32, weight);
     const StreamRef stream = stream_.ref();
-    EXPECT_EQ(convolutions.Forward(s, x, w, y, stream), absl::OkStatus());
-    EXPECT_EQ(convolutions.BackwardImages(s, w, d, dx, stream), absl::OkStatus());
-    EXPECT_EQ(convolutions.BackwardWeight(s, x, d, static_cast<float*>(dw), /*add=*/true, stream), absl::OkStatus());
+    EXPECT_EQ(convolutions.Convolve(ConvolutionPass::kForward, s, {{x, w, y}}, stream),
+              absl::OkStatus());
+    EXPECT_EQ(convolutions.Convolve(ConvolutionPass::kBackwardImages, s, {{dx, w, d}}, stream),
+              absl::OkStatus());
+    EXPECT_EQ(convolutions.Convolve(ConvolutionPass::kBackwardWeight, s, {{x, dw, d}, /*add=*/true},
+                                    stream),
+              absl::OkStatus());
     EXPECT_EQ(devices_.Synchronize(stream, absl::Now() + absl::Minutes(1)), absl::OkStatus());
     std::vector<uint8_t> all;
-    const std::pair<void*, int64_t> parts[] = {
-        {y, output * SizeOf(s.dtype)}, {dx, images * SizeOf(s.dtype)}, {dw, weight * SizeOf(DType::kFloat32)}};
+    const std::pair<void*, int64_t> parts[] = {{y, output * SizeOf(s.dtype)},
+                                               {dx, images * SizeOf(s.dtype)},
+                                               {dw, weight * SizeOf(DType::kFloat32)}};
     for (const auto& [data, bytes] : parts) {
       all.insert(all.end(), static_cast<uint8_t*>(data), static_cast<uint8_t*>(data) + bytes);
     }
@@ -101,7 +94,8 @@ TEST_F(WideningConvolutionsTest, AnswersWhatALibraryWouldThatHasSixteenBits) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (const DeviceConvolution& shape :
          {DeviceConvolution{.dtype = dtype, .batch = 2, .inputs = 1, .outputs = 3, .side = 5},
-          DeviceConvolution{.dtype = dtype, .batch = 3, .inputs = 4, .outputs = 2, .side = 6, .stride = 2}}) {
+          DeviceConvolution{
+              .dtype = dtype, .batch = 3, .inputs = 4, .outputs = 2, .side = 6, .stride = 2}}) {
       EXPECT_EQ(Answers(widening, shape), Answers(full, shape));
       refusals += dtype == DType::kFloat32 ? 0 : 3;
       EXPECT_EQ(Answers(widening, shape), Answers(full, shape));
@@ -111,9 +105,12 @@ TEST_F(WideningConvolutionsTest, AnswersWhatALibraryWouldThatHasSixteenBits) {
 }
 
 TEST_F(WideningConvolutionsTest, OtherErrorsAreTheLibrarysOwn) {
-  WideningConvolutions widening(devices_, kDevice, std::make_unique<Library>(devices_, /*has_16_bits=*/true));
-  EXPECT_EQ(widening.Forward({.dtype = DType::kBFloat16}, nullptr, nullptr, nullptr, stream_.ref()).code(),
-            absl::StatusCode::kInvalidArgument);
+  WideningConvolutions widening(devices_, kDevice,
+                                std::make_unique<Library>(devices_, /*has_16_bits=*/true));
+  EXPECT_EQ(
+      widening.Convolve(ConvolutionPass::kForward, {.dtype = DType::kBFloat16}, {}, stream_.ref())
+          .code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

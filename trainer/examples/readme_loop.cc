@@ -20,7 +20,7 @@
 #include "evenkeel/join/join.h"
 #include "evenkeel/join/scope.h"
 #include "evenkeel/zero_optim/gradient_check.h"
-#include "evenkeel/zero_optim/sharded_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 struct Point {
@@ -70,7 +70,7 @@ class MyLoader {
 absl::Status Train(evenkeel::Communicator& comm, MyModel& model, MyLoader& loader) {
   evenkeel::ParameterSet& params = model.params();      // names, values, gradients: memory is yours
   EK_ASSIGN_OR_RETURN(auto ddp, evenkeel::DataParallel::Create(&comm, &params, model.buffers()));
-  EK_ASSIGN_OR_RETURN(auto optimizer, evenkeel::ShardedOptimizer::Create(&comm, &params, evenkeel::AdamW{}));
+  EK_ASSIGN_OR_RETURN(auto optimizer, evenkeel::Optimizer::Create(*ddp, evenkeel::AdamW{}, {.placement = evenkeel::WholeTensors{}}));
 
   return evenkeel::RunJoined({ddp.get(), optimizer.get()}, {}, [&](evenkeel::JoinScope&) -> absl::Status {
     while (loader.Next()) {                              // ranks may have different numbers of batches
@@ -96,7 +96,7 @@ absl::Status Run(MyModel& model, MyLoader& loader) {     // on each rank
     comm->Abort(status);                                 // so that the others learn why
     return status;
   }
-  return comm->Finalize();                               // the clean leave; without it the others see a failure
+  return comm->Finalize();                               // without it the other ranks report a failure
 }
 // clang-format on
 

@@ -1,5 +1,5 @@
-// Step 1 of docs/tutorial.md: a training loop of one's own, on one process and without evenkeel. It fits a sawtooth
-// wave by sine waves.
+// Step 1 of docs/tutorial.md: a training loop of one's own, on one process and without evenkeel. It
+// fits a sawtooth wave by sine waves.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,8 @@ constexpr float kLearningRate = 0.01f, kMomentum = 0.9f;
 
 // Where sample i lies on the wave, and how high that is there. A program of yours reads them.
 float Position(int i) { return 6.2831853f * std::fmod(0.6180340f * i, 1.0f); }
-float Height(float t) { return (3.1415927f - t) / 2; }  // sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+// sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+float Height(float t) { return (3.1415927f - t) / 2; }
 
 struct Model {
   std::vector<float> weight = std::vector<float>(kWaves), bias = {0};
@@ -45,7 +46,8 @@ struct Model {
   }
 };
 
-void Update(std::vector<float>& value, const std::vector<float>& grad, std::vector<float>& velocity) {
+void Update(std::vector<float>& value, const std::vector<float>& grad,
+            std::vector<float>& velocity) {
   for (size_t k = 0; k < value.size(); ++k) {
     velocity[k] = kMomentum * velocity[k] + grad[k];
     value[k] -= kLearningRate * velocity[k];

@@ -1,4 +1,5 @@
-// Step 2 of docs/tutorial.md: the loop of step 1 on several ranks, each with its share of every batch.
+// Step 2 of docs/tutorial.md: the loop of step 1 on several ranks, each with its share of every
+// batch.
 
 #include <algorithm>
 #include <cmath>
@@ -23,13 +24,15 @@ constexpr float kLearningRate = 0.01f, kMomentum = 0.9f;
 
 // Where sample i lies on the wave, and how high that is there. A program of yours reads them.
 float Position(int i) { return 6.2831853f * std::fmod(0.6180340f * i, 1.0f); }
-float Height(float t) { return (3.1415927f - t) / 2; }  // sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+// sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+float Height(float t) { return (3.1415927f - t) / 2; }
 
 struct Model {
   std::vector<float> weight = std::vector<float>(kWaves), bias = {0};
   std::vector<float> weight_grad = weight, bias_grad = bias;
   std::vector<float> weight_velocity = weight, bias_velocity = bias;
-  evenkeel::ParameterSet params;  // Where each value and its gradient lie: all that evenkeel sees of a model.
+  // Where each value and its gradient lie: all that evenkeel sees of a model.
+  evenkeel::ParameterSet params;
 
   Model() {
     params.Add("weight", absl::MakeSpan(weight), absl::MakeSpan(weight_grad));
@@ -60,7 +63,8 @@ struct Model {
   }
 };
 
-void Update(std::vector<float>& value, const std::vector<float>& grad, std::vector<float>& velocity) {
+void Update(std::vector<float>& value, const std::vector<float>& grad,
+            std::vector<float>& velocity) {
   for (size_t k = 0; k < value.size(); ++k) {
     velocity[k] = kMomentum * velocity[k] + grad[k];
     value[k] -= kLearningRate * velocity[k];
@@ -73,11 +77,13 @@ absl::Status Train(evenkeel::Communicator& comm) {
         absl::StrCat(comm.world_size(), " ranks cannot share ", kBatch, " samples evenly"));
   }
   Model model;
-  EK_ASSIGN_OR_RETURN(const auto ddp, evenkeel::DataParallel::Create(&comm, &model.params, /*buffers=*/{}));
+  EK_ASSIGN_OR_RETURN(const auto ddp,
+                      evenkeel::DataParallel::Create(&comm, &model.params, /*buffers=*/{}));
   const int share = kBatch / comm.world_size();
   int steps = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
-    for (int batch = 0; batch + kBatch <= kSamples; batch += kBatch, ++steps) {  // What is left over is not used.
+    // What is left over is not used.
+    for (int batch = 0; batch + kBatch <= kSamples; batch += kBatch, ++steps) {
       const int begin = batch + comm.rank() * share;
       model.params.ClearGradients();
       EK_RETURN_IF_ERROR(ddp->BeginStep());

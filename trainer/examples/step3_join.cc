@@ -1,4 +1,5 @@
-// Step 3 of docs/tutorial.md: all samples count, although they do not divide evenly: some ranks run dry before others.
+// Step 3 of docs/tutorial.md: all samples count, although they do not divide evenly: some ranks
+// become exhausted before others.
 
 #include <algorithm>
 #include <cmath>
@@ -29,12 +30,14 @@ constexpr evenkeel::Sgd kRule = {.learning_rate = 0.01, .momentum = 0.9};
 
 // Where sample i lies on the wave, and how high that is there. A program of yours reads them.
 float Position(int i) { return 6.2831853f * std::fmod(0.6180340f * i, 1.0f); }
-float Height(float t) { return (3.1415927f - t) / 2; }  // sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+// sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+float Height(float t) { return (3.1415927f - t) / 2; }
 
 struct Model {
   std::vector<float> weight = std::vector<float>(kWaves), bias = {0};
   std::vector<float> weight_grad = weight, bias_grad = bias;
-  evenkeel::ParameterSet params;  // Where each value and its gradient lie: all that evenkeel sees of a model.
+  // Where each value and its gradient lie: all that evenkeel sees of a model.
+  evenkeel::ParameterSet params;
 
   Model() {
     params.Add("weight", absl::MakeSpan(weight), absl::MakeSpan(weight_grad));
@@ -67,15 +70,16 @@ struct Model {
 
 absl::Status Train(evenkeel::Communicator& comm) {
   Model model;
-  EK_ASSIGN_OR_RETURN(const auto ddp, evenkeel::DataParallel::Create(&comm, &model.params, /*buffers=*/{}));
-  EK_ASSIGN_OR_RETURN(const auto optimizer, evenkeel::Optimizer::Create(&comm, &model.params, kRule));
+  EK_ASSIGN_OR_RETURN(const auto ddp,
+                      evenkeel::DataParallel::Create(&comm, &model.params, /*buffers=*/{}));
+  EK_ASSIGN_OR_RETURN(const auto optimizer, evenkeel::Optimizer::Create(comm, model.params, kRule));
   const int share = (kBatch + comm.world_size() - 1) / comm.world_size();
   int steps = 0;
   const auto train_epoch = [&](evenkeel::JoinScope& scope) -> absl::Status {
     for (int batch = 0; batch < kSamples; batch += kBatch, ++steps) {
       const int begin = batch + comm.rank() * share;
       const int end = std::min({begin + share, batch + kBatch, kSamples});
-      if (begin >= end) break;  // This rank has run dry; others may not have.
+      if (begin >= end) break;  // This rank has no more input; others may.
       model.params.ClearGradients();
       EK_RETURN_IF_ERROR(scope.AddSamples(end - begin));
       EK_RETURN_IF_ERROR(ddp->BeginStep());
@@ -84,9 +88,11 @@ absl::Status Train(evenkeel::Communicator& comm) {
         model.params.SetGradState(i, evenkeel::GradState::kLocal);
         EK_RETURN_IF_ERROR(ddp->GradientReady(i));
       }
-      EK_RETURN_IF_ERROR(ddp->FinishStep());  // The sum over the group's samples, divided by how many they are.
+      EK_RETURN_IF_ERROR(
+          ddp->FinishStep());  // The sum over the group's samples, divided by how many they are.
       EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
-      EK_RETURN_IF_ERROR(evenkeel::RefuseNonfinite(optimizer->last_check()));  // A NaN ends training on all ranks.
+      EK_RETURN_IF_ERROR(
+          evenkeel::RefuseNonfinite(optimizer->last_check()));  // A NaN ends training on all ranks.
     }
     return absl::OkStatus();
   };

@@ -18,7 +18,7 @@
 #include "evenkeel/join/scope.h"
 #include "evenkeel/join/step_divisor.h"
 #include "evenkeel/zero_optim/gradient_check.h"
-#include "evenkeel/zero_optim/sliced_optimizer.h"
+#include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 constexpr int kWaves = 255;
@@ -29,12 +29,14 @@ constexpr evenkeel::Sgd kRule = {.learning_rate = 0.01, .momentum = 0.9};
 
 // Where sample i lies on the wave, and how high that is there. A program of yours reads them.
 float Position(int i) { return 6.2831853f * std::fmod(0.6180340f * i, 1.0f); }
-float Height(float t) { return (3.1415927f - t) / 2; }  // sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+// sin(t) + sin(2 t) / 2 + sin(3 t) / 3 + ...
+float Height(float t) { return (3.1415927f - t) / 2; }
 
 struct Model {
   std::vector<float> weight = std::vector<float>(kWaves), bias = {0};
   std::vector<float> weight_grad = weight, bias_grad = bias;
-  evenkeel::ParameterSet params;  // Where each value and its gradient lie: all that evenkeel sees of a model.
+  // Where each value and its gradient lie: all that evenkeel sees of a model.
+  evenkeel::ParameterSet params;
 
   Model() {
     params.Add("weight", absl::MakeSpan(weight), absl::MakeSpan(weight_grad));
@@ -67,16 +69,17 @@ struct Model {
 
 absl::Status Train(evenkeel::Communicator& comm) {
   Model model;
-  EK_ASSIGN_OR_RETURN(const auto optimizer, evenkeel::SlicedOptimizer::Create(&comm, &model.params, kRule));
-  EK_ASSIGN_OR_RETURN(const auto ddp, evenkeel::DataParallel::Create(&comm, &model.params, /*buffers=*/{},
-                                                                     /*options=*/{}, optimizer->TakeReduction()));
+  EK_ASSIGN_OR_RETURN(const auto ddp,
+                      evenkeel::DataParallel::Create(&comm, &model.params, /*buffers=*/{}));
+  EK_ASSIGN_OR_RETURN(const auto optimizer,
+                      evenkeel::Optimizer::Create(*ddp, kRule, {.placement = evenkeel::Slices{}}));
   const int share = (kBatch + comm.world_size() - 1) / comm.world_size();
   int steps = 0;
   const auto train_epoch = [&](evenkeel::JoinScope& scope) -> absl::Status {
     for (int batch = 0; batch < kSamples; batch += kBatch, ++steps) {
       const int begin = batch + comm.rank() * share;
       const int end = std::min({begin + share, batch + kBatch, kSamples});
-      if (begin >= end) break;  // This rank has run dry; others may not have.
+      if (begin >= end) break;  // This rank has no more input; others may.
       model.params.ClearGradients();
       EK_RETURN_IF_ERROR(scope.AddSamples(end - begin));
       EK_RETURN_IF_ERROR(ddp->BeginStep());
@@ -88,7 +91,8 @@ absl::Status Train(evenkeel::Communicator& comm) {
       EK_RETURN_IF_ERROR(ddp->FinishStep());  // As in step 3, but each rank gets its slice only.
       // Updates it, and brings the others' slices of the parameters.
       EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
-      EK_RETURN_IF_ERROR(evenkeel::RefuseNonfinite(optimizer->last_check()));  // A NaN ends training on all ranks.
+      EK_RETURN_IF_ERROR(
+          evenkeel::RefuseNonfinite(optimizer->last_check()));  // A NaN ends training on all ranks.
     }
     return absl::OkStatus();
   };

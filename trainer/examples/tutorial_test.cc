@@ -1,5 +1,5 @@
-// What docs/tutorial.md shows is what is there: its code is in the programs, its output is what they print. And they
-// compute what it promises, on any number of ranks.
+// What docs/tutorial.md shows is what is there: its code is in the programs, its output is what
+// they print. And they compute what it promises, on any number of ranks.
 
 #include <stdio.h>
 
@@ -37,7 +37,8 @@ std::string Read(const std::string& path) {
 
 struct Outcome {
   bool succeeded = false;
-  std::vector<std::string> lines;  // In order of the alphabet: ranks do not wait for each other to print.
+  std::vector<std::string>
+      lines;  // In order of the alphabet: ranks do not wait for each other to print.
 };
 
 Outcome RunCommand(const std::string& command) {
@@ -59,7 +60,8 @@ Outcome Launch(int ranks, const std::string& program) {
 double Value(absl::string_view line, absl::string_view name) {
   for (absl::string_view word : absl::StrSplit(line, ' ')) {
     double value;
-    if (absl::ConsumePrefix(&word, absl::StrCat(name, "=")) && absl::SimpleAtod(word, &value)) return value;
+    if (absl::ConsumePrefix(&word, absl::StrCat(name, "=")) && absl::SimpleAtod(word, &value))
+      return value;
   }
   return NAN;
 }
@@ -96,7 +98,8 @@ TEST(TutorialTest, QuotesThePrograms) {
     if (block.language != "cpp") continue;
     ++quotes;
     ASSERT_NE(block.program, "") << block.text;
-    EXPECT_TRUE(absl::StrContains(absl::StrCat("\n", Read(block.program)), absl::StrCat("\n", block.text)))
+    EXPECT_TRUE(
+        absl::StrContains(absl::StrCat("\n", Read(block.program)), absl::StrCat("\n", block.text)))
         << block.program << " does not have\n"
         << block.text;
   }
@@ -123,7 +126,8 @@ TEST(ReadmeTest, TheProgramTrainsAndRefusesANan) {
   const Outcome good = Launch(3, "readme_loop");
   EXPECT_TRUE(good.succeeded);
   ASSERT_THAT(good.lines, SizeIs(3));
-  for (const std::string& line : good.lines) EXPECT_EQ(Value(line, "slope"), Value(good.lines[0], "slope")) << line;
+  for (const std::string& line : good.lines)
+    EXPECT_EQ(Value(line, "slope"), Value(good.lines[0], "slope")) << line;
   const Outcome bad = Launch(3, "readme_loop nan");
   EXPECT_FALSE(bad.succeeded);
   int refusals = 0;
@@ -139,11 +143,13 @@ TEST(TutorialTest, ShowsWhatTheProgramsPrint) {
     if (block.language != "console" || absl::StrContains(block.text, "bazelw build")) continue;
     for (absl::string_view session : absl::StrSplit(absl::StripPrefix(block.text, "$ "), "\n$ ")) {
       std::vector<std::string> shown = absl::StrSplit(session, '\n', absl::SkipEmpty());
-      const std::string command = absl::StrReplaceAll(shown[0], {{"./bazelw run //tools:launch --", "tools/launch"},
-                                                                 {"./bazelw run //trainer/examples:", kFolder},
-                                                                 {"bazel-bin/", ""}});
+      const std::string command =
+          absl::StrReplaceAll(shown[0], {{"./bazelw run //tools:launch --", "tools/launch"},
+                                         {"./bazelw run //trainer/examples:", kFolder},
+                                         {"bazel-bin/", ""}});
       shown.erase(shown.begin());
-      EXPECT_EQ(absl::StrJoin(RunCommand(command).lines, "\n"), absl::StrJoin(shown, "\n")) << command;
+      EXPECT_EQ(absl::StrJoin(RunCommand(command).lines, "\n"), absl::StrJoin(shown, "\n"))
+          << command;
       ++commands;
     }
   }
@@ -152,8 +158,8 @@ TEST(TutorialTest, ShowsWhatTheProgramsPrint) {
 
 // ---- What it promises ----
 
-// Two ranks that add up in another order than one differ in the last bits of a float, far below the digits printed; a
-// sample with another weight, or one left out, changes the fourth.
+// Two ranks that add up in another order than one differ in the last bits of a float, far below the
+// digits printed; a sample with another weight, or one left out, changes the fourth.
 constexpr double kRounding = 1.5e-6;
 
 TEST(TutorialTest, RanksThatShareEveryBatchGetWhatOneGets) {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/recorded.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
 
 namespace evenkeel {
 namespace {
@@ -23,10 +23,14 @@ struct Memory {
         diff_qkv(3 * output.size(), 99) {}
 
   void Forward(const std::vector<O>& qkv) {
-    EXPECT_TRUE(attention.Forward(shape, noise, qkv.data(), probabilities.data(), output.data()).ok());
+    EXPECT_TRUE(
+        attention.Forward(shape, noise, qkv.data(), probabilities.data(), output.data()).ok());
   }
   void Backward(const std::vector<O>& qkv, const std::vector<O>& diff) {
-    EXPECT_TRUE(attention.Backward(shape, noise, qkv.data(), probabilities.data(), diff.data(), diff_qkv.data()).ok());
+    EXPECT_TRUE(
+        attention
+            .Backward(shape, noise, qkv.data(), probabilities.data(), diff.data(), diff_qkv.data())
+            .ok());
   }
 
   AttentionShape shape;
@@ -58,7 +62,8 @@ TEST(AttentionGradientTest, MatchesDifferencesAlsoWithDropout) {
   for (const int64_t context : {1, 2, 66}) {
     for (const double dropout : {0.0, 0.4}) {
       SCOPED_TRACE(testing::Message() << context << " " << dropout);
-      Memory<double> run({.sequences = context == 66 ? 1 : 2, .context = context, .heads = 2, .head_width = 1});
+      Memory<double> run(
+          {.sequences = context == 66 ? 1 : 2, .context = context, .heads = 2, .head_width = 1});
       run.noise = {.probability = dropout, .seed = 7};
       std::vector<double> qkv = RandomValues<double>(run.diff_qkv.size(), 1, 2);
       const std::vector<double> diff = RandomValues<double>(run.output.size(), 2);
@@ -69,7 +74,8 @@ TEST(AttentionGradientTest, MatchesDifferencesAlsoWithDropout) {
       objective();
       run.Backward(qkv, diff);
       const std::vector<double> analytic = run.diff_qkv;
-      EXPECT_LT(RelativeError<double>(analytic, NumericGradient<double>(qkv, 1e-5, objective)), 1e-7);
+      EXPECT_LT(RelativeError<double>(analytic, NumericGradient<double>(qkv, 1e-5, objective)),
+                1e-7);
     }
   }
 }
@@ -94,7 +100,8 @@ TEST(AttentionForwardTest, BFloat16IsNearFloat) {
   std::vector<BFloat16> qkv, diff;
   std::vector<float> widened, diff_widened;
   for (float value : values) widened.push_back(static_cast<float>(qkv.emplace_back(value)));
-  for (float value : diff_values) diff_widened.push_back(static_cast<float>(diff.emplace_back(value)));
+  for (float value : diff_values)
+    diff_widened.push_back(static_cast<float>(diff.emplace_back(value)));
   exact.Forward(widened), exact.Backward(widened, diff_widened);
   rounded.Forward(qkv), rounded.Backward(qkv, diff);
   std::vector<double> expected(exact.output.begin(), exact.output.end());

@@ -1,15 +1,16 @@
 // One layer of a GPT: x += attention(norm(x)), then x += perceptron(norm(x)).
 //
 //   Block<float, float> block({.ln_1 = {4, 5}, ...}, width, heads);
-//   EK_RETURN_IF_ERROR(block.Forward(tools, pass, input, memory));           // memory.output is the next one's input
+//   // memory.output is the next one's input
+//   EK_RETURN_IF_ERROR(block.Forward(tools, pass, input, memory));
 //   EK_RETURN_IF_ERROR(block.Backward(tools, pass, input, memory, sink, diff));
 //
-// `diff` comes as the gradient of the output and leaves as that of the input. Backward ends where nothing below is
-// trained; then `diff` is unspecified. Gradients are announced from the last parameter to the first, each after the
-// last use of the parameter's value.
+// Backward turns `diff` from the gradient of the output into that of the input. It ends where
+// nothing below is trained; then `diff` is unspecified. Gradients are announced from the last
+// parameter to the first, each after the last use of the parameter's value.
 //
 // Shapes:  input and diff [pass.rows(), width].
-// Types:   T is float or double; O, what matrix products take, is T or, for float, BFloat16.
+// Types:   T is float or double; O, the operand type of products, is T or, for float, BFloat16.
 // Threads: thread-compatible, together with `tools`.
 // Errors:  those of StridedProducts and of the sink.
 
@@ -17,135 +18,247 @@
 #define EVENKEEL_TRAINER_GPT_BLOCK_H_
 
 #include <cstdint>
+#include <span>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/gpt/attention.h"
+#include "evenkeel/trainer/gpt/attention_rows.h"
 #include "evenkeel/trainer/gpt/buffer.h"
+#include "evenkeel/trainer/gpt/dropout.h"
+#include "evenkeel/trainer/gpt/gelu.h"
+#include "evenkeel/trainer/gpt/gpt_pass.h"
 #include "evenkeel/trainer/gpt/layer_norm.h"
 #include "evenkeel/trainer/gpt/linear.h"
 #include "evenkeel/trainer/gpt/operands.h"
+#include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
-#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/elementwise.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 
 namespace evenkeel {
 
-// The parameters of a part, by their indices.
-struct WeightAndBias {
-  int weight = 0;
-  int bias = 0;
-};
-
-struct BlockParameters {
-  WeightAndBias ln_1, c_attn, attn_c_proj, ln_2, c_fc, mlp_c_proj;
-};
-
-// What a pass is about.
-struct GptPass {
-  int64_t sequences = 0;
-  int64_t context = 0;
-  double dropout = 0;  // 0 in evaluation.
-  uint64_t noise = 0;
-
-  int64_t rows() const { return sequences * context; }
-  DropoutNoise Noise(uint64_t stream) const { return {.probability = dropout, .seed = noise, .stream = stream}; }
-};
-
-// What a layer's backward pass needs of its forward pass.
+// The results of a layer's forward pass that its backward pass uses.
 template <typename T, typename O>
 struct BlockMemory {
-  explicit BlockMemory(int64_t* held)
-      : norm_1(held),
-        qkv(held),
-        probabilities(held),
-        mixed(held),
-        middle(held),
-        norm_2(held),
-        hidden(held),
-        activated(held),
-        output(held),
-        statistics(held) {}
+  explicit BlockMemory(int64_t* held) : held(held) {}
 
-  Buffer<O> norm_1;         // [rows, width]
-  Buffer<O> qkv;            // [rows, 3 width]
-  Buffer<O> probabilities;  // [sequences, heads, context, context]
-  Buffer<O> mixed;          // [rows, width]: the heads' means
-  Buffer<T> middle;         // [rows, width]: the sum after attention
-  Buffer<O> norm_2;         // [rows, width]
-  Buffer<T> hidden;         // [rows, 4 width]
-  Buffer<O> activated;      // [rows, 4 width]
-  Buffer<T> output;         // [rows, width]
-  Buffer<T> statistics;     // [4, rows]: of both norms
+  int64_t* const held;
+  Buffer<O> norm_1{held};         // [rows, width]
+  Buffer<O> qkv{held};            // [rows, 3 width]
+  Buffer<O> probabilities{held};  // [sequences, heads, context, context]
+  Buffer<O> mixed{held};          // [rows, width]: the heads' means
+  Buffer<T> middle{held};         // [rows, width]: the sum after attention
+  Buffer<O> norm_2{held};         // [rows, width]
+  Buffer<T> hidden{held};         // [rows, 4 width]
+  Buffer<O> activated{held};      // [rows, 4 width]
+  Buffer<T> output{held};         // [rows, width]
+  Buffer<T> statistics{held};     // [4, rows]: of both norms
 };
 
-// What all layers share: nothing in it lives longer than the pass of one layer.
+// Workspaces that all layers share: no content outlives the pass of one layer.
 template <typename T, typename O>
 struct BlockTools {
   BlockTools(const ParameterSet* parameters, int64_t* held)
-      : operands(parameters, held),
-        attention(&products, held),
-        wide(held),
-        wide_operand(held),
-        narrow_operand(held),
-        norm_diff(held),
-        norm_sums(held) {}
+      : held(held), operands(parameters, held), attention(&products, held) {}
 
+  int64_t* const held;
   StridedProducts<O> products;
   Operands<T, O> operands;
   CausalAttention<T, O> attention;
-  Buffer<T> wide;            // [rows, 4 width]: gradients within a part
-  Buffer<O> wide_operand;    // The same, as products take it; unused where T is O.
-  Buffer<O> narrow_operand;  // [rows, width]: gradients that go into a part
-  Buffer<T> norm_diff;       // [rows, width]: of a norm's output
-  Buffer<T> norm_sums;       // [2, width]: of its weight and bias
+  Buffer<T> wide{held};            // [rows, 4 width]: gradients within a part
+  Buffer<O> wide_operand{held};    // The same, as products take it; unused where T is O.
+  Buffer<O> narrow_operand{held};  // [rows, width]: gradients that go into a part
+  Buffer<T> norm_diff{held};       // [rows, width]: of a norm's output
+  Buffer<T> norm_sums{held};       // [2, width]: of its weight and bias
 };
+
+// `values` themselves where products take them as they are.
+template <typename T, typename O>
+const O* AsOperand(int64_t n, const T* values, Buffer<O>& memory) {
+  if constexpr (std::is_same_v<T, O>) {
+    return values;
+  } else {
+    Round(n, values, memory.Resize(n));
+    return memory.data();
+  }
+}
 
 // Backward through a layer norm, its parameters' gradients included.
 template <typename T, typename O>
-absl::Status NormBackward(BlockTools<T, O>& tools, int64_t rows, int64_t width, const WeightAndBias& norm,
-                          const T* input, RowStatistics<T> statistics, const T* diff_output, GradientSink& sink,
-                          T* diff_input);
+absl::Status NormBackward(BlockTools<T, O>& tools, int64_t rows, int64_t width,
+                          const WeightAndBias& norm, const T* input, RowStatistics<T> statistics,
+                          const T* diff_output, GradientSink& sink, T* diff_input) {
+  T* weight_sum = tools.norm_sums.Resize(2 * width);
+  T* bias_sum = weight_sum + width;
+  LayerNormBackward(rows, width, input, statistics, tools.operands.Vector(norm.weight), diff_output,
+                    weight_sum, bias_sum,
+                    sink.AnyTrainedBefore(norm.weight) ? diff_input : nullptr);
+  const auto write = [&](int index, const T* sum) {
+    return sink.Write<T>(index, [&](GradTarget<T> target) {
+      WriteGradient(width, sum, target);
+      return absl::OkStatus();
+    });
+  };
+  EK_RETURN_IF_ERROR(write(norm.bias, bias_sum));
+  return write(norm.weight, weight_sum);
+}
 
 template <typename T, typename O>
 class Block {
  public:
   Block(const BlockParameters& parameters, int64_t width, int64_t heads, int layer)
-      : parameters_(parameters), width_(width), heads_(heads), first_stream_(1 + 3 * static_cast<uint64_t>(layer)) {}
+      : parameters_(parameters), width_(width), heads_(heads), first_stream_(FirstStream(layer)) {}
 
   const BlockParameters& parameters() const { return parameters_; }
 
-  absl::Status Forward(BlockTools<T, O>& tools, const GptPass& pass, const T* input, BlockMemory<T, O>& memory) const;
-  absl::Status Backward(BlockTools<T, O>& tools, const GptPass& pass, const T* input, const BlockMemory<T, O>& memory,
-                        GradientSink& sink, T* diff) const;
+  absl::Status Forward(BlockTools<T, O>& tools, const GptPass& pass, const T* input,
+                       BlockMemory<T, O>& memory) const {
+    const int64_t rows = pass.rows(), size = rows * width_;
+    const Operands<T, O>& operands = tools.operands;
+    const BlockParameters& p = parameters_;
+    memory.statistics.Resize(4 * rows);
+
+    O* norm_1 = memory.norm_1.Resize(size);
+    LayerNormForward(rows, width_, input, operands.Vector(p.ln_1.weight),
+                     operands.Vector(p.ln_1.bias), norm_1, Statistics(pass, memory, 0));
+    O* qkv = memory.qkv.Resize(3 * size);
+    EK_RETURN_IF_ERROR(Apply(tools, pass.Linear(width_, 3 * width_), p.c_attn, norm_1, qkv));
+    O* mixed = memory.mixed.Resize(size);
+    EK_RETURN_IF_ERROR(
+        tools.attention.Forward(pass.Attention(width_, heads_), pass.Noise(first_stream_), qkv,
+                                memory.probabilities.Resize(rows * heads_ * pass.context), mixed));
+    T* middle = memory.middle.Resize(size);
+    EK_RETURN_IF_ERROR(Apply(tools, pass.Linear(width_, width_), p.attn_c_proj, mixed, middle));
+    EndPart(pass, first_stream_ + 1, input, middle);
+
+    O* norm_2 = memory.norm_2.Resize(size);
+    LayerNormForward(rows, width_, middle, operands.Vector(p.ln_2.weight),
+                     operands.Vector(p.ln_2.bias), norm_2, Statistics(pass, memory, 1));
+    T* hidden = memory.hidden.Resize(4 * size);
+    EK_RETURN_IF_ERROR(LinearForward(tools.products, pass.Linear(width_, 4 * width_), norm_2,
+                                     operands.Matrix(p.c_fc.weight), operands.Vector(p.c_fc.bias),
+                                     hidden));
+    O* activated = memory.activated.Resize(4 * size);
+    GeluForward(4 * size, hidden, activated);
+    T* output = memory.output.Resize(size);
+    EK_RETURN_IF_ERROR(
+        Apply(tools, pass.Linear(4 * width_, width_), p.mlp_c_proj, activated, output));
+    EndPart(pass, first_stream_ + 2, middle, output);
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(BlockTools<T, O>& tools, const GptPass& pass, const T* input,
+                        const BlockMemory<T, O>& memory, GradientSink& sink, T* diff) const {
+    EK_RETURN_IF_ERROR(PerceptronBackward(tools, pass, memory, sink, diff));
+    if (!sink.AnyTrainedBefore(parameters_.ln_2.weight)) return absl::OkStatus();
+    return AttentionBackward(tools, pass, input, memory, sink, diff);
+  }
 
  private:
-  AttentionShape Attention(const GptPass& pass) const {
-    return {.sequences = pass.sequences, .context = pass.context, .heads = heads_, .head_width = width_ / heads_};
-  }
-  LinearShape Linear(const GptPass& pass, int64_t inputs, int64_t outputs) const {
-    return {.rows = pass.rows(), .inputs = inputs, .outputs = outputs};
-  }
   // Of the norm that comes first (0) or second (1).
-  static RowStatistics<T> Statistics(const GptPass& pass, const BlockMemory<T, O>& memory, int norm) {
+  static RowStatistics<T> Statistics(const GptPass& pass, const BlockMemory<T, O>& memory,
+                                     int norm) {
     T* own = memory.statistics.data() + 2 * norm * pass.rows();
     return {.mean = own, .inverse_deviation = own + pass.rows()};
   }
 
   // Dropout, and the sum with what went around the part.
-  void EndPart(const GptPass& pass, uint64_t stream, const T* around, T* part) const;
+  void EndPart(const GptPass& pass, uint64_t stream, const T* around, T* part) const {
+    const int64_t rows = pass.rows();
+    if (pass.dropout > 0) Dropout(pass.Noise(stream), WholeMatrix(rows, width_), part, part);
+    const std::span<T> sum(part, rows * width_);
+    Add<T>(std::span(around, sum.size()), sum, sum);
+  }
+
   // The gradient of a part's end, as products take it.
-  const O* BeginPart(BlockTools<T, O>& tools, const GptPass& pass, uint64_t stream, const T* diff) const;
-  absl::Status WriteLinear(BlockTools<T, O>& tools, const LinearShape& shape, const WeightAndBias& linear,
-                           const O* input, const O* diff_output, GradientSink& sink) const;
-  absl::Status PerceptronBackward(BlockTools<T, O>& tools, const GptPass& pass, const BlockMemory<T, O>& memory,
-                                  GradientSink& sink, T* diff) const;
+  const O* BeginPart(BlockTools<T, O>& tools, const GptPass& pass, uint64_t stream,
+                     const T* diff) const {
+    const int64_t rows = pass.rows();
+    if (pass.dropout == 0) return AsOperand(rows * width_, diff, tools.narrow_operand);
+    O* operand = tools.narrow_operand.Resize(rows * width_);
+    Dropout(pass.Noise(stream), WholeMatrix(rows, width_), diff, operand);
+    return operand;
+  }
+
+  template <typename Result>
+  absl::Status Apply(BlockTools<T, O>& tools, const LinearShape& shape, const WeightAndBias& linear,
+                     const O* input, Result* output) const {
+    return LinearForward(tools.products, shape, input, tools.operands.Matrix(linear.weight),
+                         tools.operands.Vector(linear.bias), output);
+  }
+  template <typename Result>
+  absl::Status LinearBackward(BlockTools<T, O>& tools, const LinearShape& shape,
+                              const WeightAndBias& linear, const O* input, const O* diff_output,
+                              Result* diff_input, GradientSink& sink) const {
+    EK_RETURN_IF_ERROR(LinearBackwardInput(
+        tools.products, shape, tools.operands.Matrix(linear.weight), diff_output, diff_input));
+    EK_RETURN_IF_ERROR(sink.Write<T>(linear.bias, [&](GradTarget<T> target) {
+      SumRows(shape.rows, shape.outputs, diff_output, target);
+      return absl::OkStatus();
+    }));
+    return sink.Write<T>(linear.weight, [&](GradTarget<T> target) {
+      return LinearBackwardWeight(tools.products, shape, input, diff_output, target);
+    });
+  }
+
+  absl::Status PerceptronBackward(BlockTools<T, O>& tools, const GptPass& pass,
+                                  const BlockMemory<T, O>& memory, GradientSink& sink,
+                                  T* diff) const {
+    const BlockParameters& p = parameters_;
+    const int64_t wide = 4 * width_ * pass.rows();
+    const LinearShape narrowing = pass.Linear(4 * width_, width_),
+                      widening = pass.Linear(width_, 4 * width_);
+    const O* diff_end = BeginPart(tools, pass, first_stream_ + 2, diff);
+    T* diff_activated = tools.wide.Resize(wide);
+    EK_RETURN_IF_ERROR(LinearBackward(tools, narrowing, p.mlp_c_proj, memory.activated.data(),
+                                      diff_end, diff_activated, sink));
+    if (!sink.AnyTrainedBefore(p.mlp_c_proj.weight)) return absl::OkStatus();
+
+    O* diff_hidden = OperandMemory(diff_activated, wide, tools.wide_operand);
+    GeluBackward(wide, memory.hidden.data(), diff_activated, diff_hidden);
+    T* diff_norm = tools.norm_diff.Resize(pass.rows() * width_);
+    EK_RETURN_IF_ERROR(LinearBackward(tools, widening, p.c_fc, memory.norm_2.data(), diff_hidden,
+                                      diff_norm, sink));
+    if (!sink.AnyTrainedBefore(p.c_fc.weight)) return absl::OkStatus();
+
+    return NormBackward(tools, pass.rows(), width_, p.ln_2, memory.middle.data(),
+                        Statistics(pass, memory, 1), diff_norm, sink, diff);
+  }
+
   absl::Status AttentionBackward(BlockTools<T, O>& tools, const GptPass& pass, const T* input,
-                                 const BlockMemory<T, O>& memory, GradientSink& sink, T* diff) const;
+                                 const BlockMemory<T, O>& memory, GradientSink& sink,
+                                 T* diff) const {
+    const BlockParameters& p = parameters_;
+    const int64_t size = width_ * pass.rows();
+    const LinearShape projection = pass.Linear(width_, width_),
+                      widening = pass.Linear(width_, 3 * width_);
+    const O* diff_end = BeginPart(tools, pass, first_stream_ + 1, diff);
+    O* diff_mixed = tools.wide_operand.Resize(4 * size);
+    EK_RETURN_IF_ERROR(LinearBackward(tools, projection, p.attn_c_proj, memory.mixed.data(),
+                                      diff_end, diff_mixed, sink));
+    if (!sink.AnyTrainedBefore(p.attn_c_proj.weight)) return absl::OkStatus();
+
+    T* diff_qkv = tools.wide.Resize(4 * size);
+    EK_RETURN_IF_ERROR(tools.attention.Backward(pass.Attention(width_, heads_),
+                                                pass.Noise(first_stream_), memory.qkv.data(),
+                                                memory.probabilities.data(), diff_mixed, diff_qkv));
+    const O* diff_operand = AsOperand(3 * size, diff_qkv, tools.wide_operand);
+    T* diff_norm = tools.norm_diff.Resize(size);
+    EK_RETURN_IF_ERROR(LinearBackward(tools, widening, p.c_attn, memory.norm_1.data(), diff_operand,
+                                      diff_norm, sink));
+    if (!sink.AnyTrainedBefore(p.c_attn.weight)) return absl::OkStatus();
+
+    return NormBackward(tools, pass.rows(), width_, p.ln_1, input, Statistics(pass, memory, 0),
+                        diff_norm, sink, diff);
+  }
 
   const BlockParameters parameters_;
   const int64_t width_;
   const int64_t heads_;
-  const uint64_t first_stream_;  // Of dropout: the attention's weights, its end, the perceptron's end.
+  const uint64_t first_stream_;
 };
 
 }  // namespace evenkeel

@@ -2,10 +2,11 @@
 //
 //   int64_t held = 0;
 //   Buffer<float> scores(&held);
-//   float* data = scores.Resize(rows * vocabulary);   // at a multiple of 64 bytes; what it held may be lost
+//   // at a multiple of 64 bytes; what it held may be lost
+//   float* data = scores.Resize(rows * vocabulary);
 //
-// It grows and never shrinks, so that steps of equal size allocate once. `held` counts the bytes of all buffers that
-// were made with it.
+// It grows and never shrinks, so that steps of equal size allocate once. `held` counts the bytes of
+// all buffers that were made with it.
 //
 // Threads: thread-compatible, together with the others of its count.
 
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 namespace evenkeel {
@@ -37,7 +39,8 @@ class Buffer {
   T* data() const { return memory_.get(); }
 
  private:
-  static constexpr std::align_val_t kAlignment{64};  // A cache line, and the widest vector register.
+  static constexpr std::align_val_t kAlignment{
+      64};  // A cache line, and the widest vector register.
   struct Deleter {
     void operator()(T* data) const { ::operator delete(data, kAlignment); }
   };
@@ -46,6 +49,16 @@ class Buffer {
   int64_t count_ = 0;
   std::unique_ptr<T, Deleter> memory_;
 };
+
+// Returns the memory of `n` values as products take them: their own where that is of one type.
+template <typename T, typename O>
+O* OperandMemory(T* values, int64_t n, Buffer<O>& memory) {
+  if constexpr (std::is_same_v<T, O>) {
+    return values;
+  } else {
+    return memory.Resize(n);
+  }
+}
 
 }  // namespace evenkeel
 

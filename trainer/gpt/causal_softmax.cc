@@ -36,8 +36,8 @@ struct ForwardLoop {
 
 struct BackwardLoop {
   template <typename T, typename O>
-  EK_ALWAYS_INLINE static void Run(CausalBlock block, T scale, const O* probabilities, const T* diff_probabilities,
-                                   O* diff_scores) {
+  EK_ALWAYS_INLINE static void Run(CausalBlock block, T scale, const O* probabilities,
+                                   const T* diff_probabilities, O* diff_scores) {
     for (int64_t row = 0; row < block.rows; ++row) {
       const O* probability = probabilities + row * block.stride;
       const T* diff = diff_probabilities + row * block.stride;
@@ -47,7 +47,8 @@ struct BackwardLoop {
 #pragma omp simd reduction(+ : dot)
       for (int64_t i = 0; i < seen; ++i) dot += Widen(probability[i]) * diff[i];
 #pragma omp simd
-      for (int64_t i = 0; i < seen; ++i) to[i] = Narrow<O>(scale * Widen(probability[i]) * (diff[i] - dot));
+      for (int64_t i = 0; i < seen; ++i)
+        to[i] = Narrow<O>(scale * Widen(probability[i]) * (diff[i] - dot));
       std::fill(to + seen, to + block.columns, O{});
     }
   }
@@ -61,8 +62,8 @@ void CausalSoftmaxForward(CausalBlock block, T scale, T* scores, O* probabilitie
 }
 
 template <typename T, typename O>
-void CausalSoftmaxBackward(CausalBlock block, T scale, const O* probabilities, const T* diff_probabilities,
-                           O* diff_scores) {
+void CausalSoftmaxBackward(CausalBlock block, T scale, const O* probabilities,
+                           const T* diff_probabilities, O* diff_scores) {
   Vectorised<BackwardLoop>(block, scale, probabilities, diff_probabilities, diff_scores);
 }
 

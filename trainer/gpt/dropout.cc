@@ -1,9 +1,9 @@
 #include "evenkeel/trainer/gpt/dropout.h"
 
 #include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/gpt/vector_math.h"
 #include "evenkeel/trainer/gpt/vectorised.h"
-#include "evenkeel/trainer/stable_random.h"
 
 namespace evenkeel {
 namespace {
@@ -16,8 +16,9 @@ EK_ALWAYS_INLINE uint32_t Mix(uint32_t x) {
 
 struct RowLoop {
   template <typename I, typename O>
-  EK_ALWAYS_INLINE static void Run(int64_t columns, uint32_t key, uint32_t change, uint32_t lowest_kept,
-                                   double keep_scale, const I* input, O* output) {
+  EK_ALWAYS_INLINE static void Run(int64_t columns, uint32_t key, uint32_t change,
+                                   uint32_t lowest_kept, double keep_scale, const I* input,
+                                   O* output) {
     using T = decltype(Widen(I{}));
     const T scale = static_cast<T>(keep_scale);
 #pragma omp simd
@@ -38,8 +39,9 @@ void Dropout(DropoutNoise noise, DropoutMatrix matrix, const I* input, O* output
   const uint64_t place = StableRandom(noise.seed, noise.stream).Next();
   for (int64_t row = 0; row < matrix.rows; ++row) {
     const uint64_t key = StableRandom(place, matrix.first_row + row).Next();
-    Vectorised<RowLoop>(matrix.columns, static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), lowest_kept,
-                        scale, input + row * matrix.stride, output + row * matrix.stride);
+    Vectorised<RowLoop>(matrix.columns, static_cast<uint32_t>(key),
+                        static_cast<uint32_t>(key >> 32), lowest_kept, scale,
+                        input + row * matrix.stride, output + row * matrix.stride);
   }
 }
 

@@ -1,15 +1,18 @@
 // Dropout: each element becomes 0 with a probability, and the others grow so that the mean stays.
 //
 //   const DropoutNoise noise{.probability = 0.1, .seed = step, .stream = layer};
-//   Dropout(noise, {.rows = rows, .columns = width, .stride = width}, values, values);    // forward
-//   Dropout(noise, {.rows = rows, .columns = width, .stride = width}, diff, diff);        // backward is the same
+//   Dropout(noise, {.rows = rows, .columns = width, .stride = width}, values, values);  // forward
+//   // backward is the same
+//   Dropout(noise, {.rows = rows, .columns = width, .stride = width}, diff, diff);
 //
-// Which elements those are follows from seed, stream, row and column alone, so that backward finds them again and no
-// mask is kept.
+// Which elements those are follows from seed, stream, row and column alone, so that backward finds
+// them again and no mask is kept.
 //
-// Shapes:  row i of `matrix` starts at i * stride in input and output and is counted as row first_row + i.
+// Shapes:  row i of `matrix` starts at i * stride in input and output and is counted as row
+//          first_row + i.
 // Threads: pure function. `output` may be the memory of `input`.
-// Source:  Srivastava et al., "Dropout", JMLR 2014. The mixing of 32 bits: Wellons, "Hash prospector", lowbias32.
+// Source:  Srivastava et al., "Dropout", JMLR 2014. The mixing of 32 bits: Wellons, "Hash
+//          prospector", lowbias32.
 
 #ifndef EVENKEEL_TRAINER_GPT_DROPOUT_H_
 #define EVENKEEL_TRAINER_GPT_DROPOUT_H_
@@ -30,6 +33,11 @@ struct DropoutMatrix {
   int64_t columns = 0;
   int64_t stride = 0;
 };
+
+// All of a matrix without gaps.
+inline DropoutMatrix WholeMatrix(int64_t rows, int64_t width) {
+  return {.rows = rows, .columns = width, .stride = width};
+}
 
 // I and O are float, BFloat16 or double; the product is rounded once.
 template <typename I, typename O>

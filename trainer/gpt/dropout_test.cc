@@ -21,17 +21,20 @@ std::vector<float> Mask(const DropoutNoise& noise, const DropoutMatrix& matrix) 
 TEST(DropoutTest, KeepsItsShareAndTheMean) {
   constexpr int64_t kRows = 300, kColumns = 333;
   for (const double probability : {0.0, 0.1, 0.5, 0.99}) {
-    const std::vector<float> mask = Mask({.probability = probability, .seed = 1}, {0, kRows, kColumns, kColumns});
+    const std::vector<float> mask =
+        Mask({.probability = probability, .seed = 1}, {0, kRows, kColumns, kColumns});
     const double kept = std::ranges::count_if(mask, [](float value) { return value != 0; });
     const double deviation = std::sqrt(mask.size() * probability * (1 - probability));
     EXPECT_NEAR(kept, mask.size() * (1 - probability), 5 * deviation) << probability;
-    for (float value : mask) ASSERT_TRUE(value == 0 || value == static_cast<float>(1 / (1 - probability)));
+    for (float value : mask)
+      ASSERT_TRUE(value == 0 || value == static_cast<float>(1 / (1 - probability)));
   }
 }
 
 TEST(DropoutTest, NeighboursAreIndependent) {
   constexpr int64_t kRows = 256, kColumns = 256;
-  const std::vector<float> mask = Mask({.probability = 0.5, .seed = 1}, {0, kRows, kColumns, kColumns});
+  const std::vector<float> mask =
+      Mask({.probability = 0.5, .seed = 1}, {0, kRows, kColumns, kColumns});
   for (const int64_t distance : {1, 2, 16, 255, 256, 512}) {
     int64_t equal = 0;
     for (size_t i = 0; i + distance < mask.size(); ++i) equal += mask[i] == mask[i + distance];
@@ -54,7 +57,8 @@ TEST(DropoutTest, APartIsWhatTheWholeHasThere) {
   for (int64_t row = 0; row < 3; ++row) {
     for (int64_t column = 0; column < 64; ++column) {
       // What is right of the columns stays.
-      EXPECT_EQ(part[row * 64 + column], column < 40 ? whole[(row + 2) * 64 + column] : 1.0f) << row << " " << column;
+      EXPECT_EQ(part[row * 64 + column], column < 40 ? whole[(row + 2) * 64 + column] : 1.0f)
+          << row << " " << column;
     }
   }
 }

@@ -1,11 +1,11 @@
-// What a language model begins with: the row of each token, plus the row of its position.
+// The first layer of a language model: the row of each token, plus the row of its position.
 //
 //   EmbeddingForward(context, width, inputs, token_table, position_table, output);
 //   EmbeddingBackward(context, width, inputs, diff_output, diff_tokens, diff_positions);
 //
-// Shapes:    inputs [n * context], token_table [vocabulary, width], position_table [at least context, width], output
-//            [n * context, width].
-// Gradients: are added to what lies there. Null: not wanted.
+// Shapes:    inputs [n * context], token_table [vocabulary, width], position_table [at least
+//            context, width], output [n * context, width].
+// Gradients: are added to the present values. A null gradient is not computed.
 // Threads:   pure functions.
 
 #ifndef EVENKEEL_TRAINER_GPT_EMBEDDING_H_
@@ -21,17 +21,20 @@ namespace evenkeel {
 
 // T is float or double.
 template <typename T>
-void EmbeddingForward(int64_t context, int64_t width, std::span<const int32_t> inputs, const T* token_table,
-                      const T* position_table, T* output) {
-  const auto row = [width](const T* table, int64_t index) { return std::span(table + index * width, width); };
+void EmbeddingForward(int64_t context, int64_t width, std::span<const int32_t> inputs,
+                      const T* token_table, const T* position_table, T* output) {
+  const auto row = [width](const T* table, int64_t index) {
+    return std::span(table + index * width, width);
+  };
   for (size_t i = 0; i < inputs.size(); ++i) {
-    Add<T>(row(token_table, inputs[i]), row(position_table, i % context), std::span(output + i * width, width));
+    Add<T>(row(token_table, inputs[i]), row(position_table, i % context),
+           std::span(output + i * width, width));
   }
 }
 
 template <typename T>
-void EmbeddingBackward(int64_t context, int64_t width, std::span<const int32_t> inputs, const T* diff_output,
-                       T* diff_tokens, T* diff_positions) {
+void EmbeddingBackward(int64_t context, int64_t width, std::span<const int32_t> inputs,
+                       const T* diff_output, T* diff_tokens, T* diff_positions) {
   const auto add_row = [width](std::span<const T> diff, T* table, int64_t index) {
     if (table == nullptr) return;
     const std::span<T> sum(table + index * width, width);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "evenkeel/trainer/gpt/recorded.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
 
 namespace evenkeel {
 namespace {
@@ -26,8 +26,10 @@ TYPED_TEST(EmbeddingTest, AgreesWithPyTorch) {
   EmbeddingForward<T>(4, 6, tokens, table.data(), positions.data(), output.data());
   EmbeddingBackward<T>(4, 6, tokens, diff.data(), diff_table.data(), diff_positions.data());
   EXPECT_LT(Difference<T>(output, recorded.Get<double>("embedding.output")), kRounding<T>);
-  EXPECT_LT(Difference<T>(diff_table, recorded.Get<double>("embedding.diff_tokens_table")), kRounding<T>);
-  EXPECT_LT(Difference<T>(diff_positions, recorded.Get<double>("embedding.diff_positions_table")), kRounding<T>);
+  EXPECT_LT(Difference<T>(diff_table, recorded.Get<double>("embedding.diff_tokens_table")),
+            kRounding<T>);
+  EXPECT_LT(Difference<T>(diff_positions, recorded.Get<double>("embedding.diff_positions_table")),
+            kRounding<T>);
   // Tables that are not wanted are left out, the other is added to.
   EmbeddingBackward<T>(4, 6, tokens, diff.data(), nullptr, diff_positions.data());
   std::vector<double> twice = recorded.Get<double>("embedding.diff_positions_table");

@@ -24,7 +24,8 @@ int64_t StepOf(const fs::path& folder) {
   absl::string_view digits = name;
   int64_t step;
   const bool is_step = absl::ConsumePrefix(&digits, "step-") && !digits.empty() &&
-                       digits.find_first_not_of("0123456789") == digits.npos && absl::SimpleAtoi(digits, &step);
+                       digits.find_first_not_of("0123456789") == digits.npos &&
+                       absl::SimpleAtoi(digits, &step);
   return is_step ? step : kNoStep;
 }
 
@@ -54,7 +55,8 @@ absl::StatusOr<std::string> FindWeights(const std::string& path) {
   }
   if (error) return StatusOf(error, path);
   if (newest != kNoStep) return found.string();
-  return absl::NotFoundError(absl::StrCat(path, ": has neither ", kFile, " nor a checkpoint, step-N/", kFile));
+  return absl::NotFoundError(
+      absl::StrCat(path, ": contains neither ", kFile, " nor a checkpoint, step-N/", kFile));
 }
 
 }  // namespace evenkeel

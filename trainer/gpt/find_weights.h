@@ -1,13 +1,14 @@
-// The file with a model's weights that a path means.
+// Returns the file with a model's weights for a path.
 //
 //   FindWeights("gpt2.safetensors");      // itself
 //   FindWeights("gpt2");                  // "gpt2/model.safetensors"
-//   FindWeights("checkpoints");           // "checkpoints/step-000000120/model.safetensors": the newest checkpoint's
+//   // "checkpoints/step-000000120/model.safetensors": the newest checkpoint's
+//   FindWeights("checkpoints");
 //
 // A folder of checkpoints has a folder step-N for each, under that name only when it is complete.
 //
 // Threads: reads folders, safe from any thread.
-// Errors:  NotFound says what was looked for; the file system's own.
+// Errors:  NotFound with the path and the files it lacks; the file system's own.
 
 #ifndef EVENKEEL_TRAINER_GPT_FIND_WEIGHTS_H_
 #define EVENKEEL_TRAINER_GPT_FIND_WEIGHTS_H_

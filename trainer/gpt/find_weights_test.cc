@@ -23,7 +23,8 @@ class FindWeightsTest : public testing::Test {
     return path.string();
   }
 
-  const std::string folder_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+  const std::string folder_ =
+      testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
 };
 
 TEST_F(FindWeightsTest, AFileIsItself) {
@@ -33,7 +34,8 @@ TEST_F(FindWeightsTest, AFileIsItself) {
 
 TEST_F(FindWeightsTest, AFolderOfOneModelHasItsFile) {
   Touch("step-000000009/model.safetensors");
-  EXPECT_EQ(*FindWeights(folder_ + "/step-000000009"), folder_ + "/step-000000009/model.safetensors");
+  EXPECT_EQ(*FindWeights(folder_ + "/step-000000009"),
+            folder_ + "/step-000000009/model.safetensors");
   const std::string file = Touch("model.safetensors");
   EXPECT_EQ(*FindWeights(folder_), file);
 }
@@ -53,9 +55,10 @@ TEST_F(FindWeightsTest, TakesTheNewestCompleteCheckpoint) {
 }
 
 TEST_F(FindWeightsTest, SaysWhatItLookedFor) {
-  EXPECT_EQ(
-      FindWeights(folder_).status(),
-      absl::NotFoundError(folder_ + ": has neither model.safetensors nor a checkpoint, step-N/model.safetensors"));
+  EXPECT_EQ(FindWeights(folder_).status(),
+            absl::NotFoundError(
+                folder_ +
+                ": contains neither model.safetensors nor a checkpoint, step-N/model.safetensors"));
   const absl::Status missing = FindWeights(folder_ + "/nothing").status();
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(absl::StrContains(missing.message(), folder_ + "/nothing")) << missing;

@@ -4,7 +4,8 @@
 #include "evenkeel/trainer/gpt/vector_math.h"
 #include "evenkeel/trainer/gpt/vectorised.h"
 
-// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)): one exponential, and no cancellation where the unit is nearly closed.
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)): one exponential, and no cancellation where the unit is
+// nearly closed.
 
 namespace evenkeel {
 namespace {

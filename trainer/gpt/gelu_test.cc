@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/recorded.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
 
 namespace evenkeel {
 namespace {
@@ -21,7 +21,8 @@ TYPED_TEST_SUITE(GeluTest, Types);
 TYPED_TEST(GeluTest, AgreesWithPyTorch) {
   using T = TypeParam;
   const Recorded recorded("layers");
-  const std::vector<T> input = recorded.Get<T>("gelu.input"), diff = recorded.Get<T>("gelu.diff_output");
+  const std::vector<T> input = recorded.Get<T>("gelu.input"),
+                       diff = recorded.Get<T>("gelu.diff_output");
   std::vector<T> output(input.size()), diff_input(input.size());
   GeluForward<T, T>(input.size(), input.data(), output.data());
   GeluBackward<T, T>(input.size(), input.data(), diff.data(), diff_input.data());
@@ -38,11 +39,13 @@ TEST(GeluGradientTest, MatchesDifferences) {
     return WeightedSum<double>(output, diff);
   };
   GeluBackward<double, double>(37, input.data(), diff_input.data(), diff_input.data());
-  EXPECT_LT(RelativeError<double>(diff_input, NumericGradient<double>(input, 1e-5, objective)), 1e-8);
+  EXPECT_LT(RelativeError<double>(diff_input, NumericGradient<double>(input, 1e-5, objective)),
+            1e-8);
 }
 
 TEST(GeluForwardTest, IsFiniteAndRightForEveryFiniteInput) {
-  const std::vector<float> input = {-3e38f, -1e20f, -100, -14, -0.0f, 0, 1e-30f, 14, 100, 1e20f, 3e38f};
+  const std::vector<float> input = {-3e38f, -1e20f, -100, -14,   -0.0f, 0,
+                                    1e-30f, 14,     100,  1e20f, 3e38f};
   const std::vector<float> ones(input.size(), 1);
   std::vector<float> output(input.size()), derivative(input.size());
   GeluForward<float, float>(input.size(), input.data(), output.data());

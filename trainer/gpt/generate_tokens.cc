@@ -5,19 +5,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/data/stable_random.h"
 
 namespace evenkeel {
 
 absl::Status Validate(const GenerateOptions& options) {
   if (options.count >= 0) return Validate(options.sample);
-  return absl::InvalidArgumentError(absl::StrCat("the number of tokens, ", options.count, ", must not be negative"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the number of tokens, ", options.count, ", must not be negative"));
 }
 
 absl::Status GenerateTokens(Gpt& model, std::vector<int32_t> prompt, const GenerateOptions& options,
                             absl::FunctionRef<absl::Status(int32_t token)> on_token) {
   EK_RETURN_IF_ERROR(Validate(options));
-  if (prompt.empty()) return absl::InvalidArgumentError("a prompt of no tokens has nothing to go on from");
+  if (prompt.empty())
+    return absl::InvalidArgumentError("the prompt is empty; at least one token is required");
   const size_t context = model.options().context;
   StableRandom random(options.seed);
   std::vector<int32_t>& tokens = prompt;

@@ -1,13 +1,14 @@
-// Lets a language model go on from a prompt, token by token.
+// Continues a prompt with a language model, token by token.
 //
-//   EK_RETURN_IF_ERROR(GenerateTokens(*model, prompt, {.count = 500, .sample = {.temperature = 0.8}, .seed = 7},
-//                                     [](int32_t token) { return Print(token); }));
+//   EK_RETURN_IF_ERROR(GenerateTokens(
+//       *model, prompt, {.count = 500, .sample = {.temperature = 0.8}, .seed = 7},
+//       [](int32_t token) { return Print(token); }));
 //
 // Equal models, prompts and options give equal tokens.
 //
 // Threads: thread-compatible; uses the model.
-// Errors:  InvalidArgument for options out of their range, an empty prompt, or what the model can't take; those of
-//          `on_token`, which end it.
+// Errors:  InvalidArgument for options out of their range, an empty prompt, or a prompt that the
+//          model cannot take; those of `on_token`, which end the generation.
 
 #ifndef EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_
 #define EVENKEEL_TRAINER_GPT_GENERATE_TOKENS_H_

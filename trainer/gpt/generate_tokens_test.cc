@@ -10,10 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
@@ -22,7 +22,8 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::SizeIs;
 
-// Ten tokens, of which each is mostly followed by the next one, after 9 by 0. Remembers what it was shown.
+// Ten tokens, of which each is mostly followed by the next one, after 9 by 0. Remembers what it was
+// shown.
 class Counting : public Gpt {
  public:
   const GptOptions& options() const override { return options_; }
@@ -39,11 +40,15 @@ class Counting : public Gpt {
   std::vector<std::vector<int32_t>> shown;
 
  protected:
-  absl::Status Check(const Batch&) const override { return absl::UnimplementedError("is not trained"); }
+  absl::Status Check(const Batch&) const override {
+    return absl::UnimplementedError("is not trained");
+  }
   absl::StatusOr<PendingResult> DoForward(const Batch&, Mode, const PassOptions&) override {
     return absl::UnimplementedError("is not trained");
   }
-  absl::Status DoBackward(GradientSink&) override { return absl::UnimplementedError("is not trained"); }
+  absl::Status DoBackward(GradientSink&) override {
+    return absl::UnimplementedError("is not trained");
+  }
 
  private:
   const GptOptions options_ = {.vocabulary = 10, .context = 3};
@@ -62,15 +67,18 @@ std::vector<int32_t> Generate(const std::vector<int32_t>& prompt, const Generate
 }
 
 TEST(GenerateTokensTest, GoesOnFromThePrompt) {
-  EXPECT_THAT(Generate({5, 7}, {.count = 4, .sample = {.temperature = 0}}), ElementsAre(8, 9, 0, 1));
+  EXPECT_THAT(Generate({5, 7}, {.count = 4, .sample = {.temperature = 0}}),
+              ElementsAre(8, 9, 0, 1));
   EXPECT_THAT(Generate({5}, {.count = 0}), IsEmpty());
 }
 
 TEST(GenerateTokensTest, ShowsTheModelNoMoreThanItsContext) {
   Counting model;
   const auto ignore = [](int32_t) { return absl::OkStatus(); };
-  ASSERT_TRUE(GenerateTokens(model, {1, 2}, {.count = 3, .sample = {.temperature = 0}}, ignore).ok());
-  EXPECT_THAT(model.shown, ElementsAre(ElementsAre(1, 2), ElementsAre(1, 2, 3), ElementsAre(2, 3, 4)));
+  ASSERT_TRUE(
+      GenerateTokens(model, {1, 2}, {.count = 3, .sample = {.temperature = 0}}, ignore).ok());
+  EXPECT_THAT(model.shown,
+              ElementsAre(ElementsAre(1, 2), ElementsAre(1, 2, 3), ElementsAre(2, 3, 4)));
 }
 
 TEST(GenerateTokensTest, EqualSeedsGiveEqualTokens) {
@@ -83,12 +91,15 @@ TEST(GenerateTokensTest, EqualSeedsGiveEqualTokens) {
 TEST(GenerateTokensTest, EndsWithTheFirstError) {
   Counting model;
   int calls = 0;
-  const auto fail_second = [&](int32_t) { return ++calls < 2 ? absl::OkStatus() : absl::DataLossError("pipe"); };
+  const auto fail_second = [&](int32_t) {
+    return ++calls < 2 ? absl::OkStatus() : absl::DataLossError("pipe");
+  };
   EXPECT_EQ(GenerateTokens(model, {0}, {}, fail_second), absl::DataLossError("pipe"));
   EXPECT_EQ(calls, 2);
-  EXPECT_EQ(GenerateTokens(model, {10}, {}, fail_second), absl::InvalidArgumentError("there are ten tokens"));
+  EXPECT_EQ(GenerateTokens(model, {10}, {}, fail_second),
+            absl::InvalidArgumentError("there are ten tokens"));
   EXPECT_EQ(GenerateTokens(model, {}, {}, fail_second),
-            absl::InvalidArgumentError("a prompt of no tokens has nothing to go on from"));
+            absl::InvalidArgumentError("the prompt is empty; at least one token is required"));
   EXPECT_EQ(GenerateTokens(model, {0}, {.count = -1}, fail_second),
             absl::InvalidArgumentError("the number of tokens, -1, must not be negative"));
   EXPECT_EQ(GenerateTokens(model, {0}, {.count = 0, .sample = {.temperature = -1}}, fail_second),

@@ -1,5 +1,5 @@
-// Whole training steps on one thread, forward, backward and AdamW, in tokens per second (items). pytorch_gpt.py takes
-// the same steps in PyTorch.
+// Whole training steps on one thread, forward, backward and AdamW, in tokens per second (items).
+// pytorch_gpt.py takes the same steps in PyTorch.
 
 #include <benchmark/benchmark.h>
 
@@ -13,11 +13,11 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/compute_threads.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/gpt/gpt.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/layers/compute_threads.h"
+#include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -25,7 +25,8 @@ namespace {
 
 class Training {
  public:
-  static absl::StatusOr<Training> Start(const char* preset, GptCompute compute, double dropout, int64_t sequences) {
+  static absl::StatusOr<Training> Start(const char* preset, GptCompute compute, double dropout,
+                                        int64_t sequences) {
     absl::StatusOr<GptOptions> options = GptPreset(preset);
     if (!options.ok()) return options.status();
     options->compute = compute;
@@ -43,7 +44,8 @@ class Training {
     parameters.ClearGradients();
     ++step_;
     const TokenBatch batch{inputs_, targets_, model_->options().context};
-    const auto result = model_->Forward(batch, Mode::kTraining, {.noise = static_cast<uint64_t>(step_)});
+    const auto result =
+        model_->Forward(batch, Mode::kTraining, {.noise = static_cast<uint64_t>(step_)});
     if (!result.ok()) return result.status();
     const absl::Status status = model_->Backward([](int) { return absl::OkStatus(); });
     if (!status.ok()) return status;
@@ -82,14 +84,17 @@ void RunSteps(benchmark::State& state, const char* preset, GptCompute compute, d
     if (!training->Step().ok()) return state.SkipWithError("a step failed");
   }
   state.SetItemsProcessed(state.iterations() * training->tokens());
-  state.counters["activation_MiB"] = static_cast<double>(training->model().ActivationBytes()) / (1 << 20);
+  state.counters["activation_MiB"] =
+      static_cast<double>(training->model().ActivationBytes()) / (1 << 20);
 }
 
 void BM_TinyFloat32(benchmark::State& state) { RunSteps(state, "tiny", GptCompute::kFloat32); }
 void BM_TinyBFloat16(benchmark::State& state) { RunSteps(state, "tiny", GptCompute::kBFloat16); }
 void BM_MiniFloat32(benchmark::State& state) { RunSteps(state, "mini", GptCompute::kFloat32); }
 void BM_MiniBFloat16(benchmark::State& state) { RunSteps(state, "mini", GptCompute::kBFloat16); }
-void BM_MiniFloat32Dropout(benchmark::State& state) { RunSteps(state, "mini", GptCompute::kFloat32, 0.1); }
+void BM_MiniFloat32Dropout(benchmark::State& state) {
+  RunSteps(state, "mini", GptCompute::kFloat32, 0.1);
+}
 BENCHMARK(BM_TinyFloat32)->Arg(8)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_TinyBFloat16)->Arg(8)->Unit(benchmark::kMillisecond);
 BENCHMARK(BM_MiniFloat32)->Arg(8)->Unit(benchmark::kMillisecond);

@@ -1,5 +1,5 @@
-// The model in bfloat16 beside float32. Runs a second time as gpt_bfloat16_plain_test, with oneDNN told to use AVX2 at
-// most, where it has no bfloat16.
+// The model in bfloat16 beside float32. Runs a second time as gpt_bfloat16_plain_test, with oneDNN
+// told to use AVX2 at most, where it has no bfloat16.
 
 #include <gtest/gtest.h>
 
@@ -11,11 +11,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/stable_random.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
@@ -23,8 +23,13 @@ namespace {
 constexpr int64_t kContext = 16;
 
 std::unique_ptr<Gpt> Make(GptCompute compute) {
-  absl::StatusOr<std::unique_ptr<Gpt>> model = MakeGpt(
-      {.vocabulary = 16, .context = kContext, .layers = 2, .width = 32, .heads = 2, .compute = compute, .seed = 1});
+  absl::StatusOr<std::unique_ptr<Gpt>> model = MakeGpt({.vocabulary = 16,
+                                                        .context = kContext,
+                                                        .layers = 2,
+                                                        .width = 32,
+                                                        .heads = 2,
+                                                        .compute = compute,
+                                                        .seed = 1});
   EXPECT_TRUE(model.ok()) << model.status();
   return *std::move(model);
 }
@@ -66,31 +71,36 @@ double Step(Gpt& model, float rate) {
 }
 
 TEST(GptBFloat16Test, TheLossIsNearThatOfFloat32) {
-  // A score is a product of a normalised state, of length sqrt(32), with a row of wte, of elements near 0.02: about 0.1.
-  // On the way each of some ten operands is rounded by at most 2^-9: by 10 * 2^-9 * 0.1 a score, and the loss, is off.
-  const std::unique_ptr<Gpt> exact = Make(GptCompute::kFloat32), rounded = Make(GptCompute::kBFloat16);
+  // A score is a product of a normalised state, of length sqrt(32), with a row of wte, of elements
+  // near 0.02: about 0.1. On the way each of some ten operands is rounded by at most 2^-9: by 10 *
+  // 2^-9 * 0.1 a score, and the loss, is off.
+  const std::unique_ptr<Gpt> exact = Make(GptCompute::kFloat32),
+                             rounded = Make(GptCompute::kBFloat16);
   EXPECT_NEAR(Loss(*exact), Loss(*rounded), 10 * 0x1p-9 * 0.1);
   EXPECT_NE(Loss(*exact), Loss(*rounded));
   EXPECT_EQ(Loss(*rounded, Mode::kTraining), Loss(*rounded, Mode::kEvaluation));
 }
 
 TEST(GptBFloat16Test, GradientsPointWhereFloat32sDo) {
-  const std::unique_ptr<Gpt> exact = Make(GptCompute::kFloat32), rounded = Make(GptCompute::kBFloat16);
+  const std::unique_ptr<Gpt> exact = Make(GptCompute::kFloat32),
+                             rounded = Make(GptCompute::kBFloat16);
   Step(*exact, 0), Step(*rounded, 0);
   for (int i = 0; i < exact->parameters().size(); ++i) {
-    const std::span<float> a = exact->parameters()[i].grad.as<float>(), b = rounded->parameters()[i].grad.as<float>();
+    const std::span<float> a = exact->parameters()[i].grad.as<float>(),
+                           b = rounded->parameters()[i].grad.as<float>();
     double difference = 0, size = 0;
     for (size_t k = 0; k < a.size(); ++k) {
       difference += (a[k] - b[k]) * (a[k] - b[k]), size += a[k] * a[k];
     }
-    // Some twenty roundings of 2^-9, mostly not of one sign. The keys' biases have the gradient 0; they are apart from
-    // it by what rounding leaves of the others' next to them.
+    // Some twenty roundings of 2^-9, mostly not of one sign. The keys' biases have the gradient 0;
+    // they are apart from it by what rounding leaves of the others' next to them.
     EXPECT_LT(std::sqrt(difference), 20 * 0x1p-9 * std::sqrt(size)) << exact->parameters()[i].name;
   }
 }
 
 TEST(GptBFloat16Test, LearnsAsFloat32Does) {
-  const std::unique_ptr<Gpt> exact = Make(GptCompute::kFloat32), rounded = Make(GptCompute::kBFloat16);
+  const std::unique_ptr<Gpt> exact = Make(GptCompute::kFloat32),
+                             rounded = Make(GptCompute::kBFloat16);
   double loss_exact = 0, loss_rounded = 0;
   for (int step = 0; step < 150; ++step) {
     loss_exact = Step(*exact, 0.5f), loss_rounded = Step(*rounded, 0.5f);

@@ -13,7 +13,7 @@
 #include "absl/strings/strip.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/model_file.h"
+#include "evenkeel/trainer/models/model_file.h"
 
 namespace evenkeel {
 namespace {
@@ -26,7 +26,9 @@ absl::Status Wrong(absl::string_view name, absl::string_view how) {
   return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " ", how));
 }
 
-std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ","), "]"); }
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ","), "]");
+}
 
 // ---- From a file's names to the model's ----
 
@@ -44,7 +46,8 @@ absl::StatusOr<std::vector<Tensor>> NeededTensors(const SafetensorsFile& file) {
   for (Tensor tensor : file.tensors()) {
     tensor.name = std::string(absl::StripPrefix(tensor.name, "transformer."));
     if (IsMask(tensor.name)) continue;
-    if (!names.insert(tensor.name).second) return Wrong(tensor.name, "is there with and without \"transformer.\"");
+    if (!names.insert(tensor.name).second)
+      return Wrong(tensor.name, "occurs both with and without the prefix \"transformer.\"");
     tensors.push_back(std::move(tensor));
   }
   return tensors;
@@ -59,8 +62,9 @@ absl::Status MergeTied(std::vector<Tensor>& tensors) {
     head->name = "wte.weight";
     return absl::OkStatus();
   }
-  if (head->dtype != embedding->dtype || head->shape != embedding->shape || head->bytes != embedding->bytes) {
-    return Wrong("lm_head.weight", "is not equal to wte.weight, and a GPT-2 has one tensor for both");
+  if (head->dtype != embedding->dtype || head->shape != embedding->shape ||
+      head->bytes != embedding->bytes) {
+    return Wrong("lm_head.weight", "differs from wte.weight, but GPT-2 uses one tensor for both");
   }
   tensors.erase(head);
   return absl::OkStatus();
@@ -72,7 +76,8 @@ using ByName = absl::flat_hash_map<absl::string_view, const Tensor*>;
 
 absl::StatusOr<const Tensor*> Find(const ByName& tensors, absl::string_view name) {
   const auto found = tensors.find(name);
-  if (found == tensors.end()) return absl::InvalidArgumentError(absl::StrCat("has no tensor ", name));
+  if (found == tensors.end())
+    return absl::InvalidArgumentError(absl::StrCat("has no tensor ", name));
   return found->second;
 }
 
@@ -80,7 +85,8 @@ absl::StatusOr<const Tensor*> Find(const ByName& tensors, absl::string_view name
 absl::StatusOr<const Tensor*> FindTable(const ByName& tensors, absl::string_view name) {
   EK_ASSIGN_OR_RETURN(const Tensor* table, Find(tensors, name));
   if (table->shape.size() == 2 && table->shape[0] > 0 && table->shape[1] > 0) return table;
-  return Wrong(name, absl::StrCat("has the shape ", ShapeText(table->shape), "; it takes rows and a width"));
+  return Wrong(name, absl::StrCat("has the shape ", ShapeText(table->shape),
+                                  "; expected are 2 dimensions, rows and width"));
 }
 
 absl::StatusOr<int64_t> HeadsOf(const SafetensorsFile& file, int64_t width) {
@@ -88,14 +94,16 @@ absl::StatusOr<int64_t> HeadsOf(const SafetensorsFile& file, int64_t width) {
   if (noted == file.metadata().end()) return std::max<int64_t>(1, width / kWidthPerHead);
   int64_t heads;
   if (absl::SimpleAtoi(noted->second, &heads) && heads > 0 && width % heads == 0) return heads;
-  return absl::InvalidArgumentError(
-      absl::StrCat("metadata says heads=", noted->second, "; they have to divide the width, ", width));
+  return absl::InvalidArgumentError(absl::StrCat("metadata says heads=", noted->second,
+                                                 "; the number of heads must divide the width, ",
+                                                 width));
 }
 
 absl::StatusOr<GptOptions> SizesOf(const SafetensorsFile& file, const ByName& tensors) {
   EK_ASSIGN_OR_RETURN(const Tensor* embedding, FindTable(tensors, "wte.weight"));
   EK_ASSIGN_OR_RETURN(const Tensor* positions, FindTable(tensors, "wpe.weight"));
-  GptOptions options{.vocabulary = embedding->shape[0], .context = positions->shape[0], .layers = 0};
+  GptOptions options{
+      .vocabulary = embedding->shape[0], .context = positions->shape[0], .layers = 0};
   options.width = embedding->shape[1];
   while (tensors.contains(absl::StrCat("h.", options.layers, ".ln_1.weight"))) ++options.layers;
   options.layers = std::max<int64_t>(1, options.layers);  // What is missing will be named.
@@ -134,15 +142,20 @@ absl::Status CheckShapes(ByName tensors, const GptOptions& options) {
   for (const NamedShape& wanted : ShapesOf(options)) {
     EK_ASSIGN_OR_RETURN(const Tensor* tensor, Find(tensors, wanted.name));
     if (tensor->shape != wanted.shape) {
-      return Wrong(wanted.name, absl::StrCat("has the shape ", ShapeText(tensor->shape), ", where the others ask for ",
-                                             ShapeText(wanted.shape)));
+      return Wrong(wanted.name,
+                   absl::StrCat("has the shape ", ShapeText(tensor->shape),
+                                ", but the other tensors require ", ShapeText(wanted.shape)));
     }
-    if (!IsFloat(tensor->dtype)) return Wrong(wanted.name, absl::StrCat("is ", ToString(tensor->dtype), ", no float"));
+    if (!IsFloat(tensor->dtype))
+      return Wrong(wanted.name,
+                   absl::StrCat("is ", ToString(tensor->dtype), ", not a floating-point type"));
     tensors.erase(wanted.name);
   }
   if (tensors.empty()) return absl::OkStatus();
-  const auto first = std::ranges::min_element(tensors, {}, [](const auto& entry) { return entry.first; });
-  return Wrong(first->first, absl::StrCat("is none of a GPT-2 of ", options.layers, " layers"));
+  const auto first =
+      std::ranges::min_element(tensors, {}, [](const auto& entry) { return entry.first; });
+  return Wrong(first->first,
+               absl::StrCat("is not part of a GPT-2 with ", options.layers, " layers"));
 }
 
 }  // namespace
@@ -163,6 +176,8 @@ absl::Status GptFile::Init() {
   return CheckShapes(std::move(by_name), options_);
 }
 
-absl::Status GptFile::LoadInto(Model& model) const { return Annotate(LoadModel(tensors_, model), path_); }
+absl::Status GptFile::LoadInto(Model& model) const {
+  return Annotate(LoadModel(tensors_, model), path_);
+}
 
 }  // namespace evenkeel

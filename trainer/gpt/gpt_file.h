@@ -4,14 +4,14 @@
 //   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Gpt> model, MakeGpt(file.options()));
 //   EK_RETURN_IF_ERROR(file.LoadInto(*model));
 //
-// Taken as they come: float16, bfloat16 and float32, in any order and at any alignment; names that begin with
-// "transformer."; causal masks (h.N.attn.bias, h.N.attn.masked_bias), which nobody needs; lm_head.weight, which has to
-// be equal to wte.weight, or is there in its place. All else has to be what a GPT-2 of that size has. Read() has
-// checked it, so a model is only made as large as its file is.
+// Accepted are float16, bfloat16 and float32, in any order and at any alignment; names that begin
+// with "transformer."; causal masks (h.N.attn.bias, h.N.attn.masked_bias), which are ignored;
+// lm_head.weight, which must equal wte.weight or replaces it. All other tensors must be those of a
+// GPT-2 of that size. Read() has checked them, so a model never becomes larger than its file.
 //
-// Heads:   no shape tells how many there are. The metadata of files that SaveModel() wrote does ("heads"); else it is
-//          one for each 64 elements of the width, as in all GPT-2s that were published, and at least one. Whoever knows
-//          better sets them in a copy of options().
+// Heads:   no shape tells how many there are. The metadata of files that SaveModel() wrote does
+//          ("heads"); else it is one for each 64 elements of the width, as in all GPT-2s that were
+//          published, and at least one. To use another number, set it in a copy of options().
 // Threads: immutable.
 // Errors:  InvalidArgument with file and tensor; the file system's own.
 
@@ -24,8 +24,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
 namespace evenkeel {
 
@@ -42,7 +42,8 @@ class GptFile {
   absl::Status LoadInto(Model& model) const;
 
  private:
-  GptFile(std::string path, SafetensorsFile file) : path_(std::move(path)), file_(std::move(file)) {}
+  GptFile(std::string path, SafetensorsFile file)
+      : path_(std::move(path)), file_(std::move(file)) {}
   absl::Status Init();
 
   std::string path_;

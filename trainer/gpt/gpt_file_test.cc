@@ -26,11 +26,11 @@
 #include "absl/strings/string_view.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/model_file.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
 namespace evenkeel {
 namespace {
@@ -41,7 +41,8 @@ using testing::HasSubstr;
 constexpr char kHfTiny[] = "tests/testdata/gpt/hf_tiny.safetensors";
 
 std::string Path(absl::string_view name = "") {
-  return absl::StrCat(testing::TempDir(), "/", testing::UnitTest::GetInstance()->current_test_info()->name(), name);
+  return absl::StrCat(testing::TempDir(), "/",
+                      testing::UnitTest::GetInstance()->current_test_info()->name(), name);
 }
 
 std::string ReadBytes(const std::string& path) {
@@ -50,7 +51,8 @@ std::string ReadBytes(const std::string& path) {
 }
 
 void WriteBytes(const std::string& path, absl::string_view bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
 struct Shape {
@@ -90,11 +92,15 @@ class Weights : public Model {
   int64_t ActivationBytes() const override { return 0; }
 
  protected:
-  absl::Status Check(const Batch&) const override { return absl::UnimplementedError("computes nothing"); }
+  absl::Status Check(const Batch&) const override {
+    return absl::UnimplementedError("computes nothing");
+  }
   absl::StatusOr<PendingResult> DoForward(const Batch&, Mode, const PassOptions&) override {
     return absl::UnimplementedError("computes nothing");
   }
-  absl::Status DoBackward(GradientSink&) override { return absl::UnimplementedError("computes nothing"); }
+  absl::Status DoBackward(GradientSink&) override {
+    return absl::UnimplementedError("computes nothing");
+  }
 };
 
 // A file as the tests want it: tensors of ones in float32, to be changed before Write().
@@ -112,17 +118,21 @@ struct Draft {
     for (const Shape& shape : shapes) Add(shape.name, shape.sizes);
   }
   void Add(const std::string& name, const std::vector<int64_t>& shape) {
-    const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    const int64_t count =
+        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
     tensors.push_back({name, shape, std::vector<float>(count, 1)});
   }
-  Tensor& operator[](absl::string_view name) { return *std::ranges::find(tensors, name, &Tensor::name); }
+  Tensor& operator[](absl::string_view name) {
+    return *std::ranges::find(tensors, name, &Tensor::name);
+  }
   void Remove(absl::string_view name) {
     std::erase_if(tensors, [&](const Tensor& tensor) { return tensor.name == name; });
   }
   std::string Write() {
     std::vector<NamedTensor> named;
     for (Tensor& tensor : tensors) {
-      const TensorView view(tensor.values.data(), static_cast<int64_t>(tensor.values.size()), tensor.dtype);
+      const TensorView view(tensor.values.data(), static_cast<int64_t>(tensor.values.size()),
+                            tensor.dtype);
       named.push_back({tensor.name, tensor.shape, view});
     }
     EXPECT_TRUE(WriteSafetensors(Path(), named, metadata).ok());
@@ -139,7 +149,8 @@ TEST(GptFileTest, ReadsSizesOffAFileOfOtherSoftware) {
   EXPECT_EQ(file->options().context, 15);
   EXPECT_EQ(file->options().layers, 2);
   EXPECT_EQ(file->options().width, 32);
-  EXPECT_EQ(file->options().heads, 1);  // The file does not say; there are 32 / 64, and at least one.
+  EXPECT_EQ(file->options().heads,
+            1);  // The file does not say; there are 32 / 64, and at least one.
 }
 
 std::vector<Shape> TinyShapes() {
@@ -163,7 +174,8 @@ double Meaning(DType dtype, absl::string_view two) {
   const int exponent = (bits & 0x7fff) >> mantissa_bits;
   const double mantissa = bits & ((1 << mantissa_bits) - 1);
   const double one = exponent == 0 ? 0 : 1 << mantissa_bits;
-  return (bits & 0x8000 ? -1 : 1) * std::ldexp(one + mantissa, std::max(exponent, 1) - bias - mantissa_bits);
+  return (bits & 0x8000 ? -1 : 1) *
+         std::ldexp(one + mantissa, std::max(exponent, 1) - bias - mantissa_bits);
 }
 
 TEST(GptFileTest, ConvertsEachFloatExactly) {
@@ -190,8 +202,8 @@ TEST(GptFileTest, ConvertsEachFloatExactly) {
         } else {
           expected = Meaning(tensor.dtype, tensor.bytes.substr(2 * k, 2));
         }
-        const double loaded =
-            wide == DType::kFloat32 ? parameter.value.as<float>()[k] : parameter.value.as<double>()[k];
+        const double loaded = wide == DType::kFloat32 ? parameter.value.as<float>()[k]
+                                                      : parameter.value.as<double>()[k];
         ASSERT_EQ(loaded, expected) << tensor.name << " at " << k;
       }
     }
@@ -239,44 +251,52 @@ TEST(GptFileTest, SaysWhatIsWrongInOneSentence) {
       {[](Draft& d) { d.Remove("h.0.mlp.c_fc.bias"); }, "has no tensor h.0.mlp.c_fc.bias"},
       {[](Draft& d) { d.Remove("ln_f.bias"); }, "has no tensor ln_f.bias"},
       {[](Draft& d) { d["wte.weight"].shape = {20}; },
-       "tensor wte.weight has the shape [20]; it takes rows and a width"},
+       "tensor wte.weight has the shape [20]; expected are 2 dimensions, rows and width"},
       {[](Draft& d) {
          d["wpe.weight"] = {"wpe.weight", {0, 4}, {}};
        },
-       "tensor wpe.weight has the shape [0,4]; it takes rows and a width"},
+       "tensor wpe.weight has the shape [0,4]; expected are 2 dimensions, rows and width"},
       {[](Draft& d) {
          d["wpe.weight"].shape = {4, 3};
        },
-       "tensor wpe.weight has the shape [4,3], where the others ask for [4,4]"},
+       "tensor wpe.weight has the shape [4,3], but the other tensors require [4,4]"},
       // As a linear layer of PyTorch has it.
       {[](Draft& d) {
          d["h.0.attn.c_attn.weight"].shape = {12, 4};
        },
-       "tensor h.0.attn.c_attn.weight has the shape [12,4], where the others ask for [4,12]"},
-      {[](Draft& d) { d["ln_f.bias"].dtype = DType::kInt32; }, "tensor ln_f.bias is int32, no float"},
-      {[](Draft& d) { d.Add("h.2.ln_1.weight", {4}); }, "tensor h.2.ln_1.weight is none of a GPT-2 of 1 layers"},
-      {[](Draft& d) { d.Add("h.0.attn.bias.x", {4}); }, "tensor h.0.attn.bias.x is none of a GPT-2 of 1 layers"},
-      {[](Draft& d) { d.Add("h.x.attn.bias", {4}); }, "tensor h.x.attn.bias is none of a GPT-2 of 1 layers"},
+       "tensor h.0.attn.c_attn.weight has the shape [12,4], but the other tensors require [4,12]"},
+      {[](Draft& d) { d["ln_f.bias"].dtype = DType::kInt32; },
+       "tensor ln_f.bias is int32, not a floating-point type"},
+      {[](Draft& d) { d.Add("h.2.ln_1.weight", {4}); },
+       "tensor h.2.ln_1.weight is not part of a GPT-2 with 1 layers"},
+      {[](Draft& d) { d.Add("h.0.attn.bias.x", {4}); },
+       "tensor h.0.attn.bias.x is not part of a GPT-2 with 1 layers"},
+      {[](Draft& d) { d.Add("h.x.attn.bias", {4}); },
+       "tensor h.x.attn.bias is not part of a GPT-2 with 1 layers"},
       {[](Draft& d) { d.Add("transformer.ln_f.bias", {4}); },
-       "tensor ln_f.bias is there with and without \"transformer.\""},
+       "tensor ln_f.bias occurs both with and without the prefix \"transformer.\""},
       {[](Draft& d) {
          d.Add("lm_head.weight", {5, 4});
          d["lm_head.weight"].values[19] = 2;
        },
-       "tensor lm_head.weight is not equal to wte.weight, and a GPT-2 has one tensor for both"},
+       "tensor lm_head.weight differs from wte.weight, but GPT-2 uses one tensor for both"},
       {[](Draft& d) {
          d.Add("lm_head.weight", {4, 5});
        },
-       "tensor lm_head.weight is not equal to wte.weight, and a GPT-2 has one tensor for both"},
-      {[](Draft& d) { d.metadata["heads"] = "3"; }, "metadata says heads=3; they have to divide the width, 4"},
-      {[](Draft& d) { d.metadata["heads"] = "0"; }, "metadata says heads=0; they have to divide the width, 4"},
-      {[](Draft& d) { d.metadata["heads"] = "two"; }, "metadata says heads=two; they have to divide the width, 4"},
+       "tensor lm_head.weight differs from wte.weight, but GPT-2 uses one tensor for both"},
+      {[](Draft& d) { d.metadata["heads"] = "3"; },
+       "metadata says heads=3; the number of heads must divide the width, 4"},
+      {[](Draft& d) { d.metadata["heads"] = "0"; },
+       "metadata says heads=0; the number of heads must divide the width, 4"},
+      {[](Draft& d) { d.metadata["heads"] = "two"; },
+       "metadata says heads=two; the number of heads must divide the width, 4"},
   };
   for (const Case& wrong : cases) {
     Draft draft;
     wrong.change(draft);
     const std::string path = draft.Write();
-    EXPECT_EQ(GptFile::Read(path).status(), absl::InvalidArgumentError(absl::StrCat(path, ": ", wrong.message)));
+    EXPECT_EQ(GptFile::Read(path).status(),
+              absl::InvalidArgumentError(absl::StrCat(path, ": ", wrong.message)));
   }
   Draft good;
   good.Add("lm_head.weight", {5, 4});
@@ -291,7 +311,8 @@ TEST(GptFileTest, RefusesAModelOfAnotherSizeOrOfNarrowerFloats) {
   for (Draft::Tensor& tensor : draft.tensors) std::ranges::fill(tensor.values, 2.0f);
   const GptFile file = *GptFile::Read(draft.Write());
   Weights other(Shapes(5, 7, 4));
-  EXPECT_EQ(file.LoadInto(other).message(), Path() + ": tensor wpe.weight is float32[3,4], the model has float32[7,4]");
+  EXPECT_EQ(file.LoadInto(other).message(),
+            Path() + ": tensor wpe.weight is float32[3,4], the model has float32[7,4]");
   Weights narrow(Shapes(), DType::kBFloat16);
   EXPECT_EQ(file.LoadInto(narrow).message(),
             Path() + ": tensor wte.weight is float32[5,4], the model has bfloat16[5,4]");
@@ -307,7 +328,8 @@ TEST(GptFileTest, SurvivesTruncationAndFlippedBits) {
     WriteBytes(Path(), absl::string_view(whole).substr(0, size));
     EXPECT_FALSE(GptFile::Read(Path()).ok()) << size;
   }
-  // In the header, which is what is believed; what is still right afterwards has to load, or to be refused by name.
+  // In the header, which is what is believed; what is still right afterwards has to load, or to be
+  // refused by name.
   int refused = 0, taken = 0;
   for (size_t i = 0; i < 8 + header; i += 3) {
     std::string flipped = whole;
@@ -340,7 +362,8 @@ struct Entry {
 TEST(GptFileTest, OursHaveTheFormAndNamesThatOtherSoftwareReads) {
   Weights model;
   for (int i = 0; i < model.parameters().size(); ++i) {
-    for (float& value : model.parameters()[i].value.as<float>()) value = static_cast<float>(i) + 0.5f;
+    for (float& value : model.parameters()[i].value.as<float>())
+      value = static_cast<float>(i) + 0.5f;
   }
   ASSERT_TRUE(SaveModel(model, Path(), {{"epoch", "3"}}).ok());
 
@@ -349,10 +372,12 @@ TEST(GptFileTest, OursHaveTheFormAndNamesThatOtherSoftwareReads) {
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<uint8_t>(bytes[i]);
   ASSERT_LE(8 + length, bytes.size());
-  EXPECT_EQ((8 + length) % 8, 0u);  // So that a program which maps the file finds floats where they may lie.
+  EXPECT_EQ((8 + length) % 8,
+            0u);  // So that a program which maps the file finds floats where they may lie.
   ASSERT_EQ(bytes[8], '{');
   const nlohmann::json header = nlohmann::json::parse(bytes.substr(8, length));
-  EXPECT_EQ(header.at("__metadata__"), (nlohmann::json{{"format", "pt"}, {"heads", "2"}, {"epoch", "3"}}));
+  EXPECT_EQ(header.at("__metadata__"),
+            (nlohmann::json{{"format", "pt"}, {"heads", "2"}, {"epoch", "3"}}));
 
   std::map<std::string, Entry> entries;
   std::vector<std::pair<size_t, size_t>> ranges;

@@ -1,4 +1,5 @@
-// A file that other software wrote, read and computed with: the scores are those that it gets itself.
+// A file that other software wrote, read and computed with: the scores are those that it gets
+// itself.
 
 #include <gtest/gtest.h>
 
@@ -15,8 +16,8 @@
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_file.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model_file.h"
-#include "evenkeel/zero_optim/safetensors.h"
+#include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
 
 namespace evenkeel {
 namespace {
@@ -45,7 +46,8 @@ class GptHfTest : public testing::Test {
       EXPECT_TRUE(scores.ok()) << scores.status();
       if (!scores.ok() || static_cast<int64_t>(scores->size()) != vocabulary) return HUGE_VAL;
       for (int64_t i = 0; i < vocabulary; ++i) {
-        const double one = std::fabs(static_cast<double>((*scores)[i]) - expected[(count - 1) * vocabulary + i]);
+        const double one =
+            std::fabs(static_cast<double>((*scores)[i]) - expected[(count - 1) * vocabulary + i]);
         if (!(one <= difference)) difference = one;  // NaN stays.
       }
     }
@@ -71,13 +73,16 @@ class GptHfTest : public testing::Test {
     return heads;
   }
 
-  const SafetensorsFile recorded_ = *SafetensorsFile::Read("tests/testdata/gpt/hf_tiny_scores.safetensors");
+  const SafetensorsFile recorded_ =
+      *SafetensorsFile::Read("tests/testdata/gpt/hf_tiny_scores.safetensors");
 };
 
 TEST_F(GptHfTest, GivesTheScoresThatOthersGet) {
-  EXPECT_LT(Difference(*Load(kHfTiny, GptCompute::kFloat64, heads())), 1e-6);  // Scores are stored in float32.
+  EXPECT_LT(Difference(*Load(kHfTiny, GptCompute::kFloat64, heads())),
+            1e-6);  // Scores are stored in float32.
   EXPECT_LT(Difference(*Load(kHfTiny, GptCompute::kFloat32, heads())), 1e-5);
-  EXPECT_GT(Difference(*Load(kHfTiny, GptCompute::kFloat32, /*heads=*/1)), 1e-2);  // The test sees what matters.
+  EXPECT_GT(Difference(*Load(kHfTiny, GptCompute::kFloat32, /*heads=*/1)),
+            1e-2);  // The test sees what matters.
 }
 
 TEST_F(GptHfTest, KnowsItsHeadsWhenSavedAndReadAgain) {

@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "evenkeel/tools/measure/heap_counter.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/gpt/gpt.h"
 #include "evenkeel/trainer/gpt/gpt_options.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
@@ -36,7 +36,8 @@ void Step(Gpt& model, int64_t sequences) {
 
 TEST(GptMemoryTest, OwnCodeAllocatesNothingInASteadyStep) {
   if (!HeapIsCounted()) GTEST_SKIP() << "sanitizers have a heap of their own";
-  const std::unique_ptr<Gpt> model = Make(GptCompute::kFloat64);  // Without oneDNN, which has memory of its own.
+  const std::unique_ptr<Gpt> model =
+      Make(GptCompute::kFloat64);  // Without oneDNN, which has memory of its own.
   Step(*model, 1);
   const HeapCounts before = HeapCountsOfThread();
   Step(*model, 1);
@@ -63,7 +64,8 @@ TEST(GptMemoryTest, ActivationBytesAreWhatTheFirstStepTakes) {
   const int64_t before = LiveBytes();
   Step(*model, 2);
   const int64_t taken = LiveBytes() - before;
-  EXPECT_NEAR(static_cast<double>(model->ActivationBytes()), taken, taken * 0.02);  // The allocator rounds up.
+  EXPECT_NEAR(static_cast<double>(model->ActivationBytes()), taken,
+              taken * 0.02);  // The allocator rounds up.
 }
 
 }  // namespace

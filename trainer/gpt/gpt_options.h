@@ -1,10 +1,10 @@
-// How large a GPT is, and in what it computes (gpt.h).
+// The sizes of a GPT and the precision of its computation (gpt.h).
 //
 //   EK_ASSIGN_OR_RETURN(GptOptions options, GptPreset("mini"));
 //   options.layers = 6;
 //
 // Threads: values.
-// Errors:  InvalidArgument names the preset, and those that there are.
+// Errors:  InvalidArgument with the unknown preset and the list of presets.
 
 #ifndef EVENKEEL_TRAINER_GPT_GPT_OPTIONS_H_
 #define EVENKEEL_TRAINER_GPT_GPT_OPTIONS_H_
@@ -29,8 +29,8 @@ struct GptOptions {
   uint64_t seed = 0;
 };
 
-// "tiny" (2 layers, width 64, 2 heads, context 64), "mini" (4 layers, width 128, 4 heads, context 128), both of bytes;
-// "gpt2" (12 layers, width 768, 12 heads, context 1024, vocabulary 50257).
+// "tiny" (2 layers, width 64, 2 heads, context 64), "mini" (4 layers, width 128, 4 heads, context
+// 128), both of bytes; "gpt2" (12 layers, width 768, 12 heads, context 1024, vocabulary 50257).
 absl::StatusOr<GptOptions> GptPreset(absl::string_view name);
 
 }  // namespace evenkeel

@@ -13,7 +13,8 @@ TEST(GptOptionsTest, PresetsHaveTheSizesThatPeopleKnow) {
   EXPECT_EQ(GptPreset("tiny")->layers, 2);
   EXPECT_EQ(GptPreset("gpt2")->vocabulary, 50257);
   EXPECT_EQ(GptPreset("gpt2")->width, 768);
-  EXPECT_EQ(GptPreset("gpt3").status(), absl::InvalidArgumentError("gpt3 is no preset; choose tiny, mini, gpt2"));
+  EXPECT_EQ(GptPreset("gpt3").status(),
+            absl::InvalidArgumentError("gpt3 is not a preset; choose tiny, mini, gpt2"));
 }
 
 }  // namespace

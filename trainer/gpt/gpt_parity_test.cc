@@ -17,10 +17,10 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
+#include "evenkeel/trainer/data/batch.h"
 #include "evenkeel/trainer/gpt/gpt.h"
-#include "evenkeel/trainer/gpt/recorded.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
+#include "evenkeel/trainer/models/model.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel {
@@ -37,37 +37,41 @@ class GptParityTest : public testing::Test {
   const std::vector<double> losses_ = recorded_.Get<double>("loss");
 
   TokenBatch BatchOf(int step) const {
-    return {std::span(inputs_).subspan(step * kTokens, kTokens), std::span(targets_).subspan(step * kTokens, kTokens),
-            kContext};
+    return {std::span(inputs_).subspan(step * kTokens, kTokens),
+            std::span(targets_).subspan(step * kTokens, kTokens), kContext};
   }
 
   template <typename T>
   std::unique_ptr<Gpt> Make() const {
-    absl::StatusOr<std::unique_ptr<Gpt>> model =
-        MakeGpt({.vocabulary = 32,
-                 .context = kContext,
-                 .layers = 2,
-                 .width = 16,
-                 .heads = 2,
-                 .compute = std::is_same_v<T, double> ? GptCompute::kFloat64 : GptCompute::kFloat32});
+    absl::StatusOr<std::unique_ptr<Gpt>> model = MakeGpt(
+        {.vocabulary = 32,
+         .context = kContext,
+         .layers = 2,
+         .width = 16,
+         .heads = 2,
+         .compute = std::is_same_v<T, double> ? GptCompute::kFloat64 : GptCompute::kFloat32});
     EXPECT_TRUE(model.ok()) << model.status();
     ParameterSet& parameters = (*model)->parameters();
     for (int i = 0; i < parameters.size(); ++i) {
-      std::ranges::copy(recorded_.Get<T>("init." + parameters[i].name), parameters[i].value.as<T>().begin());
+      std::ranges::copy(recorded_.Get<T>("init." + parameters[i].name),
+                        parameters[i].value.as<T>().begin());
     }
     return *std::move(model);
   }
 
-  // How far a tensor may be from the recorded one: relative in float64, absolute in float32, where it is three times
-  // what PyTorch's own float32 is off by, and what its last bit is worth near 1.
+  // How far a tensor may be from the recorded one: relative in float64, absolute in float32, where
+  // it is three times what PyTorch's own float32 is off by, and what its last bit is worth near 1.
   template <typename T>
-  void ExpectNear(const std::string& kind, const std::string& name, std::span<const T> actual) const {
+  void ExpectNear(const std::string& kind, const std::string& name,
+                  std::span<const T> actual) const {
     const std::vector<double> expected = recorded_.Get<double>(kind + "." + name);
-    // A bias of keys has the gradient 0; what rounding makes of it, some 1e-17, AdamW divides by epsilon, 1e-8.
+    // A bias of keys has the gradient 0; what rounding makes of it, some 1e-17, AdamW divides by
+    // epsilon, 1e-8.
     double bound = kind == "final" && name.ends_with("c_attn.bias") ? 5e-11 : 1e-12;
     if (std::is_same_v<T, float>) {
       const auto differences = nlohmann::json::parse(recorded_.Metadata("float32." + kind));
-      const double largest = std::abs(*std::ranges::max_element(expected, {}, [](double x) { return std::abs(x); }));
+      const double largest =
+          std::abs(*std::ranges::max_element(expected, {}, [](double x) { return std::abs(x); }));
       bound = (3 * differences.at(name).get<double>() + 1.2e-7) / largest;
     }
     EXPECT_LE(Difference<T>(actual, expected), bound) << kind << " of " << name;

@@ -18,11 +18,11 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/batch.h"
-#include "evenkeel/trainer/gpt/recorded.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/data/batch.h"
+#include "evenkeel/trainer/data/stable_random.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
@@ -46,7 +46,13 @@ struct Tokens {
 };
 
 GptOptions Small(GptCompute compute = GptCompute::kFloat32) {
-  return {.vocabulary = 7, .context = kContext, .layers = 2, .width = 6, .heads = 2, .compute = compute, .seed = 3};
+  return {.vocabulary = 7,
+          .context = kContext,
+          .layers = 2,
+          .width = 6,
+          .heads = 2,
+          .compute = compute,
+          .seed = 3};
 }
 
 std::unique_ptr<Gpt> Make(const GptOptions& options) {
@@ -55,7 +61,8 @@ std::unique_ptr<Gpt> Make(const GptOptions& options) {
   return *std::move(model);
 }
 
-// As far from linear as a trained model is: values of their initial size leave attention nearly even.
+// As far from linear as a trained model is: values of their initial size leave attention nearly
+// even.
 template <typename T>
 void Enlarge(Gpt& model) {
   for (int i = 0; i < model.parameters().size(); ++i) {
@@ -82,14 +89,16 @@ std::vector<std::vector<T>> Gradients(const Gpt& model) {
 }
 
 TEST(GptTest, HasTheNamesShapesAndStartingValuesOfGpt2) {
-  const std::unique_ptr<Gpt> model = Make({.vocabulary = 300, .context = 50, .layers = 2, .width = 64, .heads = 4});
+  const std::unique_ptr<Gpt> model =
+      Make({.vocabulary = 300, .context = 50, .layers = 2, .width = 64, .heads = 4});
   const double into_sum = 0.02 / std::sqrt(2 * 2);
   struct Expected {
     std::string name;
     std::vector<int64_t> shape;
     double mean, deviation;
   };
-  std::vector<Expected> expected = {{"wte.weight", {300, 64}, 0, 0.02}, {"wpe.weight", {50, 64}, 0, 0.02}};
+  std::vector<Expected> expected = {{"wte.weight", {300, 64}, 0, 0.02},
+                                    {"wpe.weight", {50, 64}, 0, 0.02}};
   for (const char* layer : {"h.0.", "h.1."}) {
     const std::string at = layer;
     expected.insert(expected.end(), {{at + "ln_1.weight", {64}, 1, 0},
@@ -134,10 +143,11 @@ TEST(GptTest, GradientsMatchDifferencesInFloat64) {
     ASSERT_TRUE(Step(*model, tokens.Batch(), pass).ok());
     const auto gradients = Gradients<double>(*model);
     for (int i = 0; i < model->parameters().size(); ++i) {
-      const auto numeric = NumericGradient<double>(model->parameters()[i].value.as<double>(), 1e-4, [&] {
-        return 3 * model->Forward(tokens.Batch(), Mode::kTraining, pass)->loss_mean;
-      });
-      // The truncation of central differences is of the order of the step's square, 1e-8, times third derivatives.
+      const auto numeric = NumericGradient<double>(
+          model->parameters()[i].value.as<double>(), 1e-4,
+          [&] { return 3 * model->Forward(tokens.Batch(), Mode::kTraining, pass)->loss_mean; });
+      // The truncation of central differences is of the order of the step's square, 1e-8, times
+      // third derivatives.
       double difference = 0;
       for (size_t k = 0; k < numeric.size(); ++k) {
         difference = std::max(difference, std::abs(numeric[k] - gradients[i][k]));
@@ -190,7 +200,8 @@ TEST(GptTest, GradientsAreAddedToThoseThatAreThere) {
   const auto of_both = Gradients<double>(*model);
   for (size_t i = 0; i < of_both.size(); ++i) {
     for (size_t k = 0; k < of_both[i].size(); ++k) {
-      ASSERT_NEAR(of_both[i][k], of_first[i][k] + of_second[i][k], 1e-12) << model->parameters()[i].name;
+      ASSERT_NEAR(of_both[i][k], of_first[i][k] + of_second[i][k], 1e-12)
+          << model->parameters()[i].name;
     }
   }
 }
@@ -223,7 +234,8 @@ TEST(GptTest, FrozenParametersGetNoGradientAndTheOthersWhatTheyGotBefore) {
       const auto gradients = Gradients<float>(*model);
       for (int i = 0; i < size; ++i) {
         const std::vector<float> untouched(all[i].size(), -5.0f);
-        EXPECT_EQ(gradients[i], i >= lowest && i < end ? all[i] : untouched) << model->parameters()[i].name;
+        EXPECT_EQ(gradients[i], i >= lowest && i < end ? all[i] : untouched)
+            << model->parameters()[i].name;
       }
     }
   }
@@ -279,7 +291,8 @@ TEST(GptTest, WhatFollowsHasNoInfluence) {
   Enlarge<double>(*model);
   const std::vector<int32_t> prompt = {1, 2, 3};
   const std::vector<int32_t> longer = {1, 2, 3, 6, 5};
-  // The loss of the first three positions is that of three: the last one's, times five, less the other two's.
+  // The loss of the first three positions is that of three: the last one's, times five, less the
+  // other two's.
   const auto losses = [&](const std::vector<int32_t>& tokens) {
     const std::span<const int32_t> all(tokens);
     double sum = 0;
@@ -293,7 +306,8 @@ TEST(GptTest, WhatFollowsHasNoInfluence) {
     return sum;
   };
   const std::vector<int32_t> zeros(3, 0);
-  const absl::StatusOr<BatchResult> result = model->Forward(TokenBatch{prompt, zeros, 3}, Mode::kEvaluation);
+  const absl::StatusOr<BatchResult> result =
+      model->Forward(TokenBatch{prompt, zeros, 3}, Mode::kEvaluation);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_NEAR(losses(prompt), 3 * result->loss_mean, 1e-5);  // The scores are rounded to float.
   EXPECT_EQ(losses(prompt), losses(longer));
@@ -309,8 +323,9 @@ TEST(GptTest, NextTokenCountsTheLastTokensOnly) {
   const std::vector<float> scores = copy(model->NextToken(window));
   EXPECT_EQ(scores.size(), 7u);
   EXPECT_EQ(scores, copy(model->NextToken(longer)));
-  EXPECT_THAT(model->NextToken({}).status().message(), HasSubstr("needs a token"));
-  EXPECT_THAT(model->NextToken(std::vector<int32_t>{7}).status().message(), HasSubstr("token 7 is not within 0 to 6"));
+  EXPECT_THAT(model->NextToken({}).status().message(), HasSubstr("requires at least one token"));
+  EXPECT_THAT(model->NextToken(std::vector<int32_t>{7}).status().message(),
+              HasSubstr("token 7 is not within 0 to 6"));
 }
 
 TEST(GptTest, NextTokenEndsATrainingPass) {
@@ -318,7 +333,8 @@ TEST(GptTest, NextTokenEndsATrainingPass) {
   const Tokens tokens(1);
   ASSERT_TRUE(model->Forward(tokens.Batch(), Mode::kTraining).ok());
   ASSERT_TRUE(model->NextToken(std::vector<int32_t>{1}).ok());
-  EXPECT_EQ(model->Backward([](int) { return absl::OkStatus(); }).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(model->Backward([](int) { return absl::OkStatus(); }).code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(GptTest, LearnsARepeatedSequence) {
@@ -366,27 +382,39 @@ TEST(GptTest, RefusesWhatIsNotPossibleWithItsValue) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_THAT(error([](GptOptions& o) { o.vocabulary = 1; }), HasSubstr("vocabulary may be 2 to 1000000, not 1"));
+  EXPECT_THAT(error([](GptOptions& o) { o.vocabulary = 1; }),
+              HasSubstr("vocabulary may be 2 to 1000000, not 1"));
   EXPECT_THAT(error([](GptOptions& o) { o.vocabulary = 1'000'001; }), HasSubstr("not 1000001"));
-  EXPECT_THAT(error([](GptOptions& o) { o.context = 0; }), HasSubstr("context may be 1 to 65536, not 0"));
-  EXPECT_THAT(error([](GptOptions& o) { o.layers = 0; }), HasSubstr("layers may be 1 to 1024, not 0"));
-  EXPECT_THAT(error([](GptOptions& o) { o.width = -4; }), HasSubstr("width may be 1 to 65536, not -4"));
-  EXPECT_THAT(error([](GptOptions& o) { o.heads = 0; }), HasSubstr("heads may be 1 to 1024, not 0"));
-  EXPECT_THAT(error([](GptOptions& o) { o.heads = 4; }), HasSubstr("4 heads can't share a width of 6"));
-  EXPECT_THAT(error([](GptOptions& o) { o.dropout = 1; }), HasSubstr("dropout may be 0 to below 1, not 1"));
-  EXPECT_THAT(error([](GptOptions& o) { o.dropout = -0.1; }), HasSubstr("not -0.1"));
-  EXPECT_THAT(error([](GptOptions& o) { o.dropout = std::nan(""); }), HasSubstr("not nan"));
-  EXPECT_THAT(error([](GptOptions& o) { o.layers = 1000, o.width = 65536, o.heads = 1; }), HasSubstr("parameters"));
-  EXPECT_THAT(error([](GptOptions& o) { o.compute = static_cast<GptCompute>(9); }), HasSubstr("number 9"));
+  EXPECT_THAT(error([](GptOptions& o) { o.context = 0; }),
+              HasSubstr("context may be 1 to 65536, not 0"));
+  EXPECT_THAT(error([](GptOptions& o) { o.layers = 0; }),
+              HasSubstr("layers may be 1 to 1024, not 0"));
+  EXPECT_THAT(error([](GptOptions& o) { o.width = -4; }),
+              HasSubstr("width may be 1 to 65536, not -4"));
+  EXPECT_THAT(error([](GptOptions& o) { o.heads = 0; }),
+              HasSubstr("heads may be 1 to 1024, not 0"));
+  EXPECT_THAT(error([](GptOptions& o) { o.heads = 4; }),
+              HasSubstr("4 heads do not divide the width, 6"));
+  EXPECT_THAT(error([](GptOptions& o) { o.dropout = 1; }),
+              HasSubstr("dropout must be at least 0 and below 1, got 1"));
+  EXPECT_THAT(error([](GptOptions& o) { o.dropout = -0.1; }), HasSubstr("got -0.1"));
+  EXPECT_THAT(error([](GptOptions& o) { o.dropout = std::nan(""); }), HasSubstr("got nan"));
+  EXPECT_THAT(error([](GptOptions& o) { o.layers = 1000, o.width = 65536, o.heads = 1; }),
+              HasSubstr("parameters"));
+  EXPECT_THAT(error([](GptOptions& o) { o.compute = static_cast<GptCompute>(9); }),
+              HasSubstr("number 9"));
 }
 
 TEST(GptTest, RefusesBatchesThatDoNotFit) {
   const std::unique_ptr<Gpt> model = Make(Small());
   const Tokens tokens(1, 12);
-  EXPECT_THAT(model->Forward(tokens.Batch(6), Mode::kTraining).status().message(), HasSubstr("context of 5"));
-  EXPECT_THAT(model->Forward(ImageBatch{}, Mode::kTraining).status().message(), HasSubstr("for tokens"));
+  EXPECT_THAT(model->Forward(tokens.Batch(6), Mode::kTraining).status().message(),
+              HasSubstr("context of 5"));
+  EXPECT_THAT(model->Forward(ImageBatch{}, Mode::kTraining).status().message(),
+              HasSubstr("for tokens"));
   const Tokens wide(1, 10, 1000);
-  EXPECT_THAT(model->Forward(wide.Batch(), Mode::kTraining).status().message(), HasSubstr("not within 0 to 6"));
+  EXPECT_THAT(model->Forward(wide.Batch(), Mode::kTraining).status().message(),
+              HasSubstr("not within 0 to 6"));
 }
 
 }  // namespace

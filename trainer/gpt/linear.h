@@ -6,7 +6,8 @@
 //   EK_RETURN_IF_ERROR(LinearBackwardWeight(products, shape, input, diff_output, weight_target));
 //   SumRows(rows, outputs, diff_output, bias_target);                          // rows.h
 //
-// Shapes:  input [rows, inputs], weight [inputs, outputs], bias [outputs] or null, output [rows, outputs].
+// Shapes:  input [rows, inputs], weight [inputs, outputs], bias [outputs] or null, output [rows,
+//          outputs].
 // Types:   O is what products take, Result and T what they give (strided_product.h).
 // Threads: thread-compatible by `products`; memory of different arguments must not overlap.
 // Errors:  those of StridedProducts.
@@ -18,51 +19,28 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
-#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
 
 namespace evenkeel {
 
-struct LinearShape {
-  int64_t rows = 0;
-  int64_t inputs = 0;
-  int64_t outputs = 0;
-};
-
 template <typename O, typename Result>
-absl::Status LinearForward(StridedProducts<O>& products, const LinearShape& shape, const O* input, const O* weight,
-                           const typename StridedProducts<O>::Sum* bias, Result* output) {
-  return products.Run({.rows = shape.rows,
-                       .columns = shape.outputs,
-                       .inner = shape.inputs,
-                       .left = {.row = shape.inputs},
-                       .right = {.row = shape.outputs},
-                       .output = {.row = shape.outputs}},
-                      input, weight, bias, output);
+absl::Status LinearForward(StridedProducts<O>& products, const LinearShape& shape, const O* input,
+                           const O* weight, const typename StridedProducts<O>::Sum* bias,
+                           Result* output) {
+  return products.Run(shape.Forward(), input, weight, bias, output);
 }
 
 template <typename O, typename Result>
-absl::Status LinearBackwardInput(StridedProducts<O>& products, const LinearShape& shape, const O* weight,
-                                 const O* diff_output, Result* diff_input) {
-  return products.Run({.rows = shape.rows,
-                       .columns = shape.inputs,
-                       .inner = shape.outputs,
-                       .left = {.row = shape.outputs},
-                       .right = {.row = 1, .column = shape.outputs},
-                       .output = {.row = shape.inputs}},
-                      diff_output, weight, nullptr, diff_input);
+absl::Status LinearBackwardInput(StridedProducts<O>& products, const LinearShape& shape,
+                                 const O* weight, const O* diff_output, Result* diff_input) {
+  return products.Run(shape.BackwardInput(), diff_output, weight, nullptr, diff_input);
 }
 
 template <typename O, typename T>
-absl::Status LinearBackwardWeight(StridedProducts<O>& products, const LinearShape& shape, const O* input,
-                                  const O* diff_output, GradTarget<T> weight) {
-  return products.Run({.rows = shape.inputs,
-                       .columns = shape.outputs,
-                       .inner = shape.rows,
-                       .left = {.row = 1, .column = shape.inputs},
-                       .right = {.row = shape.outputs},
-                       .output = {.row = shape.outputs},
-                       .add = weight.add},
-                      input, diff_output, nullptr, weight.data);
+absl::Status LinearBackwardWeight(StridedProducts<O>& products, const LinearShape& shape,
+                                  const O* input, const O* diff_output, GradTarget<T> weight) {
+  return products.Run(shape.BackwardWeight(weight.add), input, diff_output, nullptr, weight.data);
 }
 
 }  // namespace evenkeel

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "evenkeel/trainer/gpt/recorded.h"
 #include "evenkeel/trainer/gpt/rows.h"
 #include "evenkeel/trainer/gpt/strided_product.h"
-#include "evenkeel/trainer/gradient_sink.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
 
 namespace evenkeel {
 namespace {
@@ -22,15 +22,20 @@ TYPED_TEST_SUITE(LinearTest, Types);
 TYPED_TEST(LinearTest, AgreesWithPyTorch) {
   using T = TypeParam;
   const Recorded recorded("layers");
-  const std::vector<T> input = recorded.Get<T>("linear.input"), weight = recorded.Get<T>("linear.weight");
-  const std::vector<T> bias = recorded.Get<T>("linear.bias"), diff = recorded.Get<T>("linear.diff_output");
+  const std::vector<T> input = recorded.Get<T>("linear.input"),
+                       weight = recorded.Get<T>("linear.weight");
+  const std::vector<T> bias = recorded.Get<T>("linear.bias"),
+                       diff = recorded.Get<T>("linear.diff_output");
   const LinearShape shape{.rows = 6, .inputs = 5, .outputs = 7};
   StridedProducts<T> products;
   // What lies in the results is overwritten, the second time added to.
-  std::vector<T> output(diff.size(), 99), diff_input(input.size(), 99), diff_weight(weight.size(), 99);
+  std::vector<T> output(diff.size(), 99), diff_input(input.size(), 99),
+      diff_weight(weight.size(), 99);
   std::vector<T> diff_bias(bias.size(), 99);
-  ASSERT_TRUE(LinearForward(products, shape, input.data(), weight.data(), bias.data(), output.data()).ok());
-  ASSERT_TRUE(LinearBackwardInput(products, shape, weight.data(), diff.data(), diff_input.data()).ok());
+  ASSERT_TRUE(
+      LinearForward(products, shape, input.data(), weight.data(), bias.data(), output.data()).ok());
+  ASSERT_TRUE(
+      LinearBackwardInput(products, shape, weight.data(), diff.data(), diff_input.data()).ok());
   EXPECT_LT(Difference<T>(output, recorded.Get<double>("linear.output")), kRounding<T>);
   EXPECT_LT(Difference<T>(diff_input, recorded.Get<double>("linear.diff_input")), kRounding<T>);
   for (int times = 1; times <= 2; ++times) {
@@ -54,14 +59,19 @@ TEST(LinearGradientTest, MatchesDifferences) {
   std::vector<double> output(6), diff_input(12), diff_weight(8);
   StridedProducts<double> products;
   const auto objective = [&] {
-    EXPECT_TRUE(LinearForward(products, shape, input.data(), weight.data(), nullptr, output.data()).ok());
+    EXPECT_TRUE(
+        LinearForward(products, shape, input.data(), weight.data(), nullptr, output.data()).ok());
     return WeightedSum<double>(output, diff);
   };
-  ASSERT_TRUE(LinearBackwardInput(products, shape, weight.data(), diff.data(), diff_input.data()).ok());
   ASSERT_TRUE(
-      (LinearBackwardWeight<double, double>(products, shape, input.data(), diff.data(), {diff_weight.data()})).ok());
-  EXPECT_LT(RelativeError<double>(diff_input, NumericGradient<double>(input, 0.5, objective)), 1e-12);
-  EXPECT_LT(RelativeError<double>(diff_weight, NumericGradient<double>(weight, 0.5, objective)), 1e-12);
+      LinearBackwardInput(products, shape, weight.data(), diff.data(), diff_input.data()).ok());
+  ASSERT_TRUE((LinearBackwardWeight<double, double>(products, shape, input.data(), diff.data(),
+                                                    {diff_weight.data()}))
+                  .ok());
+  EXPECT_LT(RelativeError<double>(diff_input, NumericGradient<double>(input, 0.5, objective)),
+            1e-12);
+  EXPECT_LT(RelativeError<double>(diff_weight, NumericGradient<double>(weight, 0.5, objective)),
+            1e-12);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A model's parameters as its layers take them: vectors in T, matrices in what products take.
+// A model's parameters in the form its layers take: vectors in T, matrices in the type O of
+// products.
 //
 //   Operands<float, BFloat16> operands(&parameters, &held);
 //   operands.AddMatrix(weight);         // once

@@ -1,6 +1,7 @@
 // Sums over rows, and the rounding of matrices to what products take.
 //
-//   SumRows(rows, columns, matrix, {.data = diff_bias, .add = false});    // to[c] = sum over r of matrix[r, c]
+//   // to[c] = sum over r of matrix[r, c]
+//   SumRows(rows, columns, matrix, {.data = diff_bias, .add = false});
 //   Round(n, values, operands);                                           // float to BFloat16
 //   WriteGradient(n, sums, target);                                       // copies, or adds
 //
@@ -11,7 +12,7 @@
 
 #include <cstdint>
 
-#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 
 namespace evenkeel {
 

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/data/stable_random.h"
 
 namespace evenkeel {
 namespace {
@@ -30,7 +30,8 @@ std::vector<double> Frequencies(const std::vector<float>& scores, const SampleOp
   constexpr int kDraws = 100'000;
   StableRandom random(/*seed=*/1);
   std::vector<double> frequencies(scores.size());
-  for (int i = 0; i < kDraws; ++i) frequencies[Sample(scores, options, random.Uniform())] += 1.0 / kDraws;
+  for (int i = 0; i < kDraws; ++i)
+    frequencies[Sample(scores, options, random.Uniform())] += 1.0 / kDraws;
   return frequencies;
 }
 
@@ -40,7 +41,8 @@ TEST(SampleTokenTest, TakesTokensAsOftenAsTheirScoresSay) {
   const std::vector<double> even = Frequencies(scores, {});
   for (int i = 0; i < 3; ++i) EXPECT_NEAR(even[i], std::vector<double>({0.1, 0.5, 0.4})[i], 0.008);
   const std::vector<double> sharper = Frequencies(scores, {.temperature = 0.5});
-  for (int i = 0; i < 3; ++i) EXPECT_NEAR(sharper[i], std::vector<double>({1, 25, 16})[i] / 42, 0.008);
+  for (int i = 0; i < 3; ++i)
+    EXPECT_NEAR(sharper[i], std::vector<double>({1, 25, 16})[i] / 42, 0.008);
 }
 
 TEST(SampleTokenTest, FollowsTheIndicesAsTheRandomNumberGrows) {
@@ -62,7 +64,8 @@ TEST(SampleTokenTest, TemperatureZeroIsTheFirstOfTheBest) {
 TEST(SampleTokenTest, TopKLeavesTheRestOut) {
   const std::vector<float> scores = {2, 9, 1, 9, 2};
   for (double uniform = 0; uniform < 1; uniform += 1.0 / 64) {
-    EXPECT_EQ(Sample(scores, {.temperature = 1e9, .top_k = 1}, uniform), 1);  // Of equal ones the first.
+    EXPECT_EQ(Sample(scores, {.temperature = 1e9, .top_k = 1}, uniform),
+              1);  // Of equal ones the first.
     EXPECT_EQ(Sample(scores, {.temperature = 1e9, .top_k = 2}, uniform), uniform < 0.5 ? 1 : 3);
   }
   const std::vector<double> three = Frequencies(scores, {.temperature = 1e9, .top_k = 3});
@@ -78,8 +81,10 @@ TEST(SampleTokenTest, BearsExtremes) {
   for (double temperature : {1e-300, 1.0, 1e300}) {
     EXPECT_EQ(Sample({-kMax, kMax, -kMax}, {.temperature = temperature}, 0.5), 1) << temperature;
     EXPECT_EQ(Sample({kMax, kMax}, {.temperature = temperature}, 0.75), 1) << temperature;
-    EXPECT_EQ(Sample({-kMax, -kInfinity}, {.temperature = temperature}, kAlmostOne), 0) << temperature;
-    EXPECT_EQ(Sample({-kInfinity, 7}, {.temperature = temperature, .top_k = 2}, 0), 1) << temperature;
+    EXPECT_EQ(Sample({-kMax, -kInfinity}, {.temperature = temperature}, kAlmostOne), 0)
+        << temperature;
+    EXPECT_EQ(Sample({-kInfinity, 7}, {.temperature = temperature, .top_k = 2}, 0), 1)
+        << temperature;
   }
   EXPECT_EQ(Sample({-kInfinity, 1, 2, -kInfinity}, {.temperature = HUGE_VAL}, kAlmostOne), 2);
   EXPECT_EQ(Sample({4}, {}, kAlmostOne), 0);
@@ -106,13 +111,14 @@ TEST(SampleTokenTest, SaysWhatIsWrong) {
            Case{{1, kNan}, {}, "the score of token 1 is nan"},
            Case{{kNan, 1}, {.temperature = 0}, "the score of token 0 is nan"},
            Case{{1, 2, kInfinity}, {}, "the score of token 2 is inf"},
-           Case{{-kInfinity, -kInfinity}, {}, "none of 2 tokens has a score"},
-           Case{{}, {}, "none of 0 tokens has a score"},
+           Case{{-kInfinity, -kInfinity}, {}, "none of the 2 tokens has a finite score"},
+           Case{{}, {}, "none of the 0 tokens has a finite score"},
            Case{{1}, {.temperature = -0.5}, "temperature -0.5 must not be negative"},
            Case{{1}, {.temperature = std::nan("")}, "temperature nan must not be negative"},
            Case{{1}, {.top_k = -1}, "top_k -1 must not be negative; 0 is all tokens"},
        }) {
-    EXPECT_EQ(SampleToken(wrong.scores, wrong.options, 0.5).status(), absl::InvalidArgumentError(wrong.message));
+    EXPECT_EQ(SampleToken(wrong.scores, wrong.options, 0.5).status(),
+              absl::InvalidArgumentError(wrong.message));
   }
 }
 

@@ -21,14 +21,17 @@ template <typename T>
 constexpr Type kTypeOf = std::is_same_v<T, BFloat16> ? Type::bf16 : Type::f32;
 
 // Of two dimensions where there is one product: oneDNN has its fastest kernels for that.
-Desc DescOf(const StridedShape& shape, Type type, int64_t rows, int64_t columns, const MatrixStrides& strides) {
-  if (shape.outer * shape.heads == 1) return Desc(Dims{rows, columns}, type, Dims{strides.row, strides.column});
+Desc DescOf(const StridedShape& shape, Type type, int64_t rows, int64_t columns,
+            const MatrixStrides& strides) {
+  if (shape.outer * shape.heads == 1)
+    return Desc(Dims{rows, columns}, type, Dims{strides.row, strides.column});
   return Desc(Dims{shape.outer, shape.heads, rows, columns}, type,
               Dims{strides.outer, strides.head, strides.row, strides.column});
 }
 
 Desc BiasDesc(const StridedShape& shape) {
-  if (shape.outer * shape.heads == 1) return Desc(Dims{1, shape.columns}, Type::f32, Dims{shape.columns, 1});
+  if (shape.outer * shape.heads == 1)
+    return Desc(Dims{1, shape.columns}, Type::f32, Dims{shape.columns, 1});
   const int64_t n = shape.columns;
   return Desc(Dims{1, 1, 1, n}, Type::f32, Dims{n, n, n, 1});
 }
@@ -40,38 +43,26 @@ T* At(T* data, const MatrixStrides& strides, int64_t outer, int64_t head) {
 
 // One of the products, row by row; `sums` has room for a row.
 template <typename Operand, typename Sum, typename Result>
-void PlainProduct(const StridedShape& shape, const Operand* left, const Operand* right, const Sum* bias, Result* output,
-                  Sum* sums) {
+void PlainProduct(const StridedShape& shape, const Operand* left, const Operand* right,
+                  const Sum* bias, Result* output, Sum* sums) {
   for (int64_t r = 0; r < shape.rows; ++r) {
     Result* to = output + r * shape.output.row;
     for (int64_t c = 0; c < shape.columns; ++c) {
-      sums[c] = (bias == nullptr ? Sum{0} : bias[c]) + (shape.add ? Widen(to[c * shape.output.column]) : Sum{0});
+      sums[c] = (bias == nullptr ? Sum{0} : bias[c]) +
+                (shape.add ? Widen(to[c * shape.output.column]) : Sum{0});
     }
     for (int64_t i = 0; i < shape.inner; ++i) {
       const Sum factor = Widen(left[r * shape.left.row + i * shape.left.column]);
       const Operand* from = right + i * shape.right.row;
-      for (int64_t c = 0; c < shape.columns; ++c) sums[c] += factor * Widen(from[c * shape.right.column]);
+      for (int64_t c = 0; c < shape.columns; ++c)
+        sums[c] += factor * Widen(from[c * shape.right.column]);
     }
-    for (int64_t c = 0; c < shape.columns; ++c) to[c * shape.output.column] = Narrow<Result>(sums[c]);
+    for (int64_t c = 0; c < shape.columns; ++c)
+      to[c * shape.output.column] = Narrow<Result>(sums[c]);
   }
 }
 
 }  // namespace
-
-template <typename Operand>
-struct StridedProducts<Operand>::Plan {
-  StridedShape shape;
-  Type result;
-  bool has_bias;
-  bool is_possible = true;
-  dnnl::matmul primitive;
-  dnnl::memory left, right, bias, output;
-};
-
-template <typename Operand>
-StridedProducts<Operand>::StridedProducts() = default;
-template <typename Operand>
-StridedProducts<Operand>::~StridedProducts() = default;
 
 template <typename Operand>
 template <typename Result>
@@ -92,8 +83,8 @@ auto StridedProducts<Operand>::PlanFor(const StridedShape& shape, bool has_bias)
   attribute.set_post_ops(ops);
   auto plan = std::make_unique<Plan>(Plan{.shape = shape, .result = kResult, .has_bias = has_bias});
   try {
-    const dnnl::matmul::desc product =
-        has_bias ? dnnl::matmul::desc(left, right, bias, output) : dnnl::matmul::desc(left, right, output);
+    const dnnl::matmul::desc product = has_bias ? dnnl::matmul::desc(left, right, bias, output)
+                                                : dnnl::matmul::desc(left, right, output);
     plan->primitive = dnnl::matmul(dnnl::matmul::primitive_desc(product, attribute, dnn_.engine));
     plan->left = dnn_.Wrap(left, nullptr);
     plan->right = dnn_.Wrap(right, nullptr);
@@ -110,8 +101,8 @@ auto StridedProducts<Operand>::PlanFor(const StridedShape& shape, bool has_bias)
 
 template <typename Operand>
 template <typename Result>
-absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Operand* left, const Operand* right,
-                                           const Sum* bias, Result* output) {
+absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Operand* left,
+                                           const Operand* right, const Sum* bias, Result* output) {
   if constexpr (!std::is_same_v<Operand, double>) {
     bool is_done = false;
     const absl::Status status = StatusFromOneDnn("matrix product", [&] {
@@ -122,21 +113,23 @@ absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Oper
       plan->right.set_data_handle(const_cast<Operand*>(right));
       plan->bias.set_data_handle(const_cast<Sum*>(bias));
       plan->output.set_data_handle(output);
-      // The form that takes an array: a map for each product would be memory that is allocated and freed again.
+      // The form that takes an array: a map for each product would be memory that is allocated and
+      // freed again.
       const std::array<dnnl_exec_arg_t, 4> arguments = {{{DNNL_ARG_SRC, plan->left.get()},
                                                          {DNNL_ARG_WEIGHTS, plan->right.get()},
                                                          {DNNL_ARG_DST, plan->output.get()},
                                                          {DNNL_ARG_BIAS, plan->bias.get()}}};
-      return StatusFromOneDnnCode("matrix product", dnnl_primitive_execute(plan->primitive.get(), dnn_.stream.get(),
-                                                                           bias == nullptr ? 3 : 4, arguments.data()));
+      return StatusFromOneDnnCode(
+          "matrix product", dnnl_primitive_execute(plan->primitive.get(), dnn_.stream.get(),
+                                                   bias == nullptr ? 3 : 4, arguments.data()));
     });
     if (is_done || !status.ok()) return status;
   }
   row_.resize(std::max<size_t>(row_.size(), shape.columns));
   for (int64_t outer = 0; outer < shape.outer; ++outer) {
     for (int64_t head = 0; head < shape.heads; ++head) {
-      PlainProduct(shape, At(left, shape.left, outer, head), At(right, shape.right, outer, head), bias,
-                   At(output, shape.output, outer, head), row_.data());
+      PlainProduct(shape, At(left, shape.left, outer, head), At(right, shape.right, outer, head),
+                   bias, At(output, shape.output, outer, head), row_.data());
     }
   }
   return absl::OkStatus();
@@ -145,13 +138,13 @@ absl::Status StridedProducts<Operand>::Run(const StridedShape& shape, const Oper
 template class StridedProducts<float>;
 template class StridedProducts<BFloat16>;
 template class StridedProducts<double>;
-template absl::Status StridedProducts<float>::Run(const StridedShape&, const float*, const float*, const float*,
-                                                  float*);
-template absl::Status StridedProducts<BFloat16>::Run(const StridedShape&, const BFloat16*, const BFloat16*,
-                                                     const float*, float*);
-template absl::Status StridedProducts<BFloat16>::Run(const StridedShape&, const BFloat16*, const BFloat16*,
-                                                     const float*, BFloat16*);
-template absl::Status StridedProducts<double>::Run(const StridedShape&, const double*, const double*, const double*,
-                                                   double*);
+template absl::Status StridedProducts<float>::Run(const StridedShape&, const float*, const float*,
+                                                  const float*, float*);
+template absl::Status StridedProducts<BFloat16>::Run(const StridedShape&, const BFloat16*,
+                                                     const BFloat16*, const float*, float*);
+template absl::Status StridedProducts<BFloat16>::Run(const StridedShape&, const BFloat16*,
+                                                     const BFloat16*, const float*, BFloat16*);
+template absl::Status StridedProducts<double>::Run(const StridedShape&, const double*,
+                                                   const double*, const double*, double*);
 
 }  // namespace evenkeel

@@ -1,20 +1,24 @@
-// Products of many matrices at once, each seen through strides: parts of wider matrices, transposed or not.
+// Products of many matrices at once, each seen through strides: parts of wider matrices, transposed
+// or not.
 //
 //   StridedProducts<float> products;
 //   const StridedShape shape{.rows = 1024, .columns = 384, .inner = 128,
 //                            .left = {.row = 128}, .right = {.row = 384}, .output = {.row = 384}};
 //   EK_RETURN_IF_ERROR(products.Run(shape, input, weight, bias, output));
 //
-// output = left * right, plus `bias` if it is not null, plus what lies there if `add`. float and BFloat16 run on
-// oneDNN, whose kernels are generated at the first product of a shape and kept for the next. double runs on plain
-// loops, and so does BFloat16 where oneDNN has no kernel for it on this processor.
+// output = left * right, plus `bias` if it is not null, plus what lies there if `add`. float and
+// BFloat16 run on oneDNN, whose kernels are generated at the first product of a shape and kept for
+// the next. double runs on plain loops, and so does BFloat16 where oneDNN has no kernel for it on
+// this processor.
 //
-// Shapes:    left [outer, heads, rows, inner], right [outer, heads, inner, columns], bias [columns], shared by all;
-//            output [outer, heads, rows, columns]. Element (o, h, r, c) lies at o * outer + h * head + r * row +
-//            c * column of its strides. Nothing is empty; an output's elements don't overlap.
-// Precision: sums are float for BFloat16, else as the operand; an output in BFloat16 is rounded once.
+// Shapes:    left [outer, heads, rows, inner], right [outer, heads, inner, columns], bias
+//            [columns], shared by all; output [outer, heads, rows, columns]. Element (o, h, r, c)
+//            lies at o * outer + h * head + r * row + c * column of its strides. Nothing is empty;
+//            an output's elements don't overlap.
+// Precision: sums are float for BFloat16, else as the operand; an output in BFloat16 is rounded
+//            once.
 // Threads:   thread-compatible. The output must not overlap the factors.
-// Errors:    what oneDNN answers.
+// Errors:    the errors of oneDNN.
 
 #ifndef EVENKEEL_TRAINER_GPT_STRIDED_PRODUCT_H_
 #define EVENKEEL_TRAINER_GPT_STRIDED_PRODUCT_H_
@@ -38,16 +42,20 @@ class StridedProducts {
   // What sums are in.
   using Sum = std::conditional_t<std::is_same_v<Operand, double>, double, float>;
 
-  StridedProducts();
-  ~StridedProducts();
-
   // Result: the operand's type, or float.
   template <typename Result>
-  absl::Status Run(const StridedShape& shape, const Operand* left, const Operand* right, const Sum* bias,
-                   Result* output);
+  absl::Status Run(const StridedShape& shape, const Operand* left, const Operand* right,
+                   const Sum* bias, Result* output);
 
  private:
-  struct Plan;
+  struct Plan {
+    StridedShape shape;
+    dnnl::memory::data_type result;
+    bool has_bias;
+    bool is_possible = true;
+    dnnl::matmul primitive;
+    dnnl::memory left, right, bias, output;
+  };
 
   // Null: oneDNN has no kernel for it.
   template <typename Result>

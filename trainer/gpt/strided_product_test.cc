@@ -8,10 +8,11 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gpt/recorded.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
 #include "evenkeel/trainer/gpt/vector_math.h"
 
-// Runs a second time as strided_product_plain_test, with oneDNN told to use AVX2 at most, where it has no bfloat16.
+// Runs a second time as strided_product_plain_test, with oneDNN told to use AVX2 at most, where it
+// has no bfloat16.
 
 namespace evenkeel {
 namespace {
@@ -30,16 +31,23 @@ class StridedProductTest : public testing::Test {};
 using Types = testing::Types<float, BFloat16, double>;
 TYPED_TEST_SUITE(StridedProductTest, Types);
 
-// Heads side by side in wider rows, both factors seen as their transposes or not, with what an epilogue can add.
+// Heads side by side in wider rows, both factors seen as their transposes or not, with what an
+// epilogue can add.
 TYPED_TEST(StridedProductTest, IsTheSumOfItsDefinition) {
   using Operand = TypeParam;
   using Sum = typename StridedProducts<Operand>::Sum;
   StridedProducts<Operand> products;
   for (const int64_t heads : {1, 3}) {
     for (const int flags : {0, 1, 2, 3, 4, 5, 8, 9, 12, 15}) {
-      const bool left_transposed = flags & 1, right_transposed = flags & 2, adds = flags & 4, has_bias = flags & 8;
+      const bool left_transposed = flags & 1, right_transposed = flags & 2, adds = flags & 4,
+                 has_bias = flags & 8;
       SCOPED_TRACE(testing::Message() << heads << " heads, flags " << flags);
-      StridedShape shape{.outer = heads == 1 ? 1 : 2, .heads = heads, .rows = 5, .columns = 7, .inner = 9, .add = adds};
+      StridedShape shape{.outer = heads == 1 ? 1 : 2,
+                         .heads = heads,
+                         .rows = 5,
+                         .columns = 7,
+                         .inner = 9,
+                         .add = adds};
       const int64_t left_row = left_transposed ? 5 : 9, right_row = right_transposed ? 9 : 7;
       shape.left = {.outer = 45 * heads, .head = left_row, .row = left_row * heads};
       shape.right = {.outer = 63 * heads, .head = right_row, .row = right_row * heads};
@@ -60,15 +68,16 @@ TYPED_TEST(StridedProductTest, IsTheSumOfItsDefinition) {
             for (int64_t c = 0; c < 7; ++c) {
               double sum = (adds ? expected[at(shape.output, r, c)] : 0) + (has_bias ? bias[c] : 0);
               for (int64_t i = 0; i < 9; ++i) {
-                sum += static_cast<double>(Widen(left[at(shape.left, r, i)])) * Widen(right[at(shape.right, i, c)]);
+                sum += static_cast<double>(Widen(left[at(shape.left, r, i)])) *
+                       Widen(right[at(shape.right, i, c)]);
               }
               expected[at(shape.output, r, c)] = sum;
             }
           }
         }
       }
-      const absl::Status status =
-          products.Run(shape, left.data(), right.data(), has_bias ? bias.data() : nullptr, output.data());
+      const absl::Status status = products.Run(shape, left.data(), right.data(),
+                                               has_bias ? bias.data() : nullptr, output.data());
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_LT(Difference<Sum>(output, expected), kRounding<Sum>);
     }
@@ -77,9 +86,14 @@ TYPED_TEST(StridedProductTest, IsTheSumOfItsDefinition) {
 
 TEST(StridedProductBFloat16Test, ResultsInBFloat16AreRoundedOnce) {
   StridedProducts<BFloat16> products;
-  const std::vector<BFloat16> left = Operands<BFloat16>(16 * 32, 1), right = Operands<BFloat16>(32 * 48, 2);
-  const StridedShape shape{
-      .rows = 16, .columns = 48, .inner = 32, .left = {.row = 32}, .right = {.row = 48}, .output = {.row = 48}};
+  const std::vector<BFloat16> left = Operands<BFloat16>(16 * 32, 1),
+                              right = Operands<BFloat16>(32 * 48, 2);
+  const StridedShape shape{.rows = 16,
+                           .columns = 48,
+                           .inner = 32,
+                           .left = {.row = 32},
+                           .right = {.row = 48},
+                           .output = {.row = 48}};
   std::vector<float> exact(16 * 48);
   std::vector<BFloat16> rounded(16 * 48);
   ASSERT_TRUE(products.Run(shape, left.data(), right.data(), nullptr, exact.data()).ok());

@@ -7,8 +7,8 @@
 #include "evenkeel/trainer/gpt/vector_math.h"
 #include "evenkeel/trainer/gpt/vectorised.h"
 
-// A row is swept three times, while it is in the cache: for its highest score, for the sum of the exponentials, for the
-// gradient.
+// A row is swept three times, while it is in the cache: for its highest score, for the sum of the
+// exponentials, for the gradient.
 
 namespace evenkeel {
 namespace {
@@ -60,7 +60,8 @@ struct GradientLoop {
 
 struct LossLoop {
   template <typename T, typename O>
-  EK_ALWAYS_INLINE static TokenLossResult Run(int64_t vocabulary, T* scores, std::span<const int32_t> targets,
+  EK_ALWAYS_INLINE static TokenLossResult Run(int64_t vocabulary, T* scores,
+                                              std::span<const int32_t> targets,
                                               double gradient_scale, O* diff_scores) {
     TokenLossResult result;
     for (size_t token = 0; token < targets.size(); ++token) {
@@ -69,7 +70,8 @@ struct LossLoop {
       const T highest = HighestLoop::Run(vocabulary, row);
       const T score = row[target];
       result.correct += score == highest && std::find(row, row + target, highest) == row + target;
-      const double total = SumLoop::Run(vocabulary, highest, /*overwrite=*/diff_scores != nullptr, row);
+      const double total =
+          SumLoop::Run(vocabulary, highest, /*overwrite=*/diff_scores != nullptr, row);
       result.sum += (static_cast<double>(highest) - score) + std::log(total);
       if (diff_scores == nullptr) continue;
       O* diff = diff_scores + token * vocabulary;
@@ -84,8 +86,8 @@ struct LossLoop {
 }  // namespace
 
 template <typename T, typename O>
-TokenLossResult TokenLoss(int64_t vocabulary, T* scores, std::span<const int32_t> targets, double gradient_scale,
-                          O* diff_scores) {
+TokenLossResult TokenLoss(int64_t vocabulary, T* scores, std::span<const int32_t> targets,
+                          double gradient_scale, O* diff_scores) {
   return Vectorised<LossLoop>(vocabulary, scores, targets, gradient_scale, diff_scores);
 }
 

@@ -1,14 +1,17 @@
-// The loss of a language model: minus the logarithm of the probability that softmax gives to the token that follows.
+// The loss of a language model: minus the logarithm of the softmax probability of the next token.
 //
-//   const TokenLossResult loss = TokenLoss(vocabulary, scores, targets, /*gradient_scale=*/1.0 / targets.size(), diff);
+//   const TokenLossResult loss =
+//       TokenLoss(vocabulary, scores, targets, /*gradient_scale=*/1.0 / targets.size(), diff);
 //   loss.sum / targets.size()                              // the mean
 //
-// diff_scores = gradient_scale * (softmax(scores) - 1 at the target). Null: no gradient, scores are left alone.
+// diff_scores = gradient_scale * (softmax(scores) - 1 at the target). Null: no gradient, scores are
+// left alone.
 //
 // Shapes:    scores and diff_scores [targets.size(), vocabulary], each target below vocabulary.
-// Precision: exponentials in T, their sum and the loss in float64; any finite scores are safe. O is T or, for float,
-//            BFloat16.
-// Threads:   pure function. diff_scores may be the memory of `scores`, which is used up where there is a gradient.
+// Precision: exponentials in T, their sum and the loss in float64; any finite scores are safe. O is
+//            T or, for float, BFloat16.
+// Threads:   pure function. diff_scores may be the memory of `scores`, which is used up where there
+//            is a gradient.
 
 #ifndef EVENKEEL_TRAINER_GPT_TOKEN_LOSS_H_
 #define EVENKEEL_TRAINER_GPT_TOKEN_LOSS_H_
@@ -24,8 +27,8 @@ struct TokenLossResult {
 };
 
 template <typename T, typename O>
-TokenLossResult TokenLoss(int64_t vocabulary, T* scores, std::span<const int32_t> targets, double gradient_scale,
-                          O* diff_scores);
+TokenLossResult TokenLoss(int64_t vocabulary, T* scores, std::span<const int32_t> targets,
+                          double gradient_scale, O* diff_scores);
 
 }  // namespace evenkeel
 

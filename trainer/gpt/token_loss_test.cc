@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "evenkeel/trainer/gpt/recorded.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
+#include "evenkeel/trainer/gpt/testing/recorded.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
 
 namespace evenkeel {
 namespace {
@@ -28,7 +28,8 @@ TYPED_TEST(TokenLossTest, AgreesWithPyTorchInPlaceAndNot) {
     T* to = in_place ? scores.data() : diff.data();
     const TokenLossResult loss = TokenLoss(37, scores.data(), targets, 1.0 / 9, to);
     EXPECT_NEAR(loss.sum / 9, mean[0], mean[0] * kRounding<T>);
-    EXPECT_LT(Difference<T>(std::span(to, diff.size()), recorded.Get<double>("loss.diff_scores")), kRounding<T>);
+    EXPECT_LT(Difference<T>(std::span(to, diff.size()), recorded.Get<double>("loss.diff_scores")),
+              kRounding<T>);
   }
 }
 
@@ -66,7 +67,9 @@ TEST(TokenLossGradientTest, MatchesDifferences) {
   const std::vector<int32_t> targets = {0, 6, 3, 3, 1};
   std::vector<double> used = scores;
   TokenLoss(7, used.data(), targets, 2.5, used.data());
-  const auto objective = [&] { return 2.5 * TokenLoss<double, double>(7, scores.data(), targets, 1, nullptr).sum; };
+  const auto objective = [&] {
+    return 2.5 * TokenLoss<double, double>(7, scores.data(), targets, 1, nullptr).sum;
+  };
   EXPECT_LT(RelativeError<double>(used, NumericGradient<double>(scores, 1e-5, objective)), 1e-8);
 }
 

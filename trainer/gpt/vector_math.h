@@ -1,6 +1,6 @@
 // What loops of vectorised.h need of the exponential and of bfloat16, without a branch or a call.
 //
-//   Exp(x)                 // float: below 2 ulp, 0 below -87, Exp(88) above 88; double: the library's
+//   Exp(x)  // float: below 2 ulp, 0 below -87, Exp(88) above 88; double: the library's
 //   Widen(element)         // to the type that one computes in
 //   Narrow<O>(value)       // to the type of a matrix product's operand, to nearest, ties to even
 //
@@ -19,11 +19,13 @@
 
 namespace evenkeel {
 
-// x = n ln 2 + r, |r| <= ln(2) / 2. exp(r) by Taylor's series, whose error at degree 7 is below 6e-9 there; 2^n by
-// adding n to the exponent. ln 2 is subtracted in two parts, of which the first times n is exact.
+// x = n ln 2 + r, |r| <= ln(2) / 2. exp(r) by Taylor's series, whose error at degree 7 is below
+// 6e-9 there; 2^n by adding n to the exponent. ln 2 is subtracted in two parts, of which the first
+// times n is exact.
 EK_ALWAYS_INLINE float Exp(float x) {
   constexpr float kLowest = -87.0f, kHighest = 88.0f;
-  constexpr float kShift = 0x1.8p23f;  // Added to a float, it leaves the nearest integer in the lowest bits.
+  constexpr float kShift =
+      0x1.8p23f;  // Added to a float, it leaves the nearest integer in the lowest bits.
   const float within = x < kLowest ? kLowest : (x > kHighest ? kHighest : x);
   const float shifted = within * 1.44269504f + kShift;
   const float n = shifted - kShift;
@@ -36,7 +38,8 @@ EK_ALWAYS_INLINE float Exp(float x) {
   sum = sum * r + 0.5f;
   sum = sum * r + 1.0f;
   sum = sum * r + 1.0f;
-  const float power = std::bit_cast<float>(std::bit_cast<uint32_t>(sum) + (std::bit_cast<uint32_t>(shifted) << 23));
+  const float power =
+      std::bit_cast<float>(std::bit_cast<uint32_t>(sum) + (std::bit_cast<uint32_t>(shifted) << 23));
   return x < kLowest ? 0.0f : power;
 }
 
@@ -56,7 +59,8 @@ EK_ALWAYS_INLINE O Narrow(T value) {
     static_assert(std::is_same_v<O, BFloat16> && std::is_same_v<T, float>);
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    const uint32_t quiet = (bits >> 16) | 0x40;  // Of a NaN, which rounding could turn into an infinity.
+    const uint32_t quiet =
+        (bits >> 16) | 0x40;  // Of a NaN, which rounding could turn into an infinity.
     O narrow;
     narrow.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? quiet : rounded);
     return narrow;

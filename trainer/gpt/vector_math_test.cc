@@ -36,8 +36,9 @@ TEST(ExpTest, IsWithinTwoUnitsOfTheLastPlaceInEveryCopy) {
   for (float x = -87; x <= 88; x += 0.0037f) input.push_back(x);
   for (LoopCopy copy : Copies()) {
     std::vector<float> output(input.size());
-    ASSERT_EQ(RunCopy<ExpLoop>(copy, static_cast<int64_t>(input.size()), input.data(), output.data()),
-              static_cast<int64_t>(input.size()));
+    ASSERT_EQ(
+        RunCopy<ExpLoop>(copy, static_cast<int64_t>(input.size()), input.data(), output.data()),
+        static_cast<int64_t>(input.size()));
     double worst = 0;
     for (size_t i = 0; i < input.size(); ++i) {
       const double exact = std::exp(static_cast<double>(input[i]));
@@ -59,7 +60,8 @@ TEST(ExpTest, EndsOfTheRange) {
 }
 
 TEST(NarrowTest, RoundsAsBFloat16Does) {
-  for (const float value : {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, 1.0f / 3, -1e30f, 3.4e38f, 1e-40f, INFINITY}) {
+  for (const float value :
+       {0.0f, -0.0f, 1.0f, 1.00390625f, 1.01171875f, 1.0f / 3, -1e30f, 3.4e38f, 1e-40f, INFINITY}) {
     EXPECT_EQ(Narrow<BFloat16>(value).bits, BFloat16(value).bits) << value;
     EXPECT_EQ(Widen(BFloat16(value)), static_cast<float>(BFloat16(value)));
   }

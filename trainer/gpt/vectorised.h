@@ -8,12 +8,12 @@
 //   };
 //   Vectorised<ScaleLoop>(n, 0.5f, values);
 //
-// `Run` is always inlined into the copy around it and so takes on its instruction set; arguments are passed by value.
-// Compile the file that calls Vectorised with EK_VECTORISED_COPTS (BUILD): sums that may be reordered are marked with
-// `#pragma omp simd reduction`, no other is.
+// `Run` is always inlined into the copy around it and so takes on its instruction set; arguments
+// are passed by value. Compile the file that calls Vectorised with EK_VECTORISED_COPTS (BUILD):
+// sums that may be reordered are marked with `#pragma omp simd reduction`, no other is.
 //
-// Rounding: may differ between instruction sets, which add and contract differently; on one processor it is always the
-//           same.
+// Rounding: may differ between instruction sets, which add and contract differently; on one
+//           processor it is always the same.
 // Threads:  thread-safe.
 
 #ifndef EVENKEEL_TRAINER_GPT_VECTORISED_H_
@@ -30,9 +30,11 @@ inline LoopCopy BestLoopCopy() {
 #if defined(__x86_64__)
   static const LoopCopy best = [] {
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return LoopCopy::kBaseline;
-    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+      return LoopCopy::kBaseline;
+    const bool has_avx512 =
+        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return has_avx512 ? LoopCopy::kAvx512 : LoopCopy::kAvx2;
   }();
   return best;
@@ -48,7 +50,8 @@ __attribute__((target("avx2,fma"))) auto RunAvx2(Args... args) {
 }
 
 template <typename Loop, typename... Args>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"))) auto RunAvx512(Args... args) {
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"))) auto
+RunAvx512(Args... args) {
   return Loop::Run(args...);
 }
 #endif

@@ -21,8 +21,8 @@ AveragePool::AveragePool(const OneDnn& dnn, const Desc& source_desc, Mode mode)
   const Dims none = {0, 0};
   const Desc means = MeansDesc(source_desc, Tag::any);
   const dnnl::pooling_forward::primitive_desc plan(
-      {training ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference, algorithm, source_desc, means,
-       window, window, none, none},
+      {training ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference, algorithm,
+       source_desc, means, window, window, none, none},
       dnn.engine);
   forward_ = dnnl::pooling_forward(plan);
   output_ = dnn.Allocate(plan.dst_desc());
@@ -43,8 +43,9 @@ const float* AveragePool::Forward(const dnnl::memory& source) {
 }
 
 dnnl::memory AveragePool::Backward(const float* diff_means) {
-  backward_.execute(dnn_.stream, {{DNNL_ARG_DIFF_DST, diff_in_(dnn_, dnn_.Wrap(plain_desc_, diff_means))},
-                                  {DNNL_ARG_DIFF_SRC, diff_source_}});
+  backward_.execute(dnn_.stream,
+                    {{DNNL_ARG_DIFF_DST, diff_in_(dnn_, dnn_.Wrap(plain_desc_, diff_means))},
+                     {DNNL_ARG_DIFF_SRC, diff_source_}});
   return diff_source_;
 }
 

@@ -12,8 +12,8 @@
 #define EVENKEEL_TRAINER_LAYERS_AVERAGE_POOL_H_
 
 #include "evenkeel/trainer/layers/layout.h"
+#include "evenkeel/trainer/layers/mode.h"
 #include "evenkeel/trainer/layers/onednn.h"
-#include "evenkeel/trainer/model.h"
 
 namespace evenkeel {
 
@@ -31,7 +31,7 @@ class AveragePool {
   dnnl::pooling_forward forward_;
   dnnl::memory output_;
   LayoutAdapter means_out_;
-  dnnl::memory means_;  // Keeps what Forward answered alive.
+  dnnl::memory means_;  // Keeps the result of Forward alive.
 
   dnnl::pooling_backward backward_;
   LayoutAdapter diff_in_;

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "evenkeel/trainer/layers/layer_test_data.h"
 #include "evenkeel/trainer/layers/onednn.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/layers/testing/layer_test_data.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
@@ -16,7 +16,8 @@ class AveragePoolTest : public testing::TestWithParam<dnnl::memory::format_tag> 
   static constexpr int kBatch = 3, kChannels = 16, kSide = 2, kPixels = kSide * kSide;
 
   const OneDnn dnn_;
-  const dnnl::memory::desc desc_{{kBatch, kChannels, kSide, kSide}, dnnl::memory::data_type::f32, GetParam()};
+  const dnnl::memory::desc desc_{
+      {kBatch, kChannels, kSide, kSide}, dnnl::memory::data_type::f32, GetParam()};
 };
 
 TEST_P(AveragePoolTest, TakesTheMeanOfEachChannelInBothModes) {
@@ -37,11 +38,13 @@ TEST_P(AveragePoolTest, SharesTheGradientEvenly) {
   const dnnl::memory diff_source = pool.Backward(diff_means.data());
   EXPECT_TRUE(diff_source.get_desc() == desc_);
   const std::vector<float> plain = ToPlain(dnn_, diff_source);
-  for (size_t i = 0; i < plain.size(); ++i) ASSERT_NEAR(plain[i], diff_means[i / kPixels] / kPixels, 1e-6) << i;
+  for (size_t i = 0; i < plain.size(); ++i)
+    ASSERT_NEAR(plain[i], diff_means[i / kPixels] / kPixels, 1e-6) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, AveragePoolTest,
-                         testing::Values(dnnl::memory::format_tag::nchw, dnnl::memory::format_tag::nhwc,
+                         testing::Values(dnnl::memory::format_tag::nchw,
+                                         dnnl::memory::format_tag::nhwc,
                                          dnnl::memory::format_tag::nChw16c));
 
 }  // namespace

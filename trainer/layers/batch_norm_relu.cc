@@ -29,7 +29,8 @@ BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mo
     : dnn_(dnn),
       mode_(mode),
       channels_(static_cast<int>(source_desc.dims()[1])),
-      samples_per_channel_(static_cast<double>(source_desc.dims()[0] * source_desc.dims()[2] * source_desc.dims()[3])),
+      samples_per_channel_(static_cast<double>(source_desc.dims()[0] * source_desc.dims()[2] *
+                                               source_desc.dims()[3])),
       channel_desc_({channels_}, dnnl::memory::data_type::f32, dnnl::memory::format_tag::a) {
   output_ = dnn.Allocate(source_desc);
   if (mode == Mode::kEvaluation) {
@@ -44,7 +45,9 @@ BatchNormRelu::BatchNormRelu(const OneDnn& dnn, const Desc& source_desc, Mode mo
   variance_ = dnn.Allocate(channel_desc_);
   workspace_ = dnn.Allocate(plan.workspace_desc());
   backward_ = dnnl::batch_normalization_backward(
-      {{dnnl::prop_kind::backward, source_desc, source_desc, kEpsilon, FlagsFor(mode)}, dnn.engine, plan});
+      {{dnnl::prop_kind::backward, source_desc, source_desc, kEpsilon, FlagsFor(mode)},
+       dnn.engine,
+       plan});
   diff_source_ = dnn.Allocate(source_desc);
   diff_weight_ = dnn.Allocate(channel_desc_);
   diff_bias_ = dnn.Allocate(channel_desc_);
@@ -71,7 +74,8 @@ void BatchNormRelu::UpdateRunning(const BatchNormState& state) const {
   const float* mean = static_cast<const float*>(mean_.get_data_handle());
   const float* variance = static_cast<const float*>(variance_.get_data_handle());
   // One sample per channel has no unbiased variance; the biased one, zero, stands in.
-  const float unbiased = static_cast<float>(samples_per_channel_ / std::max(1.0, samples_per_channel_ - 1));
+  const float unbiased =
+      static_cast<float>(samples_per_channel_ / std::max(1.0, samples_per_channel_ - 1));
   for (int i = 0; i < channels_; ++i) {
     state.running_mean[i] += kMomentum * (mean[i] - state.running_mean[i]);
     state.running_variance[i] += kMomentum * (variance[i] * unbiased - state.running_variance[i]);

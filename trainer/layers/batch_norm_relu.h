@@ -5,21 +5,23 @@
 //   dnnl::memory output = norm.Forward(source, state);
 //   dnnl::memory diff_source = norm.Backward(diff_output, weight_target, bias_target);
 //
-// In training mode mean and (biased) variance are the batch's, and the running statistics move a tenth of the way to
-// them, the running variance to the unbiased one, as PyTorch's do. In evaluation mode the running ones are used.
+// In training mode mean and (biased) variance are the batch's, and the running statistics move a
+// tenth of the way to them, the running variance to the unbiased one, as PyTorch's do. In
+// evaluation mode the running ones are used.
 //
-// Shapes:    source [batch, channels, height, width] in a layout of float32; output and gradients in the same one;
-//            everything in `state` [channels].
-// Ownership: results are the layer's memory, valid until its next call; `source` and `state` must outlive Backward.
+// Shapes:    source [batch, channels, height, width] in a layout of float32; output and gradients
+//            in the same one; everything in `state` [channels].
+// Ownership: results are the layer's memory, valid until its next call; `source` and `state` must
+//            outlive Backward.
 // Errors:    throws dnnl::error. In evaluation mode there is no backward.
 // Source:    Ioffe and Szegedy, "Batch normalization", ICML 2015.
 
 #ifndef EVENKEEL_TRAINER_LAYERS_BATCH_NORM_RELU_H_
 #define EVENKEEL_TRAINER_LAYERS_BATCH_NORM_RELU_H_
 
-#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
+#include "evenkeel/trainer/layers/mode.h"
 #include "evenkeel/trainer/layers/onednn.h"
-#include "evenkeel/trainer/model.h"
 
 namespace evenkeel {
 
@@ -35,8 +37,9 @@ class BatchNormRelu {
   BatchNormRelu(const OneDnn& dnn, const dnnl::memory::desc& source_desc, Mode mode);
 
   dnnl::memory Forward(const dnnl::memory& source, const BatchNormState& state);
-  // Either target may be unwanted.
-  dnnl::memory Backward(const dnnl::memory& diff_output, GradTarget<float> weight, GradTarget<float> bias);
+  // Either target may be null.
+  dnnl::memory Backward(const dnnl::memory& diff_output, GradTarget<float> weight,
+                        GradTarget<float> bias);
 
  private:
   void UpdateRunning(const BatchNormState& state) const;
@@ -58,7 +61,7 @@ class BatchNormRelu {
   dnnl::memory diff_weight_;
   dnnl::memory diff_bias_;
 
-  dnnl::memory source_;  // As the last Forward got them.
+  dnnl::memory source_;  // The arguments of the last Forward.
   BatchNormState state_;
 };
 

@@ -6,11 +6,11 @@
 #include <cmath>
 #include <vector>
 
-#include "evenkeel/trainer/gradient_sink.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
-#include "evenkeel/trainer/layers/layer_test_data.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/onednn.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
+#include "evenkeel/trainer/layers/testing/layer_test_data.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
@@ -34,20 +34,24 @@ class BatchNormReluTest : public testing::TestWithParam<Shape> {
   }
 
   int64_t SamplesPerChannel() const { return int64_t{shape_.batch} * shape_.side * shape_.side; }
-  BatchNormState State() { return {weight_.data(), bias_.data(), running_mean_.data(), running_variance_.data()}; }
+  BatchNormState State() {
+    return {weight_.data(), bias_.data(), running_mean_.data(), running_variance_.data()};
+  }
 
   template <typename Visit>
   void ForEach(int channel, Visit visit) const {
     const int64_t pixels = shape_.side * shape_.side;
     for (int n = 0; n < shape_.batch; ++n) {
-      for (int64_t i = 0; i < pixels; ++i) visit((int64_t{n} * shape_.channels + channel) * pixels + i);
+      for (int64_t i = 0; i < pixels; ++i)
+        visit((int64_t{n} * shape_.channels + channel) * pixels + i);
     }
   }
 
   std::vector<double> Means() const {
     std::vector<double> means(shape_.channels);
     for (int c = 0; c < shape_.channels; ++c) {
-      ForEach(c, [&](int64_t i) { means[c] += source_[i] / static_cast<double>(SamplesPerChannel()); });
+      ForEach(
+          c, [&](int64_t i) { means[c] += source_[i] / static_cast<double>(SamplesPerChannel()); });
     }
     return means;
   }
@@ -56,12 +60,14 @@ class BatchNormReluTest : public testing::TestWithParam<Shape> {
     std::vector<double> variances(shape_.channels);
     for (int c = 0; c < shape_.channels; ++c) {
       ForEach(c, [&](int64_t i) {
-        variances[c] += std::pow(source_[i] - means[c], 2) / static_cast<double>(SamplesPerChannel());
+        variances[c] +=
+            std::pow(source_[i] - means[c], 2) / static_cast<double>(SamplesPerChannel());
       });
     }
     return variances;
   }
-  std::vector<double> Reference(const std::vector<double>& means, const std::vector<double>& variances) const {
+  std::vector<double> Reference(const std::vector<double>& means,
+                                const std::vector<double>& variances) const {
     std::vector<double> output(source_.size());
     for (int c = 0; c < shape_.channels; ++c) {
       ForEach(c, [&](int64_t i) {
@@ -74,8 +80,9 @@ class BatchNormReluTest : public testing::TestWithParam<Shape> {
 
   const Shape shape_ = GetParam();
   const OneDnn dnn_;
-  const dnnl::memory::desc desc_{
-      {shape_.batch, shape_.channels, shape_.side, shape_.side}, dnnl::memory::data_type::f32, shape_.layout};
+  const dnnl::memory::desc desc_{{shape_.batch, shape_.channels, shape_.side, shape_.side},
+                                 dnnl::memory::data_type::f32,
+                                 shape_.layout};
   std::vector<float> source_ = RandomFloats(shape_.channels * SamplesPerChannel(), 1);
   std::vector<float> weight_ = RandomFloats(shape_.channels, 2);
   std::vector<float> bias_ = RandomFloats(shape_.channels, 3);
@@ -86,7 +93,8 @@ class BatchNormReluTest : public testing::TestWithParam<Shape> {
 TEST_P(BatchNormReluTest, TrainingUsesTheBatchAndUpdatesTheRunningStatistics) {
   const std::vector<float> mean_before = running_mean_;
   BatchNormRelu norm(dnn_, desc_, Mode::kTraining);
-  const std::vector<float> output = ToPlain(dnn_, norm.Forward(ToLayout(dnn_, source_, desc_), State()));
+  const std::vector<float> output =
+      ToPlain(dnn_, norm.Forward(ToLayout(dnn_, source_, desc_), State()));
   const std::vector<double> expected = Reference(Means(), Variances());
   for (size_t i = 0; i < output.size(); ++i) ASSERT_NEAR(output[i], expected[i], 1e-4) << i;
 
@@ -100,9 +108,11 @@ TEST_P(BatchNormReluTest, TrainingUsesTheBatchAndUpdatesTheRunningStatistics) {
 TEST_P(BatchNormReluTest, EvaluationUsesTheRunningStatisticsAndKeepsThem) {
   const std::vector<float> mean_before = running_mean_;
   BatchNormRelu norm(dnn_, desc_, Mode::kEvaluation);
-  const std::vector<float> output = ToPlain(dnn_, norm.Forward(ToLayout(dnn_, source_, desc_), State()));
+  const std::vector<float> output =
+      ToPlain(dnn_, norm.Forward(ToLayout(dnn_, source_, desc_), State()));
   const std::vector<double> expected =
-      Reference({running_mean_.begin(), running_mean_.end()}, {running_variance_.begin(), running_variance_.end()});
+      Reference({running_mean_.begin(), running_mean_.end()},
+                {running_variance_.begin(), running_variance_.end()});
   for (size_t i = 0; i < output.size(); ++i) ASSERT_NEAR(output[i], expected[i], 1e-5) << i;
   EXPECT_EQ(running_mean_, mean_before);
   EXPECT_EQ(running_variance_, std::vector<float>(shape_.channels, 2));
@@ -124,10 +134,13 @@ TEST_P(BatchNormReluTest, GradientsMatchDifferences) {
     return WeightedSum<double>(Reference(Means(), Variances()),
                                std::vector<double>(diff_output.begin(), diff_output.end()));
   };
-  // The step is small, so that hardly an element crosses the rectifier's bend; the reference is in double.
-  EXPECT_LT(RelativeError<float>(diff_weight, NumericGradient<float>(weight_, 1e-4, objective)), 1e-3);
+  // The step is small, so that hardly an element crosses the rectifier's bend; the reference is in
+  // double.
+  EXPECT_LT(RelativeError<float>(diff_weight, NumericGradient<float>(weight_, 1e-4, objective)),
+            1e-3);
   EXPECT_LT(RelativeError<float>(diff_bias, NumericGradient<float>(bias_, 1e-4, objective)), 1e-3);
-  EXPECT_LT(RelativeError<float>(diff_source, NumericGradient<float>(source_, 1e-4, objective)), 1e-3);
+  EXPECT_LT(RelativeError<float>(diff_source, NumericGradient<float>(source_, 1e-4, objective)),
+            1e-3);
 }
 
 TEST_P(BatchNormReluTest, UnwantedGradientsAreNotWritten) {

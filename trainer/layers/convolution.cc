@@ -43,13 +43,16 @@ dnnl::primitive_attr AddingAttribute() {
 
 }  // namespace
 
-Convolution::Convolution(const OneDnn& dnn, const ConvolutionShape& shape, const Desc& source_desc, Mode mode)
+Convolution::Convolution(const OneDnn& dnn, const ConvolutionShape& shape, const Desc& source_desc,
+                         Mode mode)
     : dnn_(dnn), shape_(shape) {
   const FreeDescs descs(shape);
-  const auto kind = mode == Mode::kTraining ? dnnl::prop_kind::forward_training : dnnl::prop_kind::forward_inference;
-  const dnnl::convolution_forward::primitive_desc plan({kind, kAlgorithm, descs.source, descs.weight, descs.output,
-                                                        Dims(2, shape.stride), Padding(shape), FarPadding(shape)},
-                                                       dnn.engine);
+  const auto kind = mode == Mode::kTraining ? dnnl::prop_kind::forward_training
+                                            : dnnl::prop_kind::forward_inference;
+  const dnnl::convolution_forward::primitive_desc plan(
+      {kind, kAlgorithm, descs.source, descs.weight, descs.output, Dims(2, shape.stride),
+       Padding(shape), FarPadding(shape)},
+      dnn.engine);
   forward_ = dnnl::convolution_forward(plan);
   source_in_ = LayoutAdapter(dnn, source_desc, plan.src_desc());
   weight_in_ = LayoutAdapter(dnn, PlainWeightDesc(shape), plan.weights_desc());
@@ -57,25 +60,29 @@ Convolution::Convolution(const OneDnn& dnn, const ConvolutionShape& shape, const
   if (mode == Mode::kTraining) PlanBackward(plan, source_desc);
 }
 
-void Convolution::PlanBackward(const dnnl::convolution_forward::primitive_desc& forward, const Desc& source_desc) {
+void Convolution::PlanBackward(const dnnl::convolution_forward::primitive_desc& forward,
+                               const Desc& source_desc) {
   const FreeDescs descs(shape_);
   const Desc plain_weight = PlainWeightDesc(shape_);
   const Dims stride(2, shape_.stride);
 
   const dnnl::convolution_backward_weights::primitive_desc weight_plan(
-      {kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_), FarPadding(shape_)}, dnn_.engine,
-      forward);
+      {kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_),
+       FarPadding(shape_)},
+      dnn_.engine, forward);
   backward_weight_ = dnnl::convolution_backward_weights(weight_plan);
   weight_source_in_ = LayoutAdapter(dnn_, source_desc, weight_plan.src_desc());
   weight_diff_in_ = LayoutAdapter(dnn_, output_desc(), weight_plan.diff_dst_desc());
   diff_weight_ = dnn_.Allocate(weight_plan.diff_weights_desc());
-  weight_out_ = dnnl::reorder({dnn_.engine, weight_plan.diff_weights_desc(), dnn_.engine, plain_weight});
-  weight_out_added_ =
-      dnnl::reorder({dnn_.engine, weight_plan.diff_weights_desc(), dnn_.engine, plain_weight, AddingAttribute()});
+  weight_out_ =
+      dnnl::reorder({dnn_.engine, weight_plan.diff_weights_desc(), dnn_.engine, plain_weight});
+  weight_out_added_ = dnnl::reorder(
+      {dnn_.engine, weight_plan.diff_weights_desc(), dnn_.engine, plain_weight, AddingAttribute()});
 
   const dnnl::convolution_backward_data::primitive_desc source_plan(
-      {kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_), FarPadding(shape_)}, dnn_.engine,
-      forward);
+      {kAlgorithm, descs.source, descs.weight, descs.output, stride, Padding(shape_),
+       FarPadding(shape_)},
+      dnn_.engine, forward);
   backward_source_ = dnnl::convolution_backward_data(source_plan);
   source_weight_in_ = LayoutAdapter(dnn_, plain_weight, source_plan.weights_desc());
   source_diff_in_ = LayoutAdapter(dnn_, output_desc(), source_plan.diff_dst_desc());
@@ -87,7 +94,8 @@ dnnl::memory Convolution::Forward(const dnnl::memory& source, const float* weigh
   source_ = source;
   weight_ = weight;
   forward_.execute(dnn_.stream, {{DNNL_ARG_SRC, source_in_(dnn_, source)},
-                                 {DNNL_ARG_WEIGHTS, weight_in_(dnn_, dnn_.Wrap(PlainWeightDesc(shape_), weight))},
+                                 {DNNL_ARG_WEIGHTS,
+                                  weight_in_(dnn_, dnn_.Wrap(PlainWeightDesc(shape_), weight))},
                                  {DNNL_ARG_DST, output_}});
   return output_;
 }
@@ -101,10 +109,11 @@ void Convolution::BackwardWeight(const dnnl::memory& diff_output, GradTarget<flo
 }
 
 dnnl::memory Convolution::BackwardSource(const dnnl::memory& diff_output) {
-  backward_source_.execute(dnn_.stream,
-                           {{DNNL_ARG_DIFF_DST, source_diff_in_(dnn_, diff_output)},
-                            {DNNL_ARG_WEIGHTS, source_weight_in_(dnn_, dnn_.Wrap(PlainWeightDesc(shape_), weight_))},
-                            {DNNL_ARG_DIFF_SRC, diff_source_}});
+  backward_source_.execute(
+      dnn_.stream,
+      {{DNNL_ARG_DIFF_DST, source_diff_in_(dnn_, diff_output)},
+       {DNNL_ARG_WEIGHTS, source_weight_in_(dnn_, dnn_.Wrap(PlainWeightDesc(shape_), weight_))},
+       {DNNL_ARG_DIFF_SRC, diff_source_}});
   return source_diff_out_(dnn_, diff_source_);
 }
 

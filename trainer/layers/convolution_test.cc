@@ -4,16 +4,17 @@
 
 #include <vector>
 
-#include "evenkeel/trainer/gradient_sink.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
-#include "evenkeel/trainer/layers/layer_test_data.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/onednn.h"
-#include "evenkeel/trainer/model.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
+#include "evenkeel/trainer/layers/testing/layer_test_data.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
 
-// Channels below, at and above the blocks that layouts are made of; strides that meet the last pixel and that do not.
+// Channels below, at and above the blocks that layouts are made of; strides that meet the last
+// pixel and that do not.
 constexpr ConvolutionShape kShapes[] = {
     {.batch = 2, .inputs = 1, .outputs = 3, .side = 5, .kernel = 3, .stride = 1},
     {.batch = 1, .inputs = 3, .outputs = 2, .side = 6, .kernel = 3, .stride = 2},
@@ -23,8 +24,12 @@ constexpr ConvolutionShape kShapes[] = {
     {.batch = 1, .inputs = 5, .outputs = 18, .side = 3, .kernel = 1, .stride = 1},
 };
 
-int64_t SourceSize(const ConvolutionShape& s) { return int64_t{s.batch} * s.inputs * s.side * s.side; }
-int64_t WeightSize(const ConvolutionShape& s) { return int64_t{s.outputs} * s.inputs * s.kernel * s.kernel; }
+int64_t SourceSize(const ConvolutionShape& s) {
+  return int64_t{s.batch} * s.inputs * s.side * s.side;
+}
+int64_t WeightSize(const ConvolutionShape& s) {
+  return int64_t{s.outputs} * s.inputs * s.kernel * s.kernel;
+}
 
 // The definition, in double.
 std::vector<float> Reference(const ConvolutionShape& s, const std::vector<float>& source,
@@ -58,7 +63,8 @@ class ConvolutionTest : public testing::TestWithParam<ConvolutionShape> {
  protected:
   const ConvolutionShape shape_ = GetParam();
   const OneDnn dnn_;
-  const dnnl::memory::desc source_desc_ = PlainDesc({shape_.batch, shape_.inputs, shape_.side, shape_.side});
+  const dnnl::memory::desc source_desc_ =
+      PlainDesc({shape_.batch, shape_.inputs, shape_.side, shape_.side});
   std::vector<float> source_ = RandomFloats(SourceSize(shape_), 1);
   std::vector<float> weight_ = RandomFloats(WeightSize(shape_), 2);
 };
@@ -87,7 +93,9 @@ TEST_P(ConvolutionTest, GradientsMatchDifferences) {
   EXPECT_TRUE(diff_source_memory.get_desc() == source_desc_);
   const std::vector<float> diff_source = ToPlain(dnn_, diff_source_memory);
 
-  const auto objective = [&] { return WeightedSum<float>(Reference(shape_, source_, weight_), diff_output); };
+  const auto objective = [&] {
+    return WeightedSum<float>(Reference(shape_, source_, weight_), diff_output);
+  };
   // Linear in each element: a step of 1 loses nothing.
   EXPECT_LT(RelativeError<float>(diff_weight, NumericGradient<float>(weight_, 1, objective)), 1e-4);
   EXPECT_LT(RelativeError<float>(diff_source, NumericGradient<float>(source_, 1, objective)), 1e-4);

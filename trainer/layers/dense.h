@@ -2,14 +2,19 @@
 //
 //   MatrixProducts<float> products;
 //   const DenseShape shape{.batch = 64, .inputs = 784, .outputs = 10};
-//   EK_RETURN_IF_ERROR(DenseForward<float>(products, shape, Activation::kNone, input, weight, bias, output));
+//   EK_RETURN_IF_ERROR(DenseForward<float>(products, shape, Activation::kNone, input, weight, bias,
+//                                          output));
 //   DenseBackwardBias<float>(shape, diff_output, bias_target);
-//   EK_RETURN_IF_ERROR(DenseBackwardWeight<float>(products, shape, input, diff_output, weight_target));
-//   EK_RETURN_IF_ERROR(DenseBackwardInput<float>(products, shape, weight, diff_output, diff_input));
+//   EK_RETURN_IF_ERROR(DenseBackwardWeight<float>(products, shape, input, diff_output,
+//                                                 weight_target));
+//   EK_RETURN_IF_ERROR(DenseBackwardInput<float>(products, shape, weight, diff_output,
+//                                                diff_input));
 //
-// The backward functions take the gradient of what comes before the activation: see ReluBackward (elementwise.h).
+// The backward functions take the gradient of the activation's input: see ReluBackward
+// (elementwise.h).
 //
-// Shapes:  row-major; input [batch, inputs], weight [outputs, inputs], bias [outputs], output [batch, outputs].
+// Shapes:  row-major; input [batch, inputs], weight [outputs, inputs], bias [outputs], output
+//          [batch, outputs].
 // Threads: thread-compatible by `products`; memory of different calls must not overlap.
 // Errors:  those of MatrixProducts.
 
@@ -21,8 +26,8 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "evenkeel/trainer/gradient_sink.h"
 #include "evenkeel/trainer/layers/elementwise.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 
 namespace evenkeel {
@@ -35,16 +40,18 @@ struct DenseShape {
 
 enum class Activation { kNone, kRelu };
 
-// T is float or double, in all of them.
+// T is float or double in all functions.
 template <typename T>
-absl::Status DenseForward(MatrixProducts<T>& products, const DenseShape& shape, Activation activation, const T* input,
-                          const T* weight, const T* bias, T* output) {
-  return products.Run({.rows = shape.batch,
-                       .columns = shape.outputs,
-                       .inner = shape.inputs,
-                       .right = Transposed::kYes,
-                       .then = activation == Activation::kRelu ? Epilogue::kBiasAndRelu : Epilogue::kBias},
-                      input, weight, bias, output);
+absl::Status DenseForward(MatrixProducts<T>& products, const DenseShape& shape,
+                          Activation activation, const T* input, const T* weight, const T* bias,
+                          T* output) {
+  return products.Run(
+      {.rows = shape.batch,
+       .columns = shape.outputs,
+       .inner = shape.inputs,
+       .right = Transposed::kYes,
+       .then = activation == Activation::kRelu ? Epilogue::kBiasAndRelu : Epilogue::kBias},
+      input, weight, bias, output);
 }
 
 template <typename T>
@@ -57,8 +64,8 @@ void DenseBackwardBias(const DenseShape& shape, const T* diff_output, GradTarget
 }
 
 template <typename T>
-absl::Status DenseBackwardWeight(MatrixProducts<T>& products, const DenseShape& shape, const T* input,
-                                 const T* diff_output, GradTarget<T> weight) {
+absl::Status DenseBackwardWeight(MatrixProducts<T>& products, const DenseShape& shape,
+                                 const T* input, const T* diff_output, GradTarget<T> weight) {
   return products.Run({.rows = shape.outputs,
                        .columns = shape.inputs,
                        .inner = shape.batch,
@@ -68,10 +75,10 @@ absl::Status DenseBackwardWeight(MatrixProducts<T>& products, const DenseShape& 
 }
 
 template <typename T>
-absl::Status DenseBackwardInput(MatrixProducts<T>& products, const DenseShape& shape, const T* weight,
-                                const T* diff_output, T* diff_input) {
-  return products.Run({.rows = shape.batch, .columns = shape.inputs, .inner = shape.outputs}, diff_output, weight,
-                      nullptr, diff_input);
+absl::Status DenseBackwardInput(MatrixProducts<T>& products, const DenseShape& shape,
+                                const T* weight, const T* diff_output, T* diff_input) {
+  return products.Run({.rows = shape.batch, .columns = shape.inputs, .inner = shape.outputs},
+                      diff_output, weight, nullptr, diff_input);
 }
 
 }  // namespace evenkeel

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "evenkeel/trainer/gradient_sink.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
+#include "evenkeel/trainer/data/stable_random.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
 
 namespace evenkeel {
 namespace {
@@ -43,9 +43,9 @@ TYPED_TEST(DenseTest, ComputesInputTimesWeightPlusBias) {
   const std::vector<T> bias = {10, 20};
   std::vector<T> output(4, 99);
   MatrixProducts<T> products;
-  ASSERT_TRUE(
-      DenseForward(products, {2, 3, 2}, Activation::kNone, input.data(), weight.data(), bias.data(), output.data())
-          .ok());
+  ASSERT_TRUE(DenseForward(products, {2, 3, 2}, Activation::kNone, input.data(), weight.data(),
+                           bias.data(), output.data())
+                  .ok());
   EXPECT_EQ(output, (std::vector<T>{8, 24, 8, 33}));
 }
 
@@ -56,9 +56,9 @@ TYPED_TEST(DenseTest, RectifiesWhenAsked) {
   const std::vector<T> bias = {1, 0.5};
   std::vector<T> output(4, 99);
   MatrixProducts<T> products;
-  ASSERT_TRUE(
-      DenseForward(products, {2, 1, 2}, Activation::kRelu, input.data(), weight.data(), bias.data(), output.data())
-          .ok());
+  ASSERT_TRUE(DenseForward(products, {2, 1, 2}, Activation::kRelu, input.data(), weight.data(),
+                           bias.data(), output.data())
+                  .ok());
   EXPECT_EQ(output, (std::vector<T>{3, 0, 0, 3.5}));
 }
 
@@ -73,19 +73,27 @@ TYPED_TEST(DenseTest, GradientsMatchDifferences) {
     const std::vector<T> diff_output = Random<T>(shape.batch * shape.outputs, 4);
     std::vector<T> output(diff_output.size());
     const auto objective = [&] {
-      EXPECT_TRUE(
-          DenseForward(products, shape, Activation::kNone, input.data(), weight.data(), bias.data(), output.data())
-              .ok());
+      EXPECT_TRUE(DenseForward(products, shape, Activation::kNone, input.data(), weight.data(),
+                               bias.data(), output.data())
+                      .ok());
       return WeightedSum<T>(output, diff_output);
     };
-    std::vector<T> diff_bias(bias.size(), 77), diff_weight(weight.size(), 77), diff_input(input.size(), 77);
+    std::vector<T> diff_bias(bias.size(), 77), diff_weight(weight.size(), 77),
+        diff_input(input.size(), 77);
     DenseBackwardBias<T>(shape, diff_output.data(), {diff_bias.data()});
-    ASSERT_TRUE(DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(), {diff_weight.data()}).ok());
-    ASSERT_TRUE(DenseBackwardInput<T>(products, shape, weight.data(), diff_output.data(), diff_input.data()).ok());
+    ASSERT_TRUE(DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(),
+                                       {diff_weight.data()})
+                    .ok());
+    ASSERT_TRUE(
+        DenseBackwardInput<T>(products, shape, weight.data(), diff_output.data(), diff_input.data())
+            .ok());
 
-    EXPECT_LT(RelativeError<T>(diff_bias, NumericGradient<T>(bias, 0.5, objective)), this->kTolerance);
-    EXPECT_LT(RelativeError<T>(diff_weight, NumericGradient<T>(weight, 0.5, objective)), this->kTolerance);
-    EXPECT_LT(RelativeError<T>(diff_input, NumericGradient<T>(input, 0.5, objective)), this->kTolerance);
+    EXPECT_LT(RelativeError<T>(diff_bias, NumericGradient<T>(bias, 0.5, objective)),
+              this->kTolerance);
+    EXPECT_LT(RelativeError<T>(diff_weight, NumericGradient<T>(weight, 0.5, objective)),
+              this->kTolerance);
+    EXPECT_LT(RelativeError<T>(diff_input, NumericGradient<T>(input, 0.5, objective)),
+              this->kTolerance);
   }
 }
 
@@ -98,9 +106,9 @@ TYPED_TEST(DenseTest, AddsWhenAsked) {
   std::vector<T> bias = {100};
   MatrixProducts<T> products;
   DenseBackwardBias<T>(shape, diff_output.data(), {.data = bias.data(), .add = true});
-  ASSERT_TRUE(
-      DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(), {.data = weight.data(), .add = true})
-          .ok());
+  ASSERT_TRUE(DenseBackwardWeight<T>(products, shape, input.data(), diff_output.data(),
+                                     {.data = weight.data(), .add = true})
+                  .ok());
   EXPECT_EQ(bias, (std::vector<T>{103}));
   EXPECT_EQ(weight, (std::vector<T>{109, 112, 115}));
 }

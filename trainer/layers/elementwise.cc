@@ -2,8 +2,9 @@
 
 #include <cstddef>
 
-// This file is compiled so that the compiler vectorises its loops. Otherwise a rectifier is a branch for each element,
-// and one that can't be foreseen: that took a tenth of a perceptron's step.
+// This file is compiled so that the compiler vectorises its loops. Otherwise a rectifier is a
+// branch for each element, and one that can't be foreseen: that took a tenth of a perceptron's
+// step.
 
 namespace evenkeel {
 

@@ -1,6 +1,6 @@
 // Activations and sums, element by element.
 //
-//   ReluForward<float>(scores, hidden);                    // hidden = max(scores, 0); may be the same memory
+//   ReluForward<float>(scores, hidden);  // hidden = max(scores, 0); may be the same memory
 //   ReluBackward<float>(hidden, diff);                     // diff = 0 where hidden is 0
 //   Add(left, right, sum);
 //
@@ -14,15 +14,15 @@
 
 namespace evenkeel {
 
-// T is float or double, in all of them.
+// T is float or double in all functions.
 template <typename T>
 void ReluForward(std::span<const T> input, std::span<T> output);
 
-// `output` is what ReluForward wrote; `diff` comes as its gradient and leaves as its input's.
+// Turns `diff` from the gradient of `output`, the result of ReluForward, into that of its input.
 template <typename T>
 void ReluBackward(std::span<const T> output, std::span<T> diff);
 
-// `sum` may be the memory of `left` or of `right`.
+// Adds two arrays; `sum` may be the memory of `left` or of `right`.
 template <typename T>
 void Add(std::span<const T> left, std::span<const T> right, std::span<T> sum);
 

@@ -1,6 +1,7 @@
-// The passes of a dense layer on one thread. Forward beside the same in steps: the bias copied into the output, a BLAS
-// product added to it, the rectifier in a pass of its own; backward beside the same by oneDNN's matmul. And the loss,
-// beside softmax, loss and gradient one after the other. Names end in batch/inputs/outputs.
+// The passes of a dense layer on one thread. Forward beside the same in steps: the bias copied into
+// the output, a BLAS product added to it, the rectifier in a pass of its own; backward beside the
+// same by oneDNN's matmul. And the loss, beside softmax, loss and gradient one after the other.
+// Names end in batch/inputs/outputs.
 
 #include <benchmark/benchmark.h>
 
@@ -11,10 +12,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "evenkeel/trainer/compute_threads.h"
-#include "evenkeel/trainer/gradient_sink.h"
+#include "evenkeel/trainer/layers/compute_threads.h"
 #include "evenkeel/trainer/layers/dense.h"
 #include "evenkeel/trainer/layers/elementwise.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/matrix_product.h"
 #include "evenkeel/trainer/layers/onednn.h"
 #include "evenkeel/trainer/layers/softmax_cross_entropy.h"
@@ -37,16 +38,17 @@ struct Layer {
 };
 
 void CountOperations(benchmark::State& state) {
-  state.counters["flops"] =
-      benchmark::Counter(2.0 * static_cast<double>(state.range(0) * state.range(1) * state.range(2)),
-                         benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["flops"] = benchmark::Counter(
+      2.0 * static_cast<double>(state.range(0) * state.range(1) * state.range(2)),
+      benchmark::Counter::kIsIterationInvariantRate);
 }
 
 void BM_Forward(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
-    const absl::Status status = DenseForward(layer.products, layer.shape, Activation::kRelu, layer.input.data(),
-                                             layer.weight.data(), layer.bias.data(), layer.output.data());
+    const absl::Status status =
+        DenseForward(layer.products, layer.shape, Activation::kRelu, layer.input.data(),
+                     layer.weight.data(), layer.bias.data(), layer.output.data());
     if (!status.ok()) return state.SkipWithError("no product");
   }
   CountOperations(state);
@@ -56,9 +58,10 @@ void BM_ForwardInSteps(benchmark::State& state) {
   Layer layer(state);
   const auto& [batch, inputs, outputs] = layer.shape;
   for (auto _ : state) {
-    for (int64_t row = 0; row < batch; ++row) std::ranges::copy(layer.bias, layer.output.begin() + row * outputs);
-    const auto code = dnnl_sgemm('N', 'T', batch, outputs, inputs, 1, layer.input.data(), inputs, layer.weight.data(),
-                                 inputs, 1, layer.output.data(), outputs);
+    for (int64_t row = 0; row < batch; ++row)
+      std::ranges::copy(layer.bias, layer.output.begin() + row * outputs);
+    const auto code = dnnl_sgemm('N', 'T', batch, outputs, inputs, 1, layer.input.data(), inputs,
+                                 layer.weight.data(), inputs, 1, layer.output.data(), outputs);
     if (code != dnnl_success) return state.SkipWithError("no product");
     ReluForward<float>(layer.output, layer.output);
   }
@@ -68,16 +71,17 @@ void BM_ForwardInSteps(benchmark::State& state) {
 void BM_BackwardWeight(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
-    const absl::Status status = DenseBackwardWeight<float>(layer.products, layer.shape, layer.input.data(),
-                                                           layer.output.data(), {.data = layer.weight.data()});
+    const absl::Status status =
+        DenseBackwardWeight<float>(layer.products, layer.shape, layer.input.data(),
+                                   layer.output.data(), {.data = layer.weight.data()});
     if (!status.ok()) return state.SkipWithError("no product");
   }
   CountOperations(state);
 }
 
 // A product by oneDNN's matmul instead of its BLAS.
-void RunMatmul(benchmark::State& state, const dnnl::memory::desc& left, const dnnl::memory::desc& right,
-               const dnnl::memory::desc& output) {
+void RunMatmul(benchmark::State& state, const dnnl::memory::desc& left,
+               const dnnl::memory::desc& right, const dnnl::memory::desc& output) {
   SetComputeThreads(1);
   OneDnn dnn;
   const dnnl::matmul product(dnnl::matmul::primitive_desc({left, right, output}, dnn.engine));
@@ -95,14 +99,15 @@ dnnl::memory::desc Matrix(int64_t rows, int64_t columns, dnnl::memory::format_ta
 void BM_BackwardWeightByMatmul(benchmark::State& state) {
   const int64_t batch = state.range(0), inputs = state.range(1), outputs = state.range(2);
   RunMatmul(state, Matrix(outputs, batch, dnnl::memory::format_tag::ba),
-            Matrix(batch, inputs, dnnl::memory::format_tag::ab), Matrix(outputs, inputs, dnnl::memory::format_tag::ab));
+            Matrix(batch, inputs, dnnl::memory::format_tag::ab),
+            Matrix(outputs, inputs, dnnl::memory::format_tag::ab));
 }
 
 void BM_BackwardInput(benchmark::State& state) {
   Layer layer(state);
   for (auto _ : state) {
-    const absl::Status status =
-        DenseBackwardInput(layer.products, layer.shape, layer.weight.data(), layer.output.data(), layer.input.data());
+    const absl::Status status = DenseBackwardInput(layer.products, layer.shape, layer.weight.data(),
+                                                   layer.output.data(), layer.input.data());
     if (!status.ok()) return state.SkipWithError("no product");
   }
   CountOperations(state);
@@ -111,7 +116,8 @@ void BM_BackwardInput(benchmark::State& state) {
 void BM_BackwardInputByMatmul(benchmark::State& state) {
   const int64_t batch = state.range(0), inputs = state.range(1), outputs = state.range(2);
   RunMatmul(state, Matrix(batch, outputs, dnnl::memory::format_tag::ab),
-            Matrix(outputs, inputs, dnnl::memory::format_tag::ab), Matrix(batch, inputs, dnnl::memory::format_tag::ab));
+            Matrix(outputs, inputs, dnnl::memory::format_tag::ab),
+            Matrix(batch, inputs, dnnl::memory::format_tag::ab));
 }
 
 // What stays outside of the products: the rectifier's and the bias's gradients.
@@ -152,7 +158,8 @@ struct Scores {
 void BM_SoftmaxCrossEntropy(benchmark::State& state) {
   Scores data(state.range(0));
   for (auto _ : state) {
-    benchmark::DoNotOptimize(SoftmaxCrossEntropy<float>(data.scores, data.labels, std::span<float>(data.diff)));
+    benchmark::DoNotOptimize(
+        SoftmaxCrossEntropy<float>(data.scores, data.labels, std::span<float>(data.diff)));
     benchmark::ClobberMemory();
   }
 }
@@ -170,7 +177,8 @@ void BM_SoftmaxCrossEntropyInSteps(benchmark::State& state) {
       const double highest = *std::max_element(scores, scores + classes);
       double total = 0;
       for (int64_t i = 0; i < classes; ++i) total += std::exp(scores[i] - highest);
-      for (int64_t i = 0; i < classes; ++i) log_softmax[row * classes + i] = scores[i] - highest - std::log(total);
+      for (int64_t i = 0; i < classes; ++i)
+        log_softmax[row * classes + i] = scores[i] - highest - std::log(total);
     }
     for (int64_t row = 0; row < batch; ++row) sum -= log_softmax[row * classes + data.labels[row]];
     for (int64_t row = 0; row < batch; ++row) {
@@ -180,8 +188,8 @@ void BM_SoftmaxCrossEntropyInSteps(benchmark::State& state) {
     for (int64_t row = 0; row < batch; ++row) {
       for (int64_t i = 0; i < classes; ++i) {
         const double probability = std::exp(log_softmax[row * classes + i]);
-        data.diff[row * classes + i] =
-            static_cast<float>((probability - (i == data.labels[row])) / static_cast<double>(batch));
+        data.diff[row * classes + i] = static_cast<float>((probability - (i == data.labels[row])) /
+                                                          static_cast<double>(batch));
       }
     }
     benchmark::DoNotOptimize(sum);

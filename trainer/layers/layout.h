@@ -1,10 +1,10 @@
-// Moves a tensor into the memory layout that a primitive wants.
+// Moves a tensor into the memory layout that a primitive requires.
 //
 //   LayoutAdapter to_plain(dnn, blocked_desc, plain_desc);
 //   dnnl::memory plain = to_plain(dnn, blocked);    // `blocked` itself if the layouts are the same
 //
-// oneDNN's convolutions choose blocked layouts (nChw16c and the like); neighbours mostly agree, so that adapters cost
-// something only where a plain tensor comes in or goes out.
+// oneDNN's convolutions choose blocked layouts (such as nChw16c); adjacent layers mostly agree, so
+// adapters have a cost only where a plain tensor enters or leaves.
 //
 // Ownership: the result is the adapter's own memory (valid until its next call), or the argument.
 // Errors:    throws dnnl::error.
@@ -18,7 +18,7 @@ namespace evenkeel {
 
 class LayoutAdapter {
  public:
-  LayoutAdapter() = default;  // Passes everything on.
+  LayoutAdapter() = default;  // Returns its argument.
   LayoutAdapter(const OneDnn& dnn, const dnnl::memory::desc& from, const dnnl::memory::desc& to) {
     if (from == to) return;
     moved_ = dnn.Allocate(to);
@@ -34,7 +34,7 @@ class LayoutAdapter {
   }
 
  private:
-  dnnl::memory moved_;  // Empty: the layouts are the same.
+  dnnl::memory moved_;  // Empty if the layouts are the same.
   dnnl::reorder reorder_;
 };
 

@@ -22,22 +22,27 @@ bool HasBias(Epilogue then) { return then == Epilogue::kBias || then == Epilogue
 
 dnnl::primitive_attr AttributeOf(Epilogue then) {
   dnnl::post_ops ops;
-  if (then == Epilogue::kBiasAndRelu) ops.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+  if (then == Epilogue::kBiasAndRelu)
+    ops.append_eltwise(1.0f, dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
   dnnl::primitive_attr attribute;
   attribute.set_post_ops(ops);
   return attribute;
 }
 
-// The products of backward passes, whose right factor lies as it is used: matmul is no faster there, and for powers of
-// two slower (a weight of 1024 x 1024 at batch 64: 1.6 ms, by BLAS 1.26). Where the right factor is transposed it is
-// the other way round (1.5 and 1.9 ms).
-absl::Status RunByBlas(const ProductShape& shape, const float* left, const float* right, float* output) {
-  const auto letter = [](Transposed transposed) { return transposed == Transposed::kYes ? 'T' : 'N'; };
+// The products of backward passes, whose right factor lies as it is used: matmul is no faster
+// there, and for powers of two slower (a weight of 1024 x 1024 at batch 64: 1.6 ms, by BLAS 1.26).
+// Where the right factor is transposed it is the other way round (1.5 and 1.9 ms).
+absl::Status RunByBlas(const ProductShape& shape, const float* left, const float* right,
+                       float* output) {
+  const auto letter = [](Transposed transposed) {
+    return transposed == Transposed::kYes ? 'T' : 'N';
+  };
   return StatusFromOneDnnCode(
-      "matrix product", dnnl_sgemm(letter(shape.left), letter(shape.right), shape.rows, shape.columns, shape.inner,
-                                   1.0f, left, shape.left == Transposed::kYes ? shape.rows : shape.inner, right,
-                                   shape.right == Transposed::kYes ? shape.inner : shape.columns,
-                                   shape.then == Epilogue::kAdd ? 1.0f : 0.0f, output, shape.columns));
+      "matrix product",
+      dnnl_sgemm(letter(shape.left), letter(shape.right), shape.rows, shape.columns, shape.inner,
+                 1.0f, left, shape.left == Transposed::kYes ? shape.rows : shape.inner, right,
+                 shape.right == Transposed::kYes ? shape.inner : shape.columns,
+                 shape.then == Epilogue::kAdd ? 1.0f : 0.0f, output, shape.columns));
 }
 
 }  // namespace
@@ -51,7 +56,8 @@ const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const ProductS
               .bias = Desc({1, shape.columns}, kFloat, Tag::ab),
               .output = Desc({shape.rows, shape.columns}, kFloat, Tag::ab)};
     const dnnl::matmul::desc product(plan.left, plan.right, plan.bias, plan.output);
-    plan.primitive = dnnl::matmul(dnnl::matmul::primitive_desc(product, AttributeOf(shape.then), dnn_.engine));
+    plan.primitive =
+        dnnl::matmul(dnnl::matmul::primitive_desc(product, AttributeOf(shape.then), dnn_.engine));
     if (plans_.size() == kPlansKept) plans_.pop_back();
     plans_.push_back(std::move(plan));
     found = plans_.end() - 1;
@@ -60,8 +66,8 @@ const MatrixProducts<float>::Plan& MatrixProducts<float>::PlanFor(const ProductS
   return plans_.front();
 }
 
-absl::Status MatrixProducts<float>::Run(const ProductShape& shape, const float* left, const float* right,
-                                        const float* bias, float* output) {
+absl::Status MatrixProducts<float>::Run(const ProductShape& shape, const float* left,
+                                        const float* right, const float* bias, float* output) {
   if (!HasBias(shape.then)) return RunByBlas(shape, left, right, output);
   return StatusFromOneDnn("matrix product", [&] {
     const Plan& plan = PlanFor(shape);
@@ -73,11 +79,12 @@ absl::Status MatrixProducts<float>::Run(const ProductShape& shape, const float* 
   });
 }
 
-absl::Status MatrixProducts<double>::Run(const ProductShape& shape, const double* left, const double* right,
-                                         const double* bias, double* output) {
-  const auto at = [](const double* data, Transposed transposed, int64_t rows, int64_t columns, int64_t row,
-                     int64_t column) {
-    return transposed == Transposed::kYes ? data[column * rows + row] : data[row * columns + column];
+absl::Status MatrixProducts<double>::Run(const ProductShape& shape, const double* left,
+                                         const double* right, const double* bias, double* output) {
+  const auto at = [](const double* data, Transposed transposed, int64_t rows, int64_t columns,
+                     int64_t row, int64_t column) {
+    return transposed == Transposed::kYes ? data[column * rows + row]
+                                          : data[row * columns + column];
   };
   for (int64_t row = 0; row < shape.rows; ++row) {
     for (int64_t column = 0; column < shape.columns; ++column) {

@@ -1,17 +1,19 @@
-// Products of matrices, with what follows them done while the result is still in registers.
+// Products of matrices, with the next operation applied while the result is still in registers.
 //
 //   MatrixProducts<float> products;
-//   EK_RETURN_IF_ERROR(products.Run({.rows = 64, .columns = 1024, .inner = 784, .right = Transposed::kYes,
-//                                    .then = Epilogue::kBiasAndRelu}, input, weight, bias, output));
+//   EK_RETURN_IF_ERROR(products.Run({
+//   .rows = 64, .columns = 1024, .inner = 784, .right = Transposed::kYes,
+//                                   .then = Epilogue::kBiasAndRelu}, input, weight, bias, output));
 //
-// float32 runs on oneDNN: with a bias on matmul, whose kernels are generated at the first product of a shape and kept
-// for the next, else on its BLAS; float64, which oneDNN lacks, on plain loops: it is there to check float32.
+// float32 runs on oneDNN: with a bias on matmul, whose kernels are generated at the first product
+// of a shape and kept for the next, else on its BLAS. float64, which oneDNN lacks, runs on plain
+// loops and serves to check float32.
 //
-// Shapes:  row-major; output [rows, columns] = left [rows, inner] * right [inner, columns]. A transposed factor lies in
-//          memory as [inner, rows] or [columns, inner]. Nothing is empty. bias [columns], or null without an epilogue
-//          that wants it.
+// Shapes:  row-major; output [rows, columns] = left [rows, inner] * right [inner, columns]. A
+//          transposed factor lies in memory as [inner, rows] or [columns, inner]. Nothing is empty.
+//          bias [columns], or null if the epilogue uses none.
 // Threads: thread-compatible. The arrays of a call must not overlap.
-// Errors:  what oneDNN answers.
+// Errors:  the errors of oneDNN.
 
 #ifndef EVENKEEL_TRAINER_LAYERS_MATRIX_PRODUCT_H_
 #define EVENKEEL_TRAINER_LAYERS_MATRIX_PRODUCT_H_
@@ -29,8 +31,8 @@ enum class Transposed : bool { kNo, kYes };
 enum class Epilogue {
   kNone,         // The output is overwritten.
   kAdd,          // The product is added to it.
-  kBias,         // Each row gets the bias.
-  kBiasAndRelu,  // So it does, and what is negative becomes 0.
+  kBias,         // The bias is added to each row.
+  kBiasAndRelu,  // As kBias; then negative elements become 0.
 };
 
 struct ProductShape {
@@ -50,7 +52,8 @@ class MatrixProducts;  // float, double
 template <>
 class MatrixProducts<float> {
  public:
-  absl::Status Run(const ProductShape& shape, const float* left, const float* right, const float* bias, float* output);
+  absl::Status Run(const ProductShape& shape, const float* left, const float* right,
+                   const float* bias, float* output);
 
  private:
   struct Plan {
@@ -68,8 +71,8 @@ class MatrixProducts<float> {
 template <>
 class MatrixProducts<double> {
  public:
-  absl::Status Run(const ProductShape& shape, const double* left, const double* right, const double* bias,
-                   double* output);
+  absl::Status Run(const ProductShape& shape, const double* left, const double* right,
+                   const double* bias, double* output);
 };
 
 }  // namespace evenkeel

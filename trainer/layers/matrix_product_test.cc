@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "evenkeel/trainer/stable_random.h"
+#include "evenkeel/trainer/data/stable_random.h"
 
 namespace evenkeel {
 namespace {
@@ -23,15 +23,17 @@ std::vector<T> Random(int64_t count, uint64_t seed) {
 
 // Written down from the header, in double.
 template <typename T>
-std::vector<double> Expected(const ProductShape& s, const std::vector<T>& left, const std::vector<T>& right,
-                             const std::vector<T>& bias, const std::vector<T>& before) {
+std::vector<double> Expected(const ProductShape& s, const std::vector<T>& left,
+                             const std::vector<T>& right, const std::vector<T>& bias,
+                             const std::vector<T>& before) {
   std::vector<double> output(before.begin(), before.end());
   for (int64_t row = 0; row < s.rows; ++row) {
     for (int64_t column = 0; column < s.columns; ++column) {
       double sum = 0;
       for (int64_t i = 0; i < s.inner; ++i) {
         const double a = left[s.left == Transposed::kYes ? i * s.rows + row : row * s.inner + i];
-        const double b = right[s.right == Transposed::kYes ? column * s.inner + i : i * s.columns + column];
+        const double b =
+            right[s.right == Transposed::kYes ? column * s.inner + i : i * s.columns + column];
         sum += a * b;
       }
       double& to = output[row * s.columns + column];
@@ -51,7 +53,9 @@ TYPED_TEST_SUITE(MatrixProductTest, Types);
 TYPED_TEST(MatrixProductTest, EveryShapeAndEpilogueIsTheSumOfItsDefinition) {
   using T = TypeParam;
   const double tolerance = std::is_same_v<T, float> ? 2e-5 : 1e-13;
-  const struct { int64_t rows, columns, inner; } kSizes[] = {{1, 1, 1}, {3, 5, 7}, {64, 10, 33}, {17, 40, 129}};
+  const struct {
+    int64_t rows, columns, inner;
+  } kSizes[] = {{1, 1, 1}, {3, 5, 7}, {64, 10, 33}, {17, 40, 129}};
   MatrixProducts<T> products;
   for (const auto& size : kSizes) {
     const std::vector<T> left = Random<T>(size.rows * size.inner, 1);
@@ -59,22 +63,26 @@ TYPED_TEST(MatrixProductTest, EveryShapeAndEpilogueIsTheSumOfItsDefinition) {
     const std::vector<T> bias = Random<T>(size.columns, 3);
     for (Transposed left_transposed : {Transposed::kNo, Transposed::kYes}) {
       for (Transposed right_transposed : {Transposed::kNo, Transposed::kYes}) {
-        for (Epilogue then : {Epilogue::kNone, Epilogue::kAdd, Epilogue::kBias, Epilogue::kBiasAndRelu}) {
+        for (Epilogue then :
+             {Epilogue::kNone, Epilogue::kAdd, Epilogue::kBias, Epilogue::kBiasAndRelu}) {
           const ProductShape shape{.rows = size.rows,
                                    .columns = size.columns,
                                    .inner = size.inner,
                                    .left = left_transposed,
                                    .right = right_transposed,
                                    .then = then};
-          SCOPED_TRACE(testing::Message() << size.rows << "x" << size.columns << "x" << size.inner << " "
-                                          << (left_transposed == Transposed::kYes)
-                                          << (right_transposed == Transposed::kYes) << static_cast<int>(then));
+          SCOPED_TRACE(testing::Message()
+                       << size.rows << "x" << size.columns << "x" << size.inner << " "
+                       << (left_transposed == Transposed::kYes)
+                       << (right_transposed == Transposed::kYes) << static_cast<int>(then));
           const std::vector<T> before = Random<T>(size.rows * size.columns, 4);
           std::vector<T> output = before;
-          const absl::Status status = products.Run(shape, left.data(), right.data(), bias.data(), output.data());
+          const absl::Status status =
+              products.Run(shape, left.data(), right.data(), bias.data(), output.data());
           ASSERT_TRUE(status.ok()) << status;
           const std::vector<double> expected = Expected(shape, left, right, bias, before);
-          for (size_t i = 0; i < output.size(); ++i) ASSERT_NEAR(output[i], expected[i], tolerance) << i;
+          for (size_t i = 0; i < output.size(); ++i)
+            ASSERT_NEAR(output[i], expected[i], tolerance) << i;
         }
       }
     }
@@ -88,8 +96,10 @@ TYPED_TEST(MatrixProductTest, ManyShapesComeAndGo) {
     for (int64_t inner = 1; inner <= 100; ++inner) {
       const std::vector<T> ones(inner, T{1});
       T output = -1;
-      ASSERT_TRUE(
-          products.Run({.rows = 1, .columns = 1, .inner = inner}, ones.data(), ones.data(), nullptr, &output).ok());
+      ASSERT_TRUE(products
+                      .Run({.rows = 1, .columns = 1, .inner = inner}, ones.data(), ones.data(),
+                           nullptr, &output)
+                      .ok());
       EXPECT_EQ(output, static_cast<T>(inner));
     }
   }

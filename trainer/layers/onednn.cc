@@ -11,9 +11,11 @@ absl::Status StatusFromOneDnnCode(absl::string_view what, dnnl_status_t code) {
     case dnnl_out_of_memory:
       return absl::ResourceExhaustedError(absl::StrCat(what, ": oneDNN is out of memory"));
     case dnnl_unimplemented:
-      return absl::UnimplementedError(absl::StrCat(what, ": oneDNN has no kernel for this on this machine"));
+      return absl::UnimplementedError(
+          absl::StrCat(what, ": oneDNN has no kernel for this on this machine"));
     default:
-      return absl::InternalError(absl::StrCat(what, ": oneDNN answers status ", static_cast<int>(code)));
+      return absl::InternalError(
+          absl::StrCat(what, ": oneDNN returned status ", static_cast<int>(code)));
   }
 }
 

@@ -1,10 +1,11 @@
-// The few lines that every use of oneDNN shares.
+// Engine, stream, memory and error handling for users of oneDNN.
 //
-//   OneDnn dnn;                                                    // an engine and a stream on the CPU
-//   return StatusFromOneDnn("cnn", [&]() -> absl::Status { ... }); // a thrown dnnl::error becomes a status
+//   OneDnn dnn;  // an engine and a stream on the CPU
+//   return StatusFromOneDnn("cnn", [&]() -> absl::Status { ... }); // a thrown dnnl::error becomes
+//     a status
 //
-// Layers that wrap oneDNN primitives may throw dnnl::error; the model that is made of them runs them in
-// StatusFromOneDnn, so that none leaves it.
+// Layers that wrap oneDNN primitives may throw dnnl::error; the model runs them in
+// StatusFromOneDnn, so that no exception leaves it.
 //
 // Threads: an OneDnn is thread-compatible; several may be used at once.
 
@@ -13,6 +14,7 @@
 
 #include <cstdint>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -24,13 +26,13 @@ struct OneDnn {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
 
-  mutable int64_t allocated = 0;  // Bytes, by Allocate(), all in all.
+  mutable int64_t allocated = 0;  // Total bytes taken by Allocate().
 
   dnnl::memory Allocate(const dnnl::memory::desc& desc) const {
     allocated += static_cast<int64_t>(desc.get_size());
     return {desc, engine};
   }
-  // Memory of somebody else; const is cast away, so only pass it on as a primitive's input.
+  // Wraps memory of another owner; const is cast away, so use it only as a primitive's input.
   dnnl::memory Wrap(const dnnl::memory::desc& desc, const void* data) const {
     return {desc, engine, const_cast<void*>(data)};
   }
@@ -38,9 +40,9 @@ struct OneDnn {
 
 absl::Status StatusFromOneDnnCode(absl::string_view what, dnnl_status_t code);
 
-// `call` answers an absl::Status.
+// Runs `call`, which returns an absl::Status or StatusOr, and turns a thrown dnnl::error into one.
 template <typename Call>
-absl::Status StatusFromOneDnn(absl::string_view what, Call call) {
+std::invoke_result_t<Call> StatusFromOneDnn(absl::string_view what, Call call) {
   try {
     return call();
   } catch (const dnnl::error& error) {

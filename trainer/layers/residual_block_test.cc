@@ -12,19 +12,23 @@
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/types.h"
-#include "evenkeel/trainer/gradient_sink.h"
-#include "evenkeel/trainer/layers/gradient_check.h"
-#include "evenkeel/trainer/layers/layer_test_data.h"
+#include "evenkeel/trainer/layers/gradient_sink.h"
 #include "evenkeel/trainer/layers/onednn.h"
-#include "evenkeel/trainer/model.h"
-#include "evenkeel/trainer/tensor_memory.h"
+#include "evenkeel/trainer/layers/tensor_memory.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
+#include "evenkeel/trainer/layers/testing/layer_test_data.h"
+#include "evenkeel/trainer/models/model.h"
 
 namespace evenkeel {
 namespace {
 
 constexpr ResidualBlockShape kShapes[] = {
     {.batch = 3, .inputs = 2, .outputs = 3, .side = 5, .stride = 2},
-    {.batch = 4, .inputs = 3, .outputs = 3, .side = 3, .stride = 1},  // The skip is the source itself.
+    {.batch = 4,
+     .inputs = 3,
+     .outputs = 3,
+     .side = 3,
+     .stride = 1},  // The skip is the source itself.
     {.batch = 2, .inputs = 16, .outputs = 16, .side = 3, .stride = 1},
 };
 
@@ -49,7 +53,8 @@ class ResidualBlockTest : public testing::TestWithParam<ResidualBlockShape> {
   BatchNormIndices AddNorm(const std::string& name, int channels) {
     BatchNormIndices norm;
     norm.weight = Add(name + ".weight", channels, 1);
-    norm.bias = Add(name + ".bias", channels, 4);  // Above the rectifier's bend, so that differences are derivatives.
+    norm.bias = Add(name + ".bias", channels,
+                    4);  // Above the rectifier's bend, so that differences are derivatives.
     norm.running_mean = memory_.Allocate(DType::kFloat32, channels).as<float>().data();
     norm.running_variance = memory_.Allocate(DType::kFloat32, channels).as<float>().data();
     return norm;
@@ -76,11 +81,13 @@ class ResidualBlockTest : public testing::TestWithParam<ResidualBlockShape> {
 
   const ResidualBlockShape shape_ = GetParam();
   const OneDnn dnn_;
-  const dnnl::memory::desc source_desc_ = PlainDesc({shape_.batch, shape_.inputs, shape_.side, shape_.side});
+  const dnnl::memory::desc source_desc_ =
+      PlainDesc({shape_.batch, shape_.inputs, shape_.side, shape_.side});
   TensorMemory memory_;
   ParameterSet parameters_;
   ResidualBlockIndices indices_;
-  std::vector<float> source_ = RandomFloats(shape_.batch * shape_.inputs * shape_.side * shape_.side, 1);
+  std::vector<float> source_ =
+      RandomFloats(shape_.batch * shape_.inputs * shape_.side * shape_.side, 1);
   std::optional<ResidualBlock> block_;
   dnnl::memory last_source_;
   std::vector<int> announced_;
@@ -95,9 +102,13 @@ TEST_P(ResidualBlockTest, GradientsMatchDifferences) {
   // The objective is as rough as float32: 1e-5 in each, divided by the step.
   constexpr double kStep = 1e-2, kTolerance = 0.01;
   const auto objective = [&] { return WeightedSum<float>(Forward(), diff_output); };
-  EXPECT_LT(RelativeError<float>(diff_source_plain, NumericGradient<float>(source_, kStep, objective)), kTolerance);
+  EXPECT_LT(
+      RelativeError<float>(diff_source_plain, NumericGradient<float>(source_, kStep, objective)),
+      kTolerance);
   for (int i = 0; i < parameters_.size(); ++i) {
-    EXPECT_LT(RelativeError<float>(Gradient(i), NumericGradient<float>(Values(i), kStep, objective)), kTolerance)
+    EXPECT_LT(
+        RelativeError<float>(Gradient(i), NumericGradient<float>(Values(i), kStep, objective)),
+        kTolerance)
         << parameters_[i].name;
   }
 }
@@ -105,14 +116,16 @@ TEST_P(ResidualBlockTest, GradientsMatchDifferences) {
 TEST_P(ResidualBlockTest, AnnouncesFromTheLastToTheFirst) {
   ASSERT_TRUE(Backward(RandomFloats(static_cast<int64_t>(Forward().size()), 5)).ok());
   ASSERT_EQ(announced_.size(), parameters_.size());
-  for (size_t i = 0; i < announced_.size(); ++i) EXPECT_EQ(announced_[i], parameters_.size() - 1 - static_cast<int>(i));
+  for (size_t i = 0; i < announced_.size(); ++i)
+    EXPECT_EQ(announced_[i], parameters_.size() - 1 - static_cast<int>(i));
 }
 
 TEST_P(ResidualBlockTest, StopsBelowTheLowestTrainedParameter) {
   const std::vector<float> diff_output = RandomFloats(static_cast<int64_t>(Forward().size()), 5);
   ASSERT_TRUE(Backward(diff_output).ok());
   std::vector<std::vector<float>> all;
-  for (int i = 0; i < parameters_.size(); ++i) all.emplace_back(Gradient(i).begin(), Gradient(i).end());
+  for (int i = 0; i < parameters_.size(); ++i)
+    all.emplace_back(Gradient(i).begin(), Gradient(i).end());
 
   for (int lowest = 1; lowest < parameters_.size(); ++lowest) {
     SCOPED_TRACE(lowest);

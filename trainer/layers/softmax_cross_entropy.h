@@ -1,9 +1,10 @@
-// The loss of a classifier: minus the logarithm of the probability that softmax gives to the label.
+// The loss of a classifier: minus the logarithm of the label's softmax probability.
 //
 //   LossResult loss = SoftmaxCrossEntropy<float>(scores, labels, diff_scores);
-//   loss.sum / labels.size()                               // the mean, whose gradient is in diff_scores
+//   loss.sum / labels.size()  // the mean, whose gradient is in diff_scores
 //
-// Shapes:    scores and diff_scores [n, classes], labels [n], each below classes. Empty diff_scores: no gradient.
+// Shapes:    scores and diff_scores [n, classes], labels [n], each below classes. Empty
+//            diff_scores: no gradient is computed.
 // Units:     the gradient is that of the *mean* over the n samples, times `weight`.
 // Precision: exponentials and sums are float64 whatever T is; any finite scores are safe.
 // Threads:   pure function. `diff_scores` may be the memory of `scores`.
@@ -21,13 +22,13 @@
 namespace evenkeel {
 
 struct LossResult {
-  double sum = 0;   // Over the samples.
+  double sum = 0;   // Sum over the samples.
   int correct = 0;  // Samples whose first highest score is the label's.
 };
 
 template <typename T>
-LossResult SoftmaxCrossEntropy(std::span<const T> scores, std::span<const uint8_t> labels, std::span<T> diff_scores,
-                               double weight = 1) {
+LossResult SoftmaxCrossEntropy(std::span<const T> scores, std::span<const uint8_t> labels,
+                               std::span<T> diff_scores, double weight = 1) {
   LossResult result;
   if (labels.empty()) return result;
   const size_t classes = scores.size() / labels.size();
@@ -44,7 +45,8 @@ LossResult SoftmaxCrossEntropy(std::span<const T> scores, std::span<const uint8_
     if (diff_scores.empty()) continue;
     for (size_t i = 0; i < classes; ++i) {
       const double probability = exponentials[i] / total;
-      diff_scores[sample * classes + i] = static_cast<T>(weight * (probability - (i == label)) / labels.size());
+      diff_scores[sample * classes + i] =
+          static_cast<T>(weight * (probability - (i == label)) / labels.size());
     }
   }
   return result;

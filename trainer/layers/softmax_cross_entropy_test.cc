@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "evenkeel/trainer/layers/gradient_check.h"
+#include "evenkeel/trainer/layers/testing/gradient_check.h"
 
 namespace evenkeel {
 namespace {
@@ -31,8 +31,8 @@ TEST(SoftmaxCrossEntropyTest, GradientOfTheMeanMatchesDifferences) {
   const std::vector<uint8_t> labels = {2, 0};
   std::vector<double> diff(6);
   SoftmaxCrossEntropy<double>(scores, labels, diff);
-  const auto numeric =
-      NumericGradient<double>(scores, 1e-4, [&] { return SoftmaxCrossEntropy<double>(scores, labels, {}).sum / 2; });
+  const auto numeric = NumericGradient<double>(
+      scores, 1e-4, [&] { return SoftmaxCrossEntropy<double>(scores, labels, {}).sum / 2; });
   EXPECT_LT(RelativeError<double>(diff, numeric), 1e-7);
 }
 

@@ -1,9 +1,10 @@
 // The sampled steps of a run as a trace that https://ui.perfetto.dev and chrome://tracing open.
 //
-//   const std::string text = RenderTrace(record);          // WriteFileAtomically("trace.json", ...)
+//   const std::string text = RenderTrace(record);  // WriteFileAtomically("trace.json", ...)
 //
-// A process per rank, with a thread for what it computes and one for its buckets; arrows lead from where a bucket was
-// complete to where it began to travel. One more process has loss and throughput over the whole run as counters.
+// The trace has a process per rank, with a thread for its computation and one for its buckets;
+// arrows lead from the completion of a bucket to the start of its reduction. One more process has
+// loss and throughput over the whole run as counters.
 //
 // Units:   microseconds since the run began, by each host's clock.
 // Threads: pure function.

@@ -15,13 +15,14 @@ namespace evenkeel {
 namespace {
 
 std::string Checked(const std::string& events) {
-  return CheckTrace(
-      absl::StrCat(R"({"traceEvents": [{"ph":"M","name":"process_name","pid":1,"tid":0,"args":{"name":"a"}},)",
-                   R"({"ph":"M","name":"thread_name","pid":1,"tid":0,"args":{"name":"b"}})", events, "]}"));
+  return CheckTrace(absl::StrCat(
+      R"({"traceEvents": [{"ph":"M","name":"process_name","pid":1,"tid":0,"args":{"name":"a"}},)",
+      R"({"ph":"M","name":"thread_name","pid":1,"tid":0,"args":{"name":"b"}})", events, "]}"));
 }
 
 std::string Slice(double ts, double dur, int tid = 0) {
-  return absl::StrCat(R"(,{"ph":"X","name":"s","pid":1,"tid":)", tid, R"(,"ts":)", ts, R"(,"dur":)", dur, "}");
+  return absl::StrCat(R"(,{"ph":"X","name":"s","pid":1,"tid":)", tid, R"(,"ts":)", ts, R"(,"dur":)",
+                      dur, "}");
 }
 
 TEST(TraceCheckTest, FindsWhatIsWrong) {
@@ -34,14 +35,17 @@ TEST(TraceCheckTest, FindsWhatIsWrong) {
   EXPECT_NE(Checked(R"(,{"ph":"X","name":"s","pid":1,"tid":0,"ts":"1","dur":1})"), "");
   EXPECT_NE(Checked(R"(,{"ph":"X","pid":1,"tid":0,"ts":1,"dur":1})"), "");
   EXPECT_NE(Checked(R"(,{"ph":"Q","name":"s","pid":1,"tid":0,"ts":1})"), "");
-  EXPECT_NE(Checked(R"(,{"ph":"s","name":"s","cat":"c","id":1,"pid":1,"tid":0,"ts":1})" + Slice(0, 3)), "");
+  EXPECT_NE(
+      Checked(R"(,{"ph":"s","name":"s","cat":"c","id":1,"pid":1,"tid":0,"ts":1})" + Slice(0, 3)),
+      "");
   EXPECT_NE(Checked(R"(,{"ph":"C","name":"s","pid":1,"tid":0,"ts":1,"args":{"value":"x"}})"), "");
   EXPECT_NE(CheckTrace("[]"), "");
   EXPECT_NE(CheckTrace("{\"traceEvents\":[}"), "");
 }
 
 TEST(ChromeTraceTest, IsWhatViewersWant) {
-  for (const int ranks : {1, 2, 3, 5, 8}) EXPECT_EQ(CheckTrace(RenderTrace(ExampleRecord(ranks))), "") << ranks;
+  for (const int ranks : {1, 2, 3, 5, 8})
+    EXPECT_EQ(CheckTrace(RenderTrace(ExampleRecord(ranks))), "") << ranks;
   EXPECT_EQ(CheckTrace(RenderTrace({})), "");
 }
 
@@ -50,7 +54,8 @@ TEST(ChromeTraceTest, BucketsThatOverlapFollowEachOther) {
   for (StepTrace& trace : record.ranks[0].traces) {
     trace.buckets[1].start_ns = trace.buckets[0].start_ns - 5;
     trace.buckets[1].ready_ns = 0;
-    trace.buckets.push_back({.start_ns = trace.buckets[0].start_ns, .reduced_ns = trace.buckets[0].reduced_ns});
+    trace.buckets.push_back(
+        {.start_ns = trace.buckets[0].start_ns, .reduced_ns = trace.buckets[0].reduced_ns});
   }
   EXPECT_EQ(CheckTrace(RenderTrace(record)), "");
 }

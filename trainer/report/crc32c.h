@@ -1,9 +1,9 @@
 // The Castagnoli checksum of bytes, CRC-32C, and the form of it that TFRecord files have.
 //
 //   Crc32c("123456789");                     // 0xe3069283
-//   MaskedCrc32c(payload);                   // as it stands in a TFRecord, whose payload may itself hold checksums
+//   MaskedCrc32c(payload);  // as stored in a TFRecord, whose payload may itself contain checksums
 //
-// A table of 256 entries, for records of some hundred bytes; there are faster ways for large data.
+// A table of 256 entries, for records of some hundred bytes; faster methods exist for large data.
 //
 // Threads: pure functions.
 // Source:  RFC 3720, appendix B.4; the mask is that of TensorFlow's record_writer.

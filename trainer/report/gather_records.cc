@@ -12,13 +12,9 @@
 #include "evenkeel/trainer/report/record_bytes.h"
 
 namespace evenkeel {
-namespace {
-
-constexpr char kTopic[] = "run record";
-
-}  // namespace
 
 absl::StatusOr<std::vector<RankRecord>> GatherRecords(Communicator& comm, const RankRecord& mine) {
+  constexpr char kTopic[] = "run record";
   std::vector<RankRecord> records;
   if (comm.rank() != 0) {
     comm.control().Send(0, kTopic, Serialize(mine));
@@ -31,7 +27,7 @@ absl::StatusOr<std::vector<RankRecord>> GatherRecords(Communicator& comm, const 
     if (!record.ok()) return absl::InternalError(record.status().message());
     records.push_back(*record);
   }
-  std::sort(records.begin(), records.end(), [](const RankRecord& a, const RankRecord& b) { return a.rank < b.rank; });
+  std::ranges::sort(records, {}, &RankRecord::rank);
   return records;
 }
 
@@ -40,7 +36,8 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
 }
 
-// Not ru_maxrss: that one survives exec, so that a rank would report the peak of the program that started it.
+// Not ru_maxrss: that value survives exec, so that a rank would report the peak of the program that
+// started it.
 int64_t PeakResidentBytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

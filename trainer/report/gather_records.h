@@ -1,12 +1,14 @@
-// Every rank's record on the rank that writes the report.
+// Collects the ranks' records on the rank that writes the report.
 //
 //   RankRecord mine{.rank = comm.members()[comm.rank()], .host = HostName(), ...};
-//   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> all, GatherRecords(comm, mine));      // on rank 0; empty elsewhere
+//   // on rank 0; empty elsewhere
+//   EK_ASSIGN_OR_RETURN(std::vector<RankRecord> all, GatherRecords(comm, mine));
 //
-// All ranks together. Bytes go over the control plane, and to rank 0 only.
+// Bytes are sent over the control plane, to rank 0 only.
 //
+// Order:   all ranks call it together.
 // Threads: thread-compatible.
-// Errors:  whatever ends the group; Internal for a record that can't be read.
+// Errors:  those that end the group; Internal for a malformed record.
 
 #ifndef EVENKEEL_TRAINER_REPORT_GATHER_RECORDS_H_
 #define EVENKEEL_TRAINER_REPORT_GATHER_RECORDS_H_
@@ -21,12 +23,12 @@
 
 namespace evenkeel {
 
-// In the order of the ranks.
+// Returns the records in the order of the ranks.
 absl::StatusOr<std::vector<RankRecord>> GatherRecords(Communicator& comm, const RankRecord& mine);
 
-// Of this process.
+// Return facts of this process.
 std::string HostName();
-int64_t PeakResidentBytes();  // The most memory that this program has had at a time; 0: not known.
+int64_t PeakResidentBytes();  // Largest memory of the process so far; 0: unknown.
 
 }  // namespace evenkeel
 

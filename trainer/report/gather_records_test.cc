@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/local.h"
+#include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel {
@@ -19,7 +19,8 @@ TEST(GatherRecordsTest, RankZeroHasThemAllInOrder) {
   for (const int ranks : {1, 2, 3, 5, 8}) {
     const absl::Status status = RunRanks(ranks, [&](Communicator& comm) -> absl::Status {
       for (int time = 0; time < 3; ++time) {
-        const RankRecord mine{.rank = comm.rank(), .host = HostName(), .steps = 10 * time + comm.rank()};
+        const RankRecord mine{
+            .rank = comm.rank(), .host = HostName(), .steps = 10 * time + comm.rank()};
         EK_ASSIGN_OR_RETURN(const std::vector<RankRecord> all, GatherRecords(comm, mine));
         EXPECT_EQ(all.size(), comm.rank() == 0 ? ranks : 0);
         for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -27,7 +28,8 @@ TEST(GatherRecordsTest, RankZeroHasThemAllInOrder) {
           EXPECT_EQ(all[rank].host, HostName());
           EXPECT_EQ(all[rank].steps, 10 * time + static_cast<int>(rank));
         }
-        EK_RETURN_IF_ERROR(comm.Barrier());  // Rank 0 must not take a record of the next time for one of this.
+        EK_RETURN_IF_ERROR(
+            comm.Barrier());  // Rank 0 must not take a record of the next time for one of this.
       }
       return absl::OkStatus();
     });
@@ -48,7 +50,8 @@ TEST(ProcessTest, KnowsItself) {
   EXPECT_GT(PeakResidentBytes(), 1 << 20);
 }
 
-// A launcher is a Python program of half a gigabyte, perhaps. The child is this program once more, by exec.
+// A launcher is a Python program of half a gigabyte, perhaps. The child is this program once more,
+// by exec.
 TEST(ProcessDeathTest, ThePeakIsNotThatOfTheProgramThatStartedIt) {
   constexpr int64_t kMuch = int64_t{200} << 20;
   GTEST_FLAG_SET(death_test_style, "threadsafe");

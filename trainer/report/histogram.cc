@@ -11,7 +11,8 @@ constexpr double kGrowth = 1.1;
 
 double Limit(double exponent) { return std::pow(kGrowth, exponent); }
 
-// The bucket of values in (lower, upper]; its lower end is the upper one of its neighbour, to the last bit.
+// The bucket of values in (lower, upper]; its lower end is the upper one of its neighbour, to the
+// last bit.
 struct Bucket {
   double lower = 0;
   double count = 0;
@@ -30,7 +31,7 @@ Range RangeAround(double magnitude) {
 
 // Values of [lower, upper) on the negative side, which is the positive one in a mirror.
 Range RangeOf(double value) {
-  // Beyond these there are no limits to write down.
+  // Beyond these no limits can be represented.
   constexpr double kLeast = 1e-300, kMost = 1e300;
   if (std::abs(value) < kLeast) return {-kLeast, kLeast};
   const Range range = RangeAround(std::min(std::abs(value), kMost));

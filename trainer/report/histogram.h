@@ -1,10 +1,10 @@
 // Counts values in buckets whose limits grow by a tenth from one to the next.
 //
 //   const Histogram histogram = MakeHistogram(microseconds);
-//   histogram.limits[i];                       // counts[i] values are at most this, and above limits[i - 1]
+//   histogram.limits[i];  // counts[i] values are at most this, and above limits[i - 1]
 //
-// Only buckets that have values are listed, and an empty one for each gap between them. Zero and negative values have
-// buckets of their own; those that are not finite are left out.
+// Only buckets with values are listed, and one empty bucket for each gap between them. Zero and
+// negative values have buckets of their own; values that are not finite are left out.
 //
 // Threads: pure function.
 
@@ -17,12 +17,12 @@
 namespace evenkeel {
 
 struct Histogram {
-  double min = 0;  // Of nothing: 0, as is all else.
+  double min = 0;  // Without values all members are 0.
   double max = 0;
   double count = 0;
   double sum = 0;
   double sum_squares = 0;
-  std::vector<double> limits;  // Growing.
+  std::vector<double> limits;  // Ascending.
   std::vector<double> counts;
 };
 

@@ -30,8 +30,8 @@ TEST(HistogramTest, AddsUpAndListsGapsOnce) {
   EXPECT_EQ(histogram.sum, 103.05);
   EXPECT_DOUBLE_EQ(histogram.sum_squares, 2 + 1.05 * 1.05 + 10000);
   // 1 is a limit itself; 100 lies between the 48th and the 49th power.
-  EXPECT_THAT(histogram.limits,
-              ElementsAre(1, DoubleEq(1.1), DoubleEq(std::pow(1.1, 48)), DoubleEq(std::pow(1.1, 49))));
+  EXPECT_THAT(histogram.limits, ElementsAre(1, DoubleEq(1.1), DoubleEq(std::pow(1.1, 48)),
+                                            DoubleEq(std::pow(1.1, 49))));
   EXPECT_THAT(histogram.counts, ElementsAre(2, 1, 0, 1));
 }
 
@@ -47,13 +47,16 @@ TEST(HistogramTest, EveryValueIsInTheBucketThatHasItsPlace) {
   for (int round = 0; round < 200; ++round) {
     std::vector<double> values(round);
     for (double& value : values) {
-      value = std::pow(10.0, static_cast<double>(random() % 616) - 310) * (random() % 3 == 0 ? -1 : 1);
+      value =
+          std::pow(10.0, static_cast<double>(random() % 616) - 310) * (random() % 3 == 0 ? -1 : 1);
       if (random() % 10 == 0) value = 0;
     }
     const Histogram histogram = MakeHistogram(values);
-    EXPECT_EQ(std::accumulate(histogram.counts.begin(), histogram.counts.end(), 0.0), values.size());
+    EXPECT_EQ(std::accumulate(histogram.counts.begin(), histogram.counts.end(), 0.0),
+              values.size());
     const std::vector<double>& limits = histogram.limits;
-    ASSERT_EQ(std::adjacent_find(limits.begin(), limits.end(), std::greater_equal<>()), limits.end());
+    ASSERT_EQ(std::adjacent_find(limits.begin(), limits.end(), std::greater_equal<>()),
+              limits.end());
     for (double limit : histogram.limits) ASSERT_TRUE(std::isfinite(limit));
     std::sort(values.begin(), values.end());
     size_t seen = 0;

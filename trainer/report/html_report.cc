@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -21,13 +20,14 @@ constexpr size_t kTooFewToSmooth = 20;
 
 using Points = std::vector<ChartPoint>;
 
-// A curve over the steps; points of several steps lie in their middle.
+// Returns a curve over the steps; a point of several steps is at their middle.
 template <typename Value>
 Points OverSteps(const RunRecord& record, Value value) {
   Points points;
   points.reserve(record.steps.size());
   for (const StepPoint& step : record.steps) {
-    points.push_back({static_cast<double>(step.step) + 0.5 * static_cast<double>(step.count - 1), value(step)});
+    points.push_back(
+        {static_cast<double>(step.step) + 0.5 * static_cast<double>(step.count - 1), value(step)});
   }
   return points;
 }
@@ -35,11 +35,12 @@ Points OverSteps(const RunRecord& record, Value value) {
 template <typename Value>
 Points OverEpochs(const RunRecord& record, Value value) {
   Points points;
-  for (const EpochPoint& epoch : record.epochs) points.push_back({static_cast<double>(epoch.step), value(epoch)});
+  for (const EpochPoint& epoch : record.epochs)
+    points.push_back({static_cast<double>(epoch.step), value(epoch)});
   return points;
 }
 
-// A running mean, whose first values are means over what there is.
+// Returns a running mean, whose first values are means over fewer points.
 Points Smoothed(const Points& points) {
   if (points.size() < kTooFewToSmooth) return points;
   const double memory = 1 - 1 / std::max(2.0, kSmoothedOver * static_cast<double>(points.size()));
@@ -58,46 +59,62 @@ void AddCurve(Chart& chart, std::string name, std::string style, const Points& p
   if (points.size() >= kTooFewToSmooth) {
     chart.curves.push_back({.name = name, .style = style, .points = points, .is_faint = true});
   }
-  chart.curves.push_back(
-      {.name = std::move(name), .style = std::move(style), .points = Smoothed(points), .has_dots = points.size() < 2});
+  chart.curves.push_back({.name = std::move(name),
+                          .style = std::move(style),
+                          .points = Smoothed(points),
+                          .has_dots = points.size() < 2});
 }
 
 Chart ChartOf(const RunRecord& record, std::string title, std::string unit = "") {
   const double last =
-      record.steps.empty() ? 0 : static_cast<double>(record.steps.back().step + record.steps.back().count - 1);
-  return {.title = std::move(title), .unit = std::move(unit), .empty = "No step has been taken.", .x_end = last};
+      record.steps.empty()
+          ? 0
+          : static_cast<double>(record.steps.back().step + record.steps.back().count - 1);
+  return {.title = std::move(title),
+          .unit = std::move(unit),
+          .empty = "No step was run.",
+          .x_end = last};
 }
 
-std::string TrainingOf(const RunRecord& record) { return absl::StrCat("training, rank ", record.reporter); }
+std::string TrainingOf(const RunRecord& record) {
+  return absl::StrCat("training, rank ", record.reporter);
+}
 
 std::string LearningCharts(const RunRecord& record) {
   const bool is_text = std::isfinite(record.bytes_per_prediction);
-  const auto loss_of = [&](double loss) { return is_text ? BitsPerByte(loss, record.bytes_per_prediction) : loss; };
+  const auto loss_of = [&](double loss) {
+    return is_text ? BitsPerByte(loss, record.bytes_per_prediction) : loss;
+  };
   Chart loss = ChartOf(record, is_text ? "Bits per byte" : "Loss");
   loss.begins_at_zero = true;
-  AddCurve(loss, TrainingOf(record), "train", OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
-  loss.curves.push_back({.name = "test",
-                         .style = "test",
-                         .points = OverEpochs(record, [&](const EpochPoint& p) { return loss_of(p.test_loss); }),
-                         .has_dots = true});
+  AddCurve(loss, TrainingOf(record), "train",
+           OverSteps(record, [&](const StepPoint& p) { return loss_of(p.loss); }));
+  loss.curves.push_back(
+      {.name = "test",
+       .style = "test",
+       .points = OverEpochs(record, [&](const EpochPoint& p) { return loss_of(p.test_loss); }),
+       .has_dots = true});
   std::string html = RenderChart(loss);
   if (!record.has_accuracy) return html;
   Chart accuracy = ChartOf(record, "Accuracy", "%");
   accuracy.highest = 1;
-  accuracy.cut_low = 0.04;  // The first steps, which would press the others to the top.
-  AddCurve(accuracy, TrainingOf(record), "train", OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
-  accuracy.curves.push_back({.name = "test",
-                             .style = "test",
-                             .points = OverEpochs(record, [](const EpochPoint& p) { return p.test_accuracy; }),
-                             .has_dots = true});
+  accuracy.cut_low = 0.04;  // The first steps, which would compress the others.
+  AddCurve(accuracy, TrainingOf(record), "train",
+           OverSteps(record, [](const StepPoint& p) { return p.accuracy; }));
+  accuracy.curves.push_back(
+      {.name = "test",
+       .style = "test",
+       .points = OverEpochs(record, [](const EpochPoint& p) { return p.test_accuracy; }),
+       .has_dots = true});
   return html + RenderChart(accuracy);
 }
 
 std::string SpeedCharts(const RunRecord& record) {
   Chart rate = ChartOf(record, "Throughput", absl::StrCat(record.unit_name, " per second"));
   rate.begins_at_zero = true;
-  AddCurve(rate, "all ranks", "rate",
-           OverSteps(record, [&](const StepPoint& p) { return p.samples * record.units_per_sample / p.took; }));
+  AddCurve(rate, "all ranks", "rate", OverSteps(record, [&](const StepPoint& p) {
+             return p.samples * record.units_per_sample / p.took;
+           }));
   Chart exposed = ChartOf(record, "Exposed communication, part of a step", "%");
   exposed.begins_at_zero = true;
   exposed.highest = 1;
@@ -108,74 +125,88 @@ std::string SpeedCharts(const RunRecord& record) {
 
 std::string LearningRateChart(const RunRecord& record) {
   const Points points = OverSteps(record, [](const StepPoint& p) { return p.learning_rate; });
-  const auto [low, high] = std::minmax_element(points.begin(), points.end(),
-                                               [](const ChartPoint& a, const ChartPoint& b) { return a.y < b.y; });
-  if (points.empty() || low->y == high->y) return "";  // The settings say it.
+  const auto [low, high] =
+      std::minmax_element(points.begin(), points.end(),
+                          [](const ChartPoint& a, const ChartPoint& b) { return a.y < b.y; });
+  if (points.empty() || low->y == high->y) return "";  // The settings show a constant rate.
   Chart chart = ChartOf(record, "Learning rate");
   chart.begins_at_zero = true;
   chart.curves.push_back({.name = "learning rate", .style = "plain", .points = points});
   return RenderChart(chart);
 }
 
-std::string Charts(const std::string& charts) { return absl::StrCat("<div class=\"charts\">", charts, "</div>"); }
+std::string Charts(const std::string& charts) {
+  return absl::StrCat("<div class=\"charts\">", charts, "</div>");
+}
 
 std::string Header(const RunRecord& record) {
   std::string html =
-      absl::StrCat("<header><p class=\"mark\"><span>evenkeel</span><time>", EscapeHtml(record.date), "</time></p><h1>",
-                   EscapeHtml(record.title), "</h1><p class=\"summary\">", EscapeHtml(record.summary), "</p>");
+      absl::StrCat("<header><p class=\"mark\"><span>evenkeel</span><time>", EscapeHtml(record.date),
+                   "</time></p><h1>", EscapeHtml(record.title), "</h1><p class=\"summary\">",
+                   EscapeHtml(record.summary), "</p>");
   if (!record.ending.empty()) {
-    absl::StrAppend(&html, "<p class=\"ending\"><b>The run did not come to its end.</b> ", EscapeHtml(record.ending),
-                    "</p>");
+    absl::StrAppend(&html, "<p class=\"ending\"><b>The run did not come to its end.</b> ",
+                    EscapeHtml(record.ending), "</p>");
   }
   return html + RenderFigures(record) + "</header>\n";
 }
 
 std::string RanksLead(const RunRecord& record) {
   if (record.samples_of_tail == 0) return "All ranks had a batch in every step.";
-  return absl::StrCat("Ranks that run out of batches take part in the others' steps. So ",
-                      FormatCount(record.samples_of_tail), " samples were trained on that would have been dropped if ",
-                      "the group had stopped with the first rank that ran dry.");
+  return absl::StrCat(
+      "Exhausted ranks shadow the active ranks' steps. This way ",
+      FormatCount(record.samples_of_tail),
+      " more samples were used for training than if the group had stopped with the ",
+      "first exhausted rank.");
 }
 
 bool IsOnDevices(const RunRecord& record) {
-  return std::ranges::any_of(record.ranks,
-                             [](const RankRecord& rank) { return rank.means.clock == StepClock::kDevice; });
+  return std::ranges::any_of(
+      record.ranks, [](const RankRecord& rank) { return rank.means.clock == StepClock::kDevice; });
 }
 
 std::string StepsLead(const RunRecord& record) {
   if (IsOnDevices(record)) {
-    return "What each rank's device did in a few sampled steps, by marks on its stream: batch and begin are what it "
-           "waited for, and the wait is for gradients that backward did not hide. Steps of the others, that a rank has "
-           "no batch for, are by the host's clock. Buckets travel on other streams, and are not shown.";
+    return "The work of each rank's device in a few sampled steps, timed by marks on its stream: "
+           "batch "
+           "and begin are times in which it waited for them, wait is the time for gradients that "
+           "backward did not hide. Shadowed steps are timed by the host's clock. Buckets are "
+           "reduced on other streams and are not "
+           "shown.";
   }
-  return "What each rank computed in a few sampled steps, and below it its gradient buckets on their way. The line "
-         "is where its last gradient was there: what lies behind it was not hidden.";
+  return "The work of each rank in a few sampled steps, and below it the reduction of its gradient "
+         "buckets. The line marks its last gradient: the part of the reduction after it was not "
+         "hidden.";
 }
 
 std::string RankTableLead(const RunRecord& record) {
-  return absl::StrCat(
-      "Milliseconds of a step", IsOnDevices(record) ? " by the devices' clocks" : "",
-      ", as means over those that were measured: until the first gradient, backward from there, buckets "
-      "on their way, and the part of that which backward did not hide.");
+  return absl::StrCat("Milliseconds of a step",
+                      IsOnDevices(record) ? " by the devices' clocks" : "",
+                      ", means over the measured steps: until the first gradient, backward from "
+                      "there, the reduction of buckets, and the part of it that backward did not "
+                      "hide.");
 }
 
 std::string Body(const RunRecord& record) {
   return absl::StrCat(
-      Header(record), "<main>", Section("Learning", "", Charts(LearningCharts(record) + LearningRateChart(record))),
+      Header(record), "<main>",
+      Section("Learning", "", Charts(LearningCharts(record) + LearningRateChart(record))),
       Section("Speed", "", Charts(SpeedCharts(record))),
       Section("Steps, rank by rank", StepsLead(record), RenderTimeline(record)),
-      Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank", RanksLead(record),
-              RenderRanks(record)),
+      Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank",
+              RanksLead(record), RenderRanks(record)),
+      Section("Gradient buckets",
+              "The first step shows in which order gradients arrive; the plan made from it "
+              "sends the gradients that are ready first.",
+              RenderPlans(record)),
       Section(
-          "Gradient buckets",
-          "The first step shows in which order gradients arrive; the plan made of it sends early what is ready early.",
-          RenderPlans(record)),
-      Section("Memory per rank",
-              "What the model, the library and the optimizer keep for training. A process also has "
-              "data and code.",
-              RenderMemory(record)),
-      Section("Ranks", RankTableLead(record), RenderRankTable(record)), Section("Events", "", RenderEvents(record)),
-      Section("Settings", "", RenderSettings(record)), "</main>\n");
+          "Memory per rank",
+          "Memory of the model, the library and the optimizer for training. A process also holds "
+          "data and code.",
+          RenderMemory(record)),
+      Section("Ranks", RankTableLead(record), RenderRankTable(record)),
+      Section("Events", "", RenderEvents(record)), Section("Settings", "", RenderSettings(record)),
+      "</main>\n");
 }
 
 }  // namespace
@@ -185,9 +216,9 @@ std::string RenderReport(const RunRecord& record) {
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<meta name=\"color-scheme\" content=\"light dark\">\n<title>",
-      EscapeHtml(record.title), "</title>\n<style>\n", kReportStyle, "</style>\n</head>\n<body>\n", Body(record),
-      "<footer>Written by evenkeel. Steps are counted from 0.</footer>\n<script>\n", kReportScript,
-      "</script>\n</body>\n</html>\n");
+      EscapeHtml(record.title), "</title>\n<style>\n", kReportStyle, "</style>\n</head>\n<body>\n",
+      Body(record), "<footer>Written by evenkeel. Steps are counted from 0.</footer>\n<script>\n",
+      kReportScript, "</script>\n</body>\n</html>\n");
 }
 
 }  // namespace evenkeel

@@ -1,10 +1,12 @@
-// What a run was, as one HTML file that needs nothing else: no network, no other file. It can be read on a screen of any
-// width, printed, mailed, and kept for years.
+// The report of a run as one self-contained HTML file: it needs no network and no other file. It
+// can be read on a screen of any width, printed, mailed and archived.
 //
 //   const std::string html = RenderReport(record);
-//   EK_RETURN_IF_ERROR(WriteFileAtomically("run.html", std::span(std::array<absl::string_view, 1>{html})));
+//   EK_RETURN_IF_ERROR(WriteFileAtomically("run.html",
+//                                          std::span(std::array<absl::string_view, 1>{html})));
 //
-// Parts for which the record has nothing are left out. Every string of the record is shown as text, whatever it holds.
+// Parts without data in the record are left out. Every string of the record is escaped and shown as
+// text.
 //
 // Threads: pure function.
 

@@ -21,9 +21,11 @@ using testing::Not;
 TEST(PageCheckTest, FindsWhatIsWrong) {
   const std::string begin = "<!doctype html>\n<p>";
   EXPECT_EQ(CheckPage(begin + "a &lt; b</p>\n"), "");
-  for (const char* bad : {"a < b</p>", "a", "</b></p>", "<i class=x></i></p>", "&nbsp;</p>", "<i title=\"&\"></i></p>",
-                          "a\"</p>", "<img src=\"x\">", "<i onload=\"x\"></i></p>", "\x01</p>", "</p>a",
-                          "<script type=\"application/json\">{</script></p>", "<i a=\"1\" a=\"2\"></i></p>"}) {
+  for (const char* bad :
+       {"a < b</p>", "a", "</b></p>", "<i class=x></i></p>", "&nbsp;</p>",
+        "<i title=\"&\"></i></p>", "a\"</p>", "<img src=\"x\">", "<i onload=\"x\"></i></p>",
+        "\x01</p>", "</p>a", "<script type=\"application/json\">{</script></p>",
+        "<i a=\"1\" a=\"2\"></i></p>"}) {
     EXPECT_NE(CheckPage(begin + bad), "") << bad;
   }
 }
@@ -51,8 +53,9 @@ TEST(HtmlReportTest, ARunOfWhichNothingIsKnownHasAReport) {
 
 TEST(HtmlReportTest, SaysWhatCounts) {
   const std::string html = RenderReport(ExampleRecord(3));
-  for (const char* text : {"84.00 %", "0.6000", "19,200", "5.0 %", "272,474 parameters", "ran dry first at step 93",
-                           "448 samples", "exposed", "bucket 1", "1.0 MiB", "process at most 300 MiB"}) {
+  for (const char* text :
+       {"84.00 %", "0.6000", "19,200", "5.0 %", "272,474 parameters", "first exhausted at step 93",
+        "448 more samples", "exposed", "bucket 1", "1.0 MiB", "process at most 300 MiB"}) {
     EXPECT_THAT(html, HasSubstr(text));
   }
 }
@@ -82,7 +85,8 @@ TEST(HtmlReportTest, OfAnyLengthItIsBelowAMegabyte) {
   }
   record.steps = series.points();
   record.total_steps = 1'000'000;
-  for (int i = 0; i < 5000; ++i) record.events.push_back({.step = i, .kind = "frozen", .text = "layer"});
+  for (int i = 0; i < 5000; ++i)
+    record.events.push_back({.step = i, .kind = "frozen", .text = "layer"});
   for (int i = 0; i < 1000; ++i) record.plans.push_back(record.plans[1]);
   const EpochPoint epoch = record.epochs.back();
   for (int i = 0; i < 2000; ++i) record.epochs.push_back(epoch);
@@ -112,7 +116,8 @@ TEST(HtmlReportTest, RanksOfTwoHostsAreShownFromWhereEachBegins) {
   for (StepTrace& trace : record.ranks[1].traces) {
     constexpr int64_t kAhead = int64_t{3600} * 1'000'000'000;
     if (trace.last_gradient_ns > 0) trace.last_gradient_ns += kAhead;
-    for (TraceSpan& span : trace.spans) span = {span.kind, span.begin_ns + kAhead, span.end_ns + kAhead};
+    for (TraceSpan& span : trace.spans)
+      span = {span.kind, span.begin_ns + kAhead, span.end_ns + kAhead};
     for (BucketTrace& bucket : trace.buckets) {
       bucket.ready_ns += kAhead;
       bucket.start_ns += kAhead;

@@ -12,17 +12,18 @@ namespace {
 
 constexpr char kReplacement[] = "\xEF\xBF\xBD";
 
-// How many bytes of `text` are one character that HTML may contain; 0: what it begins with is none.
+// Returns the length of the first character of `text` in bytes; 0 if HTML may not contain it.
 size_t CharacterLength(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
-  if (first < 0x80) return (first >= 0x20 && first != 0x7F) || first == '\n' || first == '\t' ? 1 : 0;
+  if (first < 0x80)
+    return (first >= 0x20 && first != 0x7F) || first == '\n' || first == '\t' ? 1 : 0;
   const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
   if (first < 0xC2 || first > 0xF4 || text.size() < length) return 0;
   for (size_t i = 1; i < length; ++i) {
     if ((byte(i) & 0xC0) != 0x80) return 0;
   }
-  // Longer than need be, surrogates, or beyond the last character.
+  // Overlong forms, surrogates, and values beyond the last character.
   if (first == 0xE0 && byte(1) < 0xA0) return 0;
   if (first == 0xED && byte(1) >= 0xA0) return 0;
   if (first == 0xF0 && byte(1) < 0x90) return 0;
@@ -76,7 +77,8 @@ std::string FormatCount(int64_t count) {
 std::string FormatSeconds(double seconds) {
   if (std::isnan(seconds)) return "-";
   if (seconds < 1e-3) return absl::StrFormat("%.0f µs", seconds * 1e6);
-  if (seconds < 1) return absl::StrFormat("%.*f ms", seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0, seconds * 1e3);
+  if (seconds < 1)
+    return absl::StrFormat("%.*f ms", seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0, seconds * 1e3);
   if (seconds < 99.95) return absl::StrFormat("%.1f s", seconds);
   const int64_t whole = std::llround(seconds);
   if (whole < 3600) return absl::StrCat(whole / 60, " min ", whole % 60, " s");
@@ -89,7 +91,11 @@ std::string FormatNumber(double value) {
   if (size >= 1e15) return absl::StrFormat("%.2g", value);
   if (size >= 1000) return FormatCount(std::llround(value));
   if (size != 0 && size < 1e-4) return absl::StrFormat("%.2g", value);
-  const int decimals = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : size >= 0.01 || size == 0 ? 3 : 5;
+  const int decimals = size >= 100                 ? 0
+                       : size >= 10                ? 1
+                       : size >= 1                 ? 2
+                       : size >= 0.01 || size == 0 ? 3
+                                                   : 5;
   return absl::StrFormat("%.*f", decimals, value);
 }
 

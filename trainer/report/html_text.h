@@ -1,10 +1,10 @@
-// Text and numbers as a report shows them to people.
+// Formats text and numbers for a report.
 //
-//   EscapeHtml("<b>")            // "&lt;b&gt;", also good within quoted attributes
+//   EscapeHtml("<b>")            // "&lt;b&gt;", also valid in quoted attributes
 //   FormatBytes(3 << 20)         // "3.0 MiB"
 //   FormatCount(60000)           // "60,000"
 //   FormatSeconds(194)           // "3 min 14 s"
-//   FormatNumber(0.43218)        // "0.432": three digits that count
+//   FormatNumber(0.43218)        // "0.432": three significant digits
 //
 // Threads: pure functions.
 
@@ -18,16 +18,17 @@
 
 namespace evenkeel {
 
-// What no HTML may contain (control characters, bytes that are no UTF-8) becomes U+FFFD.
+// Escapes `text`. Bytes that HTML may not contain (control characters, malformed UTF-8) become
+// U+FFFD.
 std::string EscapeHtml(absl::string_view text);
 
 std::string FormatBytes(int64_t bytes);
 std::string FormatCount(int64_t count);
 std::string FormatSeconds(double seconds);
-std::string FormatNumber(double value);  // "-" if it is not known.
+std::string FormatNumber(double value);  // "-" if it is unknown.
 std::string FormatPercent(double share, int decimals = 1);
 
-// A place in a drawing, with one or two decimals where they count: "12.5".
+// Returns a coordinate of a drawing, with one or two decimals where they matter: "12.5".
 std::string Coordinate(double value);
 
 }  // namespace evenkeel

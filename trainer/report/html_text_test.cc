@@ -31,7 +31,8 @@ TEST(EscapeHtmlTest, ReplacesWhatIsNoText) {
 TEST(EscapeHtmlTest, WhateverTwoBytesThereAreTheResultStaysAsItIs) {
   for (int first = 0; first < 256; ++first) {
     for (int second = 0; second < 256; ++second) {
-      const std::string once = EscapeHtml(std::string{static_cast<char>(first), static_cast<char>(second)});
+      const std::string once =
+          EscapeHtml(std::string{static_cast<char>(first), static_cast<char>(second)});
       EXPECT_EQ(once.find_first_of("<>\"'"), std::string::npos);
       if (once.find('&') == std::string::npos) {
         EXPECT_EQ(EscapeHtml(once), once) << first << " " << second;

@@ -31,14 +31,18 @@ Range RangeOf(const Chart& chart) {
       if (std::isfinite(point.y)) own.push_back(point.y);
     }
     std::sort(own.begin(), own.end());
-    const size_t cut = curve.is_faint ? static_cast<size_t>(kPeaksCutOff * static_cast<double>(own.size())) : 0;
-    const auto low = std::max(cut, static_cast<size_t>(chart.cut_low * static_cast<double>(own.size())));
-    values.insert(values.end(), own.begin() + static_cast<ptrdiff_t>(low), own.end() - static_cast<ptrdiff_t>(cut));
+    const size_t cut =
+        curve.is_faint ? static_cast<size_t>(kPeaksCutOff * static_cast<double>(own.size())) : 0;
+    const auto low =
+        std::max(cut, static_cast<size_t>(chart.cut_low * static_cast<double>(own.size())));
+    values.insert(values.end(), own.begin() + static_cast<ptrdiff_t>(low),
+                  own.end() - static_cast<ptrdiff_t>(cut));
   }
   if (values.empty()) return {};
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
   Range range{.low = chart.begins_at_zero ? std::min(0.0, *low) : *low, .high = *high};
-  const double margin = range.high > range.low ? 0.05 * (range.high - range.low) : std::max(1e-9, 0.1 * range.high);
+  const double margin =
+      range.high > range.low ? 0.05 * (range.high - range.low) : std::max(1e-9, 0.1 * range.high);
   range.high += margin;
   if (!chart.begins_at_zero) range.low -= margin;
   if (chart.highest > 0) range.high = std::max(*high, std::min(range.high, chart.highest));
@@ -69,13 +73,14 @@ std::string PathOf(const Curve& curve, const Range& x, const Range& y) {
   return path;
 }
 
-// Dots keep their shape however the drawing is stretched, so they are no part of it.
+// Dots keep their shape when the drawing is stretched, so they are not part of it.
 std::string DotsOf(const Curve& curve, const Range& x, const Range& y) {
   std::string dots;
   if (!curve.has_dots || curve.points.size() > 60) return dots;
   for (const ChartPoint& point : curve.points) {
     if (!std::isfinite(point.y)) continue;
-    absl::StrAppend(&dots, "<i class=\"dot ", curve.style, "\" style=\"left:", Coordinate(100 * x.Share(point.x)),
+    absl::StrAppend(&dots, "<i class=\"dot ", curve.style,
+                    "\" style=\"left:", Coordinate(100 * x.Share(point.x)),
                     "%;top:", Coordinate(100 * (1 - y.Share(point.y))), "%\"></i>");
   }
   return dots;
@@ -85,16 +90,19 @@ std::string Legend(const Chart& chart) {
   std::string legend;
   for (const Curve& curve : chart.curves) {
     if (!curve.is_faint) {
-      absl::StrAppend(&legend, "<span class=\"key ", curve.style, "\">", EscapeHtml(curve.name), "</span>");
+      absl::StrAppend(&legend, "<span class=\"key ", curve.style, "\">", EscapeHtml(curve.name),
+                      "</span>");
     }
   }
   return legend;
 }
 
-// What the script shows: numbers only. Names and colours it takes from the legend, which has the same order.
+// The data of the script: numbers only. It takes names and colours from the legend, which has the
+// same order.
 std::string Data(const Chart& chart, const Range& x, const Range& y) {
-  std::string json = absl::StrFormat("{\"percent\":%d,\"x\":[%.10g,%.10g],\"y\":[%.6g,%.6g],\"curves\":[",
-                                     chart.unit == "%" ? 1 : 0, x.low, x.high, y.low, y.high);
+  std::string json =
+      absl::StrFormat("{\"percent\":%d,\"x\":[%.10g,%.10g],\"y\":[%.6g,%.6g],\"curves\":[",
+                      chart.unit == "%" ? 1 : 0, x.low, x.high, y.low, y.high);
   const char* curve_comma = "";
   for (const Curve& curve : chart.curves) {
     if (curve.is_faint) continue;
@@ -133,11 +141,12 @@ Ticks RoundTicks(double low, double high, int wanted) {
 }
 
 std::string RenderChart(const Chart& chart) {
-  std::string html = absl::StrCat("<figure class=\"chart\"><figcaption><b>", EscapeHtml(chart.title), "</b>",
-                                  chart.unit.empty() || chart.unit == "%"
-                                      ? ""
-                                      : absl::StrCat(" <span class=\"unit\">", EscapeHtml(chart.unit), "</span>"),
-                                  "<span class=\"keys\">", Legend(chart), "</span></figcaption>");
+  std::string html =
+      absl::StrCat("<figure class=\"chart\"><figcaption><b>", EscapeHtml(chart.title), "</b>",
+                   chart.unit.empty() || chart.unit == "%"
+                       ? ""
+                       : absl::StrCat(" <span class=\"unit\">", EscapeHtml(chart.unit), "</span>"),
+                   "<span class=\"keys\">", Legend(chart), "</span></figcaption>");
   if (!HasPoints(chart)) {
     return absl::StrCat(html, "<p class=\"none\">", EscapeHtml(chart.empty), "</p></figure>\n");
   }
@@ -150,24 +159,27 @@ std::string RenderChart(const Chart& chart) {
     const double value = y_ticks.first + i * y_ticks.step;
     const std::string top = Coordinate(kHeight * (1 - y.Share(value)));
     absl::StrAppend(&lines, "M0 ", top, "H1000");
-    absl::StrAppend(&labels, "<span class=\"y\" style=\"top:", Coordinate(100 * (1 - y.Share(value))), "%\">",
-                    TickLabel(value, chart, y_ticks), "</span>");
+    absl::StrAppend(&labels,
+                    "<span class=\"y\" style=\"top:", Coordinate(100 * (1 - y.Share(value))),
+                    "%\">", TickLabel(value, chart, y_ticks), "</span>");
   }
   for (int i = 0; i < x_ticks.count; ++i) {
     const double value = x_ticks.first + i * x_ticks.step;
-    absl::StrAppend(&labels, "<span class=\"x\" style=\"left:", Coordinate(100 * x.Share(value)), "%\">",
-                    i == 0 ? "step " : "", FormatCount(std::llround(value)), "</span>");
+    absl::StrAppend(&labels, "<span class=\"x\" style=\"left:", Coordinate(100 * x.Share(value)),
+                    "%\">", i == 0 ? "step " : "", FormatCount(std::llround(value)), "</span>");
   }
-  absl::StrAppend(&html, "<div class=\"plot\">", labels, "<svg viewBox=\"0 0 1000 300\" preserveAspectRatio=\"none\"",
-                  " role=\"img\" aria-label=\"", EscapeHtml(chart.title), "\"><path class=\"grid\" d=\"", lines,
-                  "\"/>");
+  absl::StrAppend(&html, "<div class=\"plot\">", labels,
+                  "<svg viewBox=\"0 0 1000 300\" preserveAspectRatio=\"none\"",
+                  " role=\"img\" aria-label=\"", EscapeHtml(chart.title),
+                  "\"><path class=\"grid\" d=\"", lines, "\"/>");
   for (const Curve& curve : chart.curves) {
-    absl::StrAppend(&html, "<path class=\"curve ", curve.style, curve.is_faint ? " faint" : "", "\" d=\"",
-                    PathOf(curve, x, y), "\"/>");
+    absl::StrAppend(&html, "<path class=\"curve ", curve.style, curve.is_faint ? " faint" : "",
+                    "\" d=\"", PathOf(curve, x, y), "\"/>");
   }
   html += "</svg>";
   for (const Curve& curve : chart.curves) html += DotsOf(curve, x, y);
-  return absl::StrCat(html, "</div><script type=\"application/json\">", Data(chart, x, y), "</script></figure>\n");
+  return absl::StrCat(html, "</div><script type=\"application/json\">", Data(chart, x, y),
+                      "</script></figure>\n");
 }
 
 }  // namespace evenkeel

@@ -1,10 +1,11 @@
-// A chart of curves over the steps of a run, as HTML that needs nothing else: a drawing that stretches to any width, with
-// axes whose text does not.
+// A chart of curves over the steps of a run, as self-contained HTML: a drawing that stretches to
+// any width, with axes whose text does not stretch.
 //
-//   RenderChart({.title = "Loss", .curves = {{.name = "training", .style = "train", .points = points}}})
+//   RenderChart({.title = "Loss",
+//                .curves = {{.name = "training", .style = "train", .points = points}}})
 //
-// The page's script finds the curves' points in the chart and shows their values under the pointer; without script all
-// but that is there.
+// The page's script finds the curves' points in the chart and shows their values under the pointer;
+// without a script only that is missing.
 //
 // Threads: pure function.
 
@@ -26,23 +27,23 @@ struct Curve {
   std::string style;               // A class of report.css.
   std::vector<ChartPoint> points;  // x ascends; a y that is not finite is a gap.
   bool has_dots = false;
-  bool is_faint = false;  // Behind the others; peaks of it are cut off.
+  bool is_faint = false;  // Behind the others, with its peaks cut off.
 };
 
 struct Chart {
   std::string title;
   std::string unit;   // "", "%", "samples/s"
-  std::string empty;  // What is said if there is nothing to show.
+  std::string empty;  // The text shown without data.
   std::vector<Curve> curves;
   bool begins_at_zero = false;
-  double highest = 0;  // The axis ends there at the latest; 0: anywhere.
-  double cut_low = 0;  // Of each curve's points, so many of the lowest need not be seen.
+  double highest = 0;  // Upper limit of the axis; 0: none.
+  double cut_low = 0;  // Fraction of each curve's lowest points that may be cut off.
   double x_end = 0;    // The last step.
 };
 
 std::string RenderChart(const Chart& chart);
 
-// Round numbers, so many or a few more or less, that lie within [low, high]; both ends included in what they span.
+// Round numbers within [low, high], about as many as wanted.
 struct Ticks {
   double first = 0;
   double step = 1;

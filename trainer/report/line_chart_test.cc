@@ -36,16 +36,19 @@ TEST(RoundTicksTest, SurviveRangesWithoutLength) {
 
 TEST(LineChartTest, SaysSoIfThereIsNothingToShow) {
   EXPECT_THAT(RenderChart({.title = "Loss", .empty = "No step."}), HasSubstr("No step."));
-  EXPECT_THAT(RenderChart({.empty = "No step.", .curves = {{.name = "a", .points = {{0, std::nan("")}}}}}),
-              HasSubstr("No step."));
+  EXPECT_THAT(
+      RenderChart({.empty = "No step.", .curves = {{.name = "a", .points = {{0, std::nan("")}}}}}),
+      HasSubstr("No step."));
 }
 
 TEST(LineChartTest, GapsInterruptACurve) {
-  const std::string html = RenderChart(
-      {.curves = {{.name = "a", .style = "train", .points = {{0, 0}, {1, 1}, {2, std::nan("")}, {3, 1}, {4, 0}}}},
-       .begins_at_zero = true,
-       .highest = 1,
-       .x_end = 4});
+  const std::string html =
+      RenderChart({.curves = {{.name = "a",
+                               .style = "train",
+                               .points = {{0, 0}, {1, 1}, {2, std::nan("")}, {3, 1}, {4, 0}}}},
+                   .begins_at_zero = true,
+                   .highest = 1,
+                   .x_end = 4});
   EXPECT_THAT(html, HasSubstr("d=\"M0 300L250 0M750 0L1000 300\""));
   EXPECT_THAT(html, HasSubstr("\"curves\":[[0,0,1,1,3,1,4,0]]"));
   EXPECT_THAT(html, Not(HasSubstr("nan")));
@@ -53,7 +56,8 @@ TEST(LineChartTest, GapsInterruptACurve) {
 
 TEST(LineChartTest, OnePointAndEqualPointsHaveAnAxis) {
   for (const double value : {0.0, 1.0, -2.0, 1e-12, 1e12}) {
-    const std::string html = RenderChart({.curves = {{.name = "a", .points = {{0, value}}, .has_dots = true}}});
+    const std::string html =
+        RenderChart({.curves = {{.name = "a", .points = {{0, value}}, .has_dots = true}}});
     EXPECT_THAT(html, Not(HasSubstr("nan"))) << value;
     EXPECT_THAT(html, Not(HasSubstr("inf"))) << value;
     EXPECT_THAT(html, HasSubstr("class=\"dot")) << value;
@@ -62,7 +66,9 @@ TEST(LineChartTest, OnePointAndEqualPointsHaveAnAxis) {
 
 TEST(LineChartTest, NamesAreText) {
   const std::string html =
-      RenderChart({.title = "<&\">", .unit = "<i>/s", .curves = {{.name = "</script>", .points = {{0, 1}, {1, 2}}}}});
+      RenderChart({.title = "<&\">",
+                   .unit = "<i>/s",
+                   .curves = {{.name = "</script>", .points = {{0, 1}, {1, 2}}}}});
   EXPECT_THAT(html, Not(HasSubstr("</script></span>")));
   EXPECT_THAT(html, HasSubstr("&lt;/script&gt;"));
   EXPECT_THAT(html, HasSubstr("&lt;i&gt;/s"));

@@ -1,16 +1,18 @@
-// Where the numbers of a training run go, beside its own report: TensorBoard (tensorboard.h), Prometheus
-// (prometheus.h).
+// The interface of the outputs for numbers of a training run, besides its own report: TensorBoard
+// (tensorboard.h), Prometheus (prometheus.h).
 //
-//   const Scalar scalars[] = {{"train/loss", 0.61, "Mean loss of rank 0's batch"}, {"train/step", 12, "Steps done"}};
+//   const Scalar scalars[] = {{"train/loss", 0.61, "Mean loss of rank 0's batch"},
+//                             {"train/step", 12, "Steps done"}};
 //   EK_RETURN_IF_ERROR(sink.Write({.step = 12, .time = absl::Now(), .scalars = scalars}));
 //   EK_RETURN_IF_ERROR(sink.Finish(absl::Now()));
 //
-// Names are words in small letters with '_', the first ones before a '/': what each sink makes of them its header says.
+// Names are words in lower case with '_', and a group before a '/'; the header of each sink
+// describes their use.
 //
-// Order:     steps grow, but for those that are repeated after GoBackTo().
+// Order:     steps increase, except those repeated after GoBackTo().
 // Threads:   thread-compatible.
-// Ownership: texts and values are read until the call returns; names and explanations of scalars may be kept, and are
-//            literals.
+// Ownership: texts and values are read until the call returns; names and help texts of scalars may
+//            be kept, and are literals.
 // Errors:    the file system's own, with the path.
 
 #ifndef EVENKEEL_TRAINER_REPORT_METRICS_SINK_H_
@@ -31,14 +33,14 @@ struct Scalar {
   absl::string_view help;  // A sentence without its full stop.
 };
 
-// What is known after a step.
+// Scalars of one step.
 struct ScalarPoint {
   int64_t step = 0;
   absl::Time time;
   std::span<const Scalar> scalars;
 };
 
-// How values of one step are spread.
+// Values of one step, for a histogram.
 struct HistogramPoint {
   int64_t step = 0;
   absl::Time time;
@@ -53,11 +55,11 @@ class MetricsSink {
   MetricsSink& operator=(const MetricsSink&) = delete;
 
   virtual absl::Status Write(const ScalarPoint& point) = 0;
-  // For sinks that show such things; others ignore it.
+  // Writes a histogram. Sinks without histograms ignore it.
   virtual absl::Status WriteHistogram(const HistogramPoint&) { return absl::OkStatus(); }
-  // Steps from this one on are taken again: what was written of them is no longer so.
+  // Invalidates the values of the steps from this one on, which are repeated.
   virtual absl::Status GoBackTo(int64_t /*step*/, absl::Time /*time*/) { return absl::OkStatus(); }
-  // The run has come to its end. A run that is lost does not get there.
+  // Called at the end of the run. A run that fails does not call it.
   virtual absl::Status Finish(absl::Time time) = 0;
 
  protected:

@@ -17,7 +17,7 @@
 namespace evenkeel {
 namespace {
 
-// A letter or '_', then digits too.
+// Converts `text` to a name: a letter or '_', then letters, '_' and digits.
 std::string Word(absl::string_view text) {
   std::string word(text);
   for (char& c : word) c = absl::ascii_isalnum(c) ? c : '_';
@@ -25,7 +25,7 @@ std::string Word(absl::string_view text) {
   return word;
 }
 
-// The shortest text that means this number.
+// Returns the shortest text of this number.
 std::string Number(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
@@ -33,12 +33,13 @@ std::string Number(double value) {
   return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
-// {model="cnn",run="a \"b\""}, or nothing.
+// Returns {model="cnn",run="a \"b\""}, or an empty text.
 std::string LabelText(const std::map<std::string, std::string>& labels) {
   std::string text;
   for (const auto& [name, value] : labels) {
     absl::StrAppend(&text, text.empty() ? "{" : ",", Word(name), "=\"",
-                    absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}}), "\"");
+                    absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\n", "\\n"}}),
+                    "\"");
   }
   return text.empty() ? text : text + "}";
 }
@@ -50,7 +51,8 @@ class PrometheusFile : public MetricsSink {
 
   absl::Status Write(const ScalarPoint& point) override {
     for (const Scalar& scalar : point.scalars) {
-      gauges_[absl::StrCat("evenkeel_", Word(scalar.name))] = {std::string(scalar.help), scalar.value};
+      gauges_[absl::StrCat("evenkeel_", Word(scalar.name))] = {std::string(scalar.help),
+                                                               scalar.value};
     }
     step_ = point.step;
     if (point.time - written_ < options_.period) return absl::OkStatus();
@@ -66,30 +68,35 @@ class PrometheusFile : public MetricsSink {
   };
 
   void AppendGauge(absl::string_view name, const Gauge& gauge, std::string& text) const {
-    absl::StrAppend(&text, "# HELP ", name, " ", absl::StrReplaceAll(gauge.help, {{"\\", "\\\\"}, {"\n", "\\n"}}),
+    absl::StrAppend(&text, "# HELP ", name, " ",
+                    absl::StrReplaceAll(gauge.help, {{"\\", "\\\\"}, {"\n", "\\n"}}), "\n");
+    absl::StrAppend(&text, "# TYPE ", name, " gauge\n", name, labels_, " ", Number(gauge.value),
                     "\n");
-    absl::StrAppend(&text, "# TYPE ", name, " gauge\n", name, labels_, " ", Number(gauge.value), "\n");
   }
 
   std::string Text(absl::Time time, bool is_up) const {
     std::string text;
     for (const auto& [name, gauge] : gauges_) AppendGauge(name, gauge, text);
-    AppendGauge("evenkeel_train_step", {"The last step of training that was finished", static_cast<double>(step_)},
+    AppendGauge("evenkeel_train_step", {"Last finished training step", static_cast<double>(step_)},
                 text);
-    AppendGauge("evenkeel_train_up", {"Whether training is under way", is_up ? 1.0 : 0.0}, text);
+    AppendGauge("evenkeel_train_up", {"1 while training is running, else 0", is_up ? 1.0 : 0.0},
+                text);
     AppendGauge("evenkeel_train_last_update_timestamp_seconds",
-                {"When these values were written, in Unix time", static_cast<double>(absl::ToUnixMillis(time)) / 1e3},
+                {"Unix time at which these values were written",
+                 static_cast<double>(absl::ToUnixMillis(time)) / 1e3},
                 text);
     return text;
   }
 
-  // Not flushed to the disk, for which training would wait: after a crash of the machine the values are old anyhow.
+  // Not flushed to the disk, since training would wait for it: after a crash of the machine the
+  // values are old in any case.
   absl::Status WriteFile(absl::Time time, bool is_up) {
     written_ = time;
     const std::string text = Text(time, is_up);
     const std::string temporary = absl::StrCat(options_.path, ".", getpid(), ".tmp");
     FILE* const file = fopen(temporary.c_str(), "we");
-    if (file == nullptr) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
+    if (file == nullptr)
+      return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
     const bool is_written = fwrite(text.data(), 1, text.size(), file) == text.size();
     int error = is_written ? 0 : errno;
     if (fclose(file) != 0 && error == 0) error = errno;

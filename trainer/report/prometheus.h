@@ -1,20 +1,22 @@
-// A text file that Prometheus' node_exporter reads from a folder: what a training run is doing now, for dashboards and
-// alarms.
+// A text file with the state of a training run, which Prometheus' node_exporter reads from a
+// folder, for dashboards and alarms.
 //
-//   std::unique_ptr<MetricsSink> sink = OpenPrometheus({.path = "/var/lib/node_exporter/train.prom",
-//                                                       .labels = {{"model", "cnn"}}});
+//   std::unique_ptr<MetricsSink> sink = OpenPrometheus(
+//       {.path = "/var/lib/node_exporter/train.prom", .labels = {{"model", "cnn"}}});
 //   EK_RETURN_IF_ERROR(sink->Write({.step = 12, .time = absl::Now(), .scalars = scalars}));
 //
 //   # HELP evenkeel_train_loss Mean loss of rank 0's batch
 //   # TYPE evenkeel_train_loss gauge
 //   evenkeel_train_loss{model="cnn"} 0.61
 //
-// A scalar "train/loss" is the gauge evenkeel_train_loss: "evenkeel_", and '_' for what no name may have. The file has
-// the last value of each, and three of its own: evenkeel_train_step, counted from 0; evenkeel_train_up, 1 until Finish()
-// makes it 0; and evenkeel_train_last_update_timestamp_seconds, by which a run that was lost is known.
+// A scalar "train/loss" is the gauge evenkeel_train_loss: the prefix "evenkeel_", and '_' for
+// invalid characters. The file has the last value of each scalar, and three more:
+// evenkeel_train_step, counted from 0; evenkeel_train_up, 1 until Finish() sets it to 0; and
+// evenkeel_train_last_update_timestamp_seconds, which stops increasing when a run fails.
 //
-// It is written beside its place and renamed, so that a reader sees a whole one; at most once per `period`, and at the
-// end. node_exporter reads files whose names end with .prom, in --collector.textfile.directory.
+// It is written under another name and renamed, so that readers see complete files; at most once
+// per `period`, and at the end. node_exporter reads files whose names end with .prom, in
+// --collector.textfile.directory.
 //
 // Threads: thread-compatible.
 // Errors:  the file system's own, with the path.
@@ -34,7 +36,7 @@ namespace evenkeel {
 
 struct PrometheusOptions {
   std::string path;
-  std::map<std::string, std::string> labels;  // Of every value; any text.
+  std::map<std::string, std::string> labels;  // Labels of every value; any text.
   absl::Duration period = absl::Seconds(5);
 };
 

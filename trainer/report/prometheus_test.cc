@@ -16,7 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "evenkeel/trainer/report/metrics_sink.h"
-#include "evenkeel/zero_optim/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
@@ -41,7 +41,8 @@ absl::Status WriteLoss(MetricsSink& sink, int64_t step, double loss, absl::Time 
 TEST(PrometheusTest, WritesEachValueWithItsHelpAndType) {
   const std::string path = PathOf("whole");
   const auto sink = OpenPrometheus({.path = path});
-  const Scalar scalars[] = {{"train/loss", 0.1, "Mean loss of rank 0's batch"}, {"train/learning_rate", 3e-4, "Its"}};
+  const Scalar scalars[] = {{"train/loss", 0.1, "Mean loss of rank 0's batch"},
+                            {"train/learning_rate", 3e-4, "Its"}};
   ASSERT_TRUE(sink->Write({.step = 12, .time = kTime, .scalars = scalars}).ok());
   EXPECT_EQ(*ReadFile(path),
             "# HELP evenkeel_train_learning_rate Its\n"
@@ -50,26 +51,29 @@ TEST(PrometheusTest, WritesEachValueWithItsHelpAndType) {
             "# HELP evenkeel_train_loss Mean loss of rank 0's batch\n"
             "# TYPE evenkeel_train_loss gauge\n"
             "evenkeel_train_loss 0.1\n"
-            "# HELP evenkeel_train_step The last step of training that was finished\n"
+            "# HELP evenkeel_train_step Last finished training step\n"
             "# TYPE evenkeel_train_step gauge\n"
             "evenkeel_train_step 12\n"
-            "# HELP evenkeel_train_up Whether training is under way\n"
+            "# HELP evenkeel_train_up 1 while training is running, else 0\n"
             "# TYPE evenkeel_train_up gauge\n"
             "evenkeel_train_up 1\n"
-            "# HELP evenkeel_train_last_update_timestamp_seconds When these values were written, in Unix time\n"
+            "# HELP evenkeel_train_last_update_timestamp_seconds Unix time at which these values "
+            "were written\n"
             "# TYPE evenkeel_train_last_update_timestamp_seconds gauge\n"
             "evenkeel_train_last_update_timestamp_seconds 1700000000.25\n");
 }
 
 TEST(PrometheusTest, EscapesWhatWouldEndALabelOrALine) {
   const std::string path = PathOf("escaped");
-  const auto sink =
-      OpenPrometheus({.path = path, .labels = {{"run", "a \"b\"\\\nc}"}, {"1st-x", ""}, {"name", "f\u00fcnf"}}});
+  const auto sink = OpenPrometheus(
+      {.path = path, .labels = {{"run", "a \"b\"\\\nc}"}, {"1st-x", ""}, {"name", "f\u00fcnf"}}});
   const Scalar scalars[] = {{"9 b\xc3\xa4/c-d", 1, "one\ntwo \\ three"}};
   ASSERT_TRUE(sink->Write({.time = kTime, .scalars = scalars}).ok());
   EXPECT_THAT(*ReadFile(path), HasSubstr("# HELP evenkeel__9_b___c_d one\\ntwo \\\\ three\n"));
-  EXPECT_THAT(*ReadFile(path),
-              HasSubstr("evenkeel__9_b___c_d{_1st_x=\"\",name=\"f\u00fcnf\",run=\"a \\\"b\\\"\\\\\\nc}\"} 1\n"));
+  EXPECT_THAT(
+      *ReadFile(path),
+      HasSubstr(
+          "evenkeel__9_b___c_d{_1st_x=\"\",name=\"f\u00fcnf\",run=\"a \\\"b\\\"\\\\\\nc}\"} 1\n"));
 }
 
 TEST(PrometheusTest, KnowsNumbersThatAreNone) {
@@ -110,7 +114,8 @@ TEST(PrometheusTest, AReaderSeesAWholeFileAlways) {
     is_done = true;
   });
   while (!is_done)
-    EXPECT_THAT(*ReadFile(path), EndsWith("evenkeel_train_last_update_timestamp_seconds 1700000000.25\n"));
+    EXPECT_THAT(*ReadFile(path),
+                EndsWith("evenkeel_train_last_update_timestamp_seconds 1700000000.25\n"));
   writer.join();
   for (const auto& entry : std::filesystem::directory_iterator(testing::TempDir())) {
     EXPECT_FALSE(absl::EndsWith(entry.path().string(), ".tmp")) << entry.path();
@@ -118,12 +123,14 @@ TEST(PrometheusTest, AReaderSeesAWholeFileAlways) {
 }
 
 TEST(PrometheusTest, SaysWhatCannotBeWritten) {
-  const absl::Status status = WriteLoss(*OpenPrometheus({.path = "/proc/none/x.prom"}), 0, 1, kTime);
+  const absl::Status status =
+      WriteLoss(*OpenPrometheus({.path = "/proc/none/x.prom"}), 0, 1, kTime);
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("/proc/none/x.prom"));
   const std::string folder = testing::TempDir() + "/folder.prom";
   std::filesystem::create_directories(folder);
-  EXPECT_THAT(std::string(WriteLoss(*OpenPrometheus({.path = folder}), 0, 1, kTime).message()), HasSubstr(folder));
+  EXPECT_THAT(std::string(WriteLoss(*OpenPrometheus({.path = folder}), 0, 1, kTime).message()),
+              HasSubstr(folder));
 }
 
 }  // namespace

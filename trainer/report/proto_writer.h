@@ -1,11 +1,11 @@
-// Writes messages of the Protocol Buffers wire format, field by field, for the few that TensorBoard reads.
+// Writes messages of the Protocol Buffers wire format, field by field, for TensorBoard.
 //
 //   ProtoWriter value;
 //   value.Text(1, "train/loss").Float(2, 0.61f);
 //   ProtoWriter summary;
-//   summary.Text(1, value.bytes());            // a message within a message is its bytes
+//   summary.Text(1, value.bytes());            // a nested message is its bytes
 //
-// Fields are written even where they have their default value, and numbers go from 1 to 2^29 - 1.
+// Fields are written even if they have their default value; numbers are from 1 to 2^29 - 1.
 //
 // Threads: thread-compatible.
 // Source:  protobuf.dev/programming-guides/encoding.
@@ -26,7 +26,7 @@ class ProtoWriter {
  public:
   const std::string& bytes() const { return bytes_; }
 
-  // int64, enumerations and booleans. Negative numbers take ten bytes.
+  // Writes an int64, enumeration or boolean. Negative numbers take ten bytes.
   ProtoWriter& Int(uint32_t field, int64_t value) {
     Key(field, kVarint);
     Varint(static_cast<uint64_t>(value));
@@ -42,14 +42,14 @@ class ProtoWriter {
     LittleEndian(std::bit_cast<uint64_t>(value), 8);
     return *this;
   }
-  // Texts, bytes and messages.
+  // Writes a text, bytes or a message.
   ProtoWriter& Text(uint32_t field, absl::string_view value) {
     Key(field, kLength);
     Varint(value.size());
     bytes_.append(value.data(), value.size());
     return *this;
   }
-  // A packed repeated field.
+  // Writes a packed repeated field.
   ProtoWriter& Doubles(uint32_t field, std::span<const double> values) {
     Key(field, kLength);
     Varint(values.size() * sizeof(double));

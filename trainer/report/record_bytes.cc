@@ -7,10 +7,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 
-// Each struct's fields are listed once, for both directions: Fields() hands them to a Writer or to a Reader.
+// Each struct's fields are listed once, for both directions: Fields() passes them to a Writer or to
+// a Reader.
 
 namespace evenkeel {
 namespace {
@@ -24,12 +25,12 @@ template <typename T, typename Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
 void Fields(auto& io, Is<StepPoint> auto& point) {
-  io(point.step, point.count, point.seconds, point.loss, point.accuracy, point.learning_rate, point.took, point.exposed,
-     point.samples, point.active);
+  io(point.step, point.count, point.seconds, point.loss, point.accuracy, point.learning_rate,
+     point.took, point.exposed, point.samples, point.active);
 }
 void Fields(auto& io, Is<EpochPoint> auto& epoch) {
-  io(epoch.epoch, epoch.step, epoch.seconds, epoch.train_loss, epoch.train_accuracy, epoch.test_loss,
-     epoch.test_accuracy, epoch.first_step, epoch.batches, epoch.ranks);
+  io(epoch.epoch, epoch.step, epoch.seconds, epoch.train_loss, epoch.train_accuracy,
+     epoch.test_loss, epoch.test_accuracy, epoch.first_step, epoch.batches, epoch.ranks);
 }
 void Fields(auto& io, Is<TraceSpan> auto& span) { io(span.kind, span.begin_ns, span.end_ns); }
 void Fields(auto& io, Is<BucketTrace> auto& bucket) {
@@ -39,23 +40,29 @@ void Fields(auto& io, Is<StepTrace> auto& trace) {
   io(trace.step, trace.last_gradient_ns, trace.spans, trace.buckets, trace.clock, trace.host_ns);
 }
 void Fields(auto& io, Is<RankMemory> auto& memory) {
-  io(memory.parameters, memory.gradients, memory.buckets, memory.optimizer, memory.activations, memory.peak_resident);
+  io(memory.parameters, memory.gradients, memory.buckets, memory.optimizer, memory.activations,
+     memory.peak_resident);
 }
 void Fields(auto& io, Is<RankMeans> auto& means) {
-  io(means.steps, means.to_first_gradient_us, means.backward_us, means.communication_us, means.exposed_us, means.clock);
+  io(means.steps, means.to_first_gradient_us, means.backward_us, means.communication_us,
+     means.exposed_us, means.clock);
 }
 void Fields(auto& io, Is<RankRecord> auto& rank) {
-  io(rank.rank, rank.host, rank.process, rank.steps, rank.followed, rank.memory, rank.means, rank.traces);
+  io(rank.rank, rank.host, rank.process, rank.steps, rank.followed, rank.memory, rank.means,
+     rank.traces);
 }
 void Fields(auto& io, Is<PlannedBucket> auto& bucket) { io(bucket.bytes, bucket.parameters); }
 void Fields(auto& io, Is<PlanRecord> auto& plan) { io(plan.step, plan.buckets); }
-void Fields(auto& io, Is<RunEvent> auto& event) { io(event.step, event.seconds, event.kind, event.text); }
+void Fields(auto& io, Is<RunEvent> auto& event) {
+  io(event.step, event.seconds, event.kind, event.text);
+}
 void Fields(auto& io, Is<RunSetting> auto& setting) { io(setting.name, setting.value); }
 void Fields(auto& io, Is<RunRecord> auto& run) {
-  io(run.title, run.summary, run.date, run.ending, run.unit_name, run.units_per_sample, run.bytes_per_prediction,
-     run.has_accuracy, run.world_size, run.reporter, run.parameters, run.begin_ns, run.seconds);
-  io(run.steps, run.epochs, run.plans, run.ranks, run.events, run.settings, run.total_steps, run.samples,
-     run.samples_of_tail);
+  io(run.title, run.summary, run.date, run.ending, run.unit_name, run.units_per_sample,
+     run.bytes_per_prediction, run.has_accuracy, run.world_size, run.reporter, run.parameters,
+     run.begin_ns, run.seconds);
+  io(run.steps, run.epochs, run.plans, run.ranks, run.events, run.settings, run.total_steps,
+     run.samples, run.samples_of_tail);
 }
 
 class Writer {
@@ -93,7 +100,9 @@ class Reader {
   void Get(double& value) { value = in_.F64(); }
   void Get(bool& value) { value = in_.Bool(); }
   void Get(SpanKind& value) { value = static_cast<SpanKind>(Below(kSpanKinds)); }
-  void Get(StepClock& value) { value = static_cast<StepClock>(Below(static_cast<int>(StepClock::kDevice) + 1)); }
+  void Get(StepClock& value) {
+    value = static_cast<StepClock>(Below(static_cast<int>(StepClock::kDevice) + 1));
+  }
   void Get(std::string& value) { value = std::string(in_.Bytes()); }
   template <typename T>
   void Get(std::vector<T>& list) {
@@ -136,7 +145,8 @@ absl::StatusOr<RunRecord> ParseRunRecord(absl::string_view bytes) {
   Reader reader(bytes);
   std::string format;
   reader(format);
-  if (format != kFormat) return absl::InvalidArgumentError(absl::StrCat("this is not an ", kFormat));
+  if (format != kFormat)
+    return absl::InvalidArgumentError(absl::StrCat("this is not an ", kFormat));
   RunRecord record;
   reader(record);
   EK_RETURN_IF_ERROR(reader.Finish("a run's record"));

@@ -1,10 +1,11 @@
-// A run's record, and a rank's, as bytes: for the rank that writes the report, and for the next attempt at the run.
+// Serializes the records of a run and of a rank: for the rank that writes the report, and for
+// checkpoints of the run.
 //
 //   const std::string bytes = Serialize(record);
 //   EK_ASSIGN_OR_RETURN(const RunRecord same, ParseRunRecord(bytes));
 //
 // Threads: pure functions.
-// Errors:  InvalidArgument for bytes that are no record, or one of another version.
+// Errors:  InvalidArgument for bytes that are not a record of this version.
 
 #ifndef EVENKEEL_TRAINER_REPORT_RECORD_BYTES_H_
 #define EVENKEEL_TRAINER_REPORT_RECORD_BYTES_H_

@@ -1,4 +1,4 @@
-// The style and the script of a report, which are files of their own in the source and part of the program.
+// The style and the script of a report: separate source files, embedded into the program.
 
 #ifndef EVENKEEL_TRAINER_REPORT_REPORT_ASSETS_H_
 #define EVENKEEL_TRAINER_REPORT_REPORT_ASSETS_H_

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <ranges>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "evenkeel/trainer/report/html_text.h"
 
@@ -23,17 +26,19 @@ constexpr size_t kMaxSegments = 400;  // Epochs times ranks.
 constexpr size_t kMaxEvents = 100;
 
 std::string Figure(absl::string_view name, absl::string_view value, absl::string_view more) {
-  return absl::StrCat("<div class=\"figure\"><span class=\"name\">", name, "</span><span class=\"value\">", value,
-                      "</span><span class=\"more\">", more, "</span></div>");
+  return absl::StrCat("<div class=\"figure\"><span class=\"name\">", name,
+                      "</span><span class=\"value\">", value, "</span><span class=\"more\">", more,
+                      "</span></div>");
 }
 
 std::string Bar(double begin, double share, absl::string_view style, absl::string_view tip) {
   return absl::StrCat("<i class=\"box ", style, "\" style=\"left:", Coordinate(100 * begin),
-                      "%;width:", Coordinate(100 * share), "%\" title=\"", EscapeHtml(tip), "\"></i>");
+                      "%;width:", Coordinate(100 * share), "%\" title=\"", EscapeHtml(tip),
+                      "\"></i>");
 }
 
-// Steps whose time is known, their seconds and samples; of those that the reporting rank had a batch for, how long it
-// waited for gradients.
+// Totals over the steps of known time; `own_seconds` and `exposed` over those for which the
+// reporting rank had a batch.
 struct Totals {
   double steps = 0, seconds = 0, samples = 0;
   double own_seconds = 0, exposed = 0;
@@ -61,8 +66,9 @@ std::string ResultFigures(const RunRecord& record) {
       absl::StrCat("after ", record.epochs.size(), " epoch", record.epochs.size() == 1 ? "" : "s");
   std::string figures;
   if (std::isfinite(record.bytes_per_prediction)) {
-    figures += Figure("Test bits per byte",
-                      absl::StrFormat("%.3f", BitsPerByte(last.test_loss, record.bytes_per_prediction)), after);
+    figures += Figure(
+        "Test bits per byte",
+        absl::StrFormat("%.3f", BitsPerByte(last.test_loss, record.bytes_per_prediction)), after);
   } else if (record.has_accuracy) {
     figures += Figure("Test accuracy", FormatPercent(last.test_accuracy, 2), after);
   }
@@ -70,107 +76,105 @@ std::string ResultFigures(const RunRecord& record) {
                           absl::StrCat("training ", absl::StrFormat("%.4f", last.train_loss)));
 }
 
-// Ranks that have had no batch in some step, in epochs where others had.
+// Returns true if a rank had no batch in a step for which others had one.
 bool IsUneven(const EpochPoint& epoch) {
-  return !epoch.batches.empty() &&
-         *std::min_element(epoch.batches.begin(), epoch.batches.end()) < epoch.step - epoch.first_step + 1;
+  return !epoch.batches.empty() && *std::min_element(epoch.batches.begin(), epoch.batches.end()) <
+                                       epoch.step - epoch.first_step + 1;
 }
 
 int RankOf(const EpochPoint& epoch, size_t index) {
   return index < epoch.ranks.size() ? epoch.ranks[index] : static_cast<int>(index);
 }
 
-// One epoch of one rank: its batches, then what it followed.
+// Renders one epoch of one rank: its batches, then the steps that it shadowed.
 std::string Segment(const EpochPoint& epoch, int64_t batches, double total_steps) {
   const int64_t steps = epoch.step - epoch.first_step + 1;
   const auto begin = static_cast<double>(epoch.first_step) / total_steps;
   const auto own = static_cast<double>(batches) / total_steps;
   std::string segment =
-      Bar(begin, own, "had", absl::StrCat("epoch ", epoch.epoch + 1, ": ", FormatCount(batches), " batches"));
+      Bar(begin, own, "had",
+          absl::StrCat("epoch ", epoch.epoch + 1, ": ", FormatCount(batches), " batches"));
   if (batches < steps) {
-    segment += Bar(begin + own, static_cast<double>(steps - batches) / total_steps, "dry",
-                   absl::StrCat("epoch ", epoch.epoch + 1, ": ran dry at step ",
-                                FormatCount(epoch.first_step + batches), ", followed ", FormatCount(steps - batches),
-                                steps - batches == 1 ? " step" : " steps", " of the others"));
+    segment += Bar(begin + own, static_cast<double>(steps - batches) / total_steps, "exhausted",
+                   absl::StrCat("epoch ", epoch.epoch + 1, ": exhausted at step ",
+                                FormatCount(epoch.first_step + batches), ", shadowed ",
+                                FormatCount(steps - batches),
+                                steps - batches == 1 ? " step" : " steps", " of active ranks"));
   }
   return segment;
 }
 
-// "312 batches per epoch; dry from step 312 on, 1 step".
+// Returns, for example, "312 batches, first exhausted at step 312, shadowed 1 step".
 std::string DescribeRank(const std::vector<std::pair<const EpochPoint*, int64_t>>& epochs) {
-  int64_t batches = 0, followed = 0, first_dry = -1;
+  int64_t batches = 0, followed = 0, first_exhausted = -1;
   for (const auto& [epoch, own] : epochs) {
     batches += own;
     const int64_t missing = epoch->step - epoch->first_step + 1 - own;
-    if (missing > 0 && first_dry < 0) first_dry = epoch->first_step + own;
+    if (missing > 0 && first_exhausted < 0) first_exhausted = epoch->first_step + own;
     followed += std::max<int64_t>(0, missing);
   }
   std::string text = absl::StrCat(FormatCount(batches), " batches");
   if (followed > 0) {
-    absl::StrAppend(&text, ", ran dry first at step ", FormatCount(first_dry), ", followed ", FormatCount(followed),
-                    followed == 1 ? " step" : " steps");
+    absl::StrAppend(&text, ", first exhausted at step ", FormatCount(first_exhausted),
+                    ", shadowed ", FormatCount(followed), followed == 1 ? " step" : " steps");
   }
   return text;
 }
 
-struct MemoryPart {
-  absl::string_view name;
-  absl::string_view style;
-  int64_t RankMemory::*bytes;
-};
-constexpr MemoryPart kMemoryParts[] = {{"parameters", "m0", &RankMemory::parameters},
-                                       {"gradients", "m1", &RankMemory::gradients},
-                                       {"gradient buckets", "m2", &RankMemory::buckets},
-                                       {"optimizer state", "m3", &RankMemory::optimizer},
-                                       {"activations", "m4", &RankMemory::activations}};
+// "m0", "m1", ...: the class of report.css for a part of the memory.
+std::string StyleOf(const MemoryPart& part) { return absl::StrCat("m", &part - kMemoryParts); }
 
-int64_t TotalOf(const RankMemory& memory) {
-  return memory.parameters + memory.gradients + memory.buckets + memory.optimizer + memory.activations;
+// Renders a rank's name, a text about it, and a row of bars.
+std::string Lane(int rank, absl::string_view text, absl::string_view bars) {
+  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", rank, "</b> <span>", text,
+                      "</span></div><div class=\"rows\"><div class=\"row\">", bars,
+                      "</div></div></div>");
 }
 
 std::string MemoryRow(const RankRecord& rank, int64_t most) {
-  std::string bars, text;
+  std::string bars;
   double begin = 0;
   for (const MemoryPart& part : kMemoryParts) {
     const int64_t bytes = rank.memory.*part.bytes;
     if (bytes == 0) continue;
-    const double share = static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, most));
-    bars += Bar(begin, share, part.style, absl::StrCat(part.name, ": ", FormatBytes(bytes)));
+    const double share =
+        static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, most));
+    bars += Bar(begin, share, StyleOf(part), absl::StrCat(part.name, ": ", FormatBytes(bytes)));
     begin += share;
   }
-  text = FormatBytes(TotalOf(rank.memory));
+  std::string text = FormatBytes(TotalOf(rank.memory));
   if (rank.memory.peak_resident > 0) {
     absl::StrAppend(&text, ", process at most ", FormatBytes(rank.memory.peak_resident));
   }
-  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", rank.rank, "</b> <span>", text,
-                      "</span></div><div class=\"rows\"><div class=\"row\">", bars, "</div></div></div>");
+  return Lane(rank.rank, text, bars);
 }
 
 std::string Names(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMaxNamesShown); ++i) {
-    absl::StrAppend(&text, i == 0 ? "" : ", ", EscapeHtml(names[i]));
-  }
-  if (names.size() <= kMaxNamesShown) return text;
-  absl::StrAppend(&text, " <details><summary>and ", names.size() - kMaxNamesShown, " more</summary>");
-  for (size_t i = kMaxNamesShown; i < names.size(); ++i) {
-    absl::StrAppend(&text, i == kMaxNamesShown ? "" : ", ", EscapeHtml(names[i]));
-  }
-  return text + "</details>";
+  const auto shown = names.begin() + static_cast<ptrdiff_t>(std::min(names.size(), kMaxNamesShown));
+  const auto escape = [](std::string* out, const std::string& name) { *out += EscapeHtml(name); };
+  const std::string text = absl::StrJoin(names.begin(), shown, ", ", escape);
+  if (shown == names.end()) return text;
+  return absl::StrCat(text, " <details><summary>and ", names.end() - shown, " more</summary>",
+                      absl::StrJoin(shown, names.end(), ", ", escape), "</details>");
 }
 
 std::string RenderPlan(const PlanRecord& plan, absl::string_view heading, int64_t largest) {
   int64_t bytes = 0;
   for (const PlannedBucket& bucket : plan.buckets) bytes += bucket.bytes;
   const size_t count = plan.buckets.size();
-  std::string html = absl::StrCat("<div class=\"plan\"><h3>", heading, "</h3><p class=\"note\">", count,
-                                  count == 1 ? " bucket, " : " buckets, ", FormatBytes(bytes), "</p>");
+  std::string html =
+      absl::StrCat("<div class=\"plan\"><h3>", heading, "</h3><p class=\"note\">", count,
+                   count == 1 ? " bucket, " : " buckets, ", FormatBytes(bytes), "</p>");
   for (size_t b = 0; b < std::min(count, kMaxBucketsShown); ++b) {
     const PlannedBucket& bucket = plan.buckets[b];
-    const double share = static_cast<double>(bucket.bytes) / static_cast<double>(std::max<int64_t>(1, largest));
-    absl::StrAppend(&html, "<div class=\"bucket\"><span class=\"number\">", b, "</span><div><div class=\"row\">",
-                    Bar(0, share, "bytes", absl::StrCat("bucket ", b, ": ", FormatBytes(bucket.bytes))), "</div><p><b>",
-                    FormatBytes(bucket.bytes), "</b> ", Names(bucket.parameters), "</p></div></div>");
+    const double share =
+        static_cast<double>(bucket.bytes) / static_cast<double>(std::max<int64_t>(1, largest));
+    absl::StrAppend(
+        &html, "<div class=\"bucket\"><span class=\"number\">", b,
+        "</span><div><div class=\"row\">",
+        Bar(0, share, "bytes", absl::StrCat("bucket ", b, ": ", FormatBytes(bucket.bytes))),
+        "</div><p><b>", FormatBytes(bucket.bytes), "</b> ", Names(bucket.parameters),
+        "</p></div></div>");
   }
   if (count > kMaxBucketsShown) {
     absl::StrAppend(&html, "<p class=\"note\">and ", count - kMaxBucketsShown, " more buckets</p>");
@@ -180,12 +184,16 @@ std::string RenderPlan(const PlanRecord& plan, absl::string_view heading, int64_
 
 }  // namespace
 
-double BitsPerByte(double loss, double bytes_per_prediction) { return loss / std::log(2.0) / bytes_per_prediction; }
+double BitsPerByte(double loss, double bytes_per_prediction) {
+  return loss / std::log(2.0) / bytes_per_prediction;
+}
 
-std::string Section(const std::string& heading, const std::string& lead, const std::string& content) {
+std::string Section(const std::string& heading, const std::string& lead,
+                    const std::string& content) {
   if (content.empty()) return "";
   return absl::StrCat("<section><h2>", heading, "</h2>",
-                      lead.empty() ? "" : absl::StrCat("<p class=\"lead\">", lead, "</p>"), content, "</section>\n");
+                      lead.empty() ? "" : absl::StrCat("<p class=\"lead\">", lead, "</p>"), content,
+                      "</section>\n");
 }
 
 std::string RenderFigures(const RunRecord& record) {
@@ -195,13 +203,16 @@ std::string RenderFigures(const RunRecord& record) {
   if (totals.seconds > 0) {
     figures += Figure(absl::StrCat(EscapeHtml(record.unit_name), " per second"), FormatNumber(rate),
                       absl::StrCat(FormatSeconds(totals.seconds / totals.steps), " per step"));
-    figures += Figure("Exposed communication", FormatPercent(totals.exposed / totals.own_seconds), "of a step's time");
+    figures += Figure("Exposed communication", FormatPercent(totals.exposed / totals.own_seconds),
+                      "of a step's time");
   }
   const auto left = static_cast<int>(record.ranks.size());
   figures += Figure("Ranks", absl::StrCat(record.world_size),
-                    left > 0 && left < record.world_size ? absl::StrCat(left, " at the end")
-                                                         : absl::StrCat(FormatCount(record.parameters), " parameters"));
-  figures += Figure("Time", FormatSeconds(record.seconds), absl::StrCat(FormatCount(record.total_steps), " steps"));
+                    left > 0 && left < record.world_size
+                        ? absl::StrCat(left, " at the end")
+                        : absl::StrCat(FormatCount(record.parameters), " parameters"));
+  figures += Figure("Time", FormatSeconds(record.seconds),
+                    absl::StrCat(FormatCount(record.total_steps), " steps"));
   return absl::StrCat("<div class=\"figures\">", figures, "</div>\n");
 }
 
@@ -211,25 +222,27 @@ std::string RenderRanks(const RunRecord& record) {
   bool is_uneven = false;
   for (const EpochPoint& epoch : record.epochs) {
     is_uneven = is_uneven || IsUneven(epoch);
-    for (size_t i = 0; i < epoch.batches.size(); ++i) by_rank[RankOf(epoch, i)].push_back({&epoch, epoch.batches[i]});
+    for (size_t i = 0; i < epoch.batches.size(); ++i)
+      by_rank[RankOf(epoch, i)].push_back({&epoch, epoch.batches[i]});
   }
   const auto total_steps = static_cast<double>(std::max<int64_t>(1, record.epochs.back().step + 1));
   std::string html = "<div class=\"lanes\">";
   size_t shown = 0, segments = 0;
   for (const auto& [rank, epochs] : by_rank) {
     if (++shown > kMaxRanksShown) break;
-    absl::StrAppend(&html, "<div class=\"lane\"><div class=\"who\"><b>rank ", rank, "</b> <span>", DescribeRank(epochs),
-                    "</span></div><div class=\"rows\"><div class=\"row\">");
+    std::string bars;
     for (const auto& [epoch, batches] : epochs) {
-      if (++segments <= kMaxSegments) html += Segment(*epoch, batches, total_steps);
+      if (++segments <= kMaxSegments) bars += Segment(*epoch, batches, total_steps);
     }
-    html += "</div></div></div>";
+    html += Lane(rank, DescribeRank(epochs), bars);
   }
   html += "</div><p class=\"keys\"><span class=\"key had\">steps with a batch of its own</span>";
-  if (is_uneven) html += "<span class=\"key dry\">ran dry, takes part in the others' steps</span>";
+  if (is_uneven)
+    html += "<span class=\"key exhausted\">no more input, shadows the active ranks' steps</span>";
   html += "</p>";
   if (by_rank.size() > kMaxRanksShown) {
-    absl::StrAppend(&html, "<p class=\"note\">The first ", kMaxRanksShown, " of ", by_rank.size(), " ranks.</p>");
+    absl::StrAppend(&html, "<p class=\"note\">The first ", kMaxRanksShown, " of ", by_rank.size(),
+                    " ranks.</p>");
   }
   return html;
 }
@@ -243,12 +256,14 @@ std::string RenderPlans(const RunRecord& record) {
   std::string html = "<div class=\"plans\">";
   for (size_t i = 0; i < std::min(record.plans.size(), kMaxPlans); ++i) {
     const std::string heading =
-        i == 0 ? "First plan, by type" : absl::StrCat("From step ", FormatCount(record.plans[i].step), " on");
+        i == 0 ? "First plan, by type"
+               : absl::StrCat("From step ", FormatCount(record.plans[i].step), " on");
     html += RenderPlan(record.plans[i], heading, largest);
   }
   html += "</div>";
   if (record.plans.size() > kMaxPlans) {
-    absl::StrAppend(&html, "<p class=\"note\">and ", record.plans.size() - kMaxPlans, " later plans</p>");
+    absl::StrAppend(&html, "<p class=\"note\">and ", record.plans.size() - kMaxPlans,
+                    " later plans</p>");
   }
   return html;
 }
@@ -258,10 +273,11 @@ std::string RenderMemory(const RunRecord& record) {
   for (const RankRecord& rank : record.ranks) most = std::max(most, TotalOf(rank.memory));
   if (most == 0) return "";
   std::string html = "<div class=\"lanes\">";
-  for (size_t i = 0; i < std::min(record.ranks.size(), kMaxRanksShown); ++i) html += MemoryRow(record.ranks[i], most);
+  for (const RankRecord& rank : record.ranks | std::views::take(kMaxRanksShown))
+    html += MemoryRow(rank, most);
   html += "</div><p class=\"keys\">";
   for (const MemoryPart& part : kMemoryParts) {
-    absl::StrAppend(&html, "<span class=\"key ", part.style, "\">", part.name, "</span>");
+    absl::StrAppend(&html, "<span class=\"key ", StyleOf(part), "\">", part.name, "</span>");
   }
   return html + "</p>";
 }
@@ -269,32 +285,36 @@ std::string RenderMemory(const RunRecord& record) {
 std::string RenderRankTable(const RunRecord& record) {
   if (record.ranks.empty()) return "";
   std::string rows;
-  for (size_t i = 0; i < std::min(record.ranks.size(), kMaxRanksShown); ++i) {
-    const RankRecord& rank = record.ranks[i];
-    const auto ms = [&](double us) { return rank.means.steps > 0 && std::isfinite(us) ? FormatNumber(us / 1e3) : "-"; };
-    absl::StrAppend(&rows, "<tr><th>", rank.rank, "</th><td>", EscapeHtml(rank.host), "</td><td>", rank.process,
-                    "</td><td>", FormatCount(rank.steps), "</td><td>", FormatCount(rank.followed), "</td><td>",
-                    ms(rank.means.to_first_gradient_us), "</td><td>", ms(rank.means.backward_us), "</td>");
-    absl::StrAppend(&rows, "<td>", ms(rank.means.communication_us), "</td><td>", ms(rank.means.exposed_us),
-                    "</td></tr>");
+  for (const RankRecord& rank : record.ranks | std::views::take(kMaxRanksShown)) {
+    const auto ms = [&](double us) {
+      return rank.means.steps > 0 && std::isfinite(us) ? FormatNumber(us / 1e3) : "-";
+    };
+    absl::StrAppend(&rows, "<tr><th>", rank.rank, "</th><td>", EscapeHtml(rank.host), "</td><td>",
+                    rank.process, "</td><td>", FormatCount(rank.steps), "</td><td>",
+                    FormatCount(rank.followed), "</td><td>", ms(rank.means.to_first_gradient_us),
+                    "</td><td>", ms(rank.means.backward_us), "</td>");
+    absl::StrAppend(&rows, "<td>", ms(rank.means.communication_us), "</td><td>",
+                    ms(rank.means.exposed_us), "</td></tr>");
   }
   return absl::StrCat(
-      "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th>rank</th><th>host</th><th>process</th>",
-      "<th>steps</th><th>followed</th><th>first gradient</th><th>backward</th><th>buckets</th><th>exposed</th>",
+      "<div class=\"scroll\"><table "
+      "class=\"numbers\"><thead><tr><th>rank</th><th>host</th><th>process</th>",
+      "<th>steps</th><th>shadowed</th><th>first "
+      "gradient</th><th>backward</th><th>buckets</th><th>exposed</th>",
       "</tr></thead><tbody>", rows, "</tbody></table></div>");
 }
 
 std::string RenderEvents(const RunRecord& record) {
   if (record.events.empty()) return "";
   std::string rows;
-  for (size_t i = 0; i < std::min(record.events.size(), kMaxEvents); ++i) {
-    const RunEvent& event = record.events[i];
+  for (const RunEvent& event : record.events | std::views::take(kMaxEvents)) {
     absl::StrAppend(&rows, "<tr><td class=\"when\">step ", FormatCount(event.step), "<span>",
-                    FormatSeconds(event.seconds), "</span></td><td><b class=\"tag\">", EscapeHtml(event.kind), "</b> ",
-                    EscapeHtml(event.text), "</td></tr>");
+                    FormatSeconds(event.seconds), "</span></td><td><b class=\"tag\">",
+                    EscapeHtml(event.kind), "</b> ", EscapeHtml(event.text), "</td></tr>");
   }
   if (record.events.size() > kMaxEvents) {
-    absl::StrAppend(&rows, "<tr><td></td><td>and ", record.events.size() - kMaxEvents, " more</td></tr>");
+    absl::StrAppend(&rows, "<tr><td></td><td>and ", record.events.size() - kMaxEvents,
+                    " more</td></tr>");
   }
   return absl::StrCat("<table class=\"events\"><tbody>", rows, "</tbody></table>");
 }
@@ -303,8 +323,8 @@ std::string RenderSettings(const RunRecord& record) {
   if (record.settings.empty()) return "";
   std::string html = "<dl class=\"settings\">";
   for (const RunSetting& setting : record.settings) {
-    absl::StrAppend(&html, "<div><dt>", EscapeHtml(setting.name), "</dt><dd>", EscapeHtml(setting.value),
-                    "</dd></div>");
+    absl::StrAppend(&html, "<div><dt>", EscapeHtml(setting.name), "</dt><dd>",
+                    EscapeHtml(setting.value), "</dd></div>");
   }
   return html + "</dl>";
 }

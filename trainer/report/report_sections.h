@@ -1,5 +1,5 @@
-// The parts of a report but for its curves and steps: key figures, ranks, buckets, memory, tables. Each is empty if the
-// record has nothing for it.
+// The parts of a report except its curves and steps: key figures, ranks, buckets, memory, tables.
+// Each is empty if the record has no data for it.
 //
 //   html += RenderFigures(record);
 //
@@ -15,18 +15,19 @@
 namespace evenkeel {
 
 std::string RenderFigures(const RunRecord& record);
-std::string RenderRanks(const RunRecord& record);  // When each had a batch.
+std::string RenderRanks(const RunRecord& record);  // The steps for which each had a batch.
 std::string RenderPlans(const RunRecord& record);  // Buckets.
 std::string RenderMemory(const RunRecord& record);
 std::string RenderRankTable(const RunRecord& record);
 std::string RenderEvents(const RunRecord& record);
 std::string RenderSettings(const RunRecord& record);
 
-// What a language model's loss (in nats per prediction) is in bits per byte.
+// Converts a language model's loss from nats per prediction to bits per byte.
 double BitsPerByte(double loss, double bytes_per_prediction);
 
-// A page's part, with its heading; nothing if `content` is empty.
-std::string Section(const std::string& heading, const std::string& lead, const std::string& content);
+// Returns a section of the page with its heading; an empty text if `content` is empty.
+std::string Section(const std::string& heading, const std::string& lead,
+                    const std::string& content);
 
 }  // namespace evenkeel
 

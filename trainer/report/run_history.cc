@@ -6,14 +6,15 @@
 namespace evenkeel {
 namespace {
 
-// Means by different clocks have none; the newer ones stay.
+// Means by different clocks cannot be merged; the newer ones are kept.
 void Add(const RankMeans& before, RankMeans& means) {
   const int64_t steps = before.steps + means.steps;
   if (before.steps == 0 || (means.steps > 0 && means.clock != before.clock)) return;
   for (double RankMeans::*mean : {&RankMeans::to_first_gradient_us, &RankMeans::backward_us,
                                   &RankMeans::communication_us, &RankMeans::exposed_us}) {
     const double sum = means.steps == 0 ? 0 : means.*mean * static_cast<double>(means.steps);
-    means.*mean = (before.*mean * static_cast<double>(before.steps) + sum) / static_cast<double>(steps);
+    means.*mean =
+        (before.*mean * static_cast<double>(before.steps) + sum) / static_cast<double>(steps);
   }
   means.steps = steps;
   means.clock = before.clock;
@@ -27,12 +28,14 @@ void MoveBegin(RunRecord& record, int64_t begin_ns) {
     for (StepTrace& trace : rank.traces) {
       if (trace.last_gradient_ns > 0) trace.last_gradient_ns += by;
       for (TraceSpan& span : trace.spans) span.begin_ns += by, span.end_ns += by;
-      for (BucketTrace& bucket : trace.buckets) bucket.ready_ns += by, bucket.start_ns += by, bucket.reduced_ns += by;
+      for (BucketTrace& bucket : trace.buckets)
+        bucket.ready_ns += by, bucket.start_ns += by, bucket.reduced_ns += by;
     }
   }
 }
 
-std::vector<RankRecord> Continued(const std::vector<RankRecord>& before, std::vector<RankRecord> now) {
+std::vector<RankRecord> Continued(const std::vector<RankRecord>& before,
+                                  std::vector<RankRecord> now) {
   for (RankRecord& rank : now) {
     const auto old = std::ranges::find(before, rank.rank, &RankRecord::rank);
     if (old == before.end()) continue;
@@ -45,9 +48,11 @@ std::vector<RankRecord> Continued(const std::vector<RankRecord>& before, std::ve
   return now;
 }
 
-std::vector<PlanRecord> Continued(const std::vector<PlanRecord>& before, const std::vector<PlanRecord>& now) {
+std::vector<PlanRecord> Continued(const std::vector<PlanRecord>& before,
+                                  const std::vector<PlanRecord>& now) {
   std::vector<PlanRecord> plans = before;
-  const bool is_same = !before.empty() && !now.empty() && before.back().buckets == now.front().buckets;
+  const bool is_same =
+      !before.empty() && !now.empty() && before.back().buckets == now.front().buckets;
   plans.insert(plans.end(), now.begin() + (is_same ? 1 : 0), now.end());
   return plans;
 }

@@ -1,6 +1,6 @@
-// What a run's record says of the attempts before this one, put together with what this one says.
+// Merges the record of a run's earlier attempts with the record of the current one.
 //
-//   MoveBegin(history, begin_ns);                                    // as if there had been no pause
+//   MoveBegin(history, begin_ns);  // as if there had been no pause
 //   record.ranks = Continued(history.ranks, std::move(ranks));
 //   record.plans = Continued(history.plans, plans);
 //
@@ -16,13 +16,17 @@
 
 namespace evenkeel {
 
-// Moves the run's beginning, and all times that count from another moment, to `begin_ns` (Unix time).
+// Moves the run's beginning to `begin_ns` (Unix time), and with it all absolute times.
 void MoveBegin(RunRecord& record, int64_t begin_ns);
 
-// The ranks of `now`: their steps, means and traces with those that a rank of the same number had `before`.
-std::vector<RankRecord> Continued(const std::vector<RankRecord>& before, std::vector<RankRecord> now);
-// The first plan of `now` is dropped if it has the buckets of the last one `before`.
-std::vector<PlanRecord> Continued(const std::vector<PlanRecord>& before, const std::vector<PlanRecord>& now);
+// Returns the ranks of `now`, with the steps, means and traces of ranks of the same number in
+// `before` added.
+std::vector<RankRecord> Continued(const std::vector<RankRecord>& before,
+                                  std::vector<RankRecord> now);
+// Returns the plans of `before` and `now`, without the first one of `now` if it has the buckets of
+// the last one of `before`.
+std::vector<PlanRecord> Continued(const std::vector<PlanRecord>& before,
+                                  const std::vector<PlanRecord>& now);
 
 }  // namespace evenkeel
 

@@ -24,24 +24,28 @@ using testing::SizeIs;
 // ---- Bytes ----
 
 RankRecord ExampleRank() {
-  return {
-      .rank = 3,
-      .host = "a\"<b>",
-      .process = 42,
-      .steps = 10,
-      .followed = 4,
-      .memory = {.parameters = 1, .gradients = 2, .buckets = 3, .optimizer = 4, .activations = 6, .peak_resident = 5},
-      .means = {.steps = 6,
-                .to_first_gradient_us = 1.5,
-                .backward_us = 2.5,
-                .communication_us = 3,
-                .exposed_us = 4,
-                .clock = StepClock::kDevice},
-      .traces = {{.step = 2,
-                  .last_gradient_ns = 77,
-                  .spans = {{.kind = SpanKind::kForward, .begin_ns = 1, .end_ns = 2}},
-                  .buckets = {{.bytes = 8, .ready_ns = 1, .start_ns = 2, .reduced_ns = 3}}},
-                 {.step = 3, .clock = StepClock::kDevice, .host_ns = 9}}};
+  return {.rank = 3,
+          .host = "a\"<b>",
+          .process = 42,
+          .steps = 10,
+          .followed = 4,
+          .memory = {.parameters = 1,
+                     .gradients = 2,
+                     .buckets = 3,
+                     .optimizer = 4,
+                     .activations = 6,
+                     .peak_resident = 5},
+          .means = {.steps = 6,
+                    .to_first_gradient_us = 1.5,
+                    .backward_us = 2.5,
+                    .communication_us = 3,
+                    .exposed_us = 4,
+                    .clock = StepClock::kDevice},
+          .traces = {{.step = 2,
+                      .last_gradient_ns = 77,
+                      .spans = {{.kind = SpanKind::kForward, .begin_ns = 1, .end_ns = 2}},
+                      .buckets = {{.bytes = 8, .ready_ns = 1, .start_ns = 2, .reduced_ns = 3}}},
+                     {.step = 3, .clock = StepClock::kDevice, .host_ns = 9}}};
 }
 
 TEST(RecordBytesTest, ARankComesBackAsItWas) {
@@ -114,13 +118,16 @@ TEST(RunHistoryTest, TimesMoveTogetherAndDurationsStay) {
 
 TEST(RunHistoryTest, RanksGoOnByTheirNumbers) {
   const std::vector<RankRecord> before = {
-      {.rank = 0, .steps = 10, .memory = {.peak_resident = 500}, .means = {.steps = 2, .backward_us = 1}},
+      {.rank = 0,
+       .steps = 10,
+       .memory = {.peak_resident = 500},
+       .means = {.steps = 2, .backward_us = 1}},
       {.rank = 1, .steps = 10},
       {.rank = 2, .steps = 10, .followed = 3, .traces = {{.step = 2}}}};
-  const std::vector<RankRecord> ranks =
-      Continued(before, {{.rank = 0, .process = 7, .steps = 5, .means = {.steps = 6, .backward_us = 5}},
-                         {.rank = 2, .steps = 5, .followed = 1, .traces = {{.step = 12}}},
-                         {.rank = 3, .steps = 5}});
+  const std::vector<RankRecord> ranks = Continued(
+      before, {{.rank = 0, .process = 7, .steps = 5, .means = {.steps = 6, .backward_us = 5}},
+               {.rank = 2, .steps = 5, .followed = 1, .traces = {{.step = 12}}},
+               {.rank = 3, .steps = 5}});
   ASSERT_THAT(ranks, SizeIs(3));
   EXPECT_EQ(ranks[0].process, 7);
   EXPECT_EQ(ranks[0].steps, 15);
@@ -133,12 +140,14 @@ TEST(RunHistoryTest, RanksGoOnByTheirNumbers) {
   EXPECT_EQ(ranks[2].steps, 5);
 }
 
-// An attempt in which nothing was measured has means of nothing, and those of a host's and a device's clock do not mix.
+// An attempt in which nothing was measured has means of nothing, and those of a host's and a
+// device's clock do not mix.
 TEST(RunHistoryTest, MeansGoOnAsFarAsTheyCan) {
   const auto backward = [](const RankMeans& before, const RankMeans& now) {
     return Continued({{.means = before}}, {{.means = now}})[0].means.backward_us;
   };
-  const RankMeans host{.steps = 2, .backward_us = 3}, device{.steps = 2, .backward_us = 9, .clock = StepClock::kDevice};
+  const RankMeans host{.steps = 2, .backward_us = 3},
+      device{.steps = 2, .backward_us = 9, .clock = StepClock::kDevice};
   EXPECT_EQ(backward(host, {}), 3);
   EXPECT_EQ(backward({}, host), 3);
   EXPECT_EQ(backward(device, {}), 9);
@@ -146,7 +155,8 @@ TEST(RunHistoryTest, MeansGoOnAsFarAsTheyCan) {
 }
 
 TEST(RunHistoryTest, APlanThatGoesOnIsOne) {
-  const PlanRecord first{.step = 0, .buckets = {{.bytes = 8}}}, rebuilt{.step = 1, .buckets = {{.bytes = 4}}};
+  const PlanRecord first{.step = 0, .buckets = {{.bytes = 8}}},
+      rebuilt{.step = 1, .buckets = {{.bytes = 4}}};
   PlanRecord resumed = rebuilt, other{.step = 30, .buckets = {{.bytes = 2}}};
   resumed.step = 20;
   const auto steps = [](const std::vector<PlanRecord>& plans) {
@@ -163,7 +173,9 @@ TEST(RunHistoryTest, APlanThatGoesOnIsOne) {
 TEST(RunHistoryTest, ACurveGoesOnAsIfItHadNotBeenCut) {
   StepSeries whole, first;
   constexpr int64_t kSteps = 9000, kCut = 5003;
-  const auto point = [](int64_t step) { return StepPoint{.step = step, .loss = 1.0 / static_cast<double>(step + 1)}; };
+  const auto point = [](int64_t step) {
+    return StepPoint{.step = step, .loss = 1.0 / static_cast<double>(step + 1)};
+  };
   for (int64_t step = 0; step < kSteps; ++step) whole.Add(point(step));
   for (int64_t step = 0; step < kCut; ++step) first.Add(point(step));
   StepSeries second(first.points());

@@ -5,15 +5,18 @@
 namespace evenkeel {
 namespace {
 
-// The mean of values for so many steps each; of the one that is known, if the other is not.
+// Returns the mean of two values, weighted by their steps; if one is unknown, the other one.
 double Mean(double a, int64_t a_count, double b, int64_t b_count) {
   if (std::isnan(a)) return b;
   if (std::isnan(b)) return a;
-  return (a * static_cast<double>(a_count) + b * static_cast<double>(b_count)) / static_cast<double>(a_count + b_count);
+  return (a * static_cast<double>(a_count) + b * static_cast<double>(b_count)) /
+         static_cast<double>(a_count + b_count);
 }
 
 StepPoint Merged(const StepPoint& a, const StepPoint& b) {
-  const auto mean = [&](double StepPoint::*value) { return Mean(a.*value, a.count, b.*value, b.count); };
+  const auto mean = [&](double StepPoint::*value) {
+    return Mean(a.*value, a.count, b.*value, b.count);
+  };
   return {.step = a.step,
           .count = a.count + b.count,
           .seconds = b.seconds,
@@ -39,7 +42,8 @@ void StepSeries::Add(const StepPoint& point) {
 }
 
 void StepSeries::Halve() {
-  for (size_t i = 0; i < kMaxPoints / 2; ++i) points_[i] = Merged(points_[2 * i], points_[2 * i + 1]);
+  for (size_t i = 0; i < kMaxPoints / 2; ++i)
+    points_[i] = Merged(points_[2 * i], points_[2 * i + 1]);
   points_.resize(kMaxPoints / 2);
   stride_ *= 2;
 }

@@ -1,8 +1,9 @@
-// A curve of bounded size over any number of steps: when there are too many points, each two neighbours become one.
+// A curve of bounded size over any number of steps: when it has too many points, each two
+// neighbours are merged.
 //
 //   StepSeries series;
 //   series.Add({.step = 0, .loss = 2.3});        // a million times
-//   series.points();                             // at most 2000: means over equally many steps, but for the last one
+//   series.points();  // at most 2000: means over equally many steps, except the last one
 //
 // Values that are NaN in some of the steps are means over the others.
 //
@@ -24,13 +25,13 @@ class StepSeries {
  public:
   static constexpr size_t kMaxPoints = 2000;
 
-  // Goes on with the points of another one.
+  // Continues the points of another series.
   explicit StepSeries(std::vector<StepPoint> points = {}) : points_(std::move(points)) {
     if (!points_.empty()) stride_ = points_.front().count;
   }
 
-  // `point.count` is 1. Steps come in order; one that is repeated (a rank was lost) replaces those from it on, as far
-  // as they still have points of their own.
+  // Adds a point, whose `count` is 1. Steps are in order; a repeated step (a rank was lost)
+  // replaces the points from it on that were not merged yet.
   void Add(const StepPoint& point);
   const std::vector<StepPoint>& points() const { return points_; }
 

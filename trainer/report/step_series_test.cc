@@ -21,7 +21,8 @@ TEST(StepSeriesTest, IsBoundedAndCountsEveryStepOnce) {
   for (const int64_t steps : {2001, 3999, 4000, 4001, 123457, 1000000}) {
     SCOPED_TRACE(steps);
     StepSeries series;
-    for (int64_t step = 0; step < steps; ++step) series.Add({.step = step, .loss = 2, .samples = 1.0 * step});
+    for (int64_t step = 0; step < steps; ++step)
+      series.Add({.step = step, .loss = 2, .samples = 1.0 * step});
     EXPECT_LE(series.points().size(), StepSeries::kMaxPoints);
     EXPECT_GE(series.points().size(), StepSeries::kMaxPoints / 2);
     int64_t next = 0;
@@ -39,7 +40,8 @@ TEST(StepSeriesTest, IsBoundedAndCountsEveryStepOnce) {
 
 TEST(StepSeriesTest, LeavesUnknownValuesOutOfMeans) {
   StepSeries series;
-  for (int step = 0; step < 4000; ++step) series.Add({.step = step, .loss = step % 2 == 0 ? 3.0 : kUnknown});
+  for (int step = 0; step < 4000; ++step)
+    series.Add({.step = step, .loss = step % 2 == 0 ? 3.0 : kUnknown});
   for (const StepPoint& point : series.points()) EXPECT_EQ(point.loss, 3.0);
   EXPECT_TRUE(std::isnan(series.points()[0].accuracy));
 }

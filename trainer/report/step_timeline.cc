@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -26,7 +24,7 @@ struct Lane {
   const StepTrace* trace;
 };
 
-// The clocks of two hosts differ: what is shown of each begins with its own first span.
+// The clocks of two hosts differ: the lanes of each begin at its own first span.
 using Origins = std::map<std::string, int64_t>;
 
 Origins OriginsOf(const std::vector<Lane>& lanes) {
@@ -51,20 +49,22 @@ std::string Milliseconds(int64_t ns) {
   return absl::StrFormat(ms < 1 ? "%.3f ms" : ms < 100 ? "%.2f ms" : "%.0f ms", ms);
 }
 
-// One step's drawing: nanoseconds since its begin to percents of its width.
+// The scale of one step: from nanoseconds since its beginning to percents of the width.
 class Scale {
  public:
-  Scale(int64_t origin_ns, int64_t length_ns) : origin_ns_(origin_ns), length_ns_(std::max<int64_t>(1, length_ns)) {}
+  Scale(int64_t origin_ns, int64_t length_ns)
+      : origin_ns_(origin_ns), length_ns_(std::max<int64_t>(1, length_ns)) {}
 
   std::string Box(int64_t begin_ns, int64_t end_ns, absl::string_view style, absl::string_view tip,
                   absl::string_view label = "") const {
     const double left = Share(begin_ns), right = std::max(left, Share(end_ns));
     return absl::StrCat("<i class=\"", style, "\" style=\"left:", Coordinate(left),
-                        "%;width:", Coordinate(right - left), "%\" title=\"", EscapeHtml(tip), "\">",
-                        right - left > 9 ? label : "", "</i>");
+                        "%;width:", Coordinate(right - left), "%\" title=\"", EscapeHtml(tip),
+                        "\">", right - left > 9 ? label : "", "</i>");
   }
   std::string Line(int64_t ns, absl::string_view style) const {
-    return absl::StrCat("<i class=\"", style, "\" style=\"left:", Coordinate(Share(ns)), "%\"></i>");
+    return absl::StrCat("<i class=\"", style, "\" style=\"left:", Coordinate(Share(ns)),
+                        "%\"></i>");
   }
 
  private:
@@ -81,8 +81,10 @@ std::string ComputeRow(const StepTrace& trace, const Scale& scale) {
   std::string row;
   for (const TraceSpan& span : trace.spans) {
     const absl::string_view name = NameOf(span.kind);
-    absl::StrAppend(&row, scale.Box(span.begin_ns, span.end_ns, absl::StrCat("box k", static_cast<int>(span.kind)),
-                                    absl::StrCat(name, ": ", Milliseconds(span.end_ns - span.begin_ns)), name));
+    absl::StrAppend(
+        &row,
+        scale.Box(span.begin_ns, span.end_ns, absl::StrCat("box k", static_cast<int>(span.kind)),
+                  absl::StrCat(name, ": ", Milliseconds(span.end_ns - span.begin_ns)), name));
   }
   return row;
 }
@@ -91,18 +93,22 @@ std::string BucketRow(const StepTrace& trace, const Scale& scale) {
   std::string row;
   for (size_t b = 0; b < trace.buckets.size(); ++b) {
     const BucketTrace& bucket = trace.buckets[b];
-    const int64_t middle = std::clamp(trace.last_gradient_ns, std::min(bucket.start_ns, bucket.reduced_ns),
-                                      std::max(bucket.start_ns, bucket.reduced_ns));
-    const std::string tip =
-        absl::StrCat("bucket ", b, ", ", FormatBytes(bucket.bytes), ": on its way for ",
-                     Milliseconds(std::max<int64_t>(0, bucket.reduced_ns - bucket.start_ns)), ", of that ",
-                     Milliseconds(std::max<int64_t>(0, bucket.reduced_ns - middle)), " exposed; it was ready ",
-                     Milliseconds(std::max<int64_t>(0, bucket.start_ns - bucket.ready_ns)), " before it could start");
+    const int64_t middle =
+        std::clamp(trace.last_gradient_ns, std::min(bucket.start_ns, bucket.reduced_ns),
+                   std::max(bucket.start_ns, bucket.reduced_ns));
+    const std::string tip = absl::StrCat(
+        "bucket ", b, ", ", FormatBytes(bucket.bytes), ": reduced for ",
+        Milliseconds(std::max<int64_t>(0, bucket.reduced_ns - bucket.start_ns)), ", of that ",
+        Milliseconds(std::max<int64_t>(0, bucket.reduced_ns - middle)), " exposed; it was ready ",
+        Milliseconds(std::max<int64_t>(0, bucket.start_ns - bucket.ready_ns)),
+        " before it could start");
     if (middle > bucket.start_ns) {
-      absl::StrAppend(&row, scale.Box(bucket.start_ns, middle, "box hidden", tip, absl::StrCat("bucket ", b)));
+      absl::StrAppend(
+          &row, scale.Box(bucket.start_ns, middle, "box hidden", tip, absl::StrCat("bucket ", b)));
     }
     if (bucket.reduced_ns > middle) {
-      absl::StrAppend(&row, scale.Box(middle, bucket.reduced_ns, "box exposed", tip, absl::StrCat("bucket ", b)));
+      absl::StrAppend(&row, scale.Box(middle, bucket.reduced_ns, "box exposed", tip,
+                                      absl::StrCat("bucket ", b)));
     }
   }
   return row;
@@ -112,22 +118,26 @@ std::string BucketRow(const StepTrace& trace, const Scale& scale) {
 std::string Described(const StepTrace& trace) {
   if (trace.spans.empty()) return "";
   const int64_t took = trace.spans.back().end_ns - trace.spans.front().begin_ns;
-  if (trace.spans.front().kind == SpanKind::kFollow) return absl::StrCat("dry; follows for ", Milliseconds(took));
+  if (trace.spans.front().kind == SpanKind::kFollow)
+    return absl::StrCat("no more input; shadowed a step for ", Milliseconds(took));
   int64_t exposed = 0;
   for (const TraceSpan& span : trace.spans) {
     if (span.kind == SpanKind::kWait) exposed += span.end_ns - span.begin_ns;
   }
   std::string text = absl::StrCat(Milliseconds(took), ", ", Milliseconds(exposed), " exposed");
-  if (trace.clock == StepClock::kDevice) absl::StrAppend(&text, "; put there in ", Milliseconds(trace.host_ns));
+  if (trace.clock == StepClock::kDevice)
+    absl::StrAppend(&text, "; enqueued in ", Milliseconds(trace.host_ns));
   return text;
 }
 
 std::string RenderLane(const Lane& lane, const Scale& scale) {
-  const std::string where = lane.trace->last_gradient_ns > 0 ? scale.Line(lane.trace->last_gradient_ns, "edge") : "";
-  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", lane.rank->rank, "</b> <span>",
-                      Described(*lane.trace), "</span></div><div class=\"rows\"><div class=\"row\">",
-                      ComputeRow(*lane.trace, scale), "</div><div class=\"row thin\">", BucketRow(*lane.trace, scale),
-                      "</div>", where, "</div></div>");
+  const std::string where =
+      lane.trace->last_gradient_ns > 0 ? scale.Line(lane.trace->last_gradient_ns, "edge") : "";
+  return absl::StrCat("<div class=\"lane\"><div class=\"who\"><b>rank ", lane.rank->rank,
+                      "</b> <span>", Described(*lane.trace),
+                      "</span></div><div class=\"rows\"><div class=\"row\">",
+                      ComputeRow(*lane.trace, scale), "</div><div class=\"row thin\">",
+                      BucketRow(*lane.trace, scale), "</div>", where, "</div></div>");
 }
 
 std::string Axis(int64_t length_ns) {
@@ -136,8 +146,9 @@ std::string Axis(int64_t length_ns) {
   std::string axis = "<div class=\"axis\"><div class=\"who\"></div><div class=\"rows\">";
   for (int i = 0; i < ticks.count; ++i) {
     const double value = ticks.first + i * ticks.step;
-    absl::StrAppend(&axis, "<span class=\"x\" style=\"left:", Coordinate(100 * value / length), "%\">",
-                    absl::StrFormat("%.*f", ticks.decimals, value), i == 0 ? " ms" : "", "</span>");
+    absl::StrAppend(&axis, "<span class=\"x\" style=\"left:", Coordinate(100 * value / length),
+                    "%\">", absl::StrFormat("%.*f", ticks.decimals, value), i == 0 ? " ms" : "",
+                    "</span>");
   }
   return axis + "</div></div>";
 }
@@ -151,49 +162,40 @@ std::string RenderPane(const RunRecord& record, int64_t step) {
   }
   const Origins origins = OriginsOf(lanes);
   int64_t length = 1;
-  for (const Lane& lane : lanes) length = std::max(length, EndOf(*lane.trace) - origins.at(lane.rank->host));
+  for (const Lane& lane : lanes)
+    length = std::max(length, EndOf(*lane.trace) - origins.at(lane.rank->host));
   std::string pane = "<div class=\"pane\">";
   for (size_t i = 0; i < std::min(lanes.size(), kMaxLanes); ++i) {
     pane += RenderLane(lanes[i], Scale(origins.at(lanes[i].rank->host), length));
   }
   pane += Axis(length);
   if (lanes.size() > kMaxLanes) {
-    absl::StrAppend(&pane, "<p class=\"note\">The other ", lanes.size() - kMaxLanes, " ranks are in the trace.</p>");
+    absl::StrAppend(&pane, "<p class=\"note\">The other ", lanes.size() - kMaxLanes,
+                    " ranks are in the trace.</p>");
   }
   return pane + "</div>";
 }
 
 std::string Legend() {
   std::string legend = "<p class=\"keys\">";
-  for (SpanKind kind : {SpanKind::kData, SpanKind::kBegin, SpanKind::kForward, SpanKind::kBackward, SpanKind::kWait,
-                        SpanKind::kOptimizer}) {
-    absl::StrAppend(&legend, "<span class=\"key k", static_cast<int>(kind), "\">", NameOf(kind), "</span>");
+  for (SpanKind kind : {SpanKind::kData, SpanKind::kBegin, SpanKind::kForward, SpanKind::kBackward,
+                        SpanKind::kWait, SpanKind::kOptimizer}) {
+    absl::StrAppend(&legend, "<span class=\"key k", static_cast<int>(kind), "\">", NameOf(kind),
+                    "</span>");
   }
   return legend +
-         "<span class=\"key hidden\">bucket on its way, hidden by backward</span><span class=\"key exposed\">exposed"
+         "<span class=\"key hidden\">reduction of a bucket, hidden by backward</span><span "
+         "class=\"key "
+         "exposed\">exposed"
          "</span></p>";
 }
 
 }  // namespace
 
 absl::string_view NameOf(SpanKind kind) {
-  switch (kind) {
-    case SpanKind::kData:
-      return "data";
-    case SpanKind::kBegin:
-      return "begin";
-    case SpanKind::kForward:
-      return "forward";
-    case SpanKind::kBackward:
-      return "backward";
-    case SpanKind::kWait:
-      return "wait";
-    case SpanKind::kOptimizer:
-      return "optimizer";
-    case SpanKind::kFollow:
-      return "follows the others";
-  }
-  return "";
+  static constexpr absl::string_view kNames[kSpanKinds] = {
+      "data", "begin", "forward", "backward", "wait", "optimizer", "shadows active ranks"};
+  return kNames[static_cast<int>(kind)];
 }
 
 std::string RenderTimeline(const RunRecord& record) {
@@ -209,8 +211,9 @@ std::string RenderTimeline(const RunRecord& record) {
   const size_t shown = steps.size() / 2;  // One from the middle of the run.
   std::string html = "<div class=\"picker\">";
   for (size_t i = 0; i < steps.size(); ++i) {
-    absl::StrAppend(&html, "<input type=\"radio\" name=\"step\" id=\"step", i, "\"", i == shown ? " checked" : "",
-                    "><label for=\"step", i, "\">step ", FormatCount(steps[i]), "</label>");
+    absl::StrAppend(&html, "<input type=\"radio\" name=\"step\" id=\"step", i, "\"",
+                    i == shown ? " checked" : "", "><label for=\"step", i, "\">step ",
+                    FormatCount(steps[i]), "</label>");
   }
   html += Legend() + "<div class=\"panes\">";
   for (const int64_t step : steps) html += RenderPane(record, step);

@@ -1,9 +1,10 @@
-// The sampled steps of a run, rank by rank, as HTML: what each rank computed, and below it its buckets on their way, in
-// one shade where backward hid them and in another where the rank waited.
+// The sampled steps of a run, rank by rank, as HTML: the computation of each rank, and below it the
+// reduction of its buckets, in one shade where backward hid it and in another where the rank
+// waited.
 //
 //   html += RenderTimeline(record);              // empty if no step was sampled
 //
-// One step is shown at a time; the page needs no script to change it.
+// One step is shown at a time; switching steps needs no script.
 //
 // Threads: pure function.
 

@@ -12,7 +12,9 @@ namespace {
 constexpr int64_t kFirstSampled = 2;  // Step 0 has the first plan, step 1 the rebuild.
 constexpr int64_t kLastOfFirst = 3;
 
-bool IsKnown(absl::Time time) { return time != absl::InfiniteFuture() && time != absl::InfinitePast(); }
+bool IsKnown(absl::Time time) {
+  return time != absl::InfiniteFuture() && time != absl::InfinitePast();
+}
 
 BucketTrace TraceOf(const StepTimes& times, size_t bucket, int64_t bytes) {
   return {.bytes = bytes,
@@ -23,7 +25,8 @@ BucketTrace TraceOf(const StepTimes& times, size_t bucket, int64_t bytes) {
 
 }  // namespace
 
-StepRecorder::StepRecorder(int64_t total_steps) : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {
+StepRecorder::StepRecorder(int64_t total_steps)
+    : every_(std::max<int64_t>(1, total_steps / (kLateSteps + 1))) {
   if (every_ > kMeasuredBetween) every_ -= every_ % kMeasuredBetween;
   device_means_ = std::make_unique<StepAverages>(MeasuredEvery());
 }
@@ -42,7 +45,8 @@ void StepRecorder::Begin(int64_t step) {
 }
 
 void StepRecorder::AddSpan(SpanKind kind) {
-  const int64_t now = std::max(marked_ns_, absl::GetCurrentTimeNanos());  // The host's clock may be set back.
+  const int64_t now =
+      std::max(marked_ns_, absl::GetCurrentTimeNanos());  // The host's clock may be set back.
   current_->spans.push_back({.kind = kind, .begin_ns = marked_ns_, .end_ns = now});
   marked_ns_ = now;
 }
@@ -53,7 +57,8 @@ void StepRecorder::End(const StepTimes& times, const std::vector<BucketInfo>& bu
   const size_t count = std::min({times.buckets.size(), buckets.size(), kMaxBuckets});
   for (size_t b = 0; b < count; ++b) {
     const BucketTimes& bucket = times.buckets[b];
-    const bool is_known = IsKnown(bucket.ready) && IsKnown(StartOf(times, b)) && IsKnown(bucket.reduced);
+    const bool is_known =
+        IsKnown(bucket.ready) && IsKnown(StartOf(times, b)) && IsKnown(bucket.reduced);
     if (is_known) current_->buckets.push_back(TraceOf(times, b, buckets[b].data.bytes()));
   }
   Keep(*std::exchange(current_, std::nullopt));
@@ -75,12 +80,15 @@ void StepRecorder::Follow(int64_t step, absl::Time begin) {
   if (!IsSampled(step)) return;
   const int64_t begin_ns = absl::ToUnixNanos(begin);
   const int64_t end_ns = std::max(begin_ns, absl::GetCurrentTimeNanos());
-  Keep({.step = step, .spans = {{.kind = SpanKind::kFollow, .begin_ns = begin_ns, .end_ns = end_ns}}});
+  Keep({.step = step,
+        .spans = {{.kind = SpanKind::kFollow, .begin_ns = begin_ns, .end_ns = end_ns}}});
 }
 
-void StepRecorder::NotePlan(int64_t step, uint64_t generation, const std::vector<BucketInfo>& buckets,
+void StepRecorder::NotePlan(int64_t step, uint64_t generation,
+                            const std::vector<BucketInfo>& buckets,
                             const ParameterSet& parameters) {
-  if (!is_on() || plans_.size() == kMaxPlans || (!plans_.empty() && generation == generation_)) return;
+  if (!is_on() || plans_.size() == kMaxPlans || (!plans_.empty() && generation == generation_))
+    return;
   generation_ = generation;
   PlanRecord plan{.step = step};
   for (const BucketInfo& bucket : buckets) {
@@ -90,7 +98,7 @@ void StepRecorder::NotePlan(int64_t step, uint64_t generation, const std::vector
       planned.parameters.push_back(parameters[param].name);
     }
   }
-  // Another generation may come to the same buckets.
+  // Another generation may have the same buckets.
   if (plans_.empty() || plans_.back().buckets != plan.buckets) plans_.push_back(std::move(plan));
 }
 

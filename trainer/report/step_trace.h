@@ -1,4 +1,5 @@
-// Notes what a rank does in a few steps of a run, and when; in the others it costs a comparison.
+// Records the activities of a rank in a few steps of a run; in other steps its cost is one
+// comparison.
 //
 //   StepRecorder recorder(/*total_steps=*/1000);
 //   recorder.Begin(step);
@@ -6,20 +7,20 @@
 //   ... forward ...                    recorder.Mark(SpanKind::kForward);
 //   ... backward, and so on ...
 //   recorder.End(ddp->reducer().last_step(), ddp->buckets());
-//   recorder.traces();                 // of steps 2 and 3, and of six more that are spread over the run
+//   recorder.traces();  // of steps 2 and 3, and of six more, spread over the run
 //
-//   recorder.NotePlan(step, ddp->reducer().generation(), ddp->buckets(), params);      // in each step
+//   recorder.NotePlan(step, ddp->reducer().generation(), ddp->buckets(), params);  // in each step
 //
-// A Mark() names what has happened since the one before it. A step that is not ended leaves nothing behind, and one that
-// is taken again replaces what there was of it.
+// A Mark() names the activity since the mark before it. A step without End() leaves no trace, and a
+// repeated step replaces its earlier trace.
 //
-// On a device all this is when the host put work there. What the device says of the same step (stream_clock.h) comes
-// later, and takes its place:
+// On a device these times are those of the host enqueuing work. The device's times of the same step
+// (stream_clock.h) are known later, and replace them:
 //
 //   recorder.NoteDevice(step, stream_step);            // of steps for which IsMeasured()
 //
-// The ends of buckets that backward hides are exact where the reducer measures: let it do that every MeasuredEvery()
-// steps (ReducerOptions::stats_every).
+// The ends of buckets that backward hides are exact in the steps that the reducer measures: set its
+// ReducerOptions::stats_every to MeasuredEvery().
 //
 // Threads: thread-compatible.
 
@@ -29,7 +30,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -45,7 +45,7 @@ namespace evenkeel {
 class StepRecorder {
  public:
   static constexpr int kLateSteps = 6;
-  // Beyond, a plan of very many small buckets would make the report large.
+  // With more of them, a plan of very many small buckets would make the report large.
   static constexpr size_t kMaxBuckets = 200;
   static constexpr size_t kMaxPlans = 50;
 
@@ -53,9 +53,12 @@ class StepRecorder {
   explicit StepRecorder(int64_t total_steps);
 
   bool is_on() const { return every_ > 0; }
-  int64_t MeasuredEvery() const { return every_ % kMeasuredBetween == 0 ? every_ / kMeasuredBetween : every_; }
+  int64_t MeasuredEvery() const {
+    return every_ % kMeasuredBetween == 0 ? every_ / kMeasuredBetween : every_;
+  }
   bool IsSampled(int64_t step) const;
-  // Whether the parts of the step go into device_means(): as with the reducer's, and all that are sampled.
+  // Returns true if the parts of the step are used for device_means(): in the steps that the
+  // reducer measures, and in all sampled ones.
   bool IsMeasured(int64_t step) const { return is_on() && device_means_->IsMeasured(step); }
 
   void Begin(int64_t step);
@@ -64,10 +67,10 @@ class StepRecorder {
   }
   void End(const StepTimes& times, const std::vector<BucketInfo>& buckets);
   void NoteDevice(int64_t step, const StreamStep& device);
-  // A step of the others, which took from `begin` until now.
+  // Records a shadowed step of the active ranks, from `begin` until now.
   void Follow(int64_t step, absl::Time begin);
 
-  // The buckets that the step has, if they are others than those before it.
+  // Records the buckets of the step if they differ from those before it.
   void NotePlan(int64_t step, uint64_t generation, const std::vector<BucketInfo>& buckets,
                 const ParameterSet& parameters);
 
@@ -79,14 +82,14 @@ class StepRecorder {
   void AddSpan(SpanKind kind);
   void Keep(StepTrace trace);
 
-  static constexpr int64_t kMeasuredBetween = 10;  // Steps from one sampled one to the next, for means.
+  static constexpr int64_t kMeasuredBetween = 10;  // Number of steps between samples for means.
 
   int64_t every_ = 0;                           // 0: off.
   std::unique_ptr<StepAverages> device_means_;  // Null: off.
   std::vector<StepTrace> traces_;
-  std::optional<StepTrace> current_;  // The step that is under way, if it is sampled.
+  std::optional<StepTrace> current_;  // The current step, if it is sampled.
   int64_t marked_ns_ = 0;             // Its last mark.
-  uint64_t generation_ = 0;           // Of the last plan that was noted.
+  uint64_t generation_ = 0;           // Of the last recorded plan.
   std::vector<PlanRecord> plans_;
 };
 

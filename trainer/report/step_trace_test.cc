@@ -62,7 +62,8 @@ TEST(StepRecorderTest, IsOffUnlessItKnowsTheRun) {
 TEST(StepRecorderTest, SpansFollowEachOther) {
   StepRecorder recorder(100);
   recorder.Begin(2);
-  for (SpanKind kind : {SpanKind::kData, SpanKind::kForward, SpanKind::kBackward}) recorder.Mark(kind);
+  for (SpanKind kind : {SpanKind::kData, SpanKind::kForward, SpanKind::kBackward})
+    recorder.Mark(kind);
   recorder.End({}, {});
   ASSERT_EQ(recorder.traces().size(), 1);
   const std::vector<TraceSpan>& spans = recorder.traces()[0].spans;
@@ -79,7 +80,11 @@ TEST(StepRecorderTest, SpansFollowEachOther) {
 TEST(StepRecorderTest, ABucketBeginsWhenTheOneBeforeItIsReduced) {
   const absl::Time origin = absl::FromUnixNanos(1'000'000);
   const auto at = [&](int us) { return origin + absl::Microseconds(us); };
-  StepTimes times{.begin = at(0), .first_gradient = at(10), .last_gradient = at(30), .end = at(60), .gradients = 2};
+  StepTimes times{.begin = at(0),
+                  .first_gradient = at(10),
+                  .last_gradient = at(30),
+                  .end = at(60),
+                  .gradients = 2};
   times.buckets = {{.ready = at(10), .launched = at(11), .reduced = at(40)},
                    {.ready = at(20), .launched = at(21), .reduced = at(60)},
                    {.ready = at(25)}};  // Was skipped.
@@ -101,9 +106,10 @@ TEST(StepRecorderTest, ABucketBeginsWhenTheOneBeforeItIsReduced) {
 TEST(StepRecorderTest, WhatTheDeviceSaysTakesThePlaceOfTheHostsTimes) {
   StepRecorder off, recorder(1000);
   const auto device = [](int64_t begin_ns) {
-    return StreamStep{.durations = {.to_first_gradient = absl::Microseconds(5), .exposed = absl::Microseconds(2)},
-                      .spans = {{.kind = SpanKind::kForward, .begin_ns = begin_ns, .end_ns = begin_ns + 9000}},
-                      .last_gradient_ns = begin_ns + 7};
+    return StreamStep{
+        .durations = {.to_first_gradient = absl::Microseconds(5), .exposed = absl::Microseconds(2)},
+        .spans = {{.kind = SpanKind::kForward, .begin_ns = begin_ns, .end_ns = begin_ns + 9000}},
+        .last_gradient_ns = begin_ns + 7};
   };
   for (const int64_t step : {2, 3}) {
     recorder.Begin(step);
@@ -144,7 +150,8 @@ TEST(StepRecorderTest, StepsThatAreRepeatedReplaceWhatThereWas) {
   EXPECT_THAT(steps, ElementsAre(2, 3, 4, 5));
   EXPECT_EQ(recorder.traces()[2].spans[0].kind, SpanKind::kOptimizer);
   EXPECT_EQ(recorder.traces()[3].spans[0].kind, SpanKind::kFollow);
-  EXPECT_GE(recorder.traces()[3].spans[0].end_ns - recorder.traces()[3].spans[0].begin_ns, 1'000'000);
+  EXPECT_GE(recorder.traces()[3].spans[0].end_ns - recorder.traces()[3].spans[0].begin_ns,
+            1'000'000);
 }
 
 TEST(StepRecorderTest, NotesAPlanWhenItIsAnotherOne) {
@@ -157,7 +164,8 @@ TEST(StepRecorderTest, NotesAPlanWhenItIsAnotherOne) {
   buckets[0].params = both;
   StepRecorder off, recorder(100);
   for (const int64_t step : {0, 1, 2, 3}) {
-    buckets[0].params = step == 0 ? std::span<const int>(both).first(1) : std::span<const int>(both);
+    buckets[0].params =
+        step == 0 ? std::span<const int>(both).first(1) : std::span<const int>(both);
     off.NotePlan(step, /*generation=*/step, buckets, parameters);
     recorder.NotePlan(step, /*generation=*/step, buckets, parameters);
   }

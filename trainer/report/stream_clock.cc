@@ -28,7 +28,8 @@ void StreamClock::Begin(Detail detail) {
 }
 
 absl::Status StreamClock::Mark(SpanKind kind) {
-  const bool is_always = kind == SpanKind::kBackward || kind == SpanKind::kWait || kind == SpanKind::kOptimizer;
+  const bool is_always =
+      kind == SpanKind::kBackward || kind == SpanKind::kWait || kind == SpanKind::kOptimizer;
   if (detail_ == Detail::kSummary && !is_always) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(Event end, runtime_.RecordTimed(stream_));
   current_.parts.push_back({.kind = kind, .end = std::move(end)});
@@ -65,8 +66,9 @@ absl::StatusOr<StreamStep> StreamClock::Read(const StreamMarks& marks) {
     step.took = end;
   }
   if (marks.first_gradient) {
-    EK_ASSIGN_OR_RETURN(const absl::Duration first, runtime_.Elapsed(marks.before, marks.first_gradient));
-    // As the reducer counts: from where the step has begun.
+    EK_ASSIGN_OR_RETURN(const absl::Duration first,
+                        runtime_.Elapsed(marks.before, marks.first_gradient));
+    // Measured from the beginning of the step, as in the reducer.
     const bool has_begin = !marks.parts.empty() && marks.parts.front().kind == SpanKind::kBegin;
     step.durations.to_first_gradient = first - absl::Nanoseconds(has_begin ? ends_ns.front() : 0);
     step.durations.backward = last_gradient - first;
@@ -82,7 +84,8 @@ absl::StatusOr<StreamStep> StreamClock::Read(const StreamMarks& marks) {
                           .begin_ns = before_ns + (i == 0 ? 0 : ends_ns[i - 1]),
                           .end_ns = before_ns + ends_ns[i]});
   }
-  if (last_gradient > absl::ZeroDuration()) step.last_gradient_ns = before_ns + absl::ToInt64Nanoseconds(last_gradient);
+  if (last_gradient > absl::ZeroDuration())
+    step.last_gradient_ns = before_ns + absl::ToInt64Nanoseconds(last_gradient);
   settled_ = EndOf(marks);
   settled_ns_ = end_ns;
   return step;

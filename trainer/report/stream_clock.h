@@ -1,23 +1,26 @@
-// When a device came to the ends of a step's parts: by marks on its stream, whose times are read later, so that the host
-// waits for none. What the host sees of a part is how long it took to put it there.
+// Measures when a device finished the parts of a step: by marks on its stream, whose times are read
+// later, so that the host waits for none. The host itself can measure only the time of enqueuing.
 //
 //   StreamClock clock(runtime, stream);
-//   EK_RETURN_IF_ERROR(clock.Start());                            // before the first of steps in a row
+//   EK_RETURN_IF_ERROR(clock.Start());  // before the first of consecutive steps
 //   clock.Begin(StreamClock::Detail::kParts);
-//   ... put forward on the stream ...                             EK_RETURN_IF_ERROR(clock.Mark(SpanKind::kForward));
+//   ... enqueue forward ...
+//   EK_RETURN_IF_ERROR(clock.Mark(SpanKind::kForward));
 //   ... backward, and so on ...
 //   const StreamMarks marks = clock.End();
 //   ... the next step ...
 //   if (*clock.HasPassed(marks)) EK_ASSIGN_OR_RETURN(const StreamStep step, clock.Read(marks));
 //
-// A Mark() names what the stream has done since the one before it, that of the step before included: so a step's parts
-// add up to the time from the end of one step to that of the next, and a part has in it what the stream had to wait for,
-// other streams or a host that was late. `kWait` is between the marks before and after the stream is ordered behind the
-// reduction: what backward has not hidden of it, and what is copied out of buckets.
+// A Mark() names the activity of the stream since the mark before it, which may be that of the step
+// before: so the parts of a step add up to the time from the end of one step to that of the next,
+// and a part includes the stream's waits for other streams or for a late host. `kWait` is the time
+// between the marks before and after the stream waits for the reduction: the part of it that
+// backward did not hide, and copies out of buckets.
 //
 // Order:   steps are read in their order.
-// Units:   unix times are the device's clock as far as it goes, moved so that no mark lies before the host put it there,
-//          or after the host saw it passed: two clocks drift apart.
+// Units:   Unix times are those of the device's clock, moved so that no mark is earlier than the
+// host
+//          enqueued it or later than the host saw it passed, since the two clocks drift apart.
 // Threads: thread-compatible; the runtime outlives it.
 // Errors:  the runtime's own.
 
@@ -45,37 +48,39 @@ struct StreamMarks {
   Event before;
   std::vector<Part> parts;
   Event first_gradient;   // Null: not marked.
-  int64_t issued_ns = 0;  // When the host put the last of them there; Unix time.
+  int64_t issued_ns = 0;  // When the host enqueued the last of them; Unix time.
 };
 
-// What they say.
+// The times of a step, read from its marks.
 struct StreamStep {
   absl::Duration took;           // From the end of the step before it.
-  StepDurations durations;       // What of them is known: not the communication, which is on other streams.
-  std::vector<TraceSpan> spans;  // Of all parts that were marked, without a gap.
+  StepDurations durations;       // Without the communication, which is on other streams.
+  std::vector<TraceSpan> spans;  // Of all marked parts, without gaps.
   int64_t last_gradient_ns = 0;  // 0: no backward.
 };
 
 class StreamClock {
  public:
-  // Each mark costs the device something: kSummary leaves out what only a trace or a mean over parts shows.
+  // Each mark has a cost on the device: kSummary omits those that only traces and means over parts
+  // use.
   enum class Detail : uint8_t { kSummary, kParts };
 
   StreamClock(DeviceRuntime& runtime, StreamRef stream) : runtime_(runtime), stream_(stream) {}
 
   absl::Status Start();
-  // After it, where Unix times are to be good: waits for the device, which should have nothing to do.
+  // Aligns the clocks, after Start(), for exact Unix times: waits for the device, which should be
+  // idle.
   absl::Status Align(absl::Time deadline);
 
   void Begin(Detail detail);
   absl::Status Mark(SpanKind kind);
-  // Where backward has put its first gradient on the stream.
+  // Marks the first gradient of backward on the stream.
   absl::Status MarkFirstGradient();
   StreamMarks End();
 
-  // The last of the marks, and with it all of them.
+  // Returns true if the last mark, and so all of them, has passed.
   absl::StatusOr<bool> HasPassed(const StreamMarks& marks) { return runtime_.IsDone(EndOf(marks)); }
-  // The host waits for it, unless it has passed.
+  // Waits on the host until the last mark has passed.
   absl::Status Wait(const StreamMarks& marks, absl::Time deadline);
   absl::StatusOr<StreamStep> Read(const StreamMarks& marks);
 
@@ -89,7 +94,7 @@ class StreamClock {
   Detail detail_ = Detail::kSummary;
   StreamMarks current_;
   Event last_;  // The newest mark of a step's end.
-  // A moment whose Unix time has been settled: the end of the step that was read last.
+  // An event of known Unix time: the end of the step that was read last.
   Event settled_;
   int64_t settled_ns_ = 0;
 };

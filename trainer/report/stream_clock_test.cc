@@ -24,7 +24,8 @@ constexpr Device kDevice = Device::Cuda(0);
 constexpr absl::Duration kLong = absl::Milliseconds(20);
 absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
-// A stream that is held by work until the host, which has put a whole step behind it, lets it go on.
+// A stream that is held by work until the host, which has put a whole step behind it, lets it go
+// on.
 class StreamClockTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -42,7 +43,8 @@ class StreamClockTest : public testing::Test {
     held.Notify();
   }
   // The parts of a step, the first of which is held.
-  StreamMarks Take(StreamClock& clock, const std::vector<SpanKind>& kinds, absl::Notification& held) {
+  StreamMarks Take(StreamClock& clock, const std::vector<SpanKind>& kinds,
+                   absl::Notification& held) {
     Hold(stream_, held);
     for (const SpanKind kind : kinds) EXPECT_TRUE(clock.Mark(kind).ok());
     return clock.End();
@@ -65,7 +67,9 @@ std::vector<SpanKind> KindsOf(const StreamStep& step) {
   return kinds;
 }
 
-absl::Duration LengthOf(const TraceSpan& span) { return absl::Nanoseconds(span.end_ns - span.begin_ns); }
+absl::Duration LengthOf(const TraceSpan& span) {
+  return absl::Nanoseconds(span.end_ns - span.begin_ns);
+}
 
 // The host has put everything there, and told nobody of any time, before the device begins.
 TEST_F(StreamClockTest, APartHasTheTimeThatTheDeviceTookForIt) {
@@ -123,7 +127,8 @@ TEST_F(StreamClockTest, TheWaitIsWhatTheStreamWaitsForAnother) {
   Hold(other_, held);
   const absl::StatusOr<Event> reduced = devices_.Record(other_.ref());
   clock.Begin(StreamClock::Detail::kSummary);
-  for (const SpanKind kind : {SpanKind::kBegin, SpanKind::kData, SpanKind::kForward, SpanKind::kBackward}) {
+  for (const SpanKind kind :
+       {SpanKind::kBegin, SpanKind::kData, SpanKind::kForward, SpanKind::kBackward}) {
     ASSERT_TRUE(clock.Mark(kind).ok());
   }
   ASSERT_TRUE(clock.MarkFirstGradient().ok());
@@ -133,7 +138,9 @@ TEST_F(StreamClockTest, TheWaitIsWhatTheStreamWaitsForAnother) {
   const StreamMarks marks = clock.End();
   LetGo(/*before=*/marks.parts.front().end, held);
   const StreamStep step = Read(clock, marks);
-  EXPECT_THAT(KindsOf(step), ElementsAre(SpanKind::kBackward, SpanKind::kWait, SpanKind::kOptimizer)) << "a summary";
+  EXPECT_THAT(KindsOf(step),
+              ElementsAre(SpanKind::kBackward, SpanKind::kWait, SpanKind::kOptimizer))
+      << "a summary";
   EXPECT_GE(step.durations.exposed, kLong);
   EXPECT_GE(step.took, step.durations.exposed);
   EXPECT_EQ(step.durations.backward, absl::ZeroDuration());  // Not known.
@@ -149,7 +156,8 @@ TEST_F(StreamClockTest, StepsFollowEachOtherAndTheHostWaitsForNone) {
   absl::Notification held[3];
   for (absl::Notification& first : held) {
     clock.Begin(StreamClock::Detail::kParts);
-    all.push_back(Take(clock, {SpanKind::kForward, SpanKind::kBackward, SpanKind::kOptimizer}, first));
+    all.push_back(
+        Take(clock, {SpanKind::kForward, SpanKind::kBackward, SpanKind::kOptimizer}, first));
   }
   EXPECT_EQ(devices_.host_waits(), waits);
   for (size_t i = 0; i < all.size(); ++i) LetGo(all[i].before, held[i]);
@@ -157,7 +165,8 @@ TEST_F(StreamClockTest, StepsFollowEachOtherAndTheHostWaitsForNone) {
   for (const StreamMarks& marks : all) steps.push_back(Read(clock, marks));
   for (size_t i = 0; i < steps.size(); ++i) {
     EXPECT_GE(steps[i].took, kLong) << i;
-    EXPECT_GE(steps[i].spans.front().begin_ns, begin_ns - 1'000'000);  // The two clocks may differ a little.
+    EXPECT_GE(steps[i].spans.front().begin_ns,
+              begin_ns - 1'000'000);  // The two clocks may differ a little.
     EXPECT_LE(steps[i].spans.back().end_ns, absl::GetCurrentTimeNanos());
     EXPECT_GE(steps[i].spans.back().end_ns, all[i].issued_ns);
   }

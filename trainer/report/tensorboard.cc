@@ -14,8 +14,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/report/crc32c.h"
+#include "evenkeel/trainer/report/gather_records.h"
 #include "evenkeel/trainer/report/histogram.h"
 #include "evenkeel/trainer/report/proto_writer.h"
 
@@ -26,22 +28,19 @@ namespace {
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
 // Summary, and its Value:
 constexpr uint32_t kValue = 1, kTag = 1, kSimpleValue = 2, kHistogram = 5;
-// SessionLog, and the status with which readers forget the steps from the event's on:
+// SessionLog, and the status that makes readers discard the steps from the event's on:
 constexpr uint32_t kStatus = 1;
 constexpr int64_t kStart = 1;
 // HistogramProto:
-constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSumSquares = 5, kLimits = 6, kCounts = 7;
-
-std::string LittleEndian(uint64_t value, int bytes) {
-  std::string result;
-  for (int i = 0; i < bytes; ++i) result.push_back(static_cast<char>(value >> (8 * i)));
-  return result;
-}
+constexpr uint32_t kMin = 1, kMax = 2, kCount = 3, kSum = 4, kSumSquares = 5, kLimits = 6,
+                   kCounts = 7;
 
 // Length, its checksum, payload, its checksum.
 std::string Record(absl::string_view payload) {
-  const std::string length = LittleEndian(payload.size(), 8);
-  return absl::StrCat(length, LittleEndian(MaskedCrc32c(length), 4), payload, LittleEndian(MaskedCrc32c(payload), 4));
+  using internal::ByteWriter;
+  const std::string length = ByteWriter().U64(payload.size()).Take();
+  return absl::StrCat(length, ByteWriter().U32(MaskedCrc32c(length)).Take(), payload,
+                      ByteWriter().U32(MaskedCrc32c(payload)).Take());
 }
 
 ProtoWriter EventAt(absl::Time time) {
@@ -67,26 +66,32 @@ class EventFile : public MetricsSink {
   EventFile(std::string path, int file) : path_(std::move(path)), file_(file) {}
   ~EventFile() override { close(file_); }
 
-  absl::Status Begin(absl::Time time) { return Append(EventAt(time).Text(kFileVersion, "brain.Event:2")); }
+  absl::Status Begin(absl::Time time) {
+    return Append(EventAt(time).Text(kFileVersion, "brain.Event:2"));
+  }
 
   absl::Status Write(const ScalarPoint& point) override {
     ProtoWriter summary;
     for (const Scalar& scalar : point.scalars) {
       const float value = static_cast<float>(scalar.value);
-      summary.Text(kValue, ProtoWriter().Text(kTag, scalar.name).Float(kSimpleValue, value).bytes());
+      summary.Text(kValue,
+                   ProtoWriter().Text(kTag, scalar.name).Float(kSimpleValue, value).bytes());
     }
     return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary.bytes()));
   }
 
   absl::Status WriteHistogram(const HistogramPoint& point) override {
     const std::string histogram = HistogramMessage(MakeHistogram(point.values));
-    const std::string value = ProtoWriter().Text(kTag, point.name).Text(kHistogram, histogram).bytes();
+    const std::string value =
+        ProtoWriter().Text(kTag, point.name).Text(kHistogram, histogram).bytes();
     const std::string summary = ProtoWriter().Text(kValue, value).bytes();
     return Append(EventAt(point.time).Int(kStep, point.step).Text(kSummary, summary));
   }
 
   absl::Status GoBackTo(int64_t step, absl::Time time) override {
-    return Append(EventAt(time).Int(kStep, step).Text(kSessionLog, ProtoWriter().Int(kStatus, kStart).bytes()));
+    return Append(EventAt(time)
+                      .Int(kStep, step)
+                      .Text(kSessionLog, ProtoWriter().Int(kStatus, kStart).bytes()));
   }
 
   absl::Status Finish(absl::Time) override { return absl::OkStatus(); }
@@ -98,14 +103,15 @@ class EventFile : public MetricsSink {
     for (absl::string_view left = record; !left.empty();) {
       const ssize_t written = write(file_, left.data(), left.size());
       if (written < 0 && errno == EINTR) continue;
-      if (written < 0) return Undo(absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path_)));
+      if (written < 0)
+        return Undo(absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path_)));
       left.remove_prefix(static_cast<size_t>(written));
     }
     size_ += static_cast<int64_t>(record.size());
     return absl::OkStatus();
   }
 
-  // Readers stop at a record that is not whole.
+  // Readers stop at an incomplete record.
   absl::Status Undo(const absl::Status& status) const {
     if (ftruncate(file_, size_) == 0) return status;
     return absl::ErrnoToStatus(errno, absl::StrCat(status.message(), "; cannot shorten it"));
@@ -113,15 +119,15 @@ class EventFile : public MetricsSink {
 
   const std::string path_;
   const int file_;
-  int64_t size_ = 0;  // Whole records only.
+  int64_t size_ = 0;  // Of complete records.
 };
 
 // TensorBoard reads the files of a folder in the order of their names.
 std::string FileName(absl::Time now) {
   static std::atomic<int> number = 0;
-  char host[256] = "localhost";
-  if (gethostname(host, sizeof(host) - 1) != 0) absl::SNPrintF(host, sizeof(host), "localhost");
-  return absl::StrFormat("events.out.tfevents.%010d.%s.%d.%d", absl::ToUnixSeconds(now), host, getpid(), number++);
+  const std::string host = HostName();
+  return absl::StrFormat("events.out.tfevents.%010d.%s.%d.%d", absl::ToUnixSeconds(now),
+                         host.empty() ? "localhost" : host, getpid(), number++);
 }
 
 }  // namespace
@@ -129,7 +135,8 @@ std::string FileName(absl::Time now) {
 absl::StatusOr<std::unique_ptr<MetricsSink>> OpenTensorboard(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", folder));
+  if (error)
+    return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", folder));
   const absl::Time now = absl::Now();
   const std::string path = absl::StrCat(folder, "/", FileName(now));
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);

@@ -1,20 +1,22 @@
-// Event files that TensorBoard shows: `tensorboard --logdir=runs`, with a folder in it for each run.
+// Event files that TensorBoard shows: `tensorboard --logdir=runs`, with a folder in it for each
+// run.
 //
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<MetricsSink> sink, OpenTensorboard("runs/first"));
 //   EK_RETURN_IF_ERROR(sink->Write({.step = 12, .time = absl::Now(), .scalars = scalars}));
 //
-// Each sink writes a file of its own, events.out.tfevents.<time>.<host>.<process>.<number>, in the folder, which is made
-// if it is not there: a run that is resumed, or that another rank goes on with, adds a file, and TensorBoard shows all
-// of a folder as one run. Names of scalars and histograms are shown as they are; what is before a '/' is a group.
-// GoBackTo() has TensorBoard forget what it knows of the steps from there on.
+// Each sink writes a file of its own, events.out.tfevents.<time>.<host>.<process>.<number>, in the
+// folder, which is created if it does not exist: a run that is resumed, or continued by another
+// rank, adds a file, and TensorBoard shows all files of a folder as one run. Names of scalars and
+// histograms are shown unchanged; the part before a '/' is a group. GoBackTo() makes TensorBoard
+// discard the steps from there on.
 //
-// Records are handed to the system whole and at once: a reader sees complete records, and a crash of the process loses
-// none.
+// Records are passed to the system whole and at once: readers see complete records, and a crash of
+// the process loses none.
 //
-// Threads: thread-compatible; sinks of several threads have different files.
+// Threads: thread-compatible; sinks have different files.
 // Errors:  the file system's own, with the path.
-// Source:  TFRecord framing (tensorflow.org/tutorials/load_data/tfrecord); the messages Event, Summary, HistogramProto
-//          and SessionLog of TensorBoard (tensorboard/compat/proto).
+// Source:  TFRecord framing (tensorflow.org/tutorials/load_data/tfrecord); the messages Event,
+//          Summary, HistogramProto and SessionLog of TensorBoard (tensorboard/compat/proto).
 
 #ifndef EVENKEEL_TRAINER_REPORT_TENSORBOARD_H_
 #define EVENKEEL_TRAINER_REPORT_TENSORBOARD_H_

@@ -25,7 +25,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/trainer/report/crc32c.h"
 #include "evenkeel/trainer/report/metrics_sink.h"
-#include "evenkeel/zero_optim/file_io.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
 
 namespace evenkeel {
 namespace {
@@ -40,7 +40,8 @@ template <typename Number>
 Number Take(absl::string_view& bytes) {
   Number number{};
   EXPECT_GE(bytes.size(), sizeof(number));
-  std::memcpy(&number, bytes.data(), std::min(bytes.size(), sizeof(number)));  // Little-endian, as this machine is.
+  std::memcpy(&number, bytes.data(),
+              std::min(bytes.size(), sizeof(number)));  // Little-endian, as this machine is.
   bytes.remove_prefix(std::min(bytes.size(), sizeof(number)));
   return number;
 }
@@ -72,7 +73,8 @@ struct Message {
       const int field = static_cast<int>(key >> 3);
       switch (key & 7) {
         case 0:
-          message.numbers[field].push_back(static_cast<double>(static_cast<int64_t>(TakeVarint(bytes))));
+          message.numbers[field].push_back(
+              static_cast<double>(static_cast<int64_t>(TakeVarint(bytes))));
           break;
         case 1:
           message.numbers[field].push_back(Take<double>(bytes));
@@ -140,7 +142,8 @@ TEST(TensorboardTest, BeginsWithTheVersionOfTheFormat) {
   ASSERT_TRUE(OpenTensorboard(folder).ok());
   ASSERT_THAT(FilesIn(folder), SizeIs(1));
   const std::string path = FilesIn(folder)[0];
-  EXPECT_THAT(path, StartsWith(absl::StrCat(folder, "/events.out.tfevents.", absl::ToUnixSeconds(before) / 100)));
+  EXPECT_THAT(path, StartsWith(absl::StrCat(folder, "/events.out.tfevents.",
+                                            absl::ToUnixSeconds(before) / 100)));
   EXPECT_THAT(path, HasSubstr(absl::StrCat(".", getpid(), ".")));
   const std::vector<Message> events = ReadEvents(path);
   ASSERT_THAT(events, SizeIs(1));
@@ -151,7 +154,8 @@ TEST(TensorboardTest, BeginsWithTheVersionOfTheFormat) {
 TEST(TensorboardTest, AScalarPointIsOneEvent) {
   const std::string folder = NewFolder("scalars");
   const std::unique_ptr<MetricsSink> sink = *OpenTensorboard(folder);
-  const Scalar scalars[] = {{"train/loss", 0.625, ""}, {"train/samples_per_second", 1e6, ""}, {"odd", NAN, ""}};
+  const Scalar scalars[] = {
+      {"train/loss", 0.625, ""}, {"train/samples_per_second", 1e6, ""}, {"odd", NAN, ""}};
   ASSERT_TRUE(sink->Write({.step = int64_t{1} << 40, .time = kTime, .scalars = scalars}).ok());
   // It is in the file at once.
   const std::vector<Message> events = ReadEvents(FilesIn(folder)[0]);
@@ -170,8 +174,10 @@ TEST(TensorboardTest, AHistogramHasItsSumsAndBuckets) {
   const std::string folder = NewFolder("histograms");
   const std::unique_ptr<MetricsSink> sink = *OpenTensorboard(folder);
   const double values[] = {1, 1, 1.05};
-  ASSERT_TRUE(sink->WriteHistogram({.step = 7, .time = kTime, .name = "bucket/us", .values = values}).ok());
-  ASSERT_TRUE(sink->WriteHistogram({.step = 8, .time = kTime, .name = "bucket/us", .values = {}}).ok());
+  ASSERT_TRUE(
+      sink->WriteHistogram({.step = 7, .time = kTime, .name = "bucket/us", .values = values}).ok());
+  ASSERT_TRUE(
+      sink->WriteHistogram({.step = 8, .time = kTime, .name = "bucket/us", .values = {}}).ok());
   const std::vector<Message> events = ReadEvents(FilesIn(folder)[0]);
   ASSERT_THAT(events, SizeIs(3));
   EXPECT_EQ(events[1].number(2), 7);
@@ -223,7 +229,8 @@ TEST(TensorboardTest, SaysWhatCannotBeWritten) {
   getrlimit(RLIMIT_FSIZE, &before);
   const auto handler = signal(SIGXFSZ, SIG_IGN);
   const std::string path = FilesIn(folder)[0];
-  const rlimit little{.rlim_cur = fs::file_size(path) + 3, .rlim_max = before.rlim_max};  // A part of a record.
+  const rlimit little{.rlim_cur = fs::file_size(path) + 3,
+                      .rlim_max = before.rlim_max};  // A part of a record.
   setrlimit(RLIMIT_FSIZE, &little);
   const absl::Status full = sink->Finish(kTime).ok() ? sink->GoBackTo(1, kTime) : absl::OkStatus();
   setrlimit(RLIMIT_FSIZE, &before);

@@ -25,9 +25,10 @@ using update::Found;
 using update::Rule;
 using update::Tensor;
 
-const auto kMeasure = MakeKernel<&ek_measure>("ek_measure", update_kernels_image, KernelKind::kSynchronises);
-const auto kMeasureTotal =
-    MakeKernel<&ek_measure_total>("ek_measure_total", update_kernels_image, KernelKind::kSynchronises);
+const auto kMeasure =
+    MakeKernel<&ek_measure>("ek_measure", update_kernels_image, KernelKind::kSynchronises);
+const auto kMeasureTotal = MakeKernel<&ek_measure_total>("ek_measure_total", update_kernels_image,
+                                                         KernelKind::kSynchronises);
 const auto kPrepare = MakeKernel<&ek_prepare_update>("ek_prepare_update", update_kernels_image);
 
 // By Section.
@@ -41,7 +42,8 @@ const decltype(MakeKernel<&ek_update_sgd_float>("", update_kernels_image)) kUpda
 };
 constexpr int kSections = static_cast<int>(std::size(kUpdates));
 
-constexpr absl::Duration kPatience = absl::Minutes(10);  // At the end, for a device that is still at work.
+constexpr absl::Duration kPatience =
+    absl::Minutes(10);  // At the end, for a device that is still at work.
 
 Rule KindOf(const UpdateRule& rule) {
   const Sgd* const sgd = std::get_if<Sgd>(&rule);
@@ -50,7 +52,8 @@ Rule KindOf(const UpdateRule& rule) {
 }
 
 update::RuleNumbers NumbersOf(const UpdateRule& rule) {
-  update::RuleNumbers numbers{.rule = KindOf(rule), .decoupled = std::holds_alternative<AdamW>(rule)};
+  update::RuleNumbers numbers{.rule = KindOf(rule),
+                              .decoupled = std::holds_alternative<AdamW>(rule)};
   numbers.learning_rate = LearningRate(rule);
   if (const Sgd* const sgd = std::get_if<Sgd>(&rule)) {
     numbers.nesterov = sgd->nesterov;
@@ -79,7 +82,9 @@ Tensor TensorOf(const UpdateRule& rule, const DeviceUpdateItem& item) {
                 .is_bfloat = item.value.dtype == DType::kBFloat16};
   const auto names = StateTensorNames(rule, item.value.dtype);
   for (size_t t = 0; t < item.state.size(); ++t) {
-    float*& place = names[t] == "master" ? tensor.master : names[t] == "exp_avg_sq" ? tensor.second : tensor.first;
+    float*& place = names[t] == "master"       ? tensor.master
+                    : names[t] == "exp_avg_sq" ? tensor.second
+                                               : tensor.first;
     place = static_cast<float*>(item.state[t].data);
   }
   return tensor;
@@ -96,8 +101,9 @@ struct Given {
 
   friend bool operator==(const Given& a, const Given& b) {
     const auto all = [](const Given& g) {
-      return std::tie(g.tensor.value, g.tensor.gradient, g.tensor.first, g.tensor.second, g.tensor.master,
-                      g.tensor.param, g.tensor.is_bfloat, g.count, g.rule, g.flag, g.section, g.has_state);
+      return std::tie(g.tensor.value, g.tensor.gradient, g.tensor.first, g.tensor.second,
+                      g.tensor.master, g.tensor.param, g.tensor.is_bfloat, g.count, g.rule, g.flag,
+                      g.section, g.has_state);
     };
     return all(a) == all(b);
   }
@@ -137,11 +143,13 @@ struct DeviceUpdate::List {
 DeviceUpdate::DeviceUpdate(DeviceRuntime* runtime, Device device, int param_count)
     : runtime_(runtime), device_(device), param_count_(param_count) {}
 
-absl::StatusOr<std::unique_ptr<DeviceUpdate>> DeviceUpdate::Create(DeviceRuntime* runtime, Device device,
-                                                                   int param_count) {
+absl::StatusOr<std::unique_ptr<DeviceUpdate>> DeviceUpdate::Create(DeviceRuntime* runtime,
+                                                                   Device device, int param_count) {
   std::unique_ptr<DeviceUpdate> made(new DeviceUpdate(runtime, device, param_count));
-  EK_ASSIGN_OR_RETURN(made->steps_, runtime->Allocate(device, param_count * int64_t{sizeof(int64_t)}));
-  EK_ASSIGN_OR_RETURN(made->numbers_, runtime->Allocate(device, param_count * int64_t{sizeof(update::Numbers)}));
+  EK_ASSIGN_OR_RETURN(made->steps_,
+                      runtime->Allocate(device, param_count * int64_t{sizeof(int64_t)}));
+  EK_ASSIGN_OR_RETURN(made->numbers_,
+                      runtime->Allocate(device, param_count * int64_t{sizeof(update::Numbers)}));
   EK_ASSIGN_OR_RETURN(made->found_, runtime->Allocate(device, sizeof(Found)));
   EK_ASSIGN_OR_RETURN(made->check_, runtime->Allocate(device, sizeof(update::Check)));
   for (CheckPlace& place : made->checks_) {
@@ -199,12 +207,13 @@ absl::Status DeviceUpdate::SetList(int number, absl::Span<const UpdateRule> rule
   for (const DeviceUpdateItem& item : items) {
     const UpdateRule& rule = rules[item.rule];
     const bool is_bfloat = item.value.dtype == DType::kBFloat16;
-    given.push_back({.tensor = TensorOf(rule, item),
-                     .count = item.value.count,
-                     .rule = item.rule,
-                     .flag = item.flag,
-                     .section = 2 * static_cast<int>(KindOf(rule)) + is_bfloat,
-                     .has_state = item.state.size() == StateTensorNames(rule, item.value.dtype).size()});
+    given.push_back(
+        {.tensor = TensorOf(rule, item),
+         .count = item.value.count,
+         .rule = item.rule,
+         .flag = item.flag,
+         .section = 2 * static_cast<int>(KindOf(rule)) + is_bfloat,
+         .has_state = item.state.size() == StateTensorNames(rule, item.value.dtype).size()});
   }
   if (lists_[number] != nullptr && lists_[number]->given == given) return absl::OkStatus();
 
@@ -218,9 +227,10 @@ absl::Status DeviceUpdate::SetList(int number, absl::Span<const UpdateRule> rule
       if (one.section != section) continue;
       list->has_state = list->has_state && one.has_state;
       for (int64_t begin = 0; begin < one.count; begin += update::kChunk) {
-        chunks.push_back({.begin = begin,
-                          .tensor = static_cast<int32_t>(tensors.size()),
-                          .count = static_cast<int32_t>(std::min(update::kChunk, one.count - begin))});
+        chunks.push_back(
+            {.begin = begin,
+             .tensor = static_cast<int32_t>(tensors.size()),
+             .count = static_cast<int32_t>(std::min(update::kChunk, one.count - begin))});
       }
       list->section_elements[section] += one.count;
       list->elements += one.count;
@@ -244,8 +254,10 @@ absl::Status DeviceUpdate::SetList(int number, absl::Span<const UpdateRule> rule
   list->tensors_at = Put(table, tensors);
   list->chunks_at = Put(table, chunks);
   list->entries_at = Put(table, entries);
-  EK_ASSIGN_OR_RETURN(list->table, Upload(table.data(), static_cast<int64_t>(table.size()), stream));
-  const int64_t blocks = ShapeFor(list->elements, update::kChunk / update::kThreads, update::kThreads).blocks;
+  EK_ASSIGN_OR_RETURN(list->table,
+                      Upload(table.data(), static_cast<int64_t>(table.size()), stream));
+  const int64_t blocks =
+      ShapeFor(list->elements, update::kChunk / update::kThreads, update::kThreads).blocks;
   EK_ASSIGN_OR_RETURN(list->partials, runtime_->Allocate(device_, blocks * int64_t{sizeof(Found)}));
   list->given = std::move(given);
   if (lists_[number] != nullptr) {
@@ -258,19 +270,24 @@ absl::Status DeviceUpdate::SetList(int number, absl::Span<const UpdateRule> rule
 
 absl::Status DeviceUpdate::Measure(int number, double norm, StreamRef stream) {
   const List& list = *lists_[number];
-  const LaunchShape shape = ShapeFor(list.elements, update::kChunk / update::kThreads, update::kThreads);
+  const LaunchShape shape =
+      ShapeFor(list.elements, update::kChunk / update::kThreads, update::kThreads);
   auto* const partials = static_cast<Found*>(list.partials.data.get());
   EK_RETURN_IF_ERROR(Launch(*runtime_, kMeasure, shape, stream, list.tensors(), list.chunks(),
                             list.section_begin[kSections], norm, partials));
-  EK_RETURN_IF_ERROR(Launch(*runtime_, kMeasureTotal, {.blocks = 1, .threads = update::kTotalThreads}, stream, partials,
+  EK_RETURN_IF_ERROR(Launch(*runtime_, kMeasureTotal,
+                            {.blocks = 1, .threads = update::kTotalThreads}, stream, partials,
                             shape.blocks, norm, static_cast<Found*>(found_.data.get())));
   return Used(stream);
 }
 
-TensorView DeviceUpdate::found() const { return TensorView(found_.data.get(), 2, DType::kFloat64, device_); }
+TensorView DeviceUpdate::found() const {
+  return TensorView(found_.data.get(), 2, DType::kFloat64, device_);
+}
 
-absl::Status DeviceUpdate::Prepare(int number, absl::Span<const UpdateRule> rules, const StepOptions& options,
-                                   bool is_measured, StreamRef stream, const TensorView& flags) {
+absl::Status DeviceUpdate::Prepare(int number, absl::Span<const UpdateRule> rules,
+                                   const StepOptions& options, bool is_measured, StreamRef stream,
+                                   const TensorView& flags) {
   const List& list = *lists_[number];
   update::Decision decision{.grad_scale = options.grad_scale,
                             .norm = kInfinityNorm,
@@ -290,15 +307,17 @@ absl::Status DeviceUpdate::Prepare(int number, absl::Span<const UpdateRule> rule
     }
     const int64_t begin = list.rule_begin[part], count = list.rule_begin[part + 1] - begin;
     if (count == 0 && !(is_measured && part == 0)) continue;
-    EK_RETURN_IF_ERROR(
-        Launch(*runtime_, kPrepare, ShapeFor(std::max<int64_t>(count, 1)), stream, list.entries() + begin, count,
-               numbers, decision, update::Flags{flags.data, flags.dtype == DType::kBFloat16},
-               static_cast<const Found*>(found_.data.get()), static_cast<int64_t*>(steps_.data.get()),
-               static_cast<update::Numbers*>(numbers_.data.get()), static_cast<update::Check*>(check_.data.get())));
+    EK_RETURN_IF_ERROR(Launch(
+        *runtime_, kPrepare, ShapeFor(std::max<int64_t>(count, 1)), stream, list.entries() + begin,
+        count, numbers, decision, update::Flags{flags.data, flags.dtype == DType::kBFloat16},
+        static_cast<const Found*>(found_.data.get()), static_cast<int64_t*>(steps_.data.get()),
+        static_cast<update::Numbers*>(numbers_.data.get()),
+        static_cast<update::Check*>(check_.data.get())));
   }
   if (is_measured) {
     CheckPlace& place = checks_[check_count_ % checks_.size()];
-    EK_RETURN_IF_ERROR(runtime_->Copy(place.pinned.data.get(), check_.data.get(), sizeof(update::Check), stream));
+    EK_RETURN_IF_ERROR(
+        runtime_->Copy(place.pinned.data.get(), check_.data.get(), sizeof(update::Check), stream));
     EK_ASSIGN_OR_RETURN(place.written, runtime_->Record(stream));
     ++check_count_;
   }
@@ -307,26 +326,33 @@ absl::Status DeviceUpdate::Prepare(int number, absl::Span<const UpdateRule> rule
 
 absl::Status DeviceUpdate::Apply(int number, StreamRef stream) {
   const List& list = *lists_[number];
-  if (!list.has_state) return absl::InternalError(absl::StrCat("list ", number, " can't be applied: it has no state"));
+  if (!list.has_state)
+    return absl::InternalError(
+        absl::StrCat("list ", number, " cannot be applied: it has no state"));
   for (int section = 0; section < kSections; ++section) {
     const int64_t begin = list.section_begin[section], end = list.section_begin[section + 1];
-    LaunchShape shape = ShapeFor(list.section_elements[section], update::kChunk / update::kThreads, update::kThreads);
-    EK_RETURN_IF_ERROR(Launch(*runtime_, kUpdates[section], shape, stream, list.tensors(), list.chunks(), begin, end,
+    LaunchShape shape = ShapeFor(list.section_elements[section], update::kChunk / update::kThreads,
+                                 update::kThreads);
+    EK_RETURN_IF_ERROR(Launch(*runtime_, kUpdates[section], shape, stream, list.tensors(),
+                              list.chunks(), begin, end,
                               static_cast<const update::Numbers*>(numbers_.data.get())));
   }
   return Used(stream);
 }
 
-absl::StatusOr<std::optional<GradientCheck>> DeviceUpdate::LastCheck(absl::Time deadline, int back) {
+absl::StatusOr<std::optional<GradientCheck>> DeviceUpdate::LastCheck(absl::Time deadline,
+                                                                     int back) {
   if (back >= check_count_ || back >= static_cast<int>(checks_.size())) return std::nullopt;
   const CheckPlace& place = checks_[(check_count_ - 1 - back) % checks_.size()];
   EK_ASSIGN_OR_RETURN(const bool is_there, runtime_->IsDone(place.written));
   if (!is_there) EK_RETURN_IF_ERROR(runtime_->Synchronize(place.written, deadline));
   const auto& check = *static_cast<const update::Check*>(place.pinned.data.get());
-  return GradientCheck{.norm = check.norm, .is_finite = check.is_finite != 0, .is_skipped = check.is_skipped != 0};
+  return GradientCheck{
+      .norm = check.norm, .is_finite = check.is_finite != 0, .is_skipped = check.is_skipped != 0};
 }
 
-absl::Status DeviceUpdate::CopyToHost(Memory& pinned, const Memory& from, StreamRef stream, absl::Time deadline) {
+absl::Status DeviceUpdate::CopyToHost(Memory& pinned, const Memory& from, StreamRef stream,
+                                      absl::Time deadline) {
   EK_ASSIGN_OR_RETURN(pinned, runtime_->AllocatePinned(from.bytes));
   EK_RETURN_IF_ERROR(runtime_->Copy(pinned.data.get(), from.data.get(), from.bytes, stream));
   const absl::Status waited = runtime_->Synchronize(stream, deadline);
@@ -334,8 +360,8 @@ absl::Status DeviceUpdate::CopyToHost(Memory& pinned, const Memory& from, Stream
   return waited;
 }
 
-absl::StatusOr<GradientCheck> DeviceUpdate::CheckNow(double norm, double grad_scale, StreamRef stream,
-                                                     absl::Time deadline) {
+absl::StatusOr<GradientCheck> DeviceUpdate::CheckNow(double norm, double grad_scale,
+                                                     StreamRef stream, absl::Time deadline) {
   Memory pinned;
   EK_RETURN_IF_ERROR(CopyToHost(pinned, found_, stream, deadline));
   const auto& found = *static_cast<const Found*>(pinned.data.get());
@@ -343,7 +369,8 @@ absl::StatusOr<GradientCheck> DeviceUpdate::CheckNow(double norm, double grad_sc
   return GradientCheck{.norm = update::NormOf(found, {.grad_scale = grad_scale, .norm = norm})};
 }
 
-absl::StatusOr<std::vector<int64_t>> DeviceUpdate::ReadSteps(StreamRef stream, absl::Time deadline) {
+absl::StatusOr<std::vector<int64_t>> DeviceUpdate::ReadSteps(StreamRef stream,
+                                                             absl::Time deadline) {
   Memory pinned;
   EK_RETURN_IF_ERROR(CopyToHost(pinned, steps_, stream, deadline));
   const auto* const first = static_cast<const int64_t*>(pinned.data.get());

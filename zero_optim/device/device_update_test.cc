@@ -40,7 +40,8 @@ float Noise(uint64_t seed) {
 }
 
 float Read(const TensorView& view, int64_t i) {
-  if (view.dtype == DType::kBFloat16) return static_cast<float>(static_cast<BFloat16*>(view.data)[i]);
+  if (view.dtype == DType::kBFloat16)
+    return static_cast<float>(static_cast<BFloat16*>(view.data)[i]);
   return static_cast<float*>(view.data)[i];
 }
 void Write(const TensorView& view, int64_t i, float value) {
@@ -51,10 +52,12 @@ void Write(const TensorView& view, int64_t i, float value) {
   }
 }
 
-// Parameters on a device, and the same, in float32, on the CPU. The memory of a simulated device is the host's.
+// Parameters on a device, and the same, in float32, on the CPU. The memory of a simulated device is
+// the host's.
 class Pair {
  public:
-  Pair(TestedDevices* devices, const std::vector<UpdateRule>& rules, const std::vector<int64_t>& sizes, DType dtype)
+  Pair(TestedDevices* devices, const std::vector<UpdateRule>& rules,
+       const std::vector<int64_t>& sizes, DType dtype)
       : devices_(devices), rules_(rules), dtype_(dtype) {
     stream_ = *devices->CreateStream(kDevice);
     update_ = *DeviceUpdate::Create(devices, kDevice, static_cast<int>(sizes.size()));
@@ -114,7 +117,8 @@ class Pair {
     for (size_t p = from; p < params_.size(); ++p) {
       Param& param = params_[p];
       std::vector<TensorView> state;
-      for (std::vector<float>& tensor : param.plain_state) state.emplace_back(absl::MakeSpan(tensor));
+      for (std::vector<float>& tensor : param.plain_state)
+        state.emplace_back(absl::MakeSpan(tensor));
       ApplyUpdate(rules_[p % rules_.size()], step, grad_scale, absl::MakeSpan(param.plain),
                   absl::MakeSpan(param.plain_gradient), state);
     }
@@ -129,13 +133,16 @@ class Pair {
       const auto names = StateTensorNames(rules_[p % rules_.size()], dtype_);
       size_t plain = 0;
       for (size_t t = 0; t < names.size(); ++t) {
-        const std::vector<float>& wanted = names[t] == "master" ? param.plain : param.plain_state[plain++];
+        const std::vector<float>& wanted =
+            names[t] == "master" ? param.plain : param.plain_state[plain++];
         for (int64_t i = 0; i < param.value.count; ++i) {
           ASSERT_EQ(Read(param.state[t], i), wanted[i]) << names[t] << " of " << p << " at " << i;
         }
       }
       for (int64_t i = 0; i < param.value.count; ++i) {
-        const float wanted = dtype_ == DType::kBFloat16 ? static_cast<float>(BFloat16(param.plain[i])) : param.plain[i];
+        const float wanted = dtype_ == DType::kBFloat16
+                                 ? static_cast<float>(BFloat16(param.plain[i]))
+                                 : param.plain[i];
         ASSERT_EQ(Read(param.value, i), wanted) << "value of " << p << " at " << i;
       }
     }
@@ -166,7 +173,8 @@ class Pair {
 
   TensorView Make(int64_t count, DType dtype, int64_t offset) {
     memory_.push_back(*devices_->Allocate(kDevice, (count + offset) * SizeOf(dtype)));
-    return TensorView(memory_.back().data.get(), count + offset, dtype, kDevice).Slice(offset, count);
+    return TensorView(memory_.back().data.get(), count + offset, dtype, kDevice)
+        .Slice(offset, count);
   }
 
   TestedDevices* const devices_;
@@ -221,7 +229,8 @@ TEST(DeviceUpdateTest, AStepHasNoHostWaitAndNoCopyButOfItsCheck) {
   Pair pair(&devices, {AdamW{}}, kSizes, DType::kFloat32);
   pair.MakeGradients(1);
   ASSERT_TRUE(pair.Step().ok());
-  const int64_t waits = devices.host_waits(), launches = devices.launches(), copies = devices.copies();
+  const int64_t waits = devices.host_waits(), launches = devices.launches(),
+                copies = devices.copies();
   for (int step = 0; step < 5; ++step) ASSERT_TRUE(pair.Step().ok());
   EXPECT_EQ(devices.host_waits(), waits);
   EXPECT_EQ(devices.launches(), launches + 5 * 2);
@@ -241,7 +250,9 @@ TEST(DeviceUpdateTest, MeasuresAndClips) {
       TestedDevices devices;
       Pair pair(&devices, {Sgd{.learning_rate = 1}}, kSizes, dtype);
       pair.MakeGradients(1);
-      ASSERT_TRUE(pair.Step({.grad_scale = -0.5, .clip = ClipOptions{.max_norm = 0.125, .norm = norm}}).ok());
+      ASSERT_TRUE(
+          pair.Step({.grad_scale = -0.5, .clip = ClipOptions{.max_norm = 0.125, .norm = norm}})
+              .ok());
       const double wanted = pair.PlainNorm(norm) * 0.5;
       const auto check = pair.update().LastCheck(Soon());
       ASSERT_TRUE(check.ok() && check->has_value());
@@ -259,12 +270,14 @@ TEST(DeviceUpdateTest, MeasuresAndClips) {
 }
 
 TEST(DeviceUpdateTest, ASkippedStepChangesNothingAndDoesNotCount) {
-  for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-                          std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+        std::numeric_limits<float>::quiet_NaN()}) {
     for (const double norm : {1.0, 2.0, 3.0, kInfinityNorm}) {
       TestedDevices devices;
       Pair pair(&devices, {AdamW{}}, kSizes, DType::kFloat32);
-      const StepOptions options{.clip = ClipOptions{.max_norm = 1e30, .norm = norm}, .skip_nonfinite = true};
+      const StepOptions options{.clip = ClipOptions{.max_norm = 1e30, .norm = norm},
+                                .skip_nonfinite = true};
       int64_t counted = 0;
       for (int step = 1; step <= 4; ++step) {
         pair.MakeGradients(step);

@@ -2,15 +2,20 @@
 //
 // Three kinds of kernels, and between them nothing but the device's memory:
 //
-//   ek_measure, ek_measure_total   gradients -> what was found: the sum of |g|^p or the largest |g|, and how many blocks
+//   ek_measure, ek_measure_total   gradients -> what was found: the sum of |g|^p or the largest
+//     |g|, and how many blocks
 //                                  saw something that is not finite
-//   ek_prepare_update              what was found -> whether the step is skipped, and by what gradients are multiplied;
-//                                  each parameter's step count -> the numbers of its update, bias corrections included
+//   ek_prepare_update              what was found -> whether the step is skipped, and by what
+//     gradients are multiplied;
+//                                  each parameter's step count -> the numbers of its update, bias
+//                                  corrections included
 //   ek_update_...                  one pass over gradient, state and value, by these numbers
 //
-// Rounding: the same operations in the same order as on the CPU (internal/update_kernels.cc), none contracted, divisions
-//           and roots rounded to nearest. Only pow() in the bias corrections may differ in the last bits of a double.
-// Sums:     of each thread, then of each block, then of all, in an order that depends on the table alone.
+// Rounding: the same operations in the same order as on the CPU (internal/update_kernels.cc), none
+//           contracted, divisions and roots rounded to nearest. Only pow() in the bias corrections
+//           may differ in the last bits of a double.
+// Sums:     of each thread, then of each block, then of all, in an order that depends on the table
+//           alone.
 
 #ifndef EVENKEEL_ZERO_OPTIM_DEVICE_UPDATE_CUH_
 #define EVENKEEL_ZERO_OPTIM_DEVICE_UPDATE_CUH_
@@ -98,7 +103,8 @@ struct Numbers {
   int32_t is_skipped, is_first, decays, nesterov;
 };
 
-// Rounded one by one: nvcc would make one operation of a product and a sum. g++ is told not to (-ffp-contract=off).
+// Rounded one by one: nvcc would make one operation of a product and a sum. g++ is told not to
+//                     (-ffp-contract=off).
 #ifdef __CUDACC__
 EK_DEVICE float Mul(float a, float b) { return __fmul_rn(a, b); }
 EK_DEVICE float Add(float a, float b) { return __fadd_rn(a, b); }
@@ -107,7 +113,9 @@ EK_DEVICE float Root(float a) { return __fsqrt_rn(a); }
 EK_DEVICE double MulD(double a, double b) { return __dmul_rn(a, b); }
 EK_DEVICE double AddD(double a, double b) { return __dadd_rn(a, b); }
 EK_DEVICE double RootD(double a) { return sqrt(a); }
-__device__ __noinline__ double Power(double a, double b) { return pow(a, b); }  // Long, and seldom called.
+__device__ __noinline__ double Power(double a, double b) {
+  return pow(a, b);
+}  // Long, and seldom called.
 EK_DEVICE double Magnitude(double a) { return fabs(a); }
 EK_DEVICE bool IsInfinite(double a) { return isinf(a); }
 EK_DEVICE double Infinity() { return __longlong_as_double(0x7ff0000000000000ll); }
@@ -136,14 +144,15 @@ EK_DEVICE bool IsSet(const Flags& flags, int32_t flag) {
                          : static_cast<const float*>(flags.data)[flag] != 0;
 }
 
-// The rules, for one element ----------------------------------------------------------------------------------------
+// The rules, for one element ----------------------------------------------------------------------
 
 EK_DEVICE float Scaled(const Numbers& c, float p, float gradient) {
   const float g = Mul(gradient, c.grad_scale);
   return c.decays ? Add(g, Mul(c.weight_decay, p)) : g;
 }
 
-// What is between the value and the gradient differs by rule: which state there is, and what becomes of it.
+// What is between the value and the gradient differs by rule: which state there is, and what
+// becomes of it.
 struct SgdRule {
   static constexpr bool kFirst = false, kSecond = false;
   EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float&, float&) {
@@ -161,7 +170,8 @@ struct MomentumRule {
 };
 struct AdamRule {
   static constexpr bool kFirst = true, kSecond = true;
-  EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float& exp_avg, float& exp_avg_sq) {
+  EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float& exp_avg,
+                              float& exp_avg_sq) {
     const float g = Scaled(c, p, gradient);
     const float m = Add(Mul(c.beta1, exp_avg), Mul(c.one_minus_beta1, g));
     const float v = Add(Mul(c.beta2, exp_avg_sq), Mul(Mul(c.one_minus_beta2, g), g));
@@ -172,7 +182,7 @@ struct AdamRule {
   }
 };
 
-// Over a table ------------------------------------------------------------------------------------------------------
+// Over a table ------------------------------------------------------------------------------------
 
 template <typename T>
 inline constexpr bool kHasMaster = sizeof(T) < sizeof(float);
@@ -183,7 +193,8 @@ EK_DEVICE void UpdateOne(const Numbers& c, const Tensor& tensor, int64_t i) {
   T* const value = static_cast<T*>(tensor.value) + i;
   float first = R::kFirst ? tensor.first[i] : 0.0f, second = R::kSecond ? tensor.second[i] : 0.0f;
   const float p = kHasMaster<T> && !c.is_first ? tensor.master[i] : kernel::ToFloat(*value);
-  const float now = R::Step(c, p, kernel::ToFloat(static_cast<const T*>(tensor.gradient)[i]), first, second);
+  const float now =
+      R::Step(c, p, kernel::ToFloat(static_cast<const T*>(tensor.gradient)[i]), first, second);
   if (R::kFirst) tensor.first[i] = first;
   if (R::kSecond) tensor.second[i] = second;
   if (kHasMaster<T>) tensor.master[i] = now;
@@ -193,7 +204,8 @@ EK_DEVICE void UpdateOne(const Numbers& c, const Tensor& tensor, int64_t i) {
 template <typename R, typename T>
 EK_DEVICE void UpdateFour(const Numbers& c, const Tensor& tensor, int64_t i) {
   T* const value = static_cast<T*>(tensor.value) + i;
-  const bool has_values = !kHasMaster<T> || c.is_first;  // Else the master copy is read in their place.
+  const bool has_values =
+      !kHasMaster<T> || c.is_first;  // Else the master copy is read in their place.
   kernel::Four<T> values{};
   if (has_values) values = kernel::LoadFour(value);
   const kernel::Four<T> gradients = kernel::LoadFour(static_cast<const T*>(tensor.gradient) + i);
@@ -224,7 +236,8 @@ EK_DEVICE void UpdateChunks(const Tensor* tensors, const Chunk* chunks, int64_t 
     const int64_t end = chunk.begin + chunk.count;
     int64_t i = chunk.begin;
     // Chunks begin at multiples of four.
-    const bool is_aligned = kernel::IsAlignedForFour<T>(tensor.value) && kernel::IsAlignedForFour<T>(tensor.gradient) &&
+    const bool is_aligned = kernel::IsAlignedForFour<T>(tensor.value) &&
+                            kernel::IsAlignedForFour<T>(tensor.gradient) &&
                             kernel::IsAlignedForFour<float>(tensor.first) &&
                             kernel::IsAlignedForFour<float>(tensor.second) &&
                             kernel::IsAlignedForFour<float>(tensor.master);
@@ -235,11 +248,12 @@ EK_DEVICE void UpdateChunks(const Tensor* tensors, const Chunk* chunks, int64_t 
       }
       i += 4 * fours;
     }
-    for (i += kernel::ThreadX(); i < end; i += kernel::BlockThreads()) UpdateOne<R, T>(c, tensor, i);
+    for (i += kernel::ThreadX(); i < end; i += kernel::BlockThreads())
+      UpdateOne<R, T>(c, tensor, i);
   }
 }
 
-// What was found, and what a step makes of it ------------------------------------------------------------------------
+// What was found, and what a step makes of it -----------------------------------------------------
 
 struct MeasureState {
   double value = 0;
@@ -268,7 +282,8 @@ EK_DEVICE void MeasureFour(const kernel::Four<T>& four, double norm, MeasureStat
 inline constexpr int kMeasureUnroll = 4;  // Loads on their way at once; a whole chunk of a block's.
 
 template <typename T>
-EK_DEVICE void MeasureChunk(const Chunk& chunk, const T* gradient, double norm, MeasureState& state) {
+EK_DEVICE void MeasureChunk(const Chunk& chunk, const T* gradient, double norm,
+                            MeasureState& state) {
   int64_t i = chunk.begin;
   if (kernel::IsAlignedForFour<T>(gradient)) {
     const int64_t fours = chunk.count / 4, step = kernel::BlockThreads();
@@ -280,7 +295,8 @@ EK_DEVICE void MeasureChunk(const Chunk& chunk, const T* gradient, double norm, 
           kernel::LoadFour(elements + 4 * (four + u * step));
       EK_UPDATE_UNROLL for (int u = 0; u < kMeasureUnroll; ++u) MeasureFour(loaded[u], norm, state);
     }
-    for (; four < fours; four += step) MeasureFour(kernel::LoadFour(elements + 4 * four), norm, state);
+    for (; four < fours; four += step)
+      MeasureFour(kernel::LoadFour(elements + 4 * four), norm, state);
     i += 4 * fours;
   }
   for (i += kernel::ThreadX(); i < chunk.begin + chunk.count; i += kernel::BlockThreads()) {
@@ -318,7 +334,9 @@ EK_DEVICE Numbers NumbersFor(const RuleNumbers& rule, int64_t step, double grad_
   const double count = static_cast<double>(step);
   const double bias_correction1 = AddD(1, -Power(rule.beta1, count));
   const double bias_correction2 = AddD(1, -Power(rule.beta2, count));
-  n.keep = rule.decoupled ? static_cast<float>(AddD(1, -MulD(rule.learning_rate, rule.weight_decay))) : 1.0f;
+  n.keep = rule.decoupled
+               ? static_cast<float>(AddD(1, -MulD(rule.learning_rate, rule.weight_decay)))
+               : 1.0f;
   n.beta1 = static_cast<float>(rule.beta1);
   n.one_minus_beta1 = static_cast<float>(AddD(1, -rule.beta1));
   n.beta2 = static_cast<float>(rule.beta2);
@@ -348,8 +366,8 @@ EK_KERNEL(256, ek_measure)
       update::MeasureChunk(chunk, static_cast<const float*>(tensor.gradient), norm, state);
     }
   }
-  const double value =
-      update::IsInfinite(norm) ? kernel::BlockMax(state.value, scratch) : kernel::BlockSum(state.value, scratch);
+  const double value = update::IsInfinite(norm) ? kernel::BlockMax(state.value, scratch)
+                                                : kernel::BlockSum(state.value, scratch);
   const double nonfinite = kernel::BlockSum(state.zeros == 0 ? 0.0 : 1.0, scratch);
   if (kernel::ThreadX() == 0) partials[kernel::BlockX()] = {value, nonfinite};
 }
@@ -368,15 +386,17 @@ EK_KERNEL(256, ek_measure_total)
     }
     nonfinite = update::AddD(nonfinite, partials[i].nonfinite);
   }
-  value = update::IsInfinite(norm) ? kernel::BlockMax(value, scratch) : kernel::BlockSum(value, scratch);
+  value = update::IsInfinite(norm) ? kernel::BlockMax(value, scratch)
+                                   : kernel::BlockSum(value, scratch);
   nonfinite = kernel::BlockSum(nonfinite, scratch);
   if (kernel::ThreadX() == 0) *found = {value, nonfinite};
 }
 
 // A thread per entry; the first of all writes `check`, also if there is no entry.
 EK_KERNEL(256, ek_prepare_update)
-(const update::Entry* entries, int64_t count, update::Rules rules, update::Decision decision, update::Flags flags,
- const update::Found* found, int64_t* steps, update::Numbers* numbers, update::Check* check) {
+(const update::Entry* entries, int64_t count, update::Rules rules, update::Decision decision,
+ update::Flags flags, const update::Found* found, int64_t* steps, update::Numbers* numbers,
+ update::Check* check) {
   double grad_scale = decision.grad_scale;
   bool is_skipped = false;
   if (decision.is_measured) {
@@ -384,7 +404,8 @@ EK_KERNEL(256, ek_prepare_update)
     double norm = update::NormOf(*found, decision);
     if (!is_finite) norm = update::Infinity();
     is_skipped = decision.skips_nonfinite && !is_finite;
-    if (decision.clips) grad_scale = update::MulD(grad_scale, update::ClipOf(decision.max_norm, norm));
+    if (decision.clips)
+      grad_scale = update::MulD(grad_scale, update::ClipOf(decision.max_norm, norm));
     if (kernel::GlobalIndex() == 0 && check != nullptr) *check = {norm, is_finite, is_skipped};
   }
   for (int64_t i = kernel::GlobalIndex(); i < count; i += kernel::GlobalThreads()) {

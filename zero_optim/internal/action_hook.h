@@ -1,4 +1,5 @@
-// What optimizers share as Joinables: a hook that acts only when the lowest active rank announces that it did.
+// What optimizers share as Joinables: a hook that acts only when the lowest active rank announces
+// that it did.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_ACTION_HOOK_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_ACTION_HOOK_H_
@@ -17,21 +18,30 @@ class ActionHook : public JoinHook {
  public:
   using Action = std::function<absl::Status(const StepAnswer& step, absl::string_view payload)>;
 
-  // `at_end` runs when all ranks have run dry.
-  ActionHook(Action action, std::function<absl::Status(bool is_last_joiner)> at_end)
-      : action_(std::move(action)), at_end_(std::move(at_end)) {}
-  absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override { return action_(step, payload); }
+  // `at_end` runs when all ranks are exhausted, `on_exhausted`, if any, when this one is.
+  ActionHook(Action action, std::function<absl::Status(bool is_last_joiner)> at_end,
+             std::function<absl::Status()> on_exhausted = nullptr)
+      : action_(std::move(action)),
+        at_end_(std::move(at_end)),
+        on_exhausted_(std::move(on_exhausted)) {}
+  absl::Status OnExhausted() override {
+    return on_exhausted_ == nullptr ? absl::OkStatus() : on_exhausted_();
+  }
+  absl::Status OnAction(const StepAnswer& step, absl::string_view payload) override {
+    return action_(step, payload);
+  }
   absl::Status PostHook(bool is_last_joiner) override { return at_end_(is_last_joiner); }
 
  private:
   const Action action_;
   const std::function<absl::Status(bool)> at_end_;
+  const std::function<absl::Status()> on_exhausted_;
 };
 
 // Ranks without inputs do only what is announced; the rest waits for the end of the loop.
 inline absl::Status InsideJoinError(absl::string_view name, absl::string_view call) {
-  return absl::FailedPreconditionError(
-      absl::StrCat(name, ": ", call, " inside RunJoined(): ranks without inputs would go on with what they have"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      name, ": ", call, " inside RunJoined(): exhausted ranks would keep their old values"));
 }
 
 }  // namespace evenkeel::internal

@@ -8,13 +8,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/update_rule.h"
-
-// Two rounds: first a hash of everything; only if those differ, everything.
 
 namespace evenkeel::internal {
 namespace {
@@ -31,14 +28,16 @@ std::string Text(const TensorView& value) {
 }
 
 // What must be equal, line by line.
-std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups& groups, SameIn same) {
-  std::vector<std::string> lines = {absl::StrCat(params.size(), " parameters"), absl::StrCat(groups.size(), " groups")};
+std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups& groups,
+                               SameIn same) {
+  std::vector<std::string> lines = {absl::StrCat(params.size(), " parameters"),
+                                    absl::StrCat(groups.size(), " groups")};
   for (const ParameterGroup& group : groups.groups()) {
     const std::string where = absl::StrCat("group \"", group.name, "\": ");
     const std::vector<std::string> settings = SettingLines(group.rule);
     if (same == SameIn::kShape) {
-      lines.push_back(
-          absl::StrCat(where, settings[0], " with {", absl::StrJoin(StateTensorNames(group.rule), ", "), "}"));
+      lines.push_back(absl::StrCat(where, settings[0], " with {",
+                                   absl::StrJoin(StateTensorNames(group.rule), ", "), "}"));
       continue;
     }
     for (const std::string& setting : settings) lines.push_back(where + setting);
@@ -58,22 +57,6 @@ std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups
   return lines;
 }
 
-std::string Summary(const absl::Status& own, const std::vector<std::string>& lines) {
-  uint64_t hash = 0;
-  for (const std::string& line : lines) hash = StableHash(hash, line);
-  return ByteWriter().I32(static_cast<int>(own.code())).Bytes(own.message()).U64(own.ok() ? hash : 0).Take();
-}
-
-// The status that a rank's summary says, with the rank.
-absl::Status StatusOf(int rank, absl::string_view summary) {
-  ByteReader reader(summary);
-  const int code = reader.I32();
-  const absl::string_view message = reader.Bytes();
-  reader.U64();
-  EK_RETURN_IF_ERROR(Annotate(reader.Finish("a summary"), absl::StrCat("rank ", rank)));
-  return Annotate(absl::Status(static_cast<absl::StatusCode>(code), message), absl::StrCat("rank ", rank));
-}
-
 absl::Status FirstDifference(const std::string& name, const std::vector<std::string>& texts) {
   std::vector<std::vector<std::string>> lines;
   for (const std::string& text : texts) lines.push_back(absl::StrSplit(text, '\n'));
@@ -86,38 +69,36 @@ absl::Status FirstDifference(const std::string& name, const std::vector<std::str
     if (other.empty()) continue;
     std::vector<std::string> values = {absl::StrCat(RankList(same), ": ", lines[0][line])};
     for (int rank : other) {
-      values.push_back(absl::StrCat("rank ", rank, ": ", line < lines[rank].size() ? lines[rank][line] : "nothing"));
+      values.push_back(absl::StrCat("rank ", rank, ": ",
+                                    line < lines[rank].size() ? lines[rank][line] : "nothing"));
       if (values.size() > 8) break;  // Enough to see what is wrong.
     }
-    return absl::InvalidArgumentError(absl::StrCat(name, ": the ranks differ: ", absl::StrJoin(values, "; ")));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": the ranks differ: ", absl::StrJoin(values, "; ")));
   }
-  return absl::InternalError(absl::StrCat(name, ": the ranks differ in what they can't tell"));
+  return absl::InternalError(absl::StrCat(
+      name, ": the ranks' hashes differ but no compared setting does (internal error)"));
 }
 
 }  // namespace
 
-absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
-                                 const ParameterSet& params, const ParameterGroups& groups, SameIn same,
+absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name,
+                                 const absl::Status& own, const ParameterSet& params,
+                                 const ParameterGroups& groups, SameIn same,
                                  const std::vector<std::string>& settings) {
   if (comm.world_size() == 1) return Annotate(own, name);
-  std::vector<std::string> lines = own.ok() ? Lines(params, groups, same) : std::vector<std::string>();
+  std::vector<std::string> lines;
+  if (own.ok()) lines = Lines(params, groups, same);
   lines.insert(lines.end(), settings.begin(), settings.end());
-  EK_ASSIGN_OR_RETURN(const std::vector<std::string> summaries,
-                      comm.control().Exchange(absl::StrCat(name, "/same"), Summary(own, lines), comm.timeout()));
-  bool is_same = true;
-  for (int rank = 0; rank < comm.world_size(); ++rank) {
-    EK_RETURN_IF_ERROR(Annotate(StatusOf(rank, summaries[rank]), name));
-    is_same = is_same && summaries[rank] == summaries[0];
-  }
-  if (is_same) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(
-      const std::vector<std::string> texts,
-      comm.control().Exchange(absl::StrCat(name, "/lines"), absl::StrJoin(lines, "\n"), comm.timeout()));
-  return FirstDifference(name, texts);
+  const auto texts =
+      AgreeOnEqual(comm, absl::StrCat(name, "/same"), own, absl::StrJoin(lines, "\n"));
+  if (!texts.ok()) return Annotate(texts.status(), name);
+  return texts->empty() ? absl::OkStatus() : FirstDifference(name, *texts);
 }
 
-absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name, const ParameterSet& params,
-                                ParameterGroup group, ParameterUpdater& updater) {
+absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
+                                const ParameterSet& params, ParameterGroup group,
+                                ParameterUpdater& updater) {
   ParameterGroups more = updater.groups();
   absl::Status own = more.Add(std::move(group));
   if (own.ok()) own = ParameterUpdater(&params, more, comm.runtime()).Check();
@@ -126,11 +107,12 @@ absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name, con
   return absl::OkStatus();
 }
 
-absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name, ParameterGroups& groups,
-                                  bool is_last_joiner) {
+absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name,
+                                  ParameterGroups& groups, bool is_last_joiner) {
   const std::string mine = is_last_joiner ? StepMessage{.rules = groups.rules()}.Serialize() : "";
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(absl::StrCat("settings/", name), mine, comm.timeout()));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      comm.control().Exchange(absl::StrCat("settings/", name), mine, comm.timeout()));
   int source = -1;
   for (int rank = 0; rank < comm.world_size(); ++rank) {
     if (parts[rank].empty()) continue;
@@ -138,8 +120,9 @@ absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name, P
       EK_ASSIGN_OR_RETURN(const StepMessage first, StepMessage::Parse(parts[source], 0));
       EK_ASSIGN_OR_RETURN(const StepMessage other, StepMessage::Parse(parts[rank], 0));
       return absl::FailedPreconditionError(
-          absl::StrCat(name, ": the ranks ended the loop with different settings: rank ", source, " has ",
-                       SettingsText(groups, first.rules), "; rank ", rank, " has ", SettingsText(groups, other.rules)));
+          absl::StrCat(name, ": the ranks ended the loop with different settings: rank ", source,
+                       " has ", SettingsText(groups, first.rules), "; rank ", rank, " has ",
+                       SettingsText(groups, other.rules)));
     }
     source = rank;
   }

@@ -1,9 +1,11 @@
-// Whether all ranks have the same optimizer, asked when it is made, and when it comes into another group.
+// Whether all ranks have the same optimizer, asked when it is made, and when it comes into another
+// group.
 //
 //   EK_RETURN_IF_ERROR(CheckSameOnAllRanks(comm, "optimizer#0", updater.Check(), params, groups));
 //
-// Every rank must call it. All ranks get the same answer: InvalidArgument that names the ranks and the first parameter
-// or setting that differs, or the first rank whose `own` status is not OK with that status.
+// Every rank must call it. All ranks get the same answer: InvalidArgument that names the ranks and
+// the first parameter or setting that differs, or the first rank whose `own` status is not OK with
+// that status.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_AGREE_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_AGREE_H_
@@ -21,22 +23,26 @@ namespace evenkeel::internal {
 
 enum class SameIn {
   kEverything,
-  kShape,  // The parameters, and what is remembered of each. Settings and trainability may change while a step fails.
+  kShape,  // The parameters, and what is remembered of each. Settings and trainability may change
+           // while a step fails.
 };
 // `settings`: more of them, "name=value".
-absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name, const absl::Status& own,
-                                 const ParameterSet& params, const ParameterGroups& groups,
-                                 SameIn same = SameIn::kEverything, const std::vector<std::string>& settings = {});
+absl::Status CheckSameOnAllRanks(Communicator& comm, const std::string& name,
+                                 const absl::Status& own, const ParameterSet& params,
+                                 const ParameterGroups& groups, SameIn same = SameIn::kEverything,
+                                 const std::vector<std::string>& settings = {});
 
-// One more group of an optimizer, if it is the same on all ranks and none of them has an error; else nothing changes.
-absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name, const ParameterSet& params,
-                                ParameterGroup group, ParameterUpdater& updater);
+// One more group of an optimizer, if it is the same on all ranks and none of them has an error;
+// else nothing changes.
+absl::Status AddGroupOnAllRanks(Communicator& comm, const std::string& name,
+                                const ParameterSet& params, ParameterGroup group,
+                                ParameterUpdater& updater);
 
-// Takes the settings with which the ranks that were active to the end of a joined loop end it: others may have missed a
-// change after the last step. Every rank must call it; FailedPrecondition on all if those ranks differ, with both
-// values.
-absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name, ParameterGroups& groups,
-                                  bool is_last_joiner);
+// Takes the settings with which the ranks that were active to the end of a joined loop end it:
+// others may have missed a change after the last step. Every rank must call it; FailedPrecondition
+// on all if those ranks differ, with both values.
+absl::Status AdoptFromLastJoiners(Communicator& comm, const std::string& name,
+                                  ParameterGroups& groups, bool is_last_joiner);
 
 }  // namespace evenkeel::internal
 

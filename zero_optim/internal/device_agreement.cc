@@ -13,17 +13,18 @@
 
 namespace evenkeel::internal {
 
-absl::Status AddUpMeasure(ParameterUpdater& updater, double norm, Communicator& comm, Channel& channel) {
+absl::Status AddUpMeasure(ParameterUpdater& updater, double norm, Communicator& comm,
+                          Channel& channel) {
   if (comm.world_size() == 1) return absl::OkStatus();
   const StreamRef stream = updater.stream();
-  const Work total =
-      channel.AllReduce(updater.device().found(), norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum,
-                        {.role = Role::kShard, .after = stream});
+  const Work total = channel.AllReduce(updater.device().found(),
+                                       norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum,
+                                       {.role = Role::kShard, .after = stream});
   return total.OrderBefore(stream);
 }
 
-absl::Status DeviceFlags::Reduce(const std::vector<float>& own, ParameterUpdater& updater, Communicator& comm,
-                                 Channel& channel, StreamRef stream) {
+absl::Status DeviceFlags::Reduce(const std::vector<float>& own, ParameterUpdater& updater,
+                                 Communicator& comm, Channel& channel, StreamRef stream) {
   DeviceRuntime& runtime = *comm.runtime();
   if (count_ != static_cast<int64_t>(own.size())) {
     there_.clear();
@@ -45,7 +46,8 @@ absl::Status DeviceFlags::Reduce(const std::vector<float>& own, ParameterUpdater
   }
   EK_RETURN_IF_ERROR(runtime.Copy(all().data, mine.data, mine.bytes(), stream));
   if (comm.world_size() == 1) return absl::OkStatus();
-  return channel.AllReduce(all(), ReduceOp::kMax, {.role = Role::kShard, .after = stream}).OrderBefore(stream);
+  return channel.AllReduce(all(), ReduceOp::kMax, {.role = Role::kShard, .after = stream})
+      .OrderBefore(stream);
 }
 
 }  // namespace evenkeel::internal

@@ -1,15 +1,18 @@
-// What the ranks of a group tell each other in a step on devices, without a host that waits: how large all of their
-// gradients are together, and which parameters some rank has a gradient of.
+// What the ranks of a group tell each other in a step on devices, without a host that waits: how
+// large all of their gradients are together, and which parameters some rank has a gradient of.
 //
-//   EK_RETURN_IF_ERROR(flags.Reduce(own, updater, comm, channel, stream));    // own[i]: 1 if this rank has one
+//   // own[i]: 1 if this rank has one
+//   EK_RETURN_IF_ERROR(flags.Reduce(own, updater, comm, channel, stream));
 //   EK_RETURN_IF_ERROR(updater.MeasureThere(0, norm, updater.stream()));
 //   EK_RETURN_IF_ERROR(AddUpMeasure(updater, norm, comm, channel));
-//   EK_RETURN_IF_ERROR(updater.PrepareThere(0, options, true, updater.stream(), flags.all(), may_be_unset));
+//   EK_RETURN_IF_ERROR(updater.PrepareThere(0, options, true, updater.stream(), flags.all(),
+//                                           may_be_unset));
 //
-// Order:     all ranks call the same in the same order. All is work on the updater's stream, or on that which is given:
-//            always the same one then.
+// Order:     all ranks call the same in the same order. All is work on the updater's stream, or on
+//            that which is given: always the same one then.
 // Threads:   thread-compatible.
-// Ownership: the flags' memory outlives the updater, which waits for what reads it: declare them before it.
+// Ownership: the flags' memory outlives the updater, which waits for what reads it: declare them
+//            before it.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_DEVICE_AGREEMENT_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_DEVICE_AGREEMENT_H_
@@ -24,17 +27,18 @@
 
 namespace evenkeel::internal {
 
-// What this rank has measured of its part becomes what the group has of all parts.
-absl::Status AddUpMeasure(ParameterUpdater& updater, double norm, Communicator& comm, Channel& channel);
+// Combines this rank's measurement of its part with those of the group.
+absl::Status AddUpMeasure(ParameterUpdater& updater, double norm, Communicator& comm,
+                          Channel& channel);
 
 class DeviceFlags {
  public:
   // 0 or 1 each, as many on all ranks. They go to the device only when they have changed.
-  absl::Status Reduce(const std::vector<float>& own, ParameterUpdater& updater, Communicator& comm, Channel& channel,
-                      StreamRef stream);
+  absl::Status Reduce(const std::vector<float>& own, ParameterUpdater& updater, Communicator& comm,
+                      Channel& channel, StreamRef stream);
   // The group's; until the next Reduce().
   TensorView all() const { return Part(1); }
-  // What lies there is not relied upon any more.
+  // Invalidates the values.
   void Forget() { there_.clear(); }
 
  private:

@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/bucket/trainable_mask.h"
-#include "evenkeel/zero_optim/internal/shard_move.h"
-#include "evenkeel/zero_optim/internal/slice_recovery.h"
+#include "evenkeel/bucket/plan/trainable_mask.h"
+#include "evenkeel/zero_optim/internal/placement/shard_move.h"
+#include "evenkeel/zero_optim/internal/placement/slice_recovery.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/partition.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -28,9 +28,14 @@ TEST(ZeroOptimFuzzTest, StepMessage) {
     std::vector<GradientSource> sources;
     for (int i = 0; i < params; ++i) sources.push_back(static_cast<GradientSource>(i % 3));
     std::vector<std::string> good;
-    for (const UpdateRule& rule : {UpdateRule(Sgd{.momentum = 0.9}), UpdateRule(Adam{}), UpdateRule(AdamW{})}) {
-      good.push_back(StepMessage{.rules = {rule, Sgd{}}, .options = {.skip = true}, .sources = sources}.Serialize());
-      good.push_back(StepMessage{.rules = {rule}, .options = {.clip = ClipOptions{}}, .sources = sources}.Serialize());
+    for (const UpdateRule& rule :
+         {UpdateRule(Sgd{.momentum = 0.9}), UpdateRule(Adam{}), UpdateRule(AdamW{})}) {
+      good.push_back(
+          StepMessage{.rules = {rule, Sgd{}}, .options = {.skip = true}, .sources = sources}
+              .Serialize());
+      good.push_back(
+          StepMessage{.rules = {rule}, .options = {.clip = ClipOptions{}}, .sources = sources}
+              .Serialize());
     }
     Fuzz(
         good,
@@ -74,7 +79,10 @@ TEST(ZeroOptimFuzzTest, ShardFacts) {
 
 TEST(ZeroOptimFuzzTest, SliceFacts) {
   const std::vector<int64_t> sizes = {10, 0, 300};
-  SliceFacts facts{.standing = {.steps_finished = 17, .may_lose = true, .holds_state = true, .checkpoint_hint = "last"},
+  SliceFacts facts{.standing = {.steps_finished = 17,
+                                .may_lose = true,
+                                .holds_state = true,
+                                .checkpoint_hint = "last"},
                    .old_rank = 2,
                    .old_world_size = 4};
   facts.held = {{.step = 17, .begin = 3, .count = 7}, {.step = 17}, {.begin = 100, .count = 200}};

@@ -7,13 +7,15 @@
 namespace evenkeel::internal {
 namespace {
 
-// So many sums run beside each other, which a compiler makes vectors of; their number is part of the result.
+// So many sums run beside each other, which a compiler makes vectors of; their number is part of
+// the result.
 constexpr int64_t kLanes = 8;
 
 // `add(lane, |g|)` over all elements; whether all are finite.
 template <typename T, typename Add>
 bool Fold(std::span<const T> gradient, double (&lanes)[kLanes], Add add) {
-  // Zero times a number is zero, unless it is infinite or none; so one sum finds them all, without a branch.
+  // Zero times a number is zero, unless it is infinite or none; so one sum finds them all, without
+  // a branch.
   T zeros[kLanes] = {};
   const int64_t count = static_cast<int64_t>(gradient.size());
   int64_t i = 0;
@@ -50,7 +52,8 @@ Part MeasureOf(std::span<const T> gradient, double norm) {
   } else if (norm == 1) {
     part.is_finite = Fold<T>(gradient, lanes, [](double a, double x) { return a + x; });
   } else {
-    part.is_finite = Fold<T>(gradient, lanes, [norm](double a, double x) { return a + std::pow(x, norm); });
+    part.is_finite =
+        Fold<T>(gradient, lanes, [norm](double a, double x) { return a + std::pow(x, norm); });
   }
   for (const double lane : lanes) part.value += lane;
   return part;
@@ -60,9 +63,10 @@ Part MeasureOf(std::span<const T> gradient, double norm) {
 
 void GradientMeasure::Add(int param, const TensorView& gradient) {
   if (gradient.count == 0) return;
-  const Part part = gradient.dtype == DType::kFloat64
-                        ? MeasureOf<double>({gradient.as<double>().data(), gradient.as<double>().size()}, norm_)
-                        : MeasureOf<float>({gradient.as<float>().data(), gradient.as<float>().size()}, norm_);
+  const Part part =
+      gradient.dtype == DType::kFloat64
+          ? MeasureOf<double>({gradient.as<double>().data(), gradient.as<double>().size()}, norm_)
+          : MeasureOf<float>({gradient.as<float>().data(), gradient.as<float>().size()}, norm_);
   double& sum = parts_[param];
   sum = norm_ == kInfinityNorm ? std::max(sum, part.value) : sum + part.value;
   if (!part.is_finite) parts_.back() += 1;
@@ -82,7 +86,8 @@ GradientCheck GradientMeasure::Result(double grad_scale) const {
 StepOptions Decide(const StepOptions& options, const GradientCheck& check) {
   StepOptions decided = options;
   decided.skip = options.skip || (options.skip_nonfinite && !check.is_finite);
-  if (options.clip.has_value()) decided.grad_scale *= ClipCoefficient(options.clip->max_norm, check.norm);
+  if (options.clip.has_value())
+    decided.grad_scale *= ClipCoefficient(options.clip->max_norm, check.norm);
   return decided;
 }
 

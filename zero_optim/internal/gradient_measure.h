@@ -2,7 +2,8 @@
 //
 //   GradientMeasure measure(params.size(), /*norm=*/2);
 //   for (...) measure.Add(param, gradient);                // those that this rank owns
-//   ... sum measure.parts() over the ranks ...             // exact: of each number only one summand is not zero
+//   // exact: of each number only one summand is not zero
+//   ... sum measure.parts() over the ranks ...
 //   const GradientCheck check = measure.Result(/*grad_scale=*/1.0);
 //
 // Gradients lie in the CPU's memory and are float32 or float64.
@@ -24,10 +25,12 @@ class GradientMeasure {
  public:
   GradientMeasure(int params, double norm) : norm_(norm), parts_(params + 1, 0.0) {}
 
-  // Once per parameter; or once per piece of it, if the pieces' order and borders are always the same.
+  // Once per parameter; or once per piece of it, if the pieces' order and borders are always the
+  // same.
   void Add(int param, const TensorView& gradient);
 
-  // By parameter: the sum of |g|^p, or the largest |g|; behind them how many had an element that is not finite.
+  // By parameter: the sum of |g|^p, or the largest |g|; behind them how many had an element that is
+  //               not finite.
   std::span<double> parts() { return parts_; }
 
   GradientCheck Result(double grad_scale) const;
@@ -37,7 +40,7 @@ class GradientMeasure {
   std::vector<double> parts_;
 };
 
-// Whether a step with these options looks at its gradients at all, and by which norm.
+// Returns whether a step with these options measures its gradients, and by which norm.
 inline bool NeedsCheck(const StepOptions& options) {
   return !options.skip && (options.clip.has_value() || options.skip_nonfinite);
 }
@@ -45,7 +48,7 @@ inline double NormOf(const StepOptions& options) {
   return options.clip.has_value() ? options.clip->norm : kInfinityNorm;
 }
 
-// What becomes of a step once its gradients are known: is_skipped, and the scale with clipping.
+// The consequence of the gradients for the step: is_skipped, and the scale with clipping.
 StepOptions Decide(const StepOptions& options, const GradientCheck& check);
 
 }  // namespace evenkeel::internal

@@ -27,9 +27,15 @@ void SetElement(const TensorView& view, double value) {
 
 }  // namespace
 
-GradientReduction::GradientReduction(Communicator* comm, Channel* channel, const ParameterSet* params,
-                                     std::span<const ParamSpec> specs, Bytes cap, ParameterUpdater* updater)
-    : comm_(comm), channel_(channel), params_(params), specs_(specs), cap_(cap), updater_(updater) {}
+GradientReduction::GradientReduction(Communicator* comm, Channel* channel,
+                                     const ParameterSet* params, std::span<const ParamSpec> specs,
+                                     Bytes cap, ParameterUpdater* updater)
+    : comm_(comm),
+      channel_(channel),
+      params_(params),
+      specs_(specs),
+      cap_(cap),
+      updater_(updater) {}
 
 // At most until the operations' deadline: on a device nobody has waited for them.
 GradientReduction::~GradientReduction() {
@@ -45,7 +51,8 @@ void GradientReduction::DropBuckets() {
 
 absl::Status GradientReduction::Lay(const OwnerTable& owners, std::span<const int> chosen) {
   if (owners == owners_ && std::ranges::equal(chosen, chosen_)) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const std::vector<ShardBucket> layout, BucketsByOwner(specs_, owners, chosen, cap_));
+  EK_ASSIGN_OR_RETURN(const std::vector<ShardBucket> layout,
+                      BucketsByOwner(specs_, owners, chosen, cap_));
   DropBuckets();
   chosen_.clear();  // Stays so if memory runs out.
   places_.assign(specs_.size(), Place());
@@ -96,7 +103,8 @@ absl::Status GradientReduction::FillThere(const Bucket& bucket) {
   for (int param : bucket.what.params) {
     const TensorView to = bucket.gradients.Slice(places_[param].offset, specs_[param].count);
     if (to.count == 0) continue;
-    segments.push_back({.to = to, .from = HasOwnGradient(param) ? (*params_)[param].grad : TensorView()});
+    segments.push_back(
+        {.to = to, .from = HasOwnGradient(param) ? (*params_)[param].grad : TensorView()});
     if (segments.size() == kMostInlineSegments) EK_RETURN_IF_ERROR(copy());
   }
   return copy();
@@ -107,12 +115,13 @@ absl::Status GradientReduction::Start(const OwnerTable& owners, std::span<const 
   EK_RETURN_IF_ERROR(Lay(owners, chosen));
   for (int index = 0; index < static_cast<int>(buckets_.size()); ++index) {
     Bucket& bucket = buckets_[index];
-    const bool contributes = options.has_inputs || std::ranges::any_of(bucket.what.params, [this](int param) {
-                               return HasOwnGradient(param);
-                             });
+    const bool contributes =
+        options.has_inputs || std::ranges::any_of(bucket.what.params, [this](int param) {
+          return HasOwnGradient(param);
+        });
     if (contributes) EK_RETURN_IF_ERROR(Fill(bucket));
-    const TensorView all(bucket.memory.data.get(), bucket.gradients.count + bucket.present.count, bucket.what.dtype,
-                         comm_->device());
+    const TensorView all(bucket.memory.data.get(), bucket.gradients.count + bucket.present.count,
+                         bucket.what.dtype, comm_->device());
     const Collective what{.kind = CollectiveKind::kReduce,
                           .dtype = all.dtype,
                           .count = all.count,
@@ -121,8 +130,9 @@ absl::Status GradientReduction::Start(const OwnerTable& owners, std::span<const 
                           .role = Role::kBucket,
                           .index = index,
                           .index_count = static_cast<int>(buckets_.size())};
-    bucket.reduced = channel_->Issue(what, {all}, {all},
-                                     {.scale = options.scale, .contributes = contributes, .after = updater_->stream()});
+    bucket.reduced = channel_->Issue(
+        what, {all}, {all},
+        {.scale = options.scale, .contributes = contributes, .after = updater_->stream()});
     bucket.is_awaited = false;
   }
   return absl::OkStatus();

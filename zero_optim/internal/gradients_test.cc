@@ -12,7 +12,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// Parameters in the states that the letters say: n(one), l(ocal), r(educed); an upper case letter is a frozen one.
+// Parameters in the states that the letters say: n(one), l(ocal), r(educed); an upper case letter
+// is a frozen one.
 class Parameters {
  public:
   explicit Parameters(const std::string& states) : memory_(2 * states.size()) {
@@ -59,7 +60,8 @@ TEST(ChooseSourcesTest, DecidesByStateAndByWhoReduces) {
     LocalGradients local;
     const char* sources;
   } cases[] = {
-      {"rnrR", LocalGradients::kRefused, "h-h-"},   // Nothing to do about what a DataParallel left out.
+      {"rnrR", LocalGradients::kRefused,
+       "h-h-"},  // Nothing to do about what a DataParallel left out.
       {"llnL", LocalGradients::kComplete, "hh--"},  // The only rank.
       {"rlnr", LocalGradients::kComplete, "hh-h"},
       {"rnrN", LocalGradients::kReduced, "h-h-"},  // Reduced elsewhere; nobody has the other one.
@@ -72,7 +74,8 @@ TEST(ChooseSourcesTest, DecidesByStateAndByWhoReduces) {
   for (const auto& test : cases) {
     SCOPED_TRACE(test.states);
     Parameters params(test.states);
-    const auto sources = ChooseSources(params.set(), params.groups(), params.set().mask(), test.local, 0);
+    const auto sources =
+        ChooseSources(params.set(), params.groups(), params.set().mask(), test.local, 0);
     ASSERT_TRUE(sources.ok()) << sources.status();
     EXPECT_EQ(Letters(*sources), test.sources);
   }
@@ -82,7 +85,8 @@ TEST(ChooseSourcesTest, LeavesOutWhatIsFrozenInThePlanOrNow) {
   Parameters params("lllL");
   TrainableMask mask(4);
   mask.Set(0, false);
-  const auto sources = ChooseSources(params.set(), params.groups(), mask, LocalGradients::kReduced, 0);
+  const auto sources =
+      ChooseSources(params.set(), params.groups(), mask, LocalGradients::kReduced, 0);
   ASSERT_TRUE(sources.ok()) << sources.status();
   EXPECT_EQ(Letters(*sources), "-rr-");
 }
@@ -91,7 +95,8 @@ TEST(ChooseSourcesTest, LeavesOutWhatIsInNoGroup) {
   Parameters params("llnr");
   ParameterGroups groups(4);
   ASSERT_TRUE(groups.Add({.params = {0, 2}}).ok());
-  const auto sources = ChooseSources(params.set(), groups, params.set().mask(), LocalGradients::kReduced, 0);
+  const auto sources =
+      ChooseSources(params.set(), groups, params.set().mask(), LocalGradients::kReduced, 0);
   ASSERT_TRUE(sources.ok()) << sources.status();
   EXPECT_EQ(Letters(*sources), "r-r-");
 }
@@ -99,26 +104,33 @@ TEST(ChooseSourcesTest, LeavesOutWhatIsInNoGroup) {
 TEST(ChooseSourcesTest, NamesWhatItRefuses) {
   Parameters params("nlL");
   const absl::Status local =
-      ChooseSources(params.set(), params.groups(), params.set().mask(), LocalGradients::kRefused, 3).status();
+      ChooseSources(params.set(), params.groups(), params.set().mask(), LocalGradients::kRefused, 3)
+          .status();
   EXPECT_TRUE(absl::IsFailedPrecondition(local)) << local;
-  EXPECT_TRUE(absl::StrContains(local.message(), "rank 3: parameter 1 \"p1\" holds this rank's own")) << local;
+  EXPECT_TRUE(
+      absl::StrContains(local.message(), "rank 3: parameter 1 \"p1\" holds this rank's own"))
+      << local;
 
   params.set().SetGradMemory(1, TensorView(nullptr, 1, DType::kFloat32));
   const absl::Status memory =
-      ChooseSources(params.set(), params.groups(), params.set().mask(), LocalGradients::kReduced, 3).status();
+      ChooseSources(params.set(), params.groups(), params.set().mask(), LocalGradients::kReduced, 3)
+          .status();
   EXPECT_TRUE(absl::IsFailedPrecondition(memory)) << memory;
-  EXPECT_TRUE(absl::StrContains(memory.message(), "\"p1\" is said to have a gradient, which has no memory")) << memory;
+  EXPECT_TRUE(absl::StrContains(memory.message(), "\"p1\" has a gradient without memory"))
+      << memory;
 }
 
 TEST(CheckArrivedTest, WantsTheGroupsGradientWhereTheStepUsesIt) {
-  const std::vector<GradientSource> sources = {GradientSource::kHere, GradientSource::kToReduce, GradientSource::kNone};
+  const std::vector<GradientSource> sources = {GradientSource::kHere, GradientSource::kToReduce,
+                                               GradientSource::kNone};
   Parameters params("rln");
   EXPECT_TRUE(CheckArrived(params.set(), sources, 1).ok());
   for (const char* missing : {"lln", "nln"}) {
     params.Set(missing);
     const absl::Status status = CheckArrived(params.set(), sources, 1);
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "parameter 0 \"p0\" has not got the group's gradient")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "parameter 0 \"p0\" has no reduced gradient"))
+        << status;
   }
 }
 

@@ -3,8 +3,8 @@
 //   HeldTensor moment(StateTensor(DType::kFloat32, 100));           // on the CPU
 //   HeldTensor there(memory, TensorView(memory.data.get(), 100, DType::kFloat32, Device::Cuda(0)));
 //
-// Ownership: its view is valid until it is assigned to, moved or destroyed; on a device the memory must stay until what
-//            uses it has run (ParameterUpdater::Drop()).
+// Ownership: its view is valid until it is assigned to, moved or destroyed; on a device the memory
+//            must stay until what uses it has run (ParameterUpdater::Drop()).
 // Threads:   thread-compatible.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_HELD_TENSOR_H_

@@ -1,7 +1,7 @@
-// What the last steps found of their gradients; on a device it is fetched when somebody asks.
+// The gradient checks of the last steps; on a device they are fetched at the first use.
 //
 //   checks.Begin();                            // with each step
-//   checks.Set(check);                         // if it looked at its gradients; or, where the device did:
+//   checks.Set(check);  // if it looked at its gradients; or, where the device did:
 //   checks.SetThere(&updater.device());
 //   checks.last();                             // waits, on a device
 //
@@ -41,8 +41,8 @@ class LastChecks {
 
   static const std::optional<GradientCheck>& Fetch(Entry& entry) {
     if (entry.device == nullptr) return entry.check;
-    const auto fetched = entry.device->LastCheck(absl::Now() + absl::Minutes(10),
-                                                 static_cast<int>(entry.device->checks() - entry.number));
+    const auto fetched = entry.device->LastCheck(
+        absl::Now() + absl::Minutes(10), static_cast<int>(entry.device->checks() - entry.number));
     entry.device = nullptr;
     entry.check = GradientCheck{.norm = kInfinityNorm, .is_finite = false};
     if (fetched.ok() && fetched->has_value()) entry.check = *fetched;

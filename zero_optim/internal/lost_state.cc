@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/control.h"
+#include "evenkeel/comm/control/control.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -23,24 +23,27 @@ absl::Status CheckSameStep(const std::vector<Standing>& by_rank) {
   for (int rank = 0; rank < static_cast<int>(by_rank.size()); ++rank) {
     const Standing& standing = by_rank[rank];
     if (standing.is_torn) {
-      return absl::FailedPreconditionError(absl::StrCat("rank ", rank,
-                                                        " was in the middle of an update of its part of the "
-                                                        "optimizer's state, which can't be taken back: ",
-                                                        WayOut(by_rank)));
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", rank,
+                       " was in the middle of an update of its part of the optimizer's state, "
+                       "which cannot be taken back: ",
+                       WayOut(by_rank)));
     }
     if (!standing.holds_state) continue;
     if (first < 0) first = rank;
     if (standing.steps_finished == by_rank[first].steps_finished) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", first, " has finished ", by_rank[first].steps_finished, " optimizer steps, rank ", rank, " ",
-        standing.steps_finished, ", and a part of the optimizer's state can't be taken back: ", WayOut(by_rank)));
+        "rank ", first, " has finished ", by_rank[first].steps_finished, " optimizer steps, rank ",
+        rank, " ", standing.steps_finished,
+        ", and a part of the optimizer's state cannot be taken back: ", WayOut(by_rank)));
   }
   return absl::OkStatus();
 }
 
 absl::Status LostStateError(const std::vector<int>& ranks, const std::vector<Standing>& by_rank) {
   return absl::FailedPreconditionError(absl::StrCat(
-      RankList(ranks), ranks.size() == 1 ? " is lost, and with it its part" : " are lost, and with them their parts",
+      RankList(ranks),
+      ranks.size() == 1 ? " is lost, and with it its part" : " are lost, and with them their parts",
       " of the optimizer's state: ", WayOut(by_rank)));
 }
 

@@ -1,5 +1,5 @@
-// Operations that a device's stream waits for, and the host does not: what the end of steps that the host has left still
-// depends on.
+// Operations that a device's stream waits for, and the host does not: what the end of steps that
+// the host has left still depends on.
 //
 //   open.Add(std::move(broadcasts));            // with each step
 //   open.Forget();                              // those that have ended well; waits for none
@@ -24,7 +24,8 @@ class OpenWorks {
  public:
   bool empty() const { return works_.empty(); }
   void Add(std::vector<Work> works) {
-    works_.insert(works_.end(), std::make_move_iterator(works.begin()), std::make_move_iterator(works.end()));
+    works_.insert(works_.end(), std::make_move_iterator(works.begin()),
+                  std::make_move_iterator(works.end()));
   }
   void Forget() {
     std::erase_if(works_, [](const Work& work) { return work.IsDone() && work.Wait().ok(); });

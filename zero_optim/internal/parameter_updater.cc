@@ -23,7 +23,8 @@ constexpr absl::Duration kPatience = absl::Minutes(10);  // With a device, where
 constexpr int kMeasureList = 0, kFirstList = 1;
 }  // namespace
 
-ParameterUpdater::ParameterUpdater(const ParameterSet* params, ParameterGroups groups, DeviceRuntime* runtime)
+ParameterUpdater::ParameterUpdater(const ParameterSet* params, ParameterGroups groups,
+                                   DeviceRuntime* runtime)
     : params_(params), groups_(std::move(groups)), runtime_(runtime), slots_(params->size()) {
   for (int i = 0; i < params->size(); ++i) slots_[i].part.count = (*params)[i].value.count;
 }
@@ -45,24 +46,26 @@ absl::Status ParameterUpdater::CheckDevice() {
     }
     if (runtime_ == nullptr) continue;
     if (params_->row_size(i) > 0) {
-      return absl::UnimplementedError(
-          absl::StrCat("parameter \"", param.name, "\" is sparse: rows are updated on the CPU only"));
+      return absl::UnimplementedError(absl::StrCat(
+          "parameter \"", param.name, "\" is sparse: rows are updated on the CPU only"));
     }
     if (param.value.device.is_cpu()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("parameter \"", param.name, "\" lies on the CPU, but the group's backend is a device's"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter \"", param.name, "\" lies on the CPU, but the group's backend is a device's"));
     }
     if (first == nullptr) first = &param;
     if (param.value.device == first->value.device) continue;
-    return absl::InvalidArgumentError(absl::StrCat("parameter \"", param.name, "\" lies on ",
-                                                   ToString(param.value.device), ", and \"", first->name, "\" on ",
-                                                   ToString(first->value.device)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", param.name, "\" lies on ", ToString(param.value.device),
+                     ", and \"", first->name, "\" on ", ToString(first->value.device)));
   }
   if (runtime_ == nullptr || device_ != nullptr) return absl::OkStatus();
   if (params_->stream().handle == nullptr) {
-    return absl::FailedPreconditionError("parameters on a device need a stream: ParameterSet::SetStream()");
+    return absl::FailedPreconditionError(
+        "parameters on a device need a stream: ParameterSet::SetStream()");
   }
-  EK_ASSIGN_OR_RETURN(device_, DeviceUpdate::Create(runtime_, params_->stream().device, params_->size()));
+  EK_ASSIGN_OR_RETURN(device_,
+                      DeviceUpdate::Create(runtime_, params_->stream().device, params_->size()));
   return absl::OkStatus();
 }
 
@@ -73,12 +76,16 @@ absl::Status ParameterUpdater::Check() {
     if (!groups_.contains(i)) continue;
     const Parameter& param = (*params_)[i];
     if (params_->is_ignored(i)) continue;
-    EK_RETURN_IF_ERROR(Annotate(CheckUpdatable(param.value), absl::StrCat("parameter \"", param.name, "\"")));
+    EK_RETURN_IF_ERROR(
+        Annotate(CheckUpdatable(param.value), absl::StrCat("parameter \"", param.name, "\"")));
     const Sgd* const sgd = std::get_if<Sgd>(&groups_.rule_of(i));
-    if (params_->row_size(i) == 0 || (sgd != nullptr && sgd->momentum == 0 && sgd->weight_decay == 0)) continue;
+    if (params_->row_size(i) == 0 ||
+        (sgd != nullptr && sgd->momentum == 0 && sgd->weight_decay == 0))
+      continue;
     return absl::InvalidArgumentError(
         absl::StrCat("parameter \"", param.name, "\" is sparse, and ", ToString(groups_.rule_of(i)),
-                     " would have to change all of its rows: only Sgd without momentum and weight decay updates some"));
+                     " would have to change all of its rows: only Sgd without momentum and weight "
+                     "decay updates some"));
   }
   return absl::OkStatus();
 }
@@ -128,14 +135,21 @@ absl::Status ParameterUpdater::MakeState(int param) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ParameterUpdater::Part> ParameterUpdater::SetPart(int param, int64_t begin, int64_t count) {
+absl::StatusOr<ParameterUpdater::Part> ParameterUpdater::SetPart(int param, int64_t begin,
+                                                                 int64_t count) {
   Slot& slot = slots_[param];
   Part old = std::exchange(slot.part, Part{{begin, count}, {}});
-  if (slot.step > 0) EK_RETURN_IF_ERROR(MakeState(param));
+  if (slot.step == 0) return old;
+  if (absl::Status made = MakeState(param); !made.ok()) {
+    slot.part = std::move(old);
+    return made;
+  }
   return old;
 }
 
-void ParameterUpdater::PutBack(int param, Part part) { Drop(std::exchange(slots_[param].part, std::move(part))); }
+void ParameterUpdater::PutBack(int param, Part part) {
+  Drop(std::exchange(slots_[param].part, std::move(part)));
+}
 
 // Memory of which no moment could be noted stays for good: the device has failed.
 void ParameterUpdater::Drop(Part part) {
@@ -165,7 +179,7 @@ absl::Status ParameterUpdater::Prepare(int param, int64_t step) {
   return absl::OkStatus();
 }
 
-// On a device --------------------------------------------------------------------------------------------------------
+// On a device -------------------------------------------------------------------------------------
 
 std::vector<DeviceUpdateItem> ParameterUpdater::ItemsFor(absl::Span<const Gradient> gradients,
                                                          std::vector<TensorView>& state) {
@@ -187,7 +201,8 @@ std::vector<DeviceUpdateItem> ParameterUpdater::ItemsFor(absl::Span<const Gradie
   return items;
 }
 
-absl::Status ParameterUpdater::SetGradients(int list, absl::Span<const Gradient> gradients, StreamRef stream) {
+absl::Status ParameterUpdater::SetGradients(int list, absl::Span<const Gradient> gradients,
+                                            StreamRef stream) {
   if (list >= static_cast<int>(listed_.size())) listed_.resize(list + 1);
   listed_[list].clear();
   for (const Gradient& gradient : gradients) {
@@ -203,8 +218,9 @@ absl::Status ParameterUpdater::MeasureThere(int list, double norm, StreamRef str
   return device_->Measure(kFirstList + list, norm, stream);
 }
 
-absl::Status ParameterUpdater::PrepareThere(int list, const StepOptions& options, bool is_measured, StreamRef stream,
-                                            const TensorView& flags, bool may_be_unset) {
+absl::Status ParameterUpdater::PrepareThere(int list, const StepOptions& options, bool is_measured,
+                                            StreamRef stream, const TensorView& flags,
+                                            bool may_be_unset) {
   if (device_must_know_) {
     std::vector<int64_t> steps;
     for (const Slot& slot : slots_) steps.push_back(slot.step);
@@ -220,14 +236,15 @@ absl::Status ParameterUpdater::ApplyThere(int list, StreamRef stream) {
   return device_->Apply(kFirstList + list, stream);
 }
 
-absl::Status ParameterUpdater::UpdateThere(int list, const StepOptions& options, bool is_measured, StreamRef stream) {
+absl::Status ParameterUpdater::UpdateThere(int list, const StepOptions& options, bool is_measured,
+                                           StreamRef stream) {
   EK_RETURN_IF_ERROR(PrepareThere(list, options, is_measured, stream));
   return device_->Apply(kFirstList + list, stream);
 }
 
-absl::StatusOr<GradientCheck> ParameterUpdater::MeasureNow(absl::Span<const Gradient> gradients, double norm,
-                                                           double grad_scale,
-                                                           absl::FunctionRef<absl::Status()> add_up) {
+absl::StatusOr<GradientCheck> ParameterUpdater::MeasureNow(
+    absl::Span<const Gradient> gradients, double norm, double grad_scale,
+    absl::FunctionRef<absl::Status()> add_up) {
   std::vector<TensorView> state;
   std::vector<DeviceUpdateItem> items = ItemsFor(gradients, state);
   for (DeviceUpdateItem& item : items) item.state = {};
@@ -243,7 +260,8 @@ absl::Status ParameterUpdater::Keep(Memory memory) {
 
 absl::Status ParameterUpdater::Refresh() {
   if (!device_knows_better_) return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, device_->ReadSteps(stream(), absl::Now() + kPatience));
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps,
+                      device_->ReadSteps(stream(), absl::Now() + kPatience));
   device_knows_better_ = false;
   for (int param = 0; param < params_->size(); ++param) {
     if (steps[param] == slots_[param].step) continue;
@@ -269,10 +287,11 @@ absl::Status ParameterUpdater::CopyNow(const TensorView& to, const TensorView& f
 }
 
 absl::Status ParameterUpdater::Synchronize() {
-  return is_on_device() ? runtime_->Synchronize(stream(), absl::Now() + kPatience) : absl::OkStatus();
+  return is_on_device() ? runtime_->Synchronize(stream(), absl::Now() + kPatience)
+                        : absl::OkStatus();
 }
 
-// State --------------------------------------------------------------------------------------------------------------
+// State -------------------------------------------------------------------------------------------
 
 int64_t ParameterUpdater::state_bytes() const {
   int64_t bytes = 0;
@@ -331,42 +350,50 @@ absl::StatusOr<StatePieces> ParameterUpdater::Pieces() {
 }
 
 absl::Status ParameterUpdater::CheckState(const OptimizerState& state) const {
-  return CheckParts(state, [this](int param) { return StateRange{0, (*params_)[param].value.count}; });
+  return CheckParts(state, [this](int param) {
+    return StateRange{0, (*params_)[param].value.count};
+  });
 }
 
 absl::Status ParameterUpdater::CheckParts(const OptimizerState& state,
                                           absl::FunctionRef<StateRange(int param)> range_of) const {
   for (const auto& [param, entry] : state.params) {
     if (param < 0 || param >= params_->size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("optimizer state of parameter ", param, ", but there are ", params_->size(), " parameters"));
+      return absl::InvalidArgumentError(absl::StrCat("optimizer state of parameter ", param,
+                                                     ", but there are ", params_->size(),
+                                                     " parameters"));
     }
     const auto& [name, value, grad] = (*params_)[param];
-    const std::string where = absl::StrCat("optimizer state of parameter ", param, " \"", name, "\"");
-    if (entry.step < 1) return absl::InvalidArgumentError(absl::StrCat(where, ": its step is ", entry.step));
-    if (!groups_.contains(param)) return absl::InvalidArgumentError(absl::StrCat(where, ", which is in no group"));
+    const std::string where =
+        absl::StrCat("optimizer state of parameter ", param, " \"", name, "\"");
+    if (entry.step < 1)
+      return absl::InvalidArgumentError(absl::StrCat(where, ": its step is ", entry.step));
+    if (!groups_.contains(param))
+      return absl::InvalidArgumentError(absl::StrCat(where, ", which is in no group"));
     const auto names = NamesFor(param);
     std::vector<absl::string_view> held;
     for (const auto& [tensor_name, tensor] : entry.tensors) {
       held.push_back(tensor_name);
       const int64_t count = range_of(param).count;
       if (tensor.count() != count || tensor.dtype() != StateDType(value.dtype)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(where, ": ", tensor_name, " is ", ToString(tensor.dtype()), "[", tensor.count(), "], ",
-                         count == value.count ? "the parameter " : "a part of ", ToString(value)));
+        return absl::InvalidArgumentError(absl::StrCat(
+            where, ": ", tensor_name, " is ", ToString(tensor.dtype()), "[", tensor.count(), "], ",
+            count == value.count ? "the parameter " : "a part of ", ToString(value)));
       }
     }
     if (!std::ranges::equal(held, names)) {  // Both in alphabetical order.
-      return absl::InvalidArgumentError(absl::StrCat(where, " holds {", absl::StrJoin(held, ", "), "}, but ",
-                                                     ToString(groups_.rule_of(param)), " needs {",
-                                                     absl::StrJoin(names, ", "), "}"));
+      return absl::InvalidArgumentError(absl::StrCat(where, " holds {", absl::StrJoin(held, ", "),
+                                                     "}, but ", ToString(groups_.rule_of(param)),
+                                                     " needs {", absl::StrJoin(names, ", "), "}"));
     }
   }
   return absl::OkStatus();
 }
 
-// What copies from here must stay until it has been copied: so the host waits in the end, whatever happened.
-absl::Status ParameterUpdater::Import(const OptimizerState& state, absl::FunctionRef<bool(int)> keeps) {
+// What copies from here must stay until it has been copied: so the host waits in the end, whatever
+// happened.
+absl::Status ParameterUpdater::Import(const OptimizerState& state,
+                                      absl::FunctionRef<bool(int)> keeps) {
   device_knows_better_ = false;
   absl::Status status;
   for (int param = 0; param < params_->size(); ++param) status.Update(Prepare(param, 0));
@@ -378,7 +405,8 @@ absl::Status ParameterUpdater::Import(const OptimizerState& state, absl::Functio
     const auto names = NamesFor(param);
     for (size_t t = 0; t < names.size(); ++t) {
       const TensorView to = part.tensors[t].view();
-      const std::byte* const from = entry.tensors.at(std::string(names[t])).data() + part.begin * SizeOf(to.dtype);
+      const std::byte* const from =
+          entry.tensors.at(std::string(names[t])).data() + part.begin * SizeOf(to.dtype);
       status.Update(Copy(to, TensorView(const_cast<std::byte*>(from), to.count, to.dtype)));
     }
   }
@@ -387,7 +415,8 @@ absl::Status ParameterUpdater::Import(const OptimizerState& state, absl::Functio
   return status;
 }
 
-absl::Status ParameterUpdater::ImportParts(OptimizerState parts, absl::FunctionRef<StateRange(int)> range_of) {
+absl::Status ParameterUpdater::ImportParts(OptimizerState parts,
+                                           absl::FunctionRef<StateRange(int)> range_of) {
   device_knows_better_ = false;
   absl::Status status;
   for (int param = 0; param < params_->size(); ++param) {

@@ -1,17 +1,21 @@
-// The optimizer state of some parameters, and the update of each: what sharded and unsharded optimizers have in common.
+// The optimizer state of some parameters, and the update of each: what sharded and unsharded
+// optimizers have in common.
 //
 //   ParameterUpdater updater(&params, groups);
 //   updater.Update(3, params[3].grad, /*grad_scale=*/1.0);   // state appears with the first update
 //
-// On a device (the group's runtime is there, the parameters lie on it) a step's updates are one call, which puts work on
-// a stream and does not wait:
+// On a device (the group's runtime is there, the parameters lie on it) a step's updates are one
+// call, which puts work on a stream and does not wait:
 //
-//   EK_RETURN_IF_ERROR(updater.SetGradients(0, gradients, stream));       // state appears with the first of them
-//   EK_RETURN_IF_ERROR(updater.MeasureThere(0, norm, stream));             // if the step clips, or may be skipped
+//   // state appears with the first of them
+//   EK_RETURN_IF_ERROR(updater.SetGradients(0, gradients, stream));
+//   // if the step clips, or may be skipped
+//   EK_RETURN_IF_ERROR(updater.MeasureThere(0, norm, stream));
 //   EK_RETURN_IF_ERROR(updater.UpdateThere(0, options, is_measured, stream));
 //
-// Steps:   where a step may be skipped by what the device finds, only the device knows the step counts: Refresh() waits
-//          for them, before step(), and drops the state of what was never updated after all.
+// Steps:   where a step may be skipped by what the device finds, only the device knows the step
+//          counts: Refresh() waits for them, before step(), and drops the state of what was never
+//          updated after all.
 // Streams: state is used on the parameters' stream; who uses it on another orders that one.
 // Threads: thread-compatible.
 
@@ -45,12 +49,14 @@ namespace evenkeel::internal {
 
 class ParameterUpdater {
  public:
-  // `params` must outlive it. Update() may only be used after Check() said OK. `runtime`: the group's; null on the CPU.
-  ParameterUpdater(const ParameterSet* params, ParameterGroups groups, DeviceRuntime* runtime = nullptr);
+  // `params` must outlive it. Update() may only be used after Check() said OK. `runtime`: the
+  // group's; null on the CPU.
+  ParameterUpdater(const ParameterSet* params, ParameterGroups groups,
+                   DeviceRuntime* runtime = nullptr);
   ~ParameterUpdater();
 
-  // InvalidArgument or Unimplemented: a parameter is not one that can be used. FailedPrecondition: it lies on a device
-  // that the group can't use.
+  // InvalidArgument or Unimplemented: a parameter is not one that can be used. FailedPrecondition:
+  // it lies on a device that the group can't use.
   absl::Status Check();
   // InvalidArgument names a parameter in a group whose gradient consists of rows.
   absl::Status CheckDense() const;
@@ -58,15 +64,18 @@ class ParameterUpdater {
   const ParameterGroups& groups() const { return groups_; }
   ParameterGroups& groups() { return groups_; }
 
-  // Of a parameter's elements, those that are updated here, and whose state is.
+  // The range of a parameter's elements with state and updates on this rank.
   struct Part : StateRange {
     std::vector<HeldTensor> tensors;
   };
-  StateRange range(int param) const { return slots_[param].part; }  // The whole parameter, unless it was set.
-  // Goes on with that range and, after a first update, a state of zeros; answers what was here. The step count stays.
+  StateRange range(int param) const {
+    return slots_[param].part;
+  }  // The whole parameter, unless it was set.
+  // Goes on with that range and, after a first update, a state of zeros; answers what was here. The
+  // step count stays.
   absl::StatusOr<Part> SetPart(int param, int64_t begin, int64_t count);
   void PutBack(int param, Part part);
-  // Of a part that nobody needs any more.
+  // Drops the state of a part that is not needed any more.
   void Drop(Part part);
   // Zeros, one for each of the state's; of the range.
   absl::StatusOr<std::vector<HeldTensor>> NewTensors(int param) const;
@@ -85,15 +94,18 @@ class ParameterUpdater {
   };
   // `list`: any number; the same for what mostly stays the same from step to step.
   absl::Status SetGradients(int list, absl::Span<const Gradient> gradients, StreamRef stream);
-  // Counts and decides for all that is in `list`; and updates it.
-  // `flags`, if any: whether somebody has a gradient; `may_be_unset`: this rank does not know that all are set.
-  absl::Status PrepareThere(int list, const StepOptions& options, bool is_measured, StreamRef stream,
-                            const TensorView& flags = {}, bool may_be_unset = false);
+  // Counts and decides for all that is in `list`; and updates it. `flags`, if any: whether somebody
+  // has a gradient; `may_be_unset`: this rank does not know that all are set.
+  absl::Status PrepareThere(int list, const StepOptions& options, bool is_measured,
+                            StreamRef stream, const TensorView& flags = {},
+                            bool may_be_unset = false);
   absl::Status ApplyThere(int list, StreamRef stream);
-  absl::Status UpdateThere(int list, const StepOptions& options, bool is_measured, StreamRef stream);
+  absl::Status UpdateThere(int list, const StepOptions& options, bool is_measured,
+                           StreamRef stream);
   absl::Status MeasureThere(int list, double norm, StreamRef stream);
   // To measure only: nothing appears. `add_up` adds what other ranks have measured. The host waits.
-  absl::StatusOr<GradientCheck> MeasureNow(absl::Span<const Gradient> gradients, double norm, double grad_scale,
+  absl::StatusOr<GradientCheck> MeasureNow(absl::Span<const Gradient> gradients, double norm,
+                                           double grad_scale,
                                            absl::FunctionRef<absl::Status()> add_up);
   // Frees the memory once what is on stream() now has run.
   absl::Status Keep(Memory memory);
@@ -111,21 +123,24 @@ class ParameterUpdater {
   int64_t step(int param) const { return slots_[param].step; }
   std::vector<HeldTensor>& tensors(int param) { return slots_[param].part.tensors; }
 
-  // Makes room for the state of a parameter after its update number `step`, which the caller then writes to tensors();
-  // what is there stays. 0: forgets it.
+  // Makes room for the state of a parameter after its update number `step`, which the caller then
+  // writes to tensors(); what is there stays. 0: forgets it.
   absl::Status Prepare(int param, int64_t step);
 
-  // Of the ranges that are here. From a device the host waits; pieces are copies then.
+  // Returns the pieces of this rank's ranges. On a device the host waits, and the pieces are
+  // copies.
   absl::StatusOr<OptimizerState> Export();
   absl::StatusOr<StatePieces> Pieces();
   // InvalidArgument, which names the parameter, unless the state fits the parameters and the rule.
   absl::Status CheckState(const OptimizerState& state) const;
   // The same of a state whose tensors have just the elements of such a range.
-  absl::Status CheckParts(const OptimizerState& parts, absl::FunctionRef<StateRange(int param)> range_of) const;
-  // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The state must have passed
-  // CheckState().
+  absl::Status CheckParts(const OptimizerState& parts,
+                          absl::FunctionRef<StateRange(int param)> range_of) const;
+  // Takes over its ranges of the entries for which `keeps` says so, and forgets what it had. The
+  // state must have passed CheckState().
   absl::Status Import(const OptimizerState& state, absl::FunctionRef<bool(int param)> keeps);
-  // Goes on with these ranges of all parameters, and this state of them, which must have passed CheckParts().
+  // Goes on with these ranges of all parameters, and this state of them, which must have passed
+  // CheckParts().
   absl::Status ImportParts(OptimizerState parts, absl::FunctionRef<StateRange(int param)> range_of);
 
  private:
@@ -136,11 +151,13 @@ class ParameterUpdater {
 
   absl::Status MakeState(int param);  // Zeros.
   absl::Status CheckDevice();
-  std::vector<DeviceUpdateItem> ItemsFor(absl::Span<const Gradient> gradients, std::vector<TensorView>& state);
+  std::vector<DeviceUpdateItem> ItemsFor(absl::Span<const Gradient> gradients,
+                                         std::vector<TensorView>& state);
 
   struct Slot {
     int64_t step = 0;
-    Part part;  // Its tensors in the order of StateTensorNames() of the rule; none before the first update.
+    Part part;  // Its tensors in the order of StateTensorNames() of the rule; none before the first
+                // update.
   };
 
   const ParameterSet* const params_;

@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/internal/bytes.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
@@ -17,26 +17,31 @@ absl::Status StateSync::BroadcastValues(const ParameterSet& params, int source) 
   std::vector<Work> works;
   for (int i = 0; i < params.size(); ++i) {
     if (params.is_ignored(i)) continue;
-    works.push_back(channel.Broadcast(params[i].value, source, {.role = Role::kState, .after = params.stream()}));
+    works.push_back(channel.Broadcast(params[i].value, source,
+                                      {.role = Role::kState, .after = params.stream()}));
   }
   return WaitForAll(works);
 }
 
 absl::Status StateSync::BroadcastSettings(ParameterUpdater& updater, int source) const {
-  const std::string mine = comm.rank() == source ? StepMessage{.rules = updater.groups().rules()}.Serialize() : "";
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(absl::StrCat("settings_of/", name), mine, comm.timeout()));
+  const std::string mine =
+      comm.rank() == source ? StepMessage{.rules = updater.groups().rules()}.Serialize() : "";
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      comm.control().Exchange(absl::StrCat("settings_of/", name), mine, comm.timeout()));
   EK_ASSIGN_OR_RETURN(const StepMessage message, StepMessage::Parse(parts[source], 0));
   return updater.groups().Adopt(message.rules);
 }
 
-absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const ParameterSet& params, int source) const {
+absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const ParameterSet& params,
+                                       int source) const {
   EK_RETURN_IF_ERROR(BroadcastSettings(updater, source));
   EK_RETURN_IF_ERROR(updater.Refresh());
   ByteWriter mine;
   for (int i = 0; i < params.size() && comm.rank() == source; ++i) mine.I64(updater.step(i));
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange(absl::StrCat("steps_of/", name), mine.Take(), comm.timeout()));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      comm.control().Exchange(absl::StrCat("steps_of/", name), mine.Take(), comm.timeout()));
   ByteReader reader(parts[source]);
   std::vector<Work> works;
   for (int i = 0; i < params.size(); ++i) {
@@ -44,7 +49,8 @@ absl::Status StateSync::BroadcastState(ParameterUpdater& updater, const Paramete
     if (!reader.ok()) return reader.Finish("an optimizer's step counts");
     EK_RETURN_IF_ERROR(updater.Prepare(i, step));
     for (HeldTensor& tensor : updater.tensors(i)) {
-      works.push_back(channel.Broadcast(tensor.view(), source, {.role = Role::kState, .after = updater.stream()}));
+      works.push_back(channel.Broadcast(tensor.view(), source,
+                                        {.role = Role::kState, .after = updater.stream()}));
     }
   }
   return WaitForAll(works);

@@ -1,4 +1,5 @@
-// From one rank to all, for ranks that go on together after a failure: parameters, settings and optimizer state.
+// From one rank to all, for ranks that go on together after a failure: parameters, settings and
+// optimizer state.
 //
 //   const StateSync sync{.comm = comm, .channel = *channel, .name = join_name()};
 //   EK_RETURN_IF_ERROR(sync.BroadcastState(updater, params, /*source=*/0));
@@ -26,7 +27,8 @@ struct StateSync {
   // The groups' settings alone.
   absl::Status BroadcastSettings(ParameterUpdater& updater, int source) const;
   // Those, and the state of every parameter.
-  absl::Status BroadcastState(ParameterUpdater& updater, const ParameterSet& params, int source) const;
+  absl::Status BroadcastState(ParameterUpdater& updater, const ParameterSet& params,
+                              int source) const;
 };
 
 }  // namespace evenkeel::internal

@@ -10,8 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/internal/bytes.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -70,7 +70,8 @@ void ReadSources(ByteReader& reader, int param_count, std::vector<GradientSource
   }
   sources.resize(param_count);
   for (int i = 0; i < static_cast<int>(packed.size()) * kSourcesPerByte; ++i) {
-    const int source = (static_cast<uint8_t>(packed[i / kSourcesPerByte]) >> (2 * (i % kSourcesPerByte))) & 3;
+    const int source =
+        (static_cast<uint8_t>(packed[i / kSourcesPerByte]) >> (2 * (i % kSourcesPerByte))) & 3;
     const int most = i < param_count ? static_cast<int>(GradientSource::kToReduce) : 0;
     if (source > most) return reader.Refuse();
     if (i < param_count) sources[i] = static_cast<GradientSource>(source);
@@ -86,7 +87,9 @@ std::string Text(double value) {
 }
 
 std::string RatesText(const ParameterGroups& groups, const std::vector<UpdateRule>& rules) {
-  const auto rate_of = [](const UpdateRule& rule) { return std::bit_cast<uint64_t>(LearningRate(rule)); };
+  const auto rate_of = [](const UpdateRule& rule) {
+    return std::bit_cast<uint64_t>(LearningRate(rule));
+  };
   uint64_t hash = 0;
   bool is_one = true;
   for (const UpdateRule& rule : rules) {
@@ -97,10 +100,11 @@ std::string RatesText(const ParameterGroups& groups, const std::vector<UpdateRul
   if (is_one) return absl::StrCat("learning_rate=", Text(LearningRate(rules[0])));
   std::vector<std::string> texts;
   for (size_t i = 0; i < std::min(rules.size(), kMostRates); ++i) {
-    texts.push_back(
-        absl::StrCat("learning_rate of ", groups[static_cast<int>(i)].name, "=", Text(LearningRate(rules[i]))));
+    texts.push_back(absl::StrCat("learning_rate of ", groups[static_cast<int>(i)].name, "=",
+                                 Text(LearningRate(rules[i]))));
   }
-  if (rules.size() > kMostRates) texts.push_back(absl::StrCat("hash of all learning rates=", absl::Hex(hash)));
+  if (rules.size() > kMostRates)
+    texts.push_back(absl::StrCat("hash of all learning rates=", absl::Hex(hash)));
   return absl::StrJoin(texts, ", ");
 }
 
@@ -109,7 +113,9 @@ std::string RatesText(const ParameterGroups& groups, const std::vector<UpdateRul
 std::string SettingsText(const ParameterGroups& groups, const std::vector<UpdateRule>& rules,
                          const StepOptions& options) {
   std::string text = RatesText(groups, rules);
-  const auto add = [&](auto... parts) { absl::StrAppend(&text, text.empty() ? "" : ", ", parts...); };
+  const auto add = [&](auto... parts) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", parts...);
+  };
   if (options.grad_scale != 1) add("grad_scale=", Text(options.grad_scale));
   if (options.clip.has_value()) add("max_norm=", Text(options.clip->max_norm));
   if (options.clip.has_value() && options.clip->norm != 2) add("norm=", Text(options.clip->norm));
@@ -120,14 +126,17 @@ std::string SettingsText(const ParameterGroups& groups, const std::vector<Update
 
 absl::Status CheckOptions(const StepOptions& options) {
   if (!std::isfinite(options.grad_scale)) {
-    return absl::InvalidArgumentError(absl::StrCat("the step's grad_scale is ", options.grad_scale));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the step's grad_scale is ", options.grad_scale));
   }
   if (!options.clip.has_value()) return absl::OkStatus();
   if (!(options.clip->max_norm > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("the step's max_norm is ", options.clip->max_norm));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the step's max_norm is ", options.clip->max_norm));
   }
   if (!(options.clip->norm >= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("the step clips by a ", options.clip->norm, "-norm"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the step clips by a ", options.clip->norm, "-norm"));
   }
   return absl::OkStatus();
 }
@@ -137,13 +146,18 @@ std::string StepMessage::Serialize() const {
   writer.U32(static_cast<uint32_t>(rules.size()));
   for (UpdateRule rule : rules) {
     writer.U8(static_cast<uint8_t>(rule.index()));
-    std::visit([&](auto& r) { ForEachSetting(r, [&](auto setting) { Write(writer, setting); }); }, rule);
+    std::visit([&](auto& r) { ForEachSetting(r, [&](auto setting) { Write(writer, setting); }); },
+               rule);
   }
-  writer.F64(options.grad_scale).Bool(options.skip).Bool(options.skip_nonfinite).Bool(options.clip.has_value());
+  writer.F64(options.grad_scale)
+      .Bool(options.skip)
+      .Bool(options.skip_nonfinite)
+      .Bool(options.clip.has_value());
   if (options.clip.has_value()) writer.F64(options.clip->max_norm).F64(options.clip->norm);
   std::string packed((sources.size() + kSourcesPerByte - 1) / kSourcesPerByte, '\0');
   for (size_t i = 0; i < sources.size(); ++i) {
-    packed[i / kSourcesPerByte] |= static_cast<char>(static_cast<int>(sources[i]) << (2 * (i % kSourcesPerByte)));
+    packed[i / kSourcesPerByte] |=
+        static_cast<char>(static_cast<int>(sources[i]) << (2 * (i % kSourcesPerByte)));
   }
   return writer.Take() + packed;
 }
@@ -167,7 +181,8 @@ absl::StatusOr<StepMessage> StepMessage::Parse(absl::string_view bytes, int para
   }
   ReadSources(reader, param_count, step.sources);
   if (!CheckOptions(step.options).ok()) reader.Refuse();
-  EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("an optimizer step for ", param_count, " parameters")));
+  EK_RETURN_IF_ERROR(
+      reader.Finish(absl::StrCat("an optimizer step for ", param_count, " parameters")));
   return step;
 }
 

@@ -1,8 +1,9 @@
 // Everything that makes one optimizer step, so that a rank without inputs can take the same one.
 //
-//   StepMessage step{.rules = groups.rules(), .options = options, .sources = {GradientSource::kHere, ...}};
-//   comm.steps().Announce(join_name(), step.Serialize());                          // on the lowest active rank
-//   EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(payload, params));    // on a joined one
+//   StepMessage step{
+//       .rules = groups.rules(), .options = options, .sources = {GradientSource::kHere, ...}};
+//   StepControl::Of(comm).Announce(join_name(), step.Serialize());  // on the lowest active rank
+//   EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(payload, params));  // on a joined one
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_STEP_MESSAGE_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_STEP_MESSAGE_H_
@@ -14,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
 #include "evenkeel/zero_optim/step_options.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -30,8 +32,9 @@ enum class GradientSource : uint8_t {
   kToReduce,  // Ranks hold their own, or none; the optimizer reduces them.
 };
 
-// The settings of a step, as the ranks compare them (comm/step_ledger.h): "learning_rate=0.001, max_norm=1". What can't
-// change from step to step is left out, and so is what has its default. Rates of more than eight groups are hashed.
+// The settings of a step, as the ranks compare them (comm/step_ledger.h): "learning_rate=0.001,
+// max_norm=1". What can't change from step to step is left out, and so is what has its default.
+// Rates of more than eight groups are hashed.
 std::string SettingsText(const ParameterGroups& groups, const std::vector<UpdateRule>& rules,
                          const StepOptions& options = {});
 

@@ -12,7 +12,8 @@ namespace evenkeel::internal {
 namespace {
 
 StepMessage MessageOf(const UpdateRule& rule, int params) {
-  StepMessage step{.rules = {rule, AdamW{}}, .options = {.grad_scale = 0.3, .skip = params % 2 == 0}};
+  StepMessage step{.rules = {rule, AdamW{}},
+                   .options = {.grad_scale = 0.3, .skip = params % 2 == 0}};
   for (int i = 0; i < params; ++i) step.sources.push_back(static_cast<GradientSource>(i % 3));
   return step;
 }
@@ -37,11 +38,13 @@ TEST(StepMessageTest, ArrivesAsItWasSent) {
 TEST(StepMessageTest, RefusesWhatIsCutOffTooLongOrForOtherParameters) {
   const std::string bytes = MessageOf(AdamW{}, 9).Serialize();
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(bytes.substr(0, size), 9).status())) << size;
+    EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(bytes.substr(0, size), 9).status()))
+        << size;
   }
   EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(bytes + "x", 9).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(bytes, 4).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(StepMessage::Parse(MessageOf(AdamW{.beta1 = 2}, 9).Serialize(), 9).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      StepMessage::Parse(MessageOf(AdamW{.beta1 = 2}, 9).Serialize(), 9).status()));
 }
 
 TEST(StepMessageTest, SurvivesAnyBytes) {
@@ -67,8 +70,9 @@ TEST(CheckOptionsTest, WantsAFiniteScale) {
 
 TEST(CheckOptionsTest, WantsAPositiveLimitAndANormOfAtLeastOne) {
   EXPECT_TRUE(CheckOptions({.clip = ClipOptions{.max_norm = INFINITY, .norm = INFINITY}}).ok());
-  for (const ClipOptions& clip : {ClipOptions{.max_norm = 0}, ClipOptions{.max_norm = -1}, ClipOptions{.max_norm = NAN},
-                                  ClipOptions{.norm = 0.5}, ClipOptions{.norm = NAN}}) {
+  for (const ClipOptions& clip :
+       {ClipOptions{.max_norm = 0}, ClipOptions{.max_norm = -1}, ClipOptions{.max_norm = NAN},
+        ClipOptions{.norm = 0.5}, ClipOptions{.norm = NAN}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(CheckOptions({.clip = clip})));
   }
 }

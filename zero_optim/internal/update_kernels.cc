@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <vector>
 
-// Plain loops that the compiler vectorises, one copy per instruction set: they are always_inline templates, so that
-// they take on the instruction set of the function around them, and that one is chosen by hand at run time (an ifunc's
-// resolver would run before a sanitizer is ready). This file is compiled without contraction of a * b + c, which would
-// round differently where the processor has it, and without errno, which would keep square roots scalar. Settings
-// that do not change inside a loop are selected, not branched on: a value computed in vain costs nothing here.
+// Plain loops that the compiler vectorises, one copy per instruction set: they are always_inline
+// templates, so that they take on the instruction set of the function around them, and that one is
+// chosen by hand at run time (an ifunc's resolver would run before a sanitizer is ready). This file
+// is compiled without contraction of a * b + c, which would round differently where the processor
+// has it, and without errno, which would keep square roots scalar. Settings that do not change
+// inside a loop are selected, not branched on: a value computed in vain costs nothing here.
 
 #define EK_ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -23,7 +24,8 @@ namespace {
 
 template <typename T>
 EK_ALWAYS_INLINE void SgdLoop(const SgdCoefficients& c, int64_t n, T* value, const T* gradient) {
-  const T grad_scale(c.grad_scale), weight_decay(c.weight_decay), negative_learning_rate(c.negative_learning_rate);
+  const T grad_scale(c.grad_scale), weight_decay(c.weight_decay),
+      negative_learning_rate(c.negative_learning_rate);
   const bool decays = c.weight_decay != 0;
   EK_INDEPENDENT_ITERATIONS
   for (int64_t i = 0; i < n; ++i) {
@@ -35,9 +37,10 @@ EK_ALWAYS_INLINE void SgdLoop(const SgdCoefficients& c, int64_t n, T* value, con
 }
 
 template <typename T>
-EK_ALWAYS_INLINE void SgdWithMomentumLoop(const SgdCoefficients& c, int64_t n, T* value, const T* gradient,
-                                          T* momentum_buffer) {
-  const T grad_scale(c.grad_scale), weight_decay(c.weight_decay), negative_learning_rate(c.negative_learning_rate);
+EK_ALWAYS_INLINE void SgdWithMomentumLoop(const SgdCoefficients& c, int64_t n, T* value,
+                                          const T* gradient, T* momentum_buffer) {
+  const T grad_scale(c.grad_scale), weight_decay(c.weight_decay),
+      negative_learning_rate(c.negative_learning_rate);
   const T momentum(c.momentum);
   const bool decays = c.weight_decay != 0, is_first = c.is_first, nesterov = c.nesterov;
   EK_INDEPENDENT_ITERATIONS
@@ -54,8 +57,8 @@ EK_ALWAYS_INLINE void SgdWithMomentumLoop(const SgdCoefficients& c, int64_t n, T
 }
 
 template <typename T>
-EK_ALWAYS_INLINE void AdamLoop(const AdamCoefficients& c, int64_t n, T* value, const T* gradient, T* exp_avg,
-                               T* exp_avg_sq) {
+EK_ALWAYS_INLINE void AdamLoop(const AdamCoefficients& c, int64_t n, T* value, const T* gradient,
+                               T* exp_avg, T* exp_avg_sq) {
   const T grad_scale(c.grad_scale), weight_decay(c.weight_decay), keep(c.keep);
   const T beta1(c.beta1), one_minus_beta1(c.one_minus_beta1);
   const T beta2(c.beta2), one_minus_beta2(c.one_minus_beta2);
@@ -77,19 +80,21 @@ EK_ALWAYS_INLINE void AdamLoop(const AdamCoefficients& c, int64_t n, T* value, c
 }
 
 // One copy of the loops under an instruction set's name.
-#define EK_UPDATE_KERNELS(Set, target)                                                                           \
-  template <typename T>                                                                                          \
-  struct Set {                                                                                                   \
-    target static void Sgd(const SgdCoefficients& c, int64_t n, T* value, const T* gradient) {                   \
-      SgdLoop(c, n, value, gradient);                                                                            \
-    }                                                                                                            \
-    target static void SgdWithMomentum(const SgdCoefficients& c, int64_t n, T* value, const T* gradient, T* m) { \
-      SgdWithMomentumLoop(c, n, value, gradient, m);                                                             \
-    }                                                                                                            \
-    target static void Adam(const AdamCoefficients& c, int64_t n, T* value, const T* gradient, T* m, T* v) {     \
-      AdamLoop(c, n, value, gradient, m, v);                                                                     \
-    }                                                                                                            \
-    static constexpr UpdateKernels<T> kKernels = {Sgd, SgdWithMomentum, Adam};                                   \
+#define EK_UPDATE_KERNELS(Set, target)                                                         \
+  template <typename T>                                                                        \
+  struct Set {                                                                                 \
+    target static void Sgd(const SgdCoefficients& c, int64_t n, T* value, const T* gradient) { \
+      SgdLoop(c, n, value, gradient);                                                          \
+    }                                                                                          \
+    target static void SgdWithMomentum(const SgdCoefficients& c, int64_t n, T* value,          \
+                                       const T* gradient, T* m) {                              \
+      SgdWithMomentumLoop(c, n, value, gradient, m);                                           \
+    }                                                                                          \
+    target static void Adam(const AdamCoefficients& c, int64_t n, T* value, const T* gradient, \
+                            T* m, T* v) {                                                      \
+      AdamLoop(c, n, value, gradient, m, v);                                                   \
+    }                                                                                          \
+    static constexpr UpdateKernels<T> kKernels = {Sgd, SgdWithMomentum, Adam};                 \
   };
 
 EK_UPDATE_KERNELS(Baseline, )
@@ -106,8 +111,8 @@ std::vector<NamedUpdateKernels<T>> SupportedUpdateKernels() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2")) all.push_back({"avx2", Avx2<T>::kKernels});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     all.push_back({"avx512", Avx512<T>::kKernels});
   }
 #endif

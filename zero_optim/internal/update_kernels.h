@@ -39,8 +39,10 @@ struct AdamCoefficients {
 template <typename T>
 struct UpdateKernels {
   void (*sgd)(const SgdCoefficients& coefficients, int64_t n, T* value, const T* gradient);
-  void (*sgd_with_momentum)(const SgdCoefficients& coefficients, int64_t n, T* value, const T* gradient, T* momentum);
-  void (*adam)(const AdamCoefficients& coefficients, int64_t n, T* value, const T* gradient, T* exp_avg, T* exp_avg_sq);
+  void (*sgd_with_momentum)(const SgdCoefficients& coefficients, int64_t n, T* value,
+                            const T* gradient, T* momentum);
+  void (*adam)(const AdamCoefficients& coefficients, int64_t n, T* value, const T* gradient,
+               T* exp_avg, T* exp_avg_sq);
 };
 
 // The fastest that this machine can run.

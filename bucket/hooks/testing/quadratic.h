@@ -1,8 +1,10 @@
-// A problem whose answer is known: each rank pulls the weights to a target of its own, so training ends at the targets'
-// mean. Each batch adds noise that has no mean over the ranks and batches, but not none.
+// A problem whose answer is known: each rank pulls the weights to a target of its own, so training
+// ends at the targets' mean. Each batch adds noise that has no mean over the ranks and batches, but
+// not none.
 //
 //   Quadratic problem({48, 5, 30}, comm.rank());
-//   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, options, std::move(hook)));
+//   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &problem.params(), {}, options,
+//                                                      std::move(hook)));
 //   EK_RETURN_IF_ERROR(problem.Step(*ddp, /*batch=*/0, /*learning_rate=*/0.1f));
 //
 // Threads: thread-compatible.
@@ -38,7 +40,9 @@ class Quadratic {
   }
   ParameterSet& params() { return params_; }
   std::vector<std::vector<float>>& values() { return values_; }
-  static float Target(int rank, int param, size_t j) { return ToyModel::Noise(rank, 7, param, static_cast<int>(j)); }
+  static float Target(int rank, int param, size_t j) {
+    return ToyModel::Noise(rank, 7, param, static_cast<int>(j));
+  }
   static float MeanTarget(int world_size, int param, size_t j) {
     float sum = 0;
     for (int rank = 0; rank < world_size; ++rank) sum += Target(rank, param, j);
@@ -70,7 +74,8 @@ class Quadratic {
       for (size_t j = 0; j < values_[p].size(); ++j) {
         grad[j] = (add ? grad[j] : 0.0f) + GradientAt(rank_, batch, p, j);
       }
-      if (batch == poisoned_batch_ && p == poisoned_param_) grad[3] = std::numeric_limits<float>::infinity();
+      if (batch == poisoned_batch_ && p == poisoned_param_)
+        grad[3] = std::numeric_limits<float>::infinity();
       params_.SetGradState(p, GradState::kLocal);
       EK_RETURN_IF_ERROR(ddp.GradientReady(p));
     }

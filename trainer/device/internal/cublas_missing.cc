@@ -1,11 +1,12 @@
 #include "absl/status/status.h"
-#include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/cuda_parts.h"
 
 namespace evenkeel::internal {
 
 absl::Status CublasIsBuilt() { return absl::UnimplementedError("this build is without cuBLAS"); }
 
-absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& /*runtime*/, Device /*device*/) {
+absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& /*runtime*/,
+                                                               Device /*device*/) {
   return CublasIsBuilt();
 }
 

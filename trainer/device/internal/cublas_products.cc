@@ -1,5 +1,5 @@
-// Products through cuBLASLt. It sees matrices by columns: output^T = right^T * left^T, so its A is our right factor.
-// What a shape needs (descriptors, an algorithm) is found once and kept.
+// Products through cuBLASLt. It sees matrices by columns: output^T = right^T * left^T, so its A is
+// our right factor. What a shape needs (descriptors, an algorithm) is found once and kept.
 
 #include <cublasLt.h>
 #include <cuda_runtime.h>
@@ -15,11 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "evenkeel/comm/device/internal/cuda_context.h"
+#include "evenkeel/comm/device/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
-#include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/cuda_parts.h"
 #include "evenkeel/trainer/device/internal/math_kernels.cuh"
 #include "evenkeel/trainer/device/math_kernels_image.h"
 
@@ -30,8 +30,8 @@ const auto kAddBias = MakeKernel<&ek_add_bias>("ek_add_bias", math_kernels_image
 
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // What NVIDIA advises for Hopper.
 
-// The library is loaded when it is first used, not with the program: that takes 0.4 s and 200 MB, which runs on the CPU
-// should not pay for.
+// The library is loaded when it is first used, not with the program: that takes 0.4 s and 200 MB,
+// which runs on the CPU should not pay for.
 #define EK_CUBLASLT_CALLS(X)      \
   X(Create)                       \
   X(Destroy)                      \
@@ -61,7 +61,8 @@ struct Library {
       library = dlopen(absl::StrCat("/usr/local/cuda/lib64/", file).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       const char* const why = dlerror();
-      status = absl::FailedPreconditionError(absl::StrCat("cannot load ", file, ": ", why == nullptr ? "" : why));
+      status = absl::FailedPreconditionError(
+          absl::StrCat("cannot load ", file, ": ", why == nullptr ? "" : why));
       return;
     }
 #define EK_FIND(name)                                                        \
@@ -86,6 +87,9 @@ absl::Status FromLt(absl::string_view call, cublasStatus_t status) {
   return absl::InternalError(text);
 }
 
+// Calls a function of cuBLASLt.
+#define EK_LT(call, ...) FromLt("cublasLt" #call, Lt().call(__VA_ARGS__))
+
 kernel::BiasedType KindOf(DType dtype) {
   if (dtype == DType::kFloat32) return kernel::BiasedType::kFloat;
   return dtype == DType::kBFloat16 ? kernel::BiasedType::kBFloat : kernel::BiasedType::kHalf;
@@ -103,19 +107,21 @@ cudaDataType_t TypeOf(DType dtype) {
 }
 
 std::string Describe(const StridedShape& s, DType factors, DType output) {
-  return absl::StrCat("product of ", s.outer * s.heads, " x [", s.rows, ",", s.inner, "] [", s.inner, ",", s.columns,
-                      "], ", ToString(factors), " to ", ToString(output), ", strides of row and column ", s.left.row,
-                      ",", s.left.column, " and ", s.right.row, ",", s.right.column, " to ", s.output.row, ",",
-                      s.output.column);
+  return absl::StrCat("product of ", s.outer * s.heads, " x [", s.rows, ",", s.inner, "] [",
+                      s.inner, ",", s.columns, "], ", ToString(factors), " to ", ToString(output),
+                      ", strides of row and column ", s.left.row, ",", s.left.column, " and ",
+                      s.right.row, ",", s.right.column, " to ", s.output.row, ",", s.output.column);
 }
 
 // The largest power of two up to 256 that divides the address.
 uint32_t AlignmentOf(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
-  return address == 0 ? 256 : static_cast<uint32_t>(std::min<uintptr_t>(256, address & ~(address - 1)));
+  return address == 0 ? 256
+                      : static_cast<uint32_t>(std::min<uintptr_t>(256, address & ~(address - 1)));
 }
 
-// A matrix as cuBLASLt sees it: rows, columns, leading dimension, and whether it is to be transposed.
+// A matrix as cuBLASLt sees it: rows, columns, leading dimension, and whether it is to be
+// transposed.
 struct Layout {
   bool is_transposed = false;
   int64_t rows = 0;
@@ -131,37 +137,36 @@ Layout LayoutOf(const MatrixStrides& strides, int64_t rows, int64_t columns) {
 
 // `count` products one after the other, each of them a batch.
 struct Batches {
-  int64_t count = 1;
-  MatrixStrides apart_left, apart_right, apart_output;  // Their `outer`: from one to the next.
-  int64_t batch = 1;
-  int64_t left = 0, right = 0, output = 0;  // Strides inside.
+  int64_t count, batch;
+  int64_t apart_left, apart_right, apart_output;  // From one to the next.
+  int64_t left, right, output;                    // Strides inside.
 };
 
 Batches BatchesOf(const StridedShape& s) {
   const auto is_even = [&](const MatrixStrides& m) { return m.outer == s.heads * m.head; };
-  Batches all;
-  if (s.outer == 1 || s.heads == 1 || (is_even(s.left) && is_even(s.right) && is_even(s.output))) {
-    const bool by_outer = s.heads == 1;
-    all.batch = s.outer * s.heads;
-    all.left = by_outer ? s.left.outer : s.left.head;
-    all.right = by_outer ? s.right.outer : s.right.head;
-    all.output = by_outer ? s.output.outer : s.output.head;
-    return all;
-  }
-  const bool by_outer = s.outer > s.heads;  // The larger one is the batch.
+  const bool is_one =
+      s.outer == 1 || s.heads == 1 || (is_even(s.left) && is_even(s.right) && is_even(s.output));
+  const bool by_outer = is_one ? s.heads == 1 : s.outer > s.heads;  // The larger one is the batch.
+  const int64_t batch = by_outer ? s.outer : s.heads, all = s.outer * s.heads;
   const auto inside = [&](const MatrixStrides& m) { return by_outer ? m.outer : m.head; };
-  const auto apart = [&](const MatrixStrides& m) { return MatrixStrides{.outer = by_outer ? m.head : m.outer}; };
-  all.count = by_outer ? s.heads : s.outer;
-  all.batch = by_outer ? s.outer : s.heads;
-  all.left = inside(s.left), all.right = inside(s.right), all.output = inside(s.output);
-  all.apart_left = apart(s.left), all.apart_right = apart(s.right), all.apart_output = apart(s.output);
-  return all;
+  const auto apart = [&](const MatrixStrides& m) {
+    return is_one ? 0 : by_outer ? m.head : m.outer;
+  };
+  return {.count = is_one ? 1 : all / batch,
+          .batch = is_one ? all : batch,
+          .apart_left = apart(s.left),
+          .apart_right = apart(s.right),
+          .apart_output = apart(s.output),
+          .left = inside(s.left),
+          .right = inside(s.right),
+          .output = inside(s.output)};
 }
 
-// Of all matrices that begin there: `apart` elements lie between the first matrices of batches that follow each other.
+// Of all matrices that begin there: `apart` elements lie between the first matrices of batches that
+// follow each other.
 uint32_t AlignmentOf(const void* data, DType dtype, int64_t apart) {
-  return AlignmentOf(
-      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(apart * SizeOf(dtype))));
+  return AlignmentOf(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(data) |
+                                                   static_cast<uintptr_t>(apart * SizeOf(dtype))));
 }
 
 struct Key {
@@ -169,7 +174,8 @@ struct Key {
   DType factors = DType::kFloat32;
   DType output = DType::kFloat32;
   bool has_bias = false;
-  std::array<uint32_t, 3> alignment = {};  // Of left, right; of output and bias, which are read and written alike.
+  // Of left, right; of output and bias, which are read and written alike.
+  std::array<uint32_t, 3> alignment = {};
   bool operator==(const Key&) const = default;
 };
 
@@ -194,25 +200,26 @@ struct Plan {
 
 template <typename Value>
 absl::Status Set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, Value value) {
-  return FromLt("cublasLtMatmulDescSetAttribute", Lt().MatmulDescSetAttribute(desc, attribute, &value, sizeof(value)));
+  return EK_LT(MatmulDescSetAttribute, desc, attribute, &value, sizeof(value));
 }
 template <typename Value>
-absl::Status Set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, Value value) {
-  return FromLt("cublasLtMatrixLayoutSetAttribute",
-                Lt().MatrixLayoutSetAttribute(layout, attribute, &value, sizeof(value)));
+absl::Status Set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                 Value value) {
+  return EK_LT(MatrixLayoutSetAttribute, layout, attribute, &value, sizeof(value));
 }
 template <typename Value>
-absl::Status Set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
-  return FromLt("cublasLtMatmulPreferenceSetAttribute",
-                Lt().MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+absl::Status Set(cublasLtMatmulPreference_t preference,
+                 cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+  return EK_LT(MatmulPreferenceSetAttribute, preference, attribute, &value, sizeof(value));
 }
 
 absl::Status MakeLayout(const Layout& layout, DType dtype, const Batches& batches, int64_t stride,
                         cublasLtMatrixLayout_t& made) {
-  EK_RETURN_IF_ERROR(FromLt("cublasLtMatrixLayoutCreate", Lt().MatrixLayoutCreate(&made, TypeOf(dtype), layout.rows,
-                                                                                  layout.columns, layout.leading)));
+  EK_RETURN_IF_ERROR(
+      EK_LT(MatrixLayoutCreate, &made, TypeOf(dtype), layout.rows, layout.columns, layout.leading));
   if (batches.batch == 1) return absl::OkStatus();
-  EK_RETURN_IF_ERROR(Set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batches.batch)));
+  EK_RETURN_IF_ERROR(
+      Set(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batches.batch)));
   return Set(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);
 }
 
@@ -226,14 +233,16 @@ class CublasProducts : public CudaProducts {
     Lt().Destroy(handle_);
   }
 
-  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
-                       TypedPointer output, StreamRef stream) override {
+  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
+                       const float* bias, TypedPointer output, StreamRef stream) override {
     if (shape.outer * shape.heads * shape.rows * shape.columns == 0) return absl::OkStatus();
     const ScopedCudaDevice scope(device_);
     EK_RETURN_IF_ERROR(scope.status());
-    // cuBLASLt's bias has the output's type. Where it has no algorithm that adds one, that is done afterwards.
+    // cuBLASLt's bias has the output's type. Where it has no algorithm that adds one, that is done
+    // afterwards.
     if (bias != nullptr && output.dtype == DType::kFloat32) {
-      const absl::Status status = Product(shape, left, right, bias, /*fuses_bias=*/true, output, stream);
+      const absl::Status status =
+          Product(shape, left, right, bias, /*fuses_bias=*/true, output, stream);
       if (!absl::IsUnimplemented(status)) return status;
     }
     return Product(shape, left, right, bias, /*fuses_bias=*/false, output, stream);
@@ -242,17 +251,18 @@ class CublasProducts : public CudaProducts {
  private:
   static constexpr size_t kPlansKept = 512;  // Shapes of a model, for a few batch sizes.
 
-  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right, const float* bias,
-                       bool fuses_bias, TypedPointer output, StreamRef stream) {
+  absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
+                       const float* bias, bool fuses_bias, TypedPointer output, StreamRef stream) {
     const Batches batches = BatchesOf(shape);
-    const Key key{.shape = shape,
-                  .factors = left.dtype,
-                  .output = output.dtype,
-                  .has_bias = fuses_bias,
-                  .alignment = {AlignmentOf(left.data, left.dtype, batches.apart_left.outer),
-                                AlignmentOf(right, left.dtype, batches.apart_right.outer),
-                                std::min(AlignmentOf(output.data, output.dtype, batches.apart_output.outer),
-                                         AlignmentOf(fuses_bias ? bias : nullptr))}};
+    const Key key{
+        .shape = shape,
+        .factors = left.dtype,
+        .output = output.dtype,
+        .has_bias = fuses_bias,
+        .alignment = {AlignmentOf(left.data, left.dtype, batches.apart_left),
+                      AlignmentOf(right, left.dtype, batches.apart_right),
+                      std::min(AlignmentOf(output.data, output.dtype, batches.apart_output),
+                               AlignmentOf(fuses_bias ? bias : nullptr))}};
     const absl::StatusOr<Plan*> found = PlanFor(key);
     if (!found.ok()) return Annotate(found.status(), Describe(shape, left.dtype, output.dtype));
     Plan& plan = **found;
@@ -262,20 +272,19 @@ class CublasProducts : public CudaProducts {
       return static_cast<char*>(const_cast<void*>(data)) + elements * SizeOf(dtype);
     };
     for (int64_t i = 0; i < plan.batches.count; ++i) {
-      void* const d = at(output.data, output.dtype, i * plan.batches.apart_output.outer);
-      EK_RETURN_IF_ERROR(
-          FromLt("cublasLtMatmul",
-                 Lt().Matmul(handle_, plan.product, &one, at(right, left.dtype, i * plan.batches.apart_right.outer),
-                             plan.a, at(left.data, left.dtype, i * plan.batches.apart_left.outer), plan.b, &beta, d,
-                             plan.d, d, plan.d, &plan.algorithm, workspace_.data.get(), workspace_.bytes,
-                             static_cast<cudaStream_t>(stream.handle))));
+      void* const d = at(output.data, output.dtype, i * plan.batches.apart_output);
+      EK_RETURN_IF_ERROR(EK_LT(Matmul, handle_, plan.product, &one,
+                               at(right, left.dtype, i * plan.batches.apart_right), plan.a,
+                               at(left.data, left.dtype, i * plan.batches.apart_left), plan.b,
+                               &beta, d, plan.d, d, plan.d, &plan.algorithm, workspace_.data.get(),
+                               workspace_.bytes, static_cast<cudaStream_t>(stream.handle)));
     }
     return bias == nullptr || fuses_bias ? absl::OkStatus() : AddBias(shape, bias, output, stream);
   }
 
   absl::StatusOr<Plan*> PlanFor(const Key& key) {
     for (const auto& plan : plans_) {
-      if (!(plan->key == key)) continue;
+      if (plan->key != key) continue;
       plan->used = ++uses_;
       return plan.get();
     }
@@ -295,13 +304,15 @@ class CublasProducts : public CudaProducts {
     const Layout a = LayoutOf(s.right, s.inner, s.columns);
     const Layout b = LayoutOf(s.left, s.rows, s.inner);
     const Layout d{false, s.columns, s.rows, std::max(s.output.row, s.columns)};
-    EK_RETURN_IF_ERROR(
-        FromLt("cublasLtMatmulDescCreate", Lt().MatmulDescCreate(&plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F)));
-    EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_TRANSA, a.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
-    EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_TRANSB, b.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    EK_RETURN_IF_ERROR(EK_LT(MatmulDescCreate, &plan->product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_TRANSA,
+                           a.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_TRANSB,
+                           b.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
     if (key.has_bias) {
       EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
-      EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(CUDA_R_32F)));
+      EK_RETURN_IF_ERROR(Set(plan->product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                             static_cast<int32_t>(CUDA_R_32F)));
     }
     EK_RETURN_IF_ERROR(MakeLayout(a, key.factors, plan->batches, plan->batches.right, plan->a));
     EK_RETURN_IF_ERROR(MakeLayout(b, key.factors, plan->batches, plan->batches.left, plan->b));
@@ -312,20 +323,19 @@ class CublasProducts : public CudaProducts {
 
   absl::Status ChooseAlgorithm(Plan& plan) {
     cublasLtMatmulPreference_t preference = nullptr;
-    EK_RETURN_IF_ERROR(FromLt("cublasLtMatmulPreferenceCreate", Lt().MatmulPreferenceCreate(&preference)));
+    EK_RETURN_IF_ERROR(EK_LT(MatmulPreferenceCreate, &preference));
     cublasLtMatmulHeuristicResult_t best = {};
     int count = 0;
     const absl::Status status = [&]() -> absl::Status {
       const auto& [left, right, output] = plan.key.alignment;
-      EK_RETURN_IF_ERROR(
-          Set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_.bytes)));
+      EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                             static_cast<uint64_t>(workspace_.bytes)));
       EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right));
       EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left));
       EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output));
       EK_RETURN_IF_ERROR(Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output));
-      return FromLt("cublasLtMatmulAlgoGetHeuristic",
-                    Lt().MatmulAlgoGetHeuristic(handle_, plan.product, plan.a, plan.b, plan.d, plan.d, preference,
-                                                /*requestedAlgoCount=*/1, &best, &count));
+      return EK_LT(MatmulAlgoGetHeuristic, handle_, plan.product, plan.a, plan.b, plan.d, plan.d,
+                   preference, /*requestedAlgoCount=*/1, &best, &count);
     }();
     Lt().MatmulPreferenceDestroy(preference);
     EK_RETURN_IF_ERROR(status);
@@ -334,13 +344,16 @@ class CublasProducts : public CudaProducts {
     return absl::OkStatus();
   }
 
-  absl::Status AddBias(const StridedShape& shape, const float* bias, TypedPointer output, StreamRef stream) {
+  absl::Status AddBias(const StridedShape& shape, const float* bias, TypedPointer output,
+                       StreamRef stream) {
     for (int64_t outer = 0; outer < shape.outer; ++outer) {
       for (int64_t head = 0; head < shape.heads; ++head) {
-        void* const data = static_cast<char*>(output.data) +
-                           (outer * shape.output.outer + head * shape.output.head) * SizeOf(output.dtype);
-        EK_RETURN_IF_ERROR(Launch(runtime_, kAddBias, ShapeFor(shape.rows * shape.columns), stream, data,
-                                  KindOf(output.dtype), shape.rows, shape.columns, shape.output.row, bias));
+        void* const data =
+            static_cast<char*>(output.data) +
+            (outer * shape.output.outer + head * shape.output.head) * SizeOf(output.dtype);
+        EK_RETURN_IF_ERROR(Launch(runtime_, kAddBias, ShapeFor(shape.rows * shape.columns), stream,
+                                  data, KindOf(output.dtype), shape.rows, shape.columns,
+                                  shape.output.row, bias));
       }
     }
     return absl::OkStatus();
@@ -358,13 +371,14 @@ class CublasProducts : public CudaProducts {
 
 absl::Status CublasIsBuilt() { return absl::OkStatus(); }
 
-absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& runtime, Device device) {
+absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& runtime,
+                                                               Device device) {
   EK_RETURN_IF_ERROR(Lt().status);
   EK_ASSIGN_OR_RETURN(Memory workspace, runtime.Allocate(device, kWorkspaceBytes));
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   cublasLtHandle_t handle = nullptr;
-  EK_RETURN_IF_ERROR(FromLt("cublasLtCreate", Lt().Create(&handle)));
+  EK_RETURN_IF_ERROR(EK_LT(Create, &handle));
   return std::make_unique<CublasProducts>(runtime, device, handle, std::move(workspace));
 }
 

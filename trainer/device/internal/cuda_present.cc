@@ -1,5 +1,5 @@
 #include "evenkeel/comm/device/cuda.h"
-#include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/cuda_parts.h"
 
 namespace evenkeel::internal {
 

@@ -1,6 +1,6 @@
-// Convolutions through cuDNN, by the calls that it has had since its first version. What a shape needs (descriptors,
-// algorithms) is found once and kept; algorithms are chosen by cuDNN's own rules, without trying, among those that give
-// the same bits each time.
+// Convolutions through cuDNN, by the calls that it has had since its first version. What a shape
+// needs (descriptors, algorithms) is found once and kept; algorithms are chosen by cuDNN's own
+// rules, without trying, among those that give the same bits each time.
 
 #include <cudnn.h>
 
@@ -14,13 +14,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/device/internal/cuda_context.h"
+#include "evenkeel/comm/device/cuda_context.h"
 #include "evenkeel/comm/device/kernel.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/trainer/device/convolution_kernels_image.h"
+#include "evenkeel/trainer/device/cuda_parts.h"
 #include "evenkeel/trainer/device/internal/convolution_kernels.cuh"
-#include "evenkeel/trainer/device/internal/cuda_parts.h"
 
 // cuDNN 9 calls them deprecated, and has them.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -53,10 +53,8 @@ absl::Status FromCudnn(absl::string_view call, cudnnStatus_t status) {
   return absl::InternalError(text);
 }
 
-std::string Describe(const DeviceConvolution& s) {
-  return absl::StrCat("convolution of ", ToString(s.dtype), ", ", s.batch, " images, ", s.inputs, " to ", s.outputs,
-                      " channels, side ", s.side, ", kernel ", s.kernel, ", stride ", s.stride);
-}
+// Calls a function of cuDNN.
+#define EK_CUDNN(call, ...) FromCudnn(#call, call(__VA_ARGS__))
 
 kernel::WidenFrom WidenedFrom(DType dtype) {
   if (dtype == DType::kFloat32) return kernel::WidenFrom::kFloat;
@@ -99,25 +97,22 @@ struct Plan {
     const int n = static_cast<int>(shape.batch), in = static_cast<int>(shape.inputs),
               out = static_cast<int>(shape.outputs), side = static_cast<int>(shape.side),
               kernel = static_cast<int>(shape.kernel), stride = static_cast<int>(shape.stride);
-    const int padding = (kernel - 1) / 2, out_side = (side - 1) / stride + 1;
-    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateTensorDescriptor", cudnnCreateTensorDescriptor(&images)));
-    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateTensorDescriptor", cudnnCreateTensorDescriptor(&output)));
-    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateFilterDescriptor", cudnnCreateFilterDescriptor(&weight)));
-    EK_RETURN_IF_ERROR(FromCudnn("cudnnCreateConvolutionDescriptor", cudnnCreateConvolutionDescriptor(&convolution)));
-    EK_RETURN_IF_ERROR(FromCudnn("cudnnSetTensor4dDescriptor",
-                                 cudnnSetTensor4dDescriptor(images, CUDNN_TENSOR_NCHW, type, n, in, side, side)));
+    const int padding = (kernel - 1) / 2, out_side = static_cast<int>(shape.out_side());
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnCreateTensorDescriptor, &images));
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnCreateTensorDescriptor, &output));
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnCreateFilterDescriptor, &weight));
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnCreateConvolutionDescriptor, &convolution));
     EK_RETURN_IF_ERROR(
-        FromCudnn("cudnnSetTensor4dDescriptor",
-                  cudnnSetTensor4dDescriptor(output, CUDNN_TENSOR_NCHW, type, n, out, out_side, out_side)));
-    EK_RETURN_IF_ERROR(FromCudnn("cudnnSetFilter4dDescriptor",
-                                 cudnnSetFilter4dDescriptor(weight, type, CUDNN_TENSOR_NCHW, out, in, kernel, kernel)));
-    EK_RETURN_IF_ERROR(FromCudnn("cudnnSetConvolution2dDescriptor",
-                                 cudnnSetConvolution2dDescriptor(convolution, padding, padding, stride, stride, 1, 1,
-                                                                 CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT)));
+        EK_CUDNN(cudnnSetTensor4dDescriptor, images, CUDNN_TENSOR_NCHW, type, n, in, side, side));
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnSetTensor4dDescriptor, output, CUDNN_TENSOR_NCHW, type, n, out,
+                                out_side, out_side));
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnSetFilter4dDescriptor, weight, type, CUDNN_TENSOR_NCHW, out,
+                                in, kernel, kernel));
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnSetConvolution2dDescriptor, convolution, padding, padding,
+                                stride, stride, 1, 1, CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
     // float32 stays float32: no TF32.
-    return FromCudnn("cudnnSetConvolutionMathType",
-                     cudnnSetConvolutionMathType(
-                         convolution, shape.dtype == DType::kFloat32 ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH));
+    return EK_CUDNN(cudnnSetConvolutionMathType, convolution,
+                    shape.dtype == DType::kFloat32 ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH);
   }
 };
 
@@ -131,66 +126,55 @@ class CudnnConvolutions : public CudaConvolutions {
     cudnnDestroy(handle_);
   }
 
-  absl::Status Forward(const DeviceConvolution& shape, const void* images, const void* weight, void* output,
-                       StreamRef stream) override {
-    return With(shape, stream, [&](const Plan& plan) -> absl::Status {
-      const auto& how = plan.forward;
-      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
-      return FromCudnn(
-          "cudnnConvolutionForward",
-          cudnnConvolutionForward(handle_, &kOne, plan.images, images, plan.weight, weight, plan.convolution, how.algo,
-                                  workspace_.data.get(), workspace_.bytes, &kZero, plan.output, output));
-    });
-  }
-
-  absl::Status BackwardImages(const DeviceConvolution& shape, const void* weight, const void* diff_output,
-                              void* diff_images, StreamRef stream) override {
-    return With(shape, stream, [&](const Plan& plan) -> absl::Status {
-      const auto& how = plan.backward_images;
-      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
-      return FromCudnn("cudnnConvolutionBackwardData",
-                       cudnnConvolutionBackwardData(handle_, &kOne, plan.weight, weight, plan.output, diff_output,
-                                                    plan.convolution, how.algo, workspace_.data.get(), workspace_.bytes,
-                                                    &kZero, plan.images, diff_images));
-    });
-  }
-
-  absl::Status BackwardWeight(const DeviceConvolution& shape, const void* images, const void* diff_output,
-                              float* diff_weight, bool add, StreamRef stream) override {
-    // cuDNN sums in float32, and answers in the type of the images. A gradient may lie anywhere in a bucket.
-    const bool is_direct = shape.dtype == DType::kFloat32 && reinterpret_cast<uintptr_t>(diff_weight) % kAlignment == 0;
-    return With(shape, stream, [&](const Plan& plan) -> absl::Status {
-      const auto& how = plan.backward_weight;
-      const int64_t count = shape.outputs * shape.inputs * shape.kernel * shape.kernel;
-      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
-      if (!is_direct) EK_RETURN_IF_ERROR(Need(answer_, count * SizeOf(shape.dtype), stream));
-      void* const to = is_direct ? diff_weight : answer_.data.get();
-      EK_RETURN_IF_ERROR(
-          FromCudnn("cudnnConvolutionBackwardFilter",
-                    cudnnConvolutionBackwardFilter(handle_, &kOne, plan.images, images, plan.output, diff_output,
-                                                   plan.convolution, how.algo, workspace_.data.get(), workspace_.bytes,
-                                                   is_direct && add ? &kOne : &kZero, plan.weight, to)));
-      if (is_direct) return absl::OkStatus();
-      return Launch(runtime_, kWiden, ShapeFor(count), stream, to, WidenedFrom(shape.dtype), count, diff_weight,
-                    add ? 1 : 0);
-    });
+  absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                        const ConvolutionTensors& tensors, StreamRef stream) override {
+    const ScopedCudaDevice scope(device_);
+    EK_RETURN_IF_ERROR(scope.status());
+    const absl::Status status = Run(pass, shape, tensors, stream);
+    return status.ok() ? status : Annotate(status, ToString(shape));
   }
 
  private:
   static constexpr float kOne = 1, kZero = 0;
 
-  // Calls `compute` with the shape's plan, on the stream.
-  template <typename Compute>
-  absl::Status With(const DeviceConvolution& shape, StreamRef stream, Compute compute) {
-    const ScopedCudaDevice scope(device_);
-    EK_RETURN_IF_ERROR(scope.status());
-    const absl::Status status = [&]() -> absl::Status {
-      EK_RETURN_IF_ERROR(
-          FromCudnn("cudnnSetStream", cudnnSetStream(handle_, static_cast<cudaStream_t>(stream.handle))));
-      EK_ASSIGN_OR_RETURN(const Plan* const plan, PlanFor(shape));
-      return compute(*plan);
-    }();
-    return status.ok() ? status : Annotate(status, Describe(shape));
+  absl::Status Run(ConvolutionPass pass, const DeviceConvolution& shape,
+                   const ConvolutionTensors& tensors, StreamRef stream) {
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnSetStream, handle_, static_cast<cudaStream_t>(stream.handle)));
+    EK_ASSIGN_OR_RETURN(const Plan* const found, PlanFor(shape));
+    const Plan& plan = *found;
+    if (pass == ConvolutionPass::kForward) {
+      const auto& how = plan.forward;
+      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
+      return EK_CUDNN(cudnnConvolutionForward, handle_, &kOne, plan.images, tensors.images(),
+                      plan.weight, tensors.weight(), plan.convolution, how.algo,
+                      workspace_.data.get(), workspace_.bytes, &kZero, plan.output,
+                      tensors.written(pass));
+    }
+    if (pass == ConvolutionPass::kBackwardImages) {
+      const auto& how = plan.backward_images;
+      EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
+      return EK_CUDNN(cudnnConvolutionBackwardData, handle_, &kOne, plan.weight, tensors.weight(),
+                      plan.output, tensors.output(), plan.convolution, how.algo,
+                      workspace_.data.get(), workspace_.bytes, &kZero, plan.images,
+                      tensors.written(pass));
+    }
+    // cuDNN sums in float32, and answers in the type of the images. A gradient may lie anywhere in
+    // a bucket.
+    auto* const diff_weight = static_cast<float*>(tensors.written(pass));
+    const bool is_direct = shape.dtype == DType::kFloat32 &&
+                           reinterpret_cast<uintptr_t>(diff_weight) % kAlignment == 0;
+    const auto& how = plan.backward_weight;
+    const int64_t count = shape.counts()[static_cast<size_t>(pass)];
+    EK_RETURN_IF_ERROR(Need(workspace_, how.memory, stream));
+    if (!is_direct) EK_RETURN_IF_ERROR(Need(answer_, count * SizeOf(shape.dtype), stream));
+    void* const to = is_direct ? diff_weight : answer_.data.get();
+    EK_RETURN_IF_ERROR(EK_CUDNN(cudnnConvolutionBackwardFilter, handle_, &kOne, plan.images,
+                                tensors.images(), plan.output, tensors.output(), plan.convolution,
+                                how.algo, workspace_.data.get(), workspace_.bytes,
+                                is_direct && tensors.add ? &kOne : &kZero, plan.weight, to));
+    if (is_direct) return absl::OkStatus();
+    return Launch(runtime_, kWiden, ShapeFor(count), stream, to, WidenedFrom(shape.dtype), count,
+                  diff_weight, tensors.add ? 1 : 0);
   }
 
   absl::StatusOr<const Plan*> PlanFor(const DeviceConvolution& shape) {
@@ -201,59 +185,44 @@ class CudnnConvolutions : public CudaConvolutions {
     plan->shape = shape;
     EK_RETURN_IF_ERROR(plan->Describe());
     const Plan& p = *plan;
-    EK_RETURN_IF_ERROR(Choose(
-        "cudnnGetConvolutionForwardAlgorithm_v7",
-        [&](int* count, auto* found) {
-          return cudnnGetConvolutionForwardAlgorithm_v7(handle_, p.images, p.weight, p.convolution, p.output,
-                                                        kAlgorithms, count, found);
-        },
-        [&](auto algorithm, size_t* bytes) {
-          return cudnnGetConvolutionForwardWorkspaceSize(handle_, p.images, p.weight, p.convolution, p.output,
-                                                         algorithm, bytes);
-        },
-        plan->forward));
-    EK_RETURN_IF_ERROR(Choose(
-        "cudnnGetConvolutionBackwardDataAlgorithm_v7",
-        [&](int* count, auto* found) {
-          return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, p.weight, p.output, p.convolution, p.images,
-                                                             kAlgorithms, count, found);
-        },
-        [&](auto algorithm, size_t* bytes) {
-          return cudnnGetConvolutionBackwardDataWorkspaceSize(handle_, p.weight, p.output, p.convolution, p.images,
-                                                              algorithm, bytes);
-        },
-        plan->backward_images));
-    EK_RETURN_IF_ERROR(Choose(
-        "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
-        [&](int* count, auto* found) {
-          return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, p.images, p.output, p.convolution, p.weight,
-                                                               kAlgorithms, count, found);
-        },
-        [&](auto algorithm, size_t* bytes) {
-          return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle_, p.images, p.output, p.convolution, p.weight,
-                                                                algorithm, bytes);
-        },
-        plan->backward_weight));
+    EK_RETURN_IF_ERROR(Choose("cudnnGetConvolutionForwardAlgorithm_v7",
+                              cudnnGetConvolutionForwardAlgorithm_v7,
+                              cudnnGetConvolutionForwardWorkspaceSize, p.images, p.weight,
+                              p.convolution, p.output, plan->forward));
+    EK_RETURN_IF_ERROR(Choose("cudnnGetConvolutionBackwardDataAlgorithm_v7",
+                              cudnnGetConvolutionBackwardDataAlgorithm_v7,
+                              cudnnGetConvolutionBackwardDataWorkspaceSize, p.weight, p.output,
+                              p.convolution, p.images, plan->backward_images));
+    EK_RETURN_IF_ERROR(Choose("cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+                              cudnnGetConvolutionBackwardFilterAlgorithm_v7,
+                              cudnnGetConvolutionBackwardFilterWorkspaceSize, p.images, p.output,
+                              p.convolution, p.weight, plan->backward_weight));
     return plans_.emplace_back(std::move(plan)).get();
   }
 
-  // The first, that is the fastest by cuDNN's rules, that fits and gives the same bits each time. Each may be listed
-  // twice, for both kinds of arithmetic: how much memory it takes is asked for the one that was set.
-  template <typename Found, typename Ask, typename AskBytes>
-  absl::Status Choose(absl::string_view call, Ask ask, AskBytes ask_bytes, Found& chosen) {
+  // The first, that is the fastest by cuDNN's rules, that fits and gives the same bits each time.
+  // Each may be listed twice, for both kinds of arithmetic: how much memory it takes is asked for
+  // the one that was set.
+  template <typename Found, typename Ask, typename AskBytes, typename X, typename Y, typename Z>
+  absl::Status Choose(absl::string_view call, Ask ask, AskBytes ask_bytes, X x, Y y,
+                      cudnnConvolutionDescriptor_t convolution, Z z, Found& chosen) {
     Found found[kAlgorithms] = {};
     int count = 0;
-    EK_RETURN_IF_ERROR(FromCudnn(call, ask(&count, found)));
+    EK_RETURN_IF_ERROR(
+        FromCudnn(call, ask(handle_, x, y, convolution, z, kAlgorithms, &count, found)));
     for (int i = 0; i < count; ++i) {
-      if (found[i].status != CUDNN_STATUS_SUCCESS || found[i].determinism != CUDNN_DETERMINISTIC) continue;
+      if (found[i].status != CUDNN_STATUS_SUCCESS || found[i].determinism != CUDNN_DETERMINISTIC)
+        continue;
       size_t bytes = 0;
-      if (ask_bytes(found[i].algo, &bytes) != CUDNN_STATUS_SUCCESS) continue;
+      if (ask_bytes(handle_, x, y, convolution, z, found[i].algo, &bytes) != CUDNN_STATUS_SUCCESS)
+        continue;
       found[i].memory = std::max(found[i].memory, bytes);
       if (found[i].memory > kMostWorkspace) continue;
       chosen = found[i];
       return absl::OkStatus();
     }
-    return absl::UnimplementedError(absl::StrCat(call, ": none of ", count, " algorithms fits"));
+    return absl::UnimplementedError(
+        absl::StrCat(call, ": none of ", count, " algorithms supports this shape"));
   }
 
   absl::Status Need(Memory& memory, size_t bytes, StreamRef stream) {
@@ -270,7 +239,8 @@ class CudnnConvolutions : public CudaConvolutions {
   const Device device_;
   const cudnnHandle_t handle_;
   Memory workspace_;  // Of the one stream that a place has.
-  Memory answer_;     // A gradient of 16-bit weights, or one that lies where cuDNN writes nothing; of that stream, too.
+  Memory answer_;  // A gradient of 16-bit weights, or one that lies where cuDNN writes nothing; of
+                   // that stream, too.
   std::vector<std::unique_ptr<Plan>> plans_;
 };
 
@@ -278,11 +248,12 @@ class CudnnConvolutions : public CudaConvolutions {
 
 absl::Status CudnnIsBuilt() { return absl::OkStatus(); }
 
-absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& runtime, Device device) {
+absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& runtime,
+                                                                       Device device) {
   const ScopedCudaDevice scope(device);
   EK_RETURN_IF_ERROR(scope.status());
   cudnnHandle_t handle = nullptr;
-  EK_RETURN_IF_ERROR(FromCudnn("cudnnCreate", cudnnCreate(&handle)));
+  EK_RETURN_IF_ERROR(EK_CUDNN(cudnnCreate, &handle));
   return std::make_unique<CudnnConvolutions>(runtime, device, handle);
 }
 

@@ -1,11 +1,12 @@
 #include "absl/status/status.h"
-#include "evenkeel/trainer/device/internal/cuda_parts.h"
+#include "evenkeel/trainer/device/cuda_parts.h"
 
 namespace evenkeel::internal {
 
 absl::Status CudnnIsBuilt() { return absl::UnimplementedError("this build is without cuDNN"); }
 
-absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& /*runtime*/, Device /*device*/) {
+absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& /*runtime*/,
+                                                                       Device /*device*/) {
   return CudnnIsBuilt();
 }
 

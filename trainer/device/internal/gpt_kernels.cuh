@@ -1,4 +1,5 @@
-// A GPT's kernels that go element by element or sum over rows: embedding, GELU, dropout, sums of columns (gpt_layers.h).
+// A GPT's kernels that go element by element or sum over rows: embedding, GELU, dropout, sums of
+// columns (gpt_layers.h).
 //
 // No sum depends on which thread comes first: equal arguments give equal bits.
 
@@ -42,8 +43,8 @@ EK_KERNEL(256, ek_gpt_embedding_forward)
   }
 }
 
-// A block sums a tile of columns, each warp of it every so many rows; then the warps' sums in their order. Threads of
-// the first warp come back with the result.
+// A block sums a tile of columns, each warp of it every so many rows; then the warps' sums in their
+// order. Threads of the first warp come back with the result.
 template <typename LoadRow>
 EK_DEVICE void SumTile(int64_t count, float (*tile)[kTileColumns], float (&sum)[4], LoadRow load) {
   const int warp = ThreadX() / kWarp, lane = ThreadX() % kWarp, warps = BlockThreads() / kWarp;
@@ -70,7 +71,8 @@ EK_DEVICE void SumTile(int64_t count, float (*tile)[kTileColumns], float (&sum)[
   }
 }
 
-// A block per token of the batch and tile of columns: the token's row gets the sum of all rows where it stands.
+// A block per token of the batch and tile of columns: the token's row gets the sum of all rows
+// where it stands.
 EK_KERNEL(256, ek_gpt_embedding_backward_tokens)
 (RowsShape shape, Noise noise, const int32_t* tokens, const int32_t* ends, const int32_t* order,
  const float* diff_output, float* diff_table) {
@@ -95,10 +97,11 @@ EK_KERNEL(256, ek_gpt_embedding_backward_tokens)
   Store4(to, i, n, aligned, sum);
 }
 
-// A block per row of the table, which is shape.rows high. Rows after the context get 0, or keep what they have.
+// A block per row of the table, which is shape.rows high. Rows after the context get 0, or keep
+// what they have.
 EK_KERNEL(256, ek_gpt_embedding_backward_positions)
-(RowsShape shape, Noise noise, int64_t sequences, int64_t context, const float* diff_output, float* diff_table,
- uint32_t add) {
+(RowsShape shape, Noise noise, int64_t sequences, int64_t context, const float* diff_output,
+ float* diff_table, uint32_t add) {
   const int64_t n = shape.width;
   const bool aligned = shape.aligned != 0;
   for (int64_t position = BlockX(); position < shape.rows; position += GridBlocks()) {
@@ -106,7 +109,8 @@ EK_KERNEL(256, ek_gpt_embedding_backward_positions)
     for (int64_t i = 4 * ThreadX(); i < n; i += 4 * BlockThreads()) {
       float sum[4] = {};
       if (add != 0) Load4(diff_table + position * n, i, n, aligned, sum);
-      for (int64_t row = position; position < context && row < sequences * context; row += context) {
+      for (int64_t row = position; position < context && row < sequences * context;
+           row += context) {
         const RowNoise row_noise(noise, row);
         float values[4];
         Load4(diff_output + row * n, i, n, aligned, values);
@@ -118,9 +122,12 @@ EK_KERNEL(256, ek_gpt_embedding_backward_positions)
 }
 
 // trainer/gpt/gelu.cc says where these are from.
-inline constexpr float kGeluLinear = 1.5957691216057308f, kGeluCubic = 0.071354816272600248f, kGeluEnd = 12;
+inline constexpr float kGeluLinear = 1.5957691216057308f, kGeluCubic = 0.071354816272600248f,
+                       kGeluEnd = 12;
 
-EK_DEVICE float GeluClamp(float x) { return x < -kGeluEnd ? -kGeluEnd : (x > kGeluEnd ? kGeluEnd : x); }
+EK_DEVICE float GeluClamp(float x) {
+  return x < -kGeluEnd ? -kGeluEnd : (x > kGeluEnd ? kGeluEnd : x);
+}
 // Of -2 u: never infinite, so that times 0 it is 0.
 EK_DEVICE float GeluExponential(float x) {
   const float exponent = -x * (kGeluLinear + kGeluCubic * x * x);
@@ -149,7 +156,8 @@ EK_DEVICE void GeluForward(int64_t n, uint32_t aligned, const float* input, O* o
 }
 
 template <typename O>
-EK_DEVICE void GeluBackward(int64_t n, uint32_t aligned, const float* input, const float* diff_output, O* diff_input) {
+EK_DEVICE void GeluBackward(int64_t n, uint32_t aligned, const float* input,
+                            const float* diff_output, O* diff_input) {
   for (int64_t i = 4 * GlobalIndex(); i < n; i += 4 * GlobalThreads()) {
     float x[4], diff[4];
     Load4(input, i, n, aligned != 0, x);
@@ -159,8 +167,9 @@ EK_DEVICE void GeluBackward(int64_t n, uint32_t aligned, const float* input, con
   }
 }
 
-// Without noise: only rounds. `columns` of each row, which begin `stride` apart; rows of one matrix follow each other
-// `per_matrix` at a time, the next matrix's begin at the next multiple of a matrix's stride.
+// Without noise: only rounds. `columns` of each row, which begin `stride` apart; rows of one matrix
+// follow each other `per_matrix` at a time, the next matrix's begin at the next multiple of a
+// matrix's stride.
 struct DropoutShape {
   int64_t matrices;
   int64_t rows;  // Of each matrix.
@@ -190,8 +199,8 @@ EK_DEVICE void Dropout(const DropoutShape& shape, const Noise& noise, const I* i
   }
 }
 
-// A row of `parts` * heads * head_width elements per position, and the same elements head by head: [parts, sequences,
-// heads, context, head_width]. A block per row.
+// A row of `parts` * heads * head_width elements per position, and the same elements head by head:
+// [parts, sequences, heads, context, head_width]. A block per row.
 struct HeadsShape {
   int64_t sequences;
   int64_t context;
@@ -206,9 +215,12 @@ EK_DEVICE int64_t PlaceAmongHeads(const HeadsShape& shape, int64_t row, int64_t 
   const auto head_width = static_cast<int>(shape.head_width);
   const auto head = static_cast<int>(column) / head_width;  // Counted through all parts.
   const int64_t element = static_cast<int>(column) % head_width;
-  const int64_t part = head / static_cast<int>(shape.heads), own = head % static_cast<int>(shape.heads);
+  const int64_t part = head / static_cast<int>(shape.heads),
+                own = head % static_cast<int>(shape.heads);
   const int64_t sequence = row / shape.context, position = row % shape.context;
-  return (((part * shape.sequences + sequence) * shape.heads + own) * shape.context + position) * head_width + element;
+  return (((part * shape.sequences + sequence) * shape.heads + own) * shape.context + position) *
+             head_width +
+         element;
 }
 
 template <typename T>
@@ -220,7 +232,8 @@ EK_DEVICE void SplitHeads(const HeadsShape& shape, const T* rows, T* heads) {
         StoreFour(heads + PlaceAmongHeads(shape, row, i), LoadFour(rows + row * n + i));
         continue;
       }
-      for (int j = 0; j < 4 && i + j < n; ++j) heads[PlaceAmongHeads(shape, row, i + j)] = rows[row * n + i + j];
+      for (int j = 0; j < 4 && i + j < n; ++j)
+        heads[PlaceAmongHeads(shape, row, i + j)] = rows[row * n + i + j];
     }
   }
 }
@@ -234,7 +247,8 @@ EK_DEVICE void MergeHeads(const HeadsShape& shape, const I* heads, O* rows) {
       if (shape.aligned != 0) {
         Load4(heads + PlaceAmongHeads(shape, row, i), 0, 4, true, x);
       } else {
-        for (int j = 0; j < 4 && i + j < n; ++j) x[j] = ToFloat(heads[PlaceAmongHeads(shape, row, i + j)]);
+        for (int j = 0; j < 4 && i + j < n; ++j)
+          x[j] = ToFloat(heads[PlaceAmongHeads(shape, row, i + j)]);
       }
       Store4(rows + row * n, i, n, shape.aligned != 0, x);
     }
@@ -243,15 +257,17 @@ EK_DEVICE void MergeHeads(const HeadsShape& shape, const I* heads, O* rows) {
 
 // A block sums a tile of columns over a part of the rows: to[part, column].
 template <typename O>
-EK_DEVICE void SumRows(const RowsShape& shape, int64_t rows_per_part, const O* matrix, float* to, uint32_t add) {
+EK_DEVICE void SumRows(const RowsShape& shape, int64_t rows_per_part, const O* matrix, float* to,
+                       uint32_t add) {
   EK_SHARED float tile[kMostWarps][kTileColumns];
   const int64_t part = BlockY(), n = shape.width, first = part * rows_per_part;
   const bool aligned = shape.aligned != 0;
   const int64_t count = shape.rows - first < rows_per_part ? shape.rows - first : rows_per_part;
   const int64_t i = BlockX() * kTileColumns + 4 * (ThreadX() % kWarp);
   float sum[4];
-  SumTile(count, tile, sum,
-          [&](int64_t k, float(&values)[4]) { Load4(matrix + (first + k) * n, i, n, aligned, values); });
+  SumTile(count, tile, sum, [&](int64_t k, float(&values)[4]) {
+    Load4(matrix + (first + k) * n, i, n, aligned, values);
+  });
   if (ThreadX() >= kWarp || i >= n) return;
   float* own = to + part * n;
   if (add != 0) {
@@ -262,32 +278,35 @@ EK_DEVICE void SumRows(const RowsShape& shape, int64_t rows_per_part, const O* m
   Store4(own, i, n, false, sum);
 }
 
-#define EK_GPT_KERNELS(O, name)                                                                             \
-  EK_KERNEL(256, ek_gpt_gelu_forward_##name)(int64_t n, uint32_t aligned, const float* input, O* output) {  \
-    GeluForward(n, aligned, input, output);                                                                 \
-  }                                                                                                         \
-  EK_KERNEL(256, ek_gpt_gelu_backward_##name)                                                               \
-  (int64_t n, uint32_t aligned, const float* input, const float* diff_output, O* diff_input) {              \
-    GeluBackward(n, aligned, input, diff_output, diff_input);                                               \
-  }                                                                                                         \
-  EK_KERNEL(256, ek_gpt_dropout_##name)(DropoutShape shape, Noise noise, const float* input, O* output) {   \
-    Dropout(shape, noise, input, output);                                                                   \
-  }                                                                                                         \
-  EK_KERNEL(256, ek_gpt_drop_operands_##name)(DropoutShape shape, Noise noise, const O* input, O* output) { \
-    Dropout(shape, noise, input, output);                                                                   \
-  }                                                                                                         \
-  EK_KERNEL(256, ek_gpt_split_heads_##name)(HeadsShape shape, const O* rows, O* heads) {                    \
-    SplitHeads(shape, rows, heads);                                                                         \
-  }                                                                                                         \
-  EK_KERNEL(256, ek_gpt_merge_heads_##name)(HeadsShape shape, const O* heads, O* rows) {                    \
-    MergeHeads(shape, heads, rows);                                                                         \
-  }                                                                                                         \
-  EK_KERNEL(256, ek_gpt_merge_gradients_##name)(HeadsShape shape, const float* heads, O* rows) {            \
-    MergeHeads(shape, heads, rows);                                                                         \
-  }                                                                                                         \
-  EK_KERNEL(256, ek_gpt_sum_rows_##name)                                                                    \
-  (RowsShape shape, int64_t rows_per_part, const O* matrix, float* to, uint32_t add) {                      \
-    SumRows(shape, rows_per_part, matrix, to, add);                                                         \
+#define EK_GPT_KERNELS(O, name)                                                                  \
+  EK_KERNEL(256, ek_gpt_gelu_forward_##name)                                                     \
+  (int64_t n, uint32_t aligned, const float* input, O* output) {                                 \
+    GeluForward(n, aligned, input, output);                                                      \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_gelu_backward_##name)                                                    \
+  (int64_t n, uint32_t aligned, const float* input, const float* diff_output, O* diff_input) {   \
+    GeluBackward(n, aligned, input, diff_output, diff_input);                                    \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_dropout_##name)                                                          \
+  (DropoutShape shape, Noise noise, const float* input, O* output) {                             \
+    Dropout(shape, noise, input, output);                                                        \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_drop_operands_##name)                                                    \
+  (DropoutShape shape, Noise noise, const O* input, O* output) {                                 \
+    Dropout(shape, noise, input, output);                                                        \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_split_heads_##name)(HeadsShape shape, const O* rows, O* heads) {         \
+    SplitHeads(shape, rows, heads);                                                              \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_merge_heads_##name)(HeadsShape shape, const O* heads, O* rows) {         \
+    MergeHeads(shape, heads, rows);                                                              \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_merge_gradients_##name)(HeadsShape shape, const float* heads, O* rows) { \
+    MergeHeads(shape, heads, rows);                                                              \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_sum_rows_##name)                                                         \
+  (RowsShape shape, int64_t rows_per_part, const O* matrix, float* to, uint32_t add) {           \
+    SumRows(shape, rows_per_part, matrix, to, add);                                              \
   }
 EK_GPT_KERNELS(float, float)
 EK_GPT_KERNELS(BFloat, bfloat)

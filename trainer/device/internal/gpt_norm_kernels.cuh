@@ -1,8 +1,9 @@
 // Layer norm, and the sum before it: the kernels behind gpt_layers.h.
 //
-// Each of the threads that share a row keeps up to kNormVectors groups of four of its elements in registers: a row is
-// read once. Backward adds up the gradients of weight and bias there too, over all rows that its threads take, and each
-// block leaves one row of sums: what remains is a sum over blocks, in their order.
+// Each of the threads that share a row keeps up to kNormVectors groups of four of its elements in
+// registers: a row is read once. Backward adds up the gradients of weight and bias there too, over
+// all rows that its threads take, and each block leaves one row of sums: what remains is a sum over
+// blocks, in their order.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_GPT_NORM_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_GPT_NORM_KERNELS_CUH_
@@ -16,7 +17,8 @@ namespace evenkeel::gpt_kernel {
 
 inline constexpr int kNormVectors = 8;  // Of four elements, per thread.
 inline constexpr int kMostNormThreads = 512;
-// Of backward's usual kernel, whose threads so have registers for all that they keep. Longer rows have one of their own.
+// Of backward's usual kernel, whose threads so have registers for all that they keep. Longer rows
+// have one of their own.
 inline constexpr int kUsualNormThreads = 256;
 inline constexpr float kNormEpsilon = 1e-5f;
 
@@ -29,9 +31,9 @@ struct NormShape {
 
 // sum = input + dropout(part) where there is a part; output = norm(sum) * weight + bias.
 template <typename O>
-EK_DEVICE void NormForward(const NormShape& shape, const Noise& noise, const float* input, const float* part,
-                           float* sum, const float* weight, const float* bias, O* output, float* mean,
-                           float* inverse_deviation) {
+EK_DEVICE void NormForward(const NormShape& shape, const Noise& noise, const float* input,
+                           const float* part, float* sum, const float* weight, const float* bias,
+                           O* output, float* mean, float* inverse_deviation) {
   EK_SHARED float scratch[kWarp];
   const RowPlace place(shape.threads_per_row);
   const int64_t n = shape.width;
@@ -41,7 +43,8 @@ EK_DEVICE void NormForward(const NormShape& shape, const Noise& noise, const flo
     const bool has_row = row < shape.rows;
     const RowNoise row_noise(noise, row);
     float x[kNormVectors][4] = {}, own[kNormVectors][4] = {};
-    // All loads before the first store, which they would wait for: it may be to where they are from.
+    // All loads before the first store, which they would wait for: it may be to where they are
+    // from.
     EK_GPT_UNROLL for (int v = 0; v < kNormVectors; ++v) {
       const int64_t i = 4 * (int64_t{v} * place.threads + place.lane);
       if (!has_row || i >= n) continue;
@@ -86,9 +89,10 @@ EK_DEVICE void NormForward(const NormShape& shape, const Noise& noise, const flo
   }
 }
 
-// The block's sums, of which each of its warps has a part: thread t of the first 128 adds up element t of all warps.
-EK_DEVICE void StoreSums(const RowPlace& place, int64_t n, float (&own)[kNormVectors][4], float (*tile)[4 * kWarp],
-                         float* to) {
+// The block's sums, of which each of its warps has a part: thread t of the first 128 adds up
+// element t of all warps.
+EK_DEVICE void StoreSums(const RowPlace& place, int64_t n, float (&own)[kNormVectors][4],
+                         float (*tile)[4 * kWarp], float* to) {
   EK_GPT_UNROLL for (int v = 0; v < kNormVectors; ++v) {
     const int64_t begin = 4 * int64_t{v} * place.threads;
     if (begin >= n) break;
@@ -107,12 +111,12 @@ EK_DEVICE void StoreSums(const RowPlace& place, int64_t n, float (&own)[kNormVec
   }
 }
 
-// With x' the normalised input and g = weight * diff_output: diff_input += scale * (g - mean(g) - x' * mean(g x')).
-// sums: [2, blocks, width], the first half of diff_output * x', for the weight.
+// With x' the normalised input and g = weight * diff_output: diff_input += scale * (g - mean(g) -
+// x' * mean(g x')). sums: [2, blocks, width], the first half of diff_output * x', for the weight.
 template <int kMostThreads>
 EK_DEVICE void NormBackward(const NormShape& shape, const float* input, const float* mean,
-                            const float* inverse_deviation, const float* weight, const float* diff_output,
-                            float* diff_input, float* sums) {
+                            const float* inverse_deviation, const float* weight,
+                            const float* diff_output, float* diff_input, float* sums) {
   EK_SHARED float scratch[kWarp];
   EK_SHARED float tile[kMostThreads / kWarp][4 * kWarp];
   const RowPlace place(shape.threads_per_row);
@@ -122,7 +126,8 @@ EK_DEVICE void NormBackward(const NormShape& shape, const float* input, const fl
   for (int64_t first = place.first; first < shape.rows; first += place.step) {
     const int64_t row = first + place.own, at = row * n;
     const bool has_row = row < shape.rows;
-    const float center = has_row ? mean[row] : 0.0f, scale = has_row ? inverse_deviation[row] : 0.0f;
+    const float center = has_row ? mean[row] : 0.0f,
+                scale = has_row ? inverse_deviation[row] : 0.0f;
     float g_sum = 0, product_sum = 0;
     EK_GPT_UNROLL for (int v = 0; v < kNormVectors; ++v) {
       const int64_t i = 4 * (int64_t{v} * place.threads + place.lane);
@@ -151,7 +156,8 @@ EK_DEVICE void NormBackward(const NormShape& shape, const float* input, const fl
       Load4(diff_output + at, i, n, aligned, d);
       Load4(weight, i, n, aligned, w);
       Load4(diff_input + at, i, n, aligned, to);
-      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) to[j] += scale * (w[j] * d[j] - g_mean - (x[j] - center) * slope);
+      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) to[j] +=
+          scale * (w[j] * d[j] - g_mean - (x[j] - center) * slope);
       Store4(diff_input + at, i, n, aligned, to);
     }
   }
@@ -160,23 +166,25 @@ EK_DEVICE void NormBackward(const NormShape& shape, const float* input, const fl
 }
 
 EK_KERNEL(256, ek_gpt_norm_backward)
-(NormShape shape, const float* input, const float* mean, const float* inverse_deviation, const float* weight,
- const float* diff_output, float* diff_input, float* sums) {
-  NormBackward<kUsualNormThreads>(shape, input, mean, inverse_deviation, weight, diff_output, diff_input, sums);
+(NormShape shape, const float* input, const float* mean, const float* inverse_deviation,
+ const float* weight, const float* diff_output, float* diff_input, float* sums) {
+  NormBackward<kUsualNormThreads>(shape, input, mean, inverse_deviation, weight, diff_output,
+                                  diff_input, sums);
 }
 EK_KERNEL(512, ek_gpt_norm_backward_wide)
-(NormShape shape, const float* input, const float* mean, const float* inverse_deviation, const float* weight,
- const float* diff_output, float* diff_input, float* sums) {
-  NormBackward<kMostNormThreads>(shape, input, mean, inverse_deviation, weight, diff_output, diff_input, sums);
+(NormShape shape, const float* input, const float* mean, const float* inverse_deviation,
+ const float* weight, const float* diff_output, float* diff_input, float* sums) {
+  NormBackward<kMostNormThreads>(shape, input, mean, inverse_deviation, weight, diff_output,
+                                 diff_input, sums);
 }
 EK_KERNEL(512, ek_gpt_norm_forward_float)
-(NormShape shape, Noise noise, const float* input, const float* part, float* sum, const float* weight,
- const float* bias, float* output, float* mean, float* inverse_deviation) {
+(NormShape shape, Noise noise, const float* input, const float* part, float* sum,
+ const float* weight, const float* bias, float* output, float* mean, float* inverse_deviation) {
   NormForward(shape, noise, input, part, sum, weight, bias, output, mean, inverse_deviation);
 }
 EK_KERNEL(512, ek_gpt_norm_forward_bfloat)
-(NormShape shape, Noise noise, const float* input, const float* part, float* sum, const float* weight,
- const float* bias, BFloat* output, float* mean, float* inverse_deviation) {
+(NormShape shape, Noise noise, const float* input, const float* part, float* sum,
+ const float* weight, const float* bias, BFloat* output, float* mean, float* inverse_deviation) {
   NormForward(shape, noise, input, part, sum, weight, bias, output, mean, inverse_deviation);
 }
 

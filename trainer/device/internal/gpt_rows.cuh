@@ -1,15 +1,19 @@
-// What the kernels of a GPT share: rows, by the threads that take one together; four elements at a time; the noise of
-// dropout.
+// What the kernels of a GPT share: rows, by the threads that take one together; four elements at a
+// time; the noise of dropout.
 //
 //   const RowPlace place(width_threads);                      // as many threads share a row
 //   for (int64_t first = place.first; first < rows; first += place.step) {
-//     const int64_t row = first + place.own;                  // all threads of a block make the same number of turns,
+//     // all threads of a block make the same number of turns,
+//     const int64_t row = first + place.own;
 //     const bool has_row = row < rows;                        // some of them without a row
-//     for (int64_t i = 4 * place.lane; has_row && i < width; i += 4 * place.threads) { ... Load4(x + row * width, ...) }
+//     for (int64_t i = 4 * place.lane; has_row && i < width; i += 4 * place.threads) {
+//       ... Load4(x + row * width, ...)
+//     }
 //     const float sum = RowSum(own, place, scratch);
 //   }
 //
-// A row is taken by a warp, of which a block has several then, or by a whole block: its `threads` are 32 or all.
+// A row is taken by a warp, of which a block has several then, or by a whole block: its `threads`
+// are 32 or all.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_GPT_ROWS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_GPT_ROWS_CUH_
@@ -54,7 +58,8 @@ EK_DEVICE T RowMax(T value, const RowPlace& place, T* scratch) {
   return place.threads == kWarp ? WarpMax(value) : BlockMax(value, scratch);
 }
 
-// Elements [i, i + 4) of a row of n, 0 beyond its end. `aligned`: the row begins at a multiple of a Four.
+// Elements [i, i + 4) of a row of n, 0 beyond its end. `aligned`: the row begins at a multiple of a
+// Four.
 template <typename T>
 EK_DEVICE void Load4(const T* row, int64_t i, int64_t n, bool aligned, float (&to)[4]) {
   if (aligned && i + 4 <= n) {
@@ -98,24 +103,22 @@ EK_DEVICE uint32_t Mix32(uint32_t x) {
 }
 
 struct RowNoise {
-  uint32_t key;
-  uint32_t change;
-  uint32_t lowest_kept;
-  float keep_scale;
-  uint32_t is_on;
+  const Noise& noise;
+  uint32_t key = 0;
+  uint32_t change = 0;
 
-  EK_DEVICE RowNoise(const Noise& noise, int64_t row)
-      : key(0), change(0), lowest_kept(noise.lowest_kept), keep_scale(noise.keep_scale), is_on(noise.is_on) {
-    if (is_on == 0) return;
-    const uint64_t random = Mix64((noise.place ^ Mix64(~static_cast<uint64_t>(row))) + 0x9E3779B97F4A7C15u);
+  EK_DEVICE RowNoise(const Noise& of, int64_t row) : noise(of) {
+    if (noise.is_on == 0) return;
+    const uint64_t random =
+        Mix64((noise.place ^ Mix64(~static_cast<uint64_t>(row))) + 0x9E3779B97F4A7C15u);
     key = static_cast<uint32_t>(random);
     change = static_cast<uint32_t>(random >> 32);
   }
   // Element `column` of the row, after dropout.
   EK_DEVICE float operator()(int64_t column, float value) const {
-    if (is_on == 0) return value;
+    if (noise.is_on == 0) return value;
     const uint32_t random = Mix32(Mix32(static_cast<uint32_t>(column) ^ key) + change);
-    return random >= lowest_kept ? value * keep_scale : 0.0f;
+    return random >= noise.lowest_kept ? value * noise.keep_scale : 0.0f;
   }
 };
 

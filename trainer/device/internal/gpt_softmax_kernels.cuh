@@ -1,8 +1,9 @@
 // A GPT's two softmaxes, of attention's scores and of the vocabulary (gpt_layers.h).
 //
-// A row's highest score and the sum of its exponentials are found in one sweep: whenever a thread meets a higher score,
-// the sum so far is multiplied by what that changes. A second sweep writes. Each thread reads and writes the same
-// elements in both, so results may lie in their argument's place.
+// A row's highest score and the sum of its exponentials are found in one sweep: whenever a thread
+// meets a higher score, the sum so far is multiplied by what that changes. A second sweep writes.
+// Each thread reads and writes the same elements in both, so results may lie in their argument's
+// place.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_GPT_SOFTMAX_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_GPT_SOFTMAX_KERNELS_CUH_
@@ -22,7 +23,8 @@ struct RunningSum {
   // The first `count` of them.
   EK_DEVICE void Add4(const float (&scores)[4], int64_t count, float scale) {
     float most = highest;
-    EK_GPT_UNROLL for (int j = 0; j < 4; ++j) most = j < count && scores[j] > most ? scores[j] : most;
+    EK_GPT_UNROLL for (int j = 0; j < 4; ++j) most =
+        j < count && scores[j] > most ? scores[j] : most;
     if (most > highest) {
       sum *= Exp((highest - most) * scale);
       highest = most;
@@ -33,8 +35,9 @@ struct RunningSum {
   }
 };
 
-// Rows first_row to first_row + rows - 1 of square matrices, of which row i sees its first i + 1 columns; columns from
-// there to `columns` become 0. A row begins row_stride after the one before in all arguments.
+// Rows first_row to first_row + rows - 1 of square matrices, of which row i sees its first i + 1
+// columns; columns from there to `columns` become 0. A row begins row_stride after the one before
+// in all arguments.
 struct CausalShape {
   int64_t matrices;
   int64_t first_row;
@@ -67,8 +70,8 @@ struct CausalRow {
 
 // `dropped`, where it is not null, gets the probabilities after dropout, as scores lie.
 template <typename O>
-EK_DEVICE void CausalForward(const CausalShape& shape, const Noise& noise, const float* scores, O* probabilities,
-                             O* dropped) {
+EK_DEVICE void CausalForward(const CausalShape& shape, const Noise& noise, const float* scores,
+                             O* probabilities, O* dropped) {
   EK_SHARED float scratch[kWarp];
   const RowPlace place(shape.threads_per_row);
   const bool aligned = shape.aligned != 0;
@@ -94,7 +97,8 @@ EK_DEVICE void CausalForward(const CausalShape& shape, const Noise& noise, const
       }
       Store4(probabilities + row.in_probabilities, i, shape.columns, aligned, x);
       if (dropped == nullptr) continue;
-      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) x[j] = row_noise(i + j, ToFloat(FromFloat<O>(x[j])));
+      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) x[j] =
+          row_noise(i + j, ToFloat(FromFloat<O>(x[j])));
       Store4(dropped + row.in_scores, i, shape.columns, aligned, x);
     }
   }
@@ -115,7 +119,8 @@ EK_DEVICE void CausalBackward(const CausalShape& shape, const Noise& noise, cons
       float p[4], diff[4];
       Load4(probabilities + row.in_probabilities, i, shape.columns, aligned, p);
       Load4(diff_probabilities + row.in_scores, i, shape.columns, aligned, diff);
-      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) dot += i + j < row.seen ? p[j] * row_noise(i + j, diff[j]) : 0.0f;
+      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) dot +=
+          i + j < row.seen ? p[j] * row_noise(i + j, diff[j]) : 0.0f;
     }
     dot = RowSum(dot, place, scratch);
     if (!row.is_there) continue;
@@ -141,10 +146,11 @@ struct LossShape {
   uint32_t aligned;
 };
 
-// losses: [rows]; correct: [rows], 1 where the first highest score is the target's. No gradient if diff_scores is null.
+// losses: [rows]; correct: [rows], 1 where the first highest score is the target's. No gradient if
+// diff_scores is null.
 template <typename O>
-EK_DEVICE void TokenLoss(const LossShape& shape, const float* scores, const int32_t* targets, O* diff_scores,
-                         double* losses, int32_t* correct) {
+EK_DEVICE void TokenLoss(const LossShape& shape, const float* scores, const int32_t* targets,
+                         O* diff_scores, double* losses, int32_t* correct) {
   EK_SHARED float scratch[kWarp];
   EK_SHARED double wide_scratch[kWarp];
   const RowPlace place(shape.threads_per_row);
@@ -173,9 +179,11 @@ EK_DEVICE void TokenLoss(const LossShape& shape, const float* scores, const int3
     }
     const float highest = RowMax(own.highest, place, scratch);
     const float score = RowMax(target_score, place, scratch);
-    const double total = RowSum(static_cast<double>(own.sum * Exp(own.highest - highest)), place, wide_scratch);
+    const double total =
+        RowSum(static_cast<double>(own.sum * Exp(own.highest - highest)), place, wide_scratch);
     // A vocabulary has less than 2^24 tokens, which a float counts exactly.
-    const float first_highest = -RowMax(own.highest == highest ? -static_cast<float>(where) : kLowest, place, scratch);
+    const float first_highest =
+        -RowMax(own.highest == highest ? -static_cast<float>(where) : kLowest, place, scratch);
     if (!has_row) continue;
     if (place.lane == 0) {
       losses[row] = (static_cast<double>(highest) - score) + Log(total);
@@ -188,7 +196,8 @@ EK_DEVICE void TokenLoss(const LossShape& shape, const float* scores, const int3
     for (int64_t i = 4 * place.lane; i < n; i += 4 * place.threads) {
       float x[4];
       Load4(from, i, n, aligned, x);
-      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) x[j] = i + j == target ? at_target : Exp(x[j] - highest) * factor;
+      EK_GPT_UNROLL for (int j = 0; j < 4; ++j) x[j] =
+          i + j == target ? at_target : Exp(x[j] - highest) * factor;
       Store4(diff_scores + row * shape.stride, i, n, aligned, x);
     }
   }
@@ -196,7 +205,8 @@ EK_DEVICE void TokenLoss(const LossShape& shape, const float* scores, const int3
 
 // One block.
 EK_KERNEL(256, ek_gpt_loss_sum)
-(int64_t rows, const double* losses, const int32_t* correct, double* loss_sum, int64_t* correct_sum) {
+(int64_t rows, const double* losses, const int32_t* correct, double* loss_sum,
+ int64_t* correct_sum) {
   EK_SHARED double scratch[kWarp];
   EK_SHARED int64_t count_scratch[kWarp];
   double loss = 0;
@@ -212,18 +222,20 @@ EK_KERNEL(256, ek_gpt_loss_sum)
   *correct_sum = count;
 }
 
-#define EK_GPT_KERNELS(O, name)                                                                                      \
-  EK_KERNEL(256, ek_gpt_causal_forward_##name)                                                                       \
-  (CausalShape shape, Noise noise, const float* scores, O* probabilities, O* dropped) {                              \
-    CausalForward(shape, noise, scores, probabilities, dropped);                                                     \
-  }                                                                                                                  \
-  EK_KERNEL(256, ek_gpt_causal_backward_##name)                                                                      \
-  (CausalShape shape, Noise noise, const O* probabilities, const float* diff_probabilities, O* diff_scores) {        \
-    CausalBackward(shape, noise, probabilities, diff_probabilities, diff_scores);                                    \
-  }                                                                                                                  \
-  EK_KERNEL(512, ek_gpt_token_loss_##name)                                                                           \
-  (LossShape shape, const float* scores, const int32_t* targets, O* diff_scores, double* losses, int32_t* correct) { \
-    TokenLoss(shape, scores, targets, diff_scores, losses, correct);                                                 \
+#define EK_GPT_KERNELS(O, name)                                                                  \
+  EK_KERNEL(256, ek_gpt_causal_forward_##name)                                                   \
+  (CausalShape shape, Noise noise, const float* scores, O* probabilities, O* dropped) {          \
+    CausalForward(shape, noise, scores, probabilities, dropped);                                 \
+  }                                                                                              \
+  EK_KERNEL(256, ek_gpt_causal_backward_##name)                                                  \
+  (CausalShape shape, Noise noise, const O* probabilities, const float* diff_probabilities,      \
+   O* diff_scores) {                                                                             \
+    CausalBackward(shape, noise, probabilities, diff_probabilities, diff_scores);                \
+  }                                                                                              \
+  EK_KERNEL(512, ek_gpt_token_loss_##name)                                                       \
+  (LossShape shape, const float* scores, const int32_t* targets, O* diff_scores, double* losses, \
+   int32_t* correct) {                                                                           \
+    TokenLoss(shape, scores, targets, diff_scores, losses, correct);                             \
   }
 EK_GPT_KERNELS(float, float)
 EK_GPT_KERNELS(BFloat, bfloat)

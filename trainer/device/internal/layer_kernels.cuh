@@ -1,6 +1,6 @@
-// Kernels of layers that are no products: rectifier, column sums, softmax loss, batch norm, average pool. What goes from
-// layer to layer is float32, bfloat16 or float16; everything is computed in float32, with sums in an order of their own
-// that is the same in each run.
+// Kernels of layers that are no products: rectifier, column sums, softmax loss, batch norm, average
+// pool. What goes from layer to layer is float32, bfloat16 or float16; everything is computed in
+// float32, with sums in an order of their own that is the same in each run.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_LAYER_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_LAYER_KERNELS_CUH_
@@ -58,6 +58,11 @@ EK_DEVICE int64_t NormAt(const NormShape& shape, int channel, int64_t i) {
   return (sample * shape.channels + channel) * shape.area + (i - sample * shape.area);
 }
 
+// Where the part of a block begins in each channel.
+EK_DEVICE int64_t PartBegin(const NormShape& shape, int64_t block) {
+  return shape.batch * shape.area * block / GridBlocks();
+}
+
 // Two parts as one (Chan et al.).
 EK_DEVICE NormPart MergeMoments(const NormPart& a, const NormPart& b) {
   if (a.count == 0) return b;
@@ -65,7 +70,8 @@ EK_DEVICE NormPart MergeMoments(const NormPart& a, const NormPart& b) {
   const double count = static_cast<double>(a.count + b.count);
   const double apart = b.first - a.first;
   return {a.first + apart * (static_cast<double>(b.count) / count),
-          a.second + b.second + apart * apart * (static_cast<double>(a.count) * static_cast<double>(b.count) / count),
+          a.second + b.second +
+              apart * apart * (static_cast<double>(a.count) * static_cast<double>(b.count) / count),
           a.count + b.count};
 }
 
@@ -79,23 +85,27 @@ EK_DEVICE void CombineInto(const T* from, T* to, int64_t count, Combine combine)
     for (int e = 0; e < 4; ++e) own.at[e] = combine(own.at[e], other.at[e]);
     StoreFour(to + 4 * i, own);
   }
-  for (int64_t i = 4 * fours + GlobalIndex(); i < count; i += GlobalThreads()) to[i] = combine(to[i], from[i]);
+  for (int64_t i = 4 * fours + GlobalIndex(); i < count; i += GlobalThreads())
+    to[i] = combine(to[i], from[i]);
 }
 
 template <typename T>
 EK_DEVICE void Relu(T* data, int64_t count) {
-  CombineInto(data, data, count, [](T own, T) { return ToFloat(own) > 0.0f ? own : FromFloat<T>(0.0f); });
+  CombineInto(data, data, count,
+              [](T own, T) { return ToFloat(own) > 0.0f ? own : FromFloat<T>(0.0f); });
 }
 
 // diff = where the rectifier let something through.
 template <typename T>
 EK_DEVICE void ReluBackward(const T* output, T* diff, int64_t count) {
-  CombineInto(output, diff, count, [](T own, T passed) { return ToFloat(passed) > 0.0f ? own : FromFloat<T>(0.0f); });
+  CombineInto(output, diff, count,
+              [](T own, T passed) { return ToFloat(passed) > 0.0f ? own : FromFloat<T>(0.0f); });
 }
 
 template <typename T>
 EK_DEVICE void AddTo(const T* from, T* to, int64_t count) {
-  CombineInto(from, to, count, [](T own, T other) { return FromFloat<T>(ToFloat(own) + ToFloat(other)); });
+  CombineInto(from, to, count,
+              [](T own, T other) { return FromFloat<T>(ToFloat(own) + ToFloat(other)); });
 }
 
 // Each block has 32 columns, one for each lane, and each of its warps every 8th row.
@@ -121,11 +131,10 @@ template <typename T>
 EK_DEVICE void NormMoments(const T* source, NormShape shape, NormPart* parts) {
   EK_SHARED float scratch[32];
   const int channel = static_cast<int>(BlockY());
-  const int64_t all = shape.batch * shape.area;
-  const int64_t begin = all * BlockX() / GridBlocks();
-  const int64_t end = all * (BlockX() + 1) / GridBlocks();
+  const int64_t begin = PartBegin(shape, BlockX()), end = PartBegin(shape, BlockX() + 1);
   float sum = 0;
-  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) sum += ToFloat(source[NormAt(shape, channel, i)]);
+  for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads())
+    sum += ToFloat(source[NormAt(shape, channel, i)]);
   const float mean = BlockSum(sum, scratch) / static_cast<float>(end - begin > 0 ? end - begin : 1);
   float around = 0;
   for (int64_t i = begin + ThreadX(); i < end; i += BlockThreads()) {
@@ -142,22 +151,21 @@ EK_DEVICE void NormApply(const T* source, T* output, NormShape shape, NormState 
   const int64_t count = shape.batch * shape.channels * shape.area;
   for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) {
     const int channel = ChannelOf(shape, i);
-    const float value = (ToFloat(source[i]) - state.mean[channel]) * state.deviation[channel] * state.weight[channel] +
+    const float value = (ToFloat(source[i]) - state.mean[channel]) * state.deviation[channel] *
+                            state.weight[channel] +
                         state.bias[channel];
     output[i] = FromFloat<T>(value > 0.0f ? value : 0.0f);
   }
 }
 
-// The two sums that the gradient of a channel needs: of what came through the rectifier, and of that times the
-// normalised source.
+// The two sums that the gradient of a channel needs: of what came through the rectifier, and of
+// that times the normalised source.
 template <typename T>
-EK_DEVICE void NormBackwardSums(const T* source, const T* output, const T* diff, NormShape shape, NormState state,
-                                NormPart* parts) {
+EK_DEVICE void NormBackwardSums(const T* source, const T* output, const T* diff, NormShape shape,
+                                NormState state, NormPart* parts) {
   EK_SHARED float scratch[32];
   const int channel = static_cast<int>(BlockY());
-  const int64_t all = shape.batch * shape.area;
-  const int64_t begin = all * BlockX() / GridBlocks();
-  const int64_t end = all * (BlockX() + 1) / GridBlocks();
+  const int64_t begin = PartBegin(shape, BlockX()), end = PartBegin(shape, BlockX() + 1);
   const float mean = state.mean[channel];
   const float deviation = state.deviation[channel];
   float plain = 0, times_source = 0;
@@ -174,8 +182,8 @@ EK_DEVICE void NormBackwardSums(const T* source, const T* output, const T* diff,
 
 // In place: the output's gradient becomes the source's.
 template <typename T>
-EK_DEVICE void NormBackwardApply(const T* source, const T* output, T* diff, NormShape shape, NormState state,
-                                 const NormPart* parts, int blocks) {
+EK_DEVICE void NormBackwardApply(const T* source, const T* output, T* diff, NormShape shape,
+                                 NormState state, const NormPart* parts, int blocks) {
   const int64_t count = shape.batch * shape.channels * shape.area;
   for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) {
     const int channel = ChannelOf(shape, i);
@@ -184,9 +192,9 @@ EK_DEVICE void NormBackwardApply(const T* source, const T* output, T* diff, Norm
     const float deviation = state.deviation[channel];
     const float normalised = (ToFloat(source[i]) - state.mean[channel]) * deviation;
     const float through = ToFloat(output[i]) > 0.0f ? ToFloat(diff[i]) : 0.0f;
-    const float value =
-        state.weight[channel] * deviation *
-        (through - static_cast<float>(sums.first) * share - normalised * static_cast<float>(sums.second) * share);
+    const float value = state.weight[channel] * deviation *
+                        (through - static_cast<float>(sums.first) * share -
+                         normalised * static_cast<float>(sums.second) * share);
     diff[i] = FromFloat<T>(value);
   }
 }
@@ -195,21 +203,25 @@ EK_DEVICE void NormBackwardApply(const T* source, const T* output, T* diff, Norm
 template <typename T>
 EK_DEVICE void AveragePool(const T* source, T* means, int64_t count, int area) {
   const int64_t warps = GlobalThreads() / kWarp;
-  for (int64_t first = 0; first < count; first += warps) {  // As often for all threads: they wait for each other.
+  for (int64_t first = 0; first < count;
+       first += warps) {  // As often for all threads: they wait for each other.
     const int64_t i = first + GlobalIndex() / kWarp;
     float sum = 0;
     if (i < count) {
-      for (int pixel = ThreadX() % kWarp; pixel < area; pixel += kWarp) sum += ToFloat(source[i * area + pixel]);
+      for (int pixel = ThreadX() % kWarp; pixel < area; pixel += kWarp)
+        sum += ToFloat(source[i * area + pixel]);
     }
     sum = WarpSum(sum);
-    if (i < count && ThreadX() % kWarp == 0) means[i] = FromFloat<T>(sum / static_cast<float>(area));
+    if (i < count && ThreadX() % kWarp == 0)
+      means[i] = FromFloat<T>(sum / static_cast<float>(area));
   }
 }
 
 template <typename T>
 EK_DEVICE void AveragePoolBackward(const T* diff_means, T* diff_source, int64_t count, int area) {
   for (int64_t i = GlobalIndex(); i < count * area; i += GlobalThreads()) {
-    diff_source[i] = FromFloat<T>(ToFloat(diff_means[Quotient(i, area)]) / static_cast<float>(area));
+    diff_source[i] =
+        FromFloat<T>(ToFloat(diff_means[Quotient(i, area)]) / static_cast<float>(area));
   }
 }
 
@@ -218,13 +230,10 @@ EK_DEVICE void Round(const float* from, T* to, int64_t count) {
   for (int64_t i = GlobalIndex(); i < count; i += GlobalThreads()) to[i] = FromFloat<T>(from[i]);
 }
 
-}  // namespace evenkeel::kernel
-
 // One block. If they are to, scores become their gradient: that of the mean loss, times `weight`.
 EK_KERNEL(256, ek_class_loss)
-(float* scores, const uint8_t* labels, int64_t samples, int classes, int wants_gradient, double weight,
- evenkeel::DeviceLoss* loss) {
-  using namespace evenkeel::kernel;  // NOLINT
+(float* scores, const uint8_t* labels, int64_t samples, int classes, int wants_gradient,
+ double weight, DeviceLoss* loss) {
   EK_SHARED double sums[32];
   EK_SHARED int counts[32];
   double sum = 0;
@@ -242,7 +251,8 @@ EK_KERNEL(256, ek_class_loss)
     if (wants_gradient == 0) continue;
     for (int i = 0; i < classes; ++i) {
       const double probability = exp(row[i] - highest) / total;
-      row[i] = static_cast<float>(weight * (probability - (i == label ? 1 : 0)) / static_cast<double>(samples));
+      row[i] = static_cast<float>(weight * (probability - (i == label ? 1 : 0)) /
+                                  static_cast<double>(samples));
     }
   }
   sum = BlockSum(sum, sums);
@@ -255,8 +265,7 @@ EK_KERNEL(256, ek_class_loss)
 
 // A thread for each channel. In evaluation (parts is null) the running statistics are the batch's.
 EK_KERNEL(256, ek_norm_finish)
-(const evenkeel::kernel::NormPart* parts, int blocks, int channels, evenkeel::kernel::NormState state) {
-  using namespace evenkeel::kernel;  // NOLINT
+(const NormPart* parts, int blocks, int channels, NormState state) {
   const int64_t channel = GlobalIndex();
   if (channel >= channels) return;
   double mean = state.running_mean[channel];
@@ -267,19 +276,22 @@ EK_KERNEL(256, ek_norm_finish)
     mean = whole.first;
     variance = whole.second / static_cast<double>(whole.count);
     // One sample per channel has no unbiased variance; the biased one, zero, stands in.
-    const double unbiased = whole.second / static_cast<double>(whole.count > 1 ? whole.count - 1 : 1);
-    state.running_mean[channel] += kNormMomentum * (static_cast<float>(mean) - state.running_mean[channel]);
-    state.running_variance[channel] += kNormMomentum * (static_cast<float>(unbiased) - state.running_variance[channel]);
+    const double unbiased =
+        whole.second / static_cast<double>(whole.count > 1 ? whole.count - 1 : 1);
+    state.running_mean[channel] +=
+        kNormMomentum * (static_cast<float>(mean) - state.running_mean[channel]);
+    state.running_variance[channel] +=
+        kNormMomentum * (static_cast<float>(unbiased) - state.running_variance[channel]);
   }
   state.mean[channel] = static_cast<float>(mean);
   state.deviation[channel] = static_cast<float>(1.0 / sqrt(variance + kNormEpsilon));
 }
 
-// A thread for each channel: its sums in parts[channel * blocks], and the gradients of weight and bias, if wanted.
+// A thread for each channel: its sums in parts[channel * blocks], and the gradients of weight and
+//                            bias, if wanted.
 EK_KERNEL(256, ek_norm_backward_finish)
-(evenkeel::kernel::NormPart* parts, int blocks, int channels, float* diff_weight, int add_weight, float* diff_bias,
+(NormPart* parts, int blocks, int channels, float* diff_weight, int add_weight, float* diff_bias,
  int add_bias) {
-  using namespace evenkeel::kernel;  // NOLINT
   const int64_t channel = GlobalIndex();
   if (channel >= channels) return;
   NormPart whole = parts[channel * blocks];
@@ -291,56 +303,64 @@ EK_KERNEL(256, ek_norm_backward_finish)
   parts[channel * blocks] = whole;
   const float for_weight = static_cast<float>(whole.second);
   const float for_bias = static_cast<float>(whole.first);
-  if (diff_weight != nullptr) diff_weight[channel] = add_weight != 0 ? diff_weight[channel] + for_weight : for_weight;
-  if (diff_bias != nullptr) diff_bias[channel] = add_bias != 0 ? diff_bias[channel] + for_bias : for_bias;
+  if (diff_weight != nullptr)
+    diff_weight[channel] = add_weight != 0 ? diff_weight[channel] + for_weight : for_weight;
+  if (diff_bias != nullptr)
+    diff_bias[channel] = add_bias != 0 ? diff_bias[channel] + for_bias : for_bias;
 }
 
 // Pointers are void, so that the same call fits all types.
-#define EK_LAYER_KERNELS(T, type)                                                                                     \
-  EK_KERNEL(256, ek_relu_##type)(void* data, int64_t count) { evenkeel::kernel::Relu(static_cast<T*>(data), count); } \
-  EK_KERNEL(256, ek_relu_backward_##type)(const void* output, void* diff, int64_t count) {                            \
-    evenkeel::kernel::ReluBackward(static_cast<const T*>(output), static_cast<T*>(diff), count);                      \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_add_to_##type)(const void* from, void* to, int64_t count) {                                       \
-    evenkeel::kernel::AddTo(static_cast<const T*>(from), static_cast<T*>(to), count);                                 \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_column_sums_##type)(const void* data, int64_t rows, int64_t columns, float* sums, int add) {      \
-    evenkeel::kernel::ColumnSums(static_cast<const T*>(data), rows, columns, sums, add);                              \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_norm_moments_##type)                                                                              \
-  (const void* source, evenkeel::kernel::NormShape shape, evenkeel::kernel::NormPart* parts) {                        \
-    evenkeel::kernel::NormMoments(static_cast<const T*>(source), shape, parts);                                       \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_norm_apply_##type)                                                                                \
-  (const void* source, void* output, evenkeel::kernel::NormShape shape, evenkeel::kernel::NormState state) {          \
-    evenkeel::kernel::NormApply(static_cast<const T*>(source), static_cast<T*>(output), shape, state);                \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_norm_backward_sums_##type)                                                                        \
-  (const void* source, const void* output, const void* diff, evenkeel::kernel::NormShape shape,                       \
-   evenkeel::kernel::NormState state, evenkeel::kernel::NormPart* parts) {                                            \
-    evenkeel::kernel::NormBackwardSums(static_cast<const T*>(source), static_cast<const T*>(output),                  \
-                                       static_cast<const T*>(diff), shape, state, parts);                             \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_norm_backward_apply_##type)                                                                       \
-  (const void* source, const void* output, void* diff, evenkeel::kernel::NormShape shape,                             \
-   evenkeel::kernel::NormState state, const evenkeel::kernel::NormPart* parts, int blocks) {                          \
-    evenkeel::kernel::NormBackwardApply(static_cast<const T*>(source), static_cast<const T*>(output),                 \
-                                        static_cast<T*>(diff), shape, state, parts, blocks);                          \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_average_pool_##type)(const void* source, void* means, int64_t count, int area) {                  \
-    evenkeel::kernel::AveragePool(static_cast<const T*>(source), static_cast<T*>(means), count, area);                \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_average_pool_backward_##type)                                                                     \
-  (const void* diff_means, void* diff_source, int64_t count, int area) {                                              \
-    evenkeel::kernel::AveragePoolBackward(static_cast<const T*>(diff_means), static_cast<T*>(diff_source), count,     \
-                                          area);                                                                      \
-  }                                                                                                                   \
-  EK_KERNEL(256, ek_round_##type)(const float* from, void* to, int64_t count) {                                       \
-    evenkeel::kernel::Round(from, static_cast<T*>(to), count);                                                        \
+#define EK_LAYER_KERNELS(T, type)                                                               \
+  EK_KERNEL(256, ek_relu_##type)(void* data, int64_t count) {                                   \
+    Relu(static_cast<T*>(data), count);                                                         \
+  }                                                                                             \
+  EK_KERNEL(256, ek_relu_backward_##type)(const void* output, void* diff, int64_t count) {      \
+    ReluBackward(static_cast<const T*>(output), static_cast<T*>(diff), count);                  \
+  }                                                                                             \
+  EK_KERNEL(256, ek_add_to_##type)(const void* from, void* to, int64_t count) {                 \
+    AddTo(static_cast<const T*>(from), static_cast<T*>(to), count);                             \
+  }                                                                                             \
+  EK_KERNEL(256, ek_column_sums_##type)                                                         \
+  (const void* data, int64_t rows, int64_t columns, float* sums, int add) {                     \
+    ColumnSums(static_cast<const T*>(data), rows, columns, sums, add);                          \
+  }                                                                                             \
+  EK_KERNEL(256, ek_norm_moments_##type)                                                        \
+  (const void* source, NormShape shape, NormPart* parts) {                                      \
+    NormMoments(static_cast<const T*>(source), shape, parts);                                   \
+  }                                                                                             \
+  EK_KERNEL(256, ek_norm_apply_##type)                                                          \
+  (const void* source, void* output, NormShape shape, NormState state) {                        \
+    NormApply(static_cast<const T*>(source), static_cast<T*>(output), shape, state);            \
+  }                                                                                             \
+  EK_KERNEL(256, ek_norm_backward_sums_##type)                                                  \
+  (const void* source, const void* output, const void* diff, NormShape shape, NormState state,  \
+   NormPart* parts) {                                                                           \
+    NormBackwardSums(static_cast<const T*>(source), static_cast<const T*>(output),              \
+                     static_cast<const T*>(diff), shape, state, parts);                         \
+  }                                                                                             \
+  EK_KERNEL(256, ek_norm_backward_apply_##type)                                                 \
+  (const void* source, const void* output, void* diff, NormShape shape, NormState state,        \
+   const NormPart* parts, int blocks) {                                                         \
+    NormBackwardApply(static_cast<const T*>(source), static_cast<const T*>(output),             \
+                      static_cast<T*>(diff), shape, state, parts, blocks);                      \
+  }                                                                                             \
+  EK_KERNEL(256, ek_average_pool_##type)                                                        \
+  (const void* source, void* means, int64_t count, int area) {                                  \
+    AveragePool(static_cast<const T*>(source), static_cast<T*>(means), count, area);            \
+  }                                                                                             \
+  EK_KERNEL(256, ek_average_pool_backward_##type)                                               \
+  (const void* diff_means, void* diff_source, int64_t count, int area) {                        \
+    AveragePoolBackward(static_cast<const T*>(diff_means), static_cast<T*>(diff_source), count, \
+                        area);                                                                  \
+  }                                                                                             \
+  EK_KERNEL(256, ek_round_##type)(const float* from, void* to, int64_t count) {                 \
+    Round(from, static_cast<T*>(to), count);                                                    \
   }
 EK_LAYER_KERNELS(float, float)
-EK_LAYER_KERNELS(evenkeel::kernel::BFloat, bfloat)
-EK_LAYER_KERNELS(evenkeel::kernel::Half, half)
+EK_LAYER_KERNELS(BFloat, bfloat)
+EK_LAYER_KERNELS(Half, half)
 #undef EK_LAYER_KERNELS
+
+}  // namespace evenkeel::kernel
 
 #endif  // EVENKEEL_TRAINER_DEVICE_INTERNAL_LAYER_KERNELS_CUH_

@@ -1,4 +1,5 @@
-// What cuBLASLt has no call for: a float32 bias on 16-bit sums, or on sums of a shape that it has none for.
+// What cuBLASLt has no call for: a float32 bias on 16-bit sums, or on sums of a shape that it has
+// none for.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_MATH_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_MATH_KERNELS_CUH_
@@ -20,7 +21,8 @@ EK_DEVICE void AddTo(T& value, float addend) {
 
 // data [rows, columns] with `stride` elements from row to row, += bias [columns].
 EK_KERNEL(256, ek_add_bias)
-(void* data, evenkeel::kernel::BiasedType type, int64_t rows, int64_t columns, int64_t stride, const float* bias) {
+(void* data, evenkeel::kernel::BiasedType type, int64_t rows, int64_t columns, int64_t stride,
+ const float* bias) {
   using namespace evenkeel::kernel;  // NOLINT: kernels have C's names, and so lie in no namespace
   for (int64_t i = GlobalIndex(); i < rows * columns; i += GlobalThreads()) {
     const int64_t row = i / columns;

@@ -20,31 +20,39 @@ StepTrace ExampleStep(int64_t step, int64_t lag) {
   int64_t at = begin;
   for (int kind = 0; kind + 1 < kSpanKinds; ++kind) {
     const int64_t length = kind == static_cast<int>(SpanKind::kBackward) ? 4 * kMs : kMs;
-    trace.spans.push_back({.kind = static_cast<SpanKind>(kind), .begin_ns = at, .end_ns = at + length});
+    trace.spans.push_back(
+        {.kind = static_cast<SpanKind>(kind), .begin_ns = at, .end_ns = at + length});
     at += length;
   }
-  trace.buckets = {
-      {.bytes = 4096, .ready_ns = begin + 4 * kMs, .start_ns = begin + 4 * kMs, .reduced_ns = begin + 6 * kMs},
-      {.bytes = 1 << 20, .ready_ns = begin + 5 * kMs, .start_ns = begin + 6 * kMs, .reduced_ns = begin + 8 * kMs}};
+  trace.buckets = {{.bytes = 4096,
+                    .ready_ns = begin + 4 * kMs,
+                    .start_ns = begin + 4 * kMs,
+                    .reduced_ns = begin + 6 * kMs},
+                   {.bytes = 1 << 20,
+                    .ready_ns = begin + 5 * kMs,
+                    .start_ns = begin + 6 * kMs,
+                    .reduced_ns = begin + 8 * kMs}};
   return trace;
 }
 
 RankRecord ExampleRank(int rank) {
-  RankRecord record{.rank = rank,
-                    .host = kHostile,
-                    .process = 1000 + rank,
-                    .steps = 100,
-                    .followed = rank,
-                    .memory = {.parameters = 1 << 20,
-                               .gradients = 1 << 20,
-                               .buckets = 1 << 20,
-                               .optimizer = (2 << 20) / (rank + 1),
-                               .peak_resident = 300 << 20},
-                    .means = {.steps = 12, .to_first_gradient_us = 2000, .backward_us = 4000, .exposed_us = 300}};
+  RankRecord record{
+      .rank = rank,
+      .host = kHostile,
+      .process = 1000 + rank,
+      .steps = 100,
+      .followed = rank,
+      .memory = {.parameters = 1 << 20,
+                 .gradients = 1 << 20,
+                 .buckets = 1 << 20,
+                 .optimizer = (2 << 20) / (rank + 1),
+                 .peak_resident = 300 << 20},
+      .means = {.steps = 12, .to_first_gradient_us = 2000, .backward_us = 4000, .exposed_us = 300}};
   for (const int64_t step : {2, 3, 50}) record.traces.push_back(ExampleStep(step, rank * kMs / 2));
   if (rank > 0) {
     record.traces.push_back(
-        {.step = 99, .spans = {{.kind = SpanKind::kFollow, .begin_ns = kBegin, .end_ns = kBegin + 9 * kMs}}});
+        {.step = 99,
+         .spans = {{.kind = SpanKind::kFollow, .begin_ns = kBegin, .end_ns = kBegin + 9 * kMs}}});
   }
   return record;
 }
@@ -58,7 +66,8 @@ EpochPoint ExampleEpoch(int epoch, int64_t first_step, int64_t steps, int ranks)
                    .test_loss = 0.7 - 0.1 * epoch,
                    .test_accuracy = 0.82 + 0.02 * epoch,
                    .first_step = first_step};
-  for (int rank = 0; rank < ranks; ++rank) point.batches.push_back(std::max<int64_t>(0, steps - 7 * rank));
+  for (int rank = 0; rank < ranks; ++rank)
+    point.batches.push_back(std::max<int64_t>(0, steps - 7 * rank));
   return point;
 }
 
@@ -78,21 +87,25 @@ RunRecord ExampleRecord(int ranks, int64_t steps) {
                    .samples_of_tail = ranks > 1 ? 448 : 0};
   for (int64_t step = 0; step < steps; ++step) {
     const auto x = static_cast<double>(step);
-    record.steps.push_back({.step = step,
-                            .seconds = 0.01 * (x + 1),
-                            .loss = step % 17 == 3 ? kUnknown : 2.3 * std::exp(-x / 50) + 0.3 + 0.1 * std::sin(7 * x),
-                            .accuracy = 1 - std::exp(-x / 80),
-                            .learning_rate = 0.004 * (1 - x / static_cast<double>(steps)),
-                            .took = 0.01,
-                            .exposed = 0.0005,
-                            .samples = 64.0 * ranks,
-                            .active = 1.0 * ranks});
+    record.steps.push_back(
+        {.step = step,
+         .seconds = 0.01 * (x + 1),
+         .loss = step % 17 == 3 ? kUnknown : 2.3 * std::exp(-x / 50) + 0.3 + 0.1 * std::sin(7 * x),
+         .accuracy = 1 - std::exp(-x / 80),
+         .learning_rate = 0.004 * (1 - x / static_cast<double>(steps)),
+         .took = 0.01,
+         .exposed = 0.0005,
+         .samples = 64.0 * ranks,
+         .active = 1.0 * ranks});
   }
-  record.epochs = {ExampleEpoch(0, 0, steps / 2, ranks), ExampleEpoch(1, steps / 2, steps - steps / 2, ranks)};
-  record.plans = {{.step = 0, .buckets = {{.bytes = 4096 + (1 << 20), .parameters = {"fc1.weight", kHostile}}}},
-                  {.step = 1,
-                   .buckets = {{.bytes = 4096, .parameters = {kHostile}},
-                               {.bytes = 1 << 20, .parameters = std::vector<std::string>(20, "layer.weight")}}}};
+  record.epochs = {ExampleEpoch(0, 0, steps / 2, ranks),
+                   ExampleEpoch(1, steps / 2, steps - steps / 2, ranks)};
+  record.plans = {
+      {.step = 0, .buckets = {{.bytes = 4096 + (1 << 20), .parameters = {"fc1.weight", kHostile}}}},
+      {.step = 1,
+       .buckets = {
+           {.bytes = 4096, .parameters = {kHostile}},
+           {.bytes = 1 << 20, .parameters = std::vector<std::string>(20, "layer.weight")}}}};
   for (int rank = 0; rank < ranks; ++rank) record.ranks.push_back(ExampleRank(rank));
   record.events = {{.step = 40, .seconds = 0.4, .kind = kHostile, .text = kHostile}};
   record.settings = {{.name = kHostile, .value = kHostile}, {.name = "batch", .value = "64"}};

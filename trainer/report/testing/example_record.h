@@ -1,4 +1,5 @@
-// A run that never was, with something of everything that a record can hold, and strings that mean harm.
+// A run that never was, with something of everything that a record can hold, and strings that mean
+// harm.
 
 #ifndef EVENKEEL_TRAINER_REPORT_TESTING_EXAMPLE_RECORD_H_
 #define EVENKEEL_TRAINER_REPORT_TESTING_EXAMPLE_RECORD_H_
@@ -11,7 +12,7 @@ namespace evenkeel {
 
 inline constexpr char kHostile[] = "</script><b onload='x'>&\"\\ \x01\xFF";
 
-// Ranks run dry one after the other, in each of two epochs; times are in steps of 10 ms.
+// Ranks become exhausted one after the other, in each of two epochs; times are in steps of 10 ms.
 RunRecord ExampleRecord(int ranks, int64_t steps = 200);
 
 }  // namespace evenkeel

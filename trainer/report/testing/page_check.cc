@@ -16,9 +16,12 @@ namespace {
 
 constexpr absl::string_view kVoid[] = {"meta", "input"};
 // What would fetch something, or run text of the record.
-constexpr absl::string_view kForbidden[] = {"http:", "https:", "src=", "href=", "url(", "@import", "fetch(", "<link"};
+constexpr absl::string_view kForbidden[] = {
+    "http:", "https:", "src=", "href=", "url(", "@import", "fetch(", "<link"};
 
-bool IsVoid(absl::string_view name) { return std::find(std::begin(kVoid), std::end(kVoid), name) != std::end(kVoid); }
+bool IsVoid(absl::string_view name) {
+  return std::find(std::begin(kVoid), std::end(kVoid), name) != std::end(kVoid);
+}
 
 class Page {
  public:
@@ -45,13 +48,15 @@ class Page {
     const size_t end = std::min(rest_.find('<'), rest_.size());
     const absl::string_view text = rest_.substr(0, end);
     CheckText(text);
-    if (open_.empty() && !absl::StripAsciiWhitespace(text).empty()) Fail("text outside of all elements");
+    if (open_.empty() && !absl::StripAsciiWhitespace(text).empty())
+      Fail("text outside of all elements");
     rest_.remove_prefix(end);
   }
 
   void CheckText(absl::string_view text) {
     for (const char bad : {'"', '>'}) {
-      if (absl::StrContains(text, bad)) Fail(absl::StrCat("a bare ", std::string(1, bad), " in \"", text, "\""));
+      if (absl::StrContains(text, bad))
+        Fail(absl::StrCat("a bare ", std::string(1, bad), " in \"", text, "\""));
     }
     CheckReferences(text);
   }
@@ -64,7 +69,8 @@ class Page {
                             absl::StartsWith(here, "&#39;");
       if (!is_known) Fail(absl::StrCat("a bare & in \"", here.substr(0, 20), "\""));
     }
-    if (std::any_of(text.begin(), text.end(), [](char c) { return absl::ascii_iscntrl(c) && c != '\n'; })) {
+    if (std::any_of(text.begin(), text.end(),
+                    [](char c) { return absl::ascii_iscntrl(c) && c != '\n'; })) {
       Fail("a control character");
     }
   }
@@ -81,7 +87,8 @@ class Page {
     rest_.remove_prefix(1);
     if (absl::ConsumePrefix(&rest_, "/")) {
       const absl::string_view name = Name();
-      if (open_.empty() || open_.back() != name) return Fail(absl::StrCat("</", name, "> closes nothing"));
+      if (open_.empty() || open_.back() != name)
+        return Fail(absl::StrCat("</", name, "> closes nothing"));
       open_.pop_back();
       if (!absl::ConsumePrefix(&rest_, ">")) Fail("an end tag with more than a name");
       return;
@@ -120,7 +127,8 @@ class Page {
     const size_t end = rest_.find(absl::StrCat("</", name));
     if (end == absl::string_view::npos) return Fail("a script without an end");
     const std::string text(rest_.substr(0, end));
-    if (is_data && name == "script" && !nlohmann::json::accept(text)) Fail("data that does not parse");
+    if (is_data && name == "script" && !nlohmann::json::accept(text))
+      Fail("data that does not parse");
     rest_.remove_prefix(end);
   }
 

@@ -1,5 +1,5 @@
-// Whether a page is well-formed and needs nothing else: every element closed in order, attributes quoted, nothing loaded
-// from anywhere, data in scripts that parses.
+// Whether a page is well-formed and needs nothing else: every element closed in order, attributes
+// quoted, nothing loaded from anywhere, data in scripts that parses.
 //
 //   EXPECT_EQ(CheckPage(html), "");
 //

@@ -1,5 +1,6 @@
-// Whether a text is a trace in the Chrome trace event format (JSON object format) as viewers want it: the fields that each
-// phase must have, processes and threads with names, slices of a thread that nest, arrows with both ends in slices.
+// Whether a text is a trace in the Chrome trace event format (JSON object format) as viewers want
+// it: the fields that each phase must have, processes and threads with names, slices of a thread
+// that nest, arrows with both ends in slices.
 //
 //   EXPECT_EQ(CheckTrace(json), "");
 //

@@ -1,0 +1,86 @@
+// SyncBatchNorm on a device: its kernels (batch_norm.cuh), and what they keep there between the
+//                            calls.
+//
+//   EK_ASSIGN_OR_RETURN(on_device,
+//                       DeviceBatchNorm::Create(scope, {.channels = 16, .stream = stream, ...}));
+//   EK_RETURN_IF_ERROR(on_device->Forward(scope, {.samples = 32, .spatial = 49}, tensors));
+//
+// Tensors have been checked. All work is on the settings' stream; the host waits for it in
+// destruction only.
+//
+// Threads:   thread-compatible.
+// Ownership: the stream and the runtime outlive it.
+
+#ifndef EVENKEEL_BUCKET_LAYERS_DEVICE_BATCH_NORM_H_
+#define EVENKEEL_BUCKET_LAYERS_DEVICE_BATCH_NORM_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/memory.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/join/scope.h"
+
+namespace evenkeel::internal {
+
+class DeviceBatchNorm {
+ public:
+  struct Settings {
+    int64_t channels = 1;
+    double epsilon = 0;
+    double momentum = 0;
+    StreamRef stream;
+  };
+  struct Shape {
+    int64_t samples = 0;
+    int64_t spatial = 1;
+  };
+  struct Values {
+    TensorView input, gamma, beta, mean, variance, output;
+  };
+  struct Gradients {
+    TensorView output, input, gamma, beta;  // That of the output is given.
+  };
+
+  static absl::StatusOr<std::unique_ptr<DeviceBatchNorm>> Create(const JoinScope& scope,
+                                                                 const Settings& settings);
+  ~DeviceBatchNorm();
+
+  // Returns whether it was made for such a group: after a loss there may be another one.
+  bool IsFor(const JoinScope& scope) const {
+    return scope.communicator().runtime() == runtime_ &&
+           scope.communicator().world_size() == world_size_;
+  }
+
+  absl::Status Forward(JoinScope& scope, const Shape& shape, const Values& values);
+  // The shape and the input of the last Forward().
+  absl::Status Backward(JoinScope& scope, const Shape& shape, const TensorView& input,
+                        const TensorView& gamma, const Gradients& gradients);
+
+ private:
+  DeviceBatchNorm(DeviceRuntime* runtime, const Settings& settings, int world_size);
+
+  // Returns whether an earlier Forward() had too few values, as far as this is known.
+  absl::Status CheckCounts();
+  int64_t PartsOf(const Shape& shape) const;
+  double* Numbers(const Memory& memory) const { return static_cast<double*>(memory.data.get()); }
+  TensorView View(const Memory& memory, int64_t count) const;
+
+  DeviceRuntime* const runtime_;
+  const Settings settings_;
+  const StreamRef stream_;
+  const int64_t most_parts_;
+  const int world_size_;
+  // Doubles; batch_norm.cuh says how they are laid out.
+  Memory parts_, own_, all_, statistics_, sums_;
+  Memory least_;   // On the host: the least count, once `counted_` has passed.
+  Event counted_;  // Null: it is not on its way.
+  bool forgets_ = true;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_BUCKET_LAYERS_DEVICE_BATCH_NORM_H_

@@ -1,0 +1,205 @@
+#include "evenkeel/bucket/plan/tuner.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr int64_t kFirstCaps[] = {int64_t{1} << 18, int64_t{1} << 20, int64_t{1} << 22};
+constexpr int64_t kFurtherCaps[] = {
+    int64_t{1} << 19, int64_t{1} << 20, int64_t{1} << 21, int64_t{1} << 22, int64_t{1} << 23,
+    int64_t{1} << 24, int64_t{1} << 25, int64_t{1} << 26, int64_t{1} << 27, kNoCap.value};
+constexpr size_t kPieces = 2048;  // Of more parameters than these, neighbours are taken together.
+constexpr int64_t kClearlyBetter = 50;
+
+// One parameter, or neighbours that stay together.
+struct Piece {
+  int64_t bytes = 0;
+  int64_t ready_ns = 0;  // With all pieces before it.
+};
+
+// Of the (dtype, device) that has the most bytes: the others walk through the same caps.
+std::vector<Piece> PiecesOf(std::span<const ParamSpec> specs, std::span<const int> order,
+                            std::span<const int64_t> ready_ns) {
+  auto key_of = [](const ParamSpec& spec) {
+    return std::tuple(spec.dtype, spec.device.kind, spec.device.index);
+  };
+  std::map<decltype(key_of(ParamSpec())), int64_t> bytes_of;
+  for (int param : order) {
+    if (!specs[param].sparse) bytes_of[key_of(specs[param])] += specs[param].bytes();
+  }
+  if (bytes_of.empty()) return {};
+  const auto largest =
+      std::ranges::max_element(bytes_of, {}, [](const auto& group) { return group.second; });
+  const int64_t piece_bytes =
+      order.size() <= kPieces ? 0 : 2 * largest->second / static_cast<int64_t>(kPieces);
+  std::vector<Piece> pieces;
+  int64_t ready = std::numeric_limits<int64_t>::min();
+  bool is_full = true;
+  for (int param : order) {
+    if (specs[param].sparse || key_of(specs[param]) != largest->first) continue;
+    if (is_full) pieces.emplace_back();
+    ready = std::max(ready, ready_ns[param]);
+    pieces.back().bytes += specs[param].bytes();
+    pieces.back().ready_ns = ready;
+    is_full = pieces.back().bytes >= piece_bytes &&
+              pieces.back().bytes > 0;  // An empty one ends no bucket.
+  }
+  return pieces;
+}
+
+// The bytes of each bucket of the partition that is reduced first. A bucket begins when it is ready
+// and the ones before it are reduced, so an earlier end of those is never worse, and the best
+// partition of the first j pieces is made from the best one of the first i.
+std::vector<Bytes> BestPartition(const std::vector<Piece>& pieces, const LinkCost& link) {
+  const size_t count = pieces.size();
+  std::vector<int64_t> bytes_before(count + 1, 0);
+  for (size_t i = 0; i < count; ++i) bytes_before[i + 1] = bytes_before[i] + pieces[i].bytes;
+  std::vector<int64_t> reduced(count + 1, std::numeric_limits<int64_t>::max());
+  std::vector<size_t> begin_of_last(count + 1, 0);
+  reduced[0] = std::numeric_limits<int64_t>::min();
+  for (size_t j = 1; j <= count; ++j) {
+    for (size_t i = 0; i < j; ++i) {
+      const int64_t end = std::max(reduced[i], pieces[j - 1].ready_ns) + link.launch_ns +
+                          link.ReductionNs(bytes_before[j] - bytes_before[i]);
+      if (end >= reduced[j]) continue;
+      reduced[j] = end;
+      begin_of_last[j] = i;
+    }
+  }
+  std::vector<Bytes> sizes;
+  for (size_t j = count; j > 0; j = begin_of_last[j]) {
+    sizes.push_back({bytes_before[j] - bytes_before[begin_of_last[j]]});
+  }
+  std::reverse(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+std::vector<PlanOptions> Candidates(const PlanOptions& now, std::vector<Bytes> partition) {
+  std::vector<PlanOptions> candidates = {now};
+  for (CapOrder from : {CapOrder::kFromFirstReady, CapOrder::kFromLastReady}) {
+    for (int64_t first : kFirstCaps) {
+      for (int64_t further : kFurtherCaps) {
+        if (first <= further)
+          candidates.push_back({.caps = {Bytes{first}, Bytes{further}}, .cap_order = from});
+      }
+    }
+  }
+  if (!partition.empty()) candidates.push_back({.caps = std::move(partition)});
+  return candidates;
+}
+
+std::vector<int64_t> MedianOfRows(const std::vector<int64_t>& table, int columns, int rows) {
+  std::vector<int64_t> medians(columns, 0);
+  std::vector<int64_t> column(rows);
+  for (int c = 0; c < columns; ++c) {
+    for (int r = 0; r < rows; ++r) column[r] = table[static_cast<size_t>(r) * columns + c];
+    medians[c] = MedianOf(column);
+  }
+  return medians;
+}
+
+void WriteAll(internal::ByteWriter& writer, const std::vector<int64_t>& values) {
+  writer.U32(static_cast<uint32_t>(values.size()));
+  for (int64_t value : values) writer.I64(value);
+}
+
+std::vector<int64_t> ReadAll(internal::ByteReader& reader, int expected) {
+  std::vector<int64_t> values;
+  if (reader.U32() != static_cast<uint32_t>(expected)) reader.Refuse();
+  for (int i = 0; i < expected && reader.ok(); ++i) values.push_back(reader.I64());
+  return values;
+}
+
+}  // namespace
+
+std::string StepProfile::Serialize() const {
+  internal::ByteWriter writer;
+  WriteAll(writer, ready_ns);
+  WriteAll(writer, bucket_ns);
+  writer.I64(launch_ns);
+  return writer.Take();
+}
+
+absl::StatusOr<StepProfile> StepProfile::Parse(absl::string_view bytes, int param_count,
+                                               int bucket_count) {
+  internal::ByteReader reader(bytes);
+  StepProfile profile;
+  profile.ready_ns = ReadAll(reader, param_count);
+  profile.bucket_ns = ReadAll(reader, bucket_count);
+  profile.launch_ns = reader.I64();
+  EK_RETURN_IF_ERROR(reader.Finish(absl::StrCat("the profile of a step with ", param_count,
+                                                " parameters in ", bucket_count, " buckets")));
+  return profile;
+}
+
+void ProfileRecorder::Start(int param_count, int bucket_count, int steps) {
+  params_ = param_count;
+  buckets_ = bucket_count;
+  max_steps_ = steps;
+  step_ = 0;
+  ready_.assign(static_cast<size_t>(param_count) * steps, 0);
+  buckets_ns_.assign(static_cast<size_t>(bucket_count) * steps, 0);
+  launches_.assign(steps, 0);
+}
+
+void ProfileRecorder::Launch(int64_t ns) {
+  if (step_ < max_steps_) launches_[step_] = std::max(launches_[step_], ns);
+}
+
+void ProfileRecorder::EndStep() { step_ = std::min(step_ + 1, max_steps_); }
+
+StepProfile ProfileRecorder::Profile() const {
+  return {.ready_ns = MedianOfRows(ready_, params_, step_),
+          .bucket_ns = MedianOfRows(buckets_ns_, buckets_, step_),
+          .launch_ns = MedianOf({launches_.begin(), launches_.begin() + step_})};
+}
+
+StepProfile Combined(std::span<const StepProfile> profiles) {
+  StepProfile all = profiles.front();
+  for (const StepProfile& one : profiles.subspan(1)) {
+    for (size_t p = 0; p < all.ready_ns.size(); ++p)
+      all.ready_ns[p] = std::max(all.ready_ns[p], one.ready_ns[p]);
+    for (size_t b = 0; b < all.bucket_ns.size(); ++b)
+      all.bucket_ns[b] = std::min(all.bucket_ns[b], one.bucket_ns[b]);
+    all.launch_ns = std::max(all.launch_ns, one.launch_ns);
+  }
+  return all;
+}
+
+absl::StatusOr<CapChoice> ChooseCaps(std::span<const ParamSpec> specs, std::span<const int> order,
+                                     const PlanOptions& now, std::span<const int64_t> ready_ns,
+                                     const LinkCost& link) {
+  if (ready_ns.size() != specs.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("there are ready times of ", ready_ns.size(),
+                                                   " of ", specs.size(), " parameters"));
+  }
+  CapChoice choice{.caps = now.caps, .cap_order = now.cap_order};
+  if (order.empty()) return choice;
+  bool is_first = true;
+  for (PlanOptions& candidate :
+       Candidates(now, BestPartition(PiecesOf(specs, order, ready_ns), link))) {
+    candidate.order.assign(order.begin(), order.end());
+    EK_ASSIGN_OR_RETURN(const BucketPlan plan, PlanBuckets(specs, candidate));
+    Prediction prediction = Predict(plan, specs, ready_ns, link);
+    if (is_first) choice.before = prediction;
+    const int64_t to_beat = choice.after.exposed_ns - choice.after.exposed_ns / kClearlyBetter;
+    if (!is_first && prediction.exposed_ns >= to_beat) continue;
+    is_first = false;
+    choice.caps = std::move(candidate.caps);
+    choice.cap_order = candidate.cap_order;
+    choice.after = std::move(prediction);
+  }
+  return choice;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,92 @@
+// Chooses bucket caps from measurements of some steps: pure functions, so that ranks with the same
+// profiles choose the same caps.
+//
+//   recorder.Start(params.size(), plan.buckets.size(), /*steps=*/5);    // then, for some steps:
+//   recorder.Gradient(i, ns);  recorder.Bucket(b, ns);  recorder.EndStep();
+//   StepProfile group = Combined(profiles_of_the_active_ranks);
+//   EK_ASSIGN_OR_RETURN(CapChoice choice,
+//                       ChooseCaps(specs, order, now, group.ready_ns, FitLink(samples)));
+//
+// Candidates are the caps in use, a grid of first and further caps, filled from either end, and the
+// partition of the ready order that is best for the model (`cost_model.h`), as a list of one cap
+// per bucket. The one with the shortest predicted exposed communication wins; a candidate that
+// comes later must be better by a fiftieth.
+//
+// Units:   nanoseconds, bytes.
+// Threads: pure functions; the recorder is thread-compatible.
+// Source:  Sergeev and Del Balso, "Horovod", 2018, tunes its fusion threshold by trial; here a
+//          model is fitted instead.
+
+#ifndef EVENKEEL_BUCKET_PLAN_TUNER_H_
+#define EVENKEEL_BUCKET_PLAN_TUNER_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/bucket/plan/cost_model.h"
+#include "evenkeel/bucket/plan/planner.h"
+
+namespace evenkeel {
+
+// The profile of steps on one rank, or on several.
+struct StepProfile {
+  std::vector<int64_t>
+      ready_ns;  // Per parameter: the time of its gradient since the begin of the step.
+  std::vector<int64_t> bucket_ns;  // Per bucket, from when it was launched and the one before it
+                                   // reduced, until it was.
+  int64_t launch_ns = 0;           // The time of one launch on the thread that runs backward.
+
+  std::string Serialize() const;
+  // InvalidArgument for bytes that are not a profile with these numbers of parameters and buckets.
+  static absl::StatusOr<StepProfile> Parse(absl::string_view bytes, int param_count,
+                                           int bucket_count);
+
+  friend bool operator==(const StepProfile&, const StepProfile&) = default;
+};
+
+// Records some steps of one rank; a profile has the median of each number.
+class ProfileRecorder {
+ public:
+  // Clears the recorder, and allocates all memory for `steps` steps.
+  void Start(int param_count, int bucket_count, int steps);
+  void Gradient(int param, int64_t ns) { Put(ready_, params_, param, ns); }
+  void Bucket(int bucket, int64_t ns) { Put(buckets_ns_, buckets_, bucket, ns); }
+  void Launch(int64_t ns);
+  // Steps beyond that number are not recorded.
+  void EndStep();
+  int steps() const { return step_; }
+  StepProfile Profile() const;
+
+ private:
+  void Put(std::vector<int64_t>& table, int columns, int column, int64_t ns) {
+    if (step_ < max_steps_) table[static_cast<size_t>(step_) * columns + column] = ns;
+  }
+
+  int params_ = 0, buckets_ = 0, max_steps_ = 0, step_ = 0;
+  std::vector<int64_t> ready_, buckets_ns_;  // A row per step.
+  std::vector<int64_t> launches_;            // The longest of each step.
+};
+
+// Combines the profiles of ranks. A bucket is sent when the last rank has it, so a gradient is
+// ready when all ranks have it; and the last rank measures the time of a reduction without waiting.
+StepProfile Combined(std::span<const StepProfile> profiles);
+
+struct CapChoice {
+  std::vector<Bytes> caps;
+  CapOrder cap_order = CapOrder::kFromFirstReady;
+  Prediction before;  // With the caps in use.
+  Prediction after;   // With these.
+};
+
+// `order`: the parameters to plan, in gradient-ready order; `now`: the caps in use and their order.
+absl::StatusOr<CapChoice> ChooseCaps(std::span<const ParamSpec> specs, std::span<const int> order,
+                                     const PlanOptions& now, std::span<const int64_t> ready_ns,
+                                     const LinkCost& link);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_PLAN_TUNER_H_

@@ -1,0 +1,286 @@
+#include "evenkeel/bucket/reducer/announcer.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr int kNamesInMessage = 10;
+
+std::string Name(const ParameterSet& params, int index) {
+  return absl::StrCat("\"", params[index].name, "\" (", index, ")");
+}
+
+// The gradient that is about to be read is still of its value's count, type and device, and has
+// memory.
+absl::Status CheckGradient(const Parameter& param) {
+  const auto& [name, value, grad] = param;
+  if (grad.count != value.count || grad.dtype != value.dtype || grad.device != value.device) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter \"", name, "\" is ", ToString(value),
+                                                   ", its gradient ", ToString(grad)));
+  }
+  if (grad.data != nullptr || grad.count == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter \"", name, "\" has a gradient without memory"));
+}
+
+}  // namespace
+
+void Announcer::OnPlan(bool is_other_mask) {
+  const ParameterSet& params = *core_.params;
+  const auto& buckets = core_.storage->plan().buckets;
+  bucket_of_.assign(params.size(), kNotPlanned);
+  sizes_.clear();
+  planned_ = static_cast<int>(core_.sparse.size());
+  for (const int param : core_.sparse) bucket_of_[param] = kGathered;
+  for (const std::vector<int>& bucket : buckets) {
+    for (const int param : bucket) bucket_of_[param] = static_cast<int>(sizes_.size());
+    sizes_.push_back(static_cast<int>(bucket.size()));
+    planned_ += sizes_.back();
+  }
+  delayed_bucket_ = -1;
+  delay_until_ = core_.options.delay_until.empty() ? -1 : params.Find(core_.options.delay_until);
+  if (delay_until_ >= 0 && is_planned(delay_until_)) {
+    const auto first = std::ranges::find_if(
+        buckets, [this](const auto& bucket) { return core_.specs[bucket[0]].delayed; });
+    const int index = static_cast<int>(first - buckets.begin());
+    if (first != buckets.end() && index != bucket_of_[delay_until_]) {
+      delayed_bucket_ = index;
+      ++sizes_[index];
+    }
+  }
+  if (is_other_mask) is_recorded_ = false;
+  expected_.resize(params.size());
+}
+
+absl::Status Announcer::Begin(StepMode mode) {
+  mode_ = mode;
+  {
+    absl::MutexLock lock(&mutex_);
+    error_ = absl::OkStatus();
+  }
+  if (mode == StepMode::kAccumulate) return absl::OkStatus();
+  fired_.assign(bucket_of_.size(), 0);
+  last_.assign(bucket_of_.size(), std::numeric_limits<int>::max());
+  firings_ = 0;
+  claimed_.assign(bucket_of_.size(), false);
+  pending_ = sizes_;
+  order_.clear();
+  arrivals_.clear();
+  longest_launch_ = absl::ZeroDuration();
+  unused_hash_ = 0;
+  for (int param = 0; is_recorded_ && param < core_.params->size(); ++param) {
+    if (is_planned(param) && expected_[param] == 0) EK_RETURN_IF_ERROR(Announce(param));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Announcer::Fail(const absl::Status& error) {
+  error_.Update(Annotate(error, core_.name));
+  return error_;
+}
+
+absl::Status Announcer::CheckCall(int param) const {
+  if (!mode_.has_value()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(core_.name, ": the gradient of parameter ", param,
+                     " was announced outside of a step; call BeginStep() first"));
+  }
+  if (param < 0 || param >= core_.params->size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(core_.name, ": gradient of parameter ", param,
+                     " was announced, but the number of parameters is ", core_.params->size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Announcer::CheckGradientOf(int param) const {
+  const ParameterSet& params = *core_.params;
+  if (params.grad_state(param) == GradState::kNone) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter ", Name(params, param),
+                     " was announced without a gradient: backward sets its state to kLocal when "
+                     "it has written it, or calls NoGradient()"));
+  }
+  return params.row_size(param) > 0 ? absl::OkStatus() : CheckGradient(params[param]);
+}
+
+absl::Status Announcer::GradientReady(int param) {
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(CheckCall(param));
+    if (const absl::Status there = CheckGradientOf(param); !there.ok()) return Fail(there);
+    if (*mode_ == StepMode::kAccumulate) return absl::OkStatus();
+    if (core_.options.static_graph && is_planned(param)) {
+      const absl::StatusOr<bool> is_complete = CountFiring(param);
+      if (!is_complete.ok()) return Fail(is_complete.status());
+      EK_RETURN_IF_ERROR(error_);
+      if (!*is_complete) return absl::OkStatus();
+    }
+    EK_RETURN_IF_ERROR(Claim(param));
+  }
+  return Arrive(param);
+}
+
+absl::StatusOr<bool> Announcer::CountFiring(int param) {
+  ++fired_[param];
+  last_[param] = firings_++;
+  if (!is_recorded_) return false;  // Nobody knows yet whether more will come.
+  if (fired_[param] > expected_[param]) return GraphHasChanged(param);
+  return fired_[param] == expected_[param];
+}
+
+absl::Status Announcer::NoGradient(int param) {
+  EK_RETURN_IF_ERROR(CheckCall(param));
+  if (core_.params->grad_state(param) != GradState::kNone) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(core_.name, ": parameter ", Name(*core_.params, param),
+                     " has a gradient; announce it with GradientReady()"));
+  }
+  // With a static graph, what is not announced has none.
+  const bool counts = *mode_ == StepMode::kSync && !core_.options.static_graph;
+  return counts ? Announce(param) : absl::OkStatus();
+}
+
+absl::Status Announcer::MarkUnused(absl::Span<const int> params) {
+  for (const int param : params) {
+    EK_RETURN_IF_ERROR(CheckCall(param));
+    const bool counts = *mode_ == StepMode::kSync && !core_.options.static_graph;
+    if (counts && is_planned(param)) EK_RETURN_IF_ERROR(Announce(param));
+  }
+  if (mode_ != StepMode::kSync || !launcher_.MustAgreeOnUnused()) return absl::OkStatus();
+  // This rank uses all that it has not announced without a gradient.
+  std::vector<uint8_t> uses(core_.params->size(), 0);
+  for (int param = 0; param < core_.params->size(); ++param) {
+    uses[param] = is_planned(param) &&
+                  (!claimed_[param] || core_.params->grad_state(param) != GradState::kNone);
+  }
+  launcher_.AgreeOnUnused(uses, /*contributes=*/true);
+  return absl::OkStatus();
+}
+
+absl::Status Announcer::Announce(int param) {
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(Claim(param));
+  }
+  return Arrive(param);
+}
+
+absl::Status Announcer::Claim(int param) {
+  if (!is_planned(param)) {
+    return Fail(absl::FailedPreconditionError(absl::StrCat(
+        "gradient of parameter ", Name(*core_.params, param),
+        " announced, but it is not in the plan: it was frozen when the step began",
+        core_.params->trainable(param)
+            ? "; call RefreshTrainable() after each change of the set of trained parameters"
+            : "")));
+  }
+  if (claimed_[param]) {
+    return Fail(absl::FailedPreconditionError(
+        absl::StrCat("gradient of parameter ", Name(*core_.params, param),
+                     " announced twice in one step: announce it when it is final, or use "
+                     "kAccumulate for all but the last backward of a step")));
+  }
+  claimed_[param] = true;
+  return absl::OkStatus();
+}
+
+absl::Status Announcer::Arrive(int param) {
+  if (core_.device == nullptr && bucket_of_[param] != kGathered) {
+    core_.storage->CopyIn(*core_.params, param);
+    if (core_.options.gradient_as_bucket_view)
+      core_.params->SetGradMemory(param, core_.storage->SlotOf(param));
+  }
+  const bool has_gradient = core_.params->grad_state(param) != GradState::kNone;
+  const int bucket = bucket_of_[param];
+  bool is_complete = false, ends_delay = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    order_.push_back(param);
+    arrivals_.push_back(absl::Now());
+    if (!has_gradient) unused_hash_ += StableHash(1, static_cast<uint64_t>(param));
+    is_complete = bucket >= 0 && --pending_[bucket] == 0;
+    ends_delay = param == delay_until_ && delayed_bucket_ >= 0 && --pending_[delayed_bucket_] == 0;
+    launcher_.pipeline()->CountGradient();
+  }
+  if (!is_complete && !ends_delay) return absl::OkStatus();
+  const absl::Time start = absl::Now();
+  absl::Status launched = is_complete ? launcher_.BucketReady(bucket) : absl::OkStatus();
+  if (launched.ok() && ends_delay) launched = launcher_.BucketReady(delayed_bucket_);
+  {
+    absl::MutexLock lock(&mutex_);
+    longest_launch_ = std::max(longest_launch_, absl::Now() - start);
+    if (!launched.ok()) launched = Fail(launched);
+  }
+  // The other ranks wait for buckets that will not come.
+  if (!launched.ok()) core_.comm->Abort(launched);
+  return launched;
+}
+
+absl::Status Announcer::AnnounceTheRest() {
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(error_);
+  }
+  const bool is_counting = IsCounting();
+  if (!is_counting && !core_.options.find_unused) return absl::OkStatus();
+  std::vector<int> rest(core_.params->size());
+  std::iota(rest.begin(), rest.end(), 0);
+  // Nothing has been announced yet: this is the order that is recorded, that of the last
+  // announcements. Parameters without one come last.
+  if (is_counting) std::ranges::stable_sort(rest, {}, [this](int param) { return last_[param]; });
+  for (const int param : rest) {
+    if (is_planned(param) && !claimed_[param]) EK_RETURN_IF_ERROR(Announce(param));
+  }
+  if (is_counting) expected_ = fired_;
+  is_recorded_ = core_.options.static_graph;
+  return absl::OkStatus();
+}
+
+absl::Status Announcer::CheckComplete() const {
+  if (!mode_.has_value())
+    return absl::FailedPreconditionError(absl::StrCat(core_.name, ": no step is running"));
+  if (*mode_ == StepMode::kAccumulate) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(error_);
+  for (int param = 0; is_recorded_ && param < core_.params->size(); ++param) {
+    if (fired_[param] < expected_[param]) return Annotate(GraphHasChanged(param), core_.name);
+  }
+  // AnnounceTheRest() does so.
+  if (core_.options.find_unused || IsCounting()) return absl::OkStatus();
+  return Annotate(CheckAllAnnounced(), core_.name);
+}
+
+absl::Status Announcer::CheckAllAnnounced() const {
+  const int missing = planned_ - static_cast<int>(order_.size());
+  if (missing == 0) return absl::OkStatus();
+  std::string names;
+  int named = 0;
+  for (int param = 0; param < core_.params->size() && named < kNamesInMessage; ++param) {
+    if (!is_planned(param) || claimed_[param]) continue;
+    absl::StrAppend(&names, named++ == 0 ? "" : ", ", Name(*core_.params, param));
+  }
+  if (missing > named) absl::StrAppend(&names, " and ", missing - named, " more");
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the step ended without a gradient of ", missing, " trained parameter",
+      missing == 1 ? "" : "s", ": ", names,
+      ": announce every trained parameter, freeze unused ones, and call RefreshTrainable() after "
+      "each change of the set of trained parameters unless it is checked in each step"));
+}
+
+absl::Status Announcer::GraphHasChanged(int param) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the graph has changed, which static_graph excludes: parameter ", Name(*core_.params, param),
+      " was announced ", fired_[param], " times in this step and ", expected_[param],
+      " times in the one that was recorded"));
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,42 @@
+// A thread of the library's own that runs what it is given, in order. It starts with the first
+// task.
+//
+//   WorkerThread worker;
+//   worker.Post([pipeline] { pipeline->Advance(); });
+//
+// Threads: Post() from any thread. The destructor runs what was posted, and must not be called by a
+//          task.
+
+#ifndef EVENKEEL_BUCKET_REDUCER_WORKER_THREAD_H_
+#define EVENKEEL_BUCKET_REDUCER_WORKER_THREAD_H_
+
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace evenkeel {
+
+class WorkerThread {
+ public:
+  WorkerThread() = default;
+  ~WorkerThread();
+  WorkerThread(const WorkerThread&) = delete;
+  WorkerThread& operator=(const WorkerThread&) = delete;
+
+  void Post(std::function<void()> task);
+
+ private:
+  void Run();
+
+  absl::Mutex mutex_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_BUCKET_REDUCER_WORKER_THREAD_H_

@@ -1,0 +1,135 @@
+// Structs as bytes (comm/base/bytes.h): a struct lists its fields once, and is written and read by
+// that list.
+//
+//   struct Reply {
+//     Kind kind = Kind::kValue;
+//     std::vector<Item> items;  // Item has such a list, too.
+//
+//     static void VisitFields(auto& self, auto& visit) {
+//       visit(visit.UpTo(self.kind, Kind::kLast), self.items);
+//     }
+//   };
+//   const std::string bytes = ToBytes(reply);
+//   EK_ASSIGN_OR_RETURN(const Reply reply, FromBytes<Reply>(bytes, "reply"));
+//
+// Fields: bool, 32-bit and 64-bit integers, std::string, absl::Status, vectors, and structs.
+// Errors: FromBytes() returns InvalidArgument for anything that ToBytes() does not return, whatever
+//         the bytes. It takes no memory for items that were announced and have not arrived.
+
+#ifndef EVENKEEL_COMM_BASE_FIELDS_H_
+#define EVENKEEL_COMM_BASE_FIELDS_H_
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+
+// An enumerator in one byte; values above `last` are refused.
+template <typename Enum>
+struct BoundedEnum {
+  Enum& value;
+  const Enum last;
+};
+
+struct FieldVisitor {
+  template <typename Enum>
+  static BoundedEnum<Enum> UpTo(Enum& value, std::remove_const_t<Enum> last) {
+    return {value, last};
+  }
+};
+
+class FieldWriter : public FieldVisitor {
+ public:
+  template <typename... Fields>
+  void operator()(const Fields&... fields) {
+    (Write(fields), ...);
+  }
+  std::string Take() { return bytes_.Take(); }
+
+ private:
+  void Write(bool value) { bytes_.Bool(value); }
+  void Write(int32_t value) { bytes_.I32(value); }
+  void Write(int64_t value) { bytes_.I64(value); }
+  void Write(uint64_t value) { bytes_.U64(value); }
+  void Write(const std::string& value) { bytes_.Bytes(value); }
+  void Write(const absl::Status& value) { bytes_.Status(value); }
+  template <typename Enum>
+  void Write(const BoundedEnum<Enum>& field) {
+    bytes_.U8(static_cast<uint8_t>(field.value));
+  }
+  template <typename T>
+  void Write(const std::vector<T>& list) {
+    bytes_.U32(static_cast<uint32_t>(list.size()));
+    for (const T& item : list) Write(item);
+  }
+  template <typename T>
+  void Write(const T& value) {
+    T::VisitFields(value, *this);
+  }
+
+  ByteWriter bytes_;
+};
+
+class FieldReader : public FieldVisitor {
+ public:
+  explicit FieldReader(absl::string_view bytes) : bytes_(bytes) {}
+  template <typename... Fields>
+  void operator()(Fields&&... fields) {
+    (Read(fields), ...);
+  }
+  absl::Status Finish(absl::string_view what) const { return bytes_.Finish(what); }
+
+ private:
+  void Read(bool& value) { value = bytes_.Bool(); }
+  void Read(int32_t& value) { value = bytes_.I32(); }
+  void Read(int64_t& value) { value = bytes_.I64(); }
+  void Read(uint64_t& value) { value = bytes_.U64(); }
+  void Read(std::string& value) { value = std::string(bytes_.Bytes()); }
+  void Read(absl::Status& value) { value = bytes_.Status(); }
+  template <typename Enum>
+  void Read(BoundedEnum<Enum>& field) {
+    const uint8_t value = bytes_.U8();
+    if (value > static_cast<uint8_t>(field.last)) bytes_.Refuse();
+    field.value = static_cast<Enum>(value);
+  }
+  template <typename T>
+  void Read(std::vector<T>& list) {
+    const uint32_t size = bytes_.U32();
+    for (uint32_t i = 0; i < size && bytes_.ok(); ++i) Read(list.emplace_back());
+  }
+  template <typename T>
+  void Read(T& value) {
+    T::VisitFields(value, *this);
+  }
+
+  ByteReader bytes_;
+};
+
+template <typename T>
+std::string ToBytes(const T& value) {
+  FieldWriter writer;
+  writer(value);
+  return writer.Take();
+}
+
+// `what` is the name of the struct in errors.
+template <typename T>
+absl::StatusOr<T> FromBytes(absl::string_view bytes, absl::string_view what) {
+  FieldReader reader(bytes);
+  T value;
+  reader(value);
+  EK_RETURN_IF_ERROR(reader.Finish(what));
+  return value;
+}
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_BASE_FIELDS_H_

@@ -1,0 +1,51 @@
+#include "evenkeel/comm/control/arrival.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/base/parties.h"
+
+namespace evenkeel::internal {
+
+absl::StatusOr<ControlChannel::Parts> AwaitArrival(ControlChannel& control, absl::string_view topic,
+                                                   std::string mine, const Arrival& arrival) {
+  struct Result {
+    absl::Notification has_come;
+    absl::StatusOr<ControlChannel::Parts> parts = absl::UnknownError("pending");
+  };
+  const absl::Time start = absl::Now();
+  auto result = std::make_shared<Result>();
+  control.Exchange(topic, std::move(mine),
+                   [result](const absl::StatusOr<ControlChannel::Parts>& parts) {
+                     result->parts = parts;
+                     result->has_come.Notify();
+                   });
+  // "rank 0 has waited 5s for ranks 2,3 to join the group world".
+  const auto late = [&](absl::string_view waited, absl::Duration time) {
+    const ControlChannel::Missing missing = control.WhoIsMissing(topic, 0);
+    return MissedDeadline(
+        absl::StrCat("rank ", control.rank(), " ", waited, " ",
+                     absl::FormatDuration(absl::Trunc(time, absl::Milliseconds(1))), " for ",
+                     missing.text.empty() ? "the other ranks" : missing.text, " to join the group ",
+                     arrival.group),
+        missing.ranks, topic);
+  };
+  if (result->has_come.WaitForNotificationWithTimeout(std::min(kSilentWait, arrival.timeout)))
+    return result->parts;
+  if (arrival.timeout > kSilentWait) {
+    const absl::Status warning =
+        late("has waited", kSilentWait);  // Takes a moment: it asks the hub.
+    if (result->has_come.HasBeenNotified()) return result->parts;
+    Warn(arrival.warn, std::string(warning.message()));
+    const absl::Duration left = start + arrival.timeout - absl::Now();
+    if (result->has_come.WaitForNotificationWithTimeout(left)) return result->parts;
+  }
+  return late("waited", arrival.timeout);
+}
+
+}  // namespace evenkeel::internal

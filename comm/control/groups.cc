@@ -1,0 +1,119 @@
+#include "evenkeel/comm/control/groups.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/control/wire.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+
+absl::Status ControlGroups::Check(const Hello& hello) const {
+  const auto found = groups_.find(hello.group);
+  if (found == groups_.end()) return absl::OkStatus();
+  const Group& group = found->second;
+  const int world_size = group.hub->world_size();
+  if (hello.world_size != world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank, " expects that the group ",
+                                                   hello.group, " has ", hello.world_size,
+                                                   " ranks, the other ranks have ", world_size));
+  }
+  const Member& member = group.members[hello.rank];
+  if (member.is_connected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("two processes claim to be rank ", hello.rank, " of the group ", hello.group));
+  }
+  if (member.has_connected) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", hello.rank, " of the group ", hello.group, " has left: it cannot come back"));
+  }
+  return absl::OkStatus();
+}
+
+void ControlGroups::Join(PeerId peer, const Hello& hello) {
+  Group& group = groups_[hello.group];
+  if (group.hub == nullptr) {
+    group.members.resize(hello.world_size);
+    group.hub = std::make_unique<ControlHub>(
+        hello.world_size,
+        [this, &group](int rank, ControlMessage message) { Deliver(group, rank, message); });
+  }
+  Member& member = group.members[hello.rank];
+  member.has_connected = member.is_connected = true;
+  member.peer = peer;
+  ++group.connected;
+  seats_[peer] = {hello.group, hello.rank};
+  for (const std::string& payload : std::exchange(member.waiting, {})) send_(peer, payload);
+}
+
+absl::Status ControlGroups::OnFrame(PeerId peer, absl::string_view frame) {
+  const auto found = seats_.find(peer);
+  if (found == seats_.end()) return absl::InternalError("a control message from an unknown peer");
+  EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
+  Seat& seat = found->second;
+  if (message.type == ControlMessage::Type::kBeat) {
+    seat.max_silence =
+        message.request > 0 ? absl::Microseconds(message.request) : absl::InfiniteDuration();
+  } else if (message.type == ControlMessage::Type::kLeave) {
+    seat.max_silence = absl::InfiniteDuration();
+  }
+  groups_.at(seat.group).hub->OnMessage(seat.rank, std::move(message));
+  return absl::OkStatus();
+}
+
+void ControlGroups::OnBytes(PeerId peer) {
+  const auto found = seats_.find(peer);
+  if (found != seats_.end()) found->second.silence = absl::ZeroDuration();
+}
+
+void ControlGroups::OnDisconnect(PeerId peer) {
+  const auto found = seats_.find(peer);
+  if (found == seats_.end()) return;
+  const Seat seat = found->second;
+  seats_.erase(found);
+  Group& group = groups_.at(seat.group);
+  group.members[seat.rank].is_connected = false;
+  --group.connected;
+  ++group.disconnected;
+  group.hub->OnDisconnect(seat.rank);
+  if (group.disconnected == group.hub->world_size()) groups_.erase(seat.group);
+}
+
+std::vector<ControlGroups::PeerId> ControlGroups::PassTime(absl::Duration time) {
+  std::vector<PeerId> silent;
+  for (auto& [peer, seat] : seats_) {
+    seat.silence += time;
+    if (seat.silence <= seat.max_silence) continue;
+    silent.push_back(peer);
+    groups_.at(seat.group).hub->OnSilence(seat.rank, seat.max_silence);
+    seat.max_silence = absl::InfiniteDuration();  // It is reported once.
+  }
+  return silent;
+}
+
+bool ControlGroups::ListensForBeats() const {
+  return std::any_of(seats_.begin(), seats_.end(), [](const auto& seat) {
+    return seat.second.max_silence != absl::InfiniteDuration();
+  });
+}
+
+bool ControlGroups::HasLivingGroup() const {
+  for (const auto& [name, group] : groups_) {
+    if (group.connected > 0 && !group.has_failed) return true;
+  }
+  return false;
+}
+
+void ControlGroups::Deliver(Group& group, int rank, const ControlMessage& message) {
+  if (message.type == ControlMessage::Type::kFailed) group.has_failed = true;
+  Member& member = group.members[rank];
+  if (member.is_connected) {
+    send_(member.peer, Serialize(message));
+  } else if (!member.has_connected) {
+    member.waiting.push_back(Serialize(message));
+  }
+}
+
+}  // namespace evenkeel::internal

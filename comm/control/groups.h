@@ -1,0 +1,81 @@
+// The control side of a store server: maps connections to the ranks of groups, and keeps a hub for
+// each group. It has no sockets and no threads.
+//
+//   ControlGroups groups([&](ControlGroups::PeerId peer, const std::string& payload) { ... });
+//   EK_RETURN_IF_ERROR(groups.Check(hello));
+//   groups.Join(peer, hello);
+//   EK_RETURN_IF_ERROR(groups.OnFrame(peer, frame));
+//   groups.OnDisconnect(peer);
+//
+// The first rank that connects creates its group. Messages for a rank that has not connected yet,
+// the failure of the group included, are kept until it does. A rank connects once. A group is
+// removed when all its ranks have connected and disconnected.
+//
+// Threads: thread-compatible.
+
+#ifndef EVENKEEL_COMM_CONTROL_GROUPS_H_
+#define EVENKEEL_COMM_CONTROL_GROUPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control/hub.h"
+#include "evenkeel/comm/control/seats.h"
+#include "evenkeel/comm/net/handshake.h"
+
+namespace evenkeel::internal {
+
+class ControlGroups : public ControlSeats {
+ public:
+  explicit ControlGroups(SendFunction send) : send_(std::move(send)) {}
+
+  absl::Status Check(const Hello& hello) const override;
+  void Join(PeerId peer, const Hello& hello) override;
+  absl::Status OnFrame(PeerId peer, absl::string_view frame) override;
+  void OnBytes(PeerId peer) override;
+  void OnDisconnect(PeerId peer) override;
+  // Only ranks that have announced heartbeats can be silent.
+  std::vector<PeerId> PassTime(absl::Duration time) override;
+  bool ListensForBeats() const override;
+  bool HasLivingGroup() const override;
+  void SendWaiting() override {}
+
+ private:
+  struct Member {
+    bool has_connected = false;
+    bool is_connected = false;
+    PeerId peer = 0;
+    std::vector<std::string> waiting;  // Messages from before it connected.
+  };
+  struct Group {
+    std::vector<Member> members;
+    int connected = 0;
+    int disconnected = 0;
+    bool has_failed = false;
+    std::unique_ptr<ControlHub> hub;
+  };
+  struct Seat {
+    std::string group;
+    int rank = 0;
+    absl::Duration max_silence = absl::InfiniteDuration();  // The longest permitted silence.
+    absl::Duration silence = absl::ZeroDuration();          // Its current silence.
+  };
+
+  void Deliver(Group& group, int rank, const ControlMessage& message);
+
+  const SendFunction send_;
+  std::map<std::string, Group> groups_;
+  std::map<PeerId, Seat> seats_;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_CONTROL_GROUPS_H_

@@ -1,0 +1,421 @@
+#include "evenkeel/comm/control/hub.h"
+
+#include <algorithm>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/failure_info.h"
+
+namespace evenkeel::internal {
+namespace {
+
+constexpr absl::Duration kQuickJudgement = absl::Milliseconds(1);
+
+// Returns whether the rank's link passes it on, so that it counts in RankStatus::received.
+bool IsForTheChannel(const ControlMessage& message) {
+  if (message.type == ControlMessage::Type::kBeat ||
+      message.type == ControlMessage::Type::kHaveCome)
+    return false;
+  return message.type != ControlMessage::Type::kValue || message.request >= 0;
+}
+
+}  // namespace
+
+ControlHub::ControlHub(int world_size, std::function<void(int, ControlMessage)> deliver,
+                       HubOptions options)
+    : world_size_(world_size),
+      deliver_(std::move(deliver)),
+      options_(options),
+      fanout_(world_size),
+      facts_(world_size),
+      come_(world_size) {}
+
+template <typename Handler>
+void ControlHub::Deliver(Handler handle) {
+  Outbox outbox;
+  {
+    absl::MutexLock lock(&mutex_);
+    handle(outbox);
+    for (const auto& [to, out] : outbox) facts_[to].sent += IsForTheChannel(out);
+  }
+  for (auto& [to, out] : outbox) deliver_(to, std::move(out));
+}
+
+void ControlHub::OnMessage(int rank, ControlMessage message) {
+  Deliver([&](Outbox& outbox)
+              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { Handle(rank, std::move(message), outbox); });
+}
+
+void ControlHub::OnDisconnect(int rank) {
+  Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!left_.contains(rank)) {
+      lost_.insert(rank);
+      FailAll(FailureKind::kRankLost, rank,
+              absl::UnavailableError(
+                  absl::StrCat("rank ", rank, " of ", world_size_,
+                               " is lost: it was killed, crashed, or left without Finalize")),
+              outbox);
+    }
+    RegroupIfComplete(outbox);
+  });
+}
+
+void ControlHub::OnSilence(int rank, absl::Duration silence) {
+  Deliver([&](Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (left_.contains(rank) || !lost_.insert(rank).second) return;
+    std::string doing;
+    if (facts_[rank].has_report)
+      absl::StrAppend(&doing, "; in its last heartbeat it ", facts_[rank].report.doing);
+    // It may have been suspended only: then it must learn why it receives nothing more.
+    const FailureInfo info{.kind = FailureKind::kRankLost, .ranks = {rank}};
+    outbox.push_back(
+        {rank,
+         {.type = ControlMessage::Type::kFailed,
+          .rank = rank,
+          .sequence = 1,
+          .status = WithFailureInfo(
+              absl::UnavailableError(absl::StrCat("rank ", rank, " sent no heartbeat for ",
+                                                  absl::FormatDuration(silence),
+                                                  ", so the others have declared it lost", doing)),
+              info)}});
+    FailAll(info.kind, rank,
+            absl::UnavailableError(absl::StrCat("rank ", rank, " is silent: no heartbeat for ",
+                                                absl::FormatDuration(silence), doing)),
+            outbox);
+    RegroupIfComplete(outbox);
+  });
+}
+
+void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
+  using Type = ControlMessage::Type;
+  // These continue after a failure.
+  if (message.type == Type::kBeat) return HandleBeat(rank, message, outbox);
+  if (message.type == Type::kRegroup) {
+    // It continues in another group, so this group has ended on it, with or without a message.
+    FailAll(
+        FailureKind::kRankFailed, rank,
+        absl::UnavailableError(absl::StrCat("rank ", rank, " has left the group for a new one")),
+        outbox);
+    regrouping_[rank] = message.request;
+    return RegroupIfComplete(outbox);
+  }
+  if (message.type == Type::kMissing) return HandleMissing(rank, message, outbox);
+  if (message.type == Type::kHaveCome) return HandleHaveCome(rank, message, outbox);
+  if (!failure_.status.ok()) {
+    // A rank that still sends requests has not received the failure yet.
+    if (message.type == Type::kExchange || message.type == Type::kGet)
+      outbox.emplace_back(rank, failure_);
+    if (message.type == Type::kLeave) left_.insert(rank);
+    return RegroupIfComplete(outbox);
+  }
+  switch (message.type) {
+    case Type::kExchange:
+      return HandleExchange(rank, std::move(message), outbox);
+    case Type::kPut: {
+      for (const auto& [waiter, request] : waiting_[message.topic]) {
+        outbox.push_back(
+            {waiter, {.type = Type::kValue, .request = request, .payload = message.payload}});
+      }
+      waiting_.erase(message.topic);
+      values_[std::move(message.topic)] = std::move(message.payload);
+      return;
+    }
+    case Type::kGet: {
+      auto value = values_.find(message.topic);
+      if (value == values_.end()) {
+        waiting_[message.topic].emplace_back(rank, message.request);
+      } else {
+        outbox.push_back(
+            {rank, {.type = Type::kValue, .request = message.request, .payload = value->second}});
+      }
+      return;
+    }
+    case Type::kSend: {
+      const int to = message.rank;
+      if (to < 0 || to >= world_size_) return;
+      message.rank = rank;
+      outbox.emplace_back(to, std::move(message));
+      return;
+    }
+    case Type::kNotice: {
+      message.rank = rank;
+      for (int to = 0; to < world_size_; ++to) {
+        if (to != rank) outbox.emplace_back(to, message);
+      }
+      return;
+    }
+    case Type::kFailed:
+      return FailAll(absl::IsFailedPrecondition(message.status) ? FailureKind::kDisagreement
+                                                                : FailureKind::kRankFailed,
+                     rank,
+                     message.status.ok() ? absl::UnknownError("no reason given") : message.status,
+                     outbox);
+    case Type::kLeave:
+      return HandleLeave(rank, outbox);
+    case Type::kBeat:
+    case Type::kMissing:
+    case Type::kRegroup:
+    case Type::kHaveCome:
+      return;  // Done above.
+    case Type::kExchanged:
+    case Type::kRegrouped:
+    case Type::kValue:
+      return;  // Sent by the hub only.
+  }
+}
+
+void ControlHub::HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox) {
+  outbox.push_back({rank, {.type = ControlMessage::Type::kBeat}});
+  come_[rank].clear();
+  for (const EqualParts& open : beat.parts) come_[rank].emplace(open.part, open.count);
+  if (beat.payload.empty()) return;
+  absl::StatusOr<RankStatus> report = RankStatus::Parse(beat.payload);
+  if (!report.ok()) return;
+  facts_[rank].has_report = true;
+  facts_[rank].report = *std::move(report);
+  if (failure_.status.ok()) JudgeGroup(rank, outbox);
+}
+
+void ControlHub::JudgeGroup(int reporter, Outbox& outbox) {
+  // If ranks have different collectives, some rank waits for ever sooner or later.
+  const bool a_rank_waits = std::any_of(facts_.begin(), facts_.end(), [](const RankFacts& facts) {
+    return facts.has_report && facts.report.everyone_waits && !facts.has_left;
+  });
+  const absl::Time now = absl::Now();
+  if (!a_rank_waits || now < judge_again_) return;
+  const Judgement judgement = Judge(facts_, OpenExchanges());
+  const absl::Time judged = absl::Now();
+  if (judged - now > kQuickJudgement) judge_again_ = judged + options_.rest * (judged - now);
+  if (judgement.status.ok()) {
+    suspicion_ = {};
+  } else if (judgement.stuck.empty() || IsConfirmed(reporter, judgement.stuck, now)) {
+    FailAll(FailureKind::kDisagreement, judgement.culprit, judgement.status, outbox);
+  }
+}
+
+bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Time now) {
+  // More ranks may get stuck; this does not free the earlier ones.
+  const bool goes_on =
+      !suspicion_.stuck.empty() &&
+      std::includes(stuck.begin(), stuck.end(), suspicion_.stuck.begin(), suspicion_.stuck.end());
+  if (!goes_on) {
+    suspicion_ = {.stuck = stuck, .since = now};
+    return false;
+  }
+  suspicion_.stuck = stuck;
+  if (stuck.contains(reporter)) suspicion_.confirmed.insert(reporter);
+  return now - suspicion_.since >= options_.patience && suspicion_.confirmed == stuck;
+}
+
+void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox) {
+  const std::pair<std::string, int64_t> key(message.topic, message.sequence);
+  if (message.request > 0)
+    fanout_ = static_cast<int>(std::min<int64_t>(message.request, world_size_));
+  const bool is_subtree = !shape().is_star();
+  const std::vector<int> whose = is_subtree ? shape().SubtreeOf(rank) : std::vector<int>{rank};
+  std::vector<EqualParts> parts = std::move(message.parts);
+  if (!is_subtree) parts = {{1, std::move(message.payload)}};
+  int64_t count = 0;
+  for (const EqualParts& run : parts)
+    count += run.count < 1 || run.count > world_size_ ? world_size_ + 1 : run.count;
+  if (count != static_cast<int64_t>(whose.size()) || shape().ParentOf(rank) != kHub) {
+    return FailAll(
+        FailureKind::kRankFailed, rank,
+        absl::InternalError(absl::StrCat("the message of rank ", rank, " for \"", key.first, "\" #",
+                                         key.second, " does not fit a tree of fanout ", fanout_,
+                                         " over ", world_size_, " ranks")),
+        outbox);
+  }
+  Pending& pending = pending_[key];
+  if (pending.parts.empty()) {
+    pending.parts.resize(world_size_);
+    pending.arrived.resize(world_size_);
+    pending.missing = world_size_;
+  }
+  if (pending.arrived[rank]) return;
+  auto of = whose.begin();
+  for (EqualParts& run : parts) {
+    for (int64_t i = 0; i < run.count; ++i, ++of) {
+      pending.arrived[*of] = true;
+      pending.parts[*of] = run.part;
+    }
+  }
+  pending.missing -= static_cast<int>(whose.size());
+  if (pending.missing == 0) {
+    ControlMessage answer{
+        .type = ControlMessage::Type::kExchanged, .sequence = key.second, .topic = key.first};
+    for (std::string& part : pending.parts) AppendParts(answer.parts, {1, std::move(part)});
+    pending_.erase(key);
+    for (const int to : shape().ChildrenOf(kHub)) outbox.emplace_back(to, answer);
+    for (int to = fanout_; to < world_size_; ++to)
+      ++facts_[to].sent;  // Other ranks pass it on to them.
+    return;
+  }
+  for (int gone : left_) {
+    // The part of a rank further down the tree may still arrive; its parent checks that.
+    if (pending.arrived[gone] || shape().ParentOf(gone) != kHub) continue;
+    return FailAll(FailureKind::kDisagreement, gone,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "rank ", gone, " has left (Finalize) while rank ", rank, " is at \"",
+                       key.first, "\" #", key.second, ": the ranks disagree")),
+                   outbox);
+  }
+}
+
+void ControlHub::HandleLeave(int rank, Outbox& outbox) {
+  left_.insert(rank);
+  facts_[rank].has_left = true;
+  if (shape().ParentOf(rank) != kHub) return;
+  for (const auto& [key, pending] : pending_) {
+    if (pending.arrived[rank]) continue;
+    std::vector<int> waiting;
+    for (int r = 0; r < world_size_; ++r) {
+      if (pending.arrived[r]) waiting.push_back(r);
+    }
+    return FailAll(FailureKind::kDisagreement, rank,
+                   absl::FailedPreconditionError(absl::StrCat(
+                       "rank ", rank, " has left (Finalize) while ", RankList(waiting),
+                       " wait at \"", key.first, "\" #", key.second, ": the ranks disagree")),
+                   outbox);
+  }
+}
+
+std::vector<OpenExchange> ControlHub::OpenExchanges() const {
+  std::map<std::pair<std::string, int64_t>, std::vector<bool>> arrived;
+  for (const auto& [key, pending] : pending_) arrived[key] = pending.arrived;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    for (const auto& key : come_[rank]) {
+      std::vector<bool>& ranks = arrived[key];
+      ranks.resize(world_size_);
+      ranks[rank] = true;
+    }
+  }
+  std::vector<OpenExchange> exchanges;
+  for (auto& [key, ranks] : arrived) {
+    exchanges.push_back({.topic = key.first, .sequence = key.second, .arrived = std::move(ranks)});
+  }
+  return exchanges;
+}
+
+void ControlHub::HandleMissing(int rank, const ControlMessage& message, Outbox& outbox) {
+  absl::StatusOr<RankStatus> asked = RankStatus::Parse(message.payload);
+  const Wait wait = asked.ok() && !asked->waits.empty() ? std::move(asked->waits[0]) : Wait();
+  if (message.rank > 0) fanout_ = std::min(message.rank, world_size_);
+  const bool is_poll =
+      wait.kind == Wait::Kind::kExchange && wait.topic != kRegroupTopic && !shape().is_star();
+  if (!is_poll) {
+    const std::vector<int> missing = wait.kind == Wait::Kind::kExchange
+                                         ? MissingFromExchange(wait.topic, wait.sequence)
+                                         : MissingFrom(wait, rank, facts_);
+    outbox.push_back({rank,
+                      {.type = ControlMessage::Type::kValue,
+                       .request = message.request,
+                       .status = NameMissing(missing)}});
+    return;
+  }
+  for (auto& [id, poll] : polls_) {
+    if (poll.asker != rank || poll.wait.topic != wait.topic || poll.wait.sequence != wait.sequence)
+      continue;
+    poll.request = message.request;
+    return FinishPoll(id, message.sequence == 1, outbox);
+  }
+  const int64_t id = next_poll_++;
+  polls_[id] = {.asker = rank,
+                .request = message.request,
+                .wait = wait,
+                .answered = std::vector<bool>(world_size_),
+                .has_come = std::vector<bool>(world_size_)};
+  for (int to = 0; to < world_size_; ++to) {
+    outbox.push_back({to,
+                      {.type = ControlMessage::Type::kHaveCome,
+                       .sequence = wait.sequence,
+                       .request = id,
+                       .topic = wait.topic}});
+  }
+}
+
+void ControlHub::HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox) {
+  const auto found = polls_.find(message.request);
+  if (found == polls_.end()) return;
+  found->second.answered[rank] = true;
+  found->second.has_come[rank] = message.sequence == 1;
+  FinishPoll(message.request, false, outbox);
+}
+
+void ControlHub::FinishPoll(int64_t id, bool now, Outbox& outbox) {
+  const Poll& poll = polls_.at(id);
+  std::vector<int> missing;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const bool can_answer = !left_.contains(rank) && !lost_.contains(rank);
+    if (!poll.answered[rank] && can_answer && !now) return;
+    if (!poll.has_come[rank]) missing.push_back(rank);
+  }
+  // If no rank is missing, the exchange is over.
+  outbox.push_back({poll.asker,
+                    {.type = ControlMessage::Type::kValue,
+                     .request = poll.request,
+                     .status = NameMissing(missing)}});
+  polls_.erase(id);
+}
+
+absl::Status ControlHub::NameMissing(const std::vector<int>& missing) const {
+  if (missing.empty()) return absl::OkStatus();
+  const bool is_known = std::any_of(
+      missing.begin(), missing.end(),
+      [this](int r) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return facts_[r].has_report; });
+  return MissedDeadline(
+      absl::StrCat(RankList(missing),
+                   is_known ? absl::StrCat(" (", DescribeRankStatus(facts_, missing), ")") : ""),
+      missing);
+}
+
+std::vector<int> ControlHub::MissingFromExchange(const std::string& topic, int64_t sequence) const {
+  std::vector<int> missing;
+  if (topic == kRegroupTopic) {
+    for (int r = 0; r < world_size_; ++r) {
+      if (!regrouping_.contains(r) && !left_.contains(r) && !lost_.contains(r))
+        missing.push_back(r);
+    }
+    return missing;
+  }
+  auto pending = pending_.find({topic, sequence});
+  for (int r = 0; pending != pending_.end() && r < world_size_; ++r) {
+    if (!pending->second.arrived[r]) missing.push_back(r);
+  }
+  return missing;
+}
+
+void ControlHub::RegroupIfComplete(Outbox& outbox) {
+  if (regrouping_.empty() || !MissingFromExchange(kRegroupTopic, 0).empty()) return;
+  ++regrouped_;
+  std::vector<int> survivors;
+  for (const auto& [rank, request] : regrouping_) {
+    if (!lost_.contains(rank)) survivors.push_back(rank);
+  }
+  for (const auto& [rank, request] : regrouping_) {
+    outbox.push_back({rank,
+                      {.type = ControlMessage::Type::kRegrouped,
+                       .sequence = regrouped_,
+                       .request = request,
+                       .payload = absl::StrJoin(survivors, ",")}});
+  }
+  regrouping_.clear();
+}
+
+void ControlHub::FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox) {
+  if (!failure_.status.ok()) return;
+  if (!FailureInfoOf(why).has_value()) {
+    FailureInfo info{.kind = kind};
+    if (culprit >= 0) info.ranks = {culprit};
+    why = WithFailureInfo(std::move(why), info);
+  }
+  failure_ = {.type = ControlMessage::Type::kFailed, .rank = culprit, .status = std::move(why)};
+  for (int to = 0; to < world_size_; ++to) {
+    if (!left_.contains(to) && !lost_.contains(to)) outbox.emplace_back(to, failure_);
+  }
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,144 @@
+// The middle of a group's control plane: it tracks which ranks are connected, what each has
+// reached, and whether all can still reach the same point.
+//
+//   ControlHub hub(4, [&](int rank, ControlMessage message) { ... });
+//   hub.OnMessage(rank, message);
+//   hub.OnDisconnect(rank);
+//
+// It is pure bookkeeping: transports pass it messages and deliver those that it sends. It ends the
+// group, for all ranks and with one message, when a rank fails, is lost, is silent, or has left
+// while others wait for it; when ranks have different collectives at the same position; or when
+// ranks can only go on after each other (rank_status.h).
+//
+// A deadlock is reported after it has lasted for a moment, and after each rank in it has sent one
+// more report: reports are taken from outside of the threads, and the instant in which a thread is
+// being woken up must not count as a wait.
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_COMM_CONTROL_HUB_H_
+#define EVENKEEL_COMM_CONTROL_HUB_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control/exchange_tree.h"
+#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/control/rank_status.h"
+#include "evenkeel/comm/failure_info.h"
+
+namespace evenkeel::internal {
+
+struct HubOptions {
+  absl::Duration patience = absl::Seconds(1);  // How long a deadlock must last.
+  // After a judgement that took longer than a millisecond, as in large groups, the hub makes no
+  // other for this many times its duration.
+  int rest = 20;
+};
+
+class ControlHub {
+ public:
+  // `deliver(rank, message)` is called without any lock held.
+  ControlHub(int world_size, std::function<void(int rank, ControlMessage message)> deliver,
+             HubOptions options = {});
+
+  int world_size() const { return world_size_; }
+  void OnMessage(int rank, ControlMessage message);
+  // The connection of `rank` has ended. Without an earlier kLeave this is a failure of the rank.
+  void OnDisconnect(int rank);
+  // `rank` has been silent for that long, which is too long. Its connection will be ended.
+  void OnSilence(int rank, absl::Duration silence);
+
+ private:
+  struct Pending {  // An exchange that is not complete.
+    std::vector<std::string> parts;
+    std::vector<bool> arrived;
+    int missing = 0;
+  };
+  struct Poll {  // Of all ranks, whether they have come to an exchange: a tree brings that only
+                 // when a subtree has.
+    int asker = -1;
+    int64_t request = 0;
+    Wait wait;
+    std::vector<bool> answered;
+    std::vector<bool> has_come;
+  };
+  struct Suspicion {  // Of a deadlock.
+    std::set<int> stuck;
+    absl::Time since;
+    std::set<int> confirmed;  // Those of `stuck` that have reported again.
+  };
+  using Outbox = std::vector<std::pair<int, ControlMessage>>;
+
+  // Runs `handle(outbox)` with the lock held, then delivers.
+  template <typename Handler>
+  void Deliver(Handler handle);
+  void Handle(int rank, ControlMessage message, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HandleBeat(int rank, const ControlMessage& beat, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HandleExchange(int rank, ControlMessage message, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HandleMissing(int rank, const ControlMessage& message, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HandleHaveCome(int rank, const ControlMessage& message, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Replies if every rank has answered, or cannot any more; or at once if `now`.
+  void FinishPoll(int64_t id, bool now, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HandleLeave(int rank, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `reporter` has just reported. Ends the group if the ranks contradict each other or are
+  // deadlocked.
+  void JudgeGroup(int reporter, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsConfirmed(int reporter, const std::set<int>& stuck, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Replies to the ranks that request a new group, once no other rank can join it.
+  void RegroupIfComplete(Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // "ranks 2,3 (rank 2 ...; rank 3 ...)".
+  absl::Status NameMissing(const std::vector<int>& missing) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<OpenExchange> OpenExchanges() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The tree of this group: a star until a rank states otherwise.
+  TreeShape shape() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return {world_size_, fanout_}; }
+  std::vector<int> MissingFromExchange(const std::string& topic, int64_t sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailAll(FailureKind kind, int culprit, absl::Status why, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int world_size_;
+  const std::function<void(int, ControlMessage)> deliver_;
+  const HubOptions options_;
+  absl::Mutex mutex_;
+  int fanout_ ABSL_GUARDED_BY(mutex_);  // The fanout of the tree; the world size if there is none.
+  ControlMessage failure_
+      ABSL_GUARDED_BY(mutex_);  // If its code is not OK, the group has ended with this message.
+  std::set<int> left_ ABSL_GUARDED_BY(mutex_);
+  std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // By rank: its request.
+  int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::pair<std::string, int64_t>, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::vector<std::pair<int, int64_t>>> waiting_
+      ABSL_GUARDED_BY(mutex_);  // By key: rank, request.
+
+  std::map<int64_t, Poll> polls_ ABSL_GUARDED_BY(mutex_);  // By number.
+  int64_t next_poll_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::vector<RankFacts> facts_ ABSL_GUARDED_BY(mutex_);  // By rank.
+  // By rank: the exchanges of a tree that it had begun, without a result, at its last heartbeat.
+  std::vector<std::set<std::pair<std::string, int64_t>>> come_ ABSL_GUARDED_BY(mutex_);
+  Suspicion suspicion_ ABSL_GUARDED_BY(mutex_);  // None if no rank is stuck.
+  absl::Time judge_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_CONTROL_HUB_H_

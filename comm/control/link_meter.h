@@ -1,0 +1,44 @@
+// Counts the traffic of a link, and the processor time of its thread.
+//
+//   meter.Sent(message, bytes);  meter.Received(message, bytes);
+//   meter.OnLinksThread();  // on the link's thread, at any frequency
+//   ControlCounters counters = meter.Read();
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_COMM_CONTROL_LINK_METER_H_
+#define EVENKEEL_COMM_CONTROL_LINK_METER_H_
+
+#include <time.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control/link.h"
+
+namespace evenkeel::internal {
+
+// Returns the size of a message that is never serialized.
+size_t SizeInMemory(const ControlMessage& message);
+
+class LinkMeter {
+ public:
+  void Sent(const ControlMessage& message, size_t bytes);
+  void Received(const ControlMessage& message, size_t bytes);
+  // Registers the calling thread as the link's.
+  void OnLinksThread();
+  ControlCounters Read() const;
+
+ private:
+  mutable absl::Mutex mutex_;
+  mutable ControlCounters counters_ ABSL_GUARDED_BY(mutex_);
+  bool has_clock_ ABSL_GUARDED_BY(mutex_) = false;
+  clockid_t clock_ ABSL_GUARDED_BY(mutex_) = 0;  // The clock of the link's thread.
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_CONTROL_LINK_METER_H_

@@ -1,0 +1,302 @@
+#include "evenkeel/comm/control/rank_status.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// Looking things up in a report -------------------------------------------------------------------
+
+const ChannelStatus* FindChannel(const RankStatus& report, uint64_t id) {
+  for (const ChannelStatus& channel : report.channels) {
+    if (channel.id == id) return &channel;
+  }
+  return nullptr;
+}
+
+bool HasIssued(const RankStatus& report, uint64_t channel, int64_t sequence) {
+  const ChannelStatus* found = FindChannel(report, channel);
+  return found != nullptr && found->position > sequence;
+}
+
+// Returns whether a rank has issued its half of the pair operation (channel, sequence, is_send) of
+// `peer`.
+bool HasIssuedHalf(const RankStatus& report, int peer, uint64_t channel, int64_t sequence,
+                   bool is_send) {
+  const auto is_lane = [&](const auto& one) {
+    return one.channel == channel && one.peer == peer && one.is_send != is_send;
+  };
+  return std::any_of(
+             report.lanes.begin(), report.lanes.end(),
+             [&](const PairLane& lane) { return is_lane(lane) && lane.position > sequence; }) ||
+         std::any_of(report.open_pairs.begin(), report.open_pairs.end(), [&](const OpenPair& pair) {
+           return is_lane(pair) && pair.sequence >= sequence;
+         });
+}
+
+bool WaitsInExchange(const RankStatus& report, const OpenExchange& exchange) {
+  return std::any_of(report.waits.begin(), report.waits.end(), [&](const Wait& wait) {
+    return wait.kind == Wait::Kind::kExchange && wait.topic == exchange.topic &&
+           wait.sequence == exchange.sequence;
+  });
+}
+
+// Returns a rank's pending events as waits: the open operations of its report and the hub's
+// exchanges.
+std::vector<Wait> UnderWay(int rank, const RankFacts& facts,
+                           const std::vector<OpenExchange>& exchanges) {
+  std::vector<Wait> all = facts.report.waits;
+  for (const ChannelStatus& channel : facts.report.channels) {
+    for (const Issued& issued : channel.recent) {
+      if (!issued.is_open) continue;
+      all.push_back(
+          {.kind = Wait::Kind::kCollective, .channel = channel.id, .sequence = issued.sequence});
+      break;  // The later ones need all that it needs.
+    }
+  }
+  for (const OpenPair& pair : facts.report.open_pairs) {
+    all.push_back({.kind = Wait::Kind::kPair,
+                   .channel = pair.channel,
+                   .sequence = pair.sequence,
+                   .peer = pair.peer,
+                   .is_send = pair.is_send});
+  }
+  for (const OpenExchange& exchange : exchanges) {
+    if (!exchange.arrived[rank]) continue;
+    all.push_back(
+        {.kind = Wait::Kind::kExchange, .sequence = exchange.sequence, .topic = exchange.topic});
+  }
+  return all;
+}
+
+// Elimination -------------------------------------------------------------------------------------
+
+class Elimination {
+ public:
+  Elimination(const std::vector<RankFacts>& ranks, const std::vector<OpenExchange>& exchanges)
+      : ranks_(ranks), exchanges_(exchanges), can_go_on_(ranks.size()) {
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const RankFacts& facts = ranks[rank];
+      can_go_on_[rank] = !facts.has_left && (!facts.has_report || !facts.report.everyone_waits ||
+                                             facts.report.received != facts.sent);
+      under_way_.push_back(can_go_on_[rank] || facts.has_left
+                               ? std::vector<Wait>()
+                               : UnderWay(static_cast<int>(rank), facts, exchanges));
+    }
+    while (Round()) {
+    }
+  }
+
+  // Returns the ranks that cannot go on, without those that have left.
+  std::set<int> Stuck() const {
+    std::set<int> stuck;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!can_go_on_[rank] && !ranks_[rank].has_left) stuck.insert(static_cast<int>(rank));
+    }
+    return stuck;
+  }
+
+ private:
+  bool Round() {
+    bool has_changed = false;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (can_go_on_[rank]) continue;
+      const bool can =
+          std::any_of(under_way_[rank].begin(), under_way_[rank].end(),
+                      [&](const Wait& wait) { return CanEnd(static_cast<int>(rank), wait); });
+      if (!can) continue;
+      can_go_on_[rank] = has_changed = true;
+    }
+    return has_changed;
+  }
+
+  bool CanEnd(int rank, const Wait& wait) const {
+    switch (wait.kind) {
+      case Wait::Kind::kCollective:
+        return ForEachRank(
+            [&](int each) { return HasIssued(ReportOf(each), wait.channel, wait.sequence); });
+      case Wait::Kind::kPair:
+        if (!IsRank(wait.peer)) return true;
+        return can_go_on_[wait.peer] ||
+               HasIssuedHalf(ReportOf(wait.peer), rank, wait.channel, wait.sequence, wait.is_send);
+      case Wait::Kind::kExchange: {
+        const auto open =
+            std::find_if(exchanges_.begin(), exchanges_.end(), [&](const OpenExchange& exchange) {
+              return exchange.topic == wait.topic && exchange.sequence == wait.sequence;
+            });
+        if (open == exchanges_.end()) return true;
+        return ForEachRank([&](int each) {
+          return open->arrived[each] || WaitsInExchange(ReportOf(each), *open);
+        });
+      }
+      case Wait::Kind::kMessage:
+        if (IsRank(wait.peer)) return can_go_on_[wait.peer];
+        return std::find(can_go_on_.begin(), can_go_on_.end(), true) != can_go_on_.end();
+    }
+    return true;
+  }
+
+  // Returns whether each rank has done its part or can go on. A rank may wait for its own part,
+  // too, if a callback issues it.
+  template <typename HasDone>
+  bool ForEachRank(HasDone has_done) const {
+    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+      if (!can_go_on_[rank] && !has_done(rank)) return false;
+    }
+    return true;
+  }
+
+  const RankStatus& ReportOf(int rank) const { return ranks_[rank].report; }
+  bool IsRank(int rank) const { return rank >= 0 && rank < static_cast<int>(ranks_.size()); }
+
+  const std::vector<RankFacts>& ranks_;
+  const std::vector<OpenExchange>& exchanges_;
+  std::vector<bool> can_go_on_;
+  std::vector<std::vector<Wait>> under_way_;  // By rank.
+};
+
+// The two rules -----------------------------------------------------------------------------------
+
+// By rank: the collective at one position of a channel.
+using AtPosition = std::map<int, const Issued*>;
+
+Judgement Contradiction(const std::string& channel, const AtPosition& ranks) {
+  std::map<std::string, std::set<uint64_t>> hashes;
+  for (const auto& [rank, issued] : ranks) hashes[issued->text].insert(issued->hash);
+  Parties parties;
+  for (const auto& [rank, issued] : ranks) {
+    parties[rank] = absl::StrCat("#", issued->sequence, " ", issued->text);
+    // Hashes cover more fields than texts.
+    if (hashes[issued->text].size() > 1)
+      absl::StrAppend(&parties[rank], " (hash ", absl::Hex(issued->hash), ")");
+    absl::StrAppend(&parties[rank], " on channel \"", channel, "\"");
+  }
+  return {.status = Disagreement(parties), .culprit = Suspect(parties)};
+}
+
+// Finds the first position of a channel at which two ranks have different collectives.
+Judgement FindContradiction(const std::vector<RankFacts>& ranks) {
+  std::map<std::pair<std::string, uint64_t>, std::map<int64_t, AtPosition>>
+      issued_at;  // Channel; position.
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const ChannelStatus& channel : ranks[rank].report.channels) {
+      std::map<int64_t, AtPosition>& positions = issued_at[{channel.name, channel.id}];
+      for (const Issued& issued : channel.recent)
+        positions[issued.sequence][static_cast<int>(rank)] = &issued;
+    }
+  }
+  for (const auto& [channel, positions] : issued_at) {
+    for (const auto& [sequence, at] : positions) {
+      const uint64_t hash = at.begin()->second->hash;
+      const bool agree = std::all_of(at.begin(), at.end(),
+                                     [&](const auto& one) { return one.second->hash == hash; });
+      if (!agree) return Contradiction(channel.first, at);
+    }
+  }
+  return {};
+}
+
+bool IsExhausted(const RankStatus& report) {
+  return std::any_of(report.waits.begin(), report.waits.end(),
+                     [](const Wait& wait) { return absl::StartsWith(wait.text, kExhausted); });
+}
+
+bool WaitsOnUserChannel(const RankStatus& report) {
+  return std::any_of(report.waits.begin(), report.waits.end(), [&](const Wait& wait) {
+    if (wait.kind != Wait::Kind::kCollective) return false;
+    const ChannelStatus* channel = FindChannel(report, wait.channel);
+    return channel != nullptr && channel->name == kUserChannel;
+  });
+}
+
+// "#0 barrier (user) on channel "user", and in step 5 until all ranks have begun it".
+std::string WaitsText(const RankStatus& report) {
+  std::vector<std::string> texts;
+  for (const Wait& wait : report.waits) {
+    if (std::find(texts.begin(), texts.end(), wait.text) == texts.end()) texts.push_back(wait.text);
+  }
+  return absl::StrJoin(texts, ", and in ");
+}
+
+Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
+  Parties parties;
+  std::vector<int> left, exhausted;
+  bool user_waits = false;
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    if (ranks[rank].has_left) left.push_back(rank);
+    if (!stuck.contains(rank)) continue;
+    parties[rank] = WaitsText(ranks[rank].report);
+    if (IsExhausted(ranks[rank].report)) {
+      exhausted.push_back(rank);
+    } else if (WaitsOnUserChannel(ranks[rank].report)) {
+      user_waits = true;
+    }
+  }
+  std::string text = Describe(parties, "waits in", "wait in");
+  if (!left.empty())
+    absl::StrAppend(&text, "; ", RankList(left), left.size() == 1 ? " has left" : " have left");
+  absl::StrAppend(&text, stuck.size() == 1 ? ": it cannot go on" : ": they cannot go on",
+                  ": the ranks disagree");
+  if (user_waits && !exhausted.empty()) {
+    absl::StrAppend(
+        &text, " (inside RunJoined() only collectives that exhausted ranks shadow are allowed: on ",
+        RankList(exhausted), ", without inputs, the loop's body does not run)");
+  }
+  return {.status = absl::FailedPreconditionError(text),
+          .culprit = Suspect(parties),
+          .stuck = std::move(stuck)};
+}
+
+}  // namespace
+
+Judgement Judge(const std::vector<RankFacts>& ranks, const std::vector<OpenExchange>& exchanges) {
+  if (Judgement judgement = FindContradiction(ranks); !judgement.status.ok()) return judgement;
+  std::set<int> stuck = Elimination(ranks, exchanges).Stuck();
+  return stuck.empty() ? Judgement() : Deadlock(ranks, std::move(stuck));
+}
+
+std::vector<int> MissingFrom(const Wait& wait, int rank, const std::vector<RankFacts>& ranks) {
+  std::vector<int> missing;
+  for (int each = 0; each < static_cast<int>(ranks.size()); ++each) {
+    const RankFacts& facts = ranks[each];
+    if (each == rank || !facts.has_report) continue;
+    const bool is_missing =
+        wait.kind == Wait::Kind::kCollective
+            ? !HasIssued(facts.report, wait.channel, wait.sequence)
+            : each == wait.peer &&
+                  (wait.kind == Wait::Kind::kMessage ||
+                   (wait.kind == Wait::Kind::kPair &&
+                    !HasIssuedHalf(facts.report, rank, wait.channel, wait.sequence, wait.is_send)));
+    if (is_missing) missing.push_back(each);
+  }
+  return missing;
+}
+
+std::string DescribeRankStatus(const std::vector<RankFacts>& facts, const std::vector<int>& ranks) {
+  std::map<std::string, std::vector<int>> ranks_doing;
+  for (int rank : ranks) {
+    const RankFacts& one = facts[rank];
+    std::string doing = one.has_left      ? "has left"
+                        : !one.has_report ? "has not reported"
+                                          : one.report.doing;
+    ranks_doing[std::move(doing)].push_back(rank);
+  }
+  std::vector<std::pair<std::vector<int>, std::string>>
+      parts;  // In the order of their first ranks.
+  for (auto& [doing, who] : ranks_doing) parts.emplace_back(who, doing);
+  std::sort(parts.begin(), parts.end());
+  return absl::StrJoin(parts, "; ", [](std::string* out, const auto& part) {
+    const auto& [who, doing] = part;
+    absl::StrAppend(out, RankList(who), who.size() == 1 ? " " : ": ", doing);
+  });
+}
+
+}  // namespace evenkeel::internal

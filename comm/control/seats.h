@@ -1,0 +1,51 @@
+// The ranks that are connected to a server loop: which may connect, and how their messages are
+// handled.
+//
+// Threads: the loop's thread; thread-compatible.
+
+#ifndef EVENKEEL_COMM_CONTROL_SEATS_H_
+#define EVENKEEL_COMM_CONTROL_SEATS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/net/handshake.h"
+
+namespace evenkeel::internal {
+
+class ControlSeats {
+ public:
+  using PeerId = int64_t;
+  using SendFunction = std::function<void(PeerId peer, const std::string& payload)>;
+
+  virtual ~ControlSeats() = default;
+  // Returns OK if that rank may connect.
+  virtual absl::Status Check(const Hello& hello) const = 0;
+  // The rank has connected, after Check() returned OK.
+  virtual void Join(PeerId peer, const Hello& hello) = 0;
+  // Returns an error if the bytes are not a control message; the loop then disconnects the peer.
+  virtual absl::Status OnFrame(PeerId peer, absl::string_view frame) = 0;
+  // Bytes have arrived from the peer, perhaps only a part of a frame.
+  virtual void OnBytes(PeerId peer) = 0;
+  // The peer's connection has ended.
+  virtual void OnDisconnect(PeerId peer) = 0;
+  // Adds to the silence of all peers, which the loop could have received from in this time. Peers
+  // that have been silent for too long are declared lost; returns those whose connections must be
+  // ended.
+  virtual std::vector<PeerId> PassTime(absl::Duration time) = 0;
+  // Returns whether the silence of any peer would be noticed.
+  virtual bool ListensForBeats() const = 0;
+  // Returns whether a rank is connected whose group has not ended.
+  virtual bool HasLivingGroup() const = 0;
+  // Called in each turn of the loop, to send what other threads have queued.
+  virtual void SendWaiting() = 0;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_CONTROL_SEATS_H_

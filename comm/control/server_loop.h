@@ -1,0 +1,116 @@
+// The loop of a store server: accepts connections, authenticates them, and carries frames between
+// them and the store or the hub.
+//
+// A connection goes through these states, forwards only:
+//   kGreeting   has received the challenge; must answer it before its deadline, in one small frame
+//   kStore      sends requests to the key-value table
+//   kControl    is a rank of a group
+//   kLeaving    receives the remaining output, no input is read; disconnected at its deadline
+//
+// No connection can delay another one: all sockets are non-blocking, each connection has buffers of
+// its own with a limit, and a turn of the loop reads at most 64 KiB from each.
+//
+// Threads: Run() on one thread, which owns the rest of the class.
+
+#ifndef EVENKEEL_COMM_CONTROL_SERVER_LOOP_H_
+#define EVENKEEL_COMM_CONTROL_SERVER_LOOP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control/key_value.h"
+#include "evenkeel/comm/control/seats.h"
+#include "evenkeel/comm/net/frame.h"
+#include "evenkeel/comm/net/greet.h"
+#include "evenkeel/comm/net/handshake.h"
+#include "evenkeel/comm/net/socket.h"
+
+namespace evenkeel::internal {
+
+struct ServerOptions {
+  JobSecret job;
+  int world_size = 0;  // The world size of the job; 0: any.
+  std::string host;    // "rank 0".
+  bool has_store = true;
+  absl::Duration greeting_timeout;
+  absl::Duration linger;
+};
+
+class ServerLoop {
+ public:
+  // Receives the function that sends to peers.
+  using MakeSeats = std::function<std::unique_ptr<ControlSeats>(ControlSeats::SendFunction send)>;
+  ServerLoop(UniqueFd listener, WakeUp wake, ServerOptions options, const MakeSeats& make_seats);
+
+  // Returns when Stop() was called and every living group has left, or `linger` after Stop().
+  void Run();
+  // From any thread.
+  void Stop();
+  // From any thread: the seats have something to send.
+  void Wake() { wake_.Signal(); }
+
+ private:
+  using PeerId = int64_t;
+  enum class State { kGreeting, kStore, kControl, kLeaving };
+  struct Peer {
+    UniqueFd fd;
+    State state = State::kGreeting;
+    Challenge challenge;
+    FrameParser received{kMaxGreetingFrame};
+    std::string outgoing;
+    size_t sent = 0;
+    absl::Time deadline = absl::InfiniteFuture();  // For kGreeting and kLeaving.
+    bool said_goodbye = false;
+    bool is_over = false;
+  };
+
+  absl::Time StopBy();
+  void Turn();
+  // Waits for events. Returns those of each connection.
+  std::vector<std::pair<PeerId, short>> Wait(absl::Time now);
+  void Accept();
+  // Disconnects peers that have been silent for too long.
+  void CutOffSilent(absl::Time now);
+  void Read(PeerId id, Peer& peer);
+  void HandleFrame(PeerId id, Peer& peer, const std::string& frame);
+  void HandleHello(PeerId id, Peer& peer, const Hello& hello);
+  absl::Status Judge(const Peer& peer, const Hello& hello) const;
+  void HandleRequest(PeerId id, Peer& peer, const std::string& frame);
+  void Send(PeerId id, absl::string_view payload);
+  void Flush(Peer& peer);
+  // Lets the peer read what was sent to it, then disconnects it.
+  void Dismiss(PeerId id, Peer& peer);
+  // Notifies the table or the seats that the peer is gone.
+  void Detach(PeerId id, Peer& peer);
+  void Sweep(absl::Time now);
+
+  UniqueFd listener_;
+  const WakeUp wake_;
+  const ServerOptions options_;
+  absl::Time accept_again_ = absl::InfinitePast();
+  absl::Time last_turn_ = absl::InfiniteFuture();  // The first turn counts for nothing.
+  PeerId next_id_ = 0;
+  std::map<PeerId, Peer> peers_;  // By age.
+  size_t greeting_ = 0;           // The number of connections in that state.
+  KeyValueTable table_;
+  const std::unique_ptr<ControlSeats> seats_;
+
+  absl::Mutex mutex_;
+  absl::Time stop_by_ ABSL_GUARDED_BY(mutex_) =
+      absl::InfiniteFuture();  // Finite: Stop() was called.
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_CONTROL_SERVER_LOOP_H_

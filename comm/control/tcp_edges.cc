@@ -1,0 +1,217 @@
+#include "evenkeel/comm/control/tcp_edges.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/control/seats.h"
+#include "evenkeel/comm/control/server_loop.h"
+#include "evenkeel/comm/control/wire.h"
+#include "evenkeel/comm/net/frame.h"
+#include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// The time for the hub to detect that the parent's process has died.
+constexpr absl::Duration kGrace = absl::Milliseconds(500);
+// For a connection to authenticate; and for queued messages to be sent.
+constexpr absl::Duration kGreeting = absl::Seconds(10), kLinger = absl::Seconds(1);
+
+}  // namespace
+
+// A parent's children.
+class EdgeSeats : public ControlSeats {
+ public:
+  EdgeSeats(SendFunction send, const TcpEdgesOptions& options,
+            std::function<void(int, ControlMessage, size_t)> receive)
+      : send_(std::move(send)), options_(options), receive_(std::move(receive)) {
+    for (const int child : options.shape.ChildrenOf(options.rank)) seats_[child];
+  }
+
+  absl::Status Check(const Hello& hello) const override {
+    const auto seat = seats_.find(hello.rank);
+    if (hello.group != options_.group || hello.world_size != options_.shape.world_size ||
+        seat == seats_.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", hello.rank, " of ", hello.world_size, " of the group ", hello.group,
+                       " is not a child of rank ", options_.rank, " of ", options_.shape.world_size,
+                       " of ", options_.group));
+    }
+    if (!seat->second.has_come) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank, " is connected already"));
+  }
+  void Join(PeerId peer, const Hello& hello) override {
+    seats_[hello.rank] = {.has_come = true, .peer = peer};
+    ranks_[peer] = hello.rank;
+  }
+  absl::Status OnFrame(PeerId peer, absl::string_view frame) override {
+    EK_ASSIGN_OR_RETURN(ControlMessage message, ParseControlMessage(frame));
+    receive_(ranks_.at(peer), std::move(message), frame.size() + kFrameHeader);
+    return absl::OkStatus();
+  }
+  void OnBytes(PeerId) override {}
+  void OnDisconnect(PeerId peer) override {
+    ranks_.erase(peer);
+  }  // The hub detects whether it is lost.
+  std::vector<PeerId> PassTime(absl::Duration) override { return {}; }
+  bool ListensForBeats() const override { return false; }
+  bool HasLivingGroup() const override { return false; }
+  void SendWaiting() override {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [child, payloads] : waiting_) {
+      const Seat& seat = seats_[child];
+      if (!seat.has_come) continue;
+      for (const std::string& payload : payloads) send_(seat.peer, payload);
+      payloads.clear();
+    }
+  }
+
+  // From any thread; the caller wakes the loop afterwards.
+  void Queue(int child, std::string payload) {
+    absl::MutexLock lock(&mutex_);
+    waiting_[child].push_back(std::move(payload));
+  }
+
+ private:
+  struct Seat {
+    bool has_come = false;
+    PeerId peer = 0;
+  };
+
+  const SendFunction send_;
+  const TcpEdgesOptions options_;
+  const std::function<void(int, ControlMessage, size_t)> receive_;
+  std::map<int, Seat> seats_;  // By child.
+  std::map<PeerId, int> ranks_;
+  absl::Mutex mutex_;
+  std::map<int, std::vector<std::string>> waiting_ ABSL_GUARDED_BY(mutex_);  // By child.
+};
+
+absl::StatusOr<std::unique_ptr<TcpEdges>> TcpEdges::Create(const TcpEdgesOptions& options) {
+  auto edges = absl::WrapUnique(new TcpEdges(options));
+  if (options.shape.ChildrenOf(options.rank).empty()) return edges;
+  EK_ASSIGN_OR_RETURN(UniqueFd listener, ListenOn({options.host, 0}));
+  EK_ASSIGN_OR_RETURN(const HostPort local, LocalAddress(listener));
+  EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
+  edges->address_ = HostPort{options.host, local.port}.ToString();
+  edges->loop_ = std::make_unique<ServerLoop>(
+      std::move(listener), std::move(wake),
+      ServerOptions{.job = options.job,
+                    .host = absl::StrCat("rank ", options.rank),
+                    .has_store = false,
+                    .greeting_timeout = kGreeting,
+                    .linger = absl::ZeroDuration()},
+      [&options, raw = edges.get()](ControlSeats::SendFunction send) {
+        auto seats = std::make_unique<EdgeSeats>(
+            std::move(send), options, [raw](int child, ControlMessage message, size_t bytes) {
+              raw->down_.OnLinksThread();
+              raw->down_.Received(message, bytes);
+              raw->receive_(child, std::move(message));
+            });
+        raw->seats_ = seats.get();
+        return seats;
+      });
+  return edges;
+}
+
+TcpEdges::TcpEdges(const TcpEdgesOptions& options)
+    : options_(options), parent_(options.shape.ParentOf(options.rank)) {}
+
+TcpEdges::~TcpEdges() { Stop(); }
+
+void TcpEdges::Start(std::function<void(int, ControlMessage)> receive,
+                     std::function<void(int, const absl::Status&)> lost) {
+  receive_ = std::move(receive);
+  lost_ = std::move(lost);
+  if (loop_ != nullptr) serving_ = std::thread([this] { loop_->Run(); });
+}
+
+void TcpEdges::AttachParent(const std::string& address) {
+  absl::MutexLock lock(&mutex_);
+  if (is_stopping_ || connecting_.joinable()) return;
+  connecting_ = std::thread([this, address] { ConnectToParent(address); });
+}
+
+void TcpEdges::ConnectToParent(const std::string& address) {
+  const auto find = [&]() -> absl::StatusOr<std::vector<HostPort>> {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (is_stopping_) return absl::CancelledError("the link is stopped");
+    }
+    EK_ASSIGN_OR_RETURN(HostPort place, HostPort::Parse(address));
+    return std::vector<HostPort>{std::move(place)};
+  };
+  absl::StatusOr<Greeted> greeted = Greet(find,
+                                          {.kind = Hello::Kind::kControl,
+                                           .group = options_.group,
+                                           .rank = options_.rank,
+                                           .world_size = options_.shape.world_size},
+                                          options_.job, absl::Now() + options_.timeout);
+  if (!greeted.ok()) return OnParentLost(greeted.status());
+  absl::StatusOr<std::unique_ptr<Connection>> connection = Connection::Create(*std::move(greeted));
+  if (!connection.ok()) return OnParentLost(connection.status());
+  absl::MutexLock lock(&mutex_);
+  to_parent_ = *std::move(connection);
+  to_parent_->Start(
+      [this](const std::string& frame) {
+        up_.OnLinksThread();
+        absl::StatusOr<ControlMessage> message = ParseControlMessage(frame);
+        if (!message.ok()) return;
+        up_.Received(*message, frame.size() + kFrameHeader);
+        receive_(parent_, *std::move(message));
+      },
+      [this](const absl::Status&) {
+        OnParentLost(absl::UnavailableError(
+            absl::StrCat("rank ", parent_, " is gone, or the network is cut")));
+      });
+  for (const std::string& payload : std::exchange(for_parent_, {})) to_parent_->Send(payload);
+}
+
+void TcpEdges::OnParentLost(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (mutex_.AwaitWithTimeout(absl::Condition(&is_stopping_), kGrace)) return;
+  }
+  lost_(parent_, why);
+}
+
+void TcpEdges::Send(int to, const ControlMessage& message) {
+  std::string payload = Serialize(message);
+  if (to != parent_) {
+    down_.Sent(message, payload.size() + kFrameHeader);
+    seats_->Queue(to, std::move(payload));
+    return loop_->Wake();
+  }
+  up_.Sent(message, payload.size() + kFrameHeader);
+  absl::MutexLock lock(&mutex_);
+  if (to_parent_ != nullptr) return to_parent_->Send(payload);
+  for_parent_.push_back(std::move(payload));
+}
+
+void TcpEdges::Stop() {
+  std::thread connecting;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_stopping_ = true;
+    connecting.swap(connecting_);
+  }
+  if (connecting.joinable()) connecting.join();
+  Connection* to_parent = nullptr;  // It is not replaced any more.
+  {
+    absl::MutexLock lock(&mutex_);
+    to_parent = to_parent_.get();
+  }
+  if (to_parent != nullptr) to_parent->Close(kLinger);
+  if (!serving_.joinable()) return;
+  loop_->Stop();
+  serving_.join();
+}
+
+ControlCounters TcpEdges::Counters() const { return up_.Read() + down_.Read(); }
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,117 @@
+// A link whose exchanges travel over the tree of the ranks. All other messages go directly to the
+// hub and come directly from it.
+//
+//   if (shape.is_star()) return direct;
+//   return std::make_unique<TreeLink>(shape, rank, std::move(direct), std::move(edges));
+//
+// So the hub receives an exchange in `fanout` messages, however large the group is, and still
+// notices at once that a rank is lost, inner ranks included. A tree is never repaired: the group
+// has ended then.
+//
+// Heartbeats contain the exchanges that this rank has begun, because the hub learns of them from
+// the tree only later. For the same reason the hub asks all ranks (kHaveCome) when a rank asks
+// which ranks are missing.
+//
+// Order:  messages from the hub keep their order, and so do those over an edge; a failure may
+// overtake
+//         a result.
+// Ending: a rank that leaves must have the results of its exchanges, because the ranks below it
+//         receive them through it. Finalize() ensures this.
+//
+// Threads: as ControlLink.
+
+#ifndef EVENKEEL_COMM_CONTROL_TREE_LINK_H_
+#define EVENKEEL_COMM_CONTROL_TREE_LINK_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/control/exchange_tree.h"
+#include "evenkeel/comm/control/link.h"
+
+namespace evenkeel::internal {
+
+// A rank's connections to its parent (unless that is the hub) and its children.
+class TreeEdges {
+ public:
+  virtual ~TreeEdges() = default;
+  // Called once, before anything else. The callbacks run on threads of the edges. `lost`: the
+  // neighbour's end is gone.
+  virtual void Start(std::function<void(int from, ControlMessage message)> receive,
+                     std::function<void(int neighbour, const absl::Status& why)> lost) = 0;
+  // Returns whether neighbours need each other's addresses.
+  virtual bool HasAddress() const = 0;
+  // Returns the address at which children find this rank.
+  virtual std::string Address() const = 0;
+  // Connects to the parent at `address`; called at most once.
+  virtual void AttachParent(const std::string& address) = 0;
+  // Never waits. A neighbour receives earlier messages when it connects.
+  virtual void Send(int to, const ControlMessage& message) = 0;
+  // No callback runs after it returns. Messages that were sent before are still delivered.
+  virtual void Stop() = 0;
+  virtual ControlCounters Counters() const = 0;
+};
+
+class TreeLink : public ControlLink {
+ public:
+  TreeLink(TreeShape shape, int rank, std::unique_ptr<ControlLink> direct,
+           std::unique_ptr<TreeEdges> edges);
+  ~TreeLink() override { Stop(); }
+
+  void Start(std::function<void(ControlMessage)> receive,
+             std::function<void(absl::Status)> lost) override;
+  void Send(ControlMessage message) override;
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
+                                                    int world_size) override {
+    return direct_->Open(group, rank, world_size);
+  }
+  std::string Key(absl::string_view purpose) const override { return direct_->Key(purpose); }
+  absl::Duration Silence() const override { return direct_->Silence(); }
+  std::string HubName() const override { return direct_->HubName(); }
+  ControlCounters Counters() const override;
+  void Stop() override;
+
+ private:
+  // Handles a part of an exchange, of this rank or of a child.
+  void Gather(int from, ControlMessage message);
+  void OnDirect(ControlMessage message);
+  void OnEdge(int from, ControlMessage message);
+  void OnEdgeLost(int neighbour, const absl::Status& why);
+  // Passes a result on to this rank and to those below it.
+  void PassOn(ControlMessage message);
+  void Fail(const absl::Status& why);
+
+  const TreeShape shape_;
+  const int rank_;
+  const int parent_;
+  const std::vector<int> children_;
+  const std::unique_ptr<ControlLink> direct_;
+  const std::unique_ptr<TreeEdges> edges_;
+
+  absl::Mutex deliver_;  // Held while the receiver runs: several threads call it, one at a time.
+  std::function<void(ControlMessage)> receive_;
+
+  absl::Mutex mutex_;
+  ExchangeRelay relay_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> begun_
+      ABSL_GUARDED_BY(mutex_);  // By topic: the number of exchanges begun.
+  std::set<std::pair<std::string, int64_t>> open_
+      ABSL_GUARDED_BY(mutex_);  // Those without a result: topic, sequence.
+  absl::Status parent_lost_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_CONTROL_TREE_LINK_H_

@@ -1,0 +1,44 @@
+#include "evenkeel/comm/control/watchdog.h"
+
+#include <utility>
+
+#include "evenkeel/comm/control/waits.h"
+
+namespace evenkeel::internal {
+
+Watchdog::Watchdog(std::function<absl::Duration()> look) : look_(std::move(look)) {}
+
+Watchdog::~Watchdog() { Stop(); }
+
+void Watchdog::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Watchdog::Wake() {
+  absl::MutexLock lock(&mutex_);
+  is_woken_ = true;
+}
+
+void Watchdog::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stops_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watchdog::Run() {
+  ThisThreadIsTheLibrarys();
+  const auto has_news = [this]()
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_woken_ || stops_; };
+  absl::MutexLock lock(&mutex_);
+  while (!stops_) {
+    is_woken_ = false;
+    mutex_.Unlock();
+    const absl::Duration pause = look_();
+    mutex_.Lock();
+    mutex_.AwaitWithTimeout(absl::Condition(&has_news), pause);
+  }
+}
+
+}  // namespace evenkeel::internal

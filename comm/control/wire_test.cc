@@ -1,0 +1,160 @@
+// Everything that crosses a socket of the control plane comes back as it was. That no bytes do
+// harm: wire_fuzz_test.cc.
+
+#include "evenkeel/comm/control/wire.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/control/key_value.h"
+#include "evenkeel/comm/control/link.h"
+#include "evenkeel/comm/net/frame.h"
+#include "evenkeel/comm/net/handshake.h"
+#include "evenkeel/comm/net/hmac.h"
+#include "evenkeel/comm/version.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::internal {
+namespace {
+
+const std::string kNonce(kNonceSize, '\x5a');
+const std::string kProof(kDigestSize, '\xa5');
+
+Hello SomeHello() {
+  return {.kind = Hello::Kind::kControl,
+          .group = "world",
+          .rank = 3,
+          .world_size = 8,
+          .nonce = kNonce,
+          .proof = kProof};
+}
+
+ControlMessage SomeMessage() {
+  return {.type = ControlMessage::Type::kExchanged,
+          .rank = -1,
+          .sequence = 1ll << 40,
+          .request = 7,
+          .status = absl::UnavailableError("rank 1 is lost"),
+          .topic = "steps",
+          .payload = std::string("\0\1", 2),
+          .parts = {{1, "a"}, {2, ""}, {1, std::string(300, 'x')}}};
+}
+
+TEST(WireTest, HandshakeComesBackAsItWas) {
+  const Challenge challenge{.job = "job 7", .nonce = kNonce};
+  const absl::StatusOr<Challenge> challenge2 = Challenge::Parse(challenge.Serialize());
+  ASSERT_TRUE(challenge2.ok());
+  EXPECT_EQ(challenge2->Serialize(), challenge.Serialize());
+  EXPECT_EQ(challenge2->job, "job 7");
+
+  const absl::StatusOr<Hello> hello = Hello::Parse(SomeHello().Serialize());
+  ASSERT_TRUE(hello.ok());
+  EXPECT_EQ(hello->Serialize(), SomeHello().Serialize());
+  EXPECT_EQ(hello->rank, 3);
+  EXPECT_EQ(hello->kind, Hello::Kind::kControl);
+
+  const Verdict verdict{
+      .status = absl::PermissionDeniedError("no"), .host = "rank 0", .proof = kProof};
+  const absl::StatusOr<Verdict> verdict2 = Verdict::Parse(verdict.Serialize());
+  ASSERT_TRUE(verdict2.ok());
+  EXPECT_EQ(verdict2->status, verdict.status);
+  EXPECT_EQ(verdict2->host, "rank 0");
+}
+
+TEST(WireTest, AnotherVersionIsRecognisedWhateverFollows) {
+  const auto begin = [] { return ByteWriter().U32(0x4b6e7645).U32(kProtocolVersion + 1); };
+  for (const std::string& rest :
+       {ByteWriter().Bytes("1.2.3").Bytes("job").U32(7).Take(), std::string("?"), std::string()}) {
+    EXPECT_EQ(Hello::Parse(begin().Take() + rest).value().version, kProtocolVersion + 1);
+    EXPECT_EQ(Challenge::Parse(begin().Take() + rest).value().version, kProtocolVersion + 1);
+  }
+  const std::string challenge = begin().Bytes("1.2.3").Bytes("job").Bytes("who knows").Take();
+  EXPECT_EQ(Hello::Parse(challenge).value().build, "1.2.3");
+  EXPECT_EQ(Challenge::Parse(challenge).value().build, "1.2.3");
+  EXPECT_EQ(Challenge::Parse(challenge).value().job, "job");
+}
+
+TEST(WireTest, OnlyTheSameVersionAndBuildMayMeet) {
+  EXPECT_TRUE(CheckSameBuild("the store", kProtocolVersion, kBuild, "rank 3").ok());
+  const absl::Status other = CheckSameBuild("the store", 7, std::string(1000, '\n'), "rank 3");
+  EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
+  EXPECT_LT(other.message().size(), 400u) << other;
+  EXPECT_EQ(std::string(other.message()).find('\n'), std::string::npos) << other;
+  EXPECT_NE(std::string(other.message()).find(absl::StrCat("rank 3 runs evenkeel ", kBuild)),
+            std::string::npos)
+      << other;
+}
+
+TEST(WireTest, ControlMessagesComeBackAsTheyWere) {
+  const absl::StatusOr<ControlMessage> message = ParseControlMessage(Serialize(SomeMessage()));
+  ASSERT_TRUE(message.ok());
+  EXPECT_EQ(Serialize(*message), Serialize(SomeMessage()));
+  EXPECT_EQ(message->parts, SomeMessage().parts);
+  EXPECT_EQ(message->sequence, 1ll << 40);
+  EXPECT_EQ(message->request, 7);
+}
+
+TEST(WireTest, ProofsDependOnEverythingThatIsSaid) {
+  const Challenge challenge{.job = "job", .nonce = kNonce};
+  const std::string proof = ProofOf("secret", challenge, SomeHello());
+  EXPECT_EQ(proof, ProofOf("secret", challenge, SomeHello()));
+  std::vector<Hello> others(6, SomeHello());
+  others[0].rank = 2;
+  others[1].world_size = 9;
+  others[2].group = "other";
+  others[3].kind = Hello::Kind::kStore;
+  others[4].nonce[0] ^= 1;
+  others[5].build += "+";
+  for (const Hello& other : others) EXPECT_NE(ProofOf("secret", challenge, other), proof);
+  EXPECT_NE(ProofOf("Secret", challenge, SomeHello()), proof);
+  EXPECT_NE(ProofOf("secret", {.job = "job", .nonce = std::string(kNonceSize, 'n')}, SomeHello()),
+            proof);
+  EXPECT_NE(ProofOf("secret", challenge, SomeHello(), Verdict()), proof)
+      << "the directions must differ";
+}
+
+TEST(FrameParserTest, GivesTheSameFramesHoweverTheBytesArrive) {
+  const std::vector<std::string> payloads = {"one", "", std::string(1000, 'x'), "four"};
+  std::string stream;
+  for (const std::string& payload : payloads) stream += Frame(payload);
+  for (const size_t chunk : {1, 2, 3, 7, 100, 5000}) {
+    SCOPED_TRACE(chunk);
+    FrameParser parser(1000);
+    std::vector<std::string> got;
+    for (size_t at = 0; at < stream.size(); at += chunk) {
+      parser.Append(absl::string_view(stream).substr(at, chunk));
+      while (true) {
+        absl::StatusOr<std::optional<std::string>> frame = parser.Next();
+        ASSERT_TRUE(frame.ok());
+        if (!frame->has_value()) break;
+        got.push_back(**frame);
+      }
+    }
+    EXPECT_EQ(got, payloads);
+  }
+}
+
+TEST(FrameParserTest, RefusesAFrameThatIsTooLargeForGood) {
+  FrameParser parser(1000);
+  parser.Append(Frame(std::string(1001, 'x')).substr(0, 4));
+  EXPECT_TRUE(absl::IsInvalidArgument(parser.Next().status()));
+  parser.Append(Frame("good"));
+  EXPECT_TRUE(absl::IsInvalidArgument(parser.Next().status()));
+}
+
+TEST(ByteReaderTest, ReadsNothingPastTheEnd) {
+  ByteReader reader(absl::string_view("\x05\x00\x00\x00ab", 6));
+  EXPECT_EQ(reader.Bytes(), "");
+  EXPECT_EQ(reader.U64(), 0u);
+  EXPECT_FALSE(reader.ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(reader.Finish("it")));
+}
+
+}  // namespace
+}  // namespace evenkeel::internal

@@ -1,0 +1,92 @@
+// The backend over TCP: a thread per lane that runs one operation after the other.
+//
+//   auto backend = std::make_unique<GlooBackend>(rank, world_size, "world");
+//   // to be given to all ranks
+//   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen("127.0.0.1", key, on_lost));
+//   EK_RETURN_IF_ERROR(backend->Connect(everybodys, timeout));
+//
+// A lane is what runs in order: a channel's collectives, or its messages in one direction between
+// two ranks.
+//
+// Threads: as Backend; Listen() and Connect() once, before the first operation.
+
+#ifndef EVENKEEL_COMM_GLOO_BACKEND_H_
+#define EVENKEEL_COMM_GLOO_BACKEND_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/base/warn.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/work.h"
+
+namespace evenkeel::internal {
+
+class GlooMesh;
+
+class GlooBackend : public Backend {
+ public:
+  // `names`: what messages call its ranks. `warn`: see GlooTransportOptions and GlooMeetingOptions.
+  GlooBackend(int rank, int world_size, std::string group, const RankNames& names = {},
+              WarnFunction warn = nullptr);
+  ~GlooBackend() override;
+
+  // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share
+  // with nobody else. `on_lost` is called on the transport's thread, until this backend goes, when
+  // a connection delivers nothing: what is in flight here then ends with that cause, but this rank
+  // may have nothing in flight while others wait for it.
+  absl::StatusOr<std::string> Listen(const std::string& bind_address, std::string key,
+                                     std::function<void(const absl::Status& why)> on_lost);
+  // `addresses`: what Listen() gave, by rank. Nobody listens any more when it returns.
+  absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
+
+  absl::string_view name() const override { return "gloo"; }
+  absl::Status Supports(const Collective& what) const override;
+  void Start(Operation operation, std::shared_ptr<WorkState> work) override;
+  void Abort(const absl::Status& why) override;
+
+ private:
+  class Lane;
+  using LaneKey =
+      std::tuple<uint64_t, CollectiveKind, int>;  // Channel; of messages: direction and peer.
+
+  // Around a lane's collective, which uses its operation's memory. Enter() returns why the group
+  // has ended, if it has: the lane must not begin then.
+  absl::Status Enter();
+  void Leave();
+  // Keeps the first cause.
+  void SetEnded(const absl::Status& why);
+  // Why the group has ended, if it has or does so within `patience`; else what was seen here.
+  absl::Status FirstCause(const absl::Status& seen, absl::Duration patience);
+
+  const int rank_;
+  const int world_size_;
+  const std::string group_;
+  const RankNames names_;
+  const WarnFunction warn_;
+  const uint64_t generation_;  // In every tag.
+  std::unique_ptr<GlooMesh> mesh_;
+
+  absl::Mutex mutex_;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+  int inside_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<LaneKey, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_GLOO_BACKEND_H_

@@ -1,0 +1,686 @@
+#include "evenkeel/comm/gloo/collectives.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/arith/common_part.h"
+#include "evenkeel/comm/arith/reduce_kernels.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/gloo/transport.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// What one message of a ring or a chain carries: small enough that a piece is added while the next
+// one travels, and stays in the cache meanwhile; large enough that its header costs nothing.
+constexpr int64_t kPieceBytes = 512 << 10;
+// How many pieces a step of the ring is behind the step before it: so many may be on their way.
+constexpr int kLag = 2;
+// Up to these bytes a rank sends its data directly to all others: all of them together, and each.
+constexpr int64_t kMostDirect = 64 << 10;
+// Beyond so many ranks the number of messages counts, and not the bytes.
+constexpr int kFewRanks = 8;
+// Up to these bytes rounds, of which there are few, beat a ring, which sends fewer bytes.
+constexpr int64_t kMostInRounds = 32 << 10;
+// A waiter that gives up at the deadline knows better what it waited for, so it comes first.
+constexpr absl::Duration kSlack = absl::Milliseconds(250);
+
+constexpr uint64_t kCollectiveSlots = 0x41;
+constexpr uint64_t kMessageSlots = 0x42;
+constexpr uint64_t kNoteSlots = 0x43;
+
+// 40 bits of the tag between the top byte and 16 bits for the number of the message.
+uint64_t Slot(uint64_t top_byte, uint64_t tag, int64_t message = 0) {
+  return top_byte << 56 | (tag & 0xff'ffff'ffff) << 16 | (message & 0xffff);
+}
+
+bool Overlap(const TensorView& a, const TensorView& b) {
+  const auto begin = [](const TensorView& view) { return reinterpret_cast<uintptr_t>(view.data); };
+  return begin(a) < begin(b) + b.bytes() && begin(b) < begin(a) + a.bytes();
+}
+
+int64_t CountOf(const TensorList& views) {
+  int64_t count = 0;
+  for (const TensorView& view : views) count += view.count;
+  return count;
+}
+
+// A scale on the contributions keeps sums of float16 in range. Where the result is no sum it
+// belongs to the result.
+bool ScalesContributions(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAverage; }
+
+// Makes `data` what this rank puts into the reduction.
+void Contribute(const Operation& operation, const TensorView& data) {
+  const Collective& what = operation.what;
+  if (!operation.contributes) {
+    FillIdentity(what.op, what.dtype, data.data, data.count);
+  } else if (ScalesContributions(what.op) && operation.scale != 1.0) {
+    Scale(what.dtype, data.data, data.count, operation.scale);
+  }
+}
+
+// Makes the combined `data` the result.
+void Conclude(const Operation& operation, const TensorView& data, int world_size) {
+  const Collective& what = operation.what;
+  if (!ScalesContributions(what.op) && operation.scale != 1.0) {
+    Scale(what.dtype, data.data, data.count, operation.scale);
+  }
+  if (what.op == ReduceOp::kAverage) DivideIntegers(what.dtype, data.data, data.count, world_size);
+}
+
+// `count` elements in chunks, one for each rank, that differ by one element at most; chunks in
+// pieces, of which each chunk has the same number, the last of them possibly empty.
+struct Chunks {
+  int64_t count = 0;
+  int ranks = 1;
+  int64_t per_piece = 1;
+
+  Chunks(int64_t count, int ranks, DType dtype)
+      : count(count), ranks(ranks), per_piece(kPieceBytes / SizeOf(dtype)) {}
+  int64_t begin(int chunk) const { return count * chunk / ranks; }
+  int64_t longest() const { return (count + ranks - 1) / ranks; }
+  int64_t pieces() const { return (longest() + per_piece - 1) / per_piece; }
+  // Where the piece is in the whole.
+  TensorView Piece(const void* whole, DType dtype, int chunk, int64_t piece) const {
+    const int64_t at = std::min(begin(chunk) + piece * per_piece, begin(chunk + 1));
+    return TensorView(static_cast<char*>(const_cast<void*>(whole)) + at * SizeOf(dtype),
+                      std::min(per_piece, begin(chunk + 1) - at), dtype);
+  }
+};
+
+// a = a op b. In this order on each rank: the bits of a maximum of zeros depend on it.
+void CombineInto(const Collective& what, const TensorView& a, const void* b) {
+  if (a.count > 0) Accumulate(what.op, what.dtype, a.data, b, a.count);
+}
+
+void Copy(const TensorView& to, const TensorView& from) {
+  if (from.count > 0 && to.data != from.data) std::memmove(to.data, from.data, from.bytes());
+}
+
+// Goes ahead of a message's data: one half of the message, which the other half must match.
+constexpr size_t kNoteBytes = 128;
+
+struct PairNote {
+  uint64_t hash = 0;
+  int64_t sequence = 0;
+  std::string text;  // For people.
+
+  static PairNote Of(const Operation& operation, const RankNames& names) {
+    PairNote note{HashOfCommonPart(operation), operation.sequence, names.TextOf(operation.what)};
+    const std::vector<int64_t> parts = PartsOf(operation);
+    if (parts.size() > 1) absl::StrAppend(&note.text, " in parts ", absl::StrJoin(parts, "+"));
+    if (operation.scale != 1.0) absl::StrAppend(&note.text, ", scale ", operation.scale);
+    return note;
+  }
+  std::string Serialize() const {
+    constexpr size_t kMostText = kNoteBytes - sizeof(hash) - sizeof(sequence) - sizeof(uint32_t);
+    std::string bytes =
+        ByteWriter().U64(hash).I64(sequence).Bytes(text.substr(0, kMostText)).Take();
+    bytes.resize(kNoteBytes);
+    return bytes;
+  }
+  static PairNote Parse(absl::string_view bytes) {
+    ByteReader reader(bytes);
+    PairNote note{.hash = reader.U64(), .sequence = reader.I64(), .text = ""};
+    note.text = std::string(reader.Bytes());
+    return note;
+  }
+};
+
+absl::Status CheckNotes(int sender, const PairNote& sent, int receiver, const PairNote& expected) {
+  if (sent.hash == expected.hash && sent.sequence == expected.sequence) return absl::OkStatus();
+  Parties parties;
+  parties[sender] = absl::StrCat("#", sent.sequence, " ", sent.text);
+  parties[receiver] = absl::StrCat("#", expected.sequence, " ", expected.text);
+  return Disagreement(parties);
+}
+
+}  // namespace
+
+uint64_t TagOf(const Operation& operation, uint64_t generation) {
+  const uint64_t lane = StableHash(generation, operation.channel);
+  return StableHash(StableHash(lane, static_cast<uint64_t>(operation.sequence)),
+                    HashOfCommonPart(operation));
+}
+
+char* GlooCollectives::Scratch::Get(int64_t bytes) {
+  if (bytes > size_) {
+    data_ = nullptr;
+    size_ = 0;
+    data_ = std::make_unique_for_overwrite<char[]>(bytes);
+    size_ = bytes;
+  }
+  return data_.get();
+}
+
+GlooCollectives::GlooCollectives(std::shared_ptr<GlooTransport> transport, int rank, int world_size,
+                                 uint64_t generation, const RankNames& names)
+    : transport_(std::move(transport)),
+      rank_(rank),
+      world_size_(world_size),
+      generation_(generation),
+      names_(names) {}
+
+absl::Status GlooCollectives::Run(const Operation& operation) {
+  deadline_ = operation.deadline + kSlack;
+  try {
+    return RunNow(operation);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+absl::Status GlooCollectives::RunNow(const Operation& operation) {
+  const CollectiveKind kind = operation.what.kind;
+  if (kind == CollectiveKind::kBarrier) return Barrier(operation);
+  if (operation.what.count == 0 && !IsPair(kind)) return absl::OkStatus();
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return AllReduce(operation);
+    case CollectiveKind::kReduce:
+      return Reduce(operation);
+    case CollectiveKind::kBroadcast:
+      return Broadcast(operation);
+    case CollectiveKind::kAllGather:
+      return AllGather(operation);
+    case CollectiveKind::kReduceScatter:
+      return ReduceScatter(operation);
+    case CollectiveKind::kAllToAll:
+      return AllToAll(operation);
+    case CollectiveKind::kSend:
+      return SendMessage(operation);
+    case CollectiveKind::kRecv:
+      return ReceiveMessage(operation);
+    case CollectiveKind::kBarrier:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+// Messages ----------------------------------------------------------------------------------------
+
+uint64_t GlooCollectives::SlotOf(const Operation& operation, int64_t number) const {
+  // No two messages share a slot: they are not always received in the order in which they are sent.
+  const uint64_t tag = TagOf(operation, generation_);
+  return Slot(kCollectiveSlots,
+              number < 0x10000 ? tag : StableHash(tag, static_cast<uint64_t>(number >> 16)),
+              number);
+}
+
+GlooCollectives::Pending GlooCollectives::Send(int to, const Operation& operation, int64_t number,
+                                               const TensorView& data) {
+  if (data.count == 0) return Pending();
+  return transport_->Send(to, SlotOf(operation, number), data.data, data.bytes());
+}
+
+GlooCollectives::Pending GlooCollectives::Receive(int from, const Operation& operation,
+                                                  int64_t number, const TensorView& place) {
+  if (place.count == 0) return Pending();
+  return transport_->Receive(from, SlotOf(operation, number), place.data, place.bytes());
+}
+
+absl::Status GlooCollectives::WaitForAll(std::vector<Pending>& pending) {
+  for (Pending& one : pending) EK_RETURN_IF_ERROR(one.Wait(deadline_));
+  return absl::OkStatus();
+}
+
+absl::Status GlooCollectives::ExchangeDirectly(const Operation& operation,
+                                               absl::FunctionRef<TensorView(int)> part,
+                                               absl::FunctionRef<TensorView(int)> place) {
+  std::vector<Pending> pending;
+  for (int i = 1; i < world_size_; ++i) {
+    const int from = (rank_ + world_size_ - i) % world_size_;
+    pending.push_back(Receive(from, operation, 0, place(from)));
+  }
+  for (int i = 1; i < world_size_; ++i) {
+    const int to = (rank_ + i) % world_size_;
+    pending.push_back(Send(to, operation, 0, part(to)));
+  }
+  return WaitForAll(pending);
+}
+
+// Memory ------------------------------------------------------------------------------------------
+
+TensorView GlooCollectives::Gather(const Operation& operation, const TensorList& views,
+                                   const TensorList& avoid) {
+  const bool touches = views.size() == 1 &&
+                       std::any_of(avoid.begin(), avoid.end(),
+                                   [&](const TensorView& view) { return Overlap(views[0], view); });
+  if (views.size() == 1 && !touches) return views[0];
+  const int64_t count = CountOf(views);
+  TensorView whole(in_.Get(count * SizeOf(operation.what.dtype)), count, operation.what.dtype);
+  char* to = static_cast<char*>(whole.data);
+  for (const TensorView& view : views) {
+    if (view.count > 0) std::memcpy(to, view.data, view.bytes());
+    to += view.bytes();
+  }
+  return whole;
+}
+
+TensorView GlooCollectives::Room(const Operation& operation, const TensorList& views) {
+  if (views.size() == 1) return views[0];
+  const int64_t count = CountOf(views);
+  return TensorView(out_.Get(count * SizeOf(operation.what.dtype)), count, operation.what.dtype);
+}
+
+void GlooCollectives::Spread(const TensorView& whole, const TensorList& views) {
+  const char* from = static_cast<const char*>(whole.data);
+  for (const TensorView& view : views) {
+    if (view.data != from && view.count > 0) std::memcpy(view.data, from, view.bytes());
+    from += view.bytes();
+  }
+}
+
+// Reductions --------------------------------------------------------------------------------------
+
+absl::Status GlooCollectives::AllReduce(const Operation& operation) {
+  const TensorView data = Gather(operation, operation.out, {});
+  Contribute(operation, data);
+  if (world_size_ > 1) EK_RETURN_IF_ERROR(Combine(operation, data));
+  Conclude(operation, data, world_size_);
+  Spread(data, operation.out);
+  return absl::OkStatus();
+}
+
+absl::Status GlooCollectives::Combine(const Operation& operation, const TensorView& data) {
+  if (world_size_ <= kFewRanks && data.bytes() * (world_size_ - 1) <= kMostDirect)
+    return CombineDirectly(operation, data);
+  if (data.bytes() <= kMostInRounds) return CombineByDoubling(operation, data);
+  return CombineInRing(operation, data);
+}
+
+absl::Status GlooCollectives::CombineDirectly(const Operation& operation, const TensorView& data) {
+  char* const theirs = work_.Get(data.bytes() * world_size_);
+  const auto place = [&](int rank) {
+    return rank == rank_ ? data : TensorView(theirs + rank * data.bytes(), data.count, data.dtype);
+  };
+  EK_RETURN_IF_ERROR(ExchangeDirectly(
+      operation, [&](int) { return data; }, place));
+  std::vector<const void*> in;
+  for (int rank = 0; rank < world_size_; ++rank) in.push_back(place(rank).data);
+  const ReduceOp op = operation.what.op == ReduceOp::kAverage ? ReduceOp::kSum : operation.what.op;
+  ReduceInto(op, data.dtype, data.data, in, data.count);
+  return absl::OkStatus();
+}
+
+// Among the first ranks, as many as the largest power of two; each of the others gives its data to
+// one of them before, and gets the result after.
+absl::Status GlooCollectives::CombineByDoubling(const Operation& operation,
+                                                const TensorView& data) {
+  const int doubling = static_cast<int>(std::bit_floor(static_cast<unsigned>(world_size_)));
+  const TensorView theirs(work_.Get(data.bytes()), data.count, data.dtype);
+  enum : int64_t { kBefore = 0, kAfter = 1, kRounds = 2 };
+  if (rank_ >= doubling) {
+    EK_RETURN_IF_ERROR(Send(rank_ - doubling, operation, kBefore, data).Wait(deadline_));
+    return Receive(rank_ - doubling, operation, kAfter, data).Wait(deadline_);
+  }
+  const bool has_other = rank_ + doubling < world_size_;
+  if (has_other) {
+    EK_RETURN_IF_ERROR(Receive(rank_ + doubling, operation, kBefore, theirs).Wait(deadline_));
+    CombineInto(operation.what, data, theirs.data);
+  }
+  for (int distance = 1; distance < doubling; distance *= 2) {
+    const int peer = rank_ ^ distance;
+    Pending receive = Receive(peer, operation, kRounds, theirs);
+    Pending send = Send(peer, operation, kRounds, data);
+    EK_RETURN_IF_ERROR(receive.Wait(deadline_));
+    EK_RETURN_IF_ERROR(send.Wait(deadline_));
+    if (rank_ < peer) {
+      CombineInto(operation.what, data, theirs.data);
+    } else {
+      CombineInto(operation.what, theirs, data.data);
+      Copy(data, theirs);
+    }
+  }
+  return has_other ? Send(rank_ + doubling, operation, kAfter, data).Wait(deadline_)
+                   : absl::OkStatus();
+}
+
+// The second half of a ring: each rank's chunk of `data` goes to all others, piece by piece. In
+// step s a rank sends chunk rank - s, which it received in the step before, and receives chunk
+// rank - 1 - s.
+class GlooCollectives::Gathering {
+ public:
+  // `first`: the number of its first message.
+  Gathering(GlooCollectives* owner, const Operation& operation, const TensorView& data,
+            int64_t first)
+      : owner_(*owner),
+        operation_(operation),
+        data_(data),
+        chunks_(data.count, owner->world_size_, data.dtype),
+        first_(first),
+        receives_(owner->world_size_ - 1) {
+    for (auto& of_step : receives_) of_step.resize(chunks_.pieces());
+  }
+
+  // This rank's piece is complete in `data`, and the places of the other ranks' same pieces may be
+  // written.
+  void Begin(int64_t piece) {
+    const int previous = (owner_.rank_ + owner_.world_size_ - 1) % owner_.world_size_;
+    for (int step = 0; step < owner_.world_size_ - 1; ++step) {
+      receives_[step][piece] =
+          owner_.Receive(previous, operation_, Number(step, piece), Sent(step + 1, piece));
+    }
+    Send(0, piece);
+  }
+  absl::Status Finish() {
+    for (int step = 0; step < owner_.world_size_ - 1; ++step) {
+      for (int64_t piece = 0; piece < chunks_.pieces(); ++piece) {
+        EK_RETURN_IF_ERROR(receives_[step][piece].Wait(owner_.deadline_));
+        if (step + 1 < owner_.world_size_ - 1) Send(step + 1, piece);
+      }
+    }
+    return owner_.WaitForAll(sends_);
+  }
+
+ private:
+  int64_t Number(int step, int64_t piece) const { return first_ + step * chunks_.pieces() + piece; }
+  TensorView Sent(int step, int64_t piece) const {
+    const int chunk = (owner_.rank_ + owner_.world_size_ - step) % owner_.world_size_;
+    return chunks_.Piece(data_.data, data_.dtype, chunk, piece);
+  }
+  void Send(int step, int64_t piece) {
+    const int next = (owner_.rank_ + 1) % owner_.world_size_;
+    sends_.push_back(owner_.Send(next, operation_, Number(step, piece), Sent(step, piece)));
+  }
+
+  GlooCollectives& owner_;
+  const Operation& operation_;
+  const TensorView data_;
+  const Chunks chunks_;
+  const int64_t first_;
+  std::vector<std::vector<Pending>> receives_;  // By step and piece.
+  std::vector<Pending> sends_;
+};
+
+absl::Status GlooCollectives::CombineInRing(const Operation& operation, const TensorView& data) {
+  const Chunks chunks(data.count, world_size_, data.dtype);
+  Gathering gathering(this, operation, data, (world_size_ - 1) * chunks.pieces());
+  EK_RETURN_IF_ERROR(
+      ReduceInRing(operation, static_cast<const char*>(data.data), data.count, Parts::kInPlace,
+                   [&](int64_t piece, const TensorView&) { gathering.Begin(piece); }));
+  return gathering.Finish();
+}
+
+absl::Status GlooCollectives::Reduce(const Operation& operation) {
+  const TensorView data = Gather(operation, operation.out, {});
+  const int root = operation.what.root;
+  Contribute(operation, data);
+  std::vector<Pending> pending;
+  if (world_size_ == 1 || data.bytes() <= kMostInRounds) {
+    if (rank_ != root) return Send(root, operation, 0, data).Wait(deadline_);
+    std::vector<const void*> in;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      char* const theirs = work_.Get(data.bytes() * world_size_) + rank * data.bytes();
+      in.push_back(rank == rank_ ? data.data : theirs);
+      if (rank == rank_) continue;
+      pending.push_back(Receive(rank, operation, 0, TensorView(theirs, data.count, data.dtype)));
+    }
+    EK_RETURN_IF_ERROR(WaitForAll(pending));
+    ReduceInto(operation.what.op == ReduceOp::kAverage ? ReduceOp::kSum : operation.what.op,
+               data.dtype, data.data, in, data.count);
+  } else {
+    const Chunks chunks(data.count, world_size_, data.dtype);
+    const int64_t first = (world_size_ - 1) * chunks.pieces();
+    const auto take = [&](int64_t piece, const TensorView& sum) {
+      if (rank_ != root) return pending.push_back(Send(root, operation, first + piece, sum));
+      for (int rank = 0; rank < world_size_; ++rank) {
+        if (rank == root) continue;
+        pending.push_back(Receive(rank, operation, first + piece,
+                                  chunks.Piece(data.data, data.dtype, rank, piece)));
+      }
+    };
+    EK_RETURN_IF_ERROR(ReduceInRing(operation, static_cast<const char*>(data.data), data.count,
+                                    Parts::kInPlace, take));
+    EK_RETURN_IF_ERROR(WaitForAll(pending));
+  }
+  if (rank_ != root) return absl::OkStatus();
+  Conclude(operation, data, world_size_);
+  Spread(data, operation.out);
+  return absl::OkStatus();
+}
+
+absl::Status GlooCollectives::ReduceScatter(const Operation& operation) {
+  const TensorView input = Gather(operation, operation.in, {});
+  const TensorView output = Room(operation, operation.out);
+  if (world_size_ == 1) {
+    Copy(output, input);
+    Contribute(operation, output);
+  } else {
+    const Chunks chunks(input.count, world_size_, input.dtype);
+    // The ring still reads the input while it completes the output's first pieces.
+    const TensorView result = Overlap(output, input)
+                                  ? TensorView(out_.Get(output.bytes()), output.count, output.dtype)
+                                  : output;
+    EK_RETURN_IF_ERROR(ReduceInRing(operation, static_cast<const char*>(input.data), input.count,
+                                    Parts::kToContribute,
+                                    [&](int64_t piece, const TensorView& sum) {
+                                      Copy(result.Slice(piece * chunks.per_piece, sum.count), sum);
+                                    }));
+    Copy(output, result);
+  }
+  Conclude(operation, output, world_size_);
+  Spread(output, operation.out);
+  return absl::OkStatus();
+}
+
+// Chunk c, which rank c ends up with, starts at rank c + 1 and goes round once; each rank adds its
+// own part and sends the sum on. So in step s this rank completes chunk rank - 1 - s, which the
+// rank before it has sent after its own step s - 1.
+//
+// All steps are in work at a time, each kLag pieces behind the one before it: then only a few sums
+// are in memory, and stay in the cache. What a rank waits for in a tick the others have done at
+// least kLag ticks before, so no rank waits for itself.
+absl::Status GlooCollectives::ReduceInRing(
+    const Operation& operation, const char* input, int64_t count, Parts parts,
+    absl::FunctionRef<void(int64_t, const TensorView&)> take) {
+  const Collective& what = operation.what;
+  const Chunks chunks(count, world_size_, what.dtype);
+  const int64_t pieces = chunks.pieces();
+  const int next = (rank_ + 1) % world_size_, previous = (rank_ + world_size_ - 1) % world_size_;
+  constexpr int kPlaces = 2 * kLag;  // Of each step: for a piece until it is added, and has left.
+  char* const places = work_.Get((world_size_ * kPlaces + 1) * kPieceBytes);
+  std::vector<std::array<Pending, kPlaces>> receives(world_size_), sends(world_size_);
+  std::vector<Pending> first_sends(pieces);  // Those of step 0.
+
+  const bool is_scaled = ScalesContributions(what.op) && operation.scale != 1.0;
+  const bool is_ready = parts == Parts::kInPlace || (operation.contributes && !is_scaled);
+  const auto part_of = [&](int step, int64_t piece) {
+    const int chunk = (rank_ + 2 * world_size_ - 1 - step) % world_size_;
+    return chunks.Piece(input, what.dtype, chunk, piece);
+  };
+  // The same as this rank contributes it: in its place, or else in `memory`.
+  const auto contribution = [&](int step, int64_t piece, void* memory) {
+    const TensorView part = part_of(step, piece);
+    if (is_ready) return part;
+    const TensorView copy(memory, part.count, part.dtype);
+    if (operation.contributes) Copy(copy, part);
+    Contribute(operation, copy);
+    return copy;
+  };
+
+  for (int64_t tick = 0; tick < pieces + (world_size_ - 1) * kLag; ++tick) {
+    const auto sum_of = [&](int step, int64_t piece) {
+      return TensorView(places + (step * kPlaces + piece % kPlaces) * kPieceBytes,
+                        part_of(step, piece).count, what.dtype);
+    };
+    const auto has = [&](int64_t piece) { return piece >= 0 && piece < pieces; };
+    for (int step = 1; step < world_size_; ++step) {
+      const int64_t piece = tick - (step - 1) * kLag;
+      if (!has(piece)) continue;
+      EK_RETURN_IF_ERROR(sends[step][piece % kPlaces].Wait(deadline_));
+      receives[step][piece % kPlaces] =
+          Receive(previous, operation, (step - 1) * pieces + piece, sum_of(step, piece));
+    }
+    if (has(tick)) {
+      if (has(tick - kPlaces)) EK_RETURN_IF_ERROR(first_sends[tick - kPlaces].Wait(deadline_));
+      first_sends[tick] = Send(next, operation, tick, contribution(0, tick, sum_of(0, tick).data));
+    }
+    for (int step = 1; step < world_size_; ++step) {
+      const int64_t piece = tick - step * kLag;
+      if (!has(piece)) continue;
+      const TensorView sum = sum_of(step, piece), mine = part_of(step, piece);
+      EK_RETURN_IF_ERROR(receives[step][piece % kPlaces].Wait(deadline_));
+      const bool is_last = step == world_size_ - 1;
+      const bool stays = is_last && parts == Parts::kInPlace;
+      if (stays) {
+        operation.contributes ? CombineInto(what, mine, sum.data) : Copy(mine, sum);
+      } else if (operation.contributes) {
+        char* const memory = places + world_size_ * kPlaces * kPieceBytes;
+        CombineInto(what, sum, contribution(step, piece, memory).data);
+      }
+      if (is_last) {
+        EK_RETURN_IF_ERROR(first_sends[piece].Wait(deadline_));  // take() may overwrite it.
+        take(piece, stays ? mine : sum);
+      } else {
+        sends[step][piece % kPlaces] = Send(next, operation, step * pieces + piece, sum);
+      }
+    }
+  }
+  for (auto& of_step : sends) {
+    for (Pending& send : of_step) EK_RETURN_IF_ERROR(send.Wait(deadline_));
+  }
+  return absl::OkStatus();
+}
+
+// Copies ------------------------------------------------------------------------------------------
+
+absl::Status GlooCollectives::Broadcast(const Operation& operation) {
+  if (world_size_ == 1) return absl::OkStatus();
+  const int root = operation.what.root;
+  const TensorView data =
+      rank_ == root ? Gather(operation, operation.in, {}) : Room(operation, operation.out);
+  const int place = (rank_ + world_size_ - root) % world_size_;  // Counted from the root.
+  const auto rank_at = [&](int at) { return (at + root) % world_size_; };
+  std::vector<Pending> sends;
+  if (data.bytes() <= kMostInRounds) {
+    // A binomial tree: each place gets the data from the one without its highest bit.
+    int first = 1;
+    if (place > 0) {
+      const int highest = static_cast<int>(std::bit_floor(static_cast<unsigned>(place)));
+      EK_RETURN_IF_ERROR(Receive(rank_at(place - highest), operation, 0, data).Wait(deadline_));
+      first = 2 * highest;
+    }
+    for (int bit = first; place + bit < world_size_; bit *= 2)
+      sends.push_back(Send(rank_at(place + bit), operation, 0, data));
+  } else {
+    // A chain.
+    const int64_t per_piece = world_size_ == 2 ? data.count : kPieceBytes / SizeOf(data.dtype);
+    std::vector<TensorView> pieces;
+    for (int64_t at = 0; at < data.count; at += per_piece)
+      pieces.push_back(data.Slice(at, std::min(per_piece, data.count - at)));
+    std::vector<Pending> receives(pieces.size());
+    for (size_t i = 0; place > 0 && i < pieces.size(); ++i)
+      receives[i] = Receive(rank_at(place - 1), operation, i, pieces[i]);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      EK_RETURN_IF_ERROR(receives[i].Wait(deadline_));
+      if (place + 1 < world_size_)
+        sends.push_back(Send(rank_at(place + 1), operation, i, pieces[i]));
+    }
+  }
+  EK_RETURN_IF_ERROR(WaitForAll(sends));
+  if (rank_ != root) Spread(data, operation.out);
+  return absl::OkStatus();
+}
+
+absl::Status GlooCollectives::AllGather(const Operation& operation) {
+  const TensorView input = Gather(operation, operation.in, operation.out);
+  const TensorView output = Room(operation, operation.out);
+  const auto part = [&](int rank) { return output.Slice(rank * input.count, input.count); };
+  Copy(part(rank_), input);
+  if (world_size_ == 1 ||
+      input.bytes() <= (world_size_ <= kFewRanks ? kMostDirect : kMostInRounds)) {
+    EK_RETURN_IF_ERROR(ExchangeDirectly(
+        operation, [&](int) { return input; }, part));
+  } else {
+    Gathering gathering(this, operation, output, 0);
+    const int64_t pieces = Chunks(output.count, world_size_, output.dtype).pieces();
+    for (int64_t piece = 0; piece < pieces; ++piece) gathering.Begin(piece);
+    EK_RETURN_IF_ERROR(gathering.Finish());
+  }
+  Spread(output, operation.out);
+  return absl::OkStatus();
+}
+
+absl::Status GlooCollectives::AllToAll(const Operation& operation) {
+  const TensorView input = Gather(operation, operation.in, operation.out);
+  const TensorView output = Room(operation, operation.out);
+  const int64_t count = operation.what.count;
+  const auto part = [&](int rank) { return input.Slice(rank * count, count); };
+  const auto place = [&](int rank) { return output.Slice(rank * count, count); };
+  Copy(place(rank_), part(rank_));
+  EK_RETURN_IF_ERROR(ExchangeDirectly(operation, part, place));
+  Spread(output, operation.out);
+  return absl::OkStatus();
+}
+
+// After the round of distance d a rank knows that the 2 d ranks up to it are here.
+absl::Status GlooCollectives::Barrier(const Operation& operation) {
+  const uint64_t tag = TagOf(operation, generation_);
+  int64_t round = 0;
+  for (int distance = 1; distance < world_size_; distance *= 2, ++round) {
+    const uint64_t slot = Slot(kCollectiveSlots, tag, round);
+    Pending receive =
+        transport_->Receive((rank_ + world_size_ - distance) % world_size_, slot, nullptr, 0);
+    Pending send = transport_->Send((rank_ + distance) % world_size_, slot, nullptr, 0);
+    EK_RETURN_IF_ERROR(receive.Wait(deadline_));
+    EK_RETURN_IF_ERROR(send.Wait(deadline_));
+  }
+  return absl::OkStatus();
+}
+
+// Messages between two ranks ----------------------------------------------------------------------
+
+uint64_t GlooCollectives::NoteSlot(const Operation& operation) const {
+  return Slot(kNoteSlots, StableHash(generation_, operation.channel));
+}
+
+absl::Status GlooCollectives::SendMessage(const Operation& operation) {
+  const int to = operation.what.root;
+  const std::string note = PairNote::Of(operation, names_).Serialize();
+  const TensorView data = Gather(operation, operation.in, {});
+  Pending ahead = transport_->Send(to, NoteSlot(operation), note.data(), note.size());
+  Pending behind;
+  if (data.bytes() > 0) {
+    behind = transport_->Send(to, Slot(kMessageSlots, TagOf(operation, generation_)), data.data,
+                              data.bytes());
+  }
+  EK_RETURN_IF_ERROR(behind.Wait(deadline_));
+  return ahead.Wait(deadline_);
+}
+
+absl::Status GlooCollectives::ReceiveMessage(const Operation& operation) {
+  const int from = operation.what.root;
+  std::string note(kNoteBytes, '\0');
+  const TensorView data = Room(operation, operation.out);
+  Pending ahead = transport_->Receive(from, NoteSlot(operation), note.data(), note.size());
+  Pending behind;
+  if (data.bytes() > 0) {  // Asked for at once, so that large data need not wait for the note.
+    behind = transport_->Receive(from, Slot(kMessageSlots, TagOf(operation, generation_)),
+                                 data.data, data.bytes());
+  }
+  EK_RETURN_IF_ERROR(ahead.Wait(deadline_));
+  EK_RETURN_IF_ERROR(CheckNotes(names_[from], PairNote::Parse(note), names_[rank_],
+                                PairNote::Of(operation, names_)));
+  EK_RETURN_IF_ERROR(behind.Wait(deadline_));
+  Spread(data, operation.out);
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel::internal

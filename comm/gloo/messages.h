@@ -1,0 +1,161 @@
+// Which message goes where: the bookkeeping of one rank's transport, without sockets and threads.
+//
+//   messages.Send(&send, /*to=*/1, slot, data, bytes);  // what is to be written: outgoing(1)
+//   messages.Receive({.operation = &receive, .from = {1}, .slot = slot, .data = place,
+//                     .bytes = bytes});
+//   ... headers that were received from rank 1: OnSmall(), OnHeader(), OnBody() ...
+//
+// Small messages are written at once, and the receiver keeps them until a receive meets them,
+// within a budget for each peer. Larger ones, and small ones beyond the budget, are written when
+// the receiver has asked for them. A receive from a single rank asks at once, so that it does not
+// wait for the announcement. So each message in flight has a place, and no slot can block another
+// one on the same connection.
+//
+// A send does not end before it has met its receive: what nobody receives is never taken for done.
+//
+// Order:   the messages of a slot and a peer meet the receives in the order of both, and end in
+//          that order.
+// Threads: thread-compatible.
+// Errors:  what a peer may not do comes back as a status that names it: FailedPrecondition for a
+//          message of another size than what it meets, InvalidArgument for what breaks the
+//          protocol. Only Forget() may be called after that.
+
+#ifndef EVENKEEL_COMM_GLOO_MESSAGES_H_
+#define EVENKEEL_COMM_GLOO_MESSAGES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/gloo/wire.h"
+
+namespace evenkeel::internal {
+
+// The state of one send or receive, for which its owner waits.
+struct OperationState {
+  bool is_done = false;
+  int peer = -1;       // The rank at the other end, once done.
+  absl::Status error;  // It will never be done.
+  absl::CondVar changed;
+};
+
+// Something to be written to a peer. `data` is the memory of the operation's owner.
+struct OutgoingMessage {
+  std::array<char, MessageHeader::kSize> header;
+  const char* data = nullptr;
+  size_t bytes = 0;
+  OperationState* operation = nullptr;  // Null: a header alone, that nobody waits for.
+  int64_t small =
+      0;  // Not 0: the number of a small message, which has to be taken before the send ends.
+};
+
+// A place for a message.
+struct PostedReceive {
+  OperationState* operation = nullptr;  // Null: its owner is gone, the message will be dropped.
+  absl::InlinedVector<int, 1> from;
+  uint64_t slot = 0;
+  char* data = nullptr;
+  size_t bytes = 0;
+};
+
+class MessageTable {
+ public:
+  MessageTable(int rank, int world_size, RankNames names)
+      : rank_(rank), names_(std::move(names)), peers_(world_size) {}
+
+  // This rank's operations. The operation must live until it has ended, or Forget().
+  void Send(OperationState* operation, int to, uint64_t slot, const char* data, size_t bytes);
+  absl::Status Receive(PostedReceive receive);
+
+  // A received part of a message. A small message is received as a whole.
+  absl::Status OnSmall(int from, uint64_t slot, absl::string_view bytes);
+  // kTaken, kAnnounce, kAsk.
+  absl::Status OnHeader(int from, const MessageHeader& header);
+  // kBody, kDirect: where its bytes belong. To be given to FinishReceive().
+  absl::StatusOr<std::unique_ptr<PostedReceive>> OnBody(int from, const MessageHeader& header);
+
+  // A body is in its place.
+  static void FinishReceive(const PostedReceive& receive, int from);
+  // The oldest outgoing message is written.
+  void FinishWrite(int to);
+
+  // To be written to that peer, in this order. Its elements stay where they are while others are
+  // added.
+  std::deque<OutgoingMessage>& outgoing(int to) { return peers_[to].outgoing; }
+
+  // Operations with that peer will never be done: they get the error `why`.
+  void Fail(int peer, const absl::Status& why);
+  // Removes the operation. Returns the peers that wait for a message of it and have not got it.
+  std::vector<int> Forget(OperationState* operation);
+
+ private:
+  struct WaitingSend {
+    OperationState* operation = nullptr;
+    const char* data = nullptr;
+    size_t bytes = 0;
+    int64_t small = 0;
+  };
+  // The messages in flight with one peer on one slot.
+  struct Flow {
+    absl::InlinedVector<WaitingSend, 1> waiting;  // Announced, not asked for yet.
+    absl::InlinedVector<WaitingSend, 1>
+        untaken;         // Small, not taken yet; the operation is null if it is gone.
+    int asked_here = 0;  // Asked for by the peer, not sent yet. Then nothing is waiting.
+    absl::InlinedVector<std::unique_ptr<PostedReceive>, 1>
+        expected;         // Announced by the peer, still to come.
+    int asked_there = 0;  // Asked for, and has not come.
+
+    bool IsEmpty() const {
+      return waiting.empty() && untaken.empty() && asked_here == 0 && expected.empty() &&
+             asked_there == 0;
+    }
+  };
+  struct Peer {
+    absl::flat_hash_map<uint64_t, Flow> flows;
+    std::deque<OutgoingMessage> outgoing;
+    int64_t credit = kSmallBudget;  // What may still be laid down there.
+    int64_t held = 0;               // What lies here.
+    int64_t small_sent = 0;         // The number of the last small message,
+    int64_t small_written = 0;      // and of the last one that is written.
+  };
+  // A message that no receive has met yet.
+  struct Arrival {
+    int from = 0;
+    size_t bytes = 0;
+    std::unique_ptr<char[]> data;  // Null if it was only announced.
+    bool is_announced = false;
+  };
+  struct Slot {
+    absl::InlinedVector<std::unique_ptr<PostedReceive>, 1> posted;
+    absl::InlinedVector<Arrival, 1> arrivals;
+  };
+
+  void Write(int to, MessageHeader::Kind kind, uint64_t slot, uint64_t value);
+  void Ask(int from, uint64_t slot);
+  void Drop(int peer, uint64_t slot);  // The flow, if nothing is under way any more.
+  // Takes the oldest receive that a message of `from` meets out of the slot; null if there is none.
+  absl::StatusOr<std::unique_ptr<PostedReceive>> Match(int from, uint64_t slot, size_t bytes);
+  absl::Status CheckSize(const PostedReceive& receive, int from, size_t bytes) const;
+  // Keeps the receive until its announced message comes.
+  void Expect(int from, std::unique_ptr<PostedReceive> receive);
+
+  const int rank_;
+  const RankNames names_;
+  std::vector<Peer> peers_;
+  absl::flat_hash_map<uint64_t, Slot> slots_;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_GLOO_MESSAGES_H_

@@ -1,0 +1,474 @@
+#include "evenkeel/comm/gloo/transport.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/gloo/wire.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+using Kind = MessageHeader::Kind;
+
+// What is read at once of headers and small messages, and what of a body may come along with them.
+constexpr size_t kInputBytes = 64 << 10;
+static_assert(kInputBytes >= MessageHeader::kSize + kMaxSmall);
+// What is read from one connection before the others have their turn.
+constexpr size_t kTurnBytes = 4 << 20;
+// How many messages one system call writes.
+constexpr int kMostAtOnce = 8;
+constexpr uint64_t kWakeTag = std::numeric_limits<uint64_t>::max();
+
+bool IsTemporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+struct GlooTransport::Connection {
+  explicit Connection(const DeliveryLimits& limits) : delivery(limits) {}
+
+  int peer = -1;
+  UniqueFd fd;
+  DeliveryWatch delivery;  // The loop's.
+  absl::Status status;     // Not OK: it has ended.
+
+  bool is_writing = false;  // Some thread is in Write().
+  bool is_full = false;     // The socket takes nothing at the moment.
+  size_t written = 0;       // Of the oldest outgoing message, header included.
+
+  bool is_reading = false;  // The loop is in a system call.
+  std::unique_ptr<PostedReceive>
+      body;              // What is being received into its place; null: a header comes next.
+  size_t body_done = 0;  // Of its bytes.
+  std::array<char, kInputBytes> input;    // Headers, small messages, the beginnings of bodies.
+  size_t input_begin = 0, input_end = 0;  // What of it is not understood yet.
+  size_t to_body = 0;                     // How much of what is read now goes to the body, at most.
+};
+
+GlooTransport::Pending::Pending(std::shared_ptr<GlooTransport> transport)
+    : transport_(std::move(transport)), operation_(std::make_unique<OperationState>()) {}
+
+GlooTransport::Pending& GlooTransport::Pending::operator=(Pending&& other) noexcept {
+  Forget();
+  transport_ = std::move(other.transport_);
+  operation_ = std::move(other.operation_);
+  is_send_ = other.is_send_;
+  return *this;
+}
+
+GlooTransport::Pending::~Pending() { Forget(); }
+
+void GlooTransport::Pending::Forget() {
+  if (operation_ == nullptr) return;
+  GlooTransport& t = *transport_;
+  absl::MutexLock lock(&t.mutex_);
+  if (operation_->is_done) return;
+  t.AwaitUnused(operation_.get());
+  for (const auto& connection : t.connections_) {
+    if (connection != nullptr && connection->body != nullptr &&
+        connection->body->operation == operation_.get()) {
+      connection->body->operation = nullptr;
+    }
+  }
+  for (const int peer : t.messages_.Forget(operation_.get())) {
+    t.Lose(*t.connections_[peer], absl::UnavailableError(absl::StrCat(
+                                      "rank ", t.names_[t.rank_], " gave up a message to rank ",
+                                      t.names_[peer], " before it had arrived")));
+  }
+}
+
+absl::Status GlooTransport::Pending::Wait(absl::Time deadline) {
+  if (operation_ == nullptr) return absl::OkStatus();
+  GlooTransport& t = *transport_;
+  OperationState& operation = *operation_;
+  absl::MutexLock lock(&t.mutex_);
+  const auto has_ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(t.mutex_) {
+    return operation.is_done || !operation.error.ok() || !t.ended_.ok();
+  };
+  if (!has_ended()) {
+    t.waiters_.push_back(&operation);
+    bool is_late = false;
+    while (!has_ended() && !is_late)
+      is_late = operation.changed.WaitWithDeadline(&t.mutex_, deadline);
+    t.waiters_.erase(std::find(t.waiters_.begin(), t.waiters_.end(), &operation));
+  }
+  if (!t.ended_.ok()) return t.ended_;
+  if (operation.is_done) return absl::OkStatus();
+  if (!operation.error.ok()) return operation.error;
+  return absl::DeadlineExceededError(
+      absl::StrCat("rank ", t.names_[t.rank_], " waited until its deadline, but ",
+                   is_send_ ? "its message was not acknowledged" : "nothing was received"));
+}
+
+GlooTransport::Pending GlooTransport::Send(int to, uint64_t slot, const void* data, size_t bytes) {
+  Pending pending(shared_from_this());
+  pending.is_send_ = true;
+  absl::MutexLock lock(&mutex_);
+  pending.operation_->error = CheckUsable(to);
+  if (!pending.operation_->error.ok()) return pending;
+  messages_.Send(pending.operation_.get(), to, slot, static_cast<const char*>(data), bytes);
+  Write(*connections_[to]);
+  return pending;
+}
+
+GlooTransport::Pending GlooTransport::Receive(absl::Span<const int> from, uint64_t slot, void* data,
+                                              size_t bytes) {
+  Pending pending(shared_from_this());
+  absl::Status& error = pending.operation_->error;
+  absl::MutexLock lock(&mutex_);
+  for (const int peer : from) error.Update(CheckUsable(peer));
+  if (!error.ok()) return pending;
+  error = messages_.Receive({.operation = pending.operation_.get(),
+                             .from = {from.begin(), from.end()},
+                             .slot = slot,
+                             .data = static_cast<char*>(data),
+                             .bytes = bytes});
+  if (error.ok()) {
+    for (const int peer : from) Write(*connections_[peer]);
+  } else {
+    End(error);
+  }
+  return pending;
+}
+
+absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Create(
+    int rank, std::vector<UniqueFd> connections, GlooTransportOptions options) {
+  UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll) return absl::ResourceExhaustedError(ErrnoText("epoll_create"));
+  EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
+  epoll_event event = {.events = EPOLLIN, .data = {.u64 = kWakeTag}};
+  if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.fd(), &event) != 0) {
+    return absl::ResourceExhaustedError(ErrnoText("epoll_ctl"));
+  }
+  for (size_t peer = 0; peer < connections.size(); ++peer) {
+    if (!connections[peer]) continue;
+    event = {.events = EPOLLIN, .data = {.u64 = peer}};
+    if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, connections[peer].get(), &event) != 0) {
+      return absl::ResourceExhaustedError(ErrnoText("epoll_ctl"));
+    }
+  }
+  return std::shared_ptr<GlooTransport>(new GlooTransport(
+      rank, std::move(connections), std::move(options), std::move(epoll), std::move(wake)));
+}
+
+GlooTransport::GlooTransport(int rank, std::vector<UniqueFd> connections,
+                             GlooTransportOptions options, UniqueFd epoll, WakeUp wake)
+    : rank_(rank),
+      options_(std::move(options)),
+      epoll_(std::move(epoll)),
+      wake_(std::move(wake)),
+      messages_(rank, static_cast<int>(connections.size()), names_),
+      connections_(connections.size()) {
+  for (int peer = 0; peer < static_cast<int>(connections.size()); ++peer) {
+    if (!connections[peer]) continue;
+    connections_[peer] = std::make_unique<Connection>(options_.delivery);
+    connections_[peer]->peer = peer;
+    connections_[peer]->fd = std::move(connections[peer]);
+  }
+  thread_ = std::thread([this] { Loop(); });
+}
+
+GlooTransport::~GlooTransport() {
+  {
+    absl::MutexLock lock(&mutex_);
+    End(absl::CancelledError(absl::StrCat("rank ", names_[rank_], " has closed its connections")));
+    is_closing_ = true;
+  }
+  wake_.Signal();
+  thread_.join();
+}
+
+void GlooTransport::Abort(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  End(why);
+  AwaitUnused(nullptr);
+}
+
+absl::Status GlooTransport::CheckUsable(int peer) const {
+  EK_RETURN_IF_ERROR(ended_);
+  if (peer < 0 || peer >= static_cast<int>(connections_.size()) || connections_[peer] == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", names_[rank_], " has no connection to rank ", names_[peer]));
+  }
+  return connections_[peer]->status;
+}
+
+void GlooTransport::Lose(Connection& connection, const absl::Status& why) {
+  if (!connection.status.ok()) return;
+  connection.status = why;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
+  shutdown(connection.fd.get(), SHUT_RDWR);
+  messages_.Fail(connection.peer, why);
+  if (connection.body != nullptr && connection.body->operation != nullptr) {
+    OperationState& operation = *connection.body->operation;
+    if (operation.error.ok()) operation.error = why;
+    operation.changed.SignalAll();
+  }
+}
+
+void GlooTransport::End(const absl::Status& why) {
+  if (!ended_.ok()) return;
+  ended_ = why;
+  for (const auto& connection : connections_) {
+    if (connection != nullptr) Lose(*connection, why);
+  }
+  for (OperationState* waiter : waiters_) waiter->changed.SignalAll();
+}
+
+bool GlooTransport::IsInUse(const OperationState* operation) {
+  for (const auto& connection : connections_) {
+    if (connection == nullptr) continue;
+    if (connection->is_reading) {
+      if (connection->body != nullptr &&
+          (operation == nullptr || connection->body->operation == operation))
+        return true;
+    }
+    if (connection->is_writing) {
+      if (operation == nullptr) return true;
+      for (const OutgoingMessage& message : messages_.outgoing(connection->peer)) {
+        if (message.operation == operation) return true;
+      }
+    }
+  }
+  return false;
+}
+
+void GlooTransport::AwaitUnused(const OperationState* operation) {
+  ++waiting_for_calls_;
+  while (IsInUse(operation)) call_over_.Wait(&mutex_);
+  --waiting_for_calls_;
+}
+
+void GlooTransport::Watch(Connection& connection, bool for_room) {
+  epoll_event event = {.events = EPOLLIN | (for_room ? EPOLLOUT : 0u),
+                       .data = {.u64 = static_cast<uint64_t>(connection.peer)}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event);
+}
+
+// One thread at a time; what others add meanwhile is written by it. A connection that can't be
+// written to is left to Read(): what has come before its end still counts.
+void GlooTransport::Write(Connection& connection) {
+  std::deque<OutgoingMessage>& messages = messages_.outgoing(connection.peer);
+  if (connection.is_writing || connection.is_full || messages.empty()) return;
+  connection.is_writing = true;
+  while (!messages.empty() && connection.status.ok() && !connection.is_full) {
+    std::array<iovec, 2 * kMostAtOnce> parts;
+    size_t count = 0, skip = connection.written, offered = 0;
+    for (size_t i = 0; i < messages.size() && i < kMostAtOnce; ++i) {
+      for (const auto& [data, bytes] :
+           {std::pair<const char*, size_t>(messages[i].header.data(), MessageHeader::kSize),
+            std::pair<const char*, size_t>(messages[i].data, messages[i].bytes)}) {
+        const size_t skipped = std::min(skip, bytes);
+        skip -= skipped;
+        if (skipped == bytes) continue;
+        parts[count++] = {const_cast<char*>(data) + skipped, bytes - skipped};
+        offered += bytes - skipped;
+      }
+    }
+    msghdr message = {};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    mutex_.Unlock();
+    const ssize_t sent = sendmsg(connection.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const int error = sent < 0 ? errno : 0;
+    mutex_.Lock();
+    if (sent < 0 && error == EINTR) continue;
+    if (!connection.status.ok()) break;
+    if (sent < 0 || static_cast<size_t>(sent) < offered) {
+      connection.is_full = true;
+      if (sent >= 0 || IsTemporary(error)) Watch(connection, true);
+    }
+    connection.written += std::max<ssize_t>(sent, 0);
+    while (!messages.empty() &&
+           connection.written >= MessageHeader::kSize + messages.front().bytes) {
+      connection.written -= MessageHeader::kSize + messages.front().bytes;
+      messages_.FinishWrite(connection.peer);
+    }
+  }
+  connection.is_writing = false;
+  if (waiting_for_calls_ > 0) call_over_.SignalAll();
+}
+
+void GlooTransport::Loop() {
+  std::array<epoll_event, 64> events;
+  absl::Time looked = absl::Now();
+  while (true) {
+    const int timeout = PollTimeout(looked + options_.delivery.look);
+    const int count = epoll_wait(epoll_.get(), events.data(), events.size(), timeout);
+    for (int i = 0; i < count; ++i) {
+      if (events[i].data.u64 != kWakeTag) {
+        OnEvents(*connections_[events[i].data.u64], events[i].events);
+        continue;
+      }
+      wake_.Clear();
+      absl::MutexLock lock(&mutex_);
+      if (is_closing_) return;
+    }
+    const absl::Time now = absl::Now();
+    if (now - looked < options_.delivery.look) continue;
+    LookAfterDelivery(now - looked);
+    looked = now;
+  }
+}
+
+void GlooTransport::LookAfterDelivery(absl::Duration elapsed) {
+  for (const auto& connection : connections_) {
+    if (connection == nullptr) continue;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!connection->status.ok()) continue;
+    }
+    const std::optional<Delivery> now = ReadDelivery(connection->fd);
+    if (!now.has_value()) continue;
+    const DeliveryWatch::Found found = connection->delivery.Look(*now, elapsed);
+    if (found == DeliveryWatch::Found::kNothing) continue;
+    const std::string text = absl::StrCat(
+        "rank ", names_[connection->peer], " has acknowledged nothing from rank ", names_[rank_],
+        " for ",
+        absl::FormatDuration(absl::Trunc(connection->delivery.overdue(), absl::Seconds(1))), " (",
+        now->waiting,
+        " bytes wait): the network between them loses all that their connection carries");
+    if (found == DeliveryWatch::Found::kLate) {
+      Warn(options_.warn, absl::StrCat(text, "; at ", absl::FormatDuration(options_.delivery.end),
+                                       " the group ends"));
+      continue;
+    }
+    const absl::Status why = absl::UnavailableError(text);
+    if (options_.on_lost != nullptr) options_.on_lost(why);
+    absl::MutexLock lock(&mutex_);
+    return End(why);
+  }
+}
+
+void GlooTransport::OnEvents(Connection& connection, uint32_t events) {
+  absl::MutexLock lock(&mutex_);
+  if (!connection.status.ok()) return;
+  if ((events & EPOLLOUT) != 0 && connection.is_full) {
+    connection.is_full = false;
+    Watch(connection, false);
+    Write(connection);
+  }
+  if ((events & ~EPOLLOUT) != 0) Read(connection);
+}
+
+// Only the loop's thread comes here.
+void GlooTransport::Read(Connection& connection) {
+  static constexpr size_t kDropBytes = 64 << 10;
+  static thread_local char dropped[kDropBytes];
+  size_t total = 0;
+  while (connection.status.ok() && total < kTurnBytes) {
+    std::array<iovec, 2> parts;
+    int count = 0;
+    bool is_whole = true;  // What is offered for the body is all that is missing of it.
+    connection.to_body = 0;
+    if (connection.body != nullptr) {
+      PostedReceive& body = *connection.body;
+      connection.to_body = body.bytes - connection.body_done;
+      if (body.operation == nullptr && connection.to_body > kDropBytes) {
+        connection.to_body = kDropBytes;
+        is_whole = false;
+      }
+      parts[count++] = {body.operation == nullptr ? dropped : body.data + connection.body_done,
+                        connection.to_body};
+    }
+    char* const input = connection.input.data();
+    if (connection.input_begin > 0) {
+      std::memmove(input, input + connection.input_begin,
+                   connection.input_end - connection.input_begin);
+      connection.input_end -= std::exchange(connection.input_begin, 0);
+    }
+    if (is_whole)
+      parts[count++] = {input + connection.input_end, kInputBytes - connection.input_end};
+
+    connection.is_reading = true;
+    mutex_.Unlock();
+    const ssize_t got = readv(connection.fd.get(), parts.data(), count);
+    const int error = got < 0 ? errno : 0;
+    mutex_.Lock();
+    connection.is_reading = false;
+    if (waiting_for_calls_ > 0) call_over_.SignalAll();
+    if (!connection.status.ok()) return;
+    if (got < 0 && error == EINTR) continue;
+    if (got < 0 && IsTemporary(error)) return;
+    if (got <= 0) {
+      const bool is_closed = got == 0 || error == ECONNRESET || error == EPIPE;
+      errno = error;
+      return Lose(connection, absl::UnavailableError(absl::StrCat(
+                                  "rank ", names_[connection.peer], is_closed ? " closed" : " lost",
+                                  " its connection to rank ", names_[rank_],
+                                  is_closed ? "" : absl::StrCat(" (", ErrnoText("read"), ")"))));
+    }
+    const absl::Status status = Take(connection, static_cast<size_t>(got));
+    if (!status.ok()) return End(status);
+    Write(connection);  // What it asks for.
+    total += static_cast<size_t>(got);
+    size_t offered = 0;
+    for (int i = 0; i < count; ++i) offered += parts[i].iov_len;
+    if (static_cast<size_t>(got) < offered) return;
+  }
+}
+
+absl::Status GlooTransport::Take(Connection& connection, size_t bytes) {
+  const size_t to_body = std::min(bytes, connection.to_body);
+  connection.body_done += to_body;
+  connection.input_end += bytes - to_body;
+  if (connection.body != nullptr && connection.body_done == connection.body->bytes)
+    FinishBody(connection);
+  return TakeHeaders(connection);
+}
+
+absl::Status GlooTransport::TakeHeaders(Connection& connection) {
+  while (connection.body == nullptr &&
+         connection.input_end - connection.input_begin >= MessageHeader::kSize) {
+    const char* const at = connection.input.data() + connection.input_begin;
+    const char* const rest = at + MessageHeader::kSize;
+    const size_t available = connection.input_end - connection.input_begin - MessageHeader::kSize;
+    const absl::StatusOr<MessageHeader> header = MessageHeader::Parse(at);
+    if (!header.ok()) {
+      return Annotate(header.status(), absl::StrCat("rank ", names_[connection.peer],
+                                                    " sent something to rank ", names_[rank_]));
+    }
+    size_t used = 0;
+    switch (header->kind) {
+      case Kind::kSmall:
+        if (available < header->bytes) return absl::OkStatus();
+        used = header->bytes;
+        EK_RETURN_IF_ERROR(
+            messages_.OnSmall(connection.peer, header->slot, absl::string_view(rest, used)));
+        break;
+      case Kind::kBody:
+      case Kind::kDirect: {
+        EK_ASSIGN_OR_RETURN(connection.body, messages_.OnBody(connection.peer, *header));
+        used = std::min<size_t>(available, header->bytes);
+        if (connection.body->operation != nullptr && used > 0)
+          std::memcpy(connection.body->data, rest, used);
+        connection.body_done = used;
+        if (used == header->bytes) FinishBody(connection);
+        break;
+      }
+      default:
+        EK_RETURN_IF_ERROR(messages_.OnHeader(connection.peer, *header));
+    }
+    connection.input_begin += MessageHeader::kSize + used;
+  }
+  return absl::OkStatus();
+}
+
+void GlooTransport::FinishBody(Connection& connection) {
+  MessageTable::FinishReceive(*connection.body, connection.peer);
+  connection.body = nullptr;
+  connection.body_done = 0;
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,83 @@
+// What travels on a connection of the transport once both ends have proved who they are:
+// headers of 24 bytes, some with bytes behind them.
+//
+//   kSmall     a message that is sent unasked; its bytes follow
+//   kTaken     the oldest small message of the slot that was not taken yet has met its receive
+//   kAnnounce  a message that waits here until it is asked for
+//   kAsk       one message of the slot may come: its place is known
+//   kBody      the oldest announced message of the slot; its bytes follow
+//   kDirect    a message that was asked for before it was announced; its bytes follow
+//
+// Messages of one slot are matched with receives in the order of their first header (kSmall,
+// kAnnounce, kDirect).
+//
+// Errors: Parse answers InvalidArgument for bytes that are no such header.
+
+#ifndef EVENKEEL_COMM_GLOO_WIRE_H_
+#define EVENKEEL_COMM_GLOO_WIRE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace evenkeel::internal {
+
+// Larger messages wait until they are asked for, so that they go straight to their place.
+inline constexpr size_t kMaxSmall = 16 << 10;
+// What one peer may lay down here in small messages that meet no receive yet; each costs a little
+// more than its bytes.
+inline constexpr int64_t kSmallBudget = 1 << 20;
+inline constexpr int64_t CostOf(size_t small) { return static_cast<int64_t>(small) + 64; }
+
+struct MessageHeader {
+  enum class Kind : uint32_t { kSmall = 1, kTaken, kAnnounce, kAsk, kBody, kDirect };
+  static constexpr size_t kSize = 24;
+  static constexpr uint32_t kMagic = 0x6c476b45;  // "EkGl"
+
+  Kind kind = Kind::kSmall;
+  uint64_t slot = 0;
+  uint64_t bytes = 0;
+
+  std::array<char, kSize> Serialize() const {
+    std::array<char, kSize> out;
+    Put(out.data(), kMagic | uint64_t{static_cast<uint32_t>(kind)} << 32);
+    Put(out.data() + 8, slot);
+    Put(out.data() + 16, bytes);
+    return out;
+  }
+
+  static absl::StatusOr<MessageHeader> Parse(const char* in) {
+    const uint64_t first = Get(in);
+    const uint32_t kind = static_cast<uint32_t>(first >> 32);
+    const MessageHeader header{static_cast<Kind>(kind), Get(in + 8), Get(in + 16)};
+    if (static_cast<uint32_t>(first) != kMagic)
+      return absl::InvalidArgumentError("not the header of a message");
+    if (kind < static_cast<uint32_t>(Kind::kSmall) || kind > static_cast<uint32_t>(Kind::kDirect)) {
+      return absl::InvalidArgumentError(absl::StrCat("a message of the unknown kind ", kind));
+    }
+    if (header.kind == Kind::kSmall && header.bytes > kMaxSmall) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a message of ", header.bytes, " unexpected bytes"));
+    }
+    return header;
+  }
+
+ private:
+  // Little endian on every machine.
+  static void Put(char* out, uint64_t value) {
+    for (int i = 0; i < 8; ++i) out[i] = static_cast<char>(value >> (8 * i));
+  }
+  static uint64_t Get(const char* in) {
+    uint64_t value = 0;
+    for (int i = 0; i < 8; ++i) value |= uint64_t{static_cast<uint8_t>(in[i])} << (8 * i);
+    return value;
+  }
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_GLOO_WIRE_H_

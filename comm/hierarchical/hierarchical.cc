@@ -1,0 +1,199 @@
+#include "evenkeel/comm/hierarchical/hierarchical.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/base/shared_memory.h"
+#include "evenkeel/comm/base/warn.h"
+#include "evenkeel/comm/control/arrival.h"
+#include "evenkeel/comm/gloo/backend.h"
+#include "evenkeel/comm/hierarchical/backend.h"
+#include "evenkeel/comm/hierarchical/host_map.h"
+#include "evenkeel/comm/local/group_in_process.h"
+#include "evenkeel/comm/shm/backend.h"
+#include "evenkeel/comm/shm/board.h"
+#include "evenkeel/comm/shm/mesh.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::HostMap;
+
+std::string HostOf(int rank, const std::string& part) {
+  const absl::StatusOr<std::string> identity = internal::HostIdentity();
+  // A container may forbid shared memory, or have none to spare.
+  const bool can_share =
+      identity.ok() && internal::SharedMemory::Create(internal::ShmBoard::BytesFor(1)).ok();
+  return can_share ? absl::StrCat(*identity, "\n", part) : absl::StrCat("of rank ", rank, " alone");
+}
+
+// Where a rank's transports listen; empty: it has no such one.
+struct Addresses {
+  std::string inside, between, all;
+
+  std::string Serialize() const {
+    return internal::ByteWriter().Bytes(inside).Bytes(between).Bytes(all).Take();
+  }
+  static absl::StatusOr<Addresses> Parse(absl::string_view bytes) {
+    internal::ByteReader reader(bytes);
+    Addresses addresses;
+    addresses.inside = std::string(reader.Bytes());
+    addresses.between = std::string(reader.Bytes());
+    addresses.all = std::string(reader.Bytes());
+    EK_RETURN_IF_ERROR(reader.Finish("a rank's addresses"));
+    return addresses;
+  }
+};
+
+// This rank's halves of the groups that the hosts ask for.
+class Transports {
+ public:
+  Transports(int rank, const HostMap& map, const HierarchicalOptions& options)
+      : rank_(rank), host_(map.host_of(rank)), map_(map), options_(options) {
+    const bool leads = map.leader_of(host_) == rank;
+    const internal::WarnFunction& warn = options.communicator.watch.warn;
+    if (peers().size() > 1 || map.hosts() == 1) {
+      inside_ = Own(owned_.inside, std::make_unique<internal::ShmBackend>(
+                                       map.place_of(rank), static_cast<int>(peers().size()),
+                                       InsideName(), internal::RankNames(peers())));
+    }
+    if (leads && map.hosts() > 1 && map.largest() > 1) {
+      between_ = Own(owned_.between, std::make_unique<internal::GlooBackend>(
+                                         host_, map.hosts(), BetweenName(),
+                                         internal::RankNames(map.leaders()), warn));
+    }
+    if (map.hosts() > 1) {
+      all_ = Own(owned_.all, std::make_unique<internal::GlooBackend>(
+                                 rank, map.ranks(), options.group, internal::RankNames(), warn));
+    }
+  }
+
+  // To be given to the backend before Connect(), so that an abort ends that.
+  internal::HierarchicalBackend::Transports Take() { return std::move(owned_); }
+
+  // `control` outlives the transports.
+  absl::StatusOr<Addresses> Listen(ControlChannel& control) {
+    const ControlLink& link = control.link();
+    const auto on_lost = [&control](const absl::Status& why) { control.Fail(why); };
+    Addresses mine;
+    if (inside_ != nullptr && peers().size() > 1) {
+      EK_ASSIGN_OR_RETURN(mine.inside,
+                          inside_->Listen(link.Key(absl::StrCat("shm/", InsideName()))));
+    }
+    if (between_ != nullptr) {
+      EK_ASSIGN_OR_RETURN(
+          mine.between, between_->Listen(options_.bind_address,
+                                         link.Key(absl::StrCat("gloo/", BetweenName())), on_lost));
+    }
+    if (all_ != nullptr) {
+      EK_ASSIGN_OR_RETURN(mine.all,
+                          all_->Listen(options_.bind_address,
+                                       link.Key(absl::StrCat("gloo/", options_.group)), on_lost));
+    }
+    return mine;
+  }
+
+  absl::Status Connect(const std::vector<Addresses>& addresses, absl::Time deadline) {
+    std::vector<std::string> inside, between, all;
+    for (int rank : peers()) inside.push_back(addresses[rank].inside);
+    for (int rank : map_.leaders()) between.push_back(addresses[rank].between);
+    for (const Addresses& one : addresses) all.push_back(one.all);
+    // In one order on all ranks, so that nobody waits for who waits for it.
+    if (all_ != nullptr) EK_RETURN_IF_ERROR(all_->Connect(all, deadline - absl::Now()));
+    if (between_ != nullptr) EK_RETURN_IF_ERROR(between_->Connect(between, deadline - absl::Now()));
+    return inside_ == nullptr ? absl::OkStatus() : inside_->Connect(inside, deadline - absl::Now());
+  }
+
+ private:
+  const std::vector<int>& peers() const { return map_.ranks_of(host_); }
+  std::string InsideName() const {
+    return absl::StrCat(options_.group, "/host of rank ", map_.leader_of(host_));
+  }
+  std::string BetweenName() const { return absl::StrCat(options_.group, "/between hosts"); }
+
+  template <typename T>
+  static T* Own(std::unique_ptr<Backend>& owner, std::unique_ptr<T> backend) {
+    T* const made = backend.get();
+    owner = std::move(backend);
+    return made;
+  }
+
+  const int rank_;
+  const int host_;
+  const HostMap& map_;
+  const HierarchicalOptions& options_;
+  internal::HierarchicalBackend::Transports owned_;
+  internal::ShmBackend* inside_ = nullptr;
+  internal::GlooBackend* between_ = nullptr;
+  internal::GlooBackend* all_ = nullptr;
+};
+
+absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,
+                     const HierarchicalOptions& options) {
+  const absl::Time deadline = absl::Now() + options.connect_timeout;
+  ControlChannel& control = comm.control();
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts hosts,
+      internal::AwaitArrival(
+          control, "hosts", HostOf(comm.rank(), options.part_of_host),
+          {options.group, options.connect_timeout, options.communicator.watch.warn}));
+  const HostMap map(hosts);
+  Transports transports(comm.rank(), map, options);
+  EK_RETURN_IF_ERROR(backend.Compose(map, transports.Take()));
+  EK_ASSIGN_OR_RETURN(const Addresses mine, transports.Listen(control));
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      internal::AwaitArrival(control, "addresses", mine.Serialize(),
+                                             {options.group, deadline - absl::Now(),
+                                              options.communicator.watch.warn}));
+  std::vector<Addresses> addresses;
+  for (const std::string& part : parts) {
+    EK_ASSIGN_OR_RETURN(Addresses one, Addresses::Parse(part));
+    addresses.push_back(std::move(one));
+  }
+  return transports.Connect(addresses, deadline);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalGroup(
+    int rank, int world_size, std::unique_ptr<ControlLink> control,
+    const HierarchicalOptions& options) {
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("CreateHierarchicalGroup: rank ", rank,
+                                                   " is out of range for ", world_size, " ranks"));
+  }
+  auto owner = std::make_unique<internal::HierarchicalBackend>(rank);
+  internal::HierarchicalBackend& backend = *owner;
+  // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
+  auto comm = std::make_unique<Communicator>(
+      std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)),
+      options.communicator, options.group,
+      [options](absl::string_view group, int next_rank, int next_world_size,
+                std::unique_ptr<ControlLink> link, absl::Duration timeout) {
+        HierarchicalOptions next = options;
+        next.group = std::string(group);
+        next.connect_timeout = timeout;
+        return CreateHierarchicalGroup(next_rank, next_world_size, std::move(link), next);
+      });
+  const absl::Status status = Connect(backend, *comm, options);
+  if (status.ok()) return comm;
+  comm->Abort(status);
+  return Annotate(comm->status(), absl::StrCat("group ", options.group));
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateHierarchicalGroupInProcess(
+    const std::vector<std::string>& parts, const CommunicatorOptions& options) {
+  if (parts.empty())
+    return absl::InvalidArgumentError("CreateHierarchicalGroupInProcess: a group of 0 ranks");
+  return internal::CreateInProcess(
+      static_cast<int>(parts.size()), [&](int rank, std::unique_ptr<ControlLink> link) {
+        return CreateHierarchicalGroup(rank, static_cast<int>(parts.size()), std::move(link),
+                                       {.part_of_host = parts[rank], .communicator = options});
+      });
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,40 @@
+#include "evenkeel/comm/local/meeting.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/comm/arith/common_part.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/collective.h"
+
+namespace evenkeel::internal {
+
+Meeting& Lane::At(int64_t sequence) {
+  while (first + static_cast<int64_t>(meetings.size()) <= sequence)
+    meetings.push_back(std::make_shared<Meeting>());
+  return *meetings[sequence - first];
+}
+
+absl::Status DisagreementOf(const Seats& seats, const RankNames& names) {
+  const Collective first = CommonPart(seats.begin()->second.operation.what);
+  const bool only_details_differ = std::all_of(seats.begin(), seats.end(), [&](const auto& seat) {
+    return CommonPart(seat.second.operation.what) == first;
+  });
+  Parties parties;
+  for (const auto& [index, seat] : seats) {
+    const Operation& operation = seat.operation;
+    std::string place = absl::StrCat("#", operation.sequence, " ", names.TextOf(operation.what));
+    if (only_details_differ) {
+      absl::StrAppend(&place, " in parts ", absl::StrJoin(PartsOf(operation), "+"), ", scale ",
+                      operation.scale);
+      if (operation.step_of != 0)
+        absl::StrAppend(&place, ", a step of ", absl::Hex(operation.step_of));
+    }
+    parties[names[seat.rank]] = std::move(place);
+  }
+  return Disagreement(parties);
+}
+
+}  // namespace evenkeel::internal

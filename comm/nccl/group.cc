@@ -1,0 +1,55 @@
+#include "evenkeel/comm/nccl/group.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/nccl/backend.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
+    DeviceRuntime& runtime, NcclApi& api, int rank, int world_size,
+    std::unique_ptr<ControlLink> control, const NcclGroupOptions& options) {
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("CreateNcclGroup: rank ", rank,
+                                                   " is out of range for ", world_size, " ranks"));
+  }
+  auto channel = std::make_unique<ControlChannel>(rank, world_size, std::move(control));
+  const NcclBackend::Settings settings{.rank = rank,
+                                       .world_size = world_size,
+                                       .group = options.group,
+                                       .device = Device::Cuda(options.device),
+                                       .abort_patience = options.abort_patience,
+                                       .least_registered = options.least_registered,
+                                       .warn = options.communicator.watch.warn};
+  absl::StatusOr<std::unique_ptr<NcclBackend>> made = NcclBackend::Create(runtime, api, settings);
+  if (!made.ok()) {
+    channel->Fail(AsErrorOf(rank, made.status()));
+    return made.status();
+  }
+  NcclBackend& backend = **made;
+  // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
+  auto comm = std::make_unique<Communicator>(
+      *std::move(made), std::move(channel), options.communicator, options.group,
+      [&runtime, &api, options](absl::string_view group, int next_rank, int next_world_size,
+                                std::unique_ptr<ControlLink> link, absl::Duration timeout) {
+        NcclGroupOptions next = options;
+        next.group = std::string(group);
+        next.connect_timeout = timeout;
+        next.unique_id.clear();  // Good for one group.
+        return CreateNcclGroupOver(runtime, api, next_rank, next_world_size, std::move(link), next);
+      });
+  const absl::Status connected =
+      backend.Connect(comm->control(), options.unique_id, options.connect_timeout);
+  if (connected.ok()) return comm;
+  // What all ranks found out alike names them all.
+  const bool is_everybodys = absl::IsFailedPrecondition(connected);
+  comm->Abort(is_everybodys ? connected : AsErrorOf(rank, connected),
+              "could not connect the group");
+  return is_everybodys ? connected : comm->status();
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,79 @@
+// The order in which a group's ranks launch their operations on devices: rank 0 makes it, from what
+// the ranks say that they have issued.
+//
+//   LaunchOrder order(world_size);
+//   EK_ASSIGN_OR_RETURN(std::optional<LaunchTurn> turn, order.Arrive(rank, request));
+//   if (turn.has_value()) ...  // all that take part in it have come: it is launched next
+//
+// An operation has its turn when everybody that takes part has issued it, and not before: so none
+// that waits for a rank holds up another, whatever the ranks' order of channels; and a device has
+// nothing to wait for but its peers' streams. It is also where ranks find out that they disagree,
+// before anything is launched: the transport carries no header.
+//
+// Order:   requests of one rank come in the order of its calls.
+// Threads: thread-compatible.
+// Errors:  FailedPrecondition that names the ranks and what they have; the order has ended then.
+
+#ifndef EVENKEEL_COMM_NCCL_LAUNCH_ORDER_H_
+#define EVENKEEL_COMM_NCCL_LAUNCH_ORDER_H_
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/backend.h"
+
+namespace evenkeel::internal {
+
+// Which operation of the group's: a collective of a channel, or a message of a channel from one
+// rank to another.
+struct LaunchKey {
+  uint64_t channel = 0;
+  int64_t sequence = 0;
+  int from = -1;
+  int to = -1;
+
+  bool Concerns(int rank) const { return from < 0 || rank == from || rank == to; }
+  friend auto operator<=>(const LaunchKey&, const LaunchKey&) = default;
+};
+
+// One rank's part in one.
+struct LaunchRequest {
+  LaunchKey key;
+  uint64_t hash = 0;    // Of what must be equal.
+  uint64_t layout = 0;  // Of what may differ, but changes how it is done.
+  std::string text;
+
+  std::string Serialize() const;
+  static absl::StatusOr<LaunchRequest> Parse(absl::string_view bytes);
+};
+// `layout`: of the operation's views, as its backend sees them.
+LaunchRequest RequestOf(const Operation& operation, int rank, uint64_t layout);
+
+struct LaunchTurn {
+  LaunchKey key;
+  bool is_alike = true;  // All parts have the same layout.
+
+  std::string Serialize() const;
+  static absl::StatusOr<LaunchTurn> Parse(absl::string_view bytes);
+};
+
+class LaunchOrder {
+ public:
+  explicit LaunchOrder(int world_size) : world_size_(world_size) {}
+
+  // The turn that this request completes; nullopt: somebody is still missing.
+  absl::StatusOr<std::optional<LaunchTurn>> Arrive(int rank, const LaunchRequest& request);
+
+ private:
+  const int world_size_;
+  std::map<LaunchKey, std::map<int, LaunchRequest>> arrived_;  // By rank.
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_NCCL_LAUNCH_ORDER_H_

@@ -1,0 +1,83 @@
+#include "evenkeel/comm/nccl/peers.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// NCCL 2.28 has other calls behind the same operations (all-to-all): so what the ranks were built
+// with counts as well.
+std::string VersionsOf(const NcclPeer& peer) {
+  const std::string loaded = NcclVersionText(peer.version);
+  if (peer.version == peer.built_version) return loaded;
+  return absl::StrCat(loaded, " (built with ", NcclVersionText(peer.built_version), ")");
+}
+
+absl::Status CheckVersions(const std::vector<NcclPeer>& peers) {
+  Parties versions;
+  bool differ = false;
+  for (size_t rank = 0; rank < peers.size(); ++rank) {
+    versions[static_cast<int>(rank)] = VersionsOf(peers[rank]);
+    differ = differ || VersionsOf(peers[rank]) != VersionsOf(peers[0]);
+  }
+  if (!differ) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the version of NCCL: ", Describe(versions, "has", "have"), ": the ranks need the same one"));
+}
+
+absl::Status CheckDevices(const std::vector<NcclPeer>& peers) {
+  std::map<std::pair<std::string, std::string>, int> ranks;  // By host and device: the lowest.
+  for (size_t rank = 0; rank < peers.size(); ++rank) {
+    const NcclPeer& peer = peers[rank];
+    if (peer.place.may_share_device) continue;
+    const auto [first, is_new] =
+        ranks.emplace(std::make_pair(peer.place.host, peer.place.device), static_cast<int>(rank));
+    if (is_new) continue;
+    const Device theirs = peers[first->second].device;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "ranks ", first->second, " and ", rank, " are on one device, ", peer.place.device, " of ",
+        peer.place.host, " (", ToString(theirs),
+        theirs == peer.device ? "" : absl::StrCat(" and ", ToString(peer.device)),
+        "): NCCL needs one for each rank; start no more ranks on a host than it has devices"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string NcclPeer::Serialize() const {
+  return ByteWriter()
+      .I32(version)
+      .I32(built_version)
+      .I32(device.index)
+      .Bytes(place.host)
+      .Bytes(place.device)
+      .Bool(place.may_share_device)
+      .Take();
+}
+
+absl::StatusOr<NcclPeer> NcclPeer::Parse(absl::string_view bytes) {
+  ByteReader reader(bytes);
+  NcclPeer peer;
+  peer.version = reader.I32();
+  peer.built_version = reader.I32();
+  peer.device = Device::Cuda(reader.I32());
+  peer.place.host = std::string(reader.Bytes());
+  peer.place.device = std::string(reader.Bytes());
+  peer.place.may_share_device = reader.Bool();
+  EK_RETURN_IF_ERROR(reader.Finish("a rank's NCCL version and device"));
+  return peer;
+}
+
+absl::Status CheckPeers(const std::vector<NcclPeer>& peers) {
+  EK_RETURN_IF_ERROR(CheckVersions(peers));
+  return CheckDevices(peers);
+}
+
+}  // namespace evenkeel::internal

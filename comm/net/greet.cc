@@ -1,0 +1,147 @@
+#include "evenkeel/comm/net/greet.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/base/warn.h"
+#include "evenkeel/comm/net/hmac.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
+constexpr absl::Duration kLongestPause = absl::Milliseconds(250);
+// A foreign server may accept the connection and send nothing, and the next address may be the
+// right one. A store speaks first, but on a busy machine this may take long. So the patience grows
+// from round to round.
+constexpr absl::Duration kFirstPatience = absl::Seconds(1);
+constexpr absl::Duration kLongestPatience = absl::Seconds(10);
+
+struct Attempt {
+  absl::StatusOr<Greeted> result;
+  bool is_final = false;  // The job's own store has refused.
+};
+
+absl::StatusOr<std::string> ReceiveFrame(const UniqueFd& fd, FrameParser& parser,
+                                         absl::Time deadline) {
+  while (true) {
+    EK_ASSIGN_OR_RETURN(std::optional<std::string> frame, parser.Next());
+    if (frame) return *std::move(frame);
+    EK_RETURN_IF_ERROR(WaitFor(fd, POLLIN, deadline));
+    std::string bytes;
+    if (ReceiveSome(fd, bytes).is_over) return absl::UnavailableError("the connection was closed");
+    parser.Append(bytes);
+  }
+}
+
+// A server that has sent a challenge is a store. After a reply the client must not leave it, since
+// the store counts this rank as connected. So from then on only the deadline ends the wait.
+absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl::Time challenge_by,
+                      absl::Time deadline, bool& is_final) {
+  FrameParser& parser = greeted.received;
+  parser.set_max_payload(kMaxGreetingFrame);
+  EK_ASSIGN_OR_RETURN(const std::string first, ReceiveFrame(greeted.fd, parser, challenge_by));
+  EK_ASSIGN_OR_RETURN(const Challenge challenge, Challenge::Parse(first));
+  if (!job.job.empty() && !challenge.job.empty() && job.job != challenge.job) {
+    return absl::UnavailableError(
+        absl::StrCat("it serves the job ", absl::CHexEscape(challenge.job), ", not ", job.job));
+  }
+  const absl::Status same_build = CheckSameBuild("the store", challenge.version, challenge.build,
+                                                 absl::StrCat("rank ", hello.rank));
+  is_final = !same_build.ok();
+  EK_RETURN_IF_ERROR(same_build);
+  EK_ASSIGN_OR_RETURN(hello.nonce, RandomBytes(kNonceSize));
+  hello.proof = ProofOf(job.secret, challenge, hello);
+  EK_RETURN_IF_ERROR(SendAll(greeted.fd, Frame(hello.Serialize()), deadline));
+
+  EK_ASSIGN_OR_RETURN(const std::string answer, ReceiveFrame(greeted.fd, parser, deadline));
+  EK_ASSIGN_OR_RETURN(const Verdict verdict, Verdict::Parse(answer));
+  is_final = true;
+  EK_RETURN_IF_ERROR(verdict.status);
+  if (!IsDigest(verdict.proof, ProofOf(job.secret, challenge, hello, verdict))) {
+    return absl::PermissionDeniedError("it does not have the job's secret");
+  }
+  parser.set_max_payload(kMaxFrame);
+  greeted.host = verdict.host;
+  return absl::OkStatus();
+}
+
+Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& job,
+                  absl::Time challenge_by, absl::Time deadline) {
+  challenge_by = std::min(challenge_by, deadline);
+  absl::StatusOr<UniqueFd> fd = ConnectTo(server, challenge_by);
+  if (!fd.ok()) return {Annotate(fd.status(), server.ToString())};
+  Greeted greeted{.fd = *std::move(fd), .server = server};
+  absl::StatusOr<HostPort> local = LocalAddress(greeted.fd);
+  if (!local.ok()) return {local.status()};
+  greeted.local = *local;
+  Attempt attempt{absl::UnknownError("")};
+  const absl::Status status =
+      Exchange(greeted, hello, job, challenge_by, deadline, attempt.is_final);
+  if (status.ok()) {
+    attempt.result = std::move(greeted);
+  } else if (attempt.is_final) {
+    attempt.result = Annotate(
+        status, absl::StrCat("the store at ", server.ToString(), " and rank ", hello.rank));
+  } else {
+    attempt.result = Annotate(
+        status, absl::StrCat("the server at ", server.ToString(), " is not this job's store"));
+  }
+  return attempt;
+}
+
+std::string Places(const std::vector<HostPort>& servers) {
+  return servers.empty()
+             ? "an address that is not published yet"
+             : absl::StrJoin(servers, " or ", [](std::string* out, const HostPort& server) {
+                 absl::StrAppend(out, server.ToString());
+               });
+}
+
+}  // namespace
+
+absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const JobSecret& job,
+                              absl::Time deadline) {
+  const absl::Time start = absl::Now();
+  absl::Time warn_at = start + kSilentWait;
+  absl::Duration pause = kFirstPause, patience = kFirstPatience;
+  absl::Status last;
+  while (true) {
+    EK_ASSIGN_OR_RETURN(const std::vector<HostPort> servers, find());
+    for (const HostPort& server : servers) {
+      // The warning does not wait for an attempt to end; later attempts have their full patience.
+      const absl::Time begin = absl::Now();
+      const absl::Time challenge_by =
+          begin < warn_at ? std::min(warn_at, begin + patience) : begin + patience;
+      Attempt attempt = GreetOnce(server, hello, job, challenge_by, deadline);
+      if (attempt.result.ok() || attempt.is_final) return std::move(attempt.result);
+      last = attempt.result.status();
+    }
+    const absl::Time now = absl::Now();
+    const auto text = [&] {
+      return absl::StrCat(
+          "rank ", hello.rank, " found no store at ", Places(servers), " within ",
+          absl::FormatDuration(absl::Trunc(now - start, absl::Milliseconds(1))),
+          last.ok() ? "" : absl::StrCat(" (", last.message(), ")"),
+          job.host.empty() ? "" : absl::StrCat(": ", job.host, ", which hosts it, is missing"));
+    };
+    if (now + pause >= deadline) return absl::DeadlineExceededError(text());
+    if (now >= warn_at) {
+      Warn(nullptr, absl::StrCat(text(), "; retrying"));
+      warn_at = absl::InfiniteFuture();
+    }
+    absl::SleepFor(pause);
+    pause = std::min(pause * 1.5, kLongestPause);
+    patience = std::min(patience * 2, kLongestPatience);
+  }
+}
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,71 @@
+// The handshake in which two ranks of a group prove their identities to each other before their
+// connection carries data. The higher rank connects to the lower one:
+//
+//   lower  -> higher   PeerChallenge   a nonce
+//   higher -> lower    PeerHello       its rank, a nonce of its own, a proof over all of it
+//   lower  -> higher   PeerVerdict     a proof likewise, or a refusal with a message
+//
+// A proof is an HMAC under the group's key, which never travels, over the direction, the group's
+// name and size, both ranks and both nonces. So nothing can be replayed: not to the other side, not
+// in another group, not between other ranks, not later.
+//
+// Errors: Parse functions return InvalidArgument for anything that is not exactly such a message,
+//         whatever the bytes.
+
+#ifndef EVENKEEL_COMM_NET_PEER_GREETING_H_
+#define EVENKEEL_COMM_NET_PEER_GREETING_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/rank_names.h"
+
+namespace evenkeel::internal {
+
+inline constexpr size_t kPeerNonceSize = 32;
+
+struct PeerChallenge {
+  std::string nonce;
+
+  std::string Serialize() const;
+  static absl::StatusOr<PeerChallenge> Parse(absl::string_view bytes);
+};
+
+struct PeerHello {
+  int rank = 0;
+  std::string nonce;
+  std::string proof;
+
+  std::string Serialize() const;
+  static absl::StatusOr<PeerHello> Parse(absl::string_view bytes);
+};
+
+struct PeerVerdict {
+  absl::Status status;
+  std::string proof;  // Empty if refused.
+
+  std::string Serialize() const;
+  static absl::StatusOr<PeerVerdict> Parse(absl::string_view bytes);
+};
+
+// What both ends have before the handshake.
+struct PeerGroup {
+  std::string name;
+  int world_size = 1;
+  std::string key;
+  RankNames names = {};  // For messages; not part of the proof.
+};
+
+// Returns the correct `hello.proof` and `verdict.proof` if `hello` answers a challenge of rank
+// `lower`.
+std::string HelloProof(const PeerGroup& group, int lower, const PeerChallenge& challenge,
+                       const PeerHello& hello);
+std::string VerdictProof(const PeerGroup& group, int lower, const PeerChallenge& challenge,
+                         const PeerHello& hello);
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_NET_PEER_GREETING_H_

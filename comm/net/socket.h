@@ -1,0 +1,78 @@
+// TCP sockets of the control plane: addresses, connections, and waits with a deadline.
+//
+//   EK_ASSIGN_OR_RETURN(HostPort address, HostPort::Parse("10.0.0.7:29400"));
+//   EK_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTo(address, absl::Now() + absl::Seconds(5)));
+//
+// All sockets made with it are non-blocking, closed on exec, and send small messages at once.
+//
+// Errors: Unavailable if no process listens at the address, DeadlineExceeded, InvalidArgument for a
+//         malformed address.
+
+#ifndef EVENKEEL_COMM_NET_SOCKET_H_
+#define EVENKEEL_COMM_NET_SOCKET_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/base/errno_text.h"
+#include "evenkeel/comm/base/unique_fd.h"
+
+namespace evenkeel::internal {
+
+// Wakes a thread that waits in poll().
+class WakeUp {
+ public:
+  static absl::StatusOr<WakeUp> Create();
+  void Signal() const;
+  void Clear() const;
+  int fd() const { return fd_.get(); }
+
+ private:
+  UniqueFd fd_;
+};
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+
+  // Parses "host:port" or "[::1]:port".
+  static absl::StatusOr<HostPort> Parse(absl::string_view text);
+  std::string ToString() const;
+  friend bool operator==(const HostPort&, const HostPort&) = default;
+};
+
+// Returns whether that name or number is written as a loopback address.
+bool IsLoopback(absl::string_view host);
+
+// Listens on that address only; for port 0 the system chooses one.
+absl::StatusOr<UniqueFd> ListenOn(const HostPort& address);
+// Returns a connection that waits at the listener, or an empty owner if there is none.
+absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener);
+// Tries each address of the host name, once.
+absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline);
+
+// Returns the address of this end of a socket, as a number.
+absl::StatusOr<HostPort> LocalAddress(const UniqueFd& fd);
+
+// Waits until poll() reports one of `events`.
+absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline);
+absl::Status SendAll(const UniqueFd& fd, absl::string_view bytes, absl::Time deadline);
+
+// The result of one read or write without waiting.
+struct Transfer {
+  size_t bytes = 0;
+  bool is_over = false;  // The peer has closed the connection, or it is broken.
+};
+Transfer SendSome(const UniqueFd& fd, absl::string_view bytes);
+Transfer ReceiveSome(const UniqueFd& fd, std::string& buffer);  // Appends at most 64 KiB.
+
+// Returns the milliseconds until `deadline` for poll(), rounded up; -1 for never.
+int PollTimeout(absl::Time deadline);
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_NET_SOCKET_H_

@@ -1,0 +1,57 @@
+// The place where the ranks of a job find each other: the store that the environment names, hosted
+// by this process if necessary.
+//
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<Rendezvous> job, Rendezvous::Join(environment));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link, job->OpenGroup({.name = "world"}));
+//
+// Ownership: links keep the rendezvous, and with it the server, alive.
+// Threads:   thread-safe.
+// Errors:    those of TcpStore::Connect, and errors of the secret's file and of the address to
+// listen
+//            on; AlreadyExists for a second rank 0 of a job whose store is in a folder.
+// Ending:    if rank 0 hosts the server, its last owner waits for ranks that are about to leave,
+// for
+//            seconds at most.
+
+#ifndef EVENKEEL_COMM_RENDEZVOUS_RENDEZVOUS_H_
+#define EVENKEEL_COMM_RENDEZVOUS_RENDEZVOUS_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/environment.h"
+#include "evenkeel/comm/rendezvous/file_store.h"
+#include "evenkeel/comm/rendezvous/store.h"
+#include "evenkeel/comm/rendezvous/tcp_store.h"
+#include "evenkeel/comm/rendezvous/tcp_store_server.h"
+
+namespace evenkeel {
+
+class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
+ public:
+  // Waits for the server, not for other ranks. The job must have more than one rank.
+  static absl::StatusOr<std::shared_ptr<Rendezvous>> Join(
+      const Environment& environment, absl::Duration timeout = absl::Minutes(2));
+  ~Rendezvous();
+
+  // Opens this rank's link to the control hub of a group. Each rank of the group opens it once.
+  absl::StatusOr<std::unique_ptr<TcpControlLink>> OpenGroup(const GroupSeat& seat = {});
+  // Returns the job's key-value store.
+  Store& store() { return *store_; }
+
+ private:
+  Rendezvous() = default;
+  absl::Status Host(const Environment& environment);
+
+  TcpStoreOptions options_;
+  std::shared_ptr<FileStore> folder_;
+  bool removes_folder_ = false;
+  std::unique_ptr<TcpStoreServer> server_;  // Null: another process hosts it.
+  std::unique_ptr<TcpStore> store_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_COMM_RENDEZVOUS_RENDEZVOUS_H_

@@ -1,0 +1,253 @@
+#include "evenkeel/comm/rendezvous/tcp_store.h"
+
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/control/exchange_tree.h"
+#include "evenkeel/comm/control/key_value.h"
+#include "evenkeel/comm/control/link_meter.h"
+#include "evenkeel/comm/control/tcp_edges.h"
+#include "evenkeel/comm/control/tree_link.h"
+#include "evenkeel/comm/control/wire.h"
+#include "evenkeel/comm/net/connection.h"
+#include "evenkeel/comm/net/frame.h"
+#include "evenkeel/comm/net/greet.h"
+#include "evenkeel/comm/net/handshake.h"
+#include "evenkeel/comm/net/hmac.h"
+#include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::Connection;
+using internal::Hello;
+using internal::HostPort;
+using internal::StoreReply;
+using internal::StoreRequest;
+
+// Enough time to send what is queued, and short enough if the server hangs.
+constexpr absl::Duration kLinger = absl::Seconds(1);
+
+absl::StatusOr<std::vector<HostPort>> ParseAddresses(const std::vector<std::string>& addresses) {
+  std::vector<HostPort> parsed;
+  for (const std::string& address : addresses) {
+    EK_ASSIGN_OR_RETURN(HostPort one, HostPort::Parse(address));
+    parsed.push_back(std::move(one));
+  }
+  return parsed;
+}
+
+absl::StatusOr<std::vector<HostPort>> FindServer(const TcpStoreOptions& options) {
+  if (options.published == nullptr) return ParseAddresses(options.addresses);
+  const absl::StatusOr<std::string> address =
+      options.published->Get(kAddressKey, absl::ZeroDuration());
+  if (absl::IsDeadlineExceeded(address.status())) return std::vector<HostPort>();
+  EK_RETURN_IF_ERROR(address.status());
+  return ParseAddresses({*address});
+}
+
+absl::StatusOr<std::unique_ptr<Connection>> ConnectAs(const TcpStoreOptions& options,
+                                                      const Hello& hello) {
+  if (options.secret.empty())
+    return absl::InvalidArgumentError("a client of the job's store needs the job's secret");
+  if (hello.group.size() > internal::kMaxName) {
+    return absl::InvalidArgumentError(absl::StrCat("the group's name has ", hello.group.size(),
+                                                   " bytes, at most ", internal::kMaxName,
+                                                   " are allowed"));
+  }
+  EK_ASSIGN_OR_RETURN(
+      internal::Greeted greeted,
+      Greet([&options] { return FindServer(options); }, hello,
+            {options.job, options.secret, options.host}, absl::Now() + options.timeout));
+  return Connection::Create(std::move(greeted));
+}
+
+}  // namespace
+
+// TcpStore ----------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(const TcpStoreOptions& options) {
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
+                      ConnectAs(options, {.kind = Hello::Kind::kStore,
+                                          .rank = options.rank,
+                                          .world_size = options.world_size}));
+  return absl::WrapUnique(new TcpStore(std::move(connection), options.timeout));
+}
+
+TcpStore::TcpStore(std::unique_ptr<Connection> connection, absl::Duration timeout)
+    : timeout_(timeout), connection_(std::move(connection)) {
+  connection_->Start([this](const std::string& frame) { OnFrame(frame); },
+                     [this](const absl::Status& why) { OnLost(why); });
+}
+
+TcpStore::~TcpStore() { connection_->Close(kLinger); }
+
+absl::Status TcpStore::Set(absl::string_view key, absl::string_view value) {
+  return Call({.op = StoreRequest::Op::kSet, .key = std::string(key), .value = std::string(value)},
+              timeout_)
+      .status();
+}
+
+absl::StatusOr<std::string> TcpStore::Get(absl::string_view key, absl::Duration timeout) {
+  EK_ASSIGN_OR_RETURN(StoreReply reply,
+                      Call({.op = StoreRequest::Op::kGet, .key = std::string(key)}, timeout));
+  return std::move(reply.value);
+}
+
+absl::StatusOr<std::string> TcpStore::GetOrSet(absl::string_view key, absl::string_view value) {
+  EK_ASSIGN_OR_RETURN(StoreReply reply, Call({.op = StoreRequest::Op::kGetOrSet,
+                                              .key = std::string(key),
+                                              .value = std::string(value)},
+                                             timeout_));
+  return std::move(reply.value);
+}
+
+absl::StatusOr<int64_t> TcpStore::Add(absl::string_view key, int64_t amount) {
+  EK_ASSIGN_OR_RETURN(
+      const StoreReply reply,
+      Call({.op = StoreRequest::Op::kAdd, .key = std::string(key), .amount = amount}, timeout_));
+  return reply.number;
+}
+
+absl::StatusOr<bool> TcpStore::Check(absl::string_view key) {
+  EK_ASSIGN_OR_RETURN(const StoreReply reply,
+                      Call({.op = StoreRequest::Op::kCheck, .key = std::string(key)}, timeout_));
+  return reply.number != 0;
+}
+
+absl::StatusOr<bool> TcpStore::Delete(absl::string_view key) {
+  EK_ASSIGN_OR_RETURN(const StoreReply reply,
+                      Call({.op = StoreRequest::Op::kDelete, .key = std::string(key)}, timeout_));
+  return reply.number != 0;
+}
+
+absl::StatusOr<StoreReply> TcpStore::Call(StoreRequest request, absl::Duration timeout) {
+  const std::string key = request.key;
+  {
+    absl::MutexLock lock(&mutex_);
+    request.id = next_id_++;
+    pending_[request.id] = nullptr;
+  }
+  connection_->Send(request.Serialize());
+  absl::MutexLock lock(&mutex_);
+  std::unique_ptr<StoreReply>& reply = pending_[request.id];
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return reply != nullptr || !lost_.ok();
+  };
+  mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout);
+  absl::StatusOr<StoreReply> result =
+      lost_.ok()
+          ? absl::DeadlineExceededError(absl::StrCat("no value \"", key, "\" in the store within ",
+                                                     absl::FormatDuration(timeout)))
+          : lost_;
+  if (reply != nullptr) {
+    result = std::move(*reply);
+    if (!result->status.ok()) result = absl::Status(result->status);
+  }
+  pending_.erase(request.id);
+  return result;
+}
+
+void TcpStore::OnFrame(absl::string_view frame) {
+  absl::StatusOr<StoreReply> reply = StoreReply::Parse(frame);
+  if (!reply.ok()) return OnLost(reply.status());
+  absl::MutexLock lock(&mutex_);
+  const auto pending = pending_.find(reply->id);
+  if (pending != pending_.end())
+    pending->second = std::make_unique<StoreReply>(*std::move(reply));  // Else it is too late.
+}
+
+void TcpStore::OnLost(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  if (lost_.ok()) lost_ = why;
+}
+
+// TcpControlLink ----------------------------------------------------------------------------------
+
+namespace {
+
+// A rank's connection to the hub.
+class DirectLink : public ControlLink {
+ public:
+  DirectLink(const TcpStoreOptions& options, std::unique_ptr<Connection> connection,
+             std::shared_ptr<void> keep)
+      : keep_(std::move(keep)), options_(options), connection_(std::move(connection)) {}
+  ~DirectLink() override { Stop(); }
+
+  void Start(std::function<void(ControlMessage)> receive,
+             std::function<void(absl::Status)> lost) override {
+    auto on_frame = [this, receive = std::move(receive)](const std::string& frame) {
+      meter_.OnLinksThread();
+      absl::StatusOr<ControlMessage> message = internal::ParseControlMessage(frame);
+      if (!message.ok()) return;  // The server sends no other frames.
+      meter_.Received(*message, frame.size() + internal::kFrameHeader);
+      receive(*std::move(message));
+    };
+    connection_->Start(std::move(on_frame), std::move(lost));
+  }
+  void Send(ControlMessage message) override {
+    const std::string payload = internal::Serialize(message);
+    meter_.Sent(message, payload.size() + internal::kFrameHeader);
+    connection_->Send(payload);
+    if (message.type == ControlMessage::Type::kBeat) connection_->ExpectAnswer();
+  }
+  absl::StatusOr<std::unique_ptr<ControlLink>> Open(absl::string_view group, int rank,
+                                                    int world_size) override {
+    return TcpControlLink::Connect(
+        options_, {.name = std::string(group), .rank = rank, .world_size = world_size}, keep_);
+  }
+  std::string Key(absl::string_view purpose) const override {
+    // The handshake's proofs are hashes under the same secret, of text with another beginning.
+    return internal::HmacSha256(options_.secret, absl::StrCat("evenkeel key\n", purpose));
+  }
+  absl::Duration Silence() const override { return connection_->Silence(); }
+  std::string HubName() const override { return connection_->ServerName(); }
+  ControlCounters Counters() const override { return meter_.Read(); }
+  void Stop() override { connection_->Close(kLinger); }
+
+ private:
+  const std::shared_ptr<void> keep_;  // First, so that it goes last.
+  const TcpStoreOptions options_;
+  internal::LinkMeter meter_;
+  const std::unique_ptr<Connection> connection_;  // Last, because its thread uses the rest.
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
+    const TcpStoreOptions& options, const GroupSeat& seat, std::shared_ptr<void> keep) {
+  if (options.fanout < 1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("fanout is ", options.fanout, ", expected at least 1"));
+  const int rank = seat.rank < 0 ? options.rank : seat.rank;
+  const internal::TreeShape shape{
+      .world_size = seat.world_size < 0 ? options.world_size : seat.world_size,
+      .fanout = options.fanout};
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
+                      ConnectAs(options, {.kind = Hello::Kind::kControl,
+                                          .group = seat.name,
+                                          .rank = rank,
+                                          .world_size = shape.world_size}));
+  const std::string local_host = connection->local_address().host;
+  std::unique_ptr<ControlLink> link =
+      std::make_unique<DirectLink>(options, std::move(connection), std::move(keep));
+  if (!shape.is_star()) {
+    EK_ASSIGN_OR_RETURN(std::unique_ptr<internal::TreeEdges> edges,
+                        internal::TcpEdges::Create({.job = {options.job, options.secret},
+                                                    .group = seat.name,
+                                                    .rank = rank,
+                                                    .shape = shape,
+                                                    .host = local_host,
+                                                    .timeout = options.timeout}));
+    link = std::make_unique<internal::TreeLink>(shape, rank, std::move(link), std::move(edges));
+  }
+  return absl::WrapUnique(new TcpControlLink(std::move(link), local_host));
+}
+
+TcpControlLink::TcpControlLink(std::unique_ptr<ControlLink> link, std::string local_host)
+    : local_host_(std::move(local_host)), link_(std::move(link)) {}
+
+}  // namespace evenkeel

@@ -1,0 +1,616 @@
+#include "evenkeel/comm/shm/backend.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/arith/common_part.h"
+#include "evenkeel/comm/arith/reduce_kernels.h"
+#include "evenkeel/comm/base/shared_memory.h"
+#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/shm/board.h"
+#include "evenkeel/comm/shm/mesh.h"
+#include "evenkeel/comm/shm/registered_memory.h"
+#include "evenkeel/comm/shm/transfer.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// Of memory that a rank gives the others. Registered memory's are small.
+constexpr uint64_t kBoardId = uint64_t{1} << 63;
+constexpr uint64_t kSlotIds = uint64_t{1}
+                              << 62;  // To which a lane's key is added, without what is above.
+
+// What the call that issues an operation does of it itself, if it needs nobody: about what handing
+// it over costs.
+constexpr int64_t kIssuersBytes = 512 << 10;
+// What is moved between two looks at the clock, the other lanes, and whether the group has ended.
+constexpr int64_t kStepBytes = 4 << 20;
+// How long a thread looks before it sleeps. Waking it takes some 20 to 30 microseconds, and another
+// rank some 10. The communication thread takes the processor from who computes, a thread that waits
+// from nobody.
+constexpr absl::Duration kThreadsPatience = absl::Microseconds(5);
+constexpr absl::Duration kThreadsPatienceUnderWay = absl::Microseconds(50);  // All ranks are at it.
+constexpr absl::Duration kWaitersPatience = absl::Microseconds(300);
+constexpr int kPausesPerLook = 4;
+constexpr int kLooksPerGlance = 8;  // At the clock.
+// How long a broken connection waits for the control plane to say what happened. It usually takes
+// milliseconds.
+constexpr absl::Duration kMeetingPatience = absl::Seconds(2);
+
+// For one thread at a time that looks after a lane; nobody ever waits for it. Unlike a mutex's, a
+// try fails only if somebody else has it.
+class ABSL_LOCKABLE TryLock {
+ public:
+  bool Try() ABSL_EXCLUSIVE_TRYLOCK_FUNCTION(true) { return !is_held_.exchange(true); }
+  void Unlock() ABSL_UNLOCK_FUNCTION() { is_held_.store(false); }
+
+ private:
+  std::atomic<bool> is_held_ = false;
+};
+
+bool SharesProcessors(int ranks) {
+  cpu_set_t processors;
+  CPU_ZERO(&processors);
+  return sched_getaffinity(0, sizeof(processors), &processors) == 0 &&
+         ranks > CPU_COUNT(&processors);
+}
+
+}  // namespace
+
+// Threads of this rank meet in three places. Lane::drive: who has it moves the lane's data.
+// touching_: how many do so at the moment, so that Abort() knows when nobody does any more; from
+// then on the lanes are its own. queue_mutex: what is issued.
+class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
+ public:
+  Core(int rank, int world_size, std::string group, const RankNames& names)
+      : rank_(rank),
+        world_size_(world_size),
+        group_(std::move(group)),
+        names_(names),
+        shares_processors_(SharesProcessors(world_size)) {}
+
+  absl::StatusOr<std::string> Listen(std::string key);
+  absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
+  void Start(Operation operation, std::shared_ptr<WorkState> work);
+  void Abort(const absl::Status& why);
+  // The communication thread, until Stop().
+  void Run();
+  void Stop();
+
+ private:
+  struct Lane;
+
+  struct Call : WorkHelper {
+    Call(std::shared_ptr<Core> core, Lane* lane, Operation operation,
+         std::shared_ptr<WorkState> work)
+        : core(std::move(core)),
+          lane(lane),
+          operation(std::move(operation)),
+          work(std::move(work)) {}
+    void Help(absl::Time until) override { core->Help(*this, until); }
+
+    const std::shared_ptr<Core> core;
+    Lane* const lane;
+    const Operation operation;
+    std::shared_ptr<WorkState> work;  // By the lane's queue_mutex; null once somebody ends it.
+    std::atomic<bool> is_over = false;
+  };
+
+  struct Ending {
+    std::shared_ptr<WorkState> work;
+    absl::Status status;
+  };
+
+  struct Lane {
+    TryLock drive;
+    ShmLane
+        shared;  // Like the next two by who has `drive`, between BeginTouching() and EndTouching().
+    std::shared_ptr<Call> driven;
+    std::optional<ShmTransfer> transfer;     // Of `driven`.
+    std::atomic<bool> is_under_way = false;  // All ranks have come to `driven`.
+
+    absl::Mutex queue_mutex;
+    std::deque<std::shared_ptr<Call>> queue ABSL_GUARDED_BY(queue_mutex);
+    std::atomic<int> waiting = 0;  // In `queue`.
+    // For the communication thread. It is still at it while `has_endings`.
+    std::vector<Ending> endings ABSL_GUARDED_BY(queue_mutex);
+    std::atomic<bool> has_endings = false;
+  };
+
+  enum class Found { kNothing, kBlocked, kMore, kMoved };
+
+  absl::Status Meet(const std::vector<std::string>& addresses, absl::Time deadline);
+  absl::StatusOr<Lane*> LaneOf(const Operation& operation);
+  void MakeShared(Lane& lane, std::vector<int> ranks, int me, uint64_t key, ShmSeat* seats);
+  std::vector<Lane*> Lanes();
+
+  // Moves the lane on once. Works that have ended are added to `endings`, or left to the
+  // communication thread.
+  Found Step(Lane& lane, int64_t budget, std::vector<Ending>& endings)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(lane.drive);
+  void EndDriven(Lane& lane, const absl::Status& status, std::vector<Ending>& endings);
+  static void SetWatch(Lane& lane, ShmWatch watch);
+  static bool IsWatched(const Lane& lane);
+  // Lets go of the lane such that whatever happens in it from now on is seen: by who is rung for,
+  // or by who issues.
+  void LetGo(Lane& lane, std::vector<Ending>& endings) ABSL_UNLOCK_FUNCTION(lane.drive);
+  void Help(Call& call, absl::Time until);
+  void FinishLeft(Lane& lane);
+  static void Finish(std::vector<Ending>& endings);
+  void RingThread();
+
+  // Around each use of users' memory, and of a lane's state. False: the group has ended.
+  bool BeginTouching();
+  void EndTouching() { touching_.fetch_sub(1); }
+  absl::Status Ended();
+
+  const int rank_;
+  const int world_size_;
+  const std::string group_;
+  const RankNames names_;
+  const bool shares_processors_;
+  std::unique_ptr<ShmMesh> mesh_;
+  std::unique_ptr<ShmBoard> board_;
+  std::shared_ptr<void> when_freed_;
+
+  std::atomic<bool> stop_ = false;
+  std::atomic<int> touching_ = 0;
+  std::atomic<bool> thread_sleeps_ = false;
+  std::atomic<bool> thread_stops_ = false;
+
+  absl::Mutex abort_mutex_;  // Held while memory is fenced.
+  absl::Mutex lanes_mutex_;
+  absl::Status ended_ ABSL_GUARDED_BY(lanes_mutex_);
+  absl::flat_hash_map<uint64_t, std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);
+  std::vector<Lane*> lane_list_ ABSL_GUARDED_BY(lanes_mutex_);
+};
+
+// Making ------------------------------------------------------------------------------------------
+
+absl::StatusOr<std::string> ShmBackend::Core::Listen(std::string key) {
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<ShmMesh> mesh, ShmMesh::Listen({.rank = rank_,
+                                                                      .world_size = world_size_,
+                                                                      .group = group_,
+                                                                      .key = std::move(key),
+                                                                      .names = names_}));
+  const std::string address = mesh->address();
+  absl::MutexLock lock(&lanes_mutex_);
+  mesh_ = std::move(mesh);
+  return address;
+}
+
+absl::Status ShmBackend::Core::Connect(const std::vector<std::string>& addresses,
+                                       absl::Duration timeout) {
+  const absl::Status status = Meet(addresses, absl::Now() + timeout);
+  if (status.ok() || absl::IsPermissionDenied(status)) return status;
+  // Who has not come may be lost, and the control plane knows why.
+  const auto has_ended = [this]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(lanes_mutex_) { return !ended_.ok(); };
+  absl::MutexLock lock(&lanes_mutex_);
+  if (lanes_mutex_.AwaitWithTimeout(absl::Condition(&has_ended), kMeetingPatience)) return ended_;
+  return Annotate(status, absl::StrCat("rank ", names_[rank_],
+                                       " could not connect to the other ranks of its host"));
+}
+
+absl::Status ShmBackend::Core::Meet(const std::vector<std::string>& addresses,
+                                    absl::Time deadline) {
+  std::shared_ptr<SharedMemory> board;
+  {
+    absl::MutexLock lock(&lanes_mutex_);
+    EK_RETURN_IF_ERROR(ended_);
+  }
+  if (world_size_ > 1) EK_RETURN_IF_ERROR(mesh_->Connect(addresses, deadline));
+  if (rank_ == 0) {
+    EK_ASSIGN_OR_RETURN(board, SharedMemory::Create(ShmBoard::BytesFor(world_size_)));
+    if (world_size_ > 1) EK_RETURN_IF_ERROR(mesh_->Give(kBoardId, *board));
+  }
+  // Rank 0 gives it as soon as all have connected to it.
+  while (board == nullptr) {
+    absl::StatusOr<std::shared_ptr<SharedMemory>> given = mesh_->Find(0, kBoardId);
+    if (given.ok()) {
+      board = *std::move(given);
+      break;
+    }
+    if (!absl::IsNotFound(given.status())) return given.status();
+    if (stop_) break;
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("rank ", names_[rank_], ": rank ", names_[0],
+                                                      " has not given the shared memory"));
+    }
+    absl::SleepFor(absl::Microseconds(100));
+  }
+  absl::MutexLock lock(&lanes_mutex_);
+  EK_RETURN_IF_ERROR(ended_);
+  if (board->bytes() < ShmBoard::BytesFor(world_size_)) {
+    return absl::InternalError(absl::StrCat("rank ", names_[0], " gave ", board->bytes(),
+                                            " bytes of shared memory, expected ",
+                                            ShmBoard::BytesFor(world_size_)));
+  }
+  board_ = std::make_unique<ShmBoard>(std::move(board), world_size_);
+  when_freed_ = WhenRegisteredIsFreed([mesh = mesh_.get()](uint64_t id) {
+    if (mesh != nullptr) mesh->TakeBack(id);
+  });
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::LaneOf(const Operation& operation) {
+  const Collective& what = operation.what;
+  std::vector<int> ranks;
+  int me = rank_;
+  uint64_t key = StableHash(operation.channel, uint64_t{0});
+  if (IsPair(what.kind)) {
+    const bool sends = what.kind == CollectiveKind::kSend;
+    me = sends ? 0 : 1;
+    ranks = sends ? std::vector<int>{rank_, what.root} : std::vector<int>{what.root, rank_};
+    key = StableHash(operation.channel, (static_cast<uint64_t>(ranks[0]) << 32 | ranks[1]) + 1);
+  }
+  key = std::max<uint64_t>(key, 1);
+  absl::MutexLock lock(&lanes_mutex_);
+  EK_RETURN_IF_ERROR(ended_);
+  std::unique_ptr<Lane>& lane = lanes_[key];
+  if (lane != nullptr) return lane.get();
+  absl::StatusOr<ShmSeat*> seats = board_->Lane(key);
+  if (!seats.ok()) {
+    lanes_.erase(key);
+    return seats.status();
+  }
+  for (int rank = 0; ranks.size() < static_cast<size_t>(world_size_) && !IsPair(what.kind); ++rank)
+    ranks.push_back(rank);
+  lane = std::make_unique<Lane>();
+  MakeShared(*lane, std::move(ranks), me, key, *seats);
+  lane_list_.push_back(lane.get());
+  return lane.get();
+}
+
+void ShmBackend::Core::MakeShared(Lane& lane, std::vector<int> ranks, int me, uint64_t key,
+                                  ShmSeat* seats) {
+  ShmLane& shared = lane.shared;
+  shared.seats = seats;
+  shared.ranks = std::move(ranks);
+  shared.me = me;
+  shared.names = names_;
+  shared.blocks.resize(shared.ranks.size());
+  shared.slots.resize(shared.ranks.size());
+  const uint64_t slots_id = key % kSlotIds + kSlotIds;
+  // Those of a message to nobody else: who takes no part does not look, and its socket would fill
+  // up.
+  shared.make_slots = [this, slots_id, &shared]() -> absl::StatusOr<std::shared_ptr<SharedMemory>> {
+    EK_ASSIGN_OR_RETURN(std::shared_ptr<SharedMemory> slots,
+                        SharedMemory::Create(kShmSlots * kShmSlotBytes));
+    EK_RETURN_IF_ERROR(mesh_->Give(slots_id, *slots, shared.ranks));
+    return slots;
+  };
+  shared.find_slots = [this, slots_id, &shared](int seat) {
+    return mesh_->Find(shared.ranks[seat], slots_id);
+  };
+  shared.give = [this, &shared](const RegisteredMemory& memory) {
+    return mesh_->Give(memory.id, *memory.memory, shared.ranks).ok();
+  };
+  shared.find = [this, &shared](int seat, uint64_t id) {
+    return mesh_->Find(shared.ranks[seat], id);
+  };
+  shared.has_ended = [this, &shared](int seat) { return board_->has_ended(shared.ranks[seat]); };
+  shared.notify = [this, &shared] { board_->Notify(shared.seats, shared.ranks, shared.me); };
+}
+
+std::vector<ShmBackend::Core::Lane*> ShmBackend::Core::Lanes() {
+  absl::MutexLock lock(&lanes_mutex_);
+  return lane_list_;
+}
+
+// Driving -----------------------------------------------------------------------------------------
+
+ShmBackend::Core::Found ShmBackend::Core::Step(Lane& lane, int64_t budget,
+                                               std::vector<Ending>& endings) {
+  if (!BeginTouching()) return Found::kNothing;
+  Found found = Found::kMoved;
+  if (lane.driven == nullptr && lane.waiting.load() > 0) {
+    absl::MutexLock lock(&lane.queue_mutex);
+    if (!lane.queue.empty()) lane.driven = lane.queue.front();
+  }
+  if (lane.driven == nullptr) {
+    found = Found::kNothing;
+  } else if (lane.driven->is_over) {
+    found = Found::kBlocked;  // It failed, and the group ends with it.
+  } else {
+    if (!lane.transfer.has_value()) lane.transfer.emplace(lane.shared, lane.driven->operation);
+    const absl::StatusOr<ShmTransfer::State> state = lane.transfer->Advance(budget, stop_);
+    lane.is_under_way =
+        lane.transfer->all_are_here() && state.ok() && *state != ShmTransfer::State::kEnded;
+    if (!state.ok()) {
+      const Operation& operation = lane.driven->operation;
+      EndDriven(lane, names_.AtOperation(state.status(), rank_, operation.sequence, operation.what),
+                endings);
+    } else if (*state == ShmTransfer::State::kEnded) {
+      EndDriven(lane, absl::OkStatus(), endings);
+    } else if (*state == ShmTransfer::State::kMore) {
+      found = Found::kMore;
+    } else if (!lane.transfer->has_moved()) {
+      found = Found::kBlocked;
+    }
+  }
+  EndTouching();
+  return found;
+}
+
+void ShmBackend::Core::EndDriven(Lane& lane, const absl::Status& status,
+                                 std::vector<Ending>& endings) {
+  if (!status.ok()) {  // Others may be at it without a fault; and who waits here has its memory
+                       // back before Abort().
+    board_->SayEnded(rank_);
+    lane.transfer->Fence();
+  }
+  absl::MutexLock lock(&lane.queue_mutex);
+  const std::shared_ptr<Call> call = lane.driven;
+  call->is_over = true;
+  if (status
+          .ok()) {  // Else Abort() needs the transfer, and nothing more comes to pass in this lane.
+    lane.transfer.reset();
+    lane.driven = nullptr;
+    lane.queue.pop_front();
+    lane.waiting.fetch_sub(1);
+  }
+  // In order; and callbacks on the communication thread, because they may want what a thread that
+  // waits holds.
+  if (lane.has_endings || call->work->HasCallbacks()) {
+    lane.endings.push_back({std::move(call->work), status});
+    lane.has_endings = true;
+    RingThread();  // Now: who drives may wait for what only these callbacks bring about.
+  } else {
+    endings.push_back({std::move(call->work), status});
+  }
+}
+
+void ShmBackend::Core::Finish(std::vector<Ending>& endings) {
+  for (Ending& ending : endings) ending.work->Finish(ending.status);
+  endings.clear();
+}
+
+void ShmBackend::Core::FinishLeft(Lane& lane) {
+  while (lane.has_endings) {
+    std::vector<Ending> endings;
+    {
+      absl::MutexLock lock(&lane.queue_mutex);
+      endings.swap(lane.endings);
+      if (endings.empty()) lane.has_endings = false;
+    }
+    Finish(endings);
+  }
+}
+
+void ShmBackend::Core::SetWatch(Lane& lane, ShmWatch watch) {
+  lane.shared.seats[lane.shared.me].watch.store(static_cast<uint32_t>(watch),
+                                                std::memory_order_relaxed);
+  // Who is about to sleep looks again behind this: then it sees what happened, or who did it sees
+  // `watch` (Notify()).
+  if (watch != ShmWatch::kAwake) std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+bool ShmBackend::Core::IsWatched(const Lane& lane) {
+  return lane.shared.seats[lane.shared.me].watch.load() != static_cast<uint32_t>(ShmWatch::kAwake);
+}
+
+void ShmBackend::Core::RingThread() {
+  std::atomic<uint32_t>& bell = board_->bell(rank_);
+  bell.fetch_add(1);
+  if (thread_sleeps_.load()) RingBell(bell);
+}
+
+void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
+  while (true) {
+    Found found = Found::kNothing;
+    if (lane.waiting.load() > 0) {
+      SetWatch(lane, ShmWatch::kRingThread);
+      do {  // What happened before others could see this.
+        found = Step(lane, kIssuersBytes, endings);
+      } while (found == Found::kMoved);
+      if (found == Found::kNothing) SetWatch(lane, ShmWatch::kAwake);
+    }
+    lane.drive.Unlock();
+    if (found == Found::kMore) RingThread();
+    // The communication thread, if it was rung for after the last look, may have found the lane
+    // held.
+    const bool was_rung = found == Found::kBlocked && !IsWatched(lane);
+    // An operation that was issued after the last look, by who could not look after it.
+    const bool has_more = found == Found::kNothing && lane.waiting.load() > 0;
+    if ((!was_rung && !has_more) || stop_ || !lane.drive.Try()) return;
+  }
+}
+
+void ShmBackend::Core::Start(Operation operation, std::shared_ptr<WorkState> work) {
+  absl::StatusOr<Lane*> found = LaneOf(operation);
+  if (!found.ok()) return work->Finish(found.status());
+  Lane& lane = **found;
+  auto call = std::make_shared<Call>(shared_from_this(), &lane, std::move(operation), work);
+  bool has_ended = false;
+  {
+    absl::MutexLock lock(&lane.queue_mutex);
+    has_ended = stop_;
+    if (!has_ended) {  // Else Abort() may have been here.
+      work->helper = call;
+      lane.queue.push_back(std::move(call));
+      lane.waiting.fetch_add(1);
+    }
+  }
+  if (has_ended) return work->Finish(Ended());
+  if (!lane.drive.Try()) return;
+  std::vector<Ending> endings;
+  LetGo(lane, endings);
+  Finish(endings);
+}
+
+void ShmBackend::Core::Help(Call& call, absl::Time until) {
+  Lane& lane = *call.lane;
+  if (call.is_over || !lane.drive.Try()) return;
+  std::vector<Ending> endings;
+  std::atomic<uint32_t>& bell = lane.shared.seats[lane.shared.me].bell;
+  absl::Time asleep_at = absl::InfinitePast();
+  SetWatch(lane, ShmWatch::kAwake);
+  for (int look = 1; !call.is_over && !stop_; ++look) {
+    const Found found = Step(lane, kStepBytes, endings);
+    if (found == Found::kMoved || found == Found::kMore) {
+      if (!call.is_over) Finish(endings);
+      asleep_at = absl::InfinitePast();
+      continue;
+    }
+    if (shares_processors_) sched_yield();
+    for (int pause = 0; pause < kPausesPerLook; ++pause) Pause();
+    if (look % kLooksPerGlance != 0) continue;
+    const absl::Time now = absl::Now();
+    if (asleep_at == absl::InfinitePast()) asleep_at = now + kWaitersPatience;
+    if (now >= until) break;
+    if (now < asleep_at) continue;
+    const uint32_t seen = bell.load();
+    SetWatch(lane, ShmWatch::kRingWaiter);
+    if (Step(lane, kStepBytes, endings) == Found::kBlocked && !stop_)
+      AwaitBell(bell, seen, until - now);
+    SetWatch(lane, ShmWatch::kAwake);
+    if (!call.is_over) Finish(endings);
+  }
+  LetGo(lane, endings);
+  Finish(endings);
+}
+
+void ShmBackend::Core::Run() {
+  ThisThreadIsTheLibrarys();
+  std::atomic<uint32_t>& bell = board_->bell(rank_);
+  std::vector<Ending> endings;
+  absl::Time asleep_at = absl::InfinitePast();
+  while (!thread_stops_) {
+    // A look at all lanes. Before it sleeps, it lets go of them with the others told to ring.
+    const uint32_t seen = bell.load();
+    const bool is_last_look = absl::Now() >= asleep_at;
+    bool has_moved = false;
+    bool is_under_way = false;
+    for (Lane* lane : Lanes()) {
+      FinishLeft(*lane);
+      if (lane->waiting.load() == 0 || !lane->drive.Try()) continue;
+      if (is_last_look) {
+        LetGo(*lane, endings);
+      } else {
+        SetWatch(*lane, ShmWatch::kAwake);
+        const Found found = Step(*lane, kStepBytes, endings);
+        has_moved |= found == Found::kMoved || found == Found::kMore;
+        is_under_way |= lane->is_under_way.load();
+        lane->drive.Unlock();
+      }
+      Finish(endings);
+      FinishLeft(*lane);
+    }
+    if (!is_last_look) {
+      if (has_moved) {
+        asleep_at = absl::Now() + (is_under_way && !shares_processors_ ? kThreadsPatienceUnderWay
+                                                                       : kThreadsPatience);
+      }
+      continue;
+    }
+    thread_sleeps_ = true;
+    if (bell.load() == seen && !thread_stops_) AwaitBell(bell, seen, absl::InfiniteDuration());
+    thread_sleeps_ = false;
+    asleep_at = absl::Now() + kThreadsPatience;
+  }
+  for (Lane* lane : Lanes()) FinishLeft(*lane);
+}
+
+void ShmBackend::Core::Stop() {
+  thread_stops_ = true;
+  if (board_ != nullptr) RingBell(board_->bell(rank_));
+}
+
+// Ending ------------------------------------------------------------------------------------------
+
+bool ShmBackend::Core::BeginTouching() {
+  touching_.fetch_add(1);
+  if (!stop_) return true;
+  touching_.fetch_sub(1);
+  return false;
+}
+
+absl::Status ShmBackend::Core::Ended() {
+  absl::MutexLock lock(&lanes_mutex_);
+  return ended_;
+}
+
+void ShmBackend::Core::Abort(const absl::Status& why) {
+  std::vector<Ending> endings;
+  {
+    absl::MutexLock fencing(&abort_mutex_);
+    std::vector<Lane*> lanes;
+    {
+      absl::MutexLock lock(&lanes_mutex_);
+      if (ended_.ok()) ended_ = why;
+      lanes = lane_list_;
+      stop_ = true;
+      if (mesh_ != nullptr) mesh_->Close();
+    }
+    while (touching_.load() > 0)
+      absl::SleepFor(absl::Microseconds(20));  // Until the end of a block.
+    if (!lanes.empty()) board_->SayEnded(rank_);
+    const absl::Status first = Ended();
+    for (Lane* lane : lanes) {
+      if (lane->transfer.has_value()) lane->transfer->Fence();
+      lane->transfer.reset();
+      lane->driven = nullptr;  // Has this object, which has the lane.
+      RingBell(lane->shared.seats[lane->shared.me].bell);
+      absl::MutexLock lock(&lane->queue_mutex);
+      for (const std::shared_ptr<Call>& call : lane->queue) {
+        call->is_over = true;
+        if (call->work != nullptr) endings.push_back({std::move(call->work), first});
+      }
+      lane->queue.clear();
+      lane->waiting = 0;
+    }
+  }
+  Finish(endings);
+}
+
+// ShmBackend --------------------------------------------------------------------------------------
+
+ShmBackend::ShmBackend(int rank, int world_size, std::string group, const RankNames& names)
+    : core_(std::make_shared<Core>(rank, world_size, std::move(group), names)) {}
+
+ShmBackend::~ShmBackend() {
+  core_->Abort(absl::CancelledError("the communicator is gone"));
+  core_->Stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::StatusOr<std::string> ShmBackend::Listen(std::string key) {
+  return core_->Listen(std::move(key));
+}
+
+absl::Status ShmBackend::Connect(const std::vector<std::string>& addresses,
+                                 absl::Duration timeout) {
+  EK_RETURN_IF_ERROR(core_->Connect(addresses, timeout));
+  thread_ = std::thread([core = core_.get()] { core->Run(); });
+  return absl::OkStatus();
+}
+
+absl::Status ShmBackend::Supports(const Collective& what) const {
+  if (Reduces(what.kind)) {
+    return CheckReducible(what.op, what.dtype);
+  }
+  return absl::OkStatus();
+}
+
+void ShmBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
+  core_->Start(std::move(operation), std::move(work));
+}
+
+void ShmBackend::Abort(const absl::Status& why) { core_->Abort(why); }
+
+absl::StatusOr<Memory> ShmBackend::Allocate(int64_t bytes) { return AllocateRegistered(bytes); }
+
+}  // namespace evenkeel::internal

@@ -1,0 +1,82 @@
+// The Unix sockets between the ranks of one host, over which they hand each other shared memory.
+//
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<ShmMesh> mesh,
+//                       ShmMesh::Listen({.rank = 1, .world_size = 4, .key = key}));
+//   // ... mesh->address() goes to all ranks over the control plane, which knows who is missing ...
+//   EK_RETURN_IF_ERROR(mesh->Connect(addresses, deadline));
+//
+//   EK_RETURN_IF_ERROR(mesh->Give(7, memory));        // here
+//   auto theirs = mesh->Find(1, 7);                   // there
+//   mesh->TakeBack(7);                                // here; the others unmap it by and by
+//
+// Sockets have names in the abstract name space, chosen by the kernel, so no file is left and no
+// path is too long. Both ends prove that they have `key`, which is never sent, and the other end
+// must run as the same user. Whoever else connects is let go, and holds nobody up.
+//
+// Threads: Listen() and Connect() first; then thread-safe, and nothing blocks.
+
+#ifndef EVENKEEL_COMM_SHM_MESH_H_
+#define EVENKEEL_COMM_SHM_MESH_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/base/rank_names.h"
+#include "evenkeel/comm/base/shared_memory.h"
+
+namespace evenkeel::internal {
+
+class ShmMesh {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    std::string group;     // Its name, part of what is proved.
+    std::string key;       // Shared by the group's ranks only.
+    RankNames names = {};  // For messages.
+  };
+
+  static absl::StatusOr<std::unique_ptr<ShmMesh>> Listen(const Options& options);
+  ~ShmMesh();
+
+  // Text, for Connect() of all ranks. Contains no secret.
+  const std::string& address() const;
+  // By rank, what address() gave. When it returns nobody listens any more.
+  // Errors: DeadlineExceeded names the ranks that have not come; PermissionDenied names the peer
+  //         whose key is another; Cancelled after Close().
+  absl::Status Connect(const std::vector<std::string>& addresses, absl::Time deadline);
+
+  // Hands memory from SharedMemory::Create() to these peers, or to all, under a number that this
+  // rank has not given before. OK at once for what they have already. Unavailable: a peer has not
+  // looked for long and its socket is full; may be tried again.
+  absl::Status Give(uint64_t id, const SharedMemory& memory, absl::Span<const int> to);
+  absl::Status Give(uint64_t id, const SharedMemory& memory);
+  // Peers may unmap it.
+  void TakeBack(uint64_t id);
+
+  // What `peer` has given under that number; lives as long as this rank's users of it do. NotFound:
+  // nothing yet.
+  absl::StatusOr<std::shared_ptr<SharedMemory>> Find(int peer, uint64_t id);
+
+  // Ends Connect() on this rank, from any thread.
+  void Close();
+
+ private:
+  class State;
+  explicit ShmMesh(std::unique_ptr<State> state);
+  const std::unique_ptr<State> state_;
+};
+
+// Tells hosts apart, as far as sharing memory goes: equal for processes that can hand each other
+// memory (same kernel, same network name space, same user).
+absl::StatusOr<std::string> HostIdentity();
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_COMM_SHM_MESH_H_

@@ -1,0 +1,643 @@
+#include "evenkeel/join/steps/step_control.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/control/rank_status.h"
+#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/failure_info.h"
+#include "evenkeel/comm/status.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr size_t kMaxUnanswered = 64;
+constexpr char kStepTopic[] = "step";
+
+std::string StateTopic(absl::string_view name, int64_t step) {
+  return absl::StrCat("state/", name, "/", step);
+}
+std::string ActionTopic(int64_t step) { return absl::StrCat("action/", step); }
+
+// What an exhausted rank gets in a step, it gets from the lowest active one.
+ControlChannel::From FromLeader(const StepAnswer& answer) {
+  return {.rank = answer.lowest_active,
+          .text = absl::StrCat(internal::kExhausted, "what rank ", answer.lowest_active,
+                               " does in step ", answer.step)};
+}
+
+constexpr size_t kMaxNote = 256;
+
+const ParticipantState* FindState(const StepRecord& record, uint64_t name_hash) {
+  for (const ParticipantState& state : record.participants) {
+    if (state.name_hash == name_hash) return &state;
+  }
+  return nullptr;
+}
+
+// One field of one participant, as a value to compare and a way to say it.
+struct Aspect {
+  absl::string_view what;
+  std::string (*value)(const ParticipantState&);
+};
+
+const Aspect kAspects[] = {
+    {"synchronising",
+     [](const ParticipantState& s) -> std::string {
+       return s.sync ? "synchronises" : "accumulates";
+     }},
+    {"the set of trained parameters",
+     [](const ParticipantState& s) {
+       return absl::StrCat(s.note.empty() ? "nothing frozen" : s.note, " (mask ",
+                           absl::Hex(s.mask_hash), ")");
+     }},
+    {"the plan generation",
+     [](const ParticipantState& s) { return absl::StrCat("generation ", s.generation); }},
+    {"the schedule",
+     [](const ParticipantState& s) {
+       return absl::StrCat("schedule ", absl::Hex(s.schedule_hash));
+     }},
+};
+
+bool Differs(int aspect, const ParticipantState& a, const ParticipantState& b) {
+  switch (aspect) {
+    case 0:
+      return a.sync != b.sync;
+    case 1:
+      return a.mask_hash != b.mask_hash;
+    case 2:
+      return a.generation != b.generation;
+    default:
+      return a.schedule_hash != b.schedule_hash;
+  }
+}
+
+// "<before>ranks 0,2: synchronises; rank 1: accumulates". The fewest ranks are named as the cause.
+absl::Status Disagree(absl::string_view before,
+                      const std::map<std::string, std::vector<int>>& ranks_by_value) {
+  std::vector<std::pair<int, std::string>> parts;  // By their first rank.
+  for (const auto& [value, ranks] : ranks_by_value) {
+    parts.emplace_back(ranks[0], absl::StrCat(RankList(ranks), ": ", value));
+  }
+  std::sort(parts.begin(), parts.end());
+  const auto fewest = std::min_element(
+      ranks_by_value.begin(), ranks_by_value.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.second.size(), a.second) < std::pair(b.second.size(), b.second);
+      });
+  return WithFailureInfo(
+      absl::FailedPreconditionError(absl::StrCat(
+          before, absl::StrJoin(parts, "; ",
+                                [](std::string* out, const auto& part) { *out += part.second; }))),
+      {.kind = FailureKind::kDisagreement, .ranks = fewest->second});
+}
+
+// OK if all active ranks are about to do the same; all ranks compute it from the same records.
+absl::Status CompareRecords(int64_t step, const StepAnswer& answer,
+                            const std::vector<StepParticipant*>& participants) {
+  std::map<std::string, std::vector<int>> ranks_by_scope;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const uint64_t scope = answer.record(rank).scope_hash;
+    ranks_by_scope[scope == 0 ? "no RunJoined()"
+                              : absl::StrCat("list and options ", absl::Hex(scope))]
+        .push_back(rank);
+  }
+  if (ranks_by_scope.size() > 1) {
+    return Disagree(
+        absl::StrCat("step ", step, ": the ranks run different RunJoined() lists or options: "),
+        ranks_by_scope);
+  }
+  if (answer.lowest_active < 0) return absl::OkStatus();
+  const StepRecord& leader = answer.record(answer.lowest_active);
+  for (size_t p = 0; p < leader.participants.size(); ++p) {
+    const ParticipantState& expected = leader.participants[p];
+    std::string name = absl::StrCat("participant ", p);
+    for (const StepParticipant* participant : participants) {
+      if (StableHash(0, participant->participant_name()) == expected.name_hash)
+        name = participant->participant_name();
+    }
+    for (int aspect = 0; aspect < 4; ++aspect) {
+      std::map<std::string, std::vector<int>> ranks_by_value;
+      bool differs = false;
+      for (int rank = 0; rank < answer.world_size; ++rank) {
+        const StepRecord& record = answer.record(rank);
+        if (record.joined) continue;
+        const ParticipantState* state = FindState(record, expected.name_hash);
+        differs = differs || state == nullptr || Differs(aspect, *state, expected);
+        ranks_by_value[state == nullptr ? "without it" : kAspects[aspect].value(*state)].push_back(
+            rank);
+      }
+      if (!differs) continue;
+      return Disagree(absl::StrCat("step ", step, ", ", name, ": the ranks disagree about ",
+                                   kAspects[aspect].what, ": "),
+                      ranks_by_value);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Where gradients are divided by them.
+absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
+  std::vector<int> silent;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    const StepRecord& record = answer.record(rank);
+    if (!record.joined && record.samples == StepRecord::kNotSaid) silent.push_back(rank);
+  }
+  if (silent.empty()) return absl::OkStatus();
+  return WithFailureInfo(
+      absl::FailedPreconditionError(absl::StrCat(
+          "step ", step, ": gradients are divided by the samples of all ranks, and ",
+          RankList(silent), " passed no number: call JoinScope::AddSamples() before each step")),
+      {.ranks = silent});
+}
+
+}  // namespace
+
+std::string StepRecord::Serialize() const {
+  internal::ByteWriter writer;
+  writer.U8(kVersion)
+      .Bool(joined)
+      .U32(requests)
+      .I64(samples)
+      .I64(calls)
+      .U64(scope_hash)
+      .Bytes(ledger)
+      .U32(static_cast<uint32_t>(participants.size()));
+  for (const ParticipantState& state : participants) {
+    writer.U64(state.name_hash)
+        .U64(state.generation)
+        .U64(state.schedule_hash)
+        .U64(state.mask_hash)
+        .Bool(state.sync);
+    writer.Bytes(absl::string_view(state.note).substr(0, kMaxNote));
+  }
+  return writer.Take();
+}
+
+absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
+  internal::ByteReader reader(bytes);
+  if (const uint8_t version = reader.U8(); reader.ok() && version != kVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("the record of a step has version ", version,
+                                                   ", this build reads ", kVersion,
+                                                   ": run the same build on all ranks"));
+  }
+  StepRecord record;
+  record.joined = reader.Bool();
+  record.requests = reader.U32();
+  record.samples = reader.I64();
+  record.calls = reader.I64();
+  record.scope_hash = reader.U64();
+  record.ledger = std::string(reader.Bytes());
+  const uint32_t count = reader.U32();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    ParticipantState state;
+    state.name_hash = reader.U64();
+    state.generation = reader.U64();
+    state.schedule_hash = reader.U64();
+    state.mask_hash = reader.U64();
+    state.sync = reader.Bool();
+    state.note = std::string(reader.Bytes());
+    if (state.note.size() > kMaxNote) reader.Refuse();
+    record.participants.push_back(std::move(state));
+  }
+  EK_RETURN_IF_ERROR(reader.Finish("the record of a step"));
+  return record;
+}
+
+ParticipantState StepAnswer::LeaderState(absl::string_view participant_name) const {
+  if (lowest_active >= 0 && records != nullptr) {
+    const ParticipantState* state =
+        FindState(record(lowest_active), StableHash(0, participant_name));
+    if (state != nullptr) return *state;
+  }
+  return {};
+}
+
+// StepTicket --------------------------------------------------------------------------------------
+
+StepTicket::StepTicket(int64_t step, bool is_exhausted, StepControl* control)
+    : step_(step),
+      is_exhausted_(is_exhausted),
+      control_(control),
+      deadline_(absl::Now() + control->comm_->timeout()) {}
+
+absl::StatusOr<StepAnswer> StepTicket::Wait() const {
+  if (const absl::StatusOr<StepAnswer>* answer = GivenAnswer()) return *answer;
+  const internal::Waits::Scope scope(
+      control_->waits(), [this] { return Describe(); }, [this] { return IsAnswered(); });
+  auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return answer_ != nullptr; };
+  {
+    absl::MutexLock lock(&mutex_);
+    if (mutex_.AwaitWithDeadline(absl::Condition(&answered), deadline_)) return *answer_;
+  }
+  control_->OnDeadline(Describe());
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&answered));  // OnDeadline() ends every exchange.
+  return *answer_;
+}
+
+absl::Time StepTicket::Renew() {
+  absl::MutexLock lock(&mutex_);
+  return deadline_ = absl::Now() + control_->comm_->timeout();
+}
+
+internal::Wait StepTicket::Describe() const {
+  return {.kind = internal::Wait::Kind::kExchange,
+          .sequence = step_,
+          .topic = kStepTopic,
+          .text = absl::StrCat(is_exhausted_ ? internal::kExhausted : "", "step ", step_,
+                               " until all ranks have begun it")};
+}
+
+const absl::StatusOr<StepAnswer>* StepTicket::GivenAnswer() const {
+  absl::MutexLock lock(&mutex_);
+  return answer_.get();
+}
+
+void StepTicket::OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)> callback) {
+  const absl::StatusOr<StepAnswer>* answer = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    answer = answer_.get();
+    if (answer == nullptr || is_calling_back_) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback(*answer);
+}
+
+void StepTicket::Resolve(absl::StatusOr<StepAnswer> answer) {
+  absl::MutexLock lock(&mutex_);
+  if (answer_ != nullptr) return;
+  answer_ = std::make_unique<absl::StatusOr<StepAnswer>>(std::move(answer));
+  const absl::StatusOr<StepAnswer>& given = *answer_;
+  // In order, whichever thread asks meanwhile: what is announced in a step must reach exhausted
+  // ranks before its end does.
+  is_calling_back_ = true;
+  const internal::LibrarysTurn turn;
+  while (!callbacks_.empty()) {
+    const auto callback = std::move(callbacks_.front());
+    callbacks_.pop_front();
+    mutex_.Unlock();
+    callback(given);
+    mutex_.Lock();
+  }
+  is_calling_back_ = false;
+}
+
+// StepControl -------------------------------------------------------------------------------------
+
+StepControl& StepControl::Of(Communicator& comm) {
+  return static_cast<StepControl&>(
+      comm.Extension([](Communicator* group) { return std::make_unique<StepControl>(group); }));
+}
+
+void StepControl::OnNotice(int from, absl::string_view topic, absl::string_view notice) {
+  if (topic == FollowedCalls::kTopic) calls_.OnNotice(from, notice);
+}
+
+void StepControl::Register(StepParticipant* participant) {
+  absl::MutexLock lock(&mutex_);
+  participants_.push_back(participant);
+}
+
+void StepControl::Unregister(StepParticipant* participant) {
+  absl::MutexLock lock(&mutex_);
+  participants_.erase(std::remove(participants_.begin(), participants_.end(), participant),
+                      participants_.end());
+}
+
+bool StepControl::HoldName(absl::string_view name) {
+  absl::MutexLock lock(&mutex_);
+  return held_names_.insert(std::string(name)).second;
+}
+
+void StepControl::ReleaseName(absl::string_view name) {
+  absl::MutexLock lock(&mutex_);
+  held_names_.erase(std::string(name));
+}
+
+std::vector<int> StepControl::active_ranks() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<int> ranks = active_ranks_;
+  if (!ranks.empty()) return ranks;
+  ranks.resize(comm_->world_size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::vector<StepParticipant*> StepControl::participants() const {
+  absl::MutexLock lock(&mutex_);
+  return participants_;
+}
+
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who,
+                                                               absl::string_view name, int phase) {
+  if (!WillBegin(who, phase)) {
+    entered_.insert(who);
+    entered_phase_ = phase;
+    TellJoined(StepAction::Kind::kEntered, name, "");
+    return current_;
+  }
+  EndStep();
+  is_exhausted_ = false;
+  StepRecord record;
+  for (StepParticipant* participant : participants()) {
+    EK_ASSIGN_OR_RETURN(ParticipantState state, participant->PrepareStep());
+    state.name_hash = StableHash(0, participant->participant_name());
+    record.participants.push_back(std::move(state));
+  }
+  record.scope_hash = scope_hash_;
+  record.samples = std::exchange(samples_, StepRecord::kNotSaid);
+  record.requests = requests_;
+  requests_ = 0;
+  EK_ASSIGN_OR_RETURN(current_, Begin(std::move(record)));
+  entered_ = {who};
+  entered_phase_ = phase;
+  ended_ = false;
+  TellJoined(StepAction::Kind::kEntered, name, "");
+  return current_;
+}
+
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterMeeting() {
+  EndStep();
+  StepRecord record;
+  record.scope_hash = scope_hash_;
+  record.samples = 0;
+  return Begin(std::move(record));
+}
+
+void StepControl::ContinueIn(StepControl& next, const std::vector<int>& rank_there) {
+  next.SetScope(scope_, scope_hash_);
+  next.SetAgreement(agreement_);
+  next.RequireSamples(requires_samples_);
+  next.samples_ = std::exchange(samples_, StepRecord::kNotSaid);
+  next.requests_ = std::exchange(requests_, 0);
+  next_ = &next;
+  next_lives_ = next.lifetime();
+  const std::vector<int> active = active_ranks();
+  absl::MutexLock lock(&next.mutex_);
+  for (const int rank : active) {
+    if (rank_there[rank] >= 0) next.active_ranks_.push_back(rank_there[rank]);
+  }
+}
+
+void StepControl::ComeBackFrom(StepControl& other) {
+  next_lives_.reset();
+  requests_ |= std::exchange(other.requests_, 0);
+}
+
+void StepControl::AddSamples(int64_t samples) {
+  if (!next_lives_.expired()) return next_->AddSamples(samples);
+  samples_ = std::max<int64_t>(samples_, 0) + samples;
+}
+
+void StepControl::Request(uint32_t bits) {
+  if (!next_lives_.expired()) return next_->Request(bits);
+  requests_ |= bits;
+}
+
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::EnterJoined(bool is_meeting) {
+  EndStep();
+  is_exhausted_ = true;
+  StepRecord record;
+  record.joined = true;
+  record.scope_hash = scope_hash_;
+  if (!is_meeting) record.samples = std::exchange(samples_, StepRecord::kNotSaid);
+  for (StepParticipant* participant : participants()) {
+    ParticipantState state = participant->CurrentState();
+    state.name_hash = StableHash(0, participant->participant_name());
+    record.participants.push_back(std::move(state));
+  }
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Begin(std::move(record)));
+  ticket->OnAnswer(
+      [this, step = ticket->step_](const absl::StatusOr<StepAnswer>&) { calls_.Answered(step); });
+  return ticket;
+}
+
+absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record) {
+  EK_RETURN_IF_ERROR(comm_->status());
+  ++steps_begun_;
+  if (!agreement_) {
+    auto ticket = std::shared_ptr<StepTicket>(new StepTicket(0, false, this));
+    ticket->Resolve(StepAnswer{.world_size = comm_->world_size(),
+                               .active = comm_->world_size(),
+                               .highest_active = comm_->world_size() - 1,
+                               .requests = record.requests,
+                               .samples = std::max<int64_t>(record.samples, 0)});
+    return ticket;
+  }
+  while (!unanswered_.empty() &&
+         (unanswered_.size() >= kMaxUnanswered || unanswered_.front()->IsAnswered())) {
+    EK_RETURN_IF_ERROR(unanswered_.front()->Wait().status());
+    unanswered_.pop_front();
+  }
+  record.calls = calls_.position();
+  record.ledger = comm_->ledger().Serialize(record.joined ? StepLedger::Plans::kWithout
+                                                          : StepLedger::Plans::kWith);
+  const int64_t step = records_sent_;
+  EK_RETURN_IF_ERROR(CheckAgainstLeft(step));
+  ++records_sent_;
+  auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, record.joined, this));
+  unanswered_.push_back(ticket);
+  comm_->control().Exchange(
+      kStepTopic, record.Serialize(),
+      [this, step, ticket](const absl::StatusOr<std::vector<std::string>>& parts) {
+        OnRecords(step, *ticket, parts);
+      });
+  return ticket;
+}
+
+void StepControl::OnRecords(int64_t step, StepTicket& ticket,
+                            const absl::StatusOr<std::vector<std::string>>& parts) {
+  if (!parts.ok()) return ticket.Resolve(parts.status());
+  StepAnswer answer{.step = step,
+                    .world_size = comm_->world_size(),
+                    .active = 0,
+                    .lowest_active = -1,
+                    .highest_active = -1};
+  absl::Status status;
+  auto records = std::make_shared<std::vector<StepRecord>>();
+  records->reserve(answer.world_size);
+  std::vector<std::string> ledgers;
+  ledgers.reserve(answer.world_size);
+  for (int rank = 0; rank < answer.world_size && status.ok(); ++rank) {
+    absl::StatusOr<StepRecord> record = StepRecord::Parse((*parts)[rank]);
+    if (!record.ok()) {
+      status = Annotate(record.status(), absl::StrCat("step ", step, ", rank ", rank));
+      break;
+    }
+    answer.requests |= record->requests;
+    answer.samples += std::max<int64_t>(record->samples, 0);
+    if (!record->joined) {
+      ++answer.active;
+      if (answer.lowest_active < 0) answer.lowest_active = rank;
+      answer.highest_active = rank;
+    }
+    ledgers.push_back(std::exchange(record->ledger, ""));
+    records->push_back(*std::move(record));
+  }
+  answer.records = std::move(records);
+  if (status.ok()) status = Annotate(StepLedger::Compare(ledgers), absl::StrCat("step ", step));
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    status = CompareRecords(step, answer, participants_);
+    if (requires_samples_) status.Update(CheckSamples(step, answer));
+    answer.samples_so_far = samples_so_far_ += answer.samples;
+    active_ranks_.clear();
+    for (int rank = 0; rank < answer.world_size; ++rank) {
+      if (!answer.record(rank).joined) active_ranks_.push_back(rank);
+    }
+  }
+  if (!status.ok()) {
+    // Every rank has the same records and comes to the same result; no message is necessary.
+    Fail(status);
+    return ticket.Resolve(comm_->status());
+  }
+  int64_t followed_by_all = answer.record(0).calls;
+  for (const StepRecord& record : *answer.records)
+    followed_by_all = std::min(followed_by_all, record.calls);
+  calls_.Forget(followed_by_all);
+  HelpThoseBehind(answer);
+  ticket.Resolve(std::move(answer));
+}
+
+void StepControl::HelpThoseBehind(const StepAnswer& answer) {
+  if (answer.lowest_active != comm_->rank() || answer.everyone_active()) return;
+  if (answer.record(comm_->rank()).participants.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  for (StepParticipant* participant : participants_) {
+    const std::string& name = participant->participant_name();
+    const uint64_t name_hash = StableHash(0, name);
+    const ParticipantState mine = answer.LeaderState(name);
+    std::string state;
+    for (int rank = 0; rank < answer.world_size; ++rank) {
+      const StepRecord& record = answer.record(rank);
+      const ParticipantState* theirs = FindState(record, name_hash);
+      if (!record.joined || (theirs != nullptr && theirs->SamePlan(mine))) continue;
+      if (state.empty()) state = participant->ExportState();
+      comm_->control().Send(rank, StateTopic(name, answer.step), state);
+    }
+  }
+}
+
+absl::Status StepControl::CatchUp(const StepAnswer& answer) {
+  const StepRecord& mine = answer.record(comm_->rank());
+  for (StepParticipant* participant : participants()) {
+    const std::string& name = participant->participant_name();
+    const ParticipantState* state = FindState(mine, StableHash(0, name));
+    if (state != nullptr && state->SamePlan(answer.LeaderState(name))) continue;
+    EK_ASSIGN_OR_RETURN(std::string newer,
+                        comm_->control().Receive(StateTopic(name, answer.step), comm_->timeout(),
+                                                 FromLeader(answer)));
+    EK_RETURN_IF_ERROR(
+        Annotate(participant->ImportState(newer), absl::StrCat(name, ", step ", answer.step)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepControl::Announce(absl::string_view actor, absl::string_view payload) {
+  if (current_ == nullptr || ended_)
+    return absl::FailedPreconditionError("Announce: no step has begun");
+  TellJoined(StepAction::Kind::kAction, actor, payload);
+  return absl::OkStatus();
+}
+
+// By the lowest active rank, if there are joined ones; the control thread does it once that is
+// known.
+void StepControl::TellJoined(StepAction::Kind kind, absl::string_view actor,
+                             absl::string_view payload) {
+  const auto has_to_tell = [comm = comm_](const absl::StatusOr<StepAnswer>& answer) {
+    return answer.ok() && !answer->everyone_active() && answer->lowest_active == comm->rank();
+  };
+  if (current_->IsAnswered() && !has_to_tell(current_->Wait())) return;
+  std::string message(1, static_cast<char>(kind));
+  absl::StrAppend(&message, actor, "\n", payload);
+  current_->OnAnswer([comm = comm_, has_to_tell, message = std::move(message)](const auto& answer) {
+    if (!has_to_tell(answer)) return;
+    for (int rank = 0; rank < answer->world_size; ++rank) {
+      if (answer->record(rank).joined)
+        comm->control().Send(rank, ActionTopic(answer->step), message);
+    }
+  });
+}
+
+absl::StatusOr<StepAction> StepControl::NextAction(const StepAnswer& answer) {
+  EK_ASSIGN_OR_RETURN(
+      std::string message,
+      comm_->control().Receive(ActionTopic(answer.step), comm_->timeout(), FromLeader(answer)));
+  StepAction action;
+  const size_t newline = message.find('\n');
+  if (message.empty() ||
+      static_cast<uint8_t>(message[0]) > static_cast<uint8_t>(StepAction::Kind::kCall) ||
+      newline == std::string::npos) {
+    return absl::InternalError("a step's action is malformed");
+  }
+  action.kind = static_cast<StepAction::Kind>(message[0]);
+  action.actor = message.substr(1, newline - 1);
+  action.payload = message.substr(newline + 1);
+  if (action.kind == StepAction::Kind::kCall && !absl::SimpleAtoi(action.actor, &action.number)) {
+    return absl::InternalError("a call of a step is malformed");
+  }
+  return action;
+}
+
+void StepControl::AnnounceCall(const std::string& call) {
+  const bool in_step = current_ != nullptr && !ended_;
+  const std::shared_ptr<StepTicket> ticket = in_step && current_->IsAnswered() ? current_ : nullptr;
+  const absl::StatusOr<StepAnswer> answer =
+      ticket != nullptr ? ticket->Wait() : absl::UnknownError("");
+  const int64_t number = calls_.Add(call, records_sent_, [&](int rank) {
+    return answer.ok() && answer->lowest_active == comm_->rank() && answer->record(rank).joined;
+  });
+  if (in_step) TellJoined(StepAction::Kind::kCall, absl::StrCat(number), call);
+}
+
+absl::StatusOr<std::optional<std::string>> StepControl::NextCall(
+    const std::shared_ptr<StepTicket>& ticket) {
+  const absl::Time deadline = ticket->Renew();
+  {
+    const internal::Waits::Scope scope(
+        waits(), [&] { return ticket->Describe(); },
+        [&] { return ticket->IsAnswered() || calls_.HasNext(ticket->step_); });
+    calls_.AwaitNext(ticket->step_, deadline);
+  }
+  if (calls_.HasNext(ticket->step_)) return calls_.TakeNext();
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  // Ends with the lowest active rank's last call before the step; at the end of the loop, with the
+  // last one of all.
+  int64_t before = 0;
+  for (int rank = 0; rank < answer.world_size; ++rank) {
+    if (answer.active > 0 ? rank == answer.lowest_active : true)
+      before = std::max(before, answer.record(rank).calls);
+  }
+  // Over a tree the answer can overtake the notices of calls.
+  while (calls_.position() < before) {
+    EK_RETURN_IF_ERROR(comm_->status());
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank ", comm_->rank(), " did not receive call ", calls_.position(), " of ",
+                       before, " before step ", answer.step));
+    }
+    if (calls_.HasNext(ticket->step_)) return calls_.TakeNext();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return std::nullopt;
+}
+
+void StepControl::EndStep() {
+  if (ended_ || current_ == nullptr) return;
+  ended_ = true;
+  TellJoined(StepAction::Kind::kEnd, "",
+             "");  // The answer of a step without reduction may still be on its way.
+}
+
+}  // namespace evenkeel

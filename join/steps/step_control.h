@@ -1,0 +1,321 @@
+// The agreement of a training step: one small record per rank and step, gathered and spread over
+// the control plane.
+//
+//   StepControl& steps = StepControl::Of(comm);                      // one for each communicator
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, steps.Enter(this, name, 0));
+//   ...
+//   // the active ranks, the requests of all ranks, ...
+//   EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());
+//
+// It replaces the small all-reduces that other systems add to each step: nothing of it is on the
+// data plane. An exhausted rank sends records too, and receives the actions of the active ranks.
+//
+// A record also contains the rank's ledger (comm/step_ledger.h): the number of steps that each part
+// has finished, and their settings. The ledgers of all ranks are compared, so that no rank
+// continues after a step that another rank omitted or took differently.
+//
+// Size:    a record has 38 bytes, 37 for each participant (and its note), and the ledger's text: 38
+//          + 37 + 62 = 137 for a DataParallel and an Optimizer. Each rank sends one for each step,
+//          and receives all of them.
+//
+// Participants are the parts whose per-step state the ranks must agree on: reducers and sharded
+// optimizers register themselves. In each step the states of all active ranks are compared. An
+// older state on an exhausted rank is not an error: the lowest active rank sends it the newer
+// state.
+//
+// Threads: thread-compatible except where said; one thread per rank runs steps. Callbacks come on
+//          the control thread.
+// Errors:  FailedPrecondition on every rank when active ranks disagree, naming ranks and values;
+//          the group ends then.
+
+#ifndef EVENKEEL_JOIN_STEPS_STEP_CONTROL_H_
+#define EVENKEEL_JOIN_STEPS_STEP_CONTROL_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/group_extension.h"
+#include "evenkeel/join/steps/followed_calls.h"
+
+namespace evenkeel {
+
+// The state of one participant of one rank before a step.
+struct ParticipantState {
+  uint64_t name_hash = 0;      // Filled in by StepControl.
+  uint64_t generation = 0;     // Of the plan.
+  uint64_t schedule_hash = 0;  // Of the collectives that the step will issue.
+  uint64_t mask_hash = 0;      // Of the set of trained parameters.
+  bool sync = true;            // Whether gradients are reduced in this step.
+  std::string note;  // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
+
+  // Returns whether an exhausted rank in this state can shadow a rank in `other`.
+  bool SamePlan(const ParticipantState& other) const {
+    return generation == other.generation && schedule_hash == other.schedule_hash &&
+           mask_hash == other.mask_hash;
+  }
+};
+
+class StepControl;
+
+class StepParticipant {
+ public:
+  virtual ~StepParticipant() = default;
+  // Equal on all ranks: comm.UniqueName("data_parallel").
+  virtual const std::string& participant_name() const = 0;
+  // A step begins on this active rank: bring the plan up to date and say what it is.
+  virtual absl::StatusOr<ParticipantState> PrepareStep() = 0;
+  // Returns the state on an exhausted rank.
+  virtual ParticipantState CurrentState() const = 0;
+  // For ranks that are behind: everything that makes another rank's CurrentState() equal to this
+  // one's. Called on the control thread, at any time.
+  virtual std::string ExportState() const = 0;
+  virtual absl::Status ImportState(absl::string_view state) = 0;
+};
+
+// Requests of one rank to all ranks, as bits: StepControl::Request() sets them in this rank's next
+// record, and StepAnswer::requests has those of all ranks. The library only transmits them.
+struct StepRequests {
+  static constexpr uint32_t kStop = 1;      // After this step.
+  static constexpr uint32_t kSave = 2;      // A checkpoint, after this step.
+  static constexpr uint32_t kEvaluate = 4;  // After this step.
+  static constexpr uint32_t kFirstOfUsers = 1u << 16;
+};
+
+// The record that a rank sends when its step begins.
+struct StepRecord {
+  static constexpr uint8_t kVersion = 1;  // The first byte of the serialized form.
+  static constexpr int64_t kNotSaid = -1;
+
+  bool joined = false;         // The rank is exhausted.
+  uint32_t requests = 0;       // StepRequests.
+  int64_t samples = kNotSaid;  // The samples that AddSamples() added since the last record.
+  int64_t calls = 0;           // The user's collectives issued or shadowed: AnnounceCall().
+  uint64_t scope_hash = 0;     // Of the list and the options of RunJoined(); 0: outside of one.
+  std::string ledger;          // StepLedger::Serialize(); empty in an answer: it has been compared.
+  std::vector<ParticipantState> participants;
+
+  std::string Serialize() const;
+  static absl::StatusOr<StepRecord> Parse(absl::string_view bytes);
+};
+
+// All records of a step. Equal on all ranks.
+struct StepAnswer {
+  int64_t step = 0;
+  int world_size = 1;
+  int active = 1;         // How many ranks have inputs.
+  int lowest_active = 0;  // -1: none.
+  int highest_active = 0;
+  uint32_t requests = 0;       // Or of all.
+  int64_t samples = 0;         // Sum over ranks; of an exhausted one, those not yet reported.
+  int64_t samples_so_far = 0;  // The same of all steps of the group up to this one.
+  std::shared_ptr<const std::vector<StepRecord>> records =
+      nullptr;  // By rank; null in a step without agreement.
+
+  const StepRecord& record(int rank) const { return (*records)[rank]; }
+  bool everyone_active() const { return active == world_size; }
+  // Returns the state of that participant on the lowest active rank; the neutral one if unknown.
+  ParticipantState LeaderState(absl::string_view participant_name) const;
+};
+
+class StepTicket {
+ public:
+  // Blocks until all records are in; from any thread.
+  absl::StatusOr<StepAnswer> Wait() const;
+  // Runs on the control thread, or at once if the answer is there; always in the order of the
+  // calls. Must not block.
+  void OnAnswer(std::function<void(const absl::StatusOr<StepAnswer>&)> callback);
+  bool IsAnswered() const { return GivenAnswer() != nullptr; }
+
+ private:
+  friend class StepControl;
+  StepTicket(int64_t step, bool is_exhausted, StepControl* control);
+  // Restarts the timeout, because the other ranks are making progress before this step. Returns the
+  // new deadline.
+  absl::Time Renew();
+  void Resolve(absl::StatusOr<StepAnswer> answer);
+  // Null before it is there; never changes afterwards.
+  const absl::StatusOr<StepAnswer>* GivenAnswer() const;
+  internal::Wait Describe() const;
+
+  const int64_t step_;
+  const bool is_exhausted_;
+  StepControl* const control_;
+  mutable absl::Mutex mutex_;
+  absl::Time deadline_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<absl::StatusOr<StepAnswer>> answer_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<void(const absl::StatusOr<StepAnswer>&)>> callbacks_
+      ABSL_GUARDED_BY(mutex_);
+  bool is_calling_back_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// An action of the lowest active rank in a step, which exhausted ranks repeat.
+struct StepAction {
+  enum class Kind : uint8_t {
+    kEntered,  // The actor takes part in the step: Enter().
+    kAction,   // Announce().
+    kEnd,      // The step is over.
+    kCall,     // A collective of the user's: AnnounceCall().
+  };
+  Kind kind = Kind::kEnd;
+  std::string actor;  // Name of the Joinable that acts.
+  std::string payload;
+  int64_t number = 0;  // Of a kCall.
+};
+
+class StepControl final : public internal::GroupExtension {
+ public:
+  // That of the communicator, which makes it at the first call and owns it. From any thread.
+  static StepControl& Of(Communicator& comm);
+  explicit StepControl(Communicator* comm) : GroupExtension(comm), calls_(&comm->control()) {}
+
+  // Registration is local, in the same order on all ranks.
+  void Register(StepParticipant* participant);
+  void Unregister(StepParticipant* participant);
+
+  // Makes `who` take part in the current step. Begins a new step, and sends its record, if there is
+  // none, or if `who` or an object of a later phase (gradients: 0, optimizers: last) takes part in
+  // the current one already. Waits if 64 steps have no answer yet. Exhausted ranks receive the
+  // `name` of each object that takes part, in the order of these calls.
+  absl::StatusOr<std::shared_ptr<StepTicket>> Enter(const void* who, absl::string_view name,
+                                                    int phase);
+  // Begins the next step, or meeting, of an exhausted rank.
+  absl::StatusOr<std::shared_ptr<StepTicket>> EnterJoined(bool is_meeting = false);
+  // Begins a meeting of all ranks in place of a step; exhausted ranks call EnterJoined(true). A
+  // meeting has no participants and no actions, and samples remain for the next step.
+  absl::StatusOr<std::shared_ptr<StepTicket>> EnterMeeting();
+  // Returns whether Enter() would begin a new step.
+  bool WillBegin(const void* who, int phase) const {
+    return ended_ || entered_.contains(who) || phase < entered_phase_;
+  }
+  // On an exhausted rank: brings every participant to the state that the lowest active rank has in
+  // this step.
+  absl::Status CatchUp(const StepAnswer& answer);
+  // The step that Enter() last began on this rank; null before the first.
+  std::shared_ptr<StepTicket> current() const { return current_; }
+
+  // On the lowest active rank: sends the action to the exhausted ranks, which repeat it. On other
+  // ranks, and while all ranks are active, it does nothing. Does not wait: if the step has no
+  // answer yet, the action is sent when it arrives.
+  absl::Status Announce(absl::string_view actor, absl::string_view payload);
+  // On an exhausted rank: waits for the next action of the lowest active rank in step
+  // `answer.step`.
+  absl::StatusOr<StepAction> NextAction(const StepAnswer& answer);
+  // The user's collectives, which exhausted ranks shadow wherever the loop issues them
+  // (followed_calls.h). An active rank calls AnnounceCall() before it issues one. On an exhausted
+  // rank NextCall() returns the next collective before the ticket's step; nothing if the step has
+  // begun and all collectives before it have been taken. TakeCall() returns whether a collective
+  // that NextAction() returned is still to be shadowed.
+  void AnnounceCall(const std::string& call);
+  absl::StatusOr<std::optional<std::string>> NextCall(const std::shared_ptr<StepTicket>& ticket);
+  bool TakeCall(const StepAction& action) { return calls_.Take(action.number); }
+  // To be called when this rank's loop has ended: from now on it shadows the other ranks' calls.
+  void BecomeExhausted() { calls_.BecomeExhausted(); }
+
+  // Ends the current step on this rank; Enter() does so, too. Idempotent.
+  void EndStep();
+
+  // Does the same without a message to exhausted ranks, when all ranks have ended the step early.
+  void AbandonStep() { ended_ = true; }
+
+  // Sets the object that runs the loop, and the hash of its list and options; null: the loop ends.
+  void SetScope(const void* scope, uint64_t hash) {
+    scope == nullptr ? calls_.EndLoop() : calls_.BeginLoop();
+    if (scope == nullptr) samples_ = StepRecord::kNotSaid;  // No other loop's.
+    absl::MutexLock lock(&mutex_);
+    active_ranks_.clear();
+    scope_ = scope;
+    scope_hash_ = hash;
+  }
+  // Returns the object that runs the loop; null outside of RunJoined().
+  const void* scope() const { return scope_; }
+  // The loop goes on in another group: its scope, its settings, what this rank has said for its
+  // next record, and what it still says here while that group lives. `rank_there`: by rank, its
+  // rank in that group; -1: it has none.
+  void ContinueIn(StepControl& next, const std::vector<int>& rank_there);
+  // It has come back from that group, with what was said there and did not go out any more.
+  void ComeBackFrom(StepControl& other);
+  // Whether records are sent at all. Off inside RunJoined with enable = false: steps then have no
+  // agreement.
+  void SetAgreement(bool on) { agreement_ = on; }
+  bool agreement() const { return agreement_; }
+  // Sets whether active ranks must call AddSamples() before each step; a step without it is an
+  // error on all ranks.
+  void RequireSamples(bool on) { requires_samples_ = on; }
+  // Adds samples, or requests, to this rank's next record.
+  void AddSamples(int64_t samples);
+  void Request(uint32_t bits);
+
+  // Names of those who came from another group with theirs: false if somebody here has that name.
+  // Whoever leaves gives its name back.
+  bool HoldName(absl::string_view name);
+  void ReleaseName(absl::string_view name);
+  // Ends with this object: for those who may outlive the group that they were in.
+  std::weak_ptr<const void> lifetime() const { return lifetime_; }
+
+  // Returns the number of records that this rank has sent, active or exhausted.
+  int64_t records_sent() const { return records_sent_; }
+  // Returns the same number plus the steps without agreement.
+  int64_t steps_begun() const { return steps_begun_; }
+  // Returns the ranks with inputs in the last step that all ranks have begun, to this rank's
+  // knowledge; all ranks before the first step.
+  std::vector<int> active_ranks() const;
+
+  void OnNotice(int from, absl::string_view topic, absl::string_view notice) override;
+  int64_t position() const override { return records_sent_; }
+  // Returns whether this rank shadowed the last step.
+  bool is_exhausted() const override { return is_exhausted_; }
+
+ private:
+  friend class StepTicket;  // Waits as a part of the group.
+  std::vector<StepParticipant*> participants() const;
+  absl::StatusOr<std::shared_ptr<StepTicket>> Begin(StepRecord record);
+  void OnRecords(int64_t step, StepTicket& ticket,
+                 const absl::StatusOr<std::vector<std::string>>& parts);
+  void HelpThoseBehind(const StepAnswer& answer);
+  void TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload);
+
+  FollowedCalls calls_;
+  const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();
+  mutable absl::Mutex mutex_;
+  std::vector<StepParticipant*> participants_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string, std::less<>> held_names_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<StepTicket> current_;
+  std::deque<std::shared_ptr<StepTicket>> unanswered_;
+  std::set<const void*>
+      entered_;  // Who takes part in the current step, and the latest of their phases.
+  int entered_phase_ = 0;
+  bool ended_ = true;
+  const void* scope_ = nullptr;
+  uint64_t scope_hash_ = 0;
+  bool agreement_ = true;
+  std::atomic<bool> is_exhausted_ = false;  // Also read by whoever asks what threads wait for.
+  std::atomic<int64_t> records_sent_ = 0;   // Also read by the control thread.
+  int64_t steps_begun_ = 0;
+  int64_t samples_ = StepRecord::kNotSaid;
+  uint32_t requests_ = 0;
+  StepControl* next_ = nullptr;                 // Where the loop goes on,
+  std::weak_ptr<const void> next_lives_;        // as long as that is there.
+  std::atomic<bool> requires_samples_ = false;  // Also read by the control thread.
+  int64_t samples_so_far_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_JOIN_STEPS_STEP_CONTROL_H_

@@ -1,0 +1,129 @@
+// The record of a step: no bytes that another rank sends do harm, and what the ranks' ledgers of
+//                       steps say is compared.
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/step_ledger.h"
+#include "evenkeel/comm/testing/fuzz.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+TEST(StepControlFuzzTest, StepRecord) {
+  const ParticipantState reducer{
+      .name_hash = 1, .generation = 2, .schedule_hash = 3, .mask_hash = 4};
+  const ParticipantState optimizer{.name_hash = 5, .sync = false, .note = std::string(256, 'n')};
+  const StepRecord alone{}, full{.joined = true,
+                                 .requests = 7,
+                                 .samples = -1,
+                                 .scope_hash = ~uint64_t{0},
+                                 .ledger = "optimizer#0\t3\t3\t=\tlearning_rate=0.1\n",
+                                 .participants = {reducer, optimizer}};
+  Fuzz({alone.Serialize(), full.Serialize()}, Again<StepRecord>);
+}
+
+TEST(StepControlFuzzTest, AnotherVersionIsRefused) {
+  std::string bytes = StepRecord().Serialize();
+  EXPECT_EQ(bytes.size(), 38u) << "as step_control.h says";
+  bytes[0] = StepRecord::kVersion + 1;
+  EXPECT_EQ(StepRecord::Parse(bytes).status(),
+            absl::InvalidArgumentError("the record of a step has version 2, this build reads 1: "
+                                       "run the same build on all ranks"));
+}
+
+TEST(StepControlFuzzTest, LedgersOfSteps) {
+  StepLedger ledger;
+  ledger.Finish("data_parallel#0", 4, "");
+  ledger.Finish("optimizer#0", 4, "learning_rate=0.1, max_norm=1");
+  ledger.Plan("optimizer#1", "learning_rate=0.1");
+  const std::string good = ledger.Serialize(StepLedger::Plans::kWith);
+  Fuzz({good}, [&](absl::string_view bytes) -> absl::StatusOr<std::string> {
+    const absl::Status status = StepLedger::Compare({std::string(bytes), good});
+    if (bytes != good && !absl::IsFailedPrecondition(status) && !status.ok()) return status;
+    return std::string(bytes);  // Whatever it says, it has been read.
+  });
+}
+
+struct Ledgers {
+  std::string name;
+  std::vector<std::string> texts;  // By rank.
+  std::string message;             // Empty: they agree.
+};
+
+const Ledgers kLedgers[] = {
+    {"Nothing", {"", "", ""}, ""},
+    {"Same", {"a#0\t2\t2\t=\tx=1\n", "a#0\t2\t2\t=\tx=1\n", "a#0\t2\t2\t=\tx=1\n"}, ""},
+    // Ranks may come into a group with different pasts.
+    {"OtherNumbers", {"a#0\t2\t12\t=\tx=1\n", "a#0\t2\t11\t=\tx=1\n", "a#0\t2\t12\t=\tx=1\n"}, ""},
+    {"Counts",
+     {"a#0\t2\t12\t=\tx=1\n", "a#0\t1\t11\t=\tx=1\n", "a#0\t2\t12\t=\tx=1\n"},
+     "a#0: rank 1 has finished 11 steps (1 in this group); ranks 0,2 have finished 12 steps (2 in "
+     "this group): the "
+     "ranks disagree; every rank must take every step"},
+    {"NoneOnOne",
+     {"a#0\t1\t1\t=\tx=1\n", "a#0\t1\t1\t=\tx=1\n", ""},
+     "a#0: rank 2 has finished 0 steps; ranks 0,1 have finished 1 step: the ranks disagree; every "
+     "rank must take every "
+     "step"},
+    {"Settings",
+     {"a#0\t2\t2\t=\tx=1, y=2\n", "a#0\t2\t2\t=\tx=1, y=3\n", "a#0\t2\t2\t=\tx=1, y=2\n"},
+     "a#0: step 2 was taken with different settings: rank 1 has y=3; ranks 0,2 have y=2: the ranks "
+     "disagree; derive "
+     "them from what all ranks count"},
+    {"OneMoreSetting",
+     {"a#0\t2\t2\t=\tx=1, y=2\n", "a#0\t2\t2\t=\tx=1\n", "a#0\t2\t2\t=\tx=1\n"},
+     "a#0: step 2 was taken with different settings: rank 0 has y=2; ranks 1,2 have none of these: "
+     "the ranks "
+     "disagree; derive them from what all ranks count"},
+    {"Plans",
+     {"a#0\t2\t2\t>\tx=1\n", "a#0\t2\t2\t>\tx=1\n", "a#0\t2\t2\t>\tx=2\n"},
+     "a#0: step 3 begins with different settings: rank 2 has x=2; ranks 0,1 have x=1: the ranks "
+     "disagree; derive them "
+     "from what all ranks count"},
+    // A rank without inputs still has those of its last step.
+    {"PlansAndSteps", {"a#0\t2\t2\t=\tx=1\n", "a#0\t2\t2\t>\tx=2\n", "a#0\t2\t2\t>\tx=2\n"}, ""},
+    {"Malformed", {"", "a#0\t2\t2\t<\tx=1\n", ""}, "rank 1 sent a malformed ledger of steps"},
+};
+
+TEST(StepLedgerTest, ComparesTheRanksWithEachOther) {
+  for (const Ledgers& ledgers : kLedgers) {
+    SCOPED_TRACE(ledgers.name);
+    EXPECT_EQ(StepLedger::Compare(ledgers.texts).message(), ledgers.message);
+  }
+}
+
+// A rank that has no step to begin may have planned one that only accumulated.
+TEST(StepLedgerTest, LeavesPlansOut) {
+  StepLedger ledger, other;
+  ledger.Finish("optimizer#0", 4, "learning_rate=0.1");
+  other.Finish("optimizer#0", 4, "learning_rate=0.1");
+  ledger.Plan("optimizer#0", "learning_rate=0.2");
+  other.Plan("optimizer#0", "learning_rate=0.3");
+  using Plans = StepLedger::Plans;
+  EXPECT_FALSE(
+      StepLedger::Compare({ledger.Serialize(Plans::kWith), other.Serialize(Plans::kWith)}).ok());
+  EXPECT_TRUE(
+      StepLedger::Compare({ledger.Serialize(Plans::kWithout), other.Serialize(Plans::kWithout)})
+          .ok());
+  other.Finish("optimizer#0", 5, "learning_rate=0.3");
+  EXPECT_FALSE(
+      StepLedger::Compare({ledger.Serialize(Plans::kWithout), other.Serialize(Plans::kWithout)})
+          .ok());
+}
+
+// A group of parameters may have any name.
+TEST(StepLedgerTest, KeepsToItsLines) {
+  StepLedger ledger;
+  ledger.Finish("optimizer#0", 1, "learning_rate of a\tb\nc=1");
+  EXPECT_EQ(ledger.Serialize(StepLedger::Plans::kWith),
+            "optimizer#0\t1\t1\t=\tlearning_rate of a b c=1\n");
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,58 @@
+// What the programs of this folder share: how they begin and end, their input and output.
+//
+//   absl::StatusOr<int> Run(const std::vector<std::string>& words);
+//   int main(int argc, char** argv) {
+//     return RunProgram("plan", [&] { return Run({argv + 1, argv + argc}); });
+//   }
+//
+// Threads: call them from the main thread.
+
+#ifndef EVENKEEL_TOOLS_PROGRAM_H_
+#define EVENKEEL_TOOLS_PROGRAM_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+
+// Returns the exit code: that of `run`, or 1 after printing its error, or the exception that it
+// throws, as "<name>: <message>" on standard error.
+int RunProgram(absl::string_view name, absl::FunctionRef<absl::StatusOr<int>()> run);
+
+// Changes to the folder in which `bazel run` was called, to which the user's relative paths refer.
+absl::Status EnterUserFolder();
+
+// Parses the flags of gflags and calls EnterUserFolder(). Returns InvalidArgument for an argument
+// that is not a flag. An unknown flag or a malformed value ends the program.
+absl::Status ParseFlags(const char* usage, int argc, char** argv);
+
+// Returns the contents of a file of at most 1 GiB; an empty path means standard input.
+absl::StatusOr<std::string> ReadInput(const std::string& path);
+
+// Writes to standard output, and flushes it.
+absl::Status Print(absl::string_view text);
+
+// A new folder for temporary files, which is removed with this object.
+class TemporaryFolder {
+ public:
+  static absl::StatusOr<std::unique_ptr<TemporaryFolder>> Create(absl::string_view program);
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TOOLS_PROGRAM_H_

@@ -1,0 +1,121 @@
+#include "evenkeel/trainer/app/dashboards.h"
+
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/bucket/step_times.h"
+#include "evenkeel/trainer/report/prometheus.h"
+#include "evenkeel/trainer/report/tensorboard.h"
+
+namespace evenkeel {
+namespace {
+
+void AddIfKnown(std::vector<Scalar>& scalars, const Scalar& scalar, bool is_known) {
+  if (is_known) scalars.push_back(scalar);
+}
+
+void AddBucketTimes(const StepTimes& times, std::vector<double>& microseconds) {
+  for (size_t b = 0; b < times.buckets.size(); ++b) {
+    const absl::Time start = StartOf(times, b), reduced = times.buckets[b].reduced;
+    if (start == absl::InfiniteFuture() || reduced <= start) continue;
+    microseconds.push_back(absl::ToDoubleMicroseconds(reduced - start));
+  }
+}
+
+}  // namespace
+
+Dashboards::Dashboards(const TrainOptions& options, const std::string& model, bool counts_tokens,
+                       OutputFailures& failures)
+    : failures_(failures), counts_tokens_(counts_tokens) {
+  if (!options.tensorboard_folder.empty()) {
+    absl::StatusOr<std::unique_ptr<MetricsSink>> events =
+        OpenTensorboard(options.tensorboard_folder);
+    failures_.Note("--tensorboard", events.status());
+    if (events.ok()) sinks_["--tensorboard"] = *std::move(events);
+  }
+  if (!options.prometheus_file.empty()) {
+    sinks_["--prometheus"] =
+        OpenPrometheus({.path = options.prometheus_file, .labels = {{"model", model}}});
+  }
+}
+
+void Dashboards::Each(absl::FunctionRef<absl::Status(MetricsSink&)> call) {
+  for (const auto& [flag, sink] : sinks_) failures_.Note(flag, call(*sink));
+}
+
+void Dashboards::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now) {
+  if (sinks_.empty()) return;
+  // A loss that is not finite is also written.
+  const bool has_own = facts.own.has_value();
+  std::vector<Scalar> scalars = {
+      {"train/learning_rate", facts.learning_rate, "Learning rate of the last step"}};
+  AddIfKnown(
+      scalars,
+      {"train/loss_scale", facts.loss_scale, "Factor by which the last step's loss was multiplied"},
+      facts.loss_scale > 0);
+  AddIfKnown(scalars, {"train/loss", numbers.loss, "Mean loss of the last batch of rank 0"},
+             has_own);
+  AddIfKnown(
+      scalars,
+      {"train/accuracy", numbers.accuracy, "Accuracy on the last batch of rank 0, from 0 to 1"},
+      has_own);
+  AddIfKnown(scalars,
+             {"train/bits_per_token", BitsOf(numbers.loss),
+              "Mean loss of the last batch of rank 0, in bits for each token"},
+             has_own && counts_tokens_);
+  AddIfKnown(scalars,
+             {counts_tokens_ ? "train/tokens_per_second" : "train/samples_per_second",
+              numbers.predictions_per_second,
+              counts_tokens_ ? "Tokens that all ranks trained on in a second, in the last step"
+                             : "Samples that all ranks trained on in a second, in the last step"},
+             !std::isnan(numbers.predictions_per_second));
+  AddIfKnown(scalars,
+             {"train/exposed_communication_ratio", numbers.exposed_ratio,
+              "Fraction of the last step in which rank 0 waited for gradients after backward"},
+             !std::isnan(numbers.exposed_ratio));
+  Each([&](MetricsSink& sink) {
+    return sink.Write({.step = facts.step, .time = now, .scalars = scalars});
+  });
+  // On a device these are the times at which the host enqueued reductions, not their durations.
+  const bool has_buckets =
+      facts.times != nullptr && facts.times->is_measured && facts.clock == StepClock::kHost;
+  if (has_buckets) AddBucketTimes(*facts.times, bucket_us_);
+  if ((facts.step + 1) % kHistogramEvery == 0) WriteHistogram(facts.step, now);
+}
+
+void Dashboards::WriteHistogram(int64_t step, absl::Time now) {
+  if (bucket_us_.empty()) return;
+  Each([&](MetricsSink& sink) {
+    return sink.WriteHistogram({.step = step,
+                                .time = now,
+                                .name = "communication/bucket_microseconds",
+                                .values = bucket_us_});
+  });
+  bucket_us_.clear();
+}
+
+void Dashboards::OnEpoch(int64_t step, const Evaluation& test, absl::Time now) {
+  std::vector<Scalar> scalars = {
+      {"test/loss", test.loss_mean(), "Mean loss over the test data"},
+      {"test/accuracy", test.accuracy(), "Accuracy over the test data, from 0 to 1"}};
+  AddIfKnown(scalars,
+             {"test/bits_per_token", BitsOf(test.loss_mean()),
+              "Mean loss over the test data, in bits for each token"},
+             counts_tokens_);
+  Each([&](MetricsSink& sink) {
+    return sink.Write({.step = step, .time = now, .scalars = scalars});
+  });
+}
+
+void Dashboards::OnGoBack(int64_t step, absl::Time now) {
+  bucket_us_.clear();
+  Each([&](MetricsSink& sink) { return sink.GoBackTo(step, now); });
+}
+
+void Dashboards::OnEnd(absl::Time now) {
+  Each([&](MetricsSink& sink) { return sink.Finish(now); });
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,67 @@
+// Reports the progress of a run to TensorBoard and Prometheus, as the options ask.
+//
+//   Dashboards sinks(options, "cnn", /*counts_tokens=*/false, failures);
+//   sinks.OnStep(facts, NumbersOf(facts, 1), absl::Now());
+//   sinks.OnEpoch(facts.step, test, absl::Now());
+//   sinks.OnEnd(absl::Now());
+//
+// Scalars of a step are train/loss, train/accuracy (both of rank 0's batch), train/learning_rate,
+// train/exposed_communication_ratio, and train/samples_per_second or, for language models,
+// train/tokens_per_second and train/bits_per_token; after an epoch test/loss, test/accuracy and
+// test/bits_per_token. Every 100 steps it writes a histogram of the times of bucket reductions,
+// communication/bucket_microseconds, from the steps that the reducer measures. Unknown values are
+// left out.
+//
+// Threads:   thread-compatible.
+// Ownership: `failures` outlives it.
+// Errors:    errors of the sinks (report/metrics_sink.h) are noted in `failures`; no sink ends the
+//            run.
+
+#ifndef EVENKEEL_TRAINER_APP_DASHBOARDS_H_
+#define EVENKEEL_TRAINER_APP_DASHBOARDS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "evenkeel/trainer/app/step_facts.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/report/metrics_sink.h"
+#include "evenkeel/trainer/report/output_failures.h"
+
+namespace evenkeel {
+
+class Dashboards {
+ public:
+  static constexpr int64_t kHistogramEvery = 100;
+
+  Dashboards(const TrainOptions& options, const std::string& model, bool counts_tokens,
+             OutputFailures& failures);
+
+  void OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now);
+  // `step` is the last step of the epoch.
+  void OnEpoch(int64_t step, const Evaluation& test, absl::Time now);
+  // The run repeats the steps from this one on.
+  void OnGoBack(int64_t step, absl::Time now);
+  void OnEnd(absl::Time now);
+
+ private:
+  void Each(absl::FunctionRef<absl::Status(MetricsSink&)> call);
+  void WriteHistogram(int64_t step, absl::Time now);
+
+  OutputFailures& failures_;
+  std::map<std::string, std::unique_ptr<MetricsSink>> sinks_;  // By flag.
+  const bool counts_tokens_;
+  std::vector<double> bucket_us_;  // Of the steps since the last histogram.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_APP_DASHBOARDS_H_

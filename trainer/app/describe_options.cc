@@ -1,0 +1,122 @@
+#include "evenkeel/trainer/app/describe_options.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/join/step_divisor.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/data/augment.h"
+#include "evenkeel/trainer/gpt/gpt_options.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+namespace {
+
+// Returns the number of tensors and elements, and a hash of the names, types and shapes of tensors.
+std::string Fingerprint(const Model& model) {
+  uint64_t hash = 0;
+  const ParameterSet& parameters = model.parameters();
+  for (int i = 0; i < parameters.size(); ++i) {
+    hash = StableHash(StableHash(hash, parameters[i].name), ToString(parameters[i].value.dtype));
+    for (int64_t size : model.shape(i)) hash = StableHash(hash, static_cast<uint64_t>(size));
+  }
+  for (const NamedBuffer& buffer : model.buffers())
+    hash = StableHash(StableHash(hash, buffer.name), buffer.shape.size());
+  return absl::StrCat(parameters.size(), " tensors of ", CountElements(model), " elements, ",
+                      absl::Hex(hash, absl::kZeroPad16));
+}
+
+// Returns the kind of rule, and the tensors of its state of a parameter.
+std::string KindOf(const UpdateRule& rule) {
+  static constexpr absl::string_view kKinds[] = {"sgd", "adam", "adamw"};
+  const auto tensors = StateTensorNames(rule);
+  return absl::StrCat(kKinds[rule.index()], " with {", absl::StrJoin(tensors, ", "), "}");
+}
+
+std::string Text(bool value) { return value ? "true" : "false"; }
+
+std::string NamesOf(const FreezeSchedule& freeze) {
+  return absl::StrJoin(freeze, ",", [](std::string* out, const FreezeRange& range) {
+    absl::StrAppend(out, range.prefix, "@", range.begin, ":", range.end);
+  });
+}
+
+}  // namespace
+
+absl::string_view DescribeSharding(Sharding sharding) {
+  static constexpr absl::string_view kTexts[] = {"state on every rank", "state sharded by tensors",
+                                                 "state sharded in equal slices"};
+  return kTexts[static_cast<int>(sharding)];
+}
+
+absl::string_view DescribeDecay(Decay decay) {
+  static constexpr absl::string_view kTexts[] = {"", " with linear decay", " with cosine decay"};
+  return kTexts[static_cast<int>(decay)];
+}
+
+int64_t CountElements(const Model& model) {
+  int64_t count = 0;
+  for (int i = 0; i < model.parameters().size(); ++i) count += model.parameters()[i].value.count;
+  return count;
+}
+
+std::string DescribeJoin(const TrainOptions& options, const StepPlan& plan) {
+  if (!plan.is_uneven()) return "even";
+  if (options.stops_early) return "uneven, all ranks stop with the first exhausted one";
+  if (!options.joins) return "cut to the same number";
+  if (options.divide_by == DivideBy::kSamples)
+    return "uneven, joined, every sample weighs the same";
+  return absl::StrCat("uneven, joined, gradients divided by the ",
+                      options.divide_by == DivideBy::kActiveRanks ? "effective" : "initial",
+                      " number of ranks");
+}
+
+RunSettings SettingsOf(const TrainOptions& options, const Model& model, const TrainingData& data,
+                       int world_size) {
+  RunSettings settings;
+  settings.fixed = {
+      {"model", std::string(NameOf(options.model))},
+      {"the model's parameters", Fingerprint(model)},
+      {"the number of training samples", absl::StrCat(data.train->size())},
+      {"predictions per sample", absl::StrCat(data.train->predictions_per_sample())},
+      {"seed", absl::StrCat(options.seed)},
+      {"shuffle", Text(options.shuffle)},
+      {"optimizer", KindOf(options.rule)},
+  };
+  if (options.model == ModelKind::kGpt) settings.fixed["heads"] = absl::StrCat(options.gpt.heads);
+  settings.dealing = {
+      {kRanksSetting, absl::StrCat(world_size)},
+      {"batch_size", absl::StrCat(options.batch_size)},
+      {"accumulate", absl::StrCat(options.accumulate)},
+      {"rank_steps", absl::StrJoin(options.rank_steps, ",")},
+  };
+  settings.free = {
+      {"augmentation", absl::StrCat("shift ", options.augment.max_shift, ", mirrors ",
+                                    Text(options.augment.mirrors))},
+      {"data", options.data.path},
+      {"epochs", absl::StrCat(options.epochs)},
+      {"max_steps", absl::StrCat(options.max_steps)},
+      {"the optimizer's settings", ToString(options.rule)},
+      {"lr_decay", absl::StrCat(static_cast<int>(options.decay))},
+      {"warmup", absl::StrCat(options.warmup)},
+      {"clip", absl::StrCat(options.clip)},
+      {"join", Text(options.joins)},
+      {"divide_by", absl::StrCat(static_cast<int>(options.divide_by))},
+      {"stop_early", Text(options.stops_early)},
+      {"freeze", NamesOf(options.freeze)},
+      {"bucket sizes",
+       absl::StrJoin(options.bucket_caps, ",",
+                     [](std::string* out, const Bytes& cap) { absl::StrAppend(out, cap.value); })},
+  };
+  if (options.model == ModelKind::kGpt) {
+    settings.free["dropout"] = absl::StrCat(options.gpt.dropout);
+  }
+  if (options.model == ModelKind::kGpt || options.compute != DType::kFloat32) {
+    settings.free["compute"] = std::string(ToString(options.compute));
+  }
+  return settings;
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,127 @@
+#include "evenkeel/trainer/app/flag_table.h"
+
+#include <gflags/gflags.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr size_t kMaxColumn = 34;
+
+struct Line {
+  std::string flag;
+  std::string text;
+};
+
+std::string ValueName(absl::string_view type) {
+  if (type == "string") return "TEXT";
+  return type == "double" ? "X" : "N";
+}
+
+std::string DefaultText(const gflags::CommandLineFlagInfo& info) {
+  if (info.type == "bool") return info.default_value == "true" ? "on" : "off";
+  return info.default_value.empty() ? "none" : info.default_value;
+}
+
+Line Describe(const char* name) {
+  const gflags::CommandLineFlagInfo info = gflags::GetCommandLineFlagInfoOrDie(name);
+  absl::string_view description = info.description;
+  std::string value = ValueName(info.type);
+  if (absl::ConsumePrefix(&description, "=")) {
+    const size_t space = std::min(description.find(' '), description.size());
+    value = std::string(description.substr(0, space));
+    description.remove_prefix(std::min(space + 1, description.size()));
+  }
+  Line line{
+      info.type == "bool" ? absl::StrCat("--[no]", name) : absl::StrCat("--", name, "=", value),
+      std::string(description)};
+  if (!absl::StrContains(line.text, "default"))
+    absl::StrAppend(&line.text, " (default ", DefaultText(info), ")");
+  return line;
+}
+
+// Of gflags.
+bool IsSet(const char* flag) {
+  std::string value;
+  return gflags::GetCommandLineOption(flag, &value) && value == "true";
+}
+
+// Help, in all spellings of gflags.
+bool WantsHelp() {
+  const auto spellings = {"help", "helpfull", "helpshort", "helppackage", "helpxml"};
+  return std::ranges::any_of(spellings, IsSet);
+}
+
+}  // namespace
+
+template <typename Value>
+void FlagTable::Add(const char* name, Value& value, const char* help) {
+  const auto initial = std::make_shared<Value>(value);
+  gflags::FlagRegisterer(name, help, /*filename=*/"", &value, initial.get());
+  defaults_.push_back(initial);
+  groups_.back().names.push_back(name);
+}
+
+template void FlagTable::Add(const char*, bool&, const char*);
+template void FlagTable::Add(const char*, int32_t&, const char*);
+template void FlagTable::Add(const char*, int64_t&, const char*);
+template void FlagTable::Add(const char*, uint64_t&, const char*);
+template void FlagTable::Add(const char*, double&, const char*);
+template void FlagTable::Add(const char*, std::string&, const char*);
+
+bool FlagTable::IsGiven(const char* name) {
+  return !gflags::GetCommandLineFlagInfoOrDie(name).is_default;
+}
+
+absl::StatusOr<bool> FlagTable::Parse(absl::string_view summary, int argc, char** argv) {
+  if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
+      folder != nullptr && chdir(folder) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot change to the folder ", folder));
+  }
+  gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
+  if (WantsHelp()) {
+    std::cout << summary << Help();
+    return false;
+  }
+  if (IsSet("version")) return absl::InvalidArgumentError("unknown flag --version; see --help");
+  if (argc > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument \"", argv[1], "\"; see --help"));
+  }
+  for (const auto& take : take_) take();
+  return true;
+}
+
+std::string FlagTable::Help() const {
+  std::vector<std::pair<const char*, std::vector<Line>>> described;
+  size_t column = 0;
+  for (const Flags& group : groups_) {
+    std::vector<Line>& lines = described.emplace_back(group.title, std::vector<Line>()).second;
+    for (const char* flag : group.names) {
+      lines.push_back(Describe(flag));
+      column = std::max(column, std::min(lines.back().flag.size(), kMaxColumn));
+    }
+  }
+  std::string text;
+  for (const auto& [title, lines] : described) {
+    absl::StrAppend(&text, text.empty() ? "" : "\n", title, ":\n");
+    for (const Line& line : lines)
+      absl::StrAppendFormat(&text, "  %-*s  %s\n", column, line.flag, line.text);
+  }
+  return text;
+}
+
+}  // namespace evenkeel

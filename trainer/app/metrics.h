@@ -1,0 +1,57 @@
+// Numbers of a training run as JSON lines: one object per line, for scripts and plots.
+//
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<MetricsWriter> metrics,
+//                       MetricsWriter::Create("metrics.jsonl"));
+//   EK_RETURN_IF_ERROR(metrics->Write({{"step", 12}, {"loss", 0.42}, {"split", "test"}}));
+//
+// Fields keep their order. NaN and infinities, which JSON lacks, become null. Each line is passed
+// to the system at once, so that a crash loses no earlier line.
+//
+// Threads: thread-compatible.
+// Errors:  the file system's own, with the path; later lines can still be written. An existing
+//          file is overwritten, unless the mode is kAppend.
+
+#ifndef EVENKEEL_TRAINER_APP_METRICS_H_
+#define EVENKEEL_TRAINER_APP_METRICS_H_
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace evenkeel {
+
+// A JSON object, whose fields keep their order.
+using MetricsFields = nlohmann::ordered_json;
+
+enum class MetricsMode { kNew, kAppend };
+
+class MetricsWriter {
+ public:
+  static absl::StatusOr<std::unique_ptr<MetricsWriter>> Create(
+      const std::string& path, MetricsMode mode = MetricsMode::kNew);
+
+  absl::Status Write(const MetricsFields& fields);
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  MetricsWriter(std::string path, std::FILE* file, bool is_torn)
+      : path_(std::move(path)), file_(file), is_torn_(is_torn) {}
+
+  const std::string path_;
+  const std::unique_ptr<std::FILE, Close> file_;
+  bool is_torn_;  // The file ends within a line.
+};
+
+// Returns the line for `fields`, without the newline.
+std::string MetricsLine(const MetricsFields& fields);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_APP_METRICS_H_

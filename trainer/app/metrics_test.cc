@@ -1,0 +1,91 @@
+#include "evenkeel/trainer/app/metrics.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
+
+namespace evenkeel {
+namespace {
+
+TEST(MetricsTest, WritesEachTypeInOrder) {
+  EXPECT_EQ(MetricsLine({{"step", 12},
+                         {"big", int64_t{1} << 60},
+                         {"loss", 0.25},
+                         {"done", true},
+                         {"split", "test"}}),
+            R"({"step":12,"big":1152921504606846976,"loss":0.25,"done":true,"split":"test"})");
+}
+
+TEST(MetricsTest, IsAlwaysJson) {
+  EXPECT_EQ(MetricsLine(MetricsFields::object()), "{}");
+  EXPECT_EQ(MetricsLine({{"nan", NAN}, {"inf", -INFINITY}}), R"({"nan":null,"inf":null})");
+  EXPECT_EQ(MetricsLine({{"text", "a \"b\"\n"}}), R"({"text":"a \"b\"\n"})");
+  EXPECT_EQ(MetricsLine({{"text", "\xff"}}), "{\"text\":\"\xef\xbf\xbd\"}");
+}
+
+TEST(MetricsTest, NumbersSurviveTheTextForm) {
+  EXPECT_EQ(MetricsLine({{"x", 0.1 + 0.2}}), R"({"x":0.30000000000000004})");
+}
+
+TEST(MetricsTest, LinesAreInTheFileAtOnce) {
+  const std::string path = testing::TempDir() + "/metrics.jsonl";
+  const auto metrics = MetricsWriter::Create(path);
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  EXPECT_TRUE((*metrics)->Write({{"step", 1}}).ok());
+  EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n");
+  EXPECT_TRUE((*metrics)->Write({{"step", 2}}).ok());
+  EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n{\"step\":2}\n");
+}
+
+// Whoever wrote before may have been killed, or the disk was full, in the middle of a line.
+TEST(MetricsTest, WhatIsAppendedBeginsWithALineOfItsOwn) {
+  const std::string path = testing::TempDir() + "/appended.jsonl";
+  for (const auto& [before, after] : std::vector<std::pair<std::string, std::string>>{
+           {"", "{\"step\":1}\n"},
+           {"{\"step\":0}\n", "{\"step\":0}\n{\"step\":1}\n"},
+           {"{\"st", "{\"st\n{\"step\":1}\n"}}) {
+    const absl::string_view pieces[] = {before};
+    ASSERT_TRUE(WriteFileAtomically(path, pieces).ok());
+    EXPECT_TRUE((*MetricsWriter::Create(path, MetricsMode::kAppend))->Write({{"step", 1}}).ok());
+    EXPECT_EQ(*ReadFile(path), after);
+  }
+}
+
+// The limit stands for a full disk, which has room again later.
+TEST(MetricsTest, ALineThatIsTornIsALineOfItsOwn) {
+  const std::string path = testing::TempDir() + "/torn.jsonl";
+  const auto metrics = MetricsWriter::Create(path);
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit whole{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &whole), 0);
+  const rlimit little{.rlim_cur = 15, .rlim_max = whole.rlim_max};
+  EXPECT_TRUE((*metrics)->Write({{"step", 1}}).ok());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &little), 0);
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE((*metrics)->Write({{"step", 2}}).ok());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &whole), 0);
+  EXPECT_TRUE((*metrics)->Write({{"step", 3}}).ok());
+  EXPECT_EQ(*ReadFile(path), "{\"step\":1}\n{\"st\n{\"step\":3}\n");
+}
+
+TEST(MetricsTest, SaysWhatCannotBeWritten) {
+  const absl::Status status =
+      MetricsWriter::Create(testing::TempDir() + "/no/such/folder/m").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  const auto full = MetricsWriter::Create("/dev/full");
+  ASSERT_TRUE(full.ok());
+  EXPECT_EQ((*full)->Write({{"step", 1}}).code(), absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace evenkeel

@@ -1,0 +1,173 @@
+#include "evenkeel/trainer/app/rank_setup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/app/dry_run.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/device/device_cnn.h"
+#include "evenkeel/trainer/device/device_gpt.h"
+#include "evenkeel/trainer/device/device_mlp.h"
+#include "evenkeel/trainer/device/make_place.h"
+#include "evenkeel/trainer/gpt/gpt.h"
+#include "evenkeel/trainer/gpt/gpt_file.h"
+#include "evenkeel/trainer/models/cnn.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/trainer/models/place.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
+
+namespace evenkeel {
+namespace {
+
+// Returns the options of an mlp for the loaded data.
+MlpOptions MlpOptionsOf(const TrainOptions& options, const TrainingData& data) {
+  return {.image = *data.image,
+          .hidden = options.hidden,
+          .dtype = options.compute == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32,
+          .seed = options.seed};
+}
+CnnOptions CnnOptionsOf(const TrainOptions& options, const TrainingData& data) {
+  CnnOptions cnn = options.cnn;
+  cnn.image = *data.image;
+  return cnn;
+}
+
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const TrainOptions& options,
+                                                 const TrainingData& data) {
+  const bool is_for_text = options.model == ModelKind::kGpt;
+  if (is_for_text == data.image.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--data=", options.data.path, " contains ", is_for_text ? "images" : "text",
+        ", but --model=", NameOf(options.model), " is for ", is_for_text ? "text" : "images"));
+  }
+  switch (options.model) {
+    case ModelKind::kMlp:
+      return MakeMlp(MlpOptionsOf(options, data));
+    case ModelKind::kCnn:
+      return MakeCnn(CnnOptionsOf(options, data));
+    case ModelKind::kGpt: {
+      GptOptions gpt = options.gpt;
+      gpt.vocabulary = data.vocabulary;
+      return MakeGpt(gpt);
+    }
+  }
+  return absl::InvalidArgumentError("unknown model");
+}
+
+// Returns the model `host`, which MakeModel() made, on a device.
+absl::StatusOr<std::unique_ptr<Model>> MakeOnDevice(const TrainOptions& options,
+                                                    const TrainingData& data, const Model& host,
+                                                    const DevicePlace& place) {
+  switch (options.model) {
+    case ModelKind::kMlp:
+      return MakeDeviceMlp(MlpOptionsOf(options, data), host, place, options.compute);
+    case ModelKind::kCnn:
+      return MakeDeviceCnn(CnnOptionsOf(options, data), host, place, options.compute);
+    case ModelKind::kGpt:
+      return MakeDeviceGpt(dynamic_cast<const Gpt&>(host), place);
+  }
+  return absl::InvalidArgumentError("unknown model");
+}
+
+// Loads weights, for a gpt also in Hugging Face's form.
+absl::Status LoadWeights(const TrainOptions& options, Model& model) {
+  if (options.model != ModelKind::kGpt) return LoadModel(options.init_file, model);
+  EK_ASSIGN_OR_RETURN(const GptFile file, GptFile::Read(options.init_file));
+  // The shapes do not depend on the number of heads, but the meaning of the weights does.
+  if (file.says_heads() && file.options().heads != options.gpt.heads) {
+    return absl::InvalidArgumentError(absl::StrCat(options.init_file, " is a gpt with ",
+                                                   file.options().heads, " heads, but --heads is ",
+                                                   options.gpt.heads));
+  }
+  return file.LoadInto(model);
+}
+
+// A run must not fail at its end because it cannot write its results.
+absl::Status CheckCanWrite(absl::string_view flag, const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  return Annotate(CheckCanWriteFile(path), absl::StrCat("--", flag, "=", path));
+}
+
+// Checks a file that lines are added to. It may be a pipe or a terminal, which is not opened twice.
+absl::Status CheckCanAppend(absl::string_view flag, const std::string& path) {
+  struct stat info;
+  if (path.empty() || stat(path.c_str(), &info) != 0 || S_ISDIR(info.st_mode))
+    return CheckCanWrite(flag, path);
+  const int file = S_ISREG(info.st_mode) ? open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
+  if (file >= 0) close(file);
+  if (file >= 0 || (!S_ISREG(info.st_mode) && access(path.c_str(), W_OK) == 0))
+    return absl::OkStatus();
+  return absl::ErrnoToStatus(errno,
+                             absl::StrCat("--", flag, "=", path, ": cannot write to this folder"));
+}
+
+absl::Status MakeFolder(absl::string_view flag, const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string what = absl::StrCat("--", flag, "=", path, ": cannot write to this folder");
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) return absl::ErrnoToStatus(error.value(), what);
+  return Annotate(CheckCanWriteFile(path + "/probe"), what);
+}
+
+}  // namespace
+
+absl::StatusOr<RankSetup> PrepareRank(
+    const TrainOptions& options, const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
+    int rank, int world_size) {
+  EK_RETURN_IF_ERROR(data.status());
+  RankSetup setup{.data = *data};
+  EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(options, *setup.data, world_size));
+  if (options.dry_run) {
+    TrainOptions dry = options;
+    dry.max_steps = std::min(kDrySteps, setup.plan.total_steps);
+    EK_ASSIGN_OR_RETURN(setup.plan, PlanOf(dry, *setup.data, world_size));
+  }
+  EK_ASSIGN_OR_RETURN(setup.model, MakeModel(options, *setup.data));
+  EK_RETURN_IF_ERROR(
+      Annotate(CheckFreezeSchedule(options.freeze, setup.model->parameters()), "--freeze"));
+  EK_RETURN_IF_ERROR(MakeFolder("flight (or EVENKEEL_FLIGHT)", options.flight_folder));
+  if (rank != 0) return setup;
+  if (!options.init_file.empty()) {
+    EK_RETURN_IF_ERROR(Annotate(LoadWeights(options, *setup.model), "--init"));
+  }
+  EK_RETURN_IF_ERROR(CheckCanWrite("save", options.save_file));
+  EK_RETURN_IF_ERROR(CheckCanAppend("metrics", options.metrics_file));
+  EK_RETURN_IF_ERROR(CheckCanWrite("prometheus", options.prometheus_file));
+  if (!options.dry_run) EK_RETURN_IF_ERROR(MakeFolder("tensorboard", options.tensorboard_folder));
+  EK_RETURN_IF_ERROR(CheckCanWrite("report", options.report_file));
+  EK_RETURN_IF_ERROR(CheckCanWrite("trace", options.trace_file));
+  return setup;
+}
+
+absl::Status MoveToDevice(const TrainOptions& options, DeviceRuntime& runtime, Device device,
+                          RankSetup& setup) {
+  EK_ASSIGN_OR_RETURN(const DevicePlace place, MakeDevicePlace(runtime, device));
+  EK_ASSIGN_OR_RETURN(setup.model, MakeOnDevice(options, *setup.data, *setup.model, place));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepPlan> PlanOf(const TrainOptions& options, const TrainingData& data,
+                                int world_size, const EpochPosition& from) {
+  return MakeStepPlan({.world_size = world_size,
+                       .samples = data.train->size(),
+                       .batch_size = options.samples_per_step(),
+                       .epochs = options.epochs,
+                       .max_steps = options.max_steps,
+                       .rank_steps = options.rank_steps,
+                       .must_be_even = !options.joins,
+                       .stops_early = options.stops_early,
+                       .begin = from});
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,142 @@
+#include "evenkeel/trainer/app/rank_setup.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/local/local.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/data/training_data.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/trainer/models/model_file.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+
+// `count` black images, all of class 0.
+std::unique_ptr<const IdxDataset> Black(int count) {
+  std::string images = {0, 0, 8, 3, 0, 0, 0, static_cast<char>(count), 0, 0, 0, 28, 0, 0, 0, 28};
+  std::string labels = {0, 0, 8, 1, 0, 0, 0, static_cast<char>(count)};
+  return std::make_unique<const IdxDataset>(
+      *IdxDataset::Parse(images + std::string(count * 784, 0), labels + std::string(count, 0)));
+}
+
+absl::StatusOr<std::shared_ptr<const TrainingData>> Data() {
+  return std::make_shared<const TrainingData>(
+      TrainingData{.train = Black(40), .test = Black(10), .image = ImageShape{}});
+}
+
+TrainOptions Options(TrainFlags flags) {
+  flags.model = "mlp";
+  flags.batch_size = 5;
+  return *MakeTrainOptions(flags);
+}
+
+TEST(PrepareRankTest, MakesTheModelAndThePlan) {
+  const absl::StatusOr<RankSetup> setup = PrepareRank(Options({.hidden = "9"}), Data(), 1, 3);
+  ASSERT_TRUE(setup.ok()) << setup.status();
+  EXPECT_EQ(setup->model->shape(0)[0], 9);
+  EXPECT_THAT(setup->plan.batches, testing::ElementsAre(3, 3, 2));
+}
+
+TEST(PrepareRankTest, ErrorOfTheDataIsTheAnswer) {
+  EXPECT_EQ(PrepareRank(Options({}), absl::DataLossError("no"), 0, 1).status(),
+            absl::DataLossError("no"));
+}
+
+TEST(PrepareRankTest, OnlyRankZeroReadsTheWeights) {
+  const std::string missing = testing::TempDir() + "/missing.safetensors";
+  EXPECT_TRUE(PrepareRank(Options({.init = missing}), Data(), 1, 2).ok());
+  const absl::Status status = PrepareRank(Options({.init = missing}), Data(), 0, 2).status();
+  EXPECT_TRUE(absl::IsNotFound(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--init"));
+}
+
+// Root has every permission in /proc, and yet no file can be made there.
+TEST(PrepareRankTest, FilesThatCannotBeWrittenAreFoundBeforeTraining) {
+  const std::string folder = testing::TempDir() + "/outputs";
+  std::filesystem::create_directory(folder);
+  const struct {
+    TrainFlags flags;
+    const char* says;
+  } cases[] = {
+      {{.save = "/proc/x"}, "--save=/proc/x: cannot write to the folder /proc: "},
+      {{.save = "/proc/no/x"}, "--save=/proc/no/x: cannot write to the folder /proc/no: "},
+      {{.save = "/dev/null"}, "--save=/dev/null: /dev/null exists and is not a regular file"},
+      {{.metrics = "/tmp"}, "--metrics=/tmp: /tmp is a folder"},
+      {{.metrics = "/proc/x"}, "--metrics=/proc/x: cannot write to the folder"},
+      {{.tensorboard = "/proc"}, "--tensorboard=/proc: cannot write to this folder"},
+      {{.prometheus = "/proc/x"}, "--prometheus=/proc/x: cannot write to the folder"},
+      {{.report = "/proc/x"}, "--report=/proc/x: cannot write to the folder"},
+      {{.trace = "/proc/x"}, "--trace=/proc/x: cannot write to the folder"},
+  };
+  for (const auto& [flags, says] : cases) {
+    const absl::Status status = PrepareRank(Options(flags), Data(), 0, 2).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr(says));
+    EXPECT_TRUE(PrepareRank(Options(flags), Data(), 1, 2).ok()) << says;
+  }
+  EXPECT_TRUE(
+      PrepareRank(Options({.save = folder + "/w", .metrics = "/dev/stdout"}), Data(), 0, 2).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
+TEST(PrepareRankTest, RankZeroMakesTheFolderOfItsEvents) {
+  const std::string folder = testing::TempDir() + "/runs/first";
+  EXPECT_TRUE(PrepareRank(Options({.tensorboard = folder}), Data(), 1, 2).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder));
+  EXPECT_TRUE(PrepareRank(Options({.tensorboard = folder}), Data(), 0, 2).ok());
+  EXPECT_TRUE(std::filesystem::is_directory(folder));
+  absl::Status status = PrepareRank(Options({.tensorboard = "/proc/none"}), Data(), 0, 2).status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--tensorboard=/proc/none: cannot write to this folder"));
+  status = PrepareRank(Options({.prometheus = "/proc/no/x.prom"}), Data(), 0, 2).status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--prometheus=/proc/no/x.prom: cannot write to the folder"));
+}
+
+TEST(PrepareRankTest, EveryRankNeedsTheFolderOfItsLastCollectives) {
+  const std::string folder = testing::TempDir() + "/flight";
+  EXPECT_TRUE(PrepareRank(Options({.flight = folder}), Data(), 1, 2).ok());
+  EXPECT_TRUE(PrepareRank(Options({.flight = folder}), Data(), 0, 2).ok());  // It is there.
+  const absl::Status status = PrepareRank(Options({.flight = "/proc/none"}), Data(), 1, 2).status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--flight (or EVENKEEL_FLIGHT)=/proc/none: cannot write to this folder"));
+}
+
+TEST(PrepareRankTest, AGptStartsFromWeightsOfOtherSoftware) {
+  TrainOptions options = Options({.init = "tests/testdata/gpt/hf_tiny.safetensors"});
+  options.model = ModelKind::kGpt;
+  options.gpt = {.context = 15, .layers = 2, .width = 32, .heads = 2};
+  const auto data = std::make_shared<const TrainingData>(
+      TrainingData{.train = Black(40), .test = Black(10), .vocabulary = 40});
+  const absl::StatusOr<RankSetup> setup = PrepareRank(options, data, 0, 2);
+  ASSERT_TRUE(setup.ok()) << setup.status();
+  options.init_file.clear();
+  const RankSetup fresh = *PrepareRank(options, data, 0, 2);
+  EXPECT_NE(setup->model->parameters()[0].value.as<float>()[0],
+            fresh.model->parameters()[0].value.as<float>()[0]);
+}
+
+TEST(PrepareRankTest, StartsFromTheGivenWeights) {
+  const std::string path = testing::TempDir() + "/init.safetensors";
+  const std::unique_ptr<Model> model = *MakeMlp({.hidden = {4}, .seed = 77});
+  ASSERT_TRUE(SaveModel(*model, path).ok());
+  const RankSetup setup = *PrepareRank(Options({.hidden = "4", .init = path}), Data(), 0, 2);
+  EXPECT_EQ(setup.model->parameters()[0].value.as<float>()[3],
+            model->parameters()[0].value.as<float>()[3]);
+}
+
+}  // namespace
+}  // namespace evenkeel

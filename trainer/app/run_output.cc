@@ -1,0 +1,288 @@
+#include "evenkeel/trainer/app/run_output.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/trainer/app/describe_options.h"
+#include "evenkeel/trainer/app/dry_run.h"
+#include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/data/training_data.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr size_t kRanksToList = 8;
+
+// A running mean, which begins with the first value: values of single steps vary too much.
+double Follow(double mean, double value) {
+  constexpr double kMemory = 0.95;  // Per step.
+  return std::isnan(mean) ? value : kMemory * mean + (1 - kMemory) * value;
+}
+
+bool CountsTokens(const TrainingData& data) { return data.vocabulary > 0; }
+
+// "rank 0: 313 batches, rank 1: 312".
+std::string DescribeBatches(const std::vector<int64_t>& batches) {
+  std::string text;
+  for (size_t rank = 0; rank < std::min(batches.size(), kRanksToList); ++rank) {
+    absl::StrAppend(&text, rank == 0 ? "" : ", ", "rank ", rank, ": ", batches[rank],
+                    rank == 0 ? " batches" : "");
+  }
+  if (batches.size() <= kRanksToList) return text;
+  const auto [fewest, most] = std::minmax_element(batches.begin(), batches.end());
+  return absl::StrCat(text, ", ...; ", *fewest, " to ", *most);
+}
+
+}  // namespace
+
+RunOutput::RunOutput(const TrainStreams& streams, const TrainOptions& options,
+                     const TrainingRun& run, const RunRecorder& recorder, MetricsMode mode)
+    : out_(streams.out),
+      freeze_(options.freeze),
+      run_(run),
+      recorder_(recorder),
+      counts_tokens_(CountsTokens(run.data())),
+      are_bytes_(counts_tokens_ && run.data().vocabulary == TextDataset::kVocabulary),
+      predictions_per_sample_(run.data().train->predictions_per_sample()),
+      plan_(run.plan()),
+      failures_(streams.log),
+      sinks_(options, std::string(NameOf(options.model)), counts_tokens_, failures_),
+      epochs_reported_(run.first_epoch()) {
+  progress_.emplace(out_, HowToShow());
+  if (options.metrics_file.empty()) return;
+  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics =
+      MetricsWriter::Create(options.metrics_file, mode);
+  failures_.Note("--metrics", metrics.status());
+  if (metrics.ok()) metrics_ = *std::move(metrics);
+}
+
+std::unique_ptr<RunOutput> RunOutput::Create(const TrainStreams& streams,
+                                             const TrainOptions& options, const TrainingRun& run,
+                                             const RunRecorder& recorder,
+                                             const std::vector<LostRank>& lost) {
+  const bool is_new = lost.empty() && run.first_step() == 0;
+  std::unique_ptr<RunOutput> report(new RunOutput(
+      streams, options, run, recorder, is_new ? MetricsMode::kNew : MetricsMode::kAppend));
+  lost.empty() ? report->OnStart(options) : report->OnLost(lost);
+  return report;
+}
+
+void RunOutput::OnStart(const TrainOptions& options) {
+  const int64_t elements = CountElements(run_.model());
+  const absl::string_view backend = run_.communicator().backend_name();
+  const size_t ranks = plan_.batches.size();
+  absl::FPrintF(out_, "%s with %d parameters on %d rank%s over %s\n", NameOf(options.model),
+                elements, ranks, ranks == 1 ? "" : "s", backend);
+  absl::FPrintF(out_, "%s%s, %s\n", ToString(options.rule), DescribeDecay(options.decay),
+                DescribeSharding(options.sharding));
+  absl::FPrintF(out_, "batches of %d per epoch: %s (%s)\n", options.batch_size,
+                DescribeBatches(plan_.batches), DescribeJoin(options, plan_));
+  std::fflush(out_);
+  // Invalidates what an earlier attempt has written about the steps from here on.
+  sinks_.OnGoBack(run_.first_step(), absl::Now());
+  WriteMetrics({{"event", "run"},
+                {"model", std::string(NameOf(options.model))},
+                {"parameters", elements},
+                {"world_size", ranks},
+                {"backend", std::string(backend)},
+                {"optimizer", ToString(options.rule)},
+                {"zero", options.sharding != Sharding::kNone},
+                {"join", options.joins},
+                {"batch_size", options.batch_size},
+                {"total_steps", plan_.total_steps}});
+}
+
+void RunOutput::OnLost(const std::vector<LostRank>& lost) {
+  plan_ = run_.plan();
+  progress_->Finish();
+  progress_.emplace(out_, HowToShow());
+  for (size_t i = lost_.size(); i < lost.size(); ++i) {
+    WriteMetrics({{"event", "lost"},
+                  {"rank", lost[i].rank},
+                  {"step", lost[i].step},
+                  {"world_size", run_.communicator().world_size()},
+                  {"total_steps", plan_.total_steps},
+                  {"seconds", recorder_.Seconds()}});
+    sinks_.OnGoBack(lost[i].step, absl::Now());
+  }
+  lost_ = lost;
+}
+
+ProgressOptions RunOutput::HowToShow() const {
+  ProgressOptions options{.total_steps = plan_.total_steps, .epochs = plan_.epochs()};
+  if (counts_tokens_) {
+    options.unit = "tokens";
+    options.quality = are_bytes_ ? ProgressQuality::kBitsPerByte : ProgressQuality::kPerplexity;
+  }
+  return options;
+}
+
+void RunOutput::ReportFreezing(int64_t step) {
+  const ParameterSet& parameters = run_.model().parameters();
+  std::vector<int> frozen = FrozenAt(freeze_, step, parameters);
+  if (frozen == frozen_) return;
+  progress_->Finish();
+  const FreezeChange change = ChangeOf(frozen_, frozen, parameters);
+  if (!change.begun.empty())
+    absl::FPrintF(out_, "frozen from step %d on: %s\n", step, change.begun);
+  if (!change.ended.empty())
+    absl::FPrintF(out_, "trained from step %d on: %s\n", step, change.ended);
+  std::fflush(out_);
+  frozen_ = std::move(frozen);
+  WriteMetrics({{"event", "freeze"},
+                {"step", step},
+                {"frozen", frozen_.size()},
+                {"parameters", NamesOf(frozen_, parameters)}});
+}
+
+void RunOutput::OnStep(const StepFacts& facts) {
+  ReportFreezing(facts.step);
+  const StepNumbers numbers = NumbersOf(facts, predictions_per_sample_);
+  ShowProgress(facts, numbers);
+  sinks_.OnStep(facts, numbers, absl::Now());
+  if (metrics_ != nullptr) WriteStep(facts, numbers);
+}
+
+void RunOutput::ShowProgress(const StepFacts& facts, const StepNumbers& numbers) {
+  if (state_.epoch != facts.epoch) rank0_predictions_ = rank0_correct_ = 0;
+  state_.epoch = facts.epoch;
+  state_.step = facts.step + 1;
+  state_.count += facts.samples * predictions_per_sample_;
+  if (facts.own.has_value()) {
+    rank0_predictions_ += facts.own->predictions;
+    rank0_correct_ += facts.own->correct;
+    state_.loss = Follow(state_.loss.value_or(NAN), facts.own->loss_mean);
+    state_.accuracy = static_cast<double>(rank0_correct_) / static_cast<double>(rank0_predictions_);
+  }
+  if (!std::isnan(numbers.exposed_ratio))
+    state_.exposed = Follow(state_.exposed, numbers.exposed_ratio);
+  progress_->Update(state_, absl::Now());
+}
+
+void RunOutput::WriteStep(const StepFacts& facts, const StepNumbers& numbers) {
+  MetricsFields fields = {{"event", "step"},
+                          {"epoch", facts.epoch},
+                          {"step", facts.step},
+                          {"active", facts.active},
+                          {"samples", facts.samples},
+                          {"learning_rate", facts.learning_rate},
+                          {"loss", numbers.loss},
+                          {"accuracy", numbers.accuracy},
+                          {"exposed_ms", numbers.exposed_ms},
+                          {"step_ms", numbers.step_ms},
+                          {"clock", NameOf(facts.clock)}};
+  fields[counts_tokens_ ? "tokens_per_second" : "samples_per_second"] =
+      numbers.predictions_per_second;
+  fields["seconds"] = recorder_.Seconds();
+  WriteMetrics(WithBits("bits_per_token", numbers.loss, std::move(fields)));
+}
+
+void RunOutput::ReportExhaustedRanks(int epoch, const EpochResult& result) {
+  const auto [fewest, most] =
+      std::minmax_element(result.batches_done.begin(), result.batches_done.end());
+  for (size_t rank = 0; rank < result.batches_done.size(); ++rank) {
+    const bool is_exhausted =
+        result.stopped_early
+            ? result.batches_done[rank] == plan_.BatchesOf(static_cast<int>(rank), epoch)
+            : *fewest < *most && result.batches_done[rank] < *most;
+    if (!is_exhausted) continue;
+    WriteMetrics({{"event", "exhausted"},
+                  {"epoch", epoch},
+                  {"rank", rank},
+                  {"batches", result.batches_done[rank]}});
+    if (!result.stopped_early) continue;
+    absl::FPrintF(out_,
+                  "rank %d has no more input after %d batches: all ranks stop (--stop_early)\n",
+                  rank, result.batches_done[rank]);
+  }
+}
+
+void RunOutput::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
+  if (epoch < epochs_reported_) return;  // Evaluated again because a rank was lost in it.
+  epochs_reported_ = epoch + 1;
+  progress_->Finish();
+  ReportExhaustedRanks(epoch, result);
+  absl::FPrintF(out_, "epoch %d/%d  training %s  test %s  after %.1f s\n", epoch + 1,
+                plan_.epochs(), DescribeQuality(result.training), DescribeQuality(test),
+                recorder_.Seconds());
+  std::fflush(out_);
+  sinks_.OnEpoch(std::max<int64_t>(0, state_.step - 1), test, absl::Now());
+  WriteMetrics(WithBits("test_bits_per_token", test.loss_mean(),
+                        {{"event", "epoch"},
+                         {"epoch", epoch},
+                         {"train_samples", result.training.predictions},
+                         {"train_loss", result.training.loss_mean()},
+                         {"train_accuracy", result.training.accuracy()},
+                         {"test_loss", test.loss_mean()},
+                         {"test_accuracy", test.accuracy()},
+                         {"stopped_early", result.stopped_early},
+                         {"seconds", recorder_.Seconds()}}));
+}
+
+void RunOutput::OnSaved(absl::string_view path) { absl::FPrintF(out_, "saved %s\n", path); }
+
+void RunOutput::OnStopped() {
+  progress_->Finish();
+  sinks_.OnEnd(absl::Now());
+}
+
+void RunOutput::WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending) {
+  recorder_.Write(std::move(ranks), ending, failures_);
+}
+
+absl::Status RunOutput::OnEnd(const Evaluation& test, uint64_t state_hash) {
+  sinks_.OnEnd(absl::Now());
+  WriteMetrics(WithBits("bits_per_token", test.loss_mean(),
+                        {{"event", "test"},
+                         {"samples", test.predictions},
+                         {"correct", test.correct},
+                         {"loss", test.loss_mean()},
+                         {"accuracy", test.accuracy()},
+                         {"ranks", run_.communicator().world_size()},
+                         {"ranks_lost", lost_.size()},
+                         {"state_hash", absl::StrCat(absl::Hex(state_hash, absl::kZeroPad16))},
+                         {"seconds", recorder_.Seconds()}}));
+  absl::FPrintF(out_, "%s\n", DescribeMemory(run_.communicator().members()[0], run_.MemoryHeld()));
+  for (const LostRank& lost : lost_) {
+    absl::FPrintF(out_, "rank %d was lost; the other ranks continued from step %d\n", lost.rank,
+                  lost.step);
+  }
+  if (!counts_tokens_) {
+    absl::FPrintF(out_, "test_accuracy=%.4f\n", test.accuracy());
+  } else if (are_bytes_) {
+    absl::FPrintF(out_, "test_bits_per_byte=%.4f\n", BitsOf(test.loss_mean()));
+  } else {
+    absl::FPrintF(out_, "test_loss=%.4f\n", test.loss_mean());
+  }
+  if (std::fflush(out_) == 0) return absl::OkStatus();
+  return absl::UnavailableError("cannot write to standard output");
+}
+
+void RunOutput::WriteMetrics(const MetricsFields& fields) {
+  if (metrics_ != nullptr) failures_.Note("--metrics", metrics_->Write(fields));
+}
+
+std::string RunOutput::DescribeQuality(const Evaluation& evaluation) const {
+  const double loss = evaluation.loss_mean();
+  if (are_bytes_) return absl::StrFormat("loss %.4f %.3f bits/byte", loss, BitsOf(loss));
+  if (counts_tokens_) return absl::StrFormat("loss %.4f perplexity %.1f", loss, std::exp(loss));
+  return absl::StrFormat("loss %.4f accuracy %.4f", loss, evaluation.accuracy());
+}
+
+MetricsFields RunOutput::WithBits(const char* name, double loss, MetricsFields fields) const {
+  if (counts_tokens_) fields[name] = BitsOf(loss);
+  return fields;
+}
+
+}  // namespace evenkeel

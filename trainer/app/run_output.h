@@ -1,0 +1,124 @@
+// The output of a run: text on standard output, and JSON lines for scripts (--metrics).
+//
+//   // on rank 0
+//   const auto report = RunOutput::Create({.out = stdout, .log = stderr}, options, run, recorder);
+//   report->OnStep(facts);
+//   report->OnEpoch(epoch, result, test);
+//   // The last line: test_accuracy=0.9012, for text test_bits_per_byte=2.31, for tokens
+//   // test_loss=3.29
+//   EK_RETURN_IF_ERROR(report->OnEnd(test, state_hash));
+//
+// When a rank is lost and the others continue, OnLost() reports it. If rank 0 was lost, the new
+// rank 0 creates an output with the list of lost ranks, which continues where the old one ended:
+// nothing is written twice.
+//
+// Each JSON line has a field `event`: "run" (once; again when a run is resumed, which appends its
+// lines and repeats the steps since the checkpoint), "step" (each step of the group; loss, accuracy
+// and exposed_ms are those of rank 0, null when it is exhausted; `clock` names the clock of the
+// times), "exhausted" (a rank had fewer batches than the group had steps), "epoch" (training and
+// test numbers over all ranks), "freeze" (a different set of parameters is frozen from this step
+// on), "lost" (a rank; steps from this one on are repeated, with their lines), "test" (once, at the
+// end, with a hash of the weights, and of the optimizer's state where every rank has it, equal on
+// all ranks).
+//
+// README.md has a table of all fields. TensorBoard and Prometheus get the same (dashboards.h).
+//
+// Threads: thread-compatible.
+// Errors:  a file that cannot be written is reported in `log` and does not end the run; OnEnd()
+//          fails if `out` cannot be written.
+
+#ifndef EVENKEEL_TRAINER_APP_RUN_OUTPUT_H_
+#define EVENKEEL_TRAINER_APP_RUN_OUTPUT_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/trainer/app/dashboards.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/app/metrics.h"
+#include "evenkeel/trainer/app/progress.h"
+#include "evenkeel/trainer/app/run_recorder.h"
+#include "evenkeel/trainer/app/step_facts.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/data/step_plan.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/report/output_failures.h"
+#include "evenkeel/trainer/report/run_record.h"
+
+namespace evenkeel {
+
+// The streams for the text of a run.
+struct TrainStreams {
+  std::FILE* out;  // Rank 0: the run's description and progress.
+  std::FILE* log;  // Warnings and errors.
+};
+
+struct LostRank {
+  int rank = 0;      // Its number in the job's first group.
+  int64_t step = 0;  // The first step without it.
+};
+
+class RunOutput {
+ public:
+  // The streams, `run` and `recorder` must outlive the object. The caller passes the
+  // events of the run to the recorder.
+  static std::unique_ptr<RunOutput> Create(const TrainStreams& streams, const TrainOptions& options,
+                                           const TrainingRun& run, const RunRecorder& recorder,
+                                           const std::vector<LostRank>& lost = {});
+
+  void OnStep(const StepFacts& facts);
+  void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
+  // `lost` has all lost ranks, earlier ones included. The run's plan is the new one.
+  void OnLost(const std::vector<LostRank>& lost);
+  void OnSaved(absl::string_view path);
+  // The run stops before its end.
+  void OnStopped();
+  // Calls RunRecorder::Write().
+  void WriteRecord(std::vector<RankRecord> ranks, absl::string_view ending);
+  // `state_hash` is the result of TrainingRun::AgreeOnState().
+  absl::Status OnEnd(const Evaluation& test, uint64_t state_hash);
+
+ private:
+  RunOutput(const TrainStreams& streams, const TrainOptions& options, const TrainingRun& run,
+            const RunRecorder& recorder, MetricsMode mode);
+
+  void OnStart(const TrainOptions& options);
+  ProgressOptions HowToShow() const;
+  void ShowProgress(const StepFacts& facts, const StepNumbers& numbers);
+  void ReportFreezing(int64_t step);
+  void ReportExhaustedRanks(int epoch, const EpochResult& result);
+  void WriteMetrics(const MetricsFields& fields);
+  std::string DescribeQuality(const Evaluation& evaluation) const;
+  // Writes `fields`, and for language models the loss in bits.
+  MetricsFields WithBits(const char* name, double loss, MetricsFields fields) const;
+  void WriteStep(const StepFacts& facts, const StepNumbers& numbers);
+
+  std::FILE* const out_;
+  const FreezeSchedule freeze_;
+  const TrainingRun& run_;
+  const RunRecorder& recorder_;
+  const bool counts_tokens_;  // Instead of samples.
+  const bool are_bytes_;      // The tokens.
+  const int64_t predictions_per_sample_;
+  StepPlan plan_;
+  OutputFailures failures_;
+  std::unique_ptr<MetricsWriter> metrics_;  // Null: none.
+  Dashboards sinks_;
+  std::optional<ProgressLine> progress_;
+  ProgressState state_;
+  std::vector<int> frozen_;  // In the last step.
+  std::vector<LostRank> lost_;
+  int epochs_reported_;
+  int64_t rank0_predictions_ = 0;  // Of the current epoch, as is the next one.
+  int64_t rank0_correct_ = 0;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_APP_RUN_OUTPUT_H_

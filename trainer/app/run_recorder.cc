@@ -1,0 +1,196 @@
+#include "evenkeel/trainer/app/run_recorder.h"
+
+#include <array>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/version.h"
+#include "evenkeel/trainer/app/describe_options.h"
+#include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/report/chrome_trace.h"
+#include "evenkeel/trainer/report/gather_records.h"
+#include "evenkeel/trainer/report/html_report.h"
+#include "evenkeel/trainer/report/run_history.h"
+#include "evenkeel/zero_optim/checkpoint/file_io.h"
+#include "evenkeel/zero_optim/update_rule.h"
+
+namespace evenkeel {
+namespace {
+
+// The last part of a path: "fashion-mnist".
+absl::string_view LastPart(absl::string_view path) {
+  while (absl::ConsumeSuffix(&path, "/")) {
+  }
+  return path.substr(path.rfind('/') + 1);
+}
+
+std::string Megabytes(const std::vector<Bytes>& caps) {
+  return absl::StrJoin(caps, ", then ", [](std::string* out, Bytes cap) {
+    absl::StrAppendFormat(out, "%.3g MiB", static_cast<double>(cap.value) / (1 << 20));
+  });
+}
+
+std::vector<RunSetting> SettingsOf(const TrainOptions& options, const TrainingRun& run) {
+  const auto yes_or_no = [](bool is_on) { return std::string(is_on ? "yes" : "no"); };
+  std::vector<RunSetting> settings = {
+      {"model", std::string(NameOf(options.model))},
+      {"parameters", absl::StrCat(CountElements(run.model()))},
+      {"training samples", absl::StrCat(run.data().train->size())},
+      {"test samples", absl::StrCat(run.data().test->size())},
+      {"data", options.data.path},
+      {"shuffled", yes_or_no(options.shuffle)},
+      {"seed", absl::StrCat(options.seed)},
+      {"epochs", absl::StrCat(options.epochs)},
+      {"samples per rank and pass", absl::StrCat(options.batch_size)},
+      {"passes per step", absl::StrCat(options.accumulate)},
+      {"optimizer", absl::StrCat(ToString(options.rule), DescribeDecay(options.decay))},
+      {"optimizer's state", std::string(DescribeSharding(options.sharding))},
+      {"ranks", absl::StrCat(run.communicator().world_size())},
+      {"backend", std::string(run.communicator().backend_name())},
+      {"inputs", DescribeJoin(options, run.plan())},
+      {"bucket sizes", Megabytes(options.bucket_caps)},
+      {"gradients lie in buckets", yes_or_no(options.gradients_are_views)},
+      {"when a rank is lost", options.goes_on ? "the other ranks continue" : "stop"},
+      {"host of rank 0", HostName()},
+      {"evenkeel", std::string(kBuild)},
+  };
+  if (options.model == ModelKind::kGpt) {
+    settings.push_back({"layers, width, heads, context",
+                        absl::StrCat(options.gpt.layers, ", ", options.gpt.width, ", ",
+                                     options.gpt.heads, ", ", options.gpt.context)});
+  }
+  if (options.warmup > 0) settings.push_back({"warm-up steps", absl::StrCat(options.warmup)});
+  if (options.clip > 0) settings.push_back({"largest gradient norm", absl::StrCat(options.clip)});
+  if (options.max_steps > 0)
+    settings.push_back({"limit of steps", absl::StrCat(options.max_steps)});
+  return settings;
+}
+
+std::string Summary(const TrainOptions& options, const TrainingRun& run) {
+  const std::string rule = ToString(options.rule);
+  return absl::StrCat(rule.substr(0, rule.find('(')), ", learning rate ",
+                      LearningRate(options.rule), DescribeDecay(options.decay), ", ",
+                      DescribeSharding(options.sharding), ", over ",
+                      run.communicator().backend_name());
+}
+
+double LossOf(const Evaluation& evaluation) {
+  return evaluation.predictions > 0 ? evaluation.loss_mean() : kUnknown;
+}
+double AccuracyOf(const Evaluation& evaluation) {
+  return evaluation.predictions > 0 ? evaluation.accuracy() : kUnknown;
+}
+
+absl::Status WriteText(const std::string& path, absl::string_view text) {
+  return WriteFileAtomically(path, std::array<absl::string_view, 1>{text});
+}
+
+}  // namespace
+
+RunRecorder::RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history)
+    : run_(run),
+      freeze_(options.freeze),
+      report_file_(options.report_file),
+      trace_file_(options.trace_file),
+      start_(absl::Now()),
+      record_(std::move(history)),
+      steps_(std::move(record_.steps)) {
+  const int ranks = run.communicator().world_size();
+  const bool goes_on = record_.total_steps > 0;
+  record_.title = absl::StrCat(NameOf(options.model), " on ", LastPart(options.data.path), ", ",
+                               ranks, ranks == 1 ? " rank" : " ranks");
+  record_.summary = Summary(options, run);
+  if (!goes_on) record_.date = absl::FormatTime("%Y-%m-%d %H:%M UTC", start_, absl::UTCTimeZone());
+  record_.unit_name = run.data().vocabulary > 0 ? "tokens" : "images";
+  if (run.data().vocabulary == TextDataset::kVocabulary) record_.bytes_per_prediction = 1;
+  record_.units_per_sample = static_cast<double>(run.data().train->predictions_per_sample());
+  record_.world_size = ranks;
+  record_.parameters = CountElements(run.model());
+  record_.settings = SettingsOf(options, run);
+  MoveBegin(record_, absl::ToUnixNanos(start_ - absl::Seconds(record_.seconds)));
+  if (!goes_on) return;
+  frozen_ = FrozenAt(freeze_, run.first_step() - 1, run.model().parameters());
+  OnEvent(run.first_step(), "resumed",
+          absl::StrCat("with ", ranks, ranks == 1 ? " rank" : " ranks"));
+}
+
+double RunRecorder::Seconds() const {
+  return record_.seconds + absl::ToDoubleSeconds(absl::Now() - start_);
+}
+
+void RunRecorder::NoteFreezing(int64_t step) {
+  const ParameterSet& parameters = run_.model().parameters();
+  std::vector<int> frozen = FrozenAt(freeze_, step, parameters);
+  if (frozen == frozen_) return;
+  FreezeChange change = ChangeOf(frozen_, frozen, parameters);
+  if (!change.begun.empty()) OnEvent(step, "frozen", std::move(change.begun));
+  if (!change.ended.empty()) OnEvent(step, "trained", std::move(change.ended));
+  frozen_ = std::move(frozen);
+}
+
+void RunRecorder::OnStep(const StepFacts& facts) {
+  NoteFreezing(facts.step);
+  StepPoint point{.step = facts.step,
+                  .seconds = Seconds(),
+                  .learning_rate = facts.learning_rate,
+                  .took = absl::ToDoubleSeconds(facts.took),
+                  .samples = static_cast<double>(facts.samples),
+                  .active = static_cast<double>(facts.active)};
+  if (facts.own.has_value() && facts.own->predictions > 0) {
+    point.loss = facts.own->loss_mean;
+    point.accuracy =
+        static_cast<double>(facts.own->correct) / static_cast<double>(facts.own->predictions);
+    point.exposed = absl::ToDoubleSeconds(facts.sync);
+  }
+  steps_.Add(point);
+  record_.total_steps = facts.step + 1;
+  record_.samples += facts.samples;
+  if (facts.active < run_.communicator().world_size()) record_.samples_of_tail += facts.samples;
+}
+
+void RunRecorder::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
+  if (!record_.epochs.empty() && record_.epochs.back().epoch >= epoch) return;
+  record_.epochs.push_back({.epoch = epoch,
+                            .step = record_.total_steps - 1,
+                            .seconds = Seconds(),
+                            .train_loss = LossOf(result.training),
+                            .train_accuracy = AccuracyOf(result.training),
+                            .test_loss = LossOf(test),
+                            .test_accuracy = AccuracyOf(test),
+                            .first_step = run_.plan().FirstStep(epoch),
+                            .batches = result.batches_done,
+                            .ranks = run_.communicator().members()});
+}
+
+void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text) {
+  record_.events.push_back(
+      {.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
+}
+
+RunRecord RunRecorder::RecordWith(std::vector<RankRecord> ranks) const {
+  RunRecord record = record_;
+  record.ranks = Continued(record_.ranks, std::move(ranks));
+  record.plans = Continued(record_.plans, run_.plans());
+  record.steps = steps_.points();
+  record.seconds = Seconds();
+  record.reporter = run_.communicator().members()[run_.communicator().rank()];
+  return record;
+}
+
+void RunRecorder::Write(std::vector<RankRecord> ranks, absl::string_view ending,
+                        OutputFailures& failures) const {
+  if (report_file_.empty() && trace_file_.empty()) return;
+  RunRecord record = RecordWith(std::move(ranks));
+  record.ending = std::string(ending);
+  if (!report_file_.empty())
+    failures.Note("--report", WriteText(report_file_, RenderReport(record)));
+  if (!trace_file_.empty()) failures.Note("--trace", WriteText(trace_file_, RenderTrace(record)));
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,73 @@
+// Records a run for its report and trace (--report, --trace), and writes them.
+//
+//   RunRecorder recorder(options, run, history);  // on every rank: each may become rank 0
+//   recorder.OnStep(facts);
+//   recorder.OnEpoch(epoch, result, test);
+//   recorder.OnEvent(step, "lost", "rank 1 is lost");
+//   recorder.Write(std::move(ranks), "", failures);  // on rank 0; ranks: from GatherRecords()
+//   // for a checkpoint
+//   const std::string bytes = Serialize(recorder.RecordWith(std::move(ranks)));
+//
+// A run that is resumed from a checkpoint has a history: the result of RecordWith() when the
+// checkpoint was written. Its record continues from there, as if there had been no pause.
+//
+// Uses a bounded amount of memory, however long the run is. Write() may be called between any two
+// steps, and repeatedly: the files then show the run up to that step. Each is complete or absent.
+//
+// Ownership: the run outlives it.
+// Threads:   thread-compatible.
+// Errors:    the file system's own are noted in `failures`.
+
+#ifndef EVENKEEL_TRAINER_APP_RUN_RECORDER_H_
+#define EVENKEEL_TRAINER_APP_RUN_RECORDER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/app/train_options.h"
+#include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/report/output_failures.h"
+#include "evenkeel/trainer/report/run_record.h"
+#include "evenkeel/trainer/report/step_series.h"
+
+namespace evenkeel {
+
+class RunRecorder {
+ public:
+  RunRecorder(const TrainOptions& options, const TrainingRun& run, RunRecord history = {});
+
+  void OnStep(const StepFacts& facts);
+  // Ignores an epoch that it has already: when a rank is lost in the evaluation, it is repeated.
+  void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
+  void OnEvent(int64_t step, absl::string_view kind, std::string text);
+
+  // Returns the time since the run began, without pauses between attempts.
+  double Seconds() const;
+  // Returns the record up to now.
+  RunRecord RecordWith(std::vector<RankRecord> ranks) const;
+  // Writes the files that the options name. `ending`: the reason why the run stopped before its
+  // end; empty if it did not.
+  void Write(std::vector<RankRecord> ranks, absl::string_view ending,
+             OutputFailures& failures) const;
+
+ private:
+  void NoteFreezing(int64_t step);
+
+  const TrainingRun& run_;
+  const FreezeSchedule freeze_;
+  const std::string report_file_;
+  const std::string trace_file_;
+  const absl::Time start_;
+  RunRecord record_;         // Its ranks, plans and seconds are the history's.
+  StepSeries steps_;         // Of the record.
+  std::vector<int> frozen_;  // In the last step.
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_APP_RUN_RECORDER_H_

@@ -1,0 +1,28 @@
+// Exchanges a few numbers between ranks, between steps: by a collective on the CPU, and over the
+// control plane where tensors are on devices but these numbers on the host.
+//
+//   EK_ASSIGN_OR_RETURN(const Evaluation whole, SumOverRanks(comm, mine));
+//   EK_ASSIGN_OR_RETURN(const std::vector<int64_t> batches, CountsOfRanks(comm, done));  // by rank
+//
+// Order:  all ranks make these calls together.
+// Errors: those that end the group.
+
+#ifndef EVENKEEL_TRAINER_APP_SUM_OVER_RANKS_H_
+#define EVENKEEL_TRAINER_APP_SUM_OVER_RANKS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/trainer/models/evaluate.h"
+
+namespace evenkeel {
+
+absl::StatusOr<Evaluation> SumOverRanks(Communicator& comm, const Evaluation& mine);
+
+absl::StatusOr<std::vector<int64_t>> CountsOfRanks(Communicator& comm, int64_t mine);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_APP_SUM_OVER_RANKS_H_

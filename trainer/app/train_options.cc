@@ -1,0 +1,409 @@
+#include "evenkeel/trainer/app/train_options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/text_dataset.h"
+#include "evenkeel/trainer/models/mlp.h"
+#include "evenkeel/zero_optim/loss_scaler.h"
+
+namespace evenkeel {
+namespace {
+
+constexpr int kMaxRanksPerHost = 1024;  // Larger values are taken for typing errors.
+constexpr int kMaxShift = 16;
+constexpr int64_t kMaxAccumulated = 1 << 20;
+constexpr double kMaxBucketMegabytes = 100000;
+
+template <typename... Parts>
+absl::Status InvalidArgument(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+template <typename Value>
+using Choices = std::initializer_list<std::pair<absl::string_view, Value>>;
+
+constexpr Choices<ModelKind> kModels = {
+    {"mlp", ModelKind::kMlp}, {"cnn", ModelKind::kCnn}, {"gpt", ModelKind::kGpt}};
+constexpr Choices<BackendKind> kBackends = {{"auto", BackendKind::kAuto},
+                                            {"local", BackendKind::kLocal},
+                                            {"shm", BackendKind::kShm},
+                                            {"gloo", BackendKind::kGloo},
+                                            {"hierarchical", BackendKind::kHierarchical},
+                                            {"nccl", BackendKind::kNccl}};
+
+template <typename Value>
+absl::string_view NameIn(Choices<Value> choices, Value value) {
+  const auto found =
+      std::ranges::find(choices, value, &std::pair<absl::string_view, Value>::second);
+  return found == choices.end() ? "" : found->first;
+}
+
+template <typename Value>
+absl::StatusOr<Value> Choose(absl::string_view flag, absl::string_view given,
+                             Choices<Value> choices) {
+  for (const auto& [name, value] : choices) {
+    if (name == given) return value;
+  }
+  const auto name_of = [](std::string* out, const auto& choice) {
+    absl::StrAppend(out, choice.first);
+  };
+  return InvalidArgument("--", flag, "=", given, " is not a valid value; choose ",
+                         absl::StrJoin(choices, ", ", name_of));
+}
+
+template <typename Number>
+absl::Status CheckRange(absl::string_view flag, Number given, Number lowest, Number highest) {
+  if (given >= lowest && given <= highest) return absl::OkStatus();  // False for NaN.
+  return InvalidArgument("--", flag, "=", given, " is out of range; choose a value from ", lowest,
+                         " to ", highest);
+}
+
+template <typename Number>
+absl::Status CheckAtLeast(absl::string_view flag, Number given, Number lowest) {
+  if (given >= lowest && std::isfinite(static_cast<double>(given))) return absl::OkStatus();
+  return InvalidArgument("--", flag, "=", given, " is out of range; it must be at least ", lowest);
+}
+
+bool ParseCount(absl::string_view text, int64_t& count) {
+  return !text.empty() && absl::ascii_isdigit(text[0]) && absl::SimpleAtoi(text, &count);
+}
+
+absl::StatusOr<std::vector<int64_t>> ParseRankSteps(absl::string_view text) {
+  std::vector<int64_t> steps;
+  if (text.empty()) return steps;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    if (!ParseCount(part, steps.emplace_back())) {
+      return InvalidArgument("--rank_steps=", text, ": \"", part,
+                             "\" is not a number of batches; an example is 3,5");
+    }
+  }
+  return steps;
+}
+
+struct SizeLimits {
+  absl::string_view unit;
+  int64_t highest;
+  size_t most;
+};
+
+constexpr SizeLimits kHiddenLimits{"units", MlpOptions::kMaxUnits, MlpOptions::kMaxLayers};
+constexpr SizeLimits kWidthLimits{"channels", CnnOptions::kMaxChannels, CnnOptions::kMaxWidths};
+
+// "64" or "1024,1024".
+absl::StatusOr<std::vector<int>> ParseSizes(absl::string_view flag, absl::string_view text,
+                                            const SizeLimits& limits) {
+  std::vector<int> sizes;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    int64_t size = 0;
+    if (!ParseCount(part, size) || size < 1 || size > limits.highest) {
+      return InvalidArgument("--", flag, "=", text, " is not a valid value; choose 1 to ",
+                             limits.highest, " ", limits.unit, ", or several such numbers: 32,64");
+    }
+    sizes.push_back(static_cast<int>(size));
+  }
+  if (sizes.size() <= limits.most) return sizes;
+  return InvalidArgument("--", flag, " names ", sizes.size(), " layers; the limit is ",
+                         limits.most);
+}
+
+absl::Status ParseRefresh(absl::string_view text, TrainOptions& options) {
+  options.trainability = text == "always"  ? TrainabilityPolicy::kAlways
+                         : text == "never" ? TrainabilityPolicy::kNever
+                                           : TrainabilityPolicy::kEveryN;
+  if (options.trainability != TrainabilityPolicy::kEveryN) return absl::OkStatus();
+  if (ParseCount(text, options.check_trainable_every) && options.check_trainable_every >= 1)
+    return absl::OkStatus();
+  return InvalidArgument("--auto_refresh_trainable=", text,
+                         " is not a valid value; choose always, never, or a number of steps");
+}
+
+// The defaults of a model.
+struct ModelDefaults {
+  int epochs;
+  int64_t batch_size;
+  double learning_rate;  // Of adam and adamw.
+  double weight_decay;   // Of adamw.
+  Decay decay;
+  int64_t warmup;
+  double clip;
+};
+
+ModelDefaults DefaultsOf(ModelKind model) {
+  switch (model) {
+    case ModelKind::kMlp:
+      return {4, 96, 1e-3, AdamW().weight_decay, Decay::kNone, 0, 0};
+    case ModelKind::kCnn:  // 60,000 samples are 1875 batches: an odd number, so two ranks are
+                           // uneven.
+      return {8, 32, 3e-3, 0.05, Decay::kLinear, 100, 0};
+    default:
+      return {6, 8, 3e-3, 0.1, Decay::kCosine, 100, 1};
+  }
+}
+
+absl::StatusOr<UpdateRule> ParseRule(const TrainFlags& flags, ModelKind model) {
+  enum class Kind { kSgd, kAdam, kAdamW };
+  EK_ASSIGN_OR_RETURN(
+      const Kind kind,
+      Choose<Kind>("optimizer", flags.optimizer,
+                   {{"sgd", Kind::kSgd}, {"adam", Kind::kAdam}, {"adamw", Kind::kAdamW}}));
+  const double lr =
+      flags.lr.value_or(flags.optimizer == "sgd" ? 0.1 : DefaultsOf(model).learning_rate);
+  EK_RETURN_IF_ERROR(CheckAtLeast("lr", lr, 0.0));
+  EK_RETURN_IF_ERROR(CheckAtLeast("momentum", flags.momentum, 0.0));
+  if (kind != Kind::kSgd && flags.momentum != 0)
+    return InvalidArgument("--momentum is for --optimizer=sgd; ", flags.optimizer, " has its own");
+  const double decay =
+      flags.weight_decay.value_or(kind == Kind::kAdamW ? DefaultsOf(model).weight_decay : 0);
+  EK_RETURN_IF_ERROR(CheckAtLeast("weight_decay", decay, 0.0));
+  switch (kind) {
+    case Kind::kSgd:
+      return Sgd{.learning_rate = lr, .momentum = flags.momentum, .weight_decay = decay};
+    case Kind::kAdam:
+      return Adam{.learning_rate = lr, .weight_decay = decay};
+    default:
+      return AdamW{.learning_rate = lr, .weight_decay = decay};
+  }
+}
+
+absl::StatusOr<Decay> ParseDecay(const TrainFlags& flags, ModelKind model) {
+  const Decay usual = DefaultsOf(model).decay;
+  return Choose<Decay>("lr_decay", flags.lr_decay,
+                       {{"auto", usual},
+                        {"none", Decay::kNone},
+                        {"linear", Decay::kLinear},
+                        {"cosine", Decay::kCosine}});
+}
+
+// Checks flags that apply to one model only.
+absl::Status CheckModelFlags(const TrainFlags& flags, ModelKind model) {
+  if (flags.hidden.has_value() && model != ModelKind::kMlp) {
+    return InvalidArgument("--hidden is for --model=mlp; ", flags.model,
+                           " has no hidden units to choose");
+  }
+  const bool is_gpt = model == ModelKind::kGpt;
+  if (model != ModelKind::kCnn && (flags.widths.has_value() || flags.blocks.has_value())) {
+    return InvalidArgument("--", flags.widths.has_value() ? "widths" : "blocks",
+                           " is for --model=cnn, not ", flags.model);
+  }
+  if (is_gpt && (flags.mirror.has_value() || flags.shift.has_value())) {
+    return InvalidArgument("--", flags.mirror.has_value() ? "mirror" : "shift",
+                           " is for images, and --model=gpt is for text");
+  }
+  if (is_gpt) return absl::OkStatus();
+  const std::pair<absl::string_view, bool> given[] = {
+      {"preset", flags.preset.has_value()},   {"layers", flags.layers.has_value()},
+      {"width", flags.width.has_value()},     {"heads", flags.heads.has_value()},
+      {"context", flags.context.has_value()}, {"dropout", flags.dropout.has_value()}};
+  for (const auto& [flag, is_given] : given) {
+    if (is_given) return InvalidArgument("--", flag, " is for --model=gpt, not ", flags.model);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GptOptions> ParseGpt(const TrainFlags& flags) {
+  EK_ASSIGN_OR_RETURN(GptOptions gpt,
+                      Annotate(GptPreset(flags.preset.value_or("mini")), "--preset"));
+  gpt.layers = flags.layers.value_or(gpt.layers);
+  gpt.width = flags.width.value_or(gpt.width);
+  gpt.heads = flags.heads.value_or(gpt.heads);
+  gpt.context = flags.context.value_or(gpt.context);
+  gpt.dropout = flags.dropout.value_or(gpt.dropout);
+  gpt.seed = flags.seed;
+  if (flags.compute == "bfloat16") gpt.compute = GptCompute::kBFloat16;
+  return gpt;
+}
+
+// With samples as the divisor, batches are weighted by their size. Without join the divisor is the
+// number of ranks, since all have equally many batches; a smaller last batch has the same weight as
+// the others then.
+absl::StatusOr<DivideBy> ParseDivisor(const TrainFlags& flags) {
+  EK_ASSIGN_OR_RETURN(const DivideBy divide_by,
+                      Choose<DivideBy>("divide_by", flags.divide_by.value_or("samples"),
+                                       {{"samples", DivideBy::kSamples},
+                                        {"initial", DivideBy::kInitialWorldSize},
+                                        {"effective", DivideBy::kActiveRanks}}));
+  if (flags.join) return divide_by;
+  if (!flags.divide_by.has_value() || divide_by == DivideBy::kInitialWorldSize)
+    return DivideBy::kInitialWorldSize;
+  return InvalidArgument("--divide_by=", *flags.divide_by, " needs --join");
+}
+
+absl::Status CheckNumbers(const TrainFlags& flags) {
+  EK_RETURN_IF_ERROR(CheckRange("nproc", flags.nproc.value_or(1), 1, kMaxRanksPerHost));
+  EK_RETURN_IF_ERROR(CheckAtLeast("epochs", flags.epochs.value_or(1), 1));
+  EK_RETURN_IF_ERROR(CheckAtLeast("max_steps", flags.max_steps, int64_t{0}));
+  EK_RETURN_IF_ERROR(
+      CheckRange("batch_size", flags.batch_size.value_or(1), int64_t{1}, int64_t{INT32_MAX}));
+  EK_RETURN_IF_ERROR(CheckRange("blocks", flags.blocks.value_or(1), 1, CnnOptions::kMaxBlocks));
+  EK_RETURN_IF_ERROR(CheckRange("shift", flags.shift.value_or(0), 0, kMaxShift));
+  EK_RETURN_IF_ERROR(CheckRange("accumulate", flags.accumulate, int64_t{1}, kMaxAccumulated));
+  EK_RETURN_IF_ERROR(CheckAtLeast("warmup", flags.warmup.value_or(0), int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckAtLeast("clip", flags.clip.value_or(0), 0.0));
+  EK_RETURN_IF_ERROR(CheckRange("bucket_cap_mb", flags.bucket_cap_mb, 0.0, kMaxBucketMegabytes));
+  return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
+}
+
+// Options about certain ranks, or equal numbers of batches, have no meaning for the remaining
+// ranks.
+absl::Status CheckGoingOn(const TrainFlags& flags) {
+  const std::string why = "--on_failure=continue redistributes the rest of an epoch: ";
+  if (!flags.rank_steps.empty())
+    return InvalidArgument(why, "--rank_steps does not apply to the remaining ranks");
+  if (!flags.join) return InvalidArgument(why, "it may be uneven, which needs --join");
+  if (flags.stop_early)
+    return InvalidArgument(why, "--stop_early would end the run there for a different reason");
+  if (flags.backend == "local") {
+    return InvalidArgument(
+        "--on_failure=continue is for ranks that are processes; choose --backend=auto");
+  }
+  if (flags.zero && flags.lost_shard == "refuse") {
+    return InvalidArgument(
+        "--on_failure=continue cannot continue with --zero (the default), since the part of the "
+        "optimizer's state on the lost rank is lost; choose --nozero, or --lost_shard=fresh to "
+        "reinitialize that part");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckpointOptions> ParseCheckpoints(const TrainFlags& flags) {
+  CheckpointOptions options{.folder = flags.checkpoint_dir,
+                            .every = flags.checkpoint_every.value_or(kDefaultCheckpointEvery),
+                            .keep = flags.keep.value_or(CheckpointOptions().keep),
+                            .resume = flags.resume.value_or(kResumeAuto)};
+  EK_RETURN_IF_ERROR(CheckAtLeast("checkpoint_every", options.every, int64_t{0}));
+  EK_RETURN_IF_ERROR(CheckAtLeast("keep", options.keep, 0));
+  if (options.resume.empty()) {
+    return InvalidArgument(
+        "--resume= is not a valid value; choose auto, never, or the path of a checkpoint");
+  }
+  if (!options.folder.empty()) return options;
+  const bool is_path = options.resume != kResumeAuto && options.resume != kResumeNever;
+  if (!flags.checkpoint_every.has_value() && !flags.keep.has_value() &&
+      (!flags.resume.has_value() || is_path)) {
+    return options;
+  }
+  return InvalidArgument(
+      "--checkpoint_every, --keep and --resume require --checkpoint_dir; pass it, "
+      "too");
+}
+
+Bytes Megabytes(double megabytes) { return Bytes{static_cast<int64_t>(megabytes * (1 << 20))}; }
+
+}  // namespace
+
+absl::string_view NameOf(ModelKind model) { return NameIn(kModels, model); }
+absl::string_view NameOf(BackendKind backend) { return NameIn(kBackends, backend); }
+
+absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
+  EK_RETURN_IF_ERROR(CheckNumbers(flags));
+  TrainOptions options{
+      .loss_scale = flags.loss_scale,
+      .seed = flags.seed,
+      .shuffle = flags.shuffle,
+      .max_steps = flags.max_steps,
+      .accumulate = flags.accumulate,
+      .nproc = flags.nproc.value_or(kDefaultRanks),
+      .nproc_is_given = flags.nproc.has_value(),
+      .joins = flags.join,
+      .stops_early = flags.stop_early,
+      .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)},
+      .gradients_are_views = flags.grad_view,
+      .init_file = flags.init,
+      .save_file = flags.save,
+      .metrics_file = flags.metrics,
+      .tensorboard_folder = flags.tensorboard,
+      .prometheus_file = flags.prometheus,
+      .flight_folder = flags.flight,
+      .report_file = flags.report,
+      .trace_file = flags.trace,
+      .dry_run = flags.dry_run,
+  };
+  EK_ASSIGN_OR_RETURN(options.model, Choose("model", flags.model, kModels));
+  EK_RETURN_IF_ERROR(CheckModelFlags(flags, options.model));
+  const ModelDefaults defaults = DefaultsOf(options.model);
+  options.epochs = flags.epochs.value_or(defaults.epochs);
+  options.batch_size = flags.batch_size.value_or(defaults.batch_size);
+  options.warmup = flags.warmup.value_or(defaults.warmup);
+  options.clip = flags.clip.value_or(defaults.clip);
+  EK_ASSIGN_OR_RETURN(options.compute, Choose<DType>("compute", flags.compute,
+                                                     {{"float32", DType::kFloat32},
+                                                      {"bfloat16", DType::kBFloat16},
+                                                      {"float16", DType::kFloat16},
+                                                      {"float64", DType::kFloat64}}));
+  if (options.compute == DType::kFloat16 && options.model == ModelKind::kGpt) {
+    return InvalidArgument(
+        "--compute=float16 is for --model=mlp and cnn, not gpt; choose bfloat16");
+  }
+  if (options.compute == DType::kFloat64 && options.model != ModelKind::kMlp)
+    return InvalidArgument("--compute=float64 is for --model=mlp, not ", NameOf(options.model));
+  EK_RETURN_IF_ERROR(
+      CheckRange("loss_scale", flags.loss_scale, 1.0, LossScalerOptions().largest_scale));
+  EK_ASSIGN_OR_RETURN(options.gpt, ParseGpt(flags));
+  if (flags.widths.has_value()) {
+    EK_ASSIGN_OR_RETURN(options.cnn.widths, ParseSizes("widths", *flags.widths, kWidthLimits));
+  }
+  options.cnn.blocks_per_stage = flags.blocks.value_or(options.cnn.blocks_per_stage);
+  options.cnn.seed = flags.seed;
+  options.data = {.path = flags.data.value_or(
+                      options.model == ModelKind::kGpt ? kJargonFile : kFashionMnistFolder),
+                  .context = options.gpt.context,
+                  .test_path = flags.test_data};
+  // Clothes may be mirrored, digits and letters may not: other data is unchanged by default.
+  const bool is_known =
+      options.model == ModelKind::kCnn && options.data.path == kFashionMnistFolder;
+  options.augment = {.max_shift = flags.shift.value_or(is_known ? 1 : 0),
+                     .mirrors = flags.mirror.value_or(is_known),
+                     .seed = flags.seed};
+  EK_ASSIGN_OR_RETURN(options.hidden,
+                      ParseSizes("hidden", flags.hidden.value_or(kDefaultHidden), kHiddenLimits));
+  EK_ASSIGN_OR_RETURN(options.rank_steps, ParseRankSteps(flags.rank_steps));
+  EK_ASSIGN_OR_RETURN(options.device, Choose<DeviceKind>("device", flags.device,
+                                                         {{"auto", DeviceKind::kAuto},
+                                                          {"cpu", DeviceKind::kCpu},
+                                                          {"cuda", DeviceKind::kCuda}}));
+  EK_ASSIGN_OR_RETURN(options.backend, Choose("backend", flags.backend, kBackends));
+  EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
+  EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
+  EK_ASSIGN_OR_RETURN(options.sharding, Choose<Sharding>("shards", flags.shards,
+                                                         {{"slices", Sharding::kSlices},
+                                                          {"tensors", Sharding::kTensors}}));
+  if (!flags.zero && options.sharding != Sharding::kSlices)
+    return InvalidArgument("--shards=", flags.shards, " is for --zero");
+  if (!flags.zero) options.sharding = Sharding::kNone;
+  EK_ASSIGN_OR_RETURN(options.divide_by, ParseDivisor(flags));
+  EK_RETURN_IF_ERROR(ParseRefresh(flags.auto_refresh_trainable, options));
+  EK_ASSIGN_OR_RETURN(options.freeze, Annotate(ParseFreezeSchedule(flags.freeze), "--freeze"));
+  EK_ASSIGN_OR_RETURN(options.goes_on, Choose<bool>("on_failure", flags.on_failure,
+                                                    {{"stop", false}, {"continue", true}}));
+  EK_ASSIGN_OR_RETURN(
+      options.lost_shard_is_fresh,
+      Choose<bool>("lost_shard", flags.lost_shard, {{"refuse", false}, {"fresh", true}}));
+  if (options.goes_on) EK_RETURN_IF_ERROR(CheckGoingOn(flags));
+  EK_ASSIGN_OR_RETURN(options.checkpoints, ParseCheckpoints(flags));
+  if (options.lost_shard_is_fresh && !(options.goes_on && flags.zero))
+    return InvalidArgument("--lost_shard=fresh is for --on_failure=continue with --zero");
+  if (!flags.verify.empty()) {
+    EK_ASSIGN_OR_RETURN(options.verify, Choose<VerifyLevel>("verify", flags.verify,
+                                                            {{"off", VerifyLevel::kOff},
+                                                             {"positions", VerifyLevel::kPositions},
+                                                             {"every", VerifyLevel::kEvery}}));
+  }
+  if (flags.stop_early && !flags.join) {
+    return InvalidArgument(
+        "--stop_early needs --join: without it no rank learns that another one is exhausted");
+  }
+  return options;
+}
+
+}  // namespace evenkeel

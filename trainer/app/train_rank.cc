@@ -1,0 +1,323 @@
+#include "evenkeel/trainer/app/train_rank.h"
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/trainer/app/describe_options.h"
+#include "evenkeel/trainer/app/dry_run.h"
+#include "evenkeel/trainer/app/rank_setup.h"
+#include "evenkeel/trainer/app/run_output.h"
+#include "evenkeel/trainer/app/run_recorder.h"
+#include "evenkeel/trainer/app/training_run.h"
+#include "evenkeel/trainer/checkpoint/checkpoint_options.h"
+#include "evenkeel/trainer/checkpoint/run_checkpoints.h"
+#include "evenkeel/trainer/checkpoint/run_state.h"
+#include "evenkeel/trainer/models/evaluate.h"
+#include "evenkeel/trainer/models/model_file.h"
+#include "evenkeel/trainer/report/gather_records.h"
+#include "evenkeel/trainer/report/record_bytes.h"
+#include "evenkeel/trainer/report/run_record.h"
+
+namespace evenkeel {
+namespace {
+
+// A run on this rank, which survives the loss of others:
+//
+//   begin -> train the remaining epochs -> save, report the end, leave the group
+//              ^                    | another rank is lost, anywhere above
+//              +---- find the place <---- leave it behind
+class Job {
+ public:
+  Job(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams, RunRecord history)
+      : run_(run),
+        options_(options),
+        streams_(streams),
+        recorder_(options, run, std::move(history)),
+        epoch_(run.first_epoch()) {}
+
+  const RunRecorder& recorder() const { return recorder_; }
+
+  bool was_stopped() const { return was_stopped_; }
+
+  absl::Status Run() {
+    absl::Status status = TrainAll();
+    while (!status.ok() && options_.goes_on && !failed_locally_ && !run_.failed_locally()) {
+      if (const absl::Status left = LeaveLostRanks(status); !left.ok()) {
+        status = left;  // No rank can continue, or all except this one do.
+        is_left_behind_ = absl::IsAborted(left);
+        break;
+      }
+      status = FindPlace();
+      if (status.ok()) status = TrainAll();
+    }
+    // The record of a run that has failed may show the reason. If the run continues without
+    // this rank, another rank writes it.
+    if (!status.ok() && output_ != nullptr && !is_left_behind_) {
+      output_->OnStopped();
+      output_->WriteRecord({run_.Record()}, status.message());
+    }
+    if (!status.ok() && options_.goes_on && !run_.failed_together())
+      run_.communicator().Abort(status);
+    return status;
+  }
+
+ private:
+  absl::Status TrainAll() {
+    // The current rank 0 reports.
+    if (run_.communicator().rank() == 0 && output_ == nullptr) {
+      output_ = RunOutput::Create(streams_, options_, run_, recorder_, lost_);
+    }
+    const auto on_step = [this](const StepFacts& facts) {
+      recorder_.OnStep(facts);
+      if (output_ != nullptr) output_->OnStep(facts);
+      return absl::OkStatus();
+    };
+    for (bool stopped = false; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
+      EK_ASSIGN_OR_RETURN(const EpochResult result, run_.TrainEpoch(epoch_, on_step));
+      if (result.stopped_after.has_value()) return Stop(result);
+      EK_ASSIGN_OR_RETURN(test_, run_.Test());
+      recorder_.OnEpoch(epoch_, result, test_);
+      if (output_ != nullptr) output_->OnEpoch(epoch_, result, test_);
+      stopped = result.stopped_early;
+    }
+    // The checkpoint has all the steps already.
+    if (test_.predictions == 0) {
+      EK_ASSIGN_OR_RETURN(test_, run_.Test());
+    }
+    EK_ASSIGN_OR_RETURN(const uint64_t state_hash, run_.AgreeOnState());
+    // The weights first: they are the most important result.
+    if (output_ != nullptr && !has_ended_) {
+      EK_RETURN_IF_ERROR(Own(SaveWeights({{"test_accuracy", absl::StrCat(test_.accuracy())}})));
+    }
+    if (options_.wants_record()) EK_RETURN_IF_ERROR(WriteRecord(/*ending=*/""));
+    if (output_ != nullptr && !has_ended_) {
+      EK_RETURN_IF_ERROR(Own(output_->OnEnd(test_, state_hash)));
+      has_ended_ = true;
+    }
+    return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
+  }
+
+  // Ends a stopped run between two steps. All ranks have written a checkpoint; without one the
+  // weights are saved, if --save asks for it.
+  absl::Status Stop(const EpochResult& result) {
+    was_stopped_ = true;
+    std::string saved = result.checkpoint;
+    if (saved.empty() && !options_.save_file.empty()) {
+      EK_RETURN_IF_ERROR(run_.ShareBuffers());
+      if (output_ != nullptr) {
+        EK_RETURN_IF_ERROR(Own(SaveWeights({{"steps", absl::StrCat(*result.stopped_after)}})));
+      }
+      saved = options_.save_file;
+    }
+    if (output_ != nullptr) output_->OnStopped();
+    if (options_.wants_record()) {
+      EK_RETURN_IF_ERROR(WriteRecord(absl::StrCat("The run was told to stop and stopped after ",
+                                                  *result.stopped_after, " steps.")));
+    }
+    if (output_ != nullptr) {
+      absl::FPrintF(streams_.log, "train: stopped at step %d%s; %s\n", *result.stopped_after,
+                    saved.empty() ? "" : ", saved " + saved,
+                    result.checkpoint.empty()
+                        ? "with --checkpoint_dir the same command would continue from this step"
+                        : "the same command continues from this step");
+      std::fflush(streams_.log);
+    }
+    return options_.goes_on ? run_.communicator().Finalize() : absl::OkStatus();
+  }
+
+  // Writes the report and the trace, from the records of all ranks.
+  absl::Status WriteRecord(absl::string_view ending) {
+    EK_ASSIGN_OR_RETURN(std::vector<RankRecord> records,
+                        GatherRecords(run_.communicator(), run_.Record()));
+    if (output_ != nullptr) output_->WriteRecord(std::move(records), ending);
+    return absl::OkStatus();
+  }
+
+  absl::Status SaveWeights(const std::map<std::string, std::string>& metadata) {
+    if (options_.save_file.empty()) return absl::OkStatus();
+    EK_RETURN_IF_ERROR(SaveModel(run_.model(), options_.save_file, metadata));
+    output_->OnSaved(options_.save_file);
+    run_.NoteCheckpoint(options_.save_file);
+    return absl::OkStatus();
+  }
+
+  absl::Status LeaveLostRanks(const absl::Status& why) {
+    const std::string cause(
+        run_.communicator().status().ok() ? why.message() : run_.communicator().status().message());
+    EK_ASSIGN_OR_RETURN(const GoneOn gone_on, run_.GoOn(why));
+    for (int rank : gone_on.lost) {
+      lost_.push_back({.rank = rank, .step = gone_on.steps});
+      recorder_.OnEvent(gone_on.steps, "lost",
+                        absl::StrCat("rank ", rank, "; the other ranks continue from this step"));
+    }
+    if (run_.communicator().rank() == 0) LogLostRanks(gone_on, cause);
+    return absl::OkStatus();
+  }
+
+  absl::Status FindPlace() {
+    EK_ASSIGN_OR_RETURN(epoch_, run_.FindPlace(epoch_));
+    if (output_ != nullptr) output_->OnLost(lost_);
+    return absl::OkStatus();
+  }
+
+  void LogLostRanks(const GoneOn& gone_on, const std::string& cause) {
+    const int left = run_.communicator().world_size();
+    const bool is_one = gone_on.lost.size() == 1;
+    absl::FPrintF(streams_.log, "train: rank%s %s %s lost (%s): %d rank%s from step %d\n",
+                  is_one ? "" : "s", absl::StrJoin(gone_on.lost, ", "), is_one ? "is" : "are",
+                  cause, left, left == 1 ? " continues" : "s continue", gone_on.steps);
+    std::fflush(streams_.log);
+  }
+
+  // Notes an error that is this rank's own.
+  absl::Status Own(absl::Status status) {
+    failed_locally_ = failed_locally_ || !status.ok();
+    return status;
+  }
+
+  TrainingRun& run_;
+  const TrainOptions& options_;
+  const TrainStreams streams_;
+  RunRecorder recorder_;
+  std::unique_ptr<RunOutput> output_;  // Null on all ranks but rank 0 of the group.
+  int epoch_;                          // The epochs before it are finished.
+  Evaluation test_;                    // After the last finished epoch.
+  std::vector<LostRank> lost_;
+  bool failed_locally_ = false;
+  bool is_left_behind_ = false;  // The other ranks continue without this one.
+  bool has_ended_ = false;       // This rank has left the group.
+  bool was_stopped_ = false;
+};
+
+// Prints the checkpoint from which the run is resumed.
+void TellBeginning(const RunCheckpoints& checkpoints, std::FILE* out) {
+  const RunState* const state = checkpoints.resumed();
+  if (state == nullptr) return;
+  absl::FPrintF(out, "resumed from %s, after step %d\n", checkpoints.resumed_from(), state->steps);
+  for (const std::string& note : checkpoints.terms().notes) absl::FPrintF(out, "  %s\n", note);
+  std::fflush(out);
+}
+
+// Returns the report's history of the earlier attempts.
+RunRecord HistoryOf(const RunCheckpoints* checkpoints, std::FILE* log) {
+  if (checkpoints == nullptr || checkpoints->history().empty()) return {};
+  absl::StatusOr<RunRecord> history = ParseRunRecord(checkpoints->history());
+  if (history.ok()) return *std::move(history);
+  absl::FPrintF(log, "train: the report begins with step %d: %s: %s\n",
+                checkpoints->resumed()->steps, checkpoints->resumed_from(),
+                history.status().message());
+  return {};
+}
+
+// Runs a few steps without keeping their results, and describes the run.
+absl::Status RunDry(TrainingRun& run, const TrainOptions& options, const TrainStreams& streams) {
+  TrainOptions silent = options;
+  silent.metrics_file = silent.tensorboard_folder = silent.prometheus_file = silent.report_file =
+      silent.trace_file = "";
+  Communicator& comm = run.communicator();
+  EK_ASSIGN_OR_RETURN(const StepPlan whole, PlanOf(options, run.data(), comm.world_size()));
+  if (comm.rank() == 0) RunOutput::Create(streams, silent, run, RunRecorder(silent, run));
+  EK_RETURN_IF_ERROR(run.TrainEpoch(0, [](const StepFacts&) { return absl::OkStatus(); }).status());
+  EK_RETURN_IF_ERROR(run.Test(kDrySteps * options.batch_size).status());  // Takes memory, too.
+  EK_ASSIGN_OR_RETURN(std::vector<RankRecord> ranks, GatherRecords(comm, run.Record()));
+  if (comm.rank() != 0) return absl::OkStatus();
+  const DryRun dry{.whole = whole, .plans = run.plans(), .ranks = std::move(ranks)};
+  if (DeviceRuntime* const runtime = comm.runtime(); runtime != nullptr) {
+    EK_ASSIGN_OR_RETURN(const DeviceFacts facts, runtime->Facts(comm.device()));
+    absl::FPrintF(streams.out, "%s\n", DescribeDevice(comm.device(), facts));
+  }
+  absl::FPrintF(streams.out, "%sa dry run: nothing was written\n", DescribeDryRun(dry));
+  std::fflush(streams.out);
+  return absl::OkStatus();
+}
+
+TrainResult Failed(const absl::Status& status, bool is_common, const Communicator& comm) {
+  return {.status = status, .is_common = is_common, .reports = !is_common || comm.rank() == 0};
+}
+
+TrainResult RunPrepared(Communicator& comm, const TrainOptions& options, RankSetup setup,
+                        const TrainStreams& streams) {
+  std::unique_ptr<RunCheckpoints> checkpoints;
+  const bool resumes =
+      options.checkpoints.resume != kResumeAuto && options.checkpoints.resume != kResumeNever;
+  if (!options.dry_run && (!options.checkpoints.folder.empty() || resumes)) {
+    const RunSettings settings = SettingsOf(options, *setup.model, *setup.data, comm.world_size());
+    auto opened = RunCheckpoints::Open(comm, options.checkpoints, settings, *setup.model);
+    if (!opened.ok()) return Failed(opened.status(), comm.status().ok(), comm);
+    checkpoints = *std::move(opened);
+    if (comm.rank() == 0) TellBeginning(*checkpoints, streams.out);
+  }
+  const bool is_resumed = checkpoints != nullptr && checkpoints->resumed() != nullptr;
+  auto run = TrainingRun::Create(&comm, options, std::move(setup), checkpoints.get());
+  // All ranks get the errors of the checkpoint.
+  if (!run.ok()) return Failed(run.status(), is_resumed && comm.status().ok(), comm);
+  TrainResult result;
+  if (options.dry_run) {
+    result.status = RunDry(**run, options, streams);
+  } else {
+    Job job(**run, options, streams, HistoryOf(checkpoints.get(), streams.log));
+    if (checkpoints != nullptr) {
+      checkpoints->SetHistory([&job](std::vector<RankRecord> ranks) {
+        return Serialize(job.recorder().RecordWith(std::move(ranks)));
+      });
+    }
+    const absl::Status status = job.Run();
+    if (!status.ok()) result = Failed(status, (*run)->failed_together(), (*run)->communicator());
+    result.was_stopped = job.was_stopped();
+  }
+  // The destructor of the run waits for its device, which may have pending collectives that the
+  // other ranks will not issue.
+  if (!result.status.ok() && !result.is_common && comm.runtime() != nullptr)
+    comm.Abort(result.status);
+  return result;
+}
+
+TrainResult Train(Communicator& comm, const TrainOptions& options,
+                  const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
+                  const TrainStreams& streams) {
+  absl::StatusOr<RankSetup> setup = PrepareRank(options, data, comm.rank(), comm.world_size());
+  absl::Status mine = setup.status();
+  if (mine.ok() && comm.runtime() != nullptr)
+    mine = MoveToDevice(options, *comm.runtime(), comm.device(), *setup);
+  if (mine.ok()) mine = setup->model->MoveValuesTo(comm);
+  const absl::Status agreed = AgreeOn(comm, "setup", mine).status();
+  if (!agreed.ok()) return Failed(agreed, comm.status().ok(), comm);
+  TrainResult result = RunPrepared(comm, options, *std::move(setup), streams);
+  // Unless it has ended before.
+  if (!result.status.ok() && options.goes_on && !result.is_common) comm.Abort(result.status);
+  return result;
+}
+
+}  // namespace
+
+TrainResult TrainRank(Communicator& comm, const TrainOptions& options,
+                      const absl::StatusOr<std::shared_ptr<const TrainingData>>& data,
+                      const TrainStreams& streams) {
+  absl::Status status;
+  try {
+    return Train(comm, options, data, streams);
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError(
+        "not enough memory to train; use a smaller model or --batch_size, or more ranks with "
+        "--zero");
+  } catch (const std::exception& error) {  // For example, when a thread cannot be started.
+    status = absl::InternalError(absl::StrCat("exception: ", error.what()));
+  }
+  comm.Abort(status);  // The other ranks get the reason.
+  return Failed(status, /*is_common=*/false, comm);
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,163 @@
+#include "evenkeel/trainer/app/training_run.h"
+
+#include <memory>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/agree.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/joinable.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/trainer/app/freeze_schedule.h"
+#include "evenkeel/trainer/app/learning_rate.h"
+#include "evenkeel/trainer/app/step_watch.h"
+#include "evenkeel/trainer/checkpoint/run_state.h"
+#include "evenkeel/trainer/checkpoint/stop_signals.h"
+#include "evenkeel/trainer/models/place.h"
+#include "evenkeel/zero_optim/lost_shard.h"
+#include "evenkeel/zero_optim/parameter_groups.h"
+
+namespace evenkeel {
+namespace {
+
+// Vectors of a language model (such as biases) do not decay.
+std::vector<ParameterGroup> GroupsOf(const Model& model, const TrainOptions& options) {
+  if (options.model != ModelKind::kGpt) return AllInOneGroup(model.parameters(), options.rule);
+  UpdateRule without = options.rule;
+  std::visit([](auto& rule) { rule.weight_decay = 0; }, without);
+  std::vector<ParameterGroup> groups = {{.name = "matrices", .rule = options.rule},
+                                        {.name = "vectors", .rule = std::move(without)}};
+  for (int i = 0; i < model.parameters().size(); ++i)
+    groups[model.shape(i).size() < 2].params.push_back(i);
+  return groups;
+}
+
+Placement PlacementOf(Sharding sharding) {
+  if (sharding == Sharding::kTensors) return WholeTensors{};
+  if (sharding == Sharding::kSlices) return Slices{};
+  return Replicated{};
+}
+
+}  // namespace
+
+TrainingRun::TrainingRun(Communicator* comm, const TrainOptions& options, RankSetup setup,
+                         RunCheckpoints* checkpoints)
+    : comm_(comm),
+      options_(options),
+      setup_(std::move(setup)),
+      watch_(std::make_unique<StepWatch>(comm, "watch", JoinPhase::kDefault)),
+      save_(std::make_unique<StepWatch>(comm, "save", JoinPhase::kOptimizer)),
+      checkpoints_(checkpoints) {}
+
+TrainingRun::~TrainingRun() = default;
+
+absl::StatusOr<std::unique_ptr<TrainingRun>> TrainingRun::Create(Communicator* comm,
+                                                                 const TrainOptions& options,
+                                                                 RankSetup setup,
+                                                                 RunCheckpoints* checkpoints) {
+  std::unique_ptr<TrainingRun> run(new TrainingRun(comm, options, std::move(setup), checkpoints));
+  EK_RETURN_IF_ERROR(run->Init());
+  return run;
+}
+
+absl::Status TrainingRun::Own(absl::Status status) {
+  failed_locally_ = failed_locally_ || !status.ok();
+  return status;
+}
+
+absl::Status TrainingRun::Init() {
+  ParameterSet& parameters = setup_.model->parameters();
+  if (const DevicePlace& place = setup_.model->place(); !place.is_host()) {
+    clock_ = std::make_unique<StreamClock>(*place.runtime, place.stream.ref());
+  }
+  EK_RETURN_IF_ERROR(FindBeginning());
+  // Parameters frozen from the first step on get no optimizer state.
+  ApplyFreezeSchedule(options_.freeze, first_step_, parameters);
+  std::vector<TensorView> buffers;
+  for (const NamedBuffer& buffer : setup_.model->buffers()) buffers.push_back(buffer.value);
+  DataParallelOptions options;
+  options.reducer.caps = options_.bucket_caps;
+  options.reducer.gradient_as_bucket_view = options_.gradients_are_views;
+  // Histograms need many values.
+  if (!options_.tensorboard_folder.empty()) options.reducer.stats_every = 10;
+  options.trainability = {.policy = options_.trainability,
+                          .every = options_.check_trainable_every,
+                          .warn_on_change = false};  // The report has the events of the schedule.
+  if (options_.wants_record() || options_.dry_run) {
+    recorder_ = StepRecorder(plan().total_steps);
+    options.reducer.stats_every = recorder_.MeasuredEvery();
+  }
+  const LostShard lost_shard =
+      options_.lost_shard_is_fresh ? LostShard::kFresh : LostShard::kRefuse;
+  const std::vector<ParameterGroup> groups = GroupsOf(*setup_.model, options_);
+  EK_ASSIGN_OR_RETURN(
+      ddp_, DataParallel::Create(comm_, &parameters, std::move(buffers), std::move(options)));
+  EK_ASSIGN_OR_RETURN(optimizer_, Optimizer::Create(*ddp_, groups,
+                                                    {.placement = PlacementOf(options_.sharding),
+                                                     .lost_shard = lost_shard}));
+  if (options_.compute == DType::kFloat16) {
+    EK_ASSIGN_OR_RETURN(scaler_, LossScaler::Create(comm_, {.initial_scale = options_.loss_scale}));
+  }
+  return LoadBeginning();
+}
+
+absl::Status TrainingRun::FindBeginning() {
+  const RunState* const state = checkpoints_ == nullptr ? nullptr : checkpoints_->resumed();
+  if (state == nullptr) return absl::OkStatus();
+  first_epoch_ = state->at.epoch;
+  first_step_ = state->steps;
+  // The plan that assigned these samples continues; with different ranks or batches a new one
+  // begins at this step.
+  EK_ASSIGN_OR_RETURN(setup_.plan,
+                      PlanOf(options_, *setup_.data, comm_->world_size(),
+                             checkpoints_->terms().is_exact ? state->plan_begin : state->at));
+  Evaluation& mine = trained_[first_epoch_];
+  for (int rank = 0; rank < state->world_size; ++rank) {
+    const int holder = checkpoints_->terms().is_exact ? rank : 0;
+    if (holder == comm_->rank()) mine += state->trained[rank];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingRun::LoadBeginning() {
+  const RunState* const state = checkpoints_ == nullptr ? nullptr : checkpoints_->resumed();
+  if (state == nullptr) return absl::OkStatus();
+  // Its order is the order in which gradients are added.
+  EK_RETURN_IF_ERROR(checkpoints_->Explain(ddp_->ImportPlan(state->bucket_plan)));
+  EK_RETURN_IF_ERROR(checkpoints_->Explain(optimizer_->Load(checkpoints_->OptimizerFolder())));
+  if (scaler_ != nullptr && !state->loss_scale.empty()) {
+    EK_ASSIGN_OR_RETURN(const LossScalerState scale, LossScalerState::Parse(state->loss_scale));
+    EK_RETURN_IF_ERROR(scaler_->LoadState(scale));
+    last_overflowed_ = state->last_overflowed;
+  }
+  NoteCheckpoint(checkpoints_->resumed_from());
+  // After an epoch's last step all ranks have the same buffers, which came with the weights.
+  const bool is_within =
+      first_step_ < plan().total_steps && first_step_ < plan().FirstStep(first_epoch_ + 1);
+  if (!checkpoints_->terms().is_exact || !is_within) return absl::OkStatus();
+  const absl::Status loaded = checkpoints_->LoadBuffers(comm_->rank(), *setup_.model);
+  return AgreeOn(*comm_, "setup", checkpoints_->Explain(loaded)).status();
+}
+
+void TrainingRun::AskToStop() {
+  if (asked_to_stop_ || StopSignal() == 0) return;
+  StepControl::Of(*comm_).Request(StepRequests::kStop);
+  asked_to_stop_ = true;
+}
+
+LearningRateSchedule TrainingRun::learning_rates() const {
+  return {.base = LearningRate(options_.rule),
+          .decay = options_.decay,
+          .warmup = options_.warmup,
+          .total_steps = plan().total_steps};
+}
+
+std::vector<Joinable*> TrainingRun::Joinables() const {
+  std::vector<Joinable*> all = {ddp_.get(), optimizer_.get(), watch_.get(), save_.get()};
+  if (scaler_ != nullptr) all.push_back(scaler_.get());
+  return all;
+}
+
+}  // namespace evenkeel

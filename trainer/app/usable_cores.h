@@ -1,0 +1,31 @@
+// The number of cores that this process may use.
+//
+//   UsableCores()   // 2 in a container with `--cpus=2`, also on a host with 64 cores
+//
+// It is the number of processors on which the process may run, at most the limit on processor time
+// of its control group (Linux, version 1 or 2), rounded up. More threads would only wait for each
+// other.
+//
+// Threads: thread-safe.
+
+#ifndef EVENKEEL_TRAINER_APP_USABLE_CORES_H_
+#define EVENKEEL_TRAINER_APP_USABLE_CORES_H_
+
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+
+int UsableCores();
+
+// Returns the same from given inputs: `affinity` processors, and the files in `cgroup_folder`.
+int UsableCores(int affinity, const std::string& cgroup_folder);
+
+// Returns the cores for a quota of processor time per period: 2 for "200000 100000". 0: no limit,
+// or malformed.
+int CoresOfQuota(absl::string_view quota, absl::string_view period);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_APP_USABLE_CORES_H_

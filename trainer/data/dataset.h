@@ -1,0 +1,66 @@
+// Samples for training and testing models.
+//
+//   // idx_dataset.h, cifar_dataset.h, text_dataset.h, ...
+//   std::unique_ptr<const Dataset> data = ...;
+//   BatchMemory memory;
+//   // samples: from the sampler (sampler.h)
+//   const Batch batch = data->Gather(samples, memory);
+//
+// Threads:   immutable.
+// Ownership: a batch refers to `memory`, until `memory` is used again.
+
+#ifndef EVENKEEL_TRAINER_DATA_DATASET_H_
+#define EVENKEEL_TRAINER_DATA_DATASET_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "evenkeel/trainer/data/batch.h"
+
+namespace evenkeel {
+
+// The samples for training, or those held out for testing.
+enum class Split { kTrain, kTest };
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  // Returns the number of samples, which is below 2^31.
+  virtual int64_t size() const = 0;
+  // Returns the number of labels or tokens to predict for each: 1, or the context.
+  virtual int64_t predictions_per_sample() const { return 1; }
+  // Returns the given samples, each below size(), in this order.
+  virtual Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const = 0;
+
+ protected:
+  Dataset() = default;
+  Dataset(const Dataset&) = default;
+  Dataset& operator=(const Dataset&) = default;
+};
+
+// Returns the given samples of a data set with pixels(sample) and label(sample). Pixels of 0 to 255
+// become value / 255.
+template <typename Images>
+Batch GatherImages(const Images& data, size_t pixels, std::span<const int32_t> samples,
+                   BatchMemory& memory) {
+  static const std::array<float, 256> kValues = [] {
+    std::array<float, 256> values;
+    for (int i = 0; i < 256; ++i) values[i] = static_cast<float>(i) / 255.0f;
+    return values;
+  }();
+  memory.images.resize(samples.size() * pixels);
+  memory.labels.resize(samples.size());
+  float* to = memory.images.data();
+  for (size_t i = 0; i < samples.size(); ++i) {
+    for (const uint8_t pixel : data.pixels(samples[i])) *to++ = kValues[pixel];
+    memory.labels[i] = data.label(samples[i]);
+  }
+  return ImageBatch{memory.images, memory.labels};
+}
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_DATA_DATASET_H_

@@ -1,0 +1,55 @@
+// The two data sets of a run, loaded once and shared by all ranks of a process.
+//
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<const TrainingData> data,
+//                       LoadTrainingData({.path = kFashionMnistFolder}));
+//   data->train->size();   // 60000
+//   data->image;           // The input of the model: {.channels = 1, .side = 28}.
+//
+//   EK_ASSIGN_OR_RETURN(data, LoadTrainingData({.path = kJargonFile, .context = 128}));
+//   data->vocabulary;      // The vocabulary of the model: 256.
+//
+// Threads: immutable.
+// Errors:  those of GuessDataKind and of the data set's kind, with the path; InvalidArgument for a
+//          data set without samples, and for token shards without recognizable test shards.
+
+#ifndef EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
+#define EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/trainer/data/data_kind.h"
+#include "evenkeel/trainer/data/dataset.h"
+#include "evenkeel/trainer/data/idx_dataset.h"
+#include "evenkeel/trainer/data/image_shape.h"
+#include "evenkeel/trainer/data/token_shards.h"
+
+namespace evenkeel {
+
+struct TrainingData {
+  std::unique_ptr<const Dataset> train;
+  std::unique_ptr<const Dataset> test;
+  std::optional<ImageShape> image;  // Of images.
+  int64_t vocabulary = 0;           // Tokens are below it; 0 for images.
+};
+
+struct DataOptions {
+  std::string path = kFashionMnistFolder;
+  std::optional<DataKind> kind;  // None: what GuessDataKind says.
+  int64_t context = 128;         // Of text and tokens.
+
+  // Of token shards.
+  int64_t vocabulary = kGpt2Vocabulary;
+  // Those to test with. Empty: like `path`, with "val" for the last "train" in it; of a folder,
+  // *train*.bin is to train on and *val*.bin to test with.
+  std::string test_path;
+};
+
+absl::StatusOr<std::shared_ptr<const TrainingData>> LoadTrainingData(const DataOptions& options);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_DATA_TRAINING_DATA_H_

@@ -1,0 +1,46 @@
+// The optional parts of CUDA in a build: the runtime, cuBLAS for products, cuDNN for convolutions.
+// Each is present or returns Unimplemented; the BUILD file chooses.
+
+#ifndef EVENKEEL_TRAINER_DEVICE_CUDA_PARTS_H_
+#define EVENKEEL_TRAINER_DEVICE_CUDA_PARTS_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/device/math.h"
+
+namespace evenkeel::internal {
+
+// Unimplemented in a build without CUDA's runtime.
+absl::StatusOr<DeviceRuntime*> CudaIfBuilt();
+
+// The products of DeviceMath.
+class CudaProducts {
+ public:
+  virtual ~CudaProducts() = default;
+  virtual absl::Status Product(const StridedShape& shape, TypedPointer left, const void* right,
+                               const float* bias, TypedPointer output, StreamRef stream) = 0;
+};
+
+// Its convolutions.
+class CudaConvolutions {
+ public:
+  virtual ~CudaConvolutions() = default;
+  virtual absl::Status Convolve(ConvolutionPass pass, const DeviceConvolution& shape,
+                                const ConvolutionTensors& tensors, StreamRef stream) = 0;
+};
+
+// Unimplemented in a build without cuBLAS, or cuDNN.
+absl::Status CublasIsBuilt();
+absl::StatusOr<std::unique_ptr<CudaProducts>> MakeCudaProducts(DeviceRuntime& runtime,
+                                                               Device device);
+absl::Status CudnnIsBuilt();
+absl::StatusOr<std::unique_ptr<CudaConvolutions>> MakeCudaConvolutions(DeviceRuntime& runtime,
+                                                                       Device device);
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_TRAINER_DEVICE_CUDA_PARTS_H_

@@ -1,0 +1,103 @@
+#include "evenkeel/trainer/device/device_attention.h"
+
+#include <algorithm>
+
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/trainer/device/math.h"
+#include "evenkeel/trainer/layers/strided_shape.h"
+
+namespace evenkeel {
+
+AttentionRows DeviceAttention::RowsFrom(int64_t begin) const {
+  const int64_t end = std::min(begin + block_rows_, shape_.context);
+  const int64_t width = shape_.head_width, matrix = shape_.context * width;
+  const MatrixStrides heads = {.outer = shape_.heads * matrix, .head = matrix, .row = width};
+  return {shape_, begin, end, block_rows_, heads, heads, noise_.probability > 0};
+}
+
+DeviceAttentionRows DeviceAttention::ForLayers(const AttentionRows& rows) const {
+  return {.matrices = shape_.matrices(),
+          .context = shape_.context,
+          .begin = rows.begin,
+          .end = rows.end,
+          .block_rows = block_rows_,
+          .scale = rows.Scale<float>()};
+}
+
+void* DeviceAttention::At(const void* operands, int64_t elements) const {
+  return static_cast<std::byte*>(const_cast<void*>(operands)) +
+         elements * SizeOf(layers_.operand());
+}
+
+absl::Status DeviceAttention::Product(const StridedShape& shape, const Operands* left,
+                                      const Operands* right, TypedPointer output) const {
+  return work_.math().Product(shape, {layers_.operand(), const_cast<void*>(left)}, right, nullptr,
+                              output, work_.stream());
+}
+
+absl::Status DeviceAttention::Forward(const Operands* qkv, Operands* probabilities,
+                                      Operands* output) const {
+  for (int64_t begin = 0; begin < shape_.context; begin += block_rows_) {
+    const AttentionRows rows = RowsFrom(begin);
+    EK_RETURN_IF_ERROR(Weigh(rows, qkv, probabilities));
+    const void* const weights =
+        rows.drops ? memory_.operands : At(probabilities, begin * shape_.context);
+    EK_RETURN_IF_ERROR(Product(rows.Output(), weights, At(qkv, 2 * size()),
+                               {layers_.operand(), At(output, begin * shape_.head_width)}));
+  }
+  return absl::OkStatus();
+}
+
+// Scores and their softmax.
+absl::Status DeviceAttention::Weigh(const AttentionRows& rows, const Operands* qkv,
+                                    Operands* probabilities) const {
+  EK_RETURN_IF_ERROR(Product(rows.Scores(), At(qkv, rows.begin * shape_.head_width),
+                             At(qkv, size()), {DType::kFloat32, memory_.scores}));
+  return layers_.CausalSoftmaxForward(ForLayers(rows), noise_, memory_.scores,
+                                      At(probabilities, rows.begin * shape_.context),
+                                      rows.drops ? memory_.operands : nullptr);
+}
+
+absl::Status DeviceAttention::Backward(const Operands* qkv, Operands* probabilities,
+                                       Probabilities state, const Operands* diff_output,
+                                       float* diff_qkv) const {
+  for (int64_t begin = (shape_.context - 1) / block_rows_ * block_rows_; begin >= 0;
+       begin -= block_rows_) {
+    const AttentionRows rows = RowsFrom(begin);
+    if (state == Probabilities::kForgotten) EK_RETURN_IF_ERROR(Weigh(rows, qkv, probabilities));
+    EK_RETURN_IF_ERROR(BackwardRows(rows, qkv, probabilities, diff_output, diff_qkv));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceAttention::BackwardRows(const AttentionRows& rows, const Operands* qkv,
+                                           const Operands* probabilities,
+                                           const Operands* diff_output, float* diff_qkv) const {
+  const DeviceAttentionRows own = ForLayers(rows);
+  const int64_t first_query = rows.begin * shape_.head_width;
+  const void* const diff = At(diff_output, first_query);
+  const void* const first = At(probabilities, rows.begin * shape_.context);
+
+  // Of the values, which the probabilities weighted after dropout.
+  if (rows.drops)
+    EK_RETURN_IF_ERROR(layers_.DropProbabilities(own, noise_, first, memory_.operands));
+  EK_RETURN_IF_ERROR(Product(rows.DiffValues(), rows.drops ? memory_.operands : first, diff,
+                             {DType::kFloat32, diff_qkv + 2 * size()}));
+
+  // Of the scores.
+  EK_RETURN_IF_ERROR(
+      Product(rows.DiffWeights(), diff, At(qkv, 2 * size()), {DType::kFloat32, memory_.scores}));
+  void* const diff_scores =
+      layers_.operand() == DType::kFloat32 ? memory_.scores : memory_.operands;
+  EK_RETURN_IF_ERROR(
+      layers_.CausalSoftmaxBackward(own, noise_, first, memory_.scores, diff_scores));
+
+  // Of queries and keys.
+  EK_RETURN_IF_ERROR(Product(rows.DiffQueries(), diff_scores, At(qkv, size()),
+                             {DType::kFloat32, diff_qkv + first_query}));
+  return Product(rows.DiffKeys(), diff_scores, At(qkv, first_query),
+                 {DType::kFloat32, diff_qkv + size()});
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,42 @@
+#include "evenkeel/trainer/device/math.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace evenkeel {
+namespace {
+
+bool IsFactor(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+}
+
+}  // namespace
+
+std::string ToString(const DeviceConvolution& s) {
+  return absl::StrCat("convolution of ", ToString(s.dtype), ", ", s.batch, " images, ", s.inputs,
+                      " to ", s.outputs, " channels, side ", s.side, ", kernel ", s.kernel,
+                      ", stride ", s.stride);
+}
+
+absl::Status DeviceMath::Product(const StridedShape& s, TypedPointer left, const void* right,
+                                 const float* bias, TypedPointer output, StreamRef stream) {
+  if (IsFactor(left.dtype) && (output.dtype == left.dtype || output.dtype == DType::kFloat32) &&
+      (s.left.row == 1 || s.left.column == 1) && (s.right.row == 1 || s.right.column == 1) &&
+      s.output.column == 1) {
+    return DoProduct(s, left, right, bias, output, stream);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("product: ", ToString(left.dtype), " to ", ToString(output.dtype),
+                   " with strides of row and column ", s.left.row, ",", s.left.column, " times ",
+                   s.right.row, ",", s.right.column, " to ", s.output.row, ",", s.output.column));
+}
+
+absl::Status DeviceMath::Convolve(ConvolutionPass pass, const DeviceConvolution& s,
+                                  const ConvolutionTensors& tensors, StreamRef stream) {
+  if (IsFactor(s.dtype) && s.batch > 0 && s.inputs > 0 && s.outputs > 0 && s.side > 0 &&
+      s.kernel % 2 == 1 && s.stride > 0) {
+    return DoConvolve(pass, s, tensors, stream);
+  }
+  return absl::InvalidArgumentError(ToString(s));
+}
+
+}  // namespace evenkeel

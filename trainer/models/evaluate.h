@@ -1,0 +1,51 @@
+// Computes the exact loss and accuracy of a model over a part of a data set, per image or per
+// token.
+//
+//   EK_ASSIGN_OR_RETURN(Evaluation mine, Evaluate(*model, data, begin, end));
+//   // Ranks add up the three numbers of their parts, then:
+//   sum.accuracy()
+//
+// Errors: those of Model::Forward; InvalidArgument unless 0 <= begin <= end <= data.size() and
+//         batch_size > 0.
+
+#ifndef EVENKEEL_TRAINER_MODELS_EVALUATE_H_
+#define EVENKEEL_TRAINER_MODELS_EVALUATE_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "evenkeel/trainer/data/dataset.h"
+#include "evenkeel/trainer/models/model.h"
+
+namespace evenkeel {
+
+struct Evaluation {
+  int64_t predictions = 0;
+  int64_t correct = 0;
+  double loss_sum = 0;
+
+  double accuracy() const {
+    return predictions > 0 ? static_cast<double>(correct) / predictions : 0;
+  }
+  double loss_mean() const { return predictions > 0 ? loss_sum / predictions : 0; }
+
+  Evaluation& operator+=(const Evaluation& other) {
+    predictions += other.predictions;
+    correct += other.correct;
+    loss_sum += other.loss_sum;
+    return *this;
+  }
+  Evaluation& operator-=(const Evaluation& other) {
+    return *this += {.predictions = -other.predictions,
+                     .correct = -other.correct,
+                     .loss_sum = -other.loss_sum};
+  }
+};
+
+// Evaluates samples [begin, end), in evaluation mode, in batches of at most `batch_size`.
+absl::StatusOr<Evaluation> Evaluate(Model& model, const Dataset& data, int64_t begin, int64_t end,
+                                    int64_t batch_size = 250);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_MODELS_EVALUATE_H_

@@ -1,0 +1,35 @@
+// A model's parameters and buffers in a safetensors file.
+//
+//   EK_RETURN_IF_ERROR(SaveModel(*model, "model.safetensors", {{"epoch", "3"}}));
+//   EK_RETURN_IF_ERROR(LoadModel("model.safetensors", *model));
+//
+// Tensors have the parameters' and buffers' names and shapes. Loading requires each of them and no
+// others, in the model's dtype or in a narrower float, which loses nothing; it checks all before it
+// changes any. Saving adds Model::metadata() and {"format", "pt"}, without which some Python
+// software refuses a file.
+//
+// Errors: InvalidArgument for a file that is malformed or of another model, naming the tensor; the
+//         file system's own.
+
+#ifndef EVENKEEL_TRAINER_MODELS_MODEL_FILE_H_
+#define EVENKEEL_TRAINER_MODELS_MODEL_FILE_H_
+
+#include <map>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "evenkeel/trainer/models/model.h"
+#include "evenkeel/zero_optim/checkpoint/safetensors.h"
+
+namespace evenkeel {
+
+absl::Status SaveModel(const Model& model, const std::string& path,
+                       const std::map<std::string, std::string>& metadata = {});
+absl::Status LoadModel(const std::string& path, Model& model);
+// Loads tensors that have been read already and have the model's names.
+absl::Status LoadModel(std::span<const SafetensorsFile::Tensor> tensors, Model& model);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TRAINER_MODELS_MODEL_FILE_H_

@@ -1,0 +1,47 @@
+// Reading and writing whole files.
+//
+//   EK_ASSIGN_OR_RETURN(std::string bytes,
+//                       ReadFile("train-labels-idx1-ubyte.gz", {.gunzip = true}));
+//   const absl::string_view pieces[] = {header, data};
+//   EK_RETURN_IF_ERROR(WriteFileAtomically("model.safetensors", pieces));
+//
+// A written file is complete or absent, and an older one of that name stays until the new one is on
+// the disk: the bytes go to a temporary file in the same folder, which is flushed and renamed.
+//
+// Threads: pure functions, safe from any thread.
+// Errors:  NotFound, PermissionDenied, ... as the system says, always with the path; DataLoss for a
+//          damaged gzip file; ResourceExhausted beyond `max_bytes`; InvalidArgument for a folder, a
+//          device or a pipe.
+
+#ifndef EVENKEEL_ZERO_OPTIM_CHECKPOINT_FILE_IO_H_
+#define EVENKEEL_ZERO_OPTIM_CHECKPOINT_FILE_IO_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/cpp20.h"
+
+namespace evenkeel {
+
+struct ReadFileOptions {
+  bool gunzip = false;  // Decompress a file that begins as a gzip file does, whatever its name.
+  int64_t max_bytes = int64_t{16} << 30;  // Of the result.
+};
+
+absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options = {});
+
+// `pieces` are written one after the other.
+absl::Status WriteFileAtomically(const std::string& path,
+                                 std::span<const absl::string_view> pieces);
+
+// Returns the error that WriteFileAtomically() would begin with. Makes and deletes the temporary
+// file: for root, access() reports success even where no file can be made, as in /proc.
+absl::Status CheckCanWriteFile(const std::string& path);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_ZERO_OPTIM_CHECKPOINT_FILE_IO_H_

@@ -1,0 +1,44 @@
+// From a reduction, which its reducer owns, to the optimizer that made it: either may be destroyed
+// first.
+//
+//   return link->Call([&](Optimizer& optimizer) { return optimizer.OnReduced(bucket); });
+//
+// Threads: thread-safe. Cut() waits for a call that runs; a call may wait for other ranks, with a
+//          deadline.
+// Errors:  FailedPrecondition after Cut().
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_OWNER_LINK_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_OWNER_LINK_H_
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+namespace evenkeel::internal {
+
+template <typename Owner>
+class OwnerLink {
+ public:
+  explicit OwnerLink(Owner* owner) : owner_(owner) {}
+
+  // The owner's destructor begins with it.
+  void Cut() {
+    absl::MutexLock lock(&mutex_);
+    owner_ = nullptr;
+  }
+  absl::Status Call(absl::FunctionRef<absl::Status(Owner&)> call) {
+    absl::MutexLock lock(&mutex_);
+    if (owner_ != nullptr) return call(*owner_);
+    return absl::FailedPreconditionError(
+        "the optimizer that owns this reduction has been destroyed");
+  }
+
+ private:
+  absl::Mutex mutex_;
+  Owner* owner_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_OWNER_LINK_H_

@@ -1,0 +1,342 @@
+#include "evenkeel/zero_optim/internal/placement/placed_optimizer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/memory.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/checkpoint/checkpoint.h"
+#include "evenkeel/zero_optim/internal/action_hook.h"
+#include "evenkeel/zero_optim/internal/agree.h"
+
+namespace evenkeel::internal {
+namespace {
+
+absl::string_view NameOf(const Placement& placement) {
+  constexpr absl::string_view kNames[] = {"Replicated", "WholeTensors", "Slices"};
+  return kNames[placement.index()];
+}
+
+// Where a chunk of state comes to, one after the other; on a device it goes on to the host.
+class Arrival {
+ public:
+  Arrival(ParameterUpdater& updater, Communicator& comm) : updater_(updater), comm_(comm) {}
+
+  absl::StatusOr<TensorView> Take(DType dtype, int64_t count) {
+    if (!updater_.is_on_device()) return Host(dtype, count);
+    if (there_.bytes < count * SizeOf(dtype)) {
+      EK_ASSIGN_OR_RETURN(there_, comm_.Allocate(count * SizeOf(dtype)));
+    }
+    return TensorView(there_.data.get(), count, dtype, comm_.device());
+  }
+  // `data`, of Take() or this rank's own, where the host can read it; the host waits.
+  absl::StatusOr<TensorView> ToHost(const TensorView& data) {
+    if (!updater_.is_on_device()) return data;
+    const TensorView here = Host(data.dtype, data.count);
+    EK_RETURN_IF_ERROR(updater_.CopyNow(here, data));
+    return here;
+  }
+
+ private:
+  TensorView Host(DType dtype, int64_t count) {
+    if (here_.dtype() != dtype || here_.count() < count) here_ = StateTensor(dtype, count);
+    return here_.view().Slice(0, count);
+  }
+
+  ParameterUpdater& updater_;
+  Communicator& comm_;
+  Memory there_;
+  StateTensor here_;
+};
+
+}  // namespace
+
+PlacedOptimizer::PlacedOptimizer(Communicator& comm, absl::string_view kind, ParameterSet& params,
+                                 ParameterGroups groups, OptimizerOptions options)
+    : Optimizer(&comm, kind),
+      params_(&params),
+      options_(std::move(options)),
+      updater_(&params, std::move(groups), comm.runtime()) {}
+
+absl::Status PlacedOptimizer::Start(absl::Status own) {
+  if (own.ok()) own = updater_.Check();
+  if (own.ok() && is_split()) own = updater_.CheckDense();
+  if (own.ok()) own = Init();
+  EK_RETURN_IF_ERROR(CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(),
+                                         SameIn::kEverything, OtherSettings()));
+  if (is_split()) Register();
+  return absl::OkStatus();
+}
+
+void PlacedOptimizer::Register() {
+  StepControl::Of(communicator()).Register(this);
+  is_registered_ = true;
+}
+
+void PlacedOptimizer::Unregister(Communicator* comm) {
+  if (std::exchange(is_registered_, false) && comm != nullptr)
+    StepControl::Of(*comm).Unregister(this);
+}
+
+Communicator* PlacedOptimizer::Detach() {
+  ReportUnwinding();
+  Unregister(living_group());
+  return living_group();
+}
+
+// Another group -----------------------------------------------------------------------------------
+
+void PlacedOptimizer::LeaveGroup(Communicator* old, const GroupChange& /*change*/) {
+  Unregister(old);
+  last_step_.reset();
+}
+
+absl::Status PlacedOptimizer::TakeOver(StateTransfer& transfer) {
+  EK_ASSIGN_OR_RETURN(Channel* const channel, communicator().OpenChannel(join_name()));
+  const StateSync sync{.comm = communicator(), .channel = *channel, .name = join_name()};
+  if (transfer.done.insert(params_).second)
+    EK_RETURN_IF_ERROR(sync.BroadcastValues(*params_, transfer.source));
+  return TakeOverState(sync, transfer.source);
+}
+
+absl::Status PlacedOptimizer::CheckSame(const absl::Status& own) const {
+  return CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(), SameIn::kShape);
+}
+
+// What a placement lacks --------------------------------------------------------------------------
+
+absl::Status PlacedOptimizer::Lacks(absl::string_view what) const {
+  return absl::UnimplementedError(
+      absl::StrCat(join_name(), ": the placement ", NameOf(placement()), " has no ", what));
+}
+
+absl::StatusOr<GradientCheck> PlacedOptimizer::CheckGradients(double /*norm*/) {
+  return Lacks("CheckGradients()");
+}
+
+absl::StatusOr<std::unique_ptr<BucketReduction>> PlacedOptimizer::TakeReduction(
+    ReductionOptions /*options*/) {
+  return Lacks("TakeReduction()");
+}
+
+absl::Status PlacedOptimizer::CheckParam(int param) const {
+  if (param >= 0 && param < params_->size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(join_name(), ": there is no parameter ", param));
+}
+
+absl::Status PlacedOptimizer::WaitFor(int param) { return CheckParam(param); }
+
+// Exhausted ranks ---------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<JoinHook>> PlacedOptimizer::MakeJoinHook(
+    const JoinOptions& /*options*/) {
+  return std::make_unique<ActionHook>(
+      [this](const StepAnswer& step, absl::string_view payload) { return OnAction(step, payload); },
+      [this](bool is_last_joiner) {
+        return AdoptFromLastJoiners(communicator(), join_name(), settings(), is_last_joiner);
+      },
+      [this] { return OnExhausted(); });
+}
+
+absl::Status PlacedOptimizer::Announce(Action action, absl::string_view payload) {
+  return StepControl::Of(communicator())
+      .Announce(join_name(), absl::StrCat(std::string(1, static_cast<char>(action)), payload));
+}
+
+absl::Status PlacedOptimizer::AnnounceAfterStep(absl::string_view call, Action action,
+                                                absl::string_view payload) {
+  if (!join_config().enable) return absl::OkStatus();
+  if (last_step_ == nullptr || last_step_ != StepControl::Of(communicator()).current()) {
+    return absl::FailedPreconditionError(absl::StrCat(join_name(), ": inside RunJoined() ", call,
+                                                      " was called after Step() in the same step"));
+  }
+  return Announce(action, payload);
+}
+
+absl::Status PlacedOptimizer::UnknownAction() const {
+  return absl::InvalidArgumentError("an action that this optimizer does not support");
+}
+
+absl::Status PlacedOptimizer::OnAction(const StepAnswer& answer, absl::string_view payload) {
+  if (payload.empty()) return absl::InvalidArgumentError("an action without a word");
+  const auto action = static_cast<Action>(payload.front());
+  payload.remove_prefix(1);
+  switch (action) {
+    case Action::kStep:
+      return RepeatStep(answer, payload);
+    case Action::kCheck:
+      return RepeatCheck(answer, payload);
+    case Action::kRebalance:
+      return payload.empty() ? RebalanceNow() : UnknownAction();
+    case Action::kSave:
+      return SaveNow(std::string(payload));
+    case Action::kVisit: {
+      ByteReader reader(payload);
+      const int to = reader.I32();
+      const Bytes chunk{reader.I64()};
+      if (!reader.Finish("an optimizer's action").ok() || !CheckReceiver("VisitState", to).ok()) {
+        return UnknownAction();
+      }
+      // A rank without inputs has no use for it.
+      return Stream(
+          to, [](const StateChunk&) { return absl::OkStatus(); }, chunk);
+    }
+  }
+  return UnknownAction();
+}
+
+absl::Status PlacedOptimizer::AddGroup(ParameterGroup group) {
+  if (join_config().enable) return InsideJoinError(join_name(), "AddGroup");
+  return AddGroupNow(std::move(group));
+}
+
+absl::Status PlacedOptimizer::AddGroupNow(ParameterGroup group) {
+  return AddGroupOnAllRanks(communicator(), join_name(), *params_, std::move(group), updater_);
+}
+
+// The state of all ranks --------------------------------------------------------------------------
+
+absl::StatusOr<std::vector<int64_t>> PlacedOptimizer::CountSteps() {
+  EK_RETURN_IF_ERROR(updater_.Refresh());
+  std::vector<int64_t> steps;
+  for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
+  return steps;
+}
+
+absl::Status PlacedOptimizer::CheckReceiver(absl::string_view call, int to) const {
+  if (to == kAllRanks || (to >= 0 && to < communicator().world_size())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(join_name(), ": ", call, " to rank ", to, " of ", communicator().world_size()));
+}
+
+absl::StatusOr<OptimizerState> PlacedOptimizer::Consolidate(int to) {
+  OptimizerState state;
+  const auto collect = [&](const StateChunk& chunk) {
+    ParameterState& entry = state.params[chunk.param];
+    entry.step = chunk.step;
+    if (chunk.tensor.empty()) return absl::OkStatus();
+    StateTensor& tensor = entry.tensors[std::string(chunk.tensor)];
+    if (chunk.begin == 0) tensor = StateTensor(chunk.data.dtype, chunk.count);
+    if (chunk.data.count == 0) return absl::OkStatus();
+    std::memcpy(tensor.view().Slice(chunk.begin, chunk.data.count).data, chunk.data.data,
+                chunk.data.bytes());
+    return absl::OkStatus();
+  };
+  EK_RETURN_IF_ERROR(Visit("Consolidate", to, collect, Bytes{int64_t{64} << 20}));
+  return state;
+}
+
+absl::Status PlacedOptimizer::VisitState(int to, StateSink sink, Bytes chunk) {
+  return Visit("VisitState", to, sink, chunk);
+}
+
+absl::Status PlacedOptimizer::Visit(absl::string_view call, int to, StateSink sink, Bytes chunk) {
+  EK_RETURN_IF_ERROR(CheckReceiver(call, to));
+  if (is_split()) {
+    EK_RETURN_IF_ERROR(
+        AnnounceAfterStep(call, Action::kVisit, ByteWriter().I32(to).I64(chunk.value).Take()));
+  }
+  return Stream(to, sink, chunk);
+}
+
+// One chunk is under way at a time.
+absl::Status PlacedOptimizer::Stream(int to, StateSink sink, Bytes chunk) {
+  const int rank = communicator().rank();
+  const bool receives = to == kAllRanks || to == rank;
+  EK_RETURN_IF_ERROR(WaitForState());
+  EK_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, CountSteps());
+  Arrival arrival(updater_, communicator());
+  absl::Status of_sink;
+  const auto pass_on = [&](const StateChunk& what) {
+    if (receives && of_sink.ok()) of_sink = sink(what);
+  };
+  for (int param = 0; param < params_->size(); ++param) {
+    if (steps[param] == 0) continue;
+    const TensorView& value = (*params_)[param].value;
+    const DType dtype = StateDType(value.dtype);
+    const auto names = StateTensorNames(groups().rule_of(param), value.dtype);
+    const int64_t most = std::max<int64_t>(1, chunk.value / SizeOf(dtype));
+    const Holders holders = HoldersOf(param);
+    if (names.empty()) pass_on({.param = param, .step = steps[param]});
+    for (size_t t = 0; t < names.size(); ++t) {
+      StateChunk what{
+          .param = param, .step = steps[param], .tensor = names[t], .count = value.count};
+      what.data = TensorView(nullptr, 0, dtype);
+      if (value.count == 0) pass_on(what);
+      for (const HeldRange& range : holders) {
+        const bool is_own = range.rank == rank || range.rank == kAllRanks;
+        const bool travels = range.rank != kAllRanks && range.rank != to;
+        for (int64_t begin = range.begin; begin < range.end; begin += most) {
+          const int64_t count = std::min(most, range.end - begin);
+          TensorView data;
+          if (is_own) {
+            data =
+                updater_.tensors(param)[t].view().Slice(begin - updater_.range(param).begin, count);
+          } else if (receives) {
+            EK_ASSIGN_OR_RETURN(data, arrival.Take(dtype, count));
+          }
+          const CallOptions options{.role = Role::kState, .after = updater_.stream()};
+          Work work;
+          if (travels && to == kAllRanks) {
+            work = channel_->Broadcast(data, range.rank, options);
+          } else if (travels && rank == to) {
+            work = channel_->Recv(data, range.rank, options);
+          } else if (travels && rank == range.rank) {
+            work = channel_->Send(data, to, options);
+          }
+          EK_RETURN_IF_ERROR(work.Wait());
+          if (!receives || !of_sink.ok()) continue;
+          what.begin = begin;
+          EK_ASSIGN_OR_RETURN(what.data, arrival.ToHost(data));
+          pass_on(what);
+        }
+      }
+    }
+  }
+  return of_sink;
+}
+
+absl::Status PlacedOptimizer::LoadState(const OptimizerState& state) {
+  if (join_config().enable) return InsideJoinError(join_name(), "LoadState");
+  EK_RETURN_IF_ERROR(WaitForState());
+  EK_RETURN_IF_ERROR(Annotate(updater_.CheckState(state), join_name()));
+  return TakeState(state);
+}
+
+// Checkpoints -------------------------------------------------------------------------------------
+
+absl::Status PlacedOptimizer::Save(const std::string& folder) {
+  if (!is_split() && join_config().enable) return InsideJoinError(join_name(), "Save");
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Save", Action::kSave, folder));
+  return SaveNow(folder);
+}
+
+absl::Status PlacedOptimizer::SaveNow(const std::string& folder) {
+  EK_ASSIGN_OR_RETURN(const StatePieces mine, Pieces());
+  EK_RETURN_IF_ERROR(
+      WriteCheckpoint(folder, join_name(), communicator(), *params_, mine, steps_finished()));
+  SetCheckpointHint(folder);
+  return absl::OkStatus();
+}
+
+absl::Status PlacedOptimizer::Load(const std::string& folder) {
+  if (join_config().enable) return InsideJoinError(join_name(), "Load");
+  EK_RETURN_IF_ERROR(WaitForState());
+  const Ranges ranges = RangesToLoad();
+  EK_ASSIGN_OR_RETURN(LoadedCheckpoint loaded,
+                      ReadCheckpoint(folder, join_name(), communicator(), *params_,
+                                     [&](int param) { return ranges[param]; }));
+  EK_RETURN_IF_ERROR(CheckSame(updater_.CheckParts(
+      loaded.state, [&](int param) { return ranges[param].value_or(StateRange()); })));
+  EK_RETURN_IF_ERROR(TakeParts(std::move(loaded.state), loaded.steps, ranges));
+  SetStepsFinished(loaded.steps_finished);
+  SetCheckpointHint(folder);
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel::internal

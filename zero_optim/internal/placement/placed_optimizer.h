@@ -1,0 +1,162 @@
+// What all placements of an Optimizer share: settings, checks, calls that exhausted ranks repeat,
+// and the state as a whole, in memory and in checkpoints.
+//
+// A placement says how a step runs (Step(), RepeatStep()), who holds which range of the state
+// (HoldersOf(), CountSteps()), which ranges it has a use for (RangesToLoad()) and how it goes on
+// with another state (TakeState(), TakeParts()).
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_PLACED_OPTIMIZER_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_PLACED_OPTIMIZER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/join/joinable.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/internal/device_agreement.h"
+#include "evenkeel/zero_optim/internal/last_checks.h"
+#include "evenkeel/zero_optim/internal/parameter_updater.h"
+#include "evenkeel/zero_optim/internal/placement/slice_layout.h"
+#include "evenkeel/zero_optim/internal/state_sync.h"
+#include "evenkeel/zero_optim/optimizer.h"
+
+namespace evenkeel::internal {
+
+class PlacedOptimizer : public Optimizer, protected StepParticipant {
+ public:
+  // Whether the ranks agree, and this object can be used. All ranks together, before all else;
+  // `own`: why this rank can't, if so.
+  absl::Status Start(absl::Status own);
+
+  // Optimizer.
+  absl::StatusOr<GradientCheck> CheckGradients(double norm) override;
+  const std::optional<GradientCheck>& last_check() const override { return checks_.last(); }
+  const std::optional<GradientCheck>& check_before() const override { return checks_.before(); }
+  const ParameterGroups& groups() const override { return updater_.groups(); }
+  absl::Status AddGroup(ParameterGroup group) override;
+  absl::StatusOr<std::unique_ptr<BucketReduction>> TakeReduction(ReductionOptions options) override;
+  absl::Status WaitFor(int param) override;
+  absl::Status WaitForAll() override { return absl::OkStatus(); }
+  const Placement& placement() const override { return options_.placement; }
+  int owner(int /*param*/) const override { return kNoOwner; }
+  double imbalance() const override { return 1; }
+  absl::Status Rebalance() override { return Lacks("Rebalance()"); }
+  OptimizerState state() override { return updater_.Export().value_or(OptimizerState()); }
+  int64_t state_bytes() const override { return updater_.state_bytes(); }
+  absl::StatusOr<OptimizerState> Consolidate(int to) override;
+  absl::Status VisitState(int to, StateSink sink, Bytes chunk) override;
+  absl::Status LoadState(const OptimizerState& state) override;
+  absl::Status Save(const std::string& folder) override;
+  absl::Status Load(const std::string& folder) override;
+  void SetCheckpointHint(absl::string_view hint) override {
+    options_.checkpoint_hint = std::string(hint);
+  }
+
+  // Joinable.
+  absl::StatusOr<std::unique_ptr<JoinHook>> MakeJoinHook(const JoinOptions& options) override;
+
+ protected:
+  // First byte of what the lowest active rank announces.
+  enum class Action : char {
+    kStep = 's',
+    kCheck = 'g',
+    kRebalance = 'b',
+    kSave = 'v',
+    kVisit = 't',
+  };
+
+  PlacedOptimizer(Communicator& comm, absl::string_view kind, ParameterSet& params,
+                  ParameterGroups groups, OptimizerOptions options);
+
+  // Unimplemented, with the placement: it has no `what`.
+  absl::Status Lacks(absl::string_view what) const;
+  absl::Status CheckParam(int param) const;
+  // Inside RunJoined(), where exhausted ranks must do it too: refused unless Step() was called in
+  // this step.
+  absl::Status AnnounceAfterStep(absl::string_view call, Action action, absl::string_view payload);
+  absl::Status Announce(Action action, absl::string_view payload);
+  bool is_split() const { return !std::holds_alternative<Replicated>(options_.placement); }
+  ParameterGroups& settings() override { return updater_.groups(); }
+
+  // More of what Start() does. The settings are "name=value".
+  virtual absl::Status Init() = 0;
+  virtual std::vector<std::string> OtherSettings() const = 0;
+
+  // On an exhausted rank: when it becomes one, and what the lowest active rank has announced.
+  virtual absl::Status OnExhausted() { return absl::OkStatus(); }
+  virtual absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) = 0;
+  virtual absl::Status RepeatCheck(const StepAnswer& /*answer*/, absl::string_view /*message*/) {
+    return UnknownAction();
+  }
+  virtual absl::Status RebalanceNow() { return UnknownAction(); }
+
+  virtual absl::Status AddGroupNow(ParameterGroup group);
+
+  // StepParticipant, from Start() or Register() on.
+  const std::string& participant_name() const override { return join_name(); }
+  absl::StatusOr<ParticipantState> PrepareStep() override { return CurrentState(); }
+  ParticipantState CurrentState() const override { return {}; }
+  std::string ExportState() const override { return ""; }
+  absl::Status ImportState(absl::string_view /*state*/) override { return absl::OkStatus(); }
+  // At the end of EnterGroup().
+  void Register();
+  // The destructors of placements begin with it. Returns the group, or null if it is gone.
+  Communicator* Detach();
+
+  // Joinable.
+  void LeaveGroup(Communicator* old, const GroupChange& change) override;
+  absl::Status TakeOver(StateTransfer& transfer) override;
+  // Parameters are the source's by then.
+  virtual absl::Status TakeOverState(const StateSync& sync, int source) = 0;
+
+  // Waits until no step changes the state any more.
+  virtual absl::Status WaitForState() { return absl::OkStatus(); }
+  // Returns the holders of an updated parameter's state; rank kAllRanks: each has all of it.
+  virtual Holders HoldersOf(int param) const = 0;
+  // How often each parameter was updated.
+  virtual absl::StatusOr<std::vector<int64_t>> CountSteps();
+  virtual absl::Status TakeState(const OptimizerState& state) = 0;
+  // What to read of a checkpoint; and, if the ranks agree, to go on with. `steps`: of all.
+  using Ranges = std::vector<std::optional<StateRange>>;
+  virtual Ranges RangesToLoad() const = 0;
+  virtual absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
+                                 const Ranges& ranges) = 0;
+
+  absl::Status CheckSame(
+      const absl::Status& own) const;  // In its parameters and what it remembers.
+  StateRange WholeOf(int param) const { return {0, (*params_)[param].value.count}; }
+
+  ParameterSet* const params_;
+  OptimizerOptions options_;
+  DeviceFlags device_flags_;  // Before the updater, which waits for the work that reads them.
+  // Its groups are the settings in force.
+  ParameterUpdater updater_;
+  LastChecks checks_;                      // Behind the updater, whose device it asks.
+  Channel* channel_ = nullptr;             // Null where nothing travels.
+  std::shared_ptr<StepTicket> last_step_;  // Step() ran in it.
+
+ private:
+  absl::Status OnAction(const StepAnswer& answer, absl::string_view payload);
+  absl::Status UnknownAction() const;
+  absl::Status CheckReceiver(absl::string_view call, int to) const;
+  absl::Status Visit(absl::string_view call, int to, StateSink sink, Bytes chunk);
+  absl::Status Stream(int to, StateSink sink, Bytes chunk);
+  absl::Status SaveNow(const std::string& folder);
+  void Unregister(Communicator* comm);
+
+  bool is_registered_ = false;
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_PLACED_OPTIMIZER_H_

@@ -1,0 +1,169 @@
+#include "evenkeel/zero_optim/internal/placement/replicated.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/gradient_measure.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
+
+namespace evenkeel::internal {
+namespace {
+constexpr int kStepList = 0;  // Of a device's tables.
+}  // namespace
+
+std::vector<std::string> ReplicatedOptimizer::OtherSettings() const {
+  return {absl::StrCat("updates=", updates_in_backward() ? "in backward" : "in Step()")};
+}
+
+absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
+  if (updates_in_backward() && in_backward_ == InBackward::kNothing) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": it updates in backward, and no reducer has its reduction"));
+  }
+  if (in_backward_ == InBackward::kAll) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(),
+        ": Step() has nothing left to update: all parameters were updated in backward"));
+  }
+  const bool is_plain = !NeedsCheck(options) && !options.skip && options.grad_scale == 1.0;
+  if (in_backward_ == InBackward::kPart && !is_plain) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(),
+        ": clipping, scaling, skipping and checks for non-finite values need all gradients before "
+        "the first update, but some parameters were updated in backward"));
+  }
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep(options));
+  if (!answer.everyone_active()) {
+    EK_RETURN_IF_ERROR(Announce(Action::kStep, step.Serialize()));
+  }
+  return Apply(step);
+}
+
+absl::StatusOr<GradientCheck> ReplicatedOptimizer::CheckGradients(double norm) {
+  if (in_backward_ != InBackward::kNothing) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(),
+        ": CheckGradients() would not see the gradients that were used up in backward"));
+  }
+  EK_ASSIGN_OR_RETURN(const StepMessage step, PlanStep({.clip = ClipOptions{.norm = norm}}));
+  if (updater_.is_on_device()) {
+    return updater_.MeasureNow(GradientsOf(step), norm, step.options.grad_scale,
+                               [] { return absl::OkStatus(); });
+  }
+  return Measure(step, norm);
+}
+
+GradientCheck ReplicatedOptimizer::Measure(const StepMessage& step, double norm) const {
+  GradientMeasure measure(params_->size(), norm);
+  for (int i = 0; i < params_->size(); ++i) {
+    if (step.sources[i] != GradientSource::kNone) measure.Add(i, ElementsOf(*params_, i));
+  }
+  return measure.Result(step.options.grad_scale);
+}
+
+absl::StatusOr<StepMessage> ReplicatedOptimizer::PlanStep(const StepOptions& options) const {
+  EK_RETURN_IF_ERROR(CheckOptions(options));
+  const bool is_complete =
+      communicator().world_size() == 1 &&
+      join_config().divisor->by() != DivideBy::kSamples;  // Nothing to divide by.
+  const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kRefused;
+  StepMessage step{.rules = groups().rules(), .options = options};
+  EK_ASSIGN_OR_RETURN(step.sources, ChooseSources(*params_, groups(), params_->mask(), local,
+                                                  communicator().rank()));
+  return step;
+}
+
+absl::Status ReplicatedOptimizer::RepeatStep(const StepAnswer& /*answer*/,
+                                             absl::string_view payload) {
+  EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(payload, params_->size()));
+  EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
+  EK_RETURN_IF_ERROR(CheckArrived(*params_, step.sources, communicator().rank()));
+  return Apply(step);
+}
+
+absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
+  if (updater_.is_on_device()) return ApplyThere(step);
+  StepOptions options = step.options;
+  checks_.Begin();
+  if (NeedsCheck(options)) {
+    GradientCheck check = Measure(step, NormOf(options));
+    options = Decide(options, check);
+    check.is_skipped = options.skip;
+    checks_.Set(check);
+  }
+  for (int i = 0; i < params_->size() && !options.skip; ++i) {
+    if (step.sources[i] == GradientSource::kNone) continue;
+    updater_.Update(i, ElementsOf(*params_, i), options.grad_scale);
+  }
+  CountStep(SettingsText(groups(), step.rules, step.options));
+  return absl::OkStatus();
+}
+
+std::vector<ParameterUpdater::Gradient> ReplicatedOptimizer::GradientsOf(
+    const StepMessage& step) const {
+  std::vector<ParameterUpdater::Gradient> gradients;
+  for (int i = 0; i < params_->size(); ++i) {
+    if (step.sources[i] != GradientSource::kNone) gradients.push_back({i, (*params_)[i].grad});
+  }
+  return gradients;
+}
+
+absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
+  checks_.Begin();
+  if (!step.options.skip) {
+    const StreamRef stream = updater_.stream();
+    EK_RETURN_IF_ERROR(updater_.SetGradients(kStepList, GradientsOf(step), stream));
+    const bool is_measured = NeedsCheck(step.options);
+    if (is_measured)
+      EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, NormOf(step.options), stream));
+    EK_RETURN_IF_ERROR(updater_.UpdateThere(kStepList, step.options, is_measured, stream));
+    if (is_measured) checks_.SetThere(&updater_.device());
+  }
+  CountStep(SettingsText(groups(), step.rules, step.options));
+  return absl::OkStatus();
+}
+
+absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state) {
+  return updater_.Import(state, [](int) { return true; });
+}
+
+PlacedOptimizer::Ranges ReplicatedOptimizer::RangesToLoad() const {
+  Ranges ranges;
+  for (int i = 0; i < params_->size(); ++i) ranges.push_back(WholeOf(i));
+  return ranges;
+}
+
+absl::Status ReplicatedOptimizer::TakeParts(OptimizerState parts,
+                                            const std::map<int, int64_t>& /*steps*/,
+                                            const Ranges& /*ranges*/) {
+  return updater_.ImportParts(std::move(parts), [this](int param) { return WholeOf(param); });
+}
+
+absl::StatusOr<StatePieces> ReplicatedOptimizer::Pieces() {
+  if (is_torn_)
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), " is in the middle of an update"));
+  if (communicator().rank() != 0) return StatePieces();  // All have the same.
+  return updater_.Pieces();
+}
+
+absl::Status ReplicatedOptimizer::EnterGroup(const GroupChange& /*change*/) {
+  return CheckSame(absl::OkStatus());
+}
+
+absl::Status ReplicatedOptimizer::CheckWhole() const {
+  if (!is_torn_) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat(join_name(), " was updating in backward when the step failed"));
+}
+
+absl::Status ReplicatedOptimizer::TakeOverState(const StateSync& sync, int source) {
+  is_torn_ = false;
+  return sync.BroadcastState(updater_, *params_, source);
+}
+
+}  // namespace evenkeel::internal

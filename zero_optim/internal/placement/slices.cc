@@ -1,0 +1,369 @@
+// One step, bucket by bucket and in bucket order on every rank:
+//
+//   BeginReduction()   in backward, on the reducer's thread: if the plan is new, state begins to
+//     move to its new
+//                      places; which gradients exist goes out, beside the reducer's reduce-scatter
+//   OnReduced()        the slice is here; updated at once, or noted for Step()
+//   UpdateBucket()     what every rank counts (steps), and what this rank's slice holds
+//   all-gather         on this optimizer's own channel, which is why it need not end when the
+//     reducer's step does
+//
+// Three channels: the reducer's, the flags', the optimizer's. Within each the order is that of the
+// buckets; between them it depends on the rank. The first two of these lines are in
+// slices_reduction.cc.
+
+#include "evenkeel/zero_optim/internal/placement/slices.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/device/runtime.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/device_agreement.h"
+#include "evenkeel/zero_optim/internal/gradient_measure.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
+
+namespace evenkeel::internal {
+
+// Creation ----------------------------------------------------------------------------------------
+
+SlicesOptimizer::SlicesOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
+                                 OptimizerOptions options)
+    : PlacedOptimizer(comm, "sliced_optimizer", params, groups, std::move(options)),
+      how_(std::get<Slices>(options_.placement)),
+      groups_(std::move(groups)),
+      held_rank_(comm.rank()),
+      held_world_size_(comm.world_size()),
+      holders_(params.size()) {
+  for (int i = 0; i < params.size(); ++i) (void)updater_.SetPart(i, 0, 0);
+}
+
+absl::Status SlicesOptimizer::Init() { return TakeChannels(); }
+
+std::vector<std::string> SlicesOptimizer::OtherSettings() const {
+  return {absl::StrCat("updates=", updates_in_backward() ? "in backward" : "in Step()"),
+          absl::StrCat("overlap_forward=", how_.overlap_forward ? "true" : "false")};
+}
+
+absl::Status SlicesOptimizer::TakeChannels() {
+  EK_ASSIGN_OR_RETURN(channel_, communicator().OpenChannel(join_name()));
+  EK_ASSIGN_OR_RETURN(flag_channel_,
+                      communicator().OpenChannel(absl::StrCat(join_name(), ".used")));
+  return absl::OkStatus();
+}
+
+SlicesOptimizer::~SlicesOptimizer() {
+  Communicator* const comm = Detach();
+  link_->Cut();
+  if (comm == nullptr) return;
+  (void)WaitForAll();  // At most until the operations' deadline: they use the padding's memory.
+  (void)WaitUntilSettled();
+}
+
+// A step ------------------------------------------------------------------------------------------
+
+absl::StatusOr<ParticipantState> SlicesOptimizer::PrepareStep() {
+  absl::MutexLock lock(&mutex_);
+  if (awaits_step_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        join_name(),
+        ": a step begins, but Step() was not called after the one before, which updated "
+        "parameters in backward"));
+  }
+  EK_RETURN_IF_ERROR(updater_.groups().Adopt(groups_.rules()));
+  if (updates_in_backward()) DeclareSettings(SettingsText(groups_, groups_.rules()));
+  return CurrentState();
+}
+
+ParticipantState SlicesOptimizer::CurrentState() const {
+  return {.schedule_hash =
+              StableHash(uint64_t{updates_in_backward()}, uint64_t{how_.overlap_forward})};
+}
+
+// What is not a slice was not reduced, or by somebody else.
+absl::Status SlicesOptimizer::CheckSliced() const {
+  for (int i = 0; i < params_->size(); ++i) {
+    const GradState state = params_->grad_state(i);
+    if (state == GradState::kNone || !params_->trainable(i) || !groups_.contains(i)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": rank ", communicator().rank(), ", parameter \"",
+                     (*params_)[i].name, "\" has a gradient that ",
+                     state == GradState::kLocal
+                         ? "was not reduced: call its DataParallel's FinishStep() before Step()"
+                         : "is not a slice: its DataParallel was made without TakeReduction()"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SlicesOptimizer::Step(const StepOptions& options) {
+  EK_RETURN_IF_ERROR(CheckOptions(options));
+  if (updates_in_backward() && !(options == StepOptions())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(join_name(), ": Step() has options, but the update was made in backward"));
+  }
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
+  EK_RETURN_IF_ERROR(CheckSliced());
+  const StepMessage step{.rules = groups_.rules(), .options = options};
+  last_step_ = std::move(ticket);
+  if (!answer.everyone_active()) {
+    EK_RETURN_IF_ERROR(Announce(Action::kStep, step.Serialize()));
+  }
+  return Run(step, /*has_inputs=*/true);
+}
+
+absl::Status SlicesOptimizer::RepeatStep(const StepAnswer& /*answer*/, absl::string_view message) {
+  EK_ASSIGN_OR_RETURN(const StepMessage step, StepMessage::Parse(message, 0));
+  EK_RETURN_IF_ERROR(groups_.Adopt(step.rules));
+  return Run(step, /*has_inputs=*/false);
+}
+
+absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (gradients_are_lost_) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          join_name(), ": the buckets were planned anew between FinishStep() and Step()"));
+    }
+    if (updates_in_backward() && !(updater_.groups().rules() == step.rules)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          join_name(),
+          ": settings were changed after the step began, which has updated by the old ones: "
+          "change them before BeginStep()"));
+    }
+    EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
+  }
+  if (!updates_in_backward()) EK_RETURN_IF_ERROR(UpdateAll(step.options));
+  // A rank without inputs has no forward to overlap with.
+  if (!how_.overlap_forward || !has_inputs) EK_RETURN_IF_ERROR(WaitForGathers());
+  absl::MutexLock lock(&mutex_);
+  awaits_step_ = false;
+  reduced_.assign(reduced_.size(), false);
+  CountStep(SettingsText(groups_, step.rules, step.options));
+  return absl::OkStatus();
+}
+
+absl::Status SlicesOptimizer::UpdateAll(const StepOptions& options) {
+  std::vector<Work> flags;
+  std::shared_ptr<StateMove> move;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (updater_.is_on_device()) return UpdateAllThere(options);
+    flags = flag_works_;
+    move = move_;
+  }
+  if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
+  EK_RETURN_IF_ERROR(internal::WaitForAll(flags));
+  StepOptions decided = options;
+  checks_.Begin();
+  if (NeedsCheck(options)) {
+    EK_ASSIGN_OR_RETURN(GradientCheck check, Measure(NormOf(options), options.grad_scale));
+    decided = Decide(options, check);
+    check.is_skipped = decided.skip;
+    checks_.Set(check);
+  }
+  if (decided.skip) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  for (size_t b = 0; b < reduced_.size(); ++b) {
+    if (reduced_[b]) UpdateBucket(static_cast<int>(b), decided.grad_scale);
+  }
+  return absl::OkStatus();
+}
+
+// Nothing here waits for the device: neither which gradients exist, nor whether the step is
+// skipped, is known on the host. So slices go round after a step that changed nothing, too.
+absl::Status SlicesOptimizer::UpdateAllThere(const StepOptions& options) {
+  checks_.Begin();
+  if (plan_ == nullptr || options.skip) return absl::OkStatus();
+  const StreamRef stream = updater_.stream();
+  if (move_ != nullptr) EK_RETURN_IF_ERROR(move_->OrderBefore(stream));
+  std::vector<ParameterUpdater::Gradient> all;
+  for (size_t b = 0; b < reduced_.size(); ++b) {
+    if (!reduced_[b]) continue;
+    const std::vector<ParameterUpdater::Gradient> some = GradientsOf(static_cast<int>(b));
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  EK_RETURN_IF_ERROR(
+      device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_, stream));
+  EK_RETURN_IF_ERROR(updater_.SetGradients(0, all, stream));
+  const bool is_measured = NeedsCheck(options);
+  if (is_measured) {
+    const double norm = NormOf(options);
+    EK_RETURN_IF_ERROR(updater_.MeasureThere(0, norm, stream));
+    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel_));
+  }
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(
+      updater_.PrepareThere(0, options, is_measured, stream, device_flags_.all(), MayBeUnset()));
+  if (is_measured) checks_.SetThere(&updater_.device());
+  gathers_.assign(plan_->buckets.size(), Work());
+  for (size_t b = 0; b < reduced_.size(); ++b) {
+    if (reduced_[b]) EK_RETURN_IF_ERROR(ApplyThere(static_cast<int>(b), std::nullopt, stream));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<ParameterUpdater::Gradient> SlicesOptimizer::GradientsOf(int index) const {
+  const SlicePlan::Bucket& bucket = plan_->buckets[index];
+  std::vector<ParameterUpdater::Gradient> gradients;
+  for (size_t i = 0; i < bucket.layout.params.size(); ++i) {
+    gradients.push_back(
+        {bucket.layout.params[i], bucket.gradients[i], bucket.first_flag + static_cast<int>(i)});
+  }
+  return gradients;
+}
+
+bool SlicesOptimizer::MayBeUnset() const {
+  return std::find(flags_.begin(), flags_.end(), 0) != flags_.end();
+}
+
+absl::Status SlicesOptimizer::ApplyThere(int index, const std::optional<StepOptions>& to_prepare,
+                                         StreamRef stream) {
+  const int list = 1 + index;
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(updater_.SetGradients(list, GradientsOf(index), stream));
+  if (to_prepare.has_value()) {
+    EK_RETURN_IF_ERROR(updater_.PrepareThere(list, *to_prepare, /*is_measured=*/false, stream,
+                                             device_flags_.all(), MayBeUnset()));
+  }
+  EK_RETURN_IF_ERROR(updater_.ApplyThere(list, stream));
+  SendOut(index, stream);
+  return absl::OkStatus();
+}
+
+// All buckets have gone out when the first of a step comes here, so all flags go with it.
+absl::Status SlicesOptimizer::UpdateInBackwardThere(int index, StreamRef stream) {
+  if (!awaits_step_) {
+    if (move_ != nullptr) {  // What it has copied here is on the parameters' stream.
+      DeviceRuntime& runtime = *communicator().runtime();
+      EK_ASSIGN_OR_RETURN(const Event copied, runtime.Record(updater_.stream()));
+      EK_RETURN_IF_ERROR(runtime.Wait(stream, copied));
+      EK_RETURN_IF_ERROR(move_->OrderBefore(stream));
+    }
+    EK_RETURN_IF_ERROR(
+        device_flags_.Reduce(flags_, updater_, communicator(), *flag_channel_, stream));
+  }
+  awaits_step_ = true;
+  return ApplyThere(index, StepOptions(), stream);
+}
+
+void SlicesOptimizer::Settle() {
+  if (settling_.empty()) return;
+  settling_.Forget();
+  if (!settling_.empty() || !gathers_.empty()) return;
+  move_.reset();
+  is_torn_ = false;
+}
+
+absl::Status SlicesOptimizer::WaitUntilSettled() {
+  if (!updater_.is_on_device()) return absl::OkStatus();
+  OpenWorks works;
+  std::shared_ptr<StateMove> move;
+  {
+    absl::MutexLock lock(&mutex_);
+    works = settling_;
+    move = move_;
+  }
+  EK_RETURN_IF_ERROR(works.Wait());
+  if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
+  absl::MutexLock lock(&mutex_);
+  Settle();
+  return absl::OkStatus();
+}
+
+// Each rank measures its slices, ranks without inputs too; the sum is over this optimizer's own
+// group.
+absl::StatusOr<GradientCheck> SlicesOptimizer::Measure(double norm, double grad_scale) {
+  GradientMeasure measure(params_->size(), norm);
+  {
+    absl::MutexLock lock(&mutex_);
+    for (size_t b = 0; b < reduced_.size(); ++b) {
+      const SlicePlan::Bucket& bucket = plan_->buckets[b];
+      for (size_t i = 0; i < bucket.layout.params.size() && reduced_[b]; ++i) {
+        if (flags_[bucket.first_flag + i] != 0)
+          measure.Add(bucket.layout.params[i], bucket.gradients[i]);
+      }
+    }
+  }
+  if (communicator().world_size() > 1) {
+    EK_RETURN_IF_ERROR(
+        channel_
+            ->AllReduce(absl::MakeSpan(measure.parts().data(), measure.parts().size()),
+                        norm == kInfinityNorm ? ReduceOp::kMax : ReduceOp::kSum,
+                        {.role = Role::kShard})
+            .Wait());
+  }
+  return measure.Result(grad_scale);
+}
+
+void SlicesOptimizer::UpdateBucket(int index, double grad_scale) {
+  const SlicePlan::Bucket& bucket = plan_->buckets[index];
+  is_torn_ = true;
+  for (size_t i = 0; i < bucket.layout.params.size(); ++i) {
+    if (flags_[bucket.first_flag + i] == 0) continue;  // No rank has a gradient.
+    updater_.Update(bucket.layout.params[i], bucket.gradients[i], grad_scale);
+  }
+  SendOut(index, {});
+}
+
+void SlicesOptimizer::SendOut(int index, StreamRef after) {
+  const SlicePlan::Bucket& bucket = plan_->buckets[index];
+  if (gathers_.empty()) gathers_.assign(plan_->buckets.size(), Work());
+  if (communicator().world_size() == 1) return;
+  gathers_[index] = channel_->Issue(bucket.gather, OwnValues(bucket, *params_),
+                                    AllValues(bucket, *params_), {.after = after});
+}
+
+absl::Status SlicesOptimizer::WaitFor(int param) {
+  Work gather;
+  {
+    EK_RETURN_IF_ERROR(CheckParam(param));
+    absl::MutexLock lock(&mutex_);
+    const int bucket = plan_ != nullptr ? plan_->bucket_of[param] : -1;
+    if (bucket >= 0 && !gathers_.empty()) gather = gathers_[bucket];
+    if (updater_.is_on_device()) return gather.OrderBefore(updater_.stream());
+  }
+  return gather.Wait();
+}
+
+absl::Status SlicesOptimizer::WaitForAll() {
+  EK_RETURN_IF_ERROR(WaitForGathers());
+  if (updater_.is_on_device()) return absl::OkStatus();
+  std::vector<Work> flags;
+  std::shared_ptr<StateMove> move;
+  {
+    absl::MutexLock lock(&mutex_);
+    flags = flag_works_;
+    move = move_;
+  }
+  EK_RETURN_IF_ERROR(internal::WaitForAll(flags));
+  return move != nullptr ? move->Wait() : absl::OkStatus();
+}
+
+absl::Status SlicesOptimizer::WaitForGathers() {
+  std::vector<Work> gathers;
+  {
+    absl::MutexLock lock(&mutex_);
+    gathers = gathers_;
+    if (updater_.is_on_device()) {
+      EK_RETURN_IF_ERROR(OrderAllBefore(gathers, updater_.stream()));
+      settling_.Add(std::move(gathers));
+      gathers_.clear();
+      return absl::OkStatus();
+    }
+  }
+  if (gathers.empty()) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(internal::WaitForAll(gathers));
+  absl::MutexLock lock(&mutex_);
+  gathers_.clear();
+  move_.reset();  // Who sent its slices had its state.
+  is_torn_ = false;
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel::internal

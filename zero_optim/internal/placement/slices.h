@@ -1,0 +1,163 @@
+// The placement Slices: each rank keeps, and updates, an equal slice of every gradient bucket. How
+// a step runs is on top of slices.cc.
+
+#ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_SLICES_H_
+#define EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_SLICES_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "evenkeel/bucket/reduction.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/gradient_check.h"
+#include "evenkeel/zero_optim/internal/open_works.h"
+#include "evenkeel/zero_optim/internal/placement/owner_link.h"
+#include "evenkeel/zero_optim/internal/placement/placed_optimizer.h"
+#include "evenkeel/zero_optim/internal/placement/slice_layout.h"
+#include "evenkeel/zero_optim/internal/placement/slice_move.h"
+#include "evenkeel/zero_optim/internal/placement/slice_plan.h"
+#include "evenkeel/zero_optim/internal/placement/slice_recovery.h"
+#include "evenkeel/zero_optim/internal/step_message.h"
+#include "evenkeel/zero_optim/step_options.h"
+
+namespace evenkeel::internal {
+
+// `updater_` is the reducer's thread's while a step reduces: under `mutex_` there, and where a step
+// may run.
+class SlicesOptimizer : public PlacedOptimizer {
+ public:
+  SlicesOptimizer(Communicator& comm, ParameterSet& params, ParameterGroups groups,
+                  OptimizerOptions options);
+  ~SlicesOptimizer() override;
+
+  absl::Status Step(const StepOptions& options) override;
+  absl::StatusOr<std::unique_ptr<BucketReduction>> TakeReduction(ReductionOptions options) override;
+  absl::Status WaitFor(int param) override;
+  absl::Status WaitForAll() override;
+  const ParameterGroups& groups() const override { return groups_; }
+  int64_t state_bytes() const override;
+  OptimizerState state() override;
+  absl::StatusOr<StatePieces> Pieces() override;
+
+ private:
+  class Reduction;
+
+  absl::Status TakeChannels();
+  bool updates_in_backward() const { return how_.update_in_backward; }
+
+  // StepParticipant. What the ranks must agree on of the plan they agree on with the reducer's.
+  absl::StatusOr<ParticipantState> PrepareStep() override;
+  ParticipantState CurrentState() const override;
+
+  // The reduction (slices_reduction.cc).
+  absl::Status OnPlan(absl::Span<const BucketInfo> buckets);
+  absl::StatusOr<RoundBuffers> BeginReduction(const BucketInfo& bucket, const ReductionStep& step);
+  absl::Status OnReduced(int bucket, StreamRef stream);
+  void OnStepEnd();
+  std::string SettingsMessage() const;
+  absl::Status OnSettings(absl::string_view message);
+  absl::Status CheckGroups() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The state moves to where the newest plan has it.
+  absl::Status AdoptPlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendFlags(const BucketInfo& bucket, bool contributes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // A step.
+  absl::Status CheckSliced() const;
+  absl::Status Run(const StepMessage& step, bool has_inputs);
+  absl::Status UpdateAll(const StepOptions& options);
+  absl::Status UpdateAllThere(const StepOptions& options)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // On a device.
+  // On a device: of a bucket that was reduced.
+  std::vector<ParameterUpdater::Gradient> GradientsOf(int index) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayBeUnset() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // A gradient, for all that this rank knows.
+  absl::Status UpdateInBackwardThere(int index, StreamRef stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The update; `to_prepare`, unless that was done for all buckets together.
+  absl::Status ApplyThere(int index, const std::optional<StepOptions>& to_prepare, StreamRef stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendOut(int index, StreamRef after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // On a device gathers that the stream waits for, and not the host: when they have ended well the
+  // update is over.
+  void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WaitUntilSettled();
+  absl::StatusOr<GradientCheck> Measure(double norm, double grad_scale);
+  absl::Status WaitForGathers();
+  void UpdateBucket(int bucket, double grad_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // PlacedOptimizer; the state is in slices_state.cc.
+  ParameterGroups& settings() override { return groups_; }
+  absl::Status Init() override;
+  std::vector<std::string> OtherSettings() const override;
+  absl::Status OnExhausted() override { return WaitForAll(); }
+  absl::Status RepeatStep(const StepAnswer& answer, absl::string_view message) override;
+  absl::Status AddGroupNow(ParameterGroup group) override;
+  absl::Status WaitForState() override;
+  Holders HoldersOf(int param) const override;
+  absl::Status TakeState(const OptimizerState& state) override;
+  Ranges RangesToLoad() const override;
+  absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,
+                         const Ranges& ranges) override;
+  // Where the state of all parameters is to be: as the newest plan has it; of what is in no bucket,
+  // if there is some, in equal parts.
+  std::vector<Holders> HoldersFor(absl::FunctionRef<bool(int param)> has_state) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<int64_t> Sizes() const;
+  // This rank keeps of its part what `holders` say, and nothing else.
+  absl::Status KeepOnly(int param, const Holders& holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Joinable (slices_group.cc).
+  void LeaveGroup(Communicator* old, const GroupChange& change) override;
+  absl::Status EnterGroup(const GroupChange& change) override;
+  absl::Status TakeOverState(const StateSync& sync, int source) override;
+  absl::Status CheckWhole() const override;
+  SliceFacts Facts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Slices how_;
+  ParameterGroups groups_;  // As the user has set them; those of the updater are in force.
+  Channel* flag_channel_ =
+      nullptr;  // Its operations interleave differently on each rank with the others.
+  bool reduction_is_taken_ = false;
+  int held_rank_ = 0, held_world_size_ = 1;  // In the group whose `holders_` it has.
+  const std::shared_ptr<OwnerLink<SlicesOptimizer>> link_ =
+      std::make_shared<OwnerLink<SlicesOptimizer>>(this);
+
+  // The reducer's thread works with all of this while a step reduces, others between steps.
+  mutable absl::Mutex mutex_;
+  std::vector<Holders> holders_ ABSL_GUARDED_BY(mutex_);  // By parameter: whose state is where.
+  Communicator* reducers_group_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::weak_ptr<const void> reducers_group_lives_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const SlicePlan> plan_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const SlicePlan> next_plan_
+      ABSL_GUARDED_BY(mutex_);                               // From the next reduction on.
+  std::shared_ptr<StateMove> move_ ABSL_GUARDED_BY(mutex_);  // Until a step has ended on all ranks.
+  std::vector<float> flags_
+      ABSL_GUARDED_BY(mutex_);  // Which parameters of the buckets have a gradient on some rank.
+  std::vector<Work> flag_works_ ABSL_GUARDED_BY(mutex_);  // By bucket.
+  std::vector<bool> reduced_
+      ABSL_GUARDED_BY(mutex_);  // By bucket: its gradient waits for its update.
+  bool is_between_reductions_ ABSL_GUARDED_BY(mutex_) = true;
+  std::vector<Work> gathers_ ABSL_GUARDED_BY(mutex_);  // By bucket; empty when all have ended.
+  OpenWorks settling_ ABSL_GUARDED_BY(mutex_);         // Gathers on a device, see Settle().
+  bool gradients_are_lost_ ABSL_GUARDED_BY(mutex_) = false;  // The buckets went before Step().
+  bool awaits_step_ ABSL_GUARDED_BY(mutex_) = false;         // Buckets were updated in backward.
+  bool is_torn_ ABSL_GUARDED_BY(mutex_) = false;             // An update began and did not end.
+};
+
+}  // namespace evenkeel::internal
+
+#endif  // EVENKEEL_ZERO_OPTIM_INTERNAL_PLACEMENT_SLICES_H_

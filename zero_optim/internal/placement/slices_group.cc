@@ -1,0 +1,114 @@
+// How the state goes on in another group.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/placement/slices.h"
+
+namespace evenkeel::internal {
+
+void SlicesOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
+  PlacedOptimizer::LeaveGroup(old, change);
+  params_->ClearGradients();
+  (void)WaitUntilSettled();  // Not, if the group failed before: the update stays torn.
+  absl::MutexLock lock(&mutex_);
+  const auto is_open = [](const Work& work) { return !work.IsDone(); };
+  if (old != nullptr && std::any_of(gathers_.begin(), gathers_.end(), is_open)) {
+    old->Abort(
+        absl::CancelledError(absl::StrCat(join_name(), " left the group before WaitForAll()")));
+  }
+  // A move that some rank may not have finished is undone on all; one that an update followed has
+  // been finished by all that come to it, or nobody can go on with their state.
+  if (move_ != nullptr && !is_torn_) {
+    move_->Undo();
+    for (const auto& [param, before] : move_->before()) holders_[param] = before;
+  }
+  move_.reset();
+  plan_.reset();
+  // The plan of the group that is left. Of two groups that live the addresses differ.
+  if (reducers_group_lives_.expired() || reducers_group_ == old) next_plan_.reset();
+  gathers_.clear();
+  settling_.Clear();
+  flag_works_.clear();
+  device_flags_.Forget();
+  reduced_.clear();
+  gradients_are_lost_ = false;
+  awaits_step_ = false;
+}
+
+std::vector<int64_t> SlicesOptimizer::Sizes() const {
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < params_->size(); ++i) sizes.push_back((*params_)[i].value.count);
+  return sizes;
+}
+
+SliceFacts SlicesOptimizer::Facts() const {
+  SliceFacts facts{.standing = {.steps_finished = steps_finished(),
+                                .is_torn = is_torn_,
+                                .may_lose = options_.lost_shard == LostShard::kFresh,
+                                .checkpoint_hint = options_.checkpoint_hint},
+                   .old_rank = held_rank_,
+                   .old_world_size = held_world_size_};
+  for (int i = 0; i < params_->size(); ++i) {
+    const StateRange range = updater_.range(i);
+    facts.held.push_back({.step = updater_.step(i), .begin = range.begin, .count = range.count});
+    if (updater_.step(i) > 0 && range.count > 0) facts.standing.holds_state = true;
+  }
+  return facts;
+}
+
+absl::Status SlicesOptimizer::EnterGroup(const GroupChange& /*change*/) {
+  EK_RETURN_IF_ERROR(TakeChannels());
+  EK_RETURN_IF_ERROR(CheckSame(absl::OkStatus()));
+  std::string mine;
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(updater_.Refresh());
+    mine = Facts().Serialize();
+  }
+  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
+                      communicator().control().Exchange(absl::StrCat("slices/", join_name()), mine,
+                                                        communicator().timeout()));
+  std::vector<SliceFacts> by_rank;
+  for (const std::string& part : parts) {
+    EK_ASSIGN_OR_RETURN(SliceFacts facts, SliceFacts::Parse(part, Sizes()));
+    by_rank.push_back(std::move(facts));
+  }
+  EK_ASSIGN_OR_RETURN(const SliceStart start, PlanSliceStart(by_rank, Sizes()));
+  absl::MutexLock lock(&mutex_);
+  for (int param = 0; param < params_->size(); ++param) {
+    EK_RETURN_IF_ERROR(updater_.Prepare(param, start.steps[param]));
+    EK_RETURN_IF_ERROR(KeepOnly(param, start.holders[param]));
+  }
+  is_torn_ = false;
+  held_rank_ = communicator().rank();
+  held_world_size_ = communicator().world_size();
+  Register();
+  return absl::OkStatus();
+}
+
+absl::Status SlicesOptimizer::CheckWhole() const {
+  OpenWorks settling;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!is_torn_) return absl::OkStatus();
+    if (gathers_.empty()) settling = settling_;
+  }
+  if (!settling.empty() && settling.Wait().ok()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
+}
+
+absl::Status SlicesOptimizer::TakeOverState(const StateSync& sync, int source) {
+  absl::MutexLock lock(&mutex_);
+  EK_RETURN_IF_ERROR(sync.BroadcastSettings(updater_, source));
+  groups_ = updater_.groups();
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel::internal

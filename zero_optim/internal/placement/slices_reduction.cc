@@ -1,0 +1,238 @@
+// What a SlicesOptimizer does with the gradients while they are reduced: in backward, on the
+// reducer's thread, bucket by bucket.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/internal/placement/slices.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// By its bits, which are those of +0 where there is no gradient.
+bool IsSet(const TensorView& flags, int64_t i) {
+  const TensorView flag = flags.Slice(i, 1);
+  uint64_t bits = 0;
+  std::memcpy(&bits, flag.data, flag.bytes());
+  return bits != 0;
+}
+
+}  // namespace
+
+// What the reducer sees of it.
+class SlicesOptimizer::Reduction : public BucketReduction {
+ public:
+  using Owner = SlicesOptimizer;
+
+  explicit Reduction(std::shared_ptr<OwnerLink<Owner>> link) : link_(std::move(link)) {}
+
+  void OnGroup(Communicator& comm) override {
+    world_size_ = comm.world_size();
+    (void)link_->Call([&](Owner& owner) {
+      absl::MutexLock lock(&owner.mutex_);
+      owner.reducers_group_ = &comm;
+      owner.reducers_group_lives_ = StepControl::Of(comm).lifetime();
+      return absl::OkStatus();
+    });
+  }
+  int64_t CountMultiple() const override { return world_size_ * kSliceUnit; }
+  std::vector<Collective> CollectivesFor(const BucketInfo& bucket) const override {
+    return {{.kind = CollectiveKind::kReduceScatter,
+             .dtype = bucket.data.dtype,
+             .count = bucket.data.count / world_size_}};
+  }
+  bool HasThread() const override { return true; }
+  UsedFlags used_flags() const override { return UsedFlags::kOwn; }
+  absl::Status OnPlan(absl::Span<const BucketInfo> buckets) override {
+    return link_->Call([&](Owner& owner) { return owner.OnPlan(buckets); });
+  }
+  absl::StatusOr<RoundBuffers> BeginRound(const BucketInfo& bucket, int /*round*/,
+                                          const ReductionStep& step) override {
+    RoundBuffers buffers;
+    EK_RETURN_IF_ERROR(link_->Call([&](Owner& owner) -> absl::Status {
+      EK_ASSIGN_OR_RETURN(buffers, owner.BeginReduction(bucket, step));
+      return absl::OkStatus();
+    }));
+    return buffers;
+  }
+  absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override {
+    EK_RETURN_IF_ERROR(
+        link_->Call([&](Owner& owner) { return owner.OnReduced(bucket.index, step.stream); }));
+    return GradFate::kNone;
+  }
+  absl::Status OnStepEnd() override {
+    return link_->Call([](Owner& owner) {
+      owner.OnStepEnd();
+      return absl::OkStatus();
+    });
+  }
+  std::string StepMessage() override {
+    std::string message;
+    (void)link_->Call([&](Owner& owner) {
+      message = owner.SettingsMessage();
+      return absl::OkStatus();
+    });
+    return message;
+  }
+  absl::Status OnShadow(absl::string_view message) override {
+    return link_->Call([&](Owner& owner) { return owner.OnSettings(message); });
+  }
+
+ private:
+  const std::shared_ptr<OwnerLink<Owner>> link_;
+  int world_size_ = 1;
+};
+
+absl::StatusOr<std::unique_ptr<BucketReduction>> SlicesOptimizer::TakeReduction(
+    ReductionOptions options) {
+  if (!options.params.empty() || options.inner != nullptr) {
+    return Lacks("updates of a part in backward, and no other reduction inside");
+  }
+  if (std::exchange(reduction_is_taken_, true)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": TakeReduction() was called twice; it works with one reducer"));
+  }
+  return std::make_unique<Reduction>(link_);
+}
+
+absl::Status SlicesOptimizer::OnPlan(absl::Span<const BucketInfo> buckets) {
+  absl::MutexLock lock(&mutex_);
+  for (const BucketInfo& bucket : buckets) {
+    for (int param : bucket.params) {
+      if (groups_.contains(param)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(join_name(), ": parameter \"", (*params_)[param].name,
+                       "\" is trained but in none of its groups: its gradient is reduced to "
+                       "slices, which only this optimizer can use"));
+    }
+  }
+  Communicator& group = *reducers_group_;  // This optimizer's may be gone.
+  EK_ASSIGN_OR_RETURN(SlicePlan plan,
+                      PlanSlices(buckets, *params_, group.rank(), group.world_size(),
+                                 [&group](int64_t bytes) { return group.Allocate(bytes); }));
+  EK_RETURN_IF_ERROR(updater_.Refresh());  // Whose state is to move.
+  // The old buckets go, and with them what waits there for Step().
+  gradients_are_lost_ =
+      gradients_are_lost_ || std::find(reduced_.begin(), reduced_.end(), true) != reduced_.end();
+  reduced_.assign(reduced_.size(), false);
+  next_plan_ = std::make_shared<const SlicePlan>(std::move(plan));
+  return absl::OkStatus();
+}
+
+absl::Status SlicesOptimizer::CheckGroups() const {
+  if (reducers_group_ == living_group()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      join_name(),
+      " and the reducer of its gradients are in different groups: ReplaceGroup() both"));
+}
+
+absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& bucket,
+                                                             const ReductionStep& step) {
+  EK_RETURN_IF_ERROR(WaitForGathers());  // Of the step before, if they were not waited for.
+  std::shared_ptr<StateMove> last_move;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (is_between_reductions_)
+      reduced_.assign(reduced_.size(), false);  // What no Step() has used.
+    is_between_reductions_ = false;
+    EK_RETURN_IF_ERROR(CheckGroups());
+    if (next_plan_ != nullptr) last_move = move_;
+    Settle();
+  }
+  if (last_move != nullptr) EK_RETURN_IF_ERROR(last_move->Wait());  // Nobody called Step() since.
+  absl::MutexLock lock(&mutex_);
+  if (next_plan_ != nullptr) EK_RETURN_IF_ERROR(AdoptPlan());
+  SendFlags(bucket, step.contributes);
+  return RoundBuffers{
+      .in = {bucket.data}, .out = {plan_->buckets[bucket.index].gradient}, .scale = step.scale};
+}
+
+absl::Status SlicesOptimizer::AdoptPlan() {
+  if (updater_.is_on_device() && plan_ != nullptr) {
+    // The last gathers may still be on their way into it: the stream has been ordered behind them.
+    EK_RETURN_IF_ERROR(updater_.device().Keep(plan_->padding, updater_.stream()));
+  }
+  plan_ = std::move(next_plan_);
+  gradients_are_lost_ = false;  // Others come.
+  flags_.assign(plan_->flag_count, 0);
+  flag_works_.assign(plan_->buckets.size(), Work());
+  reduced_.assign(plan_->buckets.size(), false);
+  move_ = std::make_shared<StateMove>(&updater_, channel_, communicator().rank());
+  for (const SlicePlan::Bucket& bucket : plan_->buckets) {
+    std::vector<OwnerChange> changes;
+    for (size_t i = 0; i < bucket.layout.params.size(); ++i) {
+      const int param = bucket.layout.params[i];
+      Holders now = HoldersIn(bucket.layout, i, communicator().world_size());
+      if (now == holders_[param]) continue;
+      changes.push_back({.param = param, .from = holders_[param], .to = now});
+      holders_[param] = std::move(now);
+    }
+    EK_RETURN_IF_ERROR(move_->Start(changes));
+  }
+  return absl::OkStatus();
+}
+
+void SlicesOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
+  const int first = plan_->buckets[bucket.index].first_flag,
+            count = static_cast<int>(bucket.params.size());
+  if (updater_.is_on_device()) {  // They go out together, before the first update.
+    for (int i = 0; i < count; ++i) {
+      flags_[first + i] = contributes && params_->grad_state(bucket.params[i]) != GradState::kNone;
+    }
+    return;
+  }
+  for (int i = 0; i < count; ++i) flags_[first + i] = contributes && IsSet(bucket.used, i);
+  if (communicator().world_size() == 1) return;
+  flag_works_[bucket.index] = flag_channel_->AllReduce(
+      absl::MakeSpan(flags_).subspan(first, count), ReduceOp::kMax,
+      {.role = Role::kShard, .index = bucket.index, .index_count = bucket.bucket_count});
+}
+
+void SlicesOptimizer::OnStepEnd() {
+  absl::MutexLock lock(&mutex_);
+  if (is_between_reductions_) reduced_.assign(reduced_.size(), false);  // All buckets were skipped.
+  is_between_reductions_ = true;
+}
+
+absl::Status SlicesOptimizer::OnReduced(int bucket, StreamRef stream) {
+  std::shared_ptr<StateMove> move;
+  Work flags;
+  {
+    absl::MutexLock lock(&mutex_);
+    EK_RETURN_IF_ERROR(CheckGroups());
+    reduced_[bucket] = true;
+    if (!updates_in_backward()) return absl::OkStatus();
+    if (updater_.is_on_device()) return UpdateInBackwardThere(bucket, stream);
+    move = move_;
+    flags = flag_works_[bucket];
+  }
+  if (move != nullptr) EK_RETURN_IF_ERROR(move->Wait());
+  EK_RETURN_IF_ERROR(flags.Wait());
+  absl::MutexLock lock(&mutex_);
+  awaits_step_ = true;
+  UpdateBucket(bucket, /*grad_scale=*/1.0);
+  return absl::OkStatus();
+}
+
+std::string SlicesOptimizer::SettingsMessage() const {
+  absl::MutexLock lock(&mutex_);
+  return updates_in_backward() ? StepMessage{.rules = updater_.groups().rules()}.Serialize() : "";
+}
+
+absl::Status SlicesOptimizer::OnSettings(absl::string_view message) {
+  if (!updates_in_backward()) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const StepMessage settings, StepMessage::Parse(message, 0));
+  EK_RETURN_IF_ERROR(groups_.Adopt(settings.rules));
+  absl::MutexLock lock(&mutex_);
+  return updater_.groups().Adopt(settings.rules);
+}
+
+}  // namespace evenkeel::internal

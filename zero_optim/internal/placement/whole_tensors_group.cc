@@ -1,0 +1,234 @@
+// How state moves to other owners and into another group, and the state as a whole.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/memory.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
+
+namespace evenkeel::internal {
+
+// Other owners ------------------------------------------------------------------------------------
+
+std::vector<std::vector<int>> WholeTensorsOptimizer::ParamsByGroup() const {
+  std::vector<std::vector<int>> params;
+  for (const ParameterGroup& group : groups().groups()) params.push_back(group.params);
+  return params;
+}
+
+double WholeTensorsOptimizer::imbalance() const {
+  const PlanPtr plan = this->plan();
+  return plan->owners.Imbalance(plan->mask);
+}
+
+absl::Status WholeTensorsOptimizer::Rebalance() {
+  EK_RETURN_IF_ERROR(AnnounceAfterStep("Rebalance", Action::kRebalance, ""));
+  return RebalanceNow();
+}
+
+absl::Status WholeTensorsOptimizer::RebalanceNow() {
+  const PlanPtr plan = this->plan();
+  const std::optional<OwnerTable> better = plan->owners.Rebalanced(plan->mask, ParamsByGroup());
+  return better.has_value() ? MoveTo(*better) : absl::OkStatus();
+}
+
+void WholeTensorsOptimizer::Transfer(std::vector<HeldTensor>& tensors, int from, int to,
+                                     std::vector<Work>& works) {
+  const CallOptions options{.role = Role::kState, .after = updater_.stream()};
+  for (HeldTensor& tensor : tensors) {
+    works.push_back(communicator().rank() == to ? channel_->Recv(tensor.view(), from, options)
+                                                : channel_->Send(tensor.view(), to, options));
+  }
+}
+
+absl::StatusOr<WholeTensorsOptimizer::Arrivals> WholeTensorsOptimizer::Bring(
+    const OwnerMove& move) {
+  const int rank = communicator().rank();
+  // All memory first: if there is not enough, nothing is in flight that writes to it.
+  Arrivals arrivals;
+  for (int param = 0; param < params_->size(); ++param) {
+    if (!move.Moves(param) || move.to.owner(param) != rank) continue;
+    EK_ASSIGN_OR_RETURN(arrivals[param], updater_.NewTensors(param));
+  }
+  std::vector<Work> works;
+  for (int param = 0; param < params_->size(); ++param) {
+    const int from = move.from[param], to = move.to.owner(param);
+    if (!move.Moves(param) || (rank != from && rank != to)) continue;
+    Transfer(rank == to ? arrivals[param] : updater_.tensors(param), from, to, works);
+  }
+  EK_RETURN_IF_ERROR(internal::WaitForAll(works));
+  return arrivals;
+}
+
+absl::Status WholeTensorsOptimizer::Adopt(const OwnerMove& move, Arrivals arrivals) {
+  EK_RETURN_IF_ERROR(channel_->Barrier({.role = Role::kState}).Wait());
+  is_torn_ = true;
+  const int rank = communicator().rank();
+  for (int param = 0; param < params_->size(); ++param) {
+    if (move.to.owner(param) != rank || move.from[param] < 0) {
+      EK_RETURN_IF_ERROR(updater_.Prepare(param, 0));
+    } else if (move.from[param] != rank) {
+      EK_RETURN_IF_ERROR(updater_.Prepare(param, move.steps[param]));
+      updater_.tensors(param) = std::move(arrivals[param]);
+    }
+  }
+  is_torn_ = false;
+  return absl::OkStatus();
+}
+
+// Between two updates, so that all state is of the same step.
+absl::Status WholeTensorsOptimizer::MoveTo(const OwnerTable& owners) {
+  const PlanPtr old = plan();
+  EK_ASSIGN_OR_RETURN(std::vector<int64_t> steps, CountSteps());
+  OwnerMove move{.from = old->owners.owners(), .to = owners, .steps = std::move(steps)};
+  for (int param = 0; param < params_->size(); ++param) {
+    if (move.steps[param] == 0) move.from[param] = -1;
+  }
+  EK_ASSIGN_OR_RETURN(Arrivals arrivals, Bring(move));
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(Adopt(move, std::move(arrivals)));
+  return SetPlan(owners, old->mask, old->generation + 1);
+}
+
+// Another group -----------------------------------------------------------------------------------
+
+void WholeTensorsOptimizer::LeaveGroup(Communicator* old, const GroupChange& change) {
+  PlacedOptimizer::LeaveGroup(old, change);
+  gradients_.reset();
+  params_->ClearGradients();
+  if (!open_.Wait().ok()) is_torn_ = true;  // The group failed before.
+  open_.Clear();
+  device_flags_.Forget();
+}
+
+ShardFacts WholeTensorsOptimizer::Facts() const {
+  const PlanPtr plan = this->plan();
+  ShardFacts facts{.generation = plan->generation,
+                   .old_rank = held_rank_,
+                   .mask = plan->mask,
+                   .steps_finished = steps_finished(),
+                   .is_torn = is_torn_,
+                   .may_lose = options_.lost_shard == LostShard::kFresh,
+                   .checkpoint_hint = options_.checkpoint_hint,
+                   .owners = plan->owners.owners(),
+                   .was_updated = was_updated_};
+  for (int i = 0; i < params_->size(); ++i) facts.held_steps.push_back(updater_.step(i));
+  return facts;
+}
+
+absl::Status WholeTensorsOptimizer::EnterGroup(const GroupChange& change) {
+  EK_RETURN_IF_ERROR(TakeChannel());
+  EK_RETURN_IF_ERROR(updater_.Refresh());
+  EK_RETURN_IF_ERROR(CheckSame(absl::OkStatus()));
+  EK_ASSIGN_OR_RETURN(
+      const ControlChannel::Parts parts,
+      communicator().control().Exchange(absl::StrCat("shards/", join_name()), Facts().Serialize(),
+                                        communicator().timeout()));
+  std::vector<ShardFacts> by_rank;
+  for (const std::string& part : parts) {
+    EK_ASSIGN_OR_RETURN(ShardFacts facts, ShardFacts::Parse(part, params_->size()));
+    by_rank.push_back(std::move(facts));
+  }
+  EK_ASSIGN_OR_RETURN(const ShardMove move, PlanShardMove(by_rank, change.source));
+  EK_RETURN_IF_ERROR(MoveState(move));
+  Register();
+  return absl::OkStatus();
+}
+
+absl::Status WholeTensorsOptimizer::MoveState(const ShardMove& move) {
+  OwnerTable owners = NobodyOwns();
+  EK_RETURN_IF_ERROR(owners.Assign(move.owned));
+  const OwnerMove states{.from = move.holder, .to = owners, .steps = move.steps};
+  EK_ASSIGN_OR_RETURN(Arrivals arrivals, Bring(states));
+  EK_RETURN_IF_ERROR(Adopt(states, std::move(arrivals)));
+  for (int param = 0; param < params_->size(); ++param)
+    was_updated_[param] = move.holder[param] >= 0;
+  EK_RETURN_IF_ERROR(params_->SetTrainable(move.mask));
+  seen_mask_version_ = params_->mask_version();
+  held_rank_ = communicator().rank();
+  return SetPlan(std::move(owners), move.mask, move.generation);
+}
+
+absl::Status WholeTensorsOptimizer::CheckWhole() const {
+  if (!is_torn_ && open_.Wait().ok()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(join_name(), " was in the middle of an update"));
+}
+
+absl::Status WholeTensorsOptimizer::TakeOverState(const StateSync& sync, int source) {
+  return sync.BroadcastSettings(updater_, source);
+}
+
+// The state of all ranks --------------------------------------------------------------------------
+
+absl::StatusOr<StatePieces> WholeTensorsOptimizer::Pieces() {
+  EK_RETURN_IF_ERROR(CheckWhole());
+  return updater_.Pieces();
+}
+
+// How often each parameter was updated, which only its owner knows.
+absl::StatusOr<std::vector<int64_t>> WholeTensorsOptimizer::CountSteps() {
+  EK_RETURN_IF_ERROR(updater_.Refresh());
+  std::vector<int64_t> steps;
+  for (int i = 0; i < params_->size(); ++i) steps.push_back(updater_.step(i));
+  const TensorView here(absl::MakeSpan(steps));
+  TensorView data = here;
+  Memory there;
+  if (updater_.is_on_device()) {
+    EK_ASSIGN_OR_RETURN(there, communicator().Allocate(here.bytes()));
+    data = TensorView(there.data.get(), here.count, here.dtype, communicator().device());
+    EK_RETURN_IF_ERROR(updater_.CopyNow(data, here));
+  }
+  EK_RETURN_IF_ERROR(channel_->AllReduce(data, ReduceOp::kSum, {.role = Role::kState}).Wait());
+  if (updater_.is_on_device()) EK_RETURN_IF_ERROR(updater_.CopyNow(here, data));
+  return steps;
+}
+
+absl::Status WholeTensorsOptimizer::TakeState(const OptimizerState& state) {
+  std::map<int, int64_t> steps;
+  for (const auto& [param, entry] : state.params) steps[param] = entry.step;
+  return TakeParts(state, steps, {});
+}
+
+// What nobody owns yet is read by all, and kept by the one who gets it.
+PlacedOptimizer::Ranges WholeTensorsOptimizer::RangesToLoad() const {
+  Ranges ranges(params_->size());
+  for (int param = 0; param < params_->size(); ++param) {
+    const int from = owner(param);
+    if (from == communicator().rank() || from == kNoOwner) ranges[param] = WholeOf(param);
+  }
+  return ranges;
+}
+
+absl::Status WholeTensorsOptimizer::TakeParts(OptimizerState parts,
+                                              const std::map<int, int64_t>& steps,
+                                              const Ranges& /*ranges*/) {
+  EK_RETURN_IF_ERROR(OwnLoaded(steps));
+  return updater_.Import(parts,
+                         [this](int param) { return owner(param) == communicator().rank(); });
+}
+
+absl::Status WholeTensorsOptimizer::OwnLoaded(const std::map<int, int64_t>& steps) {
+  const PlanPtr old = plan();
+  std::set<int> to_own;  // Trained in the past, but not since this optimizer was made.
+  for (const auto& [param, step] : steps) {
+    if (old->owners.owner(param) == kNoOwner) to_own.insert(param);
+  }
+  if (!to_own.empty()) EK_RETURN_IF_ERROR(AdoptMask(old->mask, to_own));
+  was_updated_.assign(was_updated_.size(), 0);
+  for (const auto& [param, step] : steps) was_updated_[param] = 1;
+  is_torn_ = false;
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel::internal

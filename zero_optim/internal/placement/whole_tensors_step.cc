@@ -1,0 +1,305 @@
+// A step, on every rank:
+//
+//   reduce this rank's own gradients towards their owners     (only those that nobody has reduced)
+//   for each bucket of the schedule: its owner updates it, then all issue its broadcast
+//   wait for the broadcasts
+//
+// On a device each of these is work on the parameters' stream, or is ordered behind and before it;
+// whether the step is skipped is decided there, so buckets go round after one that has changed
+// nothing, too.
+//
+// A rank issues the broadcasts of owners before it, then updates its own buckets while those
+// arrive. Before it begins, the lowest active rank tells exhausted ranks what the step is
+// (StepMessage), and they run the same code.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/work.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/internal/device_agreement.h"
+#include "evenkeel/zero_optim/internal/gradient_measure.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
+#include "evenkeel/zero_optim/internal/placement/whole_tensors.h"
+#include "evenkeel/zero_optim/internal/wait_for_all.h"
+
+namespace evenkeel::internal {
+
+namespace {
+constexpr int kStepList = 0, kFirstBucketList = 1;  // Of a device's tables.
+}  // namespace
+
+absl::Status WholeTensorsOptimizer::Step(const StepOptions& options) {
+  EK_RETURN_IF_ERROR(CheckOptions(options));
+  EK_RETURN_IF_ERROR(ChooseGradients());
+  last_step_ = gradients_->ticket;
+  EK_RETURN_IF_ERROR(AnnounceStep(Action::kStep, options));
+  return Run(options);
+}
+
+absl::StatusOr<GradientCheck> WholeTensorsOptimizer::CheckGradients(double norm) {
+  const StepOptions options = {.clip = ClipOptions{.norm = norm}};
+  EK_RETURN_IF_ERROR(CheckOptions(options));
+  EK_RETURN_IF_ERROR(ChooseGradients());
+  EK_RETURN_IF_ERROR(AnnounceStep(Action::kCheck, options));
+  EK_RETURN_IF_ERROR(ReduceGradients());
+  return Measure(norm, /*grad_scale=*/1.0);
+}
+
+absl::Status WholeTensorsOptimizer::AnnounceStep(Action action, const StepOptions& options) {
+  if (gradients_->answer.everyone_active()) return absl::OkStatus();
+  const StepMessage step{
+      .rules = groups().rules(), .options = options, .sources = gradients_->chosen};
+  return Announce(action, step.Serialize());
+}
+
+// Nothing if CheckGradients() has chosen them in this step.
+absl::Status WholeTensorsOptimizer::ChooseGradients() {
+  if (gradients_.has_value() && gradients_->ticket == StepControl::Of(communicator()).current())
+    return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  EK_ASSIGN_OR_RETURN(StepAnswer answer, ticket->Wait());
+  const bool is_complete =
+      communicator().world_size() == 1 &&
+      join_config().divisor->by() != DivideBy::kSamples;  // Nothing to divide by.
+  const LocalGradients local = is_complete ? LocalGradients::kComplete : LocalGradients::kReduced;
+  EK_ASSIGN_OR_RETURN(
+      std::vector<GradientSource> chosen,
+      ChooseSources(*params_, groups(), plan()->mask, local, communicator().rank()));
+  EK_RETURN_IF_ERROR(TakeGradients(std::move(answer), std::move(chosen)));
+  gradients_->ticket = std::move(ticket);
+  return absl::OkStatus();
+}
+
+absl::Status WholeTensorsOptimizer::TakeGradients(StepAnswer answer,
+                                                  std::vector<GradientSource> chosen) {
+  // Those of a check without a step may still be on their way.
+  if (gradients_.has_value() && gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
+  gradients_ = Gradients{.answer = std::move(answer), .chosen = std::move(chosen)};
+  gradients_->sources = gradients_->chosen;
+  gradients_->scale = join_config().divisor->ScaleOf(
+      gradients_->answer, /*reduces=*/true);  // Of a skipped step too: it is used up.
+  for (int i = 0; i < params_->size(); ++i) {
+    if (gradients_->chosen[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
+  }
+  return absl::OkStatus();
+}
+
+// Until those of this rank's parameters are there; all of them if it owns none.
+absl::Status WholeTensorsOptimizer::ReduceGradients() {
+  if (gradients_->is_reduced) return absl::OkStatus();
+  // Not before the step was announced: ranks without inputs send and receive state, too.
+  if (plan()->better.has_value()) EK_RETURN_IF_ERROR(MoveTo(*plan()->better));
+  const PlanPtr plan = this->plan();
+  EK_RETURN_IF_ERROR(
+      reduction_->Start(plan->owners, gradients_->to_reduce,
+                        {.scale = gradients_->scale, .has_inputs = gradients_->ticket != nullptr}));
+  gradients_->is_reduced = true;
+  absl::Status status;
+  bool owns_any = false;
+  for (int param : gradients_->to_reduce) {
+    if (plan->owners.owner(param) != communicator().rank()) continue;
+    owns_any = true;
+    status.Update(reduction_->Wait(param).status());
+  }
+  if (!owns_any) status.Update(reduction_->WaitAll());
+  return status;
+}
+
+// Of a parameter that this rank owns; without data if there is none.
+absl::StatusOr<TensorView> WholeTensorsOptimizer::GradientOf(int param) {
+  switch (gradients_->sources[param]) {
+    case GradientSource::kNone:
+      return TensorView();
+    case GradientSource::kHere:
+      return (*params_)[param].grad;
+    case GradientSource::kToReduce:
+      return reduction_->Wait(param);
+  }
+  return absl::InternalError("a gradient without a source");
+}
+
+absl::StatusOr<std::vector<ParameterUpdater::Gradient>> WholeTensorsOptimizer::OwnGradients(
+    const std::vector<int>& params) {
+  const PlanPtr plan = this->plan();
+  std::vector<ParameterUpdater::Gradient> gradients;
+  for (int param : params) {
+    const GradientSource source = gradients_->sources[param];
+    if (source == GradientSource::kNone || plan->owners.owner(param) != communicator().rank())
+      continue;
+    EK_ASSIGN_OR_RETURN(const TensorView elements, GradientOf(param));
+    const bool is_reduced_here = source == GradientSource::kToReduce;
+    if (is_reduced_here && elements.data == nullptr) continue;
+    gradients.push_back(
+        {.param = param, .elements = elements, .flag = is_reduced_here ? param : -1});
+  }
+  return gradients;
+}
+
+// Each rank measures what it owns, ranks without inputs too; the sum is over this optimizer's own
+// group.
+absl::StatusOr<GradientCheck> WholeTensorsOptimizer::Measure(double norm, double grad_scale) {
+  EK_ASSIGN_OR_RETURN(const std::vector<ParameterUpdater::Gradient> gradients,
+                      OwnGradients(all_params_));
+  if (updater_.is_on_device()) {
+    return updater_.MeasureNow(gradients, norm, grad_scale, [&] {
+      return AddUpMeasure(updater_, norm, communicator(), *channel_);
+    });
+  }
+  GradientMeasure measure(params_->size(), norm);
+  for (const ParameterUpdater::Gradient& gradient : gradients)
+    measure.Add(gradient.param, gradient.elements);
+  if (communicator().world_size() > 1) {
+    EK_RETURN_IF_ERROR(
+        channel_
+            ->AllReduce(absl::MakeSpan(measure.parts().data(), measure.parts().size()),
+                        ReduceOp::kSum, {.role = Role::kShard})
+            .Wait());
+  }
+  return measure.Result(grad_scale);
+}
+
+absl::StatusOr<StepMessage> WholeTensorsOptimizer::Repeat(const StepAnswer& answer,
+                                                          absl::string_view message) {
+  EK_ASSIGN_OR_RETURN(StepMessage step, StepMessage::Parse(message, params_->size()));
+  EK_RETURN_IF_ERROR(updater_.groups().Adopt(step.rules));
+  const bool is_known =
+      gradients_.has_value() && gradients_->answer.step == answer.step;  // From a check before.
+  if (!is_known) {
+    if (!step.options.skip && plan()->better.has_value())
+      EK_RETURN_IF_ERROR(MoveTo(*plan()->better));
+    EK_RETURN_IF_ERROR(TakeGradients(answer, step.sources));
+    const PlanPtr plan = this->plan();
+    for (int i = 0; i < params_->size(); ++i) {
+      GradientSource& source = gradients_->sources[i];
+      const bool is_owner = plan->owners.owner(i) == communicator().rank();
+      if (!is_owner && source == GradientSource::kHere) source = GradientSource::kNone;
+    }
+    if (!step.options.skip)
+      EK_RETURN_IF_ERROR(CheckArrived(*params_, gradients_->sources, communicator().rank()));
+  }
+  return step;
+}
+
+absl::Status WholeTensorsOptimizer::RepeatStep(const StepAnswer& answer,
+                                               absl::string_view message) {
+  EK_ASSIGN_OR_RETURN(const StepMessage step, Repeat(answer, message));
+  return Run(step.options);
+}
+
+absl::Status WholeTensorsOptimizer::RepeatCheck(const StepAnswer& answer,
+                                                absl::string_view message) {
+  EK_ASSIGN_OR_RETURN(const StepMessage step, Repeat(answer, message));
+  EK_RETURN_IF_ERROR(ReduceGradients());
+  return Measure(step.options.clip.value_or(ClipOptions()).norm, /*grad_scale=*/1.0).status();
+}
+
+absl::Status WholeTensorsOptimizer::Run(const StepOptions& options) {
+  StepOptions decided = options;
+  checks_.Begin();
+  open_.Forget();
+  // Nobody's parameters or state change before every rank is known to have come here: until then a
+  // failed step can be repeated (on a device it can't). The broadcasts would queue behind the
+  // reductions anyway.
+  if (!options.skip) EK_RETURN_IF_ERROR(ReduceGradients());
+  if (!options.skip && updater_.is_on_device()) EK_RETURN_IF_ERROR(DecideThere(options));
+  if (NeedsCheck(options) && !updater_.is_on_device()) {
+    EK_ASSIGN_OR_RETURN(decided, DecideHere(options));
+  }
+  if (!decided.skip) EK_RETURN_IF_ERROR(UpdateAndSend(decided.grad_scale));
+  if (gradients_->is_reduced) EK_RETURN_IF_ERROR(reduction_->WaitAll());
+  for (int param : gradients_->to_reduce) params_->SetGradState(param, GradState::kNone);
+  for (size_t i = 0; i < was_updated_.size() && !decided.skip; ++i) {
+    if (gradients_->chosen[i] != GradientSource::kNone) was_updated_[i] = 1;
+  }
+  gradients_.reset();
+  CountStep(SettingsText(groups(), groups().rules(), options));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepOptions> WholeTensorsOptimizer::DecideHere(const StepOptions& options) {
+  EK_ASSIGN_OR_RETURN(GradientCheck check, Measure(NormOf(options), options.grad_scale));
+  const StepOptions decided = Decide(options, check);
+  check.is_skipped = decided.skip;
+  checks_.Set(check);
+  return decided;
+}
+
+// Counts the steps, too.
+absl::Status WholeTensorsOptimizer::DecideThere(const StepOptions& options) {
+  const StreamRef stream = updater_.stream();
+  EK_ASSIGN_OR_RETURN(const std::vector<ParameterUpdater::Gradient> gradients,
+                      OwnGradients(all_params_));
+  EK_RETURN_IF_ERROR(updater_.SetGradients(kStepList, gradients, stream));
+  TensorView flags;
+  bool may_be_unset = false;
+  if (!gradients_->to_reduce.empty()) {
+    std::vector<float> own(params_->size(), 0);
+    for (int param : gradients_->to_reduce) {
+      own[param] = reduction_->HasOwnGradient(param) ? 1 : 0;
+      may_be_unset = may_be_unset || own[param] == 0;
+    }
+    EK_RETURN_IF_ERROR(device_flags_.Reduce(own, updater_, communicator(), *channel_, stream));
+    flags = device_flags_.all();
+  }
+  const bool is_measured = NeedsCheck(options);
+  if (is_measured) {
+    const double norm = NormOf(options);
+    EK_RETURN_IF_ERROR(updater_.MeasureThere(kStepList, norm, stream));
+    EK_RETURN_IF_ERROR(AddUpMeasure(updater_, norm, communicator(), *channel_));
+  }
+  is_torn_ = true;
+  EK_RETURN_IF_ERROR(
+      updater_.PrepareThere(kStepList, options, is_measured, stream, flags, may_be_unset));
+  if (is_measured) checks_.SetThere(&updater_.device());
+  return absl::OkStatus();
+}
+
+absl::Status WholeTensorsOptimizer::UpdateAndSend(double grad_scale) {
+  const PlanPtr plan = this->plan();
+  const StreamRef stream = params_->stream();
+  absl::Status status;
+  std::vector<Work> broadcasts;
+  is_torn_ = true;
+  for (size_t b = 0; b < plan->buckets.size() && status.ok(); ++b) {
+    const ShardBucket& bucket = plan->buckets[b];
+    if (bucket.owner == communicator().rank())
+      status = UpdateBucket(static_cast<int>(b), bucket, grad_scale);
+    if (!status.ok() || communicator().world_size() == 1) continue;
+    TensorList values;
+    for (int param : bucket.params) values.push_back((*params_)[param].value);
+    broadcasts.push_back(
+        channel_->Issue(plan->schedule.entries[b], values, values, {.after = stream}));
+  }
+  status.Update(OrderAllBefore(broadcasts, stream));
+  status.Update(reduction_->WaitAll());
+  if (updater_.is_on_device()) {
+    open_.Add(std::move(broadcasts));
+    open_.Add(reduction_->works());
+  }
+  if (status.ok()) is_torn_ = false;
+  return status;
+}
+
+absl::Status WholeTensorsOptimizer::UpdateBucket(int index, const ShardBucket& bucket,
+                                                 double grad_scale) {
+  EK_ASSIGN_OR_RETURN(const std::vector<ParameterUpdater::Gradient> gradients,
+                      OwnGradients(bucket.params));
+  if (updater_.is_on_device()) {
+    const int list = kFirstBucketList + index;
+    EK_RETURN_IF_ERROR(updater_.SetGradients(list, gradients, updater_.stream()));
+    return updater_.ApplyThere(list, updater_.stream());
+  }
+  for (const ParameterUpdater::Gradient& gradient : gradients) {
+    updater_.Update(gradient.param, gradient.elements, grad_scale);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace evenkeel::internal

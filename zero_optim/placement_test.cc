@@ -1,0 +1,219 @@
+// What an Optimizer promises whatever its placement is, and what a placement lacks.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/zero_optim/optimizer.h"
+#include "evenkeel/zero_optim/testing/test_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using internal::TestModel;
+using testing::HasSubstr;
+
+const std::vector<int64_t> kSizes = {7, 300, 1, 0, 64, 33};
+const AdamW kRule{.learning_rate = 0.05};
+const Placement kPlacements[] = {
+    Replicated{}, Replicated{.update_in_backward = true}, WholeTensors{.bucket_cap = Bytes{256}},
+    Slices{},     Slices{.update_in_backward = true},     Slices{.overlap_forward = true}};
+
+bool HasStep(const Placement& placement) {
+  return !(placement == Placement(Replicated{.update_in_backward = true}));
+}
+
+void RunGroup(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body) {
+  const absl::Status status = RunTestRanks(world_size, body);
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+struct Rank {
+  explicit Rank(Communicator& comm) : comm(comm) {}
+
+  absl::Status Create(const Placement& placement) {
+    EK_ASSIGN_OR_RETURN(
+        ddp, DataParallel::Create(&comm, &model.params(), {}, {.reducer = {.caps = {Bytes{256}}}}));
+    EK_ASSIGN_OR_RETURN(optimizer, Optimizer::Create(*ddp, kRule, {.placement = placement}));
+    return absl::OkStatus();
+  }
+  absl::Status Reduce(int step) {
+    model.params().ClearGradients();
+    EK_RETURN_IF_ERROR(ddp->BeginStep());
+    model.Backward(comm.rank(), step);
+    return internal::Reduce(*ddp, model.params());
+  }
+  absl::Status Step(int step) {
+    EK_RETURN_IF_ERROR(Reduce(step));
+    if (HasStep(optimizer->placement())) EK_RETURN_IF_ERROR(optimizer->Step());
+    return optimizer->WaitForAll();
+  }
+
+  Communicator& comm;
+  TestModel model{kSizes};
+  std::unique_ptr<DataParallel> ddp;
+  std::unique_ptr<Optimizer> optimizer;  // Goes first.
+};
+
+TEST(PlacementTest, AllGiveTheSameWeightsStateAndStepsOverOneReducer) {
+  for (const int world_size : {1, 3}) {
+    RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
+      Rank plain(comm);
+      EK_RETURN_IF_ERROR(plain.Create(Replicated{}));
+      for (int step = 0; step < 4; ++step) EK_RETURN_IF_ERROR(plain.Step(step));
+      for (const Placement& placement : kPlacements) {
+        SCOPED_TRACE(absl::StrCat(world_size, " ranks, placement ", placement.index()));
+        Rank rank(comm);
+        EK_RETURN_IF_ERROR(rank.Create(placement));
+        EXPECT_TRUE(rank.optimizer->placement() == placement);
+        for (int step = 0; step < 4; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
+        EXPECT_TRUE(internal::IsSame(rank.model, plain.model));
+        EXPECT_EQ(rank.optimizer->steps_finished(), 4);
+        EK_ASSIGN_OR_RETURN(const OptimizerState all, rank.optimizer->Consolidate());
+        EXPECT_TRUE(internal::IsSame(all, plain.optimizer->state()));
+        EK_ASSIGN_OR_RETURN(const OptimizerState last, rank.optimizer->Consolidate(world_size - 1));
+        EXPECT_EQ(last.params.empty(), comm.rank() != world_size - 1);
+        EK_RETURN_IF_ERROR(rank.optimizer->LoadState(all));
+        EK_ASSIGN_OR_RETURN(const OptimizerState loaded, rank.optimizer->Consolidate());
+        EXPECT_TRUE(internal::IsSame(loaded, all));
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+void ExpectLacks(const absl::Status& status, const std::string& placement,
+                 const std::string& what) {
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(absl::StrCat("the placement ", placement, " has no ", what)));
+}
+
+TEST(PlacementTest, ARefusedCallNamesThePlacement) {
+  RunGroup(2, [](Communicator& comm) -> absl::Status {
+    Rank replicated(comm), owners(comm), slices(comm);
+    EK_RETURN_IF_ERROR(replicated.Create(Replicated{}));
+    EK_RETURN_IF_ERROR(owners.Create(WholeTensors{}));
+    EK_RETURN_IF_ERROR(slices.Create(Slices{}));
+    ExpectLacks(replicated.optimizer->Rebalance(), "Replicated", "Rebalance()");
+    ExpectLacks(replicated.optimizer->TakeReduction().status(), "Replicated", "TakeReduction()");
+    ExpectLacks(owners.optimizer->TakeReduction().status(), "WholeTensors", "TakeReduction()");
+    ExpectLacks(slices.optimizer->CheckGradients().status(), "Slices", "CheckGradients()");
+    ExpectLacks(slices.optimizer->Rebalance(), "Slices", "Rebalance()");
+    ExpectLacks(slices.optimizer->TakeReduction({.params = {1}}).status(), "Slices",
+                "updates of a part in backward");
+    for (const Rank* rank : {&replicated, &slices}) {
+      EXPECT_EQ(rank->optimizer->owner(1), kNoOwner);
+      EXPECT_EQ(rank->optimizer->imbalance(), 1.0);
+    }
+    EXPECT_NE(owners.optimizer->owner(1), kNoOwner);
+    for (const Rank* rank : {&replicated, &owners, &slices}) {
+      EXPECT_TRUE(absl::IsInvalidArgument(rank->optimizer->WaitFor(99)));
+      EXPECT_TRUE(absl::IsInvalidArgument(rank->optimizer->Consolidate(2).status()));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(PlacementTest, WithoutAReducersReductionAnUpdateInBackwardIsRefused) {
+  RunGroup(1, [](Communicator& comm) -> absl::Status {
+    TestModel model(kSizes);
+    const OptimizerOptions options{.placement = Replicated{.update_in_backward = true}};
+    EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, model.params(), kRule, options));
+    const absl::Status status = optimizer->Step();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("no reducer has its reduction"));
+    return absl::OkStatus();
+  });
+}
+
+// All ranks get the error, and the reducer goes on with what it had.
+TEST(PlacementTest, AReducerTakesOneReduction) {
+  RunGroup(2, [](Communicator& comm) -> absl::Status {
+    Rank rank(comm), plain(comm);
+    EK_RETURN_IF_ERROR(plain.Create(Replicated{}));
+    EK_RETURN_IF_ERROR(rank.Create(Slices{}));
+    for (int step = 0; step < 2; ++step) {
+      EK_RETURN_IF_ERROR(plain.Step(step));
+      EK_RETURN_IF_ERROR(rank.Step(step));
+      const absl::Status second =
+          Optimizer::Create(*rank.ddp, kRule, {.placement = Slices{}}).status();
+      EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+      EXPECT_THAT(std::string(second.message()), HasSubstr("has a reduction of its own already"));
+    }
+    EXPECT_TRUE(internal::IsSame(rank.model, plain.model));
+    return absl::OkStatus();
+  });
+}
+
+TEST(PlacementTest, AReductionThatDoesNotFitLeavesTheReducerAsItWas) {
+  RunGroup(2, [](Communicator& comm) -> absl::Status {
+    Rank rank(comm), plain(comm);
+    EK_RETURN_IF_ERROR(plain.Create(Replicated{}));
+    EK_RETURN_IF_ERROR(rank.Create(Replicated{}));
+    const std::vector<ParameterGroup> some = {{.name = "some", .params = {0, 1}, .rule = kRule}};
+    for (int step = 0; step < 3; ++step) {
+      EK_RETURN_IF_ERROR(plain.Step(step));
+      EK_RETURN_IF_ERROR(rank.Step(step));
+      const absl::Status refused =
+          Optimizer::Create(*rank.ddp, some, {.placement = Slices{}}).status();
+      EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+      EXPECT_THAT(std::string(refused.message()),
+                  HasSubstr("is trained but in none of its groups"));
+    }
+    EXPECT_TRUE(internal::IsSame(rank.model, plain.model));
+    return absl::OkStatus();
+  });
+}
+
+TEST(PlacementTest, AnOptimizerMayBeDestroyedBeforeItsReducerAlsoInsideAStep) {
+  for (const Placement& placement : kPlacements) {
+    const bool has_reduction =
+        !(placement == Placement(Replicated{})) && !std::holds_alternative<WholeTensors>(placement);
+    for (const bool inside : {false, true}) {
+      SCOPED_TRACE(absl::StrCat("placement ", placement.index(), inside ? ", inside" : ""));
+      std::vector<absl::Status> ends(2);
+      (void)RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+        Rank rank(comm);
+        EK_RETURN_IF_ERROR(rank.Create(placement));
+        for (int step = 0; step < 2; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
+        rank.model.params().ClearGradients();
+        if (!inside) rank.optimizer.reset();
+        absl::Status& end = ends[comm.rank()];
+        end = rank.ddp->BeginStep();
+        if (!end.ok()) return end;
+        rank.model.Backward(comm.rank(), 2);
+        const auto announced = [&](int first, int last) {
+          for (int param = first; param > last && end.ok(); --param) {
+            end = rank.model.params().grad_state(param) == GradState::kNone
+                      ? rank.ddp->NoGradient(param)
+                      : rank.ddp->GradientReady(param);
+          }
+        };
+        announced(rank.model.size() - 1, 2);
+        rank.optimizer.reset();
+        announced(2, -1);
+        if (end.ok()) end = rank.ddp->FinishStep();
+        return end;
+      });
+      for (const absl::Status& end : ends) {
+        EXPECT_EQ(end.ok(), !has_reduction) << end;
+        if (end.ok()) continue;
+        EXPECT_THAT(std::string(end.message()), HasSubstr("has been destroyed"));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel

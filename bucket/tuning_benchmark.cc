@@ -70,7 +70,7 @@ double Median(std::vector<double> values) {
 
 void BM_ExposedCommunication(benchmark::State& state) {
   const internal::Transport transport =
-      state.range(1) != 0 ? internal::Transport::kGloo : internal::Transport::kLocal;
+      state.range(1) != 0 ? internal::Transport::kTcp : internal::Transport::kLocal;
   for (auto _ : state) {
     const absl::Status status = internal::RunRanksOver(
         transport, static_cast<int>(state.range(0)), [&](Communicator& comm) -> absl::Status {
@@ -105,7 +105,7 @@ void BM_ExposedCommunication(benchmark::State& state) {
   }
 }
 BENCHMARK(BM_ExposedCommunication)
-    ->ArgNames({"world", "gloo"})
+    ->ArgNames({"world", "tcp"})
     ->ArgsProduct({{2, 4}, {0, 1}})
     ->Iterations(1)
     ->Unit(benchmark::kMillisecond);

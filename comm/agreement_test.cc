@@ -267,7 +267,7 @@ TEST_P(AgreementTest, EachChannelNumbersItsCollectivesAlikeOnAllRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, AgreementTest,
-                         testing::Values(Transport::kLocal, Transport::kBlind, Transport::kGloo),
+                         testing::Values(Transport::kLocal, Transport::kBlind, Transport::kTcp),
                          [](const auto& info) { return internal::ToString(info.param); });
 
 TEST(CreationTest, LevelsThatDifferEndTheGroupOnAllRanks) {

@@ -86,9 +86,9 @@ absl::Status Validate(const Collective& what, const TensorList& in, const Tensor
           absl::StrCat("rank ", comm.rank(), " named itself as the peer"));
     }
   }
-  if (Reduces(what.kind) && what.op == ReduceOp::kBitOr && IsFloat(what.dtype)) {
+  if (Reduces(what.kind) && IsBitwise(what.op) && IsFloat(what.dtype)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("bit_or needs an integer type, not ", ToString(what.dtype)));
+        absl::StrCat(ToString(what.op), " needs an integer type, not ", ToString(what.dtype)));
   }
   const Elements elements = ElementsOf(what, comm.world_size());
   EK_RETURN_IF_ERROR(CheckTensors(what, in, elements.in, comm.device(), "input"));

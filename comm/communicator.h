@@ -10,7 +10,7 @@
 //     return work.Wait();
 //   }
 //
-// comm/factory.h makes a Communicator over any backend; comm/shm/shm.h, comm/gloo/gloo.h and others
+// comm/factory.h makes a Communicator over any backend; comm/shm/shm.h, comm/tcp/tcp.h and others
 // make one over their own. The type is the same for all.
 //
 // Order:   Within a channel every rank issues the same collectives in the same order. Channels are

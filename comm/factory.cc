@@ -5,7 +5,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/local/local.h"
@@ -13,6 +12,7 @@
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 
 namespace evenkeel {
 namespace {
@@ -40,14 +40,14 @@ absl::StatusOr<Route> Connect(const Environment& environment, const FactoryOptio
   return route;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateGloo(const Environment& environment,
-                                                         const FactoryOptions& options) {
+absl::StatusOr<std::unique_ptr<Communicator>> CreateTcp(const Environment& environment,
+                                                        const FactoryOptions& options) {
   EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
-  return CreateGlooGroup(environment.rank, environment.world_size, std::move(route.link),
-                         {.group = options.group,
-                          .bind_address = route.local_host,
-                          .connect_timeout = options.connect_timeout,
-                          .communicator = options.communicator});
+  return CreateTcpGroup(environment.rank, environment.world_size, std::move(route.link),
+                        {.group = options.group,
+                         .bind_address = route.local_host,
+                         .connect_timeout = options.connect_timeout,
+                         .communicator = options.communicator});
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& environment,
@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateShm(const Environment& envir
                          .communicator = options.communicator});
 }
 
-// Chooses by the hosts of the ranks: shm, gloo, or one inside and the other between hosts.
+// Chooses by the hosts of the ranks: shm, tcp, or one inside and the other between hosts.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchical(const Environment& environment,
                                                                  const FactoryOptions& options) {
   EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
@@ -113,13 +113,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
                                        : CreateHierarchical(environment, options);
   }
   if (options.backend == "hierarchical") return CreateHierarchical(environment, options);
-  if (options.backend == "gloo") return CreateGloo(environment, options);
+  if (options.backend == "tcp" || options.backend == "gloo") return CreateTcp(environment, options);
   if (options.backend == "shm") return CreateShm(environment, options);
   if (options.backend == "nccl") return CreateNccl(environment, options);
   if (options.backend == "local") return CreateLocal(environment, options);
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", options.backend,
-                   "\": it is one of auto, shm, gloo, hierarchical, nccl, local"));
+                   "\": it is one of auto, shm, tcp, hierarchical, nccl, local"));
 }
 
 }  // namespace evenkeel

@@ -4,11 +4,11 @@
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
 //
 // Backends:
-//   "auto"          "local" for a job of one rank, "shm" if all ranks are on one host, "gloo" if no
+//   "auto"          "local" for a job of one rank, "shm" if all ranks are on one host, "tcp" if no
 //                   host has two of them, else "hierarchical"
 //   "shm"           CPU, shared memory, one host
-//   "gloo"          CPU, TCP, one host or several
-//   "hierarchical"  CPU, shared memory inside each host, TCP between hosts; becomes shm or gloo
+//   "tcp"           CPU, TCP, one host or several; "gloo" is an alias
+//   "hierarchical"  CPU, shared memory inside each host, TCP between hosts; becomes shm or tcp
 //                   where one of them is enough
 //   "nccl"          a GPU per rank: the one with the number LOCAL_RANK, or the only one that the
 //                   process sees

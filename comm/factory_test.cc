@@ -174,7 +174,7 @@ TEST(CreateCommunicatorTest, ADifferentWorldSizeIsRefused) {
 }
 
 TEST(CreateCommunicatorTest, OneProcessNeedsNobody) {
-  for (const char* backend : {"auto", "local", "gloo"}) {
+  for (const char* backend : {"auto", "local", "tcp", "gloo"}) {
     auto comm = CreateCommunicator({}, {.backend = backend});
     ASSERT_TRUE(comm.ok()) << comm.status();
     std::vector<float> data(3, 2);
@@ -186,7 +186,7 @@ TEST(CreateCommunicatorTest, OneProcessNeedsNobody) {
 
 TEST(CreateCommunicatorTest, AHostThatCountsAsSeveralGetsTheirBackend) {
   for (const auto& [parts, expected] :
-       {std::pair("1", "shm"), {"2", "hierarchical"}, {"3", "gloo"}}) {
+       {std::pair("1", "shm"), {"2", "hierarchical"}, {"3", "tcp"}}) {
     SCOPED_TRACE(parts);
     Variables variables = JobVariables();
     variables.insert(
@@ -202,7 +202,7 @@ TEST(CreateCommunicatorTest, KnowsItsBackends) {
   const absl::Status unknown = CreateCommunicator({}, {.backend = "smoke"}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << unknown;
   EXPECT_THAT(std::string(unknown.message()),
-              AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, gloo, hierarchical, nccl, local")));
+              AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, tcp, hierarchical, nccl, local")));
   EXPECT_TRUE(absl::IsInvalidArgument(
       CreateCommunicator({.world_size = 2}, {.backend = "local"}).status()));
   // Either not built, or no device, or it works.

@@ -6,7 +6,7 @@
 //
 // Form:
 //
-//   {"version":1, "group":"world", "rank":3, "world_size":4, "backend":"gloo",
+//   {"version":1, "group":"world", "rank":3, "world_size":4, "backend":"tcp",
 //    "time":"2026-11-20T14:05:06.123456Z",
 //    "status":{"code":"UNAVAILABLE", "message":"rank 1 of 4 is lost: ..."},
 //    "waits":["#412 barrier (user)", ...],

@@ -24,7 +24,7 @@ FlightHeader Header() {
   return {.group = "world",
           .rank = 3,
           .world_size = 4,
-          .backend = "gloo",
+          .backend = "tcp",
           .time = absl::FromUnixMicros(1795183506123456),
           .status = absl::UnavailableError("rank 1 is lost"),
           .waits = {"#412 barrier (user)"},
@@ -53,7 +53,7 @@ TEST(FlightJsonTest, SaysWhatTheHeaderAndTheEntriesSay) {
   EXPECT_EQ(json["group"], "world");
   EXPECT_EQ(json["rank"], 3);
   EXPECT_EQ(json["world_size"], 4);
-  EXPECT_EQ(json["backend"], "gloo");
+  EXPECT_EQ(json["backend"], "tcp");
   EXPECT_EQ(json["time"], "2026-11-20T14:05:06.123456Z");
   EXPECT_EQ(json["status"]["code"], "UNAVAILABLE");
   EXPECT_EQ(json["status"]["message"], "rank 1 is lost");

@@ -13,9 +13,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -170,8 +170,8 @@ TEST_P(ShrinkTest, AGroupThatWorksIsLeftAlone) {
 INSTANTIATE_TEST_SUITE_P(
     Backends, ShrinkTest,
     testing::Values(Transport{"local", [](int world_size) { return CreateLocalGroup(world_size); }},
-                    Transport{"gloo",
-                              [](int world_size) { return CreateGlooGroupInProcess(world_size); }}),
+                    Transport{"tcp",
+                              [](int world_size) { return CreateTcpGroupInProcess(world_size); }}),
     [](const testing::TestParamInfo<Transport>& info) { return info.param.name; });
 
 }  // namespace

@@ -14,10 +14,10 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -31,7 +31,7 @@ using Group = std::vector<std::unique_ptr<Communicator>>;
 using Body = std::function<absl::Status(Communicator&)>;
 
 absl::StatusOr<Group> Create(const std::string& backend, int world_size) {
-  return backend == "gloo" ? CreateGlooGroupInProcess(world_size) : CreateLocalGroup(world_size);
+  return backend == "tcp" ? CreateTcpGroupInProcess(world_size) : CreateLocalGroup(world_size);
 }
 
 absl::StatusOr<float> SumOver(Communicator& comm, float mine) {
@@ -175,7 +175,7 @@ TEST_P(SplitTest, AFailureOfOneGroupIsNotTheOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(BackendsAndWorlds, SplitTest,
-                         testing::Combine(testing::Values("local", "gloo"),
+                         testing::Combine(testing::Values("local", "tcp"),
                                           testing::Values(1, 2, 4, 5)),
                          [](const testing::TestParamInfo<std::tuple<std::string, int>>& info) {
                            return absl::StrCat(std::get<0>(info.param), "_",

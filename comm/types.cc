@@ -19,8 +19,8 @@ constexpr absl::string_view kDTypeNames[] = {"float32", "float64", "float16", "b
                                              "uint8",   "int16",   "int32",   "int64"};
 static_assert(std::size(kDTypeNames) == std::size(kAllDTypes));
 
-constexpr absl::string_view kReduceOpNames[] = {"sum", "average", "min",
-                                                "max", "product", "bit_or"};
+constexpr absl::string_view kReduceOpNames[] = {"sum",     "average", "min",     "max",
+                                                "product", "bit_or",  "bit_and", "bit_xor"};
 static_assert(std::size(kReduceOpNames) == std::size(kAllReduceOps));
 
 }  // namespace

@@ -131,10 +131,15 @@ struct Device {
 };
 std::string ToString(Device device);  // "cpu", "cuda:1"
 
-enum class ReduceOp : uint8_t { kSum, kAverage, kMin, kMax, kProduct, kBitOr };
-inline constexpr ReduceOp kAllReduceOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
-                                             ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kBitOr};
+enum class ReduceOp : uint8_t { kSum, kAverage, kMin, kMax, kProduct, kBitOr, kBitAnd, kBitXor };
+inline constexpr ReduceOp kAllReduceOps[] = {
+    ReduceOp::kSum,     ReduceOp::kAverage, ReduceOp::kMin,    ReduceOp::kMax,
+    ReduceOp::kProduct, ReduceOp::kBitOr,   ReduceOp::kBitAnd, ReduceOp::kBitXor};
 absl::string_view ToString(ReduceOp op);  // "sum", "average", ...
+// Returns whether it combines bits, so that it needs integers.
+constexpr bool IsBitwise(ReduceOp op) {
+  return op == ReduceOp::kBitOr || op == ReduceOp::kBitAnd || op == ReduceOp::kBitXor;
+}
 
 // A queue of device work that an operation may be ordered after or before. On CUDA `handle` is a
 // cudaStream_t, which must live until the operation ends; on the CPU it is null.

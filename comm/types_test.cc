@@ -190,8 +190,8 @@ TEST(DeviceTest, NamesItself) {
 TEST(ReduceOpTest, NamesDiffer) {
   std::set<std::string> names;
   for (ReduceOp op : kAllReduceOps) names.insert(std::string(ToString(op)));
-  EXPECT_THAT(names,
-              testing::UnorderedElementsAre("sum", "average", "min", "max", "product", "bit_or"));
+  EXPECT_THAT(names, testing::UnorderedElementsAre("sum", "average", "min", "max", "product",
+                                                   "bit_or", "bit_and", "bit_xor"));
 }
 
 TEST(TensorViewTest, TakesItsTypeFromTheSpan) {

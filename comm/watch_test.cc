@@ -416,7 +416,7 @@ TEST(SilenceTest, AHubThatIsSilentForOneRankEndsTheGroupForTheOther) {
   survivor.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, WatchTest, testing::Values(Transport::kLocal, Transport::kGloo),
+INSTANTIATE_TEST_SUITE_P(Over, WatchTest, testing::Values(Transport::kLocal, Transport::kTcp),
                          [](const auto& info) { return internal::ToString(info.param); });
 
 }  // namespace

@@ -386,7 +386,7 @@ absl::StatusOr<JoinScope::Call> JoinScope::Call::Parse(absl::string_view bytes) 
   call.what.joined = static_cast<Contribution>(reader.U8());
   call.tensor = std::string(reader.Bytes());
   if (call.what.kind > CollectiveKind::kBarrier || call.what.joined > Contribution::kReceive ||
-      call.what.count < 0 || call.what.dtype > DType::kInt64 || call.what.op > ReduceOp::kBitOr) {
+      call.what.count < 0 || call.what.dtype > DType::kInt64 || call.what.op > ReduceOp::kBitXor) {
     reader.Refuse();
   }
   EK_RETURN_IF_ERROR(reader.Finish("a call of the join scope"));

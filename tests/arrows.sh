@@ -70,7 +70,7 @@ above='(//tools/... except //tools/build_defs/...) + //tests/...'
 never 'comm knows no other library' \
   //comm/... '//join/... + //bucket/... + //zero_optim/... + //trainer/...'
 values='deps(//comm:types + //comm:status + //comm:collective + //comm:memory + //comm:version + //comm:failure_info)'
-backends='//comm/local/... + //comm/shm/... + //comm/gloo/... + //comm/nccl/... + //comm/hierarchical/...'
+backends='//comm/local/... + //comm/shm/... + //comm/tcp/... + //comm/nccl/... + //comm/hierarchical/...'
 group="//comm:communicator + //comm:factory + //comm/rendezvous/... + $backends"
 
 never 'comm/base sees the values of comm alone' \
@@ -88,7 +88,7 @@ never 'a communicator sees no backend' \
   //comm:communicator "//comm:factory + //comm/rendezvous/... + $backends"
 never 'no backend sees the factory or how processes find each other' \
   "($products) intersect ($backends)" '//comm:factory + //comm:environment + //comm/rendezvous/...'
-for one in local shm gloo nccl; do
+for one in local shm tcp nccl; do
   never "comm/$one sees no other backend but local" \
     "($products) intersect //comm/$one/..." "($backends) except //comm/$one/... except //comm/local/..."
 done
@@ -115,7 +115,7 @@ never "trainer/report sees no other part of the trainer" \
 never 'the trainer is used by tests and tools alone' \
   '//... except //trainer/... except //tests/... except //tools/...' '//trainer/...'
 only 'Gloo is seen by the benchmarks that compare with it alone' \
-  '^//(comm/gloo:transport_benchmark(_cases)?$|tools/bench:raw_gloo_rank$)' @gloo//:gloo
+  '^//(comm/tcp:transport_benchmark(_cases)?$|tools/bench:raw_gloo_rank$)' @gloo//:gloo
 only 'NCCL is seen by its backend alone' '^//comm/nccl:' @cuda//:nccl
 only 'CUDA is seen by what wraps it, and by its tests and benchmarks alone' \
   '^//(comm/nccl:|comm/device:(cuda|managed_devices)|trainer/device:|tests/gpu:|tools/gpu:device_cases$)' @cuda//:cudart

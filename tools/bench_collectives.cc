@@ -42,7 +42,7 @@
 #include "gflags/gflags.h"
 
 DEFINE_string(backends, "auto",
-              "What is measured: auto, or local,gloo,shm,raw_gloo,openmpi,mpich,mpi,memcpy.");
+              "What is measured: auto, or local,tcp,shm,raw_gloo,openmpi,mpich,mpi,memcpy.");
 DEFINE_string(
     ops, "all",
     "all, or all_reduce,reduce_scatter,all_gather,broadcast,reduce,all_to_all,send_recv,barrier.");
@@ -75,8 +75,8 @@ constexpr char kUsage[] =
   bench_collectives [--world=2] [--backends=auto] [--ops=all] [--sizes=1K,64K,4M] [--json=FILE] [--quick]
 
 Backends: local     ranks are threads of one process
-          gloo, shm the backends of comm/factory.h; ranks are processes
-          raw_gloo  Gloo's own algorithms over Gloo's own TCP on loopback
+          tcp, shm the backends of comm/factory.h; ranks are processes
+          raw_gloo  Gloo's own algorithms over TCP's own TCP on loopback
           openmpi, mpich, mpi
                     mpirun.openmpi, mpirun.mpich, or whatever is called mpirun. A small program is compiled with the
                     MPI's own mpicxx. An MPI that is not there is left out, with a line that says so
@@ -187,7 +187,7 @@ class Bench {
   }
 
   std::vector<std::string> WhatIsThere() const {
-    std::vector<std::string> names = {"local", "shm", "gloo", "raw_gloo"};
+    std::vector<std::string> names = {"local", "shm", "tcp", "raw_gloo"};
     for (const Mpi& mpi : mpis_) names.push_back(mpi.name);
     if (mpis_.empty()) names.push_back("mpi");  // Which then says why it is left out.
     names.push_back("memcpy");

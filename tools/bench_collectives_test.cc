@@ -50,7 +50,7 @@ nlohmann::json ReadJson(const std::string& path) {
 TEST(BenchCollectivesTest, HasARowForEachBackendCollectiveAndSize) {
   const std::string path = Folder() + "/rows.json";
   const Outcome outcome = RunBench(absl::StrCat(
-      "--backends=local,shm,gloo,raw_gloo,memcpy --registered= --sizes=100,5K --pairs=2 "
+      "--backends=local,shm,tcp,raw_gloo,memcpy --registered= --sizes=100,5K --pairs=2 "
       "--min_time=0.0001 --world=3 --json=",
       path));
   ASSERT_EQ(outcome.code, 0) << outcome.output;
@@ -74,7 +74,7 @@ TEST(BenchCollectivesTest, HasARowForEachBackendCollectiveAndSize) {
   }
   // 7 collectives of two sizes and the loop, for 5 backends; the barrier for 4.
   EXPECT_EQ(seen.size(), 5u * (7 * 2 + 1) + 4);
-  EXPECT_TRUE(seen.contains({"gloo", "all_gather", 96, "each"})) << "a whole number of parts";
+  EXPECT_TRUE(seen.contains({"tcp", "all_gather", 96, "each"})) << "a whole number of parts";
   EXPECT_TRUE(seen.contains({"local", "all_reduce", 1024, "loop"}));
   for (const auto& entry : std::filesystem::directory_iterator(Folder())) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr("bench_collectives."))) << "left behind";
@@ -96,7 +96,7 @@ TEST(BenchCollectivesTest, EachElementTypeIsCheckedToo) {
   for (const char* dtype : {"float64", "float16", "bfloat16", "int32", "int64"}) {
     const Outcome outcome = RunBench(
         absl::StrCat("--dtype=", dtype,
-                     " --backends=local,shm,gloo,raw_gloo --ops=all_reduce,reduce_scatter,reduce"
+                     " --backends=local,shm,tcp,raw_gloo --ops=all_reduce,reduce_scatter,reduce"
                      " --sizes=1K --pairs=1 --min_time=0.0001"));
     EXPECT_EQ(outcome.code, 0) << outcome.output;
   }
@@ -118,7 +118,7 @@ TEST(BenchCollectivesTest, BadFlagsAreOneSentence) {
       {"--world=x", "illegal value 'x'"},
       {"--pairs=-1", "--pairs must not be negative"},
       {"--min_time=0", "--min_time and --time_limit must be more than 0"},
-      {"--backends=nccl", "--backends: \"nccl\" is not known; choose auto, local, gloo,"},
+      {"--backends=nccl", "--backends: \"nccl\" is not known; choose auto, local, tcp,"},
       {"--backends=", "--backends must name at least one backend"},
       {"--ops=sum", "--ops: \"sum\" is not known; choose all, all_reduce"},
       {"--sizes=1KB", "--sizes: \"1KB\" is not a size"},

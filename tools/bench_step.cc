@@ -36,8 +36,8 @@
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
-DEFINE_string(backends, "shm,gloo,local",
-              "Of gloo and shm (ranks are processes) and local (ranks are threads of one).");
+DEFINE_string(backends, "shm,tcp,local",
+              "Of tcp and shm (ranks are processes) and local (ranks are threads of one).");
 DEFINE_int32(world, 2, "Ranks that it starts.");
 DEFINE_string(plans, "mlp:sgd,mlp:adamw,gpt:adamw",
               "Models (mlp: 784-1024-1024-10 with batch 64; gpt: 4 layers of width 128; tiny), "
@@ -66,8 +66,8 @@ namespace {
 constexpr char kUsage[] = R"(Steps with and without data parallelism, side by side in one run.
 
   bazel run //tools:bench_step                                   the whole table, some minutes on a quiet machine
-  bazel run //tools:bench_step -- --backends=gloo --plans=mlp:sgd --startups=0
-  bazel run //tools:launch -- --nproc=4 -- $PWD/bazel-bin/tools/bench_step --backends=gloo
+  bazel run //tools:bench_step -- --backends=tcp --plans=mlp:sgd --startups=0
+  bazel run //tools:launch -- --nproc=4 -- $PWD/bazel-bin/tools/bench_step --backends=tcp
 
 "local" trains without data parallelism on all ranks at the same time, so that the cores are as busy as in the other
 rows. "update" is the optimizer's step. Ratios are medians over pairs of blocks, with their 95 % interval.)";
@@ -138,8 +138,8 @@ absl::Status CheckFlags() {
         "--pairs and --skewed_pairs must be at least 1, --steps and --startups at least 0");
   }
   for (const std::string& backend : ListOf(FLAGS_backends)) {
-    if (backend != "gloo" && backend != "shm" && backend != "local") {
-      return Unknown("backends", backend, "gloo, shm, local");
+    if (backend != "tcp" && backend != "shm" && backend != "local") {
+      return Unknown("backends", backend, "tcp, shm, local");
     }
   }
   for (const std::string& plan : ListOf(FLAGS_plans))

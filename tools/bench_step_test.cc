@@ -90,12 +90,12 @@ TEST_P(BackendTest, MeasuresEveryRowBesideTheLocalOne) {
   EXPECT_THAT(outcome.output, HasSubstr("reducer, join on, skew all"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, BackendTest, testing::Values("gloo", "local", "shm"),
+INSTANTIATE_TEST_SUITE_P(All, BackendTest, testing::Values("tcp", "local", "shm"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(BenchStepTest, CopiedGradientsAreCopied) {
   const std::string rows =
-      absl::StrCat(kTiny, "--startups=0 --backends=gloo --join=none --skew=0 --zero= ");
+      absl::StrCat(kTiny, "--startups=0 --backends=tcp --join=none --skew=0 --zero= ");
   const Outcome views = RunBench(rows), copies = RunBench(rows + "--noviews");
   ASSERT_EQ(views.code, 0) << views.output;
   ASSERT_EQ(copies.code, 0) << copies.output;

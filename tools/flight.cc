@@ -2,7 +2,7 @@
 //
 //   bazel run //tools:flight -- /tmp/job/flight          # a folder with *.json, or files
 //
-//   group world (gloo): records of 3 of 4 ranks; MISSING: rank 2
+//   group world (tcp): records of 3 of 4 ranks; MISSING: rank 2
 //   ...
 //   channel user: THE RANKS DISAGREE at #412
 //     > ranks 0,3: all_reduce bucket 2/5 float32[1048576] sum, open for 12.3 s

@@ -54,7 +54,7 @@ Result RunFlight(const std::string& args) {
 // As a rank writes it that waits in a barrier after one all_reduce.
 std::string RecordOf(int rank, absl::string_view text) {
   return absl::StrCat(R"({"version":1,"group":"world","rank":)", rank,
-                      R"(,"world_size":3,"backend":"gloo",
+                      R"(,"world_size":3,"backend":"tcp",
 "time":"2026-11-20T14:05:06.123456Z","status":{"code":"OK","message":""},"waits":["#1 )",
                       text, R"("],
 "channels":[{"id":"0a","name":"user","position":2}],

@@ -50,7 +50,7 @@ TEST(InstallTest, InstallsAllPartsAndNoHeaderThatNobodyNeeds) {
         "include/evenkeel/bucket/hooks/power_sgd.h", "share/evenkeel/LICENSE"}) {
     EXPECT_TRUE(fs::is_regular_file(fs::path(prefix) / file)) << file;
   }
-  EXPECT_FALSE(fs::exists(prefix + "/include/evenkeel/comm/gloo/transport.h"));
+  EXPECT_FALSE(fs::exists(prefix + "/include/evenkeel/comm/tcp/transport.h"));
 
   const Outcome again = RunInstall("--prefix " + prefix);
   EXPECT_EQ(again.code, 0) << again.output;

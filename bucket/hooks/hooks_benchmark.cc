@@ -1,5 +1,5 @@
 // What a step costs with each reduction: 8 matrices of 256 x 1024 float32 (8 MiB of gradients, a
-// bucket per 2 MiB), nothing computed, between two ranks that are threads, in memory and over Gloo
+// bucket per 2 MiB), nothing computed, between two ranks that are threads, in memory and over TCP
 // on the loopback.
 //
 //   # "step" is a step's time, "wire" what a rank sends in it
@@ -27,10 +27,10 @@
 #include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 
 namespace evenkeel {
 namespace {
@@ -71,7 +71,7 @@ absl::Status Steps(DataParallel& ddp, ParameterSet& params) {
   return absl::OkStatus();
 }
 
-void BM_Step(benchmark::State& state, const Maker& make, bool over_gloo) {
+void BM_Step(benchmark::State& state, const Maker& make, bool over_tcp) {
   int64_t wire = 0;
   for (auto _ : state) {
     absl::Duration time;
@@ -94,7 +94,7 @@ void BM_Step(benchmark::State& state, const Maker& make, bool over_gloo) {
       }
       return absl::OkStatus();
     };
-    const auto group = over_gloo ? CreateGlooGroupInProcess(2) : CreateLocalGroup(2);
+    const auto group = over_tcp ? CreateTcpGroupInProcess(2) : CreateLocalGroup(2);
     const absl::Status status = group.ok() ? internal::RunGroup(*group, body) : group.status();
     if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
     state.SetIterationTime(absl::ToDoubleSeconds(time));
@@ -114,11 +114,11 @@ const int kRegistered = [] {
       {"power_sgd_1", [] { return MakePowerSgd(1); }},
       {"power_sgd_4", [] { return MakePowerSgd(4); }},
   };
-  for (const bool over_gloo : {false, true}) {
+  for (const bool over_tcp : {false, true}) {
     for (const auto& [name, make] : hooks) {
       benchmark::RegisterBenchmark(
-          absl::StrCat("BM_Step/", over_gloo ? "gloo/" : "local/", name).c_str(),
-          [make = make, over_gloo](benchmark::State& state) { BM_Step(state, make, over_gloo); })
+          absl::StrCat("BM_Step/", over_tcp ? "tcp/" : "local/", name).c_str(),
+          [make = make, over_tcp](benchmark::State& state) { BM_Step(state, make, over_tcp); })
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond);
     }

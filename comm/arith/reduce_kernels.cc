@@ -65,6 +65,20 @@ struct BitOr {
   }
 };
 
+struct BitAnd {
+  template <typename T>
+  static EK_ALWAYS_INLINE T Combine(T a, T b) {
+    return static_cast<T>(a & b);
+  }
+};
+
+struct BitXor {
+  template <typename T>
+  static EK_ALWAYS_INLINE T Combine(T a, T b) {
+    return static_cast<T>(a ^ b);
+  }
+};
+
 template <typename Op, typename C>
 EK_ALWAYS_INLINE void CombineBlock(const C* a, const C* b, C* out, int64_t n) {
   EK_INDEPENDENT_ITERATIONS
@@ -194,6 +208,12 @@ ReduceFunction FunctionOfOp(InstructionSet set, ReduceOp op) {
     case ReduceOp::kBitOr:
       if constexpr (std::is_integral_v<T>) return FunctionOfType<BitOr, T>(set);
       break;
+    case ReduceOp::kBitAnd:
+      if constexpr (std::is_integral_v<T>) return FunctionOfType<BitAnd, T>(set);
+      break;
+    case ReduceOp::kBitXor:
+      if constexpr (std::is_integral_v<T>) return FunctionOfType<BitXor, T>(set);
+      break;
   }
   return FunctionOfType<Sum, T>(set);
 }
@@ -208,6 +228,9 @@ T IdentityOf(ReduceOp op) {
       return T(Limits::has_infinity ? Limits::infinity() : Limits::max());
     case ReduceOp::kMax:
       return T(Limits::has_infinity ? -Limits::infinity() : Limits::lowest());
+    case ReduceOp::kBitAnd:
+      if constexpr (std::is_integral_v<T>) return static_cast<T>(~T(0));
+      return T(0);
     default:
       return T(0);
   }
@@ -216,8 +239,9 @@ T IdentityOf(ReduceOp op) {
 }  // namespace
 
 absl::Status CheckReducible(ReduceOp op, DType dtype) {
-  if (op != ReduceOp::kBitOr || !IsFloat(dtype)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("bit_or needs integers, not ", ToString(dtype)));
+  if (!IsBitwise(op) || !IsFloat(dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToString(op), " needs integers, not ", ToString(dtype)));
 }
 
 void ReduceInto(ReduceOp op, DType dtype, void* out, std::span<const void* const> in, int64_t n,

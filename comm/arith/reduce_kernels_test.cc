@@ -35,6 +35,8 @@ C CombineOnce(ReduceOp op, C a, C b) {
       return static_cast<C>(static_cast<U>(ua + ub));
     if (op == ReduceOp::kProduct) return static_cast<C>(static_cast<U>(ua * ub));
     if (op == ReduceOp::kBitOr) return static_cast<C>(static_cast<U>(ua | ub));
+    if (op == ReduceOp::kBitAnd) return static_cast<C>(static_cast<U>(ua & ub));
+    if (op == ReduceOp::kBitXor) return static_cast<C>(static_cast<U>(ua ^ ub));
   } else {
     if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<C>::quiet_NaN();
     if (op == ReduceOp::kSum || op == ReduceOp::kAverage) return a + b;
@@ -282,11 +284,11 @@ TEST(ReduceKernelsTest, DivideIntegersRoundsTowardsZeroAndLeavesFloatsAlone) {
   EXPECT_THAT(floats, testing::ElementsAre(3.0f));
 }
 
-TEST(ReduceKernelsTest, OnlyBitOrOfFloatsIsRefused) {
+TEST(ReduceKernelsTest, OnlyBitsOfFloatsAreRefused) {
   for (DType dtype : kAllDTypes) {
     for (ReduceOp op : kAllReduceOps) {
       const absl::Status status = CheckReducible(op, dtype);
-      if (op == ReduceOp::kBitOr && IsFloat(dtype)) {
+      if (IsBitwise(op) && IsFloat(dtype)) {
         EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
         EXPECT_THAT(std::string(status.message()),
                     testing::HasSubstr(std::string(ToString(dtype))));

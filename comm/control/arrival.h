@@ -2,7 +2,7 @@
 // hangs before it connects, or was refused by the store.
 //
 //   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all,
-//    AwaitArrival(comm.control(), "gloo addresses", mine, {.group = "world", .timeout = timeout}));
+//    AwaitArrival(comm.control(), "tcp addresses", mine, {.group = "world", .timeout = timeout}));
 //
 // Threads: blocks its caller.
 // Errors:  those of ControlChannel::Exchange(); DeadlineExceeded names the ranks that have not

@@ -3,7 +3,7 @@
 //
 //   auto backend = std::make_unique<HierarchicalBackend>(rank);
 //   EK_RETURN_IF_ERROR(
-//       backend->Compose(map, {.inside = shm half, .between = gloo half, .all = gloo half}));
+//       backend->Compose(map, {.inside = shm half, .between = tcp half, .all = tcp half}));
 //
 // How each collective goes is said in hierarchical_collectives.h. Messages go inside if both ends
 // are on one host, else over `all`; where all ranks are on one host everything goes inside, and

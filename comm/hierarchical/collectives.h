@@ -2,7 +2,7 @@
 // `between` the first ranks of the hosts, which lead them, and over `all` ranks.
 //
 //   HierarchicalCollectives collectives(
-//       {.map = &map, .rank = 3, .inside = shm, .between = nullptr, .all = gloo}, 17,
+//       {.map = &map, .rank = 3, .inside = shm, .between = nullptr, .all = tcp}, 17,
 //       [&](const absl::Status& why) { ... abort the transports ... });
 //   absl::Status status = collectives.Run(operation);
 //

@@ -9,7 +9,6 @@
 #include "evenkeel/comm/base/shared_memory.h"
 #include "evenkeel/comm/base/warn.h"
 #include "evenkeel/comm/control/arrival.h"
-#include "evenkeel/comm/gloo/backend.h"
 #include "evenkeel/comm/hierarchical/backend.h"
 #include "evenkeel/comm/hierarchical/host_map.h"
 #include "evenkeel/comm/local/group_in_process.h"
@@ -17,6 +16,7 @@
 #include "evenkeel/comm/shm/board.h"
 #include "evenkeel/comm/shm/mesh.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/backend.h"
 
 namespace evenkeel {
 namespace {
@@ -62,12 +62,12 @@ class Transports {
                                        InsideName(), internal::RankNames(peers())));
     }
     if (leads && map.hosts() > 1 && map.largest() > 1) {
-      between_ = Own(owned_.between, std::make_unique<internal::GlooBackend>(
+      between_ = Own(owned_.between, std::make_unique<internal::TcpBackend>(
                                          host_, map.hosts(), BetweenName(),
                                          internal::RankNames(map.leaders()), warn));
     }
     if (map.hosts() > 1) {
-      all_ = Own(owned_.all, std::make_unique<internal::GlooBackend>(
+      all_ = Own(owned_.all, std::make_unique<internal::TcpBackend>(
                                  rank, map.ranks(), options.group, internal::RankNames(), warn));
     }
   }
@@ -85,14 +85,14 @@ class Transports {
                           inside_->Listen(link.Key(absl::StrCat("shm/", InsideName()))));
     }
     if (between_ != nullptr) {
-      EK_ASSIGN_OR_RETURN(
-          mine.between, between_->Listen(options_.bind_address,
-                                         link.Key(absl::StrCat("gloo/", BetweenName())), on_lost));
+      EK_ASSIGN_OR_RETURN(mine.between,
+                          between_->Listen(options_.bind_address,
+                                           link.Key(absl::StrCat("tcp/", BetweenName())), on_lost));
     }
     if (all_ != nullptr) {
       EK_ASSIGN_OR_RETURN(mine.all,
                           all_->Listen(options_.bind_address,
-                                       link.Key(absl::StrCat("gloo/", options_.group)), on_lost));
+                                       link.Key(absl::StrCat("tcp/", options_.group)), on_lost));
     }
     return mine;
   }
@@ -128,8 +128,8 @@ class Transports {
   const HierarchicalOptions& options_;
   internal::HierarchicalBackend::Transports owned_;
   internal::ShmBackend* inside_ = nullptr;
-  internal::GlooBackend* between_ = nullptr;
-  internal::GlooBackend* all_ = nullptr;
+  internal::TcpBackend* between_ = nullptr;
+  internal::TcpBackend* all_ = nullptr;
 };
 
 absl::Status Connect(internal::HierarchicalBackend& backend, Communicator& comm,

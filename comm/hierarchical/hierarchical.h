@@ -9,20 +9,20 @@
 // Most programs use comm/factory.h, which reads the environment.
 //
 // Hosts:    the ranks exchange their hosts. If all are on one host, the group is that of
-//           comm/shm/shm.h; if no host has two ranks, that of comm/gloo/gloo.h. Else the first rank
+//           comm/shm/shm.h; if no host has two ranks, that of comm/tcp/tcp.h. Else the first rank
 //           of each host is its leader, and data common to a host crosses each link between hosts
 //           once: in an all-reduce the sums of whole hosts. Hosts may have different numbers of
 //           ranks, in any order.
 // Groups:   Split() and Shrink() determine the hosts of the new group again, so a host may lose its
 //           leader, or all its ranks.
-// Sums:     in rank order within a host, rounded once there; then over the hosts as in gloo.h. So
+// Sums:     in rank order within a host, rounded once there; then over the hosts as in tcp.h. So
 //           they depend on which ranks share a host, not on timing, and are equal on all ranks. The
 //           scale of a sum is applied within the host, so that float16 does not overflow between
 //           hosts; an average of integers is divided once.
 // Messages: send and recv between ranks of one host use its memory, others and all_to_all use TCP.
 // Order:    each channel has a communication thread of its own, and on leaders those of Gloo.
 // Mismatch: detected at once inside a host, and between hosts as with Gloo.
-// Peers, errors and memory are those of shm.h and gloo.h. Allocate() returns memory that the ranks
+// Peers, errors and memory are those of shm.h and tcp.h. Allocate() returns memory that the ranks
 // of the host share.
 
 #ifndef EVENKEEL_COMM_HIERARCHICAL_HIERARCHICAL_H_
@@ -41,7 +41,7 @@ namespace evenkeel {
 
 struct HierarchicalOptions {
   std::string group = "world";  // Its name, equal on all ranks.
-  // The address at which this rank listens for other hosts while the group is made, as in gloo.h.
+  // The address at which this rank listens for other hosts while the group is made, as in tcp.h.
   std::string bind_address = "127.0.0.1";
   // Divides a host: only its ranks with equal values share memory. For ranks on several sockets,
   // and for tests.
@@ -52,7 +52,7 @@ struct HierarchicalOptions {
 
 // Waits until all ranks of the group have called it. `control` is connected and not started.
 // A rank whose host is unknown, or that cannot share memory, counts as alone on its host.
-// Errors: those of CreateGlooGroup() and CreateShmGroup(), except that ranks may be on several
+// Errors: those of CreateTcpGroup() and CreateShmGroup(), except that ranks may be on several
 // hosts.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalGroup(
     int rank, int world_size, std::unique_ptr<ControlLink> control,

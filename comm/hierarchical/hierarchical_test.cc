@@ -26,9 +26,9 @@
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 #include "evenkeel/comm/testing/connections.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/comm/work.h"
@@ -64,7 +64,7 @@ TEST(HierarchicalTest, IsWhatTheHostsAskFor) {
   };
   EXPECT_EQ(name_on({"a"}), "shm");
   EXPECT_EQ(name_on({"a", "a", "a"}), "shm");
-  EXPECT_EQ(name_on({"a", "b", "c"}), "gloo");
+  EXPECT_EQ(name_on({"a", "b", "c"}), "tcp");
   EXPECT_EQ(name_on({"a", "b", "a"}), "hierarchical");
 }
 
@@ -123,9 +123,9 @@ TEST(HierarchicalTest, SplitsInsideAndAcrossHosts) {
         };
         for (const Case& one :
              {Case{{0, 0, 1, 1, 2}, {"shm", "shm", "shm", "shm", "shm"}},
-              Case{{0, 1, 0, 1, 1}, {"gloo", "gloo", "gloo", "gloo", "gloo"}},
+              Case{{0, 1, 0, 1, 1}, {"tcp", "tcp", "tcp", "tcp", "tcp"}},
               Case{{0, 0, 0, 1, 1},
-                   {"hierarchical", "hierarchical", "hierarchical", "gloo", "gloo"}}}) {
+                   {"hierarchical", "hierarchical", "hierarchical", "tcp", "tcp"}}}) {
           EK_ASSIGN_OR_RETURN(auto part,
                               comm.Split(one.colors[comm.rank()], comm.rank(), absl::Seconds(30)));
           EXPECT_EQ(part->backend_name(), one.names[comm.rank()]) << "rank " << comm.rank();
@@ -146,7 +146,7 @@ TEST(HierarchicalTest, ShrinksWhenAHostLosesRanks) {
   };
   for (const Case& one :
        {Case{"a leader", {0}, "hierarchical"}, Case{"another rank", {1}, "hierarchical"},
-        Case{"a whole host", {0, 1}, "shm"}, Case{"one rank of each host", {1, 2, 4}, "gloo"}}) {
+        Case{"a whole host", {0, 1}, "shm"}, Case{"one rank of each host", {1, 2, 4}, "tcp"}}) {
     SCOPED_TRACE(one.what);
     auto group =
         CreateHierarchicalGroupInProcess({"a", "a", "b", "b", "b"}, {.timeout = absl::Seconds(60)});
@@ -317,7 +317,7 @@ TEST(HierarchicalTest, AConnectionThatDeliversNothingEndsRanksThatHaveNothingInF
   std::vector<Group> groups;
   const std::vector<int> others = internal::TcpConnections();
   groups.push_back(*CreateHierarchicalGroupInProcess({"a", "a", "b", "b"}));
-  groups.push_back(*CreateGlooGroupInProcess(2));
+  groups.push_back(*CreateTcpGroupInProcess(2));
   absl::Notification is_asked_for;
   std::vector<std::thread> threads;
   for (const Group& group : groups) {

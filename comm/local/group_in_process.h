@@ -2,7 +2,7 @@
 // needs a thread meanwhile.
 //
 //   return CreateInProcess(world_size, [&](int rank, std::unique_ptr<ControlLink> link) {
-//     return CreateGlooGroup(rank, world_size, std::move(link), options);
+//     return CreateTcpGroup(rank, world_size, std::move(link), options);
 //   });
 
 #ifndef EVENKEEL_COMM_LOCAL_GROUP_IN_PROCESS_H_

@@ -39,6 +39,8 @@ int OpOf(const Operation& operation) {
       return IsFloat(operation.what.dtype) ? kNcclSum : kNcclAverage;
     case ReduceOp::kSum:
     case ReduceOp::kBitOr:
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitXor:
       break;
   }
   return kNcclSum;
@@ -93,7 +95,8 @@ NcclPlan PlanForNccl(const Operation& operation, int rank, int world_size, bool 
 
 absl::Status SupportedByNccl(const Collective& what) {
   if (!ReducesInNccl(what.kind)) return absl::OkStatus();
-  if (what.op == ReduceOp::kBitOr) return absl::UnimplementedError("nccl: no bit_or");
+  if (IsBitwise(what.op))
+    return absl::UnimplementedError(absl::StrCat("nccl: no ", ToString(what.op)));
   if (what.dtype == DType::kInt16) {
     return absl::UnimplementedError(absl::StrCat("nccl: no ", ToString(what.kind), " of int16"));
   }

@@ -260,7 +260,7 @@ TEST(RendezvousTest, WhoWaitsForFiveSecondsLogsForWhom) {
   testing::internal::CaptureStderr();
   std::vector<std::thread> jobs;
   for (const Absence& absence :
-       {Absence{"missing, shm", "shm", {}}, Absence{"missing, gloo", "gloo", {}},
+       {Absence{"missing, shm", "shm", {}}, Absence{"missing, tcp", "tcp", {}},
         Absence{"missing, hierarchical", "auto", {}},
         Absence{"another secret", "auto", {{2, {{"EVENKEEL_SECRET", "another"}}}}},
         Absence{"another world size",

@@ -60,7 +60,7 @@ absl::Status Connect(internal::ShmBackend& backend, Communicator& comm, const Sh
   if (!is_one_host) {
     return absl::InvalidArgumentError(
         absl::StrCat("backend shm is for ranks that can share memory: ",
-                     internal::Describe(hosts, "is on", "are on"), "; choose auto or gloo"));
+                     internal::Describe(hosts, "is on", "are on"), "; choose auto or tcp"));
   }
   return backend.Connect(addresses, options.connect_timeout);
 }

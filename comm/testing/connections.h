@@ -2,7 +2,7 @@
 // end.
 //
 //   const std::vector<int> before = TcpConnections();
-//   ... a group over Gloo is made ...
+//   ... a group over TCP is made ...
 //   // Segments that come are dropped, and not acknowledged.
 //   for (int fd : TcpConnections()) DropIncoming(fd);
 //

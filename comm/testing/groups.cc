@@ -3,11 +3,11 @@
 #include <utility>
 
 #include "evenkeel/comm/control/control.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/local/backend.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 
 namespace evenkeel::internal {
 
@@ -17,16 +17,16 @@ std::string ToString(Transport transport) {
       return "local";
     case Transport::kBlind:
       return "blind";
-    case Transport::kGloo:
-      return "gloo";
+    case Transport::kTcp:
+      return "tcp";
   }
   return "unknown";
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGroupOver(
     Transport transport, const std::vector<CommunicatorOptions>& options) {
-  if (transport == Transport::kGloo)
-    return absl::UnimplementedError("gloo has the same options on all ranks");
+  if (transport == Transport::kTcp)
+    return absl::UnimplementedError("tcp has the same options on all ranks");
   const int world_size = static_cast<int>(options.size());
   std::vector<std::unique_ptr<Backend>> backends =
       CreateLocalBackends(world_size, {.is_blind = transport == Transport::kBlind});
@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGroupOver(
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGroupOver(
     Transport transport, int world_size, const CommunicatorOptions& options) {
-  if (transport == Transport::kGloo) return CreateGlooGroupInProcess(world_size, options);
+  if (transport == Transport::kTcp) return CreateTcpGroupInProcess(world_size, options);
   return CreateGroupOver(transport, std::vector<CommunicatorOptions>(world_size, options));
 }
 

@@ -1,6 +1,6 @@
 // Groups of ranks that are threads, over every transport that a test may want.
 //
-//   absl::Status status = RunRanksOver(Transport::kGloo, 3, body, options);
+//   absl::Status status = RunRanksOver(Transport::kTcp, 3, body, options);
 //
 // Threads, errors: as RunRanks() of comm/local/local.h.
 
@@ -22,7 +22,7 @@ namespace evenkeel::internal {
 enum class Transport {
   kLocal,
   kBlind,  // Local, without headers: different collectives of equal size complete, with garbage.
-  kGloo,
+  kTcp,
 };
 std::string ToString(Transport transport);
 
@@ -33,7 +33,7 @@ absl::Status RunRanksOver(Transport transport, int world_size,
                           absl::FunctionRef<absl::Status(Communicator&)> body,
                           const CommunicatorOptions& options = {});
 
-// Each rank has options of its own; not over Gloo.
+// Each rank has options of its own; not over TCP.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGroupOver(
     Transport transport, const std::vector<CommunicatorOptions>& options);
 

@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/shm/shm.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 #include "evenkeel/comm/testing/hosts.h"
 #include "evenkeel/comm/testing/simulated_nccl_group.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kVariable[] = "EVENKEEL_TEST_BACKEND";
 
-// Two ranks share a host: on two hosts they would be a group of gloo's.
+// Two ranks share a host: on two hosts they would be a group of tcp's.
 absl::StatusOr<TestGroup> CreateHierarchical(int world_size, const CommunicatorOptions& options) {
   const internal::Hosts hosts =
       world_size == 2 ? internal::Hosts{"a", "a"} : internal::SomeHosts(world_size);
@@ -37,7 +37,7 @@ constexpr TestBackend kBackends[] = {
      .adds_in_rank_order = true,
      .finds_disagreement_at_once = true,
      .create = CreateShmGroupInProcess},
-    {.name = "gloo", .create = CreateGlooGroupInProcess},
+    {.name = "tcp", .create = CreateTcpGroupInProcess},
     {.name = "hierarchical", .create = CreateHierarchical},
     {.name = "hierarchical_local",
      .create = [](int world_size, const CommunicatorOptions& options) -> absl::StatusOr<TestGroup> {
@@ -75,7 +75,7 @@ const TestBackend& TheTestBackend() {
 
 std::string BackendOfProcesses() {
   const absl::string_view name = TheTestBackend().name;
-  return std::string(name == "local" ? "gloo" : name);
+  return std::string(name == "local" ? "tcp" : name);
 }
 
 absl::StatusOr<TestGroup> CreateTestGroup(int world_size, const CommunicatorOptions& options) {

@@ -7,9 +7,9 @@
 // them, and its target of its own name, runs over "local", in full; over other backends a test that
 // takes long may do less, see `is_in_full`.
 //
-// Backends: local ranks are threads, operations are in memory shm shared memory, mapped twice gloo
+// Backends: local ranks are threads, operations are in memory shm shared memory, mapped twice tcp
 //           TCP over the loopback device hierarchical two or three hosts, of unequal sizes from
-//           three ranks on: shm inside, gloo between hierarchical_local the same with `local`
+//           three ranks on: shm inside, tcp between hierarchical_local the same with `local`
 //           inside and between simulated_nccl NCCL, on simulated devices
 //
 // Threads: as RunRanks() of comm/local/local.h.
@@ -51,7 +51,7 @@ const TestBackend* FindTestBackend(absl::string_view name);
 // That of EVENKEEL_TEST_BACKEND, or "local". An unknown name ends the program.
 const TestBackend& TheTestBackend();
 // The program's backend, as comm/factory.h calls it: where ranks can only be processes, "local" is
-// gloo.
+// tcp.
 std::string BackendOfProcesses();
 
 absl::StatusOr<TestGroup> CreateTestGroup(int world_size, const CommunicatorOptions& options = {});

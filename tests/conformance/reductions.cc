@@ -101,7 +101,7 @@ absl::Status ForEachReduction(const std::vector<int64_t>& sizes, Check check) {
   return ForEachType([&](auto type) -> absl::Status {
     using T = typename decltype(type)::type;
     for (ReduceOp op : kAllReduceOps) {
-      if (op == ReduceOp::kBitOr && kIsFloat<T>) continue;
+      if (IsBitwise(op) && kIsFloat<T>) continue;
       for (int64_t n : sizes) EK_RETURN_IF_ERROR(check(type, op, n));
     }
     return absl::OkStatus();

@@ -105,6 +105,13 @@ Wide Combine(ReduceOp op, Wide a, Wide b) {
       return multiply(a, b);
     case ReduceOp::kBitOr:
       if constexpr (std::is_integral_v<Wide>) return a | b;
+      break;
+    case ReduceOp::kBitAnd:
+      if constexpr (std::is_integral_v<Wide>) return a & b;
+      break;
+    case ReduceOp::kBitXor:
+      if constexpr (std::is_integral_v<Wide>) return a ^ b;
+      break;
   }
   return a;
 }

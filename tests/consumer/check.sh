@@ -15,7 +15,7 @@ out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 failed=0
 
-programs=(planner gloo join zero_optim)
+programs=(planner tcp join zero_optim)
 heavy='lib(gloo|dnnl|gomp|cudart|cublas|cublasLt|cudnn|nccl)[.]'
 
 # promise SENTENCE COMMAND...: the command succeeds; what it says is shown if not.
@@ -62,8 +62,8 @@ for program in "${programs[@]}"; do
 done
 promise 'the planner links no Gloo, oneDNN or CUDA' links planner ''
 promise 'the planner knows no Gloo, oneDNN, CUDA or GoogleTest' knows planner ''
-promise 'the backend over TCP links no Gloo, oneDNN or CUDA' links gloo ''
-promise 'the backend over TCP knows no Gloo, oneDNN, CUDA or GoogleTest' knows gloo ''
+promise 'the backend over TCP links no Gloo, oneDNN or CUDA' links tcp ''
+promise 'the backend over TCP knows no Gloo, oneDNN, CUDA or GoogleTest' knows tcp ''
 promise 'join links no Gloo, oneDNN or CUDA' links join ''
 promise 'join knows no Gloo, oneDNN, CUDA or GoogleTest' knows join ''
 promise 'zero_optim links no Gloo, oneDNN or CUDA' links zero_optim ''

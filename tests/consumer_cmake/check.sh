@@ -65,7 +65,7 @@ header_compiles_alone() {
   all=$(g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Wno-missing-field-initializers -MD \
     -MF /dev/stdout -I"$1/include" -include "evenkeel/$2" -x c++ /dev/null) || return 1
   strange=$(tr -s ' \\' '\n' <<<"$all" |
-    grep -E '^/usr/(local/)?include/(gloo|openssl|nlohmann|nccl|cuda)|^/usr/local/cuda|/comm/(gloo|nccl)/' |
+    grep -E '^/usr/(local/)?include/(gloo|openssl|nlohmann|nccl|cuda)|^/usr/local/cuda|/comm/(tcp|nccl)/' |
     grep -v "/evenkeel/$2$")
   [[ -z $strange ]] || { echo "evenkeel/$2 includes $strange"; return 1; }
 }
@@ -148,7 +148,7 @@ promise 'with -std=c++17 they say what they need' headers_say_what_they_need "$p
 
 promise 'a CMake project builds' cmake_builds "$prefix" "$work/build"
 promise 'its ranks train over shared memory' trains "$work/build/train" shm
-promise 'its ranks train over Gloo' trains "$work/build/train" gloo
+promise 'its ranks train over TCP' trains "$work/build/train" tcp
 promise 'its planner runs' "$work/build/planner"
 promise 'its planner links no Gloo, OpenSSL, NCCL or CUDA' links_no "$work/build/planner" 'gloo|crypto|nccl|cuda'
 promise 'CMake refuses another minor version' \
@@ -162,6 +162,6 @@ promise 'the CMake project builds after the folder has moved' cmake_builds "$mov
 promise 'and trains' trains "$work/build_moved/train" shm
 mv "$moved" "$work/moved"  # pkg-config's output is split at spaces
 promise 'pkg-config and one line of g++ build after the folder has moved' pkg_config_builds "$work/moved" "$work/train"
-promise 'and what they built trains' trains "$work/train" gloo
+promise 'and what they built trains' trains "$work/train" tcp
 
 exit $failed

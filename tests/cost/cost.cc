@@ -1,6 +1,6 @@
 // What agreement costs a training step: a plan of a GPT's size over two ranks, with and without.
 //
-//   bazel run //tests/cost -- --backend=gloo --pairs=40
+//   bazel run //tests/cost -- --backend=tcp --pairs=40
 //
 // A step is the one of a GPT with 4 layers of width 128 (0.84 M parameters, their real shapes):
 // forward and backward do arithmetic of a fixed amount per parameter in place of the products, 50
@@ -30,10 +30,10 @@
 #include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
 #include "evenkeel/comm/communicator.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 #include "evenkeel/comm/verify.h"
 #include "evenkeel/join/join.h"
 #include "evenkeel/tools/measure/gpt_shapes.h"
@@ -42,7 +42,7 @@
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
-DEFINE_string(backend, "gloo", "gloo or local.");
+DEFINE_string(backend, "tcp", "tcp or local.");
 DEFINE_int32(world, 2, "How many ranks.");
 DEFINE_int32(
     pairs, 40,
@@ -291,14 +291,14 @@ absl::Status Main() {
   if (FLAGS_world < 1 || FLAGS_pairs < 1 || FLAGS_steps < 1 || !(FLAGS_step_ms > 0)) {
     return absl::InvalidArgumentError("--world, --pairs, --steps and --step_ms must be at least 1");
   }
-  if (FLAGS_backend != "gloo" && FLAGS_backend != "local") {
+  if (FLAGS_backend != "tcp" && FLAGS_backend != "local") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--backend=", FLAGS_backend, ": it is gloo or local"));
+        absl::StrCat("--backend=", FLAGS_backend, ": it is tcp or local"));
   }
   const int64_t rounds = Arithmetic().RoundsFor(absl::Milliseconds(FLAGS_step_ms));
   EK_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
-                      FLAGS_backend == "gloo" ? CreateGlooGroupInProcess(FLAGS_world)
-                                              : CreateLocalGroup(FLAGS_world));
+                      FLAGS_backend == "tcp" ? CreateTcpGroupInProcess(FLAGS_world)
+                                             : CreateLocalGroup(FLAGS_world));
   Report report;
   EK_RETURN_IF_ERROR(internal::RunGroup(group, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(Report mine, Measure(comm, rounds));

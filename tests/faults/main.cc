@@ -32,9 +32,9 @@ DEFINE_uint64(seed, 1, "What they are drawn from.");
 DEFINE_int32(only, -1, "Only the scenario of this number, with every rank's words.");
 DEFINE_string(fault, "", "Only those of this fault (killed, stopped, other_size, ...).");
 DEFINE_string(backend, "",
-              "Only those over this backend: local, whose ranks are threads, or gloo, shm, "
+              "Only those over this backend: local, whose ranks are threads, or tcp, shm, "
               "hierarchical (of two hosts, as "
-              "far as shared memory goes). Without it: local, and gloo.");
+              "far as shared memory goes). Without it: local, and tcp.");
 DEFINE_int32(shard, 0, "Of --shards, which to run.");
 DEFINE_int32(shards, 1, "Into how many parts the scenarios are divided.");
 DEFINE_int32(jobs, 2, "How many scenarios run at a time.");

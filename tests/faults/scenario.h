@@ -1,7 +1,7 @@
 // One injected fault: what happens to which rank at which point of which training.
 //
 //   Scenario scenario = MakeScenario(/*seed=*/7, /*index=*/12);     // the same everywhere
-//   // "gloo, 3 ranks, sharded, join 4,2,3: rank 1 is killed in step 1, backward after 2"
+//   // "tcp, 3 ranks, sharded, join 4,2,3: rank 1 is killed in step 1, backward after 2"
 //   Describe(scenario)
 //
 // Indices go through all faults, over processes and over threads, in turn; the rest is drawn.

@@ -87,7 +87,7 @@ absl::Status AddUntilStopped(Communicator& comm, const std::string& stop_file) {
 absl::Status Main(const std::string& stop_file, absl::Duration patience) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   absl::StatusOr<std::unique_ptr<Communicator>> comm =
-      CreateCommunicator(environment, {.backend = "gloo", .connect_timeout = patience});
+      CreateCommunicator(environment, {.backend = "tcp", .connect_timeout = patience});
   const absl::Status status = comm.ok() ? AddUntilStopped(**comm, stop_file) : comm.status();
   std::cout << absl::StrCat("ends: ", status.ToString(), "\n") << std::flush;
   return status;

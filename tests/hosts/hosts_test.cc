@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"AWholeHost", 2, 2, {2, 3}, "kill", "hierarchical"},
                     Case{"ARankThatStops", 2, 2, {3}, "stop", "hierarchical"},
                     Case{"ALeaderThatStops", 2, 2, {2}, "stop", "hierarchical"},
-                    Case{"OneRankPerHost", 3, 1, {2}, "kill", "gloo"},
+                    Case{"OneRankPerHost", 3, 1, {2}, "kill", "tcp"},
                     Case{"OneHost", 1, 3, {1}, "kill", "shm"}),
     [](const auto& info) { return info.param.name; });
 

@@ -4,7 +4,7 @@
 //     or stop themselves in
 //                                   the middle of a step; all others say how that ended, and when
 //   rank measure MIB ROUNDS         rank 0 says how long an all-reduce takes over the hierarchical
-//     backend and over gloo,
+//     backend and over tcp,
 //                                   in blocks by turns
 
 #include <signal.h>
@@ -93,12 +93,12 @@ absl::Status Measure(const Environment& environment, double mebibytes, int round
                               {.backend = backend, .group = backend, .rendezvous = rendezvous});
   };
   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> hierarchical, create("hierarchical"));
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> gloo, create("gloo"));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> tcp, create("tcp"));
   std::vector<float> data(static_cast<size_t>(mebibytes * (1 << 20) / sizeof(float)), 1.0f);
   std::vector<double> a, b, ratios;
   for (int round = -1; round < rounds; ++round) {
     EK_ASSIGN_OR_RETURN(const double one, BlockMillis(*hierarchical, data));
-    EK_ASSIGN_OR_RETURN(const double other, BlockMillis(*gloo, data));
+    EK_ASSIGN_OR_RETURN(const double other, BlockMillis(*tcp, data));
     if (round < 0) continue;  // The first ones warm up.
     a.push_back(one);
     b.push_back(other);
@@ -106,14 +106,14 @@ absl::Status Measure(const Environment& environment, double mebibytes, int round
   }
   if (environment.rank == 0) {
     std::sort(ratios.begin(), ratios.end());
-    Say(0, absl::StrCat("all_reduce of ", mebibytes, " MiB: hierarchical ", Median(a), " ms, gloo ",
-                        Median(b), " ms, gloo / hierarchical ", Median(ratios), " (",
+    Say(0, absl::StrCat("all_reduce of ", mebibytes, " MiB: hierarchical ", Median(a), " ms, tcp ",
+                        Median(b), " ms, tcp / hierarchical ", Median(ratios), " (",
                         ratios[ratios.size() / 20], " to ",
                         ratios[ratios.size() - 1 - ratios.size() / 20], ") in ", rounds,
                         " pairs of blocks"));
   }
   EK_RETURN_IF_ERROR(hierarchical->Finalize());
-  return gloo->Finalize();
+  return tcp->Finalize();
 }
 
 absl::Status Main(const std::vector<std::string>& arguments) {

@@ -52,7 +52,7 @@ absl::Status AddForEver(Communicator& comm, int victim) {
 absl::Status Main(int victim, absl::Duration patience) {
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   absl::StatusOr<std::unique_ptr<Communicator>> comm =
-      CreateCommunicator(environment, {.backend = "gloo", .connect_timeout = patience});
+      CreateCommunicator(environment, {.backend = "tcp", .connect_timeout = patience});
   const absl::Status status = comm.ok() ? AddForEver(**comm, victim) : comm.status();
   Say(environment.rank, absl::StrCat("ends: ", status.ToString()));
   return status;

@@ -1,7 +1,7 @@
 // Prints how each of the cases of cases.h ends, on every rank.
 //
 //   bazel run //tests:six_cases                        all cases, over threads (local) and
-//     processes (gloo)
+//     processes (tcp)
 //   bazel run //tests:six_cases -- --backends=shm,hierarchical,simulated_nccl
 //
 // The exit code is 1 if a promise is broken; the broken ones are printed below the table.
@@ -29,8 +29,8 @@
 #include "evenkeel/tests/six_cases/cases.h"
 #include "gflags/gflags.h"
 
-DEFINE_string(backends, "local,gloo",
-              "Which backends: local, simulated_nccl (ranks are threads), gloo, shm, hierarchical "
+DEFINE_string(backends, "local,tcp",
+              "Which backends: local, simulated_nccl (ranks are threads), tcp, shm, hierarchical "
               "(ranks are processes; "
               "hierarchical: of two hosts, as far as shared memory goes).");
 DEFINE_double(hang_s, 20, "After so many seconds a case hangs, and is ended.");

@@ -3,7 +3,7 @@
 // all.
 //
 //   bazel run //tests/skew -- --world=8 --pairs=30 bazel run //tools:launch -- --nproc=8 --
-//   $PWD/bazel-bin/tests/skew/skew --pairs=30 # processes over Gloo tests/skew/slow_link.sh 8
+//   $PWD/bazel-bin/tests/skew/skew --pairs=30 # processes over TCP tests/skew/slow_link.sh 8
 //   100mbit --pairs=30 # each rank in a network namespace of its own bazel run //tests/skew --
 //   --world=32 --steps=2000 --step_ms=2 --layer_elements=4096 --pairs=10 --rows='every 8th'
 //
@@ -29,16 +29,16 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
-#include "evenkeel/comm/gloo/gloo.h"
 #include "evenkeel/comm/local/local.h"
 #include "evenkeel/comm/local/run_group.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/tcp.h"
 #include "evenkeel/tests/skew/skewed_training.h"
 #include "evenkeel/tools/measure/paired_ratio.h"
 #include "gflags/gflags.h"
 
 DEFINE_string(backend, "local",
-              "Of ranks that are threads: local or gloo. Ranks that a launcher starts use Gloo.");
+              "Of ranks that are threads: local or tcp. Ranks that a launcher starts use TCP.");
 DEFINE_int32(world, 8, "Ranks that are threads.");
 DEFINE_int32(pairs, 30, "Pairs of blocks for each row; at least 30 for a figure to be quoted.");
 DEFINE_int32(steps, 20, "Steps of a block.");
@@ -157,17 +157,17 @@ absl::Status Main() {
         absl::StrCat("--rows=", FLAGS_rows, ": no row's name has that"));
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   if (environment.world_size > 1) {
-    EK_ASSIGN_OR_RETURN(const auto comm, CreateCommunicator(environment, {.backend = "gloo"}));
+    EK_ASSIGN_OR_RETURN(const auto comm, CreateCommunicator(environment, {.backend = "tcp"}));
     EK_RETURN_IF_ERROR(MeasureAll(*comm));
     return comm->Finalize();
   }
-  if (FLAGS_backend != "gloo" && FLAGS_backend != "local") {
+  if (FLAGS_backend != "tcp" && FLAGS_backend != "local") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--backend=", FLAGS_backend, ": it is gloo or local"));
+        absl::StrCat("--backend=", FLAGS_backend, ": it is tcp or local"));
   }
   EK_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Communicator>> group,
-                      FLAGS_backend == "gloo" ? CreateGlooGroupInProcess(FLAGS_world)
-                                              : CreateLocalGroup(FLAGS_world));
+                      FLAGS_backend == "tcp" ? CreateTcpGroupInProcess(FLAGS_world)
+                                             : CreateLocalGroup(FLAGS_world));
   return internal::RunGroup(group, MeasureAll);
 }
 

@@ -430,7 +430,7 @@ TEST(ContinueStoppedTest, AWishToStopOutlivesTheGroup) {
 }
 
 // All ranks are told that one can't write, and end. No rank is taken for lost because it was told
-// later. Over gloo: the limit of a file's size is one of shared memory, too.
+// later. Over tcp: the limit of a file's size is one of shared memory, too.
 TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
   // Long after rank 0 is stopped, and before the last step of an epoch, however many ranks are
   // left: in that one rank 3 may have no batch, and then nothing to write.
@@ -439,7 +439,7 @@ TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
     SCOPED_TRACE(loses_rank0 ? "rank 0 is stopped before" : "all ranks are there");
     const std::string limited =
         "if [ $RANK = 3 ]; then trap '' XFSZ; ulimit -f 4; fi; exec \"$0\" \"$@\"";
-    ElasticRun run({"--nozero", "--backend=gloo",
+    ElasticRun run({"--nozero", "--backend=tcp",
                     absl::StrCat("--checkpoint_dir=", TempPath("unwritten"), loses_rank0),
                     absl::StrCat("--checkpoint_every=", loses_rank0 ? kLate : 3)},
                    {"tools/launch", absl::StrCat("--nproc=", kRanks), "--on_failure=continue",
@@ -520,7 +520,7 @@ TEST(ContinueAfterAnErrorTest, ARankWithAnErrorOfItsOwnIsLeftBehind) {
   const std::string save = TempPath("limited.safetensors");
   const std::string command =
       absl::StrCat("trap '' XFSZ; ulimit -f 8; exec ", kTrain,
-                   " --model=mlp --hidden=8 --backend=gloo --nproc=2 --on_failure=continue "
+                   " --model=mlp --hidden=8 --backend=tcp --nproc=2 --on_failure=continue "
                    "--nozero --epochs=1 --save=",
                    save, " --data=", WriteSmallData("short", {.train = 9600}));
   const Ended ended = Program({"/bin/sh", "-c", command}).Wait();

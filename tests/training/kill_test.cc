@@ -54,8 +54,8 @@ struct Variant {
   Flags flags;
 };
 const Variant kVariants[] = {
-    {"slices", {"--backend=gloo"}},
-    {"tensors", {"--backend=gloo", "--shards=tensors"}},
+    {"slices", {"--backend=tcp"}},
+    {"tensors", {"--backend=tcp", "--shards=tensors"}},
     {"whole", {"--backend=shm", "--nozero", "--optimizer=sgd", "--momentum=0.9"}},
 };
 

@@ -205,7 +205,7 @@ bool WaitFor(const std::string& path) {
 // To the process that starts the ranks, or to one of them: all save after the same step.
 TEST(ResumeTest, ASignalSavesAndEndsAndTheRunGoesOn) {
   const Flags flags =
-      Small({"--model=mlp", "--backend=gloo", "--epochs=400", "--rank_steps=3,40,60"}, 3, 1500);
+      Small({"--model=mlp", "--backend=tcp", "--epochs=400", "--rank_steps=3,40,60"}, 3, 1500);
   const Outcome whole = RunToEnd(flags + Flags{"--max_steps=700", "--epochs=20"});
   for (const int signal : {SIGTERM, SIGINT}) {
     for (const bool to_an_exhausted_rank : {false, true}) {
@@ -341,7 +341,7 @@ TEST(ResumeTest, WhatIsDoneIsEvaluatedThoughLessIsAskedFor) {
 TEST(ResumeTest, ARunThatIsStoppedWritesWhatThereIs) {
   const std::string folder = Fresh("looked_at"), report = Fresh("run.html"),
                     state = Fresh("run.prom");
-  Program program(Flags{kTrain} + Small({"--model=mlp", "--backend=gloo", "--epochs=400"}, 2) +
+  Program program(Flags{kTrain} + Small({"--model=mlp", "--backend=tcp", "--epochs=400"}, 2) +
                   Flags{"--checkpoint_dir=" + folder, "--checkpoint_every=5", "--report=" + report,
                         "--prometheus=" + state});
   ASSERT_TRUE(WaitFor(StepFolder(folder, 5)));
@@ -355,7 +355,7 @@ TEST(ResumeTest, ARunThatIsStoppedWritesWhatThereIs) {
 // Without checkpoints the weights are what can be kept: those after the step that all ranks
 // finished.
 TEST(ResumeTest, ASignalWithoutCheckpointsSavesTheWeightsAndTheReport) {
-  const Flags flags = Small({"--model=cnn", "--widths=4,4,4", "--backend=gloo", "--epochs=4000",
+  const Flags flags = Small({"--model=cnn", "--widths=4,4,4", "--backend=tcp", "--epochs=4000",
                              "--rank_steps=2,5", "--lr_decay=none"},
                             2);
   const std::string save = Fresh("stopped.safetensors"), report = Fresh("stopped.html"),
@@ -387,7 +387,7 @@ TEST(ResumeTest, ASignalEndsARankThatStillWaitsForOthers) {
     const std::string store = Fresh("waiting_store"), path = Fresh("waiting_" + flag);
     Program program(
         Flags{kTrain} +
-            Small({"--model=mlp", "--backend=gloo", absl::StrCat("--", flag, "=", path)}, 2),
+            Small({"--model=mlp", "--backend=tcp", absl::StrCat("--", flag, "=", path)}, 2),
         {.environment = {{"RANK", "0"},
                          {"WORLD_SIZE", "2"},
                          {"LOCAL_RANK", "0"},
@@ -442,7 +442,7 @@ TEST(ResumeTest, ASecondJobInTheSameFolderIsRefused) {
 TEST(ResumeTest, OutputsOnAFullDiskEndNoTraining) {
   const std::string folder = Fresh("outputs");
   fs::create_directory(folder);
-  const Flags flags = Small({"--model=mlp", "--hidden=8", "--backend=gloo", "--epochs=20"}, 2);
+  const Flags flags = Small({"--model=mlp", "--hidden=8", "--backend=tcp", "--epochs=20"}, 2);
   Flags command = Flags{kTrain} + flags + Flags{"--save=" + folder + "/weights.safetensors"};
   const Flags outputs = {"metrics", "tensorboard", "report", "trace"};
   for (const std::string& output : outputs)
@@ -466,7 +466,7 @@ TEST(ResumeTest, AMetricsPipeWhoseReaderEndsEndsNoTraining) {
   const std::string pipe = Fresh("pipe");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   const Flags command = Flags{kTrain} +
-                        Small({"--model=mlp", "--hidden=8", "--backend=gloo", "--epochs=60"}, 2) +
+                        Small({"--model=mlp", "--hidden=8", "--backend=tcp", "--epochs=60"}, 2) +
                         Flags{"--metrics=" + pipe};
   const Ended ended = evenkeel::Run(
       {"/bin/bash", "-c",
@@ -494,7 +494,7 @@ TEST(ResumeTest, AStandardOutputWithoutAReaderIsAnError) {
 // checkpoints stay.
 TEST(ResumeTest, AFullDiskIsToldOnceAndLeavesTheOlderCheckpoints) {
   const std::string folder = Fresh("full");
-  const Flags flags = Flags{kTrain} + Small({"--model=mlp", "--backend=gloo", "--hidden=64"}, 2) +
+  const Flags flags = Flags{kTrain} + Small({"--model=mlp", "--backend=tcp", "--hidden=64"}, 2) +
                       Flags{"--checkpoint_dir=" + folder, "--checkpoint_every=3"};
   ASSERT_EQ(evenkeel::Run(flags + Flags{"--max_steps=6"}).code, 0);
   // The weights take 200 KiB.

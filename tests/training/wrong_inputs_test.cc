@@ -143,7 +143,7 @@ TEST(OutOfMemoryTest, IsASentence) {
       "exec ", kTrain,
       " --model=mlp --hidden=4096,4096 --nproc=2 --batch_size=5 --max_steps=2 --data=$T/images"));
   int failed = 0;
-  for (const char* backend : {"gloo", "local"}) {
+  for (const char* backend : {"tcp", "local"}) {
     for (int megabytes = 400; megabytes <= 1000; megabytes += 300) {
       SCOPED_TRACE(absl::StrCat(backend, ", ", megabytes, " MB"));
       const std::string limited =
@@ -211,7 +211,7 @@ const std::vector<WrongInput>& Inputs() {
        "train: --lr_decay=square is not a valid value; choose auto, none, linear, cosine"},
       {"NoBackend",
        {"--backend=mpi"},
-       "train: --backend=mpi is not a valid value; choose auto, local, shm, gloo, hierarchical"},
+       "train: --backend=mpi is not a valid value; choose auto, local, shm, tcp, hierarchical"},
       {"NoDeviceOfThatKind",
        {"--device=tpu"},
        "train: --device=tpu is not a valid value; choose auto, cpu, cuda"},

@@ -155,8 +155,8 @@ absl::StatusOr<int> Run(const std::string& backend, const std::string& folder, i
     return ServeRank(seat, copies);
   }
   if (backend == "raw_gloo") {
-    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Collectives> gloo, ConnectRawGloo(seat));
-    return ServeRank(seat, *gloo);
+    EK_ASSIGN_OR_RETURN(const std::unique_ptr<Collectives> tcp, ConnectRawGloo(seat));
+    return ServeRank(seat, *tcp);
   }
   EK_ASSIGN_OR_RETURN(
       const std::unique_ptr<Communicator> communicator,

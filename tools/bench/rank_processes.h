@@ -1,8 +1,8 @@
 // A peer whose ranks are processes of this host: starts them, and speaks with each over a socket
 // (rank_side.h).
 //
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Peer> gloo,
-//                   StartRanks({.name = "gloo", .world = 2, .folder = folder, .programs = {...}}));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<Peer> tcp,
+//                   StartRanks({.name = "tcp", .world = 2, .folder = folder, .programs = {...}}));
 //
 // Their output goes to <folder>/log, and its end into the message where a rank does not come or
 // goes too early. Destruction hangs up, which ends them well, and kills those that are still there

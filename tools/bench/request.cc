@@ -14,7 +14,7 @@ namespace evenkeel::bench {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{64} << 30;
-constexpr const char* kBackends[] = {"local", "gloo",    "shm",   "raw_gloo",
+constexpr const char* kBackends[] = {"local", "tcp",     "shm",   "raw_gloo",
                                      "mpi",   "openmpi", "mpich", "memcpy"};
 
 std::vector<absl::string_view> Words(absl::string_view text) {

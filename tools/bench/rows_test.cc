@@ -18,20 +18,20 @@ using testing::HasSubstr;
 using testing::Not;
 
 TEST(BusFactorTest, IsTheOneOfNcclTests) {
-  EXPECT_DOUBLE_EQ(BusFactor("gloo", Op::kAllReduce, 4), 1.5);
+  EXPECT_DOUBLE_EQ(BusFactor("tcp", Op::kAllReduce, 4), 1.5);
   for (const Op op : {Op::kReduceScatter, Op::kAllGather, Op::kAllToAll}) {
-    EXPECT_DOUBLE_EQ(BusFactor("gloo", op, 4), 0.75) << NameOf(op);
+    EXPECT_DOUBLE_EQ(BusFactor("tcp", op, 4), 0.75) << NameOf(op);
   }
   for (const Op op : {Op::kBroadcast, Op::kReduce, Op::kSendRecv}) {
-    EXPECT_DOUBLE_EQ(BusFactor("gloo", op, 4), 1) << NameOf(op);
+    EXPECT_DOUBLE_EQ(BusFactor("tcp", op, 4), 1) << NameOf(op);
   }
   EXPECT_DOUBLE_EQ(BusFactor("memcpy", Op::kAllReduce, 4), 1);
 }
 
 TEST(RowTest, HasTheMedianAndTheQuartilesOfAllRepetitions) {
   const std::vector<std::vector<double>> blocks = {{1, 5, 2}, {3, 4}};
-  const Row row = MakeRow("gloo", {.op = Op::kAllReduce, .bytes = 3'000'000, .world = 4},
-                          Timing::kEach, blocks);
+  const Row row =
+      MakeRow("tcp", {.op = Op::kAllReduce, .bytes = 3'000'000, .world = 4}, Timing::kEach, blocks);
   EXPECT_DOUBLE_EQ(row.seconds, 3);
   EXPECT_DOUBLE_EQ(row.spread, (4.0 - 2.0) / 3);
   EXPECT_EQ(row.repetitions, 5);
@@ -42,17 +42,17 @@ TEST(RowTest, HasTheMedianAndTheQuartilesOfAllRepetitions) {
 
 TEST(RowTest, OneRepetitionHasNoSpread) {
   const Row row =
-      MakeRow("gloo", {.bytes = 4}, Timing::kEach, std::vector<std::vector<double>>{{2}});
+      MakeRow("tcp", {.bytes = 4}, Timing::kEach, std::vector<std::vector<double>>{{2}});
   EXPECT_DOUBLE_EQ(row.spread, 0);
 }
 
 TEST(RowTest, ABarrierHasNoBandwidth) {
-  const Row row = MakeRow("gloo", {.op = Op::kBarrier}, Timing::kEach,
-                          std::vector<std::vector<double>>{{2e-6}});
+  const Row row =
+      MakeRow("tcp", {.op = Op::kBarrier}, Timing::kEach, std::vector<std::vector<double>>{{2e-6}});
   EXPECT_EQ(row.bus_bandwidth(), 0);
   EXPECT_THAT(
       TextOf(row),
-      HasSubstr("barrier                 0 B  gloo       no                 2.00            -"));
+      HasSubstr("barrier                 0 B  tcp        no                 2.00            -"));
 }
 
 TEST(JsonTest, HasAnObjectForEachRowOnALineOfItsOwn) {
@@ -60,7 +60,7 @@ TEST(JsonTest, HasAnObjectForEachRowOnALineOfItsOwn) {
   rows.push_back(MakeRow("shm", {.bytes = 1 << 20, .world = 2, .registered = true}, Timing::kEach,
                          std::vector<std::vector<double>>{{1e-3}, {1e-3}}));
   rows[0].times["raw_gloo"] = PairedRatio{.median = 0.5, .low = 0.25, .high = 0.75, .pairs = 2};
-  rows.push_back(MakeRow("gloo",
+  rows.push_back(MakeRow("tcp",
                          {.op = Op::kReduce, .scalar = Scalar::kInt64, .bytes = 8, .world = 2},
                          Timing::kLoop, std::vector<std::vector<double>>{{1e-6}}));
   const std::string text = JsonOf(rows);
@@ -90,7 +90,7 @@ TEST(JsonTest, NoRowsAreAnEmptyArray) { EXPECT_TRUE(nlohmann::json::parse(JsonOf
 
 TEST(RatioTableTest, HasAColumnForEachBase) {
   std::vector<Row> rows;
-  rows.push_back(MakeRow("gloo", {.bytes = 1024, .world = 2}, Timing::kEach,
+  rows.push_back(MakeRow("tcp", {.bytes = 1024, .world = 2}, Timing::kEach,
                          std::vector<std::vector<double>>{{1}}));
   rows[0].times["raw_gloo"] =
       PairedRatio{.median = 1234, .low = 0.000123456, .high = 1.5, .pairs = 1};

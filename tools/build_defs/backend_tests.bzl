@@ -1,6 +1,6 @@
 """A test over several backends, which is compiled and linked once."""
 
-BACKENDS = ["shm", "gloo", "hierarchical"]
+BACKENDS = ["shm", "tcp", "hierarchical"]
 
 def _backend_test_impl(ctx):
     program = ctx.actions.declare_file(ctx.label.name)

@@ -38,7 +38,7 @@ constexpr Choices<ModelKind> kModels = {
 constexpr Choices<BackendKind> kBackends = {{"auto", BackendKind::kAuto},
                                             {"local", BackendKind::kLocal},
                                             {"shm", BackendKind::kShm},
-                                            {"gloo", BackendKind::kGloo},
+                                            {"tcp", BackendKind::kTcp},
                                             {"hierarchical", BackendKind::kHierarchical},
                                             {"nccl", BackendKind::kNccl}};
 
@@ -372,7 +372,9 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
                                                          {{"auto", DeviceKind::kAuto},
                                                           {"cpu", DeviceKind::kCpu},
                                                           {"cuda", DeviceKind::kCuda}}));
-  EK_ASSIGN_OR_RETURN(options.backend, Choose("backend", flags.backend, kBackends));
+  EK_ASSIGN_OR_RETURN(
+      options.backend,
+      Choose("backend", flags.backend == "gloo" ? "tcp" : flags.backend, kBackends));
   EK_ASSIGN_OR_RETURN(options.rule, ParseRule(flags, options.model));
   EK_ASSIGN_OR_RETURN(options.decay, ParseDecay(flags, options.model));
   EK_ASSIGN_OR_RETURN(options.sharding, Choose<Sharding>("shards", flags.shards,

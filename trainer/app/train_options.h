@@ -38,7 +38,7 @@ namespace evenkeel {
 
 enum class ModelKind { kMlp, kCnn, kGpt };
 enum class DeviceKind { kAuto, kCpu, kCuda };
-enum class BackendKind { kAuto, kLocal, kShm, kGloo, kHierarchical, kNccl };
+enum class BackendKind { kAuto, kLocal, kShm, kTcp, kHierarchical, kNccl };
 // The distribution of the optimizer's state over the ranks.
 enum class Sharding { kNone, kTensors, kSlices };
 

@@ -44,7 +44,7 @@ TEST(TrainOptionsTest, FlagsBecomeOptions) {
                                                   .momentum = 0.9,
                                                   .weight_decay = 1e-4,
                                                   .zero = false,
-                                                  .backend = "gloo",
+                                                  .backend = "tcp",
                                                   .divide_by = "effective",
                                                   .bucket_cap_mb = 0.5,
                                                   .first_bucket_mb = 0,
@@ -53,7 +53,7 @@ TEST(TrainOptionsTest, FlagsBecomeOptions) {
   EXPECT_EQ(options.sharding, Sharding::kNone);
   EXPECT_EQ(options.model, ModelKind::kMlp);
   EXPECT_THAT(options.hidden, ElementsAre(7, 300));
-  EXPECT_EQ(options.backend, BackendKind::kGloo);
+  EXPECT_EQ(options.backend, BackendKind::kTcp);
   EXPECT_THAT(options.rank_steps, ElementsAre(3, 0, 5));
   EXPECT_EQ(options.rule,
             UpdateRule(Sgd{.learning_rate = 0.05, .momentum = 0.9, .weight_decay = 1e-4}));
@@ -174,7 +174,7 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
       {"--nproc=0", [](TrainFlags& f) { f.nproc = 0; }},
       {"--nproc=-2", [](TrainFlags& f) { f.nproc = -2; }},
       {"--nproc=100000", [](TrainFlags& f) { f.nproc = 100000; }},
-      {"--backend=mpi is not a valid value; choose auto, local, shm, gloo, hierarchical, nccl",
+      {"--backend=mpi is not a valid value; choose auto, local, shm, tcp, hierarchical, nccl",
        [](TrainFlags& f) { f.backend = "mpi"; }},
       {"--device=tpu is not a valid value; choose auto, cpu, cuda",
        [](TrainFlags& f) { f.device = "tpu"; }},

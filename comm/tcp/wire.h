@@ -13,8 +13,8 @@
 //
 // Errors: Parse answers InvalidArgument for bytes that are no such header.
 
-#ifndef EVENKEEL_COMM_GLOO_WIRE_H_
-#define EVENKEEL_COMM_GLOO_WIRE_H_
+#ifndef EVENKEEL_COMM_TCP_WIRE_H_
+#define EVENKEEL_COMM_TCP_WIRE_H_
 
 #include <array>
 #include <cstddef>
@@ -80,4 +80,4 @@ struct MessageHeader {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_WIRE_H_
+#endif  // EVENKEEL_COMM_TCP_WIRE_H_

@@ -1,6 +1,6 @@
-// Runs one operation at a time over a GlooTransport, on the calling thread.
+// Runs one operation at a time over a TcpTransport, on the calling thread.
 //
-//   GlooCollectives collectives(mesh.transport(), rank, world_size, generation, names);
+//   TcpCollectives collectives(mesh.transport(), rank, world_size, generation, names);
 //   EK_RETURN_IF_ERROR(collectives.Run(operation));
 //
 // Algorithms, by the size of the data: small data goes directly to each rank that needs it, or in
@@ -21,8 +21,8 @@
 // Threads: thread-compatible; several objects may share a transport.
 // Errors:  those of the transport; ResourceExhausted without memory.
 
-#ifndef EVENKEEL_COMM_GLOO_COLLECTIVES_H_
-#define EVENKEEL_COMM_GLOO_COLLECTIVES_H_
+#ifndef EVENKEEL_COMM_TCP_COLLECTIVES_H_
+#define EVENKEEL_COMM_TCP_COLLECTIVES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -34,7 +34,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/base/rank_names.h"
-#include "evenkeel/comm/gloo/transport.h"
+#include "evenkeel/comm/tcp/transport.h"
 #include "evenkeel/comm/types.h"
 
 namespace evenkeel::internal {
@@ -42,11 +42,11 @@ namespace evenkeel::internal {
 // Equal for operations that may meet, and only for them; of messages, between the same two ranks.
 uint64_t TagOf(const Operation& operation, uint64_t generation);
 
-class GlooCollectives {
+class TcpCollectives {
  public:
   // `transport` may be null in a group of one rank.
-  GlooCollectives(std::shared_ptr<GlooTransport> transport, int rank, int world_size,
-                  uint64_t generation, const RankNames& names);
+  TcpCollectives(std::shared_ptr<TcpTransport> transport, int rank, int world_size,
+                 uint64_t generation, const RankNames& names);
 
   absl::Status Run(const Operation& operation);
 
@@ -61,7 +61,7 @@ class GlooCollectives {
     int64_t size_ = 0;
   };
 
-  using Pending = GlooTransport::Pending;
+  using Pending = TcpTransport::Pending;
   class Gathering;
 
   absl::Status RunNow(const Operation& operation);
@@ -110,7 +110,7 @@ class GlooCollectives {
   // From there to the views, if it is not theirs.
   static void Spread(const TensorView& whole, const TensorList& views);
 
-  const std::shared_ptr<GlooTransport> transport_;
+  const std::shared_ptr<TcpTransport> transport_;
   const int rank_;
   const int world_size_;
   const uint64_t generation_;
@@ -121,4 +121,4 @@ class GlooCollectives {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_COLLECTIVES_H_
+#endif  // EVENKEEL_COMM_TCP_COLLECTIVES_H_

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/reception.h"
+#include "evenkeel/comm/tcp/reception.h"
 
 #include <algorithm>
 #include <optional>
@@ -22,8 +22,8 @@ constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 
 }  // namespace
 
-GlooReception::GlooReception(int rank, const PeerGroup& group, UniqueFd listener,
-                             absl::Duration greeting_timeout)
+TcpReception::TcpReception(int rank, const PeerGroup& group, UniqueFd listener,
+                           absl::Duration greeting_timeout)
     : rank_(rank),
       group_(group),
       listener_(std::move(listener)),
@@ -33,13 +33,13 @@ GlooReception::GlooReception(int rank, const PeerGroup& group, UniqueFd listener
   CloseIfComplete();
 }
 
-void GlooReception::CloseIfComplete() {
+void TcpReception::CloseIfComplete() {
   if (!IsComplete()) return;
   listener_ = UniqueFd();
   callers_.clear();
 }
 
-std::vector<int> GlooReception::Missing() const {
+std::vector<int> TcpReception::Missing() const {
   std::vector<int> missing;
   for (int rank = rank_ + 1; rank < group_.world_size; ++rank) {
     if (!admitted_[rank]) missing.push_back(rank);
@@ -47,7 +47,7 @@ std::vector<int> GlooReception::Missing() const {
   return missing;
 }
 
-void GlooReception::AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const {
+void TcpReception::AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const {
   wake_at = std::min(
       wake_at, accept_again_ == absl::InfinitePast() ? absl::InfiniteFuture() : accept_again_);
   entries.push_back({accept_again_ == absl::InfinitePast() ? listener_.get() : -1, POLLIN, 0});
@@ -57,7 +57,7 @@ void GlooReception::AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) con
   }
 }
 
-void GlooReception::Turn(absl::Time now) {
+void TcpReception::Turn(absl::Time now) {
   Accept(now);
   for (auto caller = callers_.begin(); caller != callers_.end();) {
     const absl::Status status = Advance(*caller);
@@ -76,7 +76,7 @@ void GlooReception::Turn(absl::Time now) {
   CloseIfComplete();
 }
 
-void GlooReception::Accept(absl::Time now) {
+void TcpReception::Accept(absl::Time now) {
   if (!listener_ || now < accept_again_) return;
   accept_again_ = absl::InfinitePast();
   for (int i = 0; i < kMostAtOnce; ++i) {
@@ -98,7 +98,7 @@ void GlooReception::Accept(absl::Time now) {
   }
 }
 
-absl::Status GlooReception::Advance(Caller& caller) {
+absl::Status TcpReception::Advance(Caller& caller) {
   EK_RETURN_IF_ERROR(caller.line.Flush());
   if (caller.rank >= 0 || caller.is_refused) return absl::OkStatus();
   EK_ASSIGN_OR_RETURN(const std::optional<std::string> frame, caller.line.Hear());
@@ -115,7 +115,7 @@ absl::Status GlooReception::Advance(Caller& caller) {
   return caller.line.Flush();
 }
 
-absl::Status GlooReception::Judge(const Caller& caller, const PeerHello& hello) const {
+absl::Status TcpReception::Judge(const Caller& caller, const PeerHello& hello) const {
   if (!IsDigest(hello.proof, HelloProof(group_, rank_, caller.challenge, hello))) {
     return absl::PermissionDeniedError("their keys, or their descriptions of the group, differ");
   }
@@ -130,7 +130,7 @@ absl::Status GlooReception::Judge(const Caller& caller, const PeerHello& hello) 
   return absl::OkStatus();
 }
 
-bool GlooReception::IsHere(int rank) const {
+bool TcpReception::IsHere(int rank) const {
   return admitted_[rank] || std::any_of(callers_.begin(), callers_.end(),
                                         [&](const Caller& caller) { return caller.rank == rank; });
 }

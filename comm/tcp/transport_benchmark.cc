@@ -1,7 +1,7 @@
 // The backend's all-reduce beside Gloo's ring all-reduce over Gloo's own TCP transport, which
 // proves nobody's identity. Ranks are threads; connections go over loopback.
 //
-//   bazel run //comm/gloo:transport_benchmark
+//   bazel run //comm/tcp:transport_benchmark
 
 #include <chrono>
 #include <cstddef>
@@ -18,8 +18,8 @@
 #include "benchmark/benchmark.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/gloo/collectives.h"
-#include "evenkeel/comm/gloo/mesh.h"
+#include "evenkeel/comm/tcp/collectives.h"
+#include "evenkeel/comm/tcp/mesh.h"
 #include "evenkeel/comm/types.h"
 #include "gloo/allreduce.h"
 #include "gloo/barrier.h"
@@ -45,19 +45,19 @@ class OursGroup {
   explicit OursGroup(int world_size) {
     std::vector<std::string> addresses;
     for (int rank = 0; rank < world_size; ++rank) {
-      meshes_.push_back(*GlooMesh::Create(rank, {"benchmark", world_size, "key"}, "127.0.0.1"));
+      meshes_.push_back(*TcpMesh::Create(rank, {"benchmark", world_size, "key"}, "127.0.0.1"));
       addresses.push_back(meshes_.back()->address());
     }
     OnAllRanks(world_size, [&](int rank) {
       meshes_[rank]->Connect(addresses, absl::Now() + absl::Seconds(10)).IgnoreError();
     });
     for (int rank = 0; rank < world_size; ++rank) {
-      collectives_.push_back(std::make_unique<GlooCollectives>(
+      collectives_.push_back(std::make_unique<TcpCollectives>(
           meshes_[rank]->transport(), rank, world_size, /*generation=*/1, RankNames()));
     }
   }
   absl::Status AllReduce(int rank, std::vector<float>& data, uint32_t tag) const {
-    GlooCollectives& collectives = *collectives_[rank];
+    TcpCollectives& collectives = *collectives_[rank];
     Operation operation;
     operation.what = {.kind = CollectiveKind::kAllReduce,
                       .dtype = DType::kFloat32,
@@ -69,8 +69,8 @@ class OursGroup {
   }
 
  private:
-  std::vector<std::unique_ptr<GlooMesh>> meshes_;
-  std::vector<std::unique_ptr<GlooCollectives>> collectives_;
+  std::vector<std::unique_ptr<TcpMesh>> meshes_;
+  std::vector<std::unique_ptr<TcpCollectives>> collectives_;
 };
 
 void Add(void* out, const void* a, const void* b, size_t n) {

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/transport.h"
+#include "evenkeel/comm/tcp/transport.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -26,9 +26,9 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/warn.h"
-#include "evenkeel/comm/gloo/delivery.h"
-#include "evenkeel/comm/gloo/wire.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/tcp/delivery.h"
+#include "evenkeel/comm/tcp/wire.h"
 #include "evenkeel/comm/testing/connections.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -53,7 +53,7 @@ std::pair<UniqueFd, UniqueFd> Connection() {
   return {std::move(one), AcceptFrom(listener).value()};
 }
 
-using Transports = std::vector<std::shared_ptr<GlooTransport>>;
+using Transports = std::vector<std::shared_ptr<TcpTransport>>;
 
 Transports Connected(int world_size) {
   std::vector<std::vector<UniqueFd>> connections(world_size);
@@ -63,7 +63,7 @@ Transports Connected(int world_size) {
   }
   Transports transports;
   for (int rank = 0; rank < world_size; ++rank) {
-    transports.push_back(GlooTransport::Create(rank, std::move(connections[rank])).value());
+    transports.push_back(TcpTransport::Create(rank, std::move(connections[rank])).value());
   }
   return transports;
 }
@@ -81,9 +81,9 @@ class StatusError : public std::exception {
 // Memory with its operations, which are waited for in the order in which they began.
 class Piece {
  public:
-  Piece(GlooTransport& transport, std::string bytes)
+  Piece(TcpTransport& transport, std::string bytes)
       : data(std::move(bytes)), transport_(&transport) {}
-  Piece(GlooTransport& transport, size_t size) : Piece(transport, std::string(size, '?')) {}
+  Piece(TcpTransport& transport, size_t size) : Piece(transport, std::string(size, '?')) {}
   Piece* operator->() { return this; }
 
   void send(int to, uint64_t slot) { send(to, slot, 0, data.size()); }
@@ -104,7 +104,7 @@ class Piece {
   std::string data;
 
  private:
-  static int Wait(std::deque<GlooTransport::Pending>& pending, absl::Duration timeout) {
+  static int Wait(std::deque<TcpTransport::Pending>& pending, absl::Duration timeout) {
     const absl::Status status = pending.front().Wait(absl::Now() + timeout);
     if (!status.ok()) throw StatusError(status);
     const int peer = pending.front().peer();
@@ -112,8 +112,8 @@ class Piece {
     return peer;
   }
 
-  GlooTransport* transport_;
-  std::deque<GlooTransport::Pending> sends_, receives_;
+  TcpTransport* transport_;
+  std::deque<TcpTransport::Pending> sends_, receives_;
 };
 
 std::string RandomText(size_t size, uint64_t seed) {
@@ -137,7 +137,7 @@ struct RawPeer {
   RawPeer() {
     std::vector<UniqueFd> connections(2);
     std::tie(connections[1], fd) = Connection();
-    transport = GlooTransport::Create(0, std::move(connections)).value();
+    transport = TcpTransport::Create(0, std::move(connections)).value();
   }
   void Say(absl::string_view bytes) {
     EXPECT_TRUE(SendAll(fd, bytes, absl::Now() + absl::Seconds(30)).ok());
@@ -156,10 +156,10 @@ struct RawPeer {
   }
 
   UniqueFd fd;
-  std::shared_ptr<GlooTransport> transport;
+  std::shared_ptr<TcpTransport> transport;
 };
 
-TEST(GlooTransportTest, EverySizeArrivesWhoeverComesFirst) {
+TEST(TcpTransportTest, EverySizeArrivesWhoeverComesFirst) {
   const Transports t = Connected(2);
   uint64_t slot = 0;
   for (const size_t size : kSizes) {
@@ -185,7 +185,7 @@ TEST(GlooTransportTest, EverySizeArrivesWhoeverComesFirst) {
 }
 
 // Small and large messages of one slot, many at once, end in their order.
-TEST(GlooTransportTest, MessagesOfASlotKeepTheirOrder) {
+TEST(TcpTransportTest, MessagesOfASlotKeepTheirOrder) {
   const Transports t = Connected(2);
   constexpr int kCount = 400;
   std::mt19937_64 random(1);
@@ -211,7 +211,7 @@ TEST(GlooTransportTest, MessagesOfASlotKeepTheirOrder) {
   sender.join();
 }
 
-TEST(GlooTransportTest, ManyThreadsShareTheConnections) {
+TEST(TcpTransportTest, ManyThreadsShareTheConnections) {
   constexpr int kWorld = 3, kThreads = 4, kRounds = 60;
   const Transports t = Connected(kWorld);
   std::atomic<int> wrong = 0;
@@ -249,7 +249,7 @@ TEST(GlooTransportTest, ManyThreadsShareTheConnections) {
 }
 
 // Far more than the receiver keeps, on slots that nobody receives on yet: others go on.
-TEST(GlooTransportTest, WhatNobodyReceivesHoldsUpNobody) {
+TEST(TcpTransportTest, WhatNobodyReceivesHoldsUpNobody) {
   const Transports t = Connected(2);
   std::vector<std::unique_ptr<Piece>> waiting;
   for (int i = 0; i < 400; ++i) {
@@ -276,7 +276,7 @@ TEST(GlooTransportTest, WhatNobodyReceivesHoldsUpNobody) {
   }
 }
 
-TEST(GlooTransportTest, ReceivesFromAnyOfSeveral) {
+TEST(TcpTransportTest, ReceivesFromAnyOfSeveral) {
   const Transports t = Connected(4);
   for (const size_t size : {size_t{10}, size_t{300000}}) {
     for (const bool receives_first : {true, false}) {
@@ -311,7 +311,7 @@ TEST(GlooTransportTest, ReceivesFromAnyOfSeveral) {
 }
 
 // The receive keeps its place in the order: its message is dropped, the next one arrives.
-TEST(GlooTransportTest, AnOperationThatGoesWhileItReceives) {
+TEST(TcpTransportTest, AnOperationThatGoesWhileItReceives) {
   for (const size_t size : {size_t{10}, size_t{8} << 20}) {
     const Transports t = Connected(2);
     {
@@ -331,7 +331,7 @@ TEST(GlooTransportTest, AnOperationThatGoesWhileItReceives) {
 }
 
 // Half of its message is there already.
-TEST(GlooTransportTest, AnOperationThatGoesInTheMiddleOfItsMessage) {
+TEST(TcpTransportTest, AnOperationThatGoesInTheMiddleOfItsMessage) {
   RawPeer peer;
   constexpr size_t kSize = 1 << 20;
   const std::string half(kSize / 2, 'x');
@@ -351,7 +351,7 @@ TEST(GlooTransportTest, AnOperationThatGoesInTheMiddleOfItsMessage) {
   EXPECT_EQ(next.data, "next");
 }
 
-TEST(GlooTransportTest, AnOperationThatGoesWhileItSendsEndsTheConnection) {
+TEST(TcpTransportTest, AnOperationThatGoesWhileItSendsEndsTheConnection) {
   const Transports t = Connected(2);
   Piece received(*t[1], 1 << 20);
   {
@@ -367,7 +367,7 @@ TEST(GlooTransportTest, AnOperationThatGoesWhileItSendsEndsTheConnection) {
   EXPECT_TRUE(absl::IsUnavailable(t[1]->Receive(0, 5, nullptr, 0).Wait(absl::Now() + kSoon)));
 }
 
-TEST(GlooTransportTest, WaitsEndAtTheirTimeout) {
+TEST(TcpTransportTest, WaitsEndAtTheirTimeout) {
   const Transports t = Connected(2);
   Piece piece(*t[0], 100000);
   piece->recv(1, 1);
@@ -379,7 +379,7 @@ TEST(GlooTransportTest, WaitsEndAtTheirTimeout) {
   }
 }
 
-TEST(GlooTransportTest, AbortEndsEveryWaitAtOnceAndTouchesNoMemoryAfterwards) {
+TEST(TcpTransportTest, AbortEndsEveryWaitAtOnceAndTouchesNoMemoryAfterwards) {
   for (int round = 0; round < 20; ++round) {
     const Transports t = Connected(3);
     std::vector<std::thread> threads;
@@ -424,7 +424,7 @@ TEST(GlooTransportTest, AbortEndsEveryWaitAtOnceAndTouchesNoMemoryAfterwards) {
   }
 }
 
-TEST(GlooTransportTest, APeerThatGoesIsNamed) {
+TEST(TcpTransportTest, APeerThatGoesIsNamed) {
   RawPeer peer;
   constexpr size_t kSize = 1 << 20;
   Piece received(*peer.transport, kSize), sent(*peer.transport, 64 << 20);
@@ -443,7 +443,7 @@ TEST(GlooTransportTest, APeerThatGoesIsNamed) {
 }
 
 // One rank's end is not another one's.
-TEST(GlooTransportTest, OtherConnectionsGoOn) {
+TEST(TcpTransportTest, OtherConnectionsGoOn) {
   Transports t = Connected(3);
   t[2] = nullptr;
   Piece lost(*t[0], 10);
@@ -459,7 +459,7 @@ TEST(GlooTransportTest, OtherConnectionsGoOn) {
   EXPECT_TRUE(received.data == sent.data);
 }
 
-TEST(GlooTransportTest, MessagesOfDifferentSizesAreAnErrorThatNamesBoth) {
+TEST(TcpTransportTest, MessagesOfDifferentSizesAreAnErrorThatNamesBoth) {
   const std::pair<size_t, size_t> cases[] = {
       {10, 12}, {10, 100000}, {100000, 10}, {100000, 100001}, {0, 1}};
   for (const auto& [sent_bytes, received_bytes] : cases) {
@@ -486,7 +486,7 @@ TEST(GlooTransportTest, MessagesOfDifferentSizesAreAnErrorThatNamesBoth) {
   }
 }
 
-TEST(GlooTransportTest, WhatIsNoMessageEndsTheTransport) {
+TEST(TcpTransportTest, WhatIsNoMessageEndsTheTransport) {
   const std::vector<std::pair<const char*, std::function<void(RawPeer&)>>> cases = {
       {"not the header of a message", [](RawPeer& peer) { peer.Say(std::string(100, 'x')); }},
       {"unknown kind 99", [](RawPeer& peer) { peer.Say(static_cast<Kind>(99), 1, 1); }},
@@ -523,7 +523,7 @@ TEST(GlooTransportTest, WhatIsNoMessageEndsTheTransport) {
 }
 
 // Streams of good messages with a few bytes changed: what was posted ends, one way or the other.
-TEST(GlooTransportTest, NoBytesDoHarm) {
+TEST(TcpTransportTest, NoBytesDoHarm) {
   for (int seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
@@ -632,11 +632,11 @@ struct WatchedPair {
     fds = {ends[0][1].get(), ends[1][0].get()};
     for (int rank : {0, 1}) {
       ranks.push_back(
-          GlooTransport::Create(rank, std::move(ends[rank]),
-                                {.names = RankNames({4, 6}),
-                                 .warn = warnings.function(),
-                                 .on_lost = [this](const absl::Status& why) { lost = why; },
-                                 .delivery = kLimits})
+          TcpTransport::Create(rank, std::move(ends[rank]),
+                               {.names = RankNames({4, 6}),
+                                .warn = warnings.function(),
+                                .on_lost = [this](const absl::Status& why) { lost = why; },
+                                .delivery = kLimits})
               .value());
     }
   }
@@ -647,7 +647,7 @@ struct WatchedPair {
   Transports ranks;
 };
 
-TEST(GlooTransportTest, AConnectionThatDeliversNothingIsWarnedOfAndThenEnds) {
+TEST(TcpTransportTest, AConnectionThatDeliversNothingIsWarnedOfAndThenEnds) {
   WatchedPair pair;
   Piece sent(*pair.ranks[0], 100), received(*pair.ranks[1], 100);
   for (const int fd : pair.fds) DropIncoming(fd);
@@ -663,7 +663,7 @@ TEST(GlooTransportTest, AConnectionThatDeliversNothingIsWarnedOfAndThenEnds) {
               testing::ElementsAre(HasSubstr("rank 6 has acknowledged nothing from rank 4 for ")));
 }
 
-TEST(GlooTransportTest, AShortOutageIsWarnedOfAndTheConnectionGoesOn) {
+TEST(TcpTransportTest, AShortOutageIsWarnedOfAndTheConnectionGoesOn) {
   WatchedPair pair;
   Piece sent(*pair.ranks[0], RandomText(1 << 20, 3)), received(*pair.ranks[1], 1 << 20);
   for (const int fd : pair.fds) DropIncoming(fd);
@@ -683,13 +683,13 @@ TEST(GlooTransportTest, AShortOutageIsWarnedOfAndTheConnectionGoesOn) {
 }
 
 // A rank that is stopped, or in a debugger: its kernel takes what fits, and acknowledges it.
-TEST(GlooTransportTest, APeerThatReadsNothingIsNotLost) {
+TEST(TcpTransportTest, APeerThatReadsNothingIsNotLost) {
   std::vector<UniqueFd> connections(2);
   auto [ours, theirs] = Connection();
   connections[1] = std::move(ours);
   Warnings warnings;
-  const auto transport = GlooTransport::Create(0, std::move(connections),
-                                               {.warn = warnings.function(), .delivery = kLimits})
+  const auto transport = TcpTransport::Create(0, std::move(connections),
+                                              {.warn = warnings.function(), .delivery = kLimits})
                              .value();
   Piece sent(*transport, size_t{32} << 20);
   const auto ask = MessageHeader{Kind::kAsk, 7, 0}.Serialize();
@@ -706,7 +706,7 @@ TEST(GlooTransportTest, APeerThatReadsNothingIsNotLost) {
   sent->waitSend(kSoon);
 }
 
-TEST(GlooTransportTest, RefusesARankWithoutAConnection) {
+TEST(TcpTransportTest, RefusesARankWithoutAConnection) {
   const Transports t = Connected(2);
   char data[10];
   const auto deadline = absl::Now() + kSoon;

@@ -1,10 +1,10 @@
 // The transport of the backend: one TCP connection to each other rank, made and proved by
-// comm/gloo/meeting.h.
+// comm/tcp/meeting.h.
 //
-//   EK_ASSIGN_OR_RETURN(std::shared_ptr<GlooTransport> transport,
-//                       GlooTransport::Create(rank, std::move(connections)));
-//   GlooTransport::Pending send = transport->Send(/*to=*/1, slot, data, bytes);
-//   GlooTransport::Pending receive = transport->Receive(/*from=*/{1}, slot, place, bytes);
+//   EK_ASSIGN_OR_RETURN(std::shared_ptr<TcpTransport> transport,
+//                       TcpTransport::Create(rank, std::move(connections)));
+//   TcpTransport::Pending send = transport->Send(/*to=*/1, slot, data, bytes);
+//   TcpTransport::Pending receive = transport->Receive(/*from=*/{1}, slot, place, bytes);
 //   EK_RETURN_IF_ERROR(receive.Wait(deadline));
 //   EK_RETURN_IF_ERROR(send.Wait(deadline));
 //   ... on any thread: transport->Abort(why) ...  // every wait, now and later, returns `why`
@@ -22,10 +22,10 @@
 //            ended, FailedPrecondition for two ranks that mean messages of different sizes,
 //            InvalidArgument for a peer that does not speak this protocol. The last two end the
 //            whole transport, and so does a peer whose kernel acknowledges nothing
-//            (comm/gloo/delivery.h): Unavailable.
+//            (comm/tcp/delivery.h): Unavailable.
 
-#ifndef EVENKEEL_COMM_GLOO_TRANSPORT_H_
-#define EVENKEEL_COMM_GLOO_TRANSPORT_H_
+#ifndef EVENKEEL_COMM_TCP_TRANSPORT_H_
+#define EVENKEEL_COMM_TCP_TRANSPORT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -43,13 +43,13 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/base/warn.h"
-#include "evenkeel/comm/gloo/delivery.h"
-#include "evenkeel/comm/gloo/messages.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/tcp/delivery.h"
+#include "evenkeel/comm/tcp/messages.h"
 
 namespace evenkeel::internal {
 
-struct GlooTransportOptions {
+struct TcpTransportOptions {
   RankNames names;    // For messages.
   WarnFunction warn;  // Is told of a peer that acknowledges nothing.
   // Is called with the reason before a connection that delivers nothing ends the transport.
@@ -57,7 +57,7 @@ struct GlooTransportOptions {
   DeliveryLimits delivery;
 };
 
-class GlooTransport : public std::enable_shared_from_this<GlooTransport> {
+class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
  public:
   // A send or a receive that has begun.
   class Pending {
@@ -74,21 +74,21 @@ class GlooTransport : public std::enable_shared_from_this<GlooTransport> {
     int peer() const { return operation_->peer; }
 
    private:
-    friend class GlooTransport;
-    explicit Pending(std::shared_ptr<GlooTransport> transport);
+    friend class TcpTransport;
+    explicit Pending(std::shared_ptr<TcpTransport> transport);
     void Forget();
 
-    std::shared_ptr<GlooTransport> transport_;
+    std::shared_ptr<TcpTransport> transport_;
     std::unique_ptr<OperationState> operation_;  // Guarded by the transport's mutex.
     bool is_send_ = false;
   };
 
   // `connections`: by rank; this rank's own is empty.
-  static absl::StatusOr<std::shared_ptr<GlooTransport>> Create(int rank,
-                                                               std::vector<UniqueFd> connections,
-                                                               GlooTransportOptions options = {});
+  static absl::StatusOr<std::shared_ptr<TcpTransport>> Create(int rank,
+                                                              std::vector<UniqueFd> connections,
+                                                              TcpTransportOptions options = {});
   // Operations keep it alive.
-  ~GlooTransport();
+  ~TcpTransport();
 
   Pending Send(int to, uint64_t slot, const void* data, size_t bytes);
   // The next message on the slot of any of the ranks in `from`.
@@ -103,8 +103,8 @@ class GlooTransport : public std::enable_shared_from_this<GlooTransport> {
  private:
   struct Connection;
 
-  GlooTransport(int rank, std::vector<UniqueFd> connections, GlooTransportOptions options,
-                UniqueFd epoll, WakeUp wake);
+  TcpTransport(int rank, std::vector<UniqueFd> connections, TcpTransportOptions options,
+               UniqueFd epoll, WakeUp wake);
 
   void Loop();
   // Reads of each connection whether what was sent on it arrives.
@@ -127,7 +127,7 @@ class GlooTransport : public std::enable_shared_from_this<GlooTransport> {
   void AwaitUnused(const OperationState* operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
-  const GlooTransportOptions options_;
+  const TcpTransportOptions options_;
   const RankNames& names_ = options_.names;
   const UniqueFd epoll_;
   const WakeUp wake_;
@@ -145,4 +145,4 @@ class GlooTransport : public std::enable_shared_from_this<GlooTransport> {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_TRANSPORT_H_
+#endif  // EVENKEEL_COMM_TCP_TRANSPORT_H_

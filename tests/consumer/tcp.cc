@@ -1,6 +1,6 @@
 // Two processes find each other over TCP and add up a vector with Gloo.
 
-#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/tcp/tcp.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ absl::Status AddUp(int rank, const std::string& address) {
   EK_ASSIGN_OR_RETURN(std::unique_ptr<evenkeel::TcpControlLink> link,
                       evenkeel::TcpControlLink::Connect(store));
   EK_ASSIGN_OR_RETURN(std::unique_ptr<evenkeel::Communicator> comm,
-                      evenkeel::CreateGlooGroup(rank, kWorldSize, std::move(link)));
+                      evenkeel::CreateTcpGroup(rank, kWorldSize, std::move(link)));
 
   std::vector<float> data(1000, 1.0f + static_cast<float>(rank));
   EK_RETURN_IF_ERROR(comm->AllReduce(absl::MakeSpan(data), evenkeel::ReduceOp::kSum));

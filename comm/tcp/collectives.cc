@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/collectives.h"
+#include "evenkeel/comm/tcp/collectives.h"
 
 #include <algorithm>
 #include <array>
@@ -19,8 +19,8 @@
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
-#include "evenkeel/comm/gloo/transport.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/transport.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -157,7 +157,7 @@ uint64_t TagOf(const Operation& operation, uint64_t generation) {
                     HashOfCommonPart(operation));
 }
 
-char* GlooCollectives::Scratch::Get(int64_t bytes) {
+char* TcpCollectives::Scratch::Get(int64_t bytes) {
   if (bytes > size_) {
     data_ = nullptr;
     size_ = 0;
@@ -167,15 +167,15 @@ char* GlooCollectives::Scratch::Get(int64_t bytes) {
   return data_.get();
 }
 
-GlooCollectives::GlooCollectives(std::shared_ptr<GlooTransport> transport, int rank, int world_size,
-                                 uint64_t generation, const RankNames& names)
+TcpCollectives::TcpCollectives(std::shared_ptr<TcpTransport> transport, int rank, int world_size,
+                               uint64_t generation, const RankNames& names)
     : transport_(std::move(transport)),
       rank_(rank),
       world_size_(world_size),
       generation_(generation),
       names_(names) {}
 
-absl::Status GlooCollectives::Run(const Operation& operation) {
+absl::Status TcpCollectives::Run(const Operation& operation) {
   deadline_ = operation.deadline + kSlack;
   try {
     return RunNow(operation);
@@ -186,7 +186,7 @@ absl::Status GlooCollectives::Run(const Operation& operation) {
   }
 }
 
-absl::Status GlooCollectives::RunNow(const Operation& operation) {
+absl::Status TcpCollectives::RunNow(const Operation& operation) {
   const CollectiveKind kind = operation.what.kind;
   if (kind == CollectiveKind::kBarrier) return Barrier(operation);
   if (operation.what.count == 0 && !IsPair(kind)) return absl::OkStatus();
@@ -215,7 +215,7 @@ absl::Status GlooCollectives::RunNow(const Operation& operation) {
 
 // Messages ----------------------------------------------------------------------------------------
 
-uint64_t GlooCollectives::SlotOf(const Operation& operation, int64_t number) const {
+uint64_t TcpCollectives::SlotOf(const Operation& operation, int64_t number) const {
   // No two messages share a slot: they are not always received in the order in which they are sent.
   const uint64_t tag = TagOf(operation, generation_);
   return Slot(kCollectiveSlots,
@@ -223,26 +223,26 @@ uint64_t GlooCollectives::SlotOf(const Operation& operation, int64_t number) con
               number);
 }
 
-GlooCollectives::Pending GlooCollectives::Send(int to, const Operation& operation, int64_t number,
-                                               const TensorView& data) {
+TcpCollectives::Pending TcpCollectives::Send(int to, const Operation& operation, int64_t number,
+                                             const TensorView& data) {
   if (data.count == 0) return Pending();
   return transport_->Send(to, SlotOf(operation, number), data.data, data.bytes());
 }
 
-GlooCollectives::Pending GlooCollectives::Receive(int from, const Operation& operation,
-                                                  int64_t number, const TensorView& place) {
+TcpCollectives::Pending TcpCollectives::Receive(int from, const Operation& operation,
+                                                int64_t number, const TensorView& place) {
   if (place.count == 0) return Pending();
   return transport_->Receive(from, SlotOf(operation, number), place.data, place.bytes());
 }
 
-absl::Status GlooCollectives::WaitForAll(std::vector<Pending>& pending) {
+absl::Status TcpCollectives::WaitForAll(std::vector<Pending>& pending) {
   for (Pending& one : pending) EK_RETURN_IF_ERROR(one.Wait(deadline_));
   return absl::OkStatus();
 }
 
-absl::Status GlooCollectives::ExchangeDirectly(const Operation& operation,
-                                               absl::FunctionRef<TensorView(int)> part,
-                                               absl::FunctionRef<TensorView(int)> place) {
+absl::Status TcpCollectives::ExchangeDirectly(const Operation& operation,
+                                              absl::FunctionRef<TensorView(int)> part,
+                                              absl::FunctionRef<TensorView(int)> place) {
   std::vector<Pending> pending;
   for (int i = 1; i < world_size_; ++i) {
     const int from = (rank_ + world_size_ - i) % world_size_;
@@ -257,8 +257,8 @@ absl::Status GlooCollectives::ExchangeDirectly(const Operation& operation,
 
 // Memory ------------------------------------------------------------------------------------------
 
-TensorView GlooCollectives::Gather(const Operation& operation, const TensorList& views,
-                                   const TensorList& avoid) {
+TensorView TcpCollectives::Gather(const Operation& operation, const TensorList& views,
+                                  const TensorList& avoid) {
   const bool touches = views.size() == 1 &&
                        std::any_of(avoid.begin(), avoid.end(),
                                    [&](const TensorView& view) { return Overlap(views[0], view); });
@@ -273,13 +273,13 @@ TensorView GlooCollectives::Gather(const Operation& operation, const TensorList&
   return whole;
 }
 
-TensorView GlooCollectives::Room(const Operation& operation, const TensorList& views) {
+TensorView TcpCollectives::Room(const Operation& operation, const TensorList& views) {
   if (views.size() == 1) return views[0];
   const int64_t count = CountOf(views);
   return TensorView(out_.Get(count * SizeOf(operation.what.dtype)), count, operation.what.dtype);
 }
 
-void GlooCollectives::Spread(const TensorView& whole, const TensorList& views) {
+void TcpCollectives::Spread(const TensorView& whole, const TensorList& views) {
   const char* from = static_cast<const char*>(whole.data);
   for (const TensorView& view : views) {
     if (view.data != from && view.count > 0) std::memcpy(view.data, from, view.bytes());
@@ -289,7 +289,7 @@ void GlooCollectives::Spread(const TensorView& whole, const TensorList& views) {
 
 // Reductions --------------------------------------------------------------------------------------
 
-absl::Status GlooCollectives::AllReduce(const Operation& operation) {
+absl::Status TcpCollectives::AllReduce(const Operation& operation) {
   const TensorView data = Gather(operation, operation.out, {});
   Contribute(operation, data);
   if (world_size_ > 1) EK_RETURN_IF_ERROR(Combine(operation, data));
@@ -298,14 +298,14 @@ absl::Status GlooCollectives::AllReduce(const Operation& operation) {
   return absl::OkStatus();
 }
 
-absl::Status GlooCollectives::Combine(const Operation& operation, const TensorView& data) {
+absl::Status TcpCollectives::Combine(const Operation& operation, const TensorView& data) {
   if (world_size_ <= kFewRanks && data.bytes() * (world_size_ - 1) <= kMostDirect)
     return CombineDirectly(operation, data);
   if (data.bytes() <= kMostInRounds) return CombineByDoubling(operation, data);
   return CombineInRing(operation, data);
 }
 
-absl::Status GlooCollectives::CombineDirectly(const Operation& operation, const TensorView& data) {
+absl::Status TcpCollectives::CombineDirectly(const Operation& operation, const TensorView& data) {
   char* const theirs = work_.Get(data.bytes() * world_size_);
   const auto place = [&](int rank) {
     return rank == rank_ ? data : TensorView(theirs + rank * data.bytes(), data.count, data.dtype);
@@ -321,8 +321,7 @@ absl::Status GlooCollectives::CombineDirectly(const Operation& operation, const 
 
 // Among the first ranks, as many as the largest power of two; each of the others gives its data to
 // one of them before, and gets the result after.
-absl::Status GlooCollectives::CombineByDoubling(const Operation& operation,
-                                                const TensorView& data) {
+absl::Status TcpCollectives::CombineByDoubling(const Operation& operation, const TensorView& data) {
   const int doubling = static_cast<int>(std::bit_floor(static_cast<unsigned>(world_size_)));
   const TensorView theirs(work_.Get(data.bytes()), data.count, data.dtype);
   enum : int64_t { kBefore = 0, kAfter = 1, kRounds = 2 };
@@ -355,10 +354,10 @@ absl::Status GlooCollectives::CombineByDoubling(const Operation& operation,
 // The second half of a ring: each rank's chunk of `data` goes to all others, piece by piece. In
 // step s a rank sends chunk rank - s, which it received in the step before, and receives chunk
 // rank - 1 - s.
-class GlooCollectives::Gathering {
+class TcpCollectives::Gathering {
  public:
   // `first`: the number of its first message.
-  Gathering(GlooCollectives* owner, const Operation& operation, const TensorView& data,
+  Gathering(TcpCollectives* owner, const Operation& operation, const TensorView& data,
             int64_t first)
       : owner_(*owner),
         operation_(operation),
@@ -400,7 +399,7 @@ class GlooCollectives::Gathering {
     sends_.push_back(owner_.Send(next, operation_, Number(step, piece), Sent(step, piece)));
   }
 
-  GlooCollectives& owner_;
+  TcpCollectives& owner_;
   const Operation& operation_;
   const TensorView data_;
   const Chunks chunks_;
@@ -409,7 +408,7 @@ class GlooCollectives::Gathering {
   std::vector<Pending> sends_;
 };
 
-absl::Status GlooCollectives::CombineInRing(const Operation& operation, const TensorView& data) {
+absl::Status TcpCollectives::CombineInRing(const Operation& operation, const TensorView& data) {
   const Chunks chunks(data.count, world_size_, data.dtype);
   Gathering gathering(this, operation, data, (world_size_ - 1) * chunks.pieces());
   EK_RETURN_IF_ERROR(
@@ -418,7 +417,7 @@ absl::Status GlooCollectives::CombineInRing(const Operation& operation, const Te
   return gathering.Finish();
 }
 
-absl::Status GlooCollectives::Reduce(const Operation& operation) {
+absl::Status TcpCollectives::Reduce(const Operation& operation) {
   const TensorView data = Gather(operation, operation.out, {});
   const int root = operation.what.root;
   Contribute(operation, data);
@@ -456,7 +455,7 @@ absl::Status GlooCollectives::Reduce(const Operation& operation) {
   return absl::OkStatus();
 }
 
-absl::Status GlooCollectives::ReduceScatter(const Operation& operation) {
+absl::Status TcpCollectives::ReduceScatter(const Operation& operation) {
   const TensorView input = Gather(operation, operation.in, {});
   const TensorView output = Room(operation, operation.out);
   if (world_size_ == 1) {
@@ -487,7 +486,7 @@ absl::Status GlooCollectives::ReduceScatter(const Operation& operation) {
 // All steps are in work at a time, each kLag pieces behind the one before it: then only a few sums
 // are in memory, and stay in the cache. What a rank waits for in a tick the others have done at
 // least kLag ticks before, so no rank waits for itself.
-absl::Status GlooCollectives::ReduceInRing(
+absl::Status TcpCollectives::ReduceInRing(
     const Operation& operation, const char* input, int64_t count, Parts parts,
     absl::FunctionRef<void(int64_t, const TensorView&)> take) {
   const Collective& what = operation.what;
@@ -561,7 +560,7 @@ absl::Status GlooCollectives::ReduceInRing(
 
 // Copies ------------------------------------------------------------------------------------------
 
-absl::Status GlooCollectives::Broadcast(const Operation& operation) {
+absl::Status TcpCollectives::Broadcast(const Operation& operation) {
   if (world_size_ == 1) return absl::OkStatus();
   const int root = operation.what.root;
   const TensorView data =
@@ -599,7 +598,7 @@ absl::Status GlooCollectives::Broadcast(const Operation& operation) {
   return absl::OkStatus();
 }
 
-absl::Status GlooCollectives::AllGather(const Operation& operation) {
+absl::Status TcpCollectives::AllGather(const Operation& operation) {
   const TensorView input = Gather(operation, operation.in, operation.out);
   const TensorView output = Room(operation, operation.out);
   const auto part = [&](int rank) { return output.Slice(rank * input.count, input.count); };
@@ -618,7 +617,7 @@ absl::Status GlooCollectives::AllGather(const Operation& operation) {
   return absl::OkStatus();
 }
 
-absl::Status GlooCollectives::AllToAll(const Operation& operation) {
+absl::Status TcpCollectives::AllToAll(const Operation& operation) {
   const TensorView input = Gather(operation, operation.in, operation.out);
   const TensorView output = Room(operation, operation.out);
   const int64_t count = operation.what.count;
@@ -631,7 +630,7 @@ absl::Status GlooCollectives::AllToAll(const Operation& operation) {
 }
 
 // After the round of distance d a rank knows that the 2 d ranks up to it are here.
-absl::Status GlooCollectives::Barrier(const Operation& operation) {
+absl::Status TcpCollectives::Barrier(const Operation& operation) {
   const uint64_t tag = TagOf(operation, generation_);
   int64_t round = 0;
   for (int distance = 1; distance < world_size_; distance *= 2, ++round) {
@@ -647,11 +646,11 @@ absl::Status GlooCollectives::Barrier(const Operation& operation) {
 
 // Messages between two ranks ----------------------------------------------------------------------
 
-uint64_t GlooCollectives::NoteSlot(const Operation& operation) const {
+uint64_t TcpCollectives::NoteSlot(const Operation& operation) const {
   return Slot(kNoteSlots, StableHash(generation_, operation.channel));
 }
 
-absl::Status GlooCollectives::SendMessage(const Operation& operation) {
+absl::Status TcpCollectives::SendMessage(const Operation& operation) {
   const int to = operation.what.root;
   const std::string note = PairNote::Of(operation, names_).Serialize();
   const TensorView data = Gather(operation, operation.in, {});
@@ -665,7 +664,7 @@ absl::Status GlooCollectives::SendMessage(const Operation& operation) {
   return ahead.Wait(deadline_);
 }
 
-absl::Status GlooCollectives::ReceiveMessage(const Operation& operation) {
+absl::Status TcpCollectives::ReceiveMessage(const Operation& operation) {
   const int from = operation.what.root;
   std::string note(kNoteBytes, '\0');
   const TensorView data = Room(operation, operation.out);

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/messages.h"
+#include "evenkeel/comm/tcp/messages.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,8 @@
 // Connects the ranks of a group, each with each other, over one listening socket per rank that is
 // open only meanwhile.
 //
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMeeting> meeting,
-//             GlooMeeting::Create(rank, {"world", world_size, key}, {.bind_address = "10.0.0.7"}));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpMeeting> meeting,
+//             TcpMeeting::Create(rank, {"world", world_size, key}, {.bind_address = "10.0.0.7"}));
 //   ... meeting->address() of every rank to every rank ...
 //   // by rank
 //   EK_ASSIGN_OR_RETURN(std::vector<UniqueFd> connections, meeting->Run(addresses, deadline));
@@ -16,8 +16,8 @@
 //          that have not come; PermissionDenied if a rank that this one connects to has another
 //          key; what Cancel() was given.
 
-#ifndef EVENKEEL_COMM_GLOO_MEETING_H_
-#define EVENKEEL_COMM_GLOO_MEETING_H_
+#ifndef EVENKEEL_COMM_TCP_MEETING_H_
+#define EVENKEEL_COMM_TCP_MEETING_H_
 
 #include <memory>
 #include <string>
@@ -29,23 +29,23 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/base/warn.h"
-#include "evenkeel/comm/gloo/call.h"
-#include "evenkeel/comm/gloo/reception.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/tcp/call.h"
+#include "evenkeel/comm/tcp/reception.h"
 
 namespace evenkeel::internal {
 
-struct GlooMeetingOptions {
+struct TcpMeetingOptions {
   std::string bind_address = "127.0.0.1";
   absl::Duration greeting_timeout = absl::Seconds(5);  // For a caller to prove who it is.
   WarnFunction warn = nullptr;  // Is told, once, who is missing after kSilentWait.
 };
 
-class GlooMeeting {
+class TcpMeeting {
  public:
-  static absl::StatusOr<std::unique_ptr<GlooMeeting>> Create(
-      int rank, PeerGroup group, const GlooMeetingOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<TcpMeeting>> Create(int rank, PeerGroup group,
+                                                            const TcpMeetingOptions& options = {});
 
   // Where this rank listens, for the others' Run().
   const std::string& address() const { return address_; }
@@ -56,8 +56,8 @@ class GlooMeeting {
   void Cancel(const absl::Status& why);
 
  private:
-  GlooMeeting(int rank, PeerGroup group, const GlooMeetingOptions& options, UniqueFd listener,
-              WakeUp wake, std::string address);
+  TcpMeeting(int rank, PeerGroup group, const TcpMeetingOptions& options, UniqueFd listener,
+             WakeUp wake, std::string address);
 
   absl::StatusOr<std::vector<UniqueFd>> Meet(const std::vector<std::string>& addresses,
                                              absl::Time deadline);
@@ -72,8 +72,8 @@ class GlooMeeting {
   const WarnFunction warn_;
   const WakeUp wake_;
   const std::string address_;
-  std::unique_ptr<GlooReception> reception_;  // Null after Run().
-  std::vector<GlooCall> calls_;
+  std::unique_ptr<TcpReception> reception_;  // Null after Run().
+  std::vector<TcpCall> calls_;
 
   mutable absl::Mutex mutex_;
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);
@@ -81,4 +81,4 @@ class GlooMeeting {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_MEETING_H_
+#endif  // EVENKEEL_COMM_TCP_MEETING_H_

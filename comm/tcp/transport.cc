@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/transport.h"
+#include "evenkeel/comm/tcp/transport.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/gloo/wire.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/wire.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -35,7 +35,7 @@ bool IsTemporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || 
 
 }  // namespace
 
-struct GlooTransport::Connection {
+struct TcpTransport::Connection {
   explicit Connection(const DeliveryLimits& limits) : delivery(limits) {}
 
   int peer = -1;
@@ -56,10 +56,10 @@ struct GlooTransport::Connection {
   size_t to_body = 0;                     // How much of what is read now goes to the body, at most.
 };
 
-GlooTransport::Pending::Pending(std::shared_ptr<GlooTransport> transport)
+TcpTransport::Pending::Pending(std::shared_ptr<TcpTransport> transport)
     : transport_(std::move(transport)), operation_(std::make_unique<OperationState>()) {}
 
-GlooTransport::Pending& GlooTransport::Pending::operator=(Pending&& other) noexcept {
+TcpTransport::Pending& TcpTransport::Pending::operator=(Pending&& other) noexcept {
   Forget();
   transport_ = std::move(other.transport_);
   operation_ = std::move(other.operation_);
@@ -67,11 +67,11 @@ GlooTransport::Pending& GlooTransport::Pending::operator=(Pending&& other) noexc
   return *this;
 }
 
-GlooTransport::Pending::~Pending() { Forget(); }
+TcpTransport::Pending::~Pending() { Forget(); }
 
-void GlooTransport::Pending::Forget() {
+void TcpTransport::Pending::Forget() {
   if (operation_ == nullptr) return;
-  GlooTransport& t = *transport_;
+  TcpTransport& t = *transport_;
   absl::MutexLock lock(&t.mutex_);
   if (operation_->is_done) return;
   t.AwaitUnused(operation_.get());
@@ -88,9 +88,9 @@ void GlooTransport::Pending::Forget() {
   }
 }
 
-absl::Status GlooTransport::Pending::Wait(absl::Time deadline) {
+absl::Status TcpTransport::Pending::Wait(absl::Time deadline) {
   if (operation_ == nullptr) return absl::OkStatus();
-  GlooTransport& t = *transport_;
+  TcpTransport& t = *transport_;
   OperationState& operation = *operation_;
   absl::MutexLock lock(&t.mutex_);
   const auto has_ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(t.mutex_) {
@@ -111,7 +111,7 @@ absl::Status GlooTransport::Pending::Wait(absl::Time deadline) {
                    is_send_ ? "its message was not acknowledged" : "nothing was received"));
 }
 
-GlooTransport::Pending GlooTransport::Send(int to, uint64_t slot, const void* data, size_t bytes) {
+TcpTransport::Pending TcpTransport::Send(int to, uint64_t slot, const void* data, size_t bytes) {
   Pending pending(shared_from_this());
   pending.is_send_ = true;
   absl::MutexLock lock(&mutex_);
@@ -122,8 +122,8 @@ GlooTransport::Pending GlooTransport::Send(int to, uint64_t slot, const void* da
   return pending;
 }
 
-GlooTransport::Pending GlooTransport::Receive(absl::Span<const int> from, uint64_t slot, void* data,
-                                              size_t bytes) {
+TcpTransport::Pending TcpTransport::Receive(absl::Span<const int> from, uint64_t slot, void* data,
+                                            size_t bytes) {
   Pending pending(shared_from_this());
   absl::Status& error = pending.operation_->error;
   absl::MutexLock lock(&mutex_);
@@ -142,8 +142,8 @@ GlooTransport::Pending GlooTransport::Receive(absl::Span<const int> from, uint64
   return pending;
 }
 
-absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Create(
-    int rank, std::vector<UniqueFd> connections, GlooTransportOptions options) {
+absl::StatusOr<std::shared_ptr<TcpTransport>> TcpTransport::Create(
+    int rank, std::vector<UniqueFd> connections, TcpTransportOptions options) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) return absl::ResourceExhaustedError(ErrnoText("epoll_create"));
   EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
@@ -158,12 +158,12 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Create(
       return absl::ResourceExhaustedError(ErrnoText("epoll_ctl"));
     }
   }
-  return std::shared_ptr<GlooTransport>(new GlooTransport(
+  return std::shared_ptr<TcpTransport>(new TcpTransport(
       rank, std::move(connections), std::move(options), std::move(epoll), std::move(wake)));
 }
 
-GlooTransport::GlooTransport(int rank, std::vector<UniqueFd> connections,
-                             GlooTransportOptions options, UniqueFd epoll, WakeUp wake)
+TcpTransport::TcpTransport(int rank, std::vector<UniqueFd> connections, TcpTransportOptions options,
+                           UniqueFd epoll, WakeUp wake)
     : rank_(rank),
       options_(std::move(options)),
       epoll_(std::move(epoll)),
@@ -179,7 +179,7 @@ GlooTransport::GlooTransport(int rank, std::vector<UniqueFd> connections,
   thread_ = std::thread([this] { Loop(); });
 }
 
-GlooTransport::~GlooTransport() {
+TcpTransport::~TcpTransport() {
   {
     absl::MutexLock lock(&mutex_);
     End(absl::CancelledError(absl::StrCat("rank ", names_[rank_], " has closed its connections")));
@@ -189,13 +189,13 @@ GlooTransport::~GlooTransport() {
   thread_.join();
 }
 
-void GlooTransport::Abort(const absl::Status& why) {
+void TcpTransport::Abort(const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
   End(why);
   AwaitUnused(nullptr);
 }
 
-absl::Status GlooTransport::CheckUsable(int peer) const {
+absl::Status TcpTransport::CheckUsable(int peer) const {
   EK_RETURN_IF_ERROR(ended_);
   if (peer < 0 || peer >= static_cast<int>(connections_.size()) || connections_[peer] == nullptr) {
     return absl::InvalidArgumentError(
@@ -204,7 +204,7 @@ absl::Status GlooTransport::CheckUsable(int peer) const {
   return connections_[peer]->status;
 }
 
-void GlooTransport::Lose(Connection& connection, const absl::Status& why) {
+void TcpTransport::Lose(Connection& connection, const absl::Status& why) {
   if (!connection.status.ok()) return;
   connection.status = why;
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
@@ -217,7 +217,7 @@ void GlooTransport::Lose(Connection& connection, const absl::Status& why) {
   }
 }
 
-void GlooTransport::End(const absl::Status& why) {
+void TcpTransport::End(const absl::Status& why) {
   if (!ended_.ok()) return;
   ended_ = why;
   for (const auto& connection : connections_) {
@@ -226,7 +226,7 @@ void GlooTransport::End(const absl::Status& why) {
   for (OperationState* waiter : waiters_) waiter->changed.SignalAll();
 }
 
-bool GlooTransport::IsInUse(const OperationState* operation) {
+bool TcpTransport::IsInUse(const OperationState* operation) {
   for (const auto& connection : connections_) {
     if (connection == nullptr) continue;
     if (connection->is_reading) {
@@ -244,13 +244,13 @@ bool GlooTransport::IsInUse(const OperationState* operation) {
   return false;
 }
 
-void GlooTransport::AwaitUnused(const OperationState* operation) {
+void TcpTransport::AwaitUnused(const OperationState* operation) {
   ++waiting_for_calls_;
   while (IsInUse(operation)) call_over_.Wait(&mutex_);
   --waiting_for_calls_;
 }
 
-void GlooTransport::Watch(Connection& connection, bool for_room) {
+void TcpTransport::Watch(Connection& connection, bool for_room) {
   epoll_event event = {.events = EPOLLIN | (for_room ? EPOLLOUT : 0u),
                        .data = {.u64 = static_cast<uint64_t>(connection.peer)}};
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event);
@@ -258,7 +258,7 @@ void GlooTransport::Watch(Connection& connection, bool for_room) {
 
 // One thread at a time; what others add meanwhile is written by it. A connection that can't be
 // written to is left to Read(): what has come before its end still counts.
-void GlooTransport::Write(Connection& connection) {
+void TcpTransport::Write(Connection& connection) {
   std::deque<OutgoingMessage>& messages = messages_.outgoing(connection.peer);
   if (connection.is_writing || connection.is_full || messages.empty()) return;
   connection.is_writing = true;
@@ -300,7 +300,7 @@ void GlooTransport::Write(Connection& connection) {
   if (waiting_for_calls_ > 0) call_over_.SignalAll();
 }
 
-void GlooTransport::Loop() {
+void TcpTransport::Loop() {
   std::array<epoll_event, 64> events;
   absl::Time looked = absl::Now();
   while (true) {
@@ -322,7 +322,7 @@ void GlooTransport::Loop() {
   }
 }
 
-void GlooTransport::LookAfterDelivery(absl::Duration elapsed) {
+void TcpTransport::LookAfterDelivery(absl::Duration elapsed) {
   for (const auto& connection : connections_) {
     if (connection == nullptr) continue;
     {
@@ -351,7 +351,7 @@ void GlooTransport::LookAfterDelivery(absl::Duration elapsed) {
   }
 }
 
-void GlooTransport::OnEvents(Connection& connection, uint32_t events) {
+void TcpTransport::OnEvents(Connection& connection, uint32_t events) {
   absl::MutexLock lock(&mutex_);
   if (!connection.status.ok()) return;
   if ((events & EPOLLOUT) != 0 && connection.is_full) {
@@ -363,7 +363,7 @@ void GlooTransport::OnEvents(Connection& connection, uint32_t events) {
 }
 
 // Only the loop's thread comes here.
-void GlooTransport::Read(Connection& connection) {
+void TcpTransport::Read(Connection& connection) {
   static constexpr size_t kDropBytes = 64 << 10;
   static thread_local char dropped[kDropBytes];
   size_t total = 0;
@@ -419,7 +419,7 @@ void GlooTransport::Read(Connection& connection) {
   }
 }
 
-absl::Status GlooTransport::Take(Connection& connection, size_t bytes) {
+absl::Status TcpTransport::Take(Connection& connection, size_t bytes) {
   const size_t to_body = std::min(bytes, connection.to_body);
   connection.body_done += to_body;
   connection.input_end += bytes - to_body;
@@ -428,7 +428,7 @@ absl::Status GlooTransport::Take(Connection& connection, size_t bytes) {
   return TakeHeaders(connection);
 }
 
-absl::Status GlooTransport::TakeHeaders(Connection& connection) {
+absl::Status TcpTransport::TakeHeaders(Connection& connection) {
   while (connection.body == nullptr &&
          connection.input_end - connection.input_begin >= MessageHeader::kSize) {
     const char* const at = connection.input.data() + connection.input_begin;
@@ -465,7 +465,7 @@ absl::Status GlooTransport::TakeHeaders(Connection& connection) {
   return absl::OkStatus();
 }
 
-void GlooTransport::FinishBody(Connection& connection) {
+void TcpTransport::FinishBody(Connection& connection) {
   MessageTable::FinishReceive(*connection.body, connection.peer);
   connection.body = nullptr;
   connection.body_done = 0;

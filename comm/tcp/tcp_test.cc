@@ -1,6 +1,6 @@
 // What is special about Gloo; what every backend does is in tests/conformance.
 
-#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/tcp/tcp.h"
 
 #include <deque>
 #include <functional>
@@ -34,10 +34,10 @@ using testing::HasSubstr;
 constexpr absl::Duration kSoon = absl::Seconds(20);
 
 // Runs a body per rank, each in a thread. The body's communicator is finalized if it returns OK.
-std::vector<absl::Status> RunGlooRanks(int world_size,
-                                       const std::function<absl::Status(Communicator&)>& body,
-                                       absl::Duration timeout = kSoon) {
-  auto group = CreateGlooGroupInProcess(world_size, {.timeout = timeout});
+std::vector<absl::Status> RunTcpRanks(int world_size,
+                                      const std::function<absl::Status(Communicator&)>& body,
+                                      absl::Duration timeout = kSoon) {
+  auto group = CreateTcpGroupInProcess(world_size, {.timeout = timeout});
   EXPECT_TRUE(group.ok()) << group.status();
   std::vector<absl::Status> statuses(world_size);
   std::vector<std::thread> threads;
@@ -56,53 +56,52 @@ std::vector<absl::Status> RunGlooRanks(int world_size,
   return statuses;
 }
 
-TEST(GlooTest, SumsOverRanks) {
+TEST(TcpTest, SumsOverRanks) {
   for (const int world : {1, 2, 3, 5, 8}) {
     SCOPED_TRACE(world);
     EXPECT_THAT(
-        RunGlooRanks(world,
-                     [&](Communicator& comm) -> absl::Status {
-                       for (const int64_t n : {1, 2, 7, 1000, 300000}) {
-                         std::vector<float> data(n, comm.rank() + 1);
-                         EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
-                         EXPECT_THAT(data, Each(world * (world + 1) / 2)) << n;
-                       }
-                       return absl::OkStatus();
-                     }),
+        RunTcpRanks(world,
+                    [&](Communicator& comm) -> absl::Status {
+                      for (const int64_t n : {1, 2, 7, 1000, 300000}) {
+                        std::vector<float> data(n, comm.rank() + 1);
+                        EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kSum));
+                        EXPECT_THAT(data, Each(world * (world + 1) / 2)) << n;
+                      }
+                      return absl::OkStatus();
+                    }),
         Each(absl::OkStatus()));
   }
 }
 
 // Every rank gets its own chunk of the sum, for sizes around the pieces in which chunks travel.
-TEST(GlooTest, ReduceScatterGivesEachRankItsChunk) {
+TEST(TcpTest, ReduceScatterGivesEachRankItsChunk) {
   for (const int world : {1, 2, 3, 5}) {
     for (const int64_t n : {1, 3, 65535, 65536, 65537, 200001}) {
       SCOPED_TRACE(absl::StrCat(world, " ranks, ", n));
-      EXPECT_THAT(
-          RunGlooRanks(world,
-                       [&](Communicator& comm) -> absl::Status {
-                         std::vector<int32_t> input(world * n), output(n);
-                         for (size_t i = 0; i < input.size(); ++i)
-                           input[i] = (comm.rank() + 1) * (i % 1009);
-                         const std::vector<int32_t> before = input;
-                         EK_RETURN_IF_ERROR(comm.ReduceScatter(
-                             absl::MakeSpan(input), absl::MakeSpan(output), ReduceOp::kSum));
-                         EXPECT_EQ(input, before);
-                         for (int64_t i = 0; i < n; ++i) {
-                           const int64_t at = comm.rank() * n + i;
-                           EXPECT_EQ(output[i], world * (world + 1) / 2 * (at % 1009));
-                           if (testing::Test::HasFailure()) break;
-                         }
-                         return absl::OkStatus();
-                       }),
-          Each(absl::OkStatus()));
+      EXPECT_THAT(RunTcpRanks(world,
+                              [&](Communicator& comm) -> absl::Status {
+                                std::vector<int32_t> input(world * n), output(n);
+                                for (size_t i = 0; i < input.size(); ++i)
+                                  input[i] = (comm.rank() + 1) * (i % 1009);
+                                const std::vector<int32_t> before = input;
+                                EK_RETURN_IF_ERROR(comm.ReduceScatter(
+                                    absl::MakeSpan(input), absl::MakeSpan(output), ReduceOp::kSum));
+                                EXPECT_EQ(input, before);
+                                for (int64_t i = 0; i < n; ++i) {
+                                  const int64_t at = comm.rank() * n + i;
+                                  EXPECT_EQ(output[i], world * (world + 1) / 2 * (at % 1009));
+                                  if (testing::Test::HasFailure()) break;
+                                }
+                                return absl::OkStatus();
+                              }),
+                  Each(absl::OkStatus()));
     }
   }
 }
 
-TEST(GlooTest, ReduceScatterScalesAndLeavesRanksOut) {
+TEST(TcpTest, ReduceScatterScalesAndLeavesRanksOut) {
   EXPECT_THAT(
-      RunGlooRanks(
+      RunTcpRanks(
           3,
           [&](Communicator& comm) -> absl::Status {
             std::vector<float> input(30, 8), output(10);
@@ -121,60 +120,60 @@ TEST(GlooTest, ReduceScatterScalesAndLeavesRanksOut) {
       Each(absl::OkStatus()));
 }
 
-TEST(GlooTest, AverageOfFloat16DoesNotOverflow) {
+TEST(TcpTest, AverageOfFloat16DoesNotOverflow) {
   EXPECT_THAT(
-      RunGlooRanks(4,
-                   [&](Communicator& comm) -> absl::Status {
-                     std::vector<Float16> data(100, Float16(60000));
-                     EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kAverage));
-                     for (const Float16 x : data) EXPECT_EQ(float(x), 60000);
-                     return absl::OkStatus();
-                   }),
+      RunTcpRanks(4,
+                  [&](Communicator& comm) -> absl::Status {
+                    std::vector<Float16> data(100, Float16(60000));
+                    EK_RETURN_IF_ERROR(comm.AllReduce(absl::MakeSpan(data), ReduceOp::kAverage));
+                    for (const Float16 x : data) EXPECT_EQ(float(x), 60000);
+                    return absl::OkStatus();
+                  }),
       Each(absl::OkStatus()));
 }
 
 // Ranks that interleave two channels in opposite order.
-TEST(GlooTest, ChannelsDoNotWaitForEachOther) {
-  EXPECT_THAT(RunGlooRanks(2,
-                           [&](Communicator& comm) -> absl::Status {
-                             EK_ASSIGN_OR_RETURN(Channel * a, comm.OpenChannel("a"));
-                             EK_ASSIGN_OR_RETURN(Channel * b, comm.OpenChannel("b"));
-                             if (comm.rank() == 1) std::swap(a, b);
-                             for (int i = 0; i < 50; ++i) {
-                               std::vector<float> x(1000, 1), y(1000, 1);
-                               Work first = a->AllReduce(absl::MakeSpan(x), ReduceOp::kSum);
-                               Work second = b->AllReduce(absl::MakeSpan(y), ReduceOp::kSum);
-                               EK_RETURN_IF_ERROR(second.Wait());
-                               EK_RETURN_IF_ERROR(first.Wait());
-                               EXPECT_THAT(x, Each(2));
-                               EXPECT_THAT(y, Each(2));
-                             }
-                             return absl::OkStatus();
-                           }),
+TEST(TcpTest, ChannelsDoNotWaitForEachOther) {
+  EXPECT_THAT(RunTcpRanks(2,
+                          [&](Communicator& comm) -> absl::Status {
+                            EK_ASSIGN_OR_RETURN(Channel * a, comm.OpenChannel("a"));
+                            EK_ASSIGN_OR_RETURN(Channel * b, comm.OpenChannel("b"));
+                            if (comm.rank() == 1) std::swap(a, b);
+                            for (int i = 0; i < 50; ++i) {
+                              std::vector<float> x(1000, 1), y(1000, 1);
+                              Work first = a->AllReduce(absl::MakeSpan(x), ReduceOp::kSum);
+                              Work second = b->AllReduce(absl::MakeSpan(y), ReduceOp::kSum);
+                              EK_RETURN_IF_ERROR(second.Wait());
+                              EK_RETURN_IF_ERROR(first.Wait());
+                              EXPECT_THAT(x, Each(2));
+                              EXPECT_THAT(y, Each(2));
+                            }
+                            return absl::OkStatus();
+                          }),
               Each(absl::OkStatus()));
 }
 
-TEST(GlooTest, MessagesCrossWithoutWaitingForEachOther) {
-  EXPECT_THAT(RunGlooRanks(3,
-                           [&](Communicator& comm) -> absl::Status {
-                             const int n = 100000, next = (comm.rank() + 1) % 3,
-                                       previous = (comm.rank() + 2) % 3;
-                             std::vector<int64_t> out(n, comm.rank()), in(n, -1);
-                             for (int i = 0; i < 5; ++i) {
-                               Work sent = comm.user().Send(absl::MakeSpan(out), next);
-                               Work received = comm.user().Recv(absl::MakeSpan(in), previous);
-                               EK_RETURN_IF_ERROR(sent.Wait());
-                               EK_RETURN_IF_ERROR(received.Wait());
-                               EXPECT_THAT(in, Each(previous));
-                             }
-                             return absl::OkStatus();
-                           }),
+TEST(TcpTest, MessagesCrossWithoutWaitingForEachOther) {
+  EXPECT_THAT(RunTcpRanks(3,
+                          [&](Communicator& comm) -> absl::Status {
+                            const int n = 100000, next = (comm.rank() + 1) % 3,
+                                      previous = (comm.rank() + 2) % 3;
+                            std::vector<int64_t> out(n, comm.rank()), in(n, -1);
+                            for (int i = 0; i < 5; ++i) {
+                              Work sent = comm.user().Send(absl::MakeSpan(out), next);
+                              Work received = comm.user().Recv(absl::MakeSpan(in), previous);
+                              EK_RETURN_IF_ERROR(sent.Wait());
+                              EK_RETURN_IF_ERROR(received.Wait());
+                              EXPECT_THAT(in, Each(previous));
+                            }
+                            return absl::OkStatus();
+                          }),
               Each(absl::OkStatus()));
 }
 
 // Different sizes, kinds, dtypes, reductions or roots at one position: no pair completes, nothing
 // is mixed.
-TEST(GlooTest, DifferentCollectivesNeverPair) {
+TEST(TcpTest, DifferentCollectivesNeverPair) {
   std::vector<float> data[2] = {std::vector<float>(64, 1), std::vector<float>(64, 2)};
   const std::vector<std::function<Work(Channel&, absl::Span<float>)>> calls = {
       [](Channel& c, absl::Span<float> x) { return c.AllReduce(x, ReduceOp::kSum); },
@@ -197,7 +196,7 @@ TEST(GlooTest, DifferentCollectivesNeverPair) {
   for (size_t i = 1; i < calls.size(); ++i) {
     SCOPED_TRACE(i);
     absl::Status moved[2];  // Statuses of the collectives; the group may end for another reason.
-    RunGlooRanks(
+    RunTcpRanks(
         2,
         [&](Communicator& comm) {
           Work work =
@@ -209,8 +208,8 @@ TEST(GlooTest, DifferentCollectivesNeverPair) {
   }
 }
 
-TEST(GlooTest, AbortEndsEverythingInFlight) {
-  auto group = CreateGlooGroupInProcess(3, {.timeout = absl::Minutes(10)});
+TEST(TcpTest, AbortEndsEverythingInFlight) {
+  auto group = CreateTcpGroupInProcess(3, {.timeout = absl::Minutes(10)});
   ASSERT_TRUE(group.ok()) << group.status();
   // Rank 2 never comes.
   std::deque<std::vector<float>> buffers;
@@ -232,10 +231,10 @@ TEST(GlooTest, AbortEndsEverythingInFlight) {
   EXPECT_THAT(std::string((*group)[2]->Barrier().message()), HasSubstr("rank 0 aborted the group"));
 }
 
-TEST(GlooTest, AbortInTheMiddleOfTrafficTouchesNoBufferAfterwards) {
+TEST(TcpTest, AbortInTheMiddleOfTrafficTouchesNoBufferAfterwards) {
   for (int round = 0; round < 10; ++round) {
     const std::vector<absl::Status> statuses =
-        RunGlooRanks(2, [&](Communicator& comm) -> absl::Status {
+        RunTcpRanks(2, [&](Communicator& comm) -> absl::Status {
           std::thread killer;
           if (comm.rank() == 0) {
             killer = std::thread([&] {
@@ -258,10 +257,10 @@ TEST(GlooTest, AbortInTheMiddleOfTrafficTouchesNoBufferAfterwards) {
 }
 
 // What is half sent, or half received, when the group ends.
-TEST(GlooTest, AbortEndsAMessageThatIsHalfWayThrough) {
+TEST(TcpTest, AbortEndsAMessageThatIsHalfWayThrough) {
   std::vector<std::vector<uint8_t>> data(2, std::vector<uint8_t>(size_t{128} << 20));
   for (int aborts : {0, 1}) {
-    auto group = CreateGlooGroupInProcess(2, {.timeout = absl::Minutes(10)});
+    auto group = CreateTcpGroupInProcess(2, {.timeout = absl::Minutes(10)});
     ASSERT_TRUE(group.ok()) << group.status();
     const Work sent = (*group)[0]->user().Send(absl::MakeSpan(data[0]), 1);
     const Work received = (*group)[1]->user().Recv(absl::MakeSpan(data[1]), 0);
@@ -277,8 +276,8 @@ TEST(GlooTest, AbortEndsAMessageThatIsHalfWayThrough) {
   }
 }
 
-TEST(GlooTest, ADeadlineEndsTheGroupAndSaysWhere) {
-  const std::vector<absl::Status> statuses = RunGlooRanks(
+TEST(TcpTest, ADeadlineEndsTheGroupAndSaysWhere) {
+  const std::vector<absl::Status> statuses = RunTcpRanks(
       2,
       [&](Communicator& comm) -> absl::Status {
         if (comm.rank() == 1) {
@@ -294,7 +293,7 @@ TEST(GlooTest, ADeadlineEndsTheGroupAndSaysWhere) {
   }
 }
 
-TEST(GlooTest, ALostRankIsNamed) {
+TEST(TcpTest, ALostRankIsNamed) {
   const std::unique_ptr<TcpStoreServer> server = TcpStoreServer::Create({.secret = "s"}).value();
   std::vector<absl::Status> statuses(3);
   std::vector<std::thread> threads;
@@ -306,7 +305,7 @@ TEST(GlooTest, ALostRankIsNamed) {
                                            .world_size = 3,
                                            .timeout = kSoon});
       ASSERT_TRUE(link.ok()) << link.status();
-      auto comm = CreateGlooGroup(rank, 3, *std::move(link));
+      auto comm = CreateTcpGroup(rank, 3, *std::move(link));
       ASSERT_TRUE(comm.ok()) << comm.status();
       for (int step = 0; statuses[rank].ok(); ++step) {
         if (rank == 2 && step == 5) return;  // Its communicator goes without Finalize.
@@ -322,22 +321,22 @@ TEST(GlooTest, ALostRankIsNamed) {
   }
 }
 
-TEST(CreateGlooGroupTest, NamesTheRankThatDoesNotCome) {
+TEST(CreateTcpGroupTest, NamesTheRankThatDoesNotCome) {
   auto links = internal::CreateLocalLinks(2);
   const absl::Status status =
-      CreateGlooGroup(0, 2, std::move(links[0]), {.connect_timeout = absl::Milliseconds(50)})
+      CreateTcpGroup(0, 2, std::move(links[0]), {.connect_timeout = absl::Milliseconds(50)})
           .status();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
 }
 
-TEST(CreateGlooGroupTest, NamesTheRankThatIsLostMeanwhile) {
+TEST(CreateTcpGroupTest, NamesTheRankThatIsLostMeanwhile) {
   auto links = internal::CreateLocalLinks(3);
   std::vector<absl::Status> statuses(2);
   std::vector<std::thread> threads;
   for (int rank : {0, 1}) {
     threads.emplace_back(
-        [&, rank] { statuses[rank] = CreateGlooGroup(rank, 3, std::move(links[rank])).status(); });
+        [&, rank] { statuses[rank] = CreateTcpGroup(rank, 3, std::move(links[rank])).status(); });
   }
   links[2]->Start([](ControlMessage) {}, [](absl::Status) {});
   links[2]->Stop();
@@ -346,14 +345,14 @@ TEST(CreateGlooGroupTest, NamesTheRankThatIsLostMeanwhile) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2 of 3"));
 }
 
-TEST(CreateGlooGroupTest, RefusesAnAddressThatIsNotHere) {
+TEST(CreateTcpGroupTest, RefusesAnAddressThatIsNotHere) {
   auto links = internal::CreateLocalLinks(2);
   const absl::Status status =
-      CreateGlooGroup(0, 2, std::move(links[0]), {.bind_address = "192.0.2.1"})
+      CreateTcpGroup(0, 2, std::move(links[0]), {.bind_address = "192.0.2.1"})
           .status();  // RFC 5737: nobody's.
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("192.0.2.1"));
-  EXPECT_TRUE(absl::IsInvalidArgument(CreateGlooGroup(2, 2, nullptr).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(CreateTcpGroup(2, 2, nullptr).status()));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/call.h"
+#include "evenkeel/comm/tcp/call.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -56,10 +56,10 @@ absl::StatusOr<UniqueFd> StartToConnect(const HostPort& address) {
 
 }  // namespace
 
-GlooCall::GlooCall(int rank, const PeerGroup& group, int to, HostPort address)
+TcpCall::TcpCall(int rank, const PeerGroup& group, int to, HostPort address)
     : rank_(rank), group_(group), to_(to), address_(std::move(address)), pause_(kFirstPause) {}
 
-void GlooCall::AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const {
+void TcpCall::AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const {
   switch (state_) {
     case State::kPausing:
       wake_at = std::min(wake_at, again_);
@@ -76,7 +76,7 @@ void GlooCall::AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const {
   }
 }
 
-absl::Status GlooCall::Turn(absl::Time now) {
+absl::Status TcpCall::Turn(absl::Time now) {
   if (state_ == State::kPausing && now < again_) return absl::OkStatus();
   const absl::Status status = Advance();
   if (status.ok()) return absl::OkStatus();
@@ -84,14 +84,14 @@ absl::Status GlooCall::Turn(absl::Time now) {
     return Annotate(refusal_,
                     absl::StrCat("rank ", group_.names[rank_], " and rank ", group_.names[to_]));
   obstacle_ = status;
-  line_ = GlooLine();
+  line_ = TcpLine();
   state_ = State::kPausing;
   again_ = now + pause_;
   pause_ = std::min(pause_ * 1.5, kLongestPause);
   return absl::OkStatus();
 }
 
-absl::Status GlooCall::Advance() {
+absl::Status TcpCall::Advance() {
   if (state_ == State::kPausing) {
     EK_ASSIGN_OR_RETURN(line_.fd, StartToConnect(address_));
     state_ = State::kConnecting;
@@ -116,7 +116,7 @@ absl::Status GlooCall::Advance() {
   return absl::OkStatus();
 }
 
-absl::Status GlooCall::HandleChallenge(const std::string& frame) {
+absl::Status TcpCall::HandleChallenge(const std::string& frame) {
   EK_ASSIGN_OR_RETURN(challenge_, PeerChallenge::Parse(frame));
   hello_.rank = rank_;
   EK_ASSIGN_OR_RETURN(hello_.nonce, RandomBytes(kPeerNonceSize));
@@ -126,7 +126,7 @@ absl::Status GlooCall::HandleChallenge(const std::string& frame) {
   return absl::OkStatus();
 }
 
-absl::Status GlooCall::HandleVerdict(const std::string& frame) {
+absl::Status TcpCall::HandleVerdict(const std::string& frame) {
   EK_ASSIGN_OR_RETURN(const PeerVerdict verdict, PeerVerdict::Parse(frame));
   refusal_ = verdict.status;
   if (refusal_.ok() && !IsDigest(verdict.proof, VerdictProof(group_, to_, challenge_, hello_))) {

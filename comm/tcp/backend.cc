@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/backend.h"
+#include "evenkeel/comm/tcp/backend.h"
 
 #include <deque>
 #include <thread>
@@ -8,11 +8,11 @@
 #include "absl/time/clock.h"
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
-#include "evenkeel/comm/gloo/collectives.h"
-#include "evenkeel/comm/gloo/mesh.h"
-#include "evenkeel/comm/gloo/transport.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/collectives.h"
+#include "evenkeel/comm/tcp/mesh.h"
+#include "evenkeel/comm/tcp/transport.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -24,9 +24,9 @@ constexpr absl::Duration kPatience = absl::Seconds(2);
 }  // namespace
 
 // One thread, and the operations that wait for it.
-class GlooBackend::Lane {
+class TcpBackend::Lane {
  public:
-  explicit Lane(GlooBackend* backend)
+  explicit Lane(TcpBackend* backend)
       : backend_(backend),
         collectives_(backend->mesh_ ? backend->mesh_->transport() : nullptr, backend->rank_,
                      backend->world_size_, backend->generation_, backend->names_),
@@ -85,16 +85,16 @@ class GlooBackend::Lane {
         seen, is_late || absl::IsUnavailable(status) ? kPatience : absl::ZeroDuration());
   }
 
-  GlooBackend* const backend_;
-  GlooCollectives collectives_;
+  TcpBackend* const backend_;
+  TcpCollectives collectives_;
   absl::Mutex mutex_;
   std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
-GlooBackend::GlooBackend(int rank, int world_size, std::string group, const RankNames& names,
-                         WarnFunction warn)
+TcpBackend::TcpBackend(int rank, int world_size, std::string group, const RankNames& names,
+                       WarnFunction warn)
     : rank_(rank),
       world_size_(world_size),
       group_(std::move(group)),
@@ -102,7 +102,7 @@ GlooBackend::GlooBackend(int rank, int world_size, std::string group, const Rank
       warn_(std::move(warn)),
       generation_(StableHash(0, group_)) {}
 
-GlooBackend::~GlooBackend() {
+TcpBackend::~TcpBackend() {
   Abort(absl::CancelledError("the communicator is gone"));
   std::map<LaneKey, std::unique_ptr<Lane>> lanes;
   {
@@ -113,24 +113,24 @@ GlooBackend::~GlooBackend() {
   mesh_ = nullptr;  // Its thread calls SetEnded().
 }
 
-absl::StatusOr<std::string> GlooBackend::Listen(
+absl::StatusOr<std::string> TcpBackend::Listen(
     const std::string& bind_address, std::string key,
     std::function<void(const absl::Status& why)> on_lost) {
   const auto end = [this, on_lost = std::move(on_lost)](const absl::Status& why) {
     SetEnded(why);
     on_lost(why);
   };
-  EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh,
-                      GlooMesh::Create(rank_, {group_, world_size_, std::move(key), names_},
-                                       bind_address, {.warn = warn_, .on_lost = end}));
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpMesh> mesh,
+                      TcpMesh::Create(rank_, {group_, world_size_, std::move(key), names_},
+                                      bind_address, {.warn = warn_, .on_lost = end}));
   const std::string address = mesh->address();
   absl::MutexLock lock(&mutex_);
   mesh_ = std::move(mesh);
   return address;
 }
 
-absl::Status GlooBackend::Connect(const std::vector<std::string>& addresses,
-                                  absl::Duration timeout) {
+absl::Status TcpBackend::Connect(const std::vector<std::string>& addresses,
+                                 absl::Duration timeout) {
   EK_RETURN_IF_ERROR(Enter());
   absl::Status status = mesh_->Connect(addresses, absl::Now() + timeout);
   Leave();
@@ -144,14 +144,14 @@ absl::Status GlooBackend::Connect(const std::vector<std::string>& addresses,
       absl::IsPermissionDenied(status) ? absl::ZeroDuration() : kPatience);
 }
 
-absl::Status GlooBackend::Supports(const Collective& what) const {
+absl::Status TcpBackend::Supports(const Collective& what) const {
   if (Reduces(what.kind)) {
     return CheckReducible(what.op, what.dtype);
   }
   return absl::OkStatus();
 }
 
-void GlooBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
+void TcpBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
   LaneKey key(operation.channel, CollectiveKind::kBarrier, -1);
   if (IsPair(operation.what.kind))
     key = {operation.channel, operation.what.kind, operation.what.root};
@@ -161,10 +161,10 @@ void GlooBackend::Start(Operation operation, std::shared_ptr<WorkState> work) {
   lane->Push(std::move(operation), std::move(work));
 }
 
-void GlooBackend::Abort(const absl::Status& why) {
+void TcpBackend::Abort(const absl::Status& why) {
   const auto nobody_inside = [this]()
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
-  GlooMesh* mesh = nullptr;
+  TcpMesh* mesh = nullptr;
   SetEnded(why);
   {
     absl::MutexLock lock(&mutex_);
@@ -176,23 +176,23 @@ void GlooBackend::Abort(const absl::Status& why) {
   mutex_.Await(absl::Condition(&nobody_inside));
 }
 
-absl::Status GlooBackend::Enter() {
+absl::Status TcpBackend::Enter() {
   absl::MutexLock lock(&mutex_);
   if (ended_.ok()) ++inside_;
   return ended_;
 }
 
-void GlooBackend::Leave() {
+void TcpBackend::Leave() {
   absl::MutexLock lock(&mutex_);
   --inside_;
 }
 
-void GlooBackend::SetEnded(const absl::Status& why) {
+void TcpBackend::SetEnded(const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
   if (ended_.ok()) ended_ = why;
 }
 
-absl::Status GlooBackend::FirstCause(const absl::Status& seen, absl::Duration patience) {
+absl::Status TcpBackend::FirstCause(const absl::Status& seen, absl::Duration patience) {
   const auto has_ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !ended_.ok(); };
   absl::MutexLock lock(&mutex_);
   return mutex_.AwaitWithTimeout(absl::Condition(&has_ended), patience) ? ended_ : seen;

@@ -1,7 +1,7 @@
 // The calling half of a meeting: a connection to one lower rank of the group, tried until it is
 // made.
 //
-//   GlooCall call(rank, group, /*to=*/0, address);
+//   TcpCall call(rank, group, /*to=*/0, address);
 //   while (!call.IsDone()) {
 //     ... poll() for what call.AddTo(entries, wake_at) asks for ...
 //     EK_RETURN_IF_ERROR(call.Turn(absl::Now()));
@@ -12,8 +12,8 @@
 // Threads: thread-compatible. Never blocks.
 // Errors:  PermissionDenied and what else the other one refuses with: to call again would not help.
 
-#ifndef EVENKEEL_COMM_GLOO_CALL_H_
-#define EVENKEEL_COMM_GLOO_CALL_H_
+#ifndef EVENKEEL_COMM_TCP_CALL_H_
+#define EVENKEEL_COMM_TCP_CALL_H_
 
 #include <poll.h>
 
@@ -22,15 +22,15 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/gloo/line.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/tcp/line.h"
 
 namespace evenkeel::internal {
 
-class GlooCall {
+class TcpCall {
  public:
-  GlooCall(int rank, const PeerGroup& group, int to, HostPort address);
+  TcpCall(int rank, const PeerGroup& group, int to, HostPort address);
 
   // Returns the events to poll for, and the latest time of the next call.
   void AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const;
@@ -59,7 +59,7 @@ class GlooCall {
   State state_ = State::kPausing;
   absl::Time again_ = absl::InfinitePast();
   absl::Duration pause_;
-  GlooLine line_;
+  TcpLine line_;
   PeerChallenge challenge_;
   PeerHello hello_;
   absl::Status obstacle_;
@@ -68,4 +68,4 @@ class GlooCall {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_CALL_H_
+#endif  // EVENKEEL_COMM_TCP_CALL_H_

@@ -3,7 +3,7 @@
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpControlLink> link,
 //                       TcpControlLink::Connect(store_options));
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
-//                CreateGlooGroup(rank, world_size, std::move(link), {.bind_address = "10.0.0.7"}));
+//                CreateTcpGroup(rank, world_size, std::move(link), {.bind_address = "10.0.0.7"}));
 //
 // Most programs use comm/factory.h, which reads the environment.
 //
@@ -30,8 +30,8 @@
 // Memory:   plain memory is sent in place. Coalesced operations and inputs that overlap the output
 //           are copied once.
 
-#ifndef EVENKEEL_COMM_GLOO_GLOO_H_
-#define EVENKEEL_COMM_GLOO_GLOO_H_
+#ifndef EVENKEEL_COMM_TCP_TCP_H_
+#define EVENKEEL_COMM_TCP_TCP_H_
 
 #include <memory>
 #include <string>
@@ -44,7 +44,7 @@
 
 namespace evenkeel {
 
-struct GlooOptions {
+struct TcpOptions {
   std::string group = "world";  // Its name, equal on all ranks.
   // The address, a number or a name, at which this rank listens for the others while the group is
   // made. The loopback address is for ranks of one host; otherwise the other hosts must reach it.
@@ -56,14 +56,14 @@ struct GlooOptions {
 // Waits until all ranks of the group have called it. `control` is connected and not started.
 // Errors: InvalidArgument for an address of another host; DeadlineExceeded names the missing ranks;
 //         Unavailable names a lost rank; PermissionDenied names two ranks whose secrets differ.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int world_size,
-                                                              std::unique_ptr<ControlLink> control,
-                                                              const GlooOptions& options = {});
+absl::StatusOr<std::unique_ptr<Communicator>> CreateTcpGroup(int rank, int world_size,
+                                                             std::unique_ptr<ControlLink> control,
+                                                             const TcpOptions& options = {});
 
 // Makes the whole group in this process, one communicator per rank, for tests and measurements.
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroupInProcess(
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateTcpGroupInProcess(
     int world_size, const CommunicatorOptions& options = {});
 
 }  // namespace evenkeel
 
-#endif  // EVENKEEL_COMM_GLOO_GLOO_H_
+#endif  // EVENKEEL_COMM_TCP_TCP_H_

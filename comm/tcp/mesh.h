@@ -1,15 +1,15 @@
 // The connections of one rank with all others: a meeting, then a transport over them.
 //
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<GlooMesh> mesh,
-//                       GlooMesh::Create(rank, {"world", world_size, key}, "10.0.0.7"));
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpMesh> mesh,
+//                       TcpMesh::Create(rank, {"world", world_size, key}, "10.0.0.7"));
 //   EK_RETURN_IF_ERROR(mesh->Connect(addresses, deadline));      // mesh->address() of every rank
 //   mesh->transport()->Send(...)
 //
 // Threads: Connect() once; Abort() from any thread, at any time.
-// Errors:  as GlooMeeting.
+// Errors:  as TcpMeeting.
 
-#ifndef EVENKEEL_COMM_GLOO_MESH_H_
-#define EVENKEEL_COMM_GLOO_MESH_H_
+#ifndef EVENKEEL_COMM_TCP_MESH_H_
+#define EVENKEEL_COMM_TCP_MESH_H_
 
 #include <memory>
 #include <string>
@@ -20,20 +20,20 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/gloo/transport.h"
 #include "evenkeel/comm/net/peer_greeting.h"
+#include "evenkeel/comm/tcp/transport.h"
 
 namespace evenkeel::internal {
 
-class GlooMeeting;
+class TcpMeeting;
 
-class GlooMesh {
+class TcpMesh {
  public:
   // Starts to listen. The names in `options` are the group's.
-  static absl::StatusOr<std::unique_ptr<GlooMesh>> Create(int rank, const PeerGroup& group,
-                                                          const std::string& bind_address,
-                                                          GlooTransportOptions options = {});
-  ~GlooMesh();
+  static absl::StatusOr<std::unique_ptr<TcpMesh>> Create(int rank, const PeerGroup& group,
+                                                         const std::string& bind_address,
+                                                         TcpTransportOptions options = {});
+  ~TcpMesh();
 
   const std::string& address() const;
   // `addresses`: by rank. Blocks until all are connected.
@@ -43,15 +43,15 @@ class GlooMesh {
   void Abort(const absl::Status& why);
 
   // Null until connected.
-  const std::shared_ptr<GlooTransport>& transport() const { return transport_; }
+  const std::shared_ptr<TcpTransport>& transport() const { return transport_; }
 
  private:
-  GlooMesh(int rank, GlooTransportOptions options, std::unique_ptr<GlooMeeting> meeting);
+  TcpMesh(int rank, TcpTransportOptions options, std::unique_ptr<TcpMeeting> meeting);
 
   const int rank_;
-  const GlooTransportOptions options_;
-  const std::unique_ptr<GlooMeeting> meeting_;
-  std::shared_ptr<GlooTransport> transport_;  // Set once, under the mutex.
+  const TcpTransportOptions options_;
+  const std::unique_ptr<TcpMeeting> meeting_;
+  std::shared_ptr<TcpTransport> transport_;  // Set once, under the mutex.
 
   absl::Mutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
@@ -59,4 +59,4 @@ class GlooMesh {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_MESH_H_
+#endif  // EVENKEEL_COMM_TCP_MESH_H_

@@ -20,8 +20,8 @@
 //          message of another size than what it meets, InvalidArgument for what breaks the
 //          protocol. Only Forget() may be called after that.
 
-#ifndef EVENKEEL_COMM_GLOO_MESSAGES_H_
-#define EVENKEEL_COMM_GLOO_MESSAGES_H_
+#ifndef EVENKEEL_COMM_TCP_MESSAGES_H_
+#define EVENKEEL_COMM_TCP_MESSAGES_H_
 
 #include <array>
 #include <cstddef>
@@ -38,7 +38,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/base/rank_names.h"
-#include "evenkeel/comm/gloo/wire.h"
+#include "evenkeel/comm/tcp/wire.h"
 
 namespace evenkeel::internal {
 
@@ -158,4 +158,4 @@ class MessageTable {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_MESSAGES_H_
+#endif  // EVENKEEL_COMM_TCP_MESSAGES_H_

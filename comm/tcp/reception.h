@@ -1,7 +1,7 @@
 // The answering half of a meeting: listens until the higher ranks of the group are in, and lets in
 // nobody else.
 //
-//   GlooReception reception(rank, group, std::move(listener), greeting_timeout);
+//   TcpReception reception(rank, group, std::move(listener), greeting_timeout);
 //   while (!reception.IsComplete()) {
 //     ... poll() for what reception.AddTo(entries, wake_at) asks for ...
 //     reception.Turn(absl::Now());
@@ -13,8 +13,8 @@
 //
 // Threads: thread-compatible. Never blocks.
 
-#ifndef EVENKEEL_COMM_GLOO_RECEPTION_H_
-#define EVENKEEL_COMM_GLOO_RECEPTION_H_
+#ifndef EVENKEEL_COMM_TCP_RECEPTION_H_
+#define EVENKEEL_COMM_TCP_RECEPTION_H_
 
 #include <poll.h>
 
@@ -23,16 +23,16 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/gloo/line.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/net/socket.h"
+#include "evenkeel/comm/tcp/line.h"
 
 namespace evenkeel::internal {
 
-class GlooReception {
+class TcpReception {
  public:
-  GlooReception(int rank, const PeerGroup& group, UniqueFd listener,
-                absl::Duration greeting_timeout);
+  TcpReception(int rank, const PeerGroup& group, UniqueFd listener,
+               absl::Duration greeting_timeout);
 
   // Returns the events to poll for, and the latest time of the next call.
   void AddTo(std::vector<pollfd>& entries, absl::Time& wake_at) const;
@@ -47,7 +47,7 @@ class GlooReception {
 
  private:
   struct Caller {
-    GlooLine line;
+    TcpLine line;
     PeerChallenge challenge;
     absl::Time deadline;
     int rank = -1;            // Once it has proved it; it is admitted when it has been told.
@@ -74,4 +74,4 @@ class GlooReception {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_RECEPTION_H_
+#endif  // EVENKEEL_COMM_TCP_RECEPTION_H_

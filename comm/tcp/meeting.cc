@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/meeting.h"
+#include "evenkeel/comm/tcp/meeting.h"
 
 #include <poll.h>
 
@@ -12,8 +12,8 @@
 
 namespace evenkeel::internal {
 
-absl::StatusOr<std::unique_ptr<GlooMeeting>> GlooMeeting::Create(
-    int rank, PeerGroup group, const GlooMeetingOptions& options) {
+absl::StatusOr<std::unique_ptr<TcpMeeting>> TcpMeeting::Create(int rank, PeerGroup group,
+                                                               const TcpMeetingOptions& options) {
   absl::StatusOr<UniqueFd> listener = ListenOn({options.bind_address, 0});
   if (!listener.ok()) {
     return absl::InvalidArgumentError(
@@ -21,21 +21,21 @@ absl::StatusOr<std::unique_ptr<GlooMeeting>> GlooMeeting::Create(
   }
   EK_ASSIGN_OR_RETURN(const HostPort address, LocalAddress(*listener));
   EK_ASSIGN_OR_RETURN(WakeUp wake, WakeUp::Create());
-  return std::unique_ptr<GlooMeeting>(new GlooMeeting(
+  return std::unique_ptr<TcpMeeting>(new TcpMeeting(
       rank, std::move(group), options, *std::move(listener), std::move(wake), address.ToString()));
 }
 
-GlooMeeting::GlooMeeting(int rank, PeerGroup group, const GlooMeetingOptions& options,
-                         UniqueFd listener, WakeUp wake, std::string address)
+TcpMeeting::TcpMeeting(int rank, PeerGroup group, const TcpMeetingOptions& options,
+                       UniqueFd listener, WakeUp wake, std::string address)
     : rank_(rank),
       group_(std::move(group)),
       warn_(options.warn),
       wake_(std::move(wake)),
       address_(std::move(address)),
-      reception_(std::make_unique<GlooReception>(rank, group_, std::move(listener),
-                                                 options.greeting_timeout)) {}
+      reception_(std::make_unique<TcpReception>(rank, group_, std::move(listener),
+                                                options.greeting_timeout)) {}
 
-void GlooMeeting::Cancel(const absl::Status& why) {
+void TcpMeeting::Cancel(const absl::Status& why) {
   {
     absl::MutexLock lock(&mutex_);
     if (cancelled_.ok()) cancelled_ = why;
@@ -43,16 +43,16 @@ void GlooMeeting::Cancel(const absl::Status& why) {
   wake_.Signal();
 }
 
-absl::StatusOr<std::vector<UniqueFd>> GlooMeeting::Run(const std::vector<std::string>& addresses,
-                                                       absl::Time deadline) {
+absl::StatusOr<std::vector<UniqueFd>> TcpMeeting::Run(const std::vector<std::string>& addresses,
+                                                      absl::Time deadline) {
   absl::StatusOr<std::vector<UniqueFd>> connections = Meet(addresses, deadline);
   reception_ = nullptr;
   calls_.clear();
   return connections;
 }
 
-absl::StatusOr<std::vector<UniqueFd>> GlooMeeting::Meet(const std::vector<std::string>& addresses,
-                                                        absl::Time deadline) {
+absl::StatusOr<std::vector<UniqueFd>> TcpMeeting::Meet(const std::vector<std::string>& addresses,
+                                                       absl::Time deadline) {
   for (int to = 0; to < rank_; ++to) {
     EK_ASSIGN_OR_RETURN(HostPort address, HostPort::Parse(addresses[to]));
     calls_.emplace_back(rank_, group_, to, std::move(address));
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<UniqueFd>> GlooMeeting::Meet(const std::vector<std::s
   while (true) {
     const absl::Time now = absl::Now();
     EK_RETURN_IF_ERROR(cancelled());
-    for (GlooCall& call : calls_) {
+    for (TcpCall& call : calls_) {
       if (!call.IsDone()) EK_RETURN_IF_ERROR(call.Turn(now));
     }
     reception_->Turn(now);
@@ -75,27 +75,26 @@ absl::StatusOr<std::vector<UniqueFd>> GlooMeeting::Meet(const std::vector<std::s
     Wait(std::min(deadline, warn_at));
   }
   std::vector<UniqueFd> connections = std::move(reception_->admitted());
-  for (GlooCall& call : calls_) connections[call.to()] = std::move(call.connection());
+  for (TcpCall& call : calls_) connections[call.to()] = std::move(call.connection());
   return connections;
 }
 
-bool GlooMeeting::IsComplete() const {
-  return reception_->IsComplete() &&
-         std::all_of(calls_.begin(), calls_.end(),
-                     [](const GlooCall& call) { return call.IsDone(); });
+bool TcpMeeting::IsComplete() const {
+  return reception_->IsComplete() && std::all_of(calls_.begin(), calls_.end(),
+                                                 [](const TcpCall& call) { return call.IsDone(); });
 }
 
-void GlooMeeting::Wait(absl::Time deadline) const {
+void TcpMeeting::Wait(absl::Time deadline) const {
   std::vector<pollfd> entries = {{wake_.fd(), POLLIN, 0}};
-  for (const GlooCall& call : calls_) call.AddTo(entries, deadline);
+  for (const TcpCall& call : calls_) call.AddTo(entries, deadline);
   reception_->AddTo(entries, deadline);
   poll(entries.data(), entries.size(), PollTimeout(deadline));
 }
 
-absl::Status GlooMeeting::WhoIsMissing(absl::Duration waited) const {
+absl::Status TcpMeeting::WhoIsMissing(absl::Duration waited) const {
   std::vector<int> missing;
   std::string obstacles;
-  for (const GlooCall& call : calls_) {
+  for (const TcpCall& call : calls_) {
     if (call.IsDone()) continue;
     missing.push_back(call.to());
     if (!call.obstacle().ok()) {
@@ -114,7 +113,7 @@ absl::Status GlooMeeting::WhoIsMissing(absl::Duration waited) const {
                    RankList(group_.names.Of(missing)), " to connect", obstacles));
 }
 
-absl::Status GlooMeeting::cancelled() const {
+absl::Status TcpMeeting::cancelled() const {
   absl::MutexLock lock(&mutex_);
   return cancelled_;
 }

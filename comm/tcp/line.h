@@ -7,8 +7,8 @@
 //
 // Reads no byte beyond the frame that it gives: what follows belongs to the transport.
 
-#ifndef EVENKEEL_COMM_GLOO_LINE_H_
-#define EVENKEEL_COMM_GLOO_LINE_H_
+#ifndef EVENKEEL_COMM_TCP_LINE_H_
+#define EVENKEEL_COMM_TCP_LINE_H_
 
 #include <errno.h>
 #include <poll.h>
@@ -28,7 +28,7 @@
 
 namespace evenkeel::internal {
 
-struct GlooLine {
+struct TcpLine {
   UniqueFd fd;
   std::string outgoing;
   std::string incoming;  // Of one frame.
@@ -66,4 +66,4 @@ struct GlooLine {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_LINE_H_
+#endif  // EVENKEEL_COMM_TCP_LINE_H_

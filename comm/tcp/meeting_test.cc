@@ -1,6 +1,6 @@
 // Ranks find each other, and nobody else gets in, whatever comes to their listeners.
 
-#include "evenkeel/comm/gloo/meeting.h"
+#include "evenkeel/comm/tcp/meeting.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -20,12 +20,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "evenkeel/comm/gloo/line.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/peer_greeting.h"
 #include "evenkeel/comm/net/socket.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/line.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -44,15 +44,15 @@ PeerGroup GroupOf(int world_size) {
 class Meetings {
  public:
   explicit Meetings(int world_size, const std::function<PeerGroup(int)>& group_of,
-                    GlooMeetingOptions options = {}) {
+                    TcpMeetingOptions options = {}) {
     for (int rank = 0; rank < world_size; ++rank) {
-      meetings_.push_back(GlooMeeting::Create(rank, group_of(rank), options).value());
+      meetings_.push_back(TcpMeeting::Create(rank, group_of(rank), options).value());
       addresses_.push_back(meetings_.back()->address());
     }
     results_.assign(world_size, absl::UnknownError("not run"));
     connections_.resize(world_size);
   }
-  explicit Meetings(int world_size, GlooMeetingOptions options = {})
+  explicit Meetings(int world_size, TcpMeetingOptions options = {})
       : Meetings(
             world_size, [&](int) { return GroupOf(world_size); }, options) {}
   ~Meetings() { Join(); }
@@ -72,7 +72,7 @@ class Meetings {
     threads_.clear();
   }
 
-  GlooMeeting& operator[](int rank) { return *meetings_[rank]; }
+  TcpMeeting& operator[](int rank) { return *meetings_[rank]; }
   HostPort address(int rank) { return HostPort::Parse(addresses_[rank]).value(); }
   void set_address(int rank, std::string address) { addresses_[rank] = std::move(address); }
   const absl::Status& result(int rank) const { return results_[rank]; }
@@ -101,7 +101,7 @@ class Meetings {
   }
 
  private:
-  std::vector<std::unique_ptr<GlooMeeting>> meetings_;
+  std::vector<std::unique_ptr<TcpMeeting>> meetings_;
   std::vector<std::string> addresses_;
   std::vector<std::thread> threads_;
   std::vector<absl::Status> results_;
@@ -137,7 +137,7 @@ class Caller {
   }
 
  private:
-  GlooLine line_;
+  TcpLine line_;
 };
 
 PeerHello HelloOf(const PeerGroup& group, int rank, int lower, const PeerChallenge& challenge) {
@@ -146,7 +146,7 @@ PeerHello HelloOf(const PeerGroup& group, int rank, int lower, const PeerChallen
   return hello;
 }
 
-TEST(GlooMeetingTest, ConnectsEachRankWithEachOther) {
+TEST(TcpMeetingTest, ConnectsEachRankWithEachOther) {
   for (const int world_size : {1, 2, 3, 8}) {
     SCOPED_TRACE(world_size);
     Meetings meetings(world_size);
@@ -155,7 +155,7 @@ TEST(GlooMeetingTest, ConnectsEachRankWithEachOther) {
   }
 }
 
-TEST(GlooMeetingTest, NobodyListensForNobody) {
+TEST(TcpMeetingTest, NobodyListensForNobody) {
   Meetings meetings(2);
   EXPECT_TRUE(ConnectTo(meetings.address(0), absl::Now() + kSoon).ok());
   EXPECT_TRUE(absl::IsUnavailable(ConnectTo(meetings.address(1), absl::Now() + kSoon).status()))
@@ -165,7 +165,7 @@ TEST(GlooMeetingTest, NobodyListensForNobody) {
   EXPECT_TRUE(absl::IsUnavailable(ConnectTo(meetings.address(0), absl::Now() + kSoon).status()));
 }
 
-TEST(GlooMeetingTest, NamesTheRanksThatDoNotCome) {
+TEST(TcpMeetingTest, NamesTheRanksThatDoNotCome) {
   Meetings meetings(4);
   meetings.Start(1, absl::Milliseconds(200));
   meetings.Start(3, absl::Milliseconds(200));
@@ -175,7 +175,7 @@ TEST(GlooMeetingTest, NamesTheRanksThatDoNotCome) {
   EXPECT_THAT(std::string(meetings.result(3).message()), HasSubstr("ranks 0,2 to connect"));
 }
 
-TEST(GlooMeetingTest, CancelEndsIt) {
+TEST(TcpMeetingTest, CancelEndsIt) {
   Meetings meetings(2);
   meetings.Start(0);
   meetings[0].Cancel(absl::CancelledError("enough"));
@@ -183,14 +183,14 @@ TEST(GlooMeetingTest, CancelEndsIt) {
   EXPECT_EQ(meetings.result(0), absl::CancelledError("enough"));
 }
 
-TEST(GlooMeetingTest, RefusesAnAddressThatIsNotHere) {
+TEST(TcpMeetingTest, RefusesAnAddressThatIsNotHere) {
   const absl::Status status =
-      GlooMeeting::Create(0, GroupOf(2), {.bind_address = "192.0.2.1"}).status();
+      TcpMeeting::Create(0, GroupOf(2), {.bind_address = "192.0.2.1"}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
 }
 
 // The strangers come first, and stay.
-TEST(GlooMeetingTest, StrangersWithRandomBytesAndHalfOpenConnectionsDisturbNobody) {
+TEST(TcpMeetingTest, StrangersWithRandomBytesAndHalfOpenConnectionsDisturbNobody) {
   std::mt19937_64 random(20);
   Meetings meetings(3);
   std::vector<std::unique_ptr<Caller>> strangers;
@@ -215,7 +215,7 @@ TEST(GlooMeetingTest, StrangersWithRandomBytesAndHalfOpenConnectionsDisturbNobod
   more.join();
 }
 
-TEST(GlooMeetingTest, ACallerThatSaysNothingIsLetGoAtItsDeadline) {
+TEST(TcpMeetingTest, ACallerThatSaysNothingIsLetGoAtItsDeadline) {
   Meetings meetings(2, {.greeting_timeout = absl::Milliseconds(50)});
   meetings.Start(0);
   Caller silent(meetings.address(0));
@@ -224,7 +224,7 @@ TEST(GlooMeetingTest, ACallerThatSaysNothingIsLetGoAtItsDeadline) {
   meetings.ExpectConnected();
 }
 
-TEST(GlooMeetingTest, AWrongKeyIsASentenceAtOnce) {
+TEST(TcpMeetingTest, AWrongKeyIsASentenceAtOnce) {
   Meetings meetings(2, [](int rank) { return PeerGroup{"world", 2, absl::StrCat("key ", rank)}; });
   const absl::Time start = absl::Now();
   meetings.Start(1);
@@ -239,7 +239,7 @@ TEST(GlooMeetingTest, AWrongKeyIsASentenceAtOnce) {
   EXPECT_THAT(std::string(meetings.result(0).message()), HasSubstr("did not prove"));
 }
 
-TEST(GlooMeetingTest, OnlyTheGroupsHigherRanksComeInAndEachOnce) {
+TEST(TcpMeetingTest, OnlyTheGroupsHigherRanksComeInAndEachOnce) {
   Meetings meetings(4);
   meetings.Start(1);
   const auto call = [&](const PeerGroup& group, int rank, int lower = 1) {
@@ -269,7 +269,7 @@ TEST(GlooMeetingTest, OnlyTheGroupsHigherRanksComeInAndEachOnce) {
 }
 
 // A hello that was overheard is of no use in another meeting of the same group.
-TEST(GlooMeetingTest, AReplayedHelloIsRefusedAndTheRealRankStillComes) {
+TEST(TcpMeetingTest, AReplayedHelloIsRefusedAndTheRealRankStillComes) {
   std::string overheard;
   {
     Meetings meetings(2);
@@ -291,14 +291,14 @@ TEST(GlooMeetingTest, AReplayedHelloIsRefusedAndTheRealRankStillComes) {
 
 // Who listens where a rank should be, but does not know the key: it can't prove anything, not even
 // by sending back what it is sent.
-TEST(GlooMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
+TEST(TcpMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
   for (const bool mirrors : {false, true}) {
     Meetings meetings(2);
     const UniqueFd listener = ListenOn({"127.0.0.1", 0}).value();
     meetings.set_address(0, LocalAddress(listener).value().ToString());
     meetings.Start(1);
     ASSERT_TRUE(WaitFor(listener, POLLIN, absl::Now() + kSoon).ok());
-    GlooLine line;
+    TcpLine line;
     line.fd = AcceptFrom(listener).value();
     line.Say(PeerChallenge{.nonce = std::string(kPeerNonceSize, 'n')}.Serialize());
     std::optional<std::string> frame;
@@ -318,7 +318,7 @@ TEST(GlooMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
 }
 
 // A caller whose connection is cut before it is answered comes again.
-TEST(GlooMeetingTest, ACallIsTriedAgain) {
+TEST(TcpMeetingTest, ACallIsTriedAgain) {
   Meetings meetings(2);
   const UniqueFd listener = ListenOn({"127.0.0.1", 0}).value();
   meetings.set_address(0, LocalAddress(listener).value().ToString());
@@ -332,7 +332,7 @@ TEST(GlooMeetingTest, ACallIsTriedAgain) {
   EXPECT_TRUE(absl::IsCancelled(meetings.result(1)));
 }
 
-TEST(GlooGreetingTest, ProofsDependOnEverything) {
+TEST(TcpGreetingTest, ProofsDependOnEverything) {
   const PeerChallenge challenge{.nonce = std::string(kPeerNonceSize, 'c')};
   const PeerHello hello{.rank = 2, .nonce = std::string(kPeerNonceSize, 'h')};
   const PeerGroup group = GroupOf(4);
@@ -354,7 +354,7 @@ TEST(GlooGreetingTest, ProofsDependOnEverything) {
 
 // Random bytes, and good messages with a few bytes changed, cut or added. What is accepted must be
 // a message: it comes back as the same bytes.
-TEST(GlooGreetingTest, NoBytesDoHarm) {
+TEST(TcpGreetingTest, NoBytesDoHarm) {
   struct Format {
     std::string good;
     std::function<absl::StatusOr<std::string>(absl::string_view)> parse_and_serialize;

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/delivery.h"
+#include "evenkeel/comm/tcp/delivery.h"
 
 #include <linux/sockios.h>
 #include <linux/tcp.h>  // <netinet/tcp.h> lacks the newer counters.

@@ -12,8 +12,8 @@
 // Units:   bytes.
 // Threads: thread-compatible.
 
-#ifndef EVENKEEL_COMM_GLOO_DELIVERY_H_
-#define EVENKEEL_COMM_GLOO_DELIVERY_H_
+#ifndef EVENKEEL_COMM_TCP_DELIVERY_H_
+#define EVENKEEL_COMM_TCP_DELIVERY_H_
 
 #include <cstdint>
 #include <optional>
@@ -65,4 +65,4 @@ class DeliveryWatch {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_DELIVERY_H_
+#endif  // EVENKEEL_COMM_TCP_DELIVERY_H_

@@ -1,4 +1,4 @@
-#include "evenkeel/comm/gloo/backend.h"
+#include "evenkeel/comm/tcp/backend.h"
 
 #include <memory>
 #include <string>
@@ -18,12 +18,12 @@ namespace {
 
 // Two ranks that are connected, with nobody above them that watches.
 struct Pair {
-  std::unique_ptr<GlooBackend> ranks[2];
+  std::unique_ptr<TcpBackend> ranks[2];
 
   Pair() {
     std::vector<std::string> addresses;
     for (int rank = 0; rank < 2; ++rank) {
-      ranks[rank] = std::make_unique<GlooBackend>(rank, 2, "world");
+      ranks[rank] = std::make_unique<TcpBackend>(rank, 2, "world");
       auto address = ranks[rank]->Listen("127.0.0.1", "key", [](const absl::Status&) {});
       EXPECT_TRUE(address.ok()) << address.status();
       addresses.push_back(address.value_or(""));
@@ -34,7 +34,7 @@ struct Pair {
   }
 };
 
-std::shared_ptr<WorkState> StartBarrier(GlooBackend& backend, absl::Duration timeout) {
+std::shared_ptr<WorkState> StartBarrier(TcpBackend& backend, absl::Duration timeout) {
   Operation operation;
   operation.what.kind = CollectiveKind::kBarrier;
   operation.deadline = absl::Now() + timeout;
@@ -43,7 +43,7 @@ std::shared_ptr<WorkState> StartBarrier(GlooBackend& backend, absl::Duration tim
   return work;
 }
 
-TEST(GlooBackendTest, ABrokenConnectionAfterTheDeadlineIsExplainedByWhoKnows) {
+TEST(TcpBackendTest, ABrokenConnectionAfterTheDeadlineIsExplainedByWhoKnows) {
   // A machine on which that takes longer than a rank's patience shows nothing.
   bool was_in_time = false;
   for (int attempt = 0; attempt < 10 && !was_in_time; ++attempt) {
@@ -63,7 +63,7 @@ TEST(GlooBackendTest, ABrokenConnectionAfterTheDeadlineIsExplainedByWhoKnows) {
   EXPECT_TRUE(was_in_time);
 }
 
-TEST(GlooBackendTest, ADeadlineNobodyExplainsEndsTheOperation) {
+TEST(TcpBackendTest, ADeadlineNobodyExplainsEndsTheOperation) {
   Pair pair;
   const absl::Status status = StartBarrier(*pair.ranks[0], absl::Milliseconds(50))->Wait();
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;

@@ -1,6 +1,6 @@
 // The backend over TCP: a thread per lane that runs one operation after the other.
 //
-//   auto backend = std::make_unique<GlooBackend>(rank, world_size, "world");
+//   auto backend = std::make_unique<TcpBackend>(rank, world_size, "world");
 //   // to be given to all ranks
 //   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen("127.0.0.1", key, on_lost));
 //   EK_RETURN_IF_ERROR(backend->Connect(everybodys, timeout));
@@ -10,8 +10,8 @@
 //
 // Threads: as Backend; Listen() and Connect() once, before the first operation.
 
-#ifndef EVENKEEL_COMM_GLOO_BACKEND_H_
-#define EVENKEEL_COMM_GLOO_BACKEND_H_
+#ifndef EVENKEEL_COMM_TCP_BACKEND_H_
+#define EVENKEEL_COMM_TCP_BACKEND_H_
 
 #include <cstdint>
 #include <functional>
@@ -36,14 +36,14 @@
 
 namespace evenkeel::internal {
 
-class GlooMesh;
+class TcpMesh;
 
-class GlooBackend : public Backend {
+class TcpBackend : public Backend {
  public:
-  // `names`: what messages call its ranks. `warn`: see GlooTransportOptions and GlooMeetingOptions.
-  GlooBackend(int rank, int world_size, std::string group, const RankNames& names = {},
-              WarnFunction warn = nullptr);
-  ~GlooBackend() override;
+  // `names`: what messages call its ranks. `warn`: see TcpTransportOptions and TcpMeetingOptions.
+  TcpBackend(int rank, int world_size, std::string group, const RankNames& names = {},
+             WarnFunction warn = nullptr);
+  ~TcpBackend() override;
 
   // Starts to listen; the address for Connect() of all ranks. `key`: what the group's ranks share
   // with nobody else. `on_lost` is called on the transport's thread, until this backend goes, when
@@ -54,7 +54,7 @@ class GlooBackend : public Backend {
   // `addresses`: what Listen() gave, by rank. Nobody listens any more when it returns.
   absl::Status Connect(const std::vector<std::string>& addresses, absl::Duration timeout);
 
-  absl::string_view name() const override { return "gloo"; }
+  absl::string_view name() const override { return "tcp"; }
   absl::Status Supports(const Collective& what) const override;
   void Start(Operation operation, std::shared_ptr<WorkState> work) override;
   void Abort(const absl::Status& why) override;
@@ -79,7 +79,7 @@ class GlooBackend : public Backend {
   const RankNames names_;
   const WarnFunction warn_;
   const uint64_t generation_;  // In every tag.
-  std::unique_ptr<GlooMesh> mesh_;
+  std::unique_ptr<TcpMesh> mesh_;
 
   absl::Mutex mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
@@ -89,4 +89,4 @@ class GlooBackend : public Backend {
 
 }  // namespace evenkeel::internal
 
-#endif  // EVENKEEL_COMM_GLOO_BACKEND_H_
+#endif  // EVENKEEL_COMM_TCP_BACKEND_H_

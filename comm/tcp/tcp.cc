@@ -1,27 +1,26 @@
-#include "evenkeel/comm/gloo/gloo.h"
+#include "evenkeel/comm/tcp/tcp.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/base/rank_names.h"
 #include "evenkeel/comm/control/arrival.h"
-#include "evenkeel/comm/gloo/backend.h"
 #include "evenkeel/comm/local/group_in_process.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/comm/tcp/backend.h"
 
 namespace evenkeel {
 namespace {
 
-constexpr char kTopic[] = "gloo addresses";
+constexpr char kTopic[] = "tcp addresses";
 
 // All ranks' addresses to all ranks over the control plane, which knows who is missing.
-absl::Status Connect(internal::GlooBackend& backend, Communicator& comm,
-                     const GlooOptions& options) {
+absl::Status Connect(internal::TcpBackend& backend, Communicator& comm, const TcpOptions& options) {
   if (comm.world_size() == 1) return absl::OkStatus();
   ControlChannel& control = comm.control();
   EK_ASSIGN_OR_RETURN(
       const std::string mine,
-      backend.Listen(options.bind_address, control.link().Key(absl::StrCat("gloo/", options.group)),
+      backend.Listen(options.bind_address, control.link().Key(absl::StrCat("tcp/", options.group)),
                      [&control](const absl::Status& why) { control.Fail(why); }));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts all,
                       internal::AwaitArrival(control, kTopic, mine,
@@ -32,26 +31,26 @@ absl::Status Connect(internal::GlooBackend& backend, Communicator& comm,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int world_size,
-                                                              std::unique_ptr<ControlLink> control,
-                                                              const GlooOptions& options) {
+absl::StatusOr<std::unique_ptr<Communicator>> CreateTcpGroup(int rank, int world_size,
+                                                             std::unique_ptr<ControlLink> control,
+                                                             const TcpOptions& options) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("CreateGlooGroup: rank ", rank,
-                                                   " is out of range for ", world_size, " ranks"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("CreateTcpGroup: rank ", rank, " is out of range for ", world_size, " ranks"));
   }
-  auto owner = std::make_unique<internal::GlooBackend>(
+  auto owner = std::make_unique<internal::TcpBackend>(
       rank, world_size, options.group, internal::RankNames(), options.communicator.watch.warn);
-  internal::GlooBackend& backend = *owner;
+  internal::TcpBackend& backend = *owner;
   // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
   auto comm = std::make_unique<Communicator>(
       std::move(owner), std::make_unique<ControlChannel>(rank, world_size, std::move(control)),
       options.communicator, options.group,
       [options](absl::string_view group, int next_rank, int next_world_size,
                 std::unique_ptr<ControlLink> link, absl::Duration timeout) {
-        GlooOptions next = options;
+        TcpOptions next = options;
         next.group = std::string(group);
         next.connect_timeout = timeout;
-        return CreateGlooGroup(next_rank, next_world_size, std::move(link), next);
+        return CreateTcpGroup(next_rank, next_world_size, std::move(link), next);
       });
   absl::Status status = Connect(backend, *comm, options);
   if (status.ok()) return comm;
@@ -59,14 +58,14 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooGroup(int rank, int worl
   return Annotate(comm->status(), absl::StrCat("group ", options.group));
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroupInProcess(
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateTcpGroupInProcess(
     int world_size, const CommunicatorOptions& options) {
   if (world_size < 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("CreateGlooGroupInProcess: a group of ", world_size, " ranks"));
+        absl::StrCat("CreateTcpGroupInProcess: a group of ", world_size, " ranks"));
   }
   return internal::CreateInProcess(world_size, [&](int rank, std::unique_ptr<ControlLink> link) {
-    return CreateGlooGroup(rank, world_size, std::move(link), {.communicator = options});
+    return CreateTcpGroup(rank, world_size, std::move(link), {.communicator = options});
   });
 }
 

@@ -1,5 +1,5 @@
-// What the NCCL backend calls of NCCL, as an interface: of the library (internal/nccl_library.h),
-// or of one that is simulated (internal/simulated_nccl.h).
+// The calls of the backend to NCCL, as an interface: over the library (library.h), or over a
+// simulated one (comm/testing/simulated_nccl.h).
 //
 //   NcclComm comm = nullptr;
 //   // in progress; State() says until when
@@ -47,7 +47,7 @@ enum class NcclCode : uint8_t {
   kInvalidUsage,
   kRemoteError,
   kInProgress,
-  kUnimplemented,  // By the NCCL that this was built with.
+  kUnimplemented,  // By the NCCL that is loaded.
   kUnknown,
 };
 
@@ -93,9 +93,8 @@ class NcclApi {
  public:
   virtual ~NcclApi() = default;
 
-  // Of the library that is loaded, as 22809 for 2.28.9; and of the header that this was built with.
+  // Of the library that is loaded, as 22809 for 2.28.9.
   virtual int version() = 0;
-  virtual int built_version() = 0;
   virtual absl::StatusOr<NcclPlace> PlaceOf(Device device) = 0;
 
   virtual NcclAnswer GetUniqueId(std::string* id) = 0;

@@ -40,7 +40,7 @@ absl::Status Both(const absl::Status& first, const absl::Status& second) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclBackend>> NcclBackend::Create(DeviceRuntime& runtime,
-                                                                 NcclApi& api,
+                                                                 absl::StatusOr<NcclApi*> api,
                                                                  const Settings& settings) {
   EK_ASSIGN_OR_RETURN(const int devices, runtime.DeviceCount());
   if (settings.device.index < 0 || settings.device.index >= devices) {
@@ -49,8 +49,9 @@ absl::StatusOr<std::unique_ptr<NcclBackend>> NcclBackend::Create(DeviceRuntime& 
                                ", there ", devices == 1 ? "is " : "are ", devices)),
                            {.ranks = {settings.rank}});
   }
+  EK_ASSIGN_OR_RETURN(NcclApi* const nccl, api);
   EK_ASSIGN_OR_RETURN(Stream stream, runtime.CreateStream(settings.device, StreamPriority::kHigh));
-  return std::unique_ptr<NcclBackend>(new NcclBackend(runtime, api, settings, std::move(stream)));
+  return std::unique_ptr<NcclBackend>(new NcclBackend(runtime, *nccl, settings, std::move(stream)));
 }
 
 NcclBackend::NcclBackend(DeviceRuntime& runtime, NcclApi& api, const Settings& settings,
@@ -85,8 +86,7 @@ absl::Status NcclBackend::Connect(ControlChannel& control, const std::string& un
                                   absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   control_ = &control;
-  NcclPeer mine{
-      .version = api_.version(), .built_version = api_.built_version(), .device = settings_.device};
+  NcclPeer mine{.version = api_.version(), .device = settings_.device};
   EK_ASSIGN_OR_RETURN(mine.place, api_.PlaceOf(settings_.device));
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
                       AwaitArrival(control, "nccl peers", mine.Serialize(),

@@ -55,7 +55,8 @@ class NcclBackend : public Backend {
     int64_t least_registered = 0;
     std::function<void(const std::string& text)> warn;  // Null: to stderr.
   };
-  static absl::StatusOr<std::unique_ptr<NcclBackend>> Create(DeviceRuntime& runtime, NcclApi& api,
+  static absl::StatusOr<std::unique_ptr<NcclBackend>> Create(DeviceRuntime& runtime,
+                                                             absl::StatusOr<NcclApi*> api,
                                                              const Settings& settings);
   ~NcclBackend() override;
 

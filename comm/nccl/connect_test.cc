@@ -106,10 +106,25 @@ TEST_F(NcclConnectTest, ARankThatIsLostWhileTheyConnectEndsTheWaitOfTheOthers) {
     control.Fail(absl::UnavailableError("rank 1 was killed"));
   });
   const absl::StatusOr<std::unique_ptr<Communicator>> comm =
-      CreateNcclGroupOver(devices_, nccl_.Library(0), 0, 2, std::move(links[0]), {});
+      CreateNcclGroupOver(devices_, &nccl_.Library(0), 0, 2, std::move(links[0]), {});
   lost.join();
   EXPECT_FALSE(comm.ok());
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST_F(NcclConnectTest, ARankWithoutNcclIsReportedOnAllRanks) {
+  std::vector<std::unique_ptr<ControlLink>> links = CreateLocalLinks(2);
+  absl::StatusOr<std::unique_ptr<Communicator>> without;
+  std::thread rank([&] {
+    without = CreateNcclGroupOver(devices_, absl::FailedPreconditionError("cannot load NCCL"), 1, 2,
+                                  std::move(links[1]), {.device = 1});
+  });
+  const absl::StatusOr<std::unique_ptr<Communicator>> other =
+      CreateNcclGroupOver(devices_, &nccl_.Library(0), 0, 2, std::move(links[0]), {});
+  rank.join();
+  EXPECT_EQ(without.status(), absl::FailedPreconditionError("cannot load NCCL"));
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(TextOf(other.status()), HasSubstr("rank 1: cannot load NCCL"));
 }
 
 TEST_F(NcclConnectTest, AFailureToConnectReachesAllRanks) {

@@ -11,7 +11,7 @@
 namespace evenkeel::internal {
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
-    DeviceRuntime& runtime, NcclApi& api, int rank, int world_size,
+    DeviceRuntime& runtime, absl::StatusOr<NcclApi*> api, int rank, int world_size,
     std::unique_ptr<ControlLink> control, const NcclGroupOptions& options) {
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     return absl::InvalidArgumentError(absl::StrCat("CreateNcclGroup: rank ", rank,
@@ -34,8 +34,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
   // Made before the ranks are connected, so that a rank that is lost meanwhile ends the wait.
   auto comm = std::make_unique<Communicator>(
       *std::move(made), std::move(channel), options.communicator, options.group,
-      [&runtime, &api, options](absl::string_view group, int next_rank, int next_world_size,
-                                std::unique_ptr<ControlLink> link, absl::Duration timeout) {
+      [&runtime, api, options](absl::string_view group, int next_rank, int next_world_size,
+                               std::unique_ptr<ControlLink> link, absl::Duration timeout) {
         NcclGroupOptions next = options;
         next.group = std::string(group);
         next.connect_timeout = timeout;

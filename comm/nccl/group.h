@@ -34,9 +34,10 @@ struct NcclGroupOptions {
   CommunicatorOptions communicator;
 };
 
-// `runtime` and `api` outlive the group and its memory.
+// `runtime` and `api` outlive the group and its memory. An error instead of an `api` is returned on
+// all ranks.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
-    DeviceRuntime& runtime, NcclApi& api, int rank, int world_size,
+    DeviceRuntime& runtime, absl::StatusOr<NcclApi*> api, int rank, int world_size,
     std::unique_ptr<ControlLink> control, const NcclGroupOptions& options = {});
 
 }  // namespace evenkeel::internal

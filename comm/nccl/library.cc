@@ -12,21 +12,14 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/const_init.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "evenkeel/comm/device/cuda_context.h"
+#include "evenkeel/comm/nccl/functions.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
-
-// Null where the NCCL that is loaded is older.
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 3)
-#pragma weak ncclMemAlloc
-#pragma weak ncclMemFree
-#pragma weak ncclCommRegister
-#pragma weak ncclCommDeregister
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 3)
-#pragma weak ncclAlltoAll
-#endif
 
 namespace evenkeel::internal {
 namespace {
@@ -57,40 +50,17 @@ NcclCode CodeOf(ncclResult_t result) {
       return NcclCode::kInvalidArgument;
     case ncclInvalidUsage:
       return NcclCode::kInvalidUsage;
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 13, 4)
     case ncclRemoteError:
       return NcclCode::kRemoteError;
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 3)
     case ncclInProgress:
       return NcclCode::kInProgress;
-#endif
     default:
       return NcclCode::kUnknown;
   }
 }
 
-NcclAnswer AnswerOf(ncclResult_t result, ncclComm_t comm) {
-  NcclAnswer answer{.code = CodeOf(result)};
-  if (!answer.is_failure()) return answer;
-  answer.text = ncclGetErrorString(result);
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 13, 4)
-  const char* const detail = ncclGetLastError(comm);
-  if (detail != nullptr && *detail != '\0') absl::StrAppend(&answer.text, " (", detail, ")");
-#endif
-  return answer;
-}
-
-[[maybe_unused]] NcclAnswer NoDevice(const absl::Status& status) {
+NcclAnswer NoDevice(const absl::Status& status) {
   return {NcclCode::kUnhandledCudaError, std::string(status.message())};
-}
-
-[[maybe_unused]] NcclAnswer Lacks(absl::string_view what) {
-  int loaded = 0;
-  (void)ncclGetVersion(&loaded);
-  return {NcclCode::kUnimplemented,
-          absl::StrCat("built with NCCL ", NcclVersionText(NCCL_VERSION_CODE), ", and run with ",
-                       NcclVersionText(loaded), ": there is no ", what)};
 }
 
 // int16 only where bytes are moved as they are: then as twice as many bytes.
@@ -117,46 +87,46 @@ ncclDataType_t TypeOf(DType dtype) {
   return ncclInt8;
 }
 
-ncclResult_t AllToAll(const NcclCall& call, size_t count, ncclDataType_t type, ncclComm_t comm,
-                      cudaStream_t stream) {
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 3)
-  if (ncclAlltoAll != nullptr) return ncclAlltoAll(call.in, call.out, count, type, comm, stream);
-#endif
+ncclResult_t AllToAll(const NcclFunctions& nccl, const NcclCall& call, size_t count,
+                      ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  if (nccl.ncclAlltoAll != nullptr)
+    return nccl.ncclAlltoAll(call.in, call.out, count, type, comm, stream);
   int ranks = 0;
-  ncclResult_t result = ncclCommCount(comm, &ranks);
+  ncclResult_t result = nccl.ncclCommCount(comm, &ranks);
   const int64_t part = call.count * SizeOf(call.dtype);
   for (int rank = 0; rank < ranks && result == ncclSuccess; ++rank) {
-    result =
-        ncclSend(static_cast<const char*>(call.in) + rank * part, count, type, rank, comm, stream);
+    result = nccl.ncclSend(static_cast<const char*>(call.in) + rank * part, count, type, rank, comm,
+                           stream);
     if (result == ncclSuccess) {
-      result =
-          ncclRecv(static_cast<char*>(call.out) + rank * part, count, type, rank, comm, stream);
+      result = nccl.ncclRecv(static_cast<char*>(call.out) + rank * part, count, type, rank, comm,
+                             stream);
     }
   }
   return result;
 }
 
-ncclResult_t Put(const NcclCall& call, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t Put(const NcclFunctions& nccl, const NcclCall& call, ncclComm_t comm,
+                 cudaStream_t stream) {
   const ncclDataType_t type = TypeOf(call.dtype);
   const auto count = static_cast<size_t>(call.count) * (call.dtype == DType::kInt16 ? 2 : 1);
   const auto op = static_cast<ncclRedOp_t>(call.op);
   switch (call.kind) {
     case CollectiveKind::kAllReduce:
-      return ncclAllReduce(call.in, call.out, count, type, op, comm, stream);
+      return nccl.ncclAllReduce(call.in, call.out, count, type, op, comm, stream);
     case CollectiveKind::kReduce:
-      return ncclReduce(call.in, call.out, count, type, op, call.root, comm, stream);
+      return nccl.ncclReduce(call.in, call.out, count, type, op, call.root, comm, stream);
     case CollectiveKind::kBroadcast:
-      return ncclBroadcast(call.in, call.out, count, type, call.root, comm, stream);
+      return nccl.ncclBroadcast(call.in, call.out, count, type, call.root, comm, stream);
     case CollectiveKind::kAllGather:
-      return ncclAllGather(call.in, call.out, count, type, comm, stream);
+      return nccl.ncclAllGather(call.in, call.out, count, type, comm, stream);
     case CollectiveKind::kReduceScatter:
-      return ncclReduceScatter(call.in, call.out, count, type, op, comm, stream);
+      return nccl.ncclReduceScatter(call.in, call.out, count, type, op, comm, stream);
     case CollectiveKind::kAllToAll:
-      return AllToAll(call, count, type, comm, stream);
+      return AllToAll(nccl, call, count, type, comm, stream);
     case CollectiveKind::kSend:
-      return ncclSend(call.in, count, type, call.root, comm, stream);
+      return nccl.ncclSend(call.in, count, type, call.root, comm, stream);
     case CollectiveKind::kRecv:
-      return ncclRecv(call.out, count, type, call.root, comm, stream);
+      return nccl.ncclRecv(call.out, count, type, call.root, comm, stream);
     case CollectiveKind::kBarrier:
       break;
   }
@@ -176,12 +146,13 @@ std::string HostIdentity() {
 
 class Library : public NcclApi {
  public:
+  explicit Library(const NcclFunctions& nccl) : nccl_(nccl) {}
+
   int version() override {
     int version = 0;
-    (void)ncclGetVersion(&version);
+    (void)nccl_.ncclGetVersion(&version);
     return version;
   }
-  int built_version() override { return NCCL_VERSION_CODE; }
 
   absl::StatusOr<NcclPlace> PlaceOf(Device device) override {
     std::array<char, 64> address = {};
@@ -199,14 +170,13 @@ class Library : public NcclApi {
 
   NcclAnswer GetUniqueId(std::string* id) override {
     ncclUniqueId bytes;
-    const NcclAnswer answer = AnswerOf(ncclGetUniqueId(&bytes), nullptr);
+    const NcclAnswer answer = Answer(nccl_.ncclGetUniqueId(&bytes), nullptr);
     if (!answer.is_failure()) id->assign(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
     return answer;
   }
 
   NcclAnswer Init(Device device, const std::string& id, int rank, int world_size,
                   NcclComm* comm) override {
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 14, 3)
     ncclUniqueId bytes;
     if (id.size() != sizeof(bytes)) {
       return {NcclCode::kInvalidArgument,
@@ -225,38 +195,36 @@ class Library : public NcclApi {
     config.blocking = 0;
     auto handle = std::make_unique<Handle>();
     handle->device = device;
-    const NcclAnswer answer = AnswerOf(
-        ncclCommInitRankConfig(&handle->comm, world_size, bytes, rank, &config), handle->comm);
+    const NcclAnswer answer =
+        Answer(nccl_.ncclCommInitRankConfig(&handle->comm, world_size, bytes, rank, &config),
+               handle->comm);
     if (handle->comm != nullptr) *comm = handle.release();
     return answer;
-#else
-    return Lacks("non-blocking communicators (2.14)");
-#endif
   }
 
   NcclAnswer State(NcclComm comm) override {
     const ncclComm_t of = HandleOf(comm).comm;
     ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(of, &state);
-    return AnswerOf(asked != ncclSuccess ? asked : state, of);
+    const ncclResult_t asked = nccl_.ncclCommGetAsyncError(of, &state);
+    return Answer(asked != ncclSuccess ? asked : state, of);
   }
 
   NcclAnswer Abort(NcclComm comm) override {
     const std::unique_ptr<Handle> handle(static_cast<Handle*>(comm));
     const ScopedCudaDevice scope(handle->device);
-    return AnswerOf(ncclCommAbort(handle->comm), nullptr);
+    return Answer(nccl_.ncclCommAbort(handle->comm), nullptr);
   }
 
-  NcclAnswer GroupStart() override { return AnswerOf(ncclGroupStart(), nullptr); }
+  NcclAnswer GroupStart() override { return Answer(nccl_.ncclGroupStart(), nullptr); }
   NcclAnswer GroupEnd(NcclComm comm) override {
     const Handle of = HandleOf(comm);
     const ScopedCudaDevice scope(of.device);
-    return AnswerOf(ncclGroupEnd(), of.comm);
+    return Answer(nccl_.ncclGroupEnd(), of.comm);
   }
   NcclAnswer Enqueue(const NcclCall& call, NcclComm comm, StreamRef stream) override {
     const Handle of = HandleOf(comm);
     const ScopedCudaDevice scope(of.device);
-    return AnswerOf(Put(call, of.comm, static_cast<cudaStream_t>(stream.handle)), of.comm);
+    return Answer(Put(nccl_, call, of.comm, static_cast<cudaStream_t>(stream.handle)), of.comm);
   }
 
   NcclAnswer MakeScaledSum(double scale, DType dtype, NcclComm comm, int* op) override {
@@ -269,56 +237,69 @@ class Library : public NcclApi {
     if (dtype == DType::kBFloat16) write(BFloat16(static_cast<float>(scale)));
     const Handle of = HandleOf(comm);
     ncclRedOp_t made = ncclSum;
-    const NcclAnswer answer = AnswerOf(
-        ncclRedOpCreatePreMulSum(&made, scalar, TypeOf(dtype), ncclScalarHostImmediate, of.comm),
-        of.comm);
+    const NcclAnswer answer =
+        Answer(nccl_.ncclRedOpCreatePreMulSum(&made, scalar, TypeOf(dtype), ncclScalarHostImmediate,
+                                              of.comm),
+               of.comm);
     *op = static_cast<int>(made);
     return answer;
   }
   NcclAnswer DropReduction(int op, NcclComm comm) override {
     const Handle of = HandleOf(comm);
-    return AnswerOf(ncclRedOpDestroy(static_cast<ncclRedOp_t>(op), of.comm), of.comm);
+    return Answer(nccl_.ncclRedOpDestroy(static_cast<ncclRedOp_t>(op), of.comm), of.comm);
   }
 
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 3)
   NcclAnswer AllocateMemory(Device device, int64_t bytes, void** data) override {
-    if (ncclMemAlloc == nullptr || ncclCommRegister == nullptr)
-      return Lacks("ncclMemAlloc and ncclCommRegister (2.19)");
+    if (nccl_.ncclMemAlloc == nullptr || nccl_.ncclCommRegister == nullptr) {
+      return {NcclCode::kUnimplemented,
+              absl::StrCat("NCCL ", NcclVersionText(version()),
+                           " has no ncclMemAlloc and ncclCommRegister (2.19)")};
+    }
     const ScopedCudaDevice scope(device);
     if (!scope.status().ok()) return NoDevice(scope.status());
-    return AnswerOf(ncclMemAlloc(data, static_cast<size_t>(bytes)), nullptr);
+    return Answer(nccl_.ncclMemAlloc(data, static_cast<size_t>(bytes)), nullptr);
   }
   // The rest is for what AllocateMemory() gave.
   NcclAnswer FreeMemory(Device device, void* data) override {
     const ScopedCudaDevice scope(device);
-    return AnswerOf(ncclMemFree(data), nullptr);
+    return Answer(nccl_.ncclMemFree(data), nullptr);
   }
   NcclAnswer Register(NcclComm comm, void* data, int64_t bytes, void** handle) override {
     const Handle of = HandleOf(comm);
     const ScopedCudaDevice scope(of.device);
-    return AnswerOf(ncclCommRegister(of.comm, data, static_cast<size_t>(bytes), handle), of.comm);
+    return Answer(nccl_.ncclCommRegister(of.comm, data, static_cast<size_t>(bytes), handle),
+                  of.comm);
   }
   NcclAnswer Deregister(NcclComm comm, void* handle) override {
     const Handle of = HandleOf(comm);
     const ScopedCudaDevice scope(of.device);
-    return AnswerOf(ncclCommDeregister(of.comm, handle), of.comm);
+    return Answer(nccl_.ncclCommDeregister(of.comm, handle), of.comm);
   }
-#else
-  NcclAnswer AllocateMemory(Device, int64_t, void**) override {
-    return Lacks("ncclMemAlloc (2.19)");
+
+ private:
+  NcclAnswer Answer(ncclResult_t result, ncclComm_t comm) const {
+    NcclAnswer answer{.code = CodeOf(result)};
+    if (!answer.is_failure()) return answer;
+    answer.text = nccl_.ncclGetErrorString(result);
+    const char* const detail = nccl_.ncclGetLastError(comm);
+    if (detail != nullptr && *detail != '\0') absl::StrAppend(&answer.text, " (", detail, ")");
+    return answer;
   }
-  NcclAnswer FreeMemory(Device, void*) override { return Lacks("ncclMemFree (2.19)"); }
-  NcclAnswer Register(NcclComm, void*, int64_t, void**) override {
-    return Lacks("ncclCommRegister (2.19)");
-  }
-  NcclAnswer Deregister(NcclComm, void*) override { return Lacks("ncclCommDeregister (2.19)"); }
-#endif
+
+  const NcclFunctions nccl_;
 };
 
 }  // namespace
 
-NcclApi& NcclLibrary() {
-  static NcclApi& library = *new Library();
+absl::StatusOr<NcclApi*> NcclLibrary() {
+  static absl::Mutex mutex(absl::kConstInit);
+  static Library* library = nullptr;
+  absl::MutexLock lock(&mutex);
+  if (library == nullptr) {
+    const char* const path = std::getenv("EVENKEEL_NCCL");
+    EK_ASSIGN_OR_RETURN(const NcclFunctions nccl, LoadNccl(path == nullptr ? "" : path));
+    library = new Library(nccl);
+  }
   return library;
 }
 

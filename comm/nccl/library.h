@@ -1,20 +1,25 @@
-// NCCL itself, as internal/nccl_api.h has it.
+// NCCL itself, behind the interface of api.h.
 //
 // Reads what NCCL reads of the environment to tell hosts apart: NCCL_HOSTID, and
 // NCCL_MULTI_RANK_GPU_ENABLE (which 2.28 does not know). With NCCL_COMM_BLOCKING=1 nothing could
-// have a deadline, so no communicator is made: kInvalidUsage.
+// have a deadline, so no communicator is made: kInvalidUsage. Reads EVENKEEL_NCCL, the path of the
+// library to load (comm/environment.h).
 //
-// An NCCL that is loaded may be older than the one that this was built with, down to 2.18: what it
-// lacks is done otherwise or answers kUnimplemented, as if it had been built with it.
+// The library may be any from 2.18 on, older or newer than the nccl.h of the build: what it lacks
+// is done otherwise, or returns kUnimplemented.
 
 #ifndef EVENKEEL_COMM_NCCL_LIBRARY_H_
 #define EVENKEEL_COMM_NCCL_LIBRARY_H_
 
+#include "absl/status/statusor.h"
 #include "evenkeel/comm/nccl/api.h"
 
 namespace evenkeel::internal {
 
-NcclApi& NcclLibrary();  // Never destroyed.
+// Loads NCCL at the first call (functions.h), and returns the same object from then on; it is never
+// destroyed. An error is not kept: the next call tries again.
+// Threads: safe from any thread.
+absl::StatusOr<NcclApi*> NcclLibrary();
 
 }  // namespace evenkeel::internal
 

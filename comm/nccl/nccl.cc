@@ -14,9 +14,9 @@ absl::StatusOr<int> CudaDeviceCount() { return CudaDevices().DeviceCount(); }
 
 absl::StatusOr<std::string> MakeNcclUniqueId() {
   EK_RETURN_IF_ERROR(CudaDeviceCount().status());
+  EK_ASSIGN_OR_RETURN(internal::NcclApi* const nccl, internal::NcclLibrary());
   std::string id;
-  EK_RETURN_IF_ERROR(
-      internal::ToStatus("ncclGetUniqueId", internal::NcclLibrary().GetUniqueId(&id)));
+  EK_RETURN_IF_ERROR(internal::ToStatus("ncclGetUniqueId", nccl->GetUniqueId(&id)));
   return id;
 }
 

@@ -11,20 +11,12 @@
 namespace evenkeel::internal {
 namespace {
 
-// NCCL 2.28 has other calls behind the same operations (all-to-all): so what the ranks were built
-// with counts as well.
-std::string VersionsOf(const NcclPeer& peer) {
-  const std::string loaded = NcclVersionText(peer.version);
-  if (peer.version == peer.built_version) return loaded;
-  return absl::StrCat(loaded, " (built with ", NcclVersionText(peer.built_version), ")");
-}
-
 absl::Status CheckVersions(const std::vector<NcclPeer>& peers) {
   Parties versions;
   bool differ = false;
   for (size_t rank = 0; rank < peers.size(); ++rank) {
-    versions[static_cast<int>(rank)] = VersionsOf(peers[rank]);
-    differ = differ || VersionsOf(peers[rank]) != VersionsOf(peers[0]);
+    versions[static_cast<int>(rank)] = NcclVersionText(peers[rank].version);
+    differ = differ || peers[rank].version != peers[0].version;
   }
   if (!differ) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -54,7 +46,6 @@ absl::Status CheckDevices(const std::vector<NcclPeer>& peers) {
 std::string NcclPeer::Serialize() const {
   return ByteWriter()
       .I32(version)
-      .I32(built_version)
       .I32(device.index)
       .Bytes(place.host)
       .Bytes(place.device)
@@ -66,7 +57,6 @@ absl::StatusOr<NcclPeer> NcclPeer::Parse(absl::string_view bytes) {
   ByteReader reader(bytes);
   NcclPeer peer;
   peer.version = reader.I32();
-  peer.built_version = reader.I32();
   peer.device = Device::Cuda(reader.I32());
   peer.place.host = std::string(reader.Bytes());
   peer.place.device = std::string(reader.Bytes());

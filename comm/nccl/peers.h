@@ -25,7 +25,6 @@ namespace evenkeel::internal {
 
 struct NcclPeer {
   int version = 0;
-  int built_version = 0;
   Device device;  // As that rank's process numbers them.
   NcclPlace place;
 

@@ -146,7 +146,6 @@ class SimulatedNccl::Loaded : public NcclApi {
       : world_(*world), process_(process), options_(options) {}
 
   int version() override { return options_.version; }
-  int built_version() override { return options_.version; }
   absl::StatusOr<NcclPlace> PlaceOf(Device device) override {
     return NcclPlace{.host = options_.host,
                      .device = absl::StrCat("0000:0", device.index, ":00.0"),

@@ -25,7 +25,7 @@ std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectSimulatedNccl(
     threads.emplace_back([&, rank] {
       NcclGroupOptions mine = options;
       mine.device = devices_of.empty() ? rank : devices_of[rank];
-      ranks[rank] = CreateNcclGroupOver(devices, nccl.Library(rank), rank, world_size,
+      ranks[rank] = CreateNcclGroupOver(devices, &nccl.Library(rank), rank, world_size,
                                         std::move(links[rank]), mine);
     });
   }

@@ -7,7 +7,8 @@ but //comm/nccl is built without NCCL. For each there is a config_setting
 
   headers     of the toolkit
   cudart      the runtime, linked in: a program starts where there is no CUDA
-  cublas, cublasLt, cudnn, nccl    shared, found where they were found here
+  cublas, cublasLt, cudnn    shared, found where they were found here
+  nccl        its headers: programs load the library (comm/nccl/functions.h)
   cupti       for tests that look at what was called
   has_nvcc    whether cuda_library() compiles (nvcc of CUDA 12 or newer)
 
@@ -59,6 +60,13 @@ cc_library(
 )
 """
 
+_NCCL = """
+cc_library(
+    name = "nccl",
+    deps = [":cudart"],
+)
+"""
+
 # True or false for good: everything here runs on Linux, and nothing is incompatible with itself.
 _HAS = """
 config_setting(
@@ -78,6 +86,9 @@ _TOOLKIT = """\
 # Of the toolkit that was found; None and nothing without one.
 NVCC = {nvcc}
 NVCC_ARCHS = {archs}
+
+# The file, else its name.
+NCCL_LIBRARY = "{nccl}"
 """
 
 # Where packages for Debian and Ubuntu, of NVIDIA's and of their own, put headers that are not the toolkit's.
@@ -109,12 +120,13 @@ def _nvcc(repository_ctx, home):
     known = repository_ctx.execute([nvcc, "--list-gpu-code"]).stdout.split("\n")
     return nvcc, [a for a in _ARCHS if a.replace("compute_", "sm_") in known]
 
+def _has_header(repository_ctx, header, home):
+    places = [home + "/include"] + _HEADER_FOLDERS if home else []
+    return bool([p for p in places if _exists(repository_ctx, p + "/" + header)])
+
 def _folder_of(repository_ctx, library, header, home, folders):
     """The folder with the library, if its header is there as well."""
-    if not home:
-        return None
-    places = [home + "/include"] + _HEADER_FOLDERS
-    if not [p for p in places if _exists(repository_ctx, p + "/" + header)]:
+    if not _has_header(repository_ctx, header, home):
         return None
     for folder in folders:
         if _exists(repository_ctx, folder + "/" + library):
@@ -142,18 +154,23 @@ def _cuda_impl(repository_ctx):
     text += _has("cudart", folder)
     text += _CUDART.format(folder = folder) if folder else _INCOMPATIBLE.format("cudart")
 
+    has_nccl = folder and _has_header(repository_ctx, "nccl.h", home)
+    text += _has("nccl", has_nccl)
+    text += _NCCL if has_nccl else _INCOMPATIBLE.format("nccl")
+    folder = _folder_of(repository_ctx, "libnccl.so.2", "nccl.h", home, folders)
+    nccl = (folder + "/" if folder else "") + "libnccl.so.2"
+
     for name, header in [
         ("cublas", "cublas_v2.h"),
         ("cublasLt", "cublasLt.h"),
         ("cudnn", "cudnn.h"),
         ("cupti", "cupti.h"),
-        ("nccl", "nccl.h"),
     ]:
         folder = _folder_of(repository_ctx, "lib{}.so".format(name), header, home, folders)
         text += _has(name, folder)
         text += _LIBRARY.format(name = name, folder = folder) if folder else _INCOMPATIBLE.format(name)
 
-    repository_ctx.file("toolkit.bzl", _TOOLKIT.format(nvcc = repr(nvcc), archs = repr(archs)))
+    repository_ctx.file("toolkit.bzl", _TOOLKIT.format(nvcc = repr(nvcc), archs = repr(archs), nccl = nccl))
     repository_ctx.file("BUILD", text)
 
 cuda_repository = repository_rule(

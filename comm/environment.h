@@ -5,10 +5,10 @@
 //   EK_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
 //
 // No other library of evenkeel reads environment variables, except that the backend nccl reads
-// three of NCCL's own: NCCL_HOSTID, NCCL_MULTI_RANK_GPU_ENABLE and NCCL_COMM_BLOCKING. Supported
-// launchers: torchrun and all that set RANK and WORLD_SIZE, Slurm, Open MPI, and MPICH with its
-// derivatives. The first one found in this order counts, except that an MPI comes before Slurm.
-// Without any, the job is one process.
+// EVENKEEL_NCCL and three of NCCL's own: NCCL_HOSTID, NCCL_MULTI_RANK_GPU_ENABLE and
+// NCCL_COMM_BLOCKING. Supported launchers: torchrun and all that set RANK and WORLD_SIZE, Slurm,
+// Open MPI, and MPICH with its derivatives. The first one found in this order counts, except that
+// an MPI comes before Slurm. Without any, the job is one process.
 //
 // These variables take precedence over those of the launchers:
 //
@@ -31,6 +31,9 @@
 //                          sets them.
 //   EVENKEEL_FLIGHT        a folder for the flight records of a group that fails
 //                          (comm/flight_dump.h).
+//   EVENKEEL_NCCL          the path of the libnccl.so.2 that the backend nccl loads, unless the
+//                          process has loaded one. Default: the system's, else that of the CUDA
+//                          toolkit of the build.
 //
 // Errors: InvalidArgument, with the variable, its value, and what to set.
 

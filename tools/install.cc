@@ -7,6 +7,7 @@
 //   # PKG_CONFIG_PATH=/opt/evenkeel/lib/pkgconfig
 //   g++ -std=c++20 a.cc $(pkg-config --cflags --libs evenkeel)
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -125,10 +126,13 @@ absl::StatusOr<std::string> Read(const std::string& file) {
 // Ranks of one job must be of one build, and Abseil's types cross the border: both versions are
 // those of this program.
 Package PackageOf(const LibrariesFile& libraries) {
-  Package package = {.version = std::string(kBuild),
-                     .abseil_version = absl::StrCat(ABSL_LTS_RELEASE_VERSION),
-                     .abseil = libraries.abseil,
-                     .link_flags = libraries.link_flags};
+  Package package = {
+      .version = std::string(kBuild),
+      .abseil_version = absl::StrCat(ABSL_LTS_RELEASE_VERSION),
+      .abseil = libraries.abseil,
+      .link_flags = libraries.link_flags,
+      .has_nccl = std::count(libraries.public_headers.begin(), libraries.public_headers.end(),
+                             "evenkeel/comm/nccl/nccl.h") != 0};
   for (const LibrariesFile::Archive& archive : libraries.archives)
     package.parts.push_back(archive.part);
   return package;

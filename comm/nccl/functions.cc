@@ -68,8 +68,7 @@ absl::StatusOr<NcclFunctions> LoadNccl(const std::string& path) {
   }
   int version = 0;
   (void)nccl.ncclGetVersion(&version);
-  const std::string found =
-      absl::StrCat(NameOf(library), " has NCCL ", NcclVersionText(version));
+  const std::string found = absl::StrCat(NameOf(library), " has NCCL ", NcclVersionText(version));
   if (version < kOldestVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
         found, ", which is too old: ", NcclVersionText(kOldestVersion), " or newer is needed"));

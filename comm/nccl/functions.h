@@ -24,25 +24,25 @@
 namespace evenkeel::internal {
 
 // The functions that each NCCL must have.
-#define EK_NCCL_FUNCTIONS(X) \
-  X(ncclAllGather)           \
-  X(ncclAllReduce)           \
-  X(ncclBroadcast)           \
-  X(ncclCommAbort)           \
-  X(ncclCommCount)           \
-  X(ncclCommGetAsyncError)   \
-  X(ncclCommInitRankConfig)  \
-  X(ncclGetErrorString)      \
-  X(ncclGetLastError)        \
-  X(ncclGetUniqueId)         \
-  X(ncclGetVersion)          \
-  X(ncclGroupEnd)            \
-  X(ncclGroupStart)          \
-  X(ncclRecv)                \
+#define EK_NCCL_FUNCTIONS(X)  \
+  X(ncclAllGather)            \
+  X(ncclAllReduce)            \
+  X(ncclBroadcast)            \
+  X(ncclCommAbort)            \
+  X(ncclCommCount)            \
+  X(ncclCommGetAsyncError)    \
+  X(ncclCommInitRankConfig)   \
+  X(ncclGetErrorString)       \
+  X(ncclGetLastError)         \
+  X(ncclGetUniqueId)          \
+  X(ncclGetVersion)           \
+  X(ncclGroupEnd)             \
+  X(ncclGroupStart)           \
+  X(ncclRecv)                 \
   X(ncclRedOpCreatePreMulSum) \
-  X(ncclRedOpDestroy)        \
-  X(ncclReduce)              \
-  X(ncclReduceScatter)       \
+  X(ncclRedOpDestroy)         \
+  X(ncclReduce)               \
+  X(ncclReduceScatter)        \
   X(ncclSend)
 
 struct NcclFunctions {

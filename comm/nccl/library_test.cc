@@ -1,4 +1,5 @@
-// Loads libraries into this process. Nothing unloads NCCL, so the test that loads it is the last one.
+// Loads libraries into this process. Nothing unloads NCCL, so the test that loads it is the last
+// one.
 
 #include "evenkeel/comm/nccl/library.h"
 

@@ -38,16 +38,19 @@
 //           it. Any other memory works, also mixed among the ranks. If NCCL refuses to register,
 //           Allocate() returns plain memory; the first time WatchOptions::warn is called, on the
 //           thread that allocates.
-// Errors:   FailedPrecondition "no CUDA device: ..."; InvalidArgument "rank 3 wants CUDA device 3,
-//           there are 2". On all ranks alike, before they are connected: FailedPrecondition that
-//           names ranks if they have different versions of NCCL, or two of them one device (unless
-//           each has its own NCCL_HOSTID, or NCCL_MULTI_RANK_GPU_ENABLE=1, which NCCL 2.28 does not
-//           support: its own error follows). InvalidArgument with NCCL_COMM_BLOCKING=1. An error of
-//           NCCL ends the group with NCCL's text: Unavailable if a peer or the network is lost. No
-//           wait is unlimited: if an abort does not take effect within 10 s, the status reports it.
-//           Buffers may then still be in use, so memory from Allocate() and of the group is never
-//           freed. Only the destructor waits longer, if a launch is inside a call that never
-//           returns.
+// Library:  NCCL is loaded when the first group is made: the one that the process has loaded, else
+//           that of EVENKEEL_NCCL (comm/environment.h), else the system's libnccl.so.2; 2.18 or
+//           newer.
+// Errors:   FailedPrecondition "no CUDA device: ..."; "cannot load NCCL: ..."; InvalidArgument
+//           "rank 3 wants CUDA device 3, there are 2". On all ranks alike, before they are
+//           connected: FailedPrecondition that names ranks if they have different versions of NCCL,
+//           or two of them one device (unless each has its own NCCL_HOSTID, or
+//           NCCL_MULTI_RANK_GPU_ENABLE=1, which NCCL 2.28 does not support: its own error follows).
+//           InvalidArgument with NCCL_COMM_BLOCKING=1. An error of NCCL ends the group with NCCL's
+//           text: Unavailable if a peer or the network is lost. No wait is unlimited: if an abort
+//           does not take effect within 10 s, the status reports it. Buffers may then still be in
+//           use, so memory from Allocate() and of the group is never freed. Only the destructor
+//           waits longer, if a launch is inside a call that never returns.
 
 #ifndef EVENKEEL_COMM_NCCL_NCCL_H_
 #define EVENKEEL_COMM_NCCL_NCCL_H_

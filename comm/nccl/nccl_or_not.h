@@ -23,8 +23,8 @@ struct NcclRequest {
   CommunicatorOptions communicator;
 };
 
-// `connect` is called once it is clear that this host can do it. Unimplemented in a build without
-// NCCL.
+// `connect` is called once it is clear that this host has a device. Unimplemented in a build
+// without NCCL.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclIfBuilt(
     const NcclRequest& request,
     const std::function<absl::StatusOr<std::unique_ptr<ControlLink>>()>& connect);

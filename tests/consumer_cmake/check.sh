@@ -136,6 +136,18 @@ links_no() { # program, pattern
   ldd "$1" && ! ldd "$1" | grep -qE "$2"
 }
 
+# Nor do they name a folder for the loader.
+names_no_nccl() { # prefix
+  ! grep -rnE 'lnccl|libnccl|rpath' "$1/lib/cmake" "$1/lib/pkgconfig"
+}
+
+# evenkeel_HAS_NCCL is true if the header is there.
+says_whether_it_has_nccl() { # prefix
+  local has=FALSE
+  [[ -e $1/include/evenkeel/comm/nccl/nccl.h ]] && has=TRUE
+  grep "set(evenkeel_HAS_NCCL $has)" "$1/lib/cmake/evenkeel/evenkeelConfig.cmake"
+}
+
 prefix=$work/first
 promise 'cmake, g++ and pkg-config are here' has_tools
 needs_what_came_before
@@ -146,9 +158,12 @@ promise 'every public target is installed' names_every_public_target
 promise 'each installed header compiles alone, without Gloo, OpenSSL, NCCL or JSON' headers_compile_alone "$prefix"
 promise 'with -std=c++17 they say what they need' headers_say_what_they_need "$prefix"
 
+promise 'what CMake and pkg-config read links no NCCL' names_no_nccl "$prefix"
+promise 'and says whether the backend nccl is there' says_whether_it_has_nccl "$prefix"
 promise 'a CMake project builds' cmake_builds "$prefix" "$work/build"
 promise 'its ranks train over shared memory' trains "$work/build/train" shm
 promise 'its ranks train over TCP' trains "$work/build/train" tcp
+promise 'its ranks link no NCCL' links_no "$work/build/train" nccl
 promise 'its planner runs' "$work/build/planner"
 promise 'its planner links no Gloo, OpenSSL, NCCL or CUDA' links_no "$work/build/planner" 'gloo|crypto|nccl|cuda'
 promise 'CMake refuses another minor version' \

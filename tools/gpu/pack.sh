@@ -91,16 +91,19 @@ needed() {
     grep -Ev '/(libc|libstdc[+][+]|libgcc_s|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-[a-z]*|ld-linux[^/]*)[.]so'
 }
 
-# Those that are loaded by name: cuDNN's parts, cuBLASLt (by the trainer, too), and the compiler that cuDNN may ask.
+# Those that are loaded by name: NCCL, cuDNN's parts, cuBLASLt (by the trainer, too), and the compiler that cuDNN may ask.
 loaded_by_name() {
-  local library place
-  for library; do
-    [[ $library == */libcudnn.so* ]] || continue
-    for place in "${library%/*}" /usr/local/cuda/lib64; do
-      printf '%s\n' "$place"/libcudnn_*.so.[0-9] "$place"/libcublasLt.so.{[0-9],[0-9][0-9]} \
-        "$place"/libnvrtc.so.{[0-9],[0-9][0-9]} "$place"/libnvrtc-builtins.so.[0-9]*
+  local library place cuda=${CUDA_HOME:-/usr/local/cuda}
+  {
+    printf '%s\n' "$cuda"/lib{64,}/libnccl.so.[2] /usr/lib{/*-linux-gnu,64,}/libnccl.so.[2]
+    for library; do
+      [[ $library == */libcudnn.so* ]] || continue
+      for place in "${library%/*}" /usr/local/cuda/lib64; do
+        printf '%s\n' "$place"/libcudnn_*.so.[0-9] "$place"/libcublasLt.so.{[0-9],[0-9][0-9]} \
+          "$place"/libnvrtc.so.{[0-9],[0-9][0-9]} "$place"/libnvrtc-builtins.so.[0-9]*
+      done
     done
-  done | awk -F/ 'NF > 1 && !seen[$NF]++'
+  } | awk -F/ 'NF > 1 && !seen[$NF]++'
 }
 
 mapfile -t programs < <(find "$folder/runfiles" -type f -perm -u+x)

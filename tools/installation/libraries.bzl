@@ -48,6 +48,8 @@ def _link_inputs(deps, parts):
             if not flag.startswith("-l") and not flag.startswith("-L") and not flag.startswith("-Wl,"):
                 if flag != "-pthread":  # Every program has it.
                     fail("{} links with {}, which is no option of the linker's".format(linker_input.owner, flag))
+            elif "rpath" in flag:
+                fail("{} links with {}: programs choose their libraries themselves".format(linker_input.owner, flag))
             elif flag not in flags:
                 flags.append(flag)
     return objects, abseil, flags

@@ -1,7 +1,5 @@
 #include "evenkeel/tools/installation/package_files.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -120,10 +118,6 @@ std::string SharedFiles(const std::vector<std::string>& link_flags) {
   return absl::StrJoin(files, " ");
 }
 
-bool HasNccl(const Package& package) {
-  return std::count(package.link_flags.begin(), package.link_flags.end(), "-lnccl") != 0;
-}
-
 // The parts' targets, the last one first, which brings what is not evenkeel.
 std::string CMakeTargets(const Package& package) {
   std::string targets;
@@ -162,7 +156,7 @@ std::string CMakeConfig(const Package& package) {
   return absl::StrReplaceAll(kConfig, {{"@BUILD@", package.version},
                                        {"@PARTS@", absl::StrJoin(package.parts, ", ")},
                                        {"@ABSEIL@", package.abseil_version},
-                                       {"@HAS_NCCL@", HasNccl(package) ? "TRUE" : "FALSE"},
+                                       {"@HAS_NCCL@", package.has_nccl ? "TRUE" : "FALSE"},
                                        {"@SHARED@", SharedFiles(package.link_flags)},
                                        {"@DEBIAN@", kDebianPackages},
                                        {"@TARGETS@", CMakeTargets(package)}});

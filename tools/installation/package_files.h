@@ -31,6 +31,7 @@ struct Package {
   std::vector<std::string> parts;       // Each may need those after it.
   std::vector<std::string> abseil;      // Abseil's libraries: "status"
   std::vector<std::string> link_flags;  // For the compiler: "-l:libssl.so", "-L/folder", "-Wl,...".
+  bool has_nccl = false;                // The backend nccl is in the build.
 };
 
 std::string CMakeConfig(const Package& package);

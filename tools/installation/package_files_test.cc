@@ -18,7 +18,7 @@ Package Small() {
           .abseil_version = "20220623",
           .parts = {"bucket", "join", "comm"},
           .abseil = {"status", "strings"},
-          .link_flags = {"-l:libssl.so", "-Wl,-rpath,/cuda/lib64", "-lrt"}};
+          .link_flags = {"-l:libssl.so", "-Wl,--no-undefined", "-lrt"}};
 }
 
 TEST(PackageFilesTest, NoMarkIsLeftInAFile) {
@@ -34,7 +34,7 @@ _evenkeel_add(comm
   absl::status
   absl::strings
   Threads::Threads
-  -Wl,--push-state,--as-needed,-l:libssl.so,-rpath,/cuda/lib64,-lrt,--pop-state)
+  -Wl,--push-state,--as-needed,-l:libssl.so,--no-undefined,-lrt,--pop-state)
 _evenkeel_add(join
   evenkeel::comm)
 _evenkeel_add(bucket
@@ -46,8 +46,8 @@ _evenkeel_add(bucket
 TEST(PackageFilesTest, LibrariesAreInTheOrderOfLinking) {
   EXPECT_THAT(PkgConfig(Small()),
               HasSubstr("Libs: -L${libdir} -levenkeel_bucket -levenkeel_join -levenkeel_comm "
-                        "-Wl,--push-state,--as-needed,-l:libssl.so,-rpath,/cuda/"
-                        "lib64,-lrt,--pop-state -pthread\n"));
+                        "-Wl,--push-state,--as-needed,-l:libssl.so,--no-undefined,-lrt,--pop-state "
+                        "-pthread\n"));
 }
 
 TEST(PackageFilesTest, AbseilIsThatOfTheBuild) {
@@ -66,7 +66,7 @@ TEST(PackageFilesTest, AVersionIsANumberAndTheBuildIsNamedBesideIt) {
 TEST(PackageFilesTest, SaysWhetherNcclIsInTheBuild) {
   Package package = Small();
   EXPECT_THAT(CMakeConfig(package), HasSubstr("set(evenkeel_HAS_NCCL FALSE)"));
-  package.link_flags.push_back("-lnccl");
+  package.has_nccl = true;
   EXPECT_THAT(CMakeConfig(package), HasSubstr("set(evenkeel_HAS_NCCL TRUE)"));
 }
 

@@ -22,7 +22,7 @@ constexpr int kOldestVersion = 21800;
 struct Closer {
   void operator()(void* library) const { dlclose(library); }
 };
-// Null is RTLD_DEFAULT: all that the program itself was linked with.
+// Null is RTLD_DEFAULT: the program, its libraries, and those that were opened with RTLD_GLOBAL.
 using SharedLibrary = std::unique_ptr<void, Closer>;
 
 absl::StatusOr<SharedLibrary> FindLibrary(const std::string& path) {

@@ -7,7 +7,8 @@
 // Contract of an implementation:
 // - Start() never blocks on a peer. It ends each operation exactly once through `work->Finish()`.
 // - Operations of one channel run in sequence order; operations of different channels must not wait
-//   for each other, because ranks may interleave channels differently.
+//   for each other, because ranks may interleave channels differently. The same holds for messages
+//   with different tags. Tags are many: an idle one has no thread and no buffer.
 // - Rank a's operation meets rank b's of the same channel and sequence. A backend whose transport
 //   carries a header or a tag never lets two different `Collective`s complete as a pair; any other
 //   backend returns false from checks_pairs().
@@ -44,7 +45,7 @@ struct Operation {
   Collective what;
   uint64_t channel = 0;  // The channel's id: equal on all ranks, unique within the group.
   int64_t sequence = 0;  // Position in the channel, from 0. For send and recv: position among those
-                         // of this pair and direction.
+                         // of this pair, direction and tag.
   // Coalesced operations have several views, which together behave like one of `what.count`
   // elements. In-place operations (all_reduce, reduce, broadcast) have their views in both lists;
   // send and barrier have no `out`, recv and barrier no `in`.
@@ -78,6 +79,9 @@ class Backend {
   virtual bool checks_pairs() const { return true; }
   virtual void Start(Operation operation, std::shared_ptr<WorkState> work) = 0;
   virtual void Abort(const absl::Status& why) = 0;
+  // Called when nothing is in flight on this rank, before it leaves: returns once all that other
+  // ranks still need of its operations is on its way, at the latest at the deadline.
+  virtual void Flush(absl::Time /*deadline*/) {}
   // Returns zeroed memory, aligned to at least 64 bytes, that the transport uses without a copy.
   // The default is plain memory.
   virtual absl::StatusOr<Memory> Allocate(int64_t bytes);

@@ -32,10 +32,10 @@ uint64_t LittleEndianWord(absl::string_view bytes) {
 }  // namespace
 
 absl::string_view ToString(CollectiveKind kind) {
-  static constexpr absl::string_view kNames[] = {"all_reduce", "reduce",         "broadcast",
-                                                 "all_gather", "reduce_scatter", "all_to_all",
-                                                 "barrier",    "send",           "recv"};
-  static_assert(std::size(kNames) == static_cast<size_t>(CollectiveKind::kRecv) + 1);
+  static constexpr absl::string_view kNames[] = {
+      "all_reduce", "reduce", "broadcast", "all_gather",   "reduce_scatter", "all_to_all",
+      "barrier",    "send",   "recv",      "all_gather_v", "all_to_all_v"};
+  static_assert(std::size(kNames) == static_cast<size_t>(CollectiveKind::kAllToAllV) + 1);
   return internal::NameIn(kNames, kind, "unknown collective");
 }
 
@@ -55,21 +55,23 @@ std::string ToString(const Collective& collective) {
     absl::StrAppend(&text, " (", ToString(collective.role), ")");
   }
   if (HasElements(collective.kind)) {
-    absl::StrAppend(&text, " ", ToString(collective.dtype), "[", collective.count, "]");
+    absl::StrAppend(&text, " ", ToString(collective.dtype));
+    if (!IsUneven(collective.kind)) absl::StrAppend(&text, "[", collective.count, "]");
   }
   if (Reduces(collective.kind)) absl::StrAppend(&text, " ", ToString(collective.op));
   if (collective.root >= 0)
     absl::StrAppend(&text, " ", RootWord(collective.kind), " ", collective.root);
+  if (collective.tag != 0) absl::StrAppend(&text, " tag ", collective.tag);
   return text;
 }
 
 uint64_t HashOf(const Collective& collective, uint64_t seed) {
   const uint64_t fields[] = {
-      static_cast<uint64_t>(collective.kind),  static_cast<uint64_t>(collective.dtype),
-      static_cast<uint64_t>(collective.count), static_cast<uint64_t>(collective.op),
-      static_cast<uint64_t>(collective.root),  static_cast<uint64_t>(collective.role),
-      static_cast<uint64_t>(collective.index), static_cast<uint64_t>(collective.index_count),
-      static_cast<uint64_t>(collective.joined)};
+      static_cast<uint64_t>(collective.kind),   static_cast<uint64_t>(collective.dtype),
+      static_cast<uint64_t>(collective.count),  static_cast<uint64_t>(collective.op),
+      static_cast<uint64_t>(collective.root),   static_cast<uint64_t>(collective.role),
+      static_cast<uint64_t>(collective.index),  static_cast<uint64_t>(collective.index_count),
+      static_cast<uint64_t>(collective.joined), static_cast<uint64_t>(collective.tag)};
   for (uint64_t field : fields) seed = StableHash(seed, field);
   return seed;
 }

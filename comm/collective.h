@@ -17,7 +17,8 @@
 //
 // Units:   `count` is in elements: of the buffer for all_reduce, reduce, broadcast, send and recv;
 //          of each rank's input for all_gather; of each rank's output for reduce_scatter; of each
-//          block from one rank to another for all_to_all.
+//          block from one rank to another for all_to_all; 0 for all_gather_v and all_to_all_v,
+//          whose sizes are those of each rank's tensors.
 // Threads: immutable values.
 
 #ifndef EVENKEEL_COMM_COLLECTIVE_H_
@@ -39,15 +40,22 @@ enum class CollectiveKind : uint8_t {
   kAllGather,
   kReduceScatter,
   kAllToAll,
-  kBarrier,  // A kind of its own, not a disguised all-reduce: it can pair with nothing else.
-  kSend,     // `root` is the receiver.
-  kRecv,     // `root` is the sender.
+  kBarrier,     // A kind of its own, not a disguised all-reduce: it can pair with nothing else.
+  kSend,        // `root` is the receiver.
+  kRecv,        // `root` is the sender.
+  kAllGatherV,  // Inputs have a size for each rank,
+  kAllToAllV,   // and here for each pair of ranks.
 };
 absl::string_view ToString(CollectiveKind kind);  // "all_reduce", ...
 // Returns whether it is one half of a message between two ranks. All other kinds involve every rank
 // of the group.
 constexpr bool IsPair(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
+}
+// Returns whether sizes differ between the ranks. The output has one tensor per rank, and so has
+// the input of all_to_all_v; that of all_gather_v is one tensor.
+constexpr bool IsUneven(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllGatherV || kind == CollectiveKind::kAllToAllV;
 }
 // Returns whether a ReduceOp combines the elements of the ranks.
 constexpr bool Reduces(CollectiveKind kind) {
@@ -63,7 +71,7 @@ constexpr bool IsInPlace(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduce ||
          kind == CollectiveKind::kBroadcast;
 }
-// Returns whether the input has one block per rank; and the output.
+// Returns whether the input has one block of equal size per rank; and the output.
 constexpr bool SlicesInput(CollectiveKind kind) {
   return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kAllToAll;
 }
@@ -92,6 +100,7 @@ struct Collective {
   int index = -1;       // The number of the bucket, shard, ...; -1 if the role needs none.
   int index_count = 0;  // The number of buckets, shards, ...; 0: unspecified.
   Contribution joined = Contribution::kIdentity;
+  int64_t tag = 0;  // Of a message, see CallOptions::tag; else 0.
 
   friend bool operator==(const Collective&, const Collective&) = default;
 };

@@ -42,14 +42,15 @@ Elements ElementsOf(const Collective& what, int world_size) {
     case CollectiveKind::kRecv:
       return {0, what.count};
     case CollectiveKind::kBarrier:
+    case CollectiveKind::kAllGatherV:
+    case CollectiveKind::kAllToAllV:
       return {0, 0};
   }
   return {};
 }
 
-absl::Status CheckTensors(const Collective& what, const TensorList& tensors, int64_t expected,
-                          Device device, absl::string_view side) {
-  int64_t total = 0;
+absl::Status CheckTensors(const Collective& what, const TensorList& tensors, Device device,
+                          absl::string_view side) {
   for (const TensorView& tensor : tensors) {
     if (tensor.dtype != what.dtype) {
       return absl::InvalidArgumentError(
@@ -64,11 +65,40 @@ absl::Status CheckTensors(const Collective& what, const TensorList& tensors, int
       return absl::InvalidArgumentError(
           absl::StrCat(side, " has no memory for ", ToString(tensor)));
     }
-    total += tensor.count;
   }
-  if (total != expected) {
+  return absl::OkStatus();
+}
+
+int64_t TotalCount(absl::Span<const TensorView> parts) {
+  int64_t total = 0;
+  for (const TensorView& part : parts) total += part.count;
+  return total;
+}
+
+absl::Status CheckTotal(const TensorList& tensors, int64_t expected, absl::string_view side) {
+  const int64_t total = TotalCount(tensors);
+  if (total == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(side, " has ", total, " elements, expected ", expected));
+}
+
+// The sizes of an uneven collective, as far as this rank knows them.
+absl::Status CheckUneven(const Collective& what, const TensorList& in, const TensorList& out,
+                         const Communicator& comm) {
+  if (what.count != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(side, " has ", total, " elements, expected ", expected));
+        absl::StrCat("count is ", what.count, ", expected 0: the tensors have the sizes"));
+  }
+  const size_t inputs = what.kind == CollectiveKind::kAllGatherV ? 1 : comm.world_size();
+  const size_t outputs = comm.world_size();
+  if (in.size() != inputs || out.size() != outputs) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        in.size(), " inputs and ", out.size(), " outputs, expected ", inputs, " and ", outputs));
+  }
+  const int64_t own = in[inputs == 1 ? 0 : comm.rank()].count;
+  if (out[comm.rank()].count != own) {
+    return absl::InvalidArgumentError(absl::StrCat("the output for the rank's own elements has ",
+                                                   out[comm.rank()].count, ", expected ", own));
   }
   return absl::OkStatus();
 }
@@ -76,6 +106,10 @@ absl::Status CheckTensors(const Collective& what, const TensorList& tensors, int
 absl::Status Validate(const Collective& what, const TensorList& in, const TensorList& out,
                       const Communicator& comm) {
   if (what.count < 0) return absl::InvalidArgumentError(absl::StrCat("count is ", what.count));
+  if (what.tag < 0 || (what.tag != 0 && !IsPair(what.kind))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tag is ", what.tag, ", expected ", IsPair(what.kind) ? "0 or more" : "0"));
+  }
   if (HasRoot(what.kind)) {
     if (what.root < 0 || what.root >= comm.world_size()) {
       return absl::InvalidArgumentError(
@@ -90,9 +124,15 @@ absl::Status Validate(const Collective& what, const TensorList& in, const Tensor
     return absl::InvalidArgumentError(
         absl::StrCat(ToString(what.op), " needs an integer type, not ", ToString(what.dtype)));
   }
-  const Elements elements = ElementsOf(what, comm.world_size());
-  EK_RETURN_IF_ERROR(CheckTensors(what, in, elements.in, comm.device(), "input"));
-  EK_RETURN_IF_ERROR(CheckTensors(what, out, elements.out, comm.device(), "output"));
+  EK_RETURN_IF_ERROR(CheckTensors(what, in, comm.device(), "input"));
+  EK_RETURN_IF_ERROR(CheckTensors(what, out, comm.device(), "output"));
+  if (IsUneven(what.kind)) {
+    EK_RETURN_IF_ERROR(CheckUneven(what, in, out, comm));
+  } else {
+    const Elements elements = ElementsOf(what, comm.world_size());
+    EK_RETURN_IF_ERROR(CheckTotal(in, elements.in, "input"));
+    EK_RETURN_IF_ERROR(CheckTotal(out, elements.out, "output"));
+  }
   return comm.Supports(what);
 }
 
@@ -102,13 +142,8 @@ Collective Describe(CollectiveKind kind, DType dtype, int64_t count, const CallO
           .count = count,
           .role = options.role,
           .index = options.index,
-          .index_count = options.index_count};
-}
-
-int64_t TotalCount(absl::Span<const TensorView> parts) {
-  int64_t total = 0;
-  for (const TensorView& part : parts) total += part.count;
-  return total;
+          .index_count = options.index_count,
+          .tag = options.tag};
 }
 
 }  // namespace
@@ -173,6 +208,20 @@ Work Channel::AllToAll(TensorView input, TensorView output, const CallOptions& o
                {input}, {output}, options);
 }
 
+Work Channel::AllGather(TensorView input, absl::Span<const TensorView> outputs,
+                        const CallOptions& options) {
+  return Issue(Describe(CollectiveKind::kAllGatherV, input.dtype, 0, options), {input},
+               TensorList(outputs.begin(), outputs.end()), options);
+}
+
+Work Channel::AllToAll(absl::Span<const TensorView> inputs, absl::Span<const TensorView> outputs,
+                       const CallOptions& options) {
+  const DType dtype = inputs.empty() ? DType::kFloat32 : inputs[0].dtype;
+  return Issue(Describe(CollectiveKind::kAllToAllV, dtype, 0, options),
+               TensorList(inputs.begin(), inputs.end()), TensorList(outputs.begin(), outputs.end()),
+               options);
+}
+
 Work Channel::Send(TensorView data, int to, const CallOptions& options) {
   Collective what = Describe(CollectiveKind::kSend, data.dtype, data.count, options);
   what.root = to;
@@ -220,7 +269,7 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
   // numbers.
   absl::MutexLock lock(&mutex_);
   if (IsPair(what.kind)) {
-    operation.sequence = pair_positions_[{what.root, what.kind}]++;
+    operation.sequence = pair_positions_[{what.root, what.kind, what.tag}]++;
   } else {
     if (comm.a_peer_left_) {
       absl::Status left = comm.CheckAgainstLeft(name_, position_, ToString(what));
@@ -264,6 +313,8 @@ int64_t Channel::position() const {
 
 namespace {
 
+// For data that is on its way to ranks that do not read it.
+constexpr absl::Duration kFlush = absl::Seconds(5);
 constexpr absl::Duration kHubGrace = absl::Seconds(2);
 
 // Which rank caused an error without a FailureInfo is not known from its code.
@@ -503,6 +554,21 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
     Fail(same);
     return status();
   }
+  EndCleanly();
+  return absl::OkStatus();
+}
+
+absl::Status Communicator::Leave() {
+  EK_RETURN_IF_ERROR(status());
+  backend_->Flush(absl::Now() + kFlush);
+  control_->Notify("finalize", SerializePositions());
+  // The last report: it shows the hub that others who still wait in the last collectives can go on.
+  control_->Beat(RankStatusNow().Serialize(), absl::ZeroDuration());
+  EndCleanly();
+  return absl::OkStatus();
+}
+
+void Communicator::EndCleanly() {
   control_->Leave();
   {
     absl::MutexLock lock(&mutex_);
@@ -511,7 +577,6 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
   Fail(absl::FailedPreconditionError(
            absl::StrCat("rank ", rank_, " has finalized its communicator")),
        End::kClean);
-  return absl::OkStatus();
 }
 
 void Communicator::OnFinalizeNotice(int peer, absl::string_view text) {

@@ -46,6 +46,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,10 @@ struct CallOptions {
   StreamRef after;          // Device work that must end first: all that is on this stream now,
   Event after_event;        // and all before this event.
   absl::Duration timeout = absl::ZeroDuration();  // 0: the communicator's timeout.
+  // Of a message, 0 or more: a send meets the receive of its tag, in the order of their issue, and
+  // messages with different tags do not wait for each other. There may be thousands of tags; each
+  // that was used keeps a counter of about 100 bytes.
+  int64_t tag = 0;
 };
 
 class Channel {
@@ -117,6 +122,14 @@ class Channel {
   Work Broadcast(absl::Span<const TensorView> parts, int root, const CallOptions& options = {});
   Work AllGather(TensorView input /*[n]*/, TensorView output /*[w * n]*/,
                  const CallOptions& options = {});
+  // Uneven: inputs[r] goes to rank r, outputs[r] comes from rank r, and a rank knows the sizes of
+  // its own tensors only, which may be 0. A sender and a receiver with different sizes end the
+  // group with an error. All tensors have one dtype. Exhausted ranks (join/scope.h) do not shadow
+  // these.
+  Work AllGather(TensorView input, absl::Span<const TensorView> outputs /*[w]*/,
+                 const CallOptions& options = {});
+  Work AllToAll(absl::Span<const TensorView> inputs /*[w]*/,
+                absl::Span<const TensorView> outputs /*[w]*/, const CallOptions& options = {});
   Work ReduceScatter(TensorView input /*[w * n]*/, TensorView output /*[n]*/, ReduceOp op,
                      const CallOptions& options = {});
   Work AllToAll(TensorView input /*[w * n]*/, TensorView output /*[w * n]*/,
@@ -146,8 +159,8 @@ class Channel {
   int64_t position_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t issued_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<Collective> last_issued_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::pair<int, CollectiveKind>, int64_t> pair_positions_
-      ABSL_GUARDED_BY(mutex_);  // Of send and recv.
+  std::map<std::tuple<int, CollectiveKind, int64_t>, int64_t> pair_positions_
+      ABSL_GUARDED_BY(mutex_);  // Of send and recv: by peer, direction and tag.
 };
 
 // How ranks watch each other. Equal on all ranks, since the first rank that gives up ends the
@@ -284,6 +297,12 @@ class Communicator {
   // is allowed.
   absl::Status Finalize(absl::Duration timeout = kDefaultTimeout);
 
+  // Leaves without waiting for the other ranks, for programs whose ranks end when they are done.
+  // Nothing may be in flight. Ranks that need this one later fail, with its name; ranks that only
+  // have to finish the collectives that have ended here do so. Afterwards only destruction is
+  // allowed.
+  absl::Status Leave();
+
   // Makes one group per color over the same backend, of the ranks that pass this color, ordered by
   // key, and by rank for equal keys. A rank that passes kNoColor gets null. All groups are
   // independent, this one included: each can fail alone. All ranks call it, in the same order as
@@ -322,6 +341,8 @@ class Communicator {
   // The same on a thread that waits and holds no locks; afterwards nothing is in flight here.
   void OnDeadline(const absl::Status& why);
   void OnFinalizeNotice(int peer, absl::string_view positions);
+  // The end of Finalize() and Leave().
+  void EndCleanly();
   void OnNotice(int from, absl::string_view topic, absl::string_view notice);
   // Makes this rank's half of a group of `ranks`, and waits until it is connected. `who` is the
   // calling function, for messages.

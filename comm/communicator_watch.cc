@@ -34,6 +34,8 @@ constexpr absl::Duration kShortestBeat = absl::Milliseconds(10);
 // The collectives of a channel in a report: the oldest open ones, which this rank waits for, and
 // the last ones, which ranks behind it may have reached.
 constexpr size_t kReportedOpen = 4, kReportedLast = 4;
+// The counters of messages in a report: some 30 KB.
+constexpr size_t kReportedLanes = 1000;
 
 // "12s", "150ms".
 std::string Short(absl::Duration duration) {
@@ -100,7 +102,8 @@ internal::Wait Communicator::WaitFor(const Channel& channel, const FlightEntry& 
       .peer = IsPair(what.kind) ? what.root : -1,
       .is_send = what.kind == CollectiveKind::kSend,
       .text = absl::StrCat(is_exhausted ? internal::kExhausted : "", "#", entry.sequence, " ",
-                           ToString(what), " on channel \"", channel.name_, "\"")};
+                           ToString(what), " on channel \"", channel.name_, "\""),
+      .tag = what.tag};
 }
 
 void Communicator::OnOperationDeadline(const Channel& channel, int64_t number) {
@@ -206,25 +209,29 @@ internal::RankStatus Communicator::RankStatusNow() const {
       absl::MutexLock lock(&channel->mutex_);
       position = channel->position_;
       for (const auto& [lane, count] : channel->pair_positions_) {
+        if (mine.lacks_lanes = mine.lanes.size() >= kReportedLanes; mine.lacks_lanes) break;
+        const auto& [peer, kind, tag] = lane;
         mine.lanes.push_back({.channel = channel->id_,
-                              .peer = lane.first,
-                              .is_send = lane.second == CollectiveKind::kSend,
-                              .position = count});
+                              .peer = peer,
+                              .is_send = kind == CollectiveKind::kSend,
+                              .position = count,
+                              .tag = tag});
       }
     }
     if (position == 0) continue;
     mine.channels.push_back(Describe(channel->name_, channel->id_, position, open,
                                      flight_.Recent(channel->id_, kReportedLast)));
   }
-  std::set<std::tuple<uint64_t, int, CollectiveKind>> lanes;
+  std::set<std::tuple<uint64_t, int, CollectiveKind, int64_t>> lanes;
   for (const FlightEntry& entry : open) {
     if (!IsPair(entry.what.kind) ||
-        !lanes.emplace(entry.channel, entry.what.root, entry.what.kind).second)
+        !lanes.emplace(entry.channel, entry.what.root, entry.what.kind, entry.what.tag).second)
       continue;
     mine.open_pairs.push_back({.channel = entry.channel,
                                .sequence = entry.sequence,
                                .peer = entry.what.root,
-                               .is_send = entry.what.kind == CollectiveKind::kSend});
+                               .is_send = entry.what.kind == CollectiveKind::kSend,
+                               .tag = entry.what.tag});
   }
 
   if (!waits.waits.empty()) {

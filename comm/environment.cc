@@ -311,7 +311,9 @@ absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
   return environment;
 }
 
-absl::StatusOr<Environment> ReadEnvironment() {
+namespace {
+
+Variables ReadVariables() {
   Variables variables;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const absl::string_view text = *entry;
@@ -319,8 +321,28 @@ absl::StatusOr<Environment> ReadEnvironment() {
     if (equals == absl::string_view::npos) continue;
     variables.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
-  return ParseEnvironment(
-      variables, {.user = static_cast<int>(geteuid()), .parent = static_cast<int>(getppid())});
+  return variables;
+}
+
+}  // namespace
+
+absl::StatusOr<Environment> ReadEnvironment() {
+  return ParseEnvironment(ReadVariables(), {.user = static_cast<int>(geteuid()),
+                                            .parent = static_cast<int>(getppid())});
+}
+
+absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size) {
+  const Variables variables = ReadVariables();
+  const Reader read(variables);
+  Environment environment{.rank = rank,
+                          .world_size = world_size,
+                          .local_rank = rank,
+                          .is_one_host = false,
+                          .hosts_store = rank == 0};
+  environment.address = read.Text("EVENKEEL_ADDRESS");
+  EK_ASSIGN_OR_RETURN(environment.host_parts, read.NumberOr("EVENKEEL_HOST_PARTS", 1, kMost, 1));
+  EK_RETURN_IF_ERROR(FindDiagnosis(read, environment));
+  return environment;
 }
 
 }  // namespace evenkeel

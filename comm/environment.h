@@ -95,6 +95,11 @@ absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
 // Parses the variables of this process.
 absl::StatusOr<Environment> ReadEnvironment();
 
+// Returns the environment of a rank whose job is described by other means: of the variables of this
+// process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY and EVENKEEL_FLIGHT count,
+// and the ranks find each other through a store (Rendezvous::Join()).
+absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size);
+
 }  // namespace evenkeel
 
 #endif  // EVENKEEL_COMM_ENVIRONMENT_H_

@@ -39,6 +39,7 @@ std::string Json(const FlightEntry& entry) {
     members.Add("\"role\":", JsonQuoted(ToString(what.role)));
     members.Add("\"index\":", what.index);
     members.Add("\"index_count\":", what.index_count);
+    members.Add("\"tag\":", what.tag);
     members.Add("\"text\":", JsonQuoted(ToString(what)));
     members.Add("\"hash\":", Id(HashOf(what)));
     members.Add("\"issued_us\":", absl::ToUnixMicros(entry.issued));

@@ -13,7 +13,7 @@
 //    "channels":[{"id":"00c5...", "name":"user", "position":413}, ...],
 //    "entries":[{"number":812, "channel":"00c5...", "sequence":412, "kind":"all_reduce",
 //                "dtype":"float32", "count":1048576, "op":"sum", "root":-1, "role":"bucket",
-//                "index":2, "index_count":5,
+//                "index":2, "index_count":5, "tag":0,
 //                "text":"all_reduce bucket 2/5 float32[1048576] sum", "hash":"31ab...",
 //                "issued_us":1795183506123456, "ended_us":null, "state":"open", "code":"OK"},
 //               ...]}

@@ -37,7 +37,7 @@ struct FlightEntry {
   int64_t number = 0;    // The number among all operations of this rank in this group, from 0.
   uint64_t channel = 0;  // Channel::id().
   int64_t sequence =
-      0;  // Position in the channel; for send and recv, among those of the pair and direction.
+      0;  // Position in the channel; for send and recv, among those of the pair, direction and tag.
   Collective what;
   absl::Time issued;
   absl::Time ended = absl::InfiniteFuture();  // Infinite: still open.

@@ -24,53 +24,15 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "evenkeel/comm/base/cpp20.h"
+#include "evenkeel/comm/dtype.h"
 
 namespace evenkeel {
-
-enum class DType : uint8_t {
-  kFloat32,
-  kFloat64,
-  kFloat16,
-  kBFloat16,
-  kInt8,
-  kUint8,
-  kInt16,
-  kInt32,
-  kInt64
-};
-inline constexpr DType kAllDTypes[] = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
-                                       DType::kBFloat16, DType::kInt8,    DType::kUint8,
-                                       DType::kInt16,    DType::kInt32,   DType::kInt64};
-
-// Returns the bytes of one element.
-constexpr int64_t SizeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kInt8:
-    case DType::kUint8:
-      return 1;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kInt16:
-      return 2;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
-  }
-  return 0;
-}
 
 // Returns "float32", "bfloat16", "int8", ...; and the reverse. InvalidArgument names the unknown
 // word.
 absl::string_view ToString(DType dtype);
 absl::StatusOr<DType> DTypeFromString(absl::string_view name);
-
-constexpr bool IsFloat(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 ||
-         dtype == DType::kBFloat16;
-}
+absl::string_view ToString(ReduceOp op);  // "sum", "average", ...
 
 // The 16-bit floats as storage: IEEE binary16, and the upper half of a binary32. Conversions round
 // to nearest even.
@@ -130,16 +92,6 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 std::string ToString(Device device);  // "cpu", "cuda:1"
-
-enum class ReduceOp : uint8_t { kSum, kAverage, kMin, kMax, kProduct, kBitOr, kBitAnd, kBitXor };
-inline constexpr ReduceOp kAllReduceOps[] = {
-    ReduceOp::kSum,     ReduceOp::kAverage, ReduceOp::kMin,    ReduceOp::kMax,
-    ReduceOp::kProduct, ReduceOp::kBitOr,   ReduceOp::kBitAnd, ReduceOp::kBitXor};
-absl::string_view ToString(ReduceOp op);  // "sum", "average", ...
-// Returns whether it combines bits, so that it needs integers.
-constexpr bool IsBitwise(ReduceOp op) {
-  return op == ReduceOp::kBitOr || op == ReduceOp::kBitAnd || op == ReduceOp::kBitXor;
-}
 
 // A queue of device work that an operation may be ordered after or before. On CUDA `handle` is a
 // cudaStream_t, which must live until the operation ends; on the CPU it is null.

@@ -1,6 +1,10 @@
 #include "evenkeel/comm/arith/common_part.h"
 
 #include <bit>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "evenkeel/comm/base/parties.h"
 
 namespace evenkeel::internal {
 
@@ -14,6 +18,7 @@ Collective CommonPart(Collective what) {
 
 std::vector<int64_t> PartsOf(const Operation& operation) {
   std::vector<int64_t> parts;
+  if (IsUneven(operation.what.kind)) return parts;
   for (const TensorView& view : operation.out.empty() ? operation.in : operation.out)
     parts.push_back(view.count);
   return parts;
@@ -28,10 +33,24 @@ uint64_t HashOfCommonPart(const Operation& operation) {
   uint64_t hash =
       StableHash(HashOf(CommonPart(operation.what)), std::bit_cast<uint64_t>(operation.scale));
   hash = StableHash(hash, operation.step_of);
+  if (IsUneven(operation.what.kind)) return hash;
   for (const TensorView& view : operation.out.empty() ? operation.in : operation.out) {
     hash = StableHash(hash, static_cast<uint64_t>(view.count));
   }
   return hash;
+}
+
+int64_t UnevenCount(const Collective& what, const TensorList& in, int to) {
+  return in[what.kind == CollectiveKind::kAllGatherV ? 0 : to].count;
+}
+
+absl::Status SizesDisagree(const Collective& what, int64_t sequence, int sender, int64_t sent,
+                           int receiver, int64_t expected) {
+  const std::string place = absl::StrCat("#", sequence, " ", ToString(what), " with ");
+  Parties parties;
+  parties[sender] = absl::StrCat(place, sent, " elements for rank ", receiver);
+  parties[receiver] = absl::StrCat(place, expected, " elements from rank ", sender);
+  return Disagreement(parties);
 }
 
 }  // namespace evenkeel::internal

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/collective.h"
 
@@ -23,7 +24,7 @@ namespace evenkeel::internal {
 // The description that both sides of a pair, or all ranks, share.
 Collective CommonPart(Collective what);
 
-// Sizes of the views, in elements.
+// Sizes of the views, in elements. Empty where they may differ between the ranks.
 std::vector<int64_t> PartsOf(const Operation& operation);
 
 // True if two ranks' operations fit together, with the same parts.
@@ -31,6 +32,14 @@ bool Agree(const Operation& a, const Operation& b);
 
 // A hash of the properties that Agree() compares. Equal on all builds and machines.
 uint64_t HashOfCommonPart(const Operation& operation);
+
+// Of an uneven collective (IsUneven()), whose sizes the above do not compare, because each rank
+// knows only its own: Returns the number of elements that a rank with the input `in` has for rank
+// `to`.
+int64_t UnevenCount(const Collective& what, const TensorList& in, int to);
+// Returns the error of two ranks with different sizes for the data between them.
+absl::Status SizesDisagree(const Collective& what, int64_t sequence, int sender, int64_t sent,
+                           int receiver, int64_t expected);
 
 }  // namespace evenkeel::internal
 

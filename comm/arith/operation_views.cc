@@ -44,6 +44,9 @@ bool OutputEndangersInput(const Operation& operation, int rank) {
     case CollectiveKind::kAllGather:
       if (IsShareOf(out, in, rank, what.count)) return false;
       break;
+    case CollectiveKind::kAllGatherV:
+      if (out[rank].data == in[0].data) return false;
+      break;
     case CollectiveKind::kReduceScatter:
       if (IsShareOf(in, out, rank, what.count)) return false;
       break;

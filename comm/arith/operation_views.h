@@ -44,7 +44,7 @@ class ViewCursor {
 
 // Whether writing the output could destroy input that is still to be read. Not if each element is
 // read before it is written: in-place all_reduce, reduce and broadcast; the rank's own share of
-// all_gather and reduce_scatter.
+// all_gather, all_gather_v and reduce_scatter.
 bool OutputEndangersInput(const Operation& operation, int rank);
 
 }  // namespace evenkeel::internal

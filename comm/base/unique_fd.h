@@ -3,8 +3,6 @@
 #ifndef EVENKEEL_COMM_BASE_UNIQUE_FD_H_
 #define EVENKEEL_COMM_BASE_UNIQUE_FD_H_
 
-#include <unistd.h>
-
 #include <utility>
 
 namespace evenkeel::internal {
@@ -13,22 +11,28 @@ class UniqueFd {
  public:
   UniqueFd() = default;
   explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd(UniqueFd&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)), is_private_(other.is_private_) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(is_private_, other.is_private_);
     return *this;
   }
-  ~UniqueFd() {
-    if (fd_ >= 0) close(fd_);
-  }
+  ~UniqueFd();
 
   int get() const { return fd_; }
   // Returns the descriptor; the caller must close it.
-  [[nodiscard]] int Release() { return std::exchange(fd_, -1); }
+  [[nodiscard]] int Release();
   explicit operator bool() const { return fd_ >= 0; }
+
+  // Keeps it from children: one that fork() makes closes it at once, so that a worker of a data
+  // loader, say, does not keep the connection of a dead rank alive. (Closing on exec is a flag of
+  // the descriptor itself.)
+  void MakePrivate();
 
  private:
   int fd_ = -1;
+  bool is_private_ = false;
 };
 
 }  // namespace evenkeel::internal

@@ -27,19 +27,18 @@ bool HasIssued(const RankStatus& report, uint64_t channel, int64_t sequence) {
   return found != nullptr && found->position > sequence;
 }
 
-// Returns whether a rank has issued its half of the pair operation (channel, sequence, is_send) of
-// `peer`.
-bool HasIssuedHalf(const RankStatus& report, int peer, uint64_t channel, int64_t sequence,
-                   bool is_send) {
+// Returns whether a rank has issued, or may have issued, its half of the message for which `peer`
+// waits.
+bool HasIssuedHalf(const RankStatus& report, int peer, const Wait& wait) {
   const auto is_lane = [&](const auto& one) {
-    return one.channel == channel && one.peer == peer && one.is_send != is_send;
+    return one.channel == wait.channel && one.peer == peer && one.is_send != wait.is_send &&
+           one.tag == wait.tag;
   };
-  return std::any_of(
-             report.lanes.begin(), report.lanes.end(),
-             [&](const PairLane& lane) { return is_lane(lane) && lane.position > sequence; }) ||
-         std::any_of(report.open_pairs.begin(), report.open_pairs.end(), [&](const OpenPair& pair) {
-           return is_lane(pair) && pair.sequence >= sequence;
-         });
+  const auto lane = std::find_if(report.lanes.begin(), report.lanes.end(), is_lane);
+  if (lane != report.lanes.end() ? lane->position > wait.sequence : report.lacks_lanes) return true;
+  return std::any_of(report.open_pairs.begin(), report.open_pairs.end(), [&](const OpenPair& pair) {
+    return is_lane(pair) && pair.sequence >= wait.sequence;
+  });
 }
 
 bool WaitsInExchange(const RankStatus& report, const OpenExchange& exchange) {
@@ -67,7 +66,8 @@ std::vector<Wait> UnderWay(int rank, const RankFacts& facts,
                    .channel = pair.channel,
                    .sequence = pair.sequence,
                    .peer = pair.peer,
-                   .is_send = pair.is_send});
+                   .is_send = pair.is_send,
+                   .tag = pair.tag});
   }
   for (const OpenExchange& exchange : exchanges) {
     if (!exchange.arrived[rank]) continue;
@@ -125,8 +125,7 @@ class Elimination {
             [&](int each) { return HasIssued(ReportOf(each), wait.channel, wait.sequence); });
       case Wait::Kind::kPair:
         if (!IsRank(wait.peer)) return true;
-        return can_go_on_[wait.peer] ||
-               HasIssuedHalf(ReportOf(wait.peer), rank, wait.channel, wait.sequence, wait.is_send);
+        return can_go_on_[wait.peer] || HasIssuedHalf(ReportOf(wait.peer), rank, wait);
       case Wait::Kind::kExchange: {
         const auto open =
             std::find_if(exchanges_.begin(), exchanges_.end(), [&](const OpenExchange& exchange) {
@@ -273,8 +272,7 @@ std::vector<int> MissingFrom(const Wait& wait, int rank, const std::vector<RankF
             ? !HasIssued(facts.report, wait.channel, wait.sequence)
             : each == wait.peer &&
                   (wait.kind == Wait::Kind::kMessage ||
-                   (wait.kind == Wait::Kind::kPair &&
-                    !HasIssuedHalf(facts.report, rank, wait.channel, wait.sequence, wait.is_send)));
+                   (wait.kind == Wait::Kind::kPair && !HasIssuedHalf(facts.report, rank, wait)));
     if (is_missing) missing.push_back(each);
   }
   return missing;

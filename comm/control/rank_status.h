@@ -51,8 +51,8 @@ inline constexpr char kUserChannel[] = "user";
 struct Wait {
   enum class Kind : uint8_t {
     kCollective,  // channel, sequence: waits for every rank that has not issued it.
-    // channel, sequence, peer, is_send: waits for the peer's half; `sequence` is the position among
-    // those of the pair and direction.
+    // channel, sequence, peer, is_send, tag: waits for the peer's half; `sequence` is the position
+    // among those of the pair, direction and tag.
     kPair,
     kExchange,  // topic, sequence: waits for every rank that has not begun it.
     kMessage,   // peer: waits for a message of this rank; -1: of any other rank.
@@ -66,10 +66,11 @@ struct Wait {
   // For messages, after "waits in": "#412 barrier (user) on channel \"user\"", "step 5 until all
   // ranks have begun it".
   std::string text;
+  int64_t tag = 0;
 
   static void VisitFields(auto& self, auto& visit) {
     visit(visit.UpTo(self.kind, Kind::kMessage), self.channel, self.sequence, self.peer,
-          self.is_send, self.topic, self.text);
+          self.is_send, self.topic, self.text, self.tag);
   }
 };
 
@@ -96,15 +97,16 @@ struct ChannelStatus {
   }
 };
 
-// The number of sends (or recvs) that a rank has issued to (from) a peer on a channel.
+// The number of sends (or recvs) with a tag that a rank has issued to (from) a peer on a channel.
 struct PairLane {
   uint64_t channel = 0;
   int peer = -1;
   bool is_send = false;
   int64_t position = 0;
+  int64_t tag = 0;
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.channel, self.peer, self.is_send, self.position);
+    visit(self.channel, self.peer, self.is_send, self.position, self.tag);
   }
 };
 
@@ -114,9 +116,10 @@ struct OpenPair {
   int64_t sequence = 0;
   int peer = -1;
   bool is_send = false;
+  int64_t tag = 0;
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.channel, self.sequence, self.peer, self.is_send);
+    visit(self.channel, self.sequence, self.peer, self.is_send, self.tag);
   }
 };
 
@@ -126,6 +129,7 @@ struct RankStatus {
   std::vector<Wait> waits;
   std::vector<ChannelStatus> channels;
   std::vector<PairLane> lanes;       // The used ones; optional unless everyone_waits.
+  bool lacks_lanes = false;          // There are too many to report: halves may have been issued.
   std::vector<OpenPair> open_pairs;  // The oldest one of each lane is enough.
   // The hub's messages that this rank has handled, without heartbeats. Read before the rest.
   int64_t received = 0;
@@ -133,8 +137,8 @@ struct RankStatus {
   std::string doing;
 
   static void VisitFields(auto& self, auto& visit) {
-    visit(self.everyone_waits, self.waits, self.channels, self.lanes, self.open_pairs,
-          self.received, self.doing);
+    visit(self.everyone_waits, self.waits, self.channels, self.lanes, self.lacks_lanes,
+          self.open_pairs, self.received, self.doing);
   }
   std::string Serialize() const { return ToBytes(*this); }
   static absl::StatusOr<RankStatus> Parse(absl::string_view bytes) {

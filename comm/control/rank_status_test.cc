@@ -254,6 +254,22 @@ TEST(JudgeTest, TheHalvesOfAPairMeet) {
   EXPECT_THAT(Judge({half(1, false, 0), sent}, {}).stuck, ElementsAre(0, 1));
 }
 
+TEST(JudgeTest, HalvesWithDifferentTagsDoNotMeet) {
+  const auto half = [](int peer, bool is_send, int64_t tag) {
+    RankFacts facts = Waiting(
+        {{.kind = Wait::Kind::kPair, .channel = 1, .peer = peer, .is_send = is_send, .tag = tag}});
+    facts.report.lanes = {
+        {.channel = 1, .peer = peer, .is_send = is_send, .position = 1, .tag = tag}};
+    return facts;
+  };
+  EXPECT_TRUE(Judge({half(1, true, 5), half(0, false, 5)}, {}).status.ok());
+  EXPECT_FALSE(Judge({half(1, true, 5), half(0, false, 6)}, {}).status.ok());
+  // A rank with too many tags for a report may have issued any half.
+  RankFacts many = half(0, false, 6);
+  many.report.lacks_lanes = true;
+  EXPECT_TRUE(Judge({half(1, true, 5), many}, {}).status.ok());
+}
+
 TEST(JudgeTest, OneRankAloneIsFine) {
   EXPECT_TRUE(Judge({}, {}).status.ok());
   EXPECT_TRUE(Judge({Waiting({InCollective(0, "")}, {OnUser(1)})}, {}).status.ok());
@@ -281,8 +297,8 @@ RankStatus Everything() {
       {.kind = Wait::Kind::kPair, .channel = 9, .sequence = 1, .peer = 3, .is_send = true});
   all.channels = {OnUser(4, {{.sequence = 2, .hash = ~0ull, .text = "a"},
                              {.sequence = 3, .hash = 1, .is_open = true}})};
-  all.lanes = {{.channel = 9, .peer = 3, .is_send = true, .position = 2}};
-  all.open_pairs = {{.channel = 9, .sequence = 1, .peer = 3, .is_send = true}};
+  all.lanes = {{.channel = 9, .peer = 3, .is_send = true, .position = 2, .tag = 7}};
+  all.open_pairs = {{.channel = 9, .sequence = 1, .peer = 3, .is_send = true, .tag = 8}};
   return all;
 }
 

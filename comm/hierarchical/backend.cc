@@ -192,9 +192,14 @@ void HierarchicalBackend::Break(const absl::Status& why) {
   if (is_composed) AbortTransports(first);
 }
 
+void HierarchicalBackend::Flush(absl::Time deadline) {
+  for (Backend* backend : AllTransports()) {
+    if (backend != nullptr) backend->Flush(deadline);
+  }
+}
+
 void HierarchicalBackend::AbortTransports(const absl::Status& why) {
-  for (Backend* backend :
-       {transports_.inside.get(), transports_.between.get(), transports_.all.get()}) {
+  for (Backend* backend : AllTransports()) {
     if (backend != nullptr) backend->Abort(why);
   }
 }

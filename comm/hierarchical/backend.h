@@ -19,6 +19,7 @@
 #ifndef EVENKEEL_COMM_HIERARCHICAL_BACKEND_H_
 #define EVENKEEL_COMM_HIERARCHICAL_BACKEND_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -61,6 +62,7 @@ class HierarchicalBackend : public Backend {
   bool checks_pairs() const override;
   void Start(Operation operation, std::shared_ptr<WorkState> work) override;
   void Abort(const absl::Status& why) override;
+  void Flush(absl::Time deadline) override;
   // For the ranks of the host.
   absl::StatusOr<Memory> Allocate(int64_t bytes) override;
 
@@ -69,6 +71,9 @@ class HierarchicalBackend : public Backend {
 
   // Null where there are several.
   Backend* only() const;
+  std::array<Backend*, 3> AllTransports() const {  // Null: this rank has none.
+    return {transports_.inside.get(), transports_.between.get(), transports_.all.get()};
+  }
   void AbortTransports(const absl::Status& why);
   // Ends everything because an operation has failed here.
   void Break(const absl::Status& why);

@@ -74,7 +74,8 @@ HierarchicalCollectives::HierarchicalCollectives(const Transports& transports, u
       all_{.backend = transports.all} {}
 
 absl::Status HierarchicalCollectives::Run(const Operation& operation) {
-  if (operation.what.count == 0 && operation.what.kind != CollectiveKind::kBarrier)
+  const CollectiveKind kind = operation.what.kind;
+  if (operation.what.count == 0 && kind != CollectiveKind::kBarrier && !IsUneven(kind))
     return absl::OkStatus();
   const absl::Status status =
       Annotate(RunKind(operation), RankNames().Place(rank_, operation.sequence, operation.what));
@@ -100,7 +101,10 @@ absl::Status HierarchicalCollectives::RunKind(const Operation& operation) {
     case CollectiveKind::kReduceScatter:
       return ReduceScatter(operation);
     case CollectiveKind::kAllToAll:
+    case CollectiveKind::kAllToAllV:
       return AllToAll(operation);
+    case CollectiveKind::kAllGatherV:
+      return AllGatherV(operation);
     case CollectiveKind::kBarrier:
       return Barrier(operation);
     case CollectiveKind::kSend:
@@ -272,6 +276,38 @@ absl::Status HierarchicalCollectives::AllGather(const Operation& operation) {
             {.kind = CollectiveKind::kBroadcast, .root = 0, .in = others, .out = others});
 }
 
+absl::Status HierarchicalCollectives::AllGatherV(const Operation& operation) {
+  const TensorList& out = operation.out;
+  TensorList others;
+  for (int rank = 0; rank < map_.ranks(); ++rank) {
+    if (map_.host_of(rank) != host_) others.push_back(out[rank]);
+  }
+  if (is_shared()) {
+    TensorList own;
+    for (int rank : peers()) own.push_back(out[rank]);
+    EK_RETURN_IF_ERROR(
+        Do(inside_, operation,
+           {.kind = CollectiveKind::kAllGatherV, .in = operation.in, .out = std::move(own)}));
+  }
+  std::vector<Started> crossed;
+  for (size_t place = 0; leads() && place < static_cast<size_t>(map_.largest()); ++place) {
+    TensorList blocks;  // By host.
+    for (int host = 0; host < map_.hosts(); ++host) {
+      const std::vector<int>& ranks = map_.ranks_of(host);
+      blocks.push_back(place < ranks.size() ? out[ranks[place]]
+                                            : TensorView(nullptr, 0, operation.what.dtype));
+    }
+    const TensorList mine = is_shared() || place > 0 ? TensorList{blocks[host_]} : operation.in;
+    crossed.push_back(
+        Start(between_, operation,
+              {.kind = CollectiveKind::kAllGatherV, .in = mine, .out = std::move(blocks)}));
+  }
+  for (const Started& step : crossed) EK_RETURN_IF_ERROR(Await(step));
+  if (!is_shared()) return absl::OkStatus();
+  return Do(inside_, operation,
+            {.kind = CollectiveKind::kBroadcast, .root = 0, .in = others, .out = others});
+}
+
 absl::Status HierarchicalCollectives::ReduceScatter(const Operation& operation) {
   const int64_t count = operation.what.count;
   const int64_t element = SizeOf(operation.what.dtype);
@@ -324,7 +360,7 @@ absl::Status HierarchicalCollectives::ReduceScatter(const Operation& operation) 
 
 absl::Status HierarchicalCollectives::AllToAll(const Operation& operation) {
   return Do(all_, operation,
-            {.kind = CollectiveKind::kAllToAll,
+            {.kind = operation.what.kind,
              .count = operation.what.count,
              .in = operation.in,
              .out = operation.out});
@@ -346,8 +382,9 @@ HierarchicalCollectives::Started HierarchicalCollectives::Start(Line& line, cons
   operation.what.op = step.as_bits ? ReduceOp::kBitOr : StepOp(whole.what.op);
   if (step.as_bits) operation.what.dtype = BitsOf(whole.what.dtype);
   operation.what.root = step.root;
-  operation.what.count =
-      step.count > 0 ? step.count : CountOf(step.out.empty() ? step.in : step.out);
+  operation.what.count = step.count;
+  if (step.count == 0 && !IsUneven(step.kind))
+    operation.what.count = CountOf(step.out.empty() ? step.in : step.out);
   operation.channel = channel_;
   operation.sequence = is_message ? line.messages[step.root]++ : line.sequence++;
   operation.in = As(operation.what.dtype, std::move(step.in));

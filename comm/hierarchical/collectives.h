@@ -18,7 +18,9 @@
 //   reduce_scatter  inside to the leader, blocks of whole hosts between the leaders, each rank's
 //                   share inside
 //   barrier         inside, between, inside
-//   all_to_all      over `all`: each byte has one receiver anyway
+//   all_to_all, all_to_all_v   over `all`: each byte has one receiver anyway
+//   all_gather_v    inside each host, then between the leaders: the first ranks of all hosts, the
+//                   second ones, ...; then what came inside
 //
 // Sums:  within a host in the order of `inside`, then over the hosts in that of `between`. So
 //        results depend on which ranks share a host; they are equal on all ranks, because one
@@ -94,6 +96,7 @@ class HierarchicalCollectives {
   absl::Status Reduce(const Operation& operation);
   absl::Status Broadcast(const Operation& operation);
   absl::Status AllGather(const Operation& operation);
+  absl::Status AllGatherV(const Operation& operation);
   absl::Status ReduceScatter(const Operation& operation);
   absl::Status AllToAll(const Operation& operation);
   absl::Status Barrier(const Operation& operation);

@@ -19,7 +19,8 @@
 //           they depend on which ranks share a host, not on timing, and are equal on all ranks. The
 //           scale of a sum is applied within the host, so that float16 does not overflow between
 //           hosts; an average of integers is divided once.
-// Messages: send and recv between ranks of one host use its memory, others and all_to_all use TCP.
+// Messages: send and recv between ranks of one host use its memory, others, all_to_all and
+//           all_to_all_v use TCP.
 // Order:    each channel has a communication thread of its own, and on leaders those of Gloo.
 // Mismatch: detected at once inside a host, and between hosts as with Gloo.
 // Peers, errors and memory are those of shm.h and tcp.h. Allocate() returns memory that the ranks

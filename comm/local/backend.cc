@@ -130,8 +130,7 @@ class LocalGroup {
   absl::Mutex mutex_;
   absl::CondVar tasks_posted_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::tuple<uint64_t, int, int>, Lane> lanes_
-      ABSL_GUARDED_BY(mutex_);  // Channel; sender, receiver or -1.
+  std::map<LaneKey, Lane> lanes_ ABSL_GUARDED_BY(mutex_);
   // By rank:
   std::vector<absl::Status> ended_ ABSL_GUARDED_BY(mutex_);  // Why; OK while it lives.
   std::vector<int> running_ ABSL_GUARDED_BY(mutex_);         // Slices that touch its buffers now.
@@ -142,8 +141,8 @@ class LocalGroup {
 
 void LocalGroup::Start(int rank, Operation operation, std::shared_ptr<WorkState> work) {
   absl::MutexLock lock(&mutex_);
-  const int index =
-      IsPair(operation.what.kind) ? operation.what.kind == CollectiveKind::kRecv : rank;
+  const CollectiveKind kind = operation.what.kind;
+  const int index = IsPair(kind) ? kind == CollectiveKind::kRecv : rank;
   Seat seat{.rank = rank, .operation = std::move(operation), .work = std::move(work)};
   if (!ended_[rank].ok()) {
     Endings endings;
@@ -158,19 +157,27 @@ void LocalGroup::Start(int rank, Operation operation, std::shared_ptr<WorkState>
       meeting.seats.empty() || Agree(meeting.seats.begin()->second.operation, seat.operation);
   meeting.seats[index] = std::move(seat);
   if (!agree) return EndForAll(DisagreementOf(meeting.seats, names_));
+  if (IsUneven(kind)) {
+    const absl::Status fits = CheckUnevenSizes(meeting.seats, rank, names_);
+    if (!fits.ok()) return EndForAll(fits);
+  }
   RunFrontIfReady(lane);
 }
 
 Lane& LocalGroup::LaneOf(int rank, const Operation& operation) {
   const Collective& what = operation.what;
-  if (!IsPair(what.kind)) {
-    Lane& lane = lanes_[{operation.channel, -1, -1}];
-    lane.seats = world_size_;
-    return lane;
+  LaneKey key(operation.channel, -1, -1, -1);
+  if (IsPair(what.kind)) {
+    const bool sends = what.kind == CollectiveKind::kSend;
+    key = {operation.channel, sends ? rank : what.root, sends ? what.root : rank, what.tag};
   }
-  const bool sends = what.kind == CollectiveKind::kSend;
-  Lane& lane = lanes_[{operation.channel, sends ? rank : what.root, sends ? what.root : rank}];
-  lane.seats = 2;
+  const auto [at, is_new] = lanes_.try_emplace(key);
+  Lane& lane = at->second;
+  if (is_new) {
+    lane.key = key;
+    lane.seats = IsPair(what.kind) ? 2 : world_size_;
+    lane.first = operation.sequence;  // The same on all its ranks, since nothing is under way.
+  }
   return lane;
 }
 
@@ -234,7 +241,11 @@ void LocalGroup::Close(Lane& lane, Meeting& meeting) {
   absl::MutexLock lock(&mutex_);
   lane.meetings.pop_front();
   ++lane.first;
-  RunFrontIfReady(lane);
+  if (lane.meetings.empty()) {
+    lanes_.erase(LaneKey(lane.key));
+  } else {
+    RunFrontIfReady(lane);
+  }
 }
 
 bool LocalGroup::BeginTouching(const Meeting& meeting) {

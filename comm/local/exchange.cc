@@ -8,6 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "evenkeel/comm/arith/operation_views.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
+#include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/types.h"
 
@@ -78,21 +79,23 @@ void LocalExchange::Prepare() {
   for (int rank = 0; rank < size(); ++rank) {
     Operation& operation = *seats_[rank];
     if (!operation.contributes || !OutputEndangersInput(operation, rank)) continue;
-    int64_t count = 0;
-    for (const TensorView& view : operation.in) count += view.count;
-    const TensorView copy(nullptr, count, operation.what.dtype);
-    set_aside_.push_back(std::make_unique<std::byte[]>(copy.bytes()));
-    std::byte* to = set_aside_.back().get();
-    for (const TensorView& view : operation.in) {
-      if (view.bytes() > 0) std::memcpy(to, view.data, view.bytes());
-      to += view.bytes();
-    }
-    operation.in = {TensorView(set_aside_.back().get(), count, operation.what.dtype)};
+    const int64_t bytes = CountOf(operation.in) * SizeOf(operation.what.dtype);
+    set_aside_.push_back(std::make_unique<std::byte[]>(bytes));
+    const TensorList aside = LaidOutLike(operation.in, set_aside_.back().get());
+    internal::Copy(operation.in, aside);
+    operation.in = aside;
   }
 }
 
 int64_t LocalExchange::elements() const {
-  return seats_.front()->what.kind == CollectiveKind::kBarrier ? 0 : count();
+  const CollectiveKind kind = seats_.front()->what.kind;
+  if (kind == CollectiveKind::kBarrier) return 0;
+  if (!IsUneven(kind)) return count();
+  int64_t longest = 0;
+  for (const Operation* seat : seats_) {
+    for (const TensorView& view : seat->out) longest = std::max(longest, view.count);
+  }
+  return longest;
 }
 
 int64_t LocalExchange::bytes() const {
@@ -153,8 +156,24 @@ void LocalExchange::Run(int64_t begin, int64_t end, const std::atomic<bool>& sto
     case CollectiveKind::kSend:
     case CollectiveKind::kRecv:
       return Copy(input(0, 0), output(1, 0), length, like, stop);
+    case CollectiveKind::kAllGatherV:
+    case CollectiveKind::kAllToAllV:
+      return RunUneven(begin, end, stop);
     case CollectiveKind::kBarrier:
       return;
+  }
+}
+
+void LocalExchange::RunUneven(int64_t begin, int64_t end, const std::atomic<bool>& stop) const {
+  for (int from = 0; from < size(); ++from) {
+    const Operation& sender = *seats_[from];
+    for (int to = 0; to < size(); ++to) {
+      const TensorView source = sender.in[sender.what.kind == CollectiveKind::kAllGatherV ? 0 : to];
+      const int64_t length = std::min(end, source.count) - begin;
+      if (length <= 0) continue;
+      const TensorList in = {source}, out = {seats_[to]->out[from]};
+      Copy(Cursor(in, begin), {Cursor(out, begin)}, length, sender, stop);
+    }
   }
 }
 

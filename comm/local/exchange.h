@@ -7,9 +7,9 @@
 // Nothing is copied in between: each slice is read from the inputs and written to the outputs. Each
 // element is combined in rank order by itself, so a result does not depend on the slices.
 //
-// Units:    elements of `Collective::count`.
-// Aliasing: an output may overlap its own rank's input in any way.
-// Threads:  Prepare() before anything else; Run() of disjoint ranges at the same time.
+// Units:    elements of `Collective::count`; of an uneven collective, those from one rank to
+// another. Aliasing: an output may overlap its own rank's input in any way. Threads:  Prepare()
+// before anything else; Run() of disjoint ranges at the same time.
 
 #ifndef EVENKEEL_COMM_LOCAL_EXCHANGE_H_
 #define EVENKEEL_COMM_LOCAL_EXCHANGE_H_
@@ -41,6 +41,8 @@ class LocalExchange {
 
  private:
   int64_t count() const { return seats_.front()->what.count; }
+  // Elements [begin, end) from each rank to each other one.
+  void RunUneven(int64_t begin, int64_t end, const std::atomic<bool>& stop) const;
   int size() const { return static_cast<int>(seats_.size()); }
 
   const std::vector<Operation*> seats_;

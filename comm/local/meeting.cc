@@ -8,6 +8,7 @@
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/base/parties.h"
 #include "evenkeel/comm/collective.h"
+#include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
 
@@ -35,6 +36,23 @@ absl::Status DisagreementOf(const Seats& seats, const RankNames& names) {
     parties[names[seat.rank]] = std::move(place);
   }
   return Disagreement(parties);
+}
+
+absl::Status CheckUnevenSizes(const Seats& seats, int rank, const RankNames& names) {
+  const Seat& mine = seats.at(rank);
+  const auto check = [&](const Seat& sender, const Seat& receiver) -> absl::Status {
+    const Operation& operation = sender.operation;
+    const int64_t sent = UnevenCount(operation.what, operation.in, receiver.rank);
+    const int64_t expected = receiver.operation.out[sender.rank].count;
+    if (sent == expected) return absl::OkStatus();
+    return SizesDisagree(operation.what, operation.sequence, names[sender.rank], sent,
+                         names[receiver.rank], expected);
+  };
+  for (const auto& [other, seat] : seats) {
+    EK_RETURN_IF_ERROR(check(seat, mine));
+    EK_RETURN_IF_ERROR(check(mine, seat));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace evenkeel::internal

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "absl/status/status.h"
 #include "evenkeel/comm/backend.h"
@@ -45,9 +46,13 @@ struct Meeting {
       false;  // One of its ranks was aborted: it will not run, or stops running.
 };
 
-// What runs one after the other: the collectives of a channel, or its messages from one rank to
-// another.
+// Channel; of messages: sender, receiver, tag; else -1.
+using LaneKey = std::tuple<uint64_t, int, int, int64_t>;
+
+// What runs one after the other: the collectives of a channel, or its messages with one tag from
+// one rank to another.
 struct Lane {
+  LaneKey key;
   size_t seats = 0;   // Of each meeting.
   int64_t first = 0;  // Sequence of the front.
   std::deque<std::shared_ptr<Meeting>> meetings;
@@ -58,6 +63,9 @@ struct Lane {
 // "rank 1 is at #412 barrier (user); ranks 0,2,3 are at #412 all_reduce (user) float32[10] sum: the
 // ranks disagree", the smallest party first.
 absl::Status DisagreementOf(const Seats& seats, const RankNames& names);
+
+// Of an uneven collective: the error of the first seat whose sizes do not fit those of `rank`'s.
+absl::Status CheckUnevenSizes(const Seats& seats, int rank, const RankNames& names);
 
 }  // namespace evenkeel::internal
 

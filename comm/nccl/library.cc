@@ -128,6 +128,8 @@ ncclResult_t Put(const NcclFunctions& nccl, const NcclCall& call, ncclComm_t com
     case CollectiveKind::kRecv:
       return nccl.ncclRecv(call.out, count, type, call.root, comm, stream);
     case CollectiveKind::kBarrier:
+    case CollectiveKind::kAllGatherV:
+    case CollectiveKind::kAllToAllV:
       break;
   }
   return ncclInvalidArgument;

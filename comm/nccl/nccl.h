@@ -33,7 +33,7 @@
 // Sums:     in NCCL's order, and the type's own precision. A scale, and an average of floats,
 //           multiplies each rank's contribution; with min, max and product it multiplies the
 //           result. NCCL's min and max may ignore a NaN.
-// Lacks:    reductions of int16; bit_or.
+// Lacks:    reductions of int16; bit_or, bit_and, bit_xor; all_gather_v and all_to_all_v; tags.
 // Memory:   Allocate() returns memory that is registered with NCCL, from 1 MiB on, if NCCL supports
 //           it. Any other memory works, also mixed among the ranks. If NCCL refuses to register,
 //           Allocate() returns plain memory; the first time WatchOptions::warn is called, on the

@@ -94,6 +94,9 @@ NcclPlan PlanForNccl(const Operation& operation, int rank, int world_size, bool 
 }
 
 absl::Status SupportedByNccl(const Collective& what) {
+  if (IsUneven(what.kind))
+    return absl::UnimplementedError(absl::StrCat("nccl: no ", ToString(what.kind)));
+  if (what.tag != 0) return absl::UnimplementedError("nccl: messages have no tags");
   if (!ReducesInNccl(what.kind)) return absl::OkStatus();
   if (IsBitwise(what.op))
     return absl::UnimplementedError(absl::StrCat("nccl: no ", ToString(what.op)));

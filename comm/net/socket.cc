@@ -63,8 +63,10 @@ void PrepareConnection(int fd) {
 }
 
 UniqueFd NewSocket(const addrinfo& info) {
-  return UniqueFd(
+  UniqueFd fd(
       socket(info.ai_family, info.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, info.ai_protocol));
+  fd.MakePrivate();
+  return fd;
 }
 
 // accept() also reports errors of a connection that was waiting.
@@ -177,6 +179,7 @@ absl::StatusOr<UniqueFd> AcceptFrom(const UniqueFd& listener) {
   while (true) {
     UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
+      fd.MakePrivate();
       PrepareConnection(fd.get());
       return fd;
     }
@@ -210,6 +213,19 @@ absl::StatusOr<HostPort> LocalAddress(const UniqueFd& fd) {
   }
   local.host = host;
   return local;
+}
+
+absl::StatusOr<std::string> AddressOfRouteTo(const std::string& host) {
+  constexpr int kAnyPort = 9;
+  EK_ASSIGN_OR_RETURN(const AddressList list, Resolve({host, kAnyPort}, false));
+  for (const addrinfo* info = list.get(); info != nullptr; info = info->ai_next) {
+    // connect() on a datagram socket chooses the route alone.
+    const UniqueFd fd(socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!fd || connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0) continue;
+    EK_ASSIGN_OR_RETURN(const HostPort local, LocalAddress(fd));
+    return local.host;
+  }
+  return absl::UnavailableError(absl::StrCat("there is no route to the host \"", host, "\""));
 }
 
 absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline) {

@@ -3,7 +3,8 @@
 //   EK_ASSIGN_OR_RETURN(HostPort address, HostPort::Parse("10.0.0.7:29400"));
 //   EK_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTo(address, absl::Now() + absl::Seconds(5)));
 //
-// All sockets made with it are non-blocking, closed on exec, and send small messages at once.
+// All sockets made with it are non-blocking, closed on exec and in children that fork() makes, and
+// send small messages at once.
 //
 // Errors: Unavailable if no process listens at the address, DeadlineExceeded, InvalidArgument for a
 //         malformed address.
@@ -57,6 +58,9 @@ absl::StatusOr<UniqueFd> ConnectTo(const HostPort& address, absl::Time deadline)
 
 // Returns the address of this end of a socket, as a number.
 absl::StatusOr<HostPort> LocalAddress(const UniqueFd& fd);
+
+// Returns the address of this host on the route to `host`, as a number. Nothing is sent.
+absl::StatusOr<std::string> AddressOfRouteTo(const std::string& host);
 
 // Waits until poll() reports one of `events`.
 absl::Status WaitFor(const UniqueFd& fd, short events, absl::Time deadline);

@@ -27,11 +27,11 @@ absl::StatusOr<std::shared_ptr<FileStore>> OpenFolder(const std::string& folder,
   return FileStore::Open(folder);
 }
 
-absl::StatusOr<std::string> SecretOf(const Environment& environment, FileStore* folder) {
+absl::StatusOr<std::string> SecretOf(const Environment& environment, Store* shared) {
   if (!environment.secret.empty()) return environment.secret;
   if (environment.secret_file.empty()) {
     EK_ASSIGN_OR_RETURN(const std::string fresh, internal::RandomBytes(kSecretBytes));
-    return folder->GetOrSet(kSecretKey, absl::BytesToHexString(fresh));
+    return shared->GetOrSet(kSecretKey, absl::BytesToHexString(fresh));
   }
   EK_ASSIGN_OR_RETURN(std::string secret,
                       internal::ReadFile(environment.secret_file, internal::Links::kFollow));
@@ -84,7 +84,8 @@ absl::Status CheckReachable(const TcpStoreServer& server, const std::string& pla
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& environment,
-                                                             absl::Duration timeout) {
+                                                             absl::Duration timeout,
+                                                             std::shared_ptr<Store> through) {
   if (environment.world_size < 2)
     return absl::InvalidArgumentError("a job of one rank needs no rendezvous");
   auto job = absl::WrapUnique(new Rendezvous());
@@ -103,8 +104,10 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
                            : environment.rank_zero_hosts ? "rank 0"
                                                          : "the process",
                    .timeout = timeout};
-  if (!environment.store_folder.empty()) job->options_.published = job->folder_;
-  EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, job->folder_.get()));
+  if (through == nullptr) through = job->folder_;
+  if (!environment.store_folder.empty() || through != job->folder_)
+    job->options_.published = through;
+  EK_ASSIGN_OR_RETURN(job->options_.secret, SecretOf(environment, through.get()));
   if (environment.hosts_store) {
     const absl::Status hosting = job->Host(environment);
     // It belongs to the other rank 0; or ranks that start later read the secret in it.
@@ -150,7 +153,7 @@ Rendezvous::~Rendezvous() {
   store_ = nullptr;
   const bool has_published = server_ != nullptr && options_.published != nullptr;
   server_ = nullptr;  // Waits for the other ranks.
-  if (has_published) folder_->Delete(kAddressKey).IgnoreError();
+  if (has_published) options_.published->Delete(kAddressKey).IgnoreError();
   if (!removes_folder_) return;
   folder_->Delete(kSecretKey).IgnoreError();
   rmdir(folder_->folder().c_str());  // Fails if it has other files, which is intended.

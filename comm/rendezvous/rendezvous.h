@@ -31,9 +31,12 @@ namespace evenkeel {
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
  public:
-  // Waits for the server, not for other ranks. The job must have more than one rank.
-  static absl::StatusOr<std::shared_ptr<Rendezvous>> Join(
-      const Environment& environment, absl::Duration timeout = absl::Minutes(2));
+  // Waits for the server, not for other ranks. The job must have more than one rank. Ranks find the
+  // server and its secret in `through`, if it is given: rank 0 hosts the server then. Whoever reads
+  // that store can join the job.
+  static absl::StatusOr<std::shared_ptr<Rendezvous>> Join(const Environment& environment,
+                                                          absl::Duration timeout = absl::Minutes(2),
+                                                          std::shared_ptr<Store> through = nullptr);
   ~Rendezvous();
 
   // Opens this rank's link to the control hub of a group. Each rank of the group opens it once.
@@ -43,6 +46,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
 
  private:
   Rendezvous() = default;
+  // Starts the server, and publishes its address in the store of the options, if there is one.
   absl::Status Host(const Environment& environment);
 
   TcpStoreOptions options_;

@@ -21,6 +21,7 @@
 #include "evenkeel/comm/shm/board.h"
 #include "evenkeel/comm/shm/mesh.h"
 #include "evenkeel/comm/shm/registered_memory.h"
+#include "evenkeel/comm/shm/tags.h"
 #include "evenkeel/comm/shm/transfer.h"
 #include "evenkeel/comm/status.h"
 
@@ -123,6 +124,7 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
 
     absl::Mutex queue_mutex;
     std::deque<std::shared_ptr<Call>> queue ABSL_GUARDED_BY(queue_mutex);
+    ShmTags tags ABSL_GUARDED_BY(queue_mutex);
     std::atomic<int> waiting = 0;  // In `queue`.
     // For the communication thread. It is still at it while `has_endings`.
     std::vector<Ending> endings ABSL_GUARDED_BY(queue_mutex);
@@ -140,6 +142,8 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
   // communication thread.
   Found Step(Lane& lane, int64_t budget, std::vector<Ending>& endings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(lane.drive);
+  // Returns the call of the queue that comes next; null if none can begin yet.
+  static std::shared_ptr<Call> Next(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lane.queue_mutex);
   void EndDriven(Lane& lane, const absl::Status& status, std::vector<Ending>& endings);
   static void SetWatch(Lane& lane, ShmWatch watch);
   static bool IsWatched(const Lane& lane);
@@ -255,6 +259,7 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::LaneOf(const Operation
     me = sends ? 0 : 1;
     ranks = sends ? std::vector<int>{rank_, what.root} : std::vector<int>{what.root, rank_};
     key = StableHash(operation.channel, (static_cast<uint64_t>(ranks[0]) << 32 | ranks[1]) + 1);
+    if (what.tag != 0) key = StableHash(key, uint64_t{1});
   }
   key = std::max<uint64_t>(key, 1);
   absl::MutexLock lock(&lanes_mutex_);
@@ -270,6 +275,7 @@ absl::StatusOr<ShmBackend::Core::Lane*> ShmBackend::Core::LaneOf(const Operation
     ranks.push_back(rank);
   lane = std::make_unique<Lane>();
   MakeShared(*lane, std::move(ranks), me, key, *seats);
+  lane->shared.has_tags = what.tag != 0;
   lane_list_.push_back(lane.get());
   return lane.get();
 }
@@ -318,10 +324,10 @@ ShmBackend::Core::Found ShmBackend::Core::Step(Lane& lane, int64_t budget,
   Found found = Found::kMoved;
   if (lane.driven == nullptr && lane.waiting.load() > 0) {
     absl::MutexLock lock(&lane.queue_mutex);
-    if (!lane.queue.empty()) lane.driven = lane.queue.front();
+    lane.driven = Next(lane);
   }
   if (lane.driven == nullptr) {
-    found = Found::kNothing;
+    found = lane.waiting.load() > 0 ? Found::kBlocked : Found::kNothing;
   } else if (lane.driven->is_over) {
     found = Found::kBlocked;  // It failed, and the group ends with it.
   } else {
@@ -345,6 +351,17 @@ ShmBackend::Core::Found ShmBackend::Core::Step(Lane& lane, int64_t budget,
   return found;
 }
 
+std::shared_ptr<ShmBackend::Core::Call> ShmBackend::Core::Next(Lane& lane) {
+  if (lane.queue.empty()) return nullptr;
+  if (!lane.shared.has_tags) return lane.queue.front();
+  const std::optional<int64_t> tag = lane.tags.Next(lane.shared);
+  if (!tag.has_value()) return nullptr;
+  const auto found = std::find_if(lane.queue.begin(), lane.queue.end(), [&](const auto& call) {
+    return call->operation.what.tag == *tag;
+  });
+  return found == lane.queue.end() ? nullptr : *found;
+}
+
 void ShmBackend::Core::EndDriven(Lane& lane, const absl::Status& status,
                                  std::vector<Ending>& endings) {
   if (!status.ok()) {  // Others may be at it without a fault; and who waits here has its memory
@@ -359,7 +376,7 @@ void ShmBackend::Core::EndDriven(Lane& lane, const absl::Status& status,
           .ok()) {  // Else Abort() needs the transfer, and nothing more comes to pass in this lane.
     lane.transfer.reset();
     lane.driven = nullptr;
-    lane.queue.pop_front();
+    lane.queue.erase(std::find(lane.queue.begin(), lane.queue.end(), call));
     lane.waiting.fetch_sub(1);
   }
   // In order; and callbacks on the communication thread, because they may want what a thread that
@@ -440,6 +457,7 @@ void ShmBackend::Core::Start(Operation operation, std::shared_ptr<WorkState> wor
     has_ended = stop_;
     if (!has_ended) {  // Else Abort() may have been here.
       work->helper = call;
+      if (lane.shared.has_tags) lane.tags.Add(call->operation.what.tag);
       lane.queue.push_back(std::move(call));
       lane.waiting.fetch_add(1);
     }

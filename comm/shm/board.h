@@ -5,7 +5,8 @@
 //   seats[me].published.store(chunk + 1, std::memory_order_release);
 //   board.Notify(seats, ranks, me);  // wakes who sleeps for this lane; else costs a load per rank
 //
-// A lane is what runs in order: a channel's collectives, or its messages from one rank to another.
+// A lane is what runs in order: a channel's collectives, or its messages from one rank to another;
+// those with tags have a second lane, whose order the sender chooses (ShmTags).
 // Everything in a seat counts up from the lane's first operation on, so nothing is ever reset, and
 // a rank that looks late sees a larger number, never an older one.
 //
@@ -74,6 +75,11 @@ struct ShmSeat {
   // all ranks.
   alignas(64) std::atomic<uint64_t> claimed;
   std::atomic<uint64_t> finished;
+  // In a lane of messages with tags: the tags of the receives, by the receiver; the number of
+  // those, and of those that the sender has read, each by itself.
+  static constexpr int kTags = 15;  // Two cache lines in all.
+  alignas(64) std::atomic<uint64_t> tags_known;
+  std::array<std::atomic<int64_t>, kTags> tags;
   alignas(64) ShmHeader headers[2];
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&

@@ -40,7 +40,9 @@ PeerGroup HereOnly(PeerGroup group) {
 }
 
 UniqueFd NewSocket() {
-  return UniqueFd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  fd.MakePrivate();
+  return fd;
 }
 
 // The kernel chooses the name.
@@ -260,6 +262,7 @@ void ShmMeeting::Accept(absl::Time now) {
   accept_again_ = absl::InfinitePast();
   for (int i = 0; i < kMostAtOnce; ++i) {
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    fd.MakePrivate();
     if (!fd && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (!fd && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (!fd) {

@@ -1,10 +1,13 @@
 #include "evenkeel/comm/shm/transfer.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/arith/common_part.h"
+#include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/local/meeting.h"
 #include "evenkeel/comm/status.h"
@@ -39,6 +42,12 @@ ShmTransfer::ShmTransfer(ShmLane& lane, const Operation& operation)
       element_bytes_(SizeOf(operation.what.dtype)),
       count_(operation.what.kind == CollectiveKind::kBarrier ? 0 : operation.what.count),
       in_(operation.in) {
+  if (IsUneven(kind_)) {
+    // Each rank begins with another one, so that all are read from at a time.
+    if (kind_ == CollectiveKind::kAllToAllV)
+      std::rotate(in_.begin(), in_.begin() + me(), in_.end());
+    for (const TensorView& view : in_) sizes_.push_back(view.count);
+  }
   const int64_t all = count_ * element_bytes_;
   is_one_shot_ = IsReducedByPieces(kind_) && all * size() <= kOneShotBytes;
   if (is_one_shot_) {
@@ -48,6 +57,7 @@ ShmTransfer::ShmTransfer(ShmLane& lane, const Operation& operation)
     chunk_elements_ = std::max<int64_t>(1, bytes / kLine * kLine / element_bytes_);
   }
   chunks_ = count_ == 0 ? 0 : (count_ + chunk_elements_ - 1) / chunk_elements_;
+  if (IsUneven(kind_)) chunks_ = StreamChunks(CountOf(in_));  // Until ReadSizes().
 }
 
 ShmTransfer::~ShmTransfer() = default;
@@ -86,7 +96,7 @@ absl::Status ShmTransfer::Arrive() {
                                         std::memory_order_relaxed);
 
   // So that who comes last finds all that it needs.
-  const int64_t all = count_ * element_bytes_ * (SlicesInput(kind_) ? size() : 1);
+  const int64_t all = CountOf(in_) * element_bytes_;
   if (registered_ == nullptr && all <= kEarlyBytes && CanPublish()) {
     way_ = is_one_shot_ ? Way::kOneShot : Way::kStaged;
     EK_RETURN_IF_ERROR(Publish().status());
@@ -104,8 +114,8 @@ void ShmTransfer::Register(ShmHeader& header) {
   int64_t bytes = 0;
   for (const TensorView& view : in_) bytes += view.bytes();
   const size_t most = Reduces(kind_) ? 1 : ShmHeader::kExtents;
-  if (size() == 1 || !Publishes(me()) || is_one_shot_ || bytes < kRegisteredBytes ||
-      in_.size() > most)
+  if (size() == 1 || IsUneven(kind_) || !Publishes(me()) || is_one_shot_ ||
+      bytes < kRegisteredBytes || in_.size() > most)
     return;
   absl::InlinedVector<RegisteredRange, 4> ranges;
   for (const TensorView& view : in_) {
@@ -241,6 +251,7 @@ absl::StatusOr<ShmTransfer::State> ShmTransfer::Advance(int64_t budget,
   if (!has_arrived_) {
     if (!CanArrive()) return State::kBlocked;
     EK_RETURN_IF_ERROR(Arrive());
+    if (lane_.has_tags) lane_.notify();
     has_moved_ = true;
   }
   if (!all_are_here_) {
@@ -315,6 +326,12 @@ ShmTransfer::Piece ShmTransfer::PieceOf(int seat, int64_t chunk) const {
   return Share(seat, ChunkLength(chunk));
 }
 
+absl::Status ShmTransfer::FindSlots(int seat) {
+  if (lane_.slots[seat] != nullptr) return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(lane_.slots[seat], lane_.find_slots(seat));
+  return absl::OkStatus();
+}
+
 std::byte* ShmTransfer::Slot(int seat, int64_t chunk) const {
   return lane_.slots[seat]->data() + (lane_.chunks + chunk) % kShmSlots * kShmSlotBytes;
 }
@@ -361,7 +378,17 @@ absl::StatusOr<int64_t> ShmTransfer::Publish() {
       EK_ASSIGN_OR_RETURN(lane_.slots[me()], lane_.make_slots());
     }
     std::byte* const slot = Slot(me(), chunk);
-    if (!is_read) {
+    if (IsUneven(kind_)) {
+      const int64_t sizes = SizesLength();
+      if (chunk == 0) std::memcpy(slot, sizes_.data(), sizes_.size() * sizeof(int64_t));
+      const int64_t from = std::max(begin - sizes, int64_t{0});
+      const int64_t to = std::min(begin - sizes + chunk_elements_, CountOf(in_));
+      if (from < to) {
+        std::byte* const at = slot + (sizes + from - begin) * element_bytes_;
+        Copy(in_, from, InOnePiece(at, to - from), 0, to - from);
+        bytes += (to - from) * element_bytes_;
+      }
+    } else if (!is_read) {
       // Others know, and take no notice of what is there.
     } else if (IsReducedByPieces(kind_) && way_ == Way::kStaged) {
       for (int seat = 0; seat < size(); ++seat) {
@@ -426,9 +453,7 @@ absl::StatusOr<int64_t> ShmTransfer::Reduce() {
             static_cast<const std::byte*>(sources_[seat].front().data) + in_begin * element_bytes_;
         continue;
       }
-      if (lane_.slots[seat] == nullptr) {
-        EK_ASSIGN_OR_RETURN(lane_.slots[seat], lane_.find_slots(seat));
-      }
+      EK_RETURN_IF_ERROR(FindSlots(seat));
       inputs[seat] = Slot(seat, chunk) + offset * element_bytes_;
     }
     const bool is_for_others = way_ == Way::kStaged && IsReducedByPieces(kind_) && size() > 1;
@@ -465,19 +490,17 @@ absl::StatusOr<int64_t> ShmTransfer::Take() {
   const int64_t begin = chunk * chunk_elements_;
   const int64_t length = ChunkLength(chunk);
   int64_t bytes = 0;
-  const auto slots_of = [&](int seat) -> absl::Status {
-    if (lane_.slots[seat] != nullptr) return absl::OkStatus();
-    EK_ASSIGN_OR_RETURN(lane_.slots[seat], lane_.find_slots(seat));
-    return absl::OkStatus();
-  };
   const TensorList& out = operation_.out;
-  if (IsReducedByPieces(kind_)) {
+  if (IsUneven(kind_)) {
+    if (chunk == 0) EK_RETURN_IF_ERROR(ReadSizes());
+    EK_ASSIGN_OR_RETURN(bytes, TakeFromStreams(chunk));
+  } else if (IsReducedByPieces(kind_)) {
     if (way_ == Way::kStaged &&
         (kind_ == CollectiveKind::kAllReduce || lane_.ranks[me()] == operation_.what.root)) {
       for (int seat = 0; seat < size(); ++seat) {
         const Piece piece = PieceOf(seat, chunk);
         if (IsMine(seat) || piece.length == 0) continue;
-        EK_RETURN_IF_ERROR(slots_of(seat));
+        EK_RETURN_IF_ERROR(FindSlots(seat));
         Copy(InOnePiece(Slot(seat, chunk) + piece.begin * element_bytes_, piece.length), 0, out,
              begin + piece.begin, piece.length);
         bytes += piece.length * element_bytes_;
@@ -493,7 +516,7 @@ absl::StatusOr<int64_t> ShmTransfer::Take() {
       if (!IsStaged(seat) || IsMine(seat)) {
         Copy(IsMine(seat) ? in_ : sources_[seat], from, out, to, length);
       } else {
-        EK_RETURN_IF_ERROR(slots_of(seat));
+        EK_RETURN_IF_ERROR(FindSlots(seat));
         const int64_t offset = kind_ == CollectiveKind::kAllToAll ? me() * chunk_elements_ : 0;
         Copy(InOnePiece(Slot(seat, chunk) + offset * element_bytes_, length), 0, out, to, length);
       }
@@ -502,6 +525,55 @@ absl::StatusOr<int64_t> ShmTransfer::Take() {
   mine().taken.store(lane_.chunks + taken_, std::memory_order_release);
   lane_.notify();
   return bytes;
+}
+
+int64_t ShmTransfer::SizesLength() const {
+  return RoundUp(sizes_.size() * sizeof(int64_t), kLine) / element_bytes_;
+}
+
+int64_t ShmTransfer::StreamChunks(int64_t elements) const {
+  return (SizesLength() + elements + chunk_elements_ - 1) / chunk_elements_;
+}
+
+absl::Status ShmTransfer::ReadSizes() {
+  for (int seat = 0; seat < size(); ++seat) {
+    std::vector<int64_t> sizes = sizes_;
+    if (!IsMine(seat)) {
+      EK_RETURN_IF_ERROR(FindSlots(seat));
+      std::memcpy(sizes.data(), Slot(seat, 0), sizes.size() * sizeof(int64_t));
+    }
+    const size_t part = kind_ == CollectiveKind::kAllGatherV ? 0 : (me() - seat + size()) % size();
+    const int64_t before = std::accumulate(sizes.begin(), sizes.begin() + part, int64_t{0});
+    parts_.push_back({.begin = SizesLength() + before, .length = sizes[part]});
+    chunks_ =
+        std::max(chunks_, StreamChunks(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})));
+    if (sizes[part] != operation_.out[seat].count) {
+      return SizesDisagree(operation_.what, operation_.sequence, lane_.names[lane_.ranks[seat]],
+                           sizes[part], lane_.names[lane_.ranks[me()]], operation_.out[seat].count);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> ShmTransfer::TakeFromStreams(int64_t chunk) {
+  const int64_t begin = chunk * chunk_elements_;
+  int64_t elements = 0;
+  for (int seat = 0; seat < size(); ++seat) {
+    const Piece& part = parts_[seat];
+    const int64_t from = std::max(begin, part.begin);
+    const int64_t length = std::min(begin + chunk_elements_, part.begin + part.length) - from;
+    if (length <= 0) continue;
+    const TensorList to = {operation_.out[seat].Slice(from - part.begin, length)};
+    if (IsMine(seat)) {
+      Copy(in_, from - SizesLength(), to, 0, length);
+    } else {
+      EK_RETURN_IF_ERROR(FindSlots(seat));
+      Copy(InOnePiece(Slot(seat, chunk) + (from - begin) * element_bytes_, length), 0, to, 0,
+           length);
+    }
+    elements += length;
+  }
+  return elements * element_bytes_;
 }
 
 bool ShmTransfer::IsStagedOver() const {

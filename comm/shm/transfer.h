@@ -10,6 +10,10 @@
 //   into its ring of slots (publish), reduces
 //   its piece of the chunk (reduce), fetches the others' results (take). A rank whose input lies in
 //              registered memory publishes it by saying where it is;
+//   (all_gather_v and all_to_all_v) the same, but the chunks are those of a stream: the sizes of
+//   the
+//              rank's parts, then the parts. The ranks learn from the beginnings of all streams how
+//              many chunks there are;
 //   direct     all-reduce and reduce where all buffers are registered: blocks of each rank's share
 //              are reduced from all
 //              buffers into all buffers, by whoever comes first. A rank that has the processor does
@@ -50,6 +54,7 @@ struct ShmLane {
   ShmSeat* seats = nullptr;
   std::vector<int> ranks;  // Of each seat; of a lane of messages: the sender, the receiver.
   int me = 0;              // Which seat.
+  bool has_tags = false;   // Messages with tags: the receiver begins one when the sender has.
   RankNames names;         // For messages.
   // Totals of the operations that have ended.
   uint64_t operations = 0;
@@ -121,6 +126,7 @@ class ShmTransfer {
     int64_t length = 0;
   };
   Piece PieceOf(int seat, int64_t chunk) const;  // Of a chunk that is reduced, relative to it.
+  absl::Status FindSlots(int seat);              // Another rank's, for Slot().
   std::byte* Slot(int seat, int64_t chunk) const;
   bool Publishes(int seat) const;
   bool CanPublish() const;
@@ -130,6 +136,12 @@ class ShmTransfer {
   bool CanTake() const;
   absl::StatusOr<int64_t> Take();
   bool IsStagedOver() const;
+
+  // Streams of uneven collectives. Positions are in elements of a rank's stream.
+  int64_t SizesLength() const;  // Of the sizes at the beginning.
+  int64_t StreamChunks(int64_t elements) const;
+  absl::Status ReadSizes();
+  absl::StatusOr<int64_t> TakeFromStreams(int64_t chunk);
   // Whether somebody has given up in the middle of this operation whose memory this rank may have
   // read later.
   bool HasAnotherGivenUp() const;
@@ -182,6 +194,9 @@ class ShmTransfer {
   // By seat: input in registered memory, null if it is staged.
   std::vector<std::shared_ptr<SharedMemory>> held_;
   std::vector<TensorList> sources_;
+  // Of uneven collectives. This rank's sizes: of all_to_all_v, for itself, the next seat, ...
+  std::vector<int64_t> sizes_;
+  std::vector<Piece> parts_;  // By seat: the part of its stream that is for this rank.
 };
 
 }  // namespace evenkeel::internal

@@ -1,8 +1,12 @@
 #include "evenkeel/comm/tcp/backend.h"
 
+#include <algorithm>
 #include <deque>
+#include <map>
+#include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -12,6 +16,7 @@
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/collectives.h"
 #include "evenkeel/comm/tcp/mesh.h"
+#include "evenkeel/comm/tcp/message.h"
 #include "evenkeel/comm/tcp/transport.h"
 
 namespace evenkeel::internal {
@@ -23,7 +28,8 @@ constexpr absl::Duration kPatience = absl::Seconds(2);
 
 }  // namespace
 
-// One thread, and the operations that wait for it.
+// One thread, for the collectives of a channel, which it runs one after the other, or for the
+// channel's messages to or from one rank, which are all under way at a time.
 class TcpBackend::Lane {
  public:
   explicit Lane(TcpBackend* backend)
@@ -51,28 +57,88 @@ class TcpBackend::Lane {
     std::shared_ptr<WorkState> work;
   };
 
+  struct UnderWay {
+    std::unique_ptr<TcpMessage> message;
+    std::shared_ptr<WorkState> work;
+  };
+  using Messages = std::map<int64_t, UnderWay>;  // By number.
+
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return is_closing_ || !queue_.empty();
+    return is_closing_ || !queue_.empty() || !news_.empty();
   }
 
   void Run() {
     while (true) {
-      Entry entry;
+      absl::Time wake_at = absl::InfiniteFuture();
+      for (const auto& [number, one] : messages_) wake_at = std::min(wake_at, DeadlineOf(one));
+      std::deque<Entry> issued;
+      std::vector<int64_t> news;
+      bool is_closing = false;
       {
         absl::MutexLock lock(&mutex_);
-        mutex_.Await(absl::Condition(this, &Lane::HasNews));
-        if (queue_.empty()) return;
-        entry = std::move(queue_.front());
-        queue_.pop_front();
+        mutex_.AwaitWithDeadline(absl::Condition(this, &Lane::HasNews), wake_at);
+        issued.swap(queue_);
+        news.swap(news_);
+        is_closing = is_closing_;
       }
-      entry.work->Finish(Execute(entry.operation));
+      for (Entry& entry : issued) {
+        if (IsPair(entry.operation.what.kind)) {
+          Begin(std::move(entry));
+        } else {
+          entry.work->Finish(Execute(entry.operation));
+        }
+      }
+      for (const int64_t number : news) LookAt(messages_.find(number));
+      if (is_closing || absl::Now() >= wake_at) {
+        for (auto at = messages_.begin(); at != messages_.end();) LookAt(at++);
+      }
+      if (is_closing && messages_.empty() && issued.empty()) return;
     }
+  }
+
+  void Begin(Entry entry) {
+    if (const absl::Status ended = backend_->Enter(); !ended.ok()) return entry.work->Finish(ended);
+    const int64_t number = next_message_++;
+    auto message = std::make_unique<TcpMessage>(
+        std::move(entry.operation), *backend_->mesh_->transport(), backend_->rank_,
+        backend_->generation_, backend_->names_, [this, number] {
+          absl::MutexLock lock(&mutex_);
+          news_.push_back(number);
+        });
+    messages_.emplace(number, UnderWay{std::move(message), std::move(entry.work)});
+    backend_->Leave();
+  }
+
+  // Ends the message if it has arrived or failed.
+  void LookAt(Messages::iterator at) {
+    if (at == messages_.end()) return;  // It has ended.
+    std::optional<absl::Status> result = backend_->Enter();
+    if (result->ok()) {
+      result = at->second.message->Result();
+      backend_->Leave();
+    }
+    if (!result.has_value()) {
+      if (absl::Now() < DeadlineOf(at->second)) return;
+      result = absl::DeadlineExceededError("");
+    }
+    const Operation operation = at->second.message->operation();
+    const std::shared_ptr<WorkState> work = std::move(at->second.work);
+    messages_.erase(at);  // Before its buffers are the user's again.
+    work->Finish(Explained(*result, operation));
+  }
+
+  static absl::Time DeadlineOf(const UnderWay& one) {
+    return one.message->operation().deadline + kTcpSlack;
   }
 
   absl::Status Execute(const Operation& operation) {
     EK_RETURN_IF_ERROR(backend_->Enter());
     const absl::Status status = collectives_.Run(operation);
     backend_->Leave();
+    return Explained(status, operation);
+  }
+
+  absl::Status Explained(const absl::Status& status, const Operation& operation) const {
     if (status.ok()) return status;
     const bool is_late = absl::Now() >= operation.deadline &&
                          (absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status));
@@ -89,7 +155,11 @@ class TcpBackend::Lane {
   TcpCollectives collectives_;
   absl::Mutex mutex_;
   std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int64_t> news_ ABSL_GUARDED_BY(mutex_);  // Messages of which a part has ended.
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
+  // The thread's.
+  Messages messages_;
+  int64_t next_message_ = 0;
   std::thread thread_;
 };
 
@@ -174,6 +244,15 @@ void TcpBackend::Abort(const absl::Status& why) {
   // Who computes at the moment runs into it with the next call.
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&nobody_inside));
+}
+
+void TcpBackend::Flush(absl::Time deadline) {
+  TcpMesh* mesh = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    mesh = mesh_.get();
+  }
+  if (mesh != nullptr && mesh->transport() != nullptr) mesh->transport()->Flush(deadline);
 }
 
 absl::Status TcpBackend::Enter() {

@@ -1,12 +1,12 @@
-// The backend over TCP: a thread per lane that runs one operation after the other.
+// The backend over TCP: a thread per lane.
 //
 //   auto backend = std::make_unique<TcpBackend>(rank, world_size, "world");
 //   // to be given to all ranks
 //   EK_ASSIGN_OR_RETURN(std::string mine, backend->Listen("127.0.0.1", key, on_lost));
 //   EK_RETURN_IF_ERROR(backend->Connect(everybodys, timeout));
 //
-// A lane is what runs in order: a channel's collectives, or its messages in one direction between
-// two ranks.
+// A lane is a channel's collectives, which run one after the other, or its messages in one
+// direction between two ranks, which are all under way at a time.
 //
 // Threads: as Backend; Listen() and Connect() once, before the first operation.
 
@@ -58,6 +58,7 @@ class TcpBackend : public Backend {
   absl::Status Supports(const Collective& what) const override;
   void Start(Operation operation, std::shared_ptr<WorkState> work) override;
   void Abort(const absl::Status& why) override;
+  void Flush(absl::Time deadline) override;
 
  private:
   class Lane;

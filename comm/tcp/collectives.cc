@@ -6,18 +6,14 @@
 #include <cstring>
 #include <exception>
 #include <new>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "evenkeel/comm/arith/common_part.h"
 #include "evenkeel/comm/arith/reduce_kernels.h"
-#include "evenkeel/comm/base/bytes.h"
-#include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/arith/view_lists.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/tcp/transport.h"
@@ -36,27 +32,10 @@ constexpr int64_t kMostDirect = 64 << 10;
 constexpr int kFewRanks = 8;
 // Up to these bytes rounds, of which there are few, beat a ring, which sends fewer bytes.
 constexpr int64_t kMostInRounds = 32 << 10;
-// A waiter that gives up at the deadline knows better what it waited for, so it comes first.
-constexpr absl::Duration kSlack = absl::Milliseconds(250);
-
-constexpr uint64_t kCollectiveSlots = 0x41;
-constexpr uint64_t kMessageSlots = 0x42;
-constexpr uint64_t kNoteSlots = 0x43;
-
-// 40 bits of the tag between the top byte and 16 bits for the number of the message.
-uint64_t Slot(uint64_t top_byte, uint64_t tag, int64_t message = 0) {
-  return top_byte << 56 | (tag & 0xff'ffff'ffff) << 16 | (message & 0xffff);
-}
 
 bool Overlap(const TensorView& a, const TensorView& b) {
   const auto begin = [](const TensorView& view) { return reinterpret_cast<uintptr_t>(view.data); };
   return begin(a) < begin(b) + b.bytes() && begin(b) < begin(a) + a.bytes();
-}
-
-int64_t CountOf(const TensorList& views) {
-  int64_t count = 0;
-  for (const TensorView& view : views) count += view.count;
-  return count;
 }
 
 // A scale on the contributions keeps sums of float16 in range. Where the result is no sum it
@@ -111,45 +90,11 @@ void Copy(const TensorView& to, const TensorView& from) {
   if (from.count > 0 && to.data != from.data) std::memmove(to.data, from.data, from.bytes());
 }
 
-// Goes ahead of a message's data: one half of the message, which the other half must match.
-constexpr size_t kNoteBytes = 128;
-
-struct PairNote {
-  uint64_t hash = 0;
-  int64_t sequence = 0;
-  std::string text;  // For people.
-
-  static PairNote Of(const Operation& operation, const RankNames& names) {
-    PairNote note{HashOfCommonPart(operation), operation.sequence, names.TextOf(operation.what)};
-    const std::vector<int64_t> parts = PartsOf(operation);
-    if (parts.size() > 1) absl::StrAppend(&note.text, " in parts ", absl::StrJoin(parts, "+"));
-    if (operation.scale != 1.0) absl::StrAppend(&note.text, ", scale ", operation.scale);
-    return note;
-  }
-  std::string Serialize() const {
-    constexpr size_t kMostText = kNoteBytes - sizeof(hash) - sizeof(sequence) - sizeof(uint32_t);
-    std::string bytes =
-        ByteWriter().U64(hash).I64(sequence).Bytes(text.substr(0, kMostText)).Take();
-    bytes.resize(kNoteBytes);
-    return bytes;
-  }
-  static PairNote Parse(absl::string_view bytes) {
-    ByteReader reader(bytes);
-    PairNote note{.hash = reader.U64(), .sequence = reader.I64(), .text = ""};
-    note.text = std::string(reader.Bytes());
-    return note;
-  }
-};
-
-absl::Status CheckNotes(int sender, const PairNote& sent, int receiver, const PairNote& expected) {
-  if (sent.hash == expected.hash && sent.sequence == expected.sequence) return absl::OkStatus();
-  Parties parties;
-  parties[sender] = absl::StrCat("#", sent.sequence, " ", sent.text);
-  parties[receiver] = absl::StrCat("#", expected.sequence, " ", expected.text);
-  return Disagreement(parties);
-}
-
 }  // namespace
+
+uint64_t TcpSlot(TcpSlots slots, uint64_t tag, int64_t number) {
+  return static_cast<uint64_t>(slots) << 56 | (tag & 0xff'ffff'ffff) << 16 | (number & 0xffff);
+}
 
 uint64_t TagOf(const Operation& operation, uint64_t generation) {
   const uint64_t lane = StableHash(generation, operation.channel);
@@ -176,7 +121,7 @@ TcpCollectives::TcpCollectives(std::shared_ptr<TcpTransport> transport, int rank
       names_(names) {}
 
 absl::Status TcpCollectives::Run(const Operation& operation) {
-  deadline_ = operation.deadline + kSlack;
+  deadline_ = operation.deadline + kTcpSlack;
   try {
     return RunNow(operation);
   } catch (const std::bad_alloc&) {
@@ -189,7 +134,7 @@ absl::Status TcpCollectives::Run(const Operation& operation) {
 absl::Status TcpCollectives::RunNow(const Operation& operation) {
   const CollectiveKind kind = operation.what.kind;
   if (kind == CollectiveKind::kBarrier) return Barrier(operation);
-  if (operation.what.count == 0 && !IsPair(kind)) return absl::OkStatus();
+  if (operation.what.count == 0 && !IsUneven(kind)) return absl::OkStatus();
   switch (kind) {
     case CollectiveKind::kAllReduce:
       return AllReduce(operation);
@@ -203,35 +148,37 @@ absl::Status TcpCollectives::RunNow(const Operation& operation) {
       return ReduceScatter(operation);
     case CollectiveKind::kAllToAll:
       return AllToAll(operation);
+    case CollectiveKind::kAllGatherV:
+      return AllGatherV(operation);
+    case CollectiveKind::kAllToAllV:
+      return AllToAllV(operation);
     case CollectiveKind::kSend:
-      return SendMessage(operation);
     case CollectiveKind::kRecv:
-      return ReceiveMessage(operation);
     case CollectiveKind::kBarrier:
       break;
   }
-  return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(ToString(kind), " is no collective of TCP"));
 }
 
-// Messages ----------------------------------------------------------------------------------------
+// Transport ---------------------------------------------------------------------------------------
 
 uint64_t TcpCollectives::SlotOf(const Operation& operation, int64_t number) const {
   // No two messages share a slot: they are not always received in the order in which they are sent.
   const uint64_t tag = TagOf(operation, generation_);
-  return Slot(kCollectiveSlots,
-              number < 0x10000 ? tag : StableHash(tag, static_cast<uint64_t>(number >> 16)),
-              number);
+  return TcpSlot(TcpSlots::kCollectives,
+                 number < 0x10000 ? tag : StableHash(tag, static_cast<uint64_t>(number >> 16)),
+                 number);
 }
 
 TcpCollectives::Pending TcpCollectives::Send(int to, const Operation& operation, int64_t number,
                                              const TensorView& data) {
-  if (data.count == 0) return Pending();
+  if (data.count == 0 && !IsUneven(operation.what.kind)) return Pending();
   return transport_->Send(to, SlotOf(operation, number), data.data, data.bytes());
 }
 
 TcpCollectives::Pending TcpCollectives::Receive(int from, const Operation& operation,
                                                 int64_t number, const TensorView& place) {
-  if (place.count == 0) return Pending();
+  if (place.count == 0 && !IsUneven(operation.what.kind)) return Pending();
   return transport_->Receive(from, SlotOf(operation, number), place.data, place.bytes());
 }
 
@@ -252,7 +199,11 @@ absl::Status TcpCollectives::ExchangeDirectly(const Operation& operation,
     const int to = (rank_ + i) % world_size_;
     pending.push_back(Send(to, operation, 0, part(to)));
   }
-  return WaitForAll(pending);
+  const absl::Status status = WaitForAll(pending);
+  // Two ranks with different sizes: the transport has not the operation's name.
+  return IsUneven(operation.what.kind) && absl::IsFailedPrecondition(status)
+             ? Annotate(status, names_.Place(rank_, operation.sequence, operation.what))
+             : status;
 }
 
 // Memory ------------------------------------------------------------------------------------------
@@ -629,56 +580,38 @@ absl::Status TcpCollectives::AllToAll(const Operation& operation) {
   return absl::OkStatus();
 }
 
+// Each rank sends its elements to all others itself: no rank waits for another one's large part.
+absl::Status TcpCollectives::AllGatherV(const Operation& operation) {
+  const TensorList& out = operation.out;
+  Copy(out[rank_], operation.in[0]);
+  return ExchangeDirectly(
+      operation, [&](int) { return out[rank_]; }, [&](int rank) { return out[rank]; });
+}
+
+absl::Status TcpCollectives::AllToAllV(const Operation& operation) {
+  const TensorList& out = operation.out;
+  TensorList in = operation.in;
+  if (Overlap(in, out)) {
+    in = LaidOutLike(in, in_.Get(CountOf(in) * SizeOf(operation.what.dtype)));
+    internal::Copy(operation.in, in);
+  }
+  Copy(out[rank_], in[rank_]);
+  return ExchangeDirectly(
+      operation, [&](int rank) { return in[rank]; }, [&](int rank) { return out[rank]; });
+}
+
 // After the round of distance d a rank knows that the 2 d ranks up to it are here.
 absl::Status TcpCollectives::Barrier(const Operation& operation) {
   const uint64_t tag = TagOf(operation, generation_);
   int64_t round = 0;
   for (int distance = 1; distance < world_size_; distance *= 2, ++round) {
-    const uint64_t slot = Slot(kCollectiveSlots, tag, round);
+    const uint64_t slot = TcpSlot(TcpSlots::kCollectives, tag, round);
     Pending receive =
         transport_->Receive((rank_ + world_size_ - distance) % world_size_, slot, nullptr, 0);
     Pending send = transport_->Send((rank_ + distance) % world_size_, slot, nullptr, 0);
     EK_RETURN_IF_ERROR(receive.Wait(deadline_));
     EK_RETURN_IF_ERROR(send.Wait(deadline_));
   }
-  return absl::OkStatus();
-}
-
-// Messages between two ranks ----------------------------------------------------------------------
-
-uint64_t TcpCollectives::NoteSlot(const Operation& operation) const {
-  return Slot(kNoteSlots, StableHash(generation_, operation.channel));
-}
-
-absl::Status TcpCollectives::SendMessage(const Operation& operation) {
-  const int to = operation.what.root;
-  const std::string note = PairNote::Of(operation, names_).Serialize();
-  const TensorView data = Gather(operation, operation.in, {});
-  Pending ahead = transport_->Send(to, NoteSlot(operation), note.data(), note.size());
-  Pending behind;
-  if (data.bytes() > 0) {
-    behind = transport_->Send(to, Slot(kMessageSlots, TagOf(operation, generation_)), data.data,
-                              data.bytes());
-  }
-  EK_RETURN_IF_ERROR(behind.Wait(deadline_));
-  return ahead.Wait(deadline_);
-}
-
-absl::Status TcpCollectives::ReceiveMessage(const Operation& operation) {
-  const int from = operation.what.root;
-  std::string note(kNoteBytes, '\0');
-  const TensorView data = Room(operation, operation.out);
-  Pending ahead = transport_->Receive(from, NoteSlot(operation), note.data(), note.size());
-  Pending behind;
-  if (data.bytes() > 0) {  // Asked for at once, so that large data need not wait for the note.
-    behind = transport_->Receive(from, Slot(kMessageSlots, TagOf(operation, generation_)),
-                                 data.data, data.bytes());
-  }
-  EK_RETURN_IF_ERROR(ahead.Wait(deadline_));
-  EK_RETURN_IF_ERROR(CheckNotes(names_[from], PairNote::Parse(note), names_[rank_],
-                                PairNote::Of(operation, names_)));
-  EK_RETURN_IF_ERROR(behind.Wait(deadline_));
-  Spread(data, operation.out);
   return absl::OkStatus();
 }
 

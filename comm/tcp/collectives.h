@@ -1,4 +1,4 @@
-// Runs one operation at a time over a TcpTransport, on the calling thread.
+// Runs one collective at a time over a TcpTransport, on the calling thread.
 //
 //   TcpCollectives collectives(mesh.transport(), rank, world_size, generation, names);
 //   EK_RETURN_IF_ERROR(collectives.Run(operation));
@@ -13,10 +13,6 @@
 // Tags: all that the ranks must agree on is hashed: group, channel, sequence, and what
 //       HashOfCommonPart() covers. 40 bits of the hash are in the slot of each message, so the data
 //       of operations that differ never meets.
-// Messages: a note goes ahead of the data, on the channel's slot for notes. Two ranks' notes meet
-//       in the order of their issue, whatever they say, so the receiver finds halves that differ:
-//       FailedPrecondition with both. A receive from any of several ranks would take the first note
-//       that comes; a tag would be part of the slot.
 //
 // Threads: thread-compatible; several objects may share a transport.
 // Errors:  those of the transport; ResourceExhausted without memory.
@@ -39,8 +35,15 @@
 
 namespace evenkeel::internal {
 
+// The transport's slots: 40 bits of a tag between what uses it and 16 bits for a message's number.
+enum class TcpSlots : uint8_t { kCollectives = 0x41, kMessages, kNotes };
+uint64_t TcpSlot(TcpSlots slots, uint64_t tag, int64_t number = 0);
+
 // Equal for operations that may meet, and only for them; of messages, between the same two ranks.
 uint64_t TagOf(const Operation& operation, uint64_t generation);
+
+// A waiter that gives up at the deadline knows better what it waited for, so it comes first.
+inline constexpr absl::Duration kTcpSlack = absl::Milliseconds(250);
 
 class TcpCollectives {
  public:
@@ -71,9 +74,9 @@ class TcpCollectives {
   absl::Status AllGather(const Operation& operation);
   absl::Status ReduceScatter(const Operation& operation);
   absl::Status AllToAll(const Operation& operation);
+  absl::Status AllGatherV(const Operation& operation);
+  absl::Status AllToAllV(const Operation& operation);
   absl::Status Barrier(const Operation& operation);
-  absl::Status SendMessage(const Operation& operation);
-  absl::Status ReceiveMessage(const Operation& operation);
 
   // Makes `data`, the contribution of each rank, the combination of all, on all ranks.
   absl::Status Combine(const Operation& operation, const TensorView& data);
@@ -95,11 +98,11 @@ class TcpCollectives {
                                 absl::FunctionRef<TensorView(int rank)> part,
                                 absl::FunctionRef<TensorView(int rank)> place);
 
-  // Messages of this operation; `number` counts those of a pair of ranks. Empty views are not sent.
+  // Messages of this operation; `number` counts those of a pair of ranks. Empty views are not sent,
+  // except where only the receiver of a message finds that its size is another one.
   Pending Send(int to, const Operation& operation, int64_t number, const TensorView& data);
   Pending Receive(int from, const Operation& operation, int64_t number, const TensorView& place);
   uint64_t SlotOf(const Operation& operation, int64_t number) const;
-  uint64_t NoteSlot(const Operation& operation) const;
   absl::Status WaitForAll(std::vector<Pending>& pending);
 
   // One piece of memory with the elements of all views: the view itself if it is alone and does not

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -26,14 +27,14 @@ bool Accepts(const PostedReceive& receive, int from) {
 void FailOperation(OperationState* operation, const absl::Status& why) {
   if (operation == nullptr) return;
   if (operation->error.ok()) operation->error = why;
-  operation->changed.SignalAll();
+  operation->Notify();
 }
 
 void Finish(OperationState* operation, int peer) {
   if (operation == nullptr) return;
   operation->is_done = true;
   operation->peer = peer;
-  operation->changed.SignalAll();
+  operation->Notify();
 }
 
 void ForgetOperation(PostedReceive& receive, OperationState* operation) {
@@ -219,13 +220,16 @@ void MessageTable::Fail(int peer, const absl::Status& why) {
     for (const WaitingSend& send : flow.untaken) FailOperation(send.operation, why);
     for (const auto& receive : flow.expected) FailOperation(receive->operation, why);
   }
-  for (const OutgoingMessage& message : peers_[peer].outgoing)
-    FailOperation(message.operation, why);
   for (auto& [id, slot] : slots_) {
     for (const auto& receive : slot.posted) {
       if (Accepts(*receive, peer)) FailOperation(receive->operation, why);
     }
   }
+}
+
+void MessageTable::FailOutgoing(int peer, const absl::Status& why) {
+  for (const OutgoingMessage& message : peers_[peer].outgoing)
+    FailOperation(message.operation, why);
 }
 
 std::vector<int> MessageTable::Forget(OperationState* operation) {
@@ -284,9 +288,12 @@ absl::StatusOr<std::unique_ptr<PostedReceive>> MessageTable::Match(int from, uin
 
 absl::Status MessageTable::CheckSize(const PostedReceive& receive, int from, size_t bytes) const {
   if (receive.bytes == bytes) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("rank ", names_[from], " sent ", bytes, " bytes where rank ", names_[rank_],
-                   " expects ", receive.bytes, ": the ranks disagree"));
+  const int sender = names_[from], receiver = names_[rank_];
+  return WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
+                             "rank ", sender, " sent ", bytes, " bytes where rank ", receiver,
+                             " expects ", receive.bytes, ": the ranks disagree")),
+                         {.kind = FailureKind::kDisagreement,
+                          .ranks = {std::min(sender, receiver), std::max(sender, receiver)}});
 }
 
 void MessageTable::Expect(int from, std::unique_ptr<PostedReceive> receive) {

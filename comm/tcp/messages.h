@@ -27,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -44,10 +45,16 @@ namespace evenkeel::internal {
 
 // The state of one send or receive, for which its owner waits.
 struct OperationState {
+  void Notify() {
+    changed.SignalAll();
+    if (on_end != nullptr) on_end();
+  }
+
   bool is_done = false;
   int peer = -1;       // The rank at the other end, once done.
   absl::Status error;  // It will never be done.
   absl::CondVar changed;
+  std::function<void()> on_end;  // May be null.
 };
 
 // Something to be written to a peer. `data` is the memory of the operation's owner.
@@ -94,8 +101,10 @@ class MessageTable {
   // added.
   std::deque<OutgoingMessage>& outgoing(int to) { return peers_[to].outgoing; }
 
-  // Operations with that peer will never be done: they get the error `why`.
+  // Operations with that peer will never be done: they get the error `why`. Messages whose bytes
+  // are being written may be done: FailOutgoing() is for those.
   void Fail(int peer, const absl::Status& why);
+  void FailOutgoing(int peer, const absl::Status& why);
   // Removes the operation. Returns the peers that wait for a message of it and have not got it.
   std::vector<int> Forget(OperationState* operation);
 

@@ -88,18 +88,26 @@ void TcpTransport::Pending::Forget() {
   }
 }
 
+bool TcpTransport::Pending::HasEnded() const {
+  if (operation_ == nullptr) return true;
+  TcpTransport& t = *transport_;
+  absl::MutexLock lock(&t.mutex_);
+  return HasEnded(t);
+}
+
+bool TcpTransport::Pending::HasEnded(const TcpTransport& t) const {
+  return operation_->is_done || !operation_->error.ok() || !t.ended_.ok();
+}
+
 absl::Status TcpTransport::Pending::Wait(absl::Time deadline) {
   if (operation_ == nullptr) return absl::OkStatus();
   TcpTransport& t = *transport_;
   OperationState& operation = *operation_;
   absl::MutexLock lock(&t.mutex_);
-  const auto has_ended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(t.mutex_) {
-    return operation.is_done || !operation.error.ok() || !t.ended_.ok();
-  };
-  if (!has_ended()) {
+  if (!HasEnded(t)) {
     t.waiters_.push_back(&operation);
     bool is_late = false;
-    while (!has_ended() && !is_late)
+    while (!HasEnded(t) && !is_late)
       is_late = operation.changed.WaitWithDeadline(&t.mutex_, deadline);
     t.waiters_.erase(std::find(t.waiters_.begin(), t.waiters_.end(), &operation));
   }
@@ -111,24 +119,33 @@ absl::Status TcpTransport::Pending::Wait(absl::Time deadline) {
                    is_send_ ? "its message was not acknowledged" : "nothing was received"));
 }
 
-TcpTransport::Pending TcpTransport::Send(int to, uint64_t slot, const void* data, size_t bytes) {
+TcpTransport::Pending TcpTransport::Send(int to, uint64_t slot, const void* data, size_t bytes,
+                                         OnEnd on_end) {
   Pending pending(shared_from_this());
   pending.is_send_ = true;
+  pending.operation_->on_end = std::move(on_end);
   absl::MutexLock lock(&mutex_);
   pending.operation_->error = CheckUsable(to);
-  if (!pending.operation_->error.ok()) return pending;
+  if (!pending.operation_->error.ok()) {
+    pending.operation_->Notify();
+    return pending;
+  }
   messages_.Send(pending.operation_.get(), to, slot, static_cast<const char*>(data), bytes);
   Write(*connections_[to]);
   return pending;
 }
 
 TcpTransport::Pending TcpTransport::Receive(absl::Span<const int> from, uint64_t slot, void* data,
-                                            size_t bytes) {
+                                            size_t bytes, OnEnd on_end) {
   Pending pending(shared_from_this());
+  pending.operation_->on_end = std::move(on_end);
   absl::Status& error = pending.operation_->error;
   absl::MutexLock lock(&mutex_);
   for (const int peer : from) error.Update(CheckUsable(peer));
-  if (!error.ok()) return pending;
+  if (!error.ok()) {
+    pending.operation_->Notify();
+    return pending;
+  }
   error = messages_.Receive({.operation = pending.operation_.get(),
                              .from = {from.begin(), from.end()},
                              .slot = slot,
@@ -138,6 +155,7 @@ TcpTransport::Pending TcpTransport::Receive(absl::Span<const int> from, uint64_t
     for (const int peer : from) Write(*connections_[peer]);
   } else {
     End(error);
+    pending.operation_->Notify();
   }
   return pending;
 }
@@ -189,6 +207,20 @@ TcpTransport::~TcpTransport() {
   thread_.join();
 }
 
+void TcpTransport::Flush(absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  ++waiting_for_calls_;
+  for (const auto& connection : connections_) {
+    if (connection == nullptr) continue;
+    bool is_late = false;
+    while (!is_late && connection->status.ok() &&
+           (connection->is_writing || !messages_.outgoing(connection->peer).empty())) {
+      is_late = call_over_.WaitWithDeadline(&mutex_, deadline);
+    }
+  }
+  --waiting_for_calls_;
+}
+
 void TcpTransport::Abort(const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
   End(why);
@@ -210,10 +242,11 @@ void TcpTransport::Lose(Connection& connection, const absl::Status& why) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
   shutdown(connection.fd.get(), SHUT_RDWR);
   messages_.Fail(connection.peer, why);
+  if (!connection.is_writing) messages_.FailOutgoing(connection.peer, why);  // Else Write() does.
   if (connection.body != nullptr && connection.body->operation != nullptr) {
     OperationState& operation = *connection.body->operation;
     if (operation.error.ok()) operation.error = why;
-    operation.changed.SignalAll();
+    operation.Notify();
   }
 }
 
@@ -284,17 +317,19 @@ void TcpTransport::Write(Connection& connection) {
     const int error = sent < 0 ? errno : 0;
     mutex_.Lock();
     if (sent < 0 && error == EINTR) continue;
-    if (!connection.status.ok()) break;
-    if (sent < 0 || static_cast<size_t>(sent) < offered) {
+    const bool is_lost = !connection.status.ok();
+    if (!is_lost && (sent < 0 || static_cast<size_t>(sent) < offered)) {
       connection.is_full = true;
       if (sent >= 0 || IsTemporary(error)) Watch(connection, true);
     }
+    // Also if the connection has ended meanwhile: the peer may have read all, and left.
     connection.written += std::max<ssize_t>(sent, 0);
     while (!messages.empty() &&
            connection.written >= MessageHeader::kSize + messages.front().bytes) {
       connection.written -= MessageHeader::kSize + messages.front().bytes;
       messages_.FinishWrite(connection.peer);
     }
+    if (is_lost) messages_.FailOutgoing(connection.peer, connection.status);
   }
   connection.is_writing = false;
   if (waiting_for_calls_ > 0) call_over_.SignalAll();

@@ -33,6 +33,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -70,6 +71,8 @@ class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
     // Blocks until the operation has ended. A send has ended when its message has met its receive
     // and its memory can be used again.
     absl::Status Wait(absl::Time deadline);
+    // Returns whether Wait() would not block.
+    bool HasEnded() const;
     // Returns the rank at the other end of an operation that has ended.
     int peer() const { return operation_->peer; }
 
@@ -77,6 +80,9 @@ class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
     friend class TcpTransport;
     explicit Pending(std::shared_ptr<TcpTransport> transport);
     void Forget();
+
+    // `t` is *transport_.
+    bool HasEnded(const TcpTransport& t) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(t.mutex_);
 
     std::shared_ptr<TcpTransport> transport_;
     std::unique_ptr<OperationState> operation_;  // Guarded by the transport's mutex.
@@ -90,13 +96,20 @@ class TcpTransport : public std::enable_shared_from_this<TcpTransport> {
   // Operations keep it alive.
   ~TcpTransport();
 
-  Pending Send(int to, uint64_t slot, const void* data, size_t bytes);
+  // `on_end`, for a thread that has more to wait for, is called when the operation has ended, on
+  // any thread, maybe before this returns, and maybe twice. It must not call the transport.
+  using OnEnd = std::function<void()>;
+  Pending Send(int to, uint64_t slot, const void* data, size_t bytes, OnEnd on_end = nullptr);
   // The next message on the slot of any of the ranks in `from`.
-  Pending Receive(absl::Span<const int> from, uint64_t slot, void* data, size_t bytes);
-  Pending Receive(int from, uint64_t slot, void* data, size_t bytes) {
-    return Receive(absl::MakeConstSpan(&from, 1), slot, data, bytes);
+  Pending Receive(absl::Span<const int> from, uint64_t slot, void* data, size_t bytes,
+                  OnEnd on_end = nullptr);
+  Pending Receive(int from, uint64_t slot, void* data, size_t bytes, OnEnd on_end = nullptr) {
+    return Receive(absl::MakeConstSpan(&from, 1), slot, data, bytes, std::move(on_end));
   }
 
+  // Waits until the kernel has all that this rank has to send: acknowledgements are sent after the
+  // end of the receive that they are for.
+  void Flush(absl::Time deadline);
   // Once it has returned, no operation's memory is touched any more. Only the first `why` counts.
   void Abort(const absl::Status& why);
 

@@ -11,6 +11,8 @@ _CASES = [
     "movement",
     "options",
     "reductions",
+    "tags",
+    "uneven",
 ]
 
 def conformance_cases(deps):
@@ -31,6 +33,8 @@ PROCESS_CASES = [
     "movement",
     "options",
     "reductions",
+    "tags",
+    "uneven",
 ]
 
 def conformance_tests_in_process(deps):

@@ -258,6 +258,41 @@ TEST_P(FailureTest, CallbacksAreToldOfTheFailureOnce) {
   EXPECT_TRUE(absl::StrContains(status.message(), "had enough")) << status;
 }
 
+// Ranks leave as soon as their own part has ended, the others may still be busy with theirs.
+TEST_P(FailureTest, ARankMayLeaveBeforeTheOthers) {
+  for (int round = 0; round < 8; ++round) {
+    RunAndOwn(GetParam(), {.timeout = kPatience}, [&](std::unique_ptr<Communicator> comm) {
+      const int64_t elements = round % 2 == 0 ? 100 : 1 << 20;
+      std::vector<float> data(elements, 1.0f);
+      absl::StatusOr<Placed<float>> placed = Place(*comm, data);
+      ASSERT_TRUE(placed.ok()) << placed.status();
+      const absl::Status reduced = comm->AllReduce(placed->view(), ReduceOp::kSum);
+      EXPECT_TRUE(reduced.ok()) << reduced;
+      ASSERT_TRUE(placed->Fetch().ok());
+      EXPECT_EQ(data.back(), comm->world_size());
+      const absl::Status left = comm->Leave();
+      EXPECT_TRUE(left.ok()) << left;
+    });
+  }
+}
+
+TEST_P(FailureTest, ARankThatHasLeftIsNamedToThoseThatNeedIt) {
+  const int gone = GetParam() - 1;
+  RunAndOwn(GetParam(), {.timeout = kPatience}, [&](std::unique_ptr<Communicator> comm) {
+    absl::Status ended = comm->Barrier();
+    if (comm->rank() == gone) {
+      EXPECT_TRUE(ended.ok()) << ended;
+      EXPECT_TRUE(comm->Leave().ok());
+      return;
+    }
+    // The error of a faster rank may reach this one in its barrier.
+    if (ended.ok()) ended = WorkUntilFailure(*comm, 1000);
+    EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition) << ended;
+    EXPECT_TRUE(absl::StrContains(ended.message(), absl::StrCat("rank ", gone))) << ended;
+    ExpectFailure(ended, FailureKind::kDisagreement, {gone});
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(WorldSize, FailureTest, testing::ValuesIn(WorldSizes(2)),
                          testing::PrintToStringParamName());
 

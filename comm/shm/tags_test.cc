@@ -1,0 +1,84 @@
+#include "evenkeel/comm/shm/tags.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "evenkeel/comm/shm/board.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel::internal {
+namespace {
+
+// Both sides of a lane in this process. A message that the sender begins is over at once.
+class Pair {
+ public:
+  Pair() {
+    for (int me = 0; me < 2; ++me) {
+      lanes_[me].seats = seats_.get();
+      lanes_[me].ranks = {0, 1};
+      lanes_[me].me = me;
+      lanes_[me].has_tags = true;
+      lanes_[me].notify = [this] { ++notices; };
+    }
+  }
+  void Send(int64_t tag) { tags_[0].Add(tag); }
+  void Receive(int64_t tag) { tags_[1].Add(tag); }
+  std::optional<int64_t> NextToReceive() { return tags_[1].Next(lanes_[1]); }
+  std::optional<int64_t> NextToSend() {
+    const std::optional<int64_t> tag = tags_[0].Next(lanes_[0]);
+    if (!tag.has_value()) return tag;
+    seats_[0].headers[lanes_[0].operations % 2].what.tag = *tag;
+    seats_[0].arrived = ++lanes_[0].operations;
+    EXPECT_EQ(NextToReceive(), tag);
+    ++lanes_[1].operations;
+    return tag;
+  }
+
+  int notices = 0;
+
+ private:
+  const std::unique_ptr<ShmSeat[]> seats_ = std::make_unique<ShmSeat[]>(2);
+  ShmLane lanes_[2];
+  ShmTags tags_[2];
+};
+
+TEST(ShmTagsTest, ASendBeginsWhenItsReceiveIsPosted) {
+  Pair pair;
+  pair.Send(1);
+  pair.Send(2);
+  EXPECT_EQ(pair.NextToSend(), std::nullopt);
+  pair.Receive(2);
+  EXPECT_EQ(pair.NextToReceive(), std::nullopt);
+  EXPECT_EQ(pair.notices, 1);
+  EXPECT_EQ(pair.NextToSend(), 2);
+  EXPECT_EQ(pair.NextToSend(), std::nullopt);
+  pair.Receive(1);
+  EXPECT_EQ(pair.NextToReceive(), std::nullopt);
+  EXPECT_EQ(pair.NextToSend(), 1);
+}
+
+TEST(ShmTagsTest, OneReceiveMeetsOneSend) {
+  Pair pair;
+  for (int i = 0; i < 3; ++i) pair.Send(7);
+  pair.Receive(7);
+  pair.Receive(7);
+  EXPECT_EQ(pair.NextToReceive(), std::nullopt);
+  EXPECT_EQ(pair.NextToSend(), 7);
+  EXPECT_EQ(pair.NextToSend(), 7);
+  EXPECT_EQ(pair.NextToSend(), std::nullopt);
+}
+
+TEST(ShmTagsTest, MoreReceivesThanTheSeatHoldsArePostedByAndBy) {
+  Pair pair;
+  constexpr int kTags = 5 * ShmSeat::kTags + 3;
+  for (int tag = 1; tag <= kTags; ++tag) pair.Receive(tag);
+  pair.Send(kTags);  // The last one that is posted.
+  int rounds = 0;
+  for (; pair.NextToSend() != kTags; ++rounds) EXPECT_EQ(pair.NextToReceive(), std::nullopt);
+  EXPECT_EQ(rounds, 6);
+}
+
+}  // namespace
+}  // namespace evenkeel::internal

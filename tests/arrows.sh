@@ -92,6 +92,7 @@ for one in local shm tcp nccl; do
   never "comm/$one sees no other backend but local" \
     "($products) intersect //comm/$one/..." "($backends) except //comm/$one/... except //comm/local/..."
 done
+never 'no library sees comm/abi' "($products) except //comm/abi/..." //comm/abi/...
 never 'join knows comm' \
   //join/... '//bucket/... + //zero_optim/... + //trainer/...'
 never 'bucket knows comm and join' \

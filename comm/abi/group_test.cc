@@ -1,0 +1,219 @@
+#include "evenkeel/comm/abi/group.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace evenkeel::abi {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The store of a process whose ranks are threads.
+class SharedStore final : public Store {
+ public:
+  bool Set(const std::string& key, const std::string& value, std::string*) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+    return true;
+  }
+  bool Get(const std::string& key, milliseconds timeout, std::string* value,
+           std::string* error) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; })) {
+      *error = "nobody has set " + key;
+      return false;
+    }
+    *value = values_[key];
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+Buffer Of(std::vector<float>& data) {
+  return {data.data(), static_cast<int64_t>(data.size()), DType::kFloat32};
+}
+
+Failure Do(Group& group, const Call& call) {
+  const std::shared_ptr<Work> work = group.Issue(call);
+  EXPECT_EQ(work->Wait(), work->failure().code == Code::kOk);
+  EXPECT_TRUE(work->IsDone());
+  return work->failure();
+}
+
+#define EXPECT_DONE(expression)                    \
+  if (const Failure why = (expression); true) {    \
+    EXPECT_EQ(why.code, Code::kOk) << why.message; \
+  }
+
+struct Case {
+  const char* backend;
+  int world_size;
+};
+
+class GroupTest : public testing::TestWithParam<Case> {
+ protected:
+  // Runs a rank per thread; each has its group, if it could be made.
+  void RunRanks(const std::function<void(std::unique_ptr<Group>)>& body, Options options = {}) {
+    SharedStore store;
+    options.backend = GetParam().backend;
+    options.world_size = GetParam().world_size;
+    options.connect_timeout = milliseconds(20'000);
+    std::vector<std::thread> ranks;
+    for (options.rank = 0; options.rank < options.world_size; ++options.rank) {
+      ranks.emplace_back([&store, &body, options] {
+        Failure failure;
+        std::unique_ptr<Group> group = CreateGroup(store, options, &failure);
+        ASSERT_NE(group, nullptr) << failure.message;
+        body(std::move(group));
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+  }
+};
+
+TEST_P(GroupTest, EachKindOfCallMovesItsData) {
+  RunRanks([&](std::unique_ptr<Group> group) {
+    const int rank = group->rank(), world = group->world_size();
+    const float sum = world * (world + 1) / 2;
+    std::vector<float> data(10, rank + 1);
+    EXPECT_DONE(Do(*group, {.kind = Kind::kAllReduce, .out = {Of(data)}}));
+    EXPECT_EQ(data, std::vector<float>(10, sum));
+
+    data.assign(10, rank + 1);
+    EXPECT_DONE(Do(*group, {.kind = Kind::kReduce, .out = {Of(data)}, .root = world - 1}));
+    if (rank == world - 1) {
+      EXPECT_EQ(data, std::vector<float>(10, sum));
+    }
+
+    data.assign(10, rank + 1);
+    EXPECT_DONE(Do(*group, {.kind = Kind::kBroadcast, .out = {Of(data)}, .root = 0}));
+    EXPECT_EQ(data, std::vector<float>(10, 1));
+
+    // Rank r has r elements for all, and r + s for rank s.
+    std::vector<float> mine(rank, rank);
+    std::vector<std::vector<float>> gathered(world), sent(world), received(world);
+    Call gather{.kind = Kind::kAllGather, .in = {Of(mine)}};
+    Call exchange{.kind = Kind::kAllToAll};
+    for (int peer = 0; peer < world; ++peer) {
+      gathered[peer].resize(peer);
+      sent[peer].assign(rank + peer, rank);
+      received[peer].resize(rank + peer);
+      gather.out.push_back(Of(gathered[peer]));
+      exchange.in.push_back(Of(sent[peer]));
+      exchange.out.push_back(Of(received[peer]));
+    }
+    EXPECT_DONE(Do(*group, gather));
+    EXPECT_DONE(Do(*group, exchange));
+    for (int peer = 0; peer < world; ++peer) {
+      EXPECT_EQ(gathered[peer], std::vector<float>(peer, peer));
+      EXPECT_EQ(received[peer], std::vector<float>(rank + peer, peer));
+    }
+
+    std::vector<float> shares(world * 3, rank + 1), share(3);
+    EXPECT_DONE(Do(*group, {.kind = Kind::kReduceScatter, .in = {Of(shares)}, .out = {Of(share)}}));
+    EXPECT_EQ(share, std::vector<float>(3, sum));
+
+    std::vector<float> token(4, rank);
+    if (world > 1 && rank == 0) {
+      EXPECT_DONE(Do(*group, {.kind = Kind::kSend, .in = {Of(token)}, .root = 1, .tag = 7}));
+    } else if (rank == 1) {
+      EXPECT_DONE(Do(*group, {.kind = Kind::kRecv, .out = {Of(token)}, .root = 0, .tag = 7}));
+      EXPECT_EQ(token, std::vector<float>(4, 0));
+    }
+    EXPECT_DONE(Do(*group, {.kind = Kind::kBarrier}));
+    EXPECT_DONE(group->MonitoredBarrier(milliseconds(10'000)));
+    EXPECT_DONE(group->Leave(milliseconds(10'000)));
+    const Failure left = Do(*group, {.kind = Kind::kBarrier});
+    EXPECT_EQ(left.code, Code::kFailedPrecondition);
+    EXPECT_NE(left.message.find("has left the group"), std::string::npos) << left.message;
+  });
+}
+
+TEST_P(GroupTest, ACallThatIsWrongByItselfFailsAlone) {
+  RunRanks([&](std::unique_ptr<Group> group) {
+    std::vector<float> data(10, 1);
+    const Failure refused =
+        Do(*group, {.kind = Kind::kAllReduce, .out = {Of(data)}, .op = ReduceOp::kBitAnd});
+    EXPECT_EQ(refused.code, Code::kInvalidArgument);
+    EXPECT_NE(refused.message.find("bit_and"), std::string::npos) << refused.message;
+    EXPECT_EQ(Do(*group, {.kind = Kind::kBarrier, .in = {Of(data)}}).code, Code::kInvalidArgument);
+    EXPECT_DONE(Do(*group, {.kind = Kind::kAllReduce, .out = {Of(data)}}));
+    EXPECT_DONE(group->Leave(milliseconds(10'000)));
+  });
+}
+
+TEST_P(GroupTest, AnAbortReachesAllRanksWithItsReasonAndItsRank) {
+  if (GetParam().world_size == 1) GTEST_SKIP() << "there is no other rank";
+  RunRanks([&](std::unique_ptr<Group> group) {
+    std::vector<float> data(10, 1);
+    Failure why = Do(*group, {.kind = Kind::kBarrier});
+    if (group->rank() == 1) return group->Abort("no more data");
+    // The abort may overtake the end of the barrier.
+    if (why.code == Code::kOk) why = Do(*group, {.kind = Kind::kAllReduce, .out = {Of(data)}});
+    EXPECT_EQ(why.code, Code::kUnavailable);
+    EXPECT_EQ(why.kind, "failed");
+    EXPECT_EQ(why.ranks, std::vector<int>{1});
+    EXPECT_NE(why.message.find("no more data"), std::string::npos) << why.message;
+  });
+}
+
+TEST_P(GroupTest, LeavingWithWorkInFlightIsAnAbort) {
+  if (GetParam().world_size == 1) GTEST_SKIP() << "there is no other rank";
+  RunRanks([&](std::unique_ptr<Group> group) {
+    EXPECT_DONE(Do(*group, {.kind = Kind::kBarrier}));
+    std::vector<float> data(10, 1);
+    if (group->rank() == 0) {
+      const std::shared_ptr<Work> work =
+          group->Issue({.kind = Kind::kRecv, .out = {Of(data)}, .root = 1});
+      const Failure why = group->Leave(milliseconds(50));
+      EXPECT_EQ(why.code, Code::kDeadlineExceeded);
+      EXPECT_NE(why.message.find("1 operations in flight"), std::string::npos) << why.message;
+      EXPECT_FALSE(work->Wait());
+    } else {
+      const Failure why = Do(*group, {.kind = Kind::kBarrier});
+      EXPECT_EQ(why.ranks, std::vector<int>{0}) << why.message;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, GroupTest,
+                         testing::Values(Case{"auto", 1}, Case{"auto", 2}, Case{"shm", 3},
+                                         Case{"tcp", 2}, Case{"tcp", 5}, Case{"shm", 8}),
+                         [](const testing::TestParamInfo<Case>& info) {
+                           return info.param.backend + std::to_string(info.param.world_size);
+                         });
+
+TEST(CreateGroupTest, ARankOutOfRangeIsASentence) {
+  SharedStore store;
+  Failure failure;
+  EXPECT_EQ(CreateGroup(store, {.rank = 3, .world_size = 2}, &failure), nullptr);
+  EXPECT_EQ(failure.code, Code::kInvalidArgument);
+  EXPECT_EQ(failure.message, "rank 3 is out of range for 2 ranks");
+}
+
+TEST(CreateGroupTest, ARankThatIsAloneSaysWhatIsMissing) {
+  SharedStore store;
+  Failure failure;
+  EXPECT_EQ(CreateGroup(store, {.rank = 1, .world_size = 2, .connect_timeout = milliseconds(200)},
+                        &failure),
+            nullptr);
+  EXPECT_EQ(failure.code, Code::kDeadlineExceeded);
+  EXPECT_NE(failure.message.find("rank 0 has not published"), std::string::npos) << failure.message;
+}
+
+}  // namespace
+}  // namespace evenkeel::abi

@@ -1,0 +1,704 @@
+#include "backend.h"
+
+#include <ATen/Functions.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "error.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace evenkeel::bridge {
+namespace {
+
+using abi::Kind;
+using c10d::OpType;
+
+// How long an end without shutdown() waits for what was issued.
+constexpr std::chrono::milliseconds kDestructorTimeout{5'000};
+
+constexpr std::chrono::milliseconds kShortWait{1'000};
+
+// For the other ranks to start: importing torch takes seconds, and a short timeout is meant for
+// operations.
+constexpr std::chrono::milliseconds kLeastConnectTimeout{30'000};
+
+// The store of c10d as evenkeel's.
+class StoreAdapter : public abi::Store {
+ public:
+  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  bool Set(const std::string& key, const std::string& value, std::string* error) override {
+    return Try(error, [&] { store_->set(key, value); });
+  }
+  bool Get(const std::string& key, std::chrono::milliseconds timeout, std::string* value,
+           std::string* error) override {
+    return Try(error, [&] {
+      // A TCPStore logs two warnings for each wait that times out, and evenkeel looks often.
+      if (timeout < kShortWait && !store_->check({key})) {
+        std::this_thread::sleep_for(timeout);
+        TORCH_CHECK(store_->check({key}), "the store has no key ", key);
+      }
+      store_->wait({key}, std::max(timeout, kShortWait));
+      *value = store_->get_to_str(key);
+    });
+  }
+
+ private:
+  template <typename Function>
+  static bool Try(std::string* error, Function function) {
+    try {
+      function();
+      return true;
+    } catch (const c10::Error& caught) {
+      *error = caught.what_without_backtrace();
+    } catch (const std::exception& caught) {
+      *error = caught.what();
+    }
+    return false;
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+};
+
+// A store on a connection of its own, so that waiting does not block the caller's. Each call gives
+// the next namespace: keys of a group that was destroyed are still in the store when it is made
+// again. The store counts them, by rank, and not the process, because a rank may be restarted.
+c10::intrusive_ptr<c10d::Store> NextNamespace(c10d::Store& store, int rank) {
+  const c10::intrusive_ptr<c10d::Store> own = store.clone();
+  const int64_t count = own->add("evenkeel/count/" + std::to_string(rank), 1);
+  return c10::make_intrusive<c10d::PrefixStore>("evenkeel/" + std::to_string(count), own);
+}
+
+// Returns the host of a TCPStore, also beneath PrefixStores; empty for other stores.
+std::string HostOf(const c10::intrusive_ptr<c10d::Store>& store) {
+  c10::intrusive_ptr<c10d::Store> base = store;
+  if (auto* prefix = dynamic_cast<c10d::PrefixStore*>(base.get())) {
+    base = prefix->getUnderlyingNonPrefixStore();
+  }
+  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(base.get());
+  return tcp == nullptr ? "" : tcp->getHost();
+}
+
+// The backends that have not been destroyed. Never freed: they may outlive static objects.
+struct Live {
+  std::mutex mutex;
+  std::vector<c10::weak_intrusive_ptr<Backend>> backends;
+};
+Live& LiveBackends() {
+  static auto* live = new Live;
+  return *live;
+}
+
+// Returns `count` elements of the tensor of `buffer`, whose elements are `encoding`.
+abi::Buffer PartOf(const abi::Buffer& buffer, int64_t per_element, int64_t begin, int64_t count) {
+  const int64_t offset = begin * per_element * SizeOf(buffer.dtype);
+  return {.data = static_cast<char*>(buffer.data) + offset,
+          .count = count * per_element,
+          .dtype = buffer.dtype};
+}
+
+abi::Buffer EmptyLike(const abi::Buffer& buffer) { return {.dtype = buffer.dtype}; }
+
+// Returns the parts of a buffer that lies `splits` rows for each rank along dimension 0; or even
+// parts if `splits` is empty.
+std::vector<abi::Buffer> SplitRows(const char* operation, const char* what,
+                                   const at::Tensor& tensor, const abi::Buffer& buffer,
+                                   const std::vector<int64_t>& splits, int world_size) {
+  TORCH_CHECK(tensor.dim() > 0, "evenkeel: ", operation, " splits the ", what,
+              " along dimension 0 and got a tensor without dimensions.");
+  const int64_t rows = tensor.size(0);
+  std::vector<int64_t> parts = splits;
+  if (parts.empty()) {
+    TORCH_CHECK(rows % world_size == 0, "evenkeel: ", operation, " cannot split the ", rows,
+                " rows of the ", what, " evenly over ", world_size,
+                " ranks. Pass the sizes of the parts.");
+    parts.assign(world_size, rows / world_size);
+  }
+  TORCH_CHECK(static_cast<int>(parts.size()) == world_size, "evenkeel: ", operation, " needs ",
+              world_size, " sizes of parts of the ", what, ", one per rank, and got ", parts.size(),
+              ".");
+  const int64_t per_row = rows == 0 ? 0 : tensor.numel() / rows;
+  const int64_t per_element = EncodeForMove(tensor.scalar_type()).per_element;
+  std::vector<abi::Buffer> buffers;
+  int64_t begin = 0;
+  for (const int64_t part : parts) {
+    TORCH_CHECK(part >= 0 && begin + part <= rows, "evenkeel: ", operation,
+                " got parts of the sizes ", parts, " for the ", rows, " rows of the ", what, ".");
+    buffers.push_back(PartOf(buffer, per_element, begin * per_row, part * per_row));
+    begin += part;
+  }
+  TORCH_CHECK(begin == rows, "evenkeel: ", operation, " got parts of the sizes ", parts,
+              " for the ", rows, " rows of the ", what, ".");
+  return buffers;
+}
+
+void CheckSameSize(const char* operation, size_t outputs, size_t inputs) {
+  TORCH_CHECK(inputs > 0 && outputs == inputs, "evenkeel: ", operation,
+              " needs as many outputs as inputs, at least one, and got ", outputs, " outputs and ",
+              inputs, " inputs.");
+}
+
+}  // namespace
+
+// ---- Life ----
+
+c10::intrusive_ptr<Backend> Backend::Create(const Settings& settings) {
+  TORCH_CHECK(settings.rank >= 0 && settings.rank < settings.world_size, "evenkeel: the rank ",
+              settings.rank, " is not in a group of ", settings.world_size, " ranks.");
+  const abi::Options options{.rank = settings.rank,
+                             .world_size = settings.world_size,
+                             .name = settings.name,
+                             .route_to = HostOf(settings.store),
+                             .timeout = settings.timeout,
+                             .connect_timeout = std::max(settings.timeout, kLeastConnectTimeout)};
+  StoreAdapter store(NextNamespace(*settings.store, settings.rank));
+  abi::Failure failure;
+  std::unique_ptr<abi::Group> group = abi::CreateGroup(store, options, &failure);
+  if (group == nullptr) std::rethrow_exception(ExceptionOf(failure));
+  auto backend = c10::make_intrusive<Backend>(settings, std::move(group));
+  Live& live = LiveBackends();
+  const std::lock_guard lock(live.mutex);
+  std::erase_if(live.backends, [](const auto& other) { return other.expired(); });
+  live.backends.emplace_back(backend);
+  return backend;
+}
+
+Backend::Backend(const Settings& settings, std::unique_ptr<abi::Group> group)
+    : c10d::Backend(settings.rank, settings.world_size),
+      pid_(getpid()),
+      options_(c10::make_intrusive<Options>("evenkeel", settings.timeout)),
+      group_(std::move(group)),
+      completer_(std::make_shared<Completer>()),
+      timeout_ms_(settings.timeout.count()) {
+  options_->group_name = settings.name;
+  options_->global_ranks_in_group = settings.global_ranks;
+  init();
+}
+
+Backend::~Backend() {
+  if (getpid() == pid_) {
+    Leave("", kDestructorTimeout);
+    WithoutGil([this] { group_.reset(); });
+    return;
+  }
+  // A forked child has neither the threads nor the right to use the parent's connections.
+  group_.release();  // NOLINT(bugprone-unused-return-value)
+  new std::shared_ptr<Completer>(completer_);
+}
+
+void Backend::LeaveAll(const std::string& why, std::chrono::milliseconds timeout) {
+  std::vector<c10::intrusive_ptr<Backend>> backends;
+  {
+    Live& live = LiveBackends();
+    const std::lock_guard lock(live.mutex);
+    for (const auto& weak : live.backends) {
+      if (auto backend = weak.lock(); backend != nullptr && backend->pid_ == getpid()) {
+        backends.push_back(std::move(backend));
+      }
+    }
+  }
+  for (const auto& backend : backends) backend->Leave(why, timeout);
+}
+
+void Backend::Leave(const std::string& why, std::chrono::milliseconds timeout) {
+  if (has_left_.exchange(true)) return;
+  WithoutGil([&] {
+    if (!why.empty()) {
+      group_->Abort(why);
+      group_->Leave(timeout);
+    } else {
+      const bool has_failed = group_->failure().code != abi::Code::kOk;
+      const abi::Failure failure = group_->Leave(timeout);
+      if (failure.code != abi::Code::kOk && !has_failed) TORCH_WARN("evenkeel: ", failure.message);
+    }
+    completer_->Stop();
+    Keep(nullptr);
+  });
+}
+
+void Backend::shutdown() { Leave("", std::chrono::milliseconds(timeout_ms_)); }
+
+void Backend::abort() {
+  WithoutGil([&] { group_->Abort(c10::str("rank ", rank_, " called abort()")); });
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  timeout_ms_ = timeout.count();
+}
+
+c10d::ErrorType Backend::getError() {
+  switch (group_->failure().code) {
+    case abi::Code::kOk:
+      return c10d::ErrorType::SUCCESS;
+    case abi::Code::kDeadlineExceeded:
+      return c10d::ErrorType::TIMEOUT;
+    case abi::Code::kAborted:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const std::vector<int>& ranks,
+                                                 const c10::intrusive_ptr<Options>& options) {
+  const auto found = std::find(ranks.begin(), ranks.end(), rank_);
+  if (found == ranks.end()) return nullptr;
+  return merge(store, options, static_cast<int>(found - ranks.begin()),
+               static_cast<int>(ranks.size()));
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const c10::intrusive_ptr<Options>& options,
+                                                 const int& rank, const int& size) {
+  const c10::intrusive_ptr<Options> given = options == nullptr ? options_ : options;
+  return Create({.store = store,
+                 .rank = rank,
+                 .world_size = size,
+                 .timeout = given->timeout,
+                 .name = given->group_name,
+                 .global_ranks = given->global_ranks_in_group});
+}
+
+at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK(options.device().is_cpu(), "evenkeel: allocate_tensor() gives memory of the CPU and ",
+              "was asked for ", options.device(), ".");
+  const int64_t bytes = size * static_cast<int64_t>(options.dtype().itemsize());
+  std::shared_ptr<void> memory = group_->Allocate(bytes);
+  TORCH_CHECK(memory != nullptr, "evenkeel: there is no memory for ", bytes, " bytes.");
+  void* data = memory.get();
+  return at::from_blob(
+      data, {size}, [memory = std::move(memory)](void*) mutable { memory.reset(); }, options);
+}
+
+// ---- Running operations ----
+
+WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, TensorList inputs,
+                     TensorLists results, int source_rank) {
+  TORCH_CHECK(getpid() == pid_, "evenkeel: ", operation.name(), " was called in a process that was",
+              " forked after its group had been made. Make a group in the new process.");
+  TORCH_CHECK(!has_left_, "evenkeel: ", operation.name(),
+              " was called on a group that has been destroyed.");
+  if (timeout.count() <= 0) timeout = std::chrono::milliseconds(timeout_ms_);
+  const bool is_message = c10d::isP2POp(operation.type());
+  const bool has_copies = operation.has_copies();
+  const Work::Attributes attributes{.rank = rank_,
+                                    .source_rank = source_rank,
+                                    .title = operation.title(),
+                                    .type = operation.type(),
+                                    .sequence = is_message ? sequence_.load() : ++sequence_,
+                                    .timeout = timeout,
+                                    .inputs = std::move(inputs),
+                                    .results = std::move(results)};
+  std::vector<std::shared_ptr<abi::Work>> works;
+  for (abi::Call call : operation.calls()) {
+    call.timeout = timeout;
+    works.push_back(group_->Issue(call));
+  }
+  auto flight = std::make_shared<Flight>(std::move(operation), std::move(works));
+  auto work = c10::make_intrusive<Work>(attributes, std::vector{flight}, completer_);
+  Keep(std::move(flight));
+  // Outputs must be right after any later barrier(), even if no caller waits for this work.
+  if (has_copies) work->WatchOnce();
+  const std::lock_guard lock(mutex_);
+  if (is_coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+void Backend::Keep(std::shared_ptr<Flight> flight) {
+  std::vector<std::shared_ptr<Flight>> flights;
+  {
+    const std::lock_guard lock(mutex_);
+    flights.swap(flying_);
+  }
+  std::erase_if(flights, [](const auto& other) { return other->TryEnd(); });
+  if (flight != nullptr) flights.push_back(std::move(flight));
+  const std::lock_guard lock(mutex_);
+  flying_.insert(flying_.end(), flights.begin(), flights.end());
+}
+
+void Backend::startCoalescing() {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(!is_coalescing_, "evenkeel: startCoalescing() was called twice.");
+  is_coalescing_ = true;
+}
+
+WorkPtr Backend::endCoalescing() {
+  std::vector<c10::intrusive_ptr<Work>> works;
+  {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(is_coalescing_, "evenkeel: endCoalescing() was called without startCoalescing().");
+    is_coalescing_ = false;
+    works.swap(coalesced_);
+  }
+  if (works.empty()) return nullptr;
+  std::vector<std::shared_ptr<Flight>> flights;
+  TensorList results;
+  for (const auto& work : works) {
+    flights.insert(flights.end(), work->flights().begin(), work->flights().end());
+    for (const auto& list : work->results()) {
+      results.insert(results.end(), list.begin(), list.end());
+    }
+  }
+  const Work::Attributes attributes{.rank = rank_,
+                                    .type = OpType::COALESCED,
+                                    .sequence = sequence_,
+                                    .timeout = works.front()->getTimeout(),
+                                    .results = {std::move(results)}};
+  return c10::make_intrusive<Work>(attributes, std::move(flights), completer_);
+}
+
+void Backend::CheckRoot(const char* operation, int64_t root) const {
+  TORCH_CHECK(root >= 0 && root < size_, "evenkeel: ", operation, " got the root rank ", root,
+              ", which is not in a group of ", size_, " ranks.");
+}
+
+void Backend::CheckListSize(const char* operation, const char* what, size_t size) const {
+  TORCH_CHECK(static_cast<int>(size) == size_, "evenkeel: ", operation, " needs ", size_, " ", what,
+              ", one per rank, and got ", size, ".");
+}
+
+void Backend::CheckPeer(const char* operation, int rank, int tag) const {
+  TORCH_CHECK(rank >= 0 && rank < size_, "evenkeel: ", operation, " got the peer rank ", rank,
+              ", which is not in a group of ", size_, " ranks.");
+  TORCH_CHECK(tag >= 0, "evenkeel: ", operation, " got the tag ", tag, ", which is negative.");
+}
+
+// ---- Operations ----
+
+WorkPtr Backend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& options) {
+  Operation operation("evenkeel:all_reduce", OpType::ALLREDUCE);
+  const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
+  const Encoding encoding =
+      EncodeForReduce(operation.name(), tensor.scalar_type(), options.reduceOp);
+  operation.Add({.kind = Kind::kAllReduce,
+                 .out = {operation.UpdateReduced(tensor, options.reduceOp, tensor)},
+                 .op = encoding.op});
+  return Run(std::move(operation), options.timeout, tensors, {tensors});
+}
+
+WorkPtr Backend::allreduce_sparse(TensorList& /*tensors*/,
+                                  const c10d::AllreduceOptions& /*options*/) {
+  C10_THROW_ERROR(NotImplementedError,
+                  "evenkeel: all_reduce takes dense tensors. Convert sparse ones with to_dense().");
+}
+
+WorkPtr Backend::allreduce_coalesced(TensorList& tensors,
+                                     const c10d::AllreduceCoalescedOptions& options) {
+  Operation operation("evenkeel:all_reduce", OpType::ALLREDUCE_COALESCED);
+  TORCH_CHECK(!tensors.empty(), "evenkeel: all_reduce_coalesced got no tensor.");
+  for (const at::Tensor& tensor : tensors) {
+    const Encoding encoding =
+        EncodeForReduce(operation.name(), tensor.scalar_type(), options.reduceOp);
+    operation.Add({.kind = Kind::kAllReduce,
+                   .out = {operation.UpdateReduced(tensor, options.reduceOp, tensor)},
+                   .op = encoding.op});
+  }
+  return Run(std::move(operation), options.timeout, tensors, {tensors});
+}
+
+WorkPtr Backend::reduce(TensorList& tensors, const c10d::ReduceOptions& options) {
+  Operation operation("evenkeel:reduce", OpType::REDUCE);
+  CheckRoot(operation.name(), options.rootRank);
+  const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
+  const Encoding encoding =
+      EncodeForReduce(operation.name(), tensor.scalar_type(), options.reduceOp);
+  const at::Tensor result = options.rootRank == rank_ ? tensor : at::Tensor();
+  operation.Add({.kind = Kind::kReduce,
+                 .out = {operation.UpdateReduced(tensor, options.reduceOp, result)},
+                 .op = encoding.op,
+                 .root = static_cast<int>(options.rootRank)});
+  return Run(std::move(operation), options.timeout, tensors, {tensors});
+}
+
+WorkPtr Backend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& options) {
+  Operation operation("evenkeel:broadcast", OpType::BROADCAST);
+  CheckRoot(operation.name(), options.rootRank);
+  const at::Tensor& tensor = OnlyOne(operation.name(), "tensor", tensors);
+  const bool is_root = options.rootRank == rank_;
+  operation.Add({.kind = Kind::kBroadcast,
+                 .out = {is_root ? operation.Read(tensor) : operation.Write(tensor)},
+                 .root = static_cast<int>(options.rootRank)});
+  return Run(std::move(operation), options.timeout, tensors, {tensors});
+}
+
+WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
+  Operation operation("evenkeel:barrier", OpType::BARRIER);
+  operation.Add({.kind = Kind::kBarrier});
+  return Run(std::move(operation), options.timeout, {}, {});
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
+  const auto timeout = options.timeout == c10d::kUnsetTimeout
+                           ? std::chrono::milliseconds(timeout_ms_)
+                           : std::max(options.timeout, std::chrono::milliseconds(1));
+  TORCH_CHECK(!has_left_, "evenkeel: monitored_barrier was called on a destroyed group.");
+  abi::Failure failure;
+  WithoutGil([&] { failure = group_->MonitoredBarrier(timeout); });
+  if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));
+}
+
+WorkPtr Backend::allgather(TensorLists& outputs, TensorList& inputs,
+                           const c10d::AllgatherOptions& options) {
+  Operation operation("evenkeel:all_gather", OpType::ALLGATHER);
+  const at::Tensor& input = OnlyOne(operation.name(), "input", inputs);
+  TORCH_CHECK(outputs.size() == 1, "evenkeel: all_gather takes one list of outputs and got ",
+              outputs.size(), ".");
+  CheckListSize(operation.name(), "outputs", outputs[0].size());
+  CheckElements(operation.name(), "an output of this rank", outputs[0][rank_], input.scalar_type(),
+                input.numel());
+  abi::Call call{.kind = Kind::kAllGather, .in = {operation.Read(input)}};
+  for (const at::Tensor& output : outputs[0]) {
+    CheckElements(operation.name(), "an output", output, input.scalar_type(), output.numel());
+    call.out.push_back(operation.Write(output));
+  }
+  operation.Add(std::move(call));
+  return Run(std::move(operation), options.timeout, inputs, outputs);
+}
+
+WorkPtr Backend::allgather_coalesced(TensorLists& outputs, TensorList& inputs,
+                                     const c10d::AllgatherOptions& options) {
+  Operation operation("evenkeel:all_gather", OpType::ALLGATHER_COALESCED);
+  CheckListSize(operation.name(), "lists of outputs", outputs.size());
+  for (const TensorList& list : outputs) {
+    CheckSameSize(operation.name(), list.size(), inputs.size());
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    abi::Call call{.kind = Kind::kAllGather, .in = {operation.Read(inputs[i])}};
+    for (const TensorList& list : outputs) {
+      CheckElements(operation.name(), "an output", list[i], inputs[i].scalar_type(),
+                    inputs[i].numel());
+      call.out.push_back(operation.Write(list[i]));
+    }
+    operation.Add(std::move(call));
+  }
+  return Run(std::move(operation), options.timeout, inputs, outputs);
+}
+
+WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                 const c10d::AllgatherOptions& options) {
+  TensorList outputs{output};
+  TensorList inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+WorkPtr Backend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                                 const c10d::AllgatherOptions& options) {
+  Operation operation("evenkeel:all_gather", OpType::ALLGATHER_INTO_TENSOR_COALESCED);
+  CheckSameSize(operation.name(), outputs.size(), inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckElements(operation.name(), "an output", outputs[i], inputs[i].scalar_type(),
+                  inputs[i].numel() * size_);
+    operation.Add({.kind = Kind::kAllGather,
+                   .in = {operation.Read(inputs[i])},
+                   .out = {operation.Write(outputs[i])}});
+  }
+  return Run(std::move(operation), options.timeout, inputs, {outputs});
+}
+
+WorkPtr Backend::gather(TensorLists& outputs, TensorList& inputs,
+                        const c10d::GatherOptions& options) {
+  Operation operation("evenkeel:gather", OpType::GATHER);
+  CheckRoot(operation.name(), options.rootRank);
+  const at::Tensor& input = OnlyOne(operation.name(), "input", inputs);
+  const bool is_root = options.rootRank == rank_;
+  const abi::Buffer whole = operation.Read(input);
+  abi::Call call{.kind = Kind::kAllToAll,
+                 .in = std::vector(size_, EmptyLike(whole)),
+                 .out = std::vector(size_, EmptyLike(whole))};
+  call.in[options.rootRank] = whole;
+  if (is_root) {
+    TORCH_CHECK(outputs.size() == 1, "evenkeel: gather takes one list of outputs on the root and ",
+                "got ", outputs.size(), ".");
+    CheckListSize(operation.name(), "outputs", outputs[0].size());
+    CheckElements(operation.name(), "an output of this rank", outputs[0][rank_],
+                  input.scalar_type(), input.numel());
+    for (int rank = 0; rank < size_; ++rank) {
+      const at::Tensor& output = outputs[0][rank];
+      CheckElements(operation.name(), "an output", output, input.scalar_type(), output.numel());
+      call.out[rank] = operation.Write(output);
+    }
+  } else {
+    TORCH_CHECK(outputs.empty() || (outputs.size() == 1 && outputs[0].empty()),
+                "evenkeel: gather takes outputs on the root ", options.rootRank,
+                " alone, and got some on rank ", rank_, ".");
+  }
+  operation.Add(std::move(call));
+  return Run(std::move(operation), options.timeout, inputs, outputs);
+}
+
+WorkPtr Backend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                    const c10d::GatherOptions& options) {
+  Operation operation("evenkeel:gather", OpType::GATHER);
+  CheckRoot(operation.name(), options.rootRank);
+  const abi::Buffer whole = operation.Read(input);
+  abi::Call call{.kind = Kind::kAllToAll,
+                 .in = std::vector(size_, EmptyLike(whole)),
+                 .out = std::vector(size_, EmptyLike(whole))};
+  call.in[options.rootRank] = whole;
+  TensorList outputs;
+  if (options.rootRank == rank_) {
+    CheckElements(operation.name(), "an output", output, input.scalar_type(),
+                  input.numel() * size_);
+    const abi::Buffer all = operation.Write(output);
+    const int64_t per_element = EncodeForMove(input.scalar_type()).per_element;
+    for (int rank = 0; rank < size_; ++rank) {
+      call.out[rank] = PartOf(all, per_element, rank * input.numel(), input.numel());
+    }
+    outputs.push_back(output);
+  }
+  operation.Add(std::move(call));
+  return Run(std::move(operation), options.timeout, {input}, {outputs});
+}
+
+WorkPtr Backend::scatter(TensorList& outputs, TensorLists& inputs,
+                         const c10d::ScatterOptions& options) {
+  Operation operation("evenkeel:scatter", OpType::SCATTER);
+  CheckRoot(operation.name(), options.rootRank);
+  const at::Tensor& output = OnlyOne(operation.name(), "output", outputs);
+  const abi::Buffer whole = operation.Write(output);
+  abi::Call call{.kind = Kind::kAllToAll,
+                 .in = std::vector(size_, EmptyLike(whole)),
+                 .out = std::vector(size_, EmptyLike(whole))};
+  call.out[options.rootRank] = whole;
+  TensorList read;
+  if (options.rootRank == rank_) {
+    TORCH_CHECK(inputs.size() == 1, "evenkeel: scatter takes one list of inputs on the root and ",
+                "got ", inputs.size(), ".");
+    read = inputs[0];
+    CheckListSize(operation.name(), "inputs", read.size());
+    CheckElements(operation.name(), "an input of this rank", read[rank_], output.scalar_type(),
+                  output.numel());
+    for (int rank = 0; rank < size_; ++rank) {
+      CheckElements(operation.name(), "an input", read[rank], output.scalar_type(),
+                    read[rank].numel());
+      call.in[rank] = operation.Read(read[rank]);
+    }
+  } else {
+    TORCH_CHECK(inputs.empty() || (inputs.size() == 1 && inputs[0].empty()),
+                "evenkeel: scatter takes inputs on the root ", options.rootRank,
+                " alone, and got some on rank ", rank_, ".");
+  }
+  operation.Add(std::move(call));
+  return Run(std::move(operation), options.timeout, std::move(read), {outputs});
+}
+
+WorkPtr Backend::reduce_scatter(TensorList& outputs, TensorLists& inputs,
+                                const c10d::ReduceScatterOptions& options) {
+  Operation operation("evenkeel:reduce_scatter", OpType::REDUCE_SCATTER);
+  const at::Tensor& output = OnlyOne(operation.name(), "output", outputs);
+  TORCH_CHECK(inputs.size() == 1, "evenkeel: reduce_scatter takes one list of inputs and got ",
+              inputs.size(), ".");
+  const TensorList& parts = inputs[0];
+  CheckListSize(operation.name(), "inputs", parts.size());
+  bool is_even = true;
+  for (const at::Tensor& part : parts) {
+    CheckElements(operation.name(), "an input", part, output.scalar_type(), part.numel());
+    is_even = is_even && part.numel() == parts[0].numel();
+  }
+  CheckElements(operation.name(), "an output", output, output.scalar_type(), parts[rank_].numel());
+  const Encoding encoding =
+      EncodeForReduce(operation.name(), output.scalar_type(), options.reduceOp);
+  if (is_even) {
+    abi::Call call{.kind = Kind::kReduceScatter,
+                   .out = {operation.WriteReduced(output, options.reduceOp)},
+                   .op = encoding.op};
+    for (const at::Tensor& part : parts) {
+      call.in.push_back(operation.ReadReduced(part, options.reduceOp));
+    }
+    operation.Add(std::move(call));
+  } else {
+    for (int rank = 0; rank < size_; ++rank) {
+      const at::Tensor result = rank == rank_ ? output : at::Tensor();
+      operation.Add({.kind = Kind::kReduce,
+                     .out = {operation.UpdateReduced(parts[rank], options.reduceOp, result)},
+                     .op = encoding.op,
+                     .root = rank});
+    }
+  }
+  return Run(std::move(operation), options.timeout, parts, {outputs});
+}
+
+WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                      const c10d::ReduceScatterOptions& options) {
+  TensorList outputs{output};
+  TensorList inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+WorkPtr Backend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                                 const c10d::ReduceScatterOptions& options) {
+  Operation operation("evenkeel:reduce_scatter", OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+  CheckSameSize(operation.name(), outputs.size(), inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::ScalarType type = outputs[i].scalar_type();
+    CheckElements(operation.name(), "an input", inputs[i], type, outputs[i].numel() * size_);
+    operation.Add({.kind = Kind::kReduceScatter,
+                   .in = {operation.ReadReduced(inputs[i], options.reduceOp)},
+                   .out = {operation.WriteReduced(outputs[i], options.reduceOp)},
+                   .op = EncodeForReduce(operation.name(), type, options.reduceOp).op});
+  }
+  return Run(std::move(operation), options.timeout, inputs, {outputs});
+}
+
+WorkPtr Backend::alltoall(TensorList& outputs, TensorList& inputs,
+                          const c10d::AllToAllOptions& options) {
+  Operation operation("evenkeel:all_to_all", OpType::ALLTOALL);
+  CheckListSize(operation.name(), "outputs", outputs.size());
+  CheckListSize(operation.name(), "inputs", inputs.size());
+  CheckElements(operation.name(), "an output of this rank", outputs[rank_],
+                inputs[rank_].scalar_type(), inputs[rank_].numel());
+  abi::Call call{.kind = Kind::kAllToAll};
+  for (int rank = 0; rank < size_; ++rank) {
+    call.in.push_back(operation.Read(inputs[rank]));
+    call.out.push_back(operation.Write(outputs[rank]));
+  }
+  operation.Add(std::move(call));
+  return Run(std::move(operation), options.timeout, inputs, {outputs});
+}
+
+WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                               std::vector<int64_t>& output_splits,
+                               std::vector<int64_t>& input_splits,
+                               const c10d::AllToAllOptions& options) {
+  Operation operation("evenkeel:all_to_all", OpType::ALLTOALL_BASE);
+  CheckElements(operation.name(), "an output", output, input.scalar_type(), output.numel());
+  const abi::Buffer in = operation.Read(input);
+  const abi::Buffer out = operation.Write(output);
+  operation.Add({.kind = Kind::kAllToAll,
+                 .in = SplitRows(operation.name(), "input", input, in, input_splits, size_),
+                 .out = SplitRows(operation.name(), "output", output, out, output_splits, size_)});
+  return Run(std::move(operation), options.timeout, {input}, {{output}});
+}
+
+WorkPtr Backend::send(TensorList& tensors, int rank, int tag) {
+  Operation operation("evenkeel:send", OpType::SEND);
+  CheckPeer(operation.name(), rank, tag);
+  operation.Add({.kind = Kind::kSend,
+                 .in = {operation.Read(OnlyOne(operation.name(), "tensor", tensors))},
+                 .root = rank,
+                 .tag = tag});
+  return Run(std::move(operation), c10d::kUnsetTimeout, tensors, {tensors});
+}
+
+WorkPtr Backend::recv(TensorList& tensors, int rank, int tag) {
+  Operation operation("evenkeel:recv", OpType::RECV);
+  CheckPeer(operation.name(), rank, tag);
+  operation.Add({.kind = Kind::kRecv,
+                 .out = {operation.Write(OnlyOne(operation.name(), "tensor", tensors))},
+                 .root = rank,
+                 .tag = tag});
+  return Run(std::move(operation), c10d::kUnsetTimeout, tensors, {tensors}, rank);
+}
+
+WorkPtr Backend::recvAnysource(TensorList& /*tensors*/, int /*tag*/) {
+  C10_THROW_ERROR(NotImplementedError,
+                  "evenkeel: recv needs the rank of the sender. Pass src= to recv() or irecv().");
+}
+
+}  // namespace evenkeel::bridge

@@ -1,0 +1,25 @@
+// evenkeel's failures as exceptions that torch's bindings turn into Python's.
+//
+// The implementation is in module.cc, the only file that includes Python.
+
+#ifndef EVENKEEL_PYTHON_EVENKEEL_C10D_ERROR_H_
+#define EVENKEEL_PYTHON_EVENKEEL_C10D_ERROR_H_
+
+#include <exception>
+#include <functional>
+
+#include "evenkeel/comm/abi/group.h"
+
+namespace evenkeel::bridge {
+
+// Returns RuntimeError for a call that was wrong by itself, NotImplementedError for one that
+// evenkeel lacks, else an evenkeel_c10d.Error with its attributes. May be called with the GIL or
+// without it.
+std::exception_ptr ExceptionOf(const abi::Failure& failure);
+
+// Calls `function` without the GIL, whether the caller holds it or not.
+void WithoutGil(const std::function<void()>& function);
+
+}  // namespace evenkeel::bridge
+
+#endif  // EVENKEEL_PYTHON_EVENKEEL_C10D_ERROR_H_

@@ -1,0 +1,117 @@
+"""evenkeel as a backend of torch.distributed.
+
+    torch.distributed.init_process_group("evenkeel")
+
+The backend is found by its entry point; nothing needs to be imported. What a failed operation
+raises is `evenkeel_c10d.Error`.
+"""
+
+import atexit
+import datetime
+import multiprocessing.util
+import sys
+
+import torch
+import torch.distributed as dist
+
+from . import _bridge
+
+__version__ = _bridge.version
+__all__ = ["Error", "Join", "flight_json", "register", "transport"]
+
+# How long the end of a process waits for the operations that it has issued.
+_EXIT_TIMEOUT = datetime.timedelta(seconds=10)
+
+
+class Error(dist.DistBackendError):
+    """The error of a group that has ended; the same on all of its ranks.
+
+    Attributes:
+        kind: "lost" (`ranks` were killed, crashed or fell silent), "failed" (they reported an error,
+            aborted or left), "disagreement" (the ranks called different operations) or "deadline"
+            (`ranks` did not arrive in time). Empty if nothing is known.
+        ranks: the ranks of the group that caused it, ascending; empty if they are not known.
+        operation: the operation in which it was noticed; empty outside of one.
+        position: the number of the operation; -1 if there is none.
+    """
+
+    def __init__(self, message, *, kind="", ranks=(), operation="", position=-1):
+        super().__init__(message)
+        self.kind = kind
+        self.ranks = tuple(ranks)
+        self.operation = operation
+        self.position = position
+
+    def __reduce__(self):
+        return _restore, (type(self), str(self), self.__dict__)
+
+
+def _restore(cls, message, attributes):
+    error = cls(message)
+    error.__dict__.update(attributes)
+    return error
+
+
+Error.__module__ = __name__
+_bridge.set_error_type(Error)
+
+
+def _create(options, _backend_options):
+    return _bridge.create(
+        store=options.store,
+        rank=options.group_rank,
+        world_size=options.group_size,
+        timeout=options.timeout,
+        # The default group has no list of ranks, and its name is a number.
+        name=options.group_id if options.global_ranks_in_group else "world",
+        global_ranks=options.global_ranks_in_group,
+    )
+
+
+def register():
+    """Registers the backend with torch.distributed. The entry point calls it."""
+    if "EVENKEEL" not in dist.Backend._plugins:
+        dist.Backend.register_backend("evenkeel", _create, extended_api=True, devices=["cpu"])
+
+
+def __getattr__(name):
+    # Imported when it is needed: this module is imported while torch.distributed is.
+    if name == "Join":
+        from .join import Join
+
+        return Join
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _backend_of(group):
+    group = dist.group.WORLD if group is None else group
+    return group._get_backend(torch.device("cpu"))
+
+
+def transport(group=None):
+    """Returns how a group's ranks are connected: "shm", "tcp", "hierarchical" or "local"."""
+    return _bridge.transport(_backend_of(group))
+
+
+def flight_json(group=None):
+    """Returns the group's last operations as JSON."""
+    return _bridge.flight_json(_backend_of(group))
+
+
+def _leave_all():
+    """Leaves the groups that the program has not destroyed.
+
+    Peers that need nothing more of this rank are not disturbed. If the program ends with an
+    exception, the groups end with it, and the peers get its text at once.
+    """
+    error = getattr(sys, "last_value", None)
+    is_interactive = hasattr(sys, "ps1")
+    why = ""
+    if error is not None and not is_interactive and not isinstance(error, Error):
+        why = f"the program ended with {type(error).__name__}: {error}"
+    _bridge.leave_all(why, _EXIT_TIMEOUT)
+
+
+atexit.register(_leave_all)
+# Processes of multiprocessing do not run what atexit has.
+multiprocessing.util.Finalize(None, _leave_all, exitpriority=0)

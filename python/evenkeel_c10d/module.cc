@@ -1,0 +1,120 @@
+// The Python module evenkeel_c10d._bridge: makes backends, and turns failures into Python's
+// exceptions.
+//
+// An exception travels as torch's python_error. A translator of our own would not do: pybind's
+// translators see what torch's bindings throw, but not what the autograd engine throws, and the
+// engine runs the collectives of DistributedDataParallel.
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "error.h"
+
+namespace py = pybind11;
+
+namespace evenkeel::bridge {
+namespace {
+
+// evenkeel_c10d.Error. Never freed: works may fail until the process has ended.
+PyObject* error_type = nullptr;
+
+std::exception_ptr PythonError(const abi::Failure& failure) {
+  const py::gil_scoped_acquire gil;
+  try {
+    py::dict attributes;
+    attributes["kind"] = failure.kind;
+    attributes["ranks"] = py::tuple(py::cast(failure.ranks));
+    attributes["operation"] = failure.operation;
+    attributes["position"] = failure.position;
+    const auto type = py::reinterpret_borrow<py::object>(error_type);
+    const py::object error = type(failure.message, **attributes);
+    python_error carrier;
+    carrier.type = type.inc_ref().ptr();
+    carrier.value = error.inc_ref().ptr();
+    carrier.message = failure.message;
+    return std::make_exception_ptr(std::move(carrier));
+  } catch (py::error_already_set&) {
+    return nullptr;
+  }
+}
+
+bool CanUsePython() { return error_type != nullptr && Py_IsInitialized() && !_Py_IsFinalizing(); }
+
+Backend& Own(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  auto* own = dynamic_cast<Backend*>(backend.get());
+  if (own == nullptr) throw py::type_error("the group does not use the backend evenkeel");
+  return *own;
+}
+
+}  // namespace
+
+std::exception_ptr ExceptionOf(const abi::Failure& failure) {
+  const c10::SourceLocation location{__func__, __FILE__, __LINE__};
+  const std::string message = "evenkeel: " + failure.message;
+  switch (failure.code) {
+    case abi::Code::kInvalidArgument:
+      return std::make_exception_ptr(c10::Error(location, message));
+    case abi::Code::kUnimplemented:
+      return std::make_exception_ptr(c10::NotImplementedError(location, message));
+    default:
+      break;
+  }
+  std::exception_ptr error = CanUsePython() ? PythonError(failure) : nullptr;
+  if (error != nullptr) return error;
+  return std::make_exception_ptr(c10::DistBackendError(location, message));
+}
+
+void WithoutGil(const std::function<void()>& function) {
+  if (!Py_IsInitialized() || !PyGILState_Check()) return function();
+  const py::gil_scoped_release release;
+  function();
+}
+
+}  // namespace evenkeel::bridge
+
+PYBIND11_MODULE(_bridge, module) {
+  using evenkeel::bridge::Backend;
+  const std::string loaded = evenkeel::abi::Version();
+  if (loaded != EVENKEEL_VERSION) {
+    throw py::import_error("evenkeel_c10d was built with evenkeel " EVENKEEL_VERSION
+                           " and libevenkeel.so is " +
+                           loaded + "; install both again.");
+  }
+  module.attr("version") = loaded;
+  module.def("set_error_type",
+             [](const py::object& type) { evenkeel::bridge::error_type = type.inc_ref().ptr(); });
+  module.def(
+      "create",
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+         std::chrono::milliseconds timeout, std::string name,
+         std::vector<uint64_t> global_ranks) -> c10::intrusive_ptr<c10d::Backend> {
+        return Backend::Create({.store = store,
+                                .rank = rank,
+                                .world_size = world_size,
+                                .timeout = timeout,
+                                .name = std::move(name),
+                                .global_ranks = std::move(global_ranks)});
+      },
+      py::arg("store"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"), py::arg("name"),
+      py::arg("global_ranks"), py::call_guard<py::gil_scoped_release>());
+  module.def("leave_all", &Backend::LeaveAll, py::arg("why"), py::arg("timeout"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "transport",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
+        return evenkeel::bridge::Own(backend).group().backend();
+      },
+      py::arg("backend"));
+  module.def(
+      "flight_json",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
+        return evenkeel::bridge::Own(backend).group().FlightJson();
+      },
+      py::arg("backend"), py::call_guard<py::gil_scoped_release>());
+}

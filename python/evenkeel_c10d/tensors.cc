@@ -1,0 +1,250 @@
+#include "tensors.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <optional>
+
+namespace evenkeel::bridge {
+namespace {
+
+abi::Buffer BufferOf(const at::Tensor& tensor, const Encoding& encoding) {
+  return {.data = tensor.data_ptr(),
+          .count = tensor.numel() * encoding.per_element,
+          .dtype = encoding.dtype};
+}
+
+// The type that has a counterpart in evenkeel.
+std::optional<DType> SameType(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kByte:
+      return DType::kUint8;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kLong:
+      return DType::kInt64;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<DType> SignedType(at::ScalarType type) {
+  switch (type) {
+    case at::kUInt16:
+      return DType::kInt16;
+    case at::kUInt32:
+      return DType::kInt32;
+    case at::kUInt64:
+      return DType::kInt64;
+    default:
+      return std::nullopt;
+  }
+}
+
+ReduceOp ReduceOpOf(const char* operation, c10d::ReduceOp::RedOpType op) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::kAverage;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::kBitAnd;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::kBitOr;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::kBitXor;
+    case c10d::ReduceOp::UNUSED:
+      break;
+  }
+  TORCH_CHECK(false, "evenkeel: ", operation, " got the reduction ", static_cast<int>(op),
+              ", which does not exist.");
+}
+
+const char* NameOf(c10d::ReduceOp::RedOpType op) {
+  static constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                           "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return op < c10d::ReduceOp::UNUSED ? kNames[op] : "UNUSED";
+}
+
+[[noreturn]] void RefuseReduction(const char* operation, at::ScalarType type,
+                                  c10d::ReduceOp::RedOpType op) {
+  C10_THROW_ERROR(NotImplementedError, c10::str("evenkeel: ", operation, " does not reduce ", type,
+                                                " with ReduceOp.", NameOf(op), "."));
+}
+
+}  // namespace
+
+Encoding EncodeForMove(at::ScalarType type) {
+  if (type == at::kBool) return {.dtype = DType::kUint8};
+  if (const auto dtype = SameType(type)) return {.dtype = *dtype};
+  if (const auto dtype = SignedType(type)) return {.dtype = *dtype};
+  if (at::isComplexType(type)) {
+    if (const auto part = SameType(c10::toRealValueType(type))) {
+      return {.dtype = *part, .per_element = 2};
+    }
+  }
+  return {.dtype = DType::kUint8, .per_element = static_cast<int64_t>(at::elementSize(type))};
+}
+
+Encoding EncodeForReduce(const char* operation, at::ScalarType type, const c10d::ReduceOp& op) {
+  const c10d::ReduceOp::RedOpType kind = op;
+  Encoding encoding = EncodeForMove(type);
+  encoding.op = ReduceOpOf(operation, kind);
+  if (type == at::kBool) {
+    switch (encoding.op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kMax:
+        encoding.op = ReduceOp::kBitOr;
+        break;
+      case ReduceOp::kProduct:
+      case ReduceOp::kMin:
+        encoding.op = ReduceOp::kBitAnd;
+        break;
+      case ReduceOp::kAverage:
+        RefuseReduction(operation, type, kind);
+      default:
+        break;
+    }
+    if (kind == c10d::ReduceOp::PREMUL_SUM) RefuseReduction(operation, type, kind);
+    return encoding;
+  }
+  if (const auto dtype = SameType(type)) {
+    if (IsBitwise(encoding.op) && IsFloat(*dtype)) RefuseReduction(operation, type, kind);
+    return encoding;
+  }
+  if (SignedType(type)) {
+    const bool has_order = encoding.op == ReduceOp::kMin || encoding.op == ReduceOp::kMax;
+    if (has_order || encoding.op == ReduceOp::kAverage) RefuseReduction(operation, type, kind);
+    return encoding;
+  }
+  const bool is_linear = encoding.op == ReduceOp::kSum || encoding.op == ReduceOp::kAverage;
+  if (!at::isComplexType(type) || !is_linear) RefuseReduction(operation, type, kind);
+  return encoding;
+}
+
+at::Tensor Operation::Dense(const at::Tensor& tensor, bool with_values) {
+  CheckTensor(name_, tensor);
+  at::Tensor dense = tensor;
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
+    dense = at::empty(tensor.sizes(), tensor.options().memory_format(std::nullopt));
+    if (with_values) dense.copy_(tensor);
+  }
+  Keep(dense);
+  return dense;
+}
+
+void Operation::CopyLater(const at::Tensor& to, const at::Tensor& from) {
+  if (!from.is_same(to)) copies_.emplace_back(to, from);
+}
+
+at::Tensor Operation::Scaled(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
+  CheckTensor(name_, tensor);
+  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(factor != nullptr, "evenkeel: ", name_, " got a PREMUL_SUM without its factor.");
+  if (factor->tensor_factor.defined()) {
+    return tensor.mul(factor->tensor_factor.to(tensor.options().dtype())).contiguous();
+  }
+  return tensor.mul(factor->double_factor).to(tensor.scalar_type()).contiguous();
+}
+
+abi::Buffer Operation::Read(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  return BufferOf(Dense(tensor, true), EncodeForMove(tensor.scalar_type()));
+}
+
+abi::Buffer Operation::Write(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const at::Tensor dense = Dense(tensor, false);
+  CopyLater(tensor, dense);
+  return BufferOf(dense, EncodeForMove(tensor.scalar_type()));
+}
+
+abi::Buffer Operation::Update(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const at::Tensor dense = Dense(tensor, true);
+  CopyLater(tensor, dense);
+  return BufferOf(dense, EncodeForMove(tensor.scalar_type()));
+}
+
+abi::Buffer Operation::ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
+  return BufferOf(Dense(Scaled(tensor, op), true), encoding);
+}
+
+abi::Buffer Operation::WriteReduced(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
+  const at::Tensor dense = Dense(tensor, false);
+  CopyLater(tensor, dense);
+  return BufferOf(dense, encoding);
+}
+
+abi::Buffer Operation::UpdateReduced(const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                     const at::Tensor& result) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
+  at::Tensor dense = Dense(Scaled(tensor, op), true);
+  if (dense.is_same(tensor) && !dense.is_same(result)) {
+    dense = dense.clone();
+    Keep(dense);
+  }
+  if (result.defined()) CopyLater(result, dense);
+  return BufferOf(dense, encoding);
+}
+
+void Operation::CopyBack() {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  for (auto& [to, from] : copies_) to.copy_(from.view_as(to));
+}
+
+void CheckTensor(const char* operation, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), "evenkeel: ", operation, " got an undefined tensor.");
+  if (tensor.layout() != at::kStrided) {
+    C10_THROW_ERROR(NotImplementedError,
+                    c10::str("evenkeel: ", operation, " takes dense tensors and got the layout ",
+                             tensor.layout(), ". Convert it with to_dense()."));
+  }
+  TORCH_CHECK(tensor.device().is_cpu(), "evenkeel: ", operation,
+              " takes tensors of the CPU and got one on ", tensor.device(),
+              ". Use the backend \"cpu:evenkeel,cuda:nccl\", which leaves CUDA tensors to NCCL.");
+  TORCH_CHECK(!tensor.is_quantized(), "evenkeel: ", operation, " does not take quantized tensors.");
+}
+
+const at::Tensor& OnlyOne(const char* operation, const char* what,
+                          const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK(tensors.size() == 1, "evenkeel: ", operation, " takes one ", what, " and got ",
+              tensors.size(), ".");
+  return tensors.front();
+}
+
+void CheckElements(const char* operation, const char* what, const at::Tensor& tensor,
+                   at::ScalarType type, int64_t count) {
+  CheckTensor(operation, tensor);
+  TORCH_CHECK(tensor.scalar_type() == type, "evenkeel: ", operation, " needs ", what, " of type ",
+              type, " and got ", tensor.scalar_type(), ".");
+  TORCH_CHECK(tensor.numel() == count, "evenkeel: ", operation, " needs ", what, " with ", count,
+              " elements and got one with ", tensor.numel(), ", of shape ", tensor.sizes(), ".");
+}
+
+}  // namespace evenkeel::bridge

@@ -1,0 +1,210 @@
+"""What the ranks get when one of them is lost, fails, leaves, or calls something else."""
+
+import datetime
+import os
+import pickle
+import signal
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+from groups import Ranks, run_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import evenkeel_c10d
+
+WORLDS = (2, 3, 4)
+
+
+def failure_of(function):
+    """Returns the attributes of the Error that `function` raises, and how long that took."""
+    begin = time.monotonic()
+    try:
+        function()
+    except evenkeel_c10d.Error as error:
+        assert isinstance(error, dist.DistBackendError)
+        assert pickle.loads(pickle.dumps(error)).__dict__ == error.__dict__
+        return {**error.__dict__, "text": str(error), "seconds": time.monotonic() - begin}
+    raise AssertionError("no error")
+
+
+def forever():
+    while True:
+        dist.all_reduce(torch.ones(1000))
+
+
+def die(rank, last):
+    """Lets the rank `last` kill itself after some operations; the others go on."""
+    for _ in range(20):
+        dist.all_reduce(torch.ones(1000))
+    if rank == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_in_wait(rank, world):
+    die(rank, world - 1)
+    return failure_of(forever)
+
+
+def killed_with_futures(rank, world):
+    die(rank, world - 1)
+    future = dist.all_reduce(torch.ones(1000), async_op=True).get_future()
+    failure = failure_of(future.wait)
+    assert failure_of(future.wait)["ranks"] == failure["ranks"]  # Not only once.
+    seen = []
+    future.add_done_callback(lambda f: seen.append(failure_of(f.value)["ranks"]))
+    assert seen == [failure["ranks"]], seen
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    failure_of(work.wait)
+    assert work.is_completed() and not work.is_success()
+    return failure
+
+
+def killed_in_backward(rank, world):
+    model = DistributedDataParallel(nn.Linear(100, 100))
+    die(rank, world - 1)
+
+    def step():
+        while True:
+            model(torch.ones(3, 100)).sum().backward()
+
+    return failure_of(step)
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100000
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return torch.full((10,), float(index))
+
+
+def killed_with_workers(rank, world):
+    loader = iter(DataLoader(Numbers(), num_workers=2, batch_size=2))
+    next(loader)
+    die(rank, world - 1)
+    return failure_of(lambda: [dist.all_reduce(batch) for batch in loader])
+
+
+def disagreement(rank, world):
+    def step():
+        if rank == 0:
+            dist.broadcast(torch.ones(4), 0)
+        else:
+            dist.all_reduce(torch.ones(4))
+
+    return failure_of(step)
+
+
+def deadline(rank, world):
+    if rank == world - 1:
+        time.sleep(4)
+        return failure_of(dist.barrier)
+    return failure_of(dist.barrier)
+
+
+def monitored(rank, world):
+    if rank == world - 1:
+        time.sleep(4)
+        return failure_of(dist.barrier)
+    return failure_of(lambda: dist.monitored_barrier(timeout=datetime.timedelta(seconds=1)))
+
+
+def wait_timeout(rank, world):
+    if rank == 0:
+        work = dist.barrier(async_op=True)
+        try:
+            work.wait(datetime.timedelta(milliseconds=50))
+        except dist.DistBackendError as error:
+            assert "50 ms" in str(error), error
+        else:
+            raise AssertionError("no timeout")
+        dist.distributed_c10d._get_default_store().set("go", "1")
+        work.wait()
+    else:
+        dist.distributed_c10d._get_default_store().get("go")
+        dist.barrier()
+
+
+def left(rank, world):
+    """A rank leaves without destroying the group, and the others need it."""
+    if rank == world - 1:
+        return None  # The end of the process leaves.
+    return failure_of(dist.barrier)
+
+
+def aborts(rank, world):
+    def work():
+        dist.barrier()  # The abort of a faster rank may overtake its end.
+        if rank == 0:
+            dist.distributed_c10d._get_default_group().abort()
+        forever()
+
+    return failure_of(work)
+
+
+class FailureTest(unittest.TestCase):
+    def failures(self, function, world, dead=False, **options):
+        """Returns what the ranks returned, without the last one if it is to be dead."""
+        results = Ranks(world, function, **options).results(60)
+        if dead:
+            self.assertEqual(results.pop(), ("died", -signal.SIGKILL))
+        for kind, value in results:
+            self.assertEqual(kind, "ok", value)
+        return [value for _, value in results]
+
+    def check_lost(self, function):
+        for world in WORLDS:
+            with self.subTest(world=world):
+                for failure in self.failures(function, world, dead=True):
+                    self.assertEqual(failure["kind"], "lost", failure)
+                    self.assertEqual(failure["ranks"], (world - 1,), failure)
+                    self.assertLess(failure["seconds"], 10)
+
+    def test_a_killed_rank_is_named_in_wait(self):
+        self.check_lost(killed_in_wait)
+
+    def test_a_killed_rank_is_named_in_futures(self):
+        self.check_lost(killed_with_futures)
+
+    def test_a_killed_rank_is_named_in_backward(self):
+        self.check_lost(killed_in_backward)
+
+    def test_a_killed_rank_with_workers_is_named(self):
+        self.check_lost(killed_with_workers)
+
+    def test_a_disagreement_is_named(self):
+        for world in WORLDS:
+            for failure in self.failures(disagreement, world):
+                self.assertEqual(failure["kind"], "disagreement", failure)
+                self.assertIn("broadcast", failure["text"])
+
+    def test_a_late_rank_is_named(self):
+        for function in (deadline, monitored):
+            for world in WORLDS:
+                options = {"timeout": datetime.timedelta(seconds=1)} if function is deadline else {}
+                for failure in self.failures(function, world, **options):
+                    self.assertEqual(failure["kind"], "deadline", failure)
+                    self.assertEqual(failure["ranks"], (world - 1,), failure)
+
+    def test_wait_has_a_timeout(self):
+        run_ranks(2, wait_timeout)
+
+    def test_a_rank_that_left_is_named(self):
+        for world in WORLDS:
+            for failure in self.failures(left, world)[:-1]:
+                self.assertEqual(failure["kind"], "disagreement", failure)
+                self.assertEqual(failure["ranks"], (world - 1,), failure)
+
+    def test_abort_names_the_rank(self):
+        for world in WORLDS:
+            for failure in self.failures(aborts, world):
+                self.assertEqual((failure["kind"], failure["ranks"]), ("failed", (0,)), failure)
+
+
+if __name__ == "__main__":
+    unittest.main()

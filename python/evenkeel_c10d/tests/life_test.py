@@ -1,0 +1,193 @@
+"""How groups are made and how they end."""
+
+import atexit
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+from groups import Ranks, run_ranks
+from torch.utils.data import DataLoader
+
+import evenkeel_c10d
+
+
+def total(group=None):
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    return int(tensor[0])
+
+
+def many_groups(rank, world):
+    groups = []
+    for i in range(30):
+        members = sorted({i % world, (i + 1) % world})
+        group = dist.new_group(members)
+        if rank in members:
+            assert total(group) == len(members)
+            groups.append((i, group))
+    for _, group in groups:
+        assert total(group) == dist.get_world_size(group)
+    for i, group in groups:
+        if i % 3 == 0:
+            dist.destroy_process_group(group)
+    assert total() == world
+    for i, group in groups:
+        if i % 3 != 0:
+            assert total(group) == dist.get_world_size(group)
+
+
+def split_groups(rank, world):
+    ranks = [[r for r in range(world) if r % 2 == parity] for parity in range(2)]
+    group = dist.split_group(split_ranks=[r for r in ranks if r])
+    assert total(group) == len(ranks[rank % 2])
+    assert dist.get_backend(group) == "evenkeel"
+    objects = [None] * dist.get_world_size(group)
+    dist.all_gather_object(objects, rank, group=group)
+    assert objects == ranks[rank % 2], objects
+
+
+def again(rank, world, store):
+    # The same store, with what the groups before have left in it.
+    for i in range(5):
+        dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
+        assert total() == world
+        assert total(dist.new_group()) == world
+        dist.destroy_process_group()
+
+
+def mixed(rank, world, store):
+    dist.init_process_group("cpu:evenkeel", store=store, rank=rank, world_size=world)
+    assert total() == world
+    assert evenkeel_c10d.transport() in ("shm", "local")
+    assert "all_reduce" in evenkeel_c10d.flight_json()
+    dist.destroy_process_group()
+
+
+def ends_without_destroying(rank, world, store):
+    dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
+    assert total() == world
+    group = dist.new_group()
+    work = dist.all_reduce(torch.ones(100), group=group, async_op=True)
+    if rank == 0:
+        work.wait()
+
+
+def used_after_end(rank, world):
+    group = dist.distributed_c10d._get_default_group()
+    work = dist.barrier(async_op=True)
+    dist.destroy_process_group()
+    assert work.wait()
+    try:
+        group.barrier()
+    except RuntimeError as error:
+        assert "has been destroyed" in str(error), error
+    else:
+        raise AssertionError("a destroyed group works")
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index))
+
+
+def with_workers(rank, world):
+    for _ in range(2):
+        for batch in DataLoader(Numbers(), num_workers=2, batch_size=5):
+            expected = batch * world
+            dist.all_reduce(batch)
+            assert torch.equal(batch, expected)
+
+
+def in_forked_child(rank, world):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        atexit._run_exitfuncs()  # Must not leave the parent's group.
+        os._exit(0)
+    os.wait()
+    text = os.read(read, 1000).decode()
+    assert "forked" in text, text
+    assert total() == world
+
+
+PROGRAM = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("{backend}")
+tensor = torch.ones(2)
+dist.all_reduce(tensor)
+os.write(1, b"sum %d;" % int(tensor[0]))  # At once: the ranks share the output.
+{end}
+"""
+
+
+def torchrun(world, backend="evenkeel", end=""):
+    """Runs PROGRAM by torchrun; returns its exit status and its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "program.py"
+        program.write_text(PROGRAM.format(backend=backend, end=end))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(world), str(program)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+
+class LifeTest(unittest.TestCase):
+    def run_without_init(self, world, function):
+        for rank, (kind, value) in enumerate(Ranks(world, function, init=False).results(60)):
+            self.assertEqual(kind, "ok", f"rank {rank} of {world}: {value}")
+
+    def test_many_groups(self):
+        for world in (2, 4):
+            run_ranks(world, many_groups)
+
+    def test_split_groups(self):
+        for world in (2, 3, 4):
+            run_ranks(world, split_groups)
+
+    def test_destroy_and_init_again(self):
+        for world in (1, 2, 3):
+            self.run_without_init(world, again)
+
+    def test_backend_for_a_device(self):
+        self.run_without_init(2, mixed)
+
+    def test_ends_without_destroying(self):
+        for world in (1, 2, 4):
+            self.run_without_init(world, ends_without_destroying)
+
+    def test_refuses_use_after_the_end(self):
+        run_ranks(2, used_after_end)
+
+    def test_workers_of_a_data_loader(self):
+        run_ranks(2, with_workers)
+
+    def test_a_forked_child_leaves_the_group_alone(self):
+        run_ranks(2, in_forked_child)
+
+    def test_torchrun_needs_no_import(self):
+        status, output = torchrun(2)
+        self.assertEqual((status, output.count("sum 2")), (0, 2), output)
+
+    def test_an_exception_reaches_the_other_ranks(self):
+        end = 'if dist.get_rank() == 1: raise ValueError("no such file")\ndist.barrier()'
+        status, output = torchrun(2, end=end)
+        self.assertNotEqual(status, 0)
+        self.assertRegex(output, r"rank0.*Error: .*ValueError: no such file", output)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,296 @@
+#include "work.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "error.h"
+
+namespace evenkeel::bridge {
+namespace {
+
+// Calls `landed` once, when the last of evenkeel's works has ended, on the thread that ends it.
+void OnLanded(const std::vector<std::shared_ptr<Flight>>& flights, std::function<void()> landed) {
+  struct Countdown {
+    std::atomic<size_t> left{1};
+    std::function<void()> landed;
+    void Down() {
+      if (left.fetch_sub(1) == 1) std::exchange(landed, nullptr)();
+    }
+  };
+  auto countdown = std::make_shared<Countdown>();
+  countdown->landed = std::move(landed);
+  for (const auto& flight : flights) {
+    for (const auto& work : flight->works()) {
+      countdown->left.fetch_add(1);
+      work->OnDone([countdown] { countdown->Down(); });
+    }
+  }
+  countdown->Down();
+}
+
+// As Gloo's: a list of tensors, or a list of lists where an operation has several.
+c10::intrusive_ptr<c10::ivalue::Future> NewFuture(size_t lists) {
+  c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
+  if (lists > 1) type = c10::ListType::create(type);
+  return c10::make_intrusive<c10::ivalue::Future>(type);
+}
+
+c10::IValue FutureValue(const std::vector<std::vector<at::Tensor>>& results) {
+  if (results.size() > 1) return c10::IValue(results);
+  return c10::IValue(results.empty() ? std::vector<at::Tensor>{} : results.front());
+}
+
+abi::Failure FailureOfCopy(const std::string& what) {
+  return {.code = abi::Code::kInvalidArgument,
+          .message = "evenkeel: the result cannot be copied to the tensor that was given: " + what};
+}
+
+}  // namespace
+
+// ---- Completer ----
+
+struct Completer::Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<c10::intrusive_ptr<Work>> landed;
+  bool is_stopped = false;
+
+  void Push(c10::intrusive_ptr<Work> work) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!is_stopped) {
+        landed.push_back(std::move(work));
+        changed.notify_one();
+        return;
+      }
+    }
+    work->Complete();
+  }
+
+  void Run() {
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return is_stopped || !landed.empty(); });
+      if (landed.empty()) return;
+      c10::intrusive_ptr<Work> work = std::move(landed.front());
+      landed.pop_front();
+      lock.unlock();
+      work->Complete();
+      work.reset();  // May take the GIL.
+      lock.lock();
+    }
+  }
+};
+
+Completer::Completer()
+    : queue_(std::make_shared<Queue>()), thread_([queue = queue_] { queue->Run(); }) {}
+
+Completer::~Completer() { Stop(); }
+
+void Completer::Watch(c10::intrusive_ptr<Work> work) {
+  // Boxed, so that the last reference is not dropped by evenkeel's thread with the callback.
+  auto box = std::make_shared<c10::intrusive_ptr<Work>>(std::move(work));
+  const auto& flights = (*box)->flights();
+  OnLanded(flights, [queue = queue_, box] { queue->Push(std::move(*box)); });
+}
+
+void Completer::Stop() {
+  {
+    const std::lock_guard lock(queue_->mutex);
+    queue_->is_stopped = true;
+    queue_->changed.notify_one();
+  }
+  const std::lock_guard lock(stop_mutex_);
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();  // A callback destroys the group.
+  } else {
+    thread_.join();
+  }
+}
+
+// ---- Flight ----
+
+Flight::Flight(Operation operation, std::vector<std::shared_ptr<abi::Work>> works)
+    : works_(std::move(works)), operation_(std::move(operation)) {}
+
+bool Flight::HasLanded() const {
+  for (const auto& work : works_) {
+    if (!work->IsDone()) return false;
+  }
+  return true;
+}
+
+bool Flight::TryEnd() {
+  if (state_.load(std::memory_order_acquire) == kEnded) return true;
+  if (!HasLanded()) return false;
+  int expected = kFlying;
+  if (!state_.compare_exchange_strong(expected, kEnding)) return expected == kEnded;
+  for (const auto& work : works_) {
+    if (failure_.code == abi::Code::kOk) failure_ = work->failure();
+  }
+  if (failure_.code == abi::Code::kOk && operation_.has_copies()) {
+    try {
+      operation_.CopyBack();
+    } catch (const c10::Error& error) {
+      failure_ = FailureOfCopy(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      failure_ = FailureOfCopy(error.what());
+    }
+  }
+  const Operation released = std::move(operation_);  // Its tensors may take the GIL.
+  state_.store(kEnded, std::memory_order_release);
+  state_.notify_all();
+  return true;
+}
+
+void Flight::Wait() {
+  for (const auto& work : works_) work->Wait();
+  while (!TryEnd()) state_.wait(kEnding);
+}
+
+// ---- Work ----
+
+Work::Work(const Attributes& attributes, std::vector<std::shared_ptr<Flight>> flights,
+           std::shared_ptr<Completer> completer)
+    : c10d::Work(attributes.rank, attributes.type, attributes.title, attributes.inputs),
+      flights_(std::move(flights)),
+      completer_(std::move(completer)),
+      source_rank_(attributes.source_rank),
+      sequence_(attributes.sequence),
+      timeout_(attributes.timeout),
+      results_(attributes.results) {}
+
+bool Work::HasLanded() const {
+  for (const auto& flight : flights_) {
+    if (!flight->HasLanded()) return false;
+  }
+  return true;
+}
+
+void Work::WatchOnce() {
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (std::exchange(is_watched_, true)) return;
+  }
+  completer_->Watch(c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this));
+}
+
+void Work::Complete() {
+  for (const auto& flight : flights_) flight->Wait();  // At most for a copy.
+  EndProfilerRange();
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (std::exchange(is_complete_, true)) return;
+    future = future_;
+  }
+  if (future == nullptr) return;
+  const abi::Failure failure = FirstFailure();
+  if (failure.code == abi::Code::kOk) {
+    future->markCompleted(FutureValue(results_));
+  } else {
+    future->setError(ExceptionOf(failure));
+  }
+}
+
+bool Work::isCompleted() {
+  for (const auto& flight : flights_) {
+    if (!flight->TryEnd()) return false;
+  }
+  EndProfilerRange();
+  return true;
+}
+
+bool Work::isSuccess() const {
+  for (const auto& flight : flights_) {
+    if (!flight->TryEnd()) return false;
+  }
+  return FirstFailure().code == abi::Code::kOk;
+}
+
+std::exception_ptr Work::exception() const {
+  for (const auto& flight : flights_) {
+    if (!flight->TryEnd()) return nullptr;
+  }
+  const abi::Failure failure = FirstFailure();
+  return failure.code == abi::Code::kOk ? nullptr : ExceptionOf(failure);
+}
+
+int Work::sourceRank() const {
+  TORCH_CHECK(source_rank_ >= 0, "evenkeel: only a work of recv() has a source rank.");
+  return source_rank_;
+}
+
+std::vector<at::Tensor> Work::result() {
+  TORCH_CHECK(isCompleted(), "evenkeel: result() is valid only after wait().");
+  TORCH_CHECK(results_.size() <= 1, "evenkeel: the work has ", results_.size(),
+              " lists of results; use the lists that were given to the operation.");
+  return results_.empty() ? std::vector<at::Tensor>{} : results_.front();
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  if (timeout > kNoTimeout && !WaitUntilLanded(timeout)) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("evenkeel: the work has not ended within ", timeout.count(),
+                             " ms, the timeout of wait(). It continues."));
+  }
+  for (const auto& flight : flights_) flight->Wait();
+  EndProfilerRange();
+  const abi::Failure failure = FirstFailure();
+  if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  bool is_complete = false;
+  bool is_watched = false;
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (future_ != nullptr) return future_;
+    future_ = NewFuture(results_.size());
+    future = future_;
+    is_complete = std::exchange(is_complete_, false);
+    is_watched = is_watched_;
+  }
+  if (is_complete || (!is_watched && isCompleted())) {
+    Complete();  // No callback is attached yet, so that none runs here.
+  } else {
+    WatchOnce();
+  }
+  return future;
+}
+
+abi::Failure Work::FirstFailure() const {
+  for (const auto& flight : flights_) {
+    if (flight->failure().code != abi::Code::kOk) return flight->failure();
+  }
+  return {};
+}
+
+void Work::EndProfilerRange() {
+  if (!recordFunctionEndCallback_) return;
+  std::call_once(profiled_, [this] { recordFunctionEndCallback_(); });
+}
+
+bool Work::WaitUntilLanded(std::chrono::milliseconds timeout) {
+  struct Landing {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool has_landed = false;
+  };
+  auto landing = std::make_shared<Landing>();
+  OnLanded(flights_, [landing] {
+    const std::lock_guard lock(landing->mutex);
+    landing->has_landed = true;
+    landing->changed.notify_all();
+  });
+  std::unique_lock lock(landing->mutex);
+  return landing->changed.wait_for(lock, timeout, [&] { return landing->has_landed; });
+}
+
+}  // namespace evenkeel::bridge

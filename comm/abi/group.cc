@@ -288,7 +288,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Option
   if (environment.address.empty() && !options.route_to.empty()) {
     EK_ASSIGN_OR_RETURN(environment.address, internal::AddressOfRouteTo(options.route_to));
   }
-  // Nobody on another host could reach a loopback address.
+  // No other host could reach a loopback address.
   environment.is_one_host =
       environment.address.empty() || internal::IsLoopback(environment.address);
   FactoryOptions factory{.backend = options.backend,

@@ -80,7 +80,7 @@ struct Call {
   std::vector<Buffer> out;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
-  // Of messages: those with different tags do not wait for each other. Not negative.
+  // Messages with different tags do not wait for each other. Not negative.
   int64_t tag = 0;
   std::chrono::milliseconds timeout{0};  // 0: the group's.
 };
@@ -158,7 +158,7 @@ struct Options {
 EVENKEEL_EXPORT std::unique_ptr<Group> CreateGroup(Store& store, const Options& options,
                                                    Failure* failure);
 
-// Of this library, "0.4.0". An adapter refuses another one than it was built with.
+// Returns the version of this library. An adapter refuses another one than it was built with.
 EVENKEEL_EXPORT const char* Version();
 
 }  // namespace evenkeel::abi

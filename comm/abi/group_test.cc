@@ -30,7 +30,7 @@ class SharedStore final : public Store {
            std::string* error) override {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; })) {
-      *error = "nobody has set " + key;
+      *error = "no rank has set " + key;
       return false;
     }
     *value = values_[key];

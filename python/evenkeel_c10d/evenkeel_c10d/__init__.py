@@ -28,7 +28,7 @@ class Error(dist.DistBackendError):
 
     Attributes:
         kind: "lost" (`ranks` were killed, crashed or fell silent), "failed" (they reported an error,
-            aborted or left), "disagreement" (the ranks called different operations) or "deadline"
+            aborted), "disagreement" (the ranks called different operations, or one left) or "deadline"
             (`ranks` did not arrive in time). Empty if nothing is known.
         ranks: the ranks of the group that caused it, ascending; empty if they are not known.
         operation: the operation in which it was noticed; empty outside of one.

@@ -238,6 +238,20 @@ Work Channel::Barrier(const CallOptions& options) {
   return Issue(Describe(CollectiveKind::kBarrier, DType::kInt8, 0, options), {}, {}, options);
 }
 
+namespace {
+
+// Adds to the error that has ended an operation in which operation this rank was, unless it says
+// where it happened.
+absl::Status AtLeastIn(const Collective& what, int64_t position, absl::Status status) {
+  std::optional<FailureInfo> info = FailureInfoOf(status);
+  if (!info.has_value() || !info->operation.empty()) return status;
+  info->operation = ToString(what);
+  info->position = position;
+  return WithFailureInfo(std::move(status), *info);
+}
+
+}  // namespace
+
 Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
                     const CallOptions& options) {
   Communicator& comm = *communicator_;
@@ -291,9 +305,11 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
         const std::optional<FlightEntry> entry = communicator_->flight_.Get(number);
         return entry.has_value() ? communicator_->WaitFor(*this, *entry) : internal::Wait{};
       });
-  work->on_end = [&comm, number](const absl::Status& status) {
+  work->on_end = [&comm, number, what, sequence = operation.sequence](absl::Status status) {
     comm.flight_.End(number, status);
-    if (!status.ok()) comm.OnBackendFailure(status);
+    if (status.ok()) return status;
+    comm.OnBackendFailure(status);
+    return AtLeastIn(what, sequence, std::move(status));
   };
   const bool is_compared =
       comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;
@@ -607,7 +623,10 @@ absl::Status Communicator::CheckAgainstLeft(absl::string_view channel, int64_t p
               absl::StrCat("rank ", rank_, " is at #", position, next.empty() ? "" : " ", next,
                            " on channel \"", channel, "\"; rank ", peer,
                            " has ended (Finalize) after ", theirs, " there: the ranks disagree")),
-          {.kind = FailureKind::kDisagreement, .ranks = {peer}});
+          {.kind = FailureKind::kDisagreement,
+           .ranks = {peer},
+           .operation = std::string(next),
+           .position = position});
       break;
     }
   }

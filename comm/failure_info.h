@@ -9,7 +9,7 @@
 //   }
 //
 // Every error that ends a group carries one beside its message. Both are sent over the control
-// plane, so that all ranks return the same. Only a rank whose own error ended the group keeps that
+// plane, so that all ranks return the same message, kind and ranks. Only a rank whose own error ended the group keeps that
 // error, with the code and the message that it had. Errors of a single call (a wrong argument)
 // carry no FailureInfo.
 //
@@ -32,8 +32,9 @@ namespace evenkeel {
 
 enum class FailureKind {
   kRankLost,      // `ranks` were killed, crashed, or fell silent.
-  kRankFailed,    // `ranks` reported an error, or aborted or left the group.
-  kDisagreement,  // The ranks called different operations: an error of the program.
+  kRankFailed,    // `ranks` reported an error, aborted, or left the group for a new one.
+  kDisagreement,  // The ranks called different operations, or `ranks` had ended (Finalize(),
+                  // Leave()) where others went on: an error of the program.
   kDeadline,      // `ranks` did not arrive in time. They may still live.
 };
 // "lost", "failed", "disagreement", "deadline".
@@ -42,7 +43,9 @@ absl::string_view ToString(FailureKind kind);
 struct FailureInfo {
   FailureKind kind = FailureKind::kRankFailed;
   std::vector<int> ranks;  // The causes, ascending. Empty if they are not known.
-  std::string operation;   // The collective or wait, as in the message. Empty outside of one.
+  // The collective or wait in which it happened: of `ranks` if they disagreed; else, where the
+  // cause itself was in none, the one of this rank that failed with it. Empty outside of one.
+  std::string operation;
   int64_t position = -1;   // The operation's number on its channel; -1 if there is none.
   int64_t step = -1;       // The training step in which it happened; -1 outside of steps.
 

@@ -30,7 +30,7 @@ void WorkState::Finish(absl::Status status) {
   internal::LibrarysTurn turn;
   // Before the operation counts as done: a waiting thread that sees the failure may abort the group
   // at once, and the group's status must be the cause, not that abort.
-  if (on_end) on_end(status);
+  if (on_end) status = on_end(std::move(status));
   std::vector<std::function<void(const absl::Status&)>> callbacks;
   {
     absl::MutexLock lock(&mutex_);

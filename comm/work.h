@@ -67,8 +67,9 @@ class WorkState {
 
   absl::Time deadline() const { return deadline_; }
   // The next three are set before the work is handed out, or never. `on_end` runs when the
-  // operation ends, before Wait() or IsDone() see it, and takes only locks of the library.
-  std::function<void(const absl::Status&)> on_end;
+  // operation ends, before Wait() or IsDone() see it, and takes only locks of the library. It
+  // returns the status that the operation is to have.
+  std::function<absl::Status(absl::Status)> on_end;
   std::shared_ptr<WorkHelper> helper;
   // Orders a stream of a device behind the operation. If unset, OrderBefore() waits on the host.
   std::function<absl::Status(StreamRef)> order_before;

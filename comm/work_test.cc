@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -18,11 +19,12 @@ namespace {
 TEST(WorkStateTest, OnEndRunsBeforeAnybodyCanSeeTheEnd) {
   const auto state = std::make_shared<WorkState>(absl::Now() + absl::Seconds(30), nullptr);
   std::vector<std::string> order;
-  state->on_end = [&](const absl::Status& status) {
+  state->on_end = [&](absl::Status status) {
     EXPECT_FALSE(state->IsDone());
     order.push_back("on_end " + std::string(status.message()));
     state->Finish(
         absl::InternalError("second"));  // As a group that ends does to all its operations.
+    return absl::InternalError(absl::StrCat(status.message(), " and more"));
   };
   const Work work(state);
   work.OnDone([&](const absl::Status& status) {
@@ -30,8 +32,8 @@ TEST(WorkStateTest, OnEndRunsBeforeAnybodyCanSeeTheEnd) {
     order.push_back("callback " + std::string(status.message()));
   });
   state->Finish(absl::InternalError("first"));
-  EXPECT_EQ(work.Wait().message(), "first");
-  EXPECT_EQ(order, (std::vector<std::string>{"on_end first", "callback first"}));
+  EXPECT_EQ(work.Wait().message(), "first and more");
+  EXPECT_EQ(order, (std::vector<std::string>{"on_end first", "callback first and more"}));
 }
 
 }  // namespace

@@ -46,11 +46,12 @@ int64_t UnevenCount(const Collective& what, const TensorList& in, int to) {
 
 absl::Status SizesDisagree(const Collective& what, int64_t sequence, int sender, int64_t sent,
                            int receiver, int64_t expected) {
-  const std::string place = absl::StrCat("#", sequence, " ", ToString(what), " with ");
-  Parties parties;
-  parties[sender] = absl::StrCat(place, sent, " elements for rank ", receiver);
-  parties[receiver] = absl::StrCat(place, expected, " elements from rank ", sender);
-  return Disagreement(parties);
+  const std::string text = ToString(what);
+  return Disagreement(
+      {{sender,
+        AtOperation{sequence, text, absl::StrCat(" with ", sent, " elements for rank ", receiver)}},
+       {receiver, AtOperation{sequence, text,
+                              absl::StrCat(" with ", expected, " elements from rank ", sender)}}});
 }
 
 }  // namespace evenkeel::internal

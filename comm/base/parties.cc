@@ -79,4 +79,16 @@ absl::Status Disagreement(const Parties& parties, const Wording& wording) {
                          info);
 }
 
+absl::Status Disagreement(const std::map<int, AtOperation>& ranks) {
+  Parties parties;
+  for (const auto& [rank, at] : ranks)
+    parties[rank] = absl::StrCat("#", at.position, " ", at.operation, at.detail);
+  const absl::Status status = Disagreement(parties);
+  FailureInfo info = *FailureInfoOf(status);
+  const AtOperation& suspects = ranks.at(info.ranks.front());
+  info.operation = suspects.operation;
+  info.position = suspects.position;
+  return WithFailureInfo(status, info);
+}
+
 }  // namespace evenkeel::internal

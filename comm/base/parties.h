@@ -55,6 +55,15 @@ struct Wording {
 };
 absl::Status Disagreement(const Parties& parties, const Wording& wording = {});
 
+// The position of a rank on its channel: "#412 barrier (user)<detail>".
+struct AtOperation {
+  int64_t position = 0;
+  std::string operation;
+  std::string detail = "";
+};
+// The same for ranks at different operations. The FailureInfo has the operation of its lowest rank.
+absl::Status Disagreement(const std::map<int, AtOperation>& ranks);
+
 }  // namespace evenkeel::internal
 
 #endif  // EVENKEEL_COMM_BASE_PARTIES_H_

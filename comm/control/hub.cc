@@ -211,7 +211,7 @@ bool ControlHub::IsConfirmed(int reporter, const std::set<int>& stuck, absl::Tim
 }
 
 void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox) {
-  const std::pair<std::string, int64_t> key(message.topic, message.sequence);
+  const ExchangeKey key(message.topic, message.sequence);
   if (message.request > 0)
     fanout_ = static_cast<int>(std::min<int64_t>(message.request, world_size_));
   const bool is_subtree = !shape().is_star();
@@ -257,11 +257,7 @@ void ControlHub::HandleExchange(int rank, ControlMessage message, Outbox& outbox
   for (int gone : left_) {
     // The part of a rank further down the tree may still arrive; its parent checks that.
     if (pending.arrived[gone] || shape().ParentOf(gone) != kHub) continue;
-    return FailAll(FailureKind::kDisagreement, gone,
-                   absl::FailedPreconditionError(absl::StrCat(
-                       "rank ", gone, " has left (Finalize) while rank ", rank, " is at \"",
-                       key.first, "\" #", key.second, ": the ranks disagree")),
-                   outbox);
+    return FailLeft(gone, {rank}, key, outbox);
   }
 }
 
@@ -275,16 +271,27 @@ void ControlHub::HandleLeave(int rank, Outbox& outbox) {
     for (int r = 0; r < world_size_; ++r) {
       if (pending.arrived[r]) waiting.push_back(r);
     }
-    return FailAll(FailureKind::kDisagreement, rank,
-                   absl::FailedPreconditionError(absl::StrCat(
-                       "rank ", rank, " has left (Finalize) while ", RankList(waiting),
-                       " wait at \"", key.first, "\" #", key.second, ": the ranks disagree")),
-                   outbox);
+    return FailLeft(rank, waiting, key, outbox);
   }
 }
 
+void ControlHub::FailLeft(int gone, const std::vector<int>& waiting, const ExchangeKey& key,
+                          Outbox& outbox) {
+  const auto& [topic, sequence] = key;
+  FailAll(FailureKind::kDisagreement, gone,
+          WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
+                              "rank ", gone, " has left (Finalize) while ", RankList(waiting),
+                              waiting.size() == 1 ? " is" : " are", " at \"", topic, "\" #",
+                              sequence, ": the ranks disagree")),
+                          {.kind = FailureKind::kDisagreement,
+                           .ranks = {gone},
+                           .operation = topic,
+                           .position = sequence}),
+          outbox);
+}
+
 std::vector<OpenExchange> ControlHub::OpenExchanges() const {
-  std::map<std::pair<std::string, int64_t>, std::vector<bool>> arrived;
+  std::map<ExchangeKey, std::vector<bool>> arrived;
   for (const auto& [key, pending] : pending_) arrived[key] = pending.arrived;
   for (int rank = 0; rank < world_size_; ++rank) {
     for (const auto& key : come_[rank]) {

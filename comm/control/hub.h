@@ -77,6 +77,7 @@ class ControlHub {
     absl::Time since;
     std::set<int> confirmed;  // Those of `stuck` that have reported again.
   };
+  using ExchangeKey = std::pair<std::string, int64_t>;  // Topic, sequence.
   using Outbox = std::vector<std::pair<int, ControlMessage>>;
 
   // Runs `handle(outbox)` with the lock held, then delivers.
@@ -95,6 +96,9 @@ class ControlHub {
   // Replies if every rank has answered, or cannot any more; or at once if `now`.
   void FinishPoll(int64_t id, bool now, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HandleLeave(int rank, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `gone` has left, and will never come to the exchange in which the others are.
+  void FailLeft(int gone, const std::vector<int>& waiting, const ExchangeKey& key, Outbox& outbox)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `reporter` has just reported. Ends the group if the ranks contradict each other or are
   // deadlocked.
   void JudgeGroup(int reporter, Outbox& outbox) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -124,7 +128,7 @@ class ControlHub {
   std::set<int> lost_ ABSL_GUARDED_BY(mutex_);
   std::map<int, int64_t> regrouping_ ABSL_GUARDED_BY(mutex_);  // By rank: its request.
   int64_t regrouped_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::pair<std::string, int64_t>, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  std::map<ExchangeKey, Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::vector<std::pair<int, int64_t>>> waiting_
       ABSL_GUARDED_BY(mutex_);  // By key: rank, request.
@@ -134,7 +138,7 @@ class ControlHub {
 
   std::vector<RankFacts> facts_ ABSL_GUARDED_BY(mutex_);  // By rank.
   // By rank: the exchanges of a tree that it had begun, without a result, at its last heartbeat.
-  std::vector<std::set<std::pair<std::string, int64_t>>> come_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::set<ExchangeKey>> come_ ABSL_GUARDED_BY(mutex_);
   Suspicion suspicion_ ABSL_GUARDED_BY(mutex_);  // None if no rank is stuck.
   absl::Time judge_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "evenkeel/comm/base/parties.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
 
 namespace evenkeel::internal {
@@ -170,15 +171,17 @@ using AtPosition = std::map<int, const Issued*>;
 Judgement Contradiction(const std::string& channel, const AtPosition& ranks) {
   std::map<std::string, std::set<uint64_t>> hashes;
   for (const auto& [rank, issued] : ranks) hashes[issued->text].insert(issued->hash);
-  Parties parties;
+  std::map<int, AtOperation> parties;
   for (const auto& [rank, issued] : ranks) {
-    parties[rank] = absl::StrCat("#", issued->sequence, " ", issued->text);
+    AtOperation& at = parties[rank];
+    at = {issued->sequence, issued->text};
     // Hashes cover more fields than texts.
     if (hashes[issued->text].size() > 1)
-      absl::StrAppend(&parties[rank], " (hash ", absl::Hex(issued->hash), ")");
-    absl::StrAppend(&parties[rank], " on channel \"", channel, "\"");
+      absl::StrAppend(&at.detail, " (hash ", absl::Hex(issued->hash), ")");
+    absl::StrAppend(&at.detail, " on channel \"", channel, "\"");
   }
-  return {.status = Disagreement(parties), .culprit = Suspect(parties)};
+  const absl::Status status = Disagreement(parties);
+  return {.status = status, .culprit = FailureInfoOf(status)->ranks.front()};
 }
 
 // Finds the first position of a channel at which two ranks have different collectives.

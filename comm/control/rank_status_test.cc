@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/failure_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -73,6 +74,10 @@ TEST(JudgeTest, NamesWhoHasAnotherCollectiveAtTheSamePosition) {
             "all_reduce (user) float32[10] "
             "sum on channel \"user\": the ranks disagree");
   EXPECT_EQ(judgement.culprit, 1);
+  EXPECT_EQ(FailureInfoOf(judgement.status), (FailureInfo{.kind = FailureKind::kDisagreement,
+                                                          .ranks = {1},
+                                                          .operation = "barrier (user)",
+                                                          .position = 412}));
   EXPECT_THAT(judgement.stuck, IsEmpty()) << "no need to wait";
 }
 

@@ -23,19 +23,18 @@ absl::Status DisagreementOf(const Seats& seats, const RankNames& names) {
   const bool only_details_differ = std::all_of(seats.begin(), seats.end(), [&](const auto& seat) {
     return CommonPart(seat.second.operation.what) == first;
   });
-  Parties parties;
+  std::map<int, AtOperation> ranks;
   for (const auto& [index, seat] : seats) {
     const Operation& operation = seat.operation;
-    std::string place = absl::StrCat("#", operation.sequence, " ", names.TextOf(operation.what));
-    if (only_details_differ) {
-      absl::StrAppend(&place, " in parts ", absl::StrJoin(PartsOf(operation), "+"), ", scale ",
-                      operation.scale);
-      if (operation.step_of != 0)
-        absl::StrAppend(&place, ", a step of ", absl::Hex(operation.step_of));
-    }
-    parties[names[seat.rank]] = std::move(place);
+    AtOperation& at = ranks[names[seat.rank]];
+    at = {operation.sequence, names.TextOf(operation.what)};
+    if (!only_details_differ) continue;
+    absl::StrAppend(&at.detail, " in parts ", absl::StrJoin(PartsOf(operation), "+"), ", scale ",
+                    operation.scale);
+    if (operation.step_of != 0)
+      absl::StrAppend(&at.detail, ", a step of ", absl::Hex(operation.step_of));
   }
-  return Disagreement(parties);
+  return Disagreement(ranks);
 }
 
 absl::Status CheckUnevenSizes(const Seats& seats, int rank, const RankNames& names) {

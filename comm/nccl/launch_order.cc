@@ -26,10 +26,9 @@ LaunchKey ReadKey(ByteReader& reader) {
 }
 
 absl::Status DisagreementOf(const std::map<int, LaunchRequest>& requests) {
-  Parties parties;
-  for (const auto& [rank, request] : requests)
-    parties[rank] = absl::StrCat("#", request.key.sequence, " ", request.text);
-  return Disagreement(parties);
+  std::map<int, AtOperation> ranks;
+  for (const auto& [rank, request] : requests) ranks[rank] = {request.key.sequence, request.text};
+  return Disagreement(ranks);
 }
 
 }  // namespace

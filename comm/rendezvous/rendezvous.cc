@@ -103,6 +103,7 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
                    .host = environment.hosts_store       ? ""
                            : environment.rank_zero_hosts ? "rank 0"
                                                          : "the process",
+                   .host_rank = environment.rank_zero_hosts ? 0 : -1,
                    .timeout = timeout};
   if (through == nullptr) through = job->folder_;
   if (!environment.store_folder.empty() || through != job->folder_)

@@ -11,6 +11,7 @@
 #include "evenkeel/comm/control/tcp_edges.h"
 #include "evenkeel/comm/control/tree_link.h"
 #include "evenkeel/comm/control/wire.h"
+#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/net/connection.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/greet.h"
@@ -172,9 +173,13 @@ namespace {
 // A rank's connection to the hub.
 class DirectLink : public ControlLink {
  public:
-  DirectLink(const TcpStoreOptions& options, std::unique_ptr<Connection> connection,
+  // `host_rank` is the rank of the hub's host in the group, -1 if it is not known.
+  DirectLink(const TcpStoreOptions& options, int host_rank, std::unique_ptr<Connection> connection,
              std::shared_ptr<void> keep)
-      : keep_(std::move(keep)), options_(options), connection_(std::move(connection)) {}
+      : keep_(std::move(keep)),
+        options_(options),
+        host_rank_(host_rank),
+        connection_(std::move(connection)) {}
   ~DirectLink() override { Stop(); }
 
   void Start(std::function<void(ControlMessage)> receive,
@@ -186,7 +191,11 @@ class DirectLink : public ControlLink {
       meter_.Received(*message, frame.size() + internal::kFrameHeader);
       receive(*std::move(message));
     };
-    connection_->Start(std::move(on_frame), std::move(lost));
+    connection_->Start(std::move(on_frame), [this, lost = std::move(lost)](absl::Status why) {
+      FailureInfo info{.kind = FailureKind::kRankLost};
+      if (host_rank_ >= 0) info.ranks = {host_rank_};
+      lost(WithFailureInfo(std::move(why), info));
+    });
   }
   void Send(ControlMessage message) override {
     const std::string payload = internal::Serialize(message);
@@ -211,6 +220,7 @@ class DirectLink : public ControlLink {
  private:
   const std::shared_ptr<void> keep_;  // First, so that it goes last.
   const TcpStoreOptions options_;
+  const int host_rank_;
   internal::LinkMeter meter_;
   const std::unique_ptr<Connection> connection_;  // Last, because its thread uses the rest.
 };
@@ -232,8 +242,10 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
                                           .rank = rank,
                                           .world_size = shape.world_size}));
   const std::string local_host = connection->local_address().host;
-  std::unique_ptr<ControlLink> link =
-      std::make_unique<DirectLink>(options, std::move(connection), std::move(keep));
+  // A group of some ranks has numbers of its own for them.
+  const int host_rank = seat.world_size < 0 ? options.host_rank : -1;
+  std::unique_ptr<ControlLink> link = std::make_unique<DirectLink>(
+      options, host_rank, std::move(connection), std::move(keep));
   if (!shape.is_star()) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<internal::TreeEdges> edges,
                         internal::TcpEdges::Create({.job = {options.job, options.secret},

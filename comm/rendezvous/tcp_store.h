@@ -50,6 +50,7 @@ struct TcpStoreOptions {
   int rank = 0;  // Within the job.
   int world_size = 1;
   std::string host = {};  // The server's host, for messages: "rank 0".
+  int host_rank = -1;     // The rank that hosts the server, if one does: it is lost with it.
   absl::Duration timeout =
       absl::Minutes(2);  // To connect; and for a reply that does not depend on another rank.
   // Groups with more ranks exchange over a tree in which no rank has more children. Equal on all

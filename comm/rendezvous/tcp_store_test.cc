@@ -55,6 +55,7 @@ TcpStoreOptions ClientOf(const TcpStoreServer& server, int rank, int world_size)
           .secret = "secret",
           .rank = rank,
           .world_size = world_size,
+          .host_rank = 0,
           .timeout = kSoon};
 }
 
@@ -233,7 +234,8 @@ TEST(TcpStoreTest, SaysWhoHasGoneWithTheServer) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(address), HasSubstr("rank 0, which hosts it, is gone")));
   EXPECT_EQ(member.WaitForFailure().message(), status.message());
-  EXPECT_EQ(FailureInfoOf(member.WaitForFailure()), FailureInfo{.kind = FailureKind::kRankLost});
+  EXPECT_EQ(FailureInfoOf(member.WaitForFailure()),
+            (FailureInfo{.kind = FailureKind::kRankLost, .ranks = {0}}));
   EXPECT_EQ(member.culprit(), -1);
   killer.join();
 }

@@ -100,10 +100,8 @@ std::optional<absl::Status> TcpMessage::Result() {
 absl::Status TcpMessage::CheckNotes() const {
   const PairNote sent = PairNote::Parse(note_), expected = PairNote::Of(operation_, names_);
   if (sent.hash == expected.hash && sent.sequence == expected.sequence) return absl::OkStatus();
-  Parties parties;
-  parties[names_[operation_.what.root]] = absl::StrCat("#", sent.sequence, " ", sent.text);
-  parties[names_[rank_]] = absl::StrCat("#", expected.sequence, " ", expected.text);
-  return Disagreement(parties);
+  return Disagreement({{names_[operation_.what.root], AtOperation{sent.sequence, sent.text}},
+                       {names_[rank_], AtOperation{expected.sequence, expected.text}}});
 }
 
 }  // namespace evenkeel::internal

@@ -129,12 +129,13 @@ class SimulatedBackend : public Backend {
     return devices_->Put(stream, [this, operation = std::move(operation), flight] {
       if (!flight->Begin()) return;
       auto moves = std::make_shared<WorkState>(operation.deadline, nullptr);
-      moves->on_end = [this, flight](const absl::Status& status) {
+      moves->on_end = [this, flight](absl::Status status) {
         {
           absl::MutexLock ended(&mutex_);
           flights_.erase(flight);
         }
         flight->End(status);
+        return status;
       };
       inner_->Start(operation, std::move(moves));
     });

@@ -24,14 +24,15 @@ _EXIT_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 class Error(dist.DistBackendError):
-    """The error of a group that has ended; the same on all of its ranks.
+    """The error of a group that has ended; message, kind and ranks are the same on all ranks.
 
     Attributes:
-        kind: "lost" (`ranks` were killed, crashed or fell silent), "failed" (they reported an error,
-            aborted), "disagreement" (the ranks called different operations, or one left) or "deadline"
-            (`ranks` did not arrive in time). Empty if nothing is known.
+        kind: "lost" (`ranks` were killed, crashed or fell silent), "failed" (they reported an error or
+            aborted), "disagreement" (the ranks called different operations, or `ranks` had left while
+            others went on) or "deadline" (`ranks` did not arrive in time). Empty if nothing is known.
         ranks: the ranks of the group that caused it, ascending; empty if they are not known.
-        operation: the operation in which it was noticed; empty outside of one.
+        operation: the operation of `ranks` if the ranks disagreed, else the one in which this rank
+            was; empty outside of one.
         position: the number of the operation; -1 if there is none.
     """
 

@@ -36,16 +36,22 @@ def forever():
         dist.all_reduce(torch.ones(1000))
 
 
-def die(rank, last):
-    """Lets the rank `last` kill itself after some operations; the others go on."""
+def die(rank, victim):
+    """Lets the rank `victim` kill itself after some operations; the others go on."""
     for _ in range(20):
         dist.all_reduce(torch.ones(1000))
-    if rank == last:
+    if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_in_wait(rank, world):
     die(rank, world - 1)
+    return failure_of(forever)
+
+
+def first_killed(rank, world):
+    """The first rank hosts the hub of the group, which would tell the others who is lost."""
+    die(rank, 0)
     return failure_of(forever)
 
 
@@ -148,25 +154,30 @@ def aborts(rank, world):
 
 
 class FailureTest(unittest.TestCase):
-    def failures(self, function, world, dead=False, **options):
-        """Returns what the ranks returned, without the last one if it is to be dead."""
+    def failures(self, function, world, dead=None, **options):
+        """Returns what the ranks returned, without the rank `dead`."""
         results = Ranks(world, function, **options).results(60)
-        if dead:
-            self.assertEqual(results.pop(), ("died", -signal.SIGKILL))
+        if dead is not None:
+            self.assertEqual(results.pop(dead), ("died", -signal.SIGKILL))
         for kind, value in results:
             self.assertEqual(kind, "ok", value)
         return [value for _, value in results]
 
-    def check_lost(self, function):
+    def check_lost(self, function, victim=-1):
         for world in WORLDS:
             with self.subTest(world=world):
-                for failure in self.failures(function, world, dead=True):
+                for failure in self.failures(function, world, dead=victim % world):
                     self.assertEqual(failure["kind"], "lost", failure)
-                    self.assertEqual(failure["ranks"], (world - 1,), failure)
+                    self.assertEqual(failure["ranks"], (victim % world,), failure)
+                    self.assertIn("all_reduce", failure["operation"])
+                    self.assertGreaterEqual(failure["position"], 20)
                     self.assertLess(failure["seconds"], 10)
 
     def test_a_killed_rank_is_named_in_wait(self):
         self.check_lost(killed_in_wait)
+
+    def test_the_first_rank_killed_is_named(self):
+        self.check_lost(first_killed, victim=0)
 
     def test_a_killed_rank_is_named_in_futures(self):
         self.check_lost(killed_with_futures)
@@ -182,6 +193,9 @@ class FailureTest(unittest.TestCase):
             for failure in self.failures(disagreement, world):
                 self.assertEqual(failure["kind"], "disagreement", failure)
                 self.assertIn("broadcast", failure["text"])
+                suspect = "broadcast" if failure["ranks"] == (0,) else "all_reduce"
+                self.assertIn(suspect, failure["operation"])
+                self.assertGreaterEqual(failure["position"], 0)
 
     def test_a_late_rank_is_named(self):
         for function in (deadline, monitored):
@@ -199,6 +213,7 @@ class FailureTest(unittest.TestCase):
             for failure in self.failures(left, world)[:-1]:
                 self.assertEqual(failure["kind"], "disagreement", failure)
                 self.assertEqual(failure["ranks"], (world - 1,), failure)
+                self.assertIn("barrier", failure["operation"])
 
     def test_abort_names_the_rank(self):
         for world in WORLDS:

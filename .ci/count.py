@@ -42,7 +42,7 @@ def cases_of(uri):
 
 
 class Skips:
-    """What became of the cases of tests, by whether these need a GPU."""
+    """The outcomes of the cases of tests, by whether these need a GPU."""
 
     def __init__(self):
         self.gpu, self.incompatible = set(), set()

@@ -1,4 +1,4 @@
-// What one rank does differently, or can't do, is an error on all of them, and soon.
+// A difference or an error on one rank is soon an error on all of them.
 
 #include <memory>
 #include <string>

@@ -23,7 +23,7 @@ const std::vector<int> kSizes = {40, 7, 300, 1, 64, 64, 129, 5, 33, 210, 2, 90, 
 struct Scenario {
   ReducerOptions reducer;
   bool lacks_some = false;  // Some ranks announce that they have no gradient of some parameters.
-  int announcements = 1;    // Of each parameter, in each step.
+  int announcements = 1;    // Per parameter and step.
 };
 
 // By step and parameter, the gradients of rank 0.

@@ -1,4 +1,4 @@
-// What can't work is refused when it is made, on all ranks, with a sentence, and the group goes on.
+// An impossible set-up is refused at creation, on all ranks, with a message, and the group goes on.
 
 #include <cstdint>
 #include <functional>
@@ -34,7 +34,7 @@ TensorView View(std::vector<float>& floats) { return TensorView(absl::MakeSpan(f
 
 struct Wrong {
   std::string message;
-  // What one rank does before it creates.
+  // Runs on one rank before it creates.
   std::function<void(Memory&, ParameterSet&, std::vector<TensorView>&, DataParallelOptions&)> make;
 };
 

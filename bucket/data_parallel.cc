@@ -505,7 +505,7 @@ absl::Status DataParallel::EnterGroup(const GroupChange& change) {
   return absl::OkStatus();
 }
 
-// What an uneven loop left to be repaired before the next one: in this group, who can.
+// Finds a rank of this group that can repair the state that an uneven loop left out of date.
 absl::Status DataParallel::FindStaleRoot() {
   const std::string mine = refusal_.empty() ? "" : has_stale_state_ ? "stale" : "right";
   EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts, Exchange("stale/", mine));

@@ -1,4 +1,4 @@
-// What a step costs beside the model's own work: 24 parameters of 32768 float32 (3 MiB of
+// Measures a step's cost beside the model's own work: 24 parameters of 32768 float32 (3 MiB of
 // gradients, one bucket per MiB), nothing computed, over the in-process backend. "Bare" is the same
 // bytes all-reduced by hand.
 //

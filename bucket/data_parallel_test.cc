@@ -361,8 +361,8 @@ TEST_P(DataParallelTest, ReducesEachElementTypeInBucketsOfItsOwn) {
   });
 }
 
-// What a sharded optimizer may bring: each bucket goes to one rank only, which is told when it is
-// there.
+// A reduction as a sharded optimizer may provide it: each bucket goes to one rank only, which is
+// told when it arrives.
 class ToOwner : public BucketReduction {
  public:
   ToOwner(const Communicator& comm, std::vector<int>* arrived)
@@ -414,7 +414,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelTest,
                                                std::get<1>(info.param) ? "Views" : "Copies");
                          });
 
-// What goes wrong ---------------------------------------------------------------------------------
+// Failures ----------------------------------------------------------------------------------------
 
 // Runs `body` on two ranks, and answers what each of them got.
 std::vector<absl::Status> OnTwoRanks(
@@ -495,7 +495,7 @@ TEST(DataParallelErrorsTest, AnAnnouncedGradientThatIsNoneIsNotSilentlyZero) {
               {"\"p4\" (4) was announced without a gradient", "kLocal"});
 }
 
-// What the hostile reader of a loop finds: each of these hung, or went on with wrong numbers.
+// Cases from a hostile review of the loop: each of these hung, or went on with wrong numbers.
 TEST(DataParallelErrorsTest, DestructionInsideAStepEndsTheGroupBeforeItsMemoryGoes) {
   for (int round = 0; round < 20; ++round) {
     std::vector<absl::Status> results(2);

@@ -38,10 +38,10 @@ using testing::HasSubstr;
 const std::vector<int> kSizes = {3, 5, 1, 8, 200};
 const std::vector<Bytes> kSmallCaps = {Bytes{8}, Bytes{24}};
 
-// What a rank ends with.
+// A rank's final state.
 struct Outcome {
   std::vector<std::vector<float>> values;  // And the buffer.
-  std::string states;                      // Of gradients, after each step.
+  std::string states;                      // The gradients' states after each step.
   friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
@@ -49,7 +49,7 @@ struct Scenario {
   std::string name;
   ReducerOptions reducer = {};
   std::function<int(int rank)> steps = [](int) { return 6; };
-  int backwards = 1;  // Of a step: all but the last accumulate.
+  int backwards = 1;  // Per step: all but the last accumulate.
   std::function<bool(int rank, int step, int param)> uses = [](int, int, int) { return true; };
   std::function<void(int step, ParameterSet&)> before_step = [](int, ParameterSet&) {};
   BufferOptions buffers = {};

@@ -162,7 +162,7 @@ TEST(MixedPrecisionTest, CastsAFrozenParameterOnceAndAgainAfterItWasTrained) {
     EXPECT_EQ(*step(0), 5 + 4);
     EXPECT_EQ(*step(1), 4);
     model.params().SetTrainable(1, true);
-    EXPECT_EQ(*step(2), 1 + 5);  // What is trained has changed: others may have trained it before.
+    EXPECT_EQ(*step(2), 1 + 5);  // Newly trained: others may have trained it before.
     model.params().SetTrainable(1, false);
     EXPECT_EQ(*step(3), 5);  // It was trained until now.
     EXPECT_EQ(*step(4), 4);

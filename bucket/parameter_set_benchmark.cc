@@ -1,5 +1,5 @@
-// What it costs to find out, in each step, whether parameters were frozen or unfrozen; and the step
-// that this guards.
+// Measures the check, in each step, whether parameters were frozen or unfrozen; and the step that
+// this guards.
 //
 //   bazel run //bucket:parameter_set_benchmark
 

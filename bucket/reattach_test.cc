@@ -87,7 +87,7 @@ TEST_P(ReattachTest, InTheSameGroup) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What was accumulated goes along, as the parameters do.
+// Accumulated gradients move along, as the parameters do.
 TEST_P(ReattachTest, InAnotherGroupWithWhatWasAccumulated) {
   std::vector<std::unique_ptr<ToyModel>> models;
   std::vector<std::vector<void*>> own;

@@ -220,10 +220,10 @@ TEST(ReductionErrorsTest, WhatARoundCanNotDoEndsTheStepOnAllRanks) {
     EXPECT_THAT(std::string(results[rank].message()), HasSubstr("rank 1"));
 }
 
-// What the ranks of one test tell each other.
+// Shared between the ranks of one test.
 struct Progress {
   std::atomic<int> first_rounds = 0;           // That rank 0 has begun.
-  std::atomic<bool> last_round_is_on = false;  // Of bucket 0, on rank 1.
+  std::atomic<bool> last_round_is_on = false;  // Bucket 0, on rank 1.
 };
 
 // Three rounds. Rank 0's thread takes its time over the last round of bucket 0, rank 1's over the

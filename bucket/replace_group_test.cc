@@ -90,7 +90,7 @@ struct Replica {
     for (int step = first; step < end; ++step) EK_RETURN_IF_ERROR(Step(step));
     return absl::OkStatus();
   }
-  // What a training loop does when a step fails.
+  // The error handling of a training loop when a step fails.
   absl::Status FailingStep(int step, int fails_at) {
     absl::Status status = Step(step, fails_at);
     EXPECT_FALSE(status.ok());

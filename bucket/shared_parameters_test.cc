@@ -182,7 +182,7 @@ class TiedWeightsTest : public testing::TestWithParam<std::tuple<int, bool>> {
   }
 };
 
-// What one process computes that sees every rank's inputs.
+// Returns the result of one process that sees every rank's inputs.
 std::vector<float> AloneWith(int ranks, int steps) {
   TiedModel model;
   for (int step = 0; step < steps; ++step) {

@@ -94,7 +94,7 @@ struct ReducerStats {
   std::vector<int> ready_order;  // All parameters; empty while it is not recorded.
   std::vector<BucketStats> buckets;
 
-  // What has happened.
+  // History.
   int64_t steps = 0;           // Synchronising steps, those that this rank shadowed included.
   int64_t shadowed_steps = 0;  // Synchronising steps in which this rank was exhausted.
   bool is_joined = false;      // This rank was exhausted in the last step.

@@ -81,7 +81,7 @@ TEST(ToJsonTest, FieldsKeepTheirOrderAndTheirUnits) {
   EXPECT_EQ(names.back(), "tuning");
 }
 
-// Of a reducer that runs --------------------------------------------------------------------------
+// Statistics of a running reducer -----------------------------------------------------------------
 
 const std::vector<int> kSizes = {3, 5, 1, 8, 2};
 

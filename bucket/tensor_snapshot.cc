@@ -11,7 +11,7 @@
 namespace evenkeel {
 namespace {
 
-constexpr int64_t kAlignment = 16;  // What a device moves at once.
+constexpr int64_t kAlignment = 16;  // The bytes that a device moves at once.
 constexpr absl::Duration kDrainTimeout = absl::Minutes(1);
 
 }  // namespace

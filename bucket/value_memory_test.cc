@@ -57,7 +57,7 @@ TEST(ValueMemoryTest, ValuesLieInOneBlockOfTheTransport) {
     for (const float value : params[0].value.as<float>()) ASSERT_EQ(value, 1.5f);
     for (const float value : params[params.Find("b")].value.as<float>()) EXPECT_EQ(value, 2.5f);
     for (const double value : params[params.Find("c")].value.as<double>()) EXPECT_EQ(value, 3.5);
-    // What is shared is found at its new place, and no longer at its old one.
+    // Shared memory is found at its new place, and no longer at its old one.
     EXPECT_EQ(params.Add("a once more", params[0].value), 0);
     EXPECT_EQ(params.Add("another", absl::MakeSpan(a)), 5);
 

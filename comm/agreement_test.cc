@@ -1,5 +1,5 @@
-// What ranks agree on over the control plane: levels of verification, that they issue the same,
-// values of the user's.
+// Agreements between ranks over the control plane: levels of verification, equal order of
+// operations, values of the user's.
 
 #include <string>
 #include <vector>

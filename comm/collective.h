@@ -100,7 +100,7 @@ struct Collective {
   int index = -1;       // The number of the bucket, shard, ...; -1 if the role needs none.
   int index_count = 0;  // The number of buckets, shards, ...; 0: unspecified.
   Contribution joined = Contribution::kIdentity;
-  int64_t tag = 0;  // Of a message, see CallOptions::tag; else 0.
+  int64_t tag = 0;  // A message's, see CallOptions::tag; else 0.
 
   friend bool operator==(const Collective&, const Collective&) = default;
 };

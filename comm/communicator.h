@@ -98,9 +98,9 @@ struct CallOptions {
   StreamRef after;          // Device work that must end first: all that is on this stream now,
   Event after_event;        // and all before this event.
   absl::Duration timeout = absl::ZeroDuration();  // 0: the communicator's timeout.
-  // Of a message, 0 or more: a send meets the receive of its tag, in the order of their issue, and
-  // messages with different tags do not wait for each other. There may be thousands of tags; each
-  // that was used keeps a counter of about 100 bytes.
+  // A message's tag, 0 or more: a send meets the receive with its tag, in the order of their issue,
+  // and messages with different tags do not wait for each other. There may be thousands of tags;
+  // each used one keeps a counter of about 100 bytes.
   int64_t tag = 0;
 };
 
@@ -160,7 +160,7 @@ class Channel {
   uint64_t issued_hash_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<Collective> last_issued_ ABSL_GUARDED_BY(mutex_);
   std::map<std::tuple<int, CollectiveKind, int64_t>, int64_t> pair_positions_
-      ABSL_GUARDED_BY(mutex_);  // Of send and recv: by peer, direction and tag.
+      ABSL_GUARDED_BY(mutex_);  // For send and recv: by peer, direction and tag.
 };
 
 // How ranks watch each other. Equal on all ranks, since the first rank that gives up ends the
@@ -419,7 +419,7 @@ class Communicator {
   std::atomic<bool> a_peer_left_ = false;
   std::map<int, std::map<std::string, int64_t>> left_ ABSL_GUARDED_BY(mutex_);
   bool has_finalized_ ABSL_GUARDED_BY(mutex_) = false;
-  std::shared_ptr<const FlightMoment> kept_flight_ ABSL_GUARDED_BY(mutex_);  // Of the failure.
+  std::shared_ptr<const FlightMoment> kept_flight_ ABSL_GUARDED_BY(mutex_);  // On failure.
   bool flight_is_written_ ABSL_GUARDED_BY(mutex_) = false;
 
   absl::Mutex agreement_mutex_;  // Held across ControlChannel::Exchange(), for equal numbering.

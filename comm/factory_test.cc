@@ -95,7 +95,7 @@ TEST(CreateCommunicatorTest, RanksMeetInAFolderOfTheUsers) {
   EXPECT_THAT(RunJob(variables), Each(absl::OkStatus()));
 }
 
-// Of several ports the first is somebody else's.
+// Another job's server uses the first of several ports.
 TEST(CreateCommunicatorTest, RanksMeetAtTheFirstPortThatIsFree) {
   const std::unique_ptr<TcpStoreServer> other =
       TcpStoreServer::Create({.job = "other", .secret = "other"}).value();

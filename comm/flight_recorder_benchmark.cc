@@ -1,5 +1,5 @@
-// What recording one collective costs: begin and end, alone and with another thread at it; a copy
-// of the entry for scale.
+// Measures the cost of recording one collective: begin and end, alone and with another thread that
+// records; a copy of the entry for scale.
 
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
@@ -32,7 +32,7 @@ void BM_MakeAnEntry(benchmark::State& state) {
 }
 BENCHMARK(BM_MakeAnEntry);
 
-// What the watchdog asks for at each beat.
+// The watchdog's query at each beat.
 void BM_OpenEntries(benchmark::State& state) {
   FlightRecorder recorder(1024);
   for (int i = 0; i < 1024; ++i) recorder.End(recorder.Begin(Entry()), absl::OkStatus());

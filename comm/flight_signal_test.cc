@@ -19,7 +19,7 @@
 namespace evenkeel {
 namespace {
 
-// What is in the file once it is there, which takes at most half a minute.
+// Returns the contents of the file once it exists, waiting at most half a minute.
 std::string Await(const std::string& path) {
   for (const absl::Time latest = absl::Now() + absl::Seconds(30); absl::Now() < latest;) {
     std::ifstream file(path);

@@ -1,5 +1,5 @@
-// What each level of verification costs: an all-reduce between two threads, small and large, from
-// issue to result.
+// Measures the cost of each level of verification: an all-reduce between two threads, small and
+// large, from issue to result.
 
 #include <cstdint>
 #include <string>

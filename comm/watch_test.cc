@@ -1,5 +1,5 @@
-// What a communicator does by itself: records, warns, ends what has missed its deadline, leaves its
-// flight record.
+// A communicator's own actions: it records, warns, ends operations that missed their deadline, and
+// writes its flight record.
 
 #include <atomic>
 #include <cstdint>
@@ -58,7 +58,7 @@ absl::Status EndOf(const Communicator& comm) {
   return comm.status();
 }
 
-// What ranks have been warned of.
+// The warnings that ranks received.
 class Warnings {
  public:
   std::function<void(const std::string&)> Collect() {

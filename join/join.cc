@@ -331,7 +331,7 @@ class JoinRun {
     return has_come_back_stopped_ ? StoppedError() : absl::OkStatus();
   }
 
-  // What the others' loops issue before that step.
+  // Follows the calls that the other ranks' loops issue before that step.
   absl::Status FollowCalls(const std::shared_ptr<StepTicket>& ticket) {
     while (true) {
       EK_ASSIGN_OR_RETURN(const std::optional<std::string> call, steps().NextCall(ticket));

@@ -600,8 +600,8 @@ TEST(StepsTest, AnswersAreOutstandingOfSixtyFourStepsAtMost) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What is announced in a step must leave before the step's end does, although another thread says
-// that.
+// An announcement within a step must leave before the step's end, even when another thread sends
+// the end.
 TEST(StepsTest, AnswersAreToldInTheOrderInWhichTheyWereAskedFor) {
   auto group = CreateTestGroup(2);
   ASSERT_TRUE(group.ok()) << group.status();

@@ -36,7 +36,7 @@ absl::Status AgreeToMove(Communicator& comm, const std::string& name, const absl
 
 Joinable::Joinable(Communicator* comm, absl::string_view kind)
     : comm_(comm), group_(StepControl::Of(*comm).lifetime()), name_(NewName(*comm, kind)) {
-  StepControl::Of(*comm_).EndStep();  // What is made between steps has no part in the one before.
+  StepControl::Of(*comm_).EndStep();  // Joinables made between steps have no part in the last.
 }
 
 Joinable::~Joinable() {

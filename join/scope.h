@@ -129,7 +129,7 @@ class JoinScope {
     std::string Serialize() const;
     static absl::StatusOr<Call> Parse(absl::string_view bytes);
   };
-  // What one rank puts in and gets out, and whether a reduction counts the former.
+  // One rank's inputs and outputs, and whether a reduction counts the inputs.
   struct Part {
     TensorList in, out;
     bool contributes = true;

@@ -47,7 +47,7 @@ using Body = std::function<absl::Status(Communicator&)>;
 // Whether calls get the stream on which their tensors are computed.
 enum class Calls { kOnStream, kWaiting };
 
-// What a rank has read of its tensors.
+// A rank's copies of its tensors.
 struct Outcome {
   std::vector<std::string> bits;
   std::vector<std::vector<float>> averages;
@@ -136,7 +136,7 @@ class Tensors {
   std::vector<std::pair<const std::string*, bool>> saved_;
 };
 
-// Of those, rank 0 has none, if there is another one.
+// Returns a rank's number of steps; rank 0 has none if there is another rank.
 int StepsOf(int rank, int world) { return rank == 0 && world > 1 ? 0 : 1 + (3 * rank) % 7; }
 int RankWithMostSteps(int world) {
   int most = 0;
@@ -201,7 +201,7 @@ absl::Status EachCall(JoinScope& scope, Tensors& tensors, int step) {
   return tensors.Save(received);
 }
 
-// What exhausted ranks own.
+// Calls to which exhausted ranks contribute tensors that they own.
 absl::Status OwnedCalls(JoinScope& scope, Tensors& tensors, const TensorView& shard,
                         const TensorView& received, int step) {
   const int rank = scope.communicator().rank(), world = scope.communicator().world_size();
@@ -227,7 +227,7 @@ absl::Status OwnedCalls(JoinScope& scope, Tensors& tensors, const TensorView& sh
 struct Case {
   JoinOptions options;
   Calls calls = Calls::kOnStream;
-  std::function<void()> at_end;  // Of each loop.
+  std::function<void()> at_end;  // Runs at the end of each loop.
 };
 
 absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
@@ -259,7 +259,7 @@ absl::StatusOr<Outcome> RunCase(Communicator& comm, const Case& test) {
   return tensors->Read();
 }
 
-// What all ranks have read, by rank.
+// Returns the outcomes of all ranks, by rank.
 std::vector<Outcome> OutcomesOf(int world, const Case& test,
                                 const std::function<absl::Status(const Body&)>& run) {
   std::vector<Outcome> outcomes(world);
@@ -442,8 +442,8 @@ TEST(ScopeOverNcclTest, GivesTheBitsOfTheCpu) {
         EXPECT_TRUE(outcomes[rank].bits == expected[rank].bits) << "rank " << rank;
         ASSERT_EQ(outcomes[rank].averages.size(), expected[rank].averages.size());
         for (size_t i = 0; i < expected[rank].averages.size(); ++i) {
-          // Of up to three values below 2^15, rounded twice each: below 6 * 2^15 * 2^-24, and what
-          // an exhausted rank owns has gone through seven of them.
+          // An average of up to three values below 2^15, rounded twice each, is off by less than
+          // 6 * 2^15 * 2^-24; an exhausted rank's own tensor has gone through seven of them.
           EXPECT_THAT(outcomes[rank].averages[i],
                       testing::Pointwise(testing::FloatNear(0.1f), expected[rank].averages[i]));
         }
@@ -452,7 +452,7 @@ TEST(ScopeOverNcclTest, GivesTheBitsOfTheCpu) {
   }
 }
 
-// What is refused ---------------------------------------------------------------------------------
+// Refused calls -----------------------------------------------------------------------------------
 
 // A loop of one rank, with a tensor that outlives it.
 absl::Status RunAlone(

@@ -101,7 +101,7 @@ TEST_P(ScopeTest, ALoopNeedsNoStepToBeFollowed) {
   });
 }
 
-// What comes next is known to active ranks only.
+// Only active ranks know the next call.
 TEST_P(ScopeTest, TheSequenceMayDependOnData) {
   const int world = GetParam();
   for (int seed = 0; seed < 10; ++seed) {
@@ -244,7 +244,7 @@ TEST_P(ScopeTest, AnAverageIsOverThoseWhoContribute) {
         EK_RETURN_IF_ERROR(ticker.Tick());
         double value = comm.rank();
         EK_RETURN_IF_ERROR(scope.AllReduce(One(value), ReduceOp::kAverage));
-        EXPECT_DOUBLE_EQ(value, (step + world - 1) / 2.0);  // Of the ranks from `step` on.
+        EXPECT_DOUBLE_EQ(value, (step + world - 1) / 2.0);  // Average of ranks from `step` on.
       }
       return absl::OkStatus();
     });
@@ -433,8 +433,8 @@ TEST(FollowedCallsTest, DryRanksFollowTheLastCallsToo) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What it waits for is not the step but the next call, of which there may be many: an evaluation,
-// for example.
+// The exhausted rank waits for the next call rather than for the step, and there may be many calls:
+// an evaluation, for example.
 TEST(FollowedCallsTest, ADryRanksPatienceBeginsAnewWithEachCall) {
   const auto loop = [](Communicator& comm, JoinScope& scope, Ticker& ticker) -> absl::Status {
     if (comm.rank() == 0) return absl::OkStatus();

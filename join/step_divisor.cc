@@ -16,7 +16,7 @@ double StepDivisor::ScaleOf(const StepAnswer& answer, bool reduces) {
   absl::MutexLock lock(&mutex_);
   if (answer.step == last_step_) return last_scale_;
   last_step_ = answer.step;
-  // What was counted before this loop's first step has been reduced, or dropped.
+  // Samples counted before this loop's first step were reduced or dropped.
   if (!reduced_samples_.has_value()) reduced_samples_ = answer.samples_so_far - answer.samples;
   const int64_t samples = answer.samples_so_far - *reduced_samples_;
   last_scale_ = 1.0 / static_cast<double>(std::max<int64_t>(samples, 1));

@@ -49,9 +49,9 @@ class ChildProcesses {
   void Signal(int child, int signal);
   bool is_running(int child) const { return children_[child].pid > 0; }
   int count() const { return static_cast<int>(children_.size()); }
-  // Of one that has ended: as a shell says it, 128 + signal if it was killed.
+  // Returns the exit code of an ended child, as a shell reports it: 128 + signal if it was killed.
   int exit_code(int child) const { return children_[child].exit_code; }
-  // What it said on standard error.
+  // Returns the child's output on standard error.
   const std::string& complaints(int child) const { return children_[child].err; }
 
  private:

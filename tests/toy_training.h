@@ -43,14 +43,14 @@ enum class StepPoint {
 // The number of parameters; as many gradients are announced in each step.
 inline constexpr int kToyGradients = 5;
 
-// What RunJoined() gets, in this order.
+// The contents of RunJoined()'s list, in this order.
 enum class ToyList { kGradientsFirst, kOptimizerFirst, kOptimizerAlone };
 
 struct ToySettings {
-  std::vector<int> batches;                 // Of this rank, one per step.
+  std::vector<int> batches;                 // This rank's, one per step.
   bool joins = false;                       // The loop runs in RunJoined().
   ToyList list = ToyList::kGradientsFirst;  // Alone: there is no DataParallel; needs is_sharded.
-  std::vector<int> even_batches;  // Of a second loop, without RunJoined(): as many on each rank.
+  std::vector<int> even_batches;  // A second loop's, without RunJoined(): as many on each rank.
   bool is_sharded = false;        // The optimizer.
   int accumulating_step = -1;     // This one does not synchronise.
   std::vector<Bytes> caps = {Bytes{8}, Bytes{24}};
@@ -66,7 +66,7 @@ struct ToyState {
 
 struct ToyResult {
   absl::Status status;
-  int steps = 0;   // Of the optimizer, that this rank's loop has finished.
+  int steps = 0;   // Optimizer steps that this rank's loop has finished.
   ToyState last;   // Weights after the last of them; momentum only if all went well.
   ToyState ended;  // Weights when the loop had ended, with what other ranks did after this one;
                    // momentum likewise.

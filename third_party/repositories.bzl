@@ -22,7 +22,7 @@ def _bazel_has_its_own_rules():
     return major.isdigit() and int(major) >= 5
 
 def _rules():
-    """What Bazel 4 wants from the network, and Debian has on disk."""
+    """Defines the repositories that Bazel 4 would fetch, from Debian's files on disk."""
     _maybe(written_repository, name = "rules_cc", files = RULES_CC_FILES)
     _maybe(
         written_repository,

@@ -274,7 +274,7 @@ class Bench {
                  : absl::UnavailableError(absl::StrCat("cannot write ", FLAGS_json));
   }
 
-  // What the system would give without swapping; unbounded where it does not say.
+  // Returns the memory that the system could give without swapping; unbounded if unknown.
   static int64_t AvailableMemory() {
     std::ifstream file("/proc/meminfo");
     for (std::string name, line; file >> name && std::getline(file, line);) {

@@ -124,7 +124,7 @@ std::vector<Series> MeasurePlanner() {
 
 // Bookkeeping -------------------------------------------------------------------------------------
 
-constexpr int64_t kElements = 4;  // Of each parameter: next to nothing to copy.
+constexpr int64_t kElements = 4;  // Per parameter: next to nothing to copy.
 
 class EmptyModel {
  public:
@@ -220,7 +220,7 @@ double CpuSeconds() {
 }
 
 struct Agreements {
-  double seconds = 0;  // Of one agreement,
+  double seconds = 0;  // Per agreement,
   double cpu = 0;      // and the processor time of all ranks for it.
 };
 
@@ -313,7 +313,7 @@ absl::StatusOr<std::vector<Series>> MeasureControl(
   return std::vector<Series>{seconds, cpu};
 }
 
-// What is said of it ------------------------------------------------------------------------------
+// Report ------------------------------------------------------------------------------------------
 
 std::string FormatTime(double seconds) {
   return seconds < 1e-6   ? absl::StrFormat("%.1f ns", 1e9 * seconds)

@@ -1,9 +1,9 @@
-// What data parallelism adds to a training step, on this host: see --help.
+// Measures what data parallelism adds to a training step, on this host: see --help.
 //
-//   no launcher around       start the ranks of each backend (processes; threads of one for
-//     "local"), gather, print
-//   one of them around       be one rank of it: measure; rank 0 prints, or writes for who has
-//     started it
+//   without a launcher       starts the ranks of each backend (processes; threads of one for
+//                            "local"), gathers, prints
+//   under a launcher         is one of its ranks and measures; rank 0 prints, or writes for the
+//                            process that has started it
 
 #include <unistd.h>
 

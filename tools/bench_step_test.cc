@@ -24,7 +24,7 @@ constexpr char kFashionMnist[] = "/usr/share/datasets/fashion-mnist";
 struct Outcome {
   int code = -1;
   std::string output;  // Standard output and error.
-  json report;         // What --json wrote.
+  json report;         // The --json output.
 };
 
 Outcome RunBench(const std::string& arguments) {

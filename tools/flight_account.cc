@@ -248,7 +248,7 @@ ChannelAccount AccountFor(const GroupAccount& group, const std::string& id,
   return account;
 }
 
-// Of one rank the latest record counts.
+// Keeps the latest record of each rank.
 void Add(FlightDump dump, GroupAccount& group) {
   if (group.dumps.empty()) {
     group.world_size = dump.world_size;
@@ -482,7 +482,7 @@ std::vector<GroupAccount> AccountFor(std::vector<FlightDump> dumps) {
     for (int rank = 0; rank < group.world_size; ++rank) {
       if (!group.dumps.contains(rank)) group.missing.push_back(rank);
     }
-    std::map<std::string, std::string> names;  // Of channels, by id.
+    std::map<std::string, std::string> names;  // Channel names, by id.
     for (const auto& [rank, dump] : group.dumps) {
       for (const FlightDump::Channel& channel : dump.channels)
         names.try_emplace(channel.id, channel.name);

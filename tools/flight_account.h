@@ -50,7 +50,7 @@ struct FlightDump {
   int rank = 0;
   int world_size = 1;
   absl::Time time;
-  std::string code, message;  // Of the group.
+  std::string code, message;  // The group's status.
   std::vector<std::string> waits;
   std::vector<Channel> channels;
   std::vector<Entry> entries;  // Oldest first.
@@ -86,8 +86,8 @@ struct GroupAccount {
   std::string group, backend;
   int world_size = 1;
   std::map<int, FlightDump> dumps;  // By rank.
-  std::vector<int> missing;         // Of whom there is no record.
-  std::vector<std::string> notes;   // What is odd about the files.
+  std::vector<int> missing;         // Ranks without a record.
+  std::vector<std::string> notes;   // Oddities of the files.
   std::vector<ChannelAccount> channels;
 };
 

@@ -144,8 +144,8 @@ TEST(FlightAccountTest, DifferentCollectivesAtOnePlaceAreADisagreement) {
             HasSubstr("> rank 1: barrier (user)"), HasSubstr("> rank 3 has not reached it")));
 }
 
-// What one rank's ring does not hold any more is no difference; nor is what only a missing rank
-// could tell.
+// Entries that one rank's ring no longer holds are no difference; nor are those that only a missing
+// rank could have.
 TEST(FlightAccountTest, ForgottenPlacesAreNoDifference) {
   const GroupAccount account = AccountOf(
       {DumpOf(0, 2, {EntryOf(3, kSum), EntryOf(4, kSum)}, 5), DumpOf(1, 2, {EntryOf(4, kSum)}, 5)});
@@ -259,7 +259,7 @@ TEST(ReadFlightDumpTest, RefusesWhatIsNoRecord) {
   EXPECT_TRUE(ReadFlightDump(dump.dump()).ok());
 }
 
-// What ranks write is what is read here.
+// The reader accepts the ranks' output.
 TEST(ReadFlightDumpTest, ReadsWhatRanksWrite) {
   const FlightHeader header{.group = "world",
                             .rank = 3,

@@ -133,7 +133,8 @@ ours() {
   program "$log" env "LD_LIBRARY_PATH=$libraries" "$@"
 }
 
-# What GoogleTest says last about tests that $1 ("PASSED  ", "SKIPPED ", "FAILED  "); nothing if it says nothing.
+# Prints the number in GoogleTest's last summary of tests that $1 ("PASSED  ", "SKIPPED ",
+# "FAILED  "); nothing if there is none.
 counted() { sed -n "s/^\[  $1\] \([0-9][0-9]*\) tests\{0,1\}[.,].*/\1/p" "$2" | tail -n 1; }
 
 # test_row NAME EXIT_CODE LOG: judges what a GoogleTest said.

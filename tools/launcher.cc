@@ -96,7 +96,7 @@ class Job {
     for (pid_t pid : pids_) {
       if (pid > 0) waitpid(pid, nullptr, 0);
     }
-    if (group_ > 0) kill(-group_, SIGKILL);  // What ranks have started and left behind.
+    if (group_ > 0) kill(-group_, SIGKILL);  // Processes that ranks have started and left behind.
   }
 
   absl::Status Start(const std::map<std::string, std::string>& job_variables,

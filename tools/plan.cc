@@ -250,7 +250,7 @@ absl::StatusOr<Json> ParseJson(absl::string_view text) {
   if (absl::StrContains(text, '\0'))
     return absl::InvalidArgumentError("the input contains a NUL byte, so it is not valid JSON");
   absl::Status twice;
-  std::vector<std::set<std::string>> keys;  // Of the open objects.
+  std::vector<std::set<std::string>> keys;  // By open object.
   const auto check_keys = [&](int, Json::parse_event_t event, Json& parsed) {
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();

@@ -1,4 +1,4 @@
-// What the programs of this folder share: how they begin and end, their input and output.
+// Shared by the programs of this folder: their beginning and end, their input and output.
 //
 //   absl::StatusOr<int> Run(const std::vector<std::string>& words);
 //   int main(int argc, char** argv) {

@@ -73,7 +73,7 @@ TrainFlags Flags() {
           .zero = false};
 }
 
-// Of rank 0.
+// Rank 0's results.
 struct Seen {
   std::vector<double> losses;
   Evaluation test;

@@ -92,7 +92,7 @@ TrainFlags Cnn() {
       .model = "cnn", .widths = "4,6", .batch_size = 4, .lr = 0.003, .warmup = 0, .zero = false};
 }
 
-// What rank 0 saw of a run.
+// Rank 0's results of a run.
 struct Seen {
   std::vector<std::string> steps;
   std::vector<double> losses;
@@ -400,7 +400,7 @@ Timed TimesOf(SlowDevices& devices, int ranks) {
   return timed;
 }
 
-// What the host takes to put a kernel on a stream does not depend on how long it runs there.
+// The host's time to put a kernel on a stream does not depend on how long it runs there.
 TEST(DeviceRunTest, WhatTheDeviceTakesLongForShowsInItsPart) {
   SlowDevices devices(1, {"ek_class_loss", "ek_relu_backward_float", "ek_update_adam_float"},
                       /*slows_others=*/false);

@@ -36,7 +36,7 @@ struct Outcome {
   std::string output;
 };
 
-// What it writes to stdout, or with "2>&1" in the arguments all that it says.
+// Returns the program's standard output, and with "2>&1" in the arguments its standard error too.
 Outcome Generate(const std::string& arguments) {
   Outcome outcome;
   FILE* const pipe = popen(absl::StrCat("trainer/generate ", arguments).c_str(), "r");

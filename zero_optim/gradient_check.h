@@ -46,8 +46,7 @@ struct ClipOptions {
 };
 
 struct GradientCheck {
-  double norm =
-      0;  // Of the gradients times the step's grad_scale; infinite if they are not finite.
+  double norm = 0;          // Of all gradients times the step's grad_scale; infinite if not finite.
   bool is_finite = true;    // No gradient on any rank is infinite or not a number.
   bool is_skipped = false;  // The step was skipped because of this (StepOptions::skip_nonfinite).
   friend bool operator==(const GradientCheck&, const GradientCheck&) = default;

@@ -174,7 +174,7 @@ TEST(GroupsTest, AnOptimizerWithoutParametersIsRefused) {
   });
 }
 
-// What is in no group may be of a type that optimizers can't update.
+// A parameter in no group may have a type that optimizers can't update.
 TEST(GroupsTest, LeaveAloneWhatIsInNone) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
     std::vector<BFloat16> half(3);

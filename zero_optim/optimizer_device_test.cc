@@ -165,7 +165,7 @@ TEST(OptimizerOnADeviceTest, ClipsAndSkipsAsTheCpuDoes) {
   }
 }
 
-// What never was updated has no state, though memory was made for it before the device found out.
+// A parameter never updated has no state, though its memory existed before the device found out.
 TEST(OptimizerOnADeviceTest, ASkippedFirstStepLeavesNoState) {
   SimulatedDevices devices;
   RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {

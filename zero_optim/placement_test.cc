@@ -1,4 +1,4 @@
-// What an Optimizer promises whatever its placement is, and what a placement lacks.
+// The promises of an Optimizer with any placement, and the limits of each placement.
 
 #include <memory>
 #include <string>

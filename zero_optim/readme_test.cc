@@ -22,7 +22,7 @@ TEST(ReadmeTest, ShrinksWeights) {
     EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(comm, params, AdamW{.learning_rate = 0.1},
                                                           {.placement = WholeTensors{}}));
     for (int step = 0; step < 50; ++step) {
-      gradient = weight;  // Of half the squared weights.
+      gradient = weight;  // The gradient of half the squared weights.
       params.SetGradState(
           index, GradState::kLocal);  // Step() averages it, unless a DataParallel has done so.
       EK_RETURN_IF_ERROR(optimizer->Step());

@@ -362,7 +362,7 @@ TEST(ShardedOptimizerOnDevicesTest, AnotherGroupOfTheSameRanksGoesOn) {
   }
 }
 
-// What has come in part is no state to continue from.
+// Partly received state can't be used to continue.
 TEST(ShardedOptimizerOnDevicesTest, ARankWithoutMemoryForTheStateLosesNothing) {
   SimulatedDevices devices({.count = 3, .delay = kDelay});
   for (int after = 0; after < 4; ++after) {

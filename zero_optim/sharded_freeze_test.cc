@@ -56,8 +56,8 @@ TEST(ShardedOptimizerFreezeTest, EqualsTheUnshardedOneWhateverIsFrozen) {
   }
 }
 
-// What is frozen stays out of the broadcasts, also if one rank owns nothing else: its replicas may
-// even differ.
+// Frozen parameters stay out of the broadcasts, even if one rank owns nothing else: its replicas
+// may even differ.
 TEST(ShardedOptimizerFreezeTest, NeverSendsWhatIsFrozen) {
   RunGroup(2, [&](Communicator& comm) -> absl::Status {
     EK_ASSIGN_OR_RETURN(auto trainer,

@@ -113,7 +113,7 @@ absl::Status CompressedReduction::Narrow(const TensorView& from, const TensorVie
 
 absl::Status CompressedReduction::Receive(const BucketInfo& bucket, int round, StreamRef stream) {
   for (Round& before : rounds_[bucket.index]) {
-    // What an earlier step that failed left behind has not arrived.
+    // Data that an earlier, failed step left behind has not arrived.
     std::vector<CopySegment> on_device;
     for (const auto& [half, wide] : before.arriving) {
       if (round > 0 && wide.device.is_cpu()) ConvertFloats(half, wide);

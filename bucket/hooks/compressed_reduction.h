@@ -7,10 +7,10 @@
 //
 //   CompressedReduction(DType::kFloat16, std::make_unique<PowerSgd>(options));  // both
 //
-// What a round of the inner reduction sends is multiplied by its scale (one over the divisor), then
-// rounded to 16 bits; the transport adds up in 16 bits or better, and what arrives is widened into
-// the inner reduction's own buffers. Rounds of other types than float32 and float64 pass through
-// unchanged.
+// The input of each round of the inner reduction is multiplied by its scale (one over the divisor),
+// then rounded to 16 bits; the transport adds up in 16 bits or better, and the result is widened
+// into the inner reduction's own buffers. Rounds of other types than float32 and float64 pass
+// through unchanged.
 //
 // Rounding: to nearest even, per rank once before the sum. Scaled first, a sum of float16 overflows
 //           only if the average itself would. A value beyond float16's 65504 becomes infinity, on

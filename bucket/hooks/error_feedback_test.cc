@@ -1,4 +1,4 @@
-// What all reductions that send less than the gradients promise: nothing is lost, and every rank
+// The promise of all reductions that send less than the gradients: nothing is lost, and every rank
 // ends with the same.
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// What a step costs with each reduction: 8 matrices of 256 x 1024 float32 (8 MiB of gradients, a
-// bucket per 2 MiB), nothing computed, between two ranks that are threads, in memory and over TCP
+// Measures a step's cost with each reduction: 8 matrices of 256 x 1024 float32 (8 MiB of gradients,
+// a bucket per 2 MiB), nothing computed, between two ranks that are threads, in memory and over TCP
 // on the loopback.
 //
 //   # "step" is a step's time, "wire" what a rank sends in it

@@ -78,7 +78,7 @@ TEST(OwnReductionTest, AVoteTrainsTowardsTheMedianOfTheTargets) {
   }
 }
 
-// What a reduction hands out for a round, wrong in one way.
+// A reduction whose buffers for a round are wrong in one way.
 class Wrong : public AllReduceBuckets {
  public:
   enum class How { kShort, kNull, kOtherType, kNothing, kCountsThatDiffer };

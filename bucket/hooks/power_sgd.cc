@@ -123,7 +123,7 @@ absl::Status PowerSgd::OnPlan(absl::Span<const BucketInfo> buckets) {
 }
 
 void PowerSgd::OnGroup(Communicator& /*comm*/) {
-  if (std::exchange(has_group_, true)) {  // What was loaded before the first counts.
+  if (std::exchange(has_group_, true)) {  // State loaded before the first group stays valid.
     slots_.assign(slots_.size(), Slot());
     steps_ = 0;
   }

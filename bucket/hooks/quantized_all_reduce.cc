@@ -82,7 +82,7 @@ std::vector<Collective> QuantizedAllReduce::CollectivesFor(const BucketInfo& buc
 void QuantizedAllReduce::OnGroup(Communicator& comm) {
   rank_ = comm.rank();
   world_size_ = comm.world_size();
-  if (!std::exchange(has_group_, true)) return;  // What was loaded before the first counts.
+  if (!std::exchange(has_group_, true)) return;  // State loaded before the first group stays valid.
   errors_.clear();
   for (Bucket& bucket : buckets_) bucket.piece_error.clear();
 }
@@ -219,7 +219,7 @@ absl::StatusOr<GradFate> QuantizedAllReduce::OnReduced(const BucketInfo& bucket,
     std::vector<float>& error = errors_[range.param];
     error.resize(range.end - range.begin, 0.0f);
     for (int64_t i = range.begin; i < range.end; ++i) {
-      // What was not finite has not been sent; the error stays as it was before.
+      // Values that are not finite were not sent; their error stays as it was before.
       const int rank = static_cast<int>(i / own.piece);
       const std::byte* const message =
           own.sent.data() + rank * MessageBytes(own.piece, own.ranges.size());

@@ -32,7 +32,7 @@
 namespace evenkeel::batch_norm {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kFewestValues = 2;  // Of a channel, for a variance.
+inline constexpr int kFewestValues = 2;  // A variance needs this many values per channel.
 
 struct Sizes {
   int64_t samples, channels, spatial;

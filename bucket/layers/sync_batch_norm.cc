@@ -182,7 +182,7 @@ absl::Status SyncBatchNorm::Backward(JoinScope& scope, TensorView grad_output, T
                                 {grad_output, gradients.input, gradients.gamma, gradients.beta});
   }
   const bool is_single = input_.dtype == DType::kFloat32;
-  // Of each channel: the gradients, and their products with the normalised values.
+  // Per channel: the gradients, and their products with the normalised values.
   std::vector<double> own(2 * options_.channels);
   is_single ? FindSums<float>(grad_output, own) : FindSums<double>(grad_output, own);
   std::vector<double> all = own;

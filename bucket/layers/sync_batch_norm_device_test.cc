@@ -118,7 +118,7 @@ class Tensors {
 struct Case {
   Layer layer;
   JoinOptions options;
-  std::function<void()> at_end;  // Of the loop.
+  std::function<void()> at_end;  // Runs at the end of the loop.
 };
 
 template <typename T>

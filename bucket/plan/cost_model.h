@@ -29,9 +29,9 @@ namespace evenkeel {
 
 // The cost of a reduction.
 struct LinkCost {
-  int64_t latency_ns = 0;  // Of one reduction of any size.
+  int64_t latency_ns = 0;  // Per reduction, whatever its size.
   int64_t ns_per_mib = 0;
-  int64_t launch_ns = 0;  // Of the thread that runs backward.
+  int64_t launch_ns = 0;  // On the thread that runs backward.
 
   int64_t ReductionNs(int64_t bytes) const;
   double bytes_per_second() const;  // Infinity if bytes cost nothing.

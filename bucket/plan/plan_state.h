@@ -33,7 +33,7 @@ struct PlanState {
   // Chosen by the tuner (tuner.h), and kept when the set of trained parameters changes. Empty: the
   // options' caps are in force.
   std::vector<Bytes> caps;
-  CapOrder cap_order = CapOrder::kFromFirstReady;  // Of `caps`.
+  CapOrder cap_order = CapOrder::kFromFirstReady;  // The order of `caps`.
 
   std::string Serialize() const;
   // InvalidArgument for bytes that Serialize() for `param_count` parameters cannot have made.

@@ -447,7 +447,7 @@ TEST_P(PlanPropertyTest, TheSameInputGivesTheSamePlan) {
 INSTANTIATE_TEST_SUITE_P(Seeds, PlanPropertyTest,
                          testing::Range(0u, 300u));  // The parameter is the seed.
 
-// What PyTorch answered.
+// PyTorch's results.
 
 nlohmann::json Recorded() {
   std::ifstream file("tests/testdata/plans/bucket_assignment.json");

@@ -18,7 +18,7 @@ constexpr int64_t kFirstCaps[] = {int64_t{1} << 18, int64_t{1} << 20, int64_t{1}
 constexpr int64_t kFurtherCaps[] = {
     int64_t{1} << 19, int64_t{1} << 20, int64_t{1} << 21, int64_t{1} << 22, int64_t{1} << 23,
     int64_t{1} << 24, int64_t{1} << 25, int64_t{1} << 26, int64_t{1} << 27, kNoCap.value};
-constexpr size_t kPieces = 2048;  // Of more parameters than these, neighbours are taken together.
+constexpr size_t kPieces = 2048;  // With more parameters than these, neighbours are merged.
 constexpr int64_t kClearlyBetter = 50;
 
 // One parameter, or neighbours that stay together.
@@ -27,7 +27,7 @@ struct Piece {
   int64_t ready_ns = 0;  // With all pieces before it.
 };
 
-// Of the (dtype, device) that has the most bytes: the others walk through the same caps.
+// The (dtype, device) with the most bytes only: the others walk through the same caps.
 std::vector<Piece> PiecesOf(std::span<const ParamSpec> specs, std::span<const int> order,
                             std::span<const int64_t> ready_ns) {
   auto key_of = [](const ParamSpec& spec) {

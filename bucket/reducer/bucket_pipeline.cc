@@ -56,7 +56,7 @@ void BucketPipeline::MeasureEnds() {
   ends_.assign(plan_->buckets.size(), absl::InfiniteFuture());
 }
 
-// What comes next ---------------------------------------------------------------------------------
+// The next action ---------------------------------------------------------------------------------
 
 BucketPipeline::Turn BucketPipeline::NextTurn() const {
   if (!IsOpen()) return {};

@@ -46,7 +46,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     BucketInfo info;
     std::vector<Collective> rounds;
   };
-  // What the steps of one plan have in common. Everything pointed to outlives the step, that is
+  // The common part of all steps of one plan. Everything pointed to outlives the step, that is
   // Wait() or Close().
   struct Plan {
     BucketReduction* reduction = nullptr;
@@ -116,14 +116,14 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
     int round = 0;
     bool is_skipped = false;
     bool has_all = false;
-    std::optional<Work> before = std::nullopt;  // Of the round before; it has ended.
+    std::optional<Work> before = std::nullopt;  // The previous round's; it has ended.
   };
 
   int size() const { return static_cast<int>(plan_->buckets.size()); }
   int rounds() const { return static_cast<int>(plan_->channels.size()); }
   Turn NextTurn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Turn NextLaunch() const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // Of a first round, or of the used flags.
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // A first round, or the used flags.
   ReductionStep StepOf(int bucket, bool has_all, double scale) const {
     return {.scale = scale, .contributes = contributes_[bucket], .has_all = has_all};
   }
@@ -171,12 +171,12 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   bool woken_ ABSL_GUARDED_BY(mutex_) =
       false;  // The worker has been asked, and has not begun to look.
   bool advancing_ ABSL_GUARDED_BY(mutex_) = false;  // It looks.
-  int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;       // Of the works whose end wakes it.
+  int in_flight_ ABSL_GUARDED_BY(mutex_) = 0;       // Works whose end wakes the worker.
   double scale_ ABSL_GUARDED_BY(mutex_) = 1.0;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> skipped_ ABSL_GUARDED_BY(mutex_);  // Empty: none.
   std::vector<std::optional<Ready>> ready_ ABSL_GUARDED_BY(mutex_);
-  Event last_packed_ ABSL_GUARDED_BY(mutex_);  // Of those that are ready, the last.
+  Event last_packed_ ABSL_GUARDED_BY(mutex_);  // The last bucket that became ready.
   std::vector<Event> begun_
       ABSL_GUARDED_BY(mutex_);  // By bucket, on a device: the input of the first round.
   std::vector<Event> reduced_
@@ -185,7 +185,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   std::optional<Work> used_ ABSL_GUARDED_BY(mutex_);              // Once it is launched.
   std::vector<Work> comparisons_
       ABSL_GUARDED_BY(mutex_);  // By round; each begins when its last bucket is launched.
-  std::vector<GradFate> fates_ ABSL_GUARDED_BY(mutex_);  // Of buckets that OnReduced() has seen.
+  std::vector<GradFate> fates_ ABSL_GUARDED_BY(mutex_);  // By bucket, once OnReduced() has seen it.
   std::vector<BucketTimes> times_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int> gradients_ = 0;
   bool measures_ends_ ABSL_GUARDED_BY(mutex_) = false;
@@ -193,7 +193,7 @@ class BucketPipeline : public std::enable_shared_from_this<BucketPipeline> {
   mutable absl::Mutex ends_mutex_
       ABSL_ACQUIRED_AFTER(mutex_);  // An operation may end while it is being issued.
   std::vector<absl::Time> ends_
-      ABSL_GUARDED_BY(ends_mutex_);  // Of first rounds; empty: not measured.
+      ABSL_GUARDED_BY(ends_mutex_);  // Ends of first rounds; empty: not measured.
 };
 
 }  // namespace evenkeel

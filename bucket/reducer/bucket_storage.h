@@ -32,7 +32,7 @@ class BucketStorage {
  public:
   struct Layout {
     Fusion fusion = Fusion::kFlat;
-    int64_t count_multiple = 1;   // Of each bucket's elements.
+    int64_t count_multiple = 1;   // Each bucket's element count is a multiple of it.
     bool separate_flags = false;  // UsedFlags::kSeparate.
     friend bool operator==(const Layout&, const Layout&) = default;
   };

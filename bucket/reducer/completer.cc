@@ -30,7 +30,7 @@ void Completer::OnPlan() {
 
 std::optional<PlanState> Completer::MeasuredPlan() const {
   PlanState next = core_.state;
-  if (tuner_ != nullptr && tuner_->choice().has_value()) {  // Of a plan that has its order.
+  if (tuner_ != nullptr && tuner_->choice().has_value()) {  // The plan's order is known.
     AdoptCaps(next, tuner_->choice()->caps, tuner_->choice()->cap_order);
     return next;
   }

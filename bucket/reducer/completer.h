@@ -38,9 +38,8 @@ class Completer {
   // A synchronising step begins; returns whether it is measured.
   bool BeginStep();
   absl::Status Complete(double scale);
-  // What is counted of a synchronising step that has ended well, before the launcher forgets it.
-  // `announcer` null: this rank shadowed it. All ranks together: they may choose by what was
-  // measured.
+  // Counts a synchronising step that has ended well, before the launcher forgets it. `announcer`
+  // null: this rank shadowed it. All ranks together: they may choose by the measurements.
   absl::Status Account(const Announcer* announcer);
 
   // Put together when asked; may allocate.
@@ -58,12 +57,12 @@ class Completer {
 
   ReducerCore& core_;
   Launcher& launcher_;
-  absl::Time begin_;  // Of the step that is running.
-  StepTimes times_;   // Of the last one that this rank has synchronised.
+  absl::Time begin_;  // The start of the current step.
+  StepTimes times_;   // The last step that this rank has synchronised.
   int64_t reductions_ = 0;
   uint64_t last_unused_hash_ = 0;
   StepAverages averages_;
-  ReducerStats counted_;              // Of it, only what is counted.
+  ReducerStats counted_;              // Only its counters are used.
   std::unique_ptr<PlanTuner> tuner_;  // With tune.
 };
 

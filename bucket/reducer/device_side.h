@@ -1,5 +1,5 @@
-// What a reducer has on a device: the streams on which its reduction works, and what it has put
-// there and not seen the end of. Null on the CPU.
+// A reducer's state on a device: the streams on which its reduction runs, and the work there whose
+// end it has not seen. Null on the CPU.
 //
 //   EK_ASSIGN_OR_RETURN(device_, DeviceSide::Create(comm, params));
 //   EK_RETURN_IF_ERROR(device_->Confirm());  // of earlier steps: nothing has failed

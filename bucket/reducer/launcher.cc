@@ -159,9 +159,9 @@ absl::Status Launcher::BeginShadow() {
     contributes.push_back(
         std::ranges::any_of(bucket.params, [&](int param) { return uses[param] != 0; }));
     for (int param : bucket.params) {
-      storage.Locate(params, param);  // What it contributes nothing to, it receives all the same.
+      storage.Locate(params, param);  // Received even where this rank contributes nothing.
       if (!contributes.back()) continue;
-      // What an earlier step left reduced is the group's already; only what this rank accumulated
+      // An earlier step's reduced gradient is the group's already; only what this rank accumulated
       // counts.
       if (params.grad_state(param) == GradState::kReduced)
         params.SetGradState(param, GradState::kNone);

@@ -30,8 +30,8 @@
 
 namespace evenkeel {
 
-// What the parts of a reducer share: what it was made with, its group, and the plan in force. The
-// thread that runs steps changes it, between steps.
+// State that the parts of a reducer share: its constructor's arguments, its group, and the plan in
+// force. The thread that runs steps changes it, between steps.
 struct ReducerCore {
   bool HasLivingGroup() const { return !group.expired(); }
 
@@ -64,7 +64,7 @@ class Launcher {
   // The same, if the reduction has come to need others.
   absl::Status Refresh();
   const Schedule& schedule() const { return schedule_; }
-  Channel& channel() const { return *plan_->channels[0]; }  // Of the first round.
+  Channel& channel() const { return *plan_->channels[0]; }  // For the first round.
 
   void Begin(bool measures_ends);
   // A step that this rank shadows: all buckets are ready, with what it had accumulated.
@@ -83,10 +83,10 @@ class Launcher {
   ReducerCore& core_;
   Schedule schedule_;
   std::shared_ptr<const BucketPipeline::Plan> plan_;
-  int64_t collectives_version_ = 0;          // Of the reduction, when that was made.
+  int64_t collectives_version_ = 0;          // The reduction's version when `plan_` was made.
   std::unique_ptr<UnusedAgreement> unused_;  // With skip_unused_buckets.
   absl::Mutex packing_;  // On a device buckets become ready in the order in which they are packed.
-  std::shared_ptr<BucketPipeline> pipeline_;  // Of the step that is running.
+  std::shared_ptr<BucketPipeline> pipeline_;  // The current step's.
   // The thread of a reduction that has one. Last: it ends before the members that it uses.
   std::unique_ptr<WorkerThread> worker_;
 };

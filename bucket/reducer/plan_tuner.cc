@@ -14,11 +14,11 @@ namespace evenkeel {
 namespace {
 
 constexpr int64_t kProbeBytes[] = {int64_t{4} << 10, int64_t{256} << 10, int64_t{2} << 20};
-constexpr int kProbes = 5;  // Of each size; the shortest counts.
+constexpr int kProbes = 5;  // Per size; the shortest counts.
 
 double Microseconds(int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
-// Of what was measured: a bucket that was skipped took no time.
+// Returns samples of the measured buckets: a skipped bucket took no time.
 std::vector<LinkSample> Samples(const std::vector<int64_t>& bytes, const std::vector<int64_t>& ns) {
   std::vector<LinkSample> samples;
   for (size_t i = 0; i < bytes.size(); ++i) {

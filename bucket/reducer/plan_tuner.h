@@ -75,7 +75,7 @@ class PlanTuner {
   Phase phase_ = Phase::kWaiting;
   int64_t counted_steps_ = 0;  // With this plan.
   std::vector<ParamSpec> specs_;
-  std::vector<int> order_;  // Of the plan that is recorded.
+  std::vector<int> order_;  // The recorded plan's order.
   BucketPlan plan_;
   ProfileRecorder recorder_;
   std::optional<CapChoice> choice_;

@@ -86,7 +86,7 @@ struct Reducer::Impl {
   std::shared_ptr<StepTicket> ticket;
   StepMode mode = StepMode::kSync;
   std::shared_ptr<StepDivisor> divisor;
-  StepAnswer shadow_answer;  // Of the step that is being shadowed.
+  StepAnswer shadow_answer;  // The step that is being shadowed.
   double shadow_scale = 1.0;
 
   Announcer announcer;
@@ -190,7 +190,7 @@ Reducer::~Reducer() {
   impl.ForgetStep();
   if (core.options.gradient_as_bucket_view && core.storage != nullptr)
     (void)core.storage->MoveGradients(*core.params, /*are_views=*/false, core.device.get());
-  if (core.device != nullptr) (void)core.device->Drain();  // What is there uses the buckets.
+  if (core.device != nullptr) (void)core.device->Drain();  // Pending work uses the buckets.
 }
 
 // Between steps -----------------------------------------------------------------------------------
@@ -503,7 +503,7 @@ void Reducer::Impl::ForgetStep() {
   launcher.Forget();
 }
 
-// What it runs ------------------------------------------------------------------------------------
+// Reduction and plan ------------------------------------------------------------------------------
 
 void Reducer::PrepareStep() { impl_->core.reduction->PrepareStep(); }
 std::string Reducer::StepMessage() { return impl_->core.reduction->StepMessage(); }

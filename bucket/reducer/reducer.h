@@ -182,7 +182,7 @@ class Reducer {
                            absl::string_view message);
   absl::Status FinishShadow();
 
-  // What it runs ----------------------------------------------------------------------------------
+  // The plan in force -----------------------------------------------------------------------------
   const BucketPlan& plan() const;
   const std::vector<BucketInfo>& buckets() const;
   uint64_t generation() const;

@@ -1,4 +1,4 @@
-// What a reducer asks of the parameters that it is made for, before anything is communicated.
+// The checks of a reducer's parameters and options, before any communication.
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -62,7 +62,7 @@ absl::Status CheckParameters(const ParameterSet& params, Device group_device,
   return absl::OkStatus();
 }
 
-// What is delayed, and until when, is named both or not at all, and is there.
+// Checks that `delayed` and `delay_until` are both empty, or both name existing parameters.
 absl::Status CheckDelayed(const ParameterSet& params, const std::vector<std::string>& delayed,
                           absl::string_view delay_until) {
   if (delayed.empty() != delay_until.empty()) {

@@ -42,7 +42,7 @@ class RepeatedCopy {
   Device device_;
   std::vector<CopySegment> prepared_, last_;
   std::optional<SegmentCopy> copy_;
-  int repeats_ = 0;  // Of `last_`.
+  int repeats_ = 0;  // Repeats of `last_`.
 };
 
 }  // namespace evenkeel

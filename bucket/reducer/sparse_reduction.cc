@@ -12,7 +12,7 @@
 namespace evenkeel {
 namespace {
 
-// What one sparse parameter's ranks send each other.
+// The data that the ranks of one sparse parameter send each other.
 struct Gathering {
   int64_t largest = 0;  // Rows of the rank that has most.
   std::vector<int64_t> rows, all_rows;

@@ -22,8 +22,8 @@
 
 namespace evenkeel {
 
-// What ReduceSparse() issues, for the schedule. None if nothing is sparse. `sparse`: the
-// parameters, in the order of their buckets.
+// Returns the collectives that ReduceSparse() issues, for the schedule. None if nothing is sparse.
+// `sparse`: the parameters, in the order of their buckets.
 std::vector<Collective> SparseCollectives(const ParameterSet& params, absl::Span<const int> sparse);
 // All ranks together. Gradients with state kNone contribute nothing. Afterwards a gradient is
 // kReduced, with equal rows on all ranks, multiplied by `scale`; or none, if no rank had a row.

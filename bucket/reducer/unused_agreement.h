@@ -1,7 +1,7 @@
-// What no rank uses in a step, agreed before buckets go, so that a bucket of nothing else can stay:
-// a small all-reduce on a channel of its own. Ranks that became exhausted take part, and so skip
-// what the others skip. In a group on a device the control plane carries it: the host needs the
-// answer, and waits for no device.
+// Agreement on the parameters that no rank uses in a step, before buckets are sent, so that a
+// bucket with no others can be skipped: a small all-reduce on a channel of its own. Exhausted ranks
+// take part, and so skip the same buckets as the others. In a group on a device the control plane
+// carries it: the host needs the answer, and waits for no device.
 //
 //   agreement->Begin(uses, /*contributes=*/true, [](absl::Span<const uint8_t> used) { ... });
 //   EK_RETURN_IF_ERROR(agreement->Wait());

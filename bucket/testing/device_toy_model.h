@@ -4,7 +4,7 @@
 //   EK_ASSIGN_OR_RETURN(auto model, DeviceToyModel::Create(comm, {3, 5, 2}));
 //   model->Forward(rank, batch);
 //   model->Backward(rank, batch, [&](int i) { return ddp->GradientReady(i); });
-//   model->Descend();                                     // Of what has a gradient.
+//   model->Descend();                                     // parameters with a gradient
 //   EK_ASSIGN_OR_RETURN(auto values, model->Values());    // the host waits
 //
 // HostToyModel is the other one with the same calls, so that a test's body is written once.
@@ -185,7 +185,7 @@ class DeviceToyModel {
 
   DeviceRuntime* const runtime_;
   const Device device_;
-  ToyModel host_;  // What was uploaded.
+  ToyModel host_;  // The uploaded model.
   std::vector<Memory> memory_;
   TensorView buffer_;
   ParameterSet params_;

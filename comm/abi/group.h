@@ -143,13 +143,13 @@ class Store {
 struct Options {
   int rank = 0;
   int world_size = 1;
-  std::string name = "world";    // Of the group, for messages and flight records.
+  std::string name = "world";    // The group's, for messages and flight records.
   std::string backend = "auto";  // See comm/factory.h.
   // The address of this host for the other ranks. Empty: EVENKEEL_ADDRESS, else that of the route
   // to `route_to` (the host of the caller's store), else the loopback address.
   std::string address;
   std::string route_to;
-  std::chrono::milliseconds timeout{600'000};  // Of an operation.
+  std::chrono::milliseconds timeout{600'000};  // Per operation.
   std::chrono::milliseconds connect_timeout{120'000};
   std::function<void(const std::string&)> warn;  // Receives warnings; null: stderr.
 };

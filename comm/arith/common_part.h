@@ -33,9 +33,9 @@ bool Agree(const Operation& a, const Operation& b);
 // A hash of the properties that Agree() compares. Equal on all builds and machines.
 uint64_t HashOfCommonPart(const Operation& operation);
 
-// Of an uneven collective (IsUneven()), whose sizes the above do not compare, because each rank
-// knows only its own: Returns the number of elements that a rank with the input `in` has for rank
-// `to`.
+// Returns the number of elements that a rank with the input `in` has for rank `to` in an uneven
+// collective (IsUneven()). The functions above do not compare those sizes, because each rank knows
+// only its own.
 int64_t UnevenCount(const Collective& what, const TensorList& in, int to);
 // Returns the error of two ranks with different sizes for the data between them.
 absl::Status SizesDisagree(const Collective& what, int64_t sequence, int sender, int64_t sent,

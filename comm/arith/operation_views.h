@@ -1,4 +1,4 @@
-// What backends that move data through memory ask about an operation's views.
+// Helpers for an operation's views, for backends that move data through memory.
 //
 //   for (ViewCursor at(operation.in, begin); length > 0;) {
 //     const int64_t n = std::min(length, at.contiguous());

@@ -54,8 +54,8 @@ void Scale(DType dtype, void* data, int64_t n, double scale);
 // Divides integers, rounding towards zero; leaves floats alone. divisor > 0.
 void DivideIntegers(DType dtype, void* data, int64_t n, int64_t divisor);
 
-// What changes nothing when it is combined: 0, 1, or the end of the type's range (infinity for
-// floats).
+// Fills `data` with the value that changes nothing when it is combined: 0, 1, or the end of the
+// type's range (infinity for floats).
 void FillIdentity(ReduceOp op, DType dtype, void* data, int64_t n);
 
 // For tests and benchmarks: ReduceInto on one of SupportedInstructionSets().

@@ -73,7 +73,7 @@ void Copy(const TensorList& from, const TensorList& to) {
   if (from == to) return;
   auto source = from.begin();
   auto target = to.begin();
-  int64_t read = 0, written = 0;  // Of those two.
+  int64_t read = 0, written = 0;  // In `source` and `target`.
   while (source != from.end() && target != to.end()) {
     const int64_t n = std::min(source->count - read, target->count - written);
     if (n > 0)

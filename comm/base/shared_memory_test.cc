@@ -236,7 +236,7 @@ TEST(SharedMemoryTest, AProcessThatIsStoppedInTheMiddleOfWritingReachesNobodyWhe
   }
 }
 
-// What user code on another thread sees of a fence: nothing.
+// User code on another thread does not notice a fence.
 TEST(SharedMemoryTest, WhoReadsDuringAFenceSeesNoHole) {
   const auto memory = SharedMemory::Create(16 * PageBytes()).value();
   for (int64_t at = 0; at < memory->bytes(); at += 8) At(*memory, at) = at + 1;

@@ -64,15 +64,15 @@ class ControlHub {
     std::vector<bool> arrived;
     int missing = 0;
   };
-  struct Poll {  // Of all ranks, whether they have come to an exchange: a tree brings that only
-                 // when a subtree has.
+  struct Poll {  // Asks all ranks whether they have come to an exchange: a tree reports that only
+                 // once a subtree has.
     int asker = -1;
     int64_t request = 0;
     Wait wait;
     std::vector<bool> answered;
     std::vector<bool> has_come;
   };
-  struct Suspicion {  // Of a deadlock.
+  struct Suspicion {  // A suspected deadlock.
     std::set<int> stuck;
     absl::Time since;
     std::set<int> confirmed;  // Those of `stuck` that have reported again.

@@ -46,7 +46,7 @@ class Group {
     EXPECT_EQ(told[rank].back().request, 5);
     return std::string(told[rank].back().status.message());
   }
-  // What a rank was told about the end of the group; null if it goes on.
+  // Returns the message to a rank about the end of the group; null if the group goes on.
   const ControlMessage* FailureAt(int rank) const {
     for (const ControlMessage& message : told[rank]) {
       if (message.type == Type::kFailed) return &message;

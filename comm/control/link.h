@@ -94,8 +94,7 @@ struct ControlCounters {
   int64_t messages_received = 0;
   int64_t bytes_sent = 0;  // In memory: topics, payloads and parts.
   int64_t bytes_received = 0;
-  absl::Duration
-      cpu_time;  // Of the link's thread, with the callbacks that run on it, and heartbeats.
+  absl::Duration cpu_time;  // CPU time of the link's thread, with its callbacks and the heartbeats.
 
   friend ControlCounters operator+(const ControlCounters& a, const ControlCounters& b) {
     return {a.messages_sent + b.messages_sent, a.messages_received + b.messages_received,

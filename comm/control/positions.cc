@@ -34,7 +34,7 @@ Positions ParsePositions(absl::string_view text) {
 }
 
 absl::Status ComparePositions(absl::string_view caller, const std::vector<std::string>& parts) {
-  std::map<std::string, std::vector<ChannelPosition>> by_channel;  // Of each rank.
+  std::map<std::string, std::vector<ChannelPosition>> by_channel;  // By channel name, then by rank.
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     for (auto& [name, at] : ParsePositions(parts[rank])) {
       by_channel[name].resize(parts.size());

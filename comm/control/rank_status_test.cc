@@ -320,7 +320,7 @@ TEST(RankStatusTest, ComeBackAsTheyWere) {
   EXPECT_TRUE(RankStatus::Parse(RankStatus().Serialize()).ok());
 }
 
-// What is accepted comes back as the same bytes, and can be judged.
+// Accepted bytes serialize to the same bytes, and can be judged.
 TEST(RankStatusTest, NoBytesDoHarm) {
   constexpr int kSeed = 31;
   std::mt19937 random(kSeed);
@@ -350,7 +350,7 @@ TEST(RankStatusTest, NoBytesDoHarm) {
 
 // Judge() against systems that are run ------------------------------------------------------------
 
-// What a thread of a rank does next.
+// The next action of a rank's thread.
 struct Do {
   enum class Kind {
     kIssue,          // A collective on `channel`, and goes on.
@@ -365,11 +365,11 @@ struct Do {
     kAwaitPair,  // Until the own half `index` of the lane is over, if it has begun.
   };
   Kind kind;
-  int channel = 0;  // Of exchanges: the channel that the answer issues on, or -1.
+  int channel = 0;  // For exchanges: the channel that the answer issues on, or -1.
   int topic = 0;
   int peer = -1;
   int index = 0;
-  uint64_t what = 0;  // Of a collective.
+  uint64_t what = 0;  // Identifies the collective.
   bool is_send = false;
   int then = -1;  // A collective's: when it is over here, one on this channel is issued.
 };
@@ -393,7 +393,7 @@ class System {
   // One of the things that can happen, at random; false if nothing can.
   bool Step(std::mt19937& random) {
     std::vector<std::pair<int, int>>
-        possible;  // What kind of thing; rank * 100 + thread or channel.
+        possible;  // The kind of action; rank * 100 + thread or channel.
     for (int r = 0; r < world_; ++r) {
       const Rank& rank = ranks_[r];
       for (int t = 0; t < static_cast<int>(rank.threads.size()); ++t) {
@@ -527,7 +527,7 @@ class System {
     int then = -1;
   };
   struct ToHub {
-    int topic = -1;  // Of an exchange; of a message to `peer`.
+    int topic = -1;  // An exchange's topic, or that of a message to `peer`.
     int64_t sequence = 0;
     int peer = -1;
     bool leaves = false;

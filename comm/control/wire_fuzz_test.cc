@@ -39,7 +39,7 @@ std::vector<std::string> SomeHellos() {
               .Serialize()};
 }
 
-// Of another version only the beginning is read, so it can't come back as it was.
+// Only the beginning of another version's bytes is read, so they can't be written again.
 template <typename Greeting>
 absl::StatusOr<std::string> AgainIfSameVersion(absl::string_view bytes) {
   const absl::StatusOr<Greeting> greeting = Greeting::Parse(bytes);

@@ -32,10 +32,10 @@ struct CopyChunk {
 inline constexpr int kCopyThreads = 256;
 inline constexpr int kCopyUnroll = 4;
 inline constexpr int64_t kCopyChunk =
-    int64_t{kCopyThreads} * 4 * kCopyUnroll;  // Of 4 bytes; more of smaller ones.
+    int64_t{kCopyThreads} * 4 * kCopyUnroll;  // For elements of 4 bytes; smaller ones allow more.
 inline constexpr int kInlineChunks = 64;
 
-// What is launched with the kernel's arguments. A chunk may be of any size here.
+// Chunks that are launched with the kernel's arguments. A chunk may be of any size here.
 struct InlineChunks {
   CopyChunk chunks[kInlineChunks];
 };

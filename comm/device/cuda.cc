@@ -355,7 +355,7 @@ absl::StatusOr<CUfunction> CudaRuntime::FunctionOf(const DeviceKernel& kernel, D
 
 absl::Status CudaRuntime::LaunchRaw(const DeviceKernel& kernel, const LaunchShape& shape,
                                     absl::Span<void* const> args, StreamRef stream) {
-  // What the driver would refuse with "invalid argument", or not see at all: it takes 32 bits.
+  // The driver refuses these with "invalid argument", or misses them: it takes 32 bits.
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1, kMostRows = 65535;
   if (shape.blocks < 1 || shape.blocks > kMostBlocks || shape.rows < 1 || shape.rows > kMostRows) {
     return absl::InvalidArgumentError(

@@ -1,4 +1,4 @@
-// What is put on a stream may be captured into a CUDA graph and replayed.
+// Work on a stream may be captured into a CUDA graph and replayed.
 
 #include <cuda_runtime.h>
 

@@ -1,7 +1,7 @@
-// What cuda_library() makes of a source with nvcc: an image with all kernels for all architectures.
-// The layout of a "fat binary" is from CUDA's fatbinary_section.h and from looking: a header of 16
-// bytes, then entries, each with its own header that says what it is (PTX or a cubin), for which
-// architecture, and how long.
+// The result of cuda_library() for a source with nvcc: an image with all kernels for all
+// architectures. The layout of a "fat binary" is from CUDA's fatbinary_section.h and from
+// inspection: a header of 16 bytes, then entries, each with its own header that gives its kind (PTX
+// or a cubin), its architecture, and its length.
 
 #include "evenkeel/comm/device/cuda_library_test.cuh"
 

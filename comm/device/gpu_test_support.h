@@ -1,4 +1,4 @@
-// What a test begins with that needs GPUs:
+// First line of a test that needs GPUs:
 //
 //   TEST(NcclTest, Averages) {
 //     EK_SKIP_WITHOUT_GPUS(2);       // "needs 2 CUDA devices, there are 0: no CUDA device: ..."
@@ -6,11 +6,11 @@
 // Skips where there are too few. Bazel counts that as passed, so GPU runners say what they must
 // have, and the test fails there with the same sentence:
 //
-//   bazel test-- config = gpu-- test_env = EVENKEEL_REQUIRE_GPU =
-//       2  //...          (1 is --config=gpu's own)
+//   # --config=gpu alone requires 1
+//   bazel test --config=gpu --test_env=EVENKEEL_REQUIRE_GPU=2 //...
 //
-// What needs more than the required number skips there as well; what finds enough runs. Such a
-// test's target has the tags "gpu" and "exclusive", and tests/gpu/gpu_tests.txt names it.
+// A test that needs more skips there as well; one that finds enough runs. Its target has the tags
+// "gpu" and "exclusive", and tests/gpu/gpu_tests.txt names it.
 
 #ifndef EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_
 #define EVENKEEL_COMM_DEVICE_GPU_TEST_SUPPORT_H_

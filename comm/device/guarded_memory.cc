@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kAlignment = 256;
 constexpr int kMostAreas = 64;
 
-// What a signal's handler may read.
+// Memory areas that the signal handler reads.
 struct Area {
   std::atomic<const std::byte*> begin = nullptr;
   std::atomic<int64_t> bytes = 0;

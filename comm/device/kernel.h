@@ -67,7 +67,7 @@ struct DeviceKernel {
   const DeviceImage* image = nullptr;
   KernelKind kind = KernelKind::kIndependent;
   void (*on_host)(void* const* args) = nullptr;  // One thread's part.
-  const int64_t* argument_bytes = nullptr;       // Of each.
+  const int64_t* argument_bytes = nullptr;       // By argument.
 };
 
 template <typename... Params>

@@ -1,6 +1,6 @@
-// What kernel sources may use of a device (kernel.h says how they are made). Compiled by nvcc, and
-// by the C++ compiler for the host, where a block's threads run one after the other and give way to
-// each other where they wait.
+// The device features that kernel sources may use (kernel.h says how kernels are made). Compiled by
+// nvcc, and by the C++ compiler for the host, where a block's threads run one after the other and
+// yield to each other where they wait.
 //
 // Numbers: Half and BFloat are storage; ToFloat() and FromFloat<T>() convert, to the nearest, ties
 //          to even.
@@ -20,7 +20,7 @@
 #define EK_SHARED __shared__
 #define EK_KERNEL(most_threads, name) \
   extern "C" __global__ void __launch_bounds__(most_threads) name
-// Of an argument that is indexed: read where it lies, instead of a copy per thread. The argument is
+// For an argument that is indexed: it is read in place, without a copy per thread. The argument is
 // const.
 #define EK_CONSTANT_ARGUMENT __grid_constant__
 
@@ -209,8 +209,8 @@ EK_DEVICE T WarpMax(T value) {
   return value;
 }
 
-// Of all threads of the block, on all of them. `scratch`: EK_SHARED T[32], free again when it
-// returns.
+// Returns the result over all threads of the block, on all of them. `scratch`: EK_SHARED T[32],
+// free again when it returns.
 template <typename T>
 EK_DEVICE T BlockSum(T value, T* scratch) {
   value = WarpSum(value);

@@ -44,7 +44,7 @@ struct Fiber {
   bool is_done = false;
 #if EK_FIBERS_JUMP
   bool is_entered = false;
-  void* place[5];  // Of __builtin_setjmp.
+  void* place[5];  // For __builtin_setjmp.
 #endif
 };
 

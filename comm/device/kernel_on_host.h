@@ -31,7 +31,7 @@ HostThreadPlace& HostThread();
 
 // Until all threads of the block have come here.
 void WaitForBlock();
-// Of each thread of the block, for what it tells others between two WaitForBlock().
+// Returns a thread's mailbox, for its values that others read between two calls of WaitForBlock().
 double& Mailbox(int thread);
 
 float HalfToFloat(uint16_t bits);

@@ -1,4 +1,4 @@
-// What every DeviceRuntime does; each has a test that answers TestedRuntime().
+// Tests of every DeviceRuntime; each runtime has a test that defines TestedRuntime().
 
 #include "evenkeel/comm/device/runtime_cases.h"
 

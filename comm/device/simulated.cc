@@ -124,7 +124,7 @@ SimulatedDevices::SimulatedDevices(const SimulatedOptions& options)
     : options_(options), impl_(std::make_unique<Impl>()) {
   absl::MutexLock lock(&impl_->mutex);
   impl_->held.assign(options.count, 0);
-  // What is freed is not taken again, so there is more than may be held.
+  // Freed memory is not used again, so the areas are larger than the limit on memory in use.
   for (int d = 0; options.guards_memory && d < options.count; ++d) {
     impl_->guarded.push_back(std::make_unique<internal::GuardedMemory>(16 * options.bytes));
   }
@@ -190,7 +190,7 @@ absl::StatusOr<Memory> SimulatedDevices::Allocate(Device device, int64_t bytes) 
     if (data == nullptr) return absl::ResourceExhaustedError("the guarded memory is used up");
     return Memory{std::shared_ptr<void>(data, [give_back](void*) { give_back(); }), bytes};
   }
-  // Of exactly that size: asan sees a step beyond it.
+  // Exactly that size: asan detects an access beyond it.
   void* const data = ::operator new(std::max<int64_t>(bytes, 1), kAlignment);
   std::memset(data, 0, bytes);
   return Memory{std::shared_ptr<void>(data,

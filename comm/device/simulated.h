@@ -34,7 +34,7 @@ namespace evenkeel {
 
 struct SimulatedOptions {
   int count = 1;
-  int64_t bytes = int64_t{1} << 30;  // Of each device's memory.
+  int64_t bytes = int64_t{1} << 30;  // Per device.
   // Each piece of work on a stream begins so much later: streams then run far behind the host.
   absl::Duration delay = absl::ZeroDuration();
   // The host may not touch a device's memory: the process ends with a sentence where it does. So

@@ -12,8 +12,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// What a channel is called in the transports: its collectives' steps are counted there by
-// themselves, its messages as the channel counts them.
+// The parts of a channel's id in the transports: its collectives' steps are counted there on their
+// own, its messages as the channel counts them.
 constexpr uint64_t kSteps = 1;
 constexpr uint64_t kMessages = 2;
 

@@ -43,10 +43,10 @@ class HierarchicalBackend : public Backend {
   // not needed.
   struct Transports {
     std::unique_ptr<Backend>
-        inside;  // Of the ranks of its host, by place; needed where that has two or more.
-    std::unique_ptr<Backend> between;  // Of the hosts' leaders, by host; needed on these if hosts
-                                       // are several and one has two ranks or more.
-    std::unique_ptr<Backend> all;      // Of all ranks; needed if hosts are several.
+        inside;  // The ranks of this host, by place; needed if there are two or more.
+    std::unique_ptr<Backend> between;  // The hosts' leaders, by host; needed on these if hosts are
+                                       // several and one has two ranks or more.
+    std::unique_ptr<Backend> all;      // All ranks; needed if hosts are several.
   };
 
   explicit HierarchicalBackend(int rank);

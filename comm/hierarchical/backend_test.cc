@@ -187,7 +187,7 @@ TEST_P(LayoutTest, ResultsAreEqualOnAllRanksBitForBit) {
   }
 }
 
-// Of 16-bit floats whose sum is out of range, and whose mean is not.
+// The sum of these 16-bit floats is out of range, and their mean is not.
 TEST_P(LayoutTest, AnAverageOfLargeFloat16StaysInRange) {
   absl::Status status = RunOn(GetParam(), [](Communicator& comm) -> absl::Status {
     std::vector<Float16> data(100, Float16(60000.0f));
@@ -249,7 +249,7 @@ TEST_P(LayoutTest, InputsMayOverlapOutputsAnywhere) {
 INSTANTIATE_TEST_SUITE_P(Hosts, LayoutTest, testing::ValuesIn(Layouts()),
                          [](const auto& info) { return absl::StrJoin(info.param, ""); });
 
-// What goes between hosts -------------------------------------------------------------------------
+// Traffic between hosts ---------------------------------------------------------------------------
 
 struct Traffic {
   absl::Mutex mutex;
@@ -286,7 +286,7 @@ class WatchedBackend : public Backend {
 
 TEST(TrafficTest, EachElementCrossesOnceForEachHost) {
   constexpr int kRanks = 6, kLeaders = 2;
-  constexpr int64_t kCount = 3 << 20;  // Of 4 bytes: several chunks.
+  constexpr int64_t kCount = 3 << 20;  // Elements of 4 bytes: several chunks.
   Traffic traffic;
   auto backends =
       CreateBackendsOnHosts({"a", "b", "a", "a", "b", "b"}, [&](std::unique_ptr<Backend> between) {

@@ -14,9 +14,9 @@
 namespace evenkeel::internal {
 namespace {
 
-// What crosses between two hosts at a time, while the next chunk is added up inside and the last
-// one spread there: long enough that a step's start, some tens of microseconds, is nothing beside
-// it.
+// The bytes that cross between two hosts at a time, while the next chunk is added up inside and the
+// last one is spread there: enough to make the start of a step, some tens of microseconds,
+// negligible.
 constexpr int64_t kChunkBytes = 4 << 20;
 
 // A step that is not through so long after the operation's deadline has been forgotten by its
@@ -226,7 +226,7 @@ absl::Status HierarchicalCollectives::AllGather(const Operation& operation) {
   const int64_t count = operation.what.count;
   const int64_t element = SizeOf(operation.what.dtype);
   const int64_t fill =
-      (map_.largest() * int64_t{map_.hosts()} - map_.ranks()) * count;  // Of all hosts.
+      (map_.largest() * int64_t{map_.hosts()} - map_.ranks()) * count;  // For all hosts.
   const int64_t own_fill = (map_.largest() - static_cast<int64_t>(peers().size())) * count;
   const bool sets_aside = !is_shared() && Overlap(operation.in, operation.out);
   EK_ASSIGN_OR_RETURN(char* const scratch,
@@ -312,7 +312,7 @@ absl::Status HierarchicalCollectives::ReduceScatter(const Operation& operation) 
   const int64_t count = operation.what.count;
   const int64_t element = SizeOf(operation.what.dtype);
   const int64_t block =
-      map_.largest() * count;  // Of a host; those with fewer ranks have something left over.
+      map_.largest() * count;  // Per host; those with fewer ranks have something left over.
   EK_ASSIGN_OR_RETURN(char* const scratch, Scratch(leads() ? map_.hosts() * block * element : 0));
 
   TensorList in, sums;  // By host.

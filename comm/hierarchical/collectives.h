@@ -112,8 +112,8 @@ class HierarchicalCollectives {
   // Reductions of `in` to the leader's `out`, over this host and over all.
   Step ReduceInside(const Operation& whole, TensorList in, TensorList out) const;
   double ScaleBetween(const Operation& whole) const;
-  // What this rank adds, where no other one shares its host; what the combined elements become on a
-  // leader.
+  // Prepare this rank's contribution, where no other rank shares its host; finish the combined
+  // elements on a leader.
   void ContributeAlone(const Operation& whole, const TensorList& data) const;
   void Conclude(const Operation& whole, const TensorList& data) const;
 

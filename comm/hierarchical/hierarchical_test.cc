@@ -1,5 +1,5 @@
-// What is special about several hosts; what every backend does is in tests/conformance, and how the
-// steps go in internal/hierarchical_backend_test.cc.
+// Tests of the behaviour on several hosts; tests/conformance tests all backends, and
+// backend_test.cc the order of the steps.
 
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 

@@ -110,7 +110,7 @@ void LocalExchange::Run(int64_t begin, int64_t end, const std::atomic<bool>& sto
   const Operation& like = *seats_.front();
   const Collective& what = like.what;
   const int64_t length = end - begin;
-  const auto inputs_at = [&](int64_t offset) {  // Of those that contribute, in rank order.
+  const auto inputs_at = [&](int64_t offset) {  // Inputs of contributing ranks, in rank order.
     Cursors cursors;
     for (const Operation* seat : seats_) {
       if (seat->contributes) cursors.emplace_back(seat->in, offset + begin);

@@ -29,7 +29,7 @@ struct Letter {
   ControlMessage message;
 };
 
-// What waits for one rank.
+// Letters that wait for one rank.
 class Inbox {
  public:
   void Push(Letter letter) {
@@ -99,7 +99,7 @@ class Star {
         }) {}
 
   Inbox& inbox(int rank) { return inboxes_[rank]; }
-  // Of what comes from a rank's neighbours in the tree.
+  // The letters from a rank's neighbours in the tree.
   Inbox& edges(int rank) { return edges_[rank]; }
   void Send(int rank, ControlMessage message) {
     absl::MutexLock lock(&order_);

@@ -3,9 +3,9 @@
 //   // one per rank, around one hub
 //   std::vector<std::unique_ptr<ControlLink>> links = CreateLocalLinks(4);
 //
-// What a rank sends is handled by the hub at once, on the sender's thread; what it receives comes
-// on its link's own thread. All ranks' messages go through the hub in one order. A link that stops
-// is a rank that has gone: a failure for the others unless it has said that it leaves.
+// The hub handles a rank's message at once, on the sender's thread; a rank receives messages on its
+// link's own thread. All ranks' messages go through the hub in one order. A link that stops is a
+// rank that has gone: a failure for the others unless it has said that it leaves.
 
 #ifndef EVENKEEL_COMM_LOCAL_LINK_H_
 #define EVENKEEL_COMM_LOCAL_LINK_H_

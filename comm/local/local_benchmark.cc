@@ -1,5 +1,5 @@
-// What an all-reduce between threads costs, from a wake-up to the memory's bandwidth, and the plain
-// loop for scale.
+// Measures an all-reduce between threads, from the cost of a wake-up to the memory's bandwidth,
+// with the plain loop for scale.
 
 #include <cstdint>
 #include <vector>

@@ -49,11 +49,11 @@ struct Meeting {
 // Channel; of messages: sender, receiver, tag; else -1.
 using LaneKey = std::tuple<uint64_t, int, int, int64_t>;
 
-// What runs one after the other: the collectives of a channel, or its messages with one tag from
-// one rank to another.
+// Operations that run one after the other: the collectives of a channel, or its messages with one
+// tag from one rank to another.
 struct Lane {
   LaneKey key;
-  size_t seats = 0;   // Of each meeting.
+  size_t seats = 0;   // Per meeting.
   int64_t first = 0;  // Sequence of the front.
   std::deque<std::shared_ptr<Meeting>> meetings;
 
@@ -64,7 +64,7 @@ struct Lane {
 // ranks disagree", the smallest party first.
 absl::Status DisagreementOf(const Seats& seats, const RankNames& names);
 
-// Of an uneven collective: the error of the first seat whose sizes do not fit those of `rank`'s.
+// Returns the error of the first seat whose sizes in an uneven collective do not fit `rank`'s.
 absl::Status CheckUnevenSizes(const Seats& seats, int rank, const RankNames& names);
 
 }  // namespace evenkeel::internal

@@ -53,7 +53,7 @@ enum class NcclCode : uint8_t {
 
 struct NcclAnswer {
   NcclCode code = NcclCode::kSuccess;
-  std::string text;  // Of a failure: NCCL's own.
+  std::string text;  // NCCL's own text for a failure.
 
   bool is_failure() const { return code != NcclCode::kSuccess && code != NcclCode::kInProgress; }
 };
@@ -85,7 +85,7 @@ struct NcclCall {
 // Where a rank is, as NCCL sees it. It refuses two ranks of one host on one device.
 struct NcclPlace {
   std::string host;    // Equal on ranks of one host. NCCL_HOSTID, if that is set.
-  std::string device;  // Of all devices of the host: its bus address.
+  std::string device;  // Unique among the host's devices: its bus address.
   bool may_share_device = false;
 };
 
@@ -93,7 +93,7 @@ class NcclApi {
  public:
   virtual ~NcclApi() = default;
 
-  // Of the library that is loaded, as 22809 for 2.28.9.
+  // Returns the version of the loaded library, as 22809 for 2.28.9.
   virtual int version() = 0;
   virtual absl::StatusOr<NcclPlace> PlaceOf(Device device) = 0;
 

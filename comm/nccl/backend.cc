@@ -21,7 +21,7 @@ constexpr absl::Duration kLongestPause = absl::Microseconds(500);
 // How often errors are looked for when nothing is in flight.
 constexpr absl::Duration kIdleLook = absl::Milliseconds(200);
 
-// What a thread waits for that waits for a launch: that the other ranks issue it.
+// Returns the wait of a thread for a launch: it waits until the other ranks issue the operation.
 Wait LaunchWait(const Operation& operation) {
   const Collective& what = operation.what;
   return {.kind = IsPair(what.kind) ? Wait::Kind::kPair : Wait::Kind::kCollective,
@@ -276,7 +276,7 @@ void NcclBackend::Abort(const absl::Status& why) {
     first = ended_ = why;
     queue = queue_.get();
   }
-  if (queue != nullptr) queue->Abort(first);  // What NCCL does not have yet.
+  if (queue != nullptr) queue->Abort(first);  // Operations not yet handed to NCCL.
   const absl::Status trouble = LetGo(first);
   if (!trouble.ok()) {
     connection_->LeaveBehind();

@@ -86,7 +86,7 @@ class NcclBackend : public Backend {
     std::shared_ptr<WorkState> work;
     Event ready;  // Behind what was on the caller's stream.
     std::shared_ptr<Mark> mark = std::make_shared<Mark>();
-    std::vector<Memory> kept;  // What the stream still uses.
+    std::vector<Memory> kept;  // Memory that the stream still uses.
   };
 
   NcclBackend(DeviceRuntime& runtime, NcclApi& api, const Settings& settings, Stream stream);
@@ -116,7 +116,7 @@ class NcclBackend : public Backend {
   NcclMemory memory_;
   NcclCollectives collectives_;  // The launch thread only.
   const Stream stream_;
-  ControlChannel* control_ = nullptr;  // Of Connect().
+  ControlChannel* control_ = nullptr;  // From Connect().
 
   absl::Mutex mutex_;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);

@@ -144,7 +144,7 @@ absl::StatusOr<TensorView> NcclCollectives::Stage(Side side, const TensorList& v
   const TensorView whole(nullptr, CountOf(views), dtype, seat_.device);
   Memory& memory = staging_[side];
   if (memory.bytes < whole.bytes()) {
-    // What is smaller lives on in `kept` of the operations that use it.
+    // Smaller memory lives on in `kept` of the operations that use it.
     EK_ASSIGN_OR_RETURN(memory, Allocate(std::max(whole.bytes(), 2 * memory.bytes)));
   }
   kept.push_back(memory);

@@ -81,8 +81,8 @@ class NcclConnection {
   bool is_in_progress_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
   bool has_let_go_ ABSL_GUARDED_BY(mutex_) = false;  // Abort() is over, one way or the other.
-  absl::Status abort_ ABSL_GUARDED_BY(mutex_);       // What it answered.
-  absl::Status late_abort_ ABSL_GUARDED_BY(mutex_);  // What that of Open() did.
+  absl::Status abort_ ABSL_GUARDED_BY(mutex_);       // The result of Abort().
+  absl::Status late_abort_ ABSL_GUARDED_BY(mutex_);  // The result of the abort in Open().
   bool is_left_behind_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -1,4 +1,4 @@
-// What goes wrong in a group over NCCL, and what its ranks say of it: with NCCL and its devices
+// Failures in a group over NCCL, and their errors on its ranks: with NCCL and its devices
 // simulated.
 
 #include <cstdint>
@@ -40,7 +40,7 @@ void Meet(Communicator& comm) {
   EXPECT_TRUE(comm.AgreeAny(true).ok());
 }
 
-constexpr absl::Duration kPatience = absl::Minutes(1);  // Of the tests: no wait is for ever.
+constexpr absl::Duration kPatience = absl::Minutes(1);  // The tests' longest wait.
 
 void AwaitEnd(const Communicator& comm) {
   const absl::Time deadline = absl::Now() + kPatience;

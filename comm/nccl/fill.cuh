@@ -1,4 +1,4 @@
-// What a rank that does not contribute puts into a reduction: one element's bytes, again and again.
+// A non-contributing rank's input to a reduction: the bytes of one element, repeated.
 
 #ifndef EVENKEEL_COMM_NCCL_FILL_CUH_
 #define EVENKEEL_COMM_NCCL_FILL_CUH_

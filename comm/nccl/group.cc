@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclGroupOver(
   const absl::Status connected =
       backend.Connect(comm->control(), options.unique_id, options.connect_timeout);
   if (connected.ok()) return comm;
-  // What all ranks found out alike names them all.
+  // An error that all ranks found alike names them all.
   const bool is_everybodys = absl::IsFailedPrecondition(connected);
   comm->Abort(is_everybodys ? connected : AsErrorOf(rank, connected),
               "could not connect the group");

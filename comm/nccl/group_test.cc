@@ -1,4 +1,4 @@
-// What a group over NCCL does, with NCCL and its devices simulated.
+// Tests of a group over NCCL, with NCCL and its devices simulated.
 
 #include "evenkeel/comm/nccl/group.h"
 

@@ -44,8 +44,8 @@ struct LaunchKey {
 // One rank's part in one.
 struct LaunchRequest {
   LaunchKey key;
-  uint64_t hash = 0;    // Of what must be equal.
-  uint64_t layout = 0;  // Of what may differ, but changes how it is done.
+  uint64_t hash = 0;    // Must be equal on all ranks.
+  uint64_t layout = 0;  // May differ, but changes how it is done.
   std::string text;
 
   std::string Serialize() const;

@@ -28,7 +28,7 @@ static_assert(ncclSum == static_cast<int>(kNcclSum) && ncclProd == static_cast<i
               ncclMax == static_cast<int>(kNcclMax) && ncclMin == static_cast<int>(kNcclMin) &&
               ncclAvg == static_cast<int>(kNcclAverage));
 
-// What an NcclComm points to.
+// The target of an NcclComm pointer.
 struct Handle {
   ncclComm_t comm = nullptr;
   Device device;

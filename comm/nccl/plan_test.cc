@@ -50,7 +50,7 @@ TEST(NcclPlanTest, AverageAndScaleAreNcclsWhereItHasThem) {
 }
 
 TEST(NcclPlanTest, AScaleThatTheTypeCannotHoldIsAppliedBefore) {
-  const double tiny = 1.0 / 65536 / 6;  // Of a loss scale: below float16's normal numbers.
+  const double tiny = 1.0 / 65536 / 6;  // As in a loss scale: below float16's normal numbers.
   EXPECT_EQ(PlanForNccl(Sum(ReduceOp::kSum, tiny, DType::kFloat16), 0, 2, true).before, tiny);
   EXPECT_EQ(PlanForNccl(Sum(ReduceOp::kSum, tiny, DType::kFloat16), 0, 2, true).inside, 1.0);
   EXPECT_EQ(PlanForNccl(Sum(ReduceOp::kSum, tiny, DType::kBFloat16), 0, 2, true).inside, tiny);

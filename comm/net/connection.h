@@ -58,9 +58,9 @@ class Connection {
   Connection(Greeted greeted, WakeUp wake) : greeted_(std::move(greeted)), wake_(std::move(wake)) {}
 
   void Run();
-  // What to do with the socket now.
+  // The next actions on the socket.
   struct Plan {
-    absl::Status error;  // Of Send().
+    absl::Status error;  // From Send().
     bool has_data = false;
     absl::Time close_by;   // Finite: Close() was called.
     bool listens = false;  // A reply is due.

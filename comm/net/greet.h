@@ -26,7 +26,7 @@ namespace evenkeel::internal {
 // attempt; an error is final.
 using FindServer = std::function<absl::StatusOr<std::vector<HostPort>>()>;
 
-// What both sides have.
+// Known to both sides.
 struct JobSecret {
   std::string job;  // Empty: any job.
   std::string secret;

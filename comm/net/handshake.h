@@ -50,7 +50,7 @@ struct Hello {
   uint32_t version = kProtocolVersion;
   std::string build = std::string(kBuild);
   Kind kind = Kind::kStore;
-  std::string group;   // Of a control connection.
+  std::string group;   // For a control connection.
   int rank = 0;        // Within the group; for a store connection, within the job.
   int world_size = 1;  // Likewise.
   std::string nonce;

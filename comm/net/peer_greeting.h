@@ -51,7 +51,7 @@ struct PeerVerdict {
   static absl::StatusOr<PeerVerdict> Parse(absl::string_view bytes);
 };
 
-// What both ends have before the handshake.
+// Known to both ends before the handshake.
 struct PeerGroup {
   std::string name;
   int world_size = 1;

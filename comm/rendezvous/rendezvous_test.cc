@@ -50,7 +50,7 @@ constexpr absl::Duration kSoon =
 constexpr absl::Duration kShort = absl::Seconds(2);   // For who waits in vain.
 constexpr absl::Duration kLonger = absl::Seconds(8);  // ... and is to log for whom.
 
-// Of ranks on one host, as torchrun or a person sets them, with folders of this test alone.
+// Returns variables as torchrun or a person sets them on one host, with folders of this test alone.
 Variables JobVariables(int world_size) {
   std::string pattern = testing::TempDir() + "/rendezvousXXXXXX";
   return {{"WORLD_SIZE", absl::StrCat(world_size)},
@@ -315,7 +315,7 @@ TEST(RendezvousTest, ASecondRankZeroOfAFolderIsRefused) {
   EXPECT_TRUE(Rendezvous::Join(other, kSoon).ok());
 }
 
-// What a job leaves behind that was killed must not stop the next one.
+// Files that a killed job left behind must not stop the next one.
 TEST(RendezvousTest, AFolderOfADeadJobIsTakenOver) {
   Variables variables = JobVariables(2);
   variables["EVENKEEL_STORE"] = variables["TMPDIR"] + "/store";

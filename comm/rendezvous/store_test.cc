@@ -1,4 +1,4 @@
-// What every store does, whatever it is made of.
+// The common behaviour of all stores, whatever they are made of.
 
 #include "evenkeel/comm/rendezvous/store.h"
 

@@ -616,7 +616,7 @@ TEST(TcpStoreServerTest, AHostThatEndsLetsTheOthersLeaveFirst) {
   ending.join();
 }
 
-// What both sides of a connection have said.
+// The bytes that both sides of a connection have sent.
 struct Recorded {
   std::string by_client, by_server;
 };
@@ -890,7 +890,7 @@ TEST(TcpStoreServerTest, StrangersDoNotUseUpTheFiles) {
     // Time alone cuts off none of them here.
     const std::unique_ptr<TcpStoreServer> server = Serve({.greeting_timeout = absl::Minutes(10)});
     const size_t files = OpenFiles();
-    std::vector<internal::UniqueFd> strangers;  // Of which this process has the other ends, too.
+    std::vector<internal::UniqueFd> strangers;  // This process has their other ends, too.
     for (size_t i = 0; i < kStrangers; ++i) strangers.push_back(Stranger(*server));
     // The server has dealt with all of them when it has dealt with who comes last.
     EXPECT_TRUE(TcpStore::Connect(ClientOf(*server, 0, 1)).ok());

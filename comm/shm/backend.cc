@@ -28,15 +28,15 @@
 namespace evenkeel::internal {
 namespace {
 
-// Of memory that a rank gives the others. Registered memory's are small.
+// Ids of the memory that a rank gives the others. Ids of registered memory are small.
 constexpr uint64_t kBoardId = uint64_t{1} << 63;
 constexpr uint64_t kSlotIds = uint64_t{1}
                               << 62;  // To which a lane's key is added, without what is above.
 
-// What the call that issues an operation does of it itself, if it needs nobody: about what handing
-// it over costs.
+// The part of an operation that the issuing call does itself, if it depends on no other rank: it
+// costs about as much as handing the operation over.
 constexpr int64_t kIssuersBytes = 512 << 10;
-// What is moved between two looks at the clock, the other lanes, and whether the group has ended.
+// The bytes moved between two checks of the clock, the other lanes, and the end of the group.
 constexpr int64_t kStepBytes = 4 << 20;
 // How long a thread looks before it sleeps. Waking it takes some 20 to 30 microseconds, and another
 // rank some 10. The communication thread takes the processor from who computes, a thread that waits
@@ -119,7 +119,7 @@ class ShmBackend::Core : public std::enable_shared_from_this<ShmBackend::Core> {
     ShmLane
         shared;  // Like the next two by who has `drive`, between BeginTouching() and EndTouching().
     std::shared_ptr<Call> driven;
-    std::optional<ShmTransfer> transfer;     // Of `driven`.
+    std::optional<ShmTransfer> transfer;     // The transfer of `driven`.
     std::atomic<bool> is_under_way = false;  // All ranks have come to `driven`.
 
     absl::Mutex queue_mutex;
@@ -430,7 +430,7 @@ void ShmBackend::Core::LetGo(Lane& lane, std::vector<Ending>& endings) {
     Found found = Found::kNothing;
     if (lane.waiting.load() > 0) {
       SetWatch(lane, ShmWatch::kRingThread);
-      do {  // What happened before others could see this.
+      do {  // Catches events from before the watch was visible.
         found = Step(lane, kIssuersBytes, endings);
       } while (found == Found::kMoved);
       if (found == Found::kNothing) SetWatch(lane, ShmWatch::kAwake);

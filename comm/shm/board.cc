@@ -21,7 +21,7 @@ struct alignas(64) LaneName {
   std::atomic<uint64_t> key;
 };
 
-// What all lanes may take in memory. Two ranks have some thousands of lanes, 64 ranks 128.
+// The limit on the memory of all lanes. Two ranks have some thousands of lanes, 64 ranks 128.
 constexpr int64_t kLaneBytes = 4 << 20;
 constexpr int64_t kMinLanes = 128;
 
@@ -67,7 +67,7 @@ std::atomic<uint32_t>& ShmBoard::bell(int rank) const {
 
 void ShmBoard::SayEnded(int rank) {
   reinterpret_cast<Bell*>(memory_->data())[rank].has_ended.store(1);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // What comes next is plain memory.
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // Orders plain memory accesses that follow.
 }
 
 bool ShmBoard::has_ended(int rank) const {
@@ -76,8 +76,8 @@ bool ShmBoard::has_ended(int rank) const {
 }
 
 void ShmBoard::Notify(ShmSeat* seats, std::span<const int> ranks, int me) const {
-  // What was stored before is seen by who looks again after it has set `watch`, or `watch` is seen
-  // here.
+  // Either the thread that checks again after it has set `watch` sees the earlier stores, or this
+  // thread sees `watch`.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
     if (i == me) continue;

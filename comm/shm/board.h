@@ -31,7 +31,7 @@
 
 namespace evenkeel::internal {
 
-// What a rank says about its operation beyond its gist: read where ranks disagree, or read each
+// The description of a rank's operation beyond its gist: read where ranks disagree, or read each
 // other's memory.
 struct ShmHeader {
   static constexpr int kParts = 8;
@@ -66,13 +66,13 @@ struct ShmSeat {
   std::atomic<uint64_t> published;  // Chunks that it has put where others can read them.
   std::atomic<uint64_t> reduced;    // ... of which it has reduced its piece.
   std::atomic<uint64_t> taken;      // ... of which it has read all that it reads of others' memory.
-  // Of the operations with even and odd number: a hash of what all ranks must agree on, see
-  // ShmGist.
+  // For the operations with even and odd number: a hash of the properties that all ranks must agree
+  // on, see ShmGist.
   std::atomic<uint64_t> gist[2];
   std::atomic<uint32_t> watch;
   alignas(64) std::atomic<uint32_t> bell;  // For the waiter.
-  // Of the rank's share of what is reduced in place: blocks that somebody has begun, and ended. By
-  // all ranks.
+  // In the rank's share of an in-place reduction: blocks that some rank has begun, and ended.
+  // Written by all ranks.
   alignas(64) std::atomic<uint64_t> claimed;
   std::atomic<uint64_t> finished;
   // In a lane of messages with tags: the tags of the receives, by the receiver; the number of

@@ -130,7 +130,7 @@ class Caller {
   }
   bool is_connected() const { return is_connected_; }
   void Say(absl::string_view text) { send(fd_.get(), text.data(), text.size(), MSG_NOSIGNAL); }
-  // What the listener says; empty: it has hung up.
+  // Returns the listener's next bytes; empty: it has hung up.
   std::string Hear() {
     char text[4096];
     const ssize_t got = recv(fd_.get(), text, sizeof(text), 0);
@@ -340,7 +340,7 @@ TEST(ShmMeetingTest, AListenerWithoutTheKeyIsFoundOut) {
   }
 }
 
-// What is accepted must be a message: it comes back as the same bytes.
+// Accepted bytes must be a message: they serialize to the same bytes.
 TEST(ShmMeetingTest, NoBytesDoHarm) {
   const std::string hello = HelloOf(GroupOf(2), 1, 0, std::string(kPeerNonceSize, 'n')).Serialize();
   const std::string address = ShmAddress{"0001f", std::string(kPeerNonceSize, 'n')}.ToString();

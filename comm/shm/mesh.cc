@@ -1,7 +1,6 @@
-// What travels between two ranks once they are connected is one kind of message, {kind, number,
-// bytes}: "given", with a descriptor, and "taken back", without. Nobody answers. Both sides only
-// ever do what can be done without waiting, so a peer that is stopped costs the others nothing but
-// the room that its socket has.
+// Two connected ranks exchange one kind of message, {kind, number, bytes}: "given", with a
+// descriptor, and "taken back", without. There are no replies. Both sides only do what needs no
+// waiting, so a peer that is stopped costs the others only the room in its socket.
 
 #include "evenkeel/comm/shm/mesh.h"
 
@@ -143,7 +142,7 @@ std::optional<Received> Receive(const UniqueFd& from) {
   }
 }
 
-// What one peer has been given. Not thread-safe.
+// The memory given to one peer. Not thread-safe.
 class Outbox {
  public:
   // Sends what is owed first.
@@ -181,7 +180,7 @@ class Outbox {
   bool is_gone_ = false;
 };
 
-// What one peer has given. Not thread-safe.
+// The memory given by one peer. Not thread-safe.
 class Inbox {
  public:
   absl::StatusOr<std::shared_ptr<SharedMemory>> Find(const UniqueFd& from, uint64_t id) {

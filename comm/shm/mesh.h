@@ -60,8 +60,8 @@ class ShmMesh {
   // Peers may unmap it.
   void TakeBack(uint64_t id);
 
-  // What `peer` has given under that number; lives as long as this rank's users of it do. NotFound:
-  // nothing yet.
+  // Returns the memory that `peer` has given under that number; it lives as long as this rank's
+  // users of it do. NotFound: nothing yet.
   absl::StatusOr<std::shared_ptr<SharedMemory>> Find(int peer, uint64_t id);
 
   // Ends Connect() on this rank, from any thread.

@@ -258,7 +258,7 @@ TEST(ShmMeshTest, TwoProcesses) {
     if (!mesh.ok()) return mesh;
     std::vector<std::string> addresses(2, (*mesh)->address());
     std::string& other =
-        addresses[1 - rank];  // Of two ranks of any size: the shorter ones are padded.
+        addresses[1 - rank];  // Addresses may differ in length: shorter ones are padded.
     std::string mine = (*mesh)->address();
     mine.resize(200, ' ');
     other.resize(200);

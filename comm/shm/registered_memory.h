@@ -34,7 +34,7 @@ struct RegisteredMemory {
 
 struct RegisteredRange {
   std::shared_ptr<RegisteredMemory> in;
-  int64_t offset = 0;  // Of its first byte.
+  int64_t offset = 0;  // Of the range's first byte.
   // Whether peers may write to it: it begins with a page, and nobody else's bytes are in its last
   // page, because it ends with the page or with what the user asked for. Only so could it be
   // fenced.

@@ -1,5 +1,5 @@
-// What each operation pays to find out whether its buffer is registered, beside a lock and a copy
-// of a shared_ptr, which is the least that it can cost.
+// Measures the cost, for each operation, of finding out whether its buffer is registered, beside a
+// lock and a copy of a shared_ptr, which is the least possible cost.
 //
 //   bazel run //comm/shm:registered_memory_benchmark
 

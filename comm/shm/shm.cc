@@ -23,7 +23,7 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
-// What all ranks tell each other: whose memory they can share, the host's name, and an address.
+// Each rank's message to all others: whose memory it can share, the host's name, and an address.
 struct Card {
   std::string identity;
   std::string host;

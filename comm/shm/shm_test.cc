@@ -1,4 +1,4 @@
-// What is special about shared memory; what every backend does is in tests/conformance.
+// Tests of shared memory's own behaviour; tests/conformance tests all backends.
 
 #include "evenkeel/comm/shm/shm.h"
 
@@ -44,7 +44,7 @@ float InputAt(int rank, int64_t i) {
   return 1.0f / static_cast<float>(1 + (i * 7 + rank * 13) % 1001);
 }
 
-// What plain memory and one rank give, with the same order of addition.
+// Returns the sum that one rank computes in plain memory, with the same order of addition.
 std::vector<float> Summed(int world_size, int64_t count) {
   std::vector<float> sum(count);
   for (int64_t i = 0; i < count; ++i) {
@@ -178,7 +178,7 @@ TEST(ShmTest, AReductionMayHaveAnotherOutputThanInput) {
 
 // Own slices inside the output, as an optimizer that updates slices of many parameters has them.
 TEST(ShmTest, GathersInPlaceFromListsOfViews) {
-  const int64_t parts = 7, part = 3000;  // Of each rank.
+  const int64_t parts = 7, part = 3000;  // Per rank.
   for (const int world : {2, 3}) {
     for (const bool is_registered : {false, true}) {
       const absl::Status status = RunShmRanks(world, [&](Communicator& comm) -> absl::Status {
@@ -332,8 +332,8 @@ TEST(ShmTest, ChannelsAreIndependent) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What nobody waits for ends all the same, on the rank that comes first and on the one that comes
-// last.
+// An operation ends even if no thread waits for it, on the rank that comes first and on the one
+// that comes last.
 TEST(ShmTest, WorksEndThoughNobodyWaits) {
   for (const int64_t count : {10, 100000, 3000000}) {
     const absl::Status status = RunShmRanks(2, [&](Communicator& comm) -> absl::Status {
@@ -440,7 +440,7 @@ TEST(ShmTest, AbortEndsWhatIsInFlightAndMemoryStaysWhatItIs) {
   }
 }
 
-// What callbacks of an ended operation bring about may be what the next operation waits for.
+// The next operation may wait for an effect of an ended operation's callbacks.
 TEST(ShmTest, CallbacksRunWhileAThreadWaitsForTheNextOperation) {
   absl::Duration longest;
   const absl::Status status = RunShmRanks(2, [&](Communicator& comm) -> absl::Status {

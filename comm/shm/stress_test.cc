@@ -34,7 +34,7 @@ namespace evenkeel {
 namespace {
 
 constexpr int kChannels = 3;
-constexpr int kOperations = 40;  // Of each channel.
+constexpr int kOperations = 40;  // Per channel.
 constexpr int64_t kMargin = 5000;
 constexpr int64_t kMaxBytes = 2 << 20;
 
@@ -44,7 +44,7 @@ int64_t Draw(Random& random, int64_t below) {
   return static_cast<int64_t>(random() % static_cast<uint64_t>(below));
 }
 
-// What all ranks draw alike.
+// The random choices that are equal on all ranks.
 struct Drawn {
   CollectiveKind kind;
   DType dtype;
@@ -53,7 +53,7 @@ struct Drawn {
   int root = 0;
   int parts = 1;
   int place =
-      0;  // Of input and output: 0 apart, 1 one is the rank's share of the other, 2 they overlap.
+      0;  // Input and output: 0 apart, 1 one is the rank's share of the other, 2 overlapping.
   double scale = 1;
   int silent_rank = -1;  // Contributes nothing.
 };
@@ -157,7 +157,7 @@ absl::StatusOr<Issued> Issue(Communicator& comm, Channel& channel, const Drawn& 
   const int64_t back = front == 0 && Draw(mine, 8) > 0 ? 0 : margin;
   const int64_t blocks = drawn.count * world;
   Issued issued{.buffer = std::make_unique<Buffer>()};
-  // Of a buffer that others may write to nothing follows.
+  // Nothing follows a buffer that others may write to.
   const bool ends_there = back == 0 && (drawn.kind == CollectiveKind::kAllReduce ||
                                         drawn.kind == CollectiveKind::kReduce);
   const int64_t behind = ends_there ? drawn.parts - 1 : 2 * blocks + drawn.count + 64 + back;

@@ -23,7 +23,7 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kOneShotBytes = 64 << 10;  // Over the world size.
 // From here on looking up registered memory, and reading another rank's, pays.
 constexpr int64_t kRegisteredBytes = 16 << 10;
-// What a thread that only issues an operation copies at once.
+// The bytes that a thread that only issues an operation copies at once.
 constexpr int64_t kEarlyBytes = 64 << 10;
 
 // Whether all ranks' buffers hold the same elements, so that each rank can reduce a piece of them.
@@ -105,7 +105,7 @@ absl::Status ShmTransfer::Arrive() {
   seat.arrived.store(lane_.operations + 1, std::memory_order_release);
   has_arrived_ = true;
   std::atomic_thread_fence(
-      std::memory_order_seq_cst);  // Of two who come at the same time one sees the other.
+      std::memory_order_seq_cst);  // Of two ranks that arrive together, one sees the other.
   return absl::OkStatus();
 }
 
@@ -133,7 +133,7 @@ void ShmTransfer::Register(ShmHeader& header) {
         .memory = ranges[i].in->id, .offset = ranges[i].offset, .bytes = in_[i].bytes()};
   }
   header.extents = static_cast<int32_t>(ranges.size());
-  // What is reduced in place is written where it was read, so elsewhere is no place for the result.
+  // An in-place reduction writes where it reads, so the result must belong there.
   is_exposed_ =
       ranges.front().is_writable && IsReducedByPieces(kind_) && operation_.in == operation_.out;
   exposed_offset_ = ranges.front().offset;
@@ -192,7 +192,7 @@ absl::Status ShmTransfer::ChooseWay() {
     }
     if ((flags_all_ & ShmGist::kIsWritable) == 0) {
       way_ = Way::kStaged;
-      // What some have given for nothing is looked at all the same, or their sockets fill up.
+      // Unused memory from some ranks is looked up all the same, or their sockets fill up.
       for (int seat = 0; seat < size(); ++seat) {
         if (IsMine(seat) || (flags_[seat] & ShmGist::kIsRegistered) == 0) continue;
         lane_.find(seat, lane_.seats[seat].headers[lane_.operations % 2].extent.front().memory)
@@ -431,7 +431,7 @@ absl::StatusOr<int64_t> ShmTransfer::Reduce() {
   const int64_t length = ChunkLength(chunk);
   Piece piece{0, length};
   int64_t offset =
-      0;  // Of the piece in a slot, or in another rank's memory from the chunk's begin on.
+      0;  // Start of the piece in a slot, or, in another rank's memory, relative to the chunk.
   int64_t in_begin = begin;
   if (way_ == Way::kStaged && IsReducedByPieces(kind_)) {
     piece = PieceOf(me(), chunk);

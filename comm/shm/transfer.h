@@ -52,14 +52,14 @@ inline constexpr int kShmSlots = 4;  // A rank's ring of slots in a lane.
 // A lane as this rank sees it, from one operation to the next.
 struct ShmLane {
   ShmSeat* seats = nullptr;
-  std::vector<int> ranks;  // Of each seat; of a lane of messages: the sender, the receiver.
+  std::vector<int> ranks;  // By seat; in a lane of messages: the sender, the receiver.
   int me = 0;              // Which seat.
   bool has_tags = false;   // Messages with tags: the receiver begins one when the sender has.
   RankNames names;         // For messages.
   // Totals of the operations that have ended.
   uint64_t operations = 0;
   uint64_t chunks = 0;
-  std::vector<uint64_t> blocks;  // Of each seat's share.
+  std::vector<uint64_t> blocks;  // By seat, in its share.
   // Each rank's ring of slots, once it is needed.
   std::vector<std::shared_ptr<SharedMemory>> slots;
 
@@ -125,7 +125,7 @@ class ShmTransfer {
     int64_t begin = 0;
     int64_t length = 0;
   };
-  Piece PieceOf(int seat, int64_t chunk) const;  // Of a chunk that is reduced, relative to it.
+  Piece PieceOf(int seat, int64_t chunk) const;  // In a chunk to reduce, relative to it.
   absl::Status FindSlots(int seat);              // Another rank's, for Slot().
   std::byte* Slot(int seat, int64_t chunk) const;
   bool Publishes(int seat) const;
@@ -138,7 +138,7 @@ class ShmTransfer {
   bool IsStagedOver() const;
 
   // Streams of uneven collectives. Positions are in elements of a rank's stream.
-  int64_t SizesLength() const;  // Of the sizes at the beginning.
+  int64_t SizesLength() const;  // The sizes at the beginning.
   int64_t StreamChunks(int64_t elements) const;
   absl::Status ReadSizes();
   absl::StatusOr<int64_t> TakeFromStreams(int64_t chunk);
@@ -151,7 +151,7 @@ class ShmTransfer {
   int64_t BlocksOf(int seat) const;
   bool AreBlocksFinished() const;
   Piece ShareOf(int seat) const;
-  Piece Share(int seat, int64_t length) const;  // Of so many elements, in whole cache lines.
+  Piece Share(int seat, int64_t length) const;  // Of `length` elements, in whole cache lines.
   int64_t ReduceBlock(int share, int64_t block);
   bool ClaimBlock(int share, int64_t& block);
   State AdvanceDirect(int64_t budget, const std::atomic<bool>& stop);
@@ -183,7 +183,7 @@ class ShmTransfer {
   std::shared_ptr<RegisteredMemory> registered_;  // Where others may find the input.
   int64_t exposed_offset_ = 0;
   bool is_exposed_ = false;                 // Others may write to it.
-  uint64_t flags_all_ = 0;                  // Of all seats' gists, what all have.
+  uint64_t flags_all_ = 0;                  // The flags common to all seats' gists.
   absl::InlinedVector<uint64_t, 8> flags_;  // By seat.
 
   int64_t chunks_ = 0;
@@ -194,7 +194,7 @@ class ShmTransfer {
   // By seat: input in registered memory, null if it is staged.
   std::vector<std::shared_ptr<SharedMemory>> held_;
   std::vector<TensorList> sources_;
-  // Of uneven collectives. This rank's sizes: of all_to_all_v, for itself, the next seat, ...
+  // For uneven collectives. This rank's sizes; in all_to_all_v: for itself, the next seat, ...
   std::vector<int64_t> sizes_;
   std::vector<Piece> parts_;  // By seat: the part of its stream that is for this rank.
 };

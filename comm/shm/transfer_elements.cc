@@ -14,7 +14,7 @@ namespace evenkeel::internal {
 namespace {
 
 constexpr int64_t kLine = 64;
-// What a rank claims at a time, and what passes through the first-level cache at a time.
+// The bytes that a rank claims at once, and those processed in the first-level cache at once.
 constexpr int64_t kClaimBytes = 64 << 10;
 constexpr int64_t kCacheBytes = 8 << 10;
 

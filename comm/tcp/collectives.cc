@@ -21,8 +21,8 @@
 namespace evenkeel::internal {
 namespace {
 
-// What one message of a ring or a chain carries: small enough that a piece is added while the next
-// one travels, and stays in the cache meanwhile; large enough that its header costs nothing.
+// The payload of one message of a ring or a chain: small enough that a piece is added while the
+// next one travels, and stays in the cache meanwhile; large enough that its header costs nothing.
 constexpr int64_t kPieceBytes = 512 << 10;
 // How many pieces a step of the ring is behind the step before it: so many may be on their way.
 constexpr int kLag = 2;
@@ -444,7 +444,7 @@ absl::Status TcpCollectives::ReduceInRing(
   const Chunks chunks(count, world_size_, what.dtype);
   const int64_t pieces = chunks.pieces();
   const int next = (rank_ + 1) % world_size_, previous = (rank_ + world_size_ - 1) % world_size_;
-  constexpr int kPlaces = 2 * kLag;  // Of each step: for a piece until it is added, and has left.
+  constexpr int kPlaces = 2 * kLag;  // Per step: a piece stays until it is added and sent.
   char* const places = work_.Get((world_size_ * kPlaces + 1) * kPieceBytes);
   std::vector<std::array<Pending, kPlaces>> receives(world_size_), sends(world_size_);
   std::vector<Pending> first_sends(pieces);  // Those of step 0.

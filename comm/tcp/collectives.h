@@ -118,7 +118,7 @@ class TcpCollectives {
   const int world_size_;
   const uint64_t generation_;
   const RankNames names_;
-  absl::Time deadline_;  // Of the operation that runs.
+  absl::Time deadline_;  // The current operation's.
   Scratch in_, out_, work_;
 };
 

@@ -31,7 +31,7 @@ namespace evenkeel::internal {
 struct TcpLine {
   UniqueFd fd;
   std::string outgoing;
-  std::string incoming;  // Of one frame.
+  std::string incoming;  // The bytes of one frame.
 
   void Say(absl::string_view payload) { outgoing += Frame(payload); }
 

@@ -47,7 +47,7 @@ class TcpMessage {
   const Operation operation_;
   const int rank_;
   const RankNames names_;
-  std::unique_ptr<char[]> memory_;  // Of the elements, if the operation has not one view.
+  std::unique_ptr<char[]> memory_;  // The elements, if the operation has not one view.
   TensorView data_;
   std::string note_;
   absl::Status failed_;

@@ -133,8 +133,8 @@ class MessageTable {
   struct Peer {
     absl::flat_hash_map<uint64_t, Flow> flows;
     std::deque<OutgoingMessage> outgoing;
-    int64_t credit = kSmallBudget;  // What may still be laid down there.
-    int64_t held = 0;               // What lies here.
+    int64_t credit = kSmallBudget;  // The budget left for small messages to the peer.
+    int64_t held = 0;               // The budget used here by the peer's small messages.
     int64_t small_sent = 0;         // The number of the last small message,
     int64_t small_written = 0;      // and of the last one that is written.
   };

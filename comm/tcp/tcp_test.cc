@@ -1,4 +1,4 @@
-// What is special about Gloo; what every backend does is in tests/conformance.
+// Tests of TCP's own behaviour; tests/conformance tests all backends.
 
 #include "evenkeel/comm/tcp/tcp.h"
 
@@ -256,7 +256,7 @@ TEST(TcpTest, AbortInTheMiddleOfTrafficTouchesNoBufferAfterwards) {
   }
 }
 
-// What is half sent, or half received, when the group ends.
+// A message is half sent, or half received, when the group ends.
 TEST(TcpTest, AbortEndsAMessageThatIsHalfWayThrough) {
   std::vector<std::vector<uint8_t>> data(2, std::vector<uint8_t>(size_t{128} << 20));
   for (int aborts : {0, 1}) {

@@ -22,10 +22,10 @@ namespace {
 
 using Kind = MessageHeader::Kind;
 
-// What is read at once of headers and small messages, and what of a body may come along with them.
+// The bytes of headers and small messages read at once, and those of a body that may come along.
 constexpr size_t kInputBytes = 64 << 10;
 static_assert(kInputBytes >= MessageHeader::kSize + kMaxSmall);
-// What is read from one connection before the others have their turn.
+// The bytes read from one connection before the others have their turn.
 constexpr size_t kTurnBytes = 4 << 20;
 // How many messages one system call writes.
 constexpr int kMostAtOnce = 8;
@@ -45,14 +45,13 @@ struct TcpTransport::Connection {
 
   bool is_writing = false;  // Some thread is in Write().
   bool is_full = false;     // The socket takes nothing at the moment.
-  size_t written = 0;       // Of the oldest outgoing message, header included.
+  size_t written = 0;       // Bytes of the oldest outgoing message, with its header.
 
-  bool is_reading = false;  // The loop is in a system call.
-  std::unique_ptr<PostedReceive>
-      body;              // What is being received into its place; null: a header comes next.
-  size_t body_done = 0;  // Of its bytes.
-  std::array<char, kInputBytes> input;    // Headers, small messages, the beginnings of bodies.
-  size_t input_begin = 0, input_end = 0;  // What of it is not understood yet.
+  bool is_reading = false;              // The loop is in a system call.
+  std::unique_ptr<PostedReceive> body;  // Being received into its place; null: a header comes next.
+  size_t body_done = 0;                 // Bytes of it received.
+  std::array<char, kInputBytes> input;  // Headers, small messages, the beginnings of bodies.
+  size_t input_begin = 0, input_end = 0;  // The part not parsed yet.
   size_t to_body = 0;                     // How much of what is read now goes to the body, at most.
 };
 
@@ -405,7 +404,7 @@ void TcpTransport::Read(Connection& connection) {
   while (connection.status.ok() && total < kTurnBytes) {
     std::array<iovec, 2> parts;
     int count = 0;
-    bool is_whole = true;  // What is offered for the body is all that is missing of it.
+    bool is_whole = true;  // The body's buffer takes all that is missing of it.
     connection.to_body = 0;
     if (connection.body != nullptr) {
       PostedReceive& body = *connection.body;
@@ -446,7 +445,7 @@ void TcpTransport::Read(Connection& connection) {
     }
     const absl::Status status = Take(connection, static_cast<size_t>(got));
     if (!status.ok()) return End(status);
-    Write(connection);  // What it asks for.
+    Write(connection);  // The replies that it requests.
     total += static_cast<size_t>(got);
     size_t offered = 0;
     for (int i = 0; i < count; ++i) offered += parts[i].iov_len;

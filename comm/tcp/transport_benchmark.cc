@@ -100,7 +100,7 @@ class GloosGroup {
       contexts_.push_back(std::make_shared<GloosContext>(rank, world_size));
     }
     std::vector<std::vector<std::vector<char>>> addresses(
-        world_size);  // Of each rank's end towards each other.
+        world_size);  // By rank and peer: the rank's end of the connection.
     for (int rank = 0; rank < world_size; ++rank) {
       addresses[rank].resize(world_size);
       for (int peer = 0; peer < world_size; ++peer) {

@@ -170,7 +170,7 @@ TEST(TcpTransportTest, EverySizeArrivesWhoeverComesFirst) {
       if (receives_first) received->recv(0, slot);
       sent->send(1, slot);
       if (!receives_first) {
-        go->send(1, slot + 1);  // What comes behind the message has come, so the message has too.
+        go->send(1, slot + 1);  // A later message has arrived, so the message has too.
         gone->recv(0, slot + 1);
         gone->waitRecv(kSoon);
         received->recv(0, slot);
@@ -565,7 +565,7 @@ TEST(TcpTransportTest, NoBytesDoHarm) {
   }
 }
 
-// What a peer's kernel does not acknowledge -------------------------------------------------------
+// Data that a peer's kernel does not acknowledge --------------------------------------------------
 
 constexpr DeliveryLimits kLimits = {
     .look = absl::Milliseconds(100), .warn = absl::Milliseconds(500), .end = absl::Seconds(3)};

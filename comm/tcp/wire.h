@@ -1,5 +1,5 @@
-// What travels on a connection of the transport once both ends have proved who they are:
-// headers of 24 bytes, some with bytes behind them.
+// The messages on a connection of the transport once both ends have proved their identity: headers
+// of 24 bytes, some followed by data.
 //
 //   kSmall     a message that is sent unasked; its bytes follow
 //   kTaken     the oldest small message of the slot that was not taken yet has met its receive
@@ -28,8 +28,8 @@ namespace evenkeel::internal {
 
 // Larger messages wait until they are asked for, so that they go straight to their place.
 inline constexpr size_t kMaxSmall = 16 << 10;
-// What one peer may lay down here in small messages that meet no receive yet; each costs a little
-// more than its bytes.
+// The limit on one peer's small messages that are stored here without a matching receive; each
+// costs a little more than its bytes.
 inline constexpr int64_t kSmallBudget = 1 << 20;
 inline constexpr int64_t CostOf(size_t small) { return static_cast<int64_t>(small) + 64; }
 

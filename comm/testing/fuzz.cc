@@ -112,7 +112,7 @@ void Overwrite(std::string& bytes, std::mt19937_64& random) {
               width);  // Little-endian, as formats are.
 }
 
-// Of `bytes`; short ones are more likely than long ones.
+// Returns a piece of `bytes`; short ones are more likely than long ones.
 std::string Piece(const std::string& bytes, std::mt19937_64& random) {
   const size_t begin = Below(random, bytes.size() + 1);
   return bytes.substr(begin, Below(random, Below(random, 64) + 1));
@@ -147,7 +147,7 @@ void Mutate(std::string& bytes, const std::string& other, std::mt19937_64& rando
   }
 }
 
-// What the parser makes of bytes that end where their memory ends.
+// Returns the parser's result for bytes that end where their memory ends.
 absl::StatusOr<std::string> Parse(const ParseAndWrite& parse, absl::string_view bytes) {
   const std::unique_ptr<char[]> block(new char[bytes.size()]);
   std::copy(bytes.begin(), bytes.end(), block.get());

@@ -5,14 +5,14 @@
 //     Fuzz({SomeHello().Serialize(), OtherHello().Serialize()}, Again<Hello>);
 //   }
 //
-// What must hold for every input:
-//   - the parser answers; it neither crashes nor reads past the end (the input lies in a block of
+// Requirements for every input:
+//   - the parser returns; it neither crashes nor reads past the end (the input lies in a block of
 //     its own size, so that a sanitizer sees one byte too many);
-//   - it answers InvalidArgument, or a value that gives the same bytes again when it is written;
+//   - it returns InvalidArgument, or a value that serializes to the same bytes;
 //   - it takes no more memory than the input's size allows: a length of four gigabytes in front of
-//     nothing is no reason to take four gigabytes. Everything that is taken on the way counts,
-//     given back or not.
-// And for the good messages: they are taken as they are.
+//     nothing is no reason to take four gigabytes. All memory taken on the way counts, whether or
+//     not it is freed.
+// Good messages are accepted as they are.
 //
 // Only for tests: a program with this in it counts the memory that it takes.
 //

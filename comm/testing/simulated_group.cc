@@ -110,7 +110,7 @@ class SimulatedBackend : public Backend {
       if (!flight->has_begun()) flight->End(why);
     }
     inner_->Abort(why);
-    for (const std::shared_ptr<Flight>& flight : flights) flight->End(why);  // What began just now.
+    for (const std::shared_ptr<Flight>& flight : flights) flight->End(why);  // Just begun.
   }
 
  private:

@@ -65,7 +65,7 @@ struct SimulatedNccl::Group {
   const std::shared_ptr<SimulatedNcclMeeting> meeting;
   std::map<int, Member> members;  // By rank.
 
-  // Of connecting.
+  // Returns the state of the connection.
   NcclAnswer State() const {
     if (static_cast<int>(members.size()) < meeting->world_size()) return {NcclCode::kInProgress};
     for (auto a = members.begin(); a != members.end(); ++a) {
@@ -119,7 +119,7 @@ struct SimulatedNccl::Comm {
   int64_t calls = 0;  // Guarded by nothing: NCCL's are not either.
   std::atomic<int> running = 0;
   bool is_connected = false;
-  NcclAnswer failure;                  // Of a group of calls: it stays.
+  NcclAnswer failure;                  // Set by a failed group of calls, for good.
   std::vector<SimulatedCall> grouped;  // Since GroupStart().
   StreamRef stream;
   int polls_until_launched =
@@ -362,7 +362,7 @@ class SimulatedNccl::Loaded : public NcclApi {
     const int64_t part = call.count * SizeOf(call.dtype);
     const auto* const in = static_cast<const char*>(call.in);
     const auto* const out = static_cast<const char*>(call.out);
-    int64_t in_bytes = part, out_bytes = part, in_place = 0;  // Of the output, from the input.
+    int64_t in_bytes = part, out_bytes = part, in_place = 0;  // in_place: of output from input.
     if (SlicesInput(call.kind)) in_bytes *= ranks;
     if (SlicesOutput(call.kind)) out_bytes *= ranks;
     if (call.kind == CollectiveKind::kReduceScatter) in_place = comm.rank * part;

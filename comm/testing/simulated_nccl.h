@@ -12,9 +12,9 @@
 // connect; two on one device get kInvalidUsage. A failed call of a group ends the whole group of
 // calls, and stays the communicator's state. Memory comes with anything in it.
 //
-// What NCCL would not bear is a mistake, see mistakes(): two calls at a time into one communicator
-// (for tsan a data race as well), one into a communicator that is gone, a group of calls that ends
-// where none has begun.
+// A use that NCCL does not allow is a mistake, see mistakes(): two calls at a time into one
+// communicator (for tsan a data race as well), one into a communicator that is gone, a group of
+// calls that ends without having begun.
 //
 // Threads:   thread-safe.
 // Ownership: outlives the communicators; the devices outlive it.
@@ -58,12 +58,12 @@ class SimulatedNccl {
   void HangNext(int process, absl::string_view call);
   void Release();       // Waits until aborts have come back.
   int hanging() const;  // Calls that do not come back now.
-  // What State() says of all the process's communicators, from now on.
+  // Sets the answer of State() for all the process's communicators, from now on.
   void SetState(int process, NcclAnswer answer);
   // Its communicators are never connected.
   void NeverConnect(int process);
 
-  // What has happened.
+  // Counters.
   int64_t garbage() const;        // Meetings of different calls.
   int64_t kernels() const;        // Launched.
   int64_t registered() const;     // Registrations that live.

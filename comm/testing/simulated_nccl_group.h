@@ -19,7 +19,7 @@
 
 namespace evenkeel::internal {
 
-// What each rank's own creation has come to; rank r on device r, unless `devices_of` says
+// Returns the result of each rank's own creation; rank r on device r, unless `devices_of` says
 // otherwise. `options.device` is not read.
 std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> ConnectSimulatedNccl(
     SimulatedDevices& devices, SimulatedNccl& nccl, int world_size,

@@ -1,5 +1,5 @@
-// What a JoinScope has on a device: a stream of its own, memory that its calls work in, and the
-// calls that are on their way.
+// A JoinScope's state on a device: a stream of its own, memory for its calls, and the calls in
+// flight.
 //
 //   // its end: what is on the stream then is the last that ...
 //   const DeviceCalls::Use use(device, stream);
@@ -72,7 +72,7 @@ class DeviceCalls {
 
   absl::Status Copy(absl::Span<const CopySegment> segments, StreamRef stream);
 
-  // What comes on `stream` from now on is behind the call.
+  // Orders later work on `stream` behind the call.
   absl::Status Follow(const Work& work, StreamRef stream);
   // The error of a call that has ended; waits for none.
   absl::Status Confirm();

@@ -52,7 +52,7 @@ absl::StatusOr<RecoveryPlan> PlanRecovery(const std::vector<RecoveryFacts>& by_r
     }
     if (!facts.torn.empty()) continue;
     const RecoveryFacts*& best = facts.patched.empty() ? source : second_best;
-    // Of two at the same step one may be in the middle of the next, where only some of its
+    // One of two ranks at the same step may be in the middle of the next, where only some of its
     // optimizers have stepped.
     if (best == nullptr ||
         std::pair(facts.steps, facts.counts) < std::pair(best->steps, best->counts))

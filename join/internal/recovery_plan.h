@@ -23,7 +23,7 @@ namespace evenkeel::internal {
 
 struct RecoveryFacts {
   absl::Status error;           // Why this rank can't take part.
-  std::string names;            // Of the Joinables, sorted.
+  std::string names;            // The Joinables' names, sorted.
   int64_t steps = 0;            // Optimizer steps that it has finished.
   std::vector<int64_t> counts;  // By optimizer, in the order of their names.
   std::string torn;             // Why its state is not whole; empty if it is.
@@ -36,7 +36,7 @@ struct RecoveryFacts {
 struct RecoveryPlan {
   int source = 0;
   int64_t steps = 0;
-  std::vector<int64_t> counts;  // Of the source.
+  std::vector<int64_t> counts;  // The source's counts.
   std::vector<int64_t>
       ahead;  // By rank: steps that it has finished beyond those; -1: its state is not whole.
 };

@@ -49,7 +49,7 @@ TEST(PlanRecoveryTest, TakesAPatchedStateOnlyWhereNobodyHasAWholeOne) {
   EXPECT_EQ(Plan({patched, patched}).source, 0);
 }
 
-// Of two optimizers only one had stepped on rank 0; the caller's own count of steps does not show
+// Only one of two optimizers had stepped on rank 0; the caller's own count of steps does not show
 // it.
 TEST(PlanRecoveryTest, OfEqualStepsTheOneWithFewerUpdatesCounts) {
   RecoveryFacts between = At({7, 36});

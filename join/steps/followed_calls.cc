@@ -110,7 +110,7 @@ int FollowedCalls::Leader() const {
 std::vector<std::string> FollowedCalls::NoticesFrom(int64_t number) const {
   std::vector<std::string> notices;
   const int64_t end =
-      first_ + static_cast<int64_t>(log_.size());  // What it has only followed is not there.
+      first_ + static_cast<int64_t>(log_.size());  // Calls that it has only followed are not there.
   for (number = std::max(number, first_); number < end; ++number) {
     notices.push_back(internal::ByteWriter()
                           .U8(static_cast<uint8_t>(Notice::kCall))

@@ -43,7 +43,7 @@ namespace evenkeel {
 
 class FollowedCalls {
  public:
-  static constexpr char kTopic[] = "calls";  // Of its notices.
+  static constexpr char kTopic[] = "calls";  // The topic of its notices.
 
   explicit FollowedCalls(ControlChannel* control) : control_(control) {}
 

@@ -27,7 +27,7 @@ std::string StateTopic(absl::string_view name, int64_t step) {
 }
 std::string ActionTopic(int64_t step) { return absl::StrCat("action/", step); }
 
-// What an exhausted rank gets in a step, it gets from the lowest active one.
+// An exhausted rank gets everything in a step from the lowest active rank.
 ControlChannel::From FromLeader(const StepAnswer& answer) {
   return {.rank = answer.lowest_active,
           .text = absl::StrCat(internal::kExhausted, "what rank ", answer.lowest_active,

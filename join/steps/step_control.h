@@ -58,9 +58,9 @@ namespace evenkeel {
 // The state of one participant of one rank before a step.
 struct ParticipantState {
   uint64_t name_hash = 0;      // Filled in by StepControl.
-  uint64_t generation = 0;     // Of the plan.
-  uint64_t schedule_hash = 0;  // Of the collectives that the step will issue.
-  uint64_t mask_hash = 0;      // Of the set of trained parameters.
+  uint64_t generation = 0;     // The plan's.
+  uint64_t schedule_hash = 0;  // Identifies the collectives that the step will issue.
+  uint64_t mask_hash = 0;      // Identifies the set of trained parameters.
   bool sync = true;            // Whether gradients are reduced in this step.
   std::string note;  // For messages only: "frozen: fc1.weight, fc1.bias". Short; empty normally.
 
@@ -106,7 +106,7 @@ struct StepRecord {
   uint32_t requests = 0;       // StepRequests.
   int64_t samples = kNotSaid;  // The samples that AddSamples() added since the last record.
   int64_t calls = 0;           // The user's collectives issued or shadowed: AnnounceCall().
-  uint64_t scope_hash = 0;     // Of the list and the options of RunJoined(); 0: outside of one.
+  uint64_t scope_hash = 0;     // Identifies RunJoined()'s list and options; 0: outside of one.
   std::string ledger;          // StepLedger::Serialize(); empty in an answer: it has been compared.
   std::vector<ParticipantState> participants;
 
@@ -175,7 +175,7 @@ struct StepAction {
   Kind kind = Kind::kEnd;
   std::string actor;  // Name of the Joinable that acts.
   std::string payload;
-  int64_t number = 0;  // Of a kCall.
+  int64_t number = 0;  // A kCall's number.
 };
 
 class StepControl final : public internal::GroupExtension {

@@ -144,7 +144,7 @@ class Backend : public c10d::Backend {
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};  // Collectives of torch.distributed, without messages.
   std::atomic<bool> has_left_{false};
-  std::mutex mutex_;  // Of the next three.
+  std::mutex mutex_;  // Guards the next three.
   std::vector<std::shared_ptr<Flight>> flying_;
   bool is_coalescing_ = false;
   std::vector<c10::intrusive_ptr<Work>> coalesced_;

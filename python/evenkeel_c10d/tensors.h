@@ -29,7 +29,7 @@ struct Encoding {
   int64_t per_element = 1;
   ReduceOp op = ReduceOp::kSum;
 };
-// Of any type; one without counterpart in evenkeel travels as bytes.
+// For any type; one without counterpart in evenkeel travels as bytes.
 Encoding EncodeForMove(at::ScalarType type);
 // For arithmetic. bool: a sum or maximum is "or", a product or minimum is "and". Complex numbers:
 // sum and average alone. Unsigned integers of more than 8 bits: what is the same with a sign.

@@ -20,7 +20,7 @@ import zipfile
 import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
-# What torch brings, and what must be torch's own.
+# Libraries that torch brings; they must be torch's own.
 TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so")
 LICENSES = ("libabsl-dev", "libssl-dev")
 

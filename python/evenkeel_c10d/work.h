@@ -78,7 +78,7 @@ class Work : public c10d::Work {
   struct Attributes {
     int rank = 0;
     int source_rank = -1;
-    const char* title = nullptr;  // Of the profiler's range.
+    const char* title = nullptr;  // The name of the profiler's range.
     c10d::OpType type = c10d::OpType::UNKNOWN;
     uint64_t sequence = 0;
     std::chrono::milliseconds timeout{0};
@@ -122,7 +122,7 @@ class Work : public c10d::Work {
   const std::chrono::milliseconds timeout_;
   const std::vector<std::vector<at::Tensor>> results_;
   std::once_flag profiled_;
-  std::mutex future_mutex_;  // Of the next three.
+  std::mutex future_mutex_;  // Guards the next three.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool is_watched_ = false;
   bool is_complete_ = false;

@@ -146,7 +146,7 @@ TEST_P(MisuseTest, ChannelsNeedAName) {
 INSTANTIATE_TEST_SUITE_P(WorldSize, MisuseTest, testing::ValuesIn(WorldSizes()),
                          testing::PrintToStringParamName());
 
-// What one rank issues while the others issue all_reduce float32[12] sum, or broadcast it from rank
+// One rank's operation while the others issue all_reduce float32[12] sum, or broadcast it from rank
 // 0.
 struct Disagreement {
   const char* what;

@@ -1,4 +1,4 @@
-// What a caller can say about an operation: several parts, a scale, no contribution of its own.
+// The options of an operation: several parts, a scale, no contribution of its own.
 
 #include <algorithm>
 #include <cstdint>
@@ -163,7 +163,7 @@ TEST_P(OptionsTest, AverageOfIntegersRoundsTowardsZero) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What a rank that has run out of inputs does: its buffer holds something, which nobody may see.
+// The behaviour of an exhausted rank: its buffer holds values, which no rank may see.
 TEST_P(OptionsTest, RanksThatDoNotContributeOnlyReceive) {
   absl::Status status = RunTested(GetParam(), [](Communicator& comm) -> absl::Status {
     const int w = comm.world_size();

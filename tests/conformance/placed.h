@@ -72,7 +72,7 @@ absl::StatusOr<Placed<T>> Place(Communicator& comm, std::vector<T>& host) {
   return placed;
 }
 
-// What a view of the group's memory holds, and the other way.
+// Copy from a view of the group's memory to the host, and back.
 template <typename T>
 absl::Status Read(Communicator& comm, TensorView from, std::vector<T>& to) {
   if (comm.runtime() == nullptr) {

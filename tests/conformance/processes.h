@@ -30,7 +30,7 @@ namespace evenkeel {
 using RankMaker = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
     int rank, int world_size, std::unique_ptr<ControlLink> link,
     const CommunicatorOptions& options)>;
-// What each process has in its environment before anything of it runs: "NAME=value".
+// Returns variables that each process has in its environment before its code runs: "NAME=value".
 using RankEnvironment = std::vector<std::string> (*)(int rank);
 
 // This process's part.

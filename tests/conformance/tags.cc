@@ -71,7 +71,7 @@ TEST_P(TagsTest, MessagesDoNotWaitForOtherTags) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Of one rank's messages: tag and number, in another order on each side, but in order within a tag.
+// One rank's messages: tag and number, in another order on each side, but in order within a tag.
 struct Numbered {
   int64_t tag = 0;
   int32_t number = 0;
@@ -206,11 +206,11 @@ TEST_P(TagsTest, AWrongTagIsRefusedAndTheFlightRecordNamesTheOthers) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// What rank 0 and the receiver do, of which nothing can come.
+// A send of rank 0 and a receive that do not match.
 struct Misfit {
   const char* what;
   int64_t sent, received;  // Tags.
-  int64_t count;           // Of the receiver; the sender has 12.
+  int64_t count;           // The receiver's; the sender has 12.
 };
 
 TEST_P(TagsTest, HalvesThatDoNotFitEndTheGroupOnEveryRankWithTheirTags) {

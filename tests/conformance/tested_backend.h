@@ -39,18 +39,18 @@ struct TestedBackend {
   bool min_and_max_pass_nan_on = true;
   // A group in this process.
   absl::StatusOr<Group> (*create)(int world_size, const CommunicatorOptions& options) = nullptr;
-  // What a backend may leave out. Instead of `create`, for ranks that are processes: this one's
+  // Backends may leave out the rest. Instead of `create`, for ranks that are processes: this one's
   // part of RunTested().
   absl::Status (*run)(int world_size, absl::FunctionRef<absl::Status(Communicator&)> body,
                       const CommunicatorOptions& options) = nullptr;
-  // What a group of that size lacks on this machine. Null: nothing.
+  // Returns what a group of that size lacks on this machine. Null: nothing.
   Missing (*missing)(int world_size) = nullptr;
   std::vector<int> (*world_sizes)() = nullptr;  // Null: 1, 2, 3, 5, 8.
   void (*end_test)() = nullptr;                 // At each test's end.
 };
 const TestedBackend& Tested();
 
-// What the suite holds against a hang; a loaded machine takes a while for the largest cases.
+// The suite's limit against hangs; a loaded machine takes a while for the largest cases.
 inline constexpr absl::Duration kPatience = absl::Seconds(60);
 // "At once": the longest that ranks may take to learn of a failure.
 inline constexpr absl::Duration kAtOnce = absl::Seconds(5);

@@ -33,8 +33,8 @@ bool IsSupported(Communicator& comm) {
   return comm.Supports({.kind = CollectiveKind::kAllGatherV}).ok();
 }
 
-// Of the elements from one rank to another: all are empty; one part is; all are small; some are
-// larger than what a transport moves at once; a few ranks have much and the others nothing.
+// The numbers of elements from one rank to another: all are empty; one part is; all are small; some
+// are larger than a transport moves at once; a few ranks have much and the others nothing.
 enum class Sizes { kNone, kSomeNone, kSmall, kLarge, kOneSided };
 constexpr Sizes kSizes[] = {Sizes::kNone, Sizes::kSomeNone, Sizes::kSmall, Sizes::kLarge,
                             Sizes::kOneSided};

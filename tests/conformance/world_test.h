@@ -15,7 +15,7 @@
 
 namespace evenkeel {
 
-// What a test begins with.
+// The first call of a test: skips or fails it if the group lacks something.
 inline void BeginTest(int world_size) {
   if (Tested().missing == nullptr) return;
   const Missing missing = Tested().missing(world_size);

@@ -31,7 +31,7 @@ promise() {
   fi
 }
 
-# What of the heavy libraries a program links is exactly $2.
+# Succeeds if the heavy libraries that a program links are exactly $2.
 links() {
   local all found
   all=$(ldd "$bin/$1") || return 1

@@ -28,7 +28,7 @@ promise() {
   fi
 }
 
-# What follows would say the same again, or something about an earlier build.
+# The checks that follow would repeat an earlier failure, or test an earlier build.
 needs_what_came_before() { [[ $failed == 0 ]] || exit 1; }
 
 has_tools() {

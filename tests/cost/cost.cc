@@ -1,4 +1,4 @@
-// What agreement costs a training step: a plan of a GPT's size over two ranks, with and without.
+// Measures the cost of agreement per step: a plan of a GPT's size over two ranks, with and without.
 //
 //   bazel run //tests/cost -- --backend=tcp --pairs=40
 //
@@ -194,13 +194,13 @@ Side Joined(bool is_joined) {
 }
 
 struct Counted {
-  double control_messages = 0;  // Of one rank and step.
+  double control_messages = 0;  // Per rank and step.
   double control_bytes = 0;
   double collectives = 0;
   absl::Duration control_cpu;
 };
 
-// What the control thread has counted, once it has counted the message that woke up this thread.
+// Returns the control thread's counters, once they include the message that woke up this thread.
 ControlCounters Settled(Trainer& trainer) {
   absl::SleepFor(absl::Milliseconds(20));
   return trainer.comm().control().link().Counters();

@@ -1,5 +1,5 @@
-// What a step costs where no feature is asked for: counted collectives, control messages, copied
-// bytes and allocations, against what they were before there were any (hooks, unused and delayed
+// Tests a step's cost where no feature is asked for: counted collectives, control messages, copied
+// bytes and allocations, against those before there were any features (hooks, unused and delayed
 // parameters, static graphs, mixed precision, statistics, tuned plans, parameter groups, clipping,
 // loss scaling, divergence checks, sample weights, leaving): a feature that is off adds nothing.
 
@@ -37,8 +37,8 @@ struct Setting {
   int params = 8;
   bool is_sharded = false;
   bool views = false;
-  // Of all threads, per step and rank. Allocations: what the version before had; nearly all are
-  // those of the control plane's messages and of the operations.
+  // For all threads, per step and rank. Allocations: as in the version before; nearly all are for
+  // the control plane's messages and the operations.
   double allocations;
   double collectives;
   double copies;  // Times the size of all gradients. One is the in-process backend's own.

@@ -123,8 +123,8 @@ TEST_P(JoinPlanesTest, AnErrorOfOneRankIsEveryonesAtOnceWithItsCause) {
 TEST_P(JoinPlanesTest, BuffersComeFromARankThatHasInputs) {
   const int world = GetParam();
   auto steps_of = [&](int rank) { return rank == 0 ? 1 : 2 * (world - rank) + 1; };
-  // What one process computes: before each step all have the highest active rank's; at the end,
-  // those of the last one's.
+  // The result of one process: before each step all have the highest active rank's buffer; at the
+  // end, all have that of the last one.
   std::vector<ToyModel> alone;
   for (int rank = 0; rank < world; ++rank) alone.emplace_back(std::vector<int>{1});
   int highest = 0;

@@ -30,7 +30,7 @@ struct Loss {
 };
 
 struct ElasticTraining {
-  std::vector<int> inputs;  // Of each rank, steps.
+  std::vector<int> inputs;  // By rank, in steps.
   bool joins = false;
   std::vector<Loss> losses;  // One after the other.
 };

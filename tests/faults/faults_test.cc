@@ -90,7 +90,7 @@ TEST(ScenarioTest, IsTheSameForTheSameNumberAndCanHappen) {
   }
 }
 
-// What the judge would say of outcomes that are not as they should be.
+// The judge's verdict on outcomes that are wrong.
 class VerdictTest : public testing::Test {
  protected:
   static Scenario Draw(Fault fault, JoinForm join = JoinForm::kNone) {

@@ -62,7 +62,7 @@ class FaultyRank {
  private:
   absl::Status At(StepPoint point, int step, int gradients) {
     if (is_victim_ && DeviatesAt(point, step)) Diverge();
-    // What was to happen within what follows the point has happened when that is over.
+    // Actions due within the part after the point have happened once that part is over.
     if (point == StepPoint::kStepped && striker_.joinable()) striker_.join();
     if (point == StepPoint::kStepped && work_.has_value()) EK_RETURN_IF_ERROR(CheckCollective());
     const bool is_here = point == scenario_.point && step == scenario_.step &&

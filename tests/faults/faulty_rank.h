@@ -16,7 +16,7 @@
 
 namespace evenkeel {
 
-// What a rank can do to itself depends on what it is.
+// The faults that a rank can cause in itself depend on whether it is a thread or a process.
 struct FaultSite {
   // Tells who counts the ranks: that the fault is about to happen.
   std::function<void(const RankReport&)> say;

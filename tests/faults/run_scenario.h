@@ -27,8 +27,8 @@ namespace evenkeel {
 struct Outcome {
   std::vector<RankReport> reports;  // By rank.
   bool is_over = true;              // False: it had to be ended.
-  std::string crash;                // Of a process that was to end well: how it has ended.
-  std::string complaints;           // What the ranks wrote on standard error.
+  std::string crash;                // How a process ended that should have ended well.
+  std::string complaints;           // The ranks' output on standard error.
 };
 
 // After `patience` it hangs.

@@ -27,7 +27,7 @@ enum class Fault {
   kSlow,     // Longer than the stall warning: no fault, all must go well.
   // One collective of the user differs from the other ranks'.
   kOtherKind,
-  kOtherSize,  // Of the same bytes.
+  kOtherSize,  // With the same number of bytes.
   kOtherDType,
   kOtherRoot,
   // The training differs.
@@ -66,11 +66,11 @@ struct Scenario {
   int victim = 0;
   int step = 0;
   StepPoint point = StepPoint::kBeforeRecord;
-  int gradients = 0;  // Of kBackward.
+  int gradients = 0;  // For kBackward.
   int delay_micros =
       -1;  // If not negative: so long after the optimizer's step has begun, instead of at `point`.
   bool waits_later = false;  // For the user's collective: at the end of the step.
-  int variant = 0;           // Of the fault, 0 to 2.
+  int variant = 0;           // The fault's variant, 0 to 2.
 
   int world_size() const { return static_cast<int>(inputs.size()); }
   bool joins() const { return join != JoinForm::kNone; }
@@ -87,7 +87,7 @@ struct Scenario {
   // Whoever has nothing more to say to the others does not miss the connection; then all must
   // succeed.
   bool may_succeed() const { return must_succeed() || fault == Fault::kDataCut; }
-  // Of each rank, as they are really trained.
+  // Returns each rank's batches, as they are really trained.
   std::vector<std::vector<int>> batches() const;
 };
 

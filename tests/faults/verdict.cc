@@ -11,8 +11,7 @@
 namespace evenkeel {
 namespace {
 
-// What contradicts something is seen within this time; what nobody can see has to be waited for
-// first.
+// A contradiction is noticed within this time; a silent fault takes a timeout first.
 constexpr absl::Duration kAtOnce = absl::Seconds(5);
 constexpr absl::Duration kSoon = absl::Seconds(3);
 

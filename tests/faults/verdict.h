@@ -1,4 +1,4 @@
-// What a scenario's outcome breaks.
+// The promises that a scenario's outcome breaks.
 //
 //   Verdict verdict = Judge(scenario, outcome);
 //   verdict.is_good(), verdict.complaints         // "rank 2 ends with wrong weights"

@@ -5,8 +5,8 @@
 //   EXPECT_THAT(trace->Waits(), testing::IsEmpty());
 //   EXPECT_GT(trace->calls("cuLaunchKernel"), 0);
 //
-// Of all threads and libraries, those that link the runtime into themselves as well: CUPTI tells
-// what comes to the driver. One at a time.
+// Traces all threads and libraries, including those that link the runtime statically: CUPTI sees
+// all calls into the driver. One trace at a time.
 
 #ifndef EVENKEEL_TESTS_GPU_DRIVER_TRACE_H_
 #define EVENKEEL_TESTS_GPU_DRIVER_TRACE_H_
@@ -28,7 +28,7 @@ class DriverTrace {
 
   // So far: names of calls that begin so, and how often.
   virtual int calls(absl::string_view prefix) const = 0;
-  // Of those in which the host waits for a device, or may: "cuStreamSynchronize: 2".
+  // Returns the calls in which the host waits for a device, or may: "cuStreamSynchronize: 2".
   virtual std::vector<std::string> Waits() const = 0;
 };
 

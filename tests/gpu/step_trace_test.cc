@@ -33,7 +33,7 @@ namespace {
 
 constexpr ImageShape kImage{.side = 12};
 
-// What a step needs; the last goes first.
+// The parts of a training; the last is destroyed first.
 struct Training {
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<Model> host, model;

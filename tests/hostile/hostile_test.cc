@@ -52,8 +52,8 @@ constexpr absl::Duration kSoon =
 // The strangers live on the same few cores as the ranks, so the ranks may get slower, but not much:
 // by this factor.
 constexpr double kSlower = 8;
-// What a server may need for strangers: 1024 that have not said who they are, with a few kilobytes
-// each, and what the allocator keeps. Sanitizers keep much of what was freed.
+// Memory that a server may need for strangers: 1024 that have not identified themselves, with a few
+// kilobytes each, and what the allocator keeps. Sanitizers keep much of the freed memory.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int64_t kMoreMemory = int64_t{1} << 30;
 #else

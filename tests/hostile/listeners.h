@@ -19,7 +19,7 @@ namespace evenkeel {
 // Their TCP listeners; each address once.
 std::vector<internal::HostPort> ListenersOf(const std::vector<pid_t>& pids);
 
-// What a process has in memory, in bytes; 0 if there is no such process.
+// Returns a process's resident memory, in bytes; 0 if there is no such process.
 int64_t ResidentBytesOf(pid_t pid);
 
 }  // namespace evenkeel

@@ -35,7 +35,7 @@ constexpr size_t kElements = 1 << 14;
 constexpr absl::Duration kBetweenReports = absl::Milliseconds(20);
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
-// What rank `rank` contributes in a step; sums of it are exact in float32.
+// Returns rank `rank`'s contribution in a step; sums of it are exact in float32.
 float Value(int64_t step, int rank, size_t i) {
   return static_cast<float>((step * 31 + rank * 7 + i) % 1000);
 }

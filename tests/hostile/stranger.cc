@@ -22,7 +22,7 @@ using internal::PeerHello;
 using internal::PeerVerdict;
 using internal::Verdict;
 
-// Of the store or of a rank's listener. What is no verdict only members get.
+// Returns the verdict of the store or of a rank's listener. Only members get other frames.
 absl::Status VerdictIn(absl::string_view frame) {
   if (const absl::StatusOr<PeerVerdict> verdict = PeerVerdict::Parse(frame); verdict.ok())
     return verdict->status;
@@ -67,7 +67,7 @@ void Stranger::Hangup() {
   visits_.clear();
 }
 
-// What needs no answer first.
+// Returns the bytes that are sent before any reply.
 std::string Stranger::FirstWords(Trick trick) {
   std::string noise(random_() % kMostNoise, '\0');
   for (char& byte : noise) byte = static_cast<char>(random_());

@@ -4,9 +4,9 @@
 //   while (...) stranger.Turn(addresses);     // does a little of everything, never waits long
 //   stranger.Hangup();                        // cuts all connections, and says what came of them
 //
-// What it tries: random bytes; connections that say nothing; handshakes of one byte at a time; good
-// handshakes that it has heard, played back; good hellos with a wrong proof; lengths of gigabytes;
-// connections that are reset at once.
+// Its tricks: random bytes; silent connections; handshakes of one byte at a time; recorded good
+// handshakes, played back; good hellos with a wrong proof; lengths of gigabytes; connections that
+// are reset at once.
 //
 // Threads: thread-compatible.
 

@@ -1,4 +1,4 @@
-// What is promised of memory: views hold one copy of the gradients, and a sharded optimizer's state
+// The promises about memory: views hold one copy of the gradients, and a sharded optimizer's state
 // shrinks with the number of ranks.
 
 #include <cstdint>

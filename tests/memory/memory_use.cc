@@ -75,7 +75,7 @@ class Rank {
 
   int64_t state_bytes() const { return optimizer_->state_bytes(); }
 
-  // What the process holds while every rank is here.
+  // Returns the process's live bytes while every rank is here.
   absl::StatusOr<int64_t> LiveBytesOfAll() {
     EK_RETURN_IF_ERROR(comm_->Barrier());
     const int64_t live = LiveBytes();

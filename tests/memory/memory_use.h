@@ -41,7 +41,7 @@ struct MemoryUse {
   int64_t steady_peak = 0;  // The same once the buckets are rebuilt.
 };
 
-// What the model has.
+// The model's sizes.
 int64_t ParameterBytes();
 int64_t LargestTensorBytes();
 

@@ -116,7 +116,7 @@ Layer TrainAlone() {
 
 absl::Status TrainOnMesh(Communicator& comm, const Layer& alone) {
   const int row = comm.rank() / 2,
-            column = comm.rank() % 2;  // Of the data axis, of the tensor axis.
+            column = comm.rank() % 2;  // On the data axis, and on the tensor axis.
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> data, comm.Split(column, row));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> tensor, comm.Split(row, column));
   {

@@ -76,7 +76,7 @@ class Mutant:
 class Test:
     def __init__(self, text):
         label, _, self.name = text.rpartition(" ")
-        self.label = label.strip() or None  # Of the target, once it is known.
+        self.label = label.strip() or None  # The target's, once it is known.
 
     def __str__(self):
         return f"{self.label} {self.name}" if self.label else self.name
@@ -242,7 +242,7 @@ def run_test(scratch, label, arguments, tests, limit, mutant=None):
         environment = {**os.environ, "TEST_TMPDIR": temporary, "TEST_SRCDIR": str(runfiles),
                        "TEST_WORKSPACE": root.name, "RUNFILES_DIR": str(runfiles)}
         environment.pop("EVENKEEL_MUTANT", None)
-        over = re.search(r"_over_([a-z_]+)_test$", name)  # Of backend_tests(), in tools/build_defs/backend_tests.bzl.
+        over = re.search(r"_over_([a-z_]+)_test$", name)  # backend_tests.bzl: backend_tests().
         environment["EVENKEEL_TEST_BACKEND"] = over.group(1) if over else "local"
         environment["EVENKEEL_HOST_PARTS"] = "2" if over and over.group(1) == "hierarchical" else ""
         if mutant:

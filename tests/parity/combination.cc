@@ -14,7 +14,7 @@ namespace evenkeel {
 namespace {
 
 struct Choice {
-  const char* name;  // Of an axis' first choice: none.
+  const char* name;  // An axis' first choice has none.
   std::function<void(Combination&)> take;
 };
 

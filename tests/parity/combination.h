@@ -54,21 +54,21 @@ struct Combination {
   bool views = false;    // Gradients are views of buckets.
   bool float32 = false;  // Else float64.
   DType wire =
-      DType::kFloat64;   // What gradients travel as, where that is narrower than what they are.
+      DType::kFloat64;   // The type in which gradients travel, if it is narrower than theirs.
   double clip_norm = 0;  // The p of the norm by which gradients are clipped; 0: they are not.
   bool mixed = false;    // Forward and backward in float16, through MixedPrecision; needs float32.
   bool scaled = false;   // The loss, by a LossScaler; one step has a gradient that is not finite.
   bool zeroes =
       false;  // Gradients are zeroed in memory and keep their state; else they are cleared.
 
-  std::vector<std::string> names;  // Of the choices that are not an axis' first.
+  std::vector<std::string> names;  // All choices but an axis' first.
   std::string Name() const;
 
   // An update in backward knows neither the norm of all gradients nor whether all are finite.
   bool IsPossible() const;
 
-  // What follows from it --------------------------------------------------------------------------
-  int steps() const { return 6; }  // Of the group.
+  // Derived values --------------------------------------------------------------------------------
+  int steps() const { return 6; }  // The group's.
   int StepsOf(int rank) const;
   int passes() const { return accumulates ? 2 : 1; }
   bool is_compressed() const { return wire != DType::kFloat64; }
@@ -82,7 +82,7 @@ struct Combination {
   static constexpr double kMaxNorm =
       0.5;  // Where gradients are clipped: less than the norm of most steps.
   UpdateRule RuleAt(int step) const;  // With that step's learning rate.
-  // Of the largest difference of a weight, over the largest change of a weight since the start.
+  // Bounds the largest difference of a weight over the largest change of a weight since the start.
   double Bound() const;
 };
 

@@ -35,7 +35,7 @@ double LargestDifference(const TinyWeights<T>& a, const TinyWeights<T>& b) {
   return largest;
 }
 
-// What is wrong with a rank's training; empty: nothing.
+// Returns the first error in a rank's training; empty: none.
 template <typename T>
 std::string Compare(const Combination& combination, int rank, const Trained<T>& actual,
                     const Trained<T>& expected) {

@@ -77,7 +77,7 @@ class RankTraining {
   }
 
   absl::Status MakeParts() {
-    SetTrainable(0);  // What is not trained yet must own nothing.
+    SetTrainable(0);  // A parameter that is not trained yet must hold no state.
     std::vector<TensorView> buffers;
     if (combination_.buffers) buffers.push_back(TensorView(absl::MakeSpan(shift_)));
     DataParallelOptions options;

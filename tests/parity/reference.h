@@ -21,8 +21,8 @@ namespace evenkeel {
 template <typename T>
 struct Trained {
   std::vector<TinyWeights<T>> weights;  // [0]: at the start; [k]: after k steps.
-  // Of the optimizer, at the end: momentum, or both moments; and how many updates each parameter
-  // had.
+  // The optimizer's state at the end: momentum, or both moments; and how often each parameter was
+  // updated.
   TinyWeights<T> first, second;
   std::array<int64_t, kTinyParams> updates = {};
 };

@@ -61,7 +61,7 @@ TinyWeights<T> InitialWeights() {
   return weights;
 }
 
-// What a forward pass over the rank's batch does to the buffer.
+// Updates the buffer as a forward pass over the rank's batch does.
 template <typename T>
 void MoveShift(int rank, int batch, TinyShift<T>& shift) {
   for (int k = 0; k < kTinyIn; ++k) {

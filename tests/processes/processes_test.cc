@@ -32,7 +32,7 @@ constexpr int kAtOnceMillis = 5000;
 
 using Variables = std::map<std::string, std::string>;
 
-// What a rank said, without when and who.
+// A line of a rank's output: its time, and its text without time and rank.
 struct Words {
   int64_t unix_millis = 0;
   std::string text;
@@ -103,7 +103,7 @@ class LostRankTest : public testing::TestWithParam<Loss> {};
 
 TEST_P(LostRankTest, IsNamedByAllOthersAndTheLauncher) {
   const auto [world_size, victim] = GetParam();
-  const std::string mark = absl::StrCat("20.", getpid());  // Of these processes' command lines.
+  const std::string mark = absl::StrCat("20.", getpid());  // Marks these processes' command lines.
   const Ended ended = evenkeel::Run(
       {kLaunch, absl::StrCat("--nproc=", world_size), "--", kRank, absl::StrCat(victim), mark});
   EXPECT_FALSE(ended.timed_out);

@@ -33,7 +33,7 @@ struct Stop {
   Point point = Point::kNowhere;
 };
 
-// What a rank ends with.
+// A rank's final state.
 struct Outcome {
   std::vector<std::vector<float>> values;
   std::vector<float> buffer;
@@ -91,7 +91,7 @@ struct Case {
   Stop late;  // Another rank, which stops there until it hears of it: so the survivors are at
               // different steps.
   UpdateRule rule = Sgd{.learning_rate = 0.1, .momentum = 0.9};
-  int steps_then = -1;  // What the survivors go on from; -1: it depends on who was faster.
+  int steps_then = -1;  // The step from which the survivors continue; -1: it depends on timing.
 };
 
 constexpr int kSteps = 7;

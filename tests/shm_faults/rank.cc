@@ -222,7 +222,7 @@ absl::Status RunWithoutFiles(absl::string_view what) {
     no_files.reset();
   }
   std::fill_n(data.as<float>().begin(), data.count, 1.0f);
-  // Of what is given, one rank at least must have it.
+  // In "give", a broadcast makes sure that rank 1 needs the memory given to it.
   const absl::Status status =
       what == "give" ? comm->Broadcast(data, 0) : comm->AllReduce(data, ReduceOp::kSum);
   no_files.reset();

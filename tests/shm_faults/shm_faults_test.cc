@@ -49,7 +49,7 @@ class Ranks {
   }
 
   ChildProcesses& children() { return children_; }
-  // What the rank has said that begins so, without that; waits for it. Not if the rank ends before.
+  // Returns the rest of the rank's line that begins so; waits for it. Fails if the rank ends first.
   std::string Await(int rank, absl::string_view begin) {
     std::string found;
     const auto has_said = [&] {
@@ -158,7 +158,7 @@ TEST(KilledRankTest, IsNamedAndTheOthersGoOnWithTheirMemoryAndNothingIsLeft) {
   EXPECT_EQ(FilesIn(testing::TempDir()), files);
 }
 
-// What can't be had is a status, and where the group ends of it, all ranks learn of whom.
+// A missing resource is an error status; if the group ends, all ranks learn which rank lacked it.
 TEST(WithoutFilesTest, AllocateFailsAndTheGroupGoesOn) {
   Ranks ranks(2, {"no_files", "allocate"});
   for (const int rank : {0, 1}) EXPECT_THAT(ranks.Await(rank, "status"), HasSubstr("OK"));

@@ -76,7 +76,7 @@ TEST(SixCasesProgramTest, EveryCaseKeepsItsPromises) {
   EXPECT_THAT(lines, Contains("All promises are kept."));
 }
 
-// What the judge would say of reports that are not as they should be.
+// The judge's verdict on reports that are wrong.
 class JudgeTest : public testing::Test {
  protected:
   static constexpr UnevenCase kRight = kUnevenCases[0], kWrong = kUnevenCases[2];

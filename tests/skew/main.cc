@@ -1,11 +1,17 @@
-// What ranks that become exhausted cost those that go on: a step, its backward, and samples per
+// Measures the cost of exhausted ranks for the others: a step, its backward, and samples per
 // second, for each way to join and each skew, beside the same steps without join, with inputs for
 // all.
 //
-//   bazel run //tests/skew -- --world=8 --pairs=30 bazel run //tools:launch -- --nproc=8 --
-//   $PWD/bazel-bin/tests/skew/skew --pairs=30 # processes over TCP tests/skew/slow_link.sh 8
-//   100mbit --pairs=30 # each rank in a network namespace of its own bazel run //tests/skew --
-//   --world=32 --steps=2000 --step_ms=2 --layer_elements=4096 --pairs=10 --rows='every 8th'
+//   bazel run //tests/skew -- --world=8 --pairs=30
+//
+//   # processes over TCP
+//   bazel run //tools:launch -- --nproc=8 -- $PWD/bazel-bin/tests/skew/skew --pairs=30
+//
+//   # each rank in a network namespace of its own
+//   tests/skew/slow_link.sh 8 100mbit --pairs=30
+//
+//   bazel run //tests/skew -- --world=32 --steps=2000 --step_ms=2 --layer_elements=4096
+//     --pairs=10 --rows='every 8th'
 //
 // The last one is the case in which another system lost a third of its throughput: 32 ranks, 4 of
 // them without any inputs, which shadow 2000 steps in each block.

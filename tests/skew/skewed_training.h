@@ -49,7 +49,7 @@ struct SkewSetting {
   // recorded, announces gradients in the order of registration, so that the bucket which is first
   // to go is last to be ready.
   bool registration_order = false;
-  int steps = 20;  // Of a block, on ranks that have all.
+  int steps = 20;  // Per block, on ranks that have all.
   absl::Duration forward = absl::Milliseconds(10);
   absl::Duration backward = absl::Milliseconds(20);
   int layers = 12;
@@ -61,7 +61,7 @@ struct SkewSetting {
 struct BlockTimes {
   std::vector<double> steps,
       backwards;  // Seconds of each, on this rank: the latter from first gradient to last bucket.
-  double block = 0;  // Of the whole, exhausted ranks' part included.
+  double block = 0;  // The whole block, with exhausted ranks' part.
 };
 
 class SkewedTraining {

@@ -39,7 +39,7 @@ for ((rank = 0; rank < ranks; ++rank)); do
   ip -n "$space" addr add "$net.$((rank + 1))/24" dev eth0
   ip -n "$space" link set eth0 up
   ip -n "$space" link set lo up
-  # What the rank sends, and what it receives.
+  # Limits the rank's sent and received data.
   ip netns exec "$space" tc qdisc add dev eth0 root tbf rate "$rate" burst 64kb latency 200ms
   tc qdisc add dev "${id}v$rank" root tbf rate "$rate" burst 64kb latency 200ms
 done

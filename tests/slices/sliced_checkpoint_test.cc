@@ -86,7 +86,7 @@ TEST(SlicedCheckpointTest, AnyOptimizerLoadsWhatAnotherSavedAtAnyWorldSize) {
   GoOn<WholeTensors>(3, folder, all, standing);
   GoOn<Replicated>(1, folder, all, standing);
   EXPECT_EQ(standing.steps, 20);
-  EXPECT_EQ(standing.state.params.at(1).step, 12);  // Of 20 steps, those in which it was trained.
+  EXPECT_EQ(standing.state.params.at(1).step, 12);  // Trained in 12 of the 20 steps.
 }
 
 TEST(SlicedCheckpointTest, AResumedRunIsTheUndisturbedOneBitForBit) {

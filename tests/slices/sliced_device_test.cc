@@ -217,8 +217,8 @@ TEST(SlicedOptimizerOnDevicesTest, IsThePlainTrainingWhateverIsFrozen) {
   }
 }
 
-// What goes round when the buckets change has its memory until it has arrived, however late that
-// is.
+// Parameters in a gather keep their memory until it ends, even when the buckets change and however
+// late that is.
 TEST(SlicedOptimizerOnDevicesTest, GathersOfBucketsThatAreGoneStillArrive) {
   SimulatedDevices devices({.count = 2, .delay = absl::Milliseconds(3)});
   RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {

@@ -89,7 +89,7 @@ absl::Status ForBoth(Communicator& comm, const UpdateRule& rule, const SlicedRan
   return ExpectEqual(*sliced, whole->model, whole->optimizer->state());
 }
 
-// What an Optimizer does with a gradient that no rank has: nothing, decay and step count included.
+// An Optimizer ignores a gradient that no rank has: no decay, and no step is counted.
 TEST(SlicedOptimizerTest, LeavesAloneWhatNoRankHasAGradientOf) {
   for (int world_size : internal::TestedWorldSizes()) {
     for (const Way& way : kWays) {
@@ -141,8 +141,8 @@ TEST(SlicedOptimizerTest, AccumulatesOverSeveralBackwards) {
   }
 }
 
-// What is frozen keeps its state and its step count, what is thawed goes on with them, also for the
-// first time.
+// A frozen parameter keeps its state and its step count, and an unfrozen one continues with them,
+// also the first time.
 TEST(SlicedOptimizerTest, EqualsTheUnshardedOneWhateverIsFrozen) {
   for (int world_size : internal::TestedWorldSizes()) {
     for (const Way& way : kWays) {
@@ -287,7 +287,7 @@ TEST(SlicedOptimizerTest, HasGroupsWithRulesOfTheirOwn) {
   });
 }
 
-// What goes wrong ---------------------------------------------------------------------------------
+// Failures ----------------------------------------------------------------------------------------
 
 TEST(SlicedOptimizerErrorsTest, SaysWhatIsNotASlice) {
   RunGroup(1, [&](Communicator& comm) -> absl::Status {

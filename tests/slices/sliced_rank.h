@@ -49,7 +49,7 @@ inline std::vector<int> Ranks(int world_size) {
 }
 
 struct SlicedRankOptions {
-  Slices placement;  // Of those that are placed so.
+  Slices placement;  // For ranks with this placement.
   LostShard lost_shard = LostShard::kRefuse;
   ReducerOptions reducer = {.caps = {Bytes{256}, Bytes{700}}};
   std::vector<int64_t> sizes = kSizes;

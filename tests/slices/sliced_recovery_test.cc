@@ -55,8 +55,8 @@ absl::Status Steps(auto& rank, int first, int end) {
   return absl::OkStatus();
 }
 
-// What a run of `ranks_after` ends with that has `kept` of the state after `before` steps of
-// `ranks_before`.
+// Returns the weights of a run of `ranks_after` ranks that continues with the part `kept` of the
+// state after `before` steps of `ranks_before` ranks.
 std::string WithoutSlices(const OptimizerState& kept, int before, int ranks_before,
                           int ranks_after) {
   internal::TestModel model(kSizes);

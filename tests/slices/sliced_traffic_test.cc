@@ -1,4 +1,4 @@
-// What an optimizer by slices sends, and when.
+// The traffic of an optimizer by slices, and its timing.
 
 #include <algorithm>
 #include <map>
@@ -19,7 +19,7 @@
 namespace evenkeel {
 namespace {
 
-// Of one rank since `first`: bytes that it must send at least, by kind of collective.
+// Returns the bytes that one rank must send at least since `first`, by kind of collective.
 std::map<CollectiveKind, int64_t> BytesSince(Communicator& comm, int64_t first) {
   const int64_t others = comm.world_size() - 1;
   std::map<CollectiveKind, int64_t> bytes;

@@ -167,7 +167,7 @@ int64_t StepOf(const std::string& err, const std::string& lost, const std::strin
   return std::regex_search(err, match, line) && absl::SimpleAtoi(match[1].str(), &step) ? step : -1;
 }
 
-// What a rank has after training.
+// A rank's state after training.
 struct Trained {
   Weights weights;
   OptimizerState optimizer;
@@ -325,7 +325,7 @@ TEST(ContinueTwiceTest, OneAfterTheOther) {
                 second = StepOf(ended.err, "0", "2 ranks continue");
   ASSERT_GE(first, 49);
   ASSERT_GT(second, first);
-  // What the ranks that are left did when one was lost, by their numbers in the group of then.
+  // The records of the ranks left when one was lost, by their numbers in the group of that time.
   for (int rank : {0, 2, 3}) {
     EXPECT_THAT(ReadText(absl::StrCat(flight, "/world.rank", rank, ".json")),
                 HasSubstr("all_reduce"));
@@ -461,8 +461,8 @@ TEST(ContinueWithoutACheckpointTest, ARankThatCannotWriteEndsTheRun) {
   }
 }
 
-// Of a run that hangs, a person wants to know where the ranks are. Who has started them passes the
-// signal on.
+// A person debugging a hang wants to know where the ranks are. The starter of the ranks forwards
+// the signal.
 TEST(FlightOnSignalTest, EveryRankWritesItsCollectivesAndGoesOn) {
   const std::string flight = TempPath("asked");
   ElasticRun run({"--nozero", "--flight=" + flight});

@@ -211,7 +211,7 @@ TEST(HelpTest, NamesEveryFlagWithItsDefaultAndNothingElse) {
     ASSERT_NE(line, lines.end()) << flag;
     EXPECT_THAT(*line, HasSubstr("default"));
   }
-  EXPECT_THAT(ended.out, Not(HasSubstr("flagfile")));  // Of gflags' own.
+  EXPECT_THAT(ended.out, Not(HasSubstr("flagfile")));  // One of gflags' own.
   EXPECT_THAT(ended.out, Not(HasSubstr("is not defined")));
   EXPECT_EQ(Train({"--helpfull"}).out, ended.out);
 }

@@ -1,10 +1,9 @@
 // A run that is killed again and again, at moments of chance, and each time goes on from its newest
 // checkpoint: it ends with the weights of a run that nobody disturbed, bit for bit.
 //
-// What is killed: one rank, the process that starts them, or all of them at once. When: some time
-// after the start, or the moment that a checkpoint is being written. Rounds follow each other, each
-// a run of its own, until so many kills have hit a running job; a seed decides it all but the
-// moments.
+// Victims: one rank, the process that starts them, or all of them at once. Moments: some time after
+// the start, or while a checkpoint is being written. Rounds follow each other, each a run of its
+// own, until so many kills have hit a running job; a seed decides everything except the moments.
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -54,7 +54,7 @@ const Case kCases[] = {
     {"GptInBFloat16", kGpt, {"--compute=bfloat16"}, 1e-2, 5e-2},
 };
 
-// Of each step, and of the test at the end.
+// Returns the losses of each step, and of the test at the end.
 std::vector<double> Losses(std::vector<std::string> flags) {
   const bool is_gpt = flags[0] == "--model=gpt";
   const std::string metrics = TempPath("metrics.jsonl"), text = TempPath("text.txt");

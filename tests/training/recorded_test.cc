@@ -110,7 +110,7 @@ std::vector<T> Elements(const SafetensorsFile& file, const std::string& name) {
   return values;
 }
 
-// What all ranks compare with.
+// The reference for all ranks.
 struct Recording {
   SafetensorsFile inputs;
   SafetensorsFile run;

@@ -61,7 +61,7 @@ Flags operator+(Flags flags, const Flags& more) {
   return flags;
 }
 
-// What a run came to: the bytes of its weights, and what its last line of metrics says.
+// A run's result: the bytes of its weights, and values from its last line of metrics.
 struct Outcome {
   Ended ended;
   std::string weights, state_hash;
@@ -318,7 +318,7 @@ TEST(ResumeTest, AnotherRunsCheckpointIsRefused) {
   }
   const Flags nothing = {"--checkpoint_dir=" + Fresh("anew"), "--resume=" + folder + "/nothing"};
   EXPECT_THAT(Train(flags + nothing).err, HasSubstr("nothing/state.json: No such file"));
-  // What is harmless is told.
+  // Harmless differences are reported.
   const Ended other =
       Train(flags + Flags{"--checkpoint_dir=" + folder, "--lr=0.01", "--max_steps=8"});
   EXPECT_EQ(other.code, 0) << other.err;
@@ -394,7 +394,7 @@ TEST(ResumeTest, ASignalEndsARankThatStillWaitsForOthers) {
                          {"LOCAL_WORLD_SIZE", "2"},
                          {"EVENKEEL_STORE", store},
                          {"EVENKEEL_SECRET", "of this test"}}});
-    ASSERT_TRUE(WaitFor(store + "/v.address"));  // Of the store that it hosts for the others.
+    ASSERT_TRUE(WaitFor(store + "/v.address"));  // Its store's, for the other ranks.
     ASSERT_EQ(kill(program.pid(), SIGINT), 0);
     const Ended ended = program.Wait();
     EXPECT_FALSE(ended.timed_out);

@@ -1,4 +1,4 @@
-// What a run does from its flags to its last line: uneven inputs with both divisors, early
+// Tests of whole runs, from flags to the last line: uneven inputs with both divisors, early
 // stopping, freezing, metrics.
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// What a person can get wrong, and what the program then says: one sentence, exit code 1, no
-// training, and no file that was not there before.
+// Wrong inputs, and the program's response: one sentence, exit code 1, no training, and no new
+// file.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ using testing::StartsWith;
 struct WrongInput {
   const char* name;
   std::vector<std::string> flags;
-  const char* says;  // What the line begins with.
+  const char* says;  // The beginning of the line.
   std::map<std::string, std::string> environment = {};
 };
 

@@ -58,9 +58,9 @@ struct Outcome {
   std::vector<std::vector<float>> weights;
   std::vector<float> buffer;
   std::vector<std::vector<float>> moments;
-  std::vector<int64_t> steps;  // Of each parameter.
+  std::vector<int64_t> steps;  // By parameter.
   int64_t steps_finished = 0;
-  std::vector<absl::StatusCode> codes;  // Of the epochs.
+  std::vector<absl::StatusCode> codes;  // By epoch.
   std::vector<float> counted;  // How many ranks issued the scope's calls, by step of this rank's.
 
   friend bool operator==(const Outcome&, const Outcome&) = default;
@@ -277,8 +277,8 @@ TEST(ReplicasTest, ARankWhoseWeightsHaveDriftedIsNamedAfterAnUnevenLoop) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
 }
 
-// What a rank that has left still costs the others, and itself: nothing on the data plane, no
-// control message but heartbeats.
+// The remaining cost of a rank that has left, for the others and for itself: nothing on the data
+// plane, no control message but heartbeats.
 TEST(LeaveCostTest, ARankThatHasLeftIssuesAndIsSentNothing) {
   const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
     ToyModel model(kSizes);

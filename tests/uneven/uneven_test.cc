@@ -45,7 +45,7 @@ struct Scenario {
   bool relative_rate = false;  // The learning rate is multiplied after each step, as schedulers do.
 };
 
-// What step `step` of an epoch does, the same on every rank that has an input for it.
+// Returns whether a step of an epoch synchronises, the same on every rank with an input for it.
 bool Syncs(const Scenario& scenario, int step) { return !scenario.accumulating || step % 3 != 0; }
 
 void SetTrainable(const Scenario& scenario, int epoch, int step, ParameterSet& params) {
@@ -168,7 +168,7 @@ absl::StatusOr<Outcome> Simulate(const Scenario& scenario, const std::vector<int
   return Outcome{master.values(), replicas[0]->buffer(), optimizer->state()};
 }
 
-// What a user's program does on one rank.
+// A user's program on one rank.
 absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& pattern,
                               Communicator& comm) {
   ToyModel model(kSizes);
@@ -226,7 +226,7 @@ absl::StatusOr<Outcome> Train(const Scenario& scenario, const std::vector<int>& 
           }
           return absl::OkStatus();
         }));
-    params.ClearGradients();  // What nobody reduced is dropped, as a user's next epoch would.
+    params.ClearGradients();  // Unreduced gradients are dropped, as in a user's next epoch.
   }
   if (scenario.count_at > 0) {
     EXPECT_EQ(counter.total, counted) << "rank " << comm.rank();
@@ -249,7 +249,7 @@ std::vector<std::vector<int>> Patterns(int world, int stride) {
   return patterns;
 }
 
-// What every rank of `group` ends with.
+// Returns the final state of every rank of `group`.
 absl::StatusOr<std::vector<Outcome>> TrainAll(const Scenario& scenario,
                                               const std::vector<int>& pattern,
                                               const TestGroup& group) {

@@ -67,7 +67,8 @@ def _cuda_image_impl(ctx):
         ctx.actions.write(source, _EMPTY.format(**names))
         return
 
-    # Of the libraries only their own headers: what is behind them (Abseil) is not for nvcc, and does not make it run.
+    # Only the libraries' own headers: those behind them (Abseil) are not for nvcc, and do not make
+    # it run.
     contexts = [dep[CcInfo].compilation_context for dep in ctx.attr.deps]
     merged = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
     headers = []

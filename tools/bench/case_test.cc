@@ -43,7 +43,7 @@ TEST(CaseTest, SixteenBitFloatsAreThoseOfTheLibrary) {
   }
 }
 
-// What each rank ends up with, from the definitions, on what Fill() has given them.
+// Returns each rank's result by the definitions, for Fill()'s inputs.
 std::vector<std::vector<float>> ByDefinition(const Case& what) {
   const int world = what.world;
   const int64_t count = what.count(), part = what.part();

@@ -31,7 +31,7 @@ class Peer {
   virtual ~Peer() = default;
 
   virtual const std::string& name() const = 0;
-  // Of each repetition, the slowest rank's time in seconds, from when all ranks had met.
+  // Returns the slowest rank's seconds for each repetition, from when all ranks had met.
   virtual absl::StatusOr<std::vector<double>> Time(const Case& what, const Block& block) = 0;
   // The mean of calls back to back, on the slowest rank.
   virtual absl::StatusOr<double> Loop(const Case& what, const Block& block) = 0;

@@ -268,7 +268,7 @@ class RankProcesses : public Peer {
   const absl::Duration patience_;
   Descriptor listener_;
   std::vector<std::unique_ptr<Line>> ranks_;  // By rank.
-  std::vector<pid_t> pids_;                   // Of those that have not ended.
+  std::vector<pid_t> pids_;                   // Those that have not ended.
   bool has_failed_ = false;                   // There is no point in waiting for them.
 };
 

@@ -72,7 +72,7 @@ class Collectives {
   virtual std::string Prepare(const Case&, void* /*in*/, void* /*out*/) { return ""; }
   virtual void Forget() {}
   virtual std::string Run(const Case& what, void* in, void* out) = 0;
-  // What is wrong with the result of a Run() on buffers that Fill() has written.
+  // Describes an error in the result of a Run() on buffers that Fill() has written; empty: none.
   virtual std::string FindWrong(const Case& what, int rank, const void* out) {
     return bench::FindWrong(what, rank, out);
   }

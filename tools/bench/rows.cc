@@ -9,7 +9,7 @@
 namespace evenkeel::bench {
 namespace {
 
-// Of a sorted sample; between two values where it falls between them.
+// Returns a quantile of a sorted sample; between two values it interpolates.
 double Quantile(std::span<const double> sorted, double part) {
   const double at = part * static_cast<double>(sorted.size() - 1);
   const size_t below = static_cast<size_t>(at), above = std::min(below + 1, sorted.size() - 1);

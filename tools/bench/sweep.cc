@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMostRepetitions = 1000;
 constexpr int kMostCallsOfALoop = 10'000;
-// What takes longer than that is not repeated to warm up, or to find out how long it takes.
+// Calls that take longer are not repeated to warm up, or to find out how long they take.
 constexpr absl::Duration kLong = absl::Milliseconds(50);
 
 // A cell's share of the time: large blocks are over their length with a single repetition, and take
@@ -173,7 +173,7 @@ absl::StatusOr<std::vector<Row>> RunSweep(std::span<const Contender> contenders,
   std::vector<Row> rows;
   std::set<std::string> left_out;
   for (const Cell& cell : cells) {
-    // What one cell leaves of its share is the next ones'.
+    // The unused part of a cell's share goes to the next ones.
     const absl::Duration budget = (end - options.now()) * (WeightOf(cell) / weight_left);
     weight_left -= WeightOf(cell);
     const auto on_left_out = [&](const std::string& sentence) {

@@ -53,7 +53,7 @@ struct SweepOptions {
   int world = 2;
   Scalar scalar = Scalar::kFloat32;
   absl::Duration block_time = absl::Milliseconds(10);
-  int pairs = 0;                                   // Of each cell; 0: as many as fit into
+  int pairs = 0;                                   // Per cell; 0: as many as fit into
   absl::Duration time_limit = absl::Seconds(200);  // the whole sweep. 3 are measured in any case.
   std::vector<std::string> bases;                  // With which backends the others are compared.
   // Buffers stay from block to block while all of them together are no more than that.

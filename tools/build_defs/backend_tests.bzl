@@ -11,7 +11,7 @@ def _backend_test_impl(ctx):
     )
     variables = dict(ctx.attr.env, EVENKEEL_TEST_BACKEND = ctx.attr.backend)
     if ctx.attr.backend == "hierarchical":
-        variables["EVENKEEL_HOST_PARTS"] = "2"  # Of ranks that are processes.
+        variables["EVENKEEL_HOST_PARTS"] = "2"  # For ranks that are processes.
     return [
         DefaultInfo(
             executable = program,

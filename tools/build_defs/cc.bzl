@@ -34,7 +34,7 @@ def _copts(kwargs, copts = _COPTS):
     return copts + kwargs.pop("copts", [])
 
 def test_prelude(name, hdr, deps):
-    """What every ek_cc_test includes before its first line."""
+    """The headers that every ek_cc_test includes before its first line."""
     precompiled_header(
         name = name,
         testonly = True,

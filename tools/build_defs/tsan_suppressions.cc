@@ -1,4 +1,4 @@
-// What ThreadSanitizer cannot know about libraries that it did not compile.
+// Facts that ThreadSanitizer cannot know about libraries that it did not compile.
 
 extern "C" const char* __tsan_default_suppressions();
 

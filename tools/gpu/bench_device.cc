@@ -39,7 +39,7 @@ Each row beside a plain copy that reads and writes as many bytes, in turns: the 
 
 constexpr double kBar = 0.85;
 constexpr int64_t kBarFrom = int64_t{16} << 20;
-// What pytorch_adamw.py steps over.
+// The size that pytorch_adamw.py updates.
 constexpr int64_t kPyTorchBytes = int64_t{256} << 20;
 
 struct Row {
@@ -92,7 +92,7 @@ class Bench {
   }
 
  private:
-  // Of one run, in seconds.
+  // Returns the time of one run, in seconds.
   absl::StatusOr<double> TimeOf(const DeviceCase& measured, int repeats) {
     EK_ASSIGN_OR_RETURN(const double seconds, device_.timer->Seconds([&]() -> absl::Status {
       for (int i = 0; i < repeats; ++i) EK_RETURN_IF_ERROR(measured.run());
@@ -120,7 +120,7 @@ class Bench {
 
   const BenchDevice& device_;
   const bool is_real_;
-  double seconds_ = 0;  // Of the last case.
+  double seconds_ = 0;  // The last case's.
   std::vector<Row> rows_;
 };
 

@@ -28,7 +28,7 @@ class DeviceTimer {
 };
 
 struct BenchDevice {
-  DeviceRuntime* runtime = nullptr;  // Of this process; never destroyed.
+  DeviceRuntime* runtime = nullptr;  // This process's; never destroyed.
   Stream stream;
   std::unique_ptr<DeviceTimer> timer;
 };

@@ -1,4 +1,4 @@
-"""What is installed for builds without Bazel, as one rule.
+"""The files installed for builds without Bazel, as one rule.
 
     installed_libraries(
         name = "libraries",

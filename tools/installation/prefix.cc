@@ -60,7 +60,7 @@ absl::Status Replace(const fs::path& path, absl::string_view content) {
 
 std::string ListOf(const Paths& paths) { return absl::StrCat(absl::StrJoin(paths, "\n"), "\n"); }
 
-// What an earlier installation has put there.
+// Returns the files of an earlier installation.
 absl::StatusOr<Paths> InstalledBefore(const fs::path& prefix) {
   const fs::path list = prefix / kInstalledFilesPath;
   EK_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadIfThere(list));

@@ -97,7 +97,7 @@ void* __wrap_memmove(void* to, const void* from, size_t size) {
   evenkeel::Copied(size);
   return __real_memmove(to, from, size);
 }
-// Of a hardened build.
+// Called by hardened builds.
 void* __wrap___memcpy_chk(void* to, const void* from, size_t size, size_t) {
   return __wrap_memcpy(to, from, size);
 }

@@ -28,8 +28,8 @@ struct HeapCounts {
 inline constexpr int64_t kSmallCopy = 1024;
 
 bool HeapIsCounted();
-HeapCounts HeapCountsOfThread();   // Of the calling thread.
-HeapCounts HeapCountsOfProcess();  // Of all threads.
+HeapCounts HeapCountsOfThread();   // The calling thread's.
+HeapCounts HeapCountsOfProcess();  // All threads'.
 int64_t LiveBytes();               // Held now by the whole process.
 int64_t PeakBytes();
 void ResetPeakBytes();

@@ -29,7 +29,7 @@ struct StartupOptions {
   std::string folder;    // For temporary files.
   int ranks = 2;
   int times = 10;
-  absl::Duration timeout = absl::Seconds(60);  // Of one start.
+  absl::Duration timeout = absl::Seconds(60);  // Per start.
 };
 
 absl::StatusOr<nlohmann::json> MeasureStartups(const StartupOptions& options);

@@ -33,7 +33,7 @@ constexpr int kWarmUpSteps =
 
 // A block of a row: medians over its steps, then means over the ranks that had any.
 struct Block {
-  double seconds = 0;  // Of the whole, on the rank where it took longest.
+  double seconds = 0;  // The whole block, on the slowest rank.
   double step = 0, backward = 0, update = 0;
   std::vector<double> exposed;
 };
@@ -96,7 +96,7 @@ double Microseconds(const timeval& time) {
   return 1e6 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec);
 }
 
-// What this process has used, once all of its threads have done what the last step left them to do.
+// Returns this process's resource use, once all of its threads have finished the last step's work.
 absl::StatusOr<Usage> UsageNow(Communicator& comm) {
   EK_RETURN_IF_ERROR(comm.control().Exchange("usage", "", comm.timeout()).status());
   absl::SleepFor(absl::Milliseconds(20));

@@ -42,8 +42,8 @@ struct PlanSettings {
   std::vector<Row> rows;   // The one that is kLocal and the first that is kReducer are what others
                            // are compared with.
   int rounds = 30;         // Blocks of each row, that is pairs for each ratio.
-  int skewed_rounds = 10;  // Of rows with a skew: their blocks are longer.
-  int steps = 16;          // Of a block; those with a skew have at least 14.
+  int skewed_rounds = 10;  // For rows with a skew: their blocks are longer.
+  int steps = 16;          // Per block; those with a skew have at least 14.
   int ranks_here = 1;      // That are threads of this process.
 };
 
@@ -54,15 +54,15 @@ struct StepCounts {
   double allocations = 0;       // Likewise.
   double control_messages = 0;  // Sent and received.
   double control_bytes = 0;
-  double control_cpu_us = 0;  // Of the control plane's thread.
-  double cpu_us = 0;          // Of all threads, user and system.
+  double control_cpu_us = 0;  // The control plane's thread.
+  double cpu_us = 0;          // All threads, user and system.
   double waits = 0;           // Times that a thread went to sleep: voluntary context switches.
 };
 
 struct RowResult {
   Row row;
   double step_ms = 0, backward_ms = 0, update_ms = 0;
-  double samples_per_second = 0;  // Of all ranks.
+  double samples_per_second = 0;  // Over all ranks.
   std::optional<PairedRatio> step_to_local, backward_to_local;
   std::optional<PairedRatio> step_to_reducer, update_to_reducer;
   std::vector<int64_t> bucket_bytes;

@@ -104,7 +104,7 @@ class Loss : public StepModel::Layer {
   double loss_ = 0;
 };
 
-// What a layer norm does with its parameters.
+// A layer norm's work with its parameters.
 class Norm : public StepModel::Layer {
  public:
   Norm(const StepModel* model, ActivationsPtr rows, int weight, int bias)

@@ -50,7 +50,7 @@ class StepModel {
   StepModel(const std::vector<NamedShape>& shapes, int64_t samples);
 
   ParameterSet& parameters() { return parameters_; }
-  int64_t samples() const { return samples_; }  // Of a step.
+  int64_t samples() const { return samples_; }  // Per step.
   const float* Value(int param) const {
     return static_cast<const float*>(parameters_[param].value.data);
   }

@@ -14,8 +14,8 @@ using Json = nlohmann::json;
 struct Bar {
   const char* plan;   // Beginning of its name.
   const char* row;    // Its whole name.
-  const char* ratio;  // Of the row.
-  const char* value;  // Of the ratio: what may not be above
+  const char* ratio;  // A ratio in the row.
+  const char* value;  // A value of the ratio: it may not be above
   double bar;
   const char* what;
 };

@@ -21,7 +21,7 @@ double Since(absl::Time start) { return absl::ToDoubleSeconds(absl::Now() - star
 
 }  // namespace
 
-// What a program of one rank would do, without a group.
+// The optimizer of a program with one rank, without a group.
 class StepTraining::PlainOptimizer {
  public:
   PlainOptimizer(const ParameterSet* params, const UpdateRule& rule)

@@ -85,7 +85,7 @@ class StepTraining {
     return ddp_ == nullptr ? std::vector<BucketInfo>() : ddp_->buckets();
   }
   int64_t CountOfParameters() const;  // Elements.
-  // Of all parameters: equal on ranks that are in step.
+  // Hashes all parameters: equal on ranks that are in step.
   uint64_t HashOfParameters();
 
  private:
@@ -100,9 +100,9 @@ class StepTraining {
 
   Communicator* const comm_;
   const SyncWay way_;
-  Memory value_memory_;  // Of the model's values, but for kLocal.
+  Memory value_memory_;  // The model's values, except for kLocal.
   std::unique_ptr<StepModel> model_;
-  std::unique_ptr<PlainOptimizer> plain_optimizer_;  // Of kLocal; the others have this one:
+  std::unique_ptr<PlainOptimizer> plain_optimizer_;  // kLocal's; the others have this one:
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<DataParallel> ddp_;
 };

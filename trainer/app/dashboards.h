@@ -59,7 +59,7 @@ class Dashboards {
   OutputFailures& failures_;
   std::map<std::string, std::unique_ptr<MetricsSink>> sinks_;  // By flag.
   const bool counts_tokens_;
-  std::vector<double> bucket_us_;  // Of the steps since the last histogram.
+  std::vector<double> bucket_us_;  // From the steps since the last histogram.
 };
 
 }  // namespace evenkeel

@@ -31,8 +31,8 @@ namespace evenkeel {
 inline constexpr int64_t kDrySteps = 10;
 
 struct DryRun {
-  StepPlan whole;                 // Of the run that is estimated.
-  std::vector<PlanRecord> plans;  // Of the buckets; the last one is used.
+  StepPlan whole;                 // The plan of the estimated run.
+  std::vector<PlanRecord> plans;  // Plans of the buckets; the last one is used.
   std::vector<RankRecord> ranks;
 };
 

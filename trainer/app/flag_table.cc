@@ -53,7 +53,7 @@ Line Describe(const char* name) {
   return line;
 }
 
-// Of gflags.
+// Returns the value of a boolean flag of gflags.
 bool IsSet(const char* flag) {
   std::string value;
   return gflags::GetCommandLineOption(flag, &value) && value == "true";

@@ -84,7 +84,7 @@ class ProgressLine {
   const bool is_terminal_;
 
   ProgressState state_;
-  std::deque<Mark> marks_;  // Of the last half minute or so; rates are averages over them.
+  std::deque<Mark> marks_;  // The last half minute or so; rates are averages over them.
   absl::Time shown_ = absl::InfinitePast();
   bool is_pending_ = false;    // `state_` was not shown yet.
   bool is_line_open_ = false;  // On a terminal: the cursor is at the end of the line.

@@ -22,7 +22,7 @@ class ProgressTest : public testing::Test {
  protected:
   ~ProgressTest() override { std::fclose(out_); }
 
-  // What was printed so far.
+  // Returns the output so far.
   std::string Printed() {
     std::string text(10000, '\0');
     std::rewind(out_);
@@ -119,7 +119,7 @@ TEST_F(ProgressTest, ShortensLargeRates) {
   }
 }
 
-// What a terminal of 40 columns gets.
+// The output on a terminal of 40 columns.
 TEST_F(ProgressTest, EndsWhereTheTerminalDoes) {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   ASSERT_GE(terminal, 0);

@@ -115,7 +115,7 @@ class RunOutput {
   std::vector<int> frozen_;  // In the last step.
   std::vector<LostRank> lost_;
   int epochs_reported_;
-  int64_t rank0_predictions_ = 0;  // Of the current epoch, as is the next one.
+  int64_t rank0_predictions_ = 0;  // In the current epoch, as is the next one.
   int64_t rank0_correct_ = 0;
 };
 

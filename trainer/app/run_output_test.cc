@@ -41,8 +41,7 @@ std::unique_ptr<const IdxDataset> Black(int count) {
       *IdxDataset::Parse(images + std::string(count * 784, 0), labels + std::string(count, 0)));
 }
 
-// What a report of one rank's run says after `tell` has told it something: on `out`, and as JSON
-// lines.
+// The output of one rank's report after `tell`: on `out`, and as JSON lines.
 struct Said {
   std::string text;
   std::vector<nlohmann::json> lines;

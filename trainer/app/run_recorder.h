@@ -64,7 +64,7 @@ class RunRecorder {
   const std::string trace_file_;
   const absl::Time start_;
   RunRecord record_;         // Its ranks, plans and seconds are the history's.
-  StepSeries steps_;         // Of the record.
+  StepSeries steps_;         // The record's.
   std::vector<int> frozen_;  // In the last step.
 };
 

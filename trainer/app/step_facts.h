@@ -25,7 +25,7 @@ namespace evenkeel {
 
 struct StepFacts {
   int epoch = 0;
-  int64_t step = 0;     // Of the group.
+  int64_t step = 0;     // The group's.
   int active = 0;       // Number of ranks with a batch.
   int64_t samples = 0;  // In all batches.
   double learning_rate = 0;
@@ -35,19 +35,19 @@ struct StepFacts {
   absl::Duration took = absl::ZeroDuration();  // On this rank, since the end of the step before it.
   absl::Duration sync = absl::ZeroDuration();  // The time for which this rank waited for gradients
                                                // after its backward pass.
-  StepClock clock = StepClock::kHost;  // Of the two times above: the device's on a device, the
-                                       // host's on an exhausted rank.
+  StepClock clock = StepClock::kHost;  // Clock of the two times above: the device's on a device,
+                                       // the host's on an exhausted rank.
   const StepTimes* times = nullptr;    // The reducer's, by the host's clock; valid until
                                        // on_step() returns. Null: exhausted.
 };
 
 struct StepNumbers {
-  double loss = kUnknown;  // Of this rank's batch, as is `accuracy`.
+  double loss = kUnknown;  // For this rank's batch, as is `accuracy`.
   double accuracy = kUnknown;
   double exposed_ms = kUnknown;     // Communication that backward did not hide.
   double exposed_ratio = kUnknown;  // Fraction of the step.
   double step_ms = kUnknown;
-  double predictions_per_second = kUnknown;  // Of all ranks.
+  double predictions_per_second = kUnknown;  // Over all ranks.
 };
 
 inline StepNumbers NumbersOf(const StepFacts& facts, int64_t predictions_per_sample) {

@@ -132,8 +132,8 @@ absl::Status ParseRefresh(absl::string_view text, TrainOptions& options) {
 struct ModelDefaults {
   int epochs;
   int64_t batch_size;
-  double learning_rate;  // Of adam and adamw.
-  double weight_decay;   // Of adamw.
+  double learning_rate;  // For adam and adamw.
+  double weight_decay;   // For adamw.
   Decay decay;
   int64_t warmup;
   double clip;

@@ -47,7 +47,7 @@ struct TrainOptions {
   std::vector<int> hidden;          // Units of each hidden layer of the mlp.
   CnnOptions cnn;                   // The data sets the size of the images
   GptOptions gpt;                   // and the vocabulary.
-  DType compute = DType::kFloat32;  // Of factors of products; also in the gpt's options.
+  DType compute = DType::kFloat32;  // Type of factors of products; also in the gpt's options.
   double loss_scale = 65536;        // Initial scale of losses, for float16.
   uint64_t seed = 0;
 
@@ -100,7 +100,7 @@ struct TrainOptions {
   bool dry_run = false;  // Runs a few steps, writes no files, and describes the whole run.
 
   bool wants_record() const { return !report_file.empty() || !trace_file.empty(); }
-  int64_t samples_per_step() const { return batch_size * accumulate; }  // Of one rank.
+  int64_t samples_per_step() const { return batch_size * accumulate; }  // On one rank.
 };
 
 // Return the values of --model and --backend.

@@ -163,7 +163,7 @@ class TrainingRun {
   struct StepResult {
     struct Part {
       PendingResult result;
-      double share = 0;  // Of the step's samples.
+      double share = 0;  // Fraction of the step's samples.
     };
     std::vector<Part> parts;
   };

@@ -242,7 +242,7 @@ struct Loss {
   Place place = Place::kInStep;
 };
 
-// What the trainer does, without its output.
+// Trains as the trainer does, without its output.
 absl::StatusOr<Trained> TrainWithLosses(TrainingRun& run, int rank,
                                         const std::vector<Loss>& losses) {
   const auto leaves = [&](Place place, int64_t step) {
@@ -412,7 +412,7 @@ TEST_P(LostRankTest, TheOthersDoWhatAFreshGroupOfThemWould) {
         EXPECT_LE(Difference(result->weights, expected.weights), one_step / 100);
         EXPECT_NEAR(result->test.loss_sum, expected.test.loss_sum, 1e-3 * expected.test.loss_sum);
       }
-      EXPECT_EQ(result->samples, 60);  // Of the last epoch, in which nobody is lost.
+      EXPECT_EQ(result->samples, 60);  // The last epoch's, in which no rank is lost.
     }
   }
 }

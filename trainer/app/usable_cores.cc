@@ -34,7 +34,7 @@ int UsableCores(int affinity, const std::string& cgroup_folder) {
 }
 
 int UsableCores() {
-  // Of glibc: the processors in this process's affinity mask.
+  // In glibc, the processors in this process's affinity mask.
   return UsableCores(static_cast<int>(std::thread::hardware_concurrency()), "/sys/fs/cgroup");
 }
 

@@ -80,7 +80,7 @@ class CheckpointFolder {
   const std::string job_;
   const std::string own_;  // Unique part of the names of unfinished checkpoints of this process.
   const std::unique_ptr<FolderLock> lock_;
-  int64_t step_ = -1;   // Of the last Begin().
+  int64_t step_ = -1;   // The step of the last Begin().
   std::string saving_;  // Its folder; empty: Begin() was not called.
 };
 

@@ -12,7 +12,7 @@ inline constexpr char kResumeAuto[] = "auto";
 inline constexpr char kResumeNever[] = "never";
 
 struct CheckpointOptions {
-  std::string folder;  // Of all checkpoints of the run, seen by all ranks; empty: none are written.
+  std::string folder;  // For all checkpoints, seen by all ranks; empty: none are written.
   int64_t every = 0;   // Steps; 0: only when the run is stopped, and at its end.
   int keep = 3;        // Number of the newest checkpoints to keep; 0: all.
   // kResumeAuto: the newest in `folder`, if any; kResumeNever: none, `folder` must not contain any;

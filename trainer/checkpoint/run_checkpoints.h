@@ -61,7 +61,7 @@ struct RunToSave {
   RunState state;
   const Model* model = nullptr;
   int model_rank = 0;             // The rank whose buffers are used in the next step.
-  Evaluation trained;             // Of this rank, in this epoch.
+  Evaluation trained;             // This rank's, in this epoch.
   std::vector<RankRecord> ranks;  // On rank 0, for the history.
   StatePieces optimizer;
   std::string optimizer_name;

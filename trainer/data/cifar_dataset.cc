@@ -11,7 +11,7 @@
 namespace evenkeel {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{1} << 30;  // Of a file; those of CIFAR-10 have 31 MB.
+constexpr int64_t kMaxBytes = int64_t{1} << 30;  // Per file; those of CIFAR-10 have 31 MB.
 
 std::vector<std::string> FileNames(Split split) {
   if (split == Split::kTest) return {"test_batch.bin"};

@@ -6,7 +6,7 @@
 
 namespace evenkeel {
 
-inline constexpr int kImageSide = 28;  // Of MNIST.
+inline constexpr int kImageSide = 28;  // MNIST's.
 inline constexpr int kImagePixels = kImageSide * kImageSide;
 inline constexpr int kClasses = 10;
 

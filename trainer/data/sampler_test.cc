@@ -134,7 +134,7 @@ TEST(SamplerTest, AnEpochGoesOnOverSeveralWorldSizesWithEachSampleOnce) {
   }
 }
 
-// What each rank can say of its own part, without the others, adds up.
+// The counts that each rank computes for its own part, without the others, add up.
 TEST(SamplerTest, RanksOfTheRestHaveAllOfItsSamples) {
   for (int64_t first : {0, 1, 500, 999, 1000}) {
     for (int world_size : {1, 3, 8}) {

@@ -52,7 +52,7 @@ class SequencePlan {
 
  private:
   struct PlannedRun {
-    int64_t first = 0;  // Of its sequences.
+    int64_t first = 0;  // The number of its first sequence.
     TokenRun run;
   };
 

@@ -45,7 +45,7 @@ struct StepPlanOptions {
   int64_t samples = 0;
   int64_t batch_size = 1;
   int epochs = 1;
-  int64_t max_steps = 0;            // Of the group, over all epochs; 0: no limit.
+  int64_t max_steps = 0;            // The group's, over all epochs; 0: no limit.
   std::vector<int64_t> rank_steps;  // Batches of each rank per epoch; empty: all the data.
   bool must_be_even = false;  // Uneven numbers of batches are an error, which names the ranks.
   bool stops_early = false;   // Training ends at the first step for which a rank has no batch.
@@ -54,7 +54,7 @@ struct StepPlanOptions {
 
 struct StepPlan {
   std::vector<int64_t> batches;        // By rank, in a whole epoch.
-  EpochPosition begin;                 // Of the plan: the beginning of the run or of its rest.
+  EpochPosition begin;                 // The plan's start: the beginning of the run or of its rest.
   std::vector<int64_t> begin_batches;  // By rank, in the rest of epoch begin.epoch.
   int64_t steps_per_epoch = 0;         // In a whole epoch.
   int64_t total_steps = 0;             // At the end of all epochs.

@@ -77,7 +77,7 @@ TEST(TextDatasetTest, TokensAreBytesAndTargetsFollowThem) {
   EXPECT_TRUE(CheckTokens(batch, 256, data.vocabulary()).ok());
 }
 
-// What a split may show, byte by byte: the rule in the header, written down another way.
+// Returns whether a byte belongs to the test split: the rule in the header, written in another way.
 bool IsHeldOut(int64_t position, int64_t bytes) {
   const int64_t block = std::min(position / kBlock, bytes / kBlock - 1);
   return block % 20 == 19;

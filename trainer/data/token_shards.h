@@ -55,7 +55,7 @@ class TokenShards : public Dataset {
   int64_t size() const override { return plan_.size(); }
   int64_t predictions_per_sample() const override { return plan_.context(); }
   int64_t vocabulary() const { return vocabulary_; }
-  int64_t tokens() const { return tokens_; }  // Of all shards.
+  int64_t tokens() const { return tokens_; }  // In all shards.
   Batch Gather(std::span<const int32_t> samples, BatchMemory& memory) const override;
 
  private:

@@ -32,16 +32,16 @@ namespace evenkeel {
 struct TrainingData {
   std::unique_ptr<const Dataset> train;
   std::unique_ptr<const Dataset> test;
-  std::optional<ImageShape> image;  // Of images.
+  std::optional<ImageShape> image;  // For images.
   int64_t vocabulary = 0;           // Tokens are below it; 0 for images.
 };
 
 struct DataOptions {
   std::string path = kFashionMnistFolder;
   std::optional<DataKind> kind;  // None: what GuessDataKind says.
-  int64_t context = 128;         // Of text and tokens.
+  int64_t context = 128;         // For text and tokens.
 
-  // Of token shards.
+  // For token shards.
   int64_t vocabulary = kGpt2Vocabulary;
   // Those to test with. Empty: like `path`, with "val" for the last "train" in it; of a folder,
   // *train*.bin is to train on and *val*.bin to test with.

@@ -79,13 +79,13 @@ absl::Status DeviceAttention::BackwardRows(const AttentionRows& rows, const Oper
   const void* const diff = At(diff_output, first_query);
   const void* const first = At(probabilities, rows.begin * shape_.context);
 
-  // Of the values, which the probabilities weighted after dropout.
+  // Gradients of the values, which the probabilities weighted after dropout.
   if (rows.drops)
     EK_RETURN_IF_ERROR(layers_.DropProbabilities(own, noise_, first, memory_.operands));
   EK_RETURN_IF_ERROR(Product(rows.DiffValues(), rows.drops ? memory_.operands : first, diff,
                              {DType::kFloat32, diff_qkv + 2 * size()}));
 
-  // Of the scores.
+  // Gradients of the scores.
   EK_RETURN_IF_ERROR(
       Product(rows.DiffWeights(), diff, At(qkv, 2 * size()), {DType::kFloat32, memory_.scores}));
   void* const diff_scores =
@@ -93,7 +93,7 @@ absl::Status DeviceAttention::BackwardRows(const AttentionRows& rows, const Oper
   EK_RETURN_IF_ERROR(
       layers_.CausalSoftmaxBackward(own, noise_, first, memory_.scores, diff_scores));
 
-  // Of queries and keys.
+  // Gradients of queries and keys.
   EK_RETURN_IF_ERROR(Product(rows.DiffQueries(), diff_scores, At(qkv, size()),
                              {DType::kFloat32, diff_qkv + first_query}));
   return Product(rows.DiffKeys(), diff_scores, At(qkv, first_query),

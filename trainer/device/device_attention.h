@@ -36,7 +36,7 @@ class DeviceAttention {
     float* scores = nullptr;
     Operands* operands = nullptr;
   };
-  // What Backward does about probabilities: takes them, or computes them first.
+  // Whether Backward finds the probabilities, or computes them first.
   enum class Probabilities : uint8_t { kKept, kForgotten };
 
   DeviceAttention(const DeviceWork& work, const DeviceGptLayers& layers,

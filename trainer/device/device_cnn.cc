@@ -41,7 +41,7 @@ struct Block {
   std::optional<Conv> shortcut;
   DeviceBuffer normed1 = {}, middle = {}, normed2 = {};
   DeviceBuffer skip = {};    // The shortcut's.
-  DeviceBuffer output = {};  // Of the second convolution, and the skip.
+  DeviceBuffer output = {};  // The sum of the second convolution's output and the skip.
 };
 
 class DeviceCnn : public Model {
@@ -116,7 +116,7 @@ class DeviceCnn : public Model {
     shape.batch = batch_;
     return shape;
   }
-  // Of what goes into a convolution, and of what comes out.
+  // Return the shape of a convolution's input, and of its output.
   DeviceNorm::Images Before(const Conv& conv) const {
     return {dtype_, batch_, static_cast<int>(conv.shape.inputs),
             static_cast<int>(conv.shape.side * conv.shape.side)};
@@ -130,7 +130,7 @@ class DeviceCnn : public Model {
   }
   DeviceDenseShape Dense() const { return {dtype_, batch_, options_.widths.back(), kClasses}; }
   TypedPointer Typed(void* data) const { return {dtype_, data}; }
-  // Of so many elements that go from layer to layer.
+  // Makes room for `count` elements that go from layer to layer.
   absl::Status Need(DeviceBuffer& buffer, int64_t count) {
     return buffer.Need(*work_, count * SizeOf(dtype_));
   }
@@ -287,14 +287,14 @@ class DeviceCnn : public Model {
   }
 
   const CnnOptions options_;
-  const DType dtype_;  // Of what goes through products and convolutions.
+  const DType dtype_;  // The type in products and convolutions.
   RoundedMatrices matrices_;
   Conv stem_;
   std::vector<Block> blocks_;
   Norm norm_;
   int fc_weight_ = -1;
   int fc_bias_ = -1;
-  int64_t side_ = 0;  // Of what the last norm sees.
+  int64_t side_ = 0;  // The side of the last norm's input.
 
   DeviceBuffer rounded_images_;
   DeviceBuffer stem_output_;
@@ -305,7 +305,7 @@ class DeviceCnn : public Model {
   DeviceBuffer diff_means_;
   DeviceBuffer diffs_[3];  // Gradients of images, on their way down.
   int64_t batch_ = 0;
-  const void* images_ = nullptr;  // Of the last Forward.
+  const void* images_ = nullptr;  // From the last Forward.
   std::unique_ptr<DeviceWork>
       work_;  // Goes first, when the device is done with what lies in the others.
 };

@@ -128,7 +128,7 @@ class DeviceGptModel : public Gpt {
     final_norm_ = find("ln_f");
   }
 
-  // What a pass needs of the batch, and memory for it.
+  // Prepares a pass over the batch, and memory for it.
   absl::Status Prepare(const TokenBatch& batch, Mode mode, const PassOptions& options) {
     const bool trains = mode == Mode::kTraining;
     const auto rows = static_cast<int64_t>(batch.inputs.size());
@@ -377,11 +377,11 @@ class DeviceGptModel : public Gpt {
   DeviceBuffer block_;
   std::optional<DeviceGptSize> laid_out_;
   DeviceGptMemory memory_;  // In `block_`.
-  Memory next_scores_;      // Of NextToken, on the host.
+  Memory next_scores_;      // For NextToken, on the host.
   TokenBuckets buckets_;
   std::vector<int32_t> bucket_memory_;
 
-  GptPass pass_;  // Of the last Forward.
+  GptPass pass_;  // The last Forward's.
   DeviceTokens tokens_;
   std::unique_ptr<DeviceWork> work_;  // Goes first: waits for what uses the rest.
   std::optional<DeviceGptLayers> layers_;

@@ -32,7 +32,7 @@ struct DeviceGptSize {
   DType operand = DType::kFloat32;
 
   int64_t rows() const { return sequences * context; }
-  // Of a block of attention's rows.
+  // The rows of a block of attention.
   int64_t block_rows() const { return attention_rows < context ? attention_rows : context; }
   friend bool operator==(const DeviceGptSize&, const DeviceGptSize&) = default;
 };
@@ -56,14 +56,14 @@ struct DeviceGptMemory {
     RowStatistics<float> statistics_1;  // [rows] each
     RowStatistics<float> statistics_2;
   };
-  std::vector<Layer> layers;  // Of evaluation two, which take turns.
+  std::vector<Layer> layers;  // In evaluation two, which take turns.
 
   float* embedded = nullptr;  // [rows, width]
   RowStatistics<float> statistics;
   Operands* final = nullptr;  // [rows, width]
   float* scores = nullptr;    // [rows, ScoreStride]; of float32 their gradient takes their place
   Operands* diff_scores = nullptr;  // The same.
-  void* sums = nullptr;             // What layers call a workspace.
+  void* sums = nullptr;             // The layers' workspace.
 
   Operands* qkv_rows =
       nullptr;                // [rows, 3 width]: before heads are split, or after they are merged

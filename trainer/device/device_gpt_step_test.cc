@@ -1,5 +1,5 @@
-// What only simulated devices show: steps that run behind the host, and memory that ends. The rest:
-// device_gpt_test.cc.
+// Cases that only simulated devices show: steps that run behind the host, and memory that runs out.
+// The rest: device_gpt_test.cc.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -50,7 +50,7 @@ class DeviceMlp : public Model {
     DeviceBuffer output =
         {};  // [batch, outputs], after the rectifier; of the last layer float32 scores.
     DeviceBuffer diff =
-        {};  // Of it, before the rectifier; in float32 the last layer's scores become it.
+        {};  // Its gradient, before the rectifier; in float32 the last layer's scores become it.
   };
 
   const float* Bias(const Layer& layer) const {
@@ -115,7 +115,7 @@ class DeviceMlp : public Model {
   }
 
   const int pixels_;
-  const DType dtype_;  // Of what goes through products.
+  const DType dtype_;  // The type in products.
   std::vector<Layer> layers_;
   RoundedMatrices matrices_;
   DeviceBuffer rounded_images_;

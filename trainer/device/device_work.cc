@@ -22,7 +22,7 @@ struct DeviceWork::Slot {
   Memory pinned;
   DeviceBuffer here;
   Event copied;  // From `pinned`.
-  Event used;    // What needed `here` has run.
+  Event used;    // The work that needs `here` has run.
 };
 
 // Pinned places for losses; a place is taken as long as a result may be asked for.

@@ -1,4 +1,4 @@
-// What every model on a device needs beside its kernels: memory for activations, batches on their
+// The parts of every model on a device beside its kernels: memory for activations, batches on their
 // way there, losses on their way back.
 //
 //   class DeviceMlp : public Model {  // Model::InitOnDevice() gives it parameters and buffers
@@ -64,7 +64,7 @@ class DeviceWork {
   DeviceRuntime& runtime() const { return *place_.runtime; }
   StreamRef stream() const { return place_.stream.ref(); }
   DeviceMath& math() const { return *place_.math; }
-  // Of all DeviceBuffers, batches included.
+  // Returns the bytes of all DeviceBuffers, batches included.
   int64_t held_bytes() const { return held_bytes_; }
 
   // `extra`: what else a model wants to know of the batch, in the same copy.

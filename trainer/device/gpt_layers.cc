@@ -64,11 +64,11 @@ const auto kLossSum = MakeKernel<&gpt_kernel::ek_gpt_loss_sum>(
 
 constexpr int64_t kMostBlocks = 132 * 16;     // As ShapeFor().
 constexpr int64_t kMostNormBlocks = 132 * 2;  // Each leaves a row of sums.
-constexpr int64_t kMostParts = 128;           // Of rows that are summed beside each other,
+constexpr int64_t kMostParts = 128;           // Parts of the rows, summed in parallel,
 constexpr int64_t kRowsPerPart = 64;          // each at least so many.
 constexpr int64_t kRowsInOnePart = 512;       // So few are summed in one launch.
-constexpr int kRowsPerBlock = 8;              // Of those that a warp takes.
-// Of four elements; before a second warp helps with a row.
+constexpr int kRowsPerBlock = 8;              // Rows that take a warp each.
+// Vectors of four elements; longer rows get a second warp.
 constexpr int64_t kVectorsPerThread = 8;
 
 int64_t DivideUp(int64_t count, int64_t by) { return (count + by - 1) / by; }

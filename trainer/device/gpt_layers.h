@@ -38,7 +38,7 @@ namespace evenkeel {
 
 inline constexpr int64_t kMostNormWidth = 16384;
 
-// What a batch's tokens are to the embedding, on the device (token_buckets.h).
+// A batch's tokens as the embedding sees them, on the device (token_buckets.h).
 struct DeviceTokens {
   const int32_t* inputs = nullptr;   // [rows]
   const int32_t* targets = nullptr;  // [rows]
@@ -55,7 +55,7 @@ struct DeviceAttentionRows {
   int64_t context = 0;  // Rows and columns of a matrix, and from row to row in all memory.
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t block_rows = 0;  // Of a matrix in `scores` and the like, whose first row is `begin`.
+  int64_t block_rows = 0;  // Rows of a matrix in `scores` and the like; the first is `begin`.
   float scale = 1;
 };
 
@@ -110,7 +110,7 @@ class DeviceGptLayers {
   absl::Status GeluBackward(int64_t n, const float* input, const float* diff_output,
                             Operands* diff_input) const;
 
-  // Of a matrix [rows, width]; `noise` of probability 0 only rounds.
+  // Applies dropout to a matrix [rows, width]; `noise` of probability 0 only rounds.
   absl::Status Dropout(int64_t rows, int64_t width, const DropoutNoise& noise, const float* input,
                        Operands* output) const;
 

@@ -262,7 +262,7 @@ TYPED_TEST(DeviceGptLayersTest, SumsColumns) {
       float* workspace = this->template Make<float>(DeviceGptLayers::SumRowsWorkspace(rows, width));
       ASSERT_TRUE(
           this->layers().SumRows(rows, width, this->Put(matrix), workspace, {to, add}).ok());
-      // Of `rows` elements near 1, whose sum is near its square root: as many roundings.
+      // A sum of `rows` elements near 1 is near its square root, and has as many roundings.
       ExpectNear(this->Get(to, width), sum, 6e-8 * (10 + std::sqrt(rows)));
     }
   }

@@ -34,7 +34,7 @@
 namespace evenkeel {
 
 struct DeviceDenseShape {
-  DType dtype = DType::kFloat32;  // Of inputs, weights and gradients of outputs.
+  DType dtype = DType::kFloat32;  // The type of inputs, weights and gradients of outputs.
   int64_t batch = 0;
   int64_t inputs = 0;
   int64_t outputs = 0;

@@ -1,4 +1,4 @@
-// What a forward pass leaves on the device: plain numbers, which kernels write (nvcc sees this
+// The results of a forward pass on the device: plain numbers, which kernels write (nvcc sees this
 // header).
 
 #ifndef EVENKEEL_TRAINER_DEVICE_LOSS_H_

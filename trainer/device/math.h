@@ -39,7 +39,7 @@ struct TypedPointer {
 
 // Padded by (kernel - 1) / 2 with zeros.
 struct DeviceConvolution {
-  DType dtype = DType::kFloat32;  // Of images and weights; weight gradients are float32.
+  DType dtype = DType::kFloat32;  // The type of images and weights; weight gradients are float32.
   int64_t batch = 0;
   int64_t inputs = 0;
   int64_t outputs = 0;

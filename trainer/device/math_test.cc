@@ -208,7 +208,7 @@ TEST_F(MathTest, GradientsOfAConvolutionAreItsAdjoints) {
       // Small integers, so exact; but for an algorithm that transforms them.
       const double bound = devices_.name() == "simulated" ? 0.0 : 1e-3;
       EXPECT_NEAR(dot(images, diff_images), wanted, bound);
-      for (float& value : diff_weight) value -= 1;  // What lay there.
+      for (float& value : diff_weight) value -= 1;  // The earlier contents.
       EXPECT_NEAR(dot(weight, diff_weight), wanted, bound);
     }
   }

@@ -65,7 +65,7 @@ const Case kCases[] = {
         {.image = {.channels = 3, .side = 9}, .widths = {3, 5}, .blocks_per_stage = 2, .seed = 6}),
 };
 
-// Of two float32 tensors, relative to the largest element.
+// Returns the largest difference of two float32 tensors, relative to the largest element.
 double Apart(const TensorView& a, const TensorView& b) {
   double largest = 1e-30, apart = 0;
   const auto x = a.as<float>(), y = b.as<float>();

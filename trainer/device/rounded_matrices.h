@@ -39,7 +39,7 @@ class RoundedMatrices {
   absl::Status Init(DeviceWork& work, const Model& model, DType dtype, int table = -1);
   absl::Status Round(StreamRef stream) const;
 
-  // Of the parameter with that index.
+  // Returns the rounded matrix of the parameter with that index.
   const void* operator[](int index) const { return matrices_[index]; }
 
  private:

@@ -42,7 +42,7 @@ struct Case {
   std::string name;
   bool is_cnn = false;
   DType dtype = DType::kFloat32;
-  double bound = 0;  // Of gradients.
+  double bound = 0;  // Limit on the difference of gradients.
   double loss_bound = 0;
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 };
@@ -82,7 +82,7 @@ class RoundedParityTest : public ::testing::TestWithParam<Case> {
     tensor.device = Device::Cpu();
     return tensor.as<float>();
   }
-  // Of all of the rounded model's gradients together, divided by `scale`.
+  // Returns the relative error of all rounded gradients together, divided by `scale`.
   double Apart(double scale) const {
     double apart = 0, norm = 0;
     for (int i = 0; i < exact_->parameters().size(); ++i) {

@@ -46,7 +46,7 @@ absl::Status WideningConvolutions::Convolve(ConvolutionPass pass, const DeviceCo
 absl::StatusOr<float*> WideningConvolutions::Room(Memory& memory, int64_t count, StreamRef stream) {
   const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
   if (memory.bytes < bytes) {
-    // What is on the stream may still use the smaller one.
+    // Work on the stream may still use the smaller one.
     if (memory.bytes > 0) EK_RETURN_IF_ERROR(runtime_.Synchronize(stream, absl::Now() + kTimeout));
     memory = {};
     EK_ASSIGN_OR_RETURN(memory, runtime_.Allocate(device_, bytes));

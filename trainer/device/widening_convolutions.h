@@ -52,7 +52,7 @@ class WideningConvolutions : public CudaConvolutions {
   const Device device_;
   const std::unique_ptr<CudaConvolutions> library_;
   std::vector<Widened> widened_;
-  Memory places_[3];  // Of images, weight and output in float32.
+  Memory places_[3];  // Images, weight and output in float32.
 };
 
 }  // namespace evenkeel::internal

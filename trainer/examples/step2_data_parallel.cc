@@ -82,7 +82,7 @@ absl::Status Train(evenkeel::Communicator& comm) {
   const int share = kBatch / comm.world_size();
   int steps = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
-    // What is left over is not used.
+    // Remaining samples are not used.
     for (int batch = 0; batch + kBatch <= kSamples; batch += kBatch, ++steps) {
       const int begin = batch + comm.rank() * share;
       model.params.ClearGradients();

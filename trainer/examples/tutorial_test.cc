@@ -1,5 +1,5 @@
-// What docs/tutorial.md shows is what is there: its code is in the programs, its output is what
-// they print. And they compute what it promises, on any number of ranks.
+// Compares docs/tutorial.md with the programs: its code is in them, and its output is theirs. The
+// programs also compute the promised results, on any number of ranks.
 
 #include <stdio.h>
 

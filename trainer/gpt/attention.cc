@@ -11,8 +11,8 @@
 namespace evenkeel {
 namespace {
 
-// Of a context of 128 a quarter of the products is left out, of 1024 nearly half. Smaller blocks
-// leave out more, but their products are slower.
+// With a context of 128 a quarter of the products is left out, with 1024 nearly half. Smaller
+// blocks leave out more, but their products are slower.
 constexpr int64_t kRowsPerBlock = 64;
 
 AttentionRows RowsFrom(int64_t begin, const AttentionShape& shape, bool drops) {
@@ -97,7 +97,7 @@ absl::Status CausalAttention<T, O>::BackwardRows(const AttentionRows& rows,
   const O* diff = diff_output + rows.begin * width;
   const O* weights = probabilities + InProbabilities(rows, 0);
 
-  // Of the values, which the probabilities weighted after dropout.
+  // Gradients of the values, which the probabilities weighted after dropout.
   if (rows.drops) {
     for (int64_t i = 0; i < rows.shape.matrices(); ++i) {
       Dropout(noise, NoiseOf(rows, i), probabilities + InProbabilities(rows, i),
@@ -108,7 +108,7 @@ absl::Status CausalAttention<T, O>::BackwardRows(const AttentionRows& rows,
   EK_RETURN_IF_ERROR(
       products_.Run(rows.DiffValues(), weights, diff, nullptr, diff_qkv + 2 * width));
 
-  // Of the scores.
+  // Gradients of the scores.
   EK_RETURN_IF_ERROR(
       products_.Run(rows.DiffWeights(), diff, qkv + 2 * width, nullptr, scores_.data()));
   O* diff_scores = OperandMemory(scores_.data(), InBlock(rows, rows.shape.matrices()), operands_);
@@ -119,7 +119,7 @@ absl::Status CausalAttention<T, O>::BackwardRows(const AttentionRows& rows,
                           own, diff_scores + InBlock(rows, i));
   }
 
-  // Of queries and keys.
+  // Gradients of queries and keys.
   EK_RETURN_IF_ERROR(
       products_.Run(rows.DiffQueries(), diff_scores, qkv + width, nullptr, diff_qkv + first_query));
   return products_.Run(rows.DiffKeys(), diff_scores, qkv + first_query, nullptr, diff_qkv + width);

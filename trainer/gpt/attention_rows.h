@@ -36,9 +36,9 @@ struct AttentionRows {
   AttentionShape shape;
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t block_rows = 0;  // Of a matrix of the block's memory: scores, dropped probabilities.
-  MatrixStrides qkv;       // Of queries, keys, values and their gradients.
-  MatrixStrides output;    // Of the output and its gradient.
+  int64_t block_rows = 0;  // In a matrix of the block's memory: scores, dropped probabilities.
+  MatrixStrides qkv;       // For queries, keys, values and their gradients.
+  MatrixStrides output;    // For the output and its gradient.
   bool drops = false;      // The weights of values are in the block's memory.
 
   int64_t count() const { return end - begin; }

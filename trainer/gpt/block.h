@@ -158,7 +158,7 @@ class Block {
   }
 
  private:
-  // Of the norm that comes first (0) or second (1).
+  // Returns the statistics of the first (0) or second (1) norm.
   static RowStatistics<T> Statistics(const GptPass& pass, const BlockMemory<T, O>& memory,
                                      int norm) {
     T* own = memory.statistics.data() + 2 * norm * pass.rows();

@@ -56,7 +56,7 @@ TEST(DropoutTest, APartIsWhatTheWholeHasThere) {
   const std::vector<float> whole = Mask(noise, {0, 6, 50, 64}), part = Mask(noise, {2, 3, 40, 64});
   for (int64_t row = 0; row < 3; ++row) {
     for (int64_t column = 0; column < 64; ++column) {
-      // What is right of the columns stays.
+      // Elements to the right of the columns stay.
       EXPECT_EQ(part[row * 64 + column], column < 40 ? whole[(row + 2) * 64 + column] : 1.0f)
           << row << " " << column;
     }

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr char kFile[] = "model.safetensors";
 constexpr int64_t kNoStep = -1;
 
-// Of a folder "step-N".
+// Returns N for a folder "step-N", else kNoStep.
 int64_t StepOf(const fs::path& folder) {
   const std::string name = folder.filename().string();
   absl::string_view digits = name;
@@ -47,7 +47,7 @@ absl::StatusOr<std::string> FindWeights(const std::string& path) {
   fs::directory_iterator entry(path, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     const fs::path file = entry->path() / kFile;
-    std::error_code ignored;  // What can't be looked at is not there.
+    std::error_code ignored;  // Unreadable entries count as missing.
     const int64_t step = StepOf(entry->path());
     if (step <= newest || !fs::is_regular_file(file, ignored)) continue;
     newest = step;

@@ -44,7 +44,7 @@ TEST_F(FindWeightsTest, TakesTheNewestCompleteCheckpoint) {
   Touch("step-000000009/model.safetensors");
   const std::string newest = Touch("step-000000120/model.safetensors");
   Touch("step-000000119/model.safetensors");
-  Touch("step-000000300/state.rank0.safetensors");  // Of another kind.
+  Touch("step-000000300/state.rank0.safetensors");  // A file of another kind.
   Touch(".saving-step-000000400/model.safetensors");
   Touch("step-000000500.bad/model.safetensors");
   Touch("step-99999999999999999999/model.safetensors");

@@ -24,7 +24,7 @@
 namespace evenkeel {
 
 struct GenerateOptions {
-  int64_t count = 500;  // Of new tokens.
+  int64_t count = 500;  // The number of new tokens.
   SampleOptions sample;
   uint64_t seed = 0;
 };

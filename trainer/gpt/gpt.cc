@@ -258,8 +258,8 @@ class GptModel : public Gpt {
   Buffer<O> diff_scores_{&held_};  // Unused where T is O.
   Buffer<T> diff_{&held_};         // [rows, width]: of what goes from layer to layer
 
-  GptPass pass_;                     // Of the last Forward.
-  std::span<const int32_t> inputs_;  // Of the last training Forward.
+  GptPass pass_;                     // The last Forward's.
+  std::span<const int32_t> inputs_;  // The last training Forward's.
   std::vector<float> next_scores_;   // Unused in float32.
 };
 
@@ -284,8 +284,8 @@ absl::StatusOr<int64_t> Gpt::ScorePrompt(std::span<const int32_t> tokens) {
         "gpt: the prediction of a token requires at least one token before it");
   const int64_t context = options().context;
   const int64_t count = std::min<int64_t>(tokens.size(), context);
-  // Of few lengths, so that memory is laid out and kernels are generated for few. What is after the
-  // last token has no influence on it.
+  // Uses few lengths, so that memory is laid out and kernels are generated for few. Positions after
+  // the last token have no influence on it.
   const auto length = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
   prompt_.assign(std::min(length, context), 0);
   std::ranges::copy(tokens.last(count), prompt_.begin());

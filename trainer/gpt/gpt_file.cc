@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<Tensor>> NeededTensors(const SafetensorsFile& file) {
   return tensors;
 }
 
-// What scores tokens is what embeds them, under either name.
+// The same tensor scores and embeds tokens, under either name.
 absl::Status MergeTied(std::vector<Tensor>& tensors) {
   const auto head = std::ranges::find(tensors, "lm_head.weight", &Tensor::name);
   const auto embedding = std::ranges::find(tensors, "wte.weight", &Tensor::name);
@@ -106,7 +106,7 @@ absl::StatusOr<GptOptions> SizesOf(const SafetensorsFile& file, const ByName& te
       .vocabulary = embedding->shape[0], .context = positions->shape[0], .layers = 0};
   options.width = embedding->shape[1];
   while (tensors.contains(absl::StrCat("h.", options.layers, ".ln_1.weight"))) ++options.layers;
-  options.layers = std::max<int64_t>(1, options.layers);  // What is missing will be named.
+  options.layers = std::max<int64_t>(1, options.layers);  // Missing tensors are reported later.
   EK_ASSIGN_OR_RETURN(options.heads, HeadsOf(file, options.width));
   return options;
 }

@@ -53,7 +53,7 @@ TEST(GptMemoryTest, NothingGrowsWhateverComputes) {
     ResetPeakBytes();
     Step(*model, 4);
     EXPECT_EQ(LiveBytes(), held);
-    // What oneDNN takes for the time of a product is small beside the activations.
+    // oneDNN's memory during a product is small beside the activations.
     EXPECT_LT(PeakBytes() - held, model->ActivationBytes() / 4);
   }
 }

@@ -1,5 +1,5 @@
-// What the GPTs of the host and of devices share: where a layer's parameters are, and what a pass
-// is about.
+// Shared by the GPTs of the host and of devices: where a layer's parameters are, and the sizes of a
+// pass.
 //
 // Threads: values.
 
@@ -33,7 +33,7 @@ struct BlockParameters {
 inline constexpr uint64_t kEmbeddingStream = 0;
 constexpr uint64_t FirstStream(int layer) { return 1 + 3 * static_cast<uint64_t>(layer); }
 
-// What a pass is about.
+// The sizes and the dropout of a pass.
 struct GptPass {
   GptPass() = default;
   GptPass(const GptOptions& model, const TokenBatch& batch, Mode mode, const PassOptions& options)

@@ -28,7 +28,7 @@ TYPED_TEST(LinearTest, AgreesWithPyTorch) {
                        diff = recorded.Get<T>("linear.diff_output");
   const LinearShape shape{.rows = 6, .inputs = 5, .outputs = 7};
   StridedProducts<T> products;
-  // What lies in the results is overwritten, the second time added to.
+  // Old values in the results are overwritten, the second time added to.
   std::vector<T> output(diff.size(), 99), diff_input(input.size(), 99),
       diff_weight(weight.size(), 99);
   std::vector<T> diff_bias(bias.size(), 99);

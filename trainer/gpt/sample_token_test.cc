@@ -37,7 +37,7 @@ std::vector<double> Frequencies(const std::vector<float>& scores, const SampleOp
 
 TEST(SampleTokenTest, TakesTokensAsOftenAsTheirScoresSay) {
   const std::vector<float> scores = {std::log(1.0f), std::log(5.0f), std::log(4.0f)};
-  // Of a frequency near 1 / 2, after 100 000 draws, 0.008 is five standard deviations.
+  // For a frequency near 1 / 2, after 100 000 draws, 0.008 is five standard deviations.
   const std::vector<double> even = Frequencies(scores, {});
   for (int i = 0; i < 3; ++i) EXPECT_NEAR(even[i], std::vector<double>({0.1, 0.5, 0.4})[i], 0.008);
   const std::vector<double> sharper = Frequencies(scores, {.temperature = 0.5});
@@ -65,7 +65,7 @@ TEST(SampleTokenTest, TopKLeavesTheRestOut) {
   const std::vector<float> scores = {2, 9, 1, 9, 2};
   for (double uniform = 0; uniform < 1; uniform += 1.0 / 64) {
     EXPECT_EQ(Sample(scores, {.temperature = 1e9, .top_k = 1}, uniform),
-              1);  // Of equal ones the first.
+              1);  // The first of equal ones.
     EXPECT_EQ(Sample(scores, {.temperature = 1e9, .top_k = 2}, uniform), uniform < 0.5 ? 1 : 3);
   }
   const std::vector<double> three = Frequencies(scores, {.temperature = 1e9, .top_k = 3});

@@ -20,7 +20,7 @@ constexpr size_t kPlansKept = 256;
 template <typename T>
 constexpr Type kTypeOf = std::is_same_v<T, BFloat16> ? Type::bf16 : Type::f32;
 
-// Of two dimensions where there is one product: oneDNN has its fastest kernels for that.
+// Two dimensions for a single product: oneDNN has its fastest kernels for that.
 Desc DescOf(const StridedShape& shape, Type type, int64_t rows, int64_t columns,
             const MatrixStrides& strides) {
   if (shape.outer * shape.heads == 1)

@@ -39,7 +39,7 @@ namespace evenkeel {
 template <typename Operand>
 class StridedProducts {
  public:
-  // What sums are in.
+  // The type of sums.
   using Sum = std::conditional_t<std::is_same_v<Operand, double>, double, float>;
 
   // Result: the operand's type, or float.
@@ -63,7 +63,7 @@ class StridedProducts {
 
   OneDnn dnn_;
   std::vector<std::unique_ptr<Plan>> plans_;  // The most recently made last.
-  std::vector<Sum> row_;                      // Of the plain loops.
+  std::vector<Sum> row_;                      // For the plain loops.
 };
 
 }  // namespace evenkeel

@@ -1,4 +1,4 @@
-// What loops of vectorised.h need of the exponential and of bfloat16, without a branch or a call.
+// The exponential and bfloat16 conversions for loops of vectorised.h, without a branch or a call.
 //
 //   Exp(x)  // float: below 2 ulp, 0 below -87, Exp(88) above 88; double: the library's
 //   Widen(element)         // to the type that one computes in
@@ -59,8 +59,7 @@ EK_ALWAYS_INLINE O Narrow(T value) {
     static_assert(std::is_same_v<O, BFloat16> && std::is_same_v<T, float>);
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    const uint32_t quiet =
-        (bits >> 16) | 0x40;  // Of a NaN, which rounding could turn into an infinity.
+    const uint32_t quiet = (bits >> 16) | 0x40;  // For a NaN, which rounding could make infinite.
     O narrow;
     narrow.bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? quiet : rounded);
     return narrow;

@@ -14,7 +14,7 @@ int OutputSide(const ConvolutionShape& shape) { return (shape.side - 1) / shape.
 
 Dims Padding(const ConvolutionShape& shape) { return Dims(2, (shape.kernel - 1) / 2); }
 
-// What is left of the border at the far end, when the stride does not meet the last pixel.
+// Returns the used part of the far border when the stride does not meet the last pixel.
 Dims FarPadding(const ConvolutionShape& shape) {
   const int covered = (OutputSide(shape) - 1) * shape.stride + shape.kernel;
   return Dims(2, covered - shape.side - (shape.kernel - 1) / 2);

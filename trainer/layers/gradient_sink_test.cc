@@ -46,7 +46,7 @@ class GradientSinkTest : public testing::Test {
 
   float value_[3][2] = {};
   float grads_[3][2] = {{77, 77}, {77, 77}, {77, 77}};
-  float (&grad_)[2] = grads_[1];  // Of the one that most tests write.
+  float (&grad_)[2] = grads_[1];  // The one that most tests write.
   ParameterSet parameters_;
   std::vector<int> announced_;
   absl::Status answer_;

@@ -30,8 +30,8 @@ TEST(FillUniformTest, FloatsAreTheRoundedDoubles) {
 }
 
 TEST(FillNormalTest, HasTheMomentsOfANormalDistribution) {
-  // Of 100000 draws the k-th moment is off by a few times sqrt(E[x^2k] / 100000): below 0.02, 0.03
-  // and 0.2.
+  // With 100000 draws the k-th moment is off by a few times sqrt(E[x^2k] / 100000): below 0.02,
+  // 0.03 and 0.2.
   std::vector<double> values(100000);
   FillNormal(std::span(values), 2, StableRandom(3));
   double mean = 0, square = 0, fourth = 0;

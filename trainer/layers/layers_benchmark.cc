@@ -120,7 +120,7 @@ void BM_BackwardInputByMatmul(benchmark::State& state) {
             Matrix(batch, inputs, dnnl::memory::format_tag::ab));
 }
 
-// What stays outside of the products: the rectifier's and the bias's gradients.
+// Measures the work outside of the products: the rectifier's and the bias's gradients.
 void BM_BackwardReluAndBias(benchmark::State& state) {
   Layer layer(state);
   std::vector<float> diff = layer.output;

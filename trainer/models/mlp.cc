@@ -48,7 +48,7 @@ class Mlp : public Model {
     int bias;
     std::vector<T> output =
         {};  // [batch, outputs], after the rectifier; of the last layer the scores.
-    std::vector<T> diff = {};  // Of it, before the rectifier; unused in the last layer.
+    std::vector<T> diff = {};  // Its gradient, before the rectifier; unused in the last layer.
   };
 
   // Answers how many inputs the next one has.

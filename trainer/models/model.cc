@@ -21,7 +21,7 @@ int64_t CountOf(std::span<const int64_t> shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-// Of values and buffers.
+// Returns the bytes of all values and buffers.
 int64_t RoomForAll(const ParameterSet& parameters, std::span<const NamedBuffer> buffers) {
   int64_t bytes = 0;
   for (int i = 0; i < parameters.size(); ++i) bytes += AlignedBytes(parameters[i].value.bytes());

@@ -138,7 +138,7 @@ class Model {
   DevicePlace place_;
   TensorMemory memory_;
   Memory device_memory_;
-  Memory value_memory_;  // Of the group's transport.
+  Memory value_memory_;  // From the group's transport.
   ParameterSet parameters_;
   std::vector<std::vector<int64_t>> shapes_;
   std::vector<NamedBuffer> buffers_;

@@ -1,4 +1,4 @@
-// What every model promises, checked for each.
+// The promises of every model, checked for each.
 
 #include "evenkeel/trainer/models/model.h"
 

@@ -15,7 +15,7 @@
 namespace evenkeel {
 namespace {
 
-constexpr double kSmoothedOver = 1.0 / 40;  // Of the run.
+constexpr double kSmoothedOver = 1.0 / 40;  // Fraction of the run.
 constexpr size_t kTooFewToSmooth = 20;
 
 using Points = std::vector<ChartPoint>;

@@ -12,11 +12,11 @@
 namespace evenkeel {
 namespace {
 
-// Of the drawing, which is stretched; two decimals are finer than a screen.
+// The drawing's size, before it is stretched; two decimals are finer than a screen.
 constexpr double kWidth = 1000;
 constexpr double kHeight = 300;
 constexpr int kTicks = 5;
-constexpr double kPeaksCutOff = 0.01;  // Of a faint curve's points.
+constexpr double kPeaksCutOff = 0.01;  // Fraction of a faint curve's points.
 
 struct Range {
   double low = 0, high = 1;

@@ -42,7 +42,7 @@ struct StepPoint {
   double took = kUnknown;  // Seconds, of one step.
   double exposed =
       kUnknown;        // Seconds of `took` in which this rank waited for gradients after backward.
-  double samples = 0;  // Of one step, over all ranks.
+  double samples = 0;  // In one step, over all ranks.
   double active = 0;   // Ranks with a batch.
 };
 
@@ -56,7 +56,7 @@ struct EpochPoint {
   double test_accuracy = kUnknown;
   int64_t first_step = 0;
   std::vector<int64_t>
-      batches;  // Of each rank. A rank with fewer than the others was exhausted for the rest.
+      batches;  // By rank. A rank with fewer than the others was exhausted for the rest.
   std::vector<int>
       ranks;  // Ranks of `batches`, by their numbers in the job's first group. Empty: 0, 1, 2, ...
 };
@@ -92,7 +92,7 @@ struct StepTrace {
   std::vector<TraceSpan> spans;  // In order, without overlap.
   std::vector<BucketTrace>
       buckets;  // The measured ones, in the plan's order. None by a device's clock.
-  StepClock clock = StepClock::kHost;  // Of the times above.
+  StepClock clock = StepClock::kHost;  // The clock of the times above.
   int64_t host_ns = 0;  // With a device's clock: the time in which the host enqueued the step.
 };
 
@@ -104,7 +104,7 @@ struct RankMemory {
   int64_t optimizer = 0;
   int64_t activations = 0;  // With their gradients, for the largest batches so far.
   int64_t peak_resident =
-      0;  // Of the process, with its other ranks if those are threads. 0: unknown.
+      0;  // The process's, with its other ranks if those are threads. 0: unknown.
 };
 
 // The parts of RankMemory that the rank holds itself, with their names.
@@ -177,7 +177,7 @@ struct RunRecord {
   std::string unit_name = "samples";  // The unit of throughput: "images" or "tokens".
   double units_per_sample = 1;        // Number of units in a sample.
   double bytes_per_prediction =
-      kUnknown;  // Of a language model, whose loss is then shown in bits per byte.
+      kUnknown;  // For a language model, whose loss is then shown in bits per byte.
   bool has_accuracy = true;
   int world_size = 1;  // At the beginning of this attempt.
   int reporter = 0;    // The rank whose losses, accuracies and exposed times the steps have.

@@ -89,7 +89,7 @@ class StepRecorder {
   std::vector<StepTrace> traces_;
   std::optional<StepTrace> current_;  // The current step, if it is sampled.
   int64_t marked_ns_ = 0;             // Its last mark.
-  uint64_t generation_ = 0;           // Of the last recorded plan.
+  uint64_t generation_ = 0;           // The last recorded plan's.
   std::vector<PlanRecord> plans_;
 };
 

@@ -56,7 +56,7 @@ absl::Status StreamClock::Wait(const StreamMarks& marks, absl::Time deadline) {
 absl::StatusOr<StreamStep> StreamClock::Read(const StreamMarks& marks) {
   const int64_t seen_ns = absl::GetCurrentTimeNanos();
   StreamStep step;
-  std::vector<int64_t> ends_ns;  // Of the parts, since `before`.
+  std::vector<int64_t> ends_ns;  // The ends of the parts, since `before`.
   absl::Duration last_gradient;
   for (const StreamMarks::Part& part : marks.parts) {
     EK_ASSIGN_OR_RETURN(const absl::Duration end, runtime_.Elapsed(marks.before, part.end));

@@ -55,7 +55,7 @@ struct StreamMarks {
 struct StreamStep {
   absl::Duration took;           // From the end of the step before it.
   StepDurations durations;       // Without the communication, which is on other streams.
-  std::vector<TraceSpan> spans;  // Of all marked parts, without gaps.
+  std::vector<TraceSpan> spans;  // All marked parts, without gaps.
   int64_t last_gradient_ns = 0;  // 0: no backward.
 };
 

@@ -36,7 +36,7 @@ class StreamClockTest : public testing::Test {
   void Hold(const Stream& stream, absl::Notification& until) {
     ASSERT_TRUE(devices_.Put(stream.ref(), [&until] { until.WaitForNotification(); }).ok());
   }
-  // What held the stream since `before` is gone after that long.
+  // Releases the stream that was held since `before` after that long.
   void LetGo(const Event& before, absl::Notification& held) {
     ASSERT_TRUE(devices_.Synchronize(before, Soon()).ok());
     absl::SleepFor(kLong);
@@ -119,7 +119,7 @@ TEST_F(StreamClockTest, APartHasTheTimeThatTheDeviceTookForIt) {
   }
 }
 
-// What is on another stream shows as the time that this one waits for it, and in no other part.
+// Work on another stream shows as the time that this one waits for it, and in no other part.
 TEST_F(StreamClockTest, TheWaitIsWhatTheStreamWaitsForAnother) {
   StreamClock clock(devices_, stream_.ref());
   ASSERT_TRUE(clock.Start().ok());

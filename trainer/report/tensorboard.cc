@@ -119,7 +119,7 @@ class EventFile : public MetricsSink {
 
   const std::string path_;
   const int file_;
-  int64_t size_ = 0;  // Of complete records.
+  int64_t size_ = 0;  // Bytes of complete records.
 };
 
 // TensorBoard reads the files of a folder in the order of their names.

@@ -57,7 +57,7 @@ uint64_t TakeVarint(absl::string_view& bytes) {
   return value;
 }
 
-// What a message says: its numbers and its texts by field, in their order.
+// A message's content: its numbers and its texts by field, in their order.
 struct Message {
   std::map<int, std::vector<double>> numbers;
   std::map<int, std::vector<std::string>> texts;

@@ -43,7 +43,7 @@ std::string PathOf(const std::string& folder, absl::string_view file) {
   return absl::StrCat(folder, "/", file);
 }
 
-// Of a piece in its file.
+// Returns the key of a piece in its file.
 std::string KeyOf(absl::string_view param, absl::string_view tensor, int64_t begin) {
   return absl::StrCat(param, "/", tensor, "@", begin);
 }
@@ -165,7 +165,7 @@ absl::Status MakeFolder(const std::string& folder) {
   }
 }
 
-// What was written, for the manifest.
+// The written data, for the manifest.
 struct Written {
   std::vector<int64_t> offsets;  // By piece.
   FileSums sums;

@@ -121,7 +121,7 @@ class Checkpoint {
 // rank fails, or the ranks see different checkpoints, all return an error.
 struct LoadedCheckpoint {
   OptimizerState state;
-  std::map<int, int64_t> steps;  // Of all parameters.
+  std::map<int, int64_t> steps;  // By parameter, for all parameters.
   int64_t steps_finished = 0;
 };
 absl::StatusOr<LoadedCheckpoint> ReadCheckpoint(const std::string& folder, absl::string_view name,

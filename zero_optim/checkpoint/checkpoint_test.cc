@@ -45,8 +45,7 @@ std::vector<ParameterGroup> ThreeKinds() {
           {.name = "sgd", .params = {2}, .rule = Sgd{.learning_rate = 0.3}}};
 }
 
-// What training with `averaged` ranks' gradients at every world size would be: all ranks have those
-// of rank 0.
+// Trains with the same `averaged` gradients at every world size: all ranks have those of rank 0.
 absl::Status StepAlike(TestModel& model, int step) {
   model.params().ClearGradients();
   model.Backward(0, step);
@@ -58,7 +57,7 @@ TEST(CheckpointTest, GoesOnAtAnyWorldSizeShardedOrNot) {
   const std::string folder = Folder("any/world_size");
   TestModel plain_model(kSizes);
   PlainTraining plain(&plain_model, ThreeKinds());
-  std::string weights;  // Of the run so far; models begin equal.
+  std::string weights;  // From the run so far; models begin equal.
   int first_step = 0;
   for (const int world_size : {1, 4, 3, -1, 8, -2, 2}) {  // Negative: unsharded.
     SCOPED_TRACE(absl::StrCat("world ", world_size));

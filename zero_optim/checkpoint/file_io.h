@@ -29,7 +29,7 @@ namespace evenkeel {
 
 struct ReadFileOptions {
   bool gunzip = false;  // Decompress a file that begins as a gzip file does, whatever its name.
-  int64_t max_bytes = int64_t{16} << 30;  // Of the result.
+  int64_t max_bytes = int64_t{16} << 30;  // Limit on the result.
 };
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, const ReadFileOptions& options = {});

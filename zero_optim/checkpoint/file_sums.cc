@@ -18,7 +18,7 @@
 namespace evenkeel {
 namespace {
 
-constexpr size_t kDigits = 8;  // Of a block's sum.
+constexpr size_t kDigits = 8;  // Digits of a block's sum.
 
 int64_t BlocksOf(int64_t bytes) { return (bytes + kSumBlock - 1) / kSumBlock; }
 

@@ -32,7 +32,7 @@ inline constexpr int64_t kSumBlock = 256 << 10;  // Bytes.
 
 struct FileSums {
   int64_t bytes = 0;
-  std::vector<uint32_t> blocks;  // Of each kSumBlock bytes; the last one of what is left.
+  std::vector<uint32_t> blocks;  // One per kSumBlock bytes; the last one covers the rest.
 
   // Eight hexadecimal digits per block; and back, InvalidArgument unless those are the blocks of so
   // many bytes.

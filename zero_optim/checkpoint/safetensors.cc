@@ -35,7 +35,7 @@ struct DTypeName {
   DType dtype;
   absl::string_view name;
 };
-// Of a type with two names the first is written.
+// For a type with two names the first is written.
 constexpr DTypeName kDTypeNames[] = {
     {DType::kFloat32, "F32"},   {DType::kFloat64, "F64"}, {DType::kFloat16, "F16"},
     {DType::kBFloat16, "BF16"}, {DType::kInt8, "I8"},     {DType::kUint8, "U8"},

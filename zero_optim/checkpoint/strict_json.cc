@@ -62,7 +62,7 @@ class ShapeCheck : public nlohmann::json_sax<Json> {
   const int max_depth_;
   const absl::string_view what_;
   int depth_ = 0;
-  std::vector<std::set<std::string>> keys_;  // Of the objects that are open.
+  std::vector<std::set<std::string>> keys_;  // By open object.
   std::string error_;
 };
 

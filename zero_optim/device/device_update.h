@@ -66,13 +66,13 @@ class DeviceUpdate {
                                                               int param_count);
   ~DeviceUpdate();
 
-  // Of `rules` the kinds are kept, their numbers come with Prepare(). Items without state can be
-  // measured only.
+  // Only the kinds in `rules` are kept, their numbers come with Prepare(). Items without state can
+  // only be measured.
   absl::Status SetList(int list, absl::Span<const UpdateRule> rules,
                        absl::Span<const DeviceUpdateItem> items, StreamRef stream);
 
   absl::Status Measure(int list, double norm, StreamRef stream);
-  // What Measure() found: the sum of |g|^p, or the largest |g|; and a number that is not 0 if
+  // Returns Measure()'s result: the sum of |g|^p, or the largest |g|; and a number that is not 0 if
   // something is not finite.
   TensorView found() const;
   // By what gradients are multiplied; if measured, clipping and skipping, too. `flags`, float32 or
@@ -82,10 +82,10 @@ class DeviceUpdate {
                        bool is_measured, StreamRef stream, const TensorView& flags = {});
   absl::Status Apply(int list, StreamRef stream);
 
-  // Of the last Prepare() with a measure, or that `back` times before it, at most once. Waits until
-  // it is there; the host does so only if it is not there yet.
+  // Returns the check of the last Prepare() with a measure, or of that `back` times before it, at
+  // most once. Waits until it is there; the host does so only if it is not there yet.
   absl::StatusOr<std::optional<GradientCheck>> LastCheck(absl::Time deadline, int back = 0);
-  // Of what Measure() found, for whoever only wants to know. The host waits.
+  // Returns Measure()'s result as a check, for information only. The host waits.
   absl::StatusOr<GradientCheck> CheckNow(double norm, double grad_scale, StreamRef stream,
                                          absl::Time deadline);
 

@@ -82,7 +82,7 @@ class Pair {
     }
   }
 
-  // Of the next step; the device must have finished the one before.
+  // Makes the next step's gradients; the device must have finished the one before.
   void MakeGradients(int step, float factor = 1.0f) {
     for (size_t p = 0; p < params_.size(); ++p) {
       Param& param = params_[p];

@@ -33,13 +33,13 @@
 
 namespace evenkeel::update {
 
-// What is updated, in the device's memory.
+// A tensor to update, in the device's memory.
 struct Tensor {
   void* value;
   const void* gradient;
   float* first;   // Momentum, or the first moment.
   float* second;  // The second moment.
-  float* master;  // Of a value in 16 bits: what it was rounded from.
+  float* master;  // For a value in 16 bits: the value before rounding.
   int32_t param;
   int32_t is_bfloat;  // Else float.
 };
@@ -73,7 +73,7 @@ struct Entry {
   int32_t unused;
 };
 
-// What to make of what was found.
+// How to use the measured values.
 struct Decision {
   double grad_scale;
   double norm;      // The p of the p-norm; infinite: the largest magnitude.
@@ -94,7 +94,7 @@ struct Check {
   int32_t is_skipped;
 };
 
-// Of one parameter's update.
+// The constants of one parameter's update.
 struct Numbers {
   float grad_scale, weight_decay, keep;
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
@@ -151,8 +151,8 @@ EK_DEVICE float Scaled(const Numbers& c, float p, float gradient) {
   return c.decays ? Add(g, Mul(c.weight_decay, p)) : g;
 }
 
-// What is between the value and the gradient differs by rule: which state there is, and what
-// becomes of it.
+// The part between the value and the gradient differs by rule: which state there is, and its new
+// value.
 struct SgdRule {
   static constexpr bool kFirst = false, kSecond = false;
   EK_DEVICE static float Step(const Numbers& c, float p, float gradient, float&, float&) {
@@ -253,7 +253,7 @@ EK_DEVICE void UpdateChunks(const Tensor* tensors, const Chunk* chunks, int64_t 
   }
 }
 
-// What was found, and what a step makes of it -----------------------------------------------------
+// Measured values, and their use in a step --------------------------------------------------------
 
 struct MeasureState {
   double value = 0;
@@ -314,7 +314,7 @@ EK_DEVICE double NormOf(const Found& found, const Decision& decision) {
   return MulD(total, Magnitude(decision.grad_scale));
 }
 
-// Of a clipped gradient, as ClipCoefficient() (gradient_check.h).
+// Returns the factor for a clipped gradient, as ClipCoefficient() (gradient_check.h).
 EK_DEVICE double ClipOf(double max_norm, double norm) {
   const double coefficient = max_norm / AddD(norm, 1e-6);
   return coefficient < 1 ? coefficient : 1;

@@ -1,4 +1,4 @@
-// What optimizers share as Joinables: a hook that acts only when the lowest active rank announces
+// Shared by optimizers as Joinables: a hook that acts only when the lowest active rank announces
 // that it did.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_ACTION_HOOK_H_

@@ -27,7 +27,7 @@ std::string Text(const TensorView& value) {
   return value.device.is_cpu() ? text : absl::StrCat(text, " on a device");
 }
 
-// What must be equal, line by line.
+// Returns the settings that must be equal, line by line.
 std::vector<std::string> Lines(const ParameterSet& params, const ParameterGroups& groups,
                                SameIn same) {
   std::vector<std::string> lines = {absl::StrCat(params.size(), " parameters"),

@@ -1,5 +1,5 @@
-// What the ranks of a group tell each other in a step on devices, without a host that waits: how
-// large all of their gradients are together, and which parameters some rank has a gradient of.
+// Agreement between the ranks of a group in a step on devices, without a host that waits: the norm
+// of all of their gradients together, and the parameters for which some rank has a gradient.
 //
 //   // own[i]: 1 if this rank has one
 //   EK_RETURN_IF_ERROR(flags.Reduce(own, updater, comm, channel, stream));

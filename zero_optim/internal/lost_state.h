@@ -1,6 +1,6 @@
-// What ranks of a sharded optimizer say of themselves when they come into a new group, and when
-// that is an error: a part of the state is missing, or belongs to another step, to which it can't
-// be taken back.
+// The ranks' reports on a sharded optimizer's state when they come into a new group, and the
+// errors: a part of the state is missing, or belongs to another step, to which it can't be taken
+// back.
 //
 //   EK_RETURN_IF_ERROR(CheckSameStep(standings));
 //   if (!lost.empty()) return LostStateError(lost, standings);

@@ -390,7 +390,7 @@ absl::Status ParameterUpdater::CheckParts(const OptimizerState& state,
   return absl::OkStatus();
 }
 
-// What copies from here must stay until it has been copied: so the host waits in the end, whatever
+// Host memory must stay until it has been copied from: so the host waits in the end, whatever
 // happened.
 absl::Status ParameterUpdater::Import(const OptimizerState& state,
                                       absl::FunctionRef<bool(int)> keeps) {

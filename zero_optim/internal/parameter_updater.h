@@ -89,7 +89,7 @@ class ParameterUpdater {
   DeviceUpdate& device() { return *device_; }
   struct Gradient {
     int param = 0;
-    TensorView elements;  // Of the range.
+    TensorView elements;  // The range's.
     int flag = -1;        // Among those of PrepareThere().
   };
   // `list`: any number; the same for what mostly stays the same from step to step.

@@ -62,7 +62,7 @@ UpdateRule ReadRuleOfKind(uint8_t kind, ByteReader& reader) {
   }
 }
 
-// What is left of the message; its last bits must be those of a parameter, or zero.
+// Reads the rest of the message; its last bits must be those of a parameter, or zero.
 void ReadSources(ByteReader& reader, int param_count, std::vector<GradientSource>& sources) {
   const absl::string_view packed = reader.Rest();
   if (packed.size() != static_cast<size_t>((param_count + kSourcesPerByte - 1) / kSourcesPerByte)) {

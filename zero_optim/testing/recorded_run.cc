@@ -12,7 +12,7 @@
 namespace evenkeel::internal {
 namespace {
 
-// What follows `key` in `text`; empty if it is not there.
+// Returns the text after `key` in `text`; empty if `key` is not there.
 absl::string_view After(absl::string_view text, absl::string_view key) {
   const size_t found = text.find(key);
   return found == absl::string_view::npos ? absl::string_view() : text.substr(found + key.size());

@@ -53,7 +53,7 @@ class Quadratic {
            noise_ * ToyModel::Noise(rank, batch, param, static_cast<int>(j));
   }
 
-  // What this rank has no gradient for in each step.
+  // The parameters for which this rank has no gradient in each step.
   void SetUnused(std::vector<int> params) { unused_ = std::move(params); }
 
   // This batch's gradient of that parameter has an element that is infinite.

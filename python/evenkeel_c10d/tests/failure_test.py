@@ -1,4 +1,4 @@
-"""What the ranks get when one of them is lost, fails, leaves, or calls something else."""
+"""The errors on all ranks when one of them is lost, fails, leaves, or calls something else."""
 
 import datetime
 import os

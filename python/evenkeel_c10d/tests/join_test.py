@@ -54,7 +54,7 @@ class Case:
     branch: bool = False  # Some inputs use a branch of the model, others do not.
     norm: bool = False
     initial: bool = True  # divide_by_initial_world_size
-    order: tuple = (0, 1)  # Of the joinables.
+    order: tuple = (0, 1)  # The order of the joinables.
     hook: Any = None
     channels_last: bool = False
     zero_view: bool = False  # parameters_as_bucket_view

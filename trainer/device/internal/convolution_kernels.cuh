@@ -1,4 +1,4 @@
-// What cuDNN has no call for: a float32 gradient of 16-bit weights, or one at any address.
+// Conversions missing in cuDNN: a float32 gradient of 16-bit weights, or one at any address.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_CONVOLUTION_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_CONVOLUTION_KERNELS_CUH_

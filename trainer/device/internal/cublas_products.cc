@@ -28,7 +28,7 @@ namespace {
 
 const auto kAddBias = MakeKernel<&ek_add_bias>("ek_add_bias", math_kernels_image);
 
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // What NVIDIA advises for Hopper.
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;  // As NVIDIA advises for Hopper.
 
 // The library is loaded when it is first used, not with the program: that takes 0.4 s and 200 MB,
 // which runs on the CPU should not pay for.
@@ -129,7 +129,7 @@ struct Layout {
   int64_t leading = 0;
 };
 
-// Of a factor that we see as [rows, columns] and cuBLASLt, before transposition, by columns.
+// The factor is [rows, columns] to us; to cuBLASLt, before transposition, it is by columns.
 Layout LayoutOf(const MatrixStrides& strides, int64_t rows, int64_t columns) {
   if (strides.column == 1) return {false, columns, rows, std::max(strides.row, columns)};
   return {true, rows, columns, std::max(strides.column, rows)};
@@ -162,8 +162,8 @@ Batches BatchesOf(const StridedShape& s) {
           .output = inside(s.output)};
 }
 
-// Of all matrices that begin there: `apart` elements lie between the first matrices of batches that
-// follow each other.
+// Returns the alignment of all matrices that begin there: `apart` elements lie between the first
+// matrices of consecutive batches.
 uint32_t AlignmentOf(const void* data, DType dtype, int64_t apart) {
   return AlignmentOf(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(data) |
                                                    static_cast<uintptr_t>(apart * SizeOf(dtype))));
@@ -174,7 +174,7 @@ struct Key {
   DType factors = DType::kFloat32;
   DType output = DType::kFloat32;
   bool has_bias = false;
-  // Of left, right; of output and bias, which are read and written alike.
+  // For left, right; for output and bias, which are read and written alike.
   std::array<uint32_t, 3> alignment = {};
   bool operator==(const Key&) const = default;
 };
@@ -362,7 +362,7 @@ class CublasProducts : public CudaProducts {
   DeviceRuntime& runtime_;
   const Device device_;
   const cublasLtHandle_t handle_;
-  const Memory workspace_;  // Of the one stream that a place has.
+  const Memory workspace_;  // For the one stream of a place.
   std::vector<std::unique_ptr<Plan>> plans_;
   uint64_t uses_ = 0;
 };

@@ -31,7 +31,7 @@ namespace {
 constexpr size_t kMostWorkspace = size_t{512} << 20;
 // So much at once, so that a batch of another size seldom needs more, which would be waited for.
 constexpr size_t kLeastWorkspace = size_t{16} << 20;
-// Of what cuDNN reads and writes: what allocators give, and its fastest kernels take for granted.
+// For cuDNN's inputs and outputs: allocators guarantee it, and its fastest kernels assume it.
 constexpr uintptr_t kAlignment = 16;
 constexpr int kAlgorithms = 16;  // More than cuDNN has of each kind.
 constexpr absl::Duration kTimeout = absl::Minutes(2);
@@ -238,8 +238,8 @@ class CudnnConvolutions : public CudaConvolutions {
   DeviceRuntime& runtime_;
   const Device device_;
   const cudnnHandle_t handle_;
-  Memory workspace_;  // Of the one stream that a place has.
-  Memory answer_;  // A gradient of 16-bit weights, or one that lies where cuDNN writes nothing; of
+  Memory workspace_;  // For the one stream of a place.
+  Memory answer_;  // A gradient of 16-bit weights, or one that lies where cuDNN writes nothing; for
                    // that stream, too.
   std::vector<std::unique_ptr<Plan>> plans_;
 };

@@ -128,7 +128,7 @@ inline constexpr float kGeluLinear = 1.5957691216057308f, kGeluCubic = 0.0713548
 EK_DEVICE float GeluClamp(float x) {
   return x < -kGeluEnd ? -kGeluEnd : (x > kGeluEnd ? kGeluEnd : x);
 }
-// Of -2 u: never infinite, so that times 0 it is 0.
+// Returns exp(-2 u): never infinite, so that times 0 it is 0.
 EK_DEVICE float GeluExponential(float x) {
   const float exponent = -x * (kGeluLinear + kGeluCubic * x * x);
   return Exp(exponent > 88 ? 88.0f : exponent);
@@ -172,9 +172,9 @@ EK_DEVICE void GeluBackward(int64_t n, uint32_t aligned, const float* input,
 // matrix's stride.
 struct DropoutShape {
   int64_t matrices;
-  int64_t rows;  // Of each matrix.
+  int64_t rows;  // Per matrix.
   int64_t columns;
-  int64_t row_stride;    // Of input and output.
+  int64_t row_stride;    // For input and output.
   int64_t input_stride;  // From matrix to matrix.
   int64_t output_stride;
   int64_t first_row;   // Noise's row of a matrix's first.

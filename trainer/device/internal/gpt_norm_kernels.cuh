@@ -15,10 +15,10 @@
 
 namespace evenkeel::gpt_kernel {
 
-inline constexpr int kNormVectors = 8;  // Of four elements, per thread.
+inline constexpr int kNormVectors = 8;  // Vectors of four elements, per thread.
 inline constexpr int kMostNormThreads = 512;
-// Of backward's usual kernel, whose threads so have registers for all that they keep. Longer rows
-// have one of their own.
+// For backward's usual kernel, whose threads so have enough registers for their data. Longer rows
+// have a kernel of their own.
 inline constexpr int kUsualNormThreads = 256;
 inline constexpr float kNormEpsilon = 1e-5f;
 

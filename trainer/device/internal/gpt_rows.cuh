@@ -1,4 +1,4 @@
-// What the kernels of a GPT share: rows, by the threads that take one together; four elements at a
+// Shared by the kernels of a GPT: rows, by the threads that take one together; four elements at a
 // time; the noise of dropout.
 //
 //   const RowPlace place(width_threads);                      // as many threads share a row

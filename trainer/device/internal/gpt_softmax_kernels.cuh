@@ -163,7 +163,7 @@ EK_DEVICE void TokenLoss(const LossShape& shape, const float* scores, const int3
     const int64_t target = has_row ? targets[row] : -1;
     RunningSum own;
     float target_score = kLowest;
-    int64_t where = n;  // Of this thread's first highest score.
+    int64_t where = n;  // Index of this thread's first highest score.
     for (int64_t i = 4 * place.lane; has_row && i < n; i += 4 * place.threads) {
       float x[4];
       Load4(from, i, n, aligned, x);

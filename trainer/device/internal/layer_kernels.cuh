@@ -16,27 +16,27 @@
 
 namespace evenkeel::kernel {
 
-// What a channel's images are in [batch, channels, area].
+// A channel's images in [batch, channels, area].
 struct NormShape {
   int64_t batch;
   int channels;
   int area;
 };
 
-// Of a part of a channel: mean and sum of squares around it; or of the gradient, the two sums.
+// For a part of a channel: mean and sum of squares around it; or for the gradient, the two sums.
 struct NormPart {
   double first;
   double second;
   int64_t count;
 };
 
-// What a layer's batch norm is given.
+// The memory of a layer's batch norm.
 struct NormState {
   const float* weight;
   const float* bias;
   float* running_mean;
   float* running_variance;
-  float* mean;       // Of the batch, and 1 / sqrt(variance + epsilon), for backward.
+  float* mean;       // The batch's, and 1 / sqrt(variance + epsilon), for backward.
   float* deviation;  // The latter.
 };
 

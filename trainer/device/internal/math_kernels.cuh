@@ -1,5 +1,5 @@
-// What cuBLASLt has no call for: a float32 bias on 16-bit sums, or on sums of a shape that it has
-// none for.
+// Additions that cuBLASLt has no call for: a float32 bias on 16-bit sums, or on sums of a shape
+// that it does not support.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_INTERNAL_MATH_KERNELS_CUH_
 #define EVENKEEL_TRAINER_DEVICE_INTERNAL_MATH_KERNELS_CUH_

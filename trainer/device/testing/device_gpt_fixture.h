@@ -1,5 +1,5 @@
-// What tests of a GPT on a device have in common: a tiny model on the host and there, batches, and
-// their gradients.
+// Shared by tests of a GPT on a device: a tiny model on the host and there, batches, and their
+// gradients.
 
 #ifndef EVENKEEL_TRAINER_DEVICE_TESTING_DEVICE_GPT_FIXTURE_H_
 #define EVENKEEL_TRAINER_DEVICE_TESTING_DEVICE_GPT_FIXTURE_H_
@@ -38,9 +38,9 @@ namespace evenkeel {
 inline constexpr GptOptions kTiny{
     .vocabulary = 67, .context = 16, .layers = 2, .width = 48, .heads = 3, .seed = 5};
 
-// Of a gradient's largest element. float32: some hundred additions on the way, each off by 2^-24,
-// in another order. bfloat16: an operand that float32 computed a little differently may round to
-// the other side, 2^-8 away; few do, and a sum of operands sees them diluted.
+// Bounds relative to a gradient's largest element. float32: some hundred additions on the way, each
+// off by 2^-24, in another order. bfloat16: an operand that float32 computed a little differently
+// may round to the other side, 2^-8 away; few do, and a sum of operands sees them diluted.
 inline constexpr double kFloatBound = 1e-5, kBFloatBound = 1e-2;
 
 struct Tokens {

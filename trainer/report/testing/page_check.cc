@@ -15,7 +15,7 @@ namespace evenkeel {
 namespace {
 
 constexpr absl::string_view kVoid[] = {"meta", "input"};
-// What would fetch something, or run text of the record.
+// Texts that would fetch something, or run text of the record.
 constexpr absl::string_view kForbidden[] = {
     "http:", "https:", "src=", "href=", "url(", "@import", "fetch(", "<link"};
 

@@ -14,7 +14,7 @@
 
 namespace evenkeel {
 
-// What is wrong first, with the text around it; empty: nothing.
+// Returns the first error, with the text around it; empty: none.
 std::string CheckPage(absl::string_view html);
 
 }  // namespace evenkeel

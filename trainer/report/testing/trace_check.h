@@ -15,7 +15,7 @@
 
 namespace evenkeel {
 
-// What is wrong first, with the event; empty: nothing.
+// Returns the first error, with the event; empty: none.
 std::string CheckTrace(absl::string_view json);
 
 }  // namespace evenkeel

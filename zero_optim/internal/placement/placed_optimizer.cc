@@ -108,7 +108,7 @@ absl::Status PlacedOptimizer::CheckSame(const absl::Status& own) const {
   return CheckSameOnAllRanks(communicator(), join_name(), own, *params_, groups(), SameIn::kShape);
 }
 
-// What a placement lacks --------------------------------------------------------------------------
+// Not supported by a placement --------------------------------------------------------------------
 
 absl::Status PlacedOptimizer::Lacks(absl::string_view what) const {
   return absl::UnimplementedError(

@@ -1,4 +1,4 @@
-// What all placements of an Optimizer share: settings, checks, calls that exhausted ranks repeat,
+// Shared by all placements of an Optimizer: settings, checks, calls that exhausted ranks repeat,
 // and the state as a whole, in memory and in checkpoints.
 //
 // A placement says how a step runs (Step(), RepeatStep()), who holds which range of the state
@@ -126,7 +126,7 @@ class PlacedOptimizer : public Optimizer, protected StepParticipant {
   // How often each parameter was updated.
   virtual absl::StatusOr<std::vector<int64_t>> CountSteps();
   virtual absl::Status TakeState(const OptimizerState& state) = 0;
-  // What to read of a checkpoint; and, if the ranks agree, to go on with. `steps`: of all.
+  // Ranges of a checkpoint to read; then, if the ranks agree, to use. `steps`: of all parameters.
   using Ranges = std::vector<std::optional<StateRange>>;
   virtual Ranges RangesToLoad() const = 0;
   virtual absl::Status TakeParts(OptimizerState parts, const std::map<int, int64_t>& steps,

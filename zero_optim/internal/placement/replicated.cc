@@ -10,7 +10,7 @@
 
 namespace evenkeel::internal {
 namespace {
-constexpr int kStepList = 0;  // Of a device's tables.
+constexpr int kStepList = 0;  // In a device's tables.
 }  // namespace
 
 std::vector<std::string> ReplicatedOptimizer::OtherSettings() const {

@@ -65,7 +65,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
 
   const std::shared_ptr<OwnerLink<ReplicatedOptimizer>> link_ =
       std::make_shared<OwnerLink<ReplicatedOptimizer>>(this);
-  InBackward in_backward_ = InBackward::kNothing;  // What is updated there.
+  InBackward in_backward_ = InBackward::kNothing;  // How much is updated in backward.
   bool is_torn_ = false;  // A step that updates in backward has begun to, and has not ended.
 };
 

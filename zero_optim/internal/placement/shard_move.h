@@ -1,6 +1,6 @@
-// What the ranks of a sharded optimizer bring into a new group, and what becomes of it: who holds
-// the state of which parameter, and whether something is missing. A pure function of what all ranks
-// say, so that all come to one answer.
+// Plans how the state of a sharded optimizer moves into a new group: who holds the state of which
+// parameter, and whether something is missing. A pure function of all ranks' reports, so that all
+// come to one answer.
 //
 //   ShardFacts mine{...};  // every rank's, over the control plane
 //   EK_ASSIGN_OR_RETURN(ShardMove move, PlanShardMove(by_rank, /*plan_from=*/-1));
@@ -24,7 +24,7 @@
 namespace evenkeel::internal {
 
 struct ShardFacts {
-  uint64_t generation = 0;  // Of the plan.
+  uint64_t generation = 0;  // The plan's.
   int old_rank = -1;        // Among its owners.
   TrainableMask mask;
   int64_t steps_finished = 0;

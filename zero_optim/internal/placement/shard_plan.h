@@ -1,6 +1,6 @@
-// What a sharded optimizer communicates, decided ahead: who owns which parameter, and in which
-// buckets owners send out what they have updated. A pure function of its inputs, so that equal
-// plans need no word between ranks.
+// The communication of a sharded optimizer, planned ahead: who owns which parameter, and in which
+// buckets owners send out their updated parameters. A pure function of its inputs, so that equal
+// plans need no messages between ranks.
 //
 //   EK_ASSIGN_OR_RETURN(ShardPlan plan,
 //                       PlanShards(specs, owners, params.mask(), /*generation=*/3, kDefaultCap));
@@ -48,16 +48,16 @@ struct ShardPlan {
   uint64_t generation = 0;  // Grows with each change.
   TrainableMask mask;
   OwnerTable owners;
-  std::vector<ShardBucket> buckets;  // Of the trained parameters.
+  std::vector<ShardBucket> buckets;  // For the trained parameters.
   Schedule schedule;                 // An entry per bucket.
   uint64_t mask_hash = 0;
-  uint64_t hash = 0;  // Of schedule and owners.
+  uint64_t hash = 0;  // Covers schedule and owners.
   std::string note;   // For messages: what is frozen.
   std::optional<OwnerTable>
       better;  // To whom the state should go before the next step, if this is too uneven.
 };
 
-// What is trained and has no owner is another optimizer's.
+// A parameter that is trained but has no owner belongs to another optimizer.
 absl::StatusOr<ShardPlan> PlanShards(std::span<const ParamSpec> specs, OwnerTable owners,
                                      TrainableMask mask, uint64_t generation, Bytes cap);
 

@@ -6,7 +6,7 @@
 //   for (bucket : plan.buckets) EK_RETURN_IF_ERROR(move.Start(changes_of(bucket)));
 //   EK_RETURN_IF_ERROR(move.Wait());  // the updater has the new parts, with their state
 //
-// What was there before stays until the move is destroyed, so that it can be undone: it takes up to
+// The earlier state stays until the move is destroyed, so that it can be undone: it takes up to
 // twice the state of the parameters that move. Destroy it when all ranks are known to have ended
 // theirs.
 //

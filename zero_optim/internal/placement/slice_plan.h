@@ -1,5 +1,5 @@
-// What a rank does with each bucket of a plan: where its slice of the gradients is, which parts of
-// parameters that updates, and what it sends and receives when the updated parameters go round.
+// A rank's part in each bucket of a plan: where its slice of the gradients is, which parts of
+// parameters that updates, and what it sends and receives when the updated parameters are gathered.
 //
 //   EK_ASSIGN_OR_RETURN(SlicePlan plan, PlanSlices(buckets, params, rank, world_size, allocate));
 //   plan.buckets[0].gradient;  // what a reduce-scatter of the bucket leaves here
@@ -39,7 +39,7 @@ struct SlicePlan {
     TensorView gradient;  // This rank's slice, in the bucket's memory.
     std::vector<TensorView>
         gradients;  // In it, by position of the parameter; empty where the slice has none of it.
-    int first_flag = 0;  // Of the bucket's used flags among those of all buckets.
+    int first_flag = 0;  // The bucket's first, among the used flags of all buckets.
     Collective gather;
     std::vector<Segment> own;         // Updated by the slice.
     TensorView own_padding, padding;  // Behind it, and behind all slices.

@@ -36,7 +36,7 @@ std::optional<Holders> Cover(const std::vector<SliceFacts>& by_rank, size_t para
   return holders;
 }
 
-// Of the old group: who is not there.
+// Returns the ranks of the old group that are missing.
 std::vector<int> Missing(const std::vector<SliceFacts>& by_rank) {
   std::set<int> missing;
   for (int rank = 0; rank < by_rank[0].old_world_size; ++rank) missing.insert(rank);

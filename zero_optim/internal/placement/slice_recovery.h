@@ -1,5 +1,5 @@
-// What the ranks of a sliced optimizer bring into a new group, and what of it they go on with. A
-// pure function of what all ranks say, so that all come to one answer.
+// Plans with which part of their state the ranks of a sliced optimizer continue in a new group. A
+// pure function of all ranks' reports, so that all come to one answer.
 //
 //   SliceFacts mine{...};  // every rank's, over the control plane
 //   EK_ASSIGN_OR_RETURN(SliceStart start, PlanSliceStart(by_rank));

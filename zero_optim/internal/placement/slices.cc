@@ -85,7 +85,7 @@ ParticipantState SlicesOptimizer::CurrentState() const {
               StableHash(uint64_t{updates_in_backward()}, uint64_t{how_.overlap_forward})};
 }
 
-// What is not a slice was not reduced, or by somebody else.
+// A gradient that is not a slice was not reduced, or not by this optimizer's reduction.
 absl::Status SlicesOptimizer::CheckSliced() const {
   for (int i = 0; i < params_->size(); ++i) {
     const GradState state = params_->grad_state(i);
@@ -239,7 +239,7 @@ absl::Status SlicesOptimizer::ApplyThere(int index, const std::optional<StepOpti
 // All buckets have gone out when the first of a step comes here, so all flags go with it.
 absl::Status SlicesOptimizer::UpdateInBackwardThere(int index, StreamRef stream) {
   if (!awaits_step_) {
-    if (move_ != nullptr) {  // What it has copied here is on the parameters' stream.
+    if (move_ != nullptr) {  // Its copies are on the parameters' stream.
       DeviceRuntime& runtime = *communicator().runtime();
       EK_ASSIGN_OR_RETURN(const Event copied, runtime.Record(updater_.stream()));
       EK_RETURN_IF_ERROR(runtime.Wait(stream, copied));

@@ -1,5 +1,5 @@
-// What a SlicesOptimizer does with the gradients while they are reduced: in backward, on the
-// reducer's thread, bucket by bucket.
+// A SlicesOptimizer's work on the gradients while they are reduced: in backward, on the reducer's
+// thread, bucket by bucket.
 
 #include <algorithm>
 #include <cstdint>
@@ -27,7 +27,7 @@ bool IsSet(const TensorView& flags, int64_t i) {
 
 }  // namespace
 
-// What the reducer sees of it.
+// The reducer's view of the optimizer.
 class SlicesOptimizer::Reduction : public BucketReduction {
  public:
   using Owner = SlicesOptimizer;
@@ -136,12 +136,12 @@ absl::Status SlicesOptimizer::CheckGroups() const {
 
 absl::StatusOr<RoundBuffers> SlicesOptimizer::BeginReduction(const BucketInfo& bucket,
                                                              const ReductionStep& step) {
-  EK_RETURN_IF_ERROR(WaitForGathers());  // Of the step before, if they were not waited for.
+  EK_RETURN_IF_ERROR(WaitForGathers());  // The last step's, if they were not waited for.
   std::shared_ptr<StateMove> last_move;
   {
     absl::MutexLock lock(&mutex_);
     if (is_between_reductions_)
-      reduced_.assign(reduced_.size(), false);  // What no Step() has used.
+      reduced_.assign(reduced_.size(), false);  // Gradients that no Step() has used.
     is_between_reductions_ = false;
     EK_RETURN_IF_ERROR(CheckGroups());
     if (next_plan_ != nullptr) last_move = move_;

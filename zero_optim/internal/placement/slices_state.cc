@@ -56,7 +56,7 @@ std::vector<Holders> SlicesOptimizer::HoldersFor(absl::FunctionRef<bool(int)> ha
   const int world_size = communicator().world_size();
   std::vector<Holders> holders(params_->size());
   for (int param = 0; param < params_->size();
-       ++param) {  // What is in no bucket is frozen, or there is no plan yet.
+       ++param) {  // Outside of buckets: frozen, or no plan yet.
     if (has_state(param))
       holders[param] = HoldersOfAlone((*params_)[param].value.count, world_size);
   }

@@ -68,7 +68,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
     std::vector<GradientSource> chosen;   // As the lowest active rank sees them.
     std::vector<GradientSource> sources;  // As far as they concern this rank.
     std::vector<int> to_reduce;
-    double scale = 1.0;  // Of what is reduced.
+    double scale = 1.0;  // For the gradients to reduce.
     bool is_reduced = false;
   };
   absl::Status ChooseGradients();
@@ -138,7 +138,7 @@ class WholeTensorsOptimizer : public PlacedOptimizer {
   const std::vector<ParamSpec> specs_;
   const std::vector<int> all_params_;
   std::unique_ptr<GradientReduction> reduction_;
-  uint64_t seen_mask_version_ = 0;  // Of the mask that the plan was made for.
+  uint64_t seen_mask_version_ = 0;  // The mask's when the plan was made.
   std::optional<Gradients> gradients_;
   std::vector<uint8_t> was_updated_;  // By parameter: a step for it; on a device its owner may have
                                       // skipped them all.

@@ -200,7 +200,7 @@ absl::Status WholeTensorsOptimizer::TakeState(const OptimizerState& state) {
   return TakeParts(state, steps, {});
 }
 
-// What nobody owns yet is read by all, and kept by the one who gets it.
+// All ranks read the state of parameters without owner, and the new owner keeps it.
 PlacedOptimizer::Ranges WholeTensorsOptimizer::RangesToLoad() const {
   Ranges ranges(params_->size());
   for (int param = 0; param < params_->size(); ++param) {

@@ -32,7 +32,7 @@
 namespace evenkeel::internal {
 
 namespace {
-constexpr int kStepList = 0, kFirstBucketList = 1;  // Of a device's tables.
+constexpr int kStepList = 0, kFirstBucketList = 1;  // In a device's tables.
 }  // namespace
 
 absl::Status WholeTensorsOptimizer::Step(const StepOptions& options) {
@@ -84,7 +84,7 @@ absl::Status WholeTensorsOptimizer::TakeGradients(StepAnswer answer,
   gradients_ = Gradients{.answer = std::move(answer), .chosen = std::move(chosen)};
   gradients_->sources = gradients_->chosen;
   gradients_->scale = join_config().divisor->ScaleOf(
-      gradients_->answer, /*reduces=*/true);  // Of a skipped step too: it is used up.
+      gradients_->answer, /*reduces=*/true);  // For a skipped step too: it is used up.
   for (int i = 0; i < params_->size(); ++i) {
     if (gradients_->chosen[i] == GradientSource::kToReduce) gradients_->to_reduce.push_back(i);
   }
@@ -112,7 +112,7 @@ absl::Status WholeTensorsOptimizer::ReduceGradients() {
   return status;
 }
 
-// Of a parameter that this rank owns; without data if there is none.
+// Returns the gradient of a parameter that this rank owns; without data if there is none.
 absl::StatusOr<TensorView> WholeTensorsOptimizer::GradientOf(int param) {
   switch (gradients_->sources[param]) {
     case GradientSource::kNone:

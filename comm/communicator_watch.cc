@@ -165,7 +165,7 @@ void Communicator::CheckHub() {
           absl::StrCat("rank ", rank_, " has received nothing for ", Short(silence),
                        " from the job's store: its process (rank 0, or the launcher) hangs, or the "
                        "network is down")),
-      {.kind = FailureKind::kRankLost});
+      control_->HubLost());
   control_->Fail(why);  // If the hub recovers, it informs ranks with a longer limit.
   Fail(why);
 }

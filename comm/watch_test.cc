@@ -362,6 +362,7 @@ class FakeLink : public ControlLink {
   absl::Duration Silence() const override {
     return *is_silent_ ? absl::Seconds(7) : absl::ZeroDuration();
   }
+  int HubRank() const override { return 1; }
   ControlCounters Counters() const override { return link_->Counters(); }
   void Stop() override { link_->Stop(); }
 
@@ -396,10 +397,10 @@ TEST(SilenceTest, ASilentHubEndsTheGroupHere) {
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(Message(status),
               HasSubstr("rank 0 has received nothing for 7s from the job's store"));
-  // Which ranks are lost is not known.
-  EXPECT_EQ(FailureInfoOf(status),
-            (FailureInfo{
-                .kind = FailureKind::kRankLost, .operation = "barrier (user)", .position = 0}));
+  EXPECT_EQ(FailureInfoOf(status), (FailureInfo{.kind = FailureKind::kRankLost,
+                                                .ranks = {1},
+                                                .operation = "barrier (user)",
+                                                .position = 0}));
   EXPECT_TRUE(absl::IsUnavailable(EndOf(*group[1]))) << "it learns of it by itself";
 }
 

@@ -55,16 +55,19 @@ promise 'libevenkeel.so builds' "${bazel[@]}" build --noshow_progress //comm/abi
 library=bazel-bin/comm/abi/libevenkeel.so
 
 exports_only_its_functions() {
-  ! nm -D --defined-only --demangle "$library" | grep -vE ' (evenkeel::abi::|[VWu] std::)'
+  local names
+  names=$(nm -D --defined-only --demangle "$library") && [[ -n $names ]] &&
+    ! grep -vE ' (evenkeel::abi::|[VWu] std::)' <<<"$names"
 }
 promise 'it exports the functions of comm/abi/group.h alone' exports_only_its_functions
 
-promise 'the wheel builds' "$python" python/evenkeel_c10d/wheel.py \
-  --library "$library" --out "$work/wheels"
+promise 'the wheel builds' "${bazel[@]}" build --noshow_progress \
+  --repo_env=EVENKEEL_TORCH_PYTHON="$python" //python/evenkeel_c10d:wheel
+wheels=bazel-bin/python/evenkeel_c10d/wheel
 
 brings_its_libraries() {
   local names
-  names=$("$python" -m zipfile --list "$work"/wheels/*.whl)
+  names=$("$python" -m zipfile --list "$wheels"/*.whl)
   grep -q 'evenkeel_c10d.libs/libabsl_base' <<<"$names" &&
     grep -q 'evenkeel_c10d.libs/libcrypto' <<<"$names" &&
     ! grep -qE 'libtorch|libc10|libnccl' <<<"$names"
@@ -73,7 +76,7 @@ promise 'it brings Abseil and OpenSSL, and nothing of torch' brings_its_librarie
 
 # The packages of the wheel in a folder of their own: the environment stays as it is.
 promise 'pip installs it' "$python" -m pip install --quiet --no-deps --no-index \
-  --target "$work/site" "$work"/wheels/*.whl
+  --target "$work/site" "$wheels"/*.whl
 export PYTHONPATH=$work/site
 
 tests=python/evenkeel_c10d/tests
@@ -81,7 +84,7 @@ promise 'the example trains under torchrun with 2 ranks' \
   timeout 120 "$python" -m torch.distributed.run --standalone --nproc-per-node=2 "$tests/example.py"
 promise 'and with 4' \
   timeout 120 "$python" -m torch.distributed.run --standalone --nproc-per-node=4 "$tests/example.py"
-for test in operations training failure life; do
+for test in operations training failure life programs; do
   promise "tests of $test" timeout 600 "$python" "$tests/${test}_test.py"
 done
 if [[ ${1:-} == --all ]]; then

@@ -10,6 +10,7 @@ Abseil, GoogleTest or CUDA by defining it first, under upstream's name.
 load("//third_party/abseil:abseil.bzl", "abseil_repository")
 load("//third_party/cuda:cuda.bzl", "cuda_repository")
 load("//third_party/debian:system_library.bzl", "system_folder", "system_library", "written_repository")
+load("//third_party/torch:torch.bzl", "torch_repository")
 load("//third_party/rules_cc:rules_cc.bzl", "RULES_CC_FILES")
 
 def _maybe(rule, name, **kwargs):
@@ -49,6 +50,7 @@ def evenkeel_repositories():
 
     _maybe(abseil_repository, name = "com_google_absl")
     _maybe(cuda_repository, name = "cuda")
+    _maybe(torch_repository, name = "torch")
     _maybe(
         system_library,
         name = "com_google_googletest",

@@ -1,5 +1,6 @@
 #include "evenkeel/comm/abi/group.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -10,9 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/failure_info.h"
@@ -40,50 +44,99 @@ Failure FailureOf(const absl::Status& status) {
 
 absl::Duration ToAbsl(std::chrono::milliseconds time) { return absl::Milliseconds(time.count()); }
 
-// Counts the works in flight, so that Leave() can wait for them. Outlives the group.
+// The works in flight, for which Leave() waits. Without a callback per work: a thread that waits for
+// one would have to leave its end to another thread.
 class Flight {
  public:
-  void Begin() {
+  void Add(const evenkeel::Work& work) {
+    if (work.IsDone()) return;
     absl::MutexLock lock(&mutex_);
-    ++works_;
+    if (works_.size() >= forget_at_) {
+      Forget();
+      forget_at_ = std::max<size_t>(kFew, 2 * works_.size());
+    }
+    works_.push_back(work);
   }
-  void End() {
-    absl::MutexLock lock(&mutex_);
-    --works_;
-  }
-  // Returns the works that are still in flight at the timeout.
-  int64_t AwaitNone(absl::Duration timeout) {
-    absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(absl::Condition(
-                                +[](int64_t* works) { return *works == 0; }, &works_),
-                            timeout);
-    return works_;
+  // Returns the number of works that are still in flight at the timeout.
+  size_t AwaitNone(absl::Duration timeout) {
+    const absl::Time deadline = absl::Now() + timeout;
+    while (true) {
+      {
+        absl::MutexLock lock(&mutex_);
+        Forget();
+        if (works_.empty() || absl::Now() >= deadline) return works_.size();
+      }
+      absl::SleepFor(absl::Milliseconds(1));
+    }
   }
 
  private:
+  static constexpr size_t kFew = 64;
+  void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::erase_if(works_, [](const evenkeel::Work& work) { return work.IsDone(); });
+  }
+
   absl::Mutex mutex_;
-  int64_t works_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<evenkeel::Work> works_ ABSL_GUARDED_BY(mutex_);
+  size_t forget_at_ ABSL_GUARDED_BY(mutex_) = kFew;
 };
 
 class WorkOfGroup final : public Work {
  public:
-  explicit WorkOfGroup(evenkeel::Work work) : work_(std::move(work)) {}
+  // `refused_at`: where the call would have been, if the group had ended before.
+  WorkOfGroup(evenkeel::Work work, std::shared_ptr<internal::Waits> waits, FailureInfo refused_at)
+      : work_(std::move(work)), waits_(std::move(waits)), refused_at_(std::move(refused_at)) {}
 
   bool IsDone() const override { return work_.IsDone(); }
   bool Wait() override { return work_.Wait().ok(); }
-  Failure failure() const override { return FailureOf(work_.Wait()); }
-  void OnDone(std::function<void()> callback) override {
-    work_.OnDone([callback = std::move(callback)](const absl::Status&) { callback(); });
+  Failure failure() const override {
+    Failure failure = FailureOf(work_.Wait());
+    if (!failure.kind.empty() && failure.operation.empty()) {
+      failure.operation = refused_at_.operation;
+      failure.position = refused_at_.position;
+    }
+    return failure;
+  }
+  void OnDone(std::function<void(std::shared_ptr<void>)> callback) override {
+    work_.OnDone([callback = std::move(callback), waits = waits_](const absl::Status&) {
+      callback(std::make_shared<internal::Waits::Callbacks>(waits));
+    });
   }
 
  private:
   const evenkeel::Work work_;
+  const std::shared_ptr<internal::Waits> waits_;
+  const FailureInfo refused_at_;
 };
 
 std::vector<TensorView> Views(const std::vector<Buffer>& buffers) {
   std::vector<TensorView> views;
   for (const Buffer& buffer : buffers) views.emplace_back(buffer.data, buffer.count, buffer.dtype);
   return views;
+}
+
+const char* NameOf(Kind kind) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kReduce:
+      return "reduce";
+    case Kind::kBroadcast:
+      return "broadcast";
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kAllToAll:
+      return "all_to_all";
+    case Kind::kBarrier:
+      return "barrier";
+    case Kind::kSend:
+      return "send";
+    case Kind::kRecv:
+      return "recv";
+  }
+  return "";
 }
 
 bool SameCounts(const std::vector<TensorView>& views) {
@@ -108,15 +161,14 @@ class GroupOverCommunicator final : public Group {
 
   std::shared_ptr<Work> Issue(const Call& call) override {
     const std::shared_ptr<Communicator> comm = Comm();
-    evenkeel::Work work = comm == nullptr ? evenkeel::Work(left_) : Start(*comm, call);
-    flight_->Begin();
-    work.OnDone([flight = flight_](const absl::Status&) { flight->End(); });
-    return std::make_shared<WorkOfGroup>(std::move(work));
-  }
-
-  int64_t position() const override {
-    const std::shared_ptr<Communicator> comm = Comm();
-    return comm == nullptr ? 0 : comm->user().position();
+    if (comm == nullptr)
+      return std::make_shared<WorkOfGroup>(evenkeel::Work(left_), nullptr, FailureInfo());
+    FailureInfo at;
+    if (!comm->status().ok())
+      at = {.operation = NameOf(call.kind), .position = comm->user().position()};
+    evenkeel::Work work = Start(*comm, call);
+    if (call.kind != Kind::kRecv) flight_.Add(work);
+    return std::make_shared<WorkOfGroup>(std::move(work), comm->control().waits(), std::move(at));
   }
 
   Failure MonitoredBarrier(std::chrono::milliseconds timeout) override {
@@ -142,7 +194,7 @@ class GroupOverCommunicator final : public Group {
   }
 
   Failure Leave(std::chrono::milliseconds timeout) override {
-    const int64_t works = flight_->AwaitNone(ToAbsl(timeout));
+    const size_t works = flight_.AwaitNone(ToAbsl(timeout));
     std::shared_ptr<Communicator> comm;
     {
       absl::MutexLock lock(&mutex_);
@@ -227,13 +279,13 @@ class GroupOverCommunicator final : public Group {
                          options);
   }
 
-  const std::shared_ptr<Flight> flight_ = std::make_shared<Flight>();
   const int rank_;
   const int world_size_;
   const std::string backend_;
   const absl::Status left_;
   mutable absl::Mutex mutex_;
-  std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);  // Last: its threads end works.
+  Flight flight_;
+  std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The caller's store as one of evenkeel's: as much as Rendezvous::Join() needs.

@@ -94,8 +94,9 @@ class Work {
   // Valid once the work has ended; code kOk if it succeeded.
   virtual Failure failure() const = 0;
   // Calls `callback` once, on the thread that ends the work, or at once if it has ended. The
-  // callback must not block.
-  virtual void OnDone(std::function<void()> callback) = 0;
+  // callback must not block. It may go on on another thread: while it holds `pending`, this rank
+  // counts as one that can issue something, so that no deadlock is seen where there is none.
+  virtual void OnDone(std::function<void(std::shared_ptr<void> pending)> callback) = 0;
 };
 
 class Group {
@@ -108,8 +109,6 @@ class Group {
   virtual std::string backend() const = 0;  // "shm", "tcp", "hierarchical", "local".
   // Never null. A call that is refused gives a work that has ended.
   virtual std::shared_ptr<Work> Issue(const Call& call) = 0;
-  // The number of collectives issued so far; messages do not count.
-  virtual int64_t position() const = 0;
   // Waits for all ranks. At the timeout it fails with all missing ranks in `ranks`, and the group
   // ends.
   virtual Failure MonitoredBarrier(std::chrono::milliseconds timeout) = 0;
@@ -120,7 +119,7 @@ class Group {
   virtual Failure failure() const = 0;
   // Ends the group on all ranks, with this reason.
   virtual void Abort(const std::string& why) = 0;
-  // Leaves the group. Waits for what this rank has issued, and not for other ranks: those may still
+  // Leaves the group. Waits for what this rank has issued, except receives, and not for other ranks: those may still
   // finish what needs nothing more of this rank; what does need it fails there, and names it. Only
   // rank 0, which hosts the group's hub, waits for the others to leave, for 5 seconds at most.
   // Afterwards every call fails.

@@ -380,14 +380,17 @@ void ControlChannel::Handle(ControlMessage message) {
   }
 }
 
+FailureInfo ControlChannel::HubLost() const {
+  FailureInfo info{.kind = FailureKind::kRankLost};
+  if (link_->HubRank() >= 0) info.ranks = {link_->HubRank()};
+  return info;
+}
+
 void ControlChannel::OnLost(const absl::Status& why) {
   absl::Status reason;
   {
     absl::MutexLock lock(&mutex_);
-    // No ranks: only the hub, which is lost, could tell which ones.
-    reason = FailureInfoOf(why).has_value()
-                 ? why
-                 : WithFailureInfo(why, {.kind = FailureKind::kRankLost});
+    reason = FailureInfoOf(why).has_value() ? why : WithFailureInfo(why, HubLost());
     if (!cut_off_.ok()) reason = cut_off_;
     lost_ = reason;
     if (leaving_) return;

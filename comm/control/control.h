@@ -41,6 +41,7 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/link.h"
 #include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/failure_info.h"
 
 namespace evenkeel {
 
@@ -99,6 +100,8 @@ class ControlChannel {
   };
   Missing WhoIsMissing(const internal::Wait& wait);
   Missing WhoIsMissing(absl::string_view topic, int64_t sequence);  // The same for an exchange.
+  // The loss of the hub, with the rank that hosted it if it is known.
+  FailureInfo HubLost() const;
   // From now on this rank's silence is not a failure.
   void Leave();
 

@@ -126,6 +126,9 @@ class ControlLink {
   virtual absl::Duration Silence() const { return absl::ZeroDuration(); }
   // Returns the hub's name for messages: "the store at 10.0.0.7:29400, hosted by rank 0".
   virtual std::string HubName() const { return "the hub"; }
+  // Returns the rank of the group whose process is the hub's; -1 if there is none, or if it is not
+  // known.
+  virtual int HubRank() const { return -1; }
   virtual ControlCounters Counters() const = 0;
   // Stops the link's thread; no callback runs after it returns. Messages that were sent before are
   // still delivered. Not to be called on the link's own thread.

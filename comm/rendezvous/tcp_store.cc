@@ -11,7 +11,6 @@
 #include "evenkeel/comm/control/tcp_edges.h"
 #include "evenkeel/comm/control/tree_link.h"
 #include "evenkeel/comm/control/wire.h"
-#include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/net/connection.h"
 #include "evenkeel/comm/net/frame.h"
 #include "evenkeel/comm/net/greet.h"
@@ -191,11 +190,7 @@ class DirectLink : public ControlLink {
       meter_.Received(*message, frame.size() + internal::kFrameHeader);
       receive(*std::move(message));
     };
-    connection_->Start(std::move(on_frame), [this, lost = std::move(lost)](absl::Status why) {
-      FailureInfo info{.kind = FailureKind::kRankLost};
-      if (host_rank_ >= 0) info.ranks = {host_rank_};
-      lost(WithFailureInfo(std::move(why), info));
-    });
+    connection_->Start(std::move(on_frame), std::move(lost));
   }
   void Send(ControlMessage message) override {
     const std::string payload = internal::Serialize(message);
@@ -214,6 +209,7 @@ class DirectLink : public ControlLink {
   }
   absl::Duration Silence() const override { return connection_->Silence(); }
   std::string HubName() const override { return connection_->ServerName(); }
+  int HubRank() const override { return host_rank_; }
   ControlCounters Counters() const override { return meter_.Read(); }
   void Stop() override { connection_->Close(kLinger); }
 

@@ -28,7 +28,6 @@ import time
 HERE = pathlib.Path(__file__).resolve()
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 BLOCK_S = 0.02
-DEADLINE_S = 1800
 
 
 def arguments():
@@ -284,7 +283,17 @@ class Link:
         self.rate = rate
 
     def __enter__(self):
-        run = lambda *words: subprocess.run(words, check=True)
+        try:
+            self.make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def make(self):
+        def run(*words):
+            subprocess.run(words, check=True)
+
         if self.names:
             run("ip", "link", "add", "evenkeel", "type", "bridge")
             run("ip", "link", "set", "evenkeel", "up")
@@ -298,7 +307,6 @@ class Link:
             run(*inside, "ip", "link", "set", "lo", "up")
             shape = ("tbf", "rate", self.rate, "burst", "256kb", "latency", "50ms")
             run(*inside, "tc", "qdisc", "add", "dev", "eth0", "root", *shape)
-        return self
 
     def __exit__(self, *_):
         for name in self.names:
@@ -347,9 +355,15 @@ def measure(options, peer, world):
             subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True)
             for words, variables in ranks
         ]
-        out = "".join(process.communicate(timeout=DEADLINE_S)[0] for process in processes)
-        if any(process.returncode for process in processes):
-            sys.exit(f"{peer} with {world} ranks failed: {out}")
+        try:
+            while any(process.poll() is None for process in processes):
+                if any(process.poll() for process in processes):
+                    sys.exit(f"{peer} with {world} ranks failed")
+                time.sleep(0.1)
+        finally:
+            for process in processes:
+                process.kill()
+        out = "".join(process.communicate()[0] for process in processes)
         lines = [line for line in out.splitlines() if line.startswith("results ")]
         return json.loads(lines[0].partition(" ")[2])
 
@@ -391,6 +405,8 @@ def print_steps(options, world):
 
 def main():
     options = arguments()
+    if options.link and {"openmpi", "mpich", "oneccl"} & set(options.peers.split(",")):
+        sys.exit("bench.py: --link puts ranks of Gloo into namespaces, and none of MPI or oneCCL")
     if options.rank:
         return run_rank(options)
     for world in options.worlds.split(","):

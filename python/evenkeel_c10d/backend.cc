@@ -162,6 +162,7 @@ c10::intrusive_ptr<Backend> Backend::Create(const Settings& settings) {
   auto backend = c10::make_intrusive<Backend>(settings, std::move(group));
   Live& live = LiveBackends();
   const std::lock_guard lock(live.mutex);
+  // Those have ended: what remains of them is memory.
   std::erase_if(live.backends, [](const auto& other) { return other.expired(); });
   live.backends.emplace_back(backend);
   return backend;
@@ -179,15 +180,30 @@ Backend::Backend(const Settings& settings, std::unique_ptr<abi::Group> group)
   init();
 }
 
-Backend::~Backend() {
-  if (getpid() == pid_) {
-    Leave("", kDestructorTimeout);
+bool Backend::IsForkedChild() const { return getpid() != pid_; }
+
+void Backend::CheckUsable(const char* operation) const {
+  TORCH_CHECK(!IsForkedChild(), "evenkeel: ", operation, " was called in a process that was",
+              " forked after its group had been made. Make a group in the new process.");
+  TORCH_CHECK(!has_left_, "evenkeel: ", operation,
+              " was called on a group that has been destroyed.");
+}
+
+void Backend::End() {
+  if (group_ == nullptr) return;
+  Leave("", kDestructorTimeout);
+  if (IsForkedChild()) {
+    // It has neither the threads nor the right to use the parent's connections.
+    group_.release();  // NOLINT(bugprone-unused-return-value)
+    new std::shared_ptr<Completer>(completer_);
+  } else {
     WithoutGil([this] { group_.reset(); });
-    return;
   }
-  // A forked child has neither the threads nor the right to use the parent's connections.
-  group_.release();  // NOLINT(bugprone-unused-return-value)
-  new std::shared_ptr<Completer>(completer_);
+}
+
+std::string Backend::FlightJson() const {
+  CheckUsable("flight_json");
+  return group_->FlightJson();
 }
 
 void Backend::LeaveAll(const std::string& why, std::chrono::milliseconds timeout) {
@@ -196,16 +212,21 @@ void Backend::LeaveAll(const std::string& why, std::chrono::milliseconds timeout
     Live& live = LiveBackends();
     const std::lock_guard lock(live.mutex);
     for (const auto& weak : live.backends) {
-      if (auto backend = weak.lock(); backend != nullptr && backend->pid_ == getpid()) {
+      if (auto backend = weak.lock(); backend != nullptr && !backend->IsForkedChild()) {
         backends.push_back(std::move(backend));
       }
     }
   }
-  for (const auto& backend : backends) backend->Leave(why, timeout);
+  // Each may wait for its timeout, or for its ranks if this one hosts the hub.
+  std::vector<std::thread> threads;
+  for (const auto& backend : backends) {
+    threads.emplace_back([&] { backend->Leave(why, timeout); });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 void Backend::Leave(const std::string& why, std::chrono::milliseconds timeout) {
-  if (has_left_.exchange(true)) return;
+  if (has_left_.exchange(true) || IsForkedChild()) return;
   WithoutGil([&] {
     if (!why.empty()) {
       group_->Abort(why);
@@ -223,6 +244,7 @@ void Backend::Leave(const std::string& why, std::chrono::milliseconds timeout) {
 void Backend::shutdown() { Leave("", std::chrono::milliseconds(timeout_ms_)); }
 
 void Backend::abort() {
+  if (IsForkedChild()) return;
   WithoutGil([&] { group_->Abort(c10::str("rank ", rank_, " called abort()")); });
 }
 
@@ -268,6 +290,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK(options.device().is_cpu(), "evenkeel: allocate_tensor() gives memory of the CPU and ",
               "was asked for ", options.device(), ".");
+  CheckUsable("allocate_tensor()");
   const int64_t bytes = size * static_cast<int64_t>(options.dtype().itemsize());
   std::shared_ptr<void> memory = group_->Allocate(bytes);
   TORCH_CHECK(memory != nullptr, "evenkeel: there is no memory for ", bytes, " bytes.");
@@ -280,10 +303,7 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
 
 WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, TensorList inputs,
                      TensorLists results, int source_rank) {
-  TORCH_CHECK(getpid() == pid_, "evenkeel: ", operation.name(), " was called in a process that was",
-              " forked after its group had been made. Make a group in the new process.");
-  TORCH_CHECK(!has_left_, "evenkeel: ", operation.name(),
-              " was called on a group that has been destroyed.");
+  CheckUsable(operation.name());
   if (timeout.count() <= 0) timeout = std::chrono::milliseconds(timeout_ms_);
   const bool is_message = c10d::isP2POp(operation.type());
   const bool has_copies = operation.has_copies();
@@ -301,12 +321,10 @@ WorkPtr Backend::Run(Operation operation, std::chrono::milliseconds timeout, Ten
     works.push_back(group_->Issue(call));
   }
   auto flight = std::make_shared<Flight>(std::move(operation), std::move(works));
-  auto work = c10::make_intrusive<Work>(attributes, std::vector{flight}, completer_);
+  auto work = c10::make_intrusive<Work>(attributes, flight, completer_);
   Keep(std::move(flight));
   // Outputs must be right after any later barrier(), even if no caller waits for this work.
   if (has_copies) work->WatchOnce();
-  const std::lock_guard lock(mutex_);
-  if (is_coalescing_) coalesced_.push_back(work);
   return work;
 }
 
@@ -320,37 +338,6 @@ void Backend::Keep(std::shared_ptr<Flight> flight) {
   if (flight != nullptr) flights.push_back(std::move(flight));
   const std::lock_guard lock(mutex_);
   flying_.insert(flying_.end(), flights.begin(), flights.end());
-}
-
-void Backend::startCoalescing() {
-  const std::lock_guard lock(mutex_);
-  TORCH_CHECK(!is_coalescing_, "evenkeel: startCoalescing() was called twice.");
-  is_coalescing_ = true;
-}
-
-WorkPtr Backend::endCoalescing() {
-  std::vector<c10::intrusive_ptr<Work>> works;
-  {
-    const std::lock_guard lock(mutex_);
-    TORCH_CHECK(is_coalescing_, "evenkeel: endCoalescing() was called without startCoalescing().");
-    is_coalescing_ = false;
-    works.swap(coalesced_);
-  }
-  if (works.empty()) return nullptr;
-  std::vector<std::shared_ptr<Flight>> flights;
-  TensorList results;
-  for (const auto& work : works) {
-    flights.insert(flights.end(), work->flights().begin(), work->flights().end());
-    for (const auto& list : work->results()) {
-      results.insert(results.end(), list.begin(), list.end());
-    }
-  }
-  const Work::Attributes attributes{.rank = rank_,
-                                    .type = OpType::COALESCED,
-                                    .sequence = sequence_,
-                                    .timeout = works.front()->getTimeout(),
-                                    .results = {std::move(results)}};
-  return c10::make_intrusive<Work>(attributes, std::move(flights), completer_);
 }
 
 void Backend::CheckRoot(const char* operation, int64_t root) const {
@@ -437,7 +424,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_
   const auto timeout = options.timeout == c10d::kUnsetTimeout
                            ? std::chrono::milliseconds(timeout_ms_)
                            : std::max(options.timeout, std::chrono::milliseconds(1));
-  TORCH_CHECK(!has_left_, "evenkeel: monitored_barrier was called on a destroyed group.");
+  CheckUsable("monitored_barrier");
   abi::Failure failure;
   WithoutGil([&] { failure = group_->MonitoredBarrier(timeout); });
   if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));

@@ -54,9 +54,11 @@ class Backend : public c10d::Backend {
   static void LeaveAll(const std::string& why, std::chrono::milliseconds timeout);
 
   Backend(const Settings& settings, std::unique_ptr<abi::Group> group);
-  ~Backend() override;
+  ~Backend() override { End(); }
+  void release_resources() override { End(); }  // When only weak references are left.
 
-  abi::Group& group() { return *group_; }
+  std::string transport() const { return group_->backend(); }
+  std::string FlightJson() const;
 
   const std::string getBackendName() const override { return "evenkeel"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -77,11 +79,6 @@ class Backend : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-
-  // Operations start at once; endCoalescing() returns a work for all since startCoalescing().
-  bool supportsCoalescing() const override { return true; }
-  void startCoalescing() override;
-  WorkPtr endCoalescing() override;
 
   WorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& options) override;
@@ -130,8 +127,14 @@ class Backend : public c10d::Backend {
               TensorLists results, int source_rank = -1);
   // Keeps the tensors of `flight` until it has ended, and drops the flights that have.
   void Keep(std::shared_ptr<Flight> flight);
-  // Leaves the group, or ends it on all ranks where `why` is not empty.
+  // Leaves the group, or ends it on all ranks where `why` is not empty. A forked child only forgets
+  // it.
   void Leave(const std::string& why, std::chrono::milliseconds timeout);
+  // Throws in a forked child, and after Leave().
+  void CheckUsable(const char* operation) const;
+  bool IsForkedChild() const;
+  // Leaves the group, and destroys it: when the last reference goes.
+  void End();
 
   void CheckRoot(const char* operation, int64_t root) const;
   void CheckListSize(const char* operation, const char* what, size_t size) const;
@@ -144,10 +147,8 @@ class Backend : public c10d::Backend {
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};  // Collectives of torch.distributed, without messages.
   std::atomic<bool> has_left_{false};
-  std::mutex mutex_;  // Guards the next three.
-  std::vector<std::shared_ptr<Flight>> flying_;
-  bool is_coalescing_ = false;
-  std::vector<c10::intrusive_ptr<Work>> coalesced_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Flight>> flying_;  // Guarded by mutex_.
 };
 
 }  // namespace evenkeel::bridge

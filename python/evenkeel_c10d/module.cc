@@ -108,13 +108,13 @@ PYBIND11_MODULE(_bridge, module) {
   module.def(
       "transport",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) {
-        return evenkeel::bridge::Own(backend).group().backend();
+        return evenkeel::bridge::Own(backend).transport();
       },
       py::arg("backend"));
   module.def(
       "flight_json",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) {
-        return evenkeel::bridge::Own(backend).group().FlightJson();
+        return evenkeel::bridge::Own(backend).FlightJson();
       },
       py::arg("backend"), py::call_guard<py::gil_scoped_release>());
 }

@@ -179,13 +179,6 @@ abi::Buffer Operation::Write(const at::Tensor& tensor) {
   return BufferOf(dense, EncodeForMove(tensor.scalar_type()));
 }
 
-abi::Buffer Operation::Update(const at::Tensor& tensor) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const at::Tensor dense = Dense(tensor, true);
-  CopyLater(tensor, dense);
-  return BufferOf(dense, EncodeForMove(tensor.scalar_type()));
-}
-
 abi::Buffer Operation::ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);

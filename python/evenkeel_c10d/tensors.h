@@ -1,7 +1,7 @@
 // How tensors of any type, shape and layout become the buffers of evenkeel's calls.
 //
 //   Operation operation("evenkeel:broadcast", c10d::OpType::BROADCAST);
-//   operation.Add({.kind = abi::Kind::kBroadcast, .out = {operation.Update(tensor)}, .root = 0});
+//   operation.Add({.kind = abi::Kind::kBroadcast, .out = {operation.Write(tensor)}, .root = 0});
 //
 // A tensor that is contiguous in the memory of the CPU is used where it lies. Any other is copied,
 // and an output is copied back after the operation.
@@ -46,11 +46,10 @@ class Operation {
   const char* name() const { return name_; }
   c10d::OpType type() const { return type_; }
 
-  // Return the buffer of a tensor that is read, written, or both. The tensor lives as long as the
+  // Return the buffer of a tensor that is read or written. The tensor lives as long as the
   // operation.
   abi::Buffer Read(const at::Tensor& tensor);
   abi::Buffer Write(const at::Tensor& tensor);
-  abi::Buffer Update(const at::Tensor& tensor);
   // The same of tensors that are reduced. A PREMUL_SUM multiplies a copy.
   abi::Buffer ReadReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);
   abi::Buffer WriteReduced(const at::Tensor& tensor, const c10d::ReduceOp& op);

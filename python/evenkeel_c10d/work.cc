@@ -2,8 +2,11 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <condition_variable>
+#include <deque>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "error.h"
@@ -11,24 +14,25 @@
 namespace evenkeel::bridge {
 namespace {
 
+// Keeps a rank's group from being judged stuck: the callback goes on, on another thread.
+using Pending = std::shared_ptr<void>;
+
 // Calls `landed` once, when the last of evenkeel's works has ended, on the thread that ends it.
-void OnLanded(const std::vector<std::shared_ptr<Flight>>& flights, std::function<void()> landed) {
+void OnLanded(const Flight& flight, std::function<void(Pending)> landed) {
   struct Countdown {
     std::atomic<size_t> left{1};
-    std::function<void()> landed;
-    void Down() {
-      if (left.fetch_sub(1) == 1) std::exchange(landed, nullptr)();
+    std::function<void(Pending)> landed;
+    void Down(Pending pending) {
+      if (left.fetch_sub(1) == 1) std::exchange(landed, nullptr)(std::move(pending));
     }
   };
   auto countdown = std::make_shared<Countdown>();
   countdown->landed = std::move(landed);
-  for (const auto& flight : flights) {
-    for (const auto& work : flight->works()) {
-      countdown->left.fetch_add(1);
-      work->OnDone([countdown] { countdown->Down(); });
-    }
+  for (const auto& work : flight.works()) {
+    countdown->left.fetch_add(1);
+    work->OnDone([countdown](Pending pending) { countdown->Down(std::move(pending)); });
   }
-  countdown->Down();
+  countdown->Down(nullptr);
 }
 
 // As Gloo's: a list of tensors, or a list of lists where an operation has several.
@@ -52,65 +56,80 @@ abi::Failure FailureOfCopy(const std::string& what) {
 
 // ---- Completer ----
 
-struct Completer::Queue {
+struct Completer::Queue : std::enable_shared_from_this<Queue> {
+  struct Landed {
+    c10::intrusive_ptr<Work> work;
+    Pending pending;
+  };
+
+  // An idle thread ends after this time, so that it does not count as one that uses the group.
+  static constexpr std::chrono::milliseconds kIdle{500};
+  static inline thread_local const Queue* of_this_thread = nullptr;
+
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<c10::intrusive_ptr<Work>> landed;
+  std::deque<Landed> landed;
+  size_t threads = 0, idle = 0;
   bool is_stopped = false;
 
-  void Push(c10::intrusive_ptr<Work> work) {
+  void Push(Landed one) {
     {
       const std::lock_guard lock(mutex);
       if (!is_stopped) {
-        landed.push_back(std::move(work));
-        changed.notify_one();
-        return;
+        landed.push_back(std::move(one));
+        if (idle >= landed.size()) return changed.notify_one();
+        ++threads;
+        return std::thread([queue = shared_from_this()] { queue->Run(); }).detach();
       }
     }
-    work->Complete();
+    one.work->Complete();
   }
 
   void Run() {
+    of_this_thread = this;
     std::unique_lock lock(mutex);
     while (true) {
-      changed.wait(lock, [this] { return is_stopped || !landed.empty(); });
-      if (landed.empty()) return;
-      c10::intrusive_ptr<Work> work = std::move(landed.front());
-      landed.pop_front();
-      lock.unlock();
-      work->Complete();
-      work.reset();  // May take the GIL.
-      lock.lock();
+      while (!landed.empty()) {
+        Landed one = std::move(landed.front());
+        landed.pop_front();
+        lock.unlock();
+        one.work->Complete();
+        one = {};  // May take the GIL.
+        lock.lock();
+      }
+      ++idle;
+      const bool has_news =
+          changed.wait_for(lock, kIdle, [this] { return is_stopped || !landed.empty(); });
+      --idle;
+      if (landed.empty() && (is_stopped || !has_news)) break;
     }
+    --threads;
+    changed.notify_all();
+  }
+
+  void Stop() {
+    std::unique_lock lock(mutex);
+    is_stopped = true;
+    changed.notify_all();
+    const size_t own = of_this_thread == this;  // A callback destroys the group.
+    changed.wait(lock, [&] { return threads <= own; });
   }
 };
 
-Completer::Completer()
-    : queue_(std::make_shared<Queue>()), thread_([queue = queue_] { queue->Run(); }) {}
+Completer::Completer() : queue_(std::make_shared<Queue>()) {}
 
 Completer::~Completer() { Stop(); }
 
 void Completer::Watch(c10::intrusive_ptr<Work> work) {
   // Boxed, so that the last reference is not dropped by evenkeel's thread with the callback.
   auto box = std::make_shared<c10::intrusive_ptr<Work>>(std::move(work));
-  const auto& flights = (*box)->flights();
-  OnLanded(flights, [queue = queue_, box] { queue->Push(std::move(*box)); });
+  const Flight& flight = (*box)->flight();
+  OnLanded(flight, [queue = queue_, box](Pending pending) {
+    queue->Push({std::move(*box), std::move(pending)});
+  });
 }
 
-void Completer::Stop() {
-  {
-    const std::lock_guard lock(queue_->mutex);
-    queue_->is_stopped = true;
-    queue_->changed.notify_one();
-  }
-  const std::lock_guard lock(stop_mutex_);
-  if (!thread_.joinable()) return;
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // A callback destroys the group.
-  } else {
-    thread_.join();
-  }
-}
+void Completer::Stop() { queue_->Stop(); }
 
 // ---- Flight ----
 
@@ -154,22 +173,15 @@ void Flight::Wait() {
 
 // ---- Work ----
 
-Work::Work(const Attributes& attributes, std::vector<std::shared_ptr<Flight>> flights,
+Work::Work(const Attributes& attributes, std::shared_ptr<Flight> flight,
            std::shared_ptr<Completer> completer)
     : c10d::Work(attributes.rank, attributes.type, attributes.title, attributes.inputs),
-      flights_(std::move(flights)),
+      flight_(std::move(flight)),
       completer_(std::move(completer)),
       source_rank_(attributes.source_rank),
       sequence_(attributes.sequence),
       timeout_(attributes.timeout),
       results_(attributes.results) {}
-
-bool Work::HasLanded() const {
-  for (const auto& flight : flights_) {
-    if (!flight->HasLanded()) return false;
-  }
-  return true;
-}
 
 void Work::WatchOnce() {
   {
@@ -180,7 +192,7 @@ void Work::WatchOnce() {
 }
 
 void Work::Complete() {
-  for (const auto& flight : flights_) flight->Wait();  // At most for a copy.
+  flight_->Wait();  // At most for a copy.
   EndProfilerRange();
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
@@ -189,7 +201,7 @@ void Work::Complete() {
     future = future_;
   }
   if (future == nullptr) return;
-  const abi::Failure failure = FirstFailure();
+  const abi::Failure& failure = flight_->failure();
   if (failure.code == abi::Code::kOk) {
     future->markCompleted(FutureValue(results_));
   } else {
@@ -198,26 +210,18 @@ void Work::Complete() {
 }
 
 bool Work::isCompleted() {
-  for (const auto& flight : flights_) {
-    if (!flight->TryEnd()) return false;
-  }
+  if (!flight_->TryEnd()) return false;
   EndProfilerRange();
   return true;
 }
 
 bool Work::isSuccess() const {
-  for (const auto& flight : flights_) {
-    if (!flight->TryEnd()) return false;
-  }
-  return FirstFailure().code == abi::Code::kOk;
+  return flight_->TryEnd() && flight_->failure().code == abi::Code::kOk;
 }
 
 std::exception_ptr Work::exception() const {
-  for (const auto& flight : flights_) {
-    if (!flight->TryEnd()) return nullptr;
-  }
-  const abi::Failure failure = FirstFailure();
-  return failure.code == abi::Code::kOk ? nullptr : ExceptionOf(failure);
+  if (!flight_->TryEnd() || flight_->failure().code == abi::Code::kOk) return nullptr;
+  return ExceptionOf(flight_->failure());
 }
 
 int Work::sourceRank() const {
@@ -238,9 +242,9 @@ bool Work::wait(std::chrono::milliseconds timeout) {
                     c10::str("evenkeel: the work has not ended within ", timeout.count(),
                              " ms, the timeout of wait(). It continues."));
   }
-  for (const auto& flight : flights_) flight->Wait();
+  flight_->Wait();
   EndProfilerRange();
-  const abi::Failure failure = FirstFailure();
+  const abi::Failure& failure = flight_->failure();
   if (failure.code != abi::Code::kOk) std::rethrow_exception(ExceptionOf(failure));
   return true;
 }
@@ -265,13 +269,6 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   return future;
 }
 
-abi::Failure Work::FirstFailure() const {
-  for (const auto& flight : flights_) {
-    if (flight->failure().code != abi::Code::kOk) return flight->failure();
-  }
-  return {};
-}
-
 void Work::EndProfilerRange() {
   if (!recordFunctionEndCallback_) return;
   std::call_once(profiled_, [this] { recordFunctionEndCallback_(); });
@@ -284,7 +281,7 @@ bool Work::WaitUntilLanded(std::chrono::milliseconds timeout) {
     bool has_landed = false;
   };
   auto landing = std::make_shared<Landing>();
-  OnLanded(flights_, [landing] {
+  OnLanded(*flight_, [landing](const Pending&) {
     const std::lock_guard lock(landing->mutex);
     landing->has_landed = true;
     landing->changed.notify_all();

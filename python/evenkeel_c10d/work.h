@@ -1,9 +1,8 @@
-// c10d::Work over the works of evenkeel, and the thread that completes futures.
+// c10d::Work over the works of evenkeel, and the threads that complete futures.
 //
-// A Work is over one or more Flights: an operation has one, a coalesced group of operations has the
-// flights of all. A flight ends in three steps: evenkeel's works end, one thread copies the outputs
-// that are not dense back, and all threads see that it has ended. The second step is done by the
-// thread that first waits, polls, or completes the future.
+// An operation ends in three steps: evenkeel's works end, one thread copies the outputs that are
+// not dense back, and all threads see that it has ended. The second step is done by the thread that
+// first waits, polls, or completes the future.
 //
 // Threads: thread-safe. A thread that holds the GIL never waits here for one that may need it,
 //          except in wait(), which torch's bindings call without the GIL.
@@ -13,12 +12,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "evenkeel/comm/abi/group.h"
@@ -29,8 +25,9 @@ namespace evenkeel::bridge {
 
 class Work;
 
-// Completes the futures of works on one thread, which holds no lock while callbacks run: they take
-// the GIL and call collectives.
+// Completes the futures of works on threads of its own, which hold no lock while callbacks run: they
+// take the GIL, call collectives, and may wait for other futures, so a future that is complete never
+// waits for the callbacks of another one. Threads that have nothing to do end.
 class Completer {
  public:
   Completer();
@@ -38,15 +35,13 @@ class Completer {
 
   // Completes `work` when all that it waits for has ended.
   void Watch(c10::intrusive_ptr<Work> work);
-  // Completes what has ended, and ends the thread. Works that end later are completed by the thread
-  // that ends them.
+  // Completes what has ended, and waits for the threads, but not for the calling one. Works that end
+  // later are completed by the thread that ends them.
   void Stop();
 
  private:
   struct Queue;
-  std::shared_ptr<Queue> queue_;
-  std::mutex stop_mutex_;
-  std::thread thread_;
+  const std::shared_ptr<Queue> queue_;
 };
 
 // One operation that has been issued. Drops the tensors of `operation` when it ends.
@@ -87,16 +82,13 @@ class Work : public c10d::Work {
     std::vector<std::vector<at::Tensor>> results;
   };
 
-  Work(const Attributes& attributes, std::vector<std::shared_ptr<Flight>> flights,
+  Work(const Attributes& attributes, std::shared_ptr<Flight> flight,
        std::shared_ptr<Completer> completer);
 
-  const std::vector<std::shared_ptr<Flight>>& flights() const { return flights_; }
-  const std::vector<std::vector<at::Tensor>>& results() const { return results_; }
-  // Returns whether evenkeel has ended all of it.
-  bool HasLanded() const;
+  const Flight& flight() const { return *flight_; }
   // Makes the backend's thread complete it, even if no caller waits for it.
   void WatchOnce();
-  // Completes the future, if there is one. Called by the completer after HasLanded().
+  // Completes the future, if there is one. Called by the completer after the flight has landed.
   void Complete();
 
   bool isCompleted() override;
@@ -110,12 +102,11 @@ class Work : public c10d::Work {
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
 
  private:
-  abi::Failure FirstFailure() const;
   void EndProfilerRange();
   // Returns false at the timeout.
   bool WaitUntilLanded(std::chrono::milliseconds timeout);
 
-  const std::vector<std::shared_ptr<Flight>> flights_;
+  const std::shared_ptr<Flight> flight_;
   const std::shared_ptr<Completer> completer_;
   const int source_rank_;
   const uint64_t sequence_;

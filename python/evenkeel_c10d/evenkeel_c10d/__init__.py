@@ -105,14 +105,21 @@ def _leave_all():
     Peers that need nothing more of this rank are not disturbed. If the program ends with an
     exception, the groups end with it, and the peers get its text at once.
     """
-    error = getattr(sys, "last_value", None)
+    # A process of multiprocessing comes here while its exception is on the way.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    is_success = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
     is_interactive = hasattr(sys, "ps1")
     why = ""
-    if error is not None and not is_interactive and not isinstance(error, Error):
+    if not is_success and not is_interactive and not isinstance(error, Error):
         why = f"the program ended with {type(error).__name__}: {error}"
     _bridge.leave_all(why, _EXIT_TIMEOUT)
 
 
+def _leave_at_exit(_module):
+    # Processes of multiprocessing do not run what atexit has, and forget the finalizers of others.
+    multiprocessing.util.Finalize(None, _leave_all, exitpriority=0)
+
+
 atexit.register(_leave_all)
-# Processes of multiprocessing do not run what atexit has.
-multiprocessing.util.Finalize(None, _leave_all, exitpriority=0)
+_leave_at_exit(_bridge)
+multiprocessing.util.register_after_fork(_bridge, _leave_at_exit)

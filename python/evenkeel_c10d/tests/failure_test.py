@@ -1,9 +1,11 @@
 """The errors on all ranks when one of them is lost, fails, leaves, or calls something else."""
 
 import datetime
+import multiprocessing.util
 import os
 import pickle
 import signal
+import sys
 import time
 import unittest
 
@@ -136,10 +138,24 @@ def wait_timeout(rank, world):
         dist.barrier()
 
 
-def left(rank, world):
-    """A rank leaves without destroying the group, and the others need it."""
+def left(rank, world, store):
+    """A rank ends without destroying the group, and the others need it."""
+    dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
+    dist.barrier()
     if rank == world - 1:
         return None  # The end of the process leaves.
+    return failure_of(dist.barrier)
+
+
+def exits(rank, world, store):
+    """A rank ends as one of torch.multiprocessing.spawn does whose function has failed."""
+    dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
+    dist.barrier()
+    if rank == world - 1:
+        try:
+            sys.exit(1)
+        finally:
+            multiprocessing.util._exit_function()
     return failure_of(dist.barrier)
 
 
@@ -210,10 +226,18 @@ class FailureTest(unittest.TestCase):
 
     def test_a_rank_that_left_is_named(self):
         for world in WORLDS:
-            for failure in self.failures(left, world)[:-1]:
+            for failure in self.failures(left, world, init=False)[:-1]:
                 self.assertEqual(failure["kind"], "disagreement", failure)
                 self.assertEqual(failure["ranks"], (world - 1,), failure)
                 self.assertIn("barrier", failure["operation"])
+
+    def test_a_rank_that_exits_with_an_error_is_named(self):
+        for world in WORLDS:
+            results = Ranks(world, exits, init=False).results(60)
+            for outcome, failure in results[:-1]:
+                self.assertEqual(outcome, "ok", failure)
+                self.assertEqual((failure["kind"], failure["ranks"]), ("failed", (world - 1,)), failure)
+                self.assertIn("SystemExit", failure["text"])
 
     def test_abort_names_the_rank(self):
         for world in WORLDS:

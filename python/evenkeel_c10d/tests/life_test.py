@@ -1,11 +1,13 @@
 """How groups are made and how they end."""
 
 import atexit
+import datetime
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import torch
@@ -108,17 +110,59 @@ def with_workers(rank, world):
 
 def in_forked_child(rank, world):
     read, write = os.pipe()
+    tensor = torch.zeros(1)
+    message = dist.irecv(tensor, 1 - rank)
     if os.fork() == 0:
-        try:
-            dist.barrier()
-        except RuntimeError as error:
-            os.write(write, str(error).encode())
+        for function in (dist.barrier, dist.monitored_barrier, evenkeel_c10d.flight_json):
+            try:
+                function()
+            except RuntimeError as error:
+                os.write(write, str(error).encode())
+        dist.distributed_c10d._get_default_group().abort()
+        dist.destroy_process_group()
         atexit._run_exitfuncs()  # Must not leave the parent's group.
         os._exit(0)
     os.wait()
     text = os.read(read, 1000).decode()
-    assert "forked" in text, text
+    assert text.count("forked") == 3, text
     assert total() == world
+    dist.send(torch.ones(1), 1 - rank)
+    message.wait()
+    assert tensor == 1
+
+
+def with_a_receive_that_nobody_answers(rank, world, store):
+    dist.init_process_group("evenkeel", store=store, rank=rank, world_size=world)
+    assert total() == world
+    if rank == 0:
+        dist.irecv(torch.zeros(1), 1)
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    assert time.monotonic() - begin < 8
+
+
+def dropped(rank, world, store):
+    """The group goes with its last reference, without a call that ends it."""
+    before = threads()
+    backend = evenkeel_c10d._bridge.create(
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=20),
+        name="dropped",
+        global_ranks=[],
+    )
+    backend.barrier().wait()
+    assert threads() > before
+    del backend
+    deadline = time.monotonic() + 10
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert threads() == before, (before, threads())
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
 
 
 PROGRAM = """
@@ -177,6 +221,12 @@ class LifeTest(unittest.TestCase):
 
     def test_a_forked_child_leaves_the_group_alone(self):
         run_ranks(2, in_forked_child)
+
+    def test_a_receive_that_nobody_answers_does_not_delay_the_end(self):
+        self.run_without_init(2, with_a_receive_that_nobody_answers)
+
+    def test_a_dropped_group_ends(self):
+        self.run_without_init(2, dropped)
 
     def test_torchrun_needs_no_import(self):
         status, output = torchrun(2)

@@ -325,12 +325,18 @@ def coalesced(rank, world):
             dist.reduce_scatter_tensor(output, torch.ones(len(output) * world))
     assert [o.tolist() for o in outputs] == [[world] * 2, [world] * 3]
 
-    with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as m:
-        tensor = torch.full((3,), float(rank + 1))
-        dist.all_reduce(tensor)
-        dist.broadcast(other := torch.full((2,), float(rank)), world - 1, async_op=True)
-    m.wait()
-    assert tensor.tolist() == [total + world] * 3 and other.tolist() == [world - 1] * 2
+    # What is refused in a batch leaves the group usable.
+    if world > 1:
+        wrong = dist.P2POp(dist.isend, torch.ones(1), (rank + 1) % world, tag=-1)
+        try:
+            dist.batch_isend_irecv([wrong])
+        except RuntimeError as error:
+            assert "tag" in str(error), error
+        else:
+            raise AssertionError("a message with a negative tag was sent")
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        assert ones == world
 
     lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(world)]
     inputs = [torch.full((2,), float(rank)), torch.full((3,), float(-rank))]
@@ -401,6 +407,14 @@ def works(rank, world):
     assert dist.all_reduce(tensor, async_op=True).get_future().then(again).wait().tolist() == [
         2 * world**2
     ] * 2
+
+    # A callback waits for another future, as the hook of PowerSGD does.
+    def nested(future):
+        inner = dist.all_reduce(future.value()[0], async_op=True).get_future()
+        return inner.then(lambda f: f.value()[0] * 2).wait()
+
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(nested)
+    assert future.wait().tolist() == [2 * world**2] * 2
     outputs = [torch.zeros(1) for _ in range(world)]
     future = dist.all_gather(outputs, torch.tensor([float(rank)]), async_op=True).get_future()
     assert [int(t) for t in future.wait()] == list(range(world))

@@ -42,7 +42,9 @@ absl::string_view ToString(FailureKind kind);
 
 struct FailureInfo {
   FailureKind kind = FailureKind::kRankFailed;
-  std::vector<int> ranks;  // The causes, ascending. Empty if they are not known.
+  // The causes, ascending. Empty if they are not known. Of ranks that disagree, the smallest party;
+  // all parties of that size if there are several.
+  std::vector<int> ranks;
   // The collective or wait in which it happened: of `ranks` if they disagreed; else, where the
   // cause itself was in none, the one of this rank that failed with it. Empty outside of one.
   std::string operation;

@@ -72,7 +72,12 @@ int Suspect(const Parties& parties) {
 
 absl::Status Disagreement(const Parties& parties, const Wording& wording) {
   FailureInfo info{.kind = FailureKind::kDisagreement};
-  if (!parties.empty()) info.ranks = BySize(parties).front().second;
+  const std::vector<Party> by_size = BySize(parties);
+  for (const auto& [what, ranks] : by_size) {
+    if (ranks.size() > by_size.front().second.size()) break;
+    info.ranks.insert(info.ranks.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(info.ranks.begin(), info.ranks.end());
   return WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
                              wording.before, Describe(parties, wording.one, wording.several),
                              ": the ranks disagree", wording.after)),

@@ -30,5 +30,22 @@ TEST(RenumberTest, AnErrorWithoutInfoStaysAsItIs) {
   EXPECT_TRUE(Renumber(absl::OkStatus(), {0}, {0}).ok());
 }
 
+TEST(DisagreementTest, NamesTheSmallestParty) {
+  const absl::Status status = Disagreement(
+      {{0, AtOperation{7, "barrier"}}, {1, AtOperation{7, "reduce"}}, {2, AtOperation{7, "barrier"}}});
+  EXPECT_EQ(status.message(),
+            "rank 1 is at #7 reduce; ranks 0,2 are at #7 barrier: the ranks disagree");
+  EXPECT_EQ(FailureInfoOf(status), (FailureInfo{.kind = FailureKind::kDisagreement,
+                                                .ranks = {1},
+                                                .operation = "reduce",
+                                                .position = 7}));
+}
+
+TEST(DisagreementTest, NamesAllPartiesThatMayBeWrong) {
+  const absl::Status status = Disagreement(Parties{{3, "a"}, {1, "b"}, {0, "c"}, {2, "c"}});
+  EXPECT_EQ(FailureInfoOf(status),
+            (FailureInfo{.kind = FailureKind::kDisagreement, .ranks = {1, 3}}));
+}
+
 }  // namespace
 }  // namespace evenkeel::internal

@@ -328,8 +328,8 @@ def build_oneccl(environment, folder):
     lib = environment / "lib"
     subprocess.run(
         ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{environment}/include",
-         HERE.with_name("oneccl.cc"), "-o", f"{folder}/oneccl.so", f"-L{lib}/ccl/cpu/lib",
-         f"-L{lib}", "-lccl", f"-Wl,-rpath,{lib}"],
+         HERE.with_name("oneccl.cc"), "-o", f"{folder}/oneccl.so", f"{lib}/libccl.so.1",
+         f"-Wl,-rpath,{lib},-rpath-link,{lib},--disable-new-dtags"],
         check=True,
     )
 
@@ -344,6 +344,10 @@ def measure(options, peer, world):
                                 "--bind-to", "none", "-n", str(world)],
                     "mpich": ["mpiexec.mpich", "-n", str(world)]}
         if peer in starters:
+            environment["MPI4PY_MPIABI"] = peer
+            if peer == "mpich":  # mpi4py looks for it under MPICH's name, and not Debian's.
+                os.symlink("/usr/lib/x86_64-linux-gnu/libmpich.so.12", f"{folder}/libmpi.so.12")
+                environment["LD_LIBRARY_PATH"] = folder
             ranks = [(starters[peer] + command, environment)]
         else:
             ranks = [
@@ -365,6 +369,8 @@ def measure(options, peer, world):
                 process.kill()
         out = "".join(process.communicate()[0] for process in processes)
         lines = [line for line in out.splitlines() if line.startswith("results ")]
+        if not lines:
+            sys.exit(f"{peer} with {world} ranks printed no results: {out}")
         return json.loads(lines[0].partition(" ")[2])
 
 

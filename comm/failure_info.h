@@ -9,9 +9,9 @@
 //   }
 //
 // Every error that ends a group carries one beside its message. Both are sent over the control
-// plane, so that all ranks return the same message, kind and ranks. Only a rank whose own error ended the group keeps that
-// error, with the code and the message that it had. Errors of a single call (a wrong argument)
-// carry no FailureInfo.
+// plane, so that all ranks return the same message, kind and ranks. Only a rank whose own error
+// ended the group keeps that error, with the code and the message that it had. Errors of a single
+// call (a wrong argument) carry no FailureInfo.
 //
 // Units:   ranks are those of the group in which the failure happened.
 // Threads: pure functions of values.
@@ -48,8 +48,8 @@ struct FailureInfo {
   // The collective or wait in which it happened: of `ranks` if they disagreed; else, where the
   // cause itself was in none, the one of this rank that failed with it. Empty outside of one.
   std::string operation;
-  int64_t position = -1;   // The operation's number on its channel; -1 if there is none.
-  int64_t step = -1;       // The training step in which it happened; -1 outside of steps.
+  int64_t position = -1;  // The operation's number on its channel; -1 if there is none.
+  int64_t step = -1;      // The training step in which it happened; -1 outside of steps.
 
   friend bool operator==(const FailureInfo&, const FailureInfo&) = default;
 };

@@ -44,8 +44,8 @@ Failure FailureOf(const absl::Status& status) {
 
 absl::Duration ToAbsl(std::chrono::milliseconds time) { return absl::Milliseconds(time.count()); }
 
-// The works in flight, for which Leave() waits. Without a callback per work: a thread that waits for
-// one would have to leave its end to another thread.
+// The works in flight, for which Leave() waits. Without a callback per work: a thread that waits
+// for one would have to leave its end to another thread.
 class Flight {
  public:
   void Add(const evenkeel::Work& work) {

@@ -119,10 +119,10 @@ class Group {
   virtual Failure failure() const = 0;
   // Ends the group on all ranks, with this reason.
   virtual void Abort(const std::string& why) = 0;
-  // Leaves the group. Waits for what this rank has issued, except receives, and not for other ranks: those may still
-  // finish what needs nothing more of this rank; what does need it fails there, and names it. Only
-  // rank 0, which hosts the group's hub, waits for the others to leave, for 5 seconds at most.
-  // Afterwards every call fails.
+  // Leaves the group. Waits for what this rank has issued, except receives, and not for other
+  // ranks: those may still finish what needs nothing more of this rank; what does need it fails
+  // there, and names it. Only rank 0, which hosts the group's hub, waits for the others to leave,
+  // for 5 seconds at most. Afterwards every call fails.
   virtual Failure Leave(std::chrono::milliseconds timeout) = 0;
   // Writes this rank's last collectives, see comm/flight_dump.h; and returns them.
   virtual std::string FlightJson() const = 0;

@@ -48,8 +48,8 @@ std::string Describe(const Parties& parties, absl::string_view one, absl::string
 int Suspect(const Parties& parties);
 
 // Returns FailedPrecondition "<before>rank 1 is at ...; ranks 0,2 are at ...: the ranks
-// disagree<after>", with a FailureInfo that names the ranks of the smallest party; of all of them if several are
-// the smallest, since any of them may be wrong.
+// disagree<after>", with a FailureInfo that names the ranks of the smallest party; of all of them
+// if several are the smallest, since any of them may be wrong.
 struct Wording {
   absl::string_view one = "is at", several = "are at";
   absl::string_view before = "", after = "";

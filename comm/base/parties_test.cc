@@ -31,14 +31,15 @@ TEST(RenumberTest, AnErrorWithoutInfoStaysAsItIs) {
 }
 
 TEST(DisagreementTest, NamesTheSmallestParty) {
-  const absl::Status status = Disagreement(
-      {{0, AtOperation{7, "barrier"}}, {1, AtOperation{7, "reduce"}}, {2, AtOperation{7, "barrier"}}});
+  const absl::Status status = Disagreement({{0, AtOperation{7, "barrier"}},
+                                            {1, AtOperation{7, "reduce"}},
+                                            {2, AtOperation{7, "barrier"}}});
   EXPECT_EQ(status.message(),
             "rank 1 is at #7 reduce; ranks 0,2 are at #7 barrier: the ranks disagree");
-  EXPECT_EQ(FailureInfoOf(status), (FailureInfo{.kind = FailureKind::kDisagreement,
-                                                .ranks = {1},
-                                                .operation = "reduce",
-                                                .position = 7}));
+  EXPECT_EQ(
+      FailureInfoOf(status),
+      (FailureInfo{
+          .kind = FailureKind::kDisagreement, .ranks = {1}, .operation = "reduce", .position = 7}));
 }
 
 TEST(DisagreementTest, NamesAllPartiesThatMayBeWrong) {

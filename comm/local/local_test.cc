@@ -88,11 +88,10 @@ TEST(LocalGroupTest, ADisagreementSaysWhoIsWhereOnEveryRank) {
     EXPECT_EQ(ended.message(),
               "rank 1 is at #3 barrier (user); ranks 0,2,3 are at #3 all_reduce bucket 2/5 "
               "float32[10] sum: the ranks disagree");
-    EXPECT_EQ(FailureInfoOf(ended),
-              (FailureInfo{.kind = FailureKind::kDisagreement,
-                           .ranks = {1},
-                           .operation = "barrier (user)",
-                           .position = 3}));
+    EXPECT_EQ(FailureInfoOf(ended), (FailureInfo{.kind = FailureKind::kDisagreement,
+                                                 .ranks = {1},
+                                                 .operation = "barrier (user)",
+                                                 .position = 3}));
     EXPECT_FALSE(comm.user().Barrier().Wait().ok());
     return ended;
   });

@@ -240,8 +240,8 @@ absl::StatusOr<std::unique_ptr<TcpControlLink>> TcpControlLink::Connect(
   const std::string local_host = connection->local_address().host;
   // A group of some ranks has numbers of its own for them.
   const int host_rank = seat.world_size < 0 ? options.host_rank : -1;
-  std::unique_ptr<ControlLink> link = std::make_unique<DirectLink>(
-      options, host_rank, std::move(connection), std::move(keep));
+  std::unique_ptr<ControlLink> link =
+      std::make_unique<DirectLink>(options, host_rank, std::move(connection), std::move(keep));
   if (!shape.is_star()) {
     EK_ASSIGN_OR_RETURN(std::unique_ptr<internal::TreeEdges> edges,
                         internal::TcpEdges::Create({.job = {options.job, options.secret},

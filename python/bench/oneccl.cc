@@ -53,12 +53,12 @@ int oneccl_join(int rank, int world, const char* address) {
 }
 
 int oneccl_all_reduce(float* full, size_t count) {
-  return Guarded(
-      [&] { ccl::allreduce(full, full, count, ccl::reduction::sum, *group).wait(); });
+  return Guarded([&] { ccl::allreduce(full, full, count, ccl::reduction::sum, *group).wait(); });
 }
 
 int oneccl_all_gather(const float* part, float* full, size_t part_count) {
-  return Guarded([&] { ccl::allgather(part, full, part_count, ccl::datatype::float32, *group).wait(); });
+  return Guarded(
+      [&] { ccl::allgather(part, full, part_count, ccl::datatype::float32, *group).wait(); });
 }
 
 int oneccl_reduce_scatter(const float* full, float* part, size_t part_count) {

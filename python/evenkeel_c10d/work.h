@@ -25,9 +25,9 @@ namespace evenkeel::bridge {
 
 class Work;
 
-// Completes the futures of works on threads of its own, which hold no lock while callbacks run: they
-// take the GIL, call collectives, and may wait for other futures, so a future that is complete never
-// waits for the callbacks of another one. Threads that have nothing to do end.
+// Completes the futures of works on threads of its own, which hold no lock while callbacks run:
+// they take the GIL, call collectives, and may wait for other futures, so a future that is complete
+// never waits for the callbacks of another one. Threads that have nothing to do end.
 class Completer {
  public:
   Completer();
@@ -35,8 +35,8 @@ class Completer {
 
   // Completes `work` when all that it waits for has ended.
   void Watch(c10::intrusive_ptr<Work> work);
-  // Completes what has ended, and waits for the threads, but not for the calling one. Works that end
-  // later are completed by the thread that ends them.
+  // Completes what has ended, and waits for the threads, but not for the calling one. Works that
+  // end later are completed by the thread that ends them.
   void Stop();
 
  private:

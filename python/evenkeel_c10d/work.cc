@@ -107,10 +107,15 @@ struct Completer::Queue : std::enable_shared_from_this<Queue> {
     changed.notify_all();
   }
 
-  void Stop() {
-    std::unique_lock lock(mutex);
+  void Close() {
+    const std::lock_guard lock(mutex);
     is_stopped = true;
     changed.notify_all();
+  }
+
+  void Stop() {
+    Close();
+    std::unique_lock lock(mutex);
     const size_t own = of_this_thread == this;  // A callback destroys the group.
     changed.wait(lock, [&] { return threads <= own; });
   }
@@ -118,7 +123,7 @@ struct Completer::Queue : std::enable_shared_from_this<Queue> {
 
 Completer::Completer() : queue_(std::make_shared<Queue>()) {}
 
-Completer::~Completer() { Stop(); }
+Completer::~Completer() { queue_->Close(); }
 
 void Completer::Watch(c10::intrusive_ptr<Work> work) {
   // Boxed, so that the last reference is not dropped by evenkeel's thread with the callback.

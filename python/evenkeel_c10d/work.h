@@ -31,7 +31,8 @@ class Work;
 class Completer {
  public:
   Completer();
-  ~Completer();  // Stop().
+  // Does not wait: the calling thread may hold the GIL, for which a callback waits.
+  ~Completer();
 
   // Completes `work` when all that it waits for has ended.
   void Watch(c10::intrusive_ptr<Work> work);

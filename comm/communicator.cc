@@ -242,11 +242,11 @@ namespace {
 
 // Adds to the error that has ended an operation in which operation this rank was, unless it says
 // where it happened.
-absl::Status AtLeastIn(const Collective& what, int64_t position, absl::Status status) {
+absl::Status AtLeastIn(const std::optional<FlightEntry>& entry, absl::Status status) {
   std::optional<FailureInfo> info = FailureInfoOf(status);
-  if (!info.has_value() || !info->operation.empty()) return status;
-  info->operation = ToString(what);
-  info->position = position;
+  if (!info.has_value() || !info->operation.empty() || !entry.has_value()) return status;
+  info->operation = ToString(entry->what);
+  info->position = entry->sequence;
   return WithFailureInfo(std::move(status), *info);
 }
 
@@ -305,11 +305,11 @@ Work Channel::Issue(const Collective& what, TensorList in, TensorList out,
         const std::optional<FlightEntry> entry = communicator_->flight_.Get(number);
         return entry.has_value() ? communicator_->WaitFor(*this, *entry) : internal::Wait{};
       });
-  work->on_end = [&comm, number, what, sequence = operation.sequence](absl::Status status) {
+  work->on_end = [&comm, number](absl::Status status) {
     comm.flight_.End(number, status);
     if (status.ok()) return status;
     comm.OnBackendFailure(status);
-    return AtLeastIn(what, sequence, std::move(status));
+    return AtLeastIn(comm.flight_.Get(number), std::move(status));
   };
   const bool is_compared =
       comm.verify_level() == VerifyLevel::kEvery && !IsPair(what.kind) && comm.world_size() > 1;

@@ -139,8 +139,6 @@ TEST_P(FailureTest, ARankThatLeavesWithoutFinalizeIsLost) {
     EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
     EXPECT_TRUE(absl::StrContains(ended.message(), absl::StrCat("rank ", lost))) << ended;
     ExpectFailure(ended, FailureKind::kRankLost, {lost});
-    EXPECT_GE(FailureInfoOf(ended)->position, 0) << ended;
-    EXPECT_FALSE(FailureInfoOf(ended)->operation.empty()) << ended;
     EXPECT_LT(absl::Now() - left_at, kAtOnce);
   });
 }

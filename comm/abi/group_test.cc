@@ -178,15 +178,33 @@ TEST_P(GroupTest, LeavingWithWorkInFlightIsAnAbort) {
     std::vector<float> data(10, 1);
     if (group->rank() == 0) {
       const std::shared_ptr<Work> work =
-          group->Issue({.kind = Kind::kRecv, .out = {Of(data)}, .root = 1});
+          group->Issue({.kind = Kind::kAllReduce, .out = {Of(data)}});
       const Failure why = group->Leave(milliseconds(50));
       EXPECT_EQ(why.code, Code::kDeadlineExceeded);
       EXPECT_NE(why.message.find("1 operations in flight"), std::string::npos) << why.message;
       EXPECT_FALSE(work->Wait());
     } else {
-      const Failure why = Do(*group, {.kind = Kind::kBarrier});
+      Failure why;
+      while (why.code == Code::kOk) {
+        std::this_thread::sleep_for(milliseconds(1));
+        why = group->failure();
+      }
       EXPECT_EQ(why.ranks, std::vector<int>{0}) << why.message;
     }
+  });
+}
+
+// A receive that nobody answers does not delay the end.
+TEST_P(GroupTest, LeavingEndsReceives) {
+  if (GetParam().world_size == 1) GTEST_SKIP() << "there is no other rank";
+  RunRanks([&](std::unique_ptr<Group> group) {
+    std::vector<float> data(10, 1);
+    std::shared_ptr<Work> work;
+    if (group->rank() == 0)
+      work = group->Issue({.kind = Kind::kRecv, .out = {Of(data)}, .root = 1});
+    EXPECT_DONE(Do(*group, {.kind = Kind::kBarrier}));
+    EXPECT_DONE(group->Leave(milliseconds(20'000)));
+    EXPECT_TRUE(work == nullptr || !work->Wait());
   });
 }
 

@@ -141,7 +141,9 @@ TEST_P(CostWhenOffTest, AStepCostsNoMoreThanBeforeThereWereFeatures) {
   if (!HeapIsCounted()) GTEST_SKIP() << "nothing but collectives is counted under sanitizers";
   // A hundredth is for heartbeats, which come by the second, and for the other rank's being a step
   // ahead.
-  EXPECT_LE(cost->allocations, GetParam().allocations * 1.01);
+  // A wait is recorded, on the heap, only if a thread really has to wait: this varies by 1 %. One
+  // allocation more for each operation would be 2 to 3 %.
+  EXPECT_LE(cost->allocations, GetParam().allocations * 1.02);
   EXPECT_LE(cost->copies, GetParam().copies * 1.01);
   EXPECT_GE(cost->copies, GetParam().copies * 0.99)
       << "they are counted, and less than before: lower the budget";

@@ -194,7 +194,7 @@ TEST_P(GroupTest, LeavingWithWorkInFlightIsAnAbort) {
   });
 }
 
-// A receive that nobody answers does not delay the end.
+// A receive without a send does not delay the end.
 TEST_P(GroupTest, LeavingEndsReceives) {
   if (GetParam().world_size == 1) GTEST_SKIP() << "there is no other rank";
   RunRanks([&](std::unique_ptr<Group> group) {

@@ -175,9 +175,11 @@ Lane& LocalGroup::LaneOf(int rank, const Operation& operation) {
   Lane& lane = at->second;
   if (is_new) {
     lane.key = key;
-    lane.seats = IsPair(what.kind) ? 2 : world_size_;
-    lane.first = operation.sequence;  // The same on all its ranks, since nothing is under way.
+    lane.is_pair = IsPair(what.kind);
+    lane.seats = lane.is_pair ? 2 : world_size_;
   }
+  // The same on all its ranks, since nothing is under way.
+  if (lane.meetings.empty()) lane.first = operation.sequence;
   return lane;
 }
 
@@ -241,7 +243,8 @@ void LocalGroup::Close(Lane& lane, Meeting& meeting) {
   absl::MutexLock lock(&mutex_);
   lane.meetings.pop_front();
   ++lane.first;
-  if (lane.meetings.empty()) {
+  // The channel's next collective finds its lane; lanes of messages are too many to keep.
+  if (lane.meetings.empty() && lane.is_pair) {
     lanes_.erase(LaneKey(lane.key));
   } else {
     RunFrontIfReady(lane);

@@ -53,6 +53,7 @@ using LaneKey = std::tuple<uint64_t, int, int, int64_t>;
 // tag from one rank to another.
 struct Lane {
   LaneKey key;
+  bool is_pair = false;
   size_t seats = 0;   // Per meeting.
   int64_t first = 0;  // Sequence of the front.
   std::deque<std::shared_ptr<Meeting>> meetings;

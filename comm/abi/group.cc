@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/base/names.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/waits.h"
@@ -115,29 +116,9 @@ std::vector<TensorView> Views(const std::vector<Buffer>& buffers) {
   return views;
 }
 
-const char* NameOf(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce:
-      return "all_reduce";
-    case Kind::kReduce:
-      return "reduce";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kAllGather:
-      return "all_gather";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kAllToAll:
-      return "all_to_all";
-    case Kind::kBarrier:
-      return "barrier";
-    case Kind::kSend:
-      return "send";
-    case Kind::kRecv:
-      return "recv";
-  }
-  return "";
-}
+constexpr absl::string_view kKindNames[] = {"all_reduce", "reduce",         "broadcast",
+                                            "all_gather", "reduce_scatter", "all_to_all",
+                                            "barrier",    "send",           "recv"};
 
 bool SameCounts(const std::vector<TensorView>& views) {
   for (const TensorView& view : views)
@@ -165,7 +146,8 @@ class GroupOverCommunicator final : public Group {
       return std::make_shared<WorkOfGroup>(evenkeel::Work(left_), nullptr, FailureInfo());
     FailureInfo at;
     if (!comm->status().ok())
-      at = {.operation = NameOf(call.kind), .position = comm->user().position()};
+      at = {.operation = std::string(internal::NameIn(kKindNames, call.kind, "")),
+            .position = comm->user().position()};
     evenkeel::Work work = Start(*comm, call);
     if (call.kind != Kind::kRecv) flight_.Add(work);
     return std::make_shared<WorkOfGroup>(std::move(work), comm->control().waits(), std::move(at));

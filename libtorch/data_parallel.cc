@@ -1,0 +1,433 @@
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/hooks/compressed_reduction.h"
+#include "evenkeel/bucket/hooks/quantized_all_reduce.h"
+#include "evenkeel/comm/memory.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/libtorch/internal.h"
+
+namespace evenkeel::libtorch {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+class GradientHook : public torch::autograd::FunctionPostHook {
+ public:
+  GradientHook(std::weak_ptr<DataParallelBase::Replica> replica, int param)
+      : replica_(std::move(replica)), param_(param) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (const auto replica = replica_.lock()) replica->OnGradient(param_);
+    return outputs;
+  }
+
+ private:
+  const std::weak_ptr<DataParallelBase::Replica> replica_;
+  const int param_;
+};
+
+std::unique_ptr<BucketReduction> ReductionFor(Compression compression) {
+  switch (compression) {
+    case Compression::kNone:
+      return nullptr;
+    case Compression::kFloat16:
+      return std::make_unique<CompressedReduction>(DType::kFloat16);
+    case Compression::kBFloat16:
+      return std::make_unique<CompressedReduction>(DType::kBFloat16);
+    case Compression::kInt8:
+      return std::make_unique<QuantizedAllReduce>();
+  }
+  Refuse("unknown compression");
+}
+
+// The tables of modules whose gradients are sparse, and the elements of their rows.
+std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& root) {
+  std::unordered_map<const void*, int64_t> tables;
+  for (const auto& module : root.modules(/*include_self=*/true)) {
+    if (const auto* embedding = module->as<torch::nn::Embedding>();
+        embedding != nullptr && embedding->options.sparse())
+      tables[embedding->weight.unsafeGetTensorImpl()] = embedding->weight.size(1);
+    if (const auto* bag = module->as<torch::nn::EmbeddingBag>();
+        bag != nullptr && bag->options.sparse())
+      tables[bag->weight.unsafeGetTensorImpl()] = bag->weight.size(1);
+  }
+  return tables;
+}
+
+}  // namespace
+
+// ---- Making ----
+
+DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
+                                   std::shared_ptr<torch::nn::Module> module,
+                                   const DataParallelOptions& options)
+    : group(std::move(group)), module(std::move(module)), options(options) {
+  AddParameters();
+  AddBuffers();
+  std::vector<TensorView> buffer_views;
+  for (const torch::Tensor& buffer : buffers) buffer_views.push_back(ViewOf(buffer, "a buffer"));
+
+  evenkeel::DataParallelOptions core_options;
+  core_options.reducer.caps = {Bytes{options.first_bucket_bytes}, Bytes{options.bucket_bytes}};
+  core_options.reducer.gradient_as_bucket_view = true;
+  core_options.reducer.find_unused = options.find_unused;
+  core_options.reducer.static_graph = options.static_graph;
+  core_options.broadcast_initial_state = options.broadcast_parameters;
+  core_options.buffers.every = options.broadcast_buffers ? 1 : 0;
+  core_options.trainability = {
+      .reader = [this](int param) { return params[param].tensor.requires_grad(); },
+      .writer = [this](int param, bool trained) { params[param].tensor.requires_grad_(trained); },
+      .warn_on_change = false,
+      .wasted_after = 0};
+  core_options.memory = {.value = [this](int param) { return CurrentValue(param); },
+                         .buffer = [this](int buffer) { return ViewOf(buffers[buffer], "a buffer"); }};
+  core = Value(evenkeel::DataParallel::Create(this->group->comm.get(), &set, buffer_views, core_options,
+                                              ReductionFor(options.compression)));
+}
+
+DataParallelBase::Replica::~Replica() {
+  if (core != nullptr) FollowGradients();
+  for (int i = 0; i < set.size(); ++i) {
+    if (params[i].hook != 0) params[i].accumulator->del_post_hook(params[i].hook);
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    if (ShowsBucket(i)) grad = grad.clone();  // The bucket ends with this object.
+  }
+}
+
+void DataParallelBase::Replica::AddParameters() {
+  const auto tables = SparseTables(*module);
+  for (const auto& item : module->named_parameters()) {
+    const torch::Tensor& tensor = item.value();
+    const TensorView value = ViewOf(tensor, "parameter \"" + item.key() + "\"");
+    const auto table = tables.find(tensor.unsafeGetTensorImpl());
+    const int index = table != tables.end()
+                          ? set.AddSparse(item.key(), value, table->second)
+                          : set.Add(item.key(), value, {}, tensor.sizes().vec());
+    if (index < static_cast<int>(params.size())) continue;  // Another name.
+    params.push_back({.tensor = tensor, .strides = tensor.strides().vec()});
+    set.SetTrainable(index, tensor.requires_grad());
+  }
+  if (params.empty()) Refuse("the module has no parameters");
+  for (const std::string& name : options.ignored) {
+    const int index = set.Find(name);
+    if (index < 0) Refuse(absl::StrCat("DataParallelOptions::ignored names \"", name,
+                                       "\", but the module has no such parameter"));
+    Check(set.Ignore(index));
+  }
+}
+
+void DataParallelBase::Replica::AddBuffers() {
+  for (const auto& item : module->named_buffers()) {
+    if (!item.value().defined()) continue;
+    ViewOf(item.value(), "buffer \"" + item.key() + "\"");
+    buffers.push_back(item.value());
+  }
+}
+
+TensorView DataParallelBase::Replica::CurrentValue(int param) const {
+  const Parameter& one = params[param];
+  if (one.tensor.strides().vec() != one.strides)
+    Refuse(absl::StrCat("parameter \"", NameOf(param), "\" has changed its strides from ",
+                        c10::str(one.strides), " to ", c10::str(one.tensor.strides()),
+                        "; bring the module to its memory format before DataParallel is made"));
+  return ViewOf(one.tensor, "parameter \"" + NameOf(param) + "\"");
+}
+
+// An accumulator exists only while its tensor requires a gradient.
+void DataParallelBase::Replica::Attach(int param) {
+  Parameter& one = params[param];
+  if (!one.tensor.requires_grad() || set.is_ignored(param)) return;
+  auto accumulator = torch::autograd::impl::grad_accumulator(one.tensor);
+  if (accumulator == one.accumulator) return;
+  if (one.hook != 0) one.accumulator->del_post_hook(one.hook);
+  one.accumulator = std::move(accumulator);
+  one.hook =
+      one.accumulator->add_post_hook(std::make_unique<GradientHook>(weak_from_this(), param));
+}
+
+// ---- A step ----
+
+void DataParallelBase::Replica::PrepareLateBegin() {
+  DropLostGradients();
+  for (int i = 0; i < set.size(); ++i) Attach(i);
+  had_late_forward = true;
+}
+
+void DataParallelBase::Replica::Begin() {
+  if (is_open) return;
+  PrepareLateBegin();
+  had_late_forward = false;
+  for (int i = 0; i < set.size(); ++i) {
+    Parameter& param = params[i];
+    param.is_announced = false;
+    if (!param.tensor.grad().defined()) {
+      set.SetGradState(i, GradState::kNone);
+    } else if (!param.tensor.requires_grad() && ShowsBucket(i)) {
+      param.tensor.mutable_grad() = param.view.clone();  // A frozen parameter has no bucket.
+    }
+  }
+  is_accumulating = no_sync > 0;
+  Check(core->BeginStep(is_accumulating ? StepMode::kAccumulate : StepMode::kSync));
+  is_open = true;
+  graph_task_ = -1;
+  FollowGradients();
+}
+
+bool DataParallelBase::Replica::ShowsBucket(int param) const {
+  const torch::Tensor& grad = params[param].tensor.grad();
+  return grad.defined() && params[param].view.defined() && grad.is_alias_of(params[param].view);
+}
+
+void DataParallelBase::Replica::FollowGradients() {
+  for (int i = 0; i < set.size(); ++i) {
+    if (!ShowsBucket(i) || params[i].view.data_ptr() == set[i].grad.data) continue;
+    params[i].tensor.mutable_grad().reset();
+    if (set.grad_state(i) != GradState::kNone) ShowGradient(i);
+  }
+}
+
+void DataParallelBase::Replica::ShowGradient(int param) {
+  Parameter& one = params[param];
+  const TensorView& place = set[param].grad;
+  if (place.data == nullptr) return;
+  if (!one.view.defined() || one.view.data_ptr() != place.data) {
+    one.view = at::from_blob(place.data, one.tensor.sizes(), one.strides,
+                             one.tensor.options().requires_grad(false));
+  }
+  one.tensor.mutable_grad() = one.view;
+}
+
+// A gradient that its owner alone has is a tensor without memory here: whatever reads it fails.
+void DataParallelBase::Replica::DropLostGradients() {
+  for (Parameter& param : params) {
+    torch::Tensor& grad = param.tensor.mutable_grad();
+    if (grad.defined() && grad.is_meta()) grad.reset();
+  }
+}
+
+void DataParallelBase::Replica::OnGradient(int param) {
+  {
+    const std::lock_guard lock(mutex_);
+    BeforeBackward(torch::autograd::get_current_graph_task_id());
+  }
+  const at::NoGradGuard no_grad;
+  const torch::Tensor& grad = params[param].tensor.grad();
+  if (set.row_size(param) > 0) {
+    const torch::Tensor rows = grad.coalesce();
+    const torch::Tensor indices = rows.indices().contiguous(), values = rows.values().contiguous();
+    set.SetGradState(param, GradState::kNone);  // grad() has the sum already.
+    Check(set.SetSparseGrad(
+        param, {indices.data_ptr<int64_t>(), static_cast<size_t>(indices.numel())},
+        ViewOf(values, NameOf(param))));
+  } else {
+    if (grad.data_ptr() != set[param].grad.data) {
+      if (!grad.sizes().equals(params[param].tensor.sizes()) || grad.layout() != torch::kStrided)
+        Refuse(absl::StrCat("the gradient of \"", NameOf(param), "\" is ", grad.toString(), " ",
+                            c10::str(grad.sizes()), "; DataParallel reduces dense ones of ",
+                            c10::str(params[param].tensor.sizes())));
+      const torch::Tensor computed = grad;
+      params[param].tensor.mutable_grad().reset();
+      ShowGradient(param);
+      params[param].tensor.mutable_grad().copy_(computed);
+    }
+    set.SetGradState(param, GradState::kLocal);
+  }
+  params[param].is_announced = true;
+  Check(core->GradientReady(param));
+}
+
+void DataParallelBase::Replica::BeforeBackward(int graph_task) {
+  if (is_open && graph_task_ == graph_task) return;
+  if (!is_open) {
+    if (no_sync == 0 && !had_late_forward)
+      Refuse(absl::StrCat(
+          "rank ", group->comm->rank(), " runs backward outside of a step: the gradients of the last "
+          "forward have been reduced. Call DataParallel before each backward, or add up the "
+          "gradients of all backwards but the last with no_sync()"));
+    Begin();
+  } else if (graph_task_ >= 0) {
+    Refuse(absl::StrCat("rank ", group->comm->rank(),
+                        " runs backward in a step whose first backward has thrown"));
+  }
+  graph_task_ = graph_task;
+  MarkUnreached();
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this()] {
+        if (const auto replica = weak.lock()) replica->Finish();
+      });
+}
+
+// Tells the reducer early which parameters no output depends on.
+void DataParallelBase::Replica::MarkUnreached() {
+  if (!options.find_unused || is_accumulating || roots_.empty()) return;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> left;
+  const auto visit = [&](const Node* node) {
+    if (node != nullptr && seen.insert(node).second) left.push_back(node);
+  };
+  for (const auto& root : roots_) visit(root.get());
+  while (!left.empty()) {
+    const Node* node = left.back();
+    left.pop_back();
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  std::vector<int> unreached;
+  for (int i = 0; i < set.size(); ++i) {
+    if (set.trainable(i) && seen.count(params[i].accumulator.get()) == 0) unreached.push_back(i);
+  }
+  Check(core->MarkUnused(unreached));
+}
+
+void DataParallelBase::Replica::Finish() {
+  if (!is_open) return;
+  EndStep();
+}
+
+void DataParallelBase::Replica::FinishUnreached() {
+  if (!is_open) return;
+  if (graph_task_ >= 0)
+    Refuse("the optimizer steps although backward has thrown in this step");
+  if (!is_accumulating) {
+    for (int i = 0; i < set.size(); ++i)
+      if (set.trainable(i)) Check(core->NoGradient(i));
+  }
+  EndStep();
+}
+
+void DataParallelBase::Replica::EndStep() {
+  is_open = false;
+  graph_task_ = -1;
+  roots_.clear();
+  Check(core->FinishStep());
+  if (!is_accumulating) AdoptGradients();
+}
+
+void DataParallelBase::Replica::AdoptGradients() {
+  const at::NoGradGuard no_grad;
+  for (int i = 0; i < set.size(); ++i) {
+    if (!set.trainable(i)) continue;
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    if (set.row_size(i) > 0) {
+      ShowSparseGradient(i);
+    } else if (set.grad_state(i) == GradState::kReduced) {
+      ShowGradient(i);
+    } else if (params[i].is_announced) {
+      grad = torch::empty_like(params[i].tensor, torch::kMeta);
+    }
+  }
+}
+
+void DataParallelBase::Replica::ShowSparseGradient(int param) {
+  torch::Tensor& grad = params[param].tensor.mutable_grad();
+  if (set.grad_state(param) != GradState::kReduced) return grad.reset();
+  const SparseRows& given = set.sparse_grad(param);
+  const auto count = static_cast<int64_t>(given.rows.size());
+  const torch::Tensor rows = torch::tensor(given.rows, torch::kLong).unsqueeze(0);
+  const torch::Tensor values = torch::empty({count, set.row_size(param)},
+                                            params[param].tensor.options().requires_grad(false));
+  std::copy(given.values.begin(), given.values.end(), static_cast<std::byte*>(values.data_ptr()));
+  grad = torch::sparse_coo_tensor(rows, values, params[param].tensor.sizes());
+}
+
+void DataParallelBase::Replica::TakeGradients() {
+  const at::NoGradGuard no_grad;
+  for (int i = 0; i < set.size(); ++i) {
+    const torch::Tensor& grad = params[i].tensor.grad();
+    if (!set.trainable(i) || set.grad_state(i) != GradState::kReduced) continue;
+    if (!grad.defined()) {
+      set.SetGradState(i, GradState::kNone);
+    } else if (set.row_size(i) == 0 && !ShowsBucket(i)) {
+      params[i].view.copy_(grad);
+    }
+  }
+}
+
+// ---- DataParallelBase ----
+
+DataParallelBase::DataParallelBase(Group& group, std::shared_ptr<torch::nn::Module> module,
+                                   const DataParallelOptions& options)
+    : replica_(std::make_shared<Replica>(group.state(), std::move(module), options)),
+      exceptions_at_creation_(std::uncaught_exceptions()) {}
+
+DataParallelBase::~DataParallelBase() {
+  const auto group = replica_->group;
+  Park(group, std::move(replica_), exceptions_at_creation_);
+}
+
+DataParallelBase::NoSync::NoSync(DataParallelBase& ddp) : ddp_(ddp) {
+  if (ddp.replica_->is_open && !ddp.replica_->is_accumulating)
+    Refuse("no_sync() in a step that has begun: take it before the forward");
+  ++ddp.replica_->no_sync;
+}
+DataParallelBase::NoSync::~NoSync() { --ddp_.replica_->no_sync; }
+
+void DataParallelBase::begin() { replica_->Begin(); }
+
+bool DataParallelBase::begin_forward() {
+  if (!torch::GradMode::is_enabled()) return false;
+  if (!replica_->module->is_training()) {
+    replica_->PrepareLateBegin();
+    return replica_->options.find_unused;
+  }
+  replica_->Begin();
+  return replica_->options.find_unused && !replica_->is_accumulating;
+}
+
+void DataParallelBase::note_outputs(const std::vector<torch::Tensor>& outputs) {
+  for (const torch::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    replica_->roots_.push_back(torch::autograd::impl::gradient_edge(output).function);
+  }
+}
+
+bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions& options) {
+  evenkeel::JoinOptions core_options;
+  core_options.throw_on_early_termination = options.stop_early;
+  core_options.divide_by = options.divide_by == DivideBy::kActiveRanks
+                               ? evenkeel::DivideBy::kActiveRanks
+                               : evenkeel::DivideBy::kInitialWorldSize;
+  std::vector<Joinable*> joinables = {replica_->core.get()};
+  joinables.insert(joinables.end(), replica_->optimizers.begin(), replica_->optimizers.end());
+  // A rank that follows the others follows their plans.
+  const absl::Cleanup follow = [this] { replica_->FollowGradients(); };
+  const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope&) {
+    try {
+      loop();
+    } catch (const StatusError& error) {
+      return error.status;
+    }
+    return absl::OkStatus();
+  });
+  if (options.stop_early && absl::IsOutOfRange(status)) return false;
+  Check(status);
+  return true;
+}
+
+std::vector<torch::Tensor> DataParallelBase::parameters() const {
+  std::vector<torch::Tensor> tensors;
+  for (int i = 0; i < replica_->set.size(); ++i)
+    if (!replica_->set.is_ignored(i)) tensors.push_back(replica_->params[i].tensor);
+  return tensors;
+}
+
+std::string DataParallelBase::describe_buckets() const {
+  std::string text;
+  for (const BucketInfo& bucket : replica_->core->buckets()) {
+    absl::StrAppend(&text, "bucket ", bucket.index, ": ", bucket.data.count, " elements of ",
+                    ToString(bucket.data.dtype), ",");
+    for (const int param : bucket.params) absl::StrAppend(&text, " ", replica_->NameOf(param));
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+}  // namespace evenkeel::libtorch

@@ -1,0 +1,140 @@
+#include <cstdio>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/environment.h"
+#include "evenkeel/comm/factory.h"
+#include "evenkeel/comm/failure_info.h"
+#include "evenkeel/libtorch/internal.h"
+
+namespace evenkeel::libtorch {
+namespace {
+
+std::optional<DType> DTypeOfTensor(torch::ScalarType type) {
+  switch (type) {
+    case torch::kFloat:
+      return DType::kFloat32;
+    case torch::kDouble:
+      return DType::kFloat64;
+    case torch::kHalf:
+      return DType::kFloat16;
+    case torch::kBFloat16:
+      return DType::kBFloat16;
+    case torch::kChar:
+      return DType::kInt8;
+    case torch::kByte:
+    case torch::kBool:
+      return DType::kUint8;
+    case torch::kShort:
+      return DType::kInt16;
+    case torch::kInt:
+      return DType::kInt32;
+    case torch::kLong:
+      return DType::kInt64;
+    default:
+      return std::nullopt;
+  }
+}
+
+ReduceOp OpOf(Reduce how) {
+  switch (how) {
+    case Reduce::kSum:
+      return ReduceOp::kSum;
+    case Reduce::kAverage:
+      return ReduceOp::kAverage;
+    case Reduce::kMin:
+      return ReduceOp::kMin;
+    case Reduce::kMax:
+      return ReduceOp::kMax;
+  }
+  Refuse("unknown reduction");
+}
+
+Error ErrorOf(const absl::Status& status) {
+  const std::optional<FailureInfo> info = FailureInfoOf(status);
+  const std::string text = absl::StrCat("evenkeel: ", status.message());
+  if (!info.has_value()) return Error(text, "", {}, "", -1);
+  return Error(text, std::string(ToString(info->kind)), info->ranks, info->operation,
+               info->position);
+}
+
+}  // namespace
+
+StatusError::StatusError(const absl::Status& status)
+    : Error(ErrorOf(status)), status(status) {}
+
+void Refuse(const std::string& what) { throw Error("evenkeel: " + what, "", {}, "", -1); }
+
+TensorView ViewOf(const torch::Tensor& tensor, const std::string& what) {
+  if (!tensor.defined()) Refuse(what + " is undefined");
+  if (tensor.device().type() != torch::kCPU || tensor.layout() != torch::kStrided)
+    Refuse(absl::StrCat(what, " is a ", tensor.toString(), " on ", tensor.device().str(),
+                        "; only strided tensors on the CPU are supported"));
+  if (!tensor.is_non_overlapping_and_dense())
+    Refuse(absl::StrCat(what, " has gaps or overlaps in memory (", c10::str(tensor.sizes()),
+                        ", strides ", c10::str(tensor.strides()), "); pass its contiguous() copy"));
+  const std::optional<DType> dtype = DTypeOfTensor(tensor.scalar_type());
+  if (!dtype.has_value())
+    Refuse(absl::StrCat(what, " has the type ", c10::toString(tensor.scalar_type()),
+                        ", which is not supported"));
+  return TensorView(tensor.data_ptr(), tensor.numel(), *dtype);
+}
+
+Group::Group(const GroupOptions& options) : state_(std::make_shared<State>()) {
+  FactoryOptions factory{.backend = options.backend,
+                         .connect_timeout = absl::FromChrono(options.connect_timeout)};
+  factory.communicator.timeout = absl::FromChrono(options.timeout);
+  state_->comm = Value(CreateCommunicator(Value(ReadEnvironment()), factory));
+  if (state_->comm->device().is_cpu()) return;
+  Refuse(absl::StrCat("the backend ", options.backend, " is for GPUs; use auto, shm or tcp"));
+}
+
+Group::~Group() = default;
+
+int Group::rank() const { return state_->comm->rank(); }
+int Group::size() const { return state_->comm->world_size(); }
+std::string Group::backend() const { return std::string(state_->comm->backend_name()); }
+
+void Group::all_reduce(const torch::Tensor& tensor, Reduce how) {
+  Check(state_->comm->AllReduce(ViewOf(tensor, "the tensor of all_reduce()"), OpOf(how)));
+}
+
+void Group::broadcast(const torch::Tensor& tensor, int root) {
+  Check(state_->comm->Broadcast(ViewOf(tensor, "the tensor of broadcast()"), root));
+}
+
+void Group::barrier() { Check(state_->comm->Barrier()); }
+void Group::abort(const std::string& why) {
+  state_->comm->Abort(absl::AbortedError(why), "failed");
+}
+void Group::finalize() { Check(state_->comm->Finalize()); }
+
+int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
+  int rank = -1;
+  try {
+    Group group(options);
+    rank = group.rank();
+    try {
+      body(group);
+    } catch (const std::exception& error) {
+      group.abort(error.what());
+      throw;
+    } catch (...) {
+      group.abort("an exception that is no std::exception");
+      throw;
+    }
+    group.finalize();
+    return 0;
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+  } catch (...) {
+    std::fprintf(stderr, "rank %d: an exception that is no std::exception\n", rank);
+  }
+  return 1;
+}
+
+}  // namespace evenkeel::libtorch

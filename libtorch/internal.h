@@ -1,0 +1,134 @@
+// The private half of libtorch.h: what the group, the replicas and the optimizers know of each
+// other.
+//
+// A user's exception destroys these objects before run() or join() sees its text. Then they only
+// move to the group's `parked`, so that the other ranks learn the text first (Park()).
+
+#ifndef EVENKEEL_LIBTORCH_INTERNAL_H_
+#define EVENKEEL_LIBTORCH_INTERNAL_H_
+
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/parameter_set.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/types.h"
+#include "evenkeel/join/joinable.h"
+#include "evenkeel/libtorch.h"
+
+namespace evenkeel::libtorch {
+
+// The error of evenkeel as an exception; join() takes it apart again.
+struct StatusError : Error {
+  explicit StatusError(const absl::Status& status);
+  const absl::Status status;
+};
+inline void Check(const absl::Status& status) {
+  if (!status.ok()) throw StatusError(status);
+}
+template <class T>
+T Value(absl::StatusOr<T> value) {
+  Check(value.status());
+  return *std::move(value);
+}
+// For calls that are wrong by themselves.
+[[noreturn]] void Refuse(const std::string& what);
+
+// The elements of a dense tensor in the order of memory. Refuses others; `what` is their name.
+TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
+
+struct Group::State {
+  std::unique_ptr<Communicator> comm;
+  std::vector<std::shared_ptr<void>> parked;  // Destroyed before the group.
+  ~State() {
+    while (!parked.empty()) parked.pop_back();
+  }
+};
+
+// Lets go of `owned`: now, or, if an exception destroys its owner, when the group knows the text.
+template <class T>
+void Park(const std::shared_ptr<Group::State>& group, std::shared_ptr<T> owned,
+          int exceptions_at_creation) {
+  if (std::uncaught_exceptions() > exceptions_at_creation) group->parked.push_back(std::move(owned));
+}
+
+// A module's tensors under a DataParallel, and the state of the step that is open.
+struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
+  Replica(std::shared_ptr<Group::State> group, std::shared_ptr<torch::nn::Module> module,
+          const DataParallelOptions& options);
+  ~Replica();
+
+  struct Parameter {
+    torch::Tensor tensor;
+    std::vector<int64_t> strides;
+    torch::Tensor view;  // The gradient in its bucket: `tensor.grad()`, unless the user resets that.
+    decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
+    uintptr_t hook = 0;
+    bool is_announced = false;  // In the open step.
+  };
+
+  const std::string& NameOf(int param) const { return set[param].name; }
+  // For readers and error texts.
+  TensorView CurrentValue(int param) const;
+
+  void Begin();
+  // For a forward that begins no step, but whose backward may.
+  void PrepareLateBegin();
+  void Finish();           // The end of backward.
+  void FinishUnreached();  // In place of backward: this rank has no gradient.
+  void OnGradient(int param);
+  // After a reduction, own or shadowed: each grad() is what was reduced, or none.
+  void AdoptGradients();
+  // After a new plan, which may have moved buckets.
+  void FollowGradients();
+  // Before an optimizer of evenkeel reads the gradients: the user may have replaced them.
+  void TakeGradients();
+
+  const std::shared_ptr<Group::State> group;
+  const std::shared_ptr<torch::nn::Module> module;
+  const DataParallelOptions options;
+  std::vector<Parameter> params;  // By index of `set`.
+  std::vector<torch::Tensor> buffers;
+  ParameterSet set;
+  std::unique_ptr<evenkeel::DataParallel> core;
+  std::vector<Joinable*> optimizers;  // For join(), in the order of their creation.
+
+  bool is_open = false;
+  bool is_accumulating = false;  // The open step.
+  int no_sync = 0;
+  bool had_late_forward = false;  // In evaluation mode, since the last step.
+
+ private:
+  using NodePointer = decltype(Parameter::accumulator);
+
+  void AddParameters();
+  void AddBuffers();
+  void Attach(int param);
+  void ShowGradient(int param);  // grad() becomes the view of its bucket.
+  bool ShowsBucket(int param) const;
+  void DropLostGradients();
+  void BeforeBackward(int graph_task);
+  void MarkUnreached();
+  void EndStep();
+  void ShowSparseGradient(int param);
+
+  friend class DataParallelBase;
+  std::mutex mutex_;  // Guards the next two in backward.
+  int graph_task_ = -1;  // The backward of the open step.
+  std::vector<NodePointer> roots_;  // Of the outputs of the step's forwards.
+};
+
+}  // namespace evenkeel::libtorch
+
+#endif  // EVENKEEL_LIBTORCH_INTERNAL_H_

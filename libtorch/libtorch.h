@@ -1,0 +1,345 @@
+// DistributedDataParallel for C++ programs with libtorch.
+//
+//   #include "evenkeel/libtorch.h"
+//   namespace ekt = evenkeel::libtorch;
+//
+//   int main() {
+//     return ekt::run([](ekt::Group& group) {
+//       Net net;                                             // any torch::nn::Module
+//       ekt::DataParallel ddp(group, net);                   // rank 0's parameters are sent to all
+//       ekt::Optimizer opt(ddp, torch::optim::AdamWOptions(3e-4), {.placement = ekt::Slices{}});
+//       ddp.join([&] {                                       // ranks may have unequal numbers of batches
+//         for (auto& batch : *loader_of(group.rank(), group.size())) {
+//           opt.zero_grad();
+//           auto loss = torch::mse_loss(ddp(batch.data), batch.target);
+//           loss.backward();                                 // reduces gradients meanwhile
+//           opt.step();
+//         }
+//       });
+//     });
+//   }
+//
+// A launcher that sets RANK and WORLD_SIZE (torchrun, evenkeel's own), Slurm or an MPI starts the
+// processes; comm/environment.h has the variables. docs/libtorch.md begins with a loop for one
+// process and ends with a job on a cluster.
+//
+// Steps. A step ends with one reduction of all gradients. Per rank:
+//
+//   forward, with gradients enabled, of a module in training mode   begins a step
+//   another forward before backward                                 belongs to the same step
+//   forward under NoGradGuard                                       begins none
+//   forward in evaluation mode                                      begins none; a backward that
+//                                                                   follows begins it, late
+//   the end of backward                                             ends the step: gradients are
+//                                                                   averages over the ranks
+//   forward without backward (a skipped loss)                       leaves the step open for the
+//                                                                   next forward
+//   Optimizer::step() in an open step                               ends it: this rank had no
+//                                                                   gradient
+//   a second backward after the end                                 an error; see no_sync()
+//   torch::autograd::grad()                                         neither begins nor ends a step
+//   an exception in backward                                        leaves the step open; leave
+//                                                                   run() or join() by it
+//   begin()                                                         begins a step, for an order of
+//                                                                   one's own (GANs)
+//
+// Gradients:    `grad()` of a parameter is a view of memory of this library, valid until the next
+//               forward or the end of DataParallel; clone() what is kept. It may be set to none or
+//               to zeros between steps (zero_grad), and changed or replaced between backward and
+//               the optimizer's step. With Slices no rank has a whole gradient after backward:
+//               `grad()` is a tensor on the device meta, so that whatever reads it fails.
+// Parameters:   all that `named_parameters()` lists, with requires_grad or without; setting the
+//               flag takes effect in the next step, on all ranks in the same one. A tensor that is
+//               registered twice is one parameter. Their memory may be replaced (set_data), not
+//               their type, device, or strides. They must be on the CPU, dense, and not overlap.
+// Buffers:      those of rank 0 are broadcast at the beginning of each step.
+// Ownership:    a Group must outlive what is made for it. The modules are shared.
+// Threads:      one thread trains. backward() may be called from it only.
+// Errors:       ekt::Error. After one the group has ended on every rank, unless it says otherwise
+//               by `kind` being empty: then the call was wrong by itself.
+
+#ifndef EVENKEEL_LIBTORCH_LIBTORCH_H_
+#define EVENKEEL_LIBTORCH_LIBTORCH_H_
+
+#include <torch/torch.h>
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace evenkeel::libtorch {
+
+class Error : public std::runtime_error {
+ public:
+  Error(const std::string& what, std::string kind, std::vector<int> ranks, std::string operation,
+        int64_t position)
+      : std::runtime_error(what),
+        kind(std::move(kind)),
+        ranks(std::move(ranks)),
+        operation(std::move(operation)),
+        position(position) {}
+
+  const std::string kind;         // "lost", "failed", "disagreement", "deadline"; empty: none.
+  const std::vector<int> ranks;   // The causes, ascending; empty if they are not known.
+  const std::string operation;    // "all_reduce", ...; empty: outside of one.
+  const int64_t position;         // The operation's number on its channel; -1: none.
+};
+
+// ---- Group ----
+
+struct GroupOptions {
+  std::string backend = "auto";  // The names of comm/factory.h, for the CPU.
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};         // Per operation.
+  std::chrono::milliseconds connect_timeout{std::chrono::minutes(2)};
+};
+
+enum class Reduce { kSum, kAverage, kMin, kMax };
+
+class Group {
+ public:
+  // Waits until all ranks of the job, which the environment describes, have called it.
+  explicit Group(const GroupOptions& options = {});
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const;
+  int size() const;
+  std::string backend() const;
+  torch::Device device() const { return torch::kCPU; }
+
+  // Collectives, for metrics and the like; not inside of DataParallel::join(). In place.
+  void all_reduce(const torch::Tensor& tensor, Reduce how = Reduce::kSum);
+  void broadcast(const torch::Tensor& tensor, int root = 0);
+  void barrier();
+
+  // Ends the group on all ranks: each later call there throws an Error with this rank and `why`.
+  void abort(const std::string& why);
+  // Leaves the group: waits until every rank has called it.
+  void finalize();
+
+  struct State;
+  const std::shared_ptr<State>& state() const { return state_; }  // For this library.
+
+ private:
+  const std::shared_ptr<State> state_;
+};
+
+// Makes the group, calls `body`, and leaves the group. Returns 0; or prints what went wrong and
+// returns 1. If an exception leaves `body`, all other ranks get an Error with its what().
+int run(const std::function<void(Group&)>& body, const GroupOptions& options = {});
+
+// ---- DataParallel ----
+
+// Gradients of 16 or 8 bits are rounded on each rank before the sum; docs/libtorch.md has what
+// is lost.
+enum class Compression { kNone, kFloat16, kBFloat16, kInt8 };
+
+struct DataParallelOptions {
+  // True: backward need not reach all parameters with requires_grad; which ones, the ranks need
+  // not agree on. False: a missing gradient is an error.
+  bool find_unused = false;
+  // The graph is the same in every step: backward may reach a parameter several times.
+  bool static_graph = false;
+  int64_t first_bucket_bytes = int64_t{1} << 20;
+  int64_t bucket_bytes = int64_t{25} << 20;
+  bool broadcast_buffers = true;  // False: each rank keeps its own.
+  bool broadcast_parameters = true;  // At creation.
+  Compression compression = Compression::kNone;
+  // Names of parameters that are not trained in parallel: no broadcast, no reduction.
+  std::vector<std::string> ignored;
+};
+
+enum class DivideBy { kWorldSize, kActiveRanks };
+
+struct JoinOptions {
+  // The divisor of gradients in steps of which only some ranks have a batch.
+  DivideBy divide_by = DivideBy::kWorldSize;
+  // All ranks stop before the first step for which one of them has no batch: join() returns false.
+  bool stop_early = false;
+};
+
+class DataParallelBase {
+ public:
+  // Backwards in its life add to the gradients and reduce nothing.
+  class NoSync {
+   public:
+    explicit NoSync(DataParallelBase& ddp);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DataParallelBase& ddp_;
+  };
+
+  ~DataParallelBase();
+  DataParallelBase(const DataParallelBase&) = delete;
+  DataParallelBase& operator=(const DataParallelBase&) = delete;
+
+  // Begins a step, unless one is open; see the table above.
+  void begin();
+  // auto accumulating = ddp.no_sync();
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+
+  // Calls `loop`, a training loop, on each rank. A rank whose loop has ended goes on to take part
+  // in the steps of the others, and returns when all loops have ended, with equal parameters and
+  // optimizer states. Each Optimizer and Joined of this object takes part. Returns whether all
+  // batches were used.
+  bool join(const std::function<void()>& loop, const JoinOptions& options = {});
+
+  std::vector<torch::Tensor> parameters() const;  // Those that data parallelism trains.
+  std::string describe_buckets() const;           // A line per bucket.
+
+  struct Replica;
+  const std::shared_ptr<Replica>& replica() const { return replica_; }  // For this library.
+
+ protected:
+  DataParallelBase(Group& group, std::shared_ptr<torch::nn::Module> module,
+                   const DataParallelOptions& options);
+  bool begin_forward();  // True: it wants the outputs.
+  void note_outputs(const std::vector<torch::Tensor>& outputs);
+
+ private:
+  std::shared_ptr<Replica> replica_;
+  const int exceptions_at_creation_;
+};
+
+namespace internal {
+
+template <class Net>
+std::shared_ptr<torch::nn::Module> ModuleOf(const Net& net) {
+  if constexpr (requires { net.ptr(); }) {
+    return net.ptr();
+  } else {
+    return net;
+  }
+}
+
+// Tensors in values of other types than these are not seen.
+template <class Value>
+void CollectTensors(const Value& value, std::vector<torch::Tensor>& tensors) {
+  if constexpr (std::convertible_to<const Value&, const torch::Tensor&>) {
+    tensors.push_back(value);
+  } else if constexpr (requires { value.has_value(); *value; }) {
+    if (value.has_value()) CollectTensors(*value, tensors);
+  } else if constexpr (requires { value.begin(); value.end(); }) {
+    for (const auto& part : value) CollectTensors(part, tensors);
+  } else if constexpr (requires { std::tuple_size<Value>::value; }) {
+    std::apply([&](const auto&... parts) { (CollectTensors(parts, tensors), ...); }, value);
+  }
+}
+
+}  // namespace internal
+
+// `Net`: a module holder, or a shared_ptr to a module.
+template <class Net>
+class DataParallel : public DataParallelBase {
+ public:
+  DataParallel(Group& group, Net net, const DataParallelOptions& options = {})
+      : DataParallelBase(group, internal::ModuleOf(net), options), net_(std::move(net)) {}
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    const bool wants_outputs = begin_forward();
+    auto outputs = net_->forward(std::forward<Args>(args)...);
+    if (wants_outputs) {
+      std::vector<torch::Tensor> tensors;
+      internal::CollectTensors(outputs, tensors);
+      note_outputs(tensors);
+    }
+    return outputs;
+  }
+
+  const Net& module() const { return net_; }
+
+ private:
+  Net net_;
+};
+
+// ---- Optimizers ----
+
+struct Replicated {};  // Each rank has the state of all parameters.
+struct WholeTensors {  // Each parameter has a rank that keeps its state, as ZeroRedundancyOptimizer.
+  double max_imbalance = 2.0;  // zero_optim/optimizer.h
+};
+struct Slices {};  // Each rank keeps 1/N of the state of each bucket: half the traffic, least memory.
+using Placement = std::variant<Replicated, WholeTensors, Slices>;
+
+struct OptimizerOptions {
+  Placement placement = Replicated{};
+};
+
+// SGD, Adam or AdamW by evenkeel's kernels; a torch::optim::Optimizer, so that schedulers of torch
+// change its rates. Other settings than the rate are fixed at creation.
+class Optimizer : public torch::optim::Optimizer {
+ public:
+  // One group, with all parameters that `ddp` trains.
+  template <std::derived_from<torch::optim::OptimizerOptions> Rule>
+  Optimizer(DataParallelBase& ddp, const Rule& rule, const OptimizerOptions& options = {})
+      : Optimizer(ddp, {torch::optim::OptimizerParamGroup(ddp.parameters())},
+                  std::make_unique<Rule>(rule), options) {}
+  Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerParamGroup> groups,
+            std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+            const OptimizerOptions& options = {});
+  ~Optimizer() override;
+
+  // Updates the parameters, on all ranks with a batch together.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.
+  // torch::nn::utils::clip_grad_norm_() is right with the others; with Slices it throws.
+  void clip_grad_norm(double max_norm, double norm_type = 2.0);
+  // For the next step(): multiplies gradients by `scale`, one over that of the loss, and changes
+  // nothing if a gradient of any rank is not finite.
+  void unscale(double scale);
+  // After a step with one of these: the norm before clipping, and whether the step was skipped.
+  double last_norm() const;
+  bool last_was_skipped() const;
+
+  // Checkpoints in a folder that all ranks see, each rank its part; loads with any placement and
+  // number of ranks. On all ranks, between steps.
+  void save_sharded(const std::string& folder);
+  void load_sharded(const std::string& folder);
+  int64_t state_bytes() const;  // Of this rank.
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+  const int exceptions_at_creation_;
+};
+
+// Any optimizer of torch, with its whole state on each rank, in DataParallel::join(): ranks without
+// a batch step with the others.
+//
+//   torch::optim::SGD sgd(net->parameters(), 0.1);
+//   ekt::Joined optimizer(ddp, sgd);
+//   ... optimizer.step(), in place of sgd.step()
+class Joined {
+ public:
+  Joined(DataParallelBase& ddp, torch::optim::Optimizer& optimizer);
+  ~Joined();
+  Joined(const Joined&) = delete;
+  Joined& operator=(const Joined&) = delete;
+
+  torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr);
+  void zero_grad(bool set_to_none = true);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+  const int exceptions_at_creation_;
+};
+
+}  // namespace evenkeel::libtorch
+
+#endif  // EVENKEEL_LIBTORCH_LIBTORCH_H_

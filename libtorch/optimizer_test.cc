@@ -1,0 +1,365 @@
+// Optimizers of every placement, and uneven inputs: against one process that computes the same sums.
+
+#include <algorithm>
+#include <filesystem>
+#include <stdexcept>
+
+#include "evenkeel/libtorch.h"
+#include "evenkeel/libtorch/testing/ranks.h"
+
+namespace evenkeel::libtorch {
+namespace {
+
+using torch::Tensor;
+using torch::nn::Linear;
+using torch::nn::Sequential;
+
+constexpr int kMostSteps = 7;
+
+Sequential NewNet() {
+  torch::manual_seed(1);
+  return Sequential(Linear(6, 8), torch::nn::Tanh(), Linear(8, 2));
+}
+Tensor Batch(int rank, int step) {
+  torch::manual_seed(100 * rank + step);
+  return torch::randn({4, 6});
+}
+Tensor LossOf(const Tensor& output) { return output.square().mean(); }
+
+// The batches that a rank has.
+int StepsOf(int rank) { return std::max(kMostSteps - 2 * rank, 0); }
+
+// Trains in one process what `world` ranks train together.
+template <class NewOptimizer>
+std::vector<Tensor> TrainAlone(int world, const NewOptimizer& new_optimizer, double clip = 0) {
+  Sequential net = NewNet();
+  auto optimizer = new_optimizer(net->parameters());
+  for (int step = 0; step < kMostSteps; ++step) {
+    optimizer.zero_grad();
+    for (int rank = 0; rank < world; ++rank)
+      if (step < StepsOf(rank)) (LossOf(net->forward(Batch(rank, step))) / world).backward();
+    if (clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
+    optimizer.step();
+  }
+  return net->parameters();
+}
+
+void RequireClose(const std::vector<Tensor>& got, const std::vector<Tensor>& want) {
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double far = (got[i] - want[i]).abs().max().item<double>();
+    Require(far < 1e-6, "parameter " + std::to_string(i) + " is near: it is off by " + std::to_string(far));
+  }
+}
+
+struct Case {
+  const char* name;
+  Placement placement;
+  int world;
+};
+void PrintTo(const Case& one, std::ostream* out) { *out << one.name << " " << one.world; }
+
+class Placements : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, Placements,
+                         testing::Values(Case{"replicated", Replicated{}, 2},
+                                         Case{"replicated", Replicated{}, 3},
+                                         Case{"whole", WholeTensors{}, 1},
+                                         Case{"whole", WholeTensors{}, 3},
+                                         Case{"slices", Slices{}, 1}, Case{"slices", Slices{}, 2},
+                                         Case{"slices", Slices{}, 5}));
+
+template <class Rule>
+void TrainUneven(Group& group, const Placement& placement, const Rule& rule, double clip,
+                 const std::vector<Tensor>& want) {
+  Sequential net = NewNet();
+  DataParallel ddp(group, net, {.first_bucket_bytes = 64, .bucket_bytes = 128});
+  Optimizer optimizer(ddp, rule, {.placement = placement});
+  const bool used_all = ddp.join([&] {
+    for (int step = 0; step < StepsOf(group.rank()); ++step) {
+      optimizer.zero_grad();
+      LossOf(ddp(Batch(group.rank(), step))).backward();
+      if (clip > 0) optimizer.clip_grad_norm(clip);
+      optimizer.step();
+      if (clip > 0) Require(optimizer.last_norm() > 0, "the norm is known");
+    }
+  });
+  Require(used_all, "all batches are used");
+  RequireReplicas(group, *net);
+  RequireClose(net->parameters(), want);
+}
+
+TEST_P(Placements, UnevenInputsTrainAsOneProcess) {
+  const int world = GetParam().world;
+  EXPECT_EQ(RunRanks(world,
+                     [&](Group& group) {
+                       const auto rule = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+                       const auto want = TrainAlone(world, [&](const auto& params) {
+                         return torch::optim::AdamW(params, rule);
+                       });
+                       TrainUneven(group, GetParam().placement, rule, 0, want);
+                     }),
+            AllPass(world));
+}
+
+TEST_P(Placements, ClippingIsByTheNormOfAllGradients) {
+  const int world = GetParam().world;
+  EXPECT_EQ(RunRanks(world,
+                     [&](Group& group) {
+                       const auto rule = torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true);
+                       const double clip = 0.01;
+                       const auto want = TrainAlone(
+                           world,
+                           [&](const auto& params) { return torch::optim::SGD(params, rule); }, clip);
+                       TrainUneven(group, GetParam().placement, rule, clip, want);
+                     }),
+            AllPass(world));
+}
+
+TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
+  const int world = GetParam().world;
+  const std::string folder = testing::TempDir() + "/checkpoint" + std::to_string(getpid());
+  EXPECT_EQ(RunRanks(world,
+                     [&](Group& group) {
+                       const auto train = [&](auto& ddp, auto& optimizer, int from, int to) {
+                         for (int step = from; step < to; ++step) {
+                           optimizer.zero_grad();
+                           LossOf(ddp(Batch(group.rank(), step))).backward();
+                           optimizer.step();
+                         }
+                       };
+                       const torch::optim::AdamOptions rule(0.01);
+                       const OptimizerOptions options{.placement = GetParam().placement};
+                       Sequential net = NewNet(), later = NewNet();
+                       DataParallel ddp(group, net), later_ddp(group, later);
+                       Optimizer optimizer(ddp, rule, options), loaded(later_ddp, rule, options);
+                       train(ddp, optimizer, 0, 3);
+                       optimizer.save_sharded(folder);
+                       {
+                         const torch::NoGradGuard no_grad;
+                         for (size_t i = 0; i < net->parameters().size(); ++i)
+                           later->parameters()[i].copy_(net->parameters()[i]);
+                       }
+                       loaded.load_sharded(folder);
+                       train(ddp, optimizer, 3, 5);
+                       train(later_ddp, loaded, 3, 5);
+                       for (size_t i = 0; i < net->parameters().size(); ++i)
+                         RequireSame(later->parameters()[i], net->parameters()[i], "a parameter");
+                     }),
+            AllPass(world));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(OptimizerTest, SchedulersOfTorchChangeTheRate) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       const auto run = [](auto& optimizer, const auto& step) {
+                         torch::optim::StepLR schedule(optimizer, 2, 0.5);
+                         for (int epoch = 0; epoch < 5; ++epoch) {
+                           optimizer.zero_grad();
+                           step(epoch);
+                           optimizer.step();
+                           schedule.step();
+                         }
+                       };
+                       Sequential net = NewNet(), alone = NewNet();
+                       DataParallel ddp(group, net);
+                       const torch::optim::SGDOptions rule(0.3);
+                       Optimizer optimizer(ddp, rule, {.placement = Slices{}});
+                       run(optimizer, [&](int step) {
+                         LossOf(ddp(Batch(group.rank(), step))).backward();
+                       });
+                       torch::optim::SGD sgd(alone->parameters(), rule);
+                       run(sgd, [&](int step) {
+                         for (int rank = 0; rank < 2; ++rank)
+                           (LossOf(alone->forward(Batch(rank, step))) / 2).backward();
+                       });
+                       RequireClose(net->parameters(), alone->parameters());
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, GroupsHaveTheirOwnSettings) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       const auto groups_of = [](Sequential& net) {
+                         const auto all = net->parameters();
+                         std::vector<torch::optim::OptimizerParamGroup> groups;
+                         groups.emplace_back(std::vector<Tensor>{all[0], all[2]});
+                         groups.emplace_back(
+                             std::vector<Tensor>{all[1], all[3]},
+                             std::make_unique<torch::optim::AdamWOptions>(
+                                 torch::optim::AdamWOptions(0.02).weight_decay(0.0)));
+                         return groups;
+                       };
+                       const auto defaults = torch::optim::AdamWOptions(0.01).weight_decay(0.5);
+                       Sequential net = NewNet(), alone = NewNet();
+                       DataParallel ddp(group, net);
+                       Optimizer optimizer(ddp, groups_of(net),
+                                           std::make_unique<torch::optim::AdamWOptions>(defaults));
+                       torch::optim::AdamW adamw(groups_of(alone), defaults);
+                       for (int step = 0; step < 4; ++step) {
+                         optimizer.zero_grad();
+                         adamw.zero_grad();
+                         LossOf(ddp(Batch(group.rank(), step))).backward();
+                         for (int rank = 0; rank < 2; ++rank)
+                           (LossOf(alone->forward(Batch(rank, step))) / 2).backward();
+                         optimizer.step();
+                         adamw.step();
+                       }
+                       RequireClose(net->parameters(), alone->parameters());
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, ChangesOfGradientsCountOrAreRefused) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       for (const bool split : {false, true}) {
+                         Sequential net = NewNet();
+                         DataParallel ddp(group, net);
+                         Optimizer optimizer(
+                             ddp, torch::optim::SGDOptions(0.1),
+                             {.placement = split ? Placement(Slices{}) : Placement(Replicated{})});
+                         LossOf(ddp(Batch(group.rank(), 0))).backward();
+                         const auto clip = [&] {
+                           torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-9);
+                         };
+                         if (split) {
+                           try {
+                             clip();
+                           } catch (const c10::Error&) {
+                             optimizer.zero_grad(/*set_to_none=*/false);
+                             LossOf(ddp(Batch(group.rank(), 0))).backward();
+                             optimizer.step();
+                             continue;
+                           }
+                           Require(false, "it throws");
+                         }
+                         clip();
+                         const Tensor before = net->parameters()[0].detach().clone();
+                         optimizer.step();
+                         Require(torch::allclose(before, net->parameters()[0], 0, 1e-8), "it is clipped");
+                       }
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, GradientsThatAreNotFiniteSkipTheStep) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       Optimizer optimizer(ddp, torch::optim::AdamWOptions(0.1), {.placement = Slices{}});
+                       for (int step = 0; step < 3; ++step) {
+                         const Tensor before = net->parameters()[0].detach().clone();
+                         optimizer.zero_grad();
+                         const double scale = step == 1 && group.rank() == 1 ? INFINITY : 1024.0;
+                         (LossOf(ddp(Batch(group.rank(), step))) * scale).backward();
+                         optimizer.unscale(1 / 1024.0);
+                         optimizer.step();
+                         Require(optimizer.last_was_skipped() == (step == 1), "step 1 is skipped");
+                         Require(torch::equal(before, net->parameters()[0]) == (step == 1),
+                                 "a skipped step changes nothing");
+                       }
+                       RequireReplicas(group, *net);
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, JoinedTakesAnyOptimizerOfTorch) {
+  EXPECT_EQ(RunRanks(3,
+                     [](Group& group) {
+                       const torch::optim::RMSpropOptions rule(0.01);
+                       const auto want = TrainAlone(3, [&](const auto& params) {
+                         return torch::optim::RMSprop(params, rule);
+                       });
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       torch::optim::RMSprop rmsprop(net->parameters(), rule);
+                       Joined optimizer(ddp, rmsprop);
+                       ddp.join([&] {
+                         for (int step = 0; step < StepsOf(group.rank()); ++step) {
+                           optimizer.zero_grad();
+                           LossOf(ddp(Batch(group.rank(), step))).backward();
+                           optimizer.step();
+                         }
+                       });
+                       RequireReplicas(group, *net);
+                       RequireClose(net->parameters(), want);
+                     }),
+            AllPass(3));
+}
+
+TEST(OptimizerTest, AllRanksStopEarlyInTheSameStep) {
+  EXPECT_EQ(RunRanks(3,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+                       int steps = 0;
+                       const bool used_all = ddp.join(
+                           [&] {
+                             for (int step = 0; step < StepsOf(group.rank()); ++step) {
+                               optimizer.zero_grad();
+                               LossOf(ddp(Batch(group.rank(), step))).backward();
+                               optimizer.step();
+                               ++steps;
+                             }
+                           },
+                           {.stop_early = true});
+                       Require(!used_all, "batches are left");
+                       Require(steps == StepsOf(2), "all take as many steps as rank 2");
+                       RequireReplicas(group, *net);
+                     }),
+            AllPass(3));
+}
+
+TEST(OptimizerTest, AnExceptionOrABreakInTheLoop) {
+  const auto train = [](bool throws) {
+    return RunRanks(3, [throws](Group& group) {
+      Sequential net = NewNet();
+      DataParallel ddp(group, net);
+      Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = Slices{}});
+      ddp.join([&] {
+        for (int step = 0; step < 20; ++step) {
+          if (step == 3 && group.rank() == 1) {
+            if (throws) throw std::runtime_error("no batch 3");
+            break;
+          }
+          optimizer.zero_grad();
+          LossOf(ddp(Batch(group.rank(), step))).backward();
+          optimizer.step();
+        }
+      });
+      RequireReplicas(group, *net);
+    });
+  };
+  EXPECT_EQ(train(false), AllPass(3));
+  const Endings endings = train(true);
+  EXPECT_EQ(endings[1], "exit 1: rank 1: no batch 3\n");
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(endings[rank], testing::HasSubstr("rank 1"));
+    EXPECT_THAT(endings[rank], testing::HasSubstr("no batch 3"));
+  }
+}
+
+TEST(OptimizerTest, UnsupportedSettingsAreRefused) {
+  EXPECT_EQ(RunRanks(1,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       RequireError(
+                           [&] { Optimizer(ddp, torch::optim::AdamWOptions(0.1).amsgrad(true)); },
+                           "amsgrad");
+                       RequireError([&] { Optimizer(ddp, torch::optim::RMSpropOptions(0.1)); },
+                                    "Joined");
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+                       ddp(Batch(0, 0)).sum().backward();
+                       static_cast<torch::optim::SGDOptions&>(optimizer.param_groups()[0].options())
+                           .momentum(0.5);
+                       RequireError([&] { optimizer.step(); }, "only the rate may change");
+                     }),
+            AllPass(1));
+}
+
+}  // namespace
+}  // namespace evenkeel::libtorch

@@ -74,7 +74,7 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
   AddParameters();
   AddBuffers();
   std::vector<TensorView> buffer_views;
-  for (const torch::Tensor& buffer : buffers) buffer_views.push_back(ViewOf(buffer, "a buffer"));
+  for (const torch::Tensor& buffer : buffers) buffer_views.push_back(MemoryOf(buffer));
 
   evenkeel::DataParallelOptions core_options;
   core_options.reducer.caps = {Bytes{options.first_bucket_bytes}, Bytes{options.bucket_bytes}};
@@ -88,8 +88,8 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
       .writer = [this](int param, bool trained) { params[param].tensor.requires_grad_(trained); },
       .warn_on_change = false,
       .wasted_after = 0};
-  core_options.memory = {.value = [this](int param) { return CurrentValue(param); },
-                         .buffer = [this](int buffer) { return ViewOf(buffers[buffer], "a buffer"); }};
+  core_options.memory = {.value = [this](int param) { return MemoryOf(params[param].tensor); },
+                         .buffer = [this](int buffer) { return MemoryOf(buffers[buffer]); }};
   core = Value(evenkeel::DataParallel::Create(this->group->comm.get(), &set, buffer_views, core_options,
                                               ReductionFor(options.compression)));
 }
@@ -133,13 +133,14 @@ void DataParallelBase::Replica::AddBuffers() {
   }
 }
 
-TensorView DataParallelBase::Replica::CurrentValue(int param) const {
-  const Parameter& one = params[param];
-  if (one.tensor.strides().vec() != one.strides)
-    Refuse(absl::StrCat("parameter \"", NameOf(param), "\" has changed its strides from ",
-                        c10::str(one.strides), " to ", c10::str(one.tensor.strides()),
+void DataParallelBase::Replica::CheckStrides() const {
+  for (int i = 0; i < set.size(); ++i) {
+    if (params[i].tensor.strides() == at::IntArrayRef(params[i].strides)) continue;
+    Refuse(absl::StrCat("parameter \"", NameOf(i), "\" has changed its strides from ",
+                        c10::str(at::IntArrayRef(params[i].strides)), " to ",
+                        c10::str(params[i].tensor.strides()),
                         "; bring the module to its memory format before DataParallel is made"));
-  return ViewOf(one.tensor, "parameter \"" + NameOf(param) + "\"");
+  }
 }
 
 // An accumulator exists only while its tensor requires a gradient.
@@ -164,6 +165,7 @@ void DataParallelBase::Replica::PrepareLateBegin() {
 
 void DataParallelBase::Replica::Begin() {
   if (is_open) return;
+  CheckStrides();
   PrepareLateBegin();
   had_late_forward = false;
   for (int i = 0; i < set.size(); ++i) {
@@ -274,7 +276,7 @@ void DataParallelBase::Replica::MarkUnreached() {
   const auto visit = [&](const Node* node) {
     if (node != nullptr && seen.insert(node).second) left.push_back(node);
   };
-  for (const auto& root : roots_) visit(root.get());
+  for (const auto& root : roots_) visit(root.lock().get());  // Backward holds those that it runs.
   while (!left.empty()) {
     const Node* node = left.back();
     left.pop_back();
@@ -376,7 +378,7 @@ bool DataParallelBase::begin_forward() {
   if (!torch::GradMode::is_enabled()) return false;
   if (!replica_->module->is_training()) {
     replica_->PrepareLateBegin();
-    return replica_->options.find_unused;
+    return false;
   }
   replica_->Begin();
   return replica_->options.find_unused && !replica_->is_accumulating;
@@ -385,7 +387,7 @@ bool DataParallelBase::begin_forward() {
 void DataParallelBase::note_outputs(const std::vector<torch::Tensor>& outputs) {
   for (const torch::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
-    replica_->roots_.push_back(torch::autograd::impl::gradient_edge(output).function);
+    replica_->roots_.push_back(WeakOf(torch::autograd::impl::gradient_edge(output).function));
   }
 }
 

@@ -12,6 +12,8 @@
 namespace evenkeel::libtorch {
 namespace {
 
+constexpr char kUnknown[] = "an exception that is no std::exception";
+
 std::optional<DType> DTypeOfTensor(torch::ScalarType type) {
   switch (type) {
     case torch::kFloat:
@@ -75,10 +77,15 @@ TensorView ViewOf(const torch::Tensor& tensor, const std::string& what) {
   if (!tensor.is_non_overlapping_and_dense())
     Refuse(absl::StrCat(what, " has gaps or overlaps in memory (", c10::str(tensor.sizes()),
                         ", strides ", c10::str(tensor.strides()), "); pass its contiguous() copy"));
-  const std::optional<DType> dtype = DTypeOfTensor(tensor.scalar_type());
-  if (!dtype.has_value())
+  if (!DTypeOfTensor(tensor.scalar_type()).has_value())
     Refuse(absl::StrCat(what, " has the type ", c10::toString(tensor.scalar_type()),
                         ", which is not supported"));
+  return MemoryOf(tensor);
+}
+
+TensorView MemoryOf(const torch::Tensor& tensor) {
+  const std::optional<DType> dtype = DTypeOfTensor(tensor.scalar_type());
+  if (!dtype.has_value() || tensor.device().type() != torch::kCPU) return {};
   return TensorView(tensor.data_ptr(), tensor.numel(), *dtype);
 }
 
@@ -112,29 +119,35 @@ void Group::abort(const std::string& why) {
 void Group::finalize() { Check(state_->comm->Finalize()); }
 
 int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
-  int rank = -1;
+  std::string rank;
+  const auto failed = [&rank](const char* what) {
+    std::fprintf(stderr, "%s%s\n", rank.c_str(), what);
+    return 1;
+  };
   try {
     Group group(options);
-    rank = group.rank();
+    rank = absl::StrCat("rank ", group.rank(), ": ");
     try {
       body(group);
+    } catch (const c10::Error& error) {
+      group.abort(error.what_without_backtrace());
+      throw;
     } catch (const std::exception& error) {
       group.abort(error.what());
       throw;
     } catch (...) {
-      group.abort("an exception that is no std::exception");
+      group.abort(kUnknown);
       throw;
     }
     group.finalize();
     return 0;
   } catch (const c10::Error& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what_without_backtrace());
+    return failed(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+    return failed(error.what());
   } catch (...) {
-    std::fprintf(stderr, "rank %d: an exception that is no std::exception\n", rank);
+    return failed(kUnknown);
   }
-  return 1;
 }
 
 }  // namespace evenkeel::libtorch

@@ -47,6 +47,8 @@ T Value(absl::StatusOr<T> value) {
 
 // The elements of a dense tensor in the order of memory. Refuses others; `what` is their name.
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
+// The same without a check: null data if there can be no view.
+TensorView MemoryOf(const torch::Tensor& tensor);
 
 struct Group::State {
   std::unique_ptr<Communicator> comm;
@@ -61,6 +63,16 @@ template <class T>
 void Park(const std::shared_ptr<Group::State>& group, std::shared_ptr<T> owned,
           int exceptions_at_creation) {
   if (std::uncaught_exceptions() > exceptions_at_creation) group->parked.push_back(std::move(owned));
+}
+
+// Nodes of autograd have either kind of pointer, depending on the version of torch.
+template <class Node>
+c10::weak_intrusive_ptr<Node> WeakOf(const c10::intrusive_ptr<Node>& node) {
+  return c10::weak_intrusive_ptr<Node>(node);
+}
+template <class Node>
+std::weak_ptr<Node> WeakOf(const std::shared_ptr<Node>& node) {
+  return node;
 }
 
 // A module's tensors under a DataParallel, and the state of the step that is open.
@@ -79,8 +91,6 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   };
 
   const std::string& NameOf(int param) const { return set[param].name; }
-  // For readers and error texts.
-  TensorView CurrentValue(int param) const;
 
   void Begin();
   // For a forward that begins no step, but whose backward may.
@@ -110,8 +120,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   bool had_late_forward = false;  // In evaluation mode, since the last step.
 
  private:
-  using NodePointer = decltype(Parameter::accumulator);
-
+  void CheckStrides() const;
   void AddParameters();
   void AddBuffers();
   void Attach(int param);
@@ -126,7 +135,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   friend class DataParallelBase;
   std::mutex mutex_;  // Guards the next two in backward.
   int graph_task_ = -1;  // The backward of the open step.
-  std::vector<NodePointer> roots_;  // Of the outputs of the step's forwards.
+  // Of the outputs of the step's forwards; they end with their graphs.
+  std::vector<decltype(WeakOf(Parameter::accumulator))> roots_;
 };
 
 }  // namespace evenkeel::libtorch

@@ -138,6 +138,15 @@ Package PackageOf(const LibrariesFile& libraries) {
   return package;
 }
 
+// Compiled in the project that uses it, by its libtorch: {file, name below kLibtorchPath}.
+constexpr std::pair<const char*, const char*> kLibtorchFiles[] = {
+    {"libtorch/libtorch.h", "include/evenkeel/libtorch.h"},
+    {"libtorch/internal.h", "include/evenkeel/libtorch/internal.h"},
+    {"libtorch/data_parallel.cc", "data_parallel.cc"},
+    {"libtorch/group.cc", "group.cc"},
+    {"libtorch/optimizer.cc", "optimizer.cc"},
+};
+
 absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
   EK_ASSIGN_OR_RETURN(const std::string text, Read(kLibrariesFile));
   EK_ASSIGN_OR_RETURN(const LibrariesFile libraries, ReadLibrariesFile(text));
@@ -154,6 +163,11 @@ absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {
                       }));
   for (auto& [include, content] : headers)
     files.push_back({absl::StrCat("include/", include), std::move(content)});
+
+  for (const auto& [file, name] : kLibtorchFiles) {
+    EK_ASSIGN_OR_RETURN(std::string content, Read(file));
+    files.push_back({absl::StrCat(kLibtorchPath, name), std::move(content)});
+  }
 
   const Package package = PackageOf(libraries);
   files.push_back({kCMakeConfigPath, CMakeConfig(package)});

@@ -12,7 +12,7 @@ namespace {
 // The Debian packages with what every build of evenkeel needs of the system.
 constexpr char kDebianPackages[] = "libabsl-dev libssl-dev zlib1g-dev";
 
-constexpr char kConfig[] = R"(# evenkeel @BUILD@, for CMake:
+constexpr char kConfig[] = R"cmake(# evenkeel @BUILD@, for CMake:
 #
 #   find_package(evenkeel CONFIG REQUIRED)
 #   target_link_libraries(my_program PRIVATE evenkeel::zero_optim evenkeel::bucket)
@@ -51,13 +51,43 @@ macro(_evenkeel_add part)
 endmacro()
 
 @TARGETS@
+# The part libtorch is compiled in the project that asks for it. Its torch: that of
+# find_package(Torch), else evenkeel_TORCH, a folder with include/ and lib/, else python3's.
+if("libtorch" IN_LIST evenkeel_FIND_COMPONENTS AND NOT TARGET evenkeel::libtorch)
+  if(NOT TARGET torch AND NOT evenkeel_TORCH)
+    execute_process(
+      COMMAND python3 -c "import importlib.util as u, os; print(os.path.dirname(u.find_spec('torch').origin))"
+      OUTPUT_VARIABLE evenkeel_TORCH OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  if(TARGET torch OR EXISTS "${evenkeel_TORCH}/include/torch/csrc/api/include/torch/torch.h")
+    set(_evenkeel_libtorch "${_evenkeel_prefix}/@LIBTORCH@")
+    add_library(evenkeel_libtorch STATIC
+      "${_evenkeel_libtorch}data_parallel.cc" "${_evenkeel_libtorch}group.cc" "${_evenkeel_libtorch}optimizer.cc")
+    target_compile_features(evenkeel_libtorch PUBLIC cxx_std_20)
+    target_include_directories(evenkeel_libtorch PUBLIC "${_evenkeel_libtorch}include")
+    target_link_libraries(evenkeel_libtorch PUBLIC evenkeel::@FIRST_PART@)
+    if(TARGET torch)
+      target_link_libraries(evenkeel_libtorch PUBLIC torch)
+    else()
+      target_include_directories(evenkeel_libtorch SYSTEM PUBLIC
+        "${evenkeel_TORCH}/include" "${evenkeel_TORCH}/include/torch/csrc/api/include")
+      target_link_libraries(evenkeel_libtorch PUBLIC
+        "-Wl,-rpath,${evenkeel_TORCH}/lib,--push-state,--no-as-needed"
+        "${evenkeel_TORCH}/lib/libtorch.so" "${evenkeel_TORCH}/lib/libtorch_cpu.so" "${evenkeel_TORCH}/lib/libc10.so"
+        "-Wl,--pop-state,--allow-shlib-undefined")
+    endif()
+    add_library(evenkeel::libtorch ALIAS evenkeel_libtorch)
+    set(evenkeel_libtorch_FOUND TRUE)
+  endif()
+endif()
+
 foreach(_evenkeel_part IN LISTS evenkeel_FIND_COMPONENTS)
   if(evenkeel_FIND_REQUIRED_${_evenkeel_part} AND NOT evenkeel_${_evenkeel_part}_FOUND)
     set(evenkeel_FOUND FALSE)
-    set(evenkeel_NOT_FOUND_MESSAGE "evenkeel has no part ${_evenkeel_part}; it has @PARTS@")
+    set(evenkeel_NOT_FOUND_MESSAGE "evenkeel has no part ${_evenkeel_part}; it has @PARTS@, and libtorch where there is a torch: set evenkeel_TORCH")
   endif()
 endforeach()
-)";
+)cmake";
 
 constexpr char kVersion[] = R"(# Before 1.0 each minor version may change what callers see.
 set(PACKAGE_VERSION "@VERSION@")
@@ -159,6 +189,8 @@ std::string CMakeConfig(const Package& package) {
                                        {"@HAS_NCCL@", package.has_nccl ? "TRUE" : "FALSE"},
                                        {"@SHARED@", SharedFiles(package.link_flags)},
                                        {"@DEBIAN@", kDebianPackages},
+                                       {"@LIBTORCH@", kLibtorchPath},
+                                       {"@FIRST_PART@", package.parts.front()},
                                        {"@TARGETS@", CMakeTargets(package)}});
 }
 

@@ -20,6 +20,7 @@ namespace evenkeel {
 
 inline constexpr char kCMakeConfigPath[] = "lib/cmake/evenkeel/evenkeelConfig.cmake";
 inline constexpr char kCMakeVersionPath[] = "lib/cmake/evenkeel/evenkeelConfigVersion.cmake";
+inline constexpr char kLibtorchPath[] = "share/evenkeel/libtorch/";
 inline constexpr char kPkgConfigPath[] = "lib/pkgconfig/evenkeel.pc";
 
 // Where the archive of a part is.

@@ -134,6 +134,8 @@ def distributed(rank, world, model, steps, folder):
     if rank == 0:
         with open(f"{folder}/theirs", "wb") as file:
             file.write(bytes_of(net))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def exact(world, model, steps):
@@ -196,7 +198,7 @@ def main():
             mine, theirs = results(args.program, world, model, 50)
             truth = exact(world, model, 50)
             distances = far(mine, truth), far(theirs, truth)
-            near = distances[0] <= 1.5 * distances[1]
+            near = distances[0] <= 1.2 * distances[1]
             failed |= not near
             print(
                 f"{model}: {world} ranks: {distances[0]:.1e} from float64, PyTorch "

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <unordered_set>
 #include <utility>
 
@@ -49,6 +50,14 @@ std::unique_ptr<BucketReduction> ReductionFor(Compression compression) {
   Refuse("unknown compression");
 }
 
+// Gradients that lie in buckets no longer hold the end of the heap, so that glibc would return it to
+// the system in each step, and the next step would fault its pages in again: 5 % of the step of a
+// small GPT. A large block that is freed raises the threshold for this (mallopt(3)).
+void KeepHeap() {
+  void* volatile block = std::malloc(size_t{30} << 20);
+  std::free(block);
+}
+
 // The tables of modules whose gradients are sparse, and the elements of their rows.
 std::unordered_map<const void*, int64_t> SparseTables(const torch::nn::Module& root) {
   std::unordered_map<const void*, int64_t> tables;
@@ -71,6 +80,7 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
                                    std::shared_ptr<torch::nn::Module> module,
                                    const DataParallelOptions& options)
     : group(std::move(group)), module(std::move(module)), options(options) {
+  KeepHeap();
   AddParameters();
   AddBuffers();
   std::vector<TensorView> buffer_views;

@@ -50,9 +50,9 @@ std::unique_ptr<BucketReduction> ReductionFor(Compression compression) {
   Refuse("unknown compression");
 }
 
-// Gradients that lie in buckets no longer hold the end of the heap, so that glibc would return it to
-// the system in each step, and the next step would fault its pages in again: 5 % of the step of a
-// small GPT. A large block that is freed raises the threshold for this (mallopt(3)).
+// Gradients that lie in buckets no longer hold the end of the heap, so that glibc would return it
+// to the system in each step, and the next step would fault its pages in again: 5 % of the step of
+// a small GPT. A large block that is freed raises the threshold for this (mallopt(3)).
 void KeepHeap() {
   void* volatile block = std::malloc(size_t{30} << 20);
   std::free(block);
@@ -100,8 +100,8 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
       .wasted_after = 0};
   core_options.memory = {.value = [this](int param) { return MemoryOf(params[param].tensor); },
                          .buffer = [this](int buffer) { return MemoryOf(buffers[buffer]); }};
-  core = Value(evenkeel::DataParallel::Create(this->group->comm.get(), &set, buffer_views, core_options,
-                                              ReductionFor(options.compression)));
+  core = Value(evenkeel::DataParallel::Create(this->group->comm.get(), &set, buffer_views,
+                                              core_options, ReductionFor(options.compression)));
 }
 
 DataParallelBase::Replica::~Replica() {
@@ -119,9 +119,8 @@ void DataParallelBase::Replica::AddParameters() {
     const torch::Tensor& tensor = item.value();
     const TensorView value = ViewOf(tensor, "parameter \"" + item.key() + "\"");
     const auto table = tables.find(tensor.unsafeGetTensorImpl());
-    const int index = table != tables.end()
-                          ? set.AddSparse(item.key(), value, table->second)
-                          : set.Add(item.key(), value, {}, tensor.sizes().vec());
+    const int index = table != tables.end() ? set.AddSparse(item.key(), value, table->second)
+                                            : set.Add(item.key(), value, {}, tensor.sizes().vec());
     if (index < static_cast<int>(params.size())) continue;  // Another name.
     params.push_back({.tensor = tensor, .strides = tensor.strides().vec()});
     set.SetTrainable(index, tensor.requires_grad());
@@ -129,8 +128,9 @@ void DataParallelBase::Replica::AddParameters() {
   if (params.empty()) Refuse("the module has no parameters");
   for (const std::string& name : options.ignored) {
     const int index = set.Find(name);
-    if (index < 0) Refuse(absl::StrCat("DataParallelOptions::ignored names \"", name,
-                                       "\", but the module has no such parameter"));
+    if (index < 0)
+      Refuse(absl::StrCat("DataParallelOptions::ignored names \"", name,
+                          "\", but the module has no such parameter"));
     Check(set.Ignore(index));
   }
 }
@@ -237,9 +237,9 @@ void DataParallelBase::Replica::OnGradient(int param) {
     const torch::Tensor rows = grad.coalesce();
     const torch::Tensor indices = rows.indices().contiguous(), values = rows.values().contiguous();
     set.SetGradState(param, GradState::kNone);  // grad() has the sum already.
-    Check(set.SetSparseGrad(
-        param, {indices.data_ptr<int64_t>(), static_cast<size_t>(indices.numel())},
-        ViewOf(values, NameOf(param))));
+    Check(set.SetSparseGrad(param,
+                            {indices.data_ptr<int64_t>(), static_cast<size_t>(indices.numel())},
+                            ViewOf(values, NameOf(param))));
   } else {
     if (grad.data_ptr() != set[param].grad.data) {
       if (!grad.sizes().equals(params[param].tensor.sizes()) || grad.layout() != torch::kStrided)
@@ -262,7 +262,8 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
   if (!is_open) {
     if (no_sync == 0 && !had_late_forward)
       Refuse(absl::StrCat(
-          "rank ", group->comm->rank(), " runs backward outside of a step: the gradients of the last "
+          "rank ", group->comm->rank(),
+          " runs backward outside of a step: the gradients of the last "
           "forward have been reduced. Call DataParallel before each backward, or add up the "
           "gradients of all backwards but the last with no_sync()"));
     Begin();
@@ -272,10 +273,9 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
   }
   graph_task_ = graph_task;
   MarkUnreached();
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [weak = weak_from_this()] {
-        if (const auto replica = weak.lock()) replica->Finish();
-      });
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto replica = weak.lock()) replica->Finish();
+  });
 }
 
 // Tells the reducer early which parameters no output depends on.
@@ -306,8 +306,7 @@ void DataParallelBase::Replica::Finish() {
 
 void DataParallelBase::Replica::FinishUnreached() {
   if (!is_open) return;
-  if (graph_task_ >= 0)
-    Refuse("the optimizer steps although backward has thrown in this step");
+  if (graph_task_ >= 0) Refuse("the optimizer steps although backward has thrown in this step");
   if (!is_accumulating) {
     for (int i = 0; i < set.size(); ++i)
       if (set.trainable(i)) Check(core->NoGradient(i));

@@ -64,8 +64,7 @@ Error ErrorOf(const absl::Status& status) {
 
 }  // namespace
 
-StatusError::StatusError(const absl::Status& status)
-    : Error(ErrorOf(status)), status(status) {}
+StatusError::StatusError(const absl::Status& status) : Error(ErrorOf(status)), status(status) {}
 
 void Refuse(const std::string& what) { throw Error("evenkeel: " + what, "", {}, "", -1); }
 

@@ -62,7 +62,8 @@ struct Group::State {
 template <class T>
 void Park(const std::shared_ptr<Group::State>& group, std::shared_ptr<T> owned,
           int exceptions_at_creation) {
-  if (std::uncaught_exceptions() > exceptions_at_creation) group->parked.push_back(std::move(owned));
+  if (std::uncaught_exceptions() > exceptions_at_creation)
+    group->parked.push_back(std::move(owned));
 }
 
 // Nodes of autograd have either kind of pointer, depending on the version of torch.
@@ -84,7 +85,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   struct Parameter {
     torch::Tensor tensor;
     std::vector<int64_t> strides;
-    torch::Tensor view;  // The gradient in its bucket: `tensor.grad()`, unless the user resets that.
+    torch::Tensor
+        view;  // The gradient in its bucket: `tensor.grad()`, unless the user resets that.
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
     bool is_announced = false;  // In the open step.
@@ -133,7 +135,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void ShowSparseGradient(int param);
 
   friend class DataParallelBase;
-  std::mutex mutex_;  // Guards the next two in backward.
+  std::mutex mutex_;     // Guards the next two in backward.
   int graph_task_ = -1;  // The backward of the open step.
   // Of the outputs of the step's forwards; they end with their graphs.
   std::vector<decltype(WeakOf(Parameter::accumulator))> roots_;

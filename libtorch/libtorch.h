@@ -8,7 +8,8 @@
 //       Net net;                                             // any torch::nn::Module
 //       ekt::DataParallel ddp(group, net);                   // rank 0's parameters are sent to all
 //       ekt::Optimizer opt(ddp, torch::optim::AdamWOptions(3e-4), {.placement = ekt::Slices{}});
-//       ddp.join([&] {                                       // ranks may have unequal numbers of batches
+//       ddp.join([&] {                                       // ranks may have unequal numbers of
+//       batches
 //         for (auto& batch : *loader_of(group.rank(), group.size())) {
 //           opt.zero_grad();
 //           auto loss = torch::mse_loss(ddp(batch.data), batch.target);
@@ -88,17 +89,17 @@ class Error : public std::runtime_error {
         operation(std::move(operation)),
         position(position) {}
 
-  const std::string kind;         // "lost", "failed", "disagreement", "deadline"; empty: none.
-  const std::vector<int> ranks;   // The causes, ascending; empty if they are not known.
-  const std::string operation;    // "all_reduce", ...; empty: outside of one.
-  const int64_t position;         // The operation's number on its channel; -1: none.
+  const std::string kind;        // "lost", "failed", "disagreement", "deadline"; empty: none.
+  const std::vector<int> ranks;  // The causes, ascending; empty if they are not known.
+  const std::string operation;   // "all_reduce", ...; empty: outside of one.
+  const int64_t position;        // The operation's number on its channel; -1: none.
 };
 
 // ---- Group ----
 
 struct GroupOptions {
   std::string backend = "auto";  // The names of comm/factory.h, for the CPU.
-  std::chrono::milliseconds timeout{std::chrono::minutes(10)};         // Per operation.
+  std::chrono::milliseconds timeout{std::chrono::minutes(10)};  // Per operation.
   std::chrono::milliseconds connect_timeout{std::chrono::minutes(2)};
 };
 
@@ -152,7 +153,7 @@ struct DataParallelOptions {
   bool static_graph = false;
   int64_t first_bucket_bytes = int64_t{1} << 20;
   int64_t bucket_bytes = int64_t{25} << 20;
-  bool broadcast_buffers = true;  // False: each rank keeps its own.
+  bool broadcast_buffers = true;     // False: each rank keeps its own.
   bool broadcast_parameters = true;  // At creation.
   Compression compression = Compression::kNone;
   // Names of parameters that are not trained in parallel: no broadcast, no reduction.
@@ -230,9 +231,15 @@ template <class Value>
 void CollectTensors(const Value& value, std::vector<torch::Tensor>& tensors) {
   if constexpr (std::convertible_to<const Value&, const torch::Tensor&>) {
     tensors.push_back(value);
-  } else if constexpr (requires { value.has_value(); *value; }) {
+  } else if constexpr (requires {
+                         value.has_value();
+                         *value;
+                       }) {
     if (value.has_value()) CollectTensors(*value, tensors);
-  } else if constexpr (requires { value.begin(); value.end(); }) {
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                       }) {
     for (const auto& part : value) CollectTensors(part, tensors);
   } else if constexpr (requires { std::tuple_size<Value>::value; }) {
     std::apply([&](const auto&... parts) { (CollectTensors(parts, tensors), ...); }, value);
@@ -268,11 +275,13 @@ class DataParallel : public DataParallelBase {
 
 // ---- Optimizers ----
 
-struct Replicated {};  // Each rank has the state of all parameters.
-struct WholeTensors {  // Each parameter has a rank that keeps its state, as ZeroRedundancyOptimizer.
+struct Replicated {};          // Each rank has the state of all parameters.
+struct WholeTensors {          // Each parameter has a rank that keeps its state, as
+                               // ZeroRedundancyOptimizer.
   double max_imbalance = 2.0;  // zero_optim/optimizer.h
 };
-struct Slices {};  // Each rank keeps 1/N of the state of each bucket: half the traffic, least memory.
+struct Slices {
+};  // Each rank keeps 1/N of the state of each bucket: half the traffic, least memory.
 using Placement = std::variant<Replicated, WholeTensors, Slices>;
 
 struct OptimizerOptions {

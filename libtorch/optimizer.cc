@@ -1,3 +1,5 @@
+#include "evenkeel/zero_optim/optimizer.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -5,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/libtorch/internal.h"
-#include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
 namespace evenkeel::libtorch {
@@ -36,7 +37,8 @@ UpdateRule RuleOf(const torch::optim::OptimizerOptions& options) {
     return AdamRule<Adam>(*adam, "Adam");
   if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options))
     return AdamRule<AdamW>(*adamw, "AdamW");
-  Refuse("Optimizer takes SGDOptions, AdamOptions and AdamWOptions; use Joined for other optimizers");
+  Refuse(
+      "Optimizer takes SGDOptions, AdamOptions and AdamWOptions; use Joined for other optimizers");
 }
 
 evenkeel::Placement CorePlacement(const Placement& placement) {
@@ -55,7 +57,9 @@ int IndexOf(const Replica& replica, const torch::Tensor& tensor) {
 
 std::string GroupName(size_t index) { return absl::StrCat("group", index); }
 
-void Forget(Replica& replica, const Joinable* optimizer) { std::erase(replica.optimizers, optimizer); }
+void Forget(Replica& replica, const Joinable* optimizer) {
+  std::erase(replica.optimizers, optimizer);
+}
 
 }  // namespace
 
@@ -83,8 +87,8 @@ Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerP
     for (const torch::Tensor& tensor : group.params())
       own.params.push_back(IndexOf(*state_->replica, tensor));
   }
-  state_->core = Value(evenkeel::Optimizer::Create(*ddp.replica()->core, core_groups,
-                                                   {.placement = CorePlacement(options.placement)}));
+  state_->core = Value(evenkeel::Optimizer::Create(
+      *ddp.replica()->core, core_groups, {.placement = CorePlacement(options.placement)}));
   ddp.replica()->optimizers.push_back(state_->core.get());
 }
 

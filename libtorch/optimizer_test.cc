@@ -1,4 +1,5 @@
-// Optimizers of every placement, and uneven inputs: against one process that computes the same sums.
+// Optimizers of every placement, and uneven inputs: against one process that computes the same
+// sums.
 
 #include <algorithm>
 #include <filesystem>
@@ -47,7 +48,8 @@ std::vector<Tensor> TrainAlone(int world, const NewOptimizer& new_optimizer, dou
 void RequireClose(const std::vector<Tensor>& got, const std::vector<Tensor>& want) {
   for (size_t i = 0; i < got.size(); ++i) {
     const double far = (got[i] - want[i]).abs().max().item<double>();
-    Require(far < 1e-6, "parameter " + std::to_string(i) + " is near: it is off by " + std::to_string(far));
+    Require(far < 1e-6,
+            "parameter " + std::to_string(i) + " is near: it is off by " + std::to_string(far));
   }
 }
 
@@ -108,7 +110,8 @@ TEST_P(Placements, ClippingIsByTheNormOfAllGradients) {
                        const double clip = 0.01;
                        const auto want = TrainAlone(
                            world,
-                           [&](const auto& params) { return torch::optim::SGD(params, rule); }, clip);
+                           [&](const auto& params) { return torch::optim::SGD(params, rule); },
+                           clip);
                        TrainUneven(group, GetParam().placement, rule, clip, want);
                      }),
             AllPass(world));
@@ -164,9 +167,8 @@ TEST(OptimizerTest, SchedulersOfTorchChangeTheRate) {
                        DataParallel ddp(group, net);
                        const torch::optim::SGDOptions rule(0.3);
                        Optimizer optimizer(ddp, rule, {.placement = Slices{}});
-                       run(optimizer, [&](int step) {
-                         LossOf(ddp(Batch(group.rank(), step))).backward();
-                       });
+                       run(optimizer,
+                           [&](int step) { LossOf(ddp(Batch(group.rank(), step))).backward(); });
                        torch::optim::SGD sgd(alone->parameters(), rule);
                        run(sgd, [&](int step) {
                          for (int rank = 0; rank < 2; ++rank)
@@ -237,7 +239,8 @@ TEST(OptimizerTest, ChangesOfGradientsCountOrAreRefused) {
                          clip();
                          const Tensor before = net->parameters()[0].detach().clone();
                          optimizer.step();
-                         Require(torch::allclose(before, net->parameters()[0], 0, 1e-8), "it is clipped");
+                         Require(torch::allclose(before, net->parameters()[0], 0, 1e-8),
+                                 "it is clipped");
                        }
                      }),
             AllPass(2));
@@ -248,7 +251,8 @@ TEST(OptimizerTest, GradientsThatAreNotFiniteSkipTheStep) {
                      [](Group& group) {
                        Sequential net = NewNet();
                        DataParallel ddp(group, net);
-                       Optimizer optimizer(ddp, torch::optim::AdamWOptions(0.1), {.placement = Slices{}});
+                       Optimizer optimizer(ddp, torch::optim::AdamWOptions(0.1),
+                                           {.placement = Slices{}});
                        for (int step = 0; step < 3; ++step) {
                          const Tensor before = net->parameters()[0].detach().clone();
                          optimizer.zero_grad();

@@ -1,4 +1,5 @@
-// Where a step begins and ends: the table of libtorch.h, a test per row. And the kinds of gradients.
+// Where a step begins and ends: the table of libtorch.h, a test per row. And the kinds of
+// gradients.
 
 #include <stdexcept>
 
@@ -159,7 +160,8 @@ TEST(StepsTest, TheOptimizerEndsAStepWithoutBackward) {
                          if (group.rank() == 0) loss.backward();
                          optimizer.step();
                          // Half of rank 0's gradient, which is 1.
-                         RequireSame(net->scales[0], torch::full({4}, 1 - 0.5 * (step + 1)), "the value");
+                         RequireSame(net->scales[0], torch::full({4}, 1 - 0.5 * (step + 1)),
+                                     "the value");
                        }
                        RequireReplicas(group, *net);
                      }),
@@ -205,32 +207,33 @@ TEST(StepsTest, NoSyncAddsUp) {
 }
 
 TEST(StepsTest, GradOfAGradientNeitherBeginsNorEndsAStep) {
-  EXPECT_EQ(RunRanks(2,
-                     [](Group& group) {
-                       Sequential net(Linear(3, 4), torch::nn::Tanh(), Linear(4, 1));
-                       DataParallel ddp(group, net, kSmallBuckets);
-                       const auto penalty = [&](auto& model, const Tensor& input) {
-                         const Tensor output = model(input).sum();
-                         const Tensor grad = torch::autograd::grad({output}, {input}, {}, true, true)[0];
-                         return output + grad.square().sum();
-                       };
-                       torch::manual_seed(3);
-                       const Tensor all = torch::randn({2, 5, 3});
-                       net->zero_grad();
-                       penalty(ddp, all[group.rank()].clone().requires_grad_()).backward();
-                       std::vector<Tensor> got;
-                       for (const Tensor& param : net->parameters()) got.push_back(param.grad().clone());
-                       // The same with one process.
-                       auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
-                       copy->zero_grad();
-                       auto one = [&](const Tensor& input) { return copy->forward(input); };
-                       for (int rank = 0; rank < 2; ++rank)
-                         (penalty(one, all[rank].clone().requires_grad_()) / 2).backward();
-                       for (size_t i = 0; i < got.size(); ++i)
-                         Require(torch::allclose(got[i], copy->parameters()[i].grad(), 1e-5, 1e-6),
-                                 "the gradient penalty is that of one process");
-                     }),
-            AllPass(2));
+  EXPECT_EQ(
+      RunRanks(2,
+               [](Group& group) {
+                 Sequential net(Linear(3, 4), torch::nn::Tanh(), Linear(4, 1));
+                 DataParallel ddp(group, net, kSmallBuckets);
+                 const auto penalty = [&](auto& model, const Tensor& input) {
+                   const Tensor output = model(input).sum();
+                   const Tensor grad = torch::autograd::grad({output}, {input}, {}, true, true)[0];
+                   return output + grad.square().sum();
+                 };
+                 torch::manual_seed(3);
+                 const Tensor all = torch::randn({2, 5, 3});
+                 net->zero_grad();
+                 penalty(ddp, all[group.rank()].clone().requires_grad_()).backward();
+                 std::vector<Tensor> got;
+                 for (const Tensor& param : net->parameters()) got.push_back(param.grad().clone());
+                 // The same with one process.
+                 auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+                 copy->zero_grad();
+                 auto one = [&](const Tensor& input) { return copy->forward(input); };
+                 for (int rank = 0; rank < 2; ++rank)
+                   (penalty(one, all[rank].clone().requires_grad_()) / 2).backward();
+                 for (size_t i = 0; i < got.size(); ++i)
+                   Require(torch::allclose(got[i], copy->parameters()[i].grad(), 1e-5, 1e-6),
+                           "the gradient penalty is that of one process");
+               }),
+      AllPass(2));
 }
 
 TEST(StepsTest, AnExceptionInAHookReachesThePeersWithItsText) {
@@ -380,25 +383,26 @@ TEST(StepsTest, SparseEmbeddings) {
 }
 
 TEST(StepsTest, ChannelsLast) {
-  EXPECT_EQ(RunRanks(2,
-                     [](Group& group) {
-                       torch::nn::Conv2d net(torch::nn::Conv2dOptions(3, 4, 3));
-                       net->to(torch::kDouble);
-                       net->weight.set_data(net->weight.contiguous(torch::MemoryFormat::ChannelsLast));
-                       DataParallel ddp(group, net);
-                       torch::manual_seed(5);
-                       const Tensor all = torch::randn({2, 1, 3, 6, 6}, torch::kDouble);
-                       ddp(all[group.rank()]).square().mean().backward();
-                       const Tensor got = net->weight.grad().clone();
-                       Require(net->weight.grad().is_contiguous(torch::MemoryFormat::ChannelsLast),
-                               "the gradient has the strides of its parameter");
-                       auto copy = std::dynamic_pointer_cast<torch::nn::Conv2dImpl>(net->clone());
-                       copy->zero_grad();
-                       for (int rank = 0; rank < 2; ++rank)
-                         (copy->forward(all[rank]).square().mean() / 2).backward();
-                       Require(torch::allclose(got, copy->weight.grad()), "it is that of one process");
-                     }),
-            AllPass(2));
+  EXPECT_EQ(
+      RunRanks(2,
+               [](Group& group) {
+                 torch::nn::Conv2d net(torch::nn::Conv2dOptions(3, 4, 3));
+                 net->to(torch::kDouble);
+                 net->weight.set_data(net->weight.contiguous(torch::MemoryFormat::ChannelsLast));
+                 DataParallel ddp(group, net);
+                 torch::manual_seed(5);
+                 const Tensor all = torch::randn({2, 1, 3, 6, 6}, torch::kDouble);
+                 ddp(all[group.rank()]).square().mean().backward();
+                 const Tensor got = net->weight.grad().clone();
+                 Require(net->weight.grad().is_contiguous(torch::MemoryFormat::ChannelsLast),
+                         "the gradient has the strides of its parameter");
+                 auto copy = std::dynamic_pointer_cast<torch::nn::Conv2dImpl>(net->clone());
+                 copy->zero_grad();
+                 for (int rank = 0; rank < 2; ++rank)
+                   (copy->forward(all[rank]).square().mean() / 2).backward();
+                 Require(torch::allclose(got, copy->weight.grad()), "it is that of one process");
+               }),
+      AllPass(2));
 }
 
 TEST(StepsTest, MovedMemoryIsFollowedAndOtherTypesAreRefused) {
@@ -421,7 +425,8 @@ TEST(StepsTest, MovedMemoryIsFollowedAndOtherTypesAreRefused) {
 }
 
 TEST(StepsTest, CompressedGradients) {
-  for (const Compression how : {Compression::kFloat16, Compression::kBFloat16, Compression::kInt8}) {
+  for (const Compression how :
+       {Compression::kFloat16, Compression::kBFloat16, Compression::kInt8}) {
     EXPECT_EQ(RunRanks(2,
                        [how](Group& group) {
                          Scales net;

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Checks with `bazel query` that the arrows between the folders point one way:
 #
-#   comm <- join <- bucket <- zero_optim <- trainer
+#   comm <- join <- bucket <- zero_optim <- {trainer, libtorch}
 #
 # and inside comm, as docs/design.md draws them.
 #
@@ -108,6 +108,11 @@ never 'the planner sees only values of comm' \
 never 'the planner sees only Abseil of what others wrote' \
   //bucket/plan:planner 'filter("^@", deps(//bucket/plan:planner))' \
   'filter("^@(com_google_absl|bazel_tools|bazel_skylib|local_config_.*|platforms|rules_cc|rules_java|rules_proto|remote_coverage_tools)//", deps(//bucket/plan:planner))'
+never 'libtorch sees comm, join, bucket and zero_optim' '//libtorch/...' "//trainer/... + $above"
+never 'no other folder sees libtorch; what it installs are its files' \
+  '//... except //libtorch/...' '//libtorch/...' \
+  'set(//libtorch:sources) + labels(srcs, //libtorch:sources)'
+only 'torch is seen by libtorch alone' '^//libtorch[/:]' @torch//:torch
 for part in models layers gpt data report checkpoint device; do
   never "trainer/$part knows nothing of the app" "//trainer/$part/..." '//trainer/app/...'
 done

@@ -1,10 +1,11 @@
 // Times a training step with DataParallel against the same step of one process.
 //
-//   bazel run -c opt //tools:launch -- --ranks=2 $PWD/bazel-bin/libtorch/bench/bench_steps --pairs=30
+//   bazel run -c opt //tools:launch -- --ranks=2 $PWD/bazel-bin/libtorch/bench/bench_steps
+//   --pairs=30
 //
-// All ranks take both steps in turn, in blocks of 20, so that the cores are equally busy. Prints the
-// median of the pairs' ratios, with the 10th and 90th percentile, in Markdown. python/bench/bench.py
-// steps is the same with PyTorch's DistributedDataParallel.
+// All ranks take both steps in turn, in blocks of 20, so that the cores are equally busy. Prints
+// the median of the pairs' ratios, with the 10th and 90th percentile, in Markdown.
+// python/bench/bench.py steps is the same with PyTorch's DistributedDataParallel.
 
 #include <algorithm>
 #include <chrono>
@@ -25,10 +26,10 @@ constexpr int kStepsPerBlock = 20;
 
 struct Mlp : torch::nn::Module {
   Mlp() {
-    layers = register_module(
-        "layers", torch::nn::Sequential(torch::nn::Linear(784, 512), torch::nn::ReLU(),
-                                        torch::nn::Linear(512, 512), torch::nn::ReLU(),
-                                        torch::nn::Linear(512, 10)));
+    layers = register_module("layers",
+                             torch::nn::Sequential(torch::nn::Linear(784, 512), torch::nn::ReLU(),
+                                                   torch::nn::Linear(512, 512), torch::nn::ReLU(),
+                                                   torch::nn::Linear(512, 10)));
   }
   Tensor forward() { return torch::cross_entropy_loss(layers->forward(images), labels); }
   torch::nn::Sequential layers;
@@ -44,8 +45,8 @@ struct Gpt : torch::nn::Module {
                            .dim_feedforward(4 * kWidth)
                            .dropout(0)
                            .activation(torch::kGELU);
-    blocks = register_module(
-        "blocks", torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, kLayers)));
+    blocks = register_module("blocks", torch::nn::TransformerEncoder(
+                                           torch::nn::TransformerEncoderOptions(layer, kLayers)));
     head = register_module(
         "head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, kVocabulary).bias(false)));
     mask = torch::nn::TransformerImpl::generate_square_subsequent_mask(kContext);

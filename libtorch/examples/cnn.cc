@@ -16,11 +16,10 @@ struct NetImpl : torch::nn::Module {
   NetImpl() {
     features = register_module(
         "features",
-        torch::nn::Sequential(
-            torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 5).stride(2)),
-            torch::nn::BatchNorm2d(16), torch::nn::ReLU(),
-            torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 5).stride(2)),
-            torch::nn::BatchNorm2d(32), torch::nn::ReLU(), torch::nn::Flatten()));
+        torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 5).stride(2)),
+                              torch::nn::BatchNorm2d(16), torch::nn::ReLU(),
+                              torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 5).stride(2)),
+                              torch::nn::BatchNorm2d(32), torch::nn::ReLU(), torch::nn::Flatten()));
     classes = register_module("classes", torch::nn::Linear(32 * 4 * 4, 10));
   }
   torch::Tensor forward(const torch::Tensor& images) { return classes(features->forward(images)); }
@@ -58,8 +57,8 @@ void Train(ekt::Group& group, const std::string& folder, int epochs, const std::
   ekt::DataParallel ddp(group, net);
   ekt::Optimizer optimizer(ddp, torch::optim::AdamWOptions(1e-3));
   auto data = Load(folder, torch::data::datasets::MNIST::Mode::kTrain);
-  torch::data::samplers::DistributedRandomSampler sampler(
-      data.size().value(), group.size(), group.rank(), /*allow_duplicates=*/false);
+  torch::data::samplers::DistributedRandomSampler sampler(data.size().value(), group.size(),
+                                                          group.rank(), /*allow_duplicates=*/false);
   auto loader = torch::data::make_data_loader(std::move(data), sampler, 64);
   for (int epoch = 0; epoch < epochs; ++epoch) {
     ddp.join([&] {  // A rank may have a batch more.

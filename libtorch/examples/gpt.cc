@@ -1,5 +1,5 @@
-// Trains a small language model on the bytes of a text: tied weights, unequal parts of the text, and
-// optimizer state that is sliced over the ranks.
+// Trains a small language model on the bytes of a text: tied weights, unequal parts of the text,
+// and optimizer state that is sliced over the ranks.
 //
 //   gpt --text=README.md --epochs=2 --checkpoint=ckpt       # in each rank
 
@@ -18,8 +18,10 @@ constexpr int kBytes = 256, kWidth = 64, kHeads = 4, kContext = 64, kBatch = 8;
 
 struct BlockImpl : torch::nn::Module {
   BlockImpl() {
-    first_norm = register_module("first_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    second_norm = register_module("second_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    first_norm =
+        register_module("first_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    second_norm =
+        register_module("second_norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
     parts = register_module("parts", torch::nn::Linear(kWidth, 3 * kWidth));
     mixed = register_module("mixed", torch::nn::Linear(kWidth, kWidth));
     wide = register_module("wide", torch::nn::Linear(kWidth, 4 * kWidth));
@@ -95,8 +97,8 @@ void Train(ekt::Group& group, const std::string& text, int epochs, const std::st
     schedule.step();
     group.all_reduce(sums);
     if (group.rank() == 0)
-      std::printf("epoch %d: loss %.4f, %.0f batches\n", epoch,
-                  (sums[0] / sums[1]).item<double>(), sums[1].item<double>());
+      std::printf("epoch %d: loss %.4f, %.0f batches\n", epoch, (sums[0] / sums[1]).item<double>(),
+                  sums[1].item<double>());
   }
   if (!checkpoint.empty()) optimizer.save_sharded(checkpoint);
 }

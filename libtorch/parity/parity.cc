@@ -44,9 +44,11 @@ struct Mlp : Net {
 
 struct Cnn : Net {
   Cnn() {
-    first = register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3).padding(1)));
+    first =
+        register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3).padding(1)));
     norm = register_module("norm", torch::nn::BatchNorm2d(8));
-    second = register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 8, 3).padding(1)));
+    second =
+        register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 8, 3).padding(1)));
     last = register_module("last", torch::nn::Linear(8, 10));
   }
   Tensor batch() override { return torch::randn({4, 3, 8, 8}); }

@@ -1,6 +1,10 @@
 // Where a step begins and ends: the table of libtorch.h, a test per row. And the kinds of
 // gradients.
 
+#include <signal.h>
+#include <stdlib.h>
+
+#include <chrono>
 #include <stdexcept>
 
 #include "evenkeel/libtorch.h"
@@ -266,6 +270,53 @@ TEST(StepsTest, AThrownExceptionReachesThePeersWithItsText) {
   EXPECT_EQ(endings[1], "exit 1: rank 1: bad record 17\n");
   EXPECT_THAT(endings[0], testing::HasSubstr("bad record 17"));
   EXPECT_THAT(endings[0], testing::HasSubstr("rank 1"));
+}
+
+TEST(StepsTest, AKilledRankIsNamedWithinSeconds) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Endings endings = RunRanks(3, [](Group& group) {
+    Scales net;
+    DataParallel ddp(group, net, kSmallBuckets);
+    try {
+      for (int step = 0;; ++step) {
+        if (step == 5 && group.rank() == 2) raise(SIGKILL);
+        net->zero_grad();
+        ddp(InputOf(group.rank())).backward();
+      }
+    } catch (const Error& error) {
+      Require(error.kind == "lost" && error.ranks == std::vector<int>{2}, error.what());
+      throw;
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_THAT(endings[0], testing::HasSubstr("rank 2 of 3 is lost"));
+  EXPECT_THAT(endings[1], testing::HasSubstr("rank 2 of 3 is lost"));
+}
+
+TEST(StepsTest, EachBackendTrains) {
+  setenv("EVENKEEL_HOST_PARTS", "2", 1);  // For the hierarchical one.
+  for (const char* backend : {"tcp", "hierarchical"}) {
+    const GroupOptions options{.backend = backend};
+    EXPECT_EQ(RunRanks(
+                  4,
+                  [backend](Group& group) {
+                    Require(group.backend() == backend, group.backend());
+                    Scales net;
+                    DataParallel ddp(group, net, kSmallBuckets);
+                    Optimizer optimizer(ddp, torch::optim::AdamOptions(0.1), {.placement = Slices{}});
+                    ddp.join([&] {
+                      for (int step = 0; step < 3 + group.rank(); ++step) {
+                        optimizer.zero_grad();
+                        ddp(InputOf(group.rank())).backward();
+                        optimizer.step();
+                      }
+                    });
+                    RequireReplicas(group, *net);
+                  },
+                  options),
+              AllPass(4));
+  }
+  unsetenv("EVENKEEL_HOST_PARTS");
 }
 
 TEST(StepsTest, DifferentModulesAreNamedOnAllRanks) {

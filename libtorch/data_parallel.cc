@@ -80,6 +80,7 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
                                    std::shared_ptr<torch::nn::Module> module,
                                    const DataParallelOptions& options)
     : group(std::move(group)), module(std::move(module)), options(options) {
+  this->group->DropParked();  // The exception has been caught.
   KeepHeap();
   AddParameters();
   AddBuffers();
@@ -90,7 +91,6 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
   core_options.reducer.caps = {Bytes{options.first_bucket_bytes}, Bytes{options.bucket_bytes}};
   core_options.reducer.gradient_as_bucket_view = true;
   core_options.reducer.find_unused = options.find_unused;
-  core_options.reducer.static_graph = options.static_graph;
   core_options.broadcast_initial_state = options.broadcast_parameters;
   core_options.buffers.every = options.broadcast_buffers ? 1 : 0;
   core_options.trainability = {
@@ -104,9 +104,12 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
                                               core_options, ReductionFor(options.compression)));
 }
 
-DataParallelBase::Replica::~Replica() {
+DataParallelBase::Replica::~Replica() { Detach(); }
+
+void DataParallelBase::Replica::Detach() {
+  if (std::exchange(is_detached, true)) return;
   if (core != nullptr) FollowGradients();
-  for (int i = 0; i < set.size(); ++i) {
+  for (int i = 0; i < static_cast<int>(params.size()); ++i) {
     if (params[i].hook != 0) params[i].accumulator->del_post_hook(params[i].hook);
     torch::Tensor& grad = params[i].tensor.mutable_grad();
     if (ShowsBucket(i)) grad = grad.clone();  // The bucket ends with this object.
@@ -115,13 +118,23 @@ DataParallelBase::Replica::~Replica() {
 
 void DataParallelBase::Replica::AddParameters() {
   const auto tables = SparseTables(*module);
+  const auto is_ignored = [&](const std::string& name) {
+    return std::count(options.ignored.begin(), options.ignored.end(), name) != 0;
+  };
   for (const auto& item : module->named_parameters()) {
     const torch::Tensor& tensor = item.value();
-    const TensorView value = ViewOf(tensor, "parameter \"" + item.key() + "\"");
+    const TensorView value = is_ignored(item.key())
+                                 ? MemoryOf(tensor)
+                                 : ViewOf(tensor, "parameter \"" + item.key() + "\"");
     const auto table = tables.find(tensor.unsafeGetTensorImpl());
     const int index = table != tables.end() ? set.AddSparse(item.key(), value, table->second)
                                             : set.Add(item.key(), value, {}, tensor.sizes().vec());
-    if (index < static_cast<int>(params.size())) continue;  // Another name.
+    if (index < static_cast<int>(params.size())) {  // Another name.
+      if (!params[index].tensor.is_same(tensor))
+        Refuse(absl::StrCat("parameters \"", NameOf(index), "\" and \"", item.key(),
+                            "\" are two tensors with the same memory; register one tensor twice"));
+      continue;
+    }
     params.push_back({.tensor = tensor, .strides = tensor.strides().vec()});
     set.SetTrainable(index, tensor.requires_grad());
   }
@@ -136,6 +149,7 @@ void DataParallelBase::Replica::AddParameters() {
 }
 
 void DataParallelBase::Replica::AddBuffers() {
+  if (!options.broadcast_buffers) return;
   for (const auto& item : module->named_buffers()) {
     if (!item.value().defined()) continue;
     ViewOf(item.value(), "buffer \"" + item.key() + "\"");
@@ -168,7 +182,6 @@ void DataParallelBase::Replica::Attach(int param) {
 // ---- A step ----
 
 void DataParallelBase::Replica::PrepareLateBegin() {
-  DropLostGradients();
   for (int i = 0; i < set.size(); ++i) Attach(i);
   had_late_forward = true;
 }
@@ -176,16 +189,15 @@ void DataParallelBase::Replica::PrepareLateBegin() {
 void DataParallelBase::Replica::Begin() {
   if (is_open) return;
   CheckStrides();
+  DropLostGradients();
   PrepareLateBegin();
   had_late_forward = false;
+  ForgetClearedGradients();
   for (int i = 0; i < set.size(); ++i) {
     Parameter& param = params[i];
-    param.is_announced = false;
-    if (!param.tensor.grad().defined()) {
-      set.SetGradState(i, GradState::kNone);
-    } else if (!param.tensor.requires_grad() && ShowsBucket(i)) {
+    param.is_unreached = false;
+    if (!param.tensor.requires_grad() && ShowsBucket(i))
       param.tensor.mutable_grad() = param.view.clone();  // A frozen parameter has no bucket.
-    }
   }
   is_accumulating = no_sync > 0;
   Check(core->BeginStep(is_accumulating ? StepMode::kAccumulate : StepMode::kSync));
@@ -218,12 +230,46 @@ void DataParallelBase::Replica::ShowGradient(int param) {
   one.tensor.mutable_grad() = one.view;
 }
 
-// A gradient that its owner alone has is a tensor without memory here: whatever reads it fails.
+// A gradient of which each rank has a slice is a tensor without memory: whatever reads it fails.
 void DataParallelBase::Replica::DropLostGradients() {
-  for (Parameter& param : params) {
-    torch::Tensor& grad = param.tensor.mutable_grad();
-    if (grad.defined() && grad.is_meta()) grad.reset();
+  for (int i = 0; i < set.size(); ++i) {
+    torch::Tensor& grad = params[i].tensor.mutable_grad();
+    if (!grad.defined() || !grad.is_meta()) continue;
+    if (grad._version() == 0)  // Else it has been set to zeros.
+      Refuse(absl::StrCat("the gradient of \"", NameOf(i),
+                          "\" is that of the last backward, of which each rank has a slice: call "
+                          "zero_grad() after the optimizer's step() and before the next forward"));
+    grad.reset();
   }
+}
+
+void DataParallelBase::Replica::ForgetClearedGradients() {
+  for (int i = 0; i < set.size(); ++i) {
+    if (!params[i].tensor.grad().defined()) {
+      set.SetGradState(i, GradState::kNone);
+    } else if (set.row_size(i) > 0) {
+      ReadSparseGradient(i);
+    }
+  }
+}
+
+// A sparse gradient has memory of its own on both sides.
+void DataParallelBase::Replica::ReadSparseGradient(int param) {
+  Parameter& one = params[param];
+  const torch::Tensor& grad = one.tensor.grad();
+  if (one.sparse_grad.defined() && grad.is_same(one.sparse_grad) &&
+      grad._version() == one.sparse_version)
+    return;
+  if (!grad.is_sparse())
+    Refuse(absl::StrCat("the gradient of \"", NameOf(param), "\" is ", grad.toString(),
+                        ", but its module has said that it is sparse"));
+  const torch::Tensor given = grad.detach().coalesce();
+  const torch::Tensor rows = given.indices().contiguous(), values = given.values().contiguous();
+  const GradState state = set.grad_state(param);
+  set.SetGradState(param, GradState::kNone);  // Else the rows would be added to those of before.
+  Check(set.SetSparseGrad(param, {rows.data_ptr<int64_t>(), static_cast<size_t>(rows.numel())},
+                          MemoryOf(values)));
+  set.SetGradState(param, rows.numel() == 0 ? GradState::kNone : state);
 }
 
 void DataParallelBase::Replica::OnGradient(int param) {
@@ -232,28 +278,24 @@ void DataParallelBase::Replica::OnGradient(int param) {
     BeforeBackward(torch::autograd::get_current_graph_task_id());
   }
   const at::NoGradGuard no_grad;
+  if (params[param].is_unreached)
+    Refuse(
+        absl::StrCat("backward has reached \"", NameOf(param),
+                     "\", on which no output of forward depends: with find_unused, each tensor of "
+                     "which a loss is made must be in what forward returns, as a tensor or in a "
+                     "tuple, an optional or a container"));
   const torch::Tensor& grad = params[param].tensor.grad();
   if (set.row_size(param) > 0) {
-    const torch::Tensor rows = grad.coalesce();
-    const torch::Tensor indices = rows.indices().contiguous(), values = rows.values().contiguous();
-    set.SetGradState(param, GradState::kNone);  // grad() has the sum already.
-    Check(set.SetSparseGrad(param,
-                            {indices.data_ptr<int64_t>(), static_cast<size_t>(indices.numel())},
-                            ViewOf(values, NameOf(param))));
-  } else {
-    if (grad.data_ptr() != set[param].grad.data) {
-      if (!grad.sizes().equals(params[param].tensor.sizes()) || grad.layout() != torch::kStrided)
-        Refuse(absl::StrCat("the gradient of \"", NameOf(param), "\" is ", grad.toString(), " ",
-                            c10::str(grad.sizes()), "; DataParallel reduces dense ones of ",
-                            c10::str(params[param].tensor.sizes())));
-      const torch::Tensor computed = grad;
-      params[param].tensor.mutable_grad().reset();
-      ShowGradient(param);
-      params[param].tensor.mutable_grad().copy_(computed);
-    }
-    set.SetGradState(param, GradState::kLocal);
+    ReadSparseGradient(param);
+  } else if (grad.layout() != torch::kStrided) {
+    Refuse(absl::StrCat("the gradient of \"", NameOf(param), "\" is ", grad.toString(),
+                        "; sparse ones are those of Embedding and EmbeddingBag"));
+  } else if (grad.data_ptr() != set[param].grad.data) {
+    const torch::Tensor computed = grad;
+    ShowGradient(param);
+    params[param].view.copy_(computed);
   }
-  params[param].is_announced = true;
+  set.SetGradState(param, GradState::kLocal);
   Check(core->GradientReady(param));
 }
 
@@ -294,7 +336,8 @@ void DataParallelBase::Replica::MarkUnreached() {
   }
   std::vector<int> unreached;
   for (int i = 0; i < set.size(); ++i) {
-    if (set.trainable(i) && seen.count(params[i].accumulator.get()) == 0) unreached.push_back(i);
+    params[i].is_unreached = set.trainable(i) && seen.count(params[i].accumulator.get()) == 0;
+    if (params[i].is_unreached) unreached.push_back(i);
   }
   Check(core->MarkUnused(unreached));
 }
@@ -308,8 +351,15 @@ void DataParallelBase::Replica::FinishUnreached() {
   if (!is_open) return;
   if (graph_task_ >= 0) Refuse("the optimizer steps although backward has thrown in this step");
   if (!is_accumulating) {
-    for (int i = 0; i < set.size(); ++i)
-      if (set.trainable(i)) Check(core->NoGradient(i));
+    for (int i = 0; i < set.size(); ++i) {
+      if (!set.trainable(i)) continue;
+      if (set.grad_state(i) == GradState::kNone) {
+        Check(core->NoGradient(i));
+      } else {  // Zeros, or what was accumulated.
+        set.SetGradState(i, GradState::kLocal);
+        Check(core->GradientReady(i));
+      }
+    }
   }
   EndStep();
 }
@@ -317,7 +367,10 @@ void DataParallelBase::Replica::FinishUnreached() {
 void DataParallelBase::Replica::EndStep() {
   is_open = false;
   graph_task_ = -1;
+  had_late_forward = false;
   roots_.clear();
+  for (int i = 0; i < set.size(); ++i)
+    params[i].had_gradient = set.grad_state(i) == GradState::kLocal;
   Check(core->FinishStep());
   if (!is_accumulating) AdoptGradients();
 }
@@ -331,8 +384,10 @@ void DataParallelBase::Replica::AdoptGradients() {
       ShowSparseGradient(i);
     } else if (set.grad_state(i) == GradState::kReduced) {
       ShowGradient(i);
-    } else if (params[i].is_announced) {
+    } else if (params[i].had_gradient) {
       grad = torch::empty_like(params[i].tensor, torch::kMeta);
+    } else if (ShowsBucket(i)) {
+      grad.reset();  // No rank has one.
     }
   }
 }
@@ -347,6 +402,8 @@ void DataParallelBase::Replica::ShowSparseGradient(int param) {
                                             params[param].tensor.options().requires_grad(false));
   std::copy(given.values.begin(), given.values.end(), static_cast<std::byte*>(values.data_ptr()));
   grad = torch::sparse_coo_tensor(rows, values, params[param].tensor.sizes());
+  params[param].sparse_grad = grad;
+  params[param].sparse_version = grad._version();
 }
 
 void DataParallelBase::Replica::TakeGradients() {
@@ -356,10 +413,40 @@ void DataParallelBase::Replica::TakeGradients() {
     if (!set.trainable(i) || set.grad_state(i) != GradState::kReduced) continue;
     if (!grad.defined()) {
       set.SetGradState(i, GradState::kNone);
-    } else if (set.row_size(i) == 0 && !ShowsBucket(i)) {
+    } else if (set.row_size(i) > 0) {
+      ReadSparseGradient(i);
+    } else if (!ShowsBucket(i)) {
       params[i].view.copy_(grad);
     }
   }
+}
+
+void DataParallelBase::Replica::EndLoop() {
+  if (is_open)
+    Refuse(
+        graph_task_ >= 0
+            ? "the loop of join() has ended, but its last backward has thrown"
+            : "the loop of join() has ended after a forward whose backward was skipped: call the "
+              "optimizer's step(), or take forward under NoGradGuard");
+  ForgetClearedGradients();
+  for (int i = 0; i < set.size(); ++i) {
+    params[i].had_gradient = false;
+    // The plans of the other ranks move buckets, and freeze parameters.
+    if (!set.is_ignored(i)) params[i].tensor.mutable_grad().reset();
+  }
+}
+
+void DataParallelBase::Replica::AfterJoin() {
+  for (int i = 0; i < set.size(); ++i) {
+    if (set.trainable(i) && set.row_size(i) == 0 && set.grad_state(i) != GradState::kNone)
+      ShowGradient(i);
+  }
+  for (const Enrolled& optimizer : optimizers)
+    if (optimizer.after_join) optimizer.after_join();
+}
+
+void DataParallelBase::Replica::Forget(const Joinable* optimizer) {
+  std::erase_if(optimizers, [&](const Enrolled& one) { return one.joinable == optimizer; });
 }
 
 // ---- DataParallelBase ----
@@ -370,6 +457,7 @@ DataParallelBase::DataParallelBase(Group& group, std::shared_ptr<torch::nn::Modu
       exceptions_at_creation_(std::uncaught_exceptions()) {}
 
 DataParallelBase::~DataParallelBase() {
+  replica_->Detach();
   const auto group = replica_->group;
   Park(group, std::move(replica_), exceptions_at_creation_);
 }
@@ -407,14 +495,23 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
                                ? evenkeel::DivideBy::kActiveRanks
                                : evenkeel::DivideBy::kInitialWorldSize;
   std::vector<Joinable*> joinables = {replica_->core.get()};
-  joinables.insert(joinables.end(), replica_->optimizers.begin(), replica_->optimizers.end());
-  // A rank that follows the others follows their plans.
-  const absl::Cleanup follow = [this] { replica_->FollowGradients(); };
+  for (const Replica::Enrolled& optimizer : replica_->optimizers)
+    joinables.push_back(optimizer.joinable);
+  if (joinables.size() == 1)
+    Refuse(
+        "join() needs an Optimizer or a Joined of this DataParallel: ranks without a batch take "
+        "the steps of the others");
+  const absl::Cleanup after = [this] { replica_->AfterJoin(); };
   const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope&) {
     try {
       loop();
+      replica_->EndLoop();
     } catch (const StatusError& error) {
       return error.status;
+    } catch (const c10::Error& error) {
+      // The others need no backtrace of this rank.
+      replica_->group->comm->Abort(absl::AbortedError(error.what_without_backtrace()), "failed");
+      throw;
     }
     return absl::OkStatus();
   });

@@ -97,7 +97,10 @@ Group::Group(const GroupOptions& options) : state_(std::make_shared<State>()) {
   Refuse(absl::StrCat("the backend ", options.backend, " is for GPUs; use auto, shm or tcp"));
 }
 
-Group::~Group() = default;
+Group::~Group() {
+  state_->is_left = true;
+  state_->DropParked();
+}
 
 int Group::rank() const { return state_->comm->rank(); }
 int Group::size() const { return state_->comm->world_size(); }
@@ -115,7 +118,10 @@ void Group::barrier() { Check(state_->comm->Barrier()); }
 void Group::abort(const std::string& why) {
   state_->comm->Abort(absl::AbortedError(why), "failed");
 }
-void Group::finalize() { Check(state_->comm->Finalize()); }
+void Group::finalize() {
+  state_->DropParked();
+  Check(state_->comm->Finalize());
+}
 
 int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
   std::string rank;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -52,8 +53,10 @@ TensorView MemoryOf(const torch::Tensor& tensor);
 
 struct Group::State {
   std::unique_ptr<Communicator> comm;
-  std::vector<std::shared_ptr<void>> parked;  // Destroyed before the group.
-  ~State() {
+  std::vector<std::shared_ptr<void>> parked;
+  bool is_left = false;  // By its Group; nothing is parked any more.
+  // They have this object, so that it cannot end before them.
+  void DropParked() {
     while (!parked.empty()) parked.pop_back();
   }
 };
@@ -62,7 +65,7 @@ struct Group::State {
 template <class T>
 void Park(const std::shared_ptr<Group::State>& group, std::shared_ptr<T> owned,
           int exceptions_at_creation) {
-  if (std::uncaught_exceptions() > exceptions_at_creation)
+  if (std::uncaught_exceptions() > exceptions_at_creation && !group->is_left)
     group->parked.push_back(std::move(owned));
 }
 
@@ -89,11 +92,16 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
         view;  // The gradient in its bucket: `tensor.grad()`, unless the user resets that.
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
-    bool is_announced = false;  // In the open step.
+    bool had_gradient = false;    // Before the last reduction.
+    bool is_unreached = false;    // As told to the reducer in the open step.
+    torch::Tensor sparse_grad;    // As it was shown,
+    uint32_t sparse_version = 0;  // and its version then.
   };
 
   const std::string& NameOf(int param) const { return set[param].name; }
 
+  // Lets go of the module.
+  void Detach();
   void Begin();
   // For a forward that begins no step, but whose backward may.
   void PrepareLateBegin();
@@ -104,8 +112,11 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void AdoptGradients();
   // After a new plan, which may have moved buckets.
   void FollowGradients();
-  // Before an optimizer of evenkeel reads the gradients: the user may have replaced them.
+  // Before an optimizer of evenkeel reads the gradients: the user may have changed them.
   void TakeGradients();
+  // Around the end of a loop, after which this rank follows the others.
+  void EndLoop();
+  void AfterJoin();
 
   const std::shared_ptr<Group::State> group;
   const std::shared_ptr<torch::nn::Module> module;
@@ -114,9 +125,16 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   std::vector<torch::Tensor> buffers;
   ParameterSet set;
   std::unique_ptr<evenkeel::DataParallel> core;
-  std::vector<Joinable*> optimizers;  // For join(), in the order of their creation.
+  // For join(), in the order of their creation.
+  struct Enrolled {
+    Joinable* joinable = nullptr;
+    std::function<void()> after_join;
+  };
+  std::vector<Enrolled> optimizers;
+  void Forget(const Joinable* optimizer);
 
   bool is_open = false;
+  bool is_detached = false;
   bool is_accumulating = false;  // The open step.
   int no_sync = 0;
   bool had_late_forward = false;  // In evaluation mode, since the last step.
@@ -129,6 +147,8 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void ShowGradient(int param);  // grad() becomes the view of its bucket.
   bool ShowsBucket(int param) const;
   void DropLostGradients();
+  void ForgetClearedGradients();
+  void ReadSparseGradient(int param);
   void BeforeBackward(int graph_task);
   void MarkUnreached();
   void EndStep();

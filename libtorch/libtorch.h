@@ -34,11 +34,14 @@
 //   the end of backward                                             ends the step: gradients are
 //                                                                   averages over the ranks
 //   forward without backward (a skipped loss)                       leaves the step open for the
-//                                                                   next forward
+//                                                                   next forward; an error at the
+//                                                                   end of a join(), and of
+//                                                                   DataParallel
 //   Optimizer::step() in an open step                               ends it: this rank had no
 //                                                                   gradient
 //   a second backward after the end                                 an error; see no_sync()
 //   torch::autograd::grad()                                         neither begins nor ends a step
+//   a backward inside of backward                                   an error
 //   an exception in backward                                        leaves the step open; leave
 //                                                                   run() or join() by it
 //   begin()                                                         begins a step, for an order of
@@ -47,8 +50,10 @@
 // Gradients:    `grad()` of a parameter is a view of memory of this library, valid until the next
 //               forward or the end of DataParallel; clone() what is kept. It may be set to none or
 //               to zeros between steps (zero_grad), and changed or replaced between backward and
-//               the optimizer's step. With Slices no rank has a whole gradient after backward:
-//               `grad()` is a tensor on the device meta, so that whatever reads it fails.
+//               the optimizer's step; but not inside of join(), where ranks without a batch do not
+//               learn of it. With Slices no rank has a whole gradient after backward: `grad()` is a
+//               tensor on the device meta, so that whatever reads it fails, and must be cleared
+//               before the next forward.
 // Parameters:   all that `named_parameters()` lists, with requires_grad or without; setting the
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not
@@ -147,10 +152,9 @@ enum class Compression { kNone, kFloat16, kBFloat16, kInt8 };
 
 struct DataParallelOptions {
   // True: backward need not reach all parameters with requires_grad; which ones, the ranks need
-  // not agree on. False: a missing gradient is an error.
+  // not agree on. All that a loss is made of must be in the value that forward returns (see
+  // CollectTensors). False: a missing gradient is an error.
   bool find_unused = false;
-  // The graph is the same in every step: backward may reach a parameter several times.
-  bool static_graph = false;
   int64_t first_bucket_bytes = int64_t{1} << 20;
   int64_t bucket_bytes = int64_t{25} << 20;
   bool broadcast_buffers = true;     // False: each rank keeps its own.
@@ -194,8 +198,9 @@ class DataParallelBase {
 
   // Calls `loop`, a training loop, on each rank. A rank whose loop has ended goes on to take part
   // in the steps of the others, and returns when all loops have ended, with equal parameters and
-  // optimizer states. Each Optimizer and Joined of this object takes part. Returns whether all
-  // batches were used.
+  // optimizer states. Each Optimizer and Joined of this object takes part; there must be one. No
+  // other DataParallel may train in the loop. Let schedulers change rates outside of it: a rank
+  // without a batch does not call them. Returns whether all batches were used.
   bool join(const std::function<void()>& loop, const JoinOptions& options = {});
 
   std::vector<torch::Tensor> parameters() const;  // Those that data parallelism trains.
@@ -280,8 +285,9 @@ struct WholeTensors {          // Each parameter has a rank that keeps its state
                                // ZeroRedundancyOptimizer.
   double max_imbalance = 2.0;  // zero_optim/optimizer.h
 };
-struct Slices {
-};  // Each rank keeps 1/N of the state of each bucket: half the traffic, least memory.
+// Each rank keeps 1/N of the state of each bucket: half the traffic, least memory. One such
+// optimizer per DataParallel, of all its parameters.
+struct Slices {};
 using Placement = std::variant<Replicated, WholeTensors, Slices>;
 
 struct OptimizerOptions {
@@ -306,7 +312,7 @@ class Optimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.
-  // torch::nn::utils::clip_grad_norm_() is right with the others; with Slices it throws.
+  // torch::nn::utils::clip_grad_norm_() throws with Slices, and is wrong inside of join().
   void clip_grad_norm(double max_norm, double norm_type = 2.0);
   // For the next step(): multiplies gradients by `scale`, one over that of the loss, and changes
   // nothing if a gradient of any rank is not finite.
@@ -315,6 +321,9 @@ class Optimizer : public torch::optim::Optimizer {
   double last_norm() const;
   bool last_was_skipped() const;
 
+  // Throw: the state may be split.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
   // Checkpoints in a folder that all ranks see, each rank its part; loads with any placement and
   // number of ranks. On all ranks, between steps.
   void save_sharded(const std::string& folder);

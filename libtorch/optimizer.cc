@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/join/joinable.h"
@@ -55,11 +56,11 @@ int IndexOf(const Replica& replica, const torch::Tensor& tensor) {
   Refuse("an optimizer's group has a tensor that is no parameter of its DataParallel's module");
 }
 
-std::string GroupName(size_t index) { return absl::StrCat("group", index); }
-
-void Forget(Replica& replica, const Joinable* optimizer) {
-  std::erase(replica.optimizers, optimizer);
+void CheckUsable(const Replica& replica) {
+  if (replica.is_detached) Refuse("the optimizer's DataParallel has ended");
 }
+
+std::string GroupName(size_t index) { return absl::StrCat("group", index); }
 
 }  // namespace
 
@@ -69,7 +70,6 @@ struct Optimizer::State {
   std::shared_ptr<Replica> replica;
   std::unique_ptr<evenkeel::Optimizer> core;
   StepOptions next;
-  ~State() { Forget(*replica, core.get()); }
 };
 
 Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerParamGroup> groups,
@@ -87,12 +87,21 @@ Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerP
     for (const torch::Tensor& tensor : group.params())
       own.params.push_back(IndexOf(*state_->replica, tensor));
   }
+  // It makes other buckets.
+  const absl::Cleanup follow = [&] { state_->replica->FollowGradients(); };
   state_->core = Value(evenkeel::Optimizer::Create(
       *ddp.replica()->core, core_groups, {.placement = CorePlacement(options.placement)}));
-  ddp.replica()->optimizers.push_back(state_->core.get());
+  // The rates of a loop's last step are those of all ranks.
+  const auto take_rates = [this] {
+    for (size_t i = 0; i < param_groups().size(); ++i)
+      param_groups()[i].options().set_lr(
+          LearningRate(state_->core->groups()[static_cast<int>(i)].rule));
+  };
+  ddp.replica()->optimizers.push_back({state_->core.get(), take_rates});
 }
 
 Optimizer::~Optimizer() {
+  if (state_->core != nullptr) state_->replica->Forget(state_->core.get());
   const auto group = state_->replica->group;
   Park(group, std::move(state_), exceptions_at_creation_);
 }
@@ -104,6 +113,9 @@ torch::Tensor Optimizer::step(LossClosure closure) {
     loss = closure();
   }
   Replica& replica = *state_->replica;
+  CheckUsable(replica);
+  if (static_cast<int>(param_groups().size()) != state_->core->groups().size())
+    Refuse("a parameter group was added; pass all groups at creation");
   replica.FinishUnreached();
   replica.TakeGradients();
   for (size_t i = 0; i < param_groups().size(); ++i) {
@@ -120,8 +132,10 @@ torch::Tensor Optimizer::step(LossClosure closure) {
   }
   const StepOptions options = std::exchange(state_->next, {});
   Check(state_->core->Step(options));
-  for (const Replica::Parameter& param : replica.params)
-    torch::autograd::impl::bump_version(param.tensor);
+  for (const auto& group : param_groups()) {
+    for (const torch::Tensor& param : group.params())
+      if (param.requires_grad()) torch::autograd::impl::bump_version(param);
+  }
   return loss;
 }
 
@@ -145,6 +159,10 @@ bool Optimizer::last_was_skipped() const {
   return check.has_value() && check->is_skipped;
 }
 
+void Optimizer::save(torch::serialize::OutputArchive&) const {
+  Refuse("the state may be split over the ranks: use save_sharded()");
+}
+void Optimizer::load(torch::serialize::InputArchive&) { Refuse("use load_sharded()"); }
 void Optimizer::save_sharded(const std::string& folder) { Check(state_->core->Save(folder)); }
 void Optimizer::load_sharded(const std::string& folder) { Check(state_->core->Load(folder)); }
 int64_t Optimizer::state_bytes() const { return state_->core->state_bytes(); }
@@ -156,12 +174,9 @@ struct Joined::State : Joinable {
       : Joinable(replica->group->comm.get(), "torch_optimizer"),
         replica(std::move(replica)),
         optimizer(optimizer) {
-    this->replica->optimizers.push_back(this);
+    this->replica->optimizers.push_back({.joinable = this});
   }
-  ~State() override {
-    ReportUnwinding();
-    Forget(*replica, this);
-  }
+  ~State() override { ReportUnwinding(); }
 
   struct Hook : JoinHook {
     explicit Hook(State* owner) : owner(owner) {}
@@ -170,7 +185,7 @@ struct Joined::State : Joinable {
       owner->optimizer.step();
       owner->optimizer.zero_grad();
       owner->replica->set.ClearGradients();
-      owner->CountStep();
+      owner->CountStep(owner->Rates());
       return absl::OkStatus();
     }
     State* const owner;
@@ -187,11 +202,20 @@ struct Joined::State : Joinable {
       const at::AutoGradMode enable_grad(true);
       loss = closure();
     }
+    CheckUsable(*replica);
     replica->FinishUnreached();
     Check(Notify().status());
     optimizer.step();
-    CountStep();
+    CountStep(Rates());
     return loss;
+  }
+
+  // Compared between the ranks: those without a batch step, too.
+  std::string Rates() const {
+    std::string text = "rates";
+    for (const auto& group : optimizer.param_groups())
+      absl::StrAppend(&text, " ", group.options().get_lr());
+    return text;
   }
 
   const std::shared_ptr<Replica> replica;
@@ -203,6 +227,7 @@ Joined::Joined(DataParallelBase& ddp, torch::optim::Optimizer& optimizer)
       exceptions_at_creation_(std::uncaught_exceptions()) {}
 
 Joined::~Joined() {
+  state_->replica->Forget(state_.get());
   const auto group = state_->replica->group;
   Park(group, std::move(state_), exceptions_at_creation_);
 }

@@ -293,6 +293,159 @@ TEST(OptimizerTest, JoinedTakesAnyOptimizerOfTorch) {
             AllPass(3));
 }
 
+TEST(OptimizerTest, AnOptimizerAfterABackwardMovesTheGradients) {
+  EXPECT_EQ(
+      RunRanks(2,
+               [](Group& group) {
+                 Sequential net = NewNet();
+                 DataParallel ddp(group, net, {.first_bucket_bytes = 64, .bucket_bytes = 128});
+                 for (int step = 0; step < 2; ++step) {
+                   net->zero_grad();
+                   LossOf(ddp(Batch(group.rank(), step))).backward();
+                 }
+                 Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = Slices{}});
+                 optimizer.zero_grad(/*set_to_none=*/false);
+                 LossOf(ddp(Batch(group.rank(), 2))).backward();
+                 optimizer.step();
+                 RequireReplicas(group, *net);
+               }),
+      AllPass(2));
+}
+
+// Rank 1 ends after one batch, with a gradient that it has cleared; rank 0 freezes, accumulates,
+// and does not reach all parameters.
+template <class NewOptimizer>
+void TrainWithChanges(Group& group, const NewOptimizer& new_optimizer) {
+  Sequential net = NewNet();
+  DataParallel ddp(group, net,
+                   {.find_unused = true, .first_bucket_bytes = 64, .bucket_bytes = 128});
+  auto optimizer = new_optimizer(ddp, net);
+  ddp.join([&] {
+    for (int step = 0; step < (group.rank() == 0 ? 9 : 1); ++step) {
+      net->parameters()[2].requires_grad_(step % 3 != 1);
+      optimizer->zero_grad();
+      if (step % 2 == 1) {
+        const auto accumulating = ddp.no_sync();
+        LossOf(ddp(Batch(group.rank(), step))).backward();
+      }
+      const Tensor output = ddp(Batch(group.rank(), step));
+      if (step % 4 == 2) {
+        output.sum().mul(0).backward();
+      } else {
+        LossOf(output).backward();
+      }
+      optimizer->step();
+    }
+    if (group.rank() == 0) return;
+    net->parameters()[2].requires_grad_(false);
+    optimizer->zero_grad();
+    {  // As rank 0 begins its next step.
+      const auto accumulating = ddp.no_sync();
+      (LossOf(ddp(Batch(1, 0))) * 1000).backward();
+    }
+    optimizer->zero_grad();  // It does not count.
+  });
+  RequireReplicas(group, *net);
+  for (const Tensor& param : net->parameters())
+    Require(param.abs().max().item<double>() < 2, "a gradient that was cleared does not count");
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    optimizer->zero_grad();
+    LossOf(ddp(Batch(group.rank(), epoch))).backward();
+    optimizer->step();
+  }
+  RequireReplicas(group, *net);
+}
+
+TEST(OptimizerTest, ExhaustedRanksFollowChanges) {
+  const torch::optim::SGDOptions rule(0.05);
+  for (const Placement& placement :
+       {Placement(Replicated{}), Placement(WholeTensors{}), Placement(Slices{})}) {
+    EXPECT_EQ(RunRanks(2,
+                       [&](Group& group) {
+                         TrainWithChanges(group, [&](auto& ddp, Sequential&) {
+                           return std::make_unique<Optimizer>(ddp, rule,
+                                                              OptimizerOptions{placement});
+                         });
+                       }),
+              AllPass(2));
+  }
+  EXPECT_EQ(RunRanks(2,
+                     [&](Group& group) {
+                       std::unique_ptr<torch::optim::SGD> sgd;
+                       TrainWithChanges(group, [&](auto& ddp, Sequential& net) {
+                         sgd = std::make_unique<torch::optim::SGD>(net->parameters(), rule);
+                         return std::make_unique<Joined>(ddp, *sgd);
+                       });
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, RatesOfTheLoopsLastStepAreThoseOfAllRanks) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1),
+                                           {.placement = Slices{}});
+                       for (int epoch = 0; epoch < 2; ++epoch) {
+                         ddp.join([&] {
+                           for (int step = 0; step < 3 - group.rank(); ++step) {
+                             optimizer.param_groups()[0].options().set_lr(0.1 / (step + 1));
+                             optimizer.zero_grad();
+                             LossOf(ddp(Batch(group.rank(), step))).backward();
+                             optimizer.step();
+                           }
+                         });
+                         Require(optimizer.param_groups()[0].options().get_lr() == 0.1 / 3,
+                                 "it is the rate of rank 0's last step");
+                       }
+                       RequireReplicas(group, *net);
+                     }),
+            AllPass(2));
+}
+
+TEST(OptimizerTest, ALoopThatEndsInsideAStepIsToldHowToEndIt) {
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Sequential net = NewNet();
+    DataParallel ddp(group, net);
+    RequireError([&] { ddp.join([] {}); }, "needs an Optimizer");
+    Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1));
+    ddp.join([&] {
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        const Tensor loss = LossOf(ddp(Batch(group.rank(), step)));
+        if (group.rank() == 1 && step == 2) continue;
+        loss.backward();
+        optimizer.step();
+      }
+    });
+  });
+  for (const std::string& ending : endings)
+    EXPECT_THAT(ending, testing::HasSubstr("backward was skipped"));
+}
+
+TEST(OptimizerTest, GradientsOfSlicesMustBeCleared) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net);
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.1),
+                                           {.placement = Slices{}});
+                       LossOf(ddp(Batch(group.rank(), 0))).backward();
+                       RequireError([&] { ddp(Batch(group.rank(), 0)); }, "zero_grad()");
+                       optimizer.step();
+                       optimizer.zero_grad();
+                       LossOf(ddp(Batch(group.rank(), 0))).backward();
+                       optimizer.step();
+                       torch::serialize::OutputArchive archive;
+                       RequireError([&] { optimizer.save(archive); }, "save_sharded");
+                       optimizer.add_param_group(torch::optim::OptimizerParamGroup(
+                           {torch::zeros({1}, torch::requires_grad())}));
+                       RequireError([&] { optimizer.step(); }, "all groups at creation");
+                     }),
+            AllPass(2));
+}
+
 TEST(OptimizerTest, AllRanksStopEarlyInTheSameStep) {
   EXPECT_EQ(RunRanks(3,
                      [](Group& group) {

@@ -3,11 +3,13 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <stdexcept>
 
 #include "evenkeel/libtorch.h"
+#include "evenkeel/libtorch/internal.h"
 #include "evenkeel/libtorch/testing/ranks.h"
 
 namespace evenkeel::libtorch {
@@ -107,10 +109,12 @@ TEST(StepsTest, ForwardUnderNoGradOrInEvaluationModeBeginsNone) {
                          if (group.rank() == 0) {
                            const torch::NoGradGuard no_grad;
                            ddp(InputOf(0));
+                           Require(!ddp.replica()->is_open, "no step has begun");
                          }
                          if (group.rank() == 1) {
                            net->eval();
                            ddp(InputOf(1));
+                           Require(!ddp.replica()->is_open, "no step has begun");
                            net->train();
                          }
                          net->zero_grad();
@@ -170,6 +174,96 @@ TEST(StepsTest, TheOptimizerEndsAStepWithoutBackward) {
                        RequireReplicas(group, *net);
                      }),
             AllPass(2));
+}
+
+TEST(StepsTest, AStepThatTheOptimizerEndsHasWhatWasAccumulated) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Scales net;
+                       DataParallel ddp(group, net, kSmallBuckets);
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(1.0));
+                       ddp(InputOf(group.rank())).backward();
+                       for (int step = 0; step < 2; ++step) {
+                         optimizer.zero_grad(/*set_to_none=*/false);
+                         {
+                           const auto accumulating = ddp.no_sync();
+                           ddp(InputOf(group.rank())).backward();
+                         }
+                         const Tensor loss = ddp(InputOf(group.rank()));
+                         if (group.rank() == 0) loss.backward();
+                         optimizer.step();
+                         RequireSame(net->scales[1], torch::full({4}, 1 - 2.0 * (step + 1)),
+                                     "the value");
+                       }
+                     }),
+            AllPass(2));
+}
+
+TEST(StepsTest, AnUnseenOutputIsNamed) {
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Scales net;
+    DataParallel ddp(group, net, FindUnused());
+    const Tensor side = net->scales[1].sum();  // Not of forward.
+    (ddp(InputOf(group.rank()), std::vector<int>{0}) + side).backward();
+  });
+  for (const std::string& ending : endings)
+    EXPECT_THAT(ending,
+                testing::AllOf(testing::HasSubstr("scale1"), testing::HasSubstr("forward")));
+}
+
+TEST(StepsTest, TwoTensorsWithOneMemoryAreRefused) {
+  EXPECT_EQ(RunRanks(1,
+                     [](Group& group) {
+                       Scales net;
+                       net->scales[1].set_data(net->scales[0]);
+                       RequireError([&] { DataParallel ddp(group, net); }, "the same memory");
+                     }),
+            AllPass(1));
+}
+
+TEST(StepsTest, AnExceptionThatIsCaughtLetsGoOfTheModule) {
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Scales net;
+    try {
+      DataParallel ddp(group, net, kSmallBuckets);
+      ddp(InputOf(group.rank())).backward();
+      throw std::runtime_error("a check failed");
+    } catch (const std::runtime_error&) {
+    }
+    RequireSame(net->scales[0].grad(), MeanInput(group), "the gradient");
+    net->forward(InputOf(0)).backward();
+    DataParallel again(group, net, kSmallBuckets);
+    net->zero_grad();
+    again(InputOf(group.rank())).backward();
+    RequireSame(net->scales[0].grad(), MeanInput(group), "the gradient");
+  });
+  EXPECT_EQ(endings, AllPass(2));
+}
+
+TEST(StepsTest, AnExceptionEndsTheGroupWithoutRunToo) {
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Scales net;
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      DataParallel ddp(group, net, kSmallBuckets);
+      for (int step = 0; step < 5; ++step) {
+        if (step == 3 && group.rank() == 1) throw std::runtime_error("a check failed");
+        net->zero_grad();
+        ddp(InputOf(0)).backward();
+      }
+    } catch (const std::runtime_error&) {
+      if (group.rank() == 0) {
+        Require(std::chrono::steady_clock::now() - begin < std::chrono::seconds(4),
+                "rank 1 does not have to exit for this");
+        throw;
+      }
+      group.~Group();  // As if it had been made without run().
+      sleep(5);
+      _exit(3);
+    }
+  });
+  EXPECT_THAT(endings[0], testing::HasSubstr("rank 1"));
+  EXPECT_THAT(endings[0], testing::Not(testing::HasSubstr("does not hold")));
 }
 
 TEST(StepsTest, ASecondBackwardIsRefused) {
@@ -303,7 +397,8 @@ TEST(StepsTest, EachBackendTrains) {
                     Require(group.backend() == backend, group.backend());
                     Scales net;
                     DataParallel ddp(group, net, kSmallBuckets);
-                    Optimizer optimizer(ddp, torch::optim::AdamOptions(0.1), {.placement = Slices{}});
+                    Optimizer optimizer(ddp, torch::optim::AdamOptions(0.1),
+                                        {.placement = Slices{}});
                     ddp.join([&] {
                       for (int step = 0; step < 3 + group.rank(); ++step) {
                         optimizer.zero_grad();
@@ -429,6 +524,27 @@ TEST(StepsTest, SparseEmbeddings) {
                        Require(torch::allclose(net->weight[0], before[0] - 2), "row 0 is updated");
                        RequireSame(net->weight[5], before[5], "row 5");
                        RequireReplicas(group, *net);
+                     }),
+            AllPass(2));
+}
+
+TEST(StepsTest, ChangedSparseGradientsCount) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       torch::nn::Embedding net(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+                       DataParallel ddp(group, net, FindUnused());
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(1.0));
+                       const Tensor before = net->weight.detach().clone();
+                       ddp(torch::tensor({1})).sum().backward();
+                       net->weight.mutable_grad() = net->weight.grad() * 0.5;
+                       optimizer.step();
+                       Require(torch::allclose(net->weight[1], before[1] - 0.5),
+                               "half of it counts");
+                       optimizer.zero_grad(/*set_to_none=*/false);
+                       const Tensor unchanged = net->weight.detach().clone();
+                       ddp.begin();  // No rank reaches the table.
+                       optimizer.step();
+                       RequireSame(net->weight, unchanged, "the table");
                      }),
             AllPass(2));
 }

@@ -56,11 +56,12 @@ void Train(ekt::Group& group, const std::string& folder, int epochs, const std::
   Net net;
   ekt::DataParallel ddp(group, net);
   ekt::Optimizer optimizer(ddp, torch::optim::AdamWOptions(1e-3));
-  auto data = Load(folder, torch::data::datasets::MNIST::Mode::kTrain);
+  const auto data = Load(folder, torch::data::datasets::MNIST::Mode::kTrain);
   torch::data::samplers::DistributedRandomSampler sampler(data.size().value(), group.size(),
                                                           group.rank(), /*allow_duplicates=*/false);
-  auto loader = torch::data::make_data_loader(std::move(data), sampler, 64);
   for (int epoch = 0; epoch < epochs; ++epoch) {
+    sampler.set_epoch(epoch);
+    auto loader = torch::data::make_data_loader(data, sampler, 64);
     ddp.join([&] {  // A rank may have a batch more.
       for (auto& batch : *loader) {
         optimizer.zero_grad();

@@ -151,6 +151,56 @@ TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
   std::filesystem::remove_all(folder);
 }
 
+// Takes steps of ours and of torch::optim from the same parameters, with the same gradients.
+// Returns the largest difference, in units of the last place of the larger of a parameter's values
+// before and after the step.
+template <class TorchOptimizer, class Rule>
+double MostUlps(Group& group, const Rule& rule) {
+  Sequential net = NewNet(), alone = NewNet();
+  DataParallel ddp(group, net);
+  double most = 0;
+  for (int step = 0; step < 50; ++step) {
+    Optimizer ours(ddp, rule);
+    TorchOptimizer theirs(alone->parameters(), rule);
+    ours.zero_grad();
+    theirs.zero_grad();
+    LossOf(ddp(Batch(0, step))).backward();
+    LossOf(alone->forward(Batch(0, step))).backward();
+    std::vector<Tensor> before;
+    for (const Tensor& param : net->parameters()) before.push_back(param.detach().clone());
+    ours.step();
+    theirs.step();
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < before.size(); ++i) {
+      const Tensor mine = net->parameters()[i], other = alone->parameters()[i];
+      const Tensor large = torch::maximum(before[i].abs(), mine.abs());
+      const Tensor unit = torch::exp2(large.log2().floor() - 23);
+      most = std::max(most, ((mine - other).abs() / unit).max().item<double>());
+      other.copy_(mine);
+    }
+  }
+  return most;
+}
+
+// torch multiplies and adds with one rounding where the processor can; ours rounds twice,
+// everywhere.
+TEST(OptimizerTest, AStepIsThatOfTorchUpToRounding) {
+  const auto check = [](double ulps, double most, const std::string& name) {
+    Require(ulps <= most, name + " is near: it is off by " + std::to_string(ulps) + " ulp");
+  };
+  EXPECT_EQ(RunRanks(1,
+                     [&](Group& group) {
+                       const auto sgd =
+                           torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.1);
+                       check(MostUlps<torch::optim::SGD>(group, sgd), 1, "SGD");
+                       const auto adam = torch::optim::AdamOptions(0.01);
+                       check(MostUlps<torch::optim::Adam>(group, adam), 2, "Adam");
+                       const auto adamw = torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+                       check(MostUlps<torch::optim::AdamW>(group, adamw), 2, "AdamW");
+                     }),
+            AllPass(1));
+}
+
 TEST(OptimizerTest, SchedulersOfTorchChangeTheRate) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {

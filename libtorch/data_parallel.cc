@@ -50,9 +50,9 @@ std::unique_ptr<BucketReduction> ReductionFor(Compression compression) {
   Refuse("unknown compression");
 }
 
-// Gradients that lie in buckets no longer hold the end of the heap, so that glibc would return it
-// to the system in each step, and the next step would fault its pages in again: 5 % of the step of
-// a small GPT. A large block that is freed raises the threshold for this (mallopt(3)).
+// Gradients in buckets do not occupy the top of the heap, so glibc trims it after each step, and
+// the next step faults the pages in again (5 % of the step of a small GPT). Freeing one large block
+// raises the threshold for trimming (mallopt(3)).
 void KeepHeap() {
   void* volatile block = std::malloc(size_t{30} << 20);
   std::free(block);
@@ -157,8 +157,12 @@ void DataParallelBase::Replica::AddBuffers() {
   }
 }
 
-void DataParallelBase::Replica::CheckStrides() const {
+void DataParallelBase::Replica::CheckLayouts() const {
   for (int i = 0; i < set.size(); ++i) {
+    if (MemoryOf(params[i].tensor).dtype != set[i].value.dtype && !set.is_ignored(i))
+      Refuse(absl::StrCat("parameter \"", NameOf(i), "\" has changed its type to ",
+                          c10::toString(params[i].tensor.scalar_type()),
+                          "; convert the module before DataParallel is made"));
     if (params[i].tensor.strides() == at::IntArrayRef(params[i].strides)) continue;
     Refuse(absl::StrCat("parameter \"", NameOf(i), "\" has changed its strides from ",
                         c10::str(at::IntArrayRef(params[i].strides)), " to ",
@@ -181,14 +185,18 @@ void DataParallelBase::Replica::Attach(int param) {
 
 // ---- A step ----
 
-void DataParallelBase::Replica::PrepareLateBegin() {
+void DataParallelBase::Replica::AttachAll() {
   for (int i = 0; i < set.size(); ++i) Attach(i);
+}
+
+void DataParallelBase::Replica::PrepareLateBegin() {
+  AttachAll();
   had_late_forward = true;
 }
 
 void DataParallelBase::Replica::Begin() {
   if (is_open) return;
-  CheckStrides();
+  CheckLayouts();
   DropLostGradients();
   PrepareLateBegin();
   had_late_forward = false;
@@ -237,8 +245,8 @@ void DataParallelBase::Replica::DropLostGradients() {
     if (!grad.defined() || !grad.is_meta()) continue;
     if (grad._version() == 0)  // Else it has been set to zeros.
       Refuse(absl::StrCat("the gradient of \"", NameOf(i),
-                          "\" is that of the last backward, of which each rank has a slice: call "
-                          "zero_grad() after the optimizer's step() and before the next forward"));
+                          "\" is left from the last backward, and with Slices no rank has all of "
+                          "it: call zero_grad() after step() and before the next forward"));
     grad.reset();
   }
 }
@@ -262,7 +270,7 @@ void DataParallelBase::Replica::ReadSparseGradient(int param) {
     return;
   if (!grad.is_sparse())
     Refuse(absl::StrCat("the gradient of \"", NameOf(param), "\" is ", grad.toString(),
-                        ", but its module has said that it is sparse"));
+                        ", but its module was created with sparse(true)"));
   const torch::Tensor given = grad.detach().coalesce();
   const torch::Tensor rows = given.indices().contiguous(), values = given.values().contiguous();
   const GradState state = set.grad_state(param);
@@ -280,16 +288,17 @@ void DataParallelBase::Replica::OnGradient(int param) {
   const at::NoGradGuard no_grad;
   if (params[param].is_unreached)
     Refuse(
-        absl::StrCat("backward has reached \"", NameOf(param),
-                     "\", on which no output of forward depends: with find_unused, each tensor of "
-                     "which a loss is made must be in what forward returns, as a tensor or in a "
-                     "tuple, an optional or a container"));
+        absl::StrCat("backward reached \"", NameOf(param),
+                     "\", but no output of forward depends on it: with find_unused, forward must "
+                     "return every tensor that the loss uses, as a tensor or in a tuple, an "
+                     "optional or a container"));
   const torch::Tensor& grad = params[param].tensor.grad();
   if (set.row_size(param) > 0) {
     ReadSparseGradient(param);
   } else if (grad.layout() != torch::kStrided) {
     Refuse(absl::StrCat("the gradient of \"", NameOf(param), "\" is ", grad.toString(),
-                        "; sparse ones are those of Embedding and EmbeddingBag"));
+                        "; sparse gradients are supported for Embedding and EmbeddingBag with "
+                        "sparse(true) only"));
   } else if (grad.data_ptr() != set[param].grad.data) {
     const torch::Tensor computed = grad;
     ShowGradient(param);
@@ -310,8 +319,10 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
           "gradients of all backwards but the last with no_sync()"));
     Begin();
   } else if (graph_task_ >= 0) {
-    Refuse(absl::StrCat("rank ", group->comm->rank(),
-                        " runs backward in a step whose first backward has thrown"));
+    Refuse(
+        absl::StrCat("rank ", group->comm->rank(),
+                     " called backward again after an exception in this step's backward; let the "
+                     "exception leave run() or join()"));
   }
   graph_task_ = graph_task;
   MarkUnreached();
@@ -320,7 +331,7 @@ void DataParallelBase::Replica::BeforeBackward(int graph_task) {
   });
 }
 
-// Tells the reducer early which parameters no output depends on.
+// Marks parameters that no output depends on as unused, before backward reaches the others.
 void DataParallelBase::Replica::MarkUnreached() {
   if (!options.find_unused || is_accumulating || roots_.empty()) return;
   std::unordered_set<const Node*> seen;
@@ -349,7 +360,10 @@ void DataParallelBase::Replica::Finish() {
 
 void DataParallelBase::Replica::FinishUnreached() {
   if (!is_open) return;
-  if (graph_task_ >= 0) Refuse("the optimizer steps although backward has thrown in this step");
+  if (graph_task_ >= 0)
+    Refuse(
+        "step() was called after an exception in this step's backward; let the exception leave "
+        "run() or join()");
   if (!is_accumulating) {
     for (int i = 0; i < set.size(); ++i) {
       if (!set.trainable(i)) continue;
@@ -427,7 +441,7 @@ void DataParallelBase::Replica::EndLoop() {
         graph_task_ >= 0
             ? "the loop of join() has ended, but its last backward has thrown"
             : "the loop of join() has ended after a forward whose backward was skipped: call the "
-              "optimizer's step(), or take forward under NoGradGuard");
+              "optimizer's step(), or call forward under NoGradGuard");
   ForgetClearedGradients();
   for (int i = 0; i < set.size(); ++i) {
     params[i].had_gradient = false;
@@ -454,7 +468,9 @@ void DataParallelBase::Replica::Forget(const Joinable* optimizer) {
 DataParallelBase::DataParallelBase(Group& group, std::shared_ptr<torch::nn::Module> module,
                                    const DataParallelOptions& options)
     : replica_(std::make_shared<Replica>(group.state(), std::move(module), options)),
-      exceptions_at_creation_(std::uncaught_exceptions()) {}
+      exceptions_at_creation_(std::uncaught_exceptions()) {
+  replica_->AttachAll();  // A backward that does not come from its forward is refused.
+}
 
 DataParallelBase::~DataParallelBase() {
   replica_->Detach();
@@ -464,7 +480,7 @@ DataParallelBase::~DataParallelBase() {
 
 DataParallelBase::NoSync::NoSync(DataParallelBase& ddp) : ddp_(ddp) {
   if (ddp.replica_->is_open && !ddp.replica_->is_accumulating)
-    Refuse("no_sync() in a step that has begun: take it before the forward");
+    Refuse("no_sync() in a step that has begun: create it before the forward");
   ++ddp.replica_->no_sync;
 }
 DataParallelBase::NoSync::~NoSync() { --ddp_.replica_->no_sync; }
@@ -510,7 +526,7 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
       return error.status;
     } catch (const c10::Error& error) {
       // The others need no backtrace of this rank.
-      replica_->group->comm->Abort(absl::AbortedError(error.what_without_backtrace()), "failed");
+      replica_->group->comm->Abort(absl::AbortedError(TextOf(error)), "failed");
       throw;
     }
     return absl::OkStatus();

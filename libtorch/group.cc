@@ -12,7 +12,7 @@
 namespace evenkeel::libtorch {
 namespace {
 
-constexpr char kUnknown[] = "an exception that is no std::exception";
+constexpr char kUnknown[] = "an exception not derived from std::exception";
 
 std::optional<DType> DTypeOfTensor(torch::ScalarType type) {
   switch (type) {
@@ -65,6 +65,19 @@ Error ErrorOf(const absl::Status& status) {
 }  // namespace
 
 StatusError::StatusError(const absl::Status& status) : Error(ErrorOf(status)), status(status) {}
+
+std::string TextOf(const c10::Error& error) {
+  std::string text = error.what_without_backtrace();
+  for (const char* sign : {"Meta tensors", "meta tensors", "meta and cpu", "cpu and meta"}) {
+    if (text.find(sign) == std::string::npos) continue;
+    text +=
+        " (With the placement Slices, grad() has no values after backward: call "
+        "Optimizer::clip_grad_norm() instead of torch's, zero_grad() before the next forward, "
+        "and DataParallel before each backward.)";
+    break;
+  }
+  return text;
+}
 
 void Refuse(const std::string& what) { throw Error("evenkeel: " + what, "", {}, "", -1); }
 
@@ -135,7 +148,7 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
     try {
       body(group);
     } catch (const c10::Error& error) {
-      group.abort(error.what_without_backtrace());
+      group.abort(TextOf(error));
       throw;
     } catch (const std::exception& error) {
       group.abort(error.what());
@@ -147,7 +160,7 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
     group.finalize();
     return 0;
   } catch (const c10::Error& error) {
-    return failed(error.what_without_backtrace());
+    return failed(TextOf(error).c_str());
   } catch (const std::exception& error) {
     return failed(error.what());
   } catch (...) {

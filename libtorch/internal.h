@@ -1,8 +1,7 @@
-// The private half of libtorch.h: what the group, the replicas and the optimizers know of each
-// other.
+// The private half of libtorch.h: the state that the group, the replicas and the optimizers share.
 //
-// A user's exception destroys these objects before run() or join() sees its text. Then they only
-// move to the group's `parked`, so that the other ranks learn the text first (Park()).
+// A user's exception destroys these objects before run() or join() can send its text to the other
+// ranks. Park() therefore moves their state to the group's `parked`, which is destroyed afterwards.
 
 #ifndef EVENKEEL_LIBTORCH_INTERNAL_H_
 #define EVENKEEL_LIBTORCH_INTERNAL_H_
@@ -43,8 +42,11 @@ T Value(absl::StatusOr<T> value) {
   Check(value.status());
   return *std::move(value);
 }
-// For calls that are wrong by themselves.
+// For invalid calls: the group continues.
 [[noreturn]] void Refuse(const std::string& what);
+// Returns the text of an error of torch without its backtrace; one that comes from reading a
+// gradient of Slices says so.
+std::string TextOf(const c10::Error& error);
 
 // The elements of a dense tensor in the order of memory. Refuses others; `what` is their name.
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
@@ -54,14 +56,14 @@ TensorView MemoryOf(const torch::Tensor& tensor);
 struct Group::State {
   std::unique_ptr<Communicator> comm;
   std::vector<std::shared_ptr<void>> parked;
-  bool is_left = false;  // By its Group; nothing is parked any more.
-  // They have this object, so that it cannot end before them.
+  bool is_left = false;  // The Group is destroyed; Park() no longer defers.
+  // Parked objects own this state: only this ends the cycle.
   void DropParked() {
     while (!parked.empty()) parked.pop_back();
   }
 };
 
-// Lets go of `owned`: now, or, if an exception destroys its owner, when the group knows the text.
+// Releases `owned`: now, or, if an exception destroys its owner, after the group has its text.
 template <class T>
 void Park(const std::shared_ptr<Group::State>& group, std::shared_ptr<T> owned,
           int exceptions_at_creation) {
@@ -93,14 +95,15 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
     decltype(torch::autograd::impl::grad_accumulator(torch::Tensor())) accumulator;
     uintptr_t hook = 0;
     bool had_gradient = false;    // Before the last reduction.
-    bool is_unreached = false;    // As told to the reducer in the open step.
-    torch::Tensor sparse_grad;    // As it was shown,
-    uint32_t sparse_version = 0;  // and its version then.
+    bool is_unreached = false;    // Marked as unused in the open step.
+    torch::Tensor sparse_grad;    // The one last stored in grad(),
+    uint32_t sparse_version = 0;  // and its version at that time.
   };
 
   const std::string& NameOf(int param) const { return set[param].name; }
 
-  // Lets go of the module.
+  // Installs the hooks of all parameters that require a gradient; Detach() removes them.
+  void AttachAll();
   void Detach();
   void Begin();
   // For a forward that begins no step, but whose backward may.
@@ -140,7 +143,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   bool had_late_forward = false;  // In evaluation mode, since the last step.
 
  private:
-  void CheckStrides() const;
+  void CheckLayouts() const;
   void AddParameters();
   void AddBuffers();
   void Attach(int param);

@@ -8,8 +8,7 @@
 //       Net net;                                             // any torch::nn::Module
 //       ekt::DataParallel ddp(group, net);                   // rank 0's parameters are sent to all
 //       ekt::Optimizer opt(ddp, torch::optim::AdamWOptions(3e-4), {.placement = ekt::Slices{}});
-//       ddp.join([&] {                                       // ranks may have unequal numbers of
-//       batches
+//       ddp.join([&] {                                       // numbers of batches may differ
 //         for (auto& batch : *loader_of(group.rank(), group.size())) {
 //           opt.zero_grad();
 //           auto loss = torch::mse_loss(ddp(batch.data), batch.target);
@@ -21,7 +20,7 @@
 //   }
 //
 // A launcher that sets RANK and WORLD_SIZE (torchrun, evenkeel's own), Slurm or an MPI starts the
-// processes; comm/environment.h has the variables. docs/libtorch.md begins with a loop for one
+// processes; comm/environment.h lists the variables. docs/libtorch.md begins with a loop for one
 // process and ends with a job on a cluster.
 //
 // Steps. A step ends with one reduction of all gradients. Per rank:
@@ -41,28 +40,30 @@
 //                                                                   gradient
 //   a second backward after the end                                 an error; see no_sync()
 //   torch::autograd::grad()                                         neither begins nor ends a step
-//   a backward inside of backward                                   an error
+//   a backward inside a backward                                   an error
 //   an exception in backward                                        leaves the step open; leave
 //                                                                   run() or join() by it
-//   begin()                                                         begins a step, for an order of
-//                                                                   one's own (GANs)
+//   begin()                                                         begins a step, for a custom
+//                                                                   order (GANs)
+//
+// In training call `ddp(x)`, never `net(x)`.
 //
 // Gradients:    `grad()` of a parameter is a view of memory of this library, valid until the next
-//               forward or the end of DataParallel; clone() what is kept. It may be set to none or
-//               to zeros between steps (zero_grad), and changed or replaced between backward and
-//               the optimizer's step; but not inside of join(), where ranks without a batch do not
-//               learn of it. With Slices no rank has a whole gradient after backward: `grad()` is a
-//               tensor on the device meta, so that whatever reads it fails, and must be cleared
-//               before the next forward.
+//               forward or the end of DataParallel; clone() one that must live longer. It may be
+//               set to none or to zeros between steps (zero_grad), and changed or replaced between
+//               backward and the optimizer's step; but not inside join(), where exhausted ranks
+//               would not apply the change. With Slices no rank has a whole gradient after
+//               backward: `grad()` is a tensor on the device meta, so that any read throws, and
+//               must be cleared before the next forward.
 // Parameters:   all that `named_parameters()` lists, with requires_grad or without; setting the
 //               flag takes effect in the next step, on all ranks in the same one. A tensor that is
 //               registered twice is one parameter. Their memory may be replaced (set_data), not
 //               their type, device, or strides. They must be on the CPU, dense, and not overlap.
 // Buffers:      those of rank 0 are broadcast at the beginning of each step.
-// Ownership:    a Group must outlive what is made for it. The modules are shared.
+// Ownership:    a Group must outlive the objects made with it. DataParallel shares its module.
 // Threads:      one thread trains. backward() may be called from it only.
-// Errors:       ekt::Error. After one the group has ended on every rank, unless it says otherwise
-//               by `kind` being empty: then the call was wrong by itself.
+// Errors:       ekt::Error. Afterwards the group has ended on every rank, unless `kind` is empty:
+//               then only this call was invalid.
 
 #ifndef EVENKEEL_LIBTORCH_LIBTORCH_H_
 #define EVENKEEL_LIBTORCH_LIBTORCH_H_
@@ -151,8 +152,8 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options = {
 enum class Compression { kNone, kFloat16, kBFloat16, kInt8 };
 
 struct DataParallelOptions {
-  // True: backward need not reach all parameters with requires_grad; which ones, the ranks need
-  // not agree on. All that a loss is made of must be in the value that forward returns (see
+  // True: backward need not reach all parameters with requires_grad; the ranks need not
+  // agree on which ones. Forward must return every tensor that the loss uses (see
   // CollectTensors). False: a missing gradient is an error.
   bool find_unused = false;
   int64_t first_bucket_bytes = int64_t{1} << 20;
@@ -199,8 +200,8 @@ class DataParallelBase {
   // Calls `loop`, a training loop, on each rank. A rank whose loop has ended goes on to take part
   // in the steps of the others, and returns when all loops have ended, with equal parameters and
   // optimizer states. Each Optimizer and Joined of this object takes part; there must be one. No
-  // other DataParallel may train in the loop. Let schedulers change rates outside of it: a rank
-  // without a batch does not call them. Returns whether all batches were used.
+  // other DataParallel may train in the loop. Let schedulers change rates outside of it: an
+  // exhausted rank does not call them. Returns whether all batches were used.
   bool join(const std::function<void()>& loop, const JoinOptions& options = {});
 
   std::vector<torch::Tensor> parameters() const;  // Those that data parallelism trains.
@@ -312,7 +313,7 @@ class Optimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // For the next step(): scales the gradients of all ranks' parameters down to this joint norm.
-  // torch::nn::utils::clip_grad_norm_() throws with Slices, and is wrong inside of join().
+  // torch::nn::utils::clip_grad_norm_() throws with Slices, and is wrong inside join().
   void clip_grad_norm(double max_norm, double norm_type = 2.0);
   // For the next step(): multiplies gradients by `scale`, one over that of the loss, and changes
   // nothing if a gradient of any rank is not finite.

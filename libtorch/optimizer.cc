@@ -53,11 +53,12 @@ int IndexOf(const Replica& replica, const torch::Tensor& tensor) {
   for (int i = 0; i < replica.set.size(); ++i) {
     if (replica.params[i].tensor.is_same(tensor)) return i;
   }
-  Refuse("an optimizer's group has a tensor that is no parameter of its DataParallel's module");
+  Refuse(
+      "a parameter group contains a tensor that is not a parameter of the DataParallel's module");
 }
 
 void CheckUsable(const Replica& replica) {
-  if (replica.is_detached) Refuse("the optimizer's DataParallel has ended");
+  if (replica.is_detached) Refuse("the optimizer's DataParallel was destroyed");
 }
 
 std::string GroupName(size_t index) { return absl::StrCat("group", index); }
@@ -84,14 +85,18 @@ Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerP
     ParameterGroup& own = core_groups.emplace_back();
     own.name = GroupName(core_groups.size() - 1);
     own.rule = RuleOf(group.options());
-    for (const torch::Tensor& tensor : group.params())
+    for (const torch::Tensor& tensor : group.params()) {
+      if (tensor.scalar_type() != torch::kFloat && tensor.scalar_type() != torch::kDouble)
+        Refuse(absl::StrCat("Optimizer updates parameters of float and double; one is ",
+                            c10::toString(tensor.scalar_type()), ": use Joined"));
       own.params.push_back(IndexOf(*state_->replica, tensor));
+    }
   }
-  // It makes other buckets.
+  // Create() may move gradients to other buckets.
   const absl::Cleanup follow = [&] { state_->replica->FollowGradients(); };
   state_->core = Value(evenkeel::Optimizer::Create(
       *ddp.replica()->core, core_groups, {.placement = CorePlacement(options.placement)}));
-  // The rates of a loop's last step are those of all ranks.
+  // Copies the rates of a loop's last step to ranks that were exhausted.
   const auto take_rates = [this] {
     for (size_t i = 0; i < param_groups().size(); ++i)
       param_groups()[i].options().set_lr(
@@ -210,7 +215,7 @@ struct Joined::State : Joinable {
     return loss;
   }
 
-  // Compared between the ranks: those without a batch step, too.
+  // Compared between the ranks, because exhausted ranks step, too.
   std::string Rates() const {
     std::string text = "rates";
     for (const auto& group : optimizer.param_groups())

@@ -176,6 +176,17 @@ TEST(StepsTest, TheOptimizerEndsAStepWithoutBackward) {
             AllPass(2));
 }
 
+TEST(StepsTest, AForwardOfTheModuleItselfIsRefused) {
+  EXPECT_EQ(RunRanks(2,
+                     [](Group& group) {
+                       Scales net;
+                       DataParallel ddp(group, net);
+                       const Tensor loss = net->forward(InputOf(group.rank()));
+                       RequireError([&] { loss.backward(); }, "backward outside of a step");
+                     }),
+            AllPass(2));
+}
+
 TEST(StepsTest, AStepThatTheOptimizerEndsHasWhatWasAccumulated) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {

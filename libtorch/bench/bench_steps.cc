@@ -1,7 +1,6 @@
 // Times a training step with DataParallel against the same step of one process.
 //
-//   bazel run -c opt //tools:launch -- --ranks=2 $PWD/bazel-bin/libtorch/bench/bench_steps
-//   --pairs=30
+//   bazel run //tools:launch -- --nproc=2 -- $PWD/bazel-bin/libtorch/bench/bench_steps --pairs=30
 //
 // All ranks take both steps in turn, in blocks of 20, so that the cores are equally busy. Prints
 // the median of the pairs' ratios, with the 10th and 90th percentile, in Markdown.

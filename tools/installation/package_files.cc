@@ -57,7 +57,9 @@ if("libtorch" IN_LIST evenkeel_FIND_COMPONENTS AND NOT TARGET evenkeel::libtorch
   if(NOT TARGET torch AND NOT evenkeel_TORCH)
     execute_process(
       COMMAND python3 -c "import importlib.util as u, os; print(os.path.dirname(u.find_spec('torch').origin))"
-      OUTPUT_VARIABLE evenkeel_TORCH OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+      OUTPUT_VARIABLE _evenkeel_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    set(evenkeel_TORCH "${_evenkeel_torch}" CACHE PATH "The torch of evenkeel::libtorch: a folder with include/ and lib/")
+    message(STATUS "evenkeel: torch in ${evenkeel_TORCH}")
   endif()
   if(TARGET torch OR EXISTS "${evenkeel_TORCH}/include/torch/csrc/api/include/torch/torch.h")
     set(_evenkeel_libtorch "${_evenkeel_prefix}/@LIBTORCH@")
@@ -84,7 +86,7 @@ endif()
 foreach(_evenkeel_part IN LISTS evenkeel_FIND_COMPONENTS)
   if(evenkeel_FIND_REQUIRED_${_evenkeel_part} AND NOT evenkeel_${_evenkeel_part}_FOUND)
     set(evenkeel_FOUND FALSE)
-    set(evenkeel_NOT_FOUND_MESSAGE "evenkeel has no part ${_evenkeel_part}; it has @PARTS@, and libtorch where there is a torch: set evenkeel_TORCH")
+    set(evenkeel_NOT_FOUND_MESSAGE "evenkeel has no part ${_evenkeel_part}; it has @PARTS@; libtorch needs a torch, and \"${evenkeel_TORCH}\" has no include/torch/csrc/api/include/torch/torch.h: set -Devenkeel_TORCH to the folder that has include/ and lib/, such as .../site-packages/torch")
   endif()
 endforeach()
 )cmake";

@@ -74,7 +74,7 @@ if("libtorch" IN_LIST evenkeel_FIND_COMPONENTS AND NOT TARGET evenkeel::libtorch
       target_include_directories(evenkeel_libtorch SYSTEM PUBLIC
         "${evenkeel_TORCH}/include" "${evenkeel_TORCH}/include/torch/csrc/api/include")
       target_link_libraries(evenkeel_libtorch PUBLIC
-        "-Wl,-rpath,${evenkeel_TORCH}/lib,--push-state,--no-as-needed"
+        "-Wl,--push-state,--no-as-needed"
         "${evenkeel_TORCH}/lib/libtorch.so" "${evenkeel_TORCH}/lib/libtorch_cpu.so" "${evenkeel_TORCH}/lib/libc10.so"
         "-Wl,--pop-state,--allow-shlib-undefined")
     endif()

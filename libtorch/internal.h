@@ -160,7 +160,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   friend class DataParallelBase;
   std::mutex mutex_;     // Guards the next two in backward.
   int graph_task_ = -1;  // The backward of the open step.
-  // Of the outputs of the step's forwards; they end with their graphs.
+  // The graphs of the step's outputs begin here; weak, so that a skipped loss frees its graph.
   std::vector<decltype(WeakOf(Parameter::accumulator))> roots_;
 };
 

@@ -159,15 +159,18 @@ void DataParallelBase::Replica::AddBuffers() {
 
 void DataParallelBase::Replica::CheckLayouts() const {
   for (int i = 0; i < set.size(); ++i) {
-    if (MemoryOf(params[i].tensor).dtype != set[i].value.dtype && !set.is_ignored(i))
-      Refuse(absl::StrCat("parameter \"", NameOf(i), "\" has changed its type to ",
-                          c10::toString(params[i].tensor.scalar_type()),
+    if (set.is_ignored(i)) continue;
+    const torch::Tensor& tensor = params[i].tensor;
+    const TensorView now = MemoryOf(tensor);
+    if (now.dtype != set[i].value.dtype || now.count != set[i].value.count)
+      Refuse(absl::StrCat("parameter \"", NameOf(i), "\" has become a ", tensor.toString(), " ",
+                          c10::str(tensor.sizes()), " on ", tensor.device().str(),
                           "; convert the module before DataParallel is made"));
-    if (params[i].tensor.strides() == at::IntArrayRef(params[i].strides)) continue;
-    Refuse(absl::StrCat("parameter \"", NameOf(i), "\" has changed its strides from ",
-                        c10::str(at::IntArrayRef(params[i].strides)), " to ",
-                        c10::str(params[i].tensor.strides()),
-                        "; bring the module to its memory format before DataParallel is made"));
+    if (tensor.strides() != at::IntArrayRef(params[i].strides))
+      Refuse(absl::StrCat("parameter \"", NameOf(i), "\" has changed its strides from ",
+                          c10::str(at::IntArrayRef(params[i].strides)), " to ",
+                          c10::str(tensor.strides()),
+                          "; bring the module to its memory format before DataParallel is made"));
   }
 }
 
@@ -189,16 +192,11 @@ void DataParallelBase::Replica::AttachAll() {
   for (int i = 0; i < set.size(); ++i) Attach(i);
 }
 
-void DataParallelBase::Replica::PrepareLateBegin() {
-  AttachAll();
-  had_late_forward = true;
-}
-
 void DataParallelBase::Replica::Begin() {
   if (is_open) return;
   CheckLayouts();
   DropLostGradients();
-  PrepareLateBegin();
+  AttachAll();
   had_late_forward = false;
   ForgetClearedGradients();
   for (int i = 0; i < set.size(); ++i) {
@@ -353,11 +351,6 @@ void DataParallelBase::Replica::MarkUnreached() {
   Check(core->MarkUnused(unreached));
 }
 
-void DataParallelBase::Replica::Finish() {
-  if (!is_open) return;
-  EndStep();
-}
-
 void DataParallelBase::Replica::FinishUnreached() {
   if (!is_open) return;
   if (graph_task_ >= 0)
@@ -375,10 +368,11 @@ void DataParallelBase::Replica::FinishUnreached() {
       }
     }
   }
-  EndStep();
+  Finish();
 }
 
-void DataParallelBase::Replica::EndStep() {
+void DataParallelBase::Replica::Finish() {
+  if (!is_open) return;
   is_open = false;
   graph_task_ = -1;
   had_late_forward = false;
@@ -490,7 +484,8 @@ void DataParallelBase::begin() { replica_->Begin(); }
 bool DataParallelBase::begin_forward() {
   if (!torch::GradMode::is_enabled()) return false;
   if (!replica_->module->is_training()) {
-    replica_->PrepareLateBegin();
+    replica_->AttachAll();
+    replica_->had_late_forward = true;
     return false;
   }
   replica_->Begin();

@@ -106,8 +106,6 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void AttachAll();
   void Detach();
   void Begin();
-  // For a forward that begins no step, but whose backward may.
-  void PrepareLateBegin();
   void Finish();           // The end of backward.
   void FinishUnreached();  // In place of backward: this rank has no gradient.
   void OnGradient(int param);
@@ -154,7 +152,6 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   void ReadSparseGradient(int param);
   void BeforeBackward(int graph_task);
   void MarkUnreached();
-  void EndStep();
   void ShowSparseGradient(int param);
 
   friend class DataParallelBase;

@@ -61,6 +61,13 @@ void CheckUsable(const Replica& replica) {
   if (replica.is_detached) Refuse("the optimizer's DataParallel was destroyed");
 }
 
+// Undefined without a closure.
+torch::Tensor LossOf(const torch::optim::Optimizer::LossClosure& closure) {
+  if (closure == nullptr) return {};
+  const at::AutoGradMode enable_grad(true);
+  return closure();
+}
+
 std::string GroupName(size_t index) { return absl::StrCat("group", index); }
 
 }  // namespace
@@ -112,11 +119,7 @@ Optimizer::~Optimizer() {
 }
 
 torch::Tensor Optimizer::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure != nullptr) {
-    const at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
+  const torch::Tensor loss = LossOf(closure);
   Replica& replica = *state_->replica;
   CheckUsable(replica);
   if (static_cast<int>(param_groups().size()) != state_->core->groups().size())
@@ -202,11 +205,7 @@ struct Joined::State : Joinable {
   bool counts_steps() const override { return true; }
 
   torch::Tensor Step(const torch::optim::Optimizer::LossClosure& closure) {
-    torch::Tensor loss;
-    if (closure != nullptr) {
-      const at::AutoGradMode enable_grad(true);
-      loss = closure();
-    }
+    const torch::Tensor loss = LossOf(closure);
     CheckUsable(*replica);
     replica->FinishUnreached();
     Check(Notify().status());

@@ -20,17 +20,7 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 export OMP_NUM_THREADS=1
 
-promise() { # text command...
-  local text=$1 out=$work/out
-  shift
-  if "$@" >"$out" 2>&1; then
-    echo "ok      $text"
-  else
-    echo "FAILED  $text"
-    tail -n 60 "$out"
-    failed=1
-  fi
-}
+source tests/promise.sh
 
 skip() {
   echo "skipped: $*"

@@ -354,6 +354,7 @@ def main():
     if options.list:
         for mutant in mutants:
             print(f"{mutant.table}: {mutant.name}: {mutant.promise} ({'; '.join(map(str, mutant.tests))})")
+        print(f"ok   the anchors and tests of {len(mutants)} mutants are found")
         return 0
 
     make_copy(options.scratch, files, mutated)

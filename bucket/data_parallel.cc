@@ -178,6 +178,8 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   if (reducer_->in_step())
     return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
   mode_ = mode;
+  phases_ = &StepControl::Of(communicator()).phases();
+  phases_->Enter(StepPhase::kForward);
   EK_RETURN_IF_ERROR(FollowMemory());
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
   if (join_config().enable) {
@@ -206,8 +208,11 @@ absl::Status DataParallel::FinishStep() {
   }
   EK_RETURN_IF_ERROR(reducer_->FinishStep());
   if (mode_ == StepMode::kSync) {
+    phases_->EndReduction();
     step_is_open_ = false;
     CountStep();
+  } else {
+    phases_->Enter(StepPhase::kOutside);
   }
   mode_ = StepMode::kSync;  // Until a step of it begins: in those of others it says nothing else.
   return absl::OkStatus();
@@ -481,6 +486,7 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   kept_->content.Forget();
   kept_->step = 0;
   kept_before_->content.Forget();
+  phases_ = nullptr;
   mode_ = StepMode::kSync;
   last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
   buffer_turn_ = 0;

@@ -81,6 +81,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/steps/phase_clock.h"
 
 namespace evenkeel {
 
@@ -124,7 +125,10 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::Status BeginStep(StepMode mode = StepMode::kSync);
   // Announces, from backward, that gradient `param` is final: written, or added to the present
   // value unless its state was kNone, and its state set to kLocal.
-  absl::Status GradientReady(int param) { return reducer_->GradientReady(param); }
+  absl::Status GradientReady(int param) {
+    if (phases_ != nullptr) phases_->BeginBackward();
+    return reducer_->GradientReady(param);
+  }
   // Announces that this rank has no gradient for a trained parameter, and adds nothing to those of
   // the other ranks.
   absl::Status NoGradient(int param) { return reducer_->NoGradient(param); }
@@ -232,6 +236,7 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   Channel* state_channel_ = nullptr;  // Buffers and initial state; gradients have the reducer's.
 
   StepMode mode_ = StepMode::kSync;
+  PhaseClock* phases_ = nullptr;  // The group's, once a step has begun in it.
   bool last_step_synced_ = true;
   int64_t buffer_turn_ = 0;  // Steps that followed a synchronising one.
 

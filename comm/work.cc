@@ -52,9 +52,13 @@ bool WorkState::HasCallbacks() const {
 }
 
 absl::Status WorkState::Wait() {
-  // A wait this short is not recorded.
-  if (helper != nullptr && !IsDone()) helper->Help(absl::Now() + kShortWait);
   {
+    absl::MutexLock lock(&mutex_);
+    if (done_) return status_;
+  }
+  const internal::CountedWait counted;
+  if (helper != nullptr) {
+    helper->Help(absl::Now() + kShortWait);  // A wait this short is not recorded.
     absl::MutexLock lock(&mutex_);
     if (done_) return status_;
   }

@@ -40,6 +40,11 @@ class ByteWriter {
   ByteWriter& I64(int64_t value) { return U64(static_cast<uint64_t>(value)); }
   ByteWriter& F64(double value) { return U64(std::bit_cast<uint64_t>(value)); }
   ByteWriter& Bool(bool value) { return U8(value ? 1 : 0); }
+  // Writes seven bits per byte, the lowest ones first: one byte for values below 128.
+  ByteWriter& Varint(uint64_t value) {
+    for (; value >= 0x80; value >>= 7) U8(static_cast<uint8_t>(value | 0x80));
+    return U8(static_cast<uint8_t>(value));
+  }
   ByteWriter& Bytes(absl::string_view value) {
     U32(static_cast<uint32_t>(value.size()));
     bytes_.append(value.data(), value.size());
@@ -77,6 +82,17 @@ class ByteReader {
     const uint8_t value = U8();
     if (value > 1) Refuse();
     return value == 1;
+  }
+  uint64_t Varint() {  // Refuses more than 64 bits, and bytes that Varint() does not write.
+    uint64_t value = 0;
+    for (int shift = 0; ok(); shift += 7) {
+      const uint8_t byte = U8();
+      if (shift > 63 || (shift == 63 && byte > 1) || (shift > 0 && byte == 0)) break;
+      value |= uint64_t{byte & 0x7fu} << shift;
+      if (byte < 0x80) return value;
+    }
+    Refuse();
+    return 0;
   }
   absl::string_view Bytes() { return Take(U32()); }
   absl::Status Status() {  // Refuses an unknown code.

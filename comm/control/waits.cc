@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -11,12 +13,32 @@ namespace {
 
 thread_local bool is_the_librarys = false;
 
+thread_local struct {
+  int depth = 0;
+  int64_t since_ns = 0;
+  int64_t total_ns = 0;
+} counted_waits;
+
+int64_t NowNs() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 uint64_t NextId() {
   static std::atomic<uint64_t> next = 0;
   return next++;
 }
 
 }  // namespace
+
+int64_t NanosWaited() { return counted_waits.total_ns; }
+
+CountedWait::CountedWait() {
+  if (counted_waits.depth++ == 0) counted_waits.since_ns = NowNs();
+}
+
+CountedWait::~CountedWait() {
+  if (--counted_waits.depth == 0) counted_waits.total_ns += NowNs() - counted_waits.since_ns;
+}
 
 // The groups that one thread uses. Destroyed with the thread, it removes the thread from their
 // lists.

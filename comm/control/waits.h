@@ -31,6 +31,19 @@
 
 namespace evenkeel::internal {
 
+// Returns the time, in nanoseconds, that this thread has spent in waits of the library, in all
+// groups.
+int64_t NanosWaited();
+
+// Counts its lifetime as a wait of this thread; once, if such objects are nested.
+class CountedWait {
+ public:
+  CountedWait();
+  ~CountedWait();
+  CountedWait(const CountedWait&) = delete;
+  CountedWait& operator=(const CountedWait&) = delete;
+};
+
 class Waits : public std::enable_shared_from_this<Waits> {
  public:
   static std::shared_ptr<Waits> Create();
@@ -48,6 +61,7 @@ class Waits : public std::enable_shared_from_this<Waits> {
     Scope& operator=(const Scope&) = delete;
 
    private:
+    const CountedWait counted_;
     const std::shared_ptr<Waits> waits_;
   };
 

@@ -158,6 +158,27 @@ absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
       {.ranks = silent});
 }
 
+void WriteTimes(internal::ByteWriter& writer, const std::optional<PhaseTimes>& times) {
+  writer.Bool(times.has_value());
+  if (!times.has_value()) return;
+  for (const int64_t busy : times->busy_us) writer.Varint(static_cast<uint64_t>(busy));
+  writer.Varint(static_cast<uint64_t>(times->waited_us));
+}
+
+std::optional<PhaseTimes> ReadTimes(internal::ByteReader& reader) {
+  if (!reader.Bool()) return std::nullopt;
+  // Sums over many steps remain far from overflow.
+  const auto read = [&reader] {
+    const uint64_t value = reader.Varint();
+    if (value > uint64_t{1} << 50) reader.Refuse();
+    return static_cast<int64_t>(value);
+  };
+  PhaseTimes times;
+  for (int64_t& busy : times.busy_us) busy = read();
+  times.waited_us = read();
+  return times;
+}
+
 }  // namespace
 
 std::string StepRecord::Serialize() const {
@@ -168,8 +189,9 @@ std::string StepRecord::Serialize() const {
       .I64(samples)
       .I64(calls)
       .U64(scope_hash)
-      .Bytes(ledger)
-      .U32(static_cast<uint32_t>(participants.size()));
+      .Bytes(ledger);
+  WriteTimes(writer, times);
+  writer.U32(static_cast<uint32_t>(participants.size()));
   for (const ParticipantState& state : participants) {
     writer.U64(state.name_hash)
         .U64(state.generation)
@@ -195,6 +217,7 @@ absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
   record.calls = reader.I64();
   record.scope_hash = reader.U64();
   record.ledger = std::string(reader.Bytes());
+  record.times = ReadTimes(reader);
   const uint32_t count = reader.U32();
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     ParticipantState state;
@@ -441,6 +464,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
     unanswered_.pop_front();
   }
   record.calls = calls_.position();
+  record.times = phases_.Take();
+  if (record.joined) phases_.Reset();
   record.ledger = comm_->ledger().Serialize(record.joined ? StepLedger::Plans::kWithout
                                                           : StepLedger::Plans::kWith);
   const int64_t step = records_sent_;
@@ -491,6 +516,7 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
     absl::MutexLock lock(&mutex_);
     status = CompareRecords(step, answer, participants_);
     if (requires_samples_) status.Update(CheckSamples(step, answer));
+    AddTimes(*answer.records);
     answer.samples_so_far = samples_so_far_ += answer.samples;
     active_ranks_.clear();
     for (int rank = 0; rank < answer.world_size; ++rank) {
@@ -508,6 +534,14 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
   calls_.Forget(followed_by_all);
   HelpThoseBehind(answer);
   ticket.Resolve(std::move(answer));
+}
+
+void StepControl::AddTimes(const std::vector<StepRecord>& records) {
+  std::vector<StragglerDetector::RankTimes> times;
+  times.reserve(records.size());
+  for (const StepRecord& record : records)
+    times.push_back({.times = record.times, .is_exhausted = record.joined});
+  stragglers_.Add(times);
 }
 
 void StepControl::HelpThoseBehind(const StepAnswer& answer) {

@@ -14,9 +14,12 @@
 // has finished, and their settings. The ledgers of all ranks are compared, so that no rank
 // continues after a step that another rank omitted or took differently.
 //
-// Size:    a record has 38 bytes, 37 for each participant (and its note), and the ledger's text: 38
-//          + 37 + 62 = 137 for a DataParallel and an Optimizer. Each rank sends one for each step,
-//          and receives all of them.
+// Size:    a record has 39 bytes, 37 for each participant (and its note), 7 to 21 for the times of
+//          the last step, and the ledger's text: 39 + 37 + 14 + 62 = 152 for a DataParallel and an
+//          Optimizer. Each rank sends one for each step, and receives all of them.
+//
+// It contains the times of the rank's last step, too (phase_clock.h). From those of all ranks each
+// rank computes which ones made the others wait (straggler_detector.h).
 //
 // Participants are the parts whose per-step state the ranks must agree on: reducers and sharded
 // optimizers register themselves. In each step the states of all active ranks are compared. An
@@ -52,6 +55,8 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/group_extension.h"
 #include "evenkeel/join/steps/followed_calls.h"
+#include "evenkeel/join/steps/phase_clock.h"
+#include "evenkeel/join/steps/straggler_detector.h"
 
 namespace evenkeel {
 
@@ -99,15 +104,16 @@ struct StepRequests {
 
 // The record that a rank sends when its step begins.
 struct StepRecord {
-  static constexpr uint8_t kVersion = 1;  // The first byte of the serialized form.
+  static constexpr uint8_t kVersion = 2;  // The first byte of the serialized form.
   static constexpr int64_t kNotSaid = -1;
 
-  bool joined = false;         // The rank is exhausted.
-  uint32_t requests = 0;       // StepRequests.
-  int64_t samples = kNotSaid;  // The samples that AddSamples() added since the last record.
-  int64_t calls = 0;           // The user's collectives issued or shadowed: AnnounceCall().
-  uint64_t scope_hash = 0;     // Identifies RunJoined()'s list and options; 0: outside of one.
-  std::string ledger;          // StepLedger::Serialize(); empty in an answer: it has been compared.
+  bool joined = false;              // The rank is exhausted.
+  uint32_t requests = 0;            // StepRequests.
+  int64_t samples = kNotSaid;       // The samples that AddSamples() added since the last record.
+  int64_t calls = 0;                // The user's collectives issued or shadowed: AnnounceCall().
+  uint64_t scope_hash = 0;          // Identifies RunJoined()'s list and options; 0: outside of one.
+  std::optional<PhaseTimes> times;  // Up to the last reduction, since the one before it.
+  std::string ledger;  // StepLedger::Serialize(); empty in an answer: it has been compared.
   std::vector<ParticipantState> participants;
 
   std::string Serialize() const;
@@ -182,7 +188,8 @@ class StepControl final : public internal::GroupExtension {
  public:
   // That of the communicator, which makes it at the first call and owns it. From any thread.
   static StepControl& Of(Communicator& comm);
-  explicit StepControl(Communicator* comm) : GroupExtension(comm), calls_(&comm->control()) {}
+  explicit StepControl(Communicator* comm)
+      : GroupExtension(comm), calls_(&comm->control()), stragglers_(comm->world_size()) {}
 
   // Registration is local, in the same order on all ranks.
   void Register(StepParticipant* participant);
@@ -276,6 +283,15 @@ class StepControl final : public internal::GroupExtension {
   // knowledge; all ranks before the first step.
   std::vector<int> active_ranks() const;
 
+  // Measures this rank's steps. Thread-safe.
+  PhaseClock& phases() { return phases_; }
+  // Calls `use` with the detector that has the times of all ranks. From any thread.
+  template <typename Use>
+  auto WithStragglers(Use use) {
+    absl::MutexLock lock(&mutex_);
+    return use(stragglers_);
+  }
+
   void OnNotice(int from, absl::string_view topic, absl::string_view notice) override;
   int64_t position() const override { return records_sent_; }
   // Returns whether this rank shadowed the last step.
@@ -287,6 +303,7 @@ class StepControl final : public internal::GroupExtension {
   absl::StatusOr<std::shared_ptr<StepTicket>> Begin(StepRecord record);
   void OnRecords(int64_t step, StepTicket& ticket,
                  const absl::StatusOr<std::vector<std::string>>& parts);
+  void AddTimes(const std::vector<StepRecord>& records) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HelpThoseBehind(const StepAnswer& answer);
   void TellJoined(StepAction::Kind kind, absl::string_view actor, absl::string_view payload);
 
@@ -312,6 +329,8 @@ class StepControl final : public internal::GroupExtension {
   StepControl* next_ = nullptr;                 // Where the loop goes on,
   std::weak_ptr<const void> next_lives_;        // as long as that is there.
   std::atomic<bool> requires_samples_ = false;  // Also read by the control thread.
+  PhaseClock phases_;
+  StragglerDetector stragglers_ ABSL_GUARDED_BY(mutex_);
   int64_t samples_so_far_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<int> active_ranks_ ABSL_GUARDED_BY(mutex_);
 };

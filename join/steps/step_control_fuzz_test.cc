@@ -23,6 +23,8 @@ TEST(StepControlFuzzTest, StepRecord) {
                                  .requests = 7,
                                  .samples = -1,
                                  .scope_hash = ~uint64_t{0},
+                                 .times = PhaseTimes{.busy_us = {0, 127, 128, 4100, 700, 70'000},
+                                                     .waited_us = int64_t{1} << 50},
                                  .ledger = "optimizer#0\t3\t3\t=\tlearning_rate=0.1\n",
                                  .participants = {reducer, optimizer}};
   Fuzz({alone.Serialize(), full.Serialize()}, Again<StepRecord>);
@@ -30,10 +32,10 @@ TEST(StepControlFuzzTest, StepRecord) {
 
 TEST(StepControlFuzzTest, AnotherVersionIsRefused) {
   std::string bytes = StepRecord().Serialize();
-  EXPECT_EQ(bytes.size(), 38u) << "as step_control.h says";
+  EXPECT_EQ(bytes.size(), 39u) << "as step_control.h says";
   bytes[0] = StepRecord::kVersion + 1;
   EXPECT_EQ(StepRecord::Parse(bytes).status(),
-            absl::InvalidArgumentError("the record of a step has version 2, this build reads 1: "
+            absl::InvalidArgumentError("the record of a step has version 3, this build reads 2: "
                                        "run the same build on all ranks"));
 }
 

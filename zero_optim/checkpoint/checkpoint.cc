@@ -17,6 +17,7 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/step_ledger.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/checkpoint/file_io.h"
 #include "evenkeel/zero_optim/checkpoint/file_sums.h"
 #include "evenkeel/zero_optim/checkpoint/safetensors.h"
@@ -341,6 +342,7 @@ absl::StatusOr<CheckpointManifest> CheckpointManifest::Parse(absl::string_view j
 absl::Status WriteCheckpoint(const std::string& folder, absl::string_view name, Communicator& comm,
                              const ParameterSet& params, const StatePieces& mine,
                              int64_t steps_finished) {
+  const PhaseScope phase(comm, StepPhase::kSaving);
   const std::string topic = absl::StrCat("save/", name);
   // Files have names of their own each time: those of the checkpoint before are needed until this
   // one is complete.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 
@@ -18,6 +19,7 @@ std::vector<std::string> ReplicatedOptimizer::OtherSettings() const {
 }
 
 absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
+  const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   if (updates_in_backward() && in_backward_ == InBackward::kNothing) {
     return absl::FailedPreconditionError(
         absl::StrCat(join_name(), ": it updates in backward, and no reducer has its reduction"));

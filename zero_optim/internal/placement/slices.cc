@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/wait_for_all.h"
@@ -101,6 +102,7 @@ absl::Status SlicesOptimizer::CheckSliced() const {
 }
 
 absl::Status SlicesOptimizer::Step(const StepOptions& options) {
+  const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   EK_RETURN_IF_ERROR(CheckOptions(options));
   if (updates_in_backward() && !(options == StepOptions())) {
     return absl::InvalidArgumentError(

@@ -22,6 +22,7 @@
 #include "absl/types/span.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/work.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/zero_optim/internal/device_agreement.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
@@ -36,6 +37,7 @@ constexpr int kStepList = 0, kFirstBucketList = 1;  // In a device's tables.
 }  // namespace
 
 absl::Status WholeTensorsOptimizer::Step(const StepOptions& options) {
+  const PhaseScope phase(communicator(), StepPhase::kOptimizer);
   EK_RETURN_IF_ERROR(CheckOptions(options));
   EK_RETURN_IF_ERROR(ChooseGradients());
   last_step_ = gradients_->ticket;

@@ -1,0 +1,65 @@
+#include "evenkeel/join/steps/phase_clock.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "evenkeel/comm/control/waits.h"
+
+namespace evenkeel {
+namespace {
+
+int64_t NowNs() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+StepPhase PhaseClock::Enter(StepPhase next) {
+  absl::MutexLock lock(&mutex_);
+  Charge();
+  return phase_.exchange(next, std::memory_order_relaxed);
+}
+
+void PhaseClock::EndReduction() {
+  absl::MutexLock lock(&mutex_);
+  Charge();
+  phase_.store(StepPhase::kOutside, std::memory_order_relaxed);
+  if (std::exchange(is_running_, true)) {
+    if (!ended_.has_value()) ended_.emplace();
+    for (size_t i = 0; i < busy_ns_.size(); ++i) ended_->busy_us[i] += busy_ns_[i] / 1000;
+    ended_->waited_us += waited_ns_ / 1000;
+  }
+  busy_ns_ = {};
+  waited_ns_ = 0;
+  owner_ = std::this_thread::get_id();
+  since_ns_ = NowNs();
+  waited_before_ns_ = internal::NanosWaited();
+}
+
+void PhaseClock::Reset() {
+  absl::MutexLock lock(&mutex_);
+  is_running_ = false;
+  ended_.reset();
+}
+
+std::optional<PhaseTimes> PhaseClock::Take() {
+  absl::MutexLock lock(&mutex_);
+  return std::exchange(ended_, std::nullopt);
+}
+
+void PhaseClock::Charge() {
+  if (!is_running_) return;
+  const int64_t now = NowNs();
+  int64_t waited = 0;
+  if (std::this_thread::get_id() == owner_) {
+    waited = internal::NanosWaited();
+    waited -= std::exchange(waited_before_ns_, waited);
+  }
+  waited_ns_ += waited;
+  // Waits of the owner during phases that another thread ended belong to these.
+  const auto phase = static_cast<size_t>(phase_.load(std::memory_order_relaxed));
+  busy_ns_[phase] += std::max<int64_t>(0, now - std::exchange(since_ns_, now) - waited);
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,55 @@
+// The phases of a training step, and the time that one rank spends in each: values.
+//
+//   PhaseTimes times;
+//   times.busy(StepPhase::kForward) = 1200;
+//
+// join/phase.h marks phases in a loop; phase_clock.h measures them.
+
+#ifndef EVENKEEL_JOIN_STEPS_STEP_PHASE_H_
+#define EVENKEEL_JOIN_STEPS_STEP_PHASE_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+
+#include "absl/strings/string_view.h"
+
+namespace evenkeel {
+
+enum class StepPhase : uint8_t {
+  kOutside,   // Between steps, without a mark.
+  kInput,     // The next batch is loaded.
+  kForward,   // From BeginStep() to the first gradient.
+  kBackward,  // From the first gradient to the end of FinishStep().
+  kOptimizer,
+  kSaving,
+};
+inline constexpr int kStepPhases = 6;
+
+// Returns "outside of the step", "input", "forward", ...
+absl::string_view NameOf(StepPhase phase);
+
+// The time from one reduction to the next on one rank.
+struct PhaseTimes {
+  std::array<int64_t, kStepPhases> busy_us = {};  // By phase, without waits.
+  int64_t waited_us = 0;  // In calls that wait for other ranks: communication, and later ranks.
+
+  int64_t& busy(StepPhase phase) { return busy_us[static_cast<size_t>(phase)]; }
+  int64_t busy(StepPhase phase) const { return busy_us[static_cast<size_t>(phase)]; }
+  int64_t all_busy_us() const {
+    return std::accumulate(busy_us.begin(), busy_us.end(), int64_t{0});
+  }
+  int64_t total_us() const { return all_busy_us() + waited_us; }
+
+  PhaseTimes& operator+=(const PhaseTimes& other) {
+    for (size_t i = 0; i < busy_us.size(); ++i) busy_us[i] += other.busy_us[i];
+    waited_us += other.waited_us;
+    return *this;
+  }
+  friend bool operator==(const PhaseTimes&, const PhaseTimes&) = default;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_JOIN_STEPS_STEP_PHASE_H_

@@ -1,0 +1,212 @@
+#include "evenkeel/join/steps/straggler_detector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+
+namespace evenkeel {
+namespace {
+
+// A straggler is at least this fraction of its mean cost behind in this many of the blocks.
+constexpr double kPersistentFraction = 1.0 / 3;
+constexpr int kPersistentBlocks = 8;
+// And its mean cost is this many times the uncertainty that the differences of the blocks show.
+constexpr double kSigmas = 4;
+
+// Returns the lower median of all values but one: with two equal stragglers among three ranks, each
+// is compared with the third. Ranks without a value do not count.
+double MedianOfOthers(const std::vector<std::optional<double>>& values, size_t but) {
+  std::vector<double> others;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i != but && values[i].has_value()) others.push_back(*values[i]);
+  }
+  if (others.empty()) return values[but].value_or(0);
+  const auto middle = others.begin() + (others.size() - 1) / 2;
+  std::nth_element(others.begin(), middle, others.end());
+  return *middle;
+}
+
+// Adds to `part` each rank's part of the time between the shortest and the longest of `busy`.
+void AddParts(std::vector<std::pair<int64_t, int>> busy, absl::Span<double> part_by_rank) {
+  std::sort(busy.begin(), busy.end());
+  double part = 0;
+  for (size_t i = 0; i < busy.size(); ++i) {
+    if (i > 0) {
+      part += static_cast<double>(busy[i].first - busy[i - 1].first) /
+              static_cast<double>(busy.size() - i);
+    }
+    part_by_rank[busy[i].second] += part;
+  }
+}
+
+// Whether the costs of the blocks, about `mean`, are those of a rank that is slow all the time.
+bool IsPersistent(const std::vector<double>& costs, double mean) {
+  double variance = 0;
+  int slow = 0;
+  for (const double cost : costs) {
+    variance += (cost - mean) * (cost - mean);
+    slow += cost >= mean * kPersistentFraction;
+  }
+  const auto n = static_cast<double>(costs.size());
+  return slow >= kPersistentBlocks && mean >= kSigmas * std::sqrt(variance / (n - 1) / n);
+}
+
+}  // namespace
+
+void StragglerDetector::Add(absl::Span<const RankTimes> ranks) {
+  std::vector<bool> exhausted;
+  bool are_complete = true;
+  std::vector<std::pair<int64_t, int>> busy;
+  std::vector<int64_t> totals;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto& times = ranks[rank].times;
+    const bool was_exhausted = !were_exhausted_.empty() && were_exhausted_[rank];
+    are_complete = are_complete && times.has_value() != was_exhausted;
+    exhausted.push_back(ranks[rank].is_exhausted);
+    if (!times.has_value()) continue;
+    busy.emplace_back(times->all_busy_us(), static_cast<int>(rank));
+    totals.push_back(times->total_us());
+  }
+  if (busy.empty()) {
+    // No reduction since the last records: only the beginning, or accumulation.
+    were_exhausted_ = std::move(exhausted);
+    return;
+  }
+  if (are_complete) {
+    std::nth_element(totals.begin(), totals.begin() + totals.size() / 2, totals.end());
+    const int64_t took = totals[totals.size() / 2];
+    std::vector<double> parts(ranks.size());
+    AddParts(std::move(busy), absl::MakeSpan(parts));
+    ++now_.steps;
+    now_.time_us += took;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (!ranks[rank].times.has_value()) continue;
+      RankSums& sums = now_.ranks[rank];
+      ++sums.steps;
+      sums.active_us += took;
+      sums.part_us += parts[rank];
+      sums.times += *ranks[rank].times;
+    }
+  }
+  were_exhausted_ = std::move(exhausted);
+  if (now_.steps < kStepsPerBlock &&
+      (now_.steps < kLeastStepsPerBlock || now_.time_us < kBlockUs))
+    return;
+  const int world_size = static_cast<int>(ranks.size());
+  all_.Add(now_);
+  recent_.push_back(std::exchange(now_, Sums(world_size)));
+  if (recent_.size() > kBlocks) recent_.pop_front();
+  LookForNews();
+}
+
+void StragglerDetector::Sums::Add(const Sums& other) {
+  steps += other.steps;
+  time_us += other.time_us;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    RankSums& sums = ranks[rank];
+    const RankSums& more = other.ranks[rank];
+    sums.steps += more.steps;
+    sums.part_us += more.part_us;
+    sums.active_us += more.active_us;
+    sums.times += more.times;
+  }
+}
+
+std::vector<double> StragglerDetector::Sums::Costs() const {
+  // Compared per time with inputs, which ranks have for different numbers of steps.
+  std::vector<std::optional<double>> rates;
+  for (const RankSums& sums : ranks) {
+    rates.push_back(sums.active_us == 0
+                        ? std::nullopt
+                        : std::optional(sums.part_us / static_cast<double>(sums.active_us)));
+  }
+  std::vector<double> costs;
+  for (size_t rank = 0; rank < rates.size(); ++rank) {
+    const double rate = rates[rank].value_or(0) - MedianOfOthers(rates, rank);
+    const auto active_us = static_cast<double>(ranks[rank].active_us);
+    costs.push_back(active_us == 0 ? 0 : rate * active_us / static_cast<double>(time_us));
+  }
+  return costs;
+}
+
+StragglerReport StragglerDetector::ReportOf(const Sums& sums) {
+  StragglerReport report{.steps = sums.steps, .time = absl::Microseconds(sums.time_us)};
+  report.ranks.resize(sums.ranks.size());
+  const std::vector<double> costs = sums.Costs();
+  int64_t least_wait = std::numeric_limits<int64_t>::max();
+  for (size_t rank = 0; rank < costs.size(); ++rank) {
+    const RankSums& of_rank = sums.ranks[rank];
+    StragglerReport::Rank& out = report.ranks[rank];
+    out.rank = static_cast<int>(rank);
+    out.cost = std::max(0.0, costs[rank]);
+    if (sums.time_us > 0) {
+      out.without_input =
+          static_cast<double>(sums.time_us - of_rank.active_us) / static_cast<double>(sums.time_us);
+    }
+    if (of_rank.steps == 0) continue;
+    for (size_t i = 0; i < out.mean.busy_us.size(); ++i)
+      out.mean.busy_us[i] = of_rank.times.busy_us[i] / of_rank.steps;
+    out.mean.waited_us = of_rank.times.waited_us / of_rank.steps;
+    least_wait = std::min(least_wait, out.mean.waited_us);
+  }
+  for (size_t rank = 0; rank < costs.size(); ++rank) {
+    if (sums.ranks[rank].steps == 0) continue;
+    StragglerReport::Rank& out = report.ranks[rank];
+    out.waited_for_others = absl::Microseconds(out.mean.waited_us - least_wait);
+    double most = 0;
+    for (int phase = 0; phase < kStepPhases; ++phase) {
+      std::vector<std::optional<double>> times;
+      for (size_t other = 0; other < costs.size(); ++other) {
+        times.push_back(sums.ranks[other].steps == 0
+                            ? std::nullopt
+                            : std::optional<double>(report.ranks[other].mean.busy_us[phase]));
+      }
+      const double excess = *times[rank] - MedianOfOthers(times, rank);
+      if (excess > most) out.phase = static_cast<StepPhase>(phase);
+      most = std::max(most, excess);
+    }
+  }
+  return report;
+}
+
+StragglerReport StragglerDetector::All() const {
+  Sums sums = all_;
+  sums.Add(now_);
+  return ReportOf(sums);
+}
+
+StragglerReport StragglerDetector::Recent() const {
+  Sums sums(static_cast<int>(now_.ranks.size()));
+  std::vector<std::vector<double>> costs(sums.ranks.size());
+  for (const Sums& block : recent_) {
+    sums.Add(block);
+    const std::vector<double> of_block = block.Costs();
+    for (size_t rank = 0; rank < costs.size(); ++rank) costs[rank].push_back(of_block[rank]);
+  }
+  StragglerReport report = ReportOf(sums);
+  if (recent_.size() < kBlocks) return report;
+  for (size_t rank = 0; rank < costs.size(); ++rank) {
+    StragglerReport::Rank& one = report.ranks[rank];
+    one.is_straggler =
+        one.cost >= StragglerReport::kLeastCost && IsPersistent(costs[rank], one.cost);
+  }
+  return report;
+}
+
+void StragglerDetector::LookForNews() {
+  const StragglerReport report = Recent();
+  told_.resize(report.ranks.size());
+  for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const StragglerReport::Rank& one = report.ranks[rank];
+    if (one.is_straggler) {
+      has_news_ = has_news_ || told_[rank] != one.phase;
+      told_[rank] = one.phase;
+    } else if (one.cost < StragglerReport::kLeastCost / 2) {
+      told_[rank].reset();  // Between the two it is neither news nor forgotten.
+    }
+  }
+}
+
+}  // namespace evenkeel

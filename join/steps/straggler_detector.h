@@ -1,0 +1,83 @@
+// Computes a StragglerReport (straggler_report.h) from the phase times of all ranks, step by step.
+//
+//   StragglerDetector detector(world_size);
+//   detector.Add(times);                            // by rank, for each step's records
+//   detector.Recent().Stragglers();
+//
+// Steps are collected in blocks. The report about recent steps covers the last kBlocks full blocks;
+// a rank that is slow must be so in most of them. Equal input gives equal reports on all ranks.
+//
+// Size:    kBlocks + 2 blocks of 80 bytes per rank.
+// Threads: thread-compatible.
+
+#ifndef EVENKEEL_JOIN_STEPS_STRAGGLER_DETECTOR_H_
+#define EVENKEEL_JOIN_STEPS_STRAGGLER_DETECTOR_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "evenkeel/join/steps/straggler_report.h"
+
+namespace evenkeel {
+
+class StragglerDetector {
+ public:
+  static constexpr int kBlocks = 10;
+  static constexpr int64_t kStepsPerBlock = 50;
+  // A block ends earlier if its steps are long: after this time, and at least so many steps.
+  static constexpr int64_t kBlockUs = 10'000'000;
+  static constexpr int64_t kLeastStepsPerBlock = 5;
+
+  // The times of one rank since the last reduction. Without times the rank is exhausted, or has had
+  // no reduction.
+  struct RankTimes {
+    std::optional<PhaseTimes> times;
+    bool is_exhausted = false;  // In the next step.
+  };
+
+  explicit StragglerDetector(int world_size) : now_(world_size), all_(world_size) {}
+
+  void Add(absl::Span<const RankTimes> ranks);
+
+  StragglerReport Recent() const;
+  StragglerReport All() const;
+  // Returns whether a rank has become a straggler, or one in another phase, since the last call.
+  bool TakeNews() { return std::exchange(has_news_, false); }
+
+ private:
+  struct RankSums {
+    int64_t steps = 0;      // Steps in which it had inputs,
+    int64_t active_us = 0;  // and their duration.
+    double part_us = 0;     // Its part of the differences between the ranks.
+    PhaseTimes times;
+  };
+  struct Sums {
+    explicit Sums(int world_size) : ranks(world_size) {}
+    void Add(const Sums& other);
+    // Returns the cost of each rank, as a fraction of the time.
+    std::vector<double> Costs() const;
+
+    int64_t steps = 0;
+    int64_t time_us = 0;
+    std::vector<RankSums> ranks;
+  };
+  static StragglerReport ReportOf(const Sums& sums);
+  void LookForNews();
+
+  Sums now_;                // The current block.
+  Sums all_;                // All steps before it.
+  std::deque<Sums> recent_;  // Full blocks.
+  std::vector<bool> were_exhausted_;  // In the step of the times to come.
+  bool has_news_ = false;
+  // By rank: the phase in which it was a straggler; none: it was not.
+  std::vector<std::optional<StepPhase>> told_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_JOIN_STEPS_STRAGGLER_DETECTOR_H_

@@ -1,0 +1,201 @@
+#include "evenkeel/join/steps/straggler_detector.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <random>
+#include <vector>
+
+namespace evenkeel {
+namespace {
+
+using RankTimes = StragglerDetector::RankTimes;
+
+constexpr int kSteps = 600;
+
+// Steps of ranks that take 4 ms forward, 6 ms backward, with noise of `noise` of that, and leave
+// each reduction together.
+class Job {
+ public:
+  explicit Job(int world_size, double noise = 0.05)
+      : detector(world_size), world_size_(world_size), noise_(noise) {}
+
+  // `disturb` changes the times of a rank in a step.
+  void Run(int steps, const std::function<void(int step, int rank, PhaseTimes&)>& disturb = {}) {
+    for (int i = 0; i < steps; ++i) {
+      std::vector<RankTimes> ranks(world_size_);
+      int64_t longest = 0;
+      for (int rank = 0; rank < world_size_; ++rank) {
+        PhaseTimes& times = ranks[rank].times.emplace();
+        times.busy(StepPhase::kForward) = Noisy(4000);
+        times.busy(StepPhase::kBackward) = Noisy(6000);
+        if (disturb) disturb(step_, rank, times);
+        longest = std::max(longest, times.all_busy_us());
+      }
+      for (RankTimes& rank : ranks)
+        rank.times->waited_us = longest - rank.times->all_busy_us() + 500;
+      detector.Add(ranks);
+      ++step_;
+    }
+  }
+
+  StragglerDetector detector;
+
+ private:
+  int64_t Noisy(double mean) {
+    return static_cast<int64_t>(mean *
+                                std::max(0.0, 1 + noise_ * std::normal_distribution()(random_)));
+  }
+
+  const int world_size_;
+  const double noise_;
+  int step_ = 0;
+  std::mt19937_64 random_{17};
+};
+
+std::function<void(int, int, PhaseTimes&)> Delay(std::vector<int> ranks, StepPhase phase,
+                                                 int64_t us) {
+  return [=](int, int rank, PhaseTimes& times) {
+    if (std::ranges::count(ranks, rank) > 0) times.busy(phase) += us;
+  };
+}
+
+TEST(StragglerDetectorTest, NamesTheRankThePhaseAndTheCost) {
+  Job job(4);
+  job.Run(kSteps, Delay({3}, StepPhase::kInput, 2000));
+  const StragglerReport report = job.detector.Recent();
+  EXPECT_EQ(report.steps, 500);
+  EXPECT_EQ(report.Stragglers(), "rank 3 cost the group 14 % of the last 500 steps: input");
+  EXPECT_EQ(report.Stragglers([](int rank) { return "host " + std::to_string(rank); }),
+            "rank 3 (host 3) cost the group 14 % of the last 500 steps: input");
+  EXPECT_LT(report.ranks[3].waited_for_others, absl::Microseconds(300));
+  EXPECT_GT(report.ranks[0].waited_for_others, absl::Microseconds(1500));
+  EXPECT_EQ(job.detector.All().steps, kSteps);
+}
+
+TEST(StragglerDetectorTest, SmallWorldsAndSmallDelays) {
+  for (const int world_size : {2, 3, 5, 8}) {
+    for (const int slow : {0, world_size - 1}) {
+      Job job(world_size, 0.02);
+      job.Run(kSteps, Delay({slow}, StepPhase::kBackward, 600));
+      const StragglerReport report = job.detector.Recent();
+      for (int rank = 0; rank < world_size; ++rank)
+        EXPECT_EQ(report.ranks[rank].is_straggler, rank == slow) << world_size << " " << rank;
+      EXPECT_EQ(report.ranks[slow].phase, StepPhase::kBackward);
+    }
+  }
+}
+
+TEST(StragglerDetectorTest, EqualStragglersShareTheCost) {
+  Job job(8);
+  job.Run(kSteps, Delay({5, 7}, StepPhase::kOptimizer, 2500));
+  EXPECT_EQ(job.detector.Recent().Stragglers(),
+            "ranks 5,7 cost the group 19 % of the last 500 steps: optimizer");
+}
+
+TEST(StragglerDetectorTest, TwoCausesAreTwoParts) {
+  Job job(4);
+  job.Run(kSteps, [](int, int rank, PhaseTimes& times) {
+    if (rank == 1) times.busy(StepPhase::kInput) += 3000;
+    if (rank == 2) times.busy(StepPhase::kSaving) += 3000;
+  });
+  const std::string text = job.detector.Recent().Stragglers();
+  EXPECT_NE(text.find("rank 1 cost"), std::string::npos) << text;
+  EXPECT_NE(text.find(": input; rank 2 cost"), std::string::npos) << text;
+}
+
+TEST(StragglerDetectorTest, NoiseAccusesNoRank) {
+  for (const int world_size : {1, 2, 3, 8}) {
+    for (const double noise : {0.01, 0.1, 0.5}) {
+      Job job(world_size, noise);
+      for (int i = 0; i < 40; ++i) {
+        job.Run(500);
+        EXPECT_EQ(job.detector.Recent().Stragglers(), "") << world_size << " " << noise;
+      }
+    }
+  }
+}
+
+TEST(StragglerDetectorTest, OneHiccupMakesNoStraggler) {
+  Job job(4);
+  job.Run(kSteps, [](int step, int rank, PhaseTimes& times) {
+    if (rank == 2 && step == 300) times.busy(StepPhase::kOutside) += 5'000'000;
+  });
+  const StragglerReport report = job.detector.Recent();
+  EXPECT_GT(report.ranks[2].cost, 0.4);
+  EXPECT_EQ(report.Stragglers(), "");
+}
+
+TEST(StragglerDetectorTest, ARankThatSavesAtIntervalsIsAStraggler) {
+  Job job(4);
+  job.Run(kSteps, [](int step, int rank, PhaseTimes& times) {
+    if (rank == 0 && step % 40 == 39) times.busy(StepPhase::kSaving) += 40'000;
+  });
+  EXPECT_EQ(job.detector.Recent().Stragglers(),
+            "rank 0 cost the group 9 % of the last 500 steps: saving");
+}
+
+TEST(StragglerDetectorTest, NewsComesOnceForEachCause) {
+  Job job(4);
+  job.Run(kSteps);
+  EXPECT_FALSE(job.detector.TakeNews());
+  job.Run(kSteps, Delay({1}, StepPhase::kInput, 2000));
+  EXPECT_TRUE(job.detector.TakeNews());
+  job.Run(5 * kSteps, Delay({1}, StepPhase::kInput, 2000));
+  EXPECT_FALSE(job.detector.TakeNews());
+  job.Run(kSteps, Delay({1}, StepPhase::kForward, 2000));
+  EXPECT_TRUE(job.detector.TakeNews());
+  job.Run(kSteps);
+  EXPECT_FALSE(job.detector.TakeNews());
+  job.Run(kSteps, Delay({1}, StepPhase::kForward, 2000));
+  EXPECT_TRUE(job.detector.TakeNews());
+}
+
+TEST(StragglerDetectorTest, LongStepsNeedFewer) {
+  Job job(2);
+  job.Run(60, [](int, int rank, PhaseTimes& times) {
+    times.busy(StepPhase::kForward) *= 1000;
+    times.busy(StepPhase::kBackward) *= 1000;
+    if (rank == 1) times.busy(StepPhase::kInput) += 1'000'000;
+  });
+  EXPECT_EQ(job.detector.Recent().Stragglers(),
+            "rank 1 cost the group 9 % of the last 50 steps: input");
+}
+
+TEST(StragglerDetectorTest, ExhaustedRanksAreNotCompared) {
+  StragglerDetector detector(3);
+  std::mt19937_64 random(3);
+  for (int step = 0; step < 2000; ++step) {
+    std::vector<RankTimes> ranks(3);
+    for (int rank = 0; rank < 3; ++rank) {
+      const bool had_input = rank < 2 || step < 1500;
+      ranks[rank].is_exhausted = rank == 2 && step >= 1499;
+      if (!had_input) continue;
+      const auto busy = static_cast<int64_t>(1000 + random() % 500);
+      ranks[rank].times.emplace().busy(StepPhase::kForward) = busy;
+      ranks[rank].times->waited_us = 1600 - busy;
+    }
+    detector.Add(ranks);
+    EXPECT_FALSE(detector.TakeNews());
+  }
+  const StragglerReport all = detector.All();
+  EXPECT_EQ(all.steps, 2000);
+  EXPECT_EQ(all.RanksWithoutInput(), "rank 2 had no input for 25 % of the time");
+  EXPECT_NEAR(all.ranks[2].mean.busy(StepPhase::kForward), 1250, 20);
+}
+
+TEST(StragglerDetectorTest, StepsWithoutTimesOfAllRanksDoNotCount) {
+  StragglerDetector detector(2);
+  std::vector<RankTimes> ranks(2);
+  detector.Add(ranks);
+  ranks[0].times.emplace().busy(StepPhase::kInput) = 1000;
+  detector.Add(ranks);
+  EXPECT_EQ(detector.All().steps, 0);
+  ranks[1].times.emplace();
+  detector.Add(ranks);
+  EXPECT_EQ(detector.All().steps, 1);
+}
+
+}  // namespace
+}  // namespace evenkeel

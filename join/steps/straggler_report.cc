@@ -1,0 +1,72 @@
+#include "evenkeel/join/steps/straggler_report.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/comm/base/parties.h"
+
+namespace evenkeel {
+
+absl::string_view NameOf(StepPhase phase) {
+  static constexpr absl::string_view kNames[kStepPhases] = {
+      "outside of the step", "input", "forward", "backward", "optimizer", "saving"};
+  return kNames[static_cast<size_t>(phase)];
+}
+
+std::string StragglerReport::Stragglers(
+    const std::function<std::string(int rank)>& name_of) const {
+  std::map<StepPhase, std::pair<double, std::vector<int>>> by_phase;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].is_straggler) continue;
+    by_phase[ranks[rank].phase].first += ranks[rank].cost;
+    by_phase[ranks[rank].phase].second.push_back(ranks[rank].rank);
+  }
+  std::vector<std::string> parts;
+  for (const auto& [phase, found] : by_phase) {
+    std::string names = internal::RankList(found.second);
+    if (name_of != nullptr) {
+      std::vector<std::string> hosts;
+      for (const int rank : found.second) hosts.push_back(name_of(rank));
+      hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
+      absl::StrAppend(&names, " (", absl::StrJoin(hosts, ", "), ")");
+    }
+    parts.push_back(absl::StrFormat("%s cost the group %.0f %% of the last %d steps: %s", names,
+                                    100 * found.first, steps, NameOf(phase)));
+  }
+  return absl::StrJoin(parts, "; ");
+}
+
+std::string StragglerReport::Table() const {
+  std::string table = absl::StrFormat("%5s %6s", "rank", "cost");
+  for (int phase = 0; phase < kStepPhases; ++phase) {
+    const auto name = static_cast<StepPhase>(phase);
+    absl::StrAppendFormat(&table, " %9s", name == StepPhase::kOutside ? "outside" : NameOf(name));
+  }
+  absl::StrAppendFormat(&table, " %9s\n", "waiting");
+  for (const Rank& rank : ranks) {
+    absl::StrAppendFormat(&table, "%5d %4.1f %%", rank.rank, 100 * rank.cost);
+    for (const int64_t us : rank.mean.busy_us)
+      absl::StrAppendFormat(&table, " %9.2f", static_cast<double>(us) / 1e3);
+    absl::StrAppendFormat(&table, " %9.2f\n", static_cast<double>(rank.mean.waited_us) / 1e3);
+  }
+  return table;
+}
+
+std::string StragglerReport::RanksWithoutInput() const {
+  std::vector<int> idle;
+  double most = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].without_input < 0.005) continue;
+    idle.push_back(ranks[rank].rank);
+    most = std::max(most, ranks[rank].without_input);
+  }
+  if (idle.empty()) return "";
+  return absl::StrFormat("%s had no input for%s %.0f %% of the time", internal::RankList(idle),
+                         idle.size() > 1 ? " up to" : "", 100 * most);
+}
+
+}  // namespace evenkeel

@@ -1,0 +1,59 @@
+// The ranks that make the others wait, and the phase of the step in which they do: a value.
+//
+//   report.Stragglers();             // "rank 3 cost the group 18 % of the last 500 steps: input"
+//
+// join/straggler.h returns it for a group.
+//
+// Cost of a rank:  the time between the shortest and the longest busy time of an interval is caused
+//                  by the ranks that were still busy, in equal parts at each moment (the Shapley
+//                  value of the maximum). The cost of a rank is its part, less the median of the
+//                  other ranks' parts: what all ranks cause by chance is nobody's.
+// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time, in nearly
+//                  every part of the recent steps. A single hiccup makes no straggler.
+// Phase:           the phase in which a straggler spent most time beyond the median of the others.
+// Ranks without inputs are not compared; the report has the time for which they had none.
+//
+
+#ifndef EVENKEEL_JOIN_STEPS_STRAGGLER_REPORT_H_
+#define EVENKEEL_JOIN_STEPS_STRAGGLER_REPORT_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "evenkeel/join/steps/step_phase.h"
+
+namespace evenkeel {
+
+struct StragglerReport {
+  // The least cost that makes a straggler.
+  static constexpr double kLeastCost = 0.02;
+
+  struct Rank {
+    int rank = 0;     // Its number in the job's first group.
+    double cost = 0;           // The fraction of `time` that this rank cost the group.
+    double without_input = 0;  // The fraction of `time` in which it had no more input.
+    bool is_straggler = false;
+    StepPhase phase = StepPhase::kOutside;  // The phase that explains most of the cost.
+    PhaseTimes mean;  // Of a step in which it had inputs.
+    absl::Duration waited_for_others;  // In such a step: the wait beyond that of the last rank.
+  };
+
+  int64_t steps = 0;    // The number of steps that the report is about.
+  absl::Duration time;  // Their duration.
+  std::vector<Rank> ranks;
+
+  // Returns "ranks 3,5 cost the group 18 % of the last 500 steps: input", a part per phase, or "".
+  // `name_of` adds to a rank's number, "host b", for example.
+  std::string Stragglers(const std::function<std::string(int rank)>& name_of = nullptr) const;
+  // Returns a table with a line per rank: its cost, and the milliseconds of a step by phase.
+  std::string Table() const;
+  // Returns "ranks 5,7 had no input for 12 % of the time", or "".
+  std::string RanksWithoutInput() const;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_JOIN_STEPS_STRAGGLER_REPORT_H_

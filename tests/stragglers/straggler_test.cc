@@ -1,0 +1,116 @@
+// The ranks of a group find the one that makes them wait, over every backend.
+
+#include "evenkeel/join/straggler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/comm/testing/tested_group.h"
+#include "evenkeel/join/join.h"
+#include "evenkeel/tests/stragglers/delayed_training.h"
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// The first reduction begins the first interval, whose times come with the record after the next
+// step: that makes two steps more than the report has.
+constexpr int kSteps = 502;
+
+// Runs the steps, and returns the news, which must be the same on all ranks.
+std::string NewsAfter(int world_size, const DelaySetting& setting) {
+  absl::Mutex mutex;
+  std::string news = "none";
+  const absl::Status status = RunTestRanks(world_size, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(&comm, setting));
+    EK_RETURN_IF_ERROR(training->Run(kSteps));
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    const std::string own = StragglerNews(comm);
+    EXPECT_EQ(StragglerNews(comm), "");
+    absl::MutexLock lock(&mutex);
+    EXPECT_TRUE(news == "none" || news == own) << news << " and " << own;
+    news = own;
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return news;
+}
+
+TEST(StragglerTest, ASlowLoader) {
+  EXPECT_THAT(NewsAfter(2, {.delay = Delay::kLoader, .rank = 1, .fraction = 0.3}),
+              testing::MatchesRegex("rank 1 cost the group [12][0-9] % of the last 500 steps: "
+                                    "input"));
+}
+
+TEST(StragglerTest, ASlowBackwardWithASplitOptimizer) {
+  const std::string news = NewsAfter(3, {.delay = Delay::kBackward,
+                                         .rank = 0,
+                                         .fraction = 0.4,
+                                         .placement = Slices{}});
+  EXPECT_THAT(news, StartsWith("rank 0 cost the group "));
+  EXPECT_THAT(news, HasSubstr(": backward"));
+}
+
+TEST(StragglerTest, TheTableHasThePhasesOfAllRanks) {
+  const absl::Status status = RunTestRanks(2, [&](Communicator& comm) -> absl::Status {
+    const DelaySetting setting{.delay = Delay::kSaving, .rank = 1, .fraction = 0.3};
+    EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(&comm, setting));
+    EK_RETURN_IF_ERROR(training->Run(52));
+    EK_RETURN_IF_ERROR(comm.Barrier());
+    const StragglerReport report = StragglersOf(comm);
+    EXPECT_EQ(report.steps, 50);
+    EXPECT_GE(report.time, 50 * setting.step);
+    for (const StragglerReport::Rank& rank : report.ranks) {
+      EXPECT_GE(rank.mean.busy(StepPhase::kForward), 950);
+      EXPECT_GE(rank.mean.busy(StepPhase::kBackward), 1600);
+      EXPECT_GT(rank.mean.busy(StepPhase::kOptimizer), 0);
+      EXPECT_LT(rank.mean.busy(StepPhase::kOptimizer), 1000);
+    }
+    // Twice 25 steps' worth of delay.
+    EXPECT_GE(report.ranks[1].mean.busy(StepPhase::kSaving), 850);
+    EXPECT_GE(report.ranks[0].waited_for_others, absl::Microseconds(600));
+    EXPECT_EQ(report.ranks[1].phase, StepPhase::kSaving);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(StragglerTest, ExhaustedRanksHadNoInput) {
+  const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
+    EK_ASSIGN_OR_RETURN(const auto training,
+                        DelayedTraining::Create(&comm, {.step = absl::Milliseconds(1)}));
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      EK_RETURN_IF_ERROR(
+          RunJoined({&training->ddp(), &training->optimizer()}, {}, [&](JoinScope&) {
+            return training->Run(comm.rank() == 1 ? 20 : 40);
+          }));
+    }
+    const StragglerReport report = StragglersOf(comm);
+    // Each epoch's first interval, and those that a rank without input has begun, do not count.
+    EXPECT_GE(report.steps, 70);
+    EXPECT_LE(report.steps, 80);
+    EXPECT_GT(report.ranks[1].without_input, 0.3);
+    EXPECT_LT(report.ranks[1].without_input, 0.7);
+    EXPECT_EQ(report.ranks[0].without_input, 0);
+    EXPECT_THAT(report.RanksWithoutInput(), StartsWith("rank 1 had no input for "));
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(StragglerTest, OneRankHasNoOtherToWaitForIt) {
+  EXPECT_EQ(NewsAfter(1, {.delay = Delay::kLoader, .fraction = 0.5}), "");
+}
+
+}  // namespace
+}  // namespace evenkeel

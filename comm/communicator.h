@@ -189,6 +189,9 @@ struct CommunicatorOptions {
   // Equal on all ranks, or the group ends at once. Unset: EVENKEEL_VERIFY if a factory has read the
   // environment, else kPositions.
   std::optional<VerifyLevel> verify;
+  // Each gradient is tested before it is reduced (ReducerOptions::check_finite). A factory that
+  // reads the environment sets it for EVENKEEL_CHECK_FINITE=1.
+  bool check_finite = false;
   WatchOptions watch;
   FlightOptions flight;
 };
@@ -220,6 +223,7 @@ class Communicator {
   DeviceRuntime* runtime() const { return backend_->runtime(); }
   absl::string_view backend_name() const { return backend_->name(); }
   absl::Duration timeout() const { return options_.timeout; }
+  bool check_finite() const { return options_.check_finite; }
 
   // Returns the channel with that name; the first call opens it. It lives as long as the
   // communicator. Parts of the library use names of the form "part#n" (see UniqueName), and "user"

@@ -270,6 +270,10 @@ TEST(ParseEnvironmentTest, SaysHowMuchIsCheckedAndWhereRecordsGo) {
   EXPECT_EQ(Parse({{"EVENKEEL_VERIFY", "every"}}).verify, VerifyLevel::kEvery);
   EXPECT_EQ(Parse(With(kTwoRanks, {{"EVENKEEL_VERIFY", "off"}})).verify, VerifyLevel::kOff);
   EXPECT_EQ(Parse({{"EVENKEEL_FLIGHT", "/tmp/job"}}).flight_folder, "/tmp/job");
+  EXPECT_FALSE(Parse({}).check_finite);
+  EXPECT_TRUE(Parse({{"EVENKEEL_CHECK_FINITE", "1"}}).check_finite);
+  EXPECT_THAT(Complaint({{"EVENKEEL_CHECK_FINITE", "yes"}}),
+              HasSubstr("EVENKEEL_CHECK_FINITE=yes"));
   EXPECT_THAT(Complaint({{"EVENKEEL_VERIFY", "all"}}),
               AllOf(HasSubstr("EVENKEEL_VERIFY=all"), HasSubstr("off, positions, every")));
 }

@@ -106,6 +106,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
   // The program's options take precedence over the environment.
   FactoryOptions options = given;
   if (!options.communicator.verify.has_value()) options.communicator.verify = environment.verify;
+  options.communicator.check_finite |= environment.check_finite;
   if (options.communicator.flight.folder.empty())
     options.communicator.flight.folder = environment.flight_folder;
   if (options.backend == "auto") {

@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <optional>
 
 namespace evenkeel::bridge {
@@ -89,6 +91,20 @@ const char* NameOf(c10d::ReduceOp::RedOpType op) {
                                   c10d::ReduceOp::RedOpType op) {
   C10_THROW_ERROR(NotImplementedError, c10::str("evenkeel: ", operation, " does not reduce ", type,
                                                 " with ReduceOp.", NameOf(op), "."));
+}
+
+// Whether two tensors may have an element in common.
+bool Overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto begin = [](const at::Tensor& tensor) {
+    return static_cast<const std::byte*>(tensor.const_data_ptr());
+  };
+  const auto end = [&](const at::Tensor& tensor) {
+    int64_t elements = tensor.numel() == 0 ? 0 : 1;
+    for (int64_t d = 0; elements != 0 && d < tensor.dim(); ++d)
+      elements += (tensor.size(d) - 1) * tensor.stride(d);
+    return begin(tensor) + elements * static_cast<int64_t>(tensor.element_size());
+  };
+  return begin(a) < end(b) && begin(b) < end(a);
 }
 
 }  // namespace
@@ -197,8 +213,12 @@ abi::Buffer Operation::UpdateReduced(const at::Tensor& tensor, const c10d::Reduc
                                      const at::Tensor& result) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const Encoding encoding = EncodeForReduce(name_, tensor.scalar_type(), op);
+  CheckTensor(name_, tensor);
+  const bool is_used = std::any_of(kept_.begin(), kept_.end(), [&](const at::Tensor& other) {
+    return Overlap(tensor, other);  // It would be reduced twice.
+  });
   at::Tensor dense = Dense(Scaled(tensor, op), true);
-  if (dense.is_same(tensor) && !dense.is_same(result)) {
+  if (dense.is_same(tensor) && (is_used || !dense.is_same(result))) {
     dense = dense.clone();
     Keep(dense);
   }

@@ -1,5 +1,6 @@
 #include "evenkeel/trainer/app/dashboards.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -83,6 +84,18 @@ void Dashboards::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl
       facts.times != nullptr && facts.times->is_measured && facts.clock == StepClock::kHost;
   if (has_buckets) AddBucketTimes(*facts.times, bucket_us_);
   if ((facts.step + 1) % kHistogramEvery == 0) WriteHistogram(facts.step, now);
+}
+
+void Dashboards::OnStragglers(int64_t step, const StragglerReport& recent, absl::Time now) {
+  const auto slowest = std::ranges::max_element(recent.ranks, {}, &StragglerReport::Rank::cost);
+  if (slowest == recent.ranks.end()) return;
+  const Scalar scalars[] = {
+      {"train/straggler_cost_ratio", slowest->cost,
+       "Fraction of the recent steps' time that the slowest rank cost the group"},
+      {"train/straggler_rank", static_cast<double>(slowest->rank), "The slowest rank"}};
+  Each([&](MetricsSink& sink) {
+    return sink.Write({.step = step, .time = now, .scalars = scalars});
+  });
 }
 
 void Dashboards::WriteHistogram(int64_t step, absl::Time now) {

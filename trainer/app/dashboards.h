@@ -9,7 +9,8 @@
 // train/exposed_communication_ratio, and train/samples_per_second or, for language models,
 // train/tokens_per_second and train/bits_per_token; after an epoch test/loss, test/accuracy and
 // test/bits_per_token. Every 100 steps it writes a histogram of the times of bucket reductions,
-// communication/bucket_microseconds, from the steps that the reducer measures. Unknown values are
+// communication/bucket_microseconds, from the steps that the reducer measures. Every 50 steps
+// train/straggler_cost_ratio and train/straggler_rank show the slowest rank. Unknown values are
 // left out.
 //
 // Threads:   thread-compatible.
@@ -29,6 +30,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "evenkeel/join/straggler.h"
 #include "evenkeel/trainer/app/step_facts.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
@@ -46,6 +48,7 @@ class Dashboards {
              OutputFailures& failures);
 
   void OnStep(const StepFacts& facts, const StepNumbers& numbers, absl::Time now);
+  void OnStragglers(int64_t step, const StragglerReport& recent, absl::Time now);
   // `step` is the last step of the epoch.
   void OnEpoch(int64_t step, const Evaluation& test, absl::Time now);
   // The run repeats the steps from this one on.

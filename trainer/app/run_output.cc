@@ -208,6 +208,23 @@ void RunOutput::ReportExhaustedRanks(int epoch, const EpochResult& result) {
   }
 }
 
+void RunOutput::OnStragglers(int64_t step, const std::string& news, const StragglerReport& recent) {
+  sinks_.OnStragglers(step, recent, absl::Now());
+  if (news.empty()) return;
+  progress_->Finish();
+  absl::FPrintF(out_, "%s\n", news);
+  std::fflush(out_);
+  for (const StragglerReport::Rank& rank : recent.ranks) {
+    if (!rank.is_straggler) continue;
+    WriteMetrics({{"event", "straggler"},
+                  {"step", step},
+                  {"rank", rank.rank},
+                  {"cost", rank.cost},
+                  {"phase", std::string(NameOf(rank.phase))},
+                  {"steps", recent.steps}});
+  }
+}
+
 void RunOutput::OnEpoch(int epoch, const EpochResult& result, const Evaluation& test) {
   if (epoch < epochs_reported_) return;  // Evaluated again because a rank was lost in it.
   epochs_reported_ = epoch + 1;
@@ -254,6 +271,7 @@ absl::Status RunOutput::OnEnd(const Evaluation& test, uint64_t state_hash) {
                          {"state_hash", absl::StrCat(absl::Hex(state_hash, absl::kZeroPad16))},
                          {"seconds", recorder_.Seconds()}}));
   absl::FPrintF(out_, "%s\n", DescribeMemory(run_.communicator().members()[0], run_.MemoryHeld()));
+  ShowWaits();
   for (const LostRank& lost : lost_) {
     absl::FPrintF(out_, "rank %d was lost; the other ranks continued from step %d\n", lost.rank,
                   lost.step);
@@ -267,6 +285,18 @@ absl::Status RunOutput::OnEnd(const Evaluation& test, uint64_t state_hash) {
   }
   if (std::fflush(out_) == 0) return absl::OkStatus();
   return absl::UnavailableError("cannot write to standard output");
+}
+
+void RunOutput::ShowWaits() {
+  const StragglerReport waits = StragglersOf(run_.communicator());
+  const bool is_worth_it = std::ranges::any_of(waits.ranks, [](const StragglerReport::Rank& rank) {
+    return rank.cost >= StragglerReport::kLeastCost;
+  });
+  if (is_worth_it) {
+    absl::FPrintF(out_, "cost of each rank, and its mean step in milliseconds:\n%s", waits.Table());
+  }
+  if (const std::string idle = waits.RanksWithoutInput(); !idle.empty())
+    absl::FPrintF(out_, "%s\n", idle);
 }
 
 void RunOutput::WriteMetrics(const MetricsFields& fields) {

@@ -17,9 +17,9 @@
 // and exposed_ms are those of rank 0, null when it is exhausted; `clock` names the clock of the
 // times), "exhausted" (a rank had fewer batches than the group had steps), "epoch" (training and
 // test numbers over all ranks), "freeze" (a different set of parameters is frozen from this step
-// on), "lost" (a rank; steps from this one on are repeated, with their lines), "test" (once, at the
-// end, with a hash of the weights, and of the optimizer's state where every rank has it, equal on
-// all ranks).
+// on), "straggler" (ranks that make the others wait), "lost" (a rank; steps from this one on are
+// repeated, with their lines), "test" (once, at the end, with a hash of the weights, and of the
+// optimizer's state where every rank has it, equal on all ranks).
 //
 // README.md has a table of all fields. TensorBoard and Prometheus get the same (dashboards.h).
 //
@@ -38,6 +38,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/join/straggler.h"
 #include "evenkeel/trainer/app/dashboards.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/metrics.h"
@@ -73,6 +74,8 @@ class RunOutput {
                                            const std::vector<LostRank>& lost = {});
 
   void OnStep(const StepFacts& facts);
+  // `news`: StragglerNews(), may be empty. `recent`: RecentStragglersOf().
+  void OnStragglers(int64_t step, const std::string& news, const StragglerReport& recent);
   void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
   // `lost` has all lost ranks, earlier ones included. The run's plan is the new one.
   void OnLost(const std::vector<LostRank>& lost);
@@ -93,6 +96,7 @@ class RunOutput {
   void ShowProgress(const StepFacts& facts, const StepNumbers& numbers);
   void ReportFreezing(int64_t step);
   void ReportExhaustedRanks(int epoch, const EpochResult& result);
+  void ShowWaits();
   void WriteMetrics(const MetricsFields& fields);
   std::string DescribeQuality(const Evaluation& evaluation) const;
   // Writes `fields`, and for language models the loss in bits.

@@ -92,6 +92,24 @@ TEST(RunOutputTest, BeginsWithWhatIsTrainedAndEndsWithTheAccuracy) {
   EXPECT_EQ(said.lines[1].at("state_hash"), "0000000000000abc");
 }
 
+TEST(RunOutputTest, StragglersAreALineAndEvents) {
+  StragglerReport recent{.steps = 500};
+  recent.ranks.resize(3);
+  recent.ranks[1] = {.rank = 4, .cost = 0.25, .is_straggler = true, .phase = StepPhase::kInput};
+  const Said said = SaidAfter({}, [&](RunOutput& report) {
+    report.OnStragglers(549, "", recent);  // No news.
+    report.OnStragglers(599, recent.Stragglers(), recent);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(said.text, EndsWith("\nrank 4 cost the group 25 % of the last 500 steps: input\n"));
+  ASSERT_EQ(said.lines.size(), 2u);
+  EXPECT_EQ(said.lines[1].at("event"), "straggler");
+  EXPECT_EQ(said.lines[1].at("step"), 599);
+  EXPECT_EQ(said.lines[1].at("rank"), 4);
+  EXPECT_EQ(said.lines[1].at("cost"), 0.25);
+  EXPECT_EQ(said.lines[1].at("phase"), "input");
+}
+
 TEST(RunOutputTest, StepsSayWhatTheyCost) {
   const Said said = SaidAfter({}, [](RunOutput& report) {
     report.OnStep({.active = 1,

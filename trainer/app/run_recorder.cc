@@ -23,6 +23,8 @@
 namespace evenkeel {
 namespace {
 
+constexpr size_t kMostCostPoints = 400;
+
 // The last part of a path: "fashion-mnist".
 absl::string_view LastPart(absl::string_view path) {
   while (absl::ConsumeSuffix(&path, "/")) {
@@ -173,12 +175,25 @@ void RunRecorder::OnEvent(int64_t step, absl::string_view kind, std::string text
       {.step = step, .seconds = Seconds(), .kind = std::string(kind), .text = std::move(text)});
 }
 
+void RunRecorder::OnStragglers(int64_t step, const StragglerReport& recent) {
+  std::vector<CostPoint>& points = record_.costs;
+  // A lost rank has none any more: the curves begin again.
+  if (!points.empty() && points.back().costs.size() != recent.ranks.size()) points.clear();
+  if (points.size() == kMostCostPoints) {
+    for (size_t i = 0; i < points.size() / 2; ++i) points[i] = std::move(points[2 * i + 1]);
+    points.resize(points.size() / 2);
+  }
+  CostPoint& point = points.emplace_back(CostPoint{.step = step});
+  for (const StragglerReport::Rank& rank : recent.ranks) point.costs.push_back(rank.cost);
+}
+
 RunRecord RunRecorder::RecordWith(std::vector<RankRecord> ranks) const {
   RunRecord record = record_;
   record.ranks = Continued(record_.ranks, std::move(ranks));
   record.plans = Continued(record_.plans, run_.plans());
   record.steps = steps_.points();
   record.seconds = Seconds();
+  record.waits = StragglersOf(run_.communicator());
   record.reporter = run_.communicator().members()[run_.communicator().rank()];
   return record;
 }

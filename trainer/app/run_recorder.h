@@ -27,6 +27,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "evenkeel/join/straggler.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/train_options.h"
 #include "evenkeel/trainer/app/training_run.h"
@@ -45,6 +46,8 @@ class RunRecorder {
   // Ignores an epoch that it has already: when a rank is lost in the evaluation, it is repeated.
   void OnEpoch(int epoch, const EpochResult& result, const Evaluation& test);
   void OnEvent(int64_t step, absl::string_view kind, std::string text);
+  // Adds a point to the curves of the ranks' costs.
+  void OnStragglers(int64_t step, const StragglerReport& recent);
 
   // Returns the time since the run began, without pauses between attempts.
   double Seconds() const;

@@ -1,7 +1,10 @@
 #include "evenkeel/trainer/app/train_rank.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <new>
@@ -16,6 +19,7 @@
 #include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/straggler.h"
 #include "evenkeel/trainer/app/describe_options.h"
 #include "evenkeel/trainer/app/dry_run.h"
 #include "evenkeel/trainer/app/rank_setup.h"
@@ -33,6 +37,8 @@
 
 namespace evenkeel {
 namespace {
+
+constexpr int64_t kStepsPerStragglerReport = 50;
 
 // A run on this rank, which survives the loss of others:
 //
@@ -76,6 +82,10 @@ class Job {
 
  private:
   absl::Status TrainAll() {
+    if (hosts_.empty()) {
+      Communicator& comm = run_.communicator();
+      EK_ASSIGN_OR_RETURN(hosts_, comm.control().Exchange("hosts", HostName(), comm.timeout()));
+    }
     // The current rank 0 reports.
     if (run_.communicator().rank() == 0 && output_ == nullptr) {
       output_ = RunOutput::Create(streams_, options_, run_, recorder_, lost_);
@@ -83,6 +93,7 @@ class Job {
     const auto on_step = [this](const StepFacts& facts) {
       recorder_.OnStep(facts);
       if (output_ != nullptr) output_->OnStep(facts);
+      if ((facts.step + 1) % kStepsPerStragglerReport == 0) ReportStragglers(facts.step);
       return absl::OkStatus();
     };
     for (bool stopped = false; epoch_ < run_.plan().epochs() && !stopped; ++epoch_) {
@@ -154,6 +165,17 @@ class Job {
     return absl::OkStatus();
   }
 
+  void ReportStragglers(int64_t step) {
+    const StragglerReport recent = RecentStragglersOf(run_.communicator());
+    const bool are_on_one_host = std::ranges::count(hosts_, hosts_[0]) == std::ssize(hosts_);
+    std::function<std::string(int rank)> host_of = nullptr;
+    if (!are_on_one_host) host_of = [this](int rank) { return hosts_[rank]; };
+    const std::string news = StragglerNews(run_.communicator(), host_of);
+    recorder_.OnStragglers(step, recent);
+    if (!news.empty()) recorder_.OnEvent(step, "straggler", news);
+    if (output_ != nullptr) output_->OnStragglers(step, news, recent);
+  }
+
   absl::Status LeaveLostRanks(const absl::Status& why) {
     const std::string cause(
         run_.communicator().status().ok() ? why.message() : run_.communicator().status().message());
@@ -195,6 +217,7 @@ class Job {
   std::unique_ptr<RunOutput> output_;  // Null on all ranks but rank 0 of the group.
   int epoch_;                          // The epochs before it are finished.
   Evaluation test_;                    // After the last finished epoch.
+  std::vector<std::string> hosts_;     // By rank of the job's first group.
   std::vector<LostRank> lost_;
   bool failed_locally_ = false;
   bool is_left_behind_ = false;  // The other ranks continue without this one.

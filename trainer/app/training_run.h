@@ -196,6 +196,7 @@ class TrainingRun {
   // are added up.
   absl::StatusOr<StepResult> Step(int64_t step, std::span<const int32_t> samples);
   absl::StatusOr<StepResult> Passes(int64_t step, std::span<const int32_t> samples);
+  Batch LoadBatch(std::span<const int32_t> samples);
   absl::StatusOr<PendingResult> Pass(int64_t step, std::span<const int32_t> samples,
                                      const PassOptions& how,
                                      absl::FunctionRef<absl::Status(int)> on_gradient);

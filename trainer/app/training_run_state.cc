@@ -19,6 +19,7 @@
 #include "evenkeel/bucket/stats.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/join/recovery.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/trainer/app/step_watch.h"
@@ -40,6 +41,7 @@ constexpr int64_t kLargestEvaluationBatch = 250;
 }  // namespace
 
 absl::StatusOr<std::string> TrainingRun::Save(int epoch, int64_t steps, const StepAnswer& answer) {
+  const PhaseScope saving(*comm_, StepPhase::kSaving);
   EK_RETURN_IF_ERROR(ddp_->RebuildNow());  // As the next step would: its plan is saved.
   RunToSave run{.state = {.steps = steps,
                           .at = plan().PositionAfter(steps, epoch),

@@ -15,6 +15,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/join.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/join/steps/step_control.h"
 #include "evenkeel/trainer/app/freeze_schedule.h"
 #include "evenkeel/trainer/app/learning_rate.h"
@@ -132,14 +133,20 @@ absl::Status TrainingRun::ReportAll(OnStep on_step) {
   return ReportPassed(on_step);
 }
 
-absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const int32_t> samples,
-                                                const PassOptions& how,
-                                                absl::FunctionRef<absl::Status(int)> on_gradient) {
+Batch TrainingRun::LoadBatch(std::span<const int32_t> samples) {
+  const PhaseScope input(*comm_, StepPhase::kInput);
   const Batch batch = setup_.data->train->Gather(samples, memory_);
   if (setup_.data->image.has_value() &&
       (options_.augment.mirrors || options_.augment.max_shift > 0)) {
     Augment(options_.augment, *setup_.data->image, epoch_, samples, memory_.images);
   }
+  return batch;
+}
+
+absl::StatusOr<PendingResult> TrainingRun::Pass(int64_t step, std::span<const int32_t> samples,
+                                                const PassOptions& how,
+                                                absl::FunctionRef<absl::Status(int)> on_gradient) {
+  const Batch batch = LoadBatch(samples);
   EK_RETURN_IF_ERROR(Mark(SpanKind::kData));
   absl::StatusOr<PendingResult> result = setup_.model->StartForward(batch, Mode::kTraining, how);
   const absl::Status marked = Mark(SpanKind::kForward);

@@ -123,6 +123,45 @@ std::string SpeedCharts(const RunRecord& record) {
   return RenderChart(rate) + RenderChart(exposed);
 }
 
+constexpr size_t kMostCostCurves = 6;
+
+// The costs over time of the ranks with the highest ones.
+std::string CostChart(const RunRecord& record) {
+  if (record.costs.size() < 2 || record.costs[0].costs.size() != record.waits.ranks.size())
+    return "";
+  std::vector<std::pair<double, size_t>> by_peak;
+  for (size_t rank = 0; rank < record.waits.ranks.size(); ++rank) {
+    double peak = 0;
+    for (const CostPoint& point : record.costs) peak = std::max(peak, point.costs[rank]);
+    by_peak.emplace_back(-peak, rank);
+  }
+  std::sort(by_peak.begin(), by_peak.end());
+  Chart chart = ChartOf(record, "Cost of a rank, part of the time", "%");
+  chart.begins_at_zero = true;
+  static constexpr const char* kStyles[kMostCostCurves] = {"k4", "k2", "k3", "k5", "k0", "m3"};
+  for (const auto& [peak, rank] : by_peak) {
+    if (chart.curves.size() == kMostCostCurves) break;
+    Points points;
+    for (const CostPoint& point : record.costs)
+      points.push_back({static_cast<double>(point.step), point.costs[rank]});
+    chart.curves.push_back({.name = absl::StrCat("rank ", record.waits.ranks[rank].rank),
+                            .style = kStyles[chart.curves.size()],
+                            .points = std::move(points)});
+  }
+  return absl::StrCat("<div class=\"charts\">", RenderChart(chart), "</div>");
+}
+
+std::string WaitsSection(const RunRecord& record) {
+  const std::string rows = RenderWaits(record);
+  if (rows.empty()) return "";
+  return Section(
+      "Who waited for whom",
+      "The mean step of each rank. All ranks leave a reduction together, so the one with "
+      "the shortest wait is the last to arrive. Its cost is the part of the time that "
+      "the group would have saved without its delay.",
+      rows + CostChart(record));
+}
+
 std::string LearningRateChart(const RunRecord& record) {
   const Points points = OverSteps(record, [](const StepPoint& p) { return p.learning_rate; });
   const auto [low, high] =
@@ -195,6 +234,7 @@ std::string Body(const RunRecord& record) {
       Section("Steps, rank by rank", StepsLead(record), RenderTimeline(record)),
       Section(record.samples_of_tail > 0 ? "Uneven ranks" : "Batches of each rank",
               RanksLead(record), RenderRanks(record)),
+      WaitsSection(record),
       Section("Gradient buckets",
               "The first step shows in which order gradients arrive; the plan made from it "
               "sends the gradients that are ready first.",

@@ -60,6 +60,31 @@ TEST(HtmlReportTest, SaysWhatCounts) {
   }
 }
 
+TEST(HtmlReportTest, ShowsWhoWaitedForWhom) {
+  RunRecord record = ExampleRecord(3);
+  EXPECT_THAT(RenderReport(record), Not(HasSubstr("Who waited for whom")));
+  record.waits.ranks.resize(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    StragglerReport::Rank& one = record.waits.ranks[rank];
+    one.rank = rank;
+    one.mean.busy(StepPhase::kForward) = 4000;
+    one.mean.waited_us = rank == 2 ? 500 : 3000;
+  }
+  record.waits.ranks[2].cost = 0.25;
+  record.waits.ranks[2].mean.busy(StepPhase::kSaving) = 2500;
+  record.waits.ranks[1].without_input = 0.125;
+  for (int i = 0; i < 5; ++i)
+    record.costs.push_back({.step = 49 + 50 * i, .costs = {0, 0.01, 0.05 * i}});
+  const std::string html = RenderReport(record);
+  EXPECT_EQ(CheckPage(html), "");
+  for (const char* text : {"Who waited for whom", "cost the group 25.0 %", "saving: 2.50 ms",
+                           "no input for 12.5 %", "Cost of a rank"}) {
+    EXPECT_THAT(html, HasSubstr(text));
+  }
+  record.waits.ranks.resize(2);  // Of another group than the costs.
+  EXPECT_EQ(CheckPage(RenderReport(record)), "");
+}
+
 // A run that goes on from a checkpoint without a history knows only the steps from there on.
 TEST(HtmlReportTest, AStepTakesWhatTheStepsThatAreKnownTake) {
   RunRecord record = ExampleRecord(3);

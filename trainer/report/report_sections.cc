@@ -149,6 +149,28 @@ std::string MemoryRow(const RankRecord& rank, int64_t most) {
   return Lane(rank.rank, text, bars);
 }
 
+// The classes of report.css for the phases, and for the wait.
+constexpr const char* kPhaseStyles[kStepPhases + 1] = {"k1", "k0", "k2", "k3", "k5", "m3", "k4"};
+
+std::string WaitsRow(const StragglerReport::Rank& rank, int64_t longest) {
+  std::string bars;
+  double begin = 0;
+  for (int i = 0; i <= kStepPhases; ++i) {
+    const bool is_wait = i == kStepPhases;
+    const int64_t us = is_wait ? rank.mean.waited_us : rank.mean.busy_us[i];
+    if (us == 0) continue;
+    const double share = static_cast<double>(us) / static_cast<double>(longest);
+    const absl::string_view name = is_wait ? "waiting" : NameOf(static_cast<StepPhase>(i));
+    bars += Bar(begin, share, kPhaseStyles[i],
+                absl::StrCat(name, ": ", FormatNumber(static_cast<double>(us) / 1e3), " ms"));
+    begin += share;
+  }
+  std::string text = absl::StrCat("cost the group ", FormatPercent(rank.cost));
+  if (rank.without_input > 0)
+    absl::StrAppend(&text, ", no input for ", FormatPercent(rank.without_input));
+  return Lane(rank.rank, text, bars);
+}
+
 std::string Names(const std::vector<std::string>& names) {
   const auto shown = names.begin() + static_cast<ptrdiff_t>(std::min(names.size(), kMaxNamesShown));
   const auto escape = [](std::string* out, const std::string& name) { *out += EscapeHtml(name); };
@@ -278,6 +300,22 @@ std::string RenderMemory(const RunRecord& record) {
   html += "</div><p class=\"keys\">";
   for (const MemoryPart& part : kMemoryParts) {
     absl::StrAppend(&html, "<span class=\"key ", StyleOf(part), "\">", part.name, "</span>");
+  }
+  return html + "</p>";
+}
+
+std::string RenderWaits(const RunRecord& record) {
+  int64_t longest = 0;
+  for (const StragglerReport::Rank& rank : record.waits.ranks)
+    longest = std::max(longest, rank.mean.total_us());
+  if (longest == 0 || record.waits.ranks.size() < 2) return "";
+  std::string html = "<div class=\"lanes\">";
+  for (const StragglerReport::Rank& rank : record.waits.ranks | std::views::take(kMaxRanksShown))
+    html += WaitsRow(rank, longest);
+  html += "</div><p class=\"keys\">";
+  for (int i = 0; i <= kStepPhases; ++i) {
+    absl::StrAppend(&html, "<span class=\"key ", kPhaseStyles[i], "\">",
+                    i == kStepPhases ? "waiting" : NameOf(static_cast<StepPhase>(i)), "</span>");
   }
   return html + "</p>";
 }

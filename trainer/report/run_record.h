@@ -21,6 +21,8 @@
 #include <string>
 #include <vector>
 
+#include "evenkeel/join/steps/straggler_report.h"
+
 namespace evenkeel {
 
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
@@ -157,6 +159,12 @@ struct PlanRecord {
   std::vector<PlannedBucket> buckets;
 };
 
+// The cost of each rank in the 500 steps before `step` (StragglerReport).
+struct CostPoint {
+  int64_t step = 0;
+  std::vector<double> costs;
+};
+
 struct RunEvent {
   int64_t step = 0;
   double seconds = 0;
@@ -190,6 +198,9 @@ struct RunRecord {
   std::vector<PlanRecord> plans;  // In order.
   std::vector<RankRecord> ranks;  // The remaining ones at the end.
   std::vector<RunEvent> events;
+  // Since the last attempt or loss of a rank began; checkpoints do not contain these two.
+  StragglerReport waits;
+  std::vector<CostPoint> costs;
   std::vector<RunSetting> settings;
   int64_t total_steps = 0;
   int64_t samples = 0;  // In all steps.

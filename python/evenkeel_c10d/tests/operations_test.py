@@ -311,6 +311,11 @@ def coalesced(rank, world):
     total = world * (world - 1) / 2
     assert [t.tolist() for t in tensors] == [[total], [total] * 5, [total] * 3, [world] * 2]
 
+    # A part of a tensor beside the whole: each is reduced once.
+    whole = torch.full((4,), float(rank))
+    group.allreduce_coalesced([whole, whole[1:3], whole]).wait()
+    assert whole.tolist() == [total] * 4, whole
+
     with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
         outputs = [torch.zeros(world * size) for size in (2, 3)]
         for output in outputs:

@@ -190,7 +190,7 @@ TEST_P(LoopTest, ARankThatLeavesTheLastStepOutIsNamed) {
   });
   EXPECT_THAT(errors, Each(HasSubstr(Counts(GetParam(), 4))));
   if (GetParam() == Loop::kPlain) {
-    EXPECT_THAT(errors, Each(HasSubstr("Finalize")));
+    EXPECT_THAT(errors, Each(HasSubstr("the finalization of the group")));
   }
 }
 

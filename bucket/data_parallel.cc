@@ -370,7 +370,7 @@ absl::StatusOr<std::unique_ptr<JoinHook>> DataParallel::MakeJoinHook(const JoinO
 absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view message) {
   if (!message.empty() && !absl::StrContains(kActions, message[0])) {
     return absl::InvalidArgumentError(
-        absl::StrCat(join_name(), ": rank ", answer.lowest_active, " sent the unknown action ",
+        absl::StrCat("rank ", answer.lowest_active, " sent the unknown action ",
                      static_cast<uint8_t>(message[0]), ": do the ranks run the same program?"));
   }
   const Action action = message.empty() ? Action::kFinish : static_cast<Action>(message[0]);
@@ -444,7 +444,7 @@ absl::Status DataParallel::CheckReplicas() {
                       FindDivergence(*params_, communicator()));
   if (!found.has_value()) return absl::OkStatus();
   return absl::InternalError(
-      absl::StrCat(join_name(), ": after the loop the replicas differ: ", ToString(*found)));
+      absl::StrCat("after the loop the replicas differ: ", ToString(*found)));
 }
 
 // Another group -----------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ TEST_P(TrainabilityTest, FreezingAndUnfreezingAfterWrappingAreSeenByTheNextStepO
 }
 
 TEST_P(TrainabilityTest, UnfreezingAfterWrappingIsNeverSilentWhereNobodyLooks) {
-  RunAndExpect("\"p0\" (0) announced, but it is not in the plan",
+  RunAndExpect("\"p0\" (0) has a new gradient, but it was frozen when the step began",
                [&](Communicator& comm) -> absl::Status {
                  Replica replica(comm, {0, 1, 1, 1});
                  EK_RETURN_IF_ERROR(replica.Wrap({.policy = TrainabilityPolicy::kNever}));

@@ -117,7 +117,7 @@ TEST_P(AgreementTest, AMonitoredBarrierNamesAllWhoHaveNotCome) {
   for (const absl::Status& status : seen.all()) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
     EXPECT_THAT(Message(status),
-                AllOf(HasSubstr("waited 300ms in MonitoredBarrier()"), HasSubstr("for ranks 1,3")));
+                AllOf(HasSubstr("waited 300ms in monitored_barrier"), HasSubstr("for ranks 1,3")));
   }
 }
 

@@ -537,6 +537,8 @@ std::string Communicator::SerializePositions() const {
 
 namespace {
 
+constexpr char kFinalization[] = "the finalization of the group";
+
 // Compares the ranks when they finalize: their positions on the channels, and the steps of their
 // parts.
 absl::Status CompareEnds(const ControlChannel::Parts& parts) {
@@ -545,10 +547,10 @@ absl::Status CompareEnds(const ControlChannel::Parts& parts) {
     internal::ByteReader reader(part);
     positions.emplace_back(reader.Bytes());
     ledgers.emplace_back(reader.Bytes());
-    EK_RETURN_IF_ERROR(reader.Finish("Finalize"));
+    EK_RETURN_IF_ERROR(reader.Finish(kFinalization));
   }
-  EK_RETURN_IF_ERROR(Annotate(StepLedger::Compare(ledgers), "Finalize"));
-  return internal::ComparePositions("Finalize", positions);
+  EK_RETURN_IF_ERROR(Annotate(StepLedger::Compare(ledgers), kFinalization));
+  return internal::ComparePositions(kFinalization, positions);
 }
 
 }  // namespace
@@ -564,7 +566,7 @@ absl::Status Communicator::Finalize(absl::Duration timeout) {
                         .Bytes(ledger_.Serialize(StepLedger::Plans::kWithout))
                         .Take();
   absl::StatusOr<ControlChannel::Parts> parts =
-      AgreeAndWait("finalize", std::move(end), timeout, "Finalize()");
+      AgreeAndWait("finalize", std::move(end), timeout, kFinalization);
   if (!parts.ok()) return status();
   if (absl::Status same = CompareEnds(*parts); !same.ok()) {
     Fail(same);
@@ -590,8 +592,7 @@ void Communicator::EndCleanly() {
     absl::MutexLock lock(&mutex_);
     has_finalized_ = true;
   }
-  Fail(absl::FailedPreconditionError(
-           absl::StrCat("rank ", rank_, " has finalized its communicator")),
+  Fail(absl::FailedPreconditionError(absl::StrCat("rank ", rank_, " has left the group")),
        End::kClean);
 }
 
@@ -618,15 +619,19 @@ absl::Status Communicator::CheckAgainstLeft(absl::string_view channel, int64_t p
       auto at = positions.find(std::string(channel));
       const int64_t theirs = at == positions.end() ? 0 : at->second;
       if (position < theirs) continue;
-      contradiction = WithFailureInfo(
-          absl::FailedPreconditionError(
-              absl::StrCat("rank ", rank_, " is at #", position, next.empty() ? "" : " ", next,
-                           " on channel \"", channel, "\"; rank ", peer,
-                           " has ended (Finalize) after ", theirs, " there: the ranks disagree")),
-          {.kind = FailureKind::kDisagreement,
-           .ranks = {peer},
-           .operation = std::string(next),
-           .position = position});
+      contradiction =
+          WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
+                              "rank ", rank_, " is at #", position, next.empty() ? "" : " ", next,
+                              " on channel \"", channel, "\"; rank ", peer,
+                              " has left the group after ", theirs, " there: the ranks disagree",
+                              channel == internal::kStepsChannel
+                                  ? " (a loop over uneven inputs needs a join: RunJoined() in C++, "
+                                    "ddp.join() in libtorch)"
+                                  : "")),
+                          {.kind = FailureKind::kDisagreement,
+                           .ranks = {peer},
+                           .operation = std::string(next),
+                           .position = position});
       break;
     }
   }

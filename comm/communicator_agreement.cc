@@ -181,7 +181,7 @@ absl::StatusOr<bool> Communicator::AgreeAny(bool mine) {
 }
 
 absl::Status Communicator::MonitoredBarrier(absl::Duration timeout) {
-  return AgreeAndWait("monitored barrier", "", timeout, "MonitoredBarrier()").status();
+  return AgreeAndWait("monitored barrier", "", timeout, "monitored_barrier").status();
 }
 
 // No thread waits for it: a group whose ranks differ ends during its creation or first use.
@@ -199,7 +199,7 @@ void Communicator::CompareLevels() {
                     parties, {.one = "has",
                               .several = "have",
                               .before = "the level of verification: ",
-                              .after = " (EVENKEEL_VERIFY, or CommunicatorOptions::verify)"});
+                              .after = " (EVENKEEL_VERIFY, or the option verify)"});
               });
 }
 

@@ -273,8 +273,9 @@ class JoinRun {
       if (!joinables_[i]->counts_steps() || counted(i) > 0) continue;
       return absl::FailedPreconditionError(
           absl::StrCat("rank ", rank(), ": gradients were reduced ", reductions,
-                       " times in the loop and ", joinables_[i]->join_name(),
-                       " never stepped: call its Step(), or leave it out of RunJoined()'s list"));
+                       " times in the loop, but ", joinables_[i]->join_name(),
+                       " never stepped: call its own step(), not that of an optimizer that it "
+                       "wraps, or leave it out of the join"));
     }
     return absl::OkStatus();
   }
@@ -352,9 +353,9 @@ class JoinRun {
       size_t i = 0;
       while (i < joinables_.size() && joinables_[i]->join_name() != action.actor) ++i;
       if (i == joinables_.size()) {
-        return absl::FailedPreconditionError(absl::StrCat("rank ", rank(), ": ", action.actor,
-                                                          " acts on rank ", answer.lowest_active,
-                                                          " but is not in the list of this rank"));
+        return absl::FailedPreconditionError(absl::StrCat(
+            "rank ", rank(), ": ", action.actor, " takes part on rank ", answer.lowest_active,
+            " but not on this rank: the same objects must join on all ranks"));
       }
       EK_RETURN_IF_ERROR(Annotate(action.kind == StepAction::Kind::kEntered
                                       ? hooks_[i]->MainHook(answer)
@@ -394,8 +395,8 @@ absl::Status RunJoined(absl::Span<Joinable* const> joinables, const JoinOptions&
   Communicator& comm = joinables[0]->communicator();
   EK_RETURN_IF_ERROR(comm.status());
   if (StepControl::Of(comm).scope() != nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("RunJoined is already running on rank ",
-                                                      comm.rank(), " of this communicator"));
+    return absl::FailedPreconditionError(absl::StrCat("a join is already running on rank ",
+                                                      comm.rank(), ": a group runs one at a time"));
   }
   EK_RETURN_IF_ERROR(CheckOptions(options, comm));
   for (const Joinable* joinable : joinables) {

@@ -441,7 +441,7 @@ TEST(RunJoinedTest, DifferentOptionsAreNamedOnAllRanks) {
   });
   for (const absl::Status& result : results) {
     EXPECT_THAT(std::string(result.message()),
-                HasSubstr("different RunJoined() lists or options: rank 0: "));
+                HasSubstr("different joins (objects or options): rank 0: "));
   }
 }
 

@@ -55,7 +55,7 @@ void Joinable::ReportUnwinding() {
     const int64_t begun = StepControl::Of(*comm).steps_begun();
     comm->Abort(
         absl::UnknownError(absl::StrCat("a C++ exception destroyed ", name_,
-                                        " (inside RunJoined() its text would be reported)")),
+                                        " (in a join its text would be reported)")),
         begun == 0 ? "failed before its first step" : absl::StrCat("failed in step ", begun));
   } catch (...) {  // No memory for the report: the others see that the connection breaks.
   }
@@ -70,8 +70,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> Joinable::Notify() {
   if (steps.scope() != config_.scope) {
     return absl::FailedPreconditionError(
         absl::StrCat(name_, " on rank ", comm_->rank(),
-                     " is used inside RunJoined() but is not in its list, so exhausted ranks could "
-                     "not shadow it"));
+                     " is used inside a join but takes no part in it, so exhausted ranks could not "
+                     "shadow it: use it outside of the loop, or let it join, too"));
   }
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket,
                       steps.Enter(this, name_, static_cast<int>(join_phase())));

@@ -2,7 +2,9 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
@@ -139,7 +141,8 @@ void Group::finalize() {
 int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
   std::string rank;
   const auto failed = [&rank](const char* what) {
-    std::fprintf(stderr, "%s%s\n", rank.c_str(), what);
+    const bool names_rank = absl::StartsWith(what, "evenkeel: " + rank);
+    std::fprintf(stderr, "%s%s\n", names_rank ? "" : rank.c_str(), what);
     return 1;
   };
   try {
@@ -151,7 +154,7 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options) {
       group.abort(TextOf(error));
       throw;
     } catch (const std::exception& error) {
-      group.abort(error.what());
+      group.abort(std::string(absl::StripPrefix(error.what(), "evenkeel: ")));
       throw;
     } catch (...) {
       group.abort(kUnknown);

@@ -179,7 +179,7 @@ int64_t Optimizer::state_bytes() const { return state_->core->state_bytes(); }
 
 struct Joined::State : Joinable {
   State(std::shared_ptr<Replica> replica, torch::optim::Optimizer& optimizer)
-      : Joinable(replica->group->comm.get(), "torch_optimizer"),
+      : Joinable(replica->group->comm.get(), "Joined"),
         replica(std::move(replica)),
         optimizer(optimizer) {
     this->replica->optimizers.push_back({.joinable = this});

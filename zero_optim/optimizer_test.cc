@@ -333,7 +333,7 @@ TEST(JoinedOptimizerTest, RefusesToRepeatAStepWithoutTheGroupsGradients) {
         << joined;  // The other learns of its end.
     return joined;
   });
-  EXPECT_TRUE(absl::StrContains(status.message(), "put the DataParallel into RunJoined()'s list"))
+  EXPECT_TRUE(absl::StrContains(status.message(), "its DataParallel must join the loop, too"))
       << status;
 }
 

@@ -183,8 +183,8 @@ absl::Status Announcer::Announce(int param) {
 absl::Status Announcer::Claim(int param) {
   if (!is_planned(param)) {
     return Fail(absl::FailedPreconditionError(absl::StrCat(
-        "gradient of parameter ", Name(*core_.params, param),
-        " announced, but it is not in the plan: it was frozen when the step began",
+        "parameter ", Name(*core_.params, param),
+        " has a new gradient, but it was frozen when the step began",
         core_.params->trainable(param)
             ? "; call RefreshTrainable() after each change of the set of trained parameters"
             : "")));
@@ -302,14 +302,14 @@ absl::Status Announcer::CheckAllAnnounced() const {
   int named = 0;
   for (int param = 0; param < core_.params->size() && named < kNamesInMessage; ++param) {
     if (!is_planned(param) || claimed_[param]) continue;
-    absl::StrAppend(&names, named++ == 0 ? "" : ", ", Name(*core_.params, param));
+    absl::StrAppend(&names, named++ == 0 ? "" : ", ", Name(*core_.params, param),
+                    core_.params->trainable(param) ? "" : " frozen without RefreshTrainable()");
   }
   if (missing > named) absl::StrAppend(&names, " and ", missing - named, " more");
   return absl::FailedPreconditionError(absl::StrCat(
       "the step ended without a gradient of ", missing, " trained parameter",
       missing == 1 ? "" : "s", ": ", names,
-      ": announce every trained parameter, freeze unused ones, and call RefreshTrainable() after "
-      "each change of the set of trained parameters unless it is checked in each step"));
+      ": freeze, before the step, parameters that the loss does not use, or set find_unused"));
 }
 
 absl::Status Announcer::GraphHasChanged(int param) const {

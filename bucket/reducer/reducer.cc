@@ -162,7 +162,8 @@ absl::Status Reducer::InstallReduction(std::unique_ptr<BucketReduction> reductio
   if (in_step()) {
     own = absl::FailedPreconditionError("the reduction cannot change inside a step");
   } else if (core.has_own_reduction) {
-    own = absl::FailedPreconditionError("it has a reduction of its own already");
+    own = absl::FailedPreconditionError(
+        "it has a reduction of its own already (compression, or another optimizer)");
   }
   const auto exchange = [&] {
     core.reduction.swap(reduction);
@@ -184,8 +185,10 @@ Reducer::~Reducer() {
   Impl& impl = *impl_;
   ReducerCore& core = impl.core;
   if (impl.launcher.has_begun() && core.HasLivingGroup()) {
-    (void)impl.EndWith(
-        absl::FailedPreconditionError(absl::StrCat(core.name, " was destroyed inside a step")));
+    (void)impl.EndWith(absl::FailedPreconditionError(
+        absl::StrCat(core.name,
+                     " was destroyed inside a step: end the step first (FinishStep() in C++; "
+                     "backward, or step() of the optimizer, in libtorch)")));
   }
   impl.ForgetStep();
   if (core.options.gradient_as_bucket_view && core.storage != nullptr)

@@ -86,7 +86,7 @@ absl::Status ExchangeRelay::CheckLeft(const Key& key, const Gathering& gathering
   for (const int gone : left_) {
     if (gathering.parts.contains(gone)) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", gone, " has left (Finalize) while rank ", gathering.parts.begin()->first,
+        "rank ", gone, " has left the group while rank ", gathering.parts.begin()->first,
         " is at \"", key.first, "\" #", key.second, ": the ranks disagree"));
   }
   return absl::OkStatus();

@@ -54,9 +54,9 @@ void ControlHub::OnDisconnect(int rank) {
     if (!left_.contains(rank)) {
       lost_.insert(rank);
       FailAll(FailureKind::kRankLost, rank,
-              absl::UnavailableError(
-                  absl::StrCat("rank ", rank, " of ", world_size_,
-                               " is lost: it was killed, crashed, or left without Finalize")),
+              absl::UnavailableError(absl::StrCat(
+                  "rank ", rank, " of ", world_size_,
+                  " is lost: it was killed, crashed, or ended without leaving the group")),
               outbox);
     }
     RegroupIfComplete(outbox);
@@ -280,7 +280,7 @@ void ControlHub::FailLeft(int gone, const std::vector<int>& waiting, const Excha
   const auto& [topic, sequence] = key;
   FailAll(FailureKind::kDisagreement, gone,
           WithFailureInfo(absl::FailedPreconditionError(absl::StrCat(
-                              "rank ", gone, " has left (Finalize) while ", RankList(waiting),
+                              "rank ", gone, " has left the group while ", RankList(waiting),
                               waiting.size() == 1 ? " is" : " are", " at \"", topic, "\" #",
                               sequence, ": the ranks disagree")),
                           {.kind = FailureKind::kDisagreement,

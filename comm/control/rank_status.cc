@@ -248,9 +248,9 @@ Judgement Deadlock(const std::vector<RankFacts>& ranks, std::set<int> stuck) {
   absl::StrAppend(&text, stuck.size() == 1 ? ": it cannot go on" : ": they cannot go on",
                   ": the ranks disagree");
   if (user_waits && !exhausted.empty()) {
-    absl::StrAppend(
-        &text, " (inside RunJoined() only collectives that exhausted ranks shadow are allowed: on ",
-        RankList(exhausted), ", without inputs, the loop's body does not run)");
+    absl::StrAppend(&text, " (with no more input on ", RankList(exhausted),
+                    ", the loop does not run there: move collectives that exhausted ranks do not "
+                    "shadow out of the join)");
   }
   return {.status = absl::FailedPreconditionError(text),
           .culprit = Suspect(parties),

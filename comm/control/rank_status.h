@@ -43,7 +43,7 @@
 namespace evenkeel::internal {
 
 // The prefix of each wait of a rank that has run out of inputs and shadows the others.
-inline constexpr char kExhausted[] = "RunJoined() without inputs: ";
+inline constexpr char kExhausted[] = "a join without more input: ";
 // The channel of a user's own collectives.
 inline constexpr char kUserChannel[] = "user";
 

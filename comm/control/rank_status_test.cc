@@ -140,11 +140,11 @@ TEST(JudgeTest, WhatADryRankCannotKnowOfIsExplained) {
   EXPECT_THAT(
       TextOf(Judge(ranks, {})),
       HasSubstr(
-          "rank 1 waits in RunJoined() without inputs: what rank 0 does in step 5: they cannot go "
-          "on: the ranks disagree (inside RunJoined() only collectives that exhausted ranks shadow "
-          "are allowed: on rank 1, without inputs, the loop's body does not run)"));
+          "rank 1 waits in a join without more input: what rank 0 does in step 5: they cannot go "
+          "on: the ranks disagree (with no more input on rank 1, the loop does not run there: move "
+          "collectives that exhausted ranks do not shadow out of the join)"));
   ranks[1].report.waits[0].text = "something else";
-  EXPECT_THAT(TextOf(Judge(ranks, {})), Not(HasSubstr("RunJoined")));
+  EXPECT_THAT(TextOf(Judge(ranks, {})), Not(HasSubstr("out of the join")));
 }
 
 TEST(JudgeTest, ARankThatMayGoOnExcusesThoseThatWaitForIt) {

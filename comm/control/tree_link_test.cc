@@ -110,7 +110,7 @@ TEST(ExchangeRelayTest, KnowsWhoHasLeft) {
   EXPECT_TRUE(relay.OnLeave(2).ok()) << "it has come to all that there is";
   const absl::Status status = relay.OnLeave(3);
   EXPECT_EQ(status.message(),
-            "rank 3 has left (Finalize) while rank 2 is at \"t\" #0: the ranks disagree");
+            "rank 3 has left the group while rank 2 is at \"t\" #0: the ranks disagree");
   EXPECT_FALSE(relay.OnExchange(0, Part("a", 1)).ok());
 }
 

@@ -105,13 +105,12 @@ absl::Status CompareRecords(int64_t step, const StepAnswer& answer,
   std::map<std::string, std::vector<int>> ranks_by_scope;
   for (int rank = 0; rank < answer.world_size; ++rank) {
     const uint64_t scope = answer.record(rank).scope_hash;
-    ranks_by_scope[scope == 0 ? "no RunJoined()"
-                              : absl::StrCat("list and options ", absl::Hex(scope))]
-        .push_back(rank);
+    ranks_by_scope[scope == 0 ? "no join" : absl::StrCat("join ", absl::Hex(scope))].push_back(
+        rank);
   }
   if (ranks_by_scope.size() > 1) {
     return Disagree(
-        absl::StrCat("step ", step, ": the ranks run different RunJoined() lists or options: "),
+        absl::StrCat("step ", step, ": the ranks run different joins (objects or options): "),
         ranks_by_scope);
   }
   if (answer.lowest_active < 0) return absl::OkStatus();

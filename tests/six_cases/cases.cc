@@ -20,7 +20,7 @@ std::vector<int> Batches(int inputs) {
 }
 
 // Whether a part of the message says of this rank where it is: "rank 0 waits in #5 barrier (user)",
-// "... step 3 ...", "rank 0 has ended (Finalize) after 5 there".
+// "... step 3 ...", "rank 0 has left the group after 5 there".
 bool SaysWhereIs(int rank, absl::string_view message) {
   for (absl::string_view part : absl::StrSplit(message, ';')) {
     if (!NamedRanks(part).contains(rank)) continue;

@@ -41,7 +41,8 @@ class ActionHook : public JoinHook {
 // Ranks without inputs do only what is announced; the rest waits for the end of the loop.
 inline absl::Status InsideJoinError(absl::string_view name, absl::string_view call) {
   return absl::FailedPreconditionError(absl::StrCat(
-      name, ": ", call, " inside RunJoined(): exhausted ranks would keep their old values"));
+      name, ": ", call,
+      " inside a join, where exhausted ranks would miss it: call it outside of the loop"));
 }
 
 }  // namespace evenkeel::internal

@@ -42,9 +42,10 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
     const GradState state = params.grad_state(i);
     if (!is_trained(i) || state == GradState::kNone) continue;
     if (state == GradState::kLocal && local == LocalGradients::kRefused) {
-      return GradientError(
-          params, i, rank,
-          "holds this rank's own gradient, not reduced: the replicas would diverge");
+      return GradientError(params, i, rank,
+                           "holds this rank's own gradient, not reduced: the replicas would "
+                           "diverge; the last backward before the optimizer's step must reduce, "
+                           "not accumulate (kAccumulate, no_sync())");
     }
     EK_RETURN_IF_ERROR(CheckMemory(params, i, rank));
     sources[i] = state == GradState::kLocal ? SourceOfLocal(local) : GradientSource::kHere;
@@ -75,8 +76,8 @@ absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSo
     if (sources[i] == GradientSource::kNone) continue;
     if (sources[i] == GradientSource::kHere && params.grad_state(i) != GradState::kReduced) {
       return GradientError(params, i, rank,
-                           "has no reduced gradient on this rank, which has no more input: put the "
-                           "DataParallel into RunJoined()'s list");
+                           "has no reduced gradient on this rank, which has no more input: its "
+                           "DataParallel must join the loop, too");
     }
     if (params.grad_state(i) != GradState::kNone) EK_RETURN_IF_ERROR(CheckMemory(params, i, rank));
   }

@@ -152,8 +152,9 @@ absl::Status PlacedOptimizer::AnnounceAfterStep(absl::string_view call, Action a
                                                 absl::string_view payload) {
   if (!join_config().enable) return absl::OkStatus();
   if (last_step_ == nullptr || last_step_ != StepControl::Of(communicator()).current()) {
-    return absl::FailedPreconditionError(absl::StrCat(join_name(), ": inside RunJoined() ", call,
-                                                      " was called after Step() in the same step"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(join_name(), ": inside a join, ", call,
+                     " must follow the optimizer's step, before the next step begins"));
   }
   return Announce(action, payload);
 }

@@ -95,7 +95,8 @@ absl::Status SlicesOptimizer::CheckSliced() const {
         absl::StrCat(join_name(), ": rank ", communicator().rank(), ", parameter \"",
                      (*params_)[i].name, "\" has a gradient that ",
                      state == GradState::kLocal
-                         ? "was not reduced: call its DataParallel's FinishStep() before Step()"
+                         ? "was not reduced: the last backward before the optimizer's step must "
+                           "reduce, not accumulate (kAccumulate, no_sync())"
                          : "is not a slice: its DataParallel was made without TakeReduction()"));
   }
   return absl::OkStatus();
@@ -129,8 +130,10 @@ absl::Status SlicesOptimizer::Run(const StepMessage& step, bool has_inputs) {
   {
     absl::MutexLock lock(&mutex_);
     if (gradients_are_lost_) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          join_name(), ": the buckets were planned anew between FinishStep() and Step()"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(join_name(),
+                       ": the buckets were planned anew after the backward: call the optimizer "
+                       "before the next step begins"));
     }
     if (updates_in_backward() && !(updater_.groups().rules() == step.rules)) {
       return absl::FailedPreconditionError(absl::StrCat(

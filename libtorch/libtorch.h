@@ -296,7 +296,9 @@ struct OptimizerOptions {
 };
 
 // SGD, Adam or AdamW by evenkeel's kernels; a torch::optim::Optimizer, so that schedulers of torch
-// change its rates. Other settings than the rate are fixed at creation.
+// change its rates. Other settings than the rate are fixed at creation. The state of a parameter of
+// 16 bits includes a float32 master copy, made by its first step. Each step rounds the parameter
+// from it, so load parameters before the first step, or together with load_sharded().
 class Optimizer : public torch::optim::Optimizer {
  public:
   // One group, with all parameters that `ddp` trains.

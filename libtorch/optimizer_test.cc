@@ -2,6 +2,7 @@
 // sums.
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <stdexcept>
 
@@ -117,21 +118,97 @@ TEST_P(Placements, ClippingIsByTheNormOfAllGradients) {
             AllPass(world));
 }
 
-TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
+// AdamW with float32 master copies, an operation of torch at a time: each rounds once, as ours.
+std::vector<Tensor> TrainHalvesAlone(int world, torch::ScalarType dtype,
+                                     const torch::optim::AdamWOptions& rule) {
+  Sequential net = NewNet();
+  net->to(dtype);
+  const torch::NoGradGuard no_grad;
+  struct State {
+    Tensor param, master, first, second;
+  };
+  std::vector<State> states;
+  for (const Tensor& param : net->parameters()) {
+    const Tensor master = param.to(torch::kFloat);
+    states.push_back({param, master, torch::zeros_like(master), torch::zeros_like(master)});
+  }
+  const auto [beta1, beta2] = rule.betas();
+  for (int step = 0; step < kMostSteps; ++step) {
+    std::vector<Tensor> sums(states.size());
+    for (int rank = 0; rank < world; ++rank) {
+      if (step >= StepsOf(rank)) continue;
+      net->zero_grad();
+      {
+        const at::AutoGradMode enable_grad(true);
+        LossOf(net->forward(Batch(rank, step).to(dtype))).backward();
+      }
+      for (size_t i = 0; i < states.size(); ++i) {
+        const Tensor gradient = states[i].param.grad().to(torch::kFloat);
+        sums[i] = sums[i].defined() ? sums[i] + gradient : gradient;
+      }
+    }
+    const double correction1 = 1 - std::pow(beta1, step + 1);
+    const double correction2 = 1 - std::pow(beta2, step + 1);
+    for (size_t i = 0; i < states.size(); ++i) {
+      auto& [param, master, first, second] = states[i];
+      const Tensor gradient = (sums[i] * (1.0 / world)).to(dtype).to(torch::kFloat);
+      first = first * beta1 + gradient * (1 - beta1);
+      second = second * beta2 + gradient * (1 - beta2) * gradient;
+      const Tensor bias = torch::full_like(second, std::sqrt(correction2));
+      const Tensor denominator = second.sqrt() / bias + rule.eps();
+      const Tensor moved = first * -(rule.lr() / correction1) / denominator;
+      master = master * (1 - rule.lr() * rule.weight_decay()) + moved;
+      param.copy_(master);
+    }
+  }
+  return net->parameters();
+}
+
+TEST_P(Placements, ParametersOf16BitsHaveMasterCopies) {
   const int world = GetParam().world;
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+    EXPECT_EQ(RunRanks(world,
+                       [&](Group& group) {
+                         // Most updates are less than half a unit of a bfloat16's last place.
+                         const auto rule = torch::optim::AdamWOptions(3e-4).weight_decay(0.1);
+                         const auto want = TrainHalvesAlone(world, dtype, rule);
+                         Sequential net = NewNet();
+                         net->to(dtype);
+                         DataParallel ddp(group, net, {.first_bucket_bytes = 64});
+                         Optimizer optimizer(ddp, rule, {.placement = GetParam().placement});
+                         ddp.join([&] {
+                           for (int step = 0; step < StepsOf(group.rank()); ++step) {
+                             optimizer.zero_grad();
+                             LossOf(ddp(Batch(group.rank(), step).to(dtype))).backward();
+                             optimizer.clip_grad_norm(1e6);  // Measures, and changes nothing.
+                             optimizer.step();
+                             Require(optimizer.last_norm() > 0, "the norm is known");
+                           }
+                         });
+                         RequireReplicas(group, *net);
+                         for (size_t i = 0; i < want.size(); ++i)
+                           RequireSame(net->parameters()[i], want[i], "a parameter");
+                       }),
+              AllPass(world));
+  }
+}
+
+void TestCheckpoints(int world, const Placement& placement, torch::ScalarType dtype) {
   const std::string folder = testing::TempDir() + "/checkpoint" + std::to_string(getpid());
   EXPECT_EQ(RunRanks(world,
                      [&](Group& group) {
                        const auto train = [&](auto& ddp, auto& optimizer, int from, int to) {
                          for (int step = from; step < to; ++step) {
                            optimizer.zero_grad();
-                           LossOf(ddp(Batch(group.rank(), step))).backward();
+                           LossOf(ddp(Batch(group.rank(), step).to(dtype))).backward();
                            optimizer.step();
                          }
                        };
-                       const torch::optim::AdamOptions rule(0.01);
-                       const OptimizerOptions options{.placement = GetParam().placement};
+                       const torch::optim::AdamOptions rule(dtype == torch::kFloat ? 0.01 : 3e-4);
+                       const OptimizerOptions options{.placement = placement};
                        Sequential net = NewNet(), later = NewNet();
+                       net->to(dtype);
+                       later->to(dtype);
                        DataParallel ddp(group, net), later_ddp(group, later);
                        Optimizer optimizer(ddp, rule, options), loaded(later_ddp, rule, options);
                        train(ddp, optimizer, 0, 3);
@@ -149,6 +226,11 @@ TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
                      }),
             AllPass(world));
   std::filesystem::remove_all(folder);
+}
+
+TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf})
+    TestCheckpoints(GetParam().world, GetParam().placement, dtype);
 }
 
 // Takes steps of ours and of torch::optim from the same parameters, with the same gradients.

@@ -464,6 +464,8 @@ DataParallelBase::DataParallelBase(Group& group, std::shared_ptr<torch::nn::Modu
     : replica_(std::make_shared<Replica>(group.state(), std::move(module), options)),
       exceptions_at_creation_(std::uncaught_exceptions()) {
   replica_->AttachAll();  // A backward that does not come from its forward is refused.
+  for (const auto& layer : replica_->module->modules())
+    if (auto* norm = layer->as<SyncBatchNormImpl>()) norm->attach(replica_);
 }
 
 DataParallelBase::~DataParallelBase() {
@@ -512,8 +514,12 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
     Refuse(
         "join() needs an Optimizer or a Joined of this DataParallel: ranks without a batch take "
         "the steps of the others");
-  const absl::Cleanup after = [this] { replica_->AfterJoin(); };
-  const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope&) {
+  const absl::Cleanup after = [this] {
+    replica_->scope = nullptr;
+    replica_->AfterJoin();
+  };
+  const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope& scope) {
+    replica_->scope = &scope;
     try {
       loop();
       replica_->EndLoop();

@@ -25,6 +25,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/scope.h"
 #include "evenkeel/libtorch.h"
 
 namespace evenkeel::libtorch {
@@ -133,6 +134,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   };
   std::vector<Enrolled> optimizers;
   void Forget(const Joinable* optimizer);
+  JoinScope* scope = nullptr;  // In join().
 
   bool is_open = false;
   bool is_detached = false;

@@ -76,6 +76,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -278,6 +279,55 @@ class DataParallel : public DataParallelBase {
  private:
   Net net_;
 };
+
+// ---- SyncBatchNorm ----
+
+// BatchNorm1d, 2d and 3d with the statistics of all ranks' samples: the ranks compute what one
+// process does with their batches one after the other, also if these differ in size or are empty.
+// To be trained it must be in the module of a DataParallel when that is made. All ranks with a
+// batch call it equally often, in equal order; in join() exhausted ranks take part. In evaluation
+// mode it does not communicate.
+class SyncBatchNormImpl
+    : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+ public:
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options) : NormImplBase(options) {}
+  // Shares the parameters and running statistics of a BatchNorm.
+  template <size_t D, class Norm>
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormImplBase<D, Norm>& norm)
+      : NormImplBase(norm.options) {
+    if (options.affine()) {
+      weight = parameters_["weight"] = norm.weight;
+      bias = parameters_["bias"] = norm.bias;
+    }
+    if (options.track_running_stats()) {
+      running_mean.set_data(norm.running_mean);
+      running_var.set_data(norm.running_var);
+      num_batches_tracked.set_data(norm.num_batches_tracked);
+    }
+    train(norm.is_training());
+  }
+
+  torch::Tensor forward(const torch::Tensor& input);
+  void pretty_print(std::ostream& stream) const override;
+
+  void attach(std::weak_ptr<DataParallelBase::Replica> replica) {  // For this library.
+    replica_ = std::move(replica);
+  }
+
+ protected:
+  void _check_input_dim(const torch::Tensor& input) override;
+
+ private:
+  std::weak_ptr<DataParallelBase::Replica> replica_;
+};
+TORCH_MODULE(SyncBatchNorm);
+
+// Replaces each BatchNorm in a Sequential, ModuleList or ModuleDict, at any depth, and children
+// that only their parent's list holds, by a SyncBatchNorm with its parameters and statistics.
+// Throws, with the layer's name, before it changes anything, if another variable holds a layer,
+// such as a member that forward() uses; write there `bn = replace_module("bn",
+// SyncBatchNorm(*bn))`.
+void convert_sync_batchnorm(torch::nn::Module& module);
 
 // ---- Optimizers ----
 

@@ -149,8 +149,17 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options = {
 // ---- DataParallel ----
 
 // Gradients of 16 or 8 bits are rounded on each rank before the sum; docs/libtorch.md has what
-// is lost.
-enum class Compression { kNone, kFloat16, kBFloat16, kInt8 };
+// is lost. For kPowerSgd see below.
+enum class Compression { kNone, kFloat16, kBFloat16, kInt8, kPowerSgd };
+
+// PowerSGD sends each float32 gradient matrix, [m, n], as two thin ones, [m, rank] and [rank, n].
+// Each rank adds what these leave out to its next gradient; no checkpoint contains that. Vectors
+// are sent whole.
+struct PowerSgdOptions {
+  int rank = 1;
+  int64_t start_step = 0;           // So many steps at first are not compressed.
+  double min_compression_rate = 2;  // A matrix for which this saves less is sent whole.
+};
 
 struct DataParallelOptions {
   // True: backward need not reach all parameters with requires_grad; the ranks need not
@@ -162,6 +171,7 @@ struct DataParallelOptions {
   bool broadcast_buffers = true;     // False: each rank keeps its own.
   bool broadcast_parameters = true;  // At creation.
   Compression compression = Compression::kNone;
+  PowerSgdOptions power_sgd;
   // Names of parameters that are not trained in parallel: no broadcast, no reduction.
   std::vector<std::string> ignored;
 };

@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/libtorch.h"
+#include "evenkeel/libtorch/internal.h"
 #include "evenkeel/libtorch/testing/ranks.h"
 
 namespace evenkeel::libtorch {
@@ -281,6 +283,82 @@ TEST(OptimizerTest, AStepIsThatOfTorchUpToRounding) {
                        check(MostUlps<torch::optim::AdamW>(group, adamw), 2, "AdamW");
                      }),
             AllPass(1));
+}
+
+// The core with the same gradients, in buckets of another size.
+TEST(OptimizerTest, PowerSgdIsThatOfTheCore) {
+  EXPECT_EQ(
+      RunRanks(
+          2,
+          [](Group& group) {
+            Sequential net = NewNet(), local = NewNet();
+            DataParallel ddp(group, net,
+                             {.first_bucket_bytes = 64,
+                              .compression = Compression::kPowerSgd,
+                              .power_sgd = {.start_step = 1}});
+            RequireError(
+                [&] { Optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = Slices{}}); },
+                "reduction of its own already");
+            ParameterSet set;
+            evenkeel::PowerSgdOptions power{.start_step = 1};
+            for (const Tensor& param : local->parameters()) {
+              param.mutable_grad() = torch::zeros_like(param);
+              set.Add("p" + std::to_string(set.size()), MemoryOf(param), MemoryOf(param.grad()));
+              power.shapes.push_back(MatrixOf(param.sizes()));
+            }
+            auto core = Value(evenkeel::DataParallel::Create(
+                group.state()->comm.get(), &set, {}, {}, std::make_unique<PowerSgd>(power)));
+            for (int step = 0; step < 4; ++step) {
+              net->zero_grad();
+              LossOf(ddp(Batch(group.rank(), step))).backward();
+              local->zero_grad(/*set_to_none=*/false);
+              set.ClearGradients();
+              Check(core->BeginStep());
+              LossOf(local->forward(Batch(group.rank(), step))).backward();
+              for (int i = set.size() - 1; i >= 0; --i) {
+                set.SetGradState(i, GradState::kLocal);
+                Check(core->GradientReady(i));
+              }
+              Check(core->FinishStep());
+              std::vector<Tensor> got, want;
+              for (const Tensor& param : net->parameters()) got.push_back(param.grad());
+              for (const Tensor& param : local->parameters()) want.push_back(param.grad());
+              RequireClose(got, want);
+              const Tensor sizes = torch::linalg_svdvals(got[0]);
+              const bool has_rank_1 = (sizes[1] < 1e-5 * sizes[0]).item<bool>();
+              Require(has_rank_1 == (step >= 1), "it is compressed from step 1 on");
+            }
+          }),
+      AllPass(2));
+}
+
+TEST(OptimizerTest, PowerSgdTrainsUnevenInputs) {
+  EXPECT_EQ(RunRanks(3,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net,
+                                        {.first_bucket_bytes = 64,
+                                         .compression = Compression::kPowerSgd,
+                                         .power_sgd = {.rank = 2}});
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.5));
+                       const auto loss_now = [&] {
+                         const torch::NoGradGuard no_grad;
+                         return LossOf(net->forward(Batch(0, 0))).item<double>();
+                       };
+                       const double before = loss_now();
+                       for (int epoch = 0; epoch < 5; ++epoch) {
+                         ddp.join([&] {
+                           for (int step = 0; step < StepsOf(group.rank()); ++step) {
+                             optimizer.zero_grad();
+                             LossOf(ddp(Batch(group.rank(), step))).backward();
+                             optimizer.step();
+                           }
+                         });
+                         RequireReplicas(group, *net);
+                       }
+                       Require(loss_now() < before / 4, "the loss falls");
+                     }),
+            AllPass(3));
 }
 
 TEST(OptimizerTest, SchedulersOfTorchChangeTheRate) {

@@ -49,6 +49,7 @@ T Value(absl::StatusOr<T> value) {
 // gradient of Slices says so.
 std::string TextOf(const c10::Error& error);
 
+torch::ScalarType ScalarTypeOf(DType dtype);
 // The elements of a dense tensor in the order of memory. Refuses others; `what` is their name.
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
 // The same without a check: null data if there can be no view.

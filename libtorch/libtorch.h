@@ -421,6 +421,16 @@ class Joined {
   const int exceptions_at_creation_;
 };
 
+// ---- Files for Python ----
+
+// Writes parameters and buffers as a safetensors file, with the names of Python's state_dict(). On
+// one rank; the file is complete or absent.
+void save_safetensors(const torch::nn::Module& module, const std::string& path);
+// Reads such a file, from Python, too. Throws, before it changes anything, unless the names and
+// sizes are those of the module; of several names of a tensor one is enough. Values are converted
+// to the types of the module. Before DataParallel is made, or on every rank.
+void load_safetensors(torch::nn::Module& module, const std::string& path);
+
 }  // namespace evenkeel::libtorch
 
 #endif  // EVENKEEL_LIBTORCH_LIBTORCH_H_

@@ -361,6 +361,42 @@ TEST(OptimizerTest, PowerSgdTrainsUnevenInputs) {
             AllPass(3));
 }
 
+void TestSafetensors(const std::string& path) {
+  const auto new_net = [](int width) {
+    return Sequential(Linear(6, width), torch::nn::BatchNorm1d(width));
+  };
+  Sequential net = new_net(4), half = new_net(4);
+  net->forward(Batch(0, 0));
+  const Tensor& linear = net[0]->as<Linear>()->weight;
+  linear.set_data(linear.t().contiguous().t());
+  save_safetensors(*net, path);
+  half->to(torch::kHalf);
+  const auto require_loaded = [&](Sequential into, torch::ScalarType dtype) {
+    load_safetensors(*into, path);
+    for (const auto& item : into->named_parameters())
+      RequireSame(item.value(), net->named_parameters()[item.key()].to(dtype), item.key());
+    for (const auto& item : into->named_buffers())
+      RequireSame(item.value(), net->named_buffers()[item.key()].to(item.value().scalar_type()),
+                  item.key());
+  };
+  require_loaded(new_net(4), torch::kFloat);
+  require_loaded(half, torch::kHalf);
+  const auto refused = [&](Sequential into, const std::string& part) {
+    RequireError([&] { load_safetensors(*into, path); }, part);
+  };
+  refused(new_net(5), "\"0.bias\" has the sizes [4], but that of the module [5]");
+  refused(Sequential(Linear(6, 4)), ", but the module has none");
+  refused(Sequential(Linear(6, 4), torch::nn::BatchNorm1d(4), Linear(4, 4)),
+          "has no tensor \"2.bias\", but the module has one");
+  RequireError([&] { load_safetensors(*net, path + ".none"); }, path + ".none");
+}
+
+TEST(OptimizerTest, SafetensorsHaveTheNamesOfStateDict) {
+  const std::string path = testing::TempDir() + "/net.safetensors";
+  EXPECT_EQ(RunRanks(1, [&](Group&) { TestSafetensors(path); }), AllPass(1));
+  std::filesystem::remove(path);
+}
+
 TEST(OptimizerTest, SchedulersOfTorchChangeTheRate) {
   EXPECT_EQ(RunRanks(2,
                      [](Group& group) {

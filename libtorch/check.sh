@@ -28,8 +28,8 @@ if ! "$python" -c 'import torch' >"$work/out" 2>&1; then
 fi
 flags=(--noshow_progress --repo_env=EVENKEEL_TORCH_PYTHON="$python")
 
-promise 'tests of the steps and of the optimizers' \
-  "${bazel[@]}" test "${flags[@]}" --nocache_test_results //libtorch:steps_test //libtorch:optimizer_test
+promise 'tests of the steps, the optimizers and the layers' \
+  "${bazel[@]}" test "${flags[@]}" --nocache_test_results //libtorch:all
 promise 'the parity program builds' "${bazel[@]}" build "${flags[@]}" //libtorch/parity //tools:launch
 promise 'it trains as DistributedDataParallel, bit for bit' \
   timeout 900 "$python" libtorch/parity/parity.py --program=bazel-bin/libtorch/parity/parity --steps="$steps"

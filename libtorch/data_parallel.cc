@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/bucket/hooks/compressed_reduction.h"
+#include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/bucket/hooks/quantized_all_reduce.h"
 #include "evenkeel/comm/memory.h"
 #include "evenkeel/join/join.h"
@@ -36,8 +37,18 @@ class GradientHook : public torch::autograd::FunctionPostHook {
   const int param_;
 };
 
-std::unique_ptr<BucketReduction> ReductionFor(Compression compression) {
-  switch (compression) {
+std::unique_ptr<BucketReduction> PowerSgdFor(const PowerSgdOptions& options,
+                                             const ParameterSet& params) {
+  evenkeel::PowerSgdOptions core{.rank = options.rank,
+                                 .start_step = options.start_step,
+                                 .min_compression_rate = options.min_compression_rate};
+  for (int i = 0; i < params.size(); ++i) core.shapes.push_back(MatrixOf(params.shape(i)));
+  return std::make_unique<PowerSgd>(std::move(core));
+}
+
+std::unique_ptr<BucketReduction> ReductionFor(const DataParallelOptions& options,
+                                              const ParameterSet& params) {
+  switch (options.compression) {
     case Compression::kNone:
       return nullptr;
     case Compression::kFloat16:
@@ -46,6 +57,8 @@ std::unique_ptr<BucketReduction> ReductionFor(Compression compression) {
       return std::make_unique<CompressedReduction>(DType::kBFloat16);
     case Compression::kInt8:
       return std::make_unique<QuantizedAllReduce>();
+    case Compression::kPowerSgd:
+      return PowerSgdFor(options.power_sgd, params);
   }
   Refuse("unknown compression");
 }
@@ -101,7 +114,7 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
   core_options.memory = {.value = [this](int param) { return MemoryOf(params[param].tensor); },
                          .buffer = [this](int buffer) { return MemoryOf(buffers[buffer]); }};
   core = Value(evenkeel::DataParallel::Create(this->group->comm.get(), &set, buffer_views,
-                                              core_options, ReductionFor(options.compression)));
+                                              core_options, ReductionFor(options, set)));
 }
 
 DataParallelBase::Replica::~Replica() { Detach(); }
@@ -464,6 +477,8 @@ DataParallelBase::DataParallelBase(Group& group, std::shared_ptr<torch::nn::Modu
     : replica_(std::make_shared<Replica>(group.state(), std::move(module), options)),
       exceptions_at_creation_(std::uncaught_exceptions()) {
   replica_->AttachAll();  // A backward that does not come from its forward is refused.
+  for (const auto& layer : replica_->module->modules())
+    if (auto* norm = layer->as<SyncBatchNormImpl>()) norm->attach(replica_);
 }
 
 DataParallelBase::~DataParallelBase() {
@@ -512,8 +527,12 @@ bool DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
     Refuse(
         "join() needs an Optimizer or a Joined of this DataParallel: ranks without a batch take "
         "the steps of the others");
-  const absl::Cleanup after = [this] { replica_->AfterJoin(); };
-  const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope&) {
+  const absl::Cleanup after = [this] {
+    replica_->scope = nullptr;
+    replica_->AfterJoin();
+  };
+  const absl::Status status = RunJoined(joinables, core_options, [&](JoinScope& scope) {
+    replica_->scope = &scope;
     try {
       loop();
       replica_->EndLoop();

@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -16,30 +17,18 @@ namespace {
 
 constexpr char kUnknown[] = "an exception not derived from std::exception";
 
+constexpr std::pair<torch::ScalarType, DType> kTypes[] = {
+    {torch::kFloat, DType::kFloat32}, {torch::kDouble, DType::kFloat64},
+    {torch::kHalf, DType::kFloat16},  {torch::kBFloat16, DType::kBFloat16},
+    {torch::kChar, DType::kInt8},     {torch::kByte, DType::kUint8},
+    {torch::kBool, DType::kUint8},    {torch::kShort, DType::kInt16},
+    {torch::kInt, DType::kInt32},     {torch::kLong, DType::kInt64},
+};
+
 std::optional<DType> DTypeOfTensor(torch::ScalarType type) {
-  switch (type) {
-    case torch::kFloat:
-      return DType::kFloat32;
-    case torch::kDouble:
-      return DType::kFloat64;
-    case torch::kHalf:
-      return DType::kFloat16;
-    case torch::kBFloat16:
-      return DType::kBFloat16;
-    case torch::kChar:
-      return DType::kInt8;
-    case torch::kByte:
-    case torch::kBool:
-      return DType::kUint8;
-    case torch::kShort:
-      return DType::kInt16;
-    case torch::kInt:
-      return DType::kInt32;
-    case torch::kLong:
-      return DType::kInt64;
-    default:
-      return std::nullopt;
-  }
+  for (const auto& [torch_type, dtype] : kTypes)
+    if (torch_type == type) return dtype;
+  return std::nullopt;
 }
 
 ReduceOp OpOf(Reduce how) {
@@ -82,6 +71,12 @@ std::string TextOf(const c10::Error& error) {
 }
 
 void Refuse(const std::string& what) { throw Error("evenkeel: " + what, "", {}, "", -1); }
+
+torch::ScalarType ScalarTypeOf(DType type) {
+  for (const auto& [torch_type, dtype] : kTypes)
+    if (dtype == type) return torch_type;
+  Refuse(absl::StrCat("torch has no type for ", ToString(type)));
+}
 
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what) {
   if (!tensor.defined()) Refuse(what + " is undefined");

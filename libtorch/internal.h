@@ -25,6 +25,7 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/scope.h"
 #include "evenkeel/libtorch.h"
 
 namespace evenkeel::libtorch {
@@ -48,6 +49,7 @@ T Value(absl::StatusOr<T> value) {
 // gradient of Slices says so.
 std::string TextOf(const c10::Error& error);
 
+torch::ScalarType ScalarTypeOf(DType dtype);
 // The elements of a dense tensor in the order of memory. Refuses others; `what` is their name.
 TensorView ViewOf(const torch::Tensor& tensor, const std::string& what);
 // The same without a check: null data if there can be no view.
@@ -133,6 +135,7 @@ struct DataParallelBase::Replica : std::enable_shared_from_this<Replica> {
   };
   std::vector<Enrolled> optimizers;
   void Forget(const Joinable* optimizer);
+  JoinScope* scope = nullptr;  // In join().
 
   bool is_open = false;
   bool is_detached = false;

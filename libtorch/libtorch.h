@@ -76,6 +76,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -148,8 +149,17 @@ int run(const std::function<void(Group&)>& body, const GroupOptions& options = {
 // ---- DataParallel ----
 
 // Gradients of 16 or 8 bits are rounded on each rank before the sum; docs/libtorch.md has what
-// is lost.
-enum class Compression { kNone, kFloat16, kBFloat16, kInt8 };
+// is lost. For kPowerSgd see below.
+enum class Compression { kNone, kFloat16, kBFloat16, kInt8, kPowerSgd };
+
+// PowerSGD sends each float32 gradient matrix, [m, n], as two thin ones, [m, rank] and [rank, n].
+// Each rank adds what these leave out to its next gradient; no checkpoint contains that. Vectors
+// are sent whole.
+struct PowerSgdOptions {
+  int rank = 1;
+  int64_t start_step = 0;           // So many steps at first are not compressed.
+  double min_compression_rate = 2;  // A matrix for which this saves less is sent whole.
+};
 
 struct DataParallelOptions {
   // True: backward need not reach all parameters with requires_grad; the ranks need not
@@ -161,6 +171,7 @@ struct DataParallelOptions {
   bool broadcast_buffers = true;     // False: each rank keeps its own.
   bool broadcast_parameters = true;  // At creation.
   Compression compression = Compression::kNone;
+  PowerSgdOptions power_sgd;
   // Names of parameters that are not trained in parallel: no broadcast, no reduction.
   std::vector<std::string> ignored;
 };
@@ -279,6 +290,55 @@ class DataParallel : public DataParallelBase {
   Net net_;
 };
 
+// ---- SyncBatchNorm ----
+
+// BatchNorm1d, 2d and 3d with the statistics of all ranks' samples: the ranks compute what one
+// process does with their batches one after the other, also if these differ in size or are empty.
+// To be trained it must be in the module of a DataParallel when that is made. All ranks with a
+// batch call it equally often, in equal order; in join() exhausted ranks take part. In evaluation
+// mode it does not communicate.
+class SyncBatchNormImpl
+    : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+ public:
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options) : NormImplBase(options) {}
+  // Shares the parameters and running statistics of a BatchNorm.
+  template <size_t D, class Norm>
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormImplBase<D, Norm>& norm)
+      : NormImplBase(norm.options) {
+    if (options.affine()) {
+      weight = parameters_["weight"] = norm.weight;
+      bias = parameters_["bias"] = norm.bias;
+    }
+    if (options.track_running_stats()) {
+      running_mean.set_data(norm.running_mean);
+      running_var.set_data(norm.running_var);
+      num_batches_tracked.set_data(norm.num_batches_tracked);
+    }
+    train(norm.is_training());
+  }
+
+  torch::Tensor forward(const torch::Tensor& input);
+  void pretty_print(std::ostream& stream) const override;
+
+  void attach(std::weak_ptr<DataParallelBase::Replica> replica) {  // For this library.
+    replica_ = std::move(replica);
+  }
+
+ protected:
+  void _check_input_dim(const torch::Tensor& input) override;
+
+ private:
+  std::weak_ptr<DataParallelBase::Replica> replica_;
+};
+TORCH_MODULE(SyncBatchNorm);
+
+// Replaces each BatchNorm in a Sequential, ModuleList or ModuleDict, at any depth, and children
+// that only their parent's list holds, by a SyncBatchNorm with its parameters and statistics.
+// Throws, with the layer's name, before it changes anything, if another variable holds a layer,
+// such as a member that forward() uses; write there `bn = replace_module("bn",
+// SyncBatchNorm(*bn))`.
+void convert_sync_batchnorm(torch::nn::Module& module);
+
 // ---- Optimizers ----
 
 struct Replicated {};          // Each rank has the state of all parameters.
@@ -296,7 +356,9 @@ struct OptimizerOptions {
 };
 
 // SGD, Adam or AdamW by evenkeel's kernels; a torch::optim::Optimizer, so that schedulers of torch
-// change its rates. Other settings than the rate are fixed at creation.
+// change its rates. Other settings than the rate are fixed at creation. The state of a parameter of
+// 16 bits includes a float32 master copy, made by its first step. Each step rounds the parameter
+// from it, so load parameters before the first step, or together with load_sharded().
 class Optimizer : public torch::optim::Optimizer {
  public:
   // One group, with all parameters that `ddp` trains.
@@ -358,6 +420,16 @@ class Joined {
   std::shared_ptr<State> state_;
   const int exceptions_at_creation_;
 };
+
+// ---- Files for Python ----
+
+// Writes parameters and buffers as a safetensors file, with the names of Python's state_dict(). On
+// one rank; the file is complete or absent.
+void save_safetensors(const torch::nn::Module& module, const std::string& path);
+// Reads such a file, from Python, too. Throws, before it changes anything, unless the names and
+// sizes are those of the module; of several names of a tensor one is enough. Values are converted
+// to the types of the module. Before DataParallel is made, or on every rank.
+void load_safetensors(torch::nn::Module& module, const std::string& path);
 
 }  // namespace evenkeel::libtorch
 

@@ -92,12 +92,8 @@ Optimizer::Optimizer(DataParallelBase& ddp, std::vector<torch::optim::OptimizerP
     ParameterGroup& own = core_groups.emplace_back();
     own.name = GroupName(core_groups.size() - 1);
     own.rule = RuleOf(group.options());
-    for (const torch::Tensor& tensor : group.params()) {
-      if (tensor.scalar_type() != torch::kFloat && tensor.scalar_type() != torch::kDouble)
-        Refuse(absl::StrCat("Optimizer updates parameters of float and double; one is ",
-                            c10::toString(tensor.scalar_type()), ": use Joined"));
+    for (const torch::Tensor& tensor : group.params())
       own.params.push_back(IndexOf(*state_->replica, tensor));
-    }
   }
   // Create() may move gradients to other buckets.
   const absl::Cleanup follow = [&] { state_->replica->FollowGradients(); };

@@ -2,10 +2,13 @@
 // sums.
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <stdexcept>
 
+#include "evenkeel/bucket/hooks/power_sgd.h"
 #include "evenkeel/libtorch.h"
+#include "evenkeel/libtorch/internal.h"
 #include "evenkeel/libtorch/testing/ranks.h"
 
 namespace evenkeel::libtorch {
@@ -117,21 +120,97 @@ TEST_P(Placements, ClippingIsByTheNormOfAllGradients) {
             AllPass(world));
 }
 
-TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
+// AdamW with float32 master copies, an operation of torch at a time: each rounds once, as ours.
+std::vector<Tensor> TrainHalvesAlone(int world, torch::ScalarType dtype,
+                                     const torch::optim::AdamWOptions& rule) {
+  Sequential net = NewNet();
+  net->to(dtype);
+  const torch::NoGradGuard no_grad;
+  struct State {
+    Tensor param, master, first, second;
+  };
+  std::vector<State> states;
+  for (const Tensor& param : net->parameters()) {
+    const Tensor master = param.to(torch::kFloat);
+    states.push_back({param, master, torch::zeros_like(master), torch::zeros_like(master)});
+  }
+  const auto [beta1, beta2] = rule.betas();
+  for (int step = 0; step < kMostSteps; ++step) {
+    std::vector<Tensor> sums(states.size());
+    for (int rank = 0; rank < world; ++rank) {
+      if (step >= StepsOf(rank)) continue;
+      net->zero_grad();
+      {
+        const at::AutoGradMode enable_grad(true);
+        LossOf(net->forward(Batch(rank, step).to(dtype))).backward();
+      }
+      for (size_t i = 0; i < states.size(); ++i) {
+        const Tensor gradient = states[i].param.grad().to(torch::kFloat);
+        sums[i] = sums[i].defined() ? sums[i] + gradient : gradient;
+      }
+    }
+    const double correction1 = 1 - std::pow(beta1, step + 1);
+    const double correction2 = 1 - std::pow(beta2, step + 1);
+    for (size_t i = 0; i < states.size(); ++i) {
+      auto& [param, master, first, second] = states[i];
+      const Tensor gradient = (sums[i] * (1.0 / world)).to(dtype).to(torch::kFloat);
+      first = first * beta1 + gradient * (1 - beta1);
+      second = second * beta2 + gradient * (1 - beta2) * gradient;
+      const Tensor bias = torch::full_like(second, std::sqrt(correction2));
+      const Tensor denominator = second.sqrt() / bias + rule.eps();
+      const Tensor moved = first * -(rule.lr() / correction1) / denominator;
+      master = master * (1 - rule.lr() * rule.weight_decay()) + moved;
+      param.copy_(master);
+    }
+  }
+  return net->parameters();
+}
+
+TEST_P(Placements, ParametersOf16BitsHaveMasterCopies) {
   const int world = GetParam().world;
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+    EXPECT_EQ(RunRanks(world,
+                       [&](Group& group) {
+                         // Most updates are less than half a unit of a bfloat16's last place.
+                         const auto rule = torch::optim::AdamWOptions(3e-4).weight_decay(0.1);
+                         const auto want = TrainHalvesAlone(world, dtype, rule);
+                         Sequential net = NewNet();
+                         net->to(dtype);
+                         DataParallel ddp(group, net, {.first_bucket_bytes = 64});
+                         Optimizer optimizer(ddp, rule, {.placement = GetParam().placement});
+                         ddp.join([&] {
+                           for (int step = 0; step < StepsOf(group.rank()); ++step) {
+                             optimizer.zero_grad();
+                             LossOf(ddp(Batch(group.rank(), step).to(dtype))).backward();
+                             optimizer.clip_grad_norm(1e6);  // Measures, and changes nothing.
+                             optimizer.step();
+                             Require(optimizer.last_norm() > 0, "the norm is known");
+                           }
+                         });
+                         RequireReplicas(group, *net);
+                         for (size_t i = 0; i < want.size(); ++i)
+                           RequireSame(net->parameters()[i], want[i], "a parameter");
+                       }),
+              AllPass(world));
+  }
+}
+
+void TestCheckpoints(int world, const Placement& placement, torch::ScalarType dtype) {
   const std::string folder = testing::TempDir() + "/checkpoint" + std::to_string(getpid());
   EXPECT_EQ(RunRanks(world,
                      [&](Group& group) {
                        const auto train = [&](auto& ddp, auto& optimizer, int from, int to) {
                          for (int step = from; step < to; ++step) {
                            optimizer.zero_grad();
-                           LossOf(ddp(Batch(group.rank(), step))).backward();
+                           LossOf(ddp(Batch(group.rank(), step).to(dtype))).backward();
                            optimizer.step();
                          }
                        };
-                       const torch::optim::AdamOptions rule(0.01);
-                       const OptimizerOptions options{.placement = GetParam().placement};
+                       const torch::optim::AdamOptions rule(dtype == torch::kFloat ? 0.01 : 3e-4);
+                       const OptimizerOptions options{.placement = placement};
                        Sequential net = NewNet(), later = NewNet();
+                       net->to(dtype);
+                       later->to(dtype);
                        DataParallel ddp(group, net), later_ddp(group, later);
                        Optimizer optimizer(ddp, rule, options), loaded(later_ddp, rule, options);
                        train(ddp, optimizer, 0, 3);
@@ -149,6 +228,11 @@ TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
                      }),
             AllPass(world));
   std::filesystem::remove_all(folder);
+}
+
+TEST_P(Placements, CheckpointsContinueWithTheSameBits) {
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf})
+    TestCheckpoints(GetParam().world, GetParam().placement, dtype);
 }
 
 // Takes steps of ours and of torch::optim from the same parameters, with the same gradients.
@@ -199,6 +283,118 @@ TEST(OptimizerTest, AStepIsThatOfTorchUpToRounding) {
                        check(MostUlps<torch::optim::AdamW>(group, adamw), 2, "AdamW");
                      }),
             AllPass(1));
+}
+
+// The core with the same gradients, in buckets of another size.
+TEST(OptimizerTest, PowerSgdIsThatOfTheCore) {
+  EXPECT_EQ(
+      RunRanks(
+          2,
+          [](Group& group) {
+            Sequential net = NewNet(), local = NewNet();
+            DataParallel ddp(group, net,
+                             {.first_bucket_bytes = 64,
+                              .compression = Compression::kPowerSgd,
+                              .power_sgd = {.start_step = 1}});
+            RequireError(
+                [&] { Optimizer(ddp, torch::optim::SGDOptions(0.1), {.placement = Slices{}}); },
+                "reduction of its own already");
+            ParameterSet set;
+            evenkeel::PowerSgdOptions power{.start_step = 1};
+            for (const Tensor& param : local->parameters()) {
+              param.mutable_grad() = torch::zeros_like(param);
+              set.Add("p" + std::to_string(set.size()), MemoryOf(param), MemoryOf(param.grad()));
+              power.shapes.push_back(MatrixOf(param.sizes()));
+            }
+            auto core = Value(evenkeel::DataParallel::Create(
+                group.state()->comm.get(), &set, {}, {}, std::make_unique<PowerSgd>(power)));
+            for (int step = 0; step < 4; ++step) {
+              net->zero_grad();
+              LossOf(ddp(Batch(group.rank(), step))).backward();
+              local->zero_grad(/*set_to_none=*/false);
+              set.ClearGradients();
+              Check(core->BeginStep());
+              LossOf(local->forward(Batch(group.rank(), step))).backward();
+              for (int i = set.size() - 1; i >= 0; --i) {
+                set.SetGradState(i, GradState::kLocal);
+                Check(core->GradientReady(i));
+              }
+              Check(core->FinishStep());
+              std::vector<Tensor> got, want;
+              for (const Tensor& param : net->parameters()) got.push_back(param.grad());
+              for (const Tensor& param : local->parameters()) want.push_back(param.grad());
+              RequireClose(got, want);
+              const Tensor sizes = torch::linalg_svdvals(got[0]);
+              const bool has_rank_1 = (sizes[1] < 1e-5 * sizes[0]).item<bool>();
+              Require(has_rank_1 == (step >= 1), "it is compressed from step 1 on");
+            }
+          }),
+      AllPass(2));
+}
+
+TEST(OptimizerTest, PowerSgdTrainsUnevenInputs) {
+  EXPECT_EQ(RunRanks(3,
+                     [](Group& group) {
+                       Sequential net = NewNet();
+                       DataParallel ddp(group, net,
+                                        {.first_bucket_bytes = 64,
+                                         .compression = Compression::kPowerSgd,
+                                         .power_sgd = {.rank = 2}});
+                       Optimizer optimizer(ddp, torch::optim::SGDOptions(0.5));
+                       const auto loss_now = [&] {
+                         const torch::NoGradGuard no_grad;
+                         return LossOf(net->forward(Batch(0, 0))).item<double>();
+                       };
+                       const double before = loss_now();
+                       for (int epoch = 0; epoch < 5; ++epoch) {
+                         ddp.join([&] {
+                           for (int step = 0; step < StepsOf(group.rank()); ++step) {
+                             optimizer.zero_grad();
+                             LossOf(ddp(Batch(group.rank(), step))).backward();
+                             optimizer.step();
+                           }
+                         });
+                         RequireReplicas(group, *net);
+                       }
+                       Require(loss_now() < before / 4, "the loss falls");
+                     }),
+            AllPass(3));
+}
+
+void TestSafetensors(const std::string& path) {
+  const auto new_net = [](int width) {
+    return Sequential(Linear(6, width), torch::nn::BatchNorm1d(width));
+  };
+  Sequential net = new_net(4), half = new_net(4);
+  net->forward(Batch(0, 0));
+  const Tensor& linear = net[0]->as<Linear>()->weight;
+  linear.set_data(linear.t().contiguous().t());
+  save_safetensors(*net, path);
+  half->to(torch::kHalf);
+  const auto require_loaded = [&](Sequential into, torch::ScalarType dtype) {
+    load_safetensors(*into, path);
+    for (const auto& item : into->named_parameters())
+      RequireSame(item.value(), net->named_parameters()[item.key()].to(dtype), item.key());
+    for (const auto& item : into->named_buffers())
+      RequireSame(item.value(), net->named_buffers()[item.key()].to(item.value().scalar_type()),
+                  item.key());
+  };
+  require_loaded(new_net(4), torch::kFloat);
+  require_loaded(half, torch::kHalf);
+  const auto refused = [&](Sequential into, const std::string& part) {
+    RequireError([&] { load_safetensors(*into, path); }, part);
+  };
+  refused(new_net(5), "\"0.bias\" has the sizes [4], but that of the module [5]");
+  refused(Sequential(Linear(6, 4)), ", but the module has none");
+  refused(Sequential(Linear(6, 4), torch::nn::BatchNorm1d(4), Linear(4, 4)),
+          "has no tensor \"2.bias\", but the module has one");
+  RequireError([&] { load_safetensors(*net, path + ".none"); }, path + ".none");
+}
+
+TEST(OptimizerTest, SafetensorsHaveTheNamesOfStateDict) {
+  const std::string path = testing::TempDir() + "/net.safetensors";
+  EXPECT_EQ(RunRanks(1, [&](Group&) { TestSafetensors(path); }), AllPass(1));
+  std::filesystem::remove(path);
 }
 
 TEST(OptimizerTest, SchedulersOfTorchChangeTheRate) {

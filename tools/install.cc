@@ -145,6 +145,8 @@ constexpr std::pair<const char*, const char*> kLibtorchFiles[] = {
     {"libtorch/data_parallel.cc", "data_parallel.cc"},
     {"libtorch/group.cc", "group.cc"},
     {"libtorch/optimizer.cc", "optimizer.cc"},
+    {"libtorch/safetensors.cc", "safetensors.cc"},
+    {"libtorch/sync_batch_norm.cc", "sync_batch_norm.cc"},
 };
 
 absl::StatusOr<std::vector<FileToInstall>> FilesToInstall() {

@@ -32,15 +32,17 @@
 //                with the DataParallel. Split state is distributed again. The part of a lost rank
 //                is lost, and OptimizerOptions::lost_shard decides what follows; so is the part of
 //                a rank that was in the middle of an update, or a step ahead.
+// Types:         floats on the CPU. The state of a 16-bit parameter is float32 and includes a
+// master
+//                copy (StateTensorNames()), from which each step rounds the parameter.
 // Devices:       parameters of float32 or bfloat16 on the group's device. A step is work on the
 //                streams of the parameters (ParameterSet::SetStream()), the reducer and the
 //                channels; the host waits for none of them, even if the step clips or skips.
 //                last_check() waits for the step, check_before() for the one before it, which has
 //                usually ended. The functions that read or move state wait, too, and possibly the
-//                first step of a new plan. State is float32; that of a bfloat16 parameter includes
-//                a float32 master copy (StateTensorNames()). Weights and checkpoints equal those on
-//                the CPU bit for bit, except that bias corrections and the norms for clipping may
-//                differ in the last bits of a double.
+//                first step of a new plan. Weights and checkpoints equal those on the CPU bit for
+//                bit, except that bias corrections and the norms for clipping may differ in the
+//                last bits of a double.
 // Ownership:     the communicator must outlive its use, and the parameters must outlive it. It and
 //                its reducer may be destroyed in any order; the reducer refuses later steps. Create
 //                it on all ranks in the same order.

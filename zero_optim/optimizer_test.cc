@@ -193,11 +193,11 @@ TEST(OptimizerTest, RefusesWhatItCannotUpdate) {
     EXPECT_TRUE(absl::IsInvalidArgument(
         Optimizer::Create(comm, model.params(), AdamW{.beta1 = 2}).status()));
     ParameterSet params;
-    std::vector<BFloat16> memory(3);
-    params.Add("half", absl::MakeSpan(memory));
-    const absl::Status status = Optimizer::Create(comm, params, AdamW{}).status();
+    std::vector<BFloat16> memory(6);
+    params.AddSparse("half", absl::MakeSpan(memory), /*row_size=*/2);
+    const absl::Status status = Optimizer::Create(comm, params, Sgd{}).status();
     EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
-    EXPECT_TRUE(absl::StrContains(status.message(), "parameter \"half\"")) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "parameter \"half\" is sparse")) << status;
 
     ParameterSet without;
     std::vector<float> value(3);

@@ -1,5 +1,6 @@
 // The promises of an Optimizer with any placement, and the limits of each placement.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,7 +10,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "evenkeel/bucket/data_parallel.h"
+#include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "evenkeel/zero_optim/optimizer.h"
@@ -90,6 +93,75 @@ TEST(PlacementTest, AllGiveTheSameWeightsStateAndStepsOverOneReducer) {
       return absl::OkStatus();
     });
   }
+}
+
+// A parameter per size, of 16 bits.
+template <typename Half>
+struct HalfModel {
+  HalfModel() {
+    for (const int64_t size : kSizes) {
+      for (int64_t k = 0; k < size; ++k) values.emplace_back(static_cast<float>(k % 7) / 3 - 1);
+      gradients.resize(values.size());
+    }
+    size_t begin = 0;
+    for (const int64_t size : kSizes) {
+      const auto part = [&](std::vector<Half>& all) {
+        return absl::MakeSpan(all).subspan(begin, size);
+      };
+      params.Add(absl::StrCat("p", params.size()), part(values), part(gradients));
+      begin += size;
+    }
+  }
+  void Backward(int rank, int step) {
+    for (size_t k = 0; k < gradients.size(); ++k)
+      gradients[k] = Half(static_cast<float>((k + step) % 5) - static_cast<float>(rank));
+    for (int i = 0; i < params.size(); ++i) params.SetGradState(i, GradState::kLocal);
+  }
+  std::vector<Half> values, gradients;
+  ParameterSet params;
+};
+
+template <typename Half>
+void ExpectSameHalvesWithEveryPlacement() {
+  for (const int world_size : {1, 3}) {
+    RunGroup(world_size, [&](Communicator& comm) -> absl::Status {
+      std::vector<uint16_t> want;
+      OptimizerState state;
+      for (const Placement& placement : kPlacements) {
+        SCOPED_TRACE(absl::StrCat(world_size, " ranks, placement ", placement.index()));
+        HalfModel<Half> model;
+        EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &model.params, {},
+                                                           {.reducer = {.caps = {Bytes{256}}}}));
+        EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(*ddp, AdamW{.learning_rate = 1e-4},
+                                                              {.placement = placement}));
+        for (int step = 0; step < 4; ++step) {
+          model.params.ClearGradients();
+          EK_RETURN_IF_ERROR(ddp->BeginStep());
+          model.Backward(comm.rank(), step);
+          EK_RETURN_IF_ERROR(internal::Reduce(*ddp, model.params));
+          if (HasStep(placement)) EK_RETURN_IF_ERROR(optimizer->Step());
+          EK_RETURN_IF_ERROR(optimizer->WaitForAll());
+        }
+        EK_ASSIGN_OR_RETURN(const OptimizerState all, optimizer->Consolidate());
+        std::vector<uint16_t> got;
+        for (const Half value : model.values) got.push_back(value.bits);
+        if (want.empty()) {
+          want = got;
+          state = all;
+          EXPECT_EQ(state.params.at(0).tensors.count("master"), 1);
+        }
+        EXPECT_TRUE(got == want);
+        EXPECT_TRUE(all == state);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+// The gradients are small integers, whose sums are exact in any order.
+TEST(PlacementTest, AllUpdateSixteenBitsFromMasterCopies) {
+  ExpectSameHalvesWithEveryPlacement<BFloat16>();
+  ExpectSameHalvesWithEveryPlacement<Float16>();
 }
 
 void ExpectLacks(const absl::Status& status, const std::string& placement,

@@ -1,5 +1,6 @@
 #include "evenkeel/zero_optim/update_rule.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -10,9 +11,11 @@
 #include <type_traits>
 #include <variant>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/zero_optim/internal/update_kernels.h"
 #include "evenkeel/zero_optim/optimizer_state.h"
@@ -125,6 +128,29 @@ void ApplyTyped(const UpdateRule& rule, int64_t step, double grad_scale, const T
       rule);
 }
 
+// Updates the master copy, block by block, and rounds the parameter from it.
+void ApplyToMaster(const UpdateRule& rule, int64_t step, double grad_scale, const TensorView& value,
+                   const TensorView& gradient, absl::Span<const TensorView> state) {
+  constexpr int64_t kBlock = 4096;
+  float widened[kBlock];
+  const auto names = StateTensorNames(rule, value.dtype);
+  for (int64_t begin = 0; begin < value.count; begin += kBlock) {
+    const int64_t count = std::min(kBlock, value.count - begin);
+    TensorView master;
+    absl::InlinedVector<TensorView, kMaxStateTensors> others;
+    for (size_t t = 0; t < names.size(); ++t) {
+      const TensorView block = state[t].Slice(begin, count);
+      names[t] == "master" ? void(master = block) : others.push_back(block);
+    }
+    const TensorView own = value.Slice(begin, count);
+    const TensorView block_gradient(widened, count, DType::kFloat32);
+    if (step == 1) ConvertFloats(own, master);
+    ConvertFloats(gradient.Slice(begin, count), block_gradient);
+    ApplyTyped<float>(rule, step, grad_scale, master, block_gradient, others);
+    ConvertFloats(master, own);
+  }
+}
+
 }  // namespace
 
 absl::Status Validate(const UpdateRule& rule) {
@@ -156,13 +182,13 @@ std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule, DTyp
 }
 
 absl::Status CheckUpdatable(const TensorView& value) {
-  if (value.dtype == DType::kFloat32) return absl::OkStatus();
-  if (value.dtype == (value.device.is_cpu() ? DType::kFloat64 : DType::kBFloat16))
+  const DType dtype = value.dtype;
+  if (dtype == DType::kFloat32 || dtype == DType::kBFloat16) return absl::OkStatus();
+  if (value.device.is_cpu() && (dtype == DType::kFloat64 || dtype == DType::kFloat16))
     return absl::OkStatus();
   return absl::UnimplementedError(
       value.device.is_cpu()
-          ? absl::StrCat("optimizers update float32 and float64 parameters on the CPU, not ",
-                         ToString(value))
+          ? absl::StrCat("optimizers update parameters of floats, not ", ToString(value))
           : absl::StrCat("optimizers update float32 and bfloat16 parameters on a device, not ",
                          ToString(value)));
 }
@@ -171,6 +197,8 @@ void ApplyUpdate(const UpdateRule& rule, int64_t step, double grad_scale, const 
                  const TensorView& gradient, absl::Span<const TensorView> state) {
   if (value.dtype == DType::kFloat64)
     return ApplyTyped<double>(rule, step, grad_scale, value, gradient, state);
+  if (StateDType(value.dtype) != value.dtype)
+    return ApplyToMaster(rule, step, grad_scale, value, gradient, state);
   ApplyTyped<float>(rule, step, grad_scale, value, gradient, state);
 }
 

@@ -7,9 +7,10 @@
 //
 // An update is a single pass over the memory. Optimizers call it per parameter.
 //
-// Rounding: in the parameter's type and PyTorch's order of operations; coefficients, bias
-//           corrections included, are computed in double and rounded once. All processors give the
-//           same bits: no operations are contracted.
+// Rounding: in the state's type and PyTorch's order of operations; coefficients, bias corrections
+//           included, are computed in double and rounded once. All processors give the same bits:
+//           no operations are contracted. A parameter of 16 bits is rounded from its float32
+//           master copy.
 // Units:    `step` counts the updates of the parameter, from 1.
 // Threads:  pure functions on the caller's memory.
 // Source:   torch.optim 1.13 (SGD with dampening 0, Adam and AdamW without amsgrad).
@@ -75,12 +76,12 @@ std::span<const absl::string_view> StateTensorNames(const UpdateRule& rule,
                                                     DType dtype = DType::kFloat32);
 inline constexpr int kMaxStateTensors = 3;
 
-// Returns OK for float32 and float64 on the CPU, and float32 and bfloat16 on a device; else
-// Unimplemented.
+// Returns OK for floats on the CPU, and float32 and bfloat16 on a device; else Unimplemented.
 absl::Status CheckUpdatable(const TensorView& value);
 
-// Updates `value` and `state` by `gradient` * `grad_scale`, on the CPU. All have one size and a
-// type that CheckUpdatable() passes. On a device an Optimizer applies the same rule by kernels.
+// Updates `value` and `state` by `gradient` * `grad_scale`, on the CPU. All have one size. `value`
+// and `gradient` have one type, which CheckUpdatable() passes, and the states its StateDType(). On
+// a device an Optimizer applies the same rule by kernels.
 void ApplyUpdate(const UpdateRule& rule, int64_t step, double grad_scale, const TensorView& value,
                  const TensorView& gradient, absl::Span<const TensorView> state);
 

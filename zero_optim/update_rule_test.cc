@@ -247,15 +247,57 @@ TEST(UpdateRuleTest, SaysWhatItIsAndTakesANewLearningRate) {
             "AdamW(learning_rate=0.25, beta1=0.9, beta2=0.999, epsilon=1e-08, weight_decay=0.01)");
 }
 
-TEST(UpdateRuleTest, UpdatesFloat32AndFloat64OnTheCpuOnly) {
-  EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat32)).ok());
-  EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat64)).ok());
-  EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16))));
-  EXPECT_TRUE(absl::IsUnimplemented(
-      CheckUpdatable(TensorView(nullptr, 1, DType::kFloat64, Device::Cuda(0)))));
-  EXPECT_TRUE(absl::IsUnimplemented(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16))));
-  EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kFloat32, Device::Cuda(0))).ok());
-  EXPECT_TRUE(CheckUpdatable(TensorView(nullptr, 1, DType::kBFloat16, Device::Cuda(0))).ok());
+TEST(UpdateRuleTest, UpdatesFloats) {
+  for (const DType dtype :
+       {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kInt32}) {
+    SCOPED_TRACE(ToString(dtype));
+    const bool is_float = dtype != DType::kInt32;
+    EXPECT_EQ(CheckUpdatable(TensorView(nullptr, 1, dtype)).ok(), is_float);
+    const absl::Status there = CheckUpdatable(TensorView(nullptr, 1, dtype, Device::Cuda(0)));
+    EXPECT_EQ(there.ok(), dtype == DType::kFloat32 || dtype == DType::kBFloat16) << there;
+  }
+}
+
+// Updates far below the last bit of the parameter add up in its master copy.
+template <typename Half>
+void ExpectUpdatesAsFloat32() {
+  constexpr int64_t kCount = 5000;  // More than a block.
+  for (const UpdateRule& rule : OneOfEach()) {
+    SCOPED_TRACE(ToString(rule));
+    std::vector<Half> value, gradient(kCount);
+    for (const float start : RandomValues<float>(kCount, 1)) value.emplace_back(start);
+    std::vector<float> plain(value.begin(), value.end()), plain_gradient(kCount);
+    const auto names = StateTensorNames(rule, DTypeOf<Half>::value);
+    std::vector<std::vector<float>> state(names.size(), std::vector<float>(kCount)), plain_state;
+    std::vector<TensorView> views, plain_views;
+    for (std::vector<float>& tensor : state) views.emplace_back(absl::MakeSpan(tensor));
+    plain_state.resize(StateTensorNames(rule).size(), std::vector<float>(kCount));
+    for (std::vector<float>& tensor : plain_state) plain_views.emplace_back(absl::MakeSpan(tensor));
+    for (int64_t step = 1; step <= 10; ++step) {
+      const std::vector<float> random = RandomValues<float>(kCount, 10 + step);
+      for (int64_t i = 0; i < kCount; ++i) {
+        gradient[i] = Half(random[i]);
+        plain_gradient[i] = static_cast<float>(gradient[i]);
+      }
+      ApplyUpdate(rule, step, 0.5, absl::MakeSpan(value), absl::MakeSpan(gradient), views);
+      ApplyUpdate(rule, step, 0.5, absl::MakeSpan(plain), absl::MakeSpan(plain_gradient),
+                  plain_views);
+    }
+    int64_t rounded = 0;
+    for (int64_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(value[i].bits, Half(plain[i]).bits) << i;
+      rounded += static_cast<float>(value[i]) != plain[i] ? 1 : 0;
+    }
+    EXPECT_GT(rounded, kCount / 2);
+    size_t other = 0;
+    for (size_t t = 0; t < names.size(); ++t)
+      EXPECT_TRUE(state[t] == (names[t] == "master" ? plain : plain_state[other++])) << names[t];
+  }
+}
+
+TEST(UpdateRuleTest, RoundsSixteenBitsFromAMasterCopy) {
+  ExpectUpdatesAsFloat32<BFloat16>();
+  ExpectUpdatesAsFloat32<Float16>();
 }
 
 }  // namespace

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
+
+#include "evenkeel/comm/arith/convert.h"
 
 namespace evenkeel::internal {
 namespace {
@@ -63,6 +66,12 @@ Part MeasureOf(std::span<const T> gradient, double norm) {
 
 void GradientMeasure::Add(int param, const TensorView& gradient) {
   if (gradient.count == 0) return;
+  if (SizeOf(gradient.dtype) < SizeOf(DType::kFloat32)) {
+    std::vector<float> widened(gradient.count);
+    const TensorView view(widened.data(), gradient.count, DType::kFloat32);
+    ConvertFloats(gradient, view);
+    return Add(param, view);
+  }
   const Part part =
       gradient.dtype == DType::kFloat64
           ? MeasureOf<double>({gradient.as<double>().data(), gradient.as<double>().size()}, norm_)

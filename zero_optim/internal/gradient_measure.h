@@ -6,7 +6,7 @@
 //   ... sum measure.parts() over the ranks ...
 //   const GradientCheck check = measure.Result(/*grad_scale=*/1.0);
 //
-// Gradients lie in the CPU's memory and are float32 or float64.
+// Gradients lie in the CPU's memory and are floats.
 
 #ifndef EVENKEEL_ZERO_OPTIM_INTERNAL_GRADIENT_MEASURE_H_
 #define EVENKEEL_ZERO_OPTIM_INTERNAL_GRADIENT_MEASURE_H_

@@ -4,28 +4,14 @@
 #include <cstring>
 #include <utility>
 
+#include "evenkeel/comm/arith/convert.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/device/copy.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/wait_for_all.h"
 
 namespace evenkeel::internal {
-namespace {
-
-// The only element of `view`, a float32 or float64.
-double ElementOf(const TensorView& view) {
-  return view.dtype == DType::kFloat64 ? view.as<double>()[0] : view.as<float>()[0];
-}
-
-void SetElement(const TensorView& view, double value) {
-  if (view.dtype == DType::kFloat64) {
-    view.as<double>()[0] = value;
-  } else {
-    view.as<float>()[0] = static_cast<float>(value);
-  }
-}
-
-}  // namespace
 
 GradientReduction::GradientReduction(Communicator* comm, Channel* channel,
                                      const ParameterSet* params, std::span<const ParamSpec> specs,
@@ -83,7 +69,8 @@ absl::Status GradientReduction::Fill(Bucket& bucket) {
     const Place& place = places_[param];
     const TensorView to = bucket.gradients.Slice(place.offset, specs_[param].count);
     const bool is_present = HasOwnGradient(param);
-    SetElement(bucket.present.Slice(place.position, 1), is_present ? 1 : 0);
+    double flag = is_present ? 1 : 0;
+    ConvertFloats(TensorView(&flag, 1, DType::kFloat64), bucket.present.Slice(place.position, 1));
     if (to.count == 0) continue;
     if (is_present) {
       std::memcpy(to.data, (*params_)[param].grad.data, to.bytes());
@@ -152,7 +139,7 @@ absl::StatusOr<TensorView> GradientReduction::Wait(int param) {
   EK_RETURN_IF_ERROR(Await(bucket));
   TensorView gradient = bucket.gradients.Slice(place.offset, specs_[param].count);
   if (updater_->is_on_device()) return gradient;
-  if (ElementOf(bucket.present.Slice(place.position, 1)) == 0) gradient.data = nullptr;
+  if (!IsSet(bucket.present.Slice(place.position, 1))) gradient.data = nullptr;
   return gradient;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -68,6 +69,12 @@ TensorView ElementsOf(const ParameterSet& params, int param) {
   return TensorView(const_cast<std::byte*>(rows.values.data()),
                     static_cast<int64_t>(rows.rows.size()) * params.row_size(param),
                     params[param].value.dtype);
+}
+
+bool IsSet(const TensorView& flag) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, flag.data, flag.bytes());
+  return bits != 0;
 }
 
 absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources,

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan/trainable_mask.h"
+#include "evenkeel/comm/types.h"
 #include "evenkeel/zero_optim/internal/step_message.h"
 #include "evenkeel/zero_optim/parameter_groups.h"
 
@@ -38,6 +39,9 @@ absl::StatusOr<std::vector<GradientSource>> ChooseSources(const ParameterSet& pa
 
 // The elements of a parameter's gradient: of a sparse one those of its rows.
 TensorView ElementsOf(const ParameterSet& params, int param);
+
+// Returns whether a sum of flags, in the type of the gradients, is not +0.
+bool IsSet(const TensorView& flag);
 
 // On a rank without inputs: OK if each gradient that `sources` expects here has arrived.
 absl::Status CheckArrived(const ParameterSet& params, std::span<const GradientSource> sources,

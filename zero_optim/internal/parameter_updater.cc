@@ -78,6 +78,11 @@ absl::Status ParameterUpdater::Check() {
     if (params_->is_ignored(i)) continue;
     EK_RETURN_IF_ERROR(
         Annotate(CheckUpdatable(param.value), absl::StrCat("parameter \"", param.name, "\"")));
+    if (params_->row_size(i) > 0 && StateDType(param.value.dtype) != param.value.dtype) {
+      return absl::UnimplementedError(
+          absl::StrCat("parameter \"", param.name, "\" is sparse, and rows of ",
+                       ToString(param.value.dtype), " are not updated: make it float32"));
+    }
     const Sgd* const sgd = std::get_if<Sgd>(&groups_.rule_of(i));
     if (params_->row_size(i) == 0 ||
         (sgd != nullptr && sgd->momentum == 0 && sgd->weight_decay == 0))

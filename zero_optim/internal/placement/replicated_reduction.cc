@@ -18,16 +18,10 @@
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/types.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/placement/replicated.h"
 
 namespace evenkeel::internal {
-namespace {
-
-bool IsSet(const TensorView& flag) {
-  return flag.dtype == DType::kFloat64 ? flag.as<double>()[0] != 0 : flag.as<float>()[0] != 0;
-}
-
-}  // namespace
 
 class ReplicatedOptimizer::Reduction : public BucketReduction {
  public:

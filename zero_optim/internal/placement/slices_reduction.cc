@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,20 +11,10 @@
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/zero_optim/internal/gradients.h"
 #include "evenkeel/zero_optim/internal/placement/slices.h"
 
 namespace evenkeel::internal {
-namespace {
-
-// By its bits, which are those of +0 where there is no gradient.
-bool IsSet(const TensorView& flags, int64_t i) {
-  const TensorView flag = flags.Slice(i, 1);
-  uint64_t bits = 0;
-  std::memcpy(&bits, flag.data, flag.bytes());
-  return bits != 0;
-}
-
-}  // namespace
 
 // The reducer's view of the optimizer.
 class SlicesOptimizer::Reduction : public BucketReduction {
@@ -189,7 +178,7 @@ void SlicesOptimizer::SendFlags(const BucketInfo& bucket, bool contributes) {
     }
     return;
   }
-  for (int i = 0; i < count; ++i) flags_[first + i] = contributes && IsSet(bucket.used, i);
+  for (int i = 0; i < count; ++i) flags_[first + i] = contributes && IsSet(bucket.used.Slice(i, 1));
   if (communicator().world_size() == 1) return;
   flag_works_[bucket.index] = flag_channel_->AllReduce(
       absl::MakeSpan(flags_).subspan(first, count), ReduceOp::kMax,

@@ -57,18 +57,16 @@ TEST(CheckFiniteTest, NamesTheRankTheParameterAndTheStepOnAllRanks) {
     for (const bool joins : {false, true}) {
       const absl::Status status = RunTestRanks(3, [&](Communicator& comm) -> absl::Status {
         ToyModel model(kSizes);
-        EK_ASSIGN_OR_RETURN(
-            const auto ddp,
-            DataParallel::Create(&comm, &model.params(), {},
-                                 {.reducer = {.caps = {Bytes{24}},
-                                              .gradient_as_bucket_view = views,
-                                              .check_finite = true}}));
+        EK_ASSIGN_OR_RETURN(const auto ddp,
+                            DataParallel::Create(&comm, &model.params(), {},
+                                                 {.reducer = {.caps = {Bytes{24}},
+                                                              .gradient_as_bucket_view = views,
+                                                              .check_finite = true}}));
         const int steps = joins && comm.rank() == 2 ? 2 : 6;
-        ExpectNamed(joins ? RunJoined({ddp.get()}, {},
-                                      [&](JoinScope&) {
-                                        return Train(*ddp, model, comm.rank(), steps);
-                                      })
-                          : Train(*ddp, model, comm.rank(), steps));
+        ExpectNamed(
+            joins ? RunJoined({ddp.get()}, {},
+                              [&](JoinScope&) { return Train(*ddp, model, comm.rank(), steps); })
+                  : Train(*ddp, model, comm.rank(), steps));
         return absl::OkStatus();
       });
       EXPECT_TRUE(status.ok()) << status;
@@ -81,8 +79,8 @@ TEST(CheckFiniteTest, WithoutItTheNumbersSpread) {
     ToyModel model(kSizes);
     EK_ASSIGN_OR_RETURN(const auto ddp, DataParallel::Create(&comm, &model.params(), {}));
     EK_RETURN_IF_ERROR(Train(*ddp, model, comm.rank(), kBadStep + 1));
-    EXPECT_TRUE(std::isinf(
-        static_cast<float*>(model.params()[kBadParameter].grad.data)[kBadElement]));
+    EXPECT_TRUE(
+        std::isinf(static_cast<float*>(model.params()[kBadParameter].grad.data)[kBadElement]));
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;

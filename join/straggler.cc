@@ -33,8 +33,7 @@ StragglerReport RecentStragglersOf(Communicator& comm) {
                                [](const StragglerDetector& all) { return all.Recent(); }));
 }
 
-std::string StragglerNews(Communicator& comm,
-                          const std::function<std::string(int rank)>& name_of) {
+std::string StragglerNews(Communicator& comm, const std::function<std::string(int rank)>& name_of) {
   const bool is_news = StepControl::Of(comm).WithStragglers(
       [](StragglerDetector& detector) { return detector.TakeNews(); });
   return is_news ? RecentStragglersOf(comm).Stragglers(name_of) : "";

@@ -3,7 +3,8 @@
 //   // In a loop, on any rank: a sentence when there is something to say, else empty.
 //   if (const std::string news = StragglerNews(comm); !news.empty()) Log(news);
 //   // "rank 3 cost the group 18 % of the last 500 steps: input"
-//   const StragglerReport all = StragglersOf(comm);            // since the group began, for a table
+//   const StragglerReport all = StragglersOf(comm);            // since the group began, for a
+//   table
 //
 // A collective makes all ranks equally slow, so the ranks' step times do not show which one is the
 // cause. But all ranks leave a reduction together. Between two reductions each rank is busy for a

@@ -104,6 +104,7 @@ DataParallelBase::Replica::Replica(std::shared_ptr<Group::State> group,
   core_options.reducer.caps = {Bytes{options.first_bucket_bytes}, Bytes{options.bucket_bytes}};
   core_options.reducer.gradient_as_bucket_view = true;
   core_options.reducer.find_unused = options.find_unused;
+  core_options.reducer.check_finite = options.check_finite;
   core_options.broadcast_initial_state = options.broadcast_parameters;
   core_options.buffers.every = options.broadcast_buffers ? 1 : 0;
   core_options.trainability = {

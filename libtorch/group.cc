@@ -10,6 +10,8 @@
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/failure_info.h"
+#include "evenkeel/join/steps/step_control.h"
+#include "evenkeel/join/straggler.h"
 #include "evenkeel/libtorch/internal.h"
 
 namespace evenkeel::libtorch {
@@ -125,6 +127,21 @@ void Group::broadcast(const torch::Tensor& tensor, int root) {
 }
 
 void Group::barrier() { Check(state_->comm->Barrier()); }
+
+Group::PhaseScope::PhaseScope(std::shared_ptr<State> state, Phase phase)
+    : state_(std::move(state)),
+      before_(static_cast<int>(
+          StepControl::Of(*state_->comm)
+              .phases()
+              .Enter(phase == Phase::kInput ? StepPhase::kInput : StepPhase::kSaving))) {}
+
+Group::PhaseScope::~PhaseScope() {
+  StepControl::Of(*state_->comm).phases().Enter(static_cast<StepPhase>(before_));
+}
+
+std::string Group::straggler_news() { return StragglerNews(*state_->comm); }
+std::string Group::straggler_table() { return StragglersOf(*state_->comm).Table(); }
+
 void Group::abort(const std::string& why) {
   state_->comm->Abort(absl::AbortedError(why), "failed");
 }

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
+#include <thread>
 
 #include "evenkeel/libtorch.h"
 #include "evenkeel/libtorch/internal.h"
@@ -618,6 +620,53 @@ TEST(StepsTest, CompressedGradients) {
                        }),
               AllPass(2));
   }
+}
+
+TEST(StepsTest, AStragglerIsNamedWithItsPhase) {
+  EXPECT_EQ(RunRanks(3,
+                     [](Group& group) {
+                       Scales net;
+                       DataParallel ddp(group, net, kSmallBuckets);
+                       std::string news;
+                       for (int step = 0; step < 520; ++step) {
+                         {
+                           auto loading = group.phase(Phase::kInput);
+                           if (group.rank() == 2)
+                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                         }
+                         net->zero_grad();
+                         ddp(InputOf(group.rank())).backward();
+                         news += group.straggler_news();
+                       }
+                       Require(news.starts_with("rank 2 cost the group ") &&
+                                   news.ends_with(" % of the last 500 steps: input"),
+                               "the news is not: " + news);
+                       Require(group.straggler_table().find("optimizer") != std::string::npos,
+                               group.straggler_table());
+                     }),
+            AllPass(3));
+}
+
+TEST(StepsTest, AGradientThatIsNotFiniteIsNamed) {
+  const Endings endings = RunRanks(2, [](Group& group) {
+    Scales net;
+    DataParallelOptions options = kSmallBuckets;
+    options.check_finite = true;
+    DataParallel ddp(group, net, options);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const float factor = step == 1 && group.rank() == 1 ? INFINITY : 1.0f;
+      try {
+        ddp(InputOf(group.rank()) * factor).backward();
+      } catch (const Error& error) {
+        Require(error.kind == "failed" && error.ranks == std::vector<int>{1}, error.what());
+        throw;
+      }
+    }
+  });
+  for (const std::string& ending : endings)
+    EXPECT_THAT(ending, testing::ContainsRegex("rank 1: the gradient of parameter \"scale. .*is "
+                                               "not finite in step 1: element 0 of 4"));
 }
 
 TEST(StepsTest, GradientsOutliveTheirDataParallel) {

@@ -226,8 +226,7 @@ absl::Status Announcer::CheckFinite(int param) {
 
 absl::Status Announcer::Arrive(int param) {
   const bool checks = core_.options.check_finite || core_.comm->check_finite();
-  if (checks && core_.device == nullptr &&
-      core_.params->grad_state(param) != GradState::kNone) {
+  if (checks && core_.device == nullptr && core_.params->grad_state(param) != GradState::kNone) {
     EK_RETURN_IF_ERROR(CheckFinite(param));
   }
   if (core_.device == nullptr && bucket_of_[param] != kGathered) {

@@ -29,7 +29,8 @@ TEST(FiniteTest, FindsTheFirst) {
   using F = std::numeric_limits<float>;
   using D = std::numeric_limits<double>;
   ExpectFinds<float>(DType::kFloat32, F::max(), {F::infinity(), -F::infinity(), F::quiet_NaN()});
-  ExpectFinds<double>(DType::kFloat64, D::lowest(), {D::infinity(), -D::infinity(), -D::quiet_NaN()});
+  ExpectFinds<double>(DType::kFloat64, D::lowest(),
+                      {D::infinity(), -D::infinity(), -D::quiet_NaN()});
   ExpectFinds<uint16_t>(DType::kFloat16, 0x7bff, {0x7c00, 0xfc00, 0x7e01});
   ExpectFinds<uint16_t>(DType::kBFloat16, 0xff7f, {0x7f80, 0xff80, 0x7fc1});
 }

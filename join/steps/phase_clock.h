@@ -5,9 +5,9 @@
 //   clock.EndReduction();                     // FinishStep(): all ranks leave it together
 //   std::optional<PhaseTimes> times = clock.Take();        // for the next step's record
 //
-// An interval goes from one EndReduction() to the next. Ranks need no common clock: a reduction ends
-// on all of them at the same time, so the rank that was busy for longest in an interval was the
-// last one. Time in waits of the library (comm/control/waits.h) is counted apart.
+// An interval goes from one EndReduction() to the next. Ranks need no common clock: a reduction
+// ends on all of them at the same time, so the rank that was busy for longest in an interval was
+// the last one. Time in waits of the library (comm/control/waits.h) is counted apart.
 //
 // Threads: thread-safe. Waits are known for the thread that called EndReduction(); a backward that
 //          announces gradients from other threads does not wait.

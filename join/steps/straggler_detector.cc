@@ -5,7 +5,6 @@
 #include <limits>
 #include <utility>
 
-
 namespace evenkeel {
 namespace {
 
@@ -91,8 +90,7 @@ void StragglerDetector::Add(absl::Span<const RankTimes> ranks) {
     }
   }
   were_exhausted_ = std::move(exhausted);
-  if (now_.steps < kStepsPerBlock &&
-      (now_.steps < kLeastStepsPerBlock || now_.time_us < kBlockUs))
+  if (now_.steps < kStepsPerBlock && (now_.steps < kLeastStepsPerBlock || now_.time_us < kBlockUs))
     return;
   const int world_size = static_cast<int>(ranks.size());
   all_.Add(now_);

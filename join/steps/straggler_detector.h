@@ -69,9 +69,9 @@ class StragglerDetector {
   static StragglerReport ReportOf(const Sums& sums);
   void LookForNews();
 
-  Sums now_;                // The current block.
-  Sums all_;                // All steps before it.
-  std::deque<Sums> recent_;  // Full blocks.
+  Sums now_;                          // The current block.
+  Sums all_;                          // All steps before it.
+  std::deque<Sums> recent_;           // Full blocks.
   std::vector<bool> were_exhausted_;  // In the step of the times to come.
   bool has_news_ = false;
   // By rank: the phase in which it was a straggler; none: it was not.

@@ -17,8 +17,7 @@ absl::string_view NameOf(StepPhase phase) {
   return kNames[static_cast<size_t>(phase)];
 }
 
-std::string StragglerReport::Stragglers(
-    const std::function<std::string(int rank)>& name_of) const {
+std::string StragglerReport::Stragglers(const std::function<std::string(int rank)>& name_of) const {
   std::map<StepPhase, std::pair<double, std::vector<int>>> by_phase;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].is_straggler) continue;

@@ -32,12 +32,12 @@ struct StragglerReport {
   static constexpr double kLeastCost = 0.02;
 
   struct Rank {
-    int rank = 0;     // Its number in the job's first group.
+    int rank = 0;              // Its number in the job's first group.
     double cost = 0;           // The fraction of `time` that this rank cost the group.
     double without_input = 0;  // The fraction of `time` in which it had no more input.
     bool is_straggler = false;
     StepPhase phase = StepPhase::kOutside;  // The phase that explains most of the cost.
-    PhaseTimes mean;  // Of a step in which it had inputs.
+    PhaseTimes mean;                        // Of a step in which it had inputs.
     absl::Duration waited_for_others;  // In such a step: the wait beyond that of the last rank.
   };
 

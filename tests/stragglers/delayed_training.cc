@@ -28,8 +28,8 @@ void TouchPages(absl::Duration time) {
   constexpr size_t kPage = 4096, kPages = 64;
   const absl::Time end = absl::Now() + time;
   while (absl::Now() < end) {
-    void* const memory = mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const memory =
+        mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return absl::SleepFor(end - absl::Now());
     for (size_t i = 0; i < kPages; ++i)
       static_cast<volatile char*>(memory)[i * kPage] = static_cast<char>(i);
@@ -40,9 +40,14 @@ void TouchPages(absl::Duration time) {
 }  // namespace
 
 const char* NameOf(Delay delay) {
-  static constexpr const char* kNames[kDelays] = {
-      "none",     "slow loader, marked", "slow loader, not marked", "sleep in forward",
-      "sleep in backward", "page faults", "slow disk while saving",  "busy neighbour"};
+  static constexpr const char* kNames[kDelays] = {"none",
+                                                  "slow loader, marked",
+                                                  "slow loader, not marked",
+                                                  "sleep in forward",
+                                                  "sleep in backward",
+                                                  "page faults",
+                                                  "slow disk while saving",
+                                                  "busy neighbour"};
   return kNames[static_cast<int>(delay)];
 }
 

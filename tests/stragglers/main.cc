@@ -4,8 +4,8 @@
 //   bazel run //tests/stragglers -- --clean_steps=1000000 --worlds=2,4
 //
 // A run is a job of processes with one delay, drawn from --seed: the rank, its cause, 5 to 50 % of
-// a step, the number of ranks, the backend. After 520 steps rank 0 judges the last 500. The ranks of
-// a job without delay compute, also if they are more than the cores; it is judged after every 50
+// a step, the number of ranks, the backend. After 520 steps rank 0 judges the last 500. The ranks
+// of a job without delay compute, also if they are more than the cores; it is judged after every 50
 // steps.
 //
 // Prints a table, and exits with 1 if fewer ranks than --least_ranks, or fewer phases than
@@ -132,10 +132,10 @@ absl::StatusOr<std::string> RunTrial(const Trial& trial) {
                                               .host = "the program of the trials"}));
   ChildProcesses ranks, neighbour;
   if (trial.delay == Delay::kNeighbour) {
-    EK_RETURN_IF_ERROR(neighbour.Start({ThisProgram(), "--neighbour",
-                                        absl::StrCat("--slow_rank=", trial.rank),
-                                        absl::StrCat("--fraction=", trial.fraction)},
-                                       {}));
+    EK_RETURN_IF_ERROR(
+        neighbour.Start({ThisProgram(), "--neighbour", absl::StrCat("--slow_rank=", trial.rank),
+                         absl::StrCat("--fraction=", trial.fraction)},
+                        {}));
   }
   for (int rank = 0; rank < trial.world_size; ++rank) {
     Variables variables = RankVariables(rank, trial.world_size, server->address(), kSecret);
@@ -202,9 +202,9 @@ absl::StatusOr<bool> RunDelays(const std::vector<int>& worlds,
     const std::optional<StepPhase> phase = PhaseOf(trial.delay);
     const bool is_phase =
         is_rank && phase.has_value() && parts[1] == absl::StrCat(static_cast<int>(*phase));
-    for (Tally* tally : {&all, &tallies[NameOf(trial.delay)],
-                         &tallies[absl::StrCat(trial.world_size, " ranks")],
-                         &tallies[absl::StrCat("over ", trial.backend)]}) {
+    for (Tally* tally :
+         {&all, &tallies[NameOf(trial.delay)], &tallies[absl::StrCat(trial.world_size, " ranks")],
+          &tallies[absl::StrCat("over ", trial.backend)]}) {
       ++tally->runs;
       tally->ranks += is_rank;
       tally->known_phases += phase.has_value();
@@ -270,8 +270,8 @@ int Main() {
   }
   const std::vector<std::string> backends = absl::StrSplit(FLAGS_backends, ',');
   bool is_good = true;
-  for (const auto& [wanted, run] : {std::pair(FLAGS_runs > 0, &RunDelays),
-                                    std::pair(FLAGS_clean_steps > 0, &RunClean)}) {
+  for (const auto& [wanted, run] :
+       {std::pair(FLAGS_runs > 0, &RunDelays), std::pair(FLAGS_clean_steps > 0, &RunClean)}) {
     if (!wanted) continue;
     const absl::StatusOr<bool> good = run(worlds, backends);
     if (!good.ok()) {

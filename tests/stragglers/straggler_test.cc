@@ -53,10 +53,8 @@ TEST(StragglerTest, ASlowLoader) {
 }
 
 TEST(StragglerTest, ASlowBackwardWithASplitOptimizer) {
-  const std::string news = NewsAfter(3, {.delay = Delay::kBackward,
-                                         .rank = 0,
-                                         .fraction = 0.4,
-                                         .placement = Slices{}});
+  const std::string news =
+      NewsAfter(3, {.delay = Delay::kBackward, .rank = 0, .fraction = 0.4, .placement = Slices{}});
   EXPECT_THAT(news, StartsWith("rank 0 cost the group "));
   EXPECT_THAT(news, HasSubstr(": backward"));
 }
@@ -90,10 +88,9 @@ TEST(StragglerTest, ExhaustedRanksHadNoInput) {
     EK_ASSIGN_OR_RETURN(const auto training,
                         DelayedTraining::Create(&comm, {.step = absl::Milliseconds(1)}));
     for (int epoch = 0; epoch < 2; ++epoch) {
-      EK_RETURN_IF_ERROR(
-          RunJoined({&training->ddp(), &training->optimizer()}, {}, [&](JoinScope&) {
-            return training->Run(comm.rank() == 1 ? 20 : 40);
-          }));
+      EK_RETURN_IF_ERROR(RunJoined({&training->ddp(), &training->optimizer()}, {}, [&](JoinScope&) {
+        return training->Run(comm.rank() == 1 ? 20 : 40);
+      }));
     }
     const StragglerReport report = StragglersOf(comm);
     // Each epoch's first interval, and those that a rank without input has begun, do not count.

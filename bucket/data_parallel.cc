@@ -466,6 +466,7 @@ absl::Status DataParallel::RestoreBuffers(const KeptBuffers& kept) {
 
 void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   if (old != nullptr) StepControl::Of(*old).Unregister(this);
+  phases_ = nullptr;
   if (change.between_steps) {
     kept_->step = 0;  // The new group counts from there.
     return;
@@ -486,7 +487,6 @@ void DataParallel::LeaveGroup(Communicator* old, const GroupChange& change) {
   kept_->content.Forget();
   kept_->step = 0;
   kept_before_->content.Forget();
-  phases_ = nullptr;
   mode_ = StepMode::kSync;
   last_step_synced_ = true;  // Whoever repeats a step begins it with one rank's buffers.
   buffer_turn_ = 0;

@@ -189,8 +189,9 @@ struct CommunicatorOptions {
   // Equal on all ranks, or the group ends at once. Unset: EVENKEEL_VERIFY if a factory has read the
   // environment, else kPositions.
   std::optional<VerifyLevel> verify;
-  // Each gradient is tested before it is reduced (ReducerOptions::check_finite). A factory that
-  // reads the environment sets it for EVENKEEL_CHECK_FINITE=1.
+  // Each gradient on the CPU is tested before a DataParallel reduces it
+  // (ReducerOptions::check_finite). A factory that reads the environment sets it for
+  // EVENKEEL_CHECK_FINITE=1.
   bool check_finite = false;
   WatchOptions watch;
   FlightOptions flight;

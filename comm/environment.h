@@ -29,9 +29,8 @@
 //                          variable of its own.
 //   EVENKEEL_VERIFY        off, positions or every: the checks of comm/verify.h, unless the program
 //                          sets them.
-//   EVENKEEL_CHECK_FINITE  1: a gradient that is infinite or not a number ends the group before it
-//   is
-//                          reduced, with the rank and the parameter.
+//   EVENKEEL_CHECK_FINITE  1: a gradient on the CPU that is infinite or not a number ends the group
+//                          before a DataParallel reduces it, with the rank and the parameter.
 //   EVENKEEL_FLIGHT        a folder for the flight records of a group that fails
 //                          (comm/flight_dump.h).
 //   EVENKEEL_NCCL          the path of the libnccl.so.2 that the backend nccl loads, unless the
@@ -100,9 +99,8 @@ absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
 absl::StatusOr<Environment> ReadEnvironment();
 
 // Returns the environment of a rank whose job is described by other means: of the variables of this
-// process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY,
-// EVENKEEL_CHECK_FINITE and EVENKEEL_FLIGHT count, and the ranks find each other through a store
-// (Rendezvous::Join()).
+// process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY, EVENKEEL_CHECK_FINITE and
+// EVENKEEL_FLIGHT count, and the ranks find each other through a store (Rendezvous::Join()).
 absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size);
 
 }  // namespace evenkeel

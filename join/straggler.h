@@ -3,8 +3,7 @@
 //   // In a loop, on any rank: a sentence when there is something to say, else empty.
 //   if (const std::string news = StragglerNews(comm); !news.empty()) Log(news);
 //   // "rank 3 cost the group 18 % of the last 500 steps: input"
-//   const StragglerReport all = StragglersOf(comm);            // since the group began, for a
-//   table
+//   StragglersOf(comm).Table();                // of all steps since the group began
 //
 // A collective makes all ranks equally slow, so the ranks' step times do not show which one is the
 // cause. But all ranks leave a reduction together. Between two reductions each rank is busy for a
@@ -14,6 +13,8 @@
 // have one step more). join/steps/straggler_report.h defines its terms.
 //
 // Steps:   those with a reduction (DataParallel), in a group with agreement (JoinOptions::enable).
+//          Steps that a rank misses because it has left do not count
+//          (JoinOptions::leave_after_shadow_steps). Several reductions in one step count as one.
 // Threads: thread-safe.
 // Devices: times are those of the host, so that a slow device is not seen.
 
@@ -34,7 +35,7 @@ class Communicator;
 StragglerReport StragglersOf(Communicator& comm);
 StragglerReport RecentStragglersOf(Communicator& comm);
 
-// Returns what StragglerReport::Stragglers() says of the recent steps, once for each new set of
+// Returns StragglerReport::Stragglers() of the recent steps, once for each new set of
 // stragglers and phases; else "". Cheap enough for every step.
 std::string StragglerNews(Communicator& comm,
                           const std::function<std::string(int rank)>& name_of = nullptr);

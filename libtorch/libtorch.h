@@ -112,8 +112,8 @@ struct GroupOptions {
 
 enum class Reduce { kSum, kAverage, kMin, kMax };
 
-// The parts of a training loop that only the loop knows; the library knows forward, backward and
-// the optimizer's step.
+// The parts of a training loop that a program marks; forward, backward and the optimizer's step are
+// known.
 enum class Phase { kInput, kSaving };
 
 class Group {

@@ -33,8 +33,7 @@
 //                is lost, and OptimizerOptions::lost_shard decides what follows; so is the part of
 //                a rank that was in the middle of an update, or a step ahead.
 // Types:         floats on the CPU. The state of a 16-bit parameter is float32 and includes a
-// master
-//                copy (StateTensorNames()), from which each step rounds the parameter.
+//                master copy (StateTensorNames()), from which each step rounds the parameter.
 // Devices:       parameters of float32 or bfloat16 on the group's device. A step is work on the
 //                streams of the parameters (ParameterSet::SetStream()), the reducer and the
 //                channels; the host waits for none of them, even if the step clips or skips.

@@ -211,7 +211,7 @@ absl::Status Announcer::CheckFinite(int param) {
   const int64_t bad = FirstNonfinite(gradient);
   if (bad < 0) return absl::OkStatus();
   const int rank = core_.comm->rank();
-  const int64_t step = StepControl::Of(*core_.comm).position() - 1;
+  const int64_t step = StepControl::Of(*core_.comm).steps_begun() - 1;
   const absl::Status error = WithFailureInfo(
       absl::FailedPreconditionError(absl::StrCat(
           "rank ", rank, ": the gradient of parameter ", Name(params, param),

@@ -51,15 +51,15 @@ std::optional<PhaseTimes> PhaseClock::Take() {
 void PhaseClock::Charge() {
   if (!is_running_) return;
   const int64_t now = NowNs();
+  const int64_t took = now - std::exchange(since_ns_, now);
   int64_t waited = 0;
   if (std::this_thread::get_id() == owner_) {
     waited = internal::NanosWaited();
     waited -= std::exchange(waited_before_ns_, waited);
+    waited = std::min(waited, took);  // The rest was in a phase that another thread has ended.
   }
   waited_ns_ += waited;
-  // Waits of the owner during phases that another thread ended belong to these.
-  const auto phase = static_cast<size_t>(phase_.load(std::memory_order_relaxed));
-  busy_ns_[phase] += std::max<int64_t>(0, now - std::exchange(since_ns_, now) - waited);
+  busy_ns_[static_cast<size_t>(phase_.load(std::memory_order_relaxed))] += took - waited;
 }
 
 }  // namespace evenkeel

@@ -449,6 +449,7 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   EK_RETURN_IF_ERROR(comm_->status());
   ++steps_begun_;
   if (!agreement_) {
+    (void)phases_.Take();  // No record contains it.
     auto ticket = std::shared_ptr<StepTicket>(new StepTicket(0, false, this));
     ticket->Resolve(StepAnswer{.world_size = comm_->world_size(),
                                .active = comm_->world_size(),

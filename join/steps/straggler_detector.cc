@@ -12,19 +12,24 @@ namespace {
 constexpr double kPersistentFraction = 1.0 / 3;
 constexpr int kPersistentBlocks = 8;
 // And its mean cost is this many times the uncertainty that the differences of the blocks show.
-constexpr double kSigmas = 4;
+constexpr double kSigmas = 8;
 
-// Returns the lower median of all values but one: with two equal stragglers among three ranks, each
-// is compared with the third. Ranks without a value do not count.
-double MedianOfOthers(const std::vector<std::optional<double>>& values, size_t but) {
-  std::vector<double> others;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (i != but && values[i].has_value()) others.push_back(*values[i]);
+// Returns each value less the lower median of the others: of two equal stragglers among three
+// ranks, each is compared with the third. Ranks without a value do not count; 0 without others.
+std::vector<double> ExcessOverOthers(const std::vector<std::optional<double>>& values) {
+  std::vector<double> sorted;
+  for (const std::optional<double>& value : values) {
+    if (value.has_value()) sorted.push_back(*value);
   }
-  if (others.empty()) return values[but].value_or(0);
-  const auto middle = others.begin() + (others.size() - 1) / 2;
-  std::nth_element(others.begin(), middle, others.end());
-  return *middle;
+  std::sort(sorted.begin(), sorted.end());
+  std::vector<double> excess(values.size());
+  if (sorted.size() < 2) return excess;
+  const size_t middle = (sorted.size() - 2) / 2;  // Without the value itself.
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].has_value())
+      excess[i] = *values[i] - sorted[*values[i] <= sorted[middle] ? middle + 1 : middle];
+  }
+  return excess;
 }
 
 // Adds to `part` each rank's part of the time between the shortest and the longest of `busy`.
@@ -40,7 +45,8 @@ void AddParts(std::vector<std::pair<int64_t, int>> busy, absl::Span<double> part
   }
 }
 
-// Whether the costs of the blocks, about `mean`, are those of a rank that is slow all the time.
+// Returns whether the costs of the blocks, about `mean`, are those of a rank that is slow all the
+// time.
 bool IsPersistent(const std::vector<double>& costs, double mean) {
   double variance = 0;
   int slow = 0;
@@ -120,11 +126,10 @@ std::vector<double> StragglerDetector::Sums::Costs() const {
                         ? std::nullopt
                         : std::optional(sums.part_us / static_cast<double>(sums.active_us)));
   }
-  std::vector<double> costs;
-  for (size_t rank = 0; rank < rates.size(); ++rank) {
-    const double rate = rates[rank].value_or(0) - MedianOfOthers(rates, rank);
-    const auto active_us = static_cast<double>(ranks[rank].active_us);
-    costs.push_back(active_us == 0 ? 0 : rate * active_us / static_cast<double>(time_us));
+  std::vector<double> costs = ExcessOverOthers(rates);
+  for (size_t rank = 0; rank < costs.size(); ++rank) {
+    if (time_us > 0)
+      costs[rank] *= static_cast<double>(ranks[rank].active_us) / static_cast<double>(time_us);
   }
   return costs;
 }
@@ -149,22 +154,23 @@ StragglerReport StragglerDetector::ReportOf(const Sums& sums) {
     out.mean.waited_us = of_rank.times.waited_us / of_rank.steps;
     least_wait = std::min(least_wait, out.mean.waited_us);
   }
-  for (size_t rank = 0; rank < costs.size(); ++rank) {
-    if (sums.ranks[rank].steps == 0) continue;
-    StragglerReport::Rank& out = report.ranks[rank];
-    out.waited_for_others = absl::Microseconds(out.mean.waited_us - least_wait);
-    double most = 0;
-    for (int phase = 0; phase < kStepPhases; ++phase) {
-      std::vector<std::optional<double>> times;
-      for (size_t other = 0; other < costs.size(); ++other) {
-        times.push_back(sums.ranks[other].steps == 0
-                            ? std::nullopt
-                            : std::optional<double>(report.ranks[other].mean.busy_us[phase]));
-      }
-      const double excess = *times[rank] - MedianOfOthers(times, rank);
-      if (excess > most) out.phase = static_cast<StepPhase>(phase);
-      most = std::max(most, excess);
+  std::vector<double> most(costs.size());
+  for (int phase = 0; phase < kStepPhases; ++phase) {
+    std::vector<std::optional<double>> times(costs.size());
+    for (size_t rank = 0; rank < costs.size(); ++rank) {
+      if (sums.ranks[rank].steps > 0)
+        times[rank] = static_cast<double>(report.ranks[rank].mean.busy_us[phase]);
     }
+    const std::vector<double> excess = ExcessOverOthers(times);
+    for (size_t rank = 0; rank < costs.size(); ++rank) {
+      if (excess[rank] > most[rank]) report.ranks[rank].phase = static_cast<StepPhase>(phase);
+      most[rank] = std::max(most[rank], excess[rank]);
+    }
+  }
+  for (size_t rank = 0; rank < costs.size(); ++rank) {
+    StragglerReport::Rank& out = report.ranks[rank];
+    if (sums.ranks[rank].steps > 0)
+      out.waited_for_others = absl::Microseconds(out.mean.waited_us - least_wait);
   }
   return report;
 }
@@ -195,14 +201,15 @@ StragglerReport StragglerDetector::Recent() const {
 
 void StragglerDetector::LookForNews() {
   const StragglerReport report = Recent();
-  told_.resize(report.ranks.size());
+  reported_.resize(report.ranks.size());
   for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const StragglerReport::Rank& one = report.ranks[rank];
     if (one.is_straggler) {
-      has_news_ = has_news_ || told_[rank] != one.phase;
-      told_[rank] = one.phase;
+      const uint32_t phase = uint32_t{1} << static_cast<int>(one.phase);
+      has_news_ = has_news_ || (reported_[rank] & phase) == 0;
+      reported_[rank] |= phase;
     } else if (one.cost < StragglerReport::kLeastCost / 2) {
-      told_[rank].reset();  // Between the two it is neither news nor forgotten.
+      reported_[rank] = 0;  // Between the two it is neither news nor forgotten.
     }
   }
 }

@@ -74,8 +74,9 @@ class StragglerDetector {
   std::deque<Sums> recent_;           // Full blocks.
   std::vector<bool> were_exhausted_;  // In the step of the times to come.
   bool has_news_ = false;
-  // By rank: the phase in which it was a straggler; none: it was not.
-  std::vector<std::optional<StepPhase>> told_;
+  // By rank: the phases in which it was a straggler, as bits. A delay that two phases share is news
+  // once for each of them.
+  std::vector<uint32_t> reported_;
 };
 
 }  // namespace evenkeel

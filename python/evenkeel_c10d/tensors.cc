@@ -93,7 +93,7 @@ const char* NameOf(c10d::ReduceOp::RedOpType op) {
                                                 " with ReduceOp.", NameOf(op), "."));
 }
 
-// Whether two tensors may have an element in common.
+// Returns whether two tensors may have an element in common.
 bool Overlap(const at::Tensor& a, const at::Tensor& b) {
   const auto begin = [](const at::Tensor& tensor) {
     return static_cast<const std::byte*>(tensor.const_data_ptr());

@@ -51,7 +51,7 @@ DEFINE_uint64(seed, 1, "Of the runs.");
 DEFINE_double(least_ranks, 0.99, "Fraction of the runs whose rank must be found.");
 DEFINE_double(least_phases, 0.95, "Fraction of the runs with a known phase in which it must be.");
 DEFINE_bool(verbose, false, "Prints each run.");
-// Of a rank, which this program starts.
+// For a rank, which this program starts.
 DEFINE_string(backend, "", "For ranks.");
 DEFINE_int32(delay, -1, "For ranks: a Delay; clean steps if it is kNone.");
 DEFINE_int32(slow_rank, 0, "For ranks.");
@@ -85,7 +85,7 @@ void PinTo(int core) {
   sched_setaffinity(0, sizeof(cores), &cores);
 }
 
-// On rank 0: "<stragglers>|<phase of the first>|<accusations>".
+// Prints, on rank 0: "<stragglers>|<phase of the first>|<accusations>".
 absl::Status RunRank() {
   EndWithParent();
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
@@ -100,13 +100,16 @@ absl::Status RunRank() {
   if (delay == Delay::kNeighbour) PinTo(comm->rank());
   EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(comm.get(), setting));
   std::string accusations;
-  for (int64_t step = 0; step < FLAGS_steps; ++step) {
-    EK_RETURN_IF_ERROR(training->Step());
-    if (step % kWindow != 0 || delay != Delay::kNone) continue;
+  const auto judge = [&](int64_t step) {
     const std::string news = StragglerNews(*comm);
     if (!news.empty()) absl::StrAppend(&accusations, "step ", step, ": ", news, ". ");
+  };
+  for (int64_t step = 0; step < FLAGS_steps; ++step) {
+    EK_RETURN_IF_ERROR(training->Step());
+    if (step % kWindow == 0) judge(step);
   }
   EK_RETURN_IF_ERROR(comm->Barrier());
+  judge(FLAGS_steps);
   if (comm->rank() == 0) {
     const StragglerReport report = RecentStragglersOf(*comm);
     std::vector<int> found;

@@ -88,7 +88,7 @@ void Dashboards::OnStep(const StepFacts& facts, const StepNumbers& numbers, absl
 
 void Dashboards::OnStragglers(int64_t step, const StragglerReport& recent, absl::Time now) {
   const auto slowest = std::ranges::max_element(recent.ranks, {}, &StragglerReport::Rank::cost);
-  if (slowest == recent.ranks.end()) return;
+  if (slowest == recent.ranks.end() || slowest->cost == 0) return;
   const Scalar scalars[] = {
       {"train/straggler_cost_ratio", slowest->cost,
        "Fraction of the recent steps' time that the slowest rank cost the group"},

@@ -82,10 +82,7 @@ class Job {
 
  private:
   absl::Status TrainAll() {
-    if (hosts_.empty()) {
-      Communicator& comm = run_.communicator();
-      EK_ASSIGN_OR_RETURN(hosts_, comm.control().Exchange("hosts", HostName(), comm.timeout()));
-    }
+    EK_RETURN_IF_ERROR(ShareHosts());
     // The current rank 0 reports.
     if (run_.communicator().rank() == 0 && output_ == nullptr) {
       output_ = RunOutput::Create(streams_, options_, run_, recorder_, lost_);
@@ -165,12 +162,21 @@ class Job {
     return absl::OkStatus();
   }
 
+  absl::Status ShareHosts() {
+    Communicator& comm = run_.communicator();
+    EK_ASSIGN_OR_RETURN(const std::vector<std::string> hosts,
+                        comm.control().Exchange("hosts", HostName(), comm.timeout()));
+    has_one_host_ = std::ranges::count(hosts, hosts[0]) == std::ssize(hosts);
+    hosts_.clear();
+    for (size_t i = 0; i < hosts.size(); ++i) hosts_[comm.members()[i]] = hosts[i];
+    return absl::OkStatus();
+  }
+
   void ReportStragglers(int64_t step) {
-    const StragglerReport recent = RecentStragglersOf(run_.communicator());
-    const bool are_on_one_host = std::ranges::count(hosts_, hosts_[0]) == std::ssize(hosts_);
     std::function<std::string(int rank)> host_of = nullptr;
-    if (!are_on_one_host) host_of = [this](int rank) { return hosts_[rank]; };
+    if (!has_one_host_) host_of = [this](int rank) { return hosts_[rank]; };
     const std::string news = StragglerNews(run_.communicator(), host_of);
+    const StragglerReport recent = RecentStragglersOf(run_.communicator());
     recorder_.OnStragglers(step, recent);
     if (!news.empty()) recorder_.OnEvent(step, "straggler", news);
     if (output_ != nullptr) output_->OnStragglers(step, news, recent);
@@ -217,7 +223,8 @@ class Job {
   std::unique_ptr<RunOutput> output_;  // Null on all ranks but rank 0 of the group.
   int epoch_;                          // The epochs before it are finished.
   Evaluation test_;                    // After the last finished epoch.
-  std::vector<std::string> hosts_;     // By rank of the job's first group.
+  std::map<int, std::string> hosts_;   // By rank of the job's first group.
+  bool has_one_host_ = true;
   std::vector<LostRank> lost_;
   bool failed_locally_ = false;
   bool is_left_behind_ = false;  // The other ranks continue without this one.

@@ -155,7 +155,7 @@ std::string WaitsSection(const RunRecord& record) {
   const std::string rows = RenderWaits(record);
   if (rows.empty()) return "";
   return Section(
-      "Who waited for whom",
+      "Waits by rank",
       "The mean step of each rank. All ranks leave a reduction together, so the one with "
       "the shortest wait is the last to arrive. Its cost is the part of the time that "
       "the group would have saved without its delay.",

@@ -60,9 +60,9 @@ TEST(HtmlReportTest, SaysWhatCounts) {
   }
 }
 
-TEST(HtmlReportTest, ShowsWhoWaitedForWhom) {
+TEST(HtmlReportTest, ShowsTheWaitsByRank) {
   RunRecord record = ExampleRecord(3);
-  EXPECT_THAT(RenderReport(record), Not(HasSubstr("Who waited for whom")));
+  EXPECT_THAT(RenderReport(record), Not(HasSubstr("Waits by rank")));
   record.waits.ranks.resize(3);
   for (int rank = 0; rank < 3; ++rank) {
     StragglerReport::Rank& one = record.waits.ranks[rank];
@@ -77,7 +77,7 @@ TEST(HtmlReportTest, ShowsWhoWaitedForWhom) {
     record.costs.push_back({.step = 49 + 50 * i, .costs = {0, 0.01, 0.05 * i}});
   const std::string html = RenderReport(record);
   EXPECT_EQ(CheckPage(html), "");
-  for (const char* text : {"Who waited for whom", "cost the group 25.0 %", "saving: 2.50 ms",
+  for (const char* text : {"Waits by rank", "cost the group 25.0 %", "saving: 2.50 ms",
                            "no input for 12.5 %", "Cost of a rank"}) {
     EXPECT_THAT(html, HasSubstr(text));
   }

@@ -8,11 +8,9 @@
 namespace evenkeel {
 namespace {
 
-// A straggler is at least this fraction of its mean cost behind in this many of the blocks.
-constexpr double kPersistentFraction = 1.0 / 3;
-constexpr int kPersistentBlocks = 8;
-// And its mean cost is this many times the uncertainty that the differences of the blocks show.
-constexpr double kSigmas = 8;
+// The cost of a straggler is this many times the uncertainty that the differences of the blocks
+// show. A single hiccup has a cost as large as its uncertainty.
+constexpr double kSigmas = 5.5;
 
 // Returns each value less the lower median of the others: of two equal stragglers among three
 // ranks, each is compared with the third. Ranks without a value do not count; 0 without others.
@@ -45,17 +43,12 @@ void AddParts(std::vector<std::pair<int64_t, int>> busy, absl::Span<double> part
   }
 }
 
-// Returns whether the costs of the blocks, about `mean`, are those of a rank that is slow all the
-// time.
+// Returns whether the costs of the blocks, about `mean`, are certain enough.
 bool IsPersistent(const std::vector<double>& costs, double mean) {
   double variance = 0;
-  int slow = 0;
-  for (const double cost : costs) {
-    variance += (cost - mean) * (cost - mean);
-    slow += cost >= mean * kPersistentFraction;
-  }
+  for (const double cost : costs) variance += (cost - mean) * (cost - mean);
   const auto n = static_cast<double>(costs.size());
-  return slow >= kPersistentBlocks && mean >= kSigmas * std::sqrt(variance / (n - 1) / n);
+  return mean >= kSigmas * std::sqrt(variance / (n - 1) / n);
 }
 
 }  // namespace

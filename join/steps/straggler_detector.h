@@ -4,8 +4,9 @@
 //   detector.Add(times);                            // by rank, for each step's records
 //   detector.Recent().Stragglers();
 //
-// Steps are collected in blocks. The report about recent steps covers the last kBlocks full blocks;
-// a rank that is slow must be so in most of them. Equal input gives equal reports on all ranks.
+// Steps are collected in blocks. The report about recent steps covers the last kBlocks full blocks,
+// whose differences show how certain a rank's cost is. Equal input gives equal reports on all
+// ranks.
 //
 // Size:    kBlocks + 2 blocks of 80 bytes per rank.
 // Threads: thread-compatible.
@@ -27,11 +28,11 @@ namespace evenkeel {
 
 class StragglerDetector {
  public:
-  static constexpr int kBlocks = 10;
-  static constexpr int64_t kStepsPerBlock = 50;
+  static constexpr int kBlocks = 20;
+  static constexpr int64_t kStepsPerBlock = 25;
   // A block ends earlier if its steps are long: after this time, and at least so many steps.
-  static constexpr int64_t kBlockUs = 10'000'000;
-  static constexpr int64_t kLeastStepsPerBlock = 5;
+  static constexpr int64_t kBlockUs = 5'000'000;
+  static constexpr int64_t kLeastStepsPerBlock = 3;
 
   // The times of one rank since the last reduction. Without times the rank is exhausted, or has had
   // no reduction.

@@ -152,13 +152,13 @@ TEST(StragglerDetectorTest, NewsComesOnceForEachCause) {
 
 TEST(StragglerDetectorTest, LongStepsNeedFewer) {
   Job job(2);
-  job.Run(60, [](int, int rank, PhaseTimes& times) {
+  job.Run(70, [](int, int rank, PhaseTimes& times) {
     times.busy(StepPhase::kForward) *= 1000;
     times.busy(StepPhase::kBackward) *= 1000;
     if (rank == 1) times.busy(StepPhase::kInput) += 1'000'000;
   });
   EXPECT_EQ(job.detector.Recent().Stragglers(),
-            "rank 1 cost the group 9 % of the last 50 steps: input");
+            "rank 1 cost the group 9 % of the last 60 steps: input");
 }
 
 TEST(StragglerDetectorTest, ExhaustedRanksAreNotCompared) {

@@ -8,8 +8,9 @@
 //                  by the ranks that were still busy, in equal parts at each moment (the Shapley
 //                  value of the maximum). The cost of a rank is its part, less the median of the
 //                  other ranks' parts: what all ranks cause by chance does not count.
-// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time, in nearly
-//                  every part of the recent steps. A single hiccup makes no straggler.
+// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time, and so
+//                  equal in all parts of the recent steps that it is certain. A single hiccup makes
+//                  no straggler.
 // Phase:           the phase in which a straggler spent most time beyond the median of the others.
 // Ranks without inputs are not compared; the report has the time for which they had none.
 

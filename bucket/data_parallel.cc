@@ -178,10 +178,10 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
   if (reducer_->in_step())
     return reducer_->BeginStep(nullptr, mode, nullptr);  // Answers what is wrong.
   mode_ = mode;
-  phases_ = &StepControl::Of(communicator()).phases();
-  phases_->Enter(StepPhase::kForward);
   EK_RETURN_IF_ERROR(FollowMemory());
   EK_ASSIGN_OR_RETURN(std::shared_ptr<StepTicket> ticket, Notify());
+  phases_ = &StepControl::Of(communicator()).phases();  // Ranks that leave change the group.
+  phases_->Enter(StepPhase::kForward);
   if (join_config().enable) {
     std::string action(
         1, static_cast<char>(mode == StepMode::kSync ? Action::kSync : Action::kAccumulate));

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -372,7 +373,12 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Enter(const void* who,
   EndStep();
   is_exhausted_ = false;
   StepRecord record;
-  for (StepParticipant* participant : participants()) {
+  absl::InlinedVector<StepParticipant*, 8> preparing;  // Without the lock, which they may need.
+  {
+    absl::MutexLock lock(&mutex_);
+    preparing.assign(participants_.begin(), participants_.end());
+  }
+  for (StepParticipant* participant : preparing) {
     EK_ASSIGN_OR_RETURN(ParticipantState state, participant->PrepareStep());
     state.name_hash = StableHash(0, participant->participant_name());
     record.participants.push_back(std::move(state));
@@ -492,8 +498,7 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
   absl::Status status;
   auto records = std::make_shared<std::vector<StepRecord>>();
   records->reserve(answer.world_size);
-  std::vector<std::string> ledgers;
-  ledgers.reserve(answer.world_size);
+  absl::InlinedVector<std::string, 8> ledgers;
   for (int rank = 0; rank < answer.world_size && status.ok(); ++rank) {
     absl::StatusOr<StepRecord> record = StepRecord::Parse((*parts)[rank]);
     if (!record.ok()) {
@@ -537,8 +542,7 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
 }
 
 void StepControl::AddTimes(const std::vector<StepRecord>& records) {
-  std::vector<StragglerDetector::RankTimes> times;
-  times.reserve(records.size());
+  absl::InlinedVector<StragglerDetector::RankTimes, 8> times;
   for (const StepRecord& record : records)
     times.push_back({.times = record.times, .is_exhausted = record.joined});
   stragglers_.Add(times);

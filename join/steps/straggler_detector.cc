@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
+
 namespace evenkeel {
 namespace {
 
@@ -12,15 +14,19 @@ namespace {
 // show. A single hiccup has a cost as large as its uncertainty.
 constexpr double kSigmas = 5.5;
 
+// Numbers by rank, without memory of their own for small groups: a step must cost none.
+template <typename T>
+using ByRank = absl::InlinedVector<T, 8>;
+
 // Returns each value less the lower median of the others: of two equal stragglers among three
 // ranks, each is compared with the third. Ranks without a value do not count; 0 without others.
-std::vector<double> ExcessOverOthers(const std::vector<std::optional<double>>& values) {
-  std::vector<double> sorted;
+ByRank<double> ExcessOverOthers(const ByRank<std::optional<double>>& values) {
+  ByRank<double> sorted;
   for (const std::optional<double>& value : values) {
     if (value.has_value()) sorted.push_back(*value);
   }
   std::sort(sorted.begin(), sorted.end());
-  std::vector<double> excess(values.size());
+  ByRank<double> excess(values.size());
   if (sorted.size() < 2) return excess;
   const size_t middle = (sorted.size() - 2) / 2;  // Without the value itself.
   for (size_t i = 0; i < values.size(); ++i) {
@@ -31,7 +37,7 @@ std::vector<double> ExcessOverOthers(const std::vector<std::optional<double>>& v
 }
 
 // Adds to `part` each rank's part of the time between the shortest and the longest of `busy`.
-void AddParts(std::vector<std::pair<int64_t, int>> busy, absl::Span<double> part_by_rank) {
+void AddParts(ByRank<std::pair<int64_t, int>> busy, absl::Span<double> part_by_rank) {
   std::sort(busy.begin(), busy.end());
   double part = 0;
   for (size_t i = 0; i < busy.size(); ++i) {
@@ -43,39 +49,45 @@ void AddParts(std::vector<std::pair<int64_t, int>> busy, absl::Span<double> part
   }
 }
 
-// Returns whether the costs of the blocks, about `mean`, are certain enough.
-bool IsPersistent(const std::vector<double>& costs, double mean) {
-  double variance = 0;
-  for (const double cost : costs) variance += (cost - mean) * (cost - mean);
-  const auto n = static_cast<double>(costs.size());
-  return mean >= kSigmas * std::sqrt(variance / (n - 1) / n);
+// Returns the cost of each rank, as a fraction of the time. Ranks are compared per time with
+// inputs, which they have for different numbers of steps.
+template <typename Sums>
+ByRank<double> CostsOf(const Sums& sums) {
+  ByRank<std::optional<double>> rates;
+  for (const auto& rank : sums.ranks) {
+    rates.push_back(rank.active_us == 0
+                        ? std::nullopt
+                        : std::optional(rank.part_us / static_cast<double>(rank.active_us)));
+  }
+  ByRank<double> costs = ExcessOverOthers(rates);
+  for (size_t rank = 0; rank < costs.size() && sums.time_us > 0; ++rank) {
+    costs[rank] *=
+        static_cast<double>(sums.ranks[rank].active_us) / static_cast<double>(sums.time_us);
+  }
+  return costs;
 }
 
 }  // namespace
 
 void StragglerDetector::Add(absl::Span<const RankTimes> ranks) {
-  std::vector<bool> exhausted;
   bool are_complete = true;
-  std::vector<std::pair<int64_t, int>> busy;
-  std::vector<int64_t> totals;
+  ByRank<std::pair<int64_t, int>> busy;
+  ByRank<int64_t> totals;
+  were_exhausted_.resize(ranks.size());
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& times = ranks[rank].times;
-    const bool was_exhausted = !were_exhausted_.empty() && were_exhausted_[rank];
-    are_complete = are_complete && times.has_value() != was_exhausted;
-    exhausted.push_back(ranks[rank].is_exhausted);
+    are_complete = are_complete && times.has_value() != were_exhausted_[rank];
+    were_exhausted_[rank] = ranks[rank].is_exhausted;
     if (!times.has_value()) continue;
     busy.emplace_back(times->all_busy_us(), static_cast<int>(rank));
     totals.push_back(times->total_us());
   }
-  if (busy.empty()) {
-    // No reduction since the last records: only the beginning, or accumulation.
-    were_exhausted_ = std::move(exhausted);
-    return;
-  }
+  // Without a reduction since the last records: the beginning, or accumulation.
+  if (busy.empty()) return;
   if (are_complete) {
     std::nth_element(totals.begin(), totals.begin() + totals.size() / 2, totals.end());
     const int64_t took = totals[totals.size() / 2];
-    std::vector<double> parts(ranks.size());
+    ByRank<double> parts(ranks.size());
     AddParts(std::move(busy), absl::MakeSpan(parts));
     ++now_.steps;
     now_.time_us += took;
@@ -88,7 +100,6 @@ void StragglerDetector::Add(absl::Span<const RankTimes> ranks) {
       sums.times += *ranks[rank].times;
     }
   }
-  were_exhausted_ = std::move(exhausted);
   if (now_.steps < kStepsPerBlock && (now_.steps < kLeastStepsPerBlock || now_.time_us < kBlockUs))
     return;
   const int world_size = static_cast<int>(ranks.size());
@@ -112,25 +123,14 @@ void StragglerDetector::Sums::Add(const Sums& other) {
 }
 
 std::vector<double> StragglerDetector::Sums::Costs() const {
-  // Compared per time with inputs, which ranks have for different numbers of steps.
-  std::vector<std::optional<double>> rates;
-  for (const RankSums& sums : ranks) {
-    rates.push_back(sums.active_us == 0
-                        ? std::nullopt
-                        : std::optional(sums.part_us / static_cast<double>(sums.active_us)));
-  }
-  std::vector<double> costs = ExcessOverOthers(rates);
-  for (size_t rank = 0; rank < costs.size(); ++rank) {
-    if (time_us > 0)
-      costs[rank] *= static_cast<double>(ranks[rank].active_us) / static_cast<double>(time_us);
-  }
-  return costs;
+  const ByRank<double> costs = CostsOf(*this);
+  return {costs.begin(), costs.end()};
 }
 
 StragglerReport StragglerDetector::ReportOf(const Sums& sums) {
   StragglerReport report{.steps = sums.steps, .time = absl::Microseconds(sums.time_us)};
   report.ranks.resize(sums.ranks.size());
-  const std::vector<double> costs = sums.Costs();
+  const ByRank<double> costs = CostsOf(sums);
   int64_t least_wait = std::numeric_limits<int64_t>::max();
   for (size_t rank = 0; rank < costs.size(); ++rank) {
     const RankSums& of_rank = sums.ranks[rank];
@@ -147,14 +147,14 @@ StragglerReport StragglerDetector::ReportOf(const Sums& sums) {
     out.mean.waited_us = of_rank.times.waited_us / of_rank.steps;
     least_wait = std::min(least_wait, out.mean.waited_us);
   }
-  std::vector<double> most(costs.size());
+  ByRank<double> most(costs.size());
   for (int phase = 0; phase < kStepPhases; ++phase) {
-    std::vector<std::optional<double>> times(costs.size());
+    ByRank<std::optional<double>> times(costs.size());
     for (size_t rank = 0; rank < costs.size(); ++rank) {
       if (sums.ranks[rank].steps > 0)
         times[rank] = static_cast<double>(report.ranks[rank].mean.busy_us[phase]);
     }
-    const std::vector<double> excess = ExcessOverOthers(times);
+    const ByRank<double> excess = ExcessOverOthers(times);
     for (size_t rank = 0; rank < costs.size(); ++rank) {
       if (excess[rank] > most[rank]) report.ranks[rank].phase = static_cast<StepPhase>(phase);
       most[rank] = std::max(most[rank], excess[rank]);
@@ -176,18 +176,21 @@ StragglerReport StragglerDetector::All() const {
 
 StragglerReport StragglerDetector::Recent() const {
   Sums sums(static_cast<int>(now_.ranks.size()));
-  std::vector<std::vector<double>> costs(sums.ranks.size());
-  for (const Sums& block : recent_) {
-    sums.Add(block);
-    const std::vector<double> of_block = block.Costs();
-    for (size_t rank = 0; rank < costs.size(); ++rank) costs[rank].push_back(of_block[rank]);
-  }
+  for (const Sums& block : recent_) sums.Add(block);
   StragglerReport report = ReportOf(sums);
   if (recent_.size() < kBlocks) return report;
-  for (size_t rank = 0; rank < costs.size(); ++rank) {
+  ByRank<double> squares(report.ranks.size());  // The deviations of the blocks.
+  for (const Sums& block : recent_) {
+    const ByRank<double> costs = CostsOf(block);
+    for (size_t rank = 0; rank < costs.size(); ++rank) {
+      const double deviation = costs[rank] - report.ranks[rank].cost;
+      squares[rank] += deviation * deviation;
+    }
+  }
+  for (size_t rank = 0; rank < squares.size(); ++rank) {
     StragglerReport::Rank& one = report.ranks[rank];
-    one.is_straggler =
-        one.cost >= StragglerReport::kLeastCost && IsPersistent(costs[rank], one.cost);
+    const double uncertainty = std::sqrt(squares[rank] / ((kBlocks - 1) * kBlocks));
+    one.is_straggler = one.cost >= StragglerReport::kLeastCost && one.cost >= kSigmas * uncertainty;
   }
   return report;
 }

@@ -27,7 +27,7 @@ namespace evenkeel {
 
 class Communicator;
 
-// While it lives, this rank is in that phase.
+// Sets the phase of this rank for the lifetime of the object.
 class PhaseScope {
  public:
   PhaseScope(Communicator& comm, StepPhase phase);

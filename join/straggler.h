@@ -1,6 +1,6 @@
 // Finds the ranks that make the others wait, and the phase of the step in which they do.
 //
-//   // In a loop, on any rank: a sentence when there is something to say, else empty.
+//   // In a loop, on any rank: a sentence when a rank has become slow, else empty.
 //   if (const std::string news = StragglerNews(comm); !news.empty()) Log(news);
 //   // "rank 3 cost the group 18 % of the last 500 steps: input"
 //   StragglersOf(comm).Table();                // of all steps since the group began
@@ -30,13 +30,13 @@ namespace evenkeel {
 
 class Communicator;
 
-// Returns the report about all steps of this group, or about the most recent ones: up to 500, fewer
-// if they are long.
+// Returns the report about all steps of this group, which marks no straggler; or about the most
+// recent ones, up to 500, fewer if they are long.
 StragglerReport StragglersOf(Communicator& comm);
 StragglerReport RecentStragglersOf(Communicator& comm);
 
-// Returns StragglerReport::Stragglers() of the recent steps, once for each new set of
-// stragglers and phases; else "". Cheap enough for every step.
+// Returns StragglerReport::Stragglers() of the recent steps when a rank has become a straggler, or
+// is one in another phase, since the last call in this group; else "". Cheap enough for every step.
 std::string StragglerNews(Communicator& comm,
                           const std::function<std::string(int rank)>& name_of = nullptr);
 

@@ -120,7 +120,7 @@ class Group {
  public:
   struct State;
 
-  // While it lives, this rank is in that phase.
+  // Sets the phase of this rank for the lifetime of the object.
   class PhaseScope {
    public:
     PhaseScope(std::shared_ptr<State> state, Phase phase);
@@ -149,12 +149,13 @@ class Group {
   void broadcast(const torch::Tensor& tensor, int root = 0);
   void barrier();
 
-  // auto loading = group.phase(ekt::Phase::kInput);
+  // Marks a phase until the result is destroyed: auto loading = group.phase(ekt::Phase::kInput);
   [[nodiscard]] PhaseScope phase(Phase phase) { return PhaseScope(state_, phase); }
-  // Returns, when it has news, "rank 3 cost the group 18 % of the last 500 steps: input": a rank
-  // makes the others wait, in that phase of the step. Else "". Does not wait; for every step.
+  // Returns "rank 3 cost the group 18 % of the last 500 steps: input" when a rank has begun to make
+  // the others wait, with the phase of the step; else "". Does not wait: call it after every step.
   std::string straggler_news();
   // Returns a table: for each rank its cost, and the milliseconds of its mean step by phase.
+  // Over all steps of the group.
   std::string straggler_table();
 
   // Ends the group on all ranks: each later call there throws an Error with this rank and `why`.
@@ -183,7 +184,7 @@ enum class Compression { kNone, kFloat16, kBFloat16, kInt8, kPowerSgd };
 // are sent whole.
 struct PowerSgdOptions {
   int rank = 1;
-  int64_t start_step = 0;           // So many steps at first are not compressed.
+  int64_t start_step = 0;           // The number of first steps without compression.
   double min_compression_rate = 2;  // A matrix for which this saves less is sent whole.
 };
 
@@ -321,8 +322,8 @@ class DataParallel : public DataParallelBase {
 
 // ---- SyncBatchNorm ----
 
-// BatchNorm1d, 2d and 3d with the statistics of all ranks' samples: the ranks compute what one
-// process does with their batches one after the other, also if these differ in size or are empty.
+// BatchNorm1d, 2d and 3d with the statistics of all ranks' samples: the result is that of one
+// process with their concatenated batches, also if these differ in size or are empty.
 // To be trained it must be in the module of a DataParallel when that is made. All ranks with a
 // batch call it equally often, in equal order; in join() exhausted ranks take part. In evaluation
 // mode it does not communicate.
@@ -364,8 +365,7 @@ TORCH_MODULE(SyncBatchNorm);
 // Replaces each BatchNorm in a Sequential, ModuleList or ModuleDict, at any depth, and children
 // that only their parent's list holds, by a SyncBatchNorm with its parameters and statistics.
 // Throws, with the layer's name, before it changes anything, if another variable holds a layer,
-// such as a member that forward() uses; write there `bn = replace_module("bn",
-// SyncBatchNorm(*bn))`.
+// such as a member that forward() uses: declare that member as a SyncBatchNorm instead.
 void convert_sync_batchnorm(torch::nn::Module& module);
 
 // ---- Optimizers ----
@@ -453,7 +453,7 @@ class Joined {
 // ---- Files for Python ----
 
 // Writes parameters and buffers as a safetensors file, with the names of Python's state_dict(). On
-// one rank; the file is complete or absent.
+// one rank. On failure an older file stays as it was.
 void save_safetensors(const torch::nn::Module& module, const std::string& path);
 // Reads such a file, from Python, too. Throws, before it changes anything, unless the names and
 // sizes are those of the module; of several names of a tensor one is enough. Values are converted

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "evenkeel/join/joinable.h"
+#include "evenkeel/join/phase.h"
 #include "evenkeel/libtorch/internal.h"
 #include "evenkeel/zero_optim/update_rule.h"
 
@@ -205,7 +206,10 @@ struct Joined::State : Joinable {
     CheckUsable(*replica);
     replica->FinishUnreached();
     Check(Notify().status());
-    optimizer.step();
+    {
+      const PhaseScope phase(communicator(), StepPhase::kOptimizer);
+      optimizer.step();
+    }
     CountStep(Rates());
     return loss;
   }

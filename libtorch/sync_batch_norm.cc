@@ -117,10 +117,10 @@ void Convert(Module& parent, const std::string& prefix,
     // `children`, the parent's list of children, and the container's own.
     if (child.value().use_count() > (is_in_container ? 3 : 2)) {
       const std::string remedy =
-          is_in_container ? "let the other one go first"
-                          : absl::StrCat("if that is a member of the parent, write there ",
-                                         child.key(), " = replace_module(\"", child.key(),
-                                         "\", SyncBatchNorm(*", child.key(), "))");
+          is_in_container
+              ? "release that reference first"
+              : absl::StrCat("if that is a member of the parent, declare it there as a ",
+                             "SyncBatchNorm");
       Refuse(absl::StrCat("convert_sync_batchnorm() cannot replace \"", name,
                           "\", because a member or variable beside the parent's list of children "
                           "holds it, too, and would keep the old layer: ",

@@ -30,7 +30,8 @@ class StragglerDetector {
  public:
   static constexpr int kBlocks = 20;
   static constexpr int64_t kStepsPerBlock = 25;
-  // A block ends earlier if its steps are long: after this time, and at least so many steps.
+  // A block ends earlier if its steps are long: after this time, but not before this number of
+  // steps.
   static constexpr int64_t kBlockUs = 5'000'000;
   static constexpr int64_t kLeastStepsPerBlock = 3;
 

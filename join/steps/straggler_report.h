@@ -8,9 +8,10 @@
 //                  by the ranks that were still busy, in equal parts at each moment (the Shapley
 //                  value of the maximum). The cost of a rank is its part, less the median of the
 //                  other ranks' parts: what all ranks cause by chance does not count.
-// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time, and so
-//                  equal in all parts of the recent steps that it is certain. A single hiccup makes
-//                  no straggler.
+// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time and
+// several
+//                  times its uncertainty, which the recent steps show. A single hiccup makes no
+//                  straggler.
 // Phase:           the phase in which a straggler spent most time beyond the median of the others.
 // Ranks without inputs are not compared; the report has the time for which they had none.
 
@@ -32,21 +33,21 @@ struct StragglerReport {
   static constexpr double kLeastCost = 0.02;
 
   struct Rank {
-    int rank = 0;              // Its number in the job's first group.
-    double cost = 0;           // The fraction of `time` that this rank cost the group.
-    double without_input = 0;  // The fraction of `time` in which it had no more input.
-    bool is_straggler = false;
+    int rank = 0;                           // Its number in the job's first group.
+    double cost = 0;                        // The fraction of `time` that this rank cost the group.
+    double without_input = 0;               // The fraction of `time` in which it had no more input.
+    bool is_straggler = false;              // Only in a report about recent steps.
     StepPhase phase = StepPhase::kOutside;  // The phase that explains most of the cost.
     PhaseTimes mean;                        // Of a step in which it had inputs.
     absl::Duration waited_for_others;  // In such a step: the wait beyond that of the last rank.
   };
 
-  int64_t steps = 0;    // The number of steps that the report is about.
+  int64_t steps = 0;    // The number of steps covered.
   absl::Duration time;  // Their duration.
   std::vector<Rank> ranks;
 
   // Returns "ranks 3,5 cost the group 18 % of the last 500 steps: input", a part per phase, or "".
-  // `name_of` adds to a rank's number, "host b", for example.
+  // `name_of(rank)`, such as "host b", is added in parentheses; `rank` is the number in the job.
   std::string Stragglers(const std::function<std::string(int rank)>& name_of = nullptr) const;
   // Returns a table with a line per rank: its cost, and the milliseconds of a step by phase.
   std::string Table() const;

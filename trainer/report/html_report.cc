@@ -157,8 +157,8 @@ std::string WaitsSection(const RunRecord& record) {
   return Section(
       "Waits by rank",
       "The mean step of each rank. All ranks leave a reduction together, so the one with "
-      "the shortest wait is the last to arrive. Its cost is the part of the time that "
-      "the group would have saved without its delay.",
+      "the shortest wait is the last to arrive. The cost of a rank is its share of the time that "
+      "delays cost the group.",
       rows + CostChart(record));
 }
 

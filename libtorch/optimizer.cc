@@ -62,7 +62,7 @@ void CheckUsable(const Replica& replica) {
   if (replica.is_detached) Refuse("the optimizer's DataParallel was destroyed");
 }
 
-// Undefined without a closure.
+// Returns the closure's loss; an undefined tensor without a closure.
 torch::Tensor LossOf(const torch::optim::Optimizer::LossClosure& closure) {
   if (closure == nullptr) return {};
   const at::AutoGradMode enable_grad(true);

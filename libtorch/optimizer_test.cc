@@ -72,6 +72,18 @@ INSTANTIATE_TEST_SUITE_P(All, Placements,
                                          Case{"slices", Slices{}, 1}, Case{"slices", Slices{}, 2},
                                          Case{"slices", Slices{}, 5}));
 
+// Takes this rank's steps in a join.
+template <class Ddp, class AnyOptimizer>
+void TrainEpoch(Group& group, Ddp& ddp, AnyOptimizer& optimizer) {
+  ddp.join([&] {
+    for (int step = 0; step < StepsOf(group.rank()); ++step) {
+      optimizer.zero_grad();
+      LossOf(ddp(Batch(group.rank(), step))).backward();
+      optimizer.step();
+    }
+  });
+}
+
 template <class Rule>
 void TrainUneven(Group& group, const Placement& placement, const Rule& rule, double clip,
                  const std::vector<Tensor>& want) {
@@ -347,13 +359,7 @@ TEST(OptimizerTest, PowerSgdTrainsUnevenInputs) {
                        };
                        const double before = loss_now();
                        for (int epoch = 0; epoch < 5; ++epoch) {
-                         ddp.join([&] {
-                           for (int step = 0; step < StepsOf(group.rank()); ++step) {
-                             optimizer.zero_grad();
-                             LossOf(ddp(Batch(group.rank(), step))).backward();
-                             optimizer.step();
-                           }
-                         });
+                         TrainEpoch(group, ddp, optimizer);
                          RequireReplicas(group, *net);
                        }
                        Require(loss_now() < before / 4, "the loss falls");
@@ -526,13 +532,7 @@ TEST(OptimizerTest, JoinedTakesAnyOptimizerOfTorch) {
                        DataParallel ddp(group, net);
                        torch::optim::RMSprop rmsprop(net->parameters(), rule);
                        Joined optimizer(ddp, rmsprop);
-                       ddp.join([&] {
-                         for (int step = 0; step < StepsOf(group.rank()); ++step) {
-                           optimizer.zero_grad();
-                           LossOf(ddp(Batch(group.rank(), step))).backward();
-                           optimizer.step();
-                         }
-                       });
+                       TrainEpoch(group, ddp, optimizer);
                        RequireReplicas(group, *net);
                        RequireClose(net->parameters(), want);
                      }),

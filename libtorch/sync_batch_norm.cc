@@ -116,11 +116,10 @@ void Convert(Module& parent, const std::string& prefix,
     const bool is_in_container = IsContainer(parent);
     // `children`, the parent's list of children, and the container's own.
     if (child.value().use_count() > (is_in_container ? 3 : 2)) {
-      const std::string remedy =
+      const char* const remedy =
           is_in_container
               ? "release that reference first"
-              : absl::StrCat("if that is a member of the parent, declare it there as a ",
-                             "SyncBatchNorm");
+              : "if that is a member of the parent, declare it there as a SyncBatchNorm";
       Refuse(absl::StrCat("convert_sync_batchnorm() cannot replace \"", name,
                           "\", because a member or variable beside the parent's list of children "
                           "holds it, too, and would keep the old layer: ",

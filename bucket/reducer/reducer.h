@@ -104,8 +104,8 @@ struct ReducerOptions {
   bool static_graph = false;
   // Tests each gradient before it is reduced. One that is infinite or not a number ends the group:
   // every rank returns an error with the rank, the parameter and the step. The option of the
-  // communicator does the same. On the CPU only; not with a loss scaler or
-  // skip_nonfinite, which expect such gradients.
+  // communicator does the same. On the CPU only; not with a loss scaler or skip_nonfinite, which
+  // expect such gradients.
   bool check_finite = false;
   // Chooses other caps once the gradient order is known: some steps are measured, and all ranks
   // agree on the caps that leave the least communication after backward. The plan keeps them: an

@@ -14,7 +14,7 @@ namespace {
 // show. A single hiccup has a cost as large as its uncertainty.
 constexpr double kSigmas = 5.5;
 
-// Numbers by rank, without memory of their own for small groups: a step must cost none.
+// Values by rank, which need no allocation in groups of up to 8 ranks.
 template <typename T>
 using ByRank = absl::InlinedVector<T, 8>;
 
@@ -36,7 +36,8 @@ ByRank<double> ExcessOverOthers(const ByRank<std::optional<double>>& values) {
   return excess;
 }
 
-// Adds to `part` each rank's part of the time between the shortest and the longest of `busy`.
+// Adds to `part_by_rank` each rank's part of the time between the shortest and the longest of
+// `busy`.
 void AddParts(ByRank<std::pair<int64_t, int>> busy, absl::Span<double> part_by_rank) {
   std::sort(busy.begin(), busy.end());
   double part = 0;
@@ -120,11 +121,6 @@ void StragglerDetector::Sums::Add(const Sums& other) {
     sums.active_us += more.active_us;
     sums.times += more.times;
   }
-}
-
-std::vector<double> StragglerDetector::Sums::Costs() const {
-  const ByRank<double> costs = CostsOf(*this);
-  return {costs.begin(), costs.end()};
 }
 
 StragglerReport StragglerDetector::ReportOf(const Sums& sums) {

@@ -14,7 +14,6 @@
 #ifndef EVENKEEL_JOIN_STEPS_STRAGGLER_DETECTOR_H_
 #define EVENKEEL_JOIN_STEPS_STRAGGLER_DETECTOR_H_
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -61,8 +60,6 @@ class StragglerDetector {
   struct Sums {
     explicit Sums(int world_size) : ranks(world_size) {}
     void Add(const Sums& other);
-    // Returns the cost of each rank, as a fraction of the time.
-    std::vector<double> Costs() const;
 
     int64_t steps = 0;
     int64_t time_us = 0;

@@ -38,7 +38,7 @@ struct StragglerReport {
     double without_input = 0;               // The fraction of `time` in which it had no more input.
     bool is_straggler = false;              // Only in a report about recent steps.
     StepPhase phase = StepPhase::kOutside;  // The phase that explains most of the cost.
-    PhaseTimes mean;                        // Of a step in which it had inputs.
+    PhaseTimes mean;                        // Over the steps in which it had inputs.
     absl::Duration waited_for_others;  // In such a step: the wait beyond that of the last rank.
   };
 

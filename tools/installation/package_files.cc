@@ -64,8 +64,9 @@ if("libtorch" IN_LIST evenkeel_FIND_COMPONENTS AND NOT TARGET evenkeel::libtorch
   if(TARGET torch OR EXISTS "${evenkeel_TORCH}/include/torch/csrc/api/include/torch/torch.h")
     set(_evenkeel_libtorch "${_evenkeel_prefix}/@LIBTORCH@")
     add_library(evenkeel_libtorch STATIC
-      "${_evenkeel_libtorch}data_parallel.cc" "${_evenkeel_libtorch}group.cc" "${_evenkeel_libtorch}optimizer.cc"
-      "${_evenkeel_libtorch}safetensors.cc" "${_evenkeel_libtorch}sync_batch_norm.cc")
+      "${_evenkeel_libtorch}data_parallel.cc" "${_evenkeel_libtorch}group.cc"
+      "${_evenkeel_libtorch}optimizer.cc" "${_evenkeel_libtorch}safetensors.cc"
+      "${_evenkeel_libtorch}sync_batch_norm.cc")
     target_compile_features(evenkeel_libtorch PUBLIC cxx_std_20)
     target_include_directories(evenkeel_libtorch PUBLIC "${_evenkeel_libtorch}include")
     target_link_libraries(evenkeel_libtorch PUBLIC evenkeel::@FIRST_PART@)

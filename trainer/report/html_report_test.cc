@@ -81,7 +81,7 @@ TEST(HtmlReportTest, ShowsTheWaitsByRank) {
                            "no input for 12.5 %", "Cost of a rank"}) {
     EXPECT_THAT(html, HasSubstr(text));
   }
-  record.waits.ranks.resize(2);  // Of another group than the costs.
+  record.waits.ranks.resize(2);  // The costs are those of three ranks.
   EXPECT_EQ(CheckPage(RenderReport(record)), "");
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +18,7 @@
 #include "evenkeel/join/joinable.h"
 #include "evenkeel/join/scope.h"
 #include "evenkeel/join/step_divisor.h"
+#include "evenkeel/join/straggler.h"
 #include "evenkeel/zero_optim/gradient_check.h"
 #include "evenkeel/zero_optim/optimizer.h"
 #include "evenkeel/zero_optim/update_rule.h"
@@ -93,6 +95,8 @@ absl::Status Train(evenkeel::Communicator& comm) {
       EK_RETURN_IF_ERROR(optimizer->Step({.skip_nonfinite = true}));
       EK_RETURN_IF_ERROR(
           evenkeel::RefuseNonfinite(optimizer->last_check()));  // A NaN ends training on all ranks.
+      const std::string news = evenkeel::StragglerNews(comm);   // Empty if there is nothing new.
+      if (comm.rank() == 0 && !news.empty()) std::fprintf(stderr, "%s\n", news.c_str());
     }
     return absl::OkStatus();
   };

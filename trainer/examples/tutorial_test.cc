@@ -103,7 +103,7 @@ TEST(TutorialTest, QuotesThePrograms) {
         << block.program << " does not have\n"
         << block.text;
   }
-  EXPECT_EQ(quotes, 6);
+  EXPECT_EQ(quotes, 7);
 }
 
 TEST(ReadmeTest, QuotesAProgram) {

@@ -14,6 +14,7 @@
 #include <numeric>
 
 #include "absl/strings/string_view.h"
+#include "evenkeel/comm/base/cpp20.h"
 
 namespace evenkeel {
 

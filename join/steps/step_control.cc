@@ -158,27 +158,6 @@ absl::Status CheckSamples(int64_t step, const StepAnswer& answer) {
       {.ranks = silent});
 }
 
-void WriteTimes(internal::ByteWriter& writer, const std::optional<PhaseTimes>& times) {
-  writer.Bool(times.has_value());
-  if (!times.has_value()) return;
-  for (const int64_t busy : times->busy_us) writer.Varint(static_cast<uint64_t>(busy));
-  writer.Varint(static_cast<uint64_t>(times->waited_us));
-}
-
-std::optional<PhaseTimes> ReadTimes(internal::ByteReader& reader) {
-  if (!reader.Bool()) return std::nullopt;
-  // Sums over many steps remain far from overflow.
-  const auto read = [&reader] {
-    const uint64_t value = reader.Varint();
-    if (value > uint64_t{1} << 50) reader.Refuse();
-    return static_cast<int64_t>(value);
-  };
-  PhaseTimes times;
-  for (int64_t& busy : times.busy_us) busy = read();
-  times.waited_us = read();
-  return times;
-}
-
 }  // namespace
 
 std::string StepRecord::Serialize() const {
@@ -190,7 +169,8 @@ std::string StepRecord::Serialize() const {
       .I64(calls)
       .U64(scope_hash)
       .Bytes(ledger);
-  WriteTimes(writer, times);
+  writer.Bool(times.has_value());
+  if (times.has_value()) times->Write(writer);
   writer.U32(static_cast<uint32_t>(participants.size()));
   for (const ParticipantState& state : participants) {
     writer.U64(state.name_hash)
@@ -217,7 +197,7 @@ absl::StatusOr<StepRecord> StepRecord::Parse(absl::string_view bytes) {
   record.calls = reader.I64();
   record.scope_hash = reader.U64();
   record.ledger = std::string(reader.Bytes());
-  record.times = ReadTimes(reader);
+  if (reader.Bool()) record.times = PhaseTimes::Read(reader);
   const uint32_t count = reader.U32();
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     ParticipantState state;

@@ -18,6 +18,11 @@
 
 namespace evenkeel {
 
+namespace internal {
+class ByteReader;
+class ByteWriter;
+}  // namespace internal
+
 enum class StepPhase : uint8_t {
   kOutside,   // Between steps, without a mark.
   kInput,     // The next batch is loaded.
@@ -49,6 +54,10 @@ struct PhaseTimes {
     return *this;
   }
   friend bool operator==(const PhaseTimes&, const PhaseTimes&) = default;
+
+  // 7 to 21 bytes. Read() leaves the reader failed if they are wrong.
+  void Write(internal::ByteWriter& writer) const;
+  static PhaseTimes Read(internal::ByteReader& reader);
 };
 
 }  // namespace evenkeel

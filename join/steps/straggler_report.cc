@@ -11,12 +11,6 @@
 
 namespace evenkeel {
 
-absl::string_view NameOf(StepPhase phase) {
-  static constexpr absl::string_view kNames[kStepPhases] = {
-      "outside of the step", "input", "forward", "backward", "optimizer", "saving"};
-  return kNames[static_cast<size_t>(phase)];
-}
-
 std::string StragglerReport::Stragglers(const std::function<std::string(int rank)>& name_of) const {
   std::map<StepPhase, std::pair<double, std::vector<int>>> by_phase;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

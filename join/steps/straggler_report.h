@@ -8,8 +8,7 @@
 //                  by the ranks that were still busy, in equal parts at each moment (the Shapley
 //                  value of the maximum). The cost of a rank is its part, less the median of the
 //                  other ranks' parts: what all ranks cause by chance does not count.
-// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time and
-// several
+// Straggler:       a rank whose cost is at least StragglerReport::kLeastCost of the time and many
 //                  times its uncertainty, which the recent steps show. A single hiccup makes no
 //                  straggler.
 // Phase:           the phase in which a straggler spent most time beyond the median of the others.

@@ -1,0 +1,31 @@
+#include "evenkeel/join/steps/step_phase.h"
+
+#include "evenkeel/comm/base/bytes.h"
+
+namespace evenkeel {
+
+absl::string_view NameOf(StepPhase phase) {
+  static constexpr absl::string_view kNames[kStepPhases] = {
+      "outside of the step", "input", "forward", "backward", "optimizer", "saving"};
+  return kNames[static_cast<size_t>(phase)];
+}
+
+void PhaseTimes::Write(internal::ByteWriter& writer) const {
+  for (const int64_t busy : busy_us) writer.Varint(static_cast<uint64_t>(busy));
+  writer.Varint(static_cast<uint64_t>(waited_us));
+}
+
+PhaseTimes PhaseTimes::Read(internal::ByteReader& reader) {
+  // Sums over many steps remain far from overflow.
+  const auto read = [&reader] {
+    const uint64_t value = reader.Varint();
+    if (value > uint64_t{1} << 50) reader.Refuse();
+    return static_cast<int64_t>(value);
+  };
+  PhaseTimes times;
+  for (int64_t& busy : times.busy_us) busy = read();
+  times.waited_us = read();
+  return times;
+}
+
+}  // namespace evenkeel

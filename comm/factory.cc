@@ -5,6 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "evenkeel/comm/backend.h"
+#include "evenkeel/comm/control/arrival.h"
 #include "evenkeel/comm/hierarchical/hierarchical.h"
 #include "evenkeel/comm/local/link.h"
 #include "evenkeel/comm/local/local.h"
@@ -88,6 +90,46 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNccl(const Environment& envi
                                      });
 }
 
+// The backend of a group that moves no data.
+class NoBackend final : public Backend {
+ public:
+  absl::string_view name() const override { return "none"; }
+  absl::Status Supports(const Collective&) const override { return kRefusal; }
+  void Start(Operation, std::shared_ptr<WorkState> work) override { work->Finish(kRefusal); }
+  void Abort(const absl::Status&) override {}
+
+ private:
+  const absl::Status kRefusal = absl::UnimplementedError(
+      "backend none has a control plane alone, and moves no data: choose auto");
+};
+
+std::unique_ptr<Communicator> MakeNone(const FactoryOptions& options, absl::string_view group,
+                                       int rank, int world_size,
+                                       std::unique_ptr<ControlLink> link) {
+  return std::make_unique<Communicator>(
+      std::make_unique<NoBackend>(),
+      std::make_unique<ControlChannel>(rank, world_size, std::move(link)), options.communicator,
+      group,
+      [options](absl::string_view next, int next_rank, int next_world_size,
+                std::unique_ptr<ControlLink> next_link, absl::Duration) {
+        return MakeNone(options, next, next_rank, next_world_size, std::move(next_link));
+      });
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNone(const Environment& environment,
+                                                         const FactoryOptions& options) {
+  EK_ASSIGN_OR_RETURN(Route route, Connect(environment, options));
+  auto comm = MakeNone(options, options.group, environment.rank, environment.world_size,
+                       std::move(route.link));
+  const absl::Status status = internal::AwaitArrival(comm->control(), "arrival", "",
+                                                     {options.group, options.connect_timeout,
+                                                      options.communicator.watch.warn})
+                                  .status();
+  if (status.ok()) return comm;
+  comm->Abort(status);
+  return Annotate(comm->status(), absl::StrCat("group ", options.group));
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> CreateLocal(const Environment& environment,
                                                           const FactoryOptions& options) {
   if (environment.world_size > 1) {
@@ -118,9 +160,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateCommunicator(const Environme
   if (options.backend == "shm") return CreateShm(environment, options);
   if (options.backend == "nccl") return CreateNccl(environment, options);
   if (options.backend == "local") return CreateLocal(environment, options);
+  if (options.backend == "none") return CreateNone(environment, options);
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", options.backend,
-                   "\": it is one of auto, shm, tcp, hierarchical, nccl, local"));
+                   "\": it is one of auto, shm, tcp, hierarchical, nccl, local, none"));
 }
 
 }  // namespace evenkeel

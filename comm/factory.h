@@ -13,6 +13,7 @@
 //   "nccl"          a GPU per rank: the one with the number LOCAL_RANK, or the only one that the
 //                   process sees
 //   "local"         a job of one rank
+//   "none"          the control plane alone: operations on data are Unimplemented
 //
 // Errors: InvalidArgument for any other name; Unimplemented for a backend that is not in this
 //         build, with what it needs; else those of comm/rendezvous/rendezvous.h and of the backend.

@@ -201,13 +201,37 @@ TEST(CreateCommunicatorTest, AHostThatCountsAsSeveralGetsTheirBackend) {
 TEST(CreateCommunicatorTest, KnowsItsBackends) {
   const absl::Status unknown = CreateCommunicator({}, {.backend = "smoke"}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << unknown;
-  EXPECT_THAT(std::string(unknown.message()),
-              AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, tcp, hierarchical, nccl, local")));
+  EXPECT_THAT(
+      std::string(unknown.message()),
+      AllOf(HasSubstr("smoke"), HasSubstr("auto, shm, tcp, hierarchical, nccl, local, none")));
   EXPECT_TRUE(absl::IsInvalidArgument(
       CreateCommunicator({.world_size = 2}, {.backend = "local"}).status()));
   // Either not built, or no device, or it works.
   const absl::Status nccl = CreateCommunicator({}, {.backend = "nccl"}).status();
   EXPECT_TRUE(nccl.ok() || absl::IsUnimplemented(nccl) || absl::IsFailedPrecondition(nccl)) << nccl;
+}
+
+TEST(CreateCommunicatorTest, NoneMovesNoDataAndHasAControlPlane) {
+  const Variables variables = JobVariables();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    threads.emplace_back([&, rank] {
+      Variables own = variables;
+      own["RANK"] = absl::StrCat(rank);
+      const Environment environment =
+          ParseEnvironment(own, {.user = static_cast<int>(geteuid()), .parent = 1}).value();
+      const auto comm = CreateCommunicator(environment, {.backend = "none"});
+      ASSERT_TRUE(comm.ok()) << comm.status();
+      EXPECT_EQ((*comm)->backend_name(), "none");
+      EXPECT_TRUE(absl::IsUnimplemented((*comm)->Barrier()));
+      const auto parts =
+          (*comm)->control().Exchange("names", absl::StrCat(rank), absl::Seconds(30));
+      ASSERT_TRUE(parts.ok()) << parts.status();
+      EXPECT_THAT(*parts, testing::ElementsAre("0", "1", "2"));
+      EXPECT_TRUE((*comm)->Finalize().ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(RendezvousTest, SeveralGroupsShareOneJob) {

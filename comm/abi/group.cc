@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/abi/connect.h"
 #include "evenkeel/comm/backend.h"
 #include "evenkeel/comm/base/names.h"
 #include "evenkeel/comm/communicator.h"
@@ -29,7 +30,6 @@
 #include "evenkeel/comm/version.h"
 
 namespace evenkeel::abi {
-namespace {
 
 Failure FailureOf(const absl::Status& status) {
   Failure failure{.code = static_cast<Code>(status.code()),
@@ -42,6 +42,8 @@ Failure FailureOf(const absl::Status& status) {
   }
   return failure;
 }
+
+namespace {
 
 absl::Duration ToAbsl(std::chrono::milliseconds time) { return absl::Milliseconds(time.count()); }
 
@@ -312,6 +314,8 @@ class StoreOfCaller final : public evenkeel::Store {
   const absl::Duration timeout_;
 };
 
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Options& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
     return absl::InvalidArgumentError(
@@ -338,8 +342,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(Store& store, const Option
   }
   return CreateCommunicator(environment, factory);
 }
-
-}  // namespace
 
 std::unique_ptr<Group> CreateGroup(Store& store, const Options& options, Failure* failure) {
   absl::StatusOr<std::unique_ptr<Communicator>> comm = Connect(store, options);

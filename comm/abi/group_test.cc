@@ -12,36 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "evenkeel/comm/abi/shared_store.h"
+
 namespace evenkeel::abi {
 namespace {
 
 using std::chrono::milliseconds;
-
-// The store of a process whose ranks are threads.
-class SharedStore final : public Store {
- public:
-  bool Set(const std::string& key, const std::string& value, std::string*) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-    return true;
-  }
-  bool Get(const std::string& key, milliseconds timeout, std::string* value,
-           std::string* error) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.count(key) > 0; })) {
-      *error = "no rank has set " + key;
-      return false;
-    }
-    *value = values_[key];
-    return true;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 Buffer Of(std::vector<float>& data) {
   return {data.data(), static_cast<int64_t>(data.size()), DType::kFloat32};

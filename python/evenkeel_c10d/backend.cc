@@ -4,12 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "error.h"
-#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
-#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+#include "store.h"
 
 namespace evenkeel::bridge {
 namespace {
@@ -19,69 +17,6 @@ using c10d::OpType;
 
 // How long an end without shutdown() waits for what was issued.
 constexpr std::chrono::milliseconds kDestructorTimeout{5'000};
-
-constexpr std::chrono::milliseconds kShortWait{1'000};
-
-// For the other ranks to start: importing torch takes seconds, and a short timeout is meant for
-// operations.
-constexpr std::chrono::milliseconds kLeastConnectTimeout{30'000};
-
-// The store of c10d as evenkeel's.
-class StoreAdapter : public abi::Store {
- public:
-  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-
-  bool Set(const std::string& key, const std::string& value, std::string* error) override {
-    return Try(error, [&] { store_->set(key, value); });
-  }
-  bool Get(const std::string& key, std::chrono::milliseconds timeout, std::string* value,
-           std::string* error) override {
-    return Try(error, [&] {
-      // A TCPStore logs two warnings for each wait that times out, and evenkeel looks often.
-      if (timeout < kShortWait && !store_->check({key})) {
-        std::this_thread::sleep_for(timeout);
-        TORCH_CHECK(store_->check({key}), "the store has no key ", key);
-      }
-      store_->wait({key}, std::max(timeout, kShortWait));
-      *value = store_->get_to_str(key);
-    });
-  }
-
- private:
-  template <typename Function>
-  static bool Try(std::string* error, Function function) {
-    try {
-      function();
-      return true;
-    } catch (const c10::Error& caught) {
-      *error = caught.what_without_backtrace();
-    } catch (const std::exception& caught) {
-      *error = caught.what();
-    }
-    return false;
-  }
-
-  const c10::intrusive_ptr<c10d::Store> store_;
-};
-
-// A store on a connection of its own, so that waiting does not block the caller's. Each call gives
-// the next namespace: keys of a group that was destroyed are still in the store when it is made
-// again. The store counts them, by rank, and not the process, because a rank may be restarted.
-c10::intrusive_ptr<c10d::Store> NextNamespace(c10d::Store& store, int rank) {
-  const c10::intrusive_ptr<c10d::Store> own = store.clone();
-  const int64_t count = own->add("evenkeel/count/" + std::to_string(rank), 1);
-  return c10::make_intrusive<c10d::PrefixStore>("evenkeel/" + std::to_string(count), own);
-}
-
-// Returns the host of a TCPStore, also beneath PrefixStores; empty for other stores.
-std::string HostOf(const c10::intrusive_ptr<c10d::Store>& store) {
-  c10::intrusive_ptr<c10d::Store> base = store;
-  if (auto* prefix = dynamic_cast<c10d::PrefixStore*>(base.get())) {
-    base = prefix->getUnderlyingNonPrefixStore();
-  }
-  const auto* tcp = dynamic_cast<const c10d::TCPStore*>(base.get());
-  return tcp == nullptr ? "" : tcp->getHost();
-}
 
 // The backends that have not been destroyed. Never freed: they may outlive static objects.
 struct Live {
@@ -149,13 +84,9 @@ void CheckSameSize(const char* operation, size_t outputs, size_t inputs) {
 c10::intrusive_ptr<Backend> Backend::Create(const Settings& settings) {
   TORCH_CHECK(settings.rank >= 0 && settings.rank < settings.world_size, "evenkeel: the rank ",
               settings.rank, " is not in a group of ", settings.world_size, " ranks.");
-  const abi::Options options{.rank = settings.rank,
-                             .world_size = settings.world_size,
-                             .name = settings.name,
-                             .route_to = HostOf(settings.store),
-                             .timeout = settings.timeout,
-                             .connect_timeout = std::max(settings.timeout, kLeastConnectTimeout)};
-  StoreAdapter store(NextNamespace(*settings.store, settings.rank));
+  const abi::Options options = OptionsOf(settings.store, settings.rank, settings.world_size,
+                                         settings.timeout, settings.name);
+  StoreAdapter store(settings.store, settings.rank);
   abi::Failure failure;
   std::unique_ptr<abi::Group> group = abi::CreateGroup(store, options, &failure);
   if (group == nullptr) std::rethrow_exception(ExceptionOf(failure));

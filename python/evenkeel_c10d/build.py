@@ -22,7 +22,7 @@ import torch
 from torch.utils import cpp_extension
 
 HERE = pathlib.Path(__file__).resolve().parent
-SOURCES = ("backend.cc", "module.cc", "tensors.cc", "work.cc")
+SOURCES = ("backend.cc", "module.cc", "store.cc", "tensors.cc", "work.cc")
 # Large operations are copies by torch and arithmetic by evenkeel: optimizing the bridge gains
 # nothing that can be measured, and costs a third of the build.
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-DNDEBUG")

@@ -9,12 +9,17 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend.h"
 #include "error.h"
+#include "evenkeel/join/abi/step_monitor.h"
+#include "store.h"
 
 namespace py = pybind11;
 
@@ -45,6 +50,29 @@ std::exception_ptr PythonError(const abi::Failure& failure) {
 }
 
 bool CanUsePython() { return error_type != nullptr && Py_IsInitialized() && !_Py_IsFinalizing(); }
+
+// A monitor that a forked child forgets: it has neither the threads nor the right to use the
+// parent's connections.
+class Monitor {
+ public:
+  Monitor(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+          std::chrono::milliseconds timeout, std::string name) {
+    StoreAdapter adapter(store, rank);
+    abi::Failure failure;
+    monitor_ = abi::CreateStepMonitor(
+        adapter, OptionsOf(store, rank, world_size, timeout, std::move(name)), &failure);
+    if (monitor_ == nullptr) std::rethrow_exception(ExceptionOf(failure));
+  }
+  ~Monitor() {
+    if (getpid() != pid_) monitor_.release();  // NOLINT(bugprone-unused-return-value)
+    WithoutGil([this] { monitor_.reset(); });
+  }
+  abi::StepMonitor* operator->() { return monitor_.get(); }
+
+ private:
+  const pid_t pid_ = getpid();
+  std::unique_ptr<abi::StepMonitor> monitor_;
+};
 
 Backend& Own(const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto* own = dynamic_cast<Backend*>(backend.get());
@@ -103,6 +131,54 @@ PYBIND11_MODULE(_bridge, module) {
       },
       py::arg("store"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"), py::arg("name"),
       py::arg("global_ranks"), py::call_guard<py::gil_scoped_release>());
+  using evenkeel::abi::Phase;
+  using evenkeel::bridge::Monitor;
+  py::class_<Monitor>(module, "StepMonitor")
+      .def(py::init<const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds,
+                    std::string>(),
+           py::arg("store"), py::arg("rank"), py::arg("world_size"), py::arg("timeout"),
+           py::arg("name"), py::call_guard<py::gil_scoped_release>())
+      .def("enter",
+           [](Monitor& monitor, int phase) {
+             return static_cast<int>(monitor->Enter(static_cast<Phase>(phase)));
+           })
+      .def("begin_backward", [](Monitor& monitor) { monitor->BeginBackward(); })
+      .def("begin_wait", [](Monitor& monitor) { monitor->BeginWait(); })
+      .def("end_wait", [](Monitor& monitor) { monitor->EndWait(); })
+      .def(
+          "end_reduction", [](Monitor& monitor) { monitor->EndReduction(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("steps", [](Monitor& monitor) { return monitor->steps(); })
+      .def("take_news", [](Monitor& monitor) { return monitor->TakeNews(); })
+      .def("table", [](Monitor& monitor) { return monitor->Table(); })
+      .def("stragglers",
+           [](Monitor& monitor) {
+             py::list found;
+             for (const auto& [rank, cost, phase] : monitor->Stragglers())
+               found.append(py::make_tuple(rank, cost, static_cast<int>(phase)));
+             return found;
+           })
+      .def(
+          "tell", [](Monitor& monitor, const std::string& text) { monitor->Tell(text); },
+          py::arg("text"), py::call_guard<py::gil_scoped_release>())
+      .def("take_messages",
+           [](Monitor& monitor) {
+             py::list taken;
+             for (const auto& [from, text] : monitor->TakeMessages())
+               taken.append(py::make_tuple(from, text));
+             return taken;
+           })
+      .def("failure",
+           [](Monitor& monitor) {
+             const evenkeel::abi::Failure failure = monitor->failure();
+             return py::make_tuple(failure.message, failure.ranks);
+           })
+      .def(
+          "abort", [](Monitor& monitor, const std::string& why) { monitor->Abort(why); },
+          py::arg("why"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "leave", [](Monitor& monitor) { monitor->Leave(); },
+          py::call_guard<py::gil_scoped_release>());
   module.def("leave_all", &Backend::LeaveAll, py::arg("why"), py::arg("timeout"),
              py::call_guard<py::gil_scoped_release>());
   module.def(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from . import _bridge
 
 __version__ = _bridge.version
-__all__ = ["Error", "Join", "flight_json", "register", "transport"]
+__all__ = ["Error", "Join", "flight_json", "register", "transport", "watch"]
 
 # How long the end of a process waits for the operations that it has issued.
 _EXIT_TIMEOUT = datetime.timedelta(seconds=10)
@@ -81,6 +81,10 @@ def __getattr__(name):
         from .join import Join
 
         return Join
+    if name == "watch":
+        from ._watch import watch
+
+        return watch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -99,27 +103,36 @@ def flight_json(group=None):
     return _bridge.flight_json(_backend_of(group))
 
 
+def _reason_of_exit():
+    """Returns the exception with which the program ends, as a sentence for the peers; or ""."""
+    # A process of multiprocessing comes here while its exception is on the way.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    is_success = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+    is_interactive = hasattr(sys, "ps1")
+    if is_success or is_interactive or isinstance(error, Error):
+        return ""
+    return f"the program ended with {type(error).__name__}: {error}"
+
+
+def _at_exit(owner, function):
+    """Calls `function` at the end of the process; and of those that multiprocessing makes of it."""
+    atexit.register(function)
+
+    # They do not run what atexit has, and forget the finalizers of others.
+    def finalize(_owner):
+        multiprocessing.util.Finalize(None, function, exitpriority=0)
+
+    finalize(owner)
+    multiprocessing.util.register_after_fork(owner, finalize)
+
+
 def _leave_all():
     """Leaves the groups that the program has not destroyed.
 
     Peers that need nothing more of this rank are not disturbed. If the program ends with an
     exception, the groups end with it, and the peers get its text at once.
     """
-    # A process of multiprocessing comes here while its exception is on the way.
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    is_success = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-    is_interactive = hasattr(sys, "ps1")
-    why = ""
-    if not is_success and not is_interactive and not isinstance(error, Error):
-        why = f"the program ended with {type(error).__name__}: {error}"
-    _bridge.leave_all(why, _EXIT_TIMEOUT)
+    _bridge.leave_all(_reason_of_exit(), _EXIT_TIMEOUT)
 
 
-def _leave_at_exit(_module):
-    # Processes of multiprocessing do not run what atexit has, and forget the finalizers of others.
-    multiprocessing.util.Finalize(None, _leave_all, exitpriority=0)
-
-
-atexit.register(_leave_all)
-_leave_at_exit(_bridge)
-multiprocessing.util.register_after_fork(_bridge, _leave_at_exit)
+_at_exit(_bridge, _leave_all)

@@ -1,0 +1,246 @@
+#include "evenkeel/join/abi/step_monitor.h"
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "evenkeel/comm/abi/connect.h"
+#include "evenkeel/comm/base/bytes.h"
+#include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/control.h"
+#include "evenkeel/comm/control/waits.h"
+#include "evenkeel/comm/group_extension.h"
+#include "evenkeel/join/steps/phase_clock.h"
+#include "evenkeel/join/steps/straggler_detector.h"
+
+namespace evenkeel::abi {
+namespace {
+
+static_assert(static_cast<int>(Phase::kSaving) == static_cast<int>(StepPhase::kSaving));
+static_assert(static_cast<int>(Phase::kSaving) + 1 == kStepPhases);
+
+constexpr absl::string_view kTimes = "step times", kText = "text";
+constexpr std::chrono::milliseconds kBetweenMessages{250};
+constexpr size_t kMaxAhead = 10'000;  // Steps of one rank that others do not have.
+
+using NoticeHandler = std::function<void(int from, absl::string_view topic, absl::string_view)>;
+
+class Inbox final : public internal::GroupExtension {
+ public:
+  Inbox(Communicator* comm, NoticeHandler handle)
+      : GroupExtension(comm), handle_(std::move(handle)) {}
+  void OnNotice(int from, absl::string_view topic, absl::string_view notice) override {
+    handle_(from, topic, notice);
+  }
+  // The ranks of a group without operations need not agree on any.
+  int64_t position() const override { return 0; }
+  bool is_exhausted() const override { return false; }
+
+ private:
+  const NoticeHandler handle_;
+};
+
+struct Step {
+  int64_t number = 0;
+  PhaseTimes times;
+};
+
+std::string Serialize(const std::deque<Step>& steps) {
+  internal::ByteWriter writer;
+  writer.I64(steps.front().number).U32(static_cast<uint32_t>(steps.size()));
+  for (const Step& step : steps) step.times.Write(writer);
+  return writer.Take();
+}
+
+absl::StatusOr<std::deque<Step>> Parse(absl::string_view bytes) {
+  internal::ByteReader reader(bytes);
+  const int64_t first = reader.I64();
+  const uint32_t count = reader.U32();
+  std::deque<Step> steps;
+  for (uint32_t i = 0; i < count && reader.ok(); ++i)
+    steps.push_back({.number = first + i, .times = PhaseTimes::Read(reader)});
+  if (const absl::Status status = reader.Finish("step times"); !status.ok()) return status;
+  return steps;
+}
+
+class MonitorOverCommunicator final : public StepMonitor {
+ public:
+  explicit MonitorOverCommunicator(std::unique_ptr<Communicator> comm)
+      : rank_(comm->rank()),
+        world_size_(comm->world_size()),
+        detector_(world_size_),
+        steps_of_(world_size_),
+        comm_(std::move(comm)) {
+    comm_->Extension([this](Communicator* group) {
+      return std::make_unique<Inbox>(group, [this](int from, absl::string_view topic,
+                                                   absl::string_view notice) {
+        OnNotice(from, topic, notice);
+      });
+    });
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+
+  Phase Enter(Phase next) override {
+    return static_cast<Phase>(clock_.Enter(static_cast<StepPhase>(next)));
+  }
+  void BeginBackward() override { clock_.BeginBackward(); }
+  void BeginWait() override { ThisThread().emplace_back(); }
+  void EndWait() override {
+    if (!ThisThread().empty()) ThisThread().pop_back();
+  }
+
+  void EndReduction() override {
+    clock_.EndReduction();
+    const std::optional<PhaseTimes> times = clock_.Take();
+    std::string message;
+    {
+      absl::MutexLock lock(&mutex_);
+      ++steps_;
+      if (!times.has_value()) return;
+      const Step step{.number = steps_, .times = *times};
+      unsent_.push_back(step);
+      Add(rank_, step);
+      const auto now = std::chrono::steady_clock::now();
+      if (now < next_message_) return;
+      next_message_ = now + kBetweenMessages;
+      message = Serialize(std::exchange(unsent_, {}));
+    }
+    Notify(kTimes, std::move(message));
+  }
+
+  int64_t steps() const override {
+    absl::MutexLock lock(&mutex_);
+    return steps_;
+  }
+
+  std::string TakeNews() override {
+    absl::MutexLock lock(&mutex_);
+    return detector_.TakeNews() ? detector_.Recent().Stragglers() : "";
+  }
+  std::vector<Straggler> Stragglers() const override {
+    absl::MutexLock lock(&mutex_);
+    std::vector<Straggler> stragglers;
+    for (const StragglerReport::Rank& rank : detector_.Recent().ranks) {
+      if (!rank.is_straggler) continue;
+      stragglers.push_back(
+          {.rank = rank.rank, .cost = rank.cost, .phase = static_cast<Phase>(rank.phase)});
+    }
+    return stragglers;
+  }
+  std::string Table() const override {
+    absl::MutexLock lock(&mutex_);
+    return detector_.All().Table();
+  }
+
+  void Tell(const std::string& text) override { Notify(kText, text); }
+  std::vector<Message> TakeMessages() override {
+    absl::MutexLock lock(&mutex_);
+    return std::exchange(messages_, {});
+  }
+
+  Failure failure() const override {
+    const std::shared_ptr<Communicator> comm = Comm();
+    return FailureOf(comm == nullptr ? left_ : comm->status());
+  }
+  void Abort(const std::string& why) override {
+    if (const std::shared_ptr<Communicator> comm = Comm(); comm != nullptr)
+      comm->Abort(absl::CancelledError(why));
+  }
+  void Leave() override {
+    std::string message;
+    std::shared_ptr<Communicator> comm;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!unsent_.empty()) message = Serialize(std::exchange(unsent_, {}));
+      comm.swap(comm_);
+    }
+    if (comm == nullptr) return;
+    if (!message.empty()) comm->control().Notify(kTimes, std::move(message));
+    comm->Leave().IgnoreError();  // It fails if the group has ended: failure() has said so.
+  }
+
+ private:
+  static std::deque<internal::CountedWait>& ThisThread() {
+    static thread_local std::deque<internal::CountedWait> waits;
+    return waits;
+  }
+
+  // Null once this rank has left. The last user destroys it.
+  std::shared_ptr<Communicator> Comm() const {
+    absl::MutexLock lock(&mutex_);
+    return comm_;
+  }
+
+  void Notify(absl::string_view topic, std::string message) {
+    if (const std::shared_ptr<Communicator> comm = Comm(); comm != nullptr)
+      comm->control().Notify(topic, std::move(message));
+  }
+
+  void OnNotice(int from, absl::string_view topic, absl::string_view notice) {
+    absl::MutexLock lock(&mutex_);
+    if (topic == kText) messages_.push_back({.from = from, .text = std::string(notice)});
+    if (topic != kTimes) return;
+    const absl::StatusOr<std::deque<Step>> steps = Parse(notice);
+    if (!steps.ok()) return;
+    for (const Step& step : *steps) Add(from, step);
+  }
+
+  // Passes on each step that all ranks have.
+  void Add(int from, const Step& step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    steps_of_[from].push_back(step);
+    if (steps_of_[from].size() > kMaxAhead) steps_of_[from].pop_front();
+    while (true) {
+      int64_t newest = 0;
+      for (const std::deque<Step>& steps : steps_of_) {
+        if (steps.empty()) return;
+        newest = std::max(newest, steps.front().number);
+      }
+      absl::InlinedVector<StragglerDetector::RankTimes, 8> times;
+      for (std::deque<Step>& steps : steps_of_) {
+        if (steps.front().number == newest) times.push_back({.times = steps.front().times});
+        if (steps.front().number < newest) steps.pop_front();  // Another rank has dropped it.
+      }
+      if (static_cast<int>(times.size()) < world_size_) continue;
+      detector_.Add(times);
+      for (std::deque<Step>& steps : steps_of_) steps.pop_front();
+    }
+  }
+
+  const int rank_;
+  const int world_size_;
+  const absl::Status left_ = absl::FailedPreconditionError("this rank has left the group");
+  PhaseClock clock_;
+  mutable absl::Mutex mutex_;
+  int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;
+  StragglerDetector detector_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::deque<Step>> steps_of_ ABSL_GUARDED_BY(mutex_);  // By rank, ascending.
+  std::deque<Step> unsent_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point next_message_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);  // Destroyed first: it calls back.
+};
+
+}  // namespace
+
+std::unique_ptr<StepMonitor> CreateStepMonitor(Store& store, const Options& options,
+                                               Failure* failure) {
+  Options alone = options;
+  alone.backend = "none";
+  absl::StatusOr<std::unique_ptr<Communicator>> comm = Connect(store, alone);
+  *failure = FailureOf(comm.status());
+  if (!comm.ok()) return nullptr;
+  return std::make_unique<MonitorOverCommunicator>(*std::move(comm));
+}
+
+}  // namespace evenkeel::abi

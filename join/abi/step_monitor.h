@@ -1,0 +1,90 @@
+// Finds the ranks that make the others wait in a training loop whose data another library moves:
+// an interface of libevenkeel.so, as comm/abi/group.h is.
+//
+//   std::unique_ptr<StepMonitor> monitor = CreateStepMonitor(store, options, &failure);
+//   monitor->Enter(Phase::kForward);
+//   monitor->BeginBackward();
+//   monitor->BeginWait();         // the other library waits for its last reduction
+//   monitor->EndWait();
+//   monitor->EndReduction();      // all ranks leave it together
+//   std::string news = monitor->TakeNews();   // "rank 3 cost the group 18 % of the last ..."
+//
+// The ranks are connected by a control plane only. Each rank sends the times of its steps to the
+// others, several steps in one message, and does not wait for theirs. join/straggler.h defines what
+// is concluded from them. Ranks may be a few steps apart in what they know.
+//
+// Size:    a message per 250 ms, of 7 to 21 bytes per step. A rank whose steps the others do not
+//          have is followed for 10,000 steps.
+// Threads: thread-safe. BeginWait() and EndWait() are called by the thread that waits; waits of
+//          the thread that calls EndReduction() are not counted as busy.
+// Errors:  never those of the training loop. failure() says whether a rank was lost.
+
+#ifndef EVENKEEL_JOIN_ABI_STEP_MONITOR_H_
+#define EVENKEEL_JOIN_ABI_STEP_MONITOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "evenkeel/comm/abi/group.h"
+
+namespace evenkeel::abi {
+
+// The phases of join/steps/step_phase.h.
+enum class Phase : int { kOutside, kInput, kForward, kBackward, kOptimizer, kSaving };
+
+class StepMonitor {
+ public:
+  struct Straggler {
+    int rank = 0;
+    double cost = 0;  // The fraction of the time that it cost the group.
+    Phase phase = Phase::kOutside;
+  };
+  struct Message {
+    int from = 0;
+    std::string text;
+  };
+
+  // Without Leave(): the other ranks see an abort.
+  virtual ~StepMonitor() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // Ends the current phase and begins `next`. Returns the phase before.
+  virtual Phase Enter(Phase next) = 0;
+  // Enters kBackward from kForward; else does nothing.
+  virtual void BeginBackward() = 0;
+  virtual void BeginWait() = 0;
+  virtual void EndWait() = 0;
+  virtual void EndReduction() = 0;
+  // Returns the number of reductions that this rank has ended.
+  virtual int64_t steps() const = 0;
+
+  // Returns a sentence when a rank has become a straggler since the last call, else "".
+  virtual std::string TakeNews() = 0;
+  // The stragglers of the recent steps, up to 500.
+  virtual std::vector<Straggler> Stragglers() const = 0;
+  // All steps, as a table with a line per rank.
+  virtual std::string Table() const = 0;
+
+  // Sends a text to all other ranks. TakeMessages() returns those that have come, in order.
+  virtual void Tell(const std::string& text) = 0;
+  virtual std::vector<Message> TakeMessages() = 0;
+
+  // kOk while all ranks are there, else the first cause of the group's end.
+  virtual Failure failure() const = 0;
+  // Ends the group on all ranks, with this reason.
+  virtual void Abort(const std::string& why) = 0;
+  // Leaves the group. Only rank 0 waits for the others to leave, for 5 seconds at most. Afterwards
+  // nothing is measured or sent.
+  virtual void Leave() = 0;
+};
+
+// Waits until all ranks have called it. Options::backend has no effect. Null: `failure` says why.
+EVENKEEL_EXPORT std::unique_ptr<StepMonitor> CreateStepMonitor(Store& store, const Options& options,
+                                                               Failure* failure);
+
+}  // namespace evenkeel::abi
+
+#endif  // EVENKEEL_JOIN_ABI_STEP_MONITOR_H_

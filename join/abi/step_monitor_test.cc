@@ -1,0 +1,174 @@
+#include "evenkeel/join/abi/step_monitor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "evenkeel/comm/abi/shared_store.h"
+
+namespace evenkeel::abi {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// Runs ranks as threads, each with a monitor; leaves the group at the end of `body`.
+void RunRanks(int world_size, const std::function<void(StepMonitor&)>& body) {
+  SharedStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      Failure failure;
+      const std::unique_ptr<StepMonitor> monitor = CreateStepMonitor(
+          store, {.rank = rank, .world_size = world_size, .name = "watch"}, &failure);
+      ASSERT_NE(monitor, nullptr) << failure.message;
+      body(*monitor);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// All threads wait here for the last one, as ranks do for a reduction.
+class Barrier {
+ public:
+  explicit Barrier(int parties) : parties_(parties) {}
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const int round = round_;
+    if (++arrived_ == parties_) {
+      arrived_ = 0;
+      ++round_;
+      changed_.notify_all();
+    }
+    changed_.wait(lock, [&] { return round_ != round; });
+  }
+
+ private:
+  const int parties_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int arrived_ = 0;
+  int round_ = 0;
+};
+
+void Step(StepMonitor& monitor, Barrier& reduction, milliseconds input) {
+  const Phase before = monitor.Enter(Phase::kInput);
+  std::this_thread::sleep_for(input);
+  monitor.Enter(before);
+  monitor.Enter(Phase::kForward);
+  std::this_thread::sleep_for(milliseconds(1));
+  monitor.BeginBackward();
+  std::this_thread::sleep_for(milliseconds(1));
+  monitor.BeginWait();
+  reduction.Wait();
+  monitor.EndWait();
+  monitor.EndReduction();
+}
+
+// Waits, for seconds at most, until `done`.
+void Await(const std::function<bool()>& done) {
+  for (int i = 0; i < 1000 && !done(); ++i) std::this_thread::sleep_for(milliseconds(10));
+}
+
+TEST(StepMonitorTest, NamesTheRankThatMakesTheOthersWait) {
+  for (const int world_size : {2, 5}) {
+    Barrier reduction(world_size);
+    RunRanks(world_size, [&](StepMonitor& monitor) {
+      const bool is_slow = monitor.rank() == 1;
+      for (int i = 0; i < 560; ++i) Step(monitor, reduction, milliseconds(is_slow ? 3 : 0));
+      EXPECT_EQ(monitor.steps(), 560);
+      Await([&] { return !monitor.Stragglers().empty(); });
+      const std::vector<StepMonitor::Straggler> stragglers = monitor.Stragglers();
+      ASSERT_EQ(stragglers.size(), 1u) << monitor.Table();
+      EXPECT_EQ(stragglers[0].rank, 1);
+      EXPECT_EQ(stragglers[0].phase, Phase::kInput);
+      EXPECT_GT(stragglers[0].cost, 0.3);
+      EXPECT_THAT(monitor.TakeNews(),
+                  AllOf(HasSubstr("rank 1 cost the group"), HasSubstr("steps: input")));
+      EXPECT_EQ(monitor.TakeNews(), "");
+      monitor.Leave();
+    });
+  }
+}
+
+// The mean input of rank 1 by a table, in milliseconds.
+double InputOfRank1(const std::string& table) {
+  std::istringstream line(table.substr(table.rfind('\n', table.size() - 2) + 1));
+  int rank = -1;
+  std::string cost, percent;
+  double outside = 0, input = 0;
+  line >> rank >> cost >> percent >> outside >> input;
+  EXPECT_EQ(rank, 1) << table;
+  return input;
+}
+
+TEST(StepMonitorTest, TheLastStepsReachTheOthersBeforeARankLeaves) {
+  Barrier reduction(2);
+  RunRanks(2, [&](StepMonitor& monitor) {
+    // All within the time of one message, the first of which was sent before the slow step.
+    for (int i = 0; i < 11; ++i)
+      Step(monitor, reduction, milliseconds(i == 2 && monitor.rank() == 1 ? 200 : 0));
+    if (monitor.rank() == 1) return monitor.Leave();
+    Await([&] { return InputOfRank1(monitor.Table()) > 15; });
+    EXPECT_GT(InputOfRank1(monitor.Table()), 15);
+    monitor.Leave();
+    EXPECT_EQ(monitor.failure().code, Code::kFailedPrecondition);
+    monitor.EndReduction();  // Nothing happens.
+    monitor.Tell("no rank receives it");
+  });
+}
+
+TEST(StepMonitorTest, TextsArriveInOrder) {
+  RunRanks(3, [&](StepMonitor& monitor) {
+    if (monitor.rank() != 0) {
+      monitor.Tell("a");
+      monitor.Tell("b");
+    } else {
+      std::vector<std::string> texts[3];
+      Await([&] {
+        for (const StepMonitor::Message& message : monitor.TakeMessages())
+          texts[message.from].push_back(message.text);
+        return texts[1].size() + texts[2].size() == 4;
+      });
+      EXPECT_THAT(texts[0], IsEmpty());
+      EXPECT_THAT(texts[1], ElementsAre("a", "b"));
+      EXPECT_THAT(texts[2], ElementsAre("a", "b"));
+    }
+    monitor.Leave();
+  });
+}
+
+TEST(StepMonitorTest, ARankThatAbortsIsNamed) {
+  RunRanks(2, [&](StepMonitor& monitor) {
+    if (monitor.rank() == 1) return monitor.Abort("the loop raised an exception");
+    Await([&] { return monitor.failure().code != Code::kOk; });
+    EXPECT_THAT(monitor.failure().ranks, ElementsAre(1));
+    EXPECT_THAT(monitor.failure().message, HasSubstr("the loop raised an exception"));
+    monitor.Leave();
+  });
+}
+
+TEST(StepMonitorTest, OneRankWaitsForNoOther) {
+  Barrier reduction(1);
+  RunRanks(1, [&](StepMonitor& monitor) {
+    for (int i = 0; i < 30; ++i) Step(monitor, reduction, milliseconds(1));
+    EXPECT_THAT(monitor.Stragglers(), IsEmpty());
+    EXPECT_EQ(monitor.TakeNews(), "");
+    monitor.Leave();
+  });
+}
+
+}  // namespace
+}  // namespace evenkeel::abi

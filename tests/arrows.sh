@@ -92,7 +92,8 @@ for one in local shm tcp nccl; do
   never "comm/$one sees no other backend but local" \
     "($products) intersect //comm/$one/..." "($backends) except //comm/$one/... except //comm/local/..."
 done
-never 'no library sees comm/abi' "($products) except //comm/abi/..." //comm/abi/...
+never 'no library but join/abi sees comm/abi, and none sees join/abi' \
+  "($products) except //comm/abi/... except //join/abi/..." '//comm/abi/... + //join/abi/...'
 never 'join knows comm' \
   //join/... '//bucket/... + //zero_optim/... + //trainer/...'
 never 'bucket knows comm and join' \

@@ -152,7 +152,6 @@ class Watch:
     # ---- The hooks ----
 
     def _attach(self, model, optimizer):
-        self._model = model
         add = self._removers.append
         add(model.register_forward_pre_hook(self._before_forward, prepend=True).remove)
         add(model.register_forward_hook(self._after_forward).remove)
@@ -247,7 +246,8 @@ class Watch:
             called = frames[frames.index(own[-1]) + 1 :]
             place = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}"
             # The function that the program called: all_reduce, backward, forward ...
-            names = [one.name for one in called if not one.name.startswith(("_", "wrapper"))]
+            hidden = ("_", "inner", "wrapper", "decorate_context")
+            names = [one.name for one in called if not one.name.startswith(hidden)]
             state["text"] = f"{names[0]} ({place})" if names else f"{own[-1].name} ({place})"
         return state
 
@@ -301,6 +301,7 @@ class Watch:
             dist.Work.wait = _wait_of_torch
         for remove in self._removers:
             remove()
+        self._removers.clear()
         if threading.current_thread() is not self._reporter:
             self._reporter.join()
         if why:

@@ -1,0 +1,268 @@
+"""watch: the ranks that make others wait, or are missing, are named on any backend."""
+
+import logging
+import os
+import signal
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+from groups import Ranks, run_ranks
+from life_test import torchrun
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import evenkeel_c10d
+
+STEPS = 560
+DELAY = 0.004
+
+
+class Collected(logging.Handler):
+    """The warnings of this rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        logging.getLogger("evenkeel_c10d").addHandler(self)
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def wait_for(self, text, seconds=20):
+        """Waits for a line with this text, and returns it; fails if there is none in time."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if text in line:
+                    return line
+            time.sleep(0.05)
+        raise AssertionError(f"no line has {text!r}: {self.lines}")
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    ddp = DistributedDataParallel(net, **options)
+    return ddp, torch.optim.SGD(ddp.parameters(), 0.01, momentum=0.9)
+
+
+def delayed(phase, slow):
+    """A rank function whose rank `slow` sleeps in `phase` of each step. Returns what was found."""
+
+    def run(rank, world):
+        said = Collected()
+        ddp, optimizer = make_model()
+        job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
+        is_slow = rank == slow
+
+        def sleep_in(where):
+            if is_slow and phase == where:
+                time.sleep(DELAY)
+
+        def load():
+            for _ in range(STEPS):
+                sleep_in("input")
+                yield torch.randn(16, 8)
+
+        for batch in job.input(load()):
+            optimizer.zero_grad()
+            outputs = ddp(batch)
+            sleep_in("forward")
+            outputs.register_hook(lambda gradient: sleep_in("backward"))
+            outputs.pow(2).mean().backward()
+            optimizer.step()
+            sleep_in("outside")
+            with job.phase("saving"):
+                sleep_in("saving")
+            # Programs often reduce their loss; who waits in it is not busy.
+            dist.all_reduce(outputs.detach().mean())
+        if rank == 0:
+            said.wait_for(f"rank {slow} cost the group")
+        deadline = time.monotonic() + 10
+        while not job.stragglers() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = [(who, where) for who, _cost, where in job.stragglers()]
+        dist.barrier()
+        job.close()
+        return found, job.table().count("\n")
+
+    return run
+
+
+def train(watched):
+    """A rank function that trains in all ways of one step, and returns weights and steps counted."""
+
+    def run(rank, world):
+        ddp, optimizer = make_model(find_unused_parameters=True)
+        job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer) if watched else None
+        torch.manual_seed(rank)
+        for step in range(12):
+            batch = torch.randn(16, 8)
+            optimizer.zero_grad()
+            if step % 3 == 0:  # Accumulation.
+                with ddp.no_sync():
+                    ddp(batch).sum().backward()
+            if step % 4 == 1:  # A pass without gradients, as in evaluation.
+                with torch.no_grad():
+                    ddp(batch)
+            ddp(batch).pow(2).mean().backward()
+            optimizer.step()
+        steps = job._monitor.steps if job else 12
+        if job:
+            job.close()
+        return [p.detach().clone() for p in ddp.module.parameters()], steps
+
+    return run
+
+
+def hangs(rank, world):
+    """Rank 1 does not come to step 5 until the others have said so."""
+    said = Collected()
+    ddp, optimizer = make_model()
+    job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer, hang_after=1.0)
+
+    def reads_forever():
+        while not said.lines:
+            time.sleep(0.05)
+
+    for step in range(8):
+        if rank == 1 and step == 5:
+            reads_forever()
+        ddp(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    job.close()
+    return said.lines
+
+
+def evaluates_long(rank, world):
+    """No rank waits for another one: nothing is reported."""
+    said = Collected()
+    ddp, _ = make_model()
+    job = evenkeel_c10d.watch(model=ddp, hang_after=0.5)
+    ddp(torch.randn(4, 8)).sum().backward()
+    time.sleep(4)
+    job.close()
+    return said.lines
+
+
+def loses_rank_1(rank, world):
+    said = Collected()
+    ddp, _ = make_model()
+    evenkeel_c10d.watch(model=ddp)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return said.wait_for("rank 1")
+
+
+ENDS_WITH_AN_EXCEPTION = """
+import time, torch, evenkeel_c10d
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+evenkeel_c10d.watch(model=ddp)
+if dist.get_rank() == 1:
+    raise ValueError("no such shard")
+time.sleep(20)
+"""
+
+
+def closes(rank, world):
+    ddp, optimizer = make_model()
+    wait = dist.Work.wait
+    hooks = [len(ddp._forward_hooks), len(ddp._forward_pre_hooks)]
+    for _ in range(2):
+        first = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)
+        second = evenkeel_c10d.watch(model=ddp)
+        ddp(torch.randn(4, 8)).sum().backward()
+        first.close()
+        ddp(torch.randn(4, 8)).sum().backward()
+        assert (first._monitor.steps, second._monitor.steps) == (1, 2)
+        second.close()
+        second.close()
+    assert dist.Work.wait is wait
+    assert hooks == [len(ddp._forward_hooks), len(ddp._forward_pre_hooks)]
+    assert "_sync_buffers" not in ddp.__dict__
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    ddp(torch.randn(4, 8)).sum().backward()
+    return True
+
+
+def refuses(rank, world):
+    ddp, _ = make_model()
+    texts = []
+    for arguments in ({"model": nn.Linear(2, 2)}, {"model": ddp, "hang_after": 0}):
+        try:
+            evenkeel_c10d.watch(**arguments)
+        except (TypeError, ValueError) as error:
+            texts.append(str(error))
+    job = evenkeel_c10d.watch(model=ddp)
+    try:
+        with job.phase("reading"):
+            pass
+    except ValueError as error:
+        texts.append(str(error))
+    job.close()
+    return texts
+
+
+class WatchTest(unittest.TestCase):
+    def test_names_the_rank_and_the_phase(self):
+        for world, backend, slow, phase in (
+            (2, "gloo", 0, "outside"),
+            (3, "gloo", 2, "backward"),
+            (2, "evenkeel", 1, "input"),
+        ):
+            with self.subTest(world=world, backend=backend, slow=slow, phase=phase):
+                for found, lines in run_ranks(world, delayed(phase, slow), backend=backend):
+                    self.assertEqual(found, [(slow, phase)])
+                    self.assertEqual(lines, world + 1)
+
+    def test_changes_no_number(self):
+        for backend in ("gloo", "evenkeel"):
+            plain = run_ranks(2, train(False), backend=backend)
+            watched = run_ranks(2, train(True), backend=backend)
+            for (expected, steps), (weights, watched_steps) in zip(plain, watched):
+                self.assertEqual(steps, watched_steps)
+                self.assertTrue(all(torch.equal(a, b) for a, b in zip(expected, weights)))
+
+    def test_says_who_is_missing_in_a_hang(self):
+        lines = run_ranks(3, hangs, backend="gloo")
+        (summary,) = lines[0]
+        self.assertRegex(summary, r"no step for \d+ s: rank 1 is in reads_forever \(watch_test.py:\d+\)")
+        self.assertRegex(summary, r"rank 2 waits in (backward|forward) \(watch_test.py:\d+\)")
+        (stack,) = lines[1]
+        self.assertIn("rank 1: other ranks have waited for this one", stack)
+        self.assertIn("reads_forever()", stack)
+        self.assertEqual(lines[2], [])
+
+    def test_a_step_that_takes_long_is_no_hang(self):
+        self.assertEqual(run_ranks(2, evaluates_long, backend="gloo"), [[], []])
+
+    def test_names_a_rank_that_was_killed(self):
+        results = Ranks(3, loses_rank_1, backend="gloo").results()
+        self.assertEqual(results[1][0], "died")
+        for rank in (0, 2):
+            self.assertEqual(results[rank][0], "ok", results[rank])
+            self.assertRegex(results[rank][1], "rank 1 .*(lost|connection)")
+
+    def test_tells_the_others_why_a_program_ended(self):
+        status, output = torchrun(2, backend="gloo", end=ENDS_WITH_AN_EXCEPTION)
+        self.assertNotEqual(status, 0)
+        self.assertRegex(output, "rank 0: rank 1 .*the program ended with ValueError: no such shard")
+
+    def test_leaves_nothing_behind(self):
+        self.assertEqual(run_ranks(2, closes, backend="gloo"), [True, True])
+
+    def test_one_rank(self):
+        self.assertEqual(run_ranks(1, closes, backend="gloo"), [True])
+
+    def test_refuses_what_it_cannot_watch(self):
+        for texts in run_ranks(2, refuses, backend="gloo"):
+            self.assertIn("needs a DistributedDataParallel and got Linear", texts[0])
+            self.assertIn("hang_after is 0 seconds", texts[1])
+            self.assertIn("no phase 'reading', only outside, input", texts[2])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -22,6 +22,8 @@ __all__ = ["Error", "Join", "flight_json", "register", "transport", "watch"]
 # How long the end of a process waits for the operations that it has issued.
 _EXIT_TIMEOUT = datetime.timedelta(seconds=10)
 
+_LONGEST_REASON = 2000  # Characters of an exception that the peers get.
+
 
 class Error(dist.DistBackendError):
     """The error of a group that has ended; message, kind and ranks are the same on all ranks.
@@ -107,23 +109,35 @@ def _reason_of_exit():
     """Returns the exception with which the program ends, as a sentence for the peers; or ""."""
     # A process of multiprocessing comes here while its exception is on the way.
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit) and error.code not in (None, 0):
+        error = error.__context__ or error  # As multiprocessing.spawn ends.
     is_success = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
     is_interactive = hasattr(sys, "ps1")
     if is_success or is_interactive or isinstance(error, Error):
         return ""
-    return f"the program ended with {type(error).__name__}: {error}"
+    text = f"the program ended with {type(error).__name__}: {error}"
+    return text[:_LONGEST_REASON].encode("utf-8", "backslashreplace").decode()
 
 
 def _at_exit(owner, function):
-    """Calls `function` at the end of the process; and of those that multiprocessing makes of it."""
+    """Calls `function` at the end of the process; and of those that multiprocessing makes of it.
+
+    Returns a function that cancels it in this process.
+    """
     atexit.register(function)
 
     # They do not run what atexit has, and forget the finalizers of others.
     def finalize(_owner):
-        multiprocessing.util.Finalize(None, function, exitpriority=0)
+        return multiprocessing.util.Finalize(None, function, exitpriority=0)
 
-    finalize(owner)
+    finalizer = finalize(owner)
     multiprocessing.util.register_after_fork(owner, finalize)
+
+    def cancel():
+        atexit.unregister(function)
+        finalizer.cancel()
+
+    return cancel
 
 
 def _leave_all():

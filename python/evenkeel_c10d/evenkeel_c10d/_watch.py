@@ -1,4 +1,4 @@
-"""watch: who makes the others wait in a job of DistributedDataParallel, on any backend.
+"""watch: who makes the others wait in a job of DistributedDataParallel on the CPU, on any backend.
 
     job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer)     # on all ranks, after ddp is made
     for batch in job.input(loader):
@@ -10,25 +10,25 @@
     print(job.table())
     job.close()
 
-The gradients stay with the backend of the process group (gloo, nccl, ...). evenkeel adds a
-connection per rank to rank 0, for messages of a few dozen bytes. Each rank measures how long it was
-busy between two reductions, and in which phase; from the times of all ranks each one knows which
-rank made the others wait.
+The gradients stay with the backend of the process group (gloo, evenkeel, ...). evenkeel adds a
+connection of each rank to rank 0, for messages of a few dozen bytes. Each rank measures how long it
+was busy between two reductions, and in which phase; from the times of all ranks each one knows
+which rank made the others wait.
 
 What is reported, as warnings of the logger "evenkeel_c10d":
 
 - "rank 3 cost the group 18 % of the last 500 steps: input", once, when a delay persists (rank 0).
-- A rank that is missing: when a rank has waited in a collective for `hang_after` seconds without a
-  step, the lowest rank that waits says where every rank is, and each rank that keeps the others
-  waiting logs its own stack.
+- A rank that is missing: when ranks have waited in one collective for `hang_after` seconds, the
+  lowest of them says where every rank is, and each rank that they wait for logs its own stack.
 - A rank that was lost, or whose program ended with an exception (every rank).
 
 Phases:  forward and backward are measured by hooks of the module, the optimizer's by hooks of
          `step`. Mark the rest with `input` and `phase`; unmarked time is "outside of the step".
          Waits in the module's reduction, and in `wait` of any collective's work, are not busy time.
 Threads: one thread trains: the one that calls `watch`. A thread of Python reports.
-Limits:  times are those of the host, so that a slow device is not seen. Ranks that take part in
-         different numbers of reductions (Join) are compared until the first one ends.
+Limits:  modules on a GPU are refused: their host does not wait for a reduction. Ranks that take
+         part in different numbers of reductions (Join) are compared until the first one ends. A
+         module that is pickled while it is watched needs this package where it is loaded.
 """
 
 import contextlib
@@ -41,6 +41,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -58,19 +59,71 @@ _REPLY = 2.0  # Seconds within which a rank tells where it is.
 
 _logger = logging.getLogger("evenkeel_c10d")
 _watches = []  # Those that count the waits of their threads.
-_wait_of_torch = dist.Work.wait
+_originals = {}  # The functions that are replaced while a job is watched.
 
 
-def _counted_wait(work, *args, **kwargs):
-    """Replaces Work.wait while a job is watched."""
-    waiting = [one for one in _watches if one._thread == threading.get_ident()]
-    for one in waiting:
+@contextlib.contextmanager
+def _counted(watches):
+    for one in watches:
         one._begin_wait()
     try:
-        return _wait_of_torch(work, *args, **kwargs)
+        yield
     finally:
-        for one in waiting:
+        for one in watches:
             one._end_wait()
+
+
+def _counting(name):
+    """Returns a method that counts as a wait of its thread what the method `name` takes."""
+
+    def method(self, *args, **kwargs):
+        thread = threading.get_ident()
+        with _counted([one for one in _watches if one._thread == thread]):
+            return _originals[name](self, *args, **kwargs)
+
+    return method
+
+
+# Before and after its forward pass a DistributedDataParallel receives rank 0's buffers and buckets,
+# in C++ and without Work.wait.
+_REPLACEMENTS = [
+    (owner, name, _counting(name))
+    for owner, name in (
+        (dist.Work, "wait"),
+        (DistributedDataParallel, "_pre_forward"),
+        (DistributedDataParallel, "_sync_buffers"),
+    )
+]
+
+
+def _replace():
+    for owner, name, function in _REPLACEMENTS:
+        _originals[name] = getattr(owner, name)
+        setattr(owner, name, function)
+
+
+def _restore():
+    for owner, name, function in _REPLACEMENTS:
+        if getattr(owner, name) is function:  # Else somebody else has replaced it, and calls it.
+            setattr(owner, name, _originals[name])
+
+
+class _Hook:
+    """A method of a Watch, for those that outlive it; in copies of a module it does nothing."""
+
+    def __init__(self, watch=None, name=""):
+        self._watch = (lambda: None) if watch is None else weakref.ref(watch)
+        self._name = name
+
+    def __call__(self, *args):
+        watch = self._watch()
+        return None if watch is None else getattr(watch, self._name)(*args)
+
+    def __deepcopy__(self, memo):
+        return _Hook()
+
+    def __reduce__(self):
+        return _Hook, ()
 
 
 def _rank_list(ranks):
@@ -88,6 +141,15 @@ class Watch:
             )
         if not hang_after > 0:
             raise ValueError(f"evenkeel: hang_after is {hang_after} seconds, and must be positive.")
+        if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+            raise NotImplementedError(
+                "evenkeel: watch measures the host, and the module has parameters on a GPU, whose "
+                "host does not wait for a reduction."
+            )
+        if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+            raise TypeError(
+                f"evenkeel: watch needs a torch.optim.Optimizer and got {type(optimizer).__name__}."
+            )
         group = model.process_group
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
@@ -101,17 +163,22 @@ class Watch:
             timeout=_CONNECT_TIMEOUT,
             name="watch",
         )
-        self._waits = 0  # The depth of waits of the training thread.
-        self._is_reducing = False  # Its backward pass waits for the reduction.
+        self._waits = 0  # The depth of waits of the training thread,
+        self._waits_since = None  # and when the outermost began.
+        self._phase_before = _OUTSIDE  # The forward pass.
+        self._will_reduce = False  # The next backward pass reduces.
+        self._is_queued = False  # Its end will be seen.
+        self._has_accumulated = False  # It has reached a parameter.
         self._is_closed = threading.Event()
         self._removers = []
         self._attach(model, optimizer)
         self._hosts = {self.rank: socket.gethostname()}
         self._states = {}  # By rank, where it was at a time.
+        self._left = {}  # By rank, the steps after which it has closed its watch.
         self._monitor.tell(json.dumps({"host": self._hosts[self.rank]}))
         self._reporter = threading.Thread(target=self._report, name="evenkeel watch", daemon=True)
         self._reporter.start()
-        _at_exit(self, self._close_at_exit)
+        self._cancel_at_exit = _at_exit(self, _Hook(self, "_close_at_exit"))
 
     # ---- What a loop uses ----
 
@@ -146,45 +213,75 @@ class Watch:
         return self._monitor.table()
 
     def close(self):
-        """Removes the hooks and leaves the other ranks, without waiting for them."""
+        """Removes the hooks, and leaves the other ranks.
+
+        Only rank 0, which connects them, waits for the others, for 5 seconds at most.
+        """
         self._end(why="")
 
     # ---- The hooks ----
 
     def _attach(self, model, optimizer):
-        add = self._removers.append
-        add(model.register_forward_pre_hook(self._before_forward, prepend=True).remove)
-        add(model.register_forward_hook(self._after_forward).remove)
-        # Rank 0's buffers come in C++, where no Work is waited for.
-        sync_buffers = model._sync_buffers
+        def add(register, method, **options):
+            self._removers.append(register(_Hook(self, method.__name__), **options).remove)
 
-        def sync_buffers_counted():
-            self._begin_wait()
-            try:
-                sync_buffers()
-            finally:
-                self._end_wait()
-
-        model._sync_buffers = sync_buffers_counted
-        add(lambda: model.__dict__.pop("_sync_buffers", None))
+        add(model.register_forward_pre_hook, self._before_forward, prepend=True)
+        add(model.register_forward_hook, self._after_forward)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                add(parameter.register_post_accumulate_grad_hook, self._on_gradient)
         if optimizer is not None:
-            add(optimizer.register_step_pre_hook(self._before_step).remove)
-            add(optimizer.register_step_post_hook(self._after_step).remove)
+            add(optimizer.register_step_pre_hook, self._before_step)
+            add(optimizer.register_step_post_hook, self._after_step)
         if not _watches:
-            dist.Work.wait = _counted_wait
+            _replace()
         _watches.append(self)
 
     def _before_forward(self, _module, _args):
-        self._monitor.enter(_FORWARD)
+        self._end_waits()  # Those of a backward pass that an exception has ended.
+        self._is_queued = False
+        self._phase_before = self._monitor.enter(_FORWARD)
 
     def _after_forward(self, model, _args, output):
         if not torch.is_grad_enabled():
-            self._monitor.enter(_OUTSIDE)
+            self._monitor.enter(self._phase_before)
             return
-        pass_ = _Pass(self, will_reduce=model.require_backward_grad_sync)
+        self._will_reduce = model.require_backward_grad_sync
+        self._has_accumulated = False
         for tensor in _pytree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                tensor.register_hook(pass_.begin)
+                tensor.register_hook(_Hook(self, "_on_backward"))
+
+    def _on_backward(self, _gradient):
+        """A backward pass has reached an output of the module."""
+        if self._is_queued or self._is_closed.is_set():
+            return
+        self._is_queued = True
+        self._monitor.begin_backward()
+        # Before that of DistributedDataParallel, which is queued with the last gradient and waits
+        # for the reduction.
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _on_gradient(self, _parameter):
+        self._has_accumulated = True
+        if not self._is_queued:  # The outputs are in an object that hides them.
+            self._on_backward(None)
+
+    def _after_backward(self):
+        self._is_queued = False
+        if not self._has_accumulated:  # autograd.grad(): not for the parameters.
+            self._monitor.enter(_FORWARD)
+            return
+        if not self._will_reduce:
+            self._monitor.enter(_OUTSIDE)
+            return
+        self._will_reduce = False
+        self._begin_wait()
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_reduction)
+
+    def _after_reduction(self):
+        self._end_wait()
+        self._monitor.end_reduction()
 
     def _before_step(self, _optimizer, _args, _kwargs):
         self._monitor.enter(_OPTIMIZER)
@@ -193,41 +290,68 @@ class Watch:
         self._monitor.enter(_OUTSIDE)
 
     def _begin_wait(self):
+        if self._waits == 0:
+            self._waits_since = time.monotonic()
         self._waits += 1
         self._monitor.begin_wait()
 
     def _end_wait(self):
+        if self._waits == 0:  # _end_waits() has ended it.
+            return
         self._waits -= 1
+        if self._waits == 0:
+            self._waits_since = None
         self._monitor.end_wait()
+
+    def _end_waits(self):
+        while self._waits > 0:
+            self._end_wait()
 
     # ---- The reports ----
 
     def _report(self):
-        progress = _Progress(self._monitor.steps)
         was_lost = False
+        told = 0.0
+        reported = None  # The wait, or the step, that was reported last.
         while not self._is_closed.wait(_POLL):
             now = time.monotonic()
-            for rank, text in self._monitor.take_messages():
-                said = json.loads(text)
-                if "host" in said:
-                    self._hosts[rank] = said["host"]
-                else:
-                    self._states[rank] = (now, said)
+            is_asked = self._take_messages(now)
             news = self._monitor.take_news()
             if news and self.rank == 0:
                 _logger.warning("%s%s", news, self._hosts_of_stragglers())
             message, _ranks = self._monitor.failure()
-            if message and not was_lost:
+            # Rank 0 connects the ranks: without it there is no news, and no loss either.
+            if message and not was_lost and 0 not in self._left:
                 was_lost = True
                 _logger.warning("rank %d: %s", self.rank, message)
-            progress.see(self._monitor.steps, now)
-            stalled = now - progress.since
-            if stalled >= self._hang_after and progress.may_tell(now):
-                state = self._where()
+            since = self._waits_since
+            waited = 0.0 if since is None else now - since
+            is_hanging = waited >= self._hang_after
+            if (is_hanging or is_asked) and now - told >= 1:
+                told = now
+                state = self._where(waited)
                 self._states[self.rank] = (now, state)
-                self._monitor.tell(json.dumps(state))
-            if stalled >= self._hang_after + _REPLY and not progress.is_reported:
-                progress.is_reported = self._report_hang(now, stalled)
+                self._monitor.tell(json.dumps({**state, "asks": is_hanging}))
+            if waited >= self._hang_after + _REPLY and reported != since:
+                reported = since
+                self._report_hang(now, waited)
+            if is_asked and waited < 1 and reported != self._monitor.steps:
+                reported = self._monitor.steps
+                self._report_stack()
+
+    def _take_messages(self, now):
+        """Returns whether a rank that waits asks where the others are."""
+        is_asked = False
+        for rank, text in self._monitor.take_messages():
+            said = json.loads(text)
+            if "host" in said:
+                self._hosts[rank] = said["host"]
+            elif "left" in said:
+                self._left[rank] = said["left"]
+            else:
+                self._states[rank] = (now, said)
+                is_asked |= said["asks"]
+        return is_asked
 
     def _hosts_of_stragglers(self):
         if len(set(self._hosts.values())) == 1:
@@ -235,57 +359,49 @@ class Watch:
         ranks = [rank for rank, _cost, _phase in self._monitor.stragglers()]
         return f" ({', '.join(f'rank {rank} on {self._hosts.get(rank)}' for rank in ranks)})"
 
-    def _where(self):
-        """Returns where the training thread is: its step, whether it waits for others, and a text."""
+    def _where(self, waited):
+        """Returns where the training thread is: its steps, how long it has waited, and a text."""
         frame = sys._current_frames().get(self._thread)
         frames = traceback.extract_stack(frame) if frame is not None else []
-        state = {"step": self._monitor.steps, "waits": self._waits > 0, "text": "has ended"}
+        state = {"steps": self._monitor.steps, "waited": waited, "place": "no code: it has ended"}
         inside = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
         own = [one for one in frames if not one.filename.startswith(inside)]
         if own:
             called = frames[frames.index(own[-1]) + 1 :]
-            place = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}"
+            line = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}"
             # The function that the program called: all_reduce, backward, forward ...
             hidden = ("_", "inner", "wrapper", "decorate_context")
             names = [one.name for one in called if not one.name.startswith(hidden)]
-            state["text"] = f"{names[0]} ({place})" if names else f"{own[-1].name} ({place})"
+            state["place"] = f"{names[0] if names else own[-1].name} ({line})"
         return state
 
-    def _report_hang(self, now, stalled):
-        """Says who is missing. Returns whether there was something to say, on this rank."""
+    def _report_hang(self, now, waited):
+        """Says where all ranks are, on the lowest of those that have waited for long."""
         recent = {
-            rank: state
-            for rank, (at, state) in self._states.items()
-            if now - at < self._hang_after + 2 * _REPLY
+            rank: state for rank, (at, state) in self._states.items() if now - at < 2 * _REPLY
         }
-        waiting = [rank for rank, state in recent.items() if state["waits"]]
-        if not waiting:
-            return False
-        if not recent[self.rank]["waits"]:
-            stack = traceback.format_stack(sys._current_frames().get(self._thread))
-            _logger.warning(
-                "rank %d: other ranks have waited for this one for %.0f s; it is here:\n%s",
-                self.rank, stalled, "".join(stack),
-            )  # fmt: skip
-            return True
-        if self.rank != min(waiting):
-            return True
+        if self.rank != min(r for r, s in recent.items() if s["waited"] >= self._hang_after):
+            return
         texts = {}
         for rank in range(self.world_size):
-            if rank not in recent:
-                text = "does not respond (its process is stopped, or its thread holds the GIL)"
+            if rank in recent:
+                verb = "waits" if recent[rank]["waited"] >= 1 else "is"
+                text = f"{verb} in {recent[rank]['place']}, after {recent[rank]['steps']} steps"
+            elif rank in self._left:
+                text = f"has closed its watch, after {self._left[rank]} steps"
             else:
-                state = recent[rank]
-                verb = "waits" if state["waits"] else "is"
-                text = f"{verb} in {state['text']}, after {state['step']} steps"
+                text = "does not respond (its process is stopped, or its thread holds the GIL)"
             texts.setdefault(text, []).append(rank)
-        # Those who keep the others waiting come first.
+        # Those for whom the others wait come first.
         texts = sorted(texts.items(), key=lambda item: item[0].startswith("waits"))
-        _logger.warning(
-            "no step for %.0f s: %s",
-            stalled, "; ".join(f"{_rank_list(ranks)} {text}" for text, ranks in texts),
-        )  # fmt: skip
-        return True
+        said = "; ".join(f"{_rank_list(ranks)} {text}" for text, ranks in texts)
+        _logger.warning("a collective has not ended for %.0f s: %s", waited, said)
+
+    def _report_stack(self):
+        frame = sys._current_frames().get(self._thread)
+        if frame is not None:
+            stack = "".join(traceback.format_stack(frame))
+            _logger.warning("rank %d: other ranks wait for this one; it is here:\n%s", self.rank, stack)
 
     # ---- The end ----
 
@@ -296,72 +412,23 @@ class Watch:
         if self._is_closed.is_set() or os.getpid() != self._pid:
             return
         self._is_closed.set()
+        self._cancel_at_exit()
         _watches.remove(self)
         if not _watches:
-            dist.Work.wait = _wait_of_torch
+            _restore()
         for remove in self._removers:
             remove()
         self._removers.clear()
-        if threading.current_thread() is not self._reporter:
-            self._reporter.join()
-        if why:
-            self._monitor.abort(why)
-        self._monitor.leave()
-
-
-class _Pass:
-    """One forward pass: sees when its backward pass begins, and when its reduction ends."""
-
-    def __init__(self, watch, will_reduce):
-        self._watch = watch
-        self._will_reduce = will_reduce
-        self._has_begun = False
-
-    def begin(self, _gradient):
-        if self._has_begun or self._watch._is_closed.is_set():
-            return
-        self._has_begun = True
-        self._watch._monitor.begin_backward()
-        # Before that of DistributedDataParallel, which is queued with the last gradient and waits
-        # for the reduction.
-        torch.autograd.Variable._execution_engine.queue_callback(self._before_reduction)
-
-    def _before_reduction(self):
-        if not self._will_reduce:
-            self._watch._monitor.enter(_OUTSIDE)
-            return
-        if self._watch._is_reducing:  # An exception has ended the last one.
-            self._watch._end_wait()
-        self._watch._is_reducing = True
-        self._watch._begin_wait()
-        torch.autograd.Variable._execution_engine.queue_callback(self._after_reduction)
-
-    def _after_reduction(self):
-        self._watch._is_reducing = False
-        self._watch._end_wait()
-        self._watch._monitor.end_reduction()
-
-
-class _Progress:
-    """When this rank made its last step, and what was said since."""
-
-    def __init__(self, steps):
-        self.steps = steps
-        self.since = time.monotonic()
-        self.is_reported = False
-        self._told = 0.0
-
-    def see(self, steps, now):
-        if steps != self.steps:
-            self.__init__(steps)
-            self.since = now
-
-    def may_tell(self, now):
-        """Returns whether a second has passed since the last time."""
-        if now - self._told < 1:
-            return False
-        self._told = now
-        return True
+        if threading.get_ident() == self._thread:
+            self._end_waits()
+        self._reporter.join()
+        try:
+            if why:
+                self._monitor.abort(why)
+            else:
+                self._monitor.tell(json.dumps({"left": self._monitor.steps}))
+        finally:
+            self._monitor.leave()
 
 
 def watch(model, optimizer=None, *, hang_after=60.0):

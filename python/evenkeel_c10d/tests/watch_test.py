@@ -1,16 +1,22 @@
 """watch: the ranks that make others wait, or are missing, are named on any backend."""
 
+import copy
+import dataclasses
+import gc
 import logging
 import os
+import pickle
 import signal
 import time
 import unittest
+import weakref
 
 import torch
 import torch.distributed as dist
 from groups import Ranks, run_ranks
 from life_test import torchrun
 from torch import nn
+from torch.distributed.algorithms import join as torch_join
 from torch.nn.parallel import DistributedDataParallel
 
 import evenkeel_c10d
@@ -107,10 +113,26 @@ def train(watched):
             if step % 4 == 1:  # A pass without gradients, as in evaluation.
                 with torch.no_grad():
                     ddp(batch)
-            ddp(batch).pow(2).mean().backward()
+            outputs = ddp(batch)
+            if step % 4 == 2:  # One backward pass for two forward passes.
+                outputs = outputs + ddp(batch * 2)
+            loss = outputs.pow(2).mean()
+            if step % 4 == 3:  # A penalty: autograd.grad() reaches no parameter.
+                batch.requires_grad_()
+                outputs = ddp(batch)
+                (gradient,) = torch.autograd.grad(outputs.sum(), batch, create_graph=True)
+                loss = outputs.pow(2).mean() + gradient.pow(2).mean()
+            loss.backward()
             optimizer.step()
-        steps = job._monitor.steps if job else 12
+        steps = 12
         if job:
+            steps = job._monitor.steps
+            assert job._waits == 0
+            # Copies have no hooks.
+            for other in (copy.deepcopy(ddp.module), pickle.loads(pickle.dumps(ddp.module))):
+                other(torch.randn(4, 8)).sum().backward()
+            assert copy.deepcopy(ddp).module[0].weight.equal(ddp.module[0].weight)
+            assert job._monitor.steps == steps
             job.close()
         return [p.detach().clone() for p in ddp.module.parameters()], steps
 
@@ -126,8 +148,11 @@ def hangs(rank, world):
     def reads_forever():
         while not said.lines:
             time.sleep(0.05)
+        time.sleep(4)
 
-    for step in range(8):
+    for _ in range(3):  # Two forward passes in a step leave no wait behind.
+        (ddp(torch.randn(4, 8)) + ddp(torch.randn(4, 8))).sum().backward()
+    for step in range(3, 8):
         if rank == 1 and step == 5:
             reads_forever()
         ddp(torch.randn(4, 8)).sum().backward()
@@ -136,15 +161,57 @@ def hangs(rank, world):
     return said.lines
 
 
-def evaluates_long(rank, world):
-    """No rank waits for another one: nothing is reported."""
+def is_slow_and_does_not_hang(rank, world):
+    """Ranks take longer than `hang_after` without a step, and no wait takes as long."""
     said = Collected()
     ddp, _ = make_model()
-    job = evenkeel_c10d.watch(model=ddp, hang_after=0.5)
+    job = evenkeel_c10d.watch(model=ddp, hang_after=1.0)
     ddp(torch.randn(4, 8)).sum().backward()
-    time.sleep(4)
+    time.sleep(2)
+    for _ in range(10):  # An evaluation.
+        time.sleep(0.4 if rank == 1 else 0)
+        dist.all_reduce(torch.ones(1))
+    with torch_join.Join([ddp]):  # Rank 0 has no more input.
+        for _ in range(10 if rank == 1 else 1):
+            time.sleep(0.4)
+            ddp(torch.randn(4, 8)).sum().backward()
     job.close()
     return said.lines
+
+
+def closes_early(rank, world):
+    said = Collected()
+    ddp, _ = make_model()
+    job = evenkeel_c10d.watch(model=ddp, hang_after=1.0)
+    ddp(torch.randn(4, 8)).sum().backward()
+    if rank == 1:
+        job.close()
+        time.sleep(5)
+    ddp(torch.randn(4, 8)).sum().backward()
+    job.close()
+    return said.lines
+
+
+@dataclasses.dataclass
+class Outputs:
+    logits: torch.Tensor
+
+
+class Hiding(nn.Linear):
+    """torch does not look into what it returns."""
+
+    def forward(self, inputs):
+        return Outputs(super().forward(inputs))
+
+
+def hides(rank, world):
+    ddp = DistributedDataParallel(Hiding(8, 4), static_graph=True)
+    job = evenkeel_c10d.watch(model=ddp)
+    for _ in range(3):
+        ddp(torch.randn(4, 8)).logits.sum().backward()
+    steps = job._monitor.steps
+    job.close()
+    return steps
 
 
 def loses_rank_1(rank, world):
@@ -181,6 +248,10 @@ def closes(rank, world):
         second.close()
         second.close()
     assert dist.Work.wait is wait
+    gone = weakref.ref(first)
+    del first, second
+    gc.collect()
+    assert gone() is None
     assert hooks == [len(ddp._forward_hooks), len(ddp._forward_pre_hooks)]
     assert "_sync_buffers" not in ddp.__dict__
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
@@ -191,7 +262,11 @@ def closes(rank, world):
 def refuses(rank, world):
     ddp, _ = make_model()
     texts = []
-    for arguments in ({"model": nn.Linear(2, 2)}, {"model": ddp, "hang_after": 0}):
+    for arguments in (
+        {"model": nn.Linear(2, 2)},
+        {"model": ddp, "hang_after": 0},
+        {"model": ddp, "optimizer": "sgd"},
+    ):
         try:
             evenkeel_c10d.watch(**arguments)
         except (TypeError, ValueError) as error:
@@ -210,8 +285,7 @@ class WatchTest(unittest.TestCase):
     def test_names_the_rank_and_the_phase(self):
         for world, backend, slow, phase in (
             (2, "gloo", 0, "outside"),
-            (3, "gloo", 2, "backward"),
-            (2, "evenkeel", 1, "input"),
+            (3, "evenkeel", 2, "backward"),
         ):
             with self.subTest(world=world, backend=backend, slow=slow, phase=phase):
                 for found, lines in run_ranks(world, delayed(phase, slow), backend=backend):
@@ -229,15 +303,23 @@ class WatchTest(unittest.TestCase):
     def test_says_who_is_missing_in_a_hang(self):
         lines = run_ranks(3, hangs, backend="gloo")
         (summary,) = lines[0]
-        self.assertRegex(summary, r"no step for \d+ s: rank 1 is in reads_forever \(watch_test.py:\d+\)")
+        self.assertRegex(summary, r"has not ended for \d+ s: rank 1 is in reads_forever \(watch_test.py:\d+\)")
         self.assertRegex(summary, r"rank 2 waits in (backward|forward) \(watch_test.py:\d+\)")
         (stack,) = lines[1]
-        self.assertIn("rank 1: other ranks have waited for this one", stack)
+        self.assertIn("rank 1: other ranks wait for this one", stack)
         self.assertIn("reads_forever()", stack)
         self.assertEqual(lines[2], [])
 
-    def test_a_step_that_takes_long_is_no_hang(self):
-        self.assertEqual(run_ranks(2, evaluates_long, backend="gloo"), [[], []])
+    def test_slow_ranks_do_not_hang(self):
+        self.assertEqual(run_ranks(2, is_slow_and_does_not_hang, backend="gloo"), [[], []])
+
+    def test_a_rank_that_has_closed_is_not_called_silent(self):
+        lines = run_ranks(2, closes_early, backend="gloo")
+        self.assertRegex(lines[0][0], "rank 1 has closed its watch, after 1 steps; rank 0 waits in ")
+        self.assertEqual(lines[1], [])
+
+    def test_outputs_that_hide_their_tensors(self):
+        self.assertEqual(run_ranks(2, hides, backend="gloo"), [3, 3])
 
     def test_names_a_rank_that_was_killed(self):
         results = Ranks(3, loses_rank_1, backend="gloo").results()
@@ -261,7 +343,8 @@ class WatchTest(unittest.TestCase):
         for texts in run_ranks(2, refuses, backend="gloo"):
             self.assertIn("needs a DistributedDataParallel and got Linear", texts[0])
             self.assertIn("hang_after is 0 seconds", texts[1])
-            self.assertIn("no phase 'reading', only outside, input", texts[2])
+            self.assertIn("needs a torch.optim.Optimizer and got str", texts[2])
+            self.assertIn("no phase 'reading', only outside, input", texts[3])
 
 
 if __name__ == "__main__":

@@ -108,6 +108,18 @@ def _restore():
             setattr(owner, name, _originals[name])
 
 
+def _leaves(output):
+    """Yields what is in lists, tuples, dicts, and in the attributes of objects."""
+    if isinstance(output, torch.Tensor):  # The usual case, without the cost of the others.
+        yield output
+        return
+    for one in _pytree.tree_leaves(output):
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif hasattr(one, "__dict__"):
+            yield from _pytree.tree_leaves(vars(one))
+
+
 class _Hook:
     """A method of a Watch, for those that outlive it; in copies of a module it does nothing."""
 
@@ -168,7 +180,8 @@ class Watch:
         self._phase_before = _OUTSIDE  # The forward pass.
         self._will_reduce = False  # The next backward pass reduces.
         self._is_queued = False  # Its end will be seen.
-        self._has_accumulated = False  # It has reached a parameter.
+        self._gradients = None  # Before it.
+        self._is_blind = False  # The outputs hide their tensors.
         self._is_closed = threading.Event()
         self._removers = []
         self._attach(model, optimizer)
@@ -227,9 +240,8 @@ class Watch:
 
         add(model.register_forward_pre_hook, self._before_forward, prepend=True)
         add(model.register_forward_hook, self._after_forward)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                add(parameter.register_post_accumulate_grad_hook, self._on_gradient)
+        self._parameters = list(model.parameters())
+        self._probe = self._parameters[-1]  # One that had a gradient in the last step.
         if optimizer is not None:
             add(optimizer.register_step_pre_hook, self._before_step)
             add(optimizer.register_step_post_hook, self._after_step)
@@ -247,29 +259,52 @@ class Watch:
             self._monitor.enter(self._phase_before)
             return
         self._will_reduce = model.require_backward_grad_sync
-        self._has_accumulated = False
-        for tensor in _pytree.tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-                tensor.register_hook(_Hook(self, "_on_backward"))
+        tensors = [one for one in _leaves(output) if getattr(one, "grad_fn", None) is not None]
+        for tensor in tensors:
+            tensor.register_hook(_Hook(self, "_on_backward"))
+        if not tensors and not self._is_blind:
+            self._is_blind = True
+            _logger.warning(
+                "rank %d: no tensor is found in the outputs of the module (%s), so its steps are not "
+                "seen: return tensors, or lists, tuples, dicts or objects of them.",
+                self.rank, type(output).__name__,
+            )  # fmt: skip
 
     def _on_backward(self, _gradient):
         """A backward pass has reached an output of the module."""
         if self._is_queued or self._is_closed.is_set():
             return
         self._is_queued = True
+        self._gradients = self._versions()
         self._monitor.begin_backward()
         # Before that of DistributedDataParallel, which is queued with the last gradient and waits
         # for the reduction.
         torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
-    def _on_gradient(self, _parameter):
-        self._has_accumulated = True
-        if not self._is_queued:  # The outputs are in an object that hides them.
-            self._on_backward(None)
+    def _versions(self):
+        """Returns what differs once a gradient has been accumulated; None if there are none.
+
+        A hook per parameter would slow the backward pass by several percent, and so would looking
+        at all of them each time.
+        """
+        if self._probe.grad is None:
+            return None
+        gradients = [parameter.grad for parameter in self._parameters]
+        return [one if one is None else (one.data_ptr(), one._version) for one in gradients]
+
+    def _has_accumulated(self):
+        """Returns whether the backward pass that ends has reached a parameter."""
+        if self._gradients is not None:
+            return self._gradients != self._versions()
+        for parameter in (self._probe, *self._parameters):
+            if parameter.grad is not None:
+                self._probe = parameter
+                return True
+        return False
 
     def _after_backward(self):
         self._is_queued = False
-        if not self._has_accumulated:  # autograd.grad(): not for the parameters.
+        if not self._has_accumulated():  # autograd.grad(): not for the parameters.
             self._monitor.enter(_FORWARD)
             return
         if not self._will_reduce:
@@ -419,6 +454,7 @@ class Watch:
         for remove in self._removers:
             remove()
         self._removers.clear()
+        self._parameters, self._probe = [], None
         if threading.get_ident() == self._thread:
             self._end_waits()
         self._reporter.join()

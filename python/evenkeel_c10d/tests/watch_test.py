@@ -200,18 +200,24 @@ class Outputs:
 class Hiding(nn.Linear):
     """torch does not look into what it returns."""
 
+    hide = Outputs
+
     def forward(self, inputs):
-        return Outputs(super().forward(inputs))
+        return self.hide(super().forward(inputs))
 
 
 def hides(rank, world):
+    said = Collected()
     ddp = DistributedDataParallel(Hiding(8, 4), static_graph=True)
     job = evenkeel_c10d.watch(model=ddp)
     for _ in range(3):
         ddp(torch.randn(4, 8)).logits.sum().backward()
-    steps = job._monitor.steps
+    assert (job._monitor.steps, said.lines) == (3, [])
+    ddp.module.hide = lambda tensor: lambda: tensor
+    for _ in range(2):
+        ddp(torch.randn(4, 8))().sum().backward()
     job.close()
-    return steps
+    return said.lines
 
 
 def loses_rank_1(rank, world):
@@ -319,7 +325,8 @@ class WatchTest(unittest.TestCase):
         self.assertEqual(lines[1], [])
 
     def test_outputs_that_hide_their_tensors(self):
-        self.assertEqual(run_ranks(2, hides, backend="gloo"), [3, 3])
+        for (line,) in run_ranks(2, hides, backend="gloo"):
+            self.assertIn("no tensor is found in the outputs of the module (function)", line)
 
     def test_names_a_rank_that_was_killed(self):
         results = Ranks(3, loses_rank_1, backend="gloo").results()

@@ -81,10 +81,10 @@ class MonitorOverCommunicator final : public StepMonitor {
         steps_of_(world_size_),
         comm_(std::move(comm)) {
     comm_->Extension([this](Communicator* group) {
-      return std::make_unique<Inbox>(group, [this](int from, absl::string_view topic,
-                                                   absl::string_view notice) {
-        OnNotice(from, topic, notice);
-      });
+      return std::make_unique<Inbox>(
+          group, [this](int from, absl::string_view topic, absl::string_view notice) {
+            OnNotice(from, topic, notice);
+          });
     });
   }
 

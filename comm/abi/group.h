@@ -9,8 +9,8 @@
 //   if (!work->Wait()) throw MyError(work->failure().message);
 //
 // For adapters that are built apart from evenkeel, such as the bridge to torch.distributed: no type
-// of Abseil is in this header, and the library exports nothing else. Everybody else uses
-// comm/communicator.h, whose contracts hold here too.
+// of Abseil is in this header, and the library exports only it and join/abi/step_monitor.h.
+// Everybody else uses comm/communicator.h, whose contracts hold here too.
 //
 // Threads:   Group and Work are thread-safe. The order on which ranks must agree is that of
 // Issue(). Ownership: buffers must live, and must not be accessed, until their work has ended.

@@ -282,10 +282,9 @@ class Watch:
         torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
     def _versions(self):
-        """Returns what differs once a gradient has been accumulated; None if there are none.
+        """Returns what differs once a gradient has been accumulated; None if there are no gradients.
 
-        A hook per parameter would slow the backward pass by several percent, and so would looking
-        at all of them each time.
+        Mostly there are none, and one look is enough; a hook would be called for each parameter.
         """
         if self._probe.grad is None:
             return None
@@ -304,6 +303,8 @@ class Watch:
 
     def _after_backward(self):
         self._is_queued = False
+        if self._is_closed.is_set():  # In the middle of this pass.
+            return
         if not self._has_accumulated():  # autograd.grad(): not for the parameters.
             self._monitor.enter(_FORWARD)
             return

@@ -139,18 +139,25 @@ def train(watched):
     return run
 
 
-def hangs(rank, world):
-    """Rank 1 does not come to step 5 until the others have said so."""
+def begin(**options):
+    """Returns the warnings to come, a model with its optimizer, and the watch, after one step."""
     said = Collected()
     ddp, optimizer = make_model()
-    job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer, hang_after=1.0)
+    job = evenkeel_c10d.watch(model=ddp, optimizer=optimizer, **options)
+    ddp(torch.randn(4, 8)).sum().backward()
+    return said, ddp, optimizer, job
+
+
+def hangs(rank, world):
+    """Rank 1 does not come to step 5 until the others have said so."""
+    said, ddp, optimizer, job = begin(hang_after=1.0)
 
     def reads_forever():
         while not said.lines:
             time.sleep(0.05)
         time.sleep(4)
 
-    for _ in range(3):  # Two forward passes in a step leave no wait behind.
+    for _ in range(2):  # Two forward passes in a step leave no wait behind.
         (ddp(torch.randn(4, 8)) + ddp(torch.randn(4, 8))).sum().backward()
     for step in range(3, 8):
         if rank == 1 and step == 5:
@@ -163,10 +170,7 @@ def hangs(rank, world):
 
 def is_slow_and_does_not_hang(rank, world):
     """Ranks take longer than `hang_after` without a step, and no wait takes as long."""
-    said = Collected()
-    ddp, _ = make_model()
-    job = evenkeel_c10d.watch(model=ddp, hang_after=1.0)
-    ddp(torch.randn(4, 8)).sum().backward()
+    said, ddp, _, job = begin(hang_after=1.0)
     time.sleep(2)
     for _ in range(10):  # An evaluation.
         time.sleep(0.4 if rank == 1 else 0)
@@ -180,10 +184,7 @@ def is_slow_and_does_not_hang(rank, world):
 
 
 def closes_early(rank, world):
-    said = Collected()
-    ddp, _ = make_model()
-    job = evenkeel_c10d.watch(model=ddp, hang_after=1.0)
-    ddp(torch.randn(4, 8)).sum().backward()
+    said, ddp, _, job = begin(hang_after=1.0)
     if rank == 1:
         job.close()
         time.sleep(5)
@@ -221,9 +222,7 @@ def hides(rank, world):
 
 
 def loses_rank_1(rank, world):
-    said = Collected()
-    ddp, _ = make_model()
-    evenkeel_c10d.watch(model=ddp)
+    said, *_ = begin()
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -253,6 +252,10 @@ def closes(rank, world):
         assert (first._monitor.steps, second._monitor.steps) == (1, 2)
         second.close()
         second.close()
+    third = evenkeel_c10d.watch(model=ddp)
+    outputs = ddp(torch.randn(4, 8))
+    outputs.register_hook(lambda gradient: third.close())  # In the middle of a backward pass.
+    outputs.sum().backward()
     assert dist.Work.wait is wait
     gone = weakref.ref(first)
     del first, second

@@ -12,7 +12,7 @@ promise() { # text command...
     echo "ok      $text"
   else
     echo "FAILED  $text"
-    tail -n 60 "$out"
+    tail -n 60 "$out" | sed "s/^/        /"  # Its lines are no promises.
     failed=1
   fi
 }

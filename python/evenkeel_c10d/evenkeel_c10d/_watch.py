@@ -349,6 +349,7 @@ class Watch:
         was_lost = False
         told = 0.0
         reported = None  # The wait, or the step, that was reported last.
+        late = None  # The step in which others wait for this rank, and since when.
         while not self._is_closed.wait(_POLL):
             now = time.monotonic()
             is_asked = self._take_messages(now)
@@ -371,8 +372,14 @@ class Watch:
             if waited >= self._hang_after + _REPLY and reported != since:
                 reported = since
                 self._report_hang(now, waited)
-            if is_asked and waited < 1 and reported != self._monitor.steps:
-                reported = self._monitor.steps
+            # Ranks neither come to a collective nor leave it at the same moment: one that waits, too,
+            # is not late, nor is one that is asked for the last time when it has just been left.
+            if is_asked and waited >= self._hang_after / 4:
+                late = None
+            elif is_asked and (late is None or late[0] != self._monitor.steps):
+                late = self._monitor.steps, now
+            elif is_asked and now - late[1] >= 1 and reported != late[0]:
+                reported = late[0]
                 self._report_stack()
 
     def _take_messages(self, now):

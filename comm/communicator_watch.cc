@@ -200,7 +200,12 @@ internal::RankStatus Communicator::RankStatusNow() const {
   mine.received = control_->received();  // First: the rest may lack messages that arrive later.
   const internal::Waits::Snapshot waits = waits_->Now();
   mine.everyone_waits = waits.everyone_waits;
-  for (const internal::Waits::Seen& seen : waits.waits) mine.waits.push_back(seen.wait);
+  for (const internal::Waits::Seen& seen : waits.waits) {
+    mine.waits.push_back(seen.wait);
+    mine.waited_ms = std::max(mine.waited_ms, (absl::Now() - seen.since) / absl::Milliseconds(1));
+  }
+  if (const internal::GroupExtension* extension = extension_in_use_; extension != nullptr)
+    mine.details = extension->StatusJson();
 
   const std::vector<FlightEntry> open = flight_.OpenEntries();
   for (const Channel* channel : channels()) {

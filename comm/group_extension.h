@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -47,6 +48,9 @@ class GroupExtension {
   virtual int64_t position() const = 0;
   // Returns whether this rank has no more inputs, for messages about its waits.
   virtual bool is_exhausted() const = 0;
+  // Returns a JSON object with what this rank does, for observers of the job; or "". It travels
+  // with each heartbeat.
+  virtual std::string StatusJson() const { return ""; }
 
  protected:
   // The functions of the communicator that its operations use, too.

@@ -5,6 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "evenkeel/comm/base/json.h"
 #include "evenkeel/comm/control/wire.h"
 #include "evenkeel/comm/status.h"
 
@@ -104,6 +106,43 @@ bool ControlGroups::HasLivingGroup() const {
     if (group.connected > 0 && !group.has_failed) return true;
   }
   return false;
+}
+
+std::string ControlGroups::StatusJson() {
+  std::string json;
+  AppendStatus(&json);
+  return json;
+}
+
+void ControlGroups::AppendStatus(std::string* json) {
+  JsonJoined groups(json, '[', ']');
+  for (auto& [name, group] : groups_) {
+    groups.Add("");
+    const HubView view = group.hub->View();
+    JsonJoined members(json, '{', '}');
+    members.Add("\"group\":", JsonQuoted(name));
+    members.Add("\"error\":", JsonQuoted(view.status.message()));
+    members.Add("\"ranks\":");
+    JsonJoined ranks(json, '[', ']');
+    for (size_t rank = 0; rank < view.ranks.size(); ++rank) {
+      const HubView::Rank& seen = view.ranks[rank];
+      const Member& member = group.members[rank];
+      ranks.Add("");
+      JsonJoined fields(json, '{', '}');
+      fields.Add("\"state\":", JsonQuoted(seen.is_lost           ? "lost"
+                                          : seen.has_left        ? "left"
+                                          : member.is_connected  ? "connected"
+                                          : member.has_connected ? "lost"
+                                                                 : "not connected"));
+      fields.Add("\"doing\":", JsonQuoted(seen.doing));
+      fields.Add("\"waited_ms\":", seen.waited_ms);
+      fields.Add("\"waits_for\":[", absl::StrJoin(seen.waits_for, ","), "]");
+      if (const auto seat = seats_.find(member.peer); member.is_connected && seat != seats_.end()) {
+        fields.Add("\"silent_ms\":", seat->second.silence / absl::Milliseconds(1));
+      }
+      if (!seen.details.empty()) fields.Add("\"steps\":", seen.details);
+    }
+  }
 }
 
 void ControlGroups::Deliver(Group& group, int rank, const ControlMessage& message) {

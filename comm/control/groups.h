@@ -46,6 +46,7 @@ class ControlGroups : public ControlSeats {
   std::vector<PeerId> PassTime(absl::Duration time) override;
   bool ListensForBeats() const override;
   bool HasLivingGroup() const override;
+  std::string StatusJson() override;
   void SendWaiting() override {}
 
  private:
@@ -69,6 +70,7 @@ class ControlGroups : public ControlSeats {
     absl::Duration silence = absl::ZeroDuration();          // Its current silence.
   };
 
+  void AppendStatus(std::string* json);
   void Deliver(Group& group, int rank, const ControlMessage& message);
 
   const SendFunction send_;

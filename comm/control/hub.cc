@@ -89,6 +89,33 @@ void ControlHub::OnSilence(int rank, absl::Duration silence) {
   });
 }
 
+HubView ControlHub::View() {
+  absl::MutexLock lock(&mutex_);
+  HubView view{.status = failure_.status, .ranks = std::vector<HubView::Rank>(world_size_)};
+  const std::vector<OpenExchange> exchanges = OpenExchanges();
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const RankStatus& report = facts_[rank].report;
+    HubView::Rank& seen = view.ranks[rank];
+    seen = {.has_left = left_.contains(rank),
+            .is_lost = lost_.contains(rank),
+            .doing = report.doing,
+            .details = report.details,
+            .waited_ms = report.waited_ms};
+    if (report.waits.empty()) continue;
+    const Wait& wait = report.waits[0];
+    if (wait.kind != Wait::Kind::kExchange) seen.waits_for = MissingFrom(wait, rank, facts_);
+    for (const OpenExchange& exchange : exchanges) {
+      if (wait.kind != Wait::Kind::kExchange || exchange.topic != wait.topic ||
+          exchange.sequence != wait.sequence)
+        continue;
+      for (int other = 0; other < world_size_; ++other) {
+        if (!exchange.arrived[other]) seen.waits_for.push_back(other);
+      }
+    }
+  }
+  return view;
+}
+
 void ControlHub::Handle(int rank, ControlMessage message, Outbox& outbox) {
   using Type = ControlMessage::Type;
   // These continue after a failure.

@@ -45,6 +45,20 @@ struct HubOptions {
   int rest = 20;
 };
 
+// A group at one moment, for observers.
+struct HubView {
+  struct Rank {
+    bool has_left = false;
+    bool is_lost = false;
+    std::string doing;  // RankStatus::doing of its last report; empty: it has sent none.
+    std::string details;
+    int64_t waited_ms = 0;
+    std::vector<int> waits_for;  // The ranks whose part is missing from its first wait.
+  };
+  absl::Status status;  // The error with which the group has ended.
+  std::vector<Rank> ranks;
+};
+
 class ControlHub {
  public:
   // `deliver(rank, message)` is called without any lock held.
@@ -57,6 +71,7 @@ class ControlHub {
   void OnDisconnect(int rank);
   // `rank` has been silent for that long, which is too long. Its connection will be ended.
   void OnSilence(int rank, absl::Duration silence);
+  HubView View();
 
  private:
   struct Pending {  // An exchange that is not complete.

@@ -135,10 +135,13 @@ struct RankStatus {
   int64_t received = 0;
   // For messages, one line: "waits in #412 barrier (user)", "runs, 12 s after #411 ...".
   std::string doing;
+  // For observers: the duration of the longest of the waits, and GroupExtension::StatusJson().
+  int64_t waited_ms = 0;
+  std::string details;
 
   static void VisitFields(auto& self, auto& visit) {
     visit(self.everyone_waits, self.waits, self.channels, self.lanes, self.lacks_lanes,
-          self.open_pairs, self.received, self.doing);
+          self.open_pairs, self.received, self.doing, self.waited_ms, self.details);
   }
   std::string Serialize() const { return ToBytes(*this); }
   static absl::StatusOr<RankStatus> Parse(absl::string_view bytes) {

@@ -36,6 +36,8 @@ constexpr absl::Duration kDismissal = absl::Seconds(1);
 constexpr absl::Duration kListening = absl::Milliseconds(500);
 // Without file descriptors, accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+// Observers get a state that is at most this old.
+constexpr absl::Duration kStatusAge = absl::Milliseconds(50);
 
 }  // namespace
 
@@ -165,9 +167,19 @@ void ServerLoop::HandleFrame(PeerId id, Peer& peer, const std::string& frame) {
     case State::kControl:
       if (!seats_->OnFrame(id, frame).ok()) Dismiss(id, peer);
       return;
+    case State::kObserver:
+      return frame.empty() ? Send(id, Status()) : Dismiss(id, peer);
     case State::kLeaving:
       return;
   }
+}
+
+const std::string& ServerLoop::Status() {
+  if (const absl::Time now = absl::Now(); now >= status_until_) {
+    status_ = seats_->StatusJson();
+    status_until_ = now + kStatusAge;
+  }
+  return status_;
 }
 
 void ServerLoop::HandleHello(PeerId id, Peer& peer, const Hello& hello) {
@@ -180,8 +192,11 @@ void ServerLoop::HandleHello(PeerId id, Peer& peer, const Hello& hello) {
   if (!verdict.status.ok()) return Dismiss(id, peer);
   --greeting_;
   peer.deadline = absl::InfiniteFuture();
-  peer.received.set_max_payload(kMaxFrame);
-  peer.state = hello.kind == Hello::Kind::kStore ? State::kStore : State::kControl;
+  // An observer has nothing to say.
+  peer.received.set_max_payload(hello.kind == Hello::Kind::kObserver ? 0 : kMaxFrame);
+  peer.state = hello.kind == Hello::Kind::kStore     ? State::kStore
+               : hello.kind == Hello::Kind::kControl ? State::kControl
+                                                     : State::kObserver;
   if (peer.state == State::kControl) seats_->Join(id, hello);
 }
 
@@ -192,6 +207,7 @@ absl::Status ServerLoop::Judge(const Peer& peer, const Hello& hello) const {
         "the secrets differ: set EVENKEEL_SECRET or EVENKEEL_SECRET_FILE to the same value for "
         "every rank");
   }
+  if (hello.kind == Hello::Kind::kObserver && options_.has_store) return absl::OkStatus();
   if (hello.world_size < 1 || hello.rank < 0 || hello.rank >= hello.world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", hello.rank, " is out of range for ", hello.world_size, " ranks"));
@@ -256,6 +272,7 @@ void ServerLoop::Detach(PeerId id, Peer& peer) {
       return table_.Forget(id);
     case State::kControl:
       return seats_->OnDisconnect(id);
+    case State::kObserver:
     case State::kLeaving:
       return;
   }

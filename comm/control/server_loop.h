@@ -5,6 +5,7 @@
 //   kGreeting   has received the challenge; must answer it before its deadline, in one small frame
 //   kStore      sends requests to the key-value table
 //   kControl    is a rank of a group
+//   kObserver   sends empty frames; each gets the state of all groups
 //   kLeaving    receives the remaining output, no input is read; disconnected at its deadline
 //
 // No connection can delay another one: all sockets are non-blocking, each connection has buffers of
@@ -62,7 +63,7 @@ class ServerLoop {
 
  private:
   using PeerId = int64_t;
-  enum class State { kGreeting, kStore, kControl, kLeaving };
+  enum class State { kGreeting, kStore, kControl, kObserver, kLeaving };
   struct Peer {
     UniqueFd fd;
     State state = State::kGreeting;
@@ -87,6 +88,8 @@ class ServerLoop {
   void HandleHello(PeerId id, Peer& peer, const Hello& hello);
   absl::Status Judge(const Peer& peer, const Hello& hello) const;
   void HandleRequest(PeerId id, Peer& peer, const std::string& frame);
+  // Returns the state of all groups, at most kStatusAge old: many observers cost as much as one.
+  const std::string& Status();
   void Send(PeerId id, absl::string_view payload);
   void Flush(Peer& peer);
   // Lets the peer read what was sent to it, then disconnects it.
@@ -104,6 +107,8 @@ class ServerLoop {
   std::map<PeerId, Peer> peers_;  // By age.
   size_t greeting_ = 0;           // The number of connections in that state.
   KeyValueTable table_;
+  std::string status_;
+  absl::Time status_until_ = absl::InfinitePast();
   const std::unique_ptr<ControlSeats> seats_;
 
   absl::Mutex mutex_;

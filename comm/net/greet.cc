@@ -128,7 +128,8 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
     const absl::Time now = absl::Now();
     const auto text = [&] {
       return absl::StrCat(
-          "rank ", hello.rank, " found no store at ", Places(servers), " within ",
+          hello.kind == Hello::Kind::kObserver ? "" : absl::StrCat("rank ", hello.rank, " "),
+          "found no store at ", Places(servers), " within ",
           absl::FormatDuration(absl::Trunc(now - start, absl::Milliseconds(1))),
           last.ok() ? "" : absl::StrCat(" (", last.message(), ")"),
           job.host.empty() ? "" : absl::StrCat(": ", job.host, ", which hosts it, is missing"));

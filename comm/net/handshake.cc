@@ -87,7 +87,7 @@ absl::StatusOr<Hello> Hello::Parse(absl::string_view bytes) {
   hello.nonce = std::string(reader.Bytes());
   hello.proof = std::string(reader.Bytes());
   EK_RETURN_IF_ERROR(reader.Finish("hello"));
-  if (kind > static_cast<uint8_t>(Kind::kControl))
+  if (kind > static_cast<uint8_t>(Kind::kObserver))
     return absl::InvalidArgumentError("hello: unknown kind");
   if (hello.nonce.size() != kNonceSize || hello.proof.size() != kDigestSize ||
       hello.group.size() > kMaxName || hello.build.size() > kMaxName) {

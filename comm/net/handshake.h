@@ -30,7 +30,7 @@
 namespace evenkeel::internal {
 
 // The version of all messages over these sockets; raised with each change.
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 inline constexpr size_t kNonceSize = 32;
 inline constexpr size_t kMaxName = 256;  // For names of jobs, groups and builds.
 
@@ -46,7 +46,11 @@ struct Challenge {
 };
 
 struct Hello {
-  enum class Kind : uint8_t { kStore, kControl };
+  enum class Kind : uint8_t {
+    kStore,
+    kControl,
+    kObserver,  // No rank of the job: asks for its status, and changes nothing.
+  };
   uint32_t version = kProtocolVersion;
   std::string build = std::string(kBuild);
   Kind kind = Kind::kStore;

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -18,7 +20,6 @@
 namespace evenkeel {
 namespace {
 
-constexpr char kSecretKey[] = "secret";
 constexpr size_t kSecretBytes = 32;
 
 // The folder is <folder of this user>/<job>; both are accessible to the user only.
@@ -27,9 +28,12 @@ absl::StatusOr<std::shared_ptr<FileStore>> OpenFolder(const std::string& folder,
   return FileStore::Open(folder);
 }
 
-absl::StatusOr<std::string> SecretOf(const Environment& environment, Store* shared) {
+// Without one, makes it in the store that is shared, or, for an observer, returns NotFound.
+absl::StatusOr<std::string> SecretOf(const Environment& environment, Store* shared,
+                                     bool may_make = true) {
   if (!environment.secret.empty()) return environment.secret;
   if (environment.secret_file.empty()) {
+    if (!may_make) return shared->Get(kSecretKey, absl::ZeroDuration());
     EK_ASSIGN_OR_RETURN(const std::string fresh, internal::RandomBytes(kSecretBytes));
     return shared->GetOrSet(kSecretKey, absl::BytesToHexString(fresh));
   }
@@ -117,6 +121,22 @@ absl::StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Join(const Environment& 
   }
   EK_ASSIGN_OR_RETURN(job->store_, TcpStore::Connect(job->options_));
   return std::shared_ptr<Rendezvous>(std::move(job));
+}
+
+absl::StatusOr<TcpStoreOptions> Rendezvous::Find(const Environment& environment) {
+  TcpStoreOptions options{.addresses = environment.store_addresses, .job = environment.job};
+  const std::string& folder =
+      environment.store_folder.empty() ? environment.secret_folder : environment.store_folder;
+  std::shared_ptr<FileStore> store;
+  if (!folder.empty()) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(folder, ignored))
+      return absl::NotFoundError(absl::StrCat("no job is in the folder ", folder));
+    EK_ASSIGN_OR_RETURN(store, FileStore::Open(folder));
+  }
+  if (!environment.store_folder.empty()) options.published = store;
+  EK_ASSIGN_OR_RETURN(options.secret, SecretOf(environment, store.get(), /*may_make=*/false));
+  return options;
 }
 
 absl::Status Rendezvous::Host(const Environment& environment) {

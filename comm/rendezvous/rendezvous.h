@@ -37,6 +37,9 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   static absl::StatusOr<std::shared_ptr<Rendezvous>> Join(const Environment& environment,
                                                           absl::Duration timeout = absl::Minutes(2),
                                                           std::shared_ptr<Store> through = nullptr);
+  // Returns the address and the secret of a running job, for an observer (TcpObserver). Creates
+  // nothing. NotFound if no job is in the folder that the environment names.
+  static absl::StatusOr<TcpStoreOptions> Find(const Environment& environment);
   ~Rendezvous();
 
   // Opens this rank's link to the control hub of a group. Each rank of the group opens it once.

@@ -165,6 +165,52 @@ void TcpStore::OnLost(const absl::Status& why) {
   if (lost_.ok()) lost_ = why;
 }
 
+// TcpObserver -------------------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<TcpObserver>> TcpObserver::Connect(const TcpStoreOptions& options) {
+  EK_ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
+                      ConnectAs(options, {.kind = Hello::Kind::kObserver}));
+  return absl::WrapUnique(new TcpObserver(std::move(connection)));
+}
+
+TcpObserver::TcpObserver(std::unique_ptr<Connection> connection)
+    : connection_(std::move(connection)) {
+  connection_->Start(
+      [this](std::string frame) {
+        absl::MutexLock lock(&mutex_);
+        ++answered_;
+        answer_ = std::move(frame);
+      },
+      [this](const absl::Status& why) {
+        absl::MutexLock lock(&mutex_);
+        lost_ = why;
+      });
+}
+
+TcpObserver::~TcpObserver() { connection_->Close(absl::ZeroDuration()); }
+
+absl::StatusOr<std::string> TcpObserver::Status(absl::Duration timeout) {
+  int64_t mine = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    mine = ++asked_;
+  }
+  connection_->Send("");
+  absl::MutexLock lock(&mutex_);
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return answered_ >= mine || !lost_.ok();
+  };
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&is_over), timeout)) {
+    return absl::DeadlineExceededError(absl::StrCat(ServerName(), " does not reply within ",
+                                                    absl::FormatDuration(timeout),
+                                                    ": its process hangs, or the network is down"));
+  }
+  if (answered_ < mine) return lost_;
+  return answer_;
+}
+
+std::string TcpObserver::ServerName() const { return connection_->ServerName(); }
+
 // TcpControlLink ----------------------------------------------------------------------------------
 
 namespace {

@@ -1,5 +1,5 @@
-// Clients of a job's server (comm/rendezvous/tcp_store_server.h): the key-value store, and a rank's
-// link to its control hub.
+// Clients of a job's server (comm/rendezvous/tcp_store_server.h): the key-value store, a rank's
+// link to its control hub, and an observer, which is no rank of the job.
 //
 //   TcpStoreOptions options{
 //       .addresses = {"10.0.0.7:29400"}, .secret = secret, .rank = 1, .world_size = 4};
@@ -59,6 +59,7 @@ struct TcpStoreOptions {
 };
 
 inline constexpr char kAddressKey[] = "address";
+inline constexpr char kSecretKey[] = "secret";
 
 class TcpStore : public Store {
  public:
@@ -84,6 +85,40 @@ class TcpStore : public Store {
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, std::unique_ptr<internal::StoreReply>> pending_
       ABSL_GUARDED_BY(mutex_);  // Null: no reply yet.
+  const std::unique_ptr<internal::Connection>
+      connection_;  // Last, because its thread uses the rest.
+};
+
+// Asks for the state of the job's groups: it needs the job's secret, and changes nothing in the
+// job. Thread-safe.
+class TcpObserver {
+ public:
+  // Rank, world size and fanout of the options are not used.
+  static absl::StatusOr<std::unique_ptr<TcpObserver>> Connect(const TcpStoreOptions& options);
+  ~TcpObserver();
+
+  // Returns a JSON array with an object for each group that has ranks:
+  //   {"group": "world", "error": "...", "ranks": [
+  //     {"state": "connected", "doing": "waits in #412 ...", "waited_ms": 900, "waits_for": [1],
+  //      "silent_ms": 100, "steps": {...}}]}
+  // `state` is "not connected", "connected", "lost" or "left"; `error` is the one with which the
+  // group has ended, or empty. `doing` is the rank's own report, which it sends with each
+  // heartbeat; `waits_for` has the ranks whose part is missing; `silent_ms` is the time without a
+  // message. `steps` is in join/steps/step_status.h, for groups that train.
+  // Errors: DeadlineExceeded: the process that hosts the server hangs, or the network is down.
+  //         Unavailable: it is gone.
+  absl::StatusOr<std::string> Status(absl::Duration timeout);
+  // Returns "the store at 10.0.0.7:29400, hosted by rank 0".
+  std::string ServerName() const;
+
+ private:
+  explicit TcpObserver(std::unique_ptr<internal::Connection> connection);
+
+  absl::Mutex mutex_;
+  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
+  int64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t answered_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string answer_ ABSL_GUARDED_BY(mutex_);  // The newest.
   const std::unique_ptr<internal::Connection>
       connection_;  // Last, because its thread uses the rest.
 };

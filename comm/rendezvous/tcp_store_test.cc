@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -24,10 +25,12 @@
 #include "absl/time/time.h"
 #include "evenkeel/comm/control/control.h"
 #include "evenkeel/comm/control/exchange_tree.h"
+#include "evenkeel/comm/control/key_value.h"
 #include "evenkeel/comm/control/rank_status.h"
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/net/frame.h"
+#include "evenkeel/comm/net/greet.h"
 #include "evenkeel/comm/net/handshake.h"
 #include "evenkeel/comm/net/hmac.h"
 #include "evenkeel/comm/net/socket.h"
@@ -118,6 +121,33 @@ bool IsCutOff(const internal::UniqueFd& fd) {
     if (internal::ReceiveSome(fd, bytes).is_over) return true;
   }
   return false;
+}
+
+// A server that greets one client, and replies to nothing more.
+void GreetAndFallSilent(const internal::UniqueFd& listener) {
+  ASSERT_TRUE(internal::WaitFor(listener, POLLIN, absl::Now() + kSoon).ok());
+  const internal::UniqueFd fd = internal::AcceptFrom(listener).value();
+  const internal::Challenge challenge{.nonce = std::string(internal::kNonceSize, 'n')};
+  ASSERT_TRUE(
+      internal::SendAll(fd, internal::Frame(challenge.Serialize()), absl::Now() + kSoon).ok());
+  internal::FrameParser parser(internal::kMaxFrame);
+  std::optional<std::string> frame;
+  std::string bytes;
+  while (!frame) {
+    ASSERT_TRUE(internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok());
+    bytes.clear();
+    ASSERT_FALSE(internal::ReceiveSome(fd, bytes).is_over);
+    parser.Append(bytes);
+    frame = parser.Next().value();
+  }
+  internal::Verdict verdict{.host = "rank 0"};
+  verdict.proof =
+      internal::ProofOf("secret", challenge, internal::Hello::Parse(*frame).value(), verdict);
+  ASSERT_TRUE(
+      internal::SendAll(fd, internal::Frame(verdict.Serialize()), absl::Now() + kSoon).ok());
+  while (internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok() &&
+         !internal::ReceiveSome(fd, bytes).is_over) {
+  }
 }
 
 TEST(TcpStoreServerTest, ListensOnTheGivenAddressOnly) {
@@ -343,31 +373,7 @@ TEST(TcpControlLinkTest, NoticesThatTheHubIsSilent) {
   absl::StatusOr<internal::UniqueFd> listener = internal::ListenOn({"127.0.0.1", 0});
   ASSERT_TRUE(listener.ok());
   const internal::HostPort address = internal::LocalAddress(*listener).value();
-  std::thread hub([&] {
-    ASSERT_TRUE(internal::WaitFor(*listener, POLLIN, absl::Now() + kSoon).ok());
-    const internal::UniqueFd fd = internal::AcceptFrom(*listener).value();
-    const internal::Challenge challenge{.nonce = std::string(internal::kNonceSize, 'n')};
-    ASSERT_TRUE(
-        internal::SendAll(fd, internal::Frame(challenge.Serialize()), absl::Now() + kSoon).ok());
-    internal::FrameParser parser(internal::kMaxFrame);
-    std::optional<std::string> frame;
-    std::string bytes;
-    while (!frame) {
-      ASSERT_TRUE(internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok());
-      bytes.clear();
-      ASSERT_FALSE(internal::ReceiveSome(fd, bytes).is_over);
-      parser.Append(bytes);
-      frame = parser.Next().value();
-    }
-    internal::Verdict verdict{.host = "rank 0"};
-    verdict.proof =
-        internal::ProofOf("secret", challenge, internal::Hello::Parse(*frame).value(), verdict);
-    ASSERT_TRUE(
-        internal::SendAll(fd, internal::Frame(verdict.Serialize()), absl::Now() + kSoon).ok());
-    while (internal::WaitFor(fd, POLLIN, absl::Now() + kSoon).ok() &&
-           !internal::ReceiveSome(fd, bytes).is_over) {
-    }
-  });
+  std::thread hub([&] { GreetAndFallSilent(*listener); });
   {
     ControlChannel channel(1, 2,
                            TcpControlLink::Connect({.addresses = {address.ToString()},
@@ -597,6 +603,113 @@ TEST(TcpTreeTest, ANewGroupOfThoseThatAreLeftHasATreeToo) {
     EXPECT_EQ(next.Exchange("x", absl::StrCat(seat), kSoon).value().size(), 7u);
     next.Leave();
   });
+}
+
+TEST(TcpObserverTest, SeesTheRanksOfEachGroup) {
+  const std::unique_ptr<TcpStoreServer> server = Serve({.world_size = 3});
+  const auto observer = TcpObserver::Connect(ClientOf(*server, 0, 1)).value();
+  EXPECT_EQ(observer->Status(kSoon).value(), "[]");
+  Member first(*server, 0, 3), second(*server, 1, 3);
+  first->Beat(
+      internal::RankStatus{.doing = "runs \"well\"", .waited_ms = 7, .details = R"({"step":3})"}
+          .Serialize(),
+      absl::Seconds(60));
+  first->Exchange("shapes", "", [](const auto&) {});
+  second->Beat(
+      internal::RankStatus{.waits = {{.kind = internal::Wait::Kind::kExchange, .topic = "shapes"}}}
+          .Serialize(),
+      absl::Seconds(60));
+  std::string status;
+  const auto has_come = [&] {
+    status = observer->Status(kSoon).value();
+    return absl::StrContains(status, "\"waits_for\":[1,2]") && absl::StrContains(status, "well");
+  };
+  const absl::Time deadline = absl::Now() + kSoon;
+  while (!has_come() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_THAT(status, HasSubstr(R"("group":"world","error":"")"));
+  EXPECT_THAT(status, HasSubstr(R"("state":"connected","doing":"runs \"well\"","waited_ms":7)"));
+  EXPECT_THAT(status, HasSubstr(R"("steps":{"step":3})"));
+  EXPECT_THAT(status, HasSubstr(R"("state":"not connected")"));
+}
+
+TEST(TcpObserverTest, SeesWhyAGroupHasEnded) {
+  const std::unique_ptr<TcpStoreServer> server = Serve({.world_size = 2});
+  Member first(*server, 0, 2);
+  { const Member second(*server, 1, 2); }
+  ASSERT_FALSE(first.WaitForFailure().ok());
+  const auto observer = TcpObserver::Connect(ClientOf(*server, 0, 1)).value();
+  const std::string status = observer->Status(kSoon).value();
+  EXPECT_THAT(status, HasSubstr("\"error\":\"rank 1 "));
+  EXPECT_THAT(status, HasSubstr("\"state\":\"lost\""));
+}
+
+TEST(TcpObserverTest, NeedsTheSecretAndCanOnlyAsk) {
+  const std::unique_ptr<TcpStoreServer> server = Serve({.world_size = 2});
+  TcpStoreOptions wrong = ClientOf(*server, 0, 1);
+  wrong.secret = "another";
+  EXPECT_EQ(TcpObserver::Connect(wrong).status().code(), absl::StatusCode::kPermissionDenied);
+
+  // Whoever says more than that is disconnected.
+  const internal::Hello hello{.kind = internal::Hello::Kind::kObserver};
+  absl::StatusOr<internal::Greeted> greeted = internal::Greet(
+      [&] {
+        return std::vector<internal::HostPort>{
+            internal::HostPort::Parse(server->address()).value()};
+      },
+      hello, {.secret = "secret"}, absl::Now() + kSoon);
+  ASSERT_TRUE(greeted.ok()) << greeted.status();
+  internal::StoreRequest request{.op = internal::StoreRequest::Op::kSet, .key = "key"};
+  const std::string frame = internal::Frame(request.Serialize());
+  ASSERT_TRUE(internal::SendAll(greeted->fd, frame, absl::Now() + kSoon).ok());
+  std::string bytes;
+  bool is_over = false;
+  while (!is_over && internal::WaitFor(greeted->fd, POLLIN, absl::Now() + kSoon).ok())
+    is_over = internal::ReceiveSome(greeted->fd, bytes).is_over;
+  EXPECT_TRUE(is_over);
+  EXPECT_EQ(bytes, "");
+  EXPECT_FALSE(TcpStore::Connect(ClientOf(*server, 0, 2)).value()->Check("key").value());
+}
+
+TEST(TcpObserverTest, ManyDoNotDelayTheRanks) {
+  const std::unique_ptr<TcpStoreServer> server = Serve({.world_size = 2});
+  Member first(*server, 0, 2), second(*server, 1, 2);
+  std::vector<std::unique_ptr<TcpObserver>> observers;
+  for (int i = 0; i < 200; ++i)
+    observers.push_back(TcpObserver::Connect(ClientOf(*server, 0, 1)).value());
+  for (const auto& observer : observers) EXPECT_TRUE(observer->Status(kSoon).ok());
+  // One that never reads is cut off.
+  for (int i = 0; i < 100'000; ++i) (void)observers[0]->Status(absl::ZeroDuration());
+  std::thread other([&] { EXPECT_TRUE(second->Exchange("meet", "", kSoon).ok()); });
+  EXPECT_TRUE(first->Exchange("meet", "", kSoon).ok());
+  other.join();
+}
+
+TEST(TcpObserverTest, SaysThatTheServersProcessIsGone) {
+  std::unique_ptr<TcpStoreServer> server = Serve();
+  const auto observer = TcpObserver::Connect(ClientOf(*server, 0, 1)).value();
+  EXPECT_TRUE(observer->Status(kSoon).ok());
+  server = nullptr;
+  const absl::Status gone = observer->Status(kSoon).status();
+  EXPECT_EQ(gone.code(), absl::StatusCode::kUnavailable) << gone;
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("is gone"));
+}
+
+TEST(TcpObserverTest, SaysThatTheServersProcessHangs) {
+  absl::StatusOr<internal::UniqueFd> listener = internal::ListenOn({"127.0.0.1", 0});
+  ASSERT_TRUE(listener.ok());
+  const internal::HostPort address = internal::LocalAddress(*listener).value();
+  std::thread hub([&] { GreetAndFallSilent(*listener); });
+  {
+    const auto observer =
+        TcpObserver::Connect(
+            {.addresses = {address.ToString()}, .secret = "secret", .timeout = kSoon})
+            .value();
+    const absl::Status hangs = observer->Status(absl::Milliseconds(100)).status();
+    EXPECT_EQ(hangs.code(), absl::StatusCode::kDeadlineExceeded) << hangs;
+    EXPECT_THAT(std::string(hangs.message()),
+                AllOf(HasSubstr("hosted by rank 0"), HasSubstr("its process hangs")));
+  }
+  hub.join();
 }
 
 TEST(TcpStoreServerTest, AHostThatEndsLetsTheOthersLeaveFirst) {

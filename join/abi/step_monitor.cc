@@ -1,6 +1,7 @@
 #include "evenkeel/join/abi/step_monitor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "evenkeel/comm/abi/connect.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/communicator.h"
@@ -20,6 +22,7 @@
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/group_extension.h"
 #include "evenkeel/join/steps/phase_clock.h"
+#include "evenkeel/join/steps/step_status.h"
 #include "evenkeel/join/steps/straggler_detector.h"
 
 namespace evenkeel::abi {
@@ -33,20 +36,23 @@ constexpr std::chrono::milliseconds kBetweenMessages{250};
 constexpr size_t kMaxAhead = 10'000;  // Steps of one rank that others do not have.
 
 using NoticeHandler = std::function<void(int from, absl::string_view topic, absl::string_view)>;
+using StatusFunction = std::function<std::string()>;
 
 class Inbox final : public internal::GroupExtension {
  public:
-  Inbox(Communicator* comm, NoticeHandler handle)
-      : GroupExtension(comm), handle_(std::move(handle)) {}
+  Inbox(Communicator* comm, NoticeHandler handle, StatusFunction status)
+      : GroupExtension(comm), handle_(std::move(handle)), status_(std::move(status)) {}
   void OnNotice(int from, absl::string_view topic, absl::string_view notice) override {
     handle_(from, topic, notice);
   }
   // The ranks of a group without operations need not agree on any.
   int64_t position() const override { return 0; }
   bool is_exhausted() const override { return false; }
+  std::string StatusJson() const override { return status_(); }
 
  private:
   const NoticeHandler handle_;
+  const StatusFunction status_;
 };
 
 struct Step {
@@ -82,9 +88,11 @@ class MonitorOverCommunicator final : public StepMonitor {
         comm_(std::move(comm)) {
     comm_->Extension([this](Communicator* group) {
       return std::make_unique<Inbox>(
-          group, [this](int from, absl::string_view topic, absl::string_view notice) {
+          group,
+          [this](int from, absl::string_view topic, absl::string_view notice) {
             OnNotice(from, topic, notice);
-          });
+          },
+          [this] { return StatusJson(); });
     });
   }
 
@@ -95,9 +103,13 @@ class MonitorOverCommunicator final : public StepMonitor {
     return static_cast<Phase>(clock_.Enter(static_cast<StepPhase>(next)));
   }
   void BeginBackward() override { clock_.BeginBackward(); }
-  void BeginWait() override { ThisThread().emplace_back(); }
+  void BeginWait() override {
+    if (ThisThread().empty()) waiting_since_ = absl::GetCurrentTimeNanos();
+    ThisThread().emplace_back();
+  }
   void EndWait() override {
     if (!ThisThread().empty()) ThisThread().pop_back();
+    if (ThisThread().empty()) waiting_since_ = 0;
   }
 
   void EndReduction() override {
@@ -187,6 +199,15 @@ class MonitorOverCommunicator final : public StepMonitor {
       comm->control().Notify(topic, std::move(message));
   }
 
+  std::string StatusJson() const {
+    const int64_t since = waiting_since_;
+    absl::MutexLock lock(&mutex_);
+    return ToJson({.step = steps_,
+                   .phase = clock_.phase(),
+                   .waited_ms = since == 0 ? 0 : (absl::GetCurrentTimeNanos() - since) / 1'000'000},
+                  detector_.Recent(), rank_);
+  }
+
   void OnNotice(int from, absl::string_view topic, absl::string_view notice) {
     absl::MutexLock lock(&mutex_);
     if (topic == kText) messages_.push_back({.from = from, .text = std::string(notice)});
@@ -221,6 +242,7 @@ class MonitorOverCommunicator final : public StepMonitor {
   const int world_size_;
   const absl::Status left_ = absl::FailedPreconditionError("this rank has left the group");
   PhaseClock clock_;
+  std::atomic<int64_t> waiting_since_ = 0;  // The training thread's wait, if any; nanoseconds.
   mutable absl::Mutex mutex_;
   int64_t steps_ ABSL_GUARDED_BY(mutex_) = 0;
   StragglerDetector detector_ ABSL_GUARDED_BY(mutex_);

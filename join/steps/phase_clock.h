@@ -30,6 +30,7 @@ class PhaseClock {
  public:
   // Ends the current phase and begins `next`. Returns the phase before.
   StepPhase Enter(StepPhase next);
+  StepPhase phase() const { return phase_.load(std::memory_order_relaxed); }
   // Enters kBackward from kForward; else does nothing.
   void BeginBackward() {
     if (phase_.load(std::memory_order_relaxed) == StepPhase::kForward) Enter(StepPhase::kBackward);

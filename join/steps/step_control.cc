@@ -16,6 +16,7 @@
 #include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/failure_info.h"
 #include "evenkeel/comm/status.h"
+#include "evenkeel/join/steps/step_status.h"
 
 namespace evenkeel {
 namespace {
@@ -519,6 +520,12 @@ void StepControl::OnRecords(int64_t step, StepTicket& ticket,
   calls_.Forget(followed_by_all);
   HelpThoseBehind(answer);
   ticket.Resolve(std::move(answer));
+}
+
+std::string StepControl::StatusJson() const {
+  absl::MutexLock lock(&mutex_);
+  return ToJson({.step = records_sent_, .phase = phases_.phase(), .is_exhausted = is_exhausted_},
+                stragglers_.Recent(), comm_->rank());
 }
 
 void StepControl::AddTimes(const std::vector<StepRecord>& records) {

@@ -296,6 +296,7 @@ class StepControl final : public internal::GroupExtension {
   int64_t position() const override { return records_sent_; }
   // Returns whether this rank shadowed the last step.
   bool is_exhausted() const override { return is_exhausted_; }
+  std::string StatusJson() const override;
 
  private:
   friend class StepTicket;  // Waits as a part of the group.

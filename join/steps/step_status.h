@@ -1,0 +1,34 @@
+// What one rank does in its steps, as JSON: for observers of the job (TcpObserver in
+// comm/rendezvous/tcp_store.h), who get it with the rank's heartbeats.
+//
+//   {"step": 417, "phase": "input", "exhausted": false, "waited_ms": 0,
+//    "step_ms": 16.2, "cost": 0.18, "straggler": true, "cost_phase": "input",
+//    "ms": {"outside of the step": 0.1, "input": 4.2, ..., "waiting": 3.0}}
+//
+// The second and third line are those of the recent steps (straggler_report.h), and are missing
+// until there are some.
+
+#ifndef EVENKEEL_JOIN_STEPS_STEP_STATUS_H_
+#define EVENKEEL_JOIN_STEPS_STEP_STATUS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "evenkeel/join/steps/step_phase.h"
+#include "evenkeel/join/steps/straggler_report.h"
+
+namespace evenkeel {
+
+struct StepStatus {
+  int64_t step = 0;  // Steps begun.
+  StepPhase phase = StepPhase::kOutside;
+  bool is_exhausted = false;
+  int64_t waited_ms = 0;  // Since the beginning of a wait that the communicator does not see.
+};
+
+// `rank` is the rank in the group of the report.
+std::string ToJson(const StepStatus& status, const StragglerReport& recent, int rank);
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_JOIN_STEPS_STEP_STATUS_H_

@@ -1,0 +1,149 @@
+// tools:top says what is wrong with a job, while it runs.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/environment.h"
+#include "evenkeel/comm/factory.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/join/phase.h"
+#include "evenkeel/tests/child_processes.h"
+#include "evenkeel/tests/stragglers/delayed_training.h"
+#include "gflags/gflags.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+DEFINE_int32(hangs, -1, "For ranks: the rank that loads its input for ever after some steps.");
+DEFINE_int32(slow, -1, "For ranks: the rank whose loader is slow.");
+DEFINE_bool(is_rank, false, "Runs a rank.");
+
+namespace evenkeel {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr int kWorld = 3;
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+absl::Status RunRank() {
+  EndWithParent();
+  EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<DelayedTraining> training,
+                      DelayedTraining::Create(
+                          comm.get(), {.delay = FLAGS_slow >= 0 ? Delay::kLoader : Delay::kNone,
+                                       .rank = FLAGS_slow,
+                                       .fraction = 0.5}));
+  while (FLAGS_hangs != comm->rank()) EK_RETURN_IF_ERROR(training->Run(10));
+  EK_RETURN_IF_ERROR(training->Run(20));
+  const PhaseScope loading(*comm, StepPhase::kInput);
+  absl::SleepFor(absl::InfiniteDuration());
+  return absl::OkStatus();
+}
+
+class TopTest : public testing::Test {
+ protected:
+  void StartJob(const std::string& flag = "") {
+    for (int rank = 0; rank < kWorld; ++rank) {
+      std::vector<std::string> command = {ThisProgram(), "--is_rank"};
+      if (!flag.empty()) command.push_back(flag);
+      Variables variables = RankVariables(rank, kWorld, folder_, "secret of top_test");
+      variables["EVENKEEL_JOB"] = job_;
+      ASSERT_TRUE(ranks_.Start(command, variables).ok());
+    }
+  }
+  // Returns what top prints.
+  std::string Top(const std::string& arguments) {
+    FILE* pipe = popen(absl::StrCat("tools/top ", arguments, " 2>&1").c_str(), "r");
+    std::string output;
+    std::array<char, 4096> buffer;
+    for (size_t size; (size = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+      output.append(buffer.data(), size);
+    exit_code_ = WEXITSTATUS(pclose(pipe));
+    return output;
+  }
+  // Returns the first output that has `text`; the last one if none has it in time.
+  std::string TopUntil(const std::string& text) {
+    std::string output;
+    const absl::Time deadline = absl::Now() + kPatience;
+    do {
+      output = Top(job_);
+    } while (!absl::StrContains(output, text) && absl::Now() < deadline);
+    return output;
+  }
+
+  const std::string folder_ = absl::StrCat(std::getenv("TEST_TMPDIR"), "/job-", getpid());
+  const std::string job_ = absl::StrCat("top-test-", getpid());
+  ChildProcesses ranks_;
+  int exit_code_ = -1;
+};
+
+TEST_F(TopTest, AJobThatTrainsHasNothingToReport) {
+  StartJob();
+  const std::string text = TopUntil("ms a step");
+  EXPECT_EQ(exit_code_, 0);
+  EXPECT_THAT(text, HasSubstr("hosted by rank 0\nworld: 3 ranks, step "));
+  EXPECT_THAT(text, Not(HasSubstr("waited for")));
+  EXPECT_THAT(Top("--json --once " + job_), HasSubstr(R"([{"group":"world","error":"","ranks":[)"));
+}
+
+TEST_F(TopTest, NamesTheRankThatHangsWhileTheOthersWait) {
+  StartJob("--hangs=1");
+  EXPECT_THAT(TopUntil("for rank 1"), HasSubstr("for rank 1, which runs (input)"));
+}
+
+TEST_F(TopTest, NamesTheSlowRank) {
+  StartJob("--slow=2");
+  EXPECT_THAT(TopUntil("costs the group"), testing::ContainsRegex(
+      "rank 2 costs the group [0-9]+ % of its time: input"));
+}
+
+TEST_F(TopTest, NamesAStoppedProcessAndThenWhyTheGroupEnded) {
+  StartJob("--hangs=0");  // So that the host of the store still runs when the others have ended.
+  TopUntil("for rank 0");
+  ranks_.Signal(2, SIGSTOP);
+  EXPECT_THAT(TopUntil("rank 2 has sent nothing for"), HasSubstr("rank 2 has sent nothing for"));
+  EXPECT_THAT(TopUntil("has ended"), HasSubstr("the group has ended: rank 2 is silent"));
+}
+
+TEST_F(TopTest, SaysThatTheHostOfTheStoreHangs) {
+  StartJob();
+  TopUntil("ms a step");
+  ranks_.Signal(0, SIGSTOP);
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(Top(job_), testing::ContainsRegex("top: found no store at [0-9.:]+ within 2[.0-9]*s"));
+  EXPECT_EQ(exit_code_, 1);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+}
+
+TEST_F(TopTest, SaysWhichJobsThereAreNot) {
+  EXPECT_THAT(Top("no-such-job"), HasSubstr("no process of this user"));
+  EXPECT_EQ(exit_code_, 1);
+  EXPECT_THAT(Top("127.0.0.1:1"), HasSubstr("set EVENKEEL_SECRET"));
+  EXPECT_THAT(Top("/no/such/folder"), HasSubstr("no job is in the folder /no/such/folder"));
+}
+
+}  // namespace
+}  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  gflags::ParseCommandLineFlags(&argc, &argv, true);
+  if (!FLAGS_is_rank) return RUN_ALL_TESTS();
+  const absl::Status status = evenkeel::RunRank();
+  if (!status.ok()) std::cerr << status << "\n";
+  return status.ok() ? 0 : 1;
+}

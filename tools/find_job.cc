@@ -1,0 +1,150 @@
+#include "evenkeel/tools/find_job.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "evenkeel/comm/rendezvous/rendezvous.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/tools/program.h"
+
+namespace evenkeel {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Empty if the process is gone, or is not this user's.
+Variables VariablesOf(pid_t process) {
+  const std::string folder = absl::StrCat("/proc/", process);
+  struct stat info = {};
+  Variables variables;
+  if (stat(folder.c_str(), &info) != 0 || info.st_uid != getuid()) return variables;
+  const absl::StatusOr<std::string> text =
+      ReadInput(folder + "/environ");
+  if (!text.ok()) return variables;
+  for (const absl::string_view entry : absl::StrSplit(*text, '\0', absl::SkipEmpty()))
+    variables.insert(std::pair<std::string, std::string>(absl::StrSplit(entry, absl::MaxSplits('=', 1))));
+  return variables;
+}
+
+int ParentOf(pid_t process) {
+  const absl::StatusOr<std::string> text =
+      ReadInput(absl::StrCat("/proc/", process, "/stat"));
+  int parent = 0;
+  if (!text.ok()) return parent;
+  // The name in parentheses may contain anything; after it come the state and the parent.
+  const std::vector<std::string> fields =
+      absl::StrSplit(text->substr(std::min(text->rfind(')') + 1, text->size())), ' ');
+  if (fields.size() > 2) (void)absl::SimpleAtoi(fields[2], &parent);
+  return parent;
+}
+
+std::string AddressOf(const Environment& environment) {
+  return environment.store_folder.empty() ? absl::StrJoin(environment.store_addresses, ",")
+                                          : environment.store_folder;
+}
+
+std::string DescribeJob(const FoundJob& job) {
+  return absl::StrCat(job.environment.job.empty() ? AddressOf(job.environment)
+                                                  : job.environment.job,
+                      " (", job.environment.world_size, " ranks, process ", job.processes.front(),
+                      ")");
+}
+
+bool Fits(const FoundJob& job, absl::string_view target) {
+  pid_t process = 0;
+  if (absl::SimpleAtoi(target, &process) && absl::c_linear_search(job.processes, process))
+    return true;
+  return target.empty() || target == job.environment.job ||
+         target == AddressOf(job.environment) ||
+         absl::c_linear_search(job.environment.store_addresses, target);
+}
+
+std::string OfThisProcess(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+std::vector<FoundJob> FindJobs() {
+  std::map<std::tuple<std::string, std::string, std::string>, FoundJob> jobs;
+  std::error_code error;
+  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
+       entry.increment(error)) {
+    pid_t process = 0;
+    if (!absl::SimpleAtoi(entry->path().filename().string(), &process) || process == getpid())
+      continue;
+    absl::StatusOr<Environment> environment = ParseEnvironment(
+        VariablesOf(process), {.user = static_cast<int>(getuid()), .parent = ParentOf(process)});
+    if (!environment.ok() || environment->world_size < 2) continue;
+    FoundJob& job = jobs[{environment->job, AddressOf(*environment), environment->secret}];
+    if (job.processes.empty() || environment->rank < job.environment.rank)
+      job.environment = *std::move(environment);
+    job.processes.push_back(process);
+  }
+  std::vector<FoundJob> found;
+  for (auto& [key, job] : jobs) found.push_back(std::move(job));
+  return found;
+}
+
+absl::StatusOr<TcpStoreOptions> FindJob(absl::string_view target) {
+  Environment mine;
+  mine.secret = OfThisProcess("EVENKEEL_SECRET");
+  mine.secret_file = OfThisProcess("EVENKEEL_SECRET_FILE");
+  const bool is_folder = absl::StrContains(target, '/');
+  const bool has_secret = !mine.secret.empty() || !mine.secret_file.empty();
+  std::vector<FoundJob> fitting;
+  for (FoundJob& job : FindJobs()) {
+    if (Fits(job, target)) fitting.push_back(std::move(job));
+  }
+  if (fitting.size() > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "several jobs run on this host: ",
+        absl::StrJoin(fitting, ", ",
+                      [](std::string* out, const FoundJob& job) { out->append(DescribeJob(job)); }),
+        "; name one, or a process of it"));
+  }
+  if (fitting.size() == 1) {
+    Environment& environment = fitting.front().environment;
+    if (has_secret) {
+      environment.secret = mine.secret;
+      environment.secret_file = mine.secret_file;
+    }
+    return Rendezvous::Find(environment);
+  }
+  if (is_folder) {
+    mine.store_folder = std::string(target);
+    return Rendezvous::Find(mine);
+  }
+  if (target.empty())
+    return absl::NotFoundError(
+        "no process of this user on this host belongs to a job: give the address of the job's "
+        "store, host:port");
+  if (!absl::StrContains(target, ':'))
+    return absl::NotFoundError(absl::StrCat("no process of this user on this host belongs to a job ",
+                                            "of the name, or with a process, ", target));
+  if (!has_secret) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the job at ", target, " has no process of this user on this host: set "
+                     "EVENKEEL_SECRET or EVENKEEL_SECRET_FILE to the job's secret"));
+  }
+  mine.store_addresses = {std::string(target)};
+  return Rendezvous::Find(mine);
+}
+
+}  // namespace evenkeel

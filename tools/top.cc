@@ -1,0 +1,134 @@
+// Shows what the ranks of a running job do, and which of them the others wait for.
+//
+//   bazel run //tools:top                       # the only job of this user on this host
+//   bazel run //tools:top -- 10.0.0.7:29400     # with EVENKEEL_SECRET
+//
+// The process that hosts the job's store replies; the ranks are not asked, so they lose no time,
+// and a job that hangs is shown as well as one that trains.
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "evenkeel/comm/rendezvous/tcp_store.h"
+#include "evenkeel/comm/status.h"
+#include "evenkeel/tools/find_job.h"
+#include "evenkeel/tools/program.h"
+#include "evenkeel/tools/status_server.h"
+#include "evenkeel/tools/top_view.h"
+#include "gflags/gflags.h"
+#include "nlohmann/json.hpp"
+
+DEFINE_bool(json, false, "print the job's state as JSON, one line for each look");
+DEFINE_bool(once, false, "look once; without a terminal this is the default, except with --json");
+DEFINE_string(serve, "", "serve the job's state over HTTP at this host:port instead");
+DEFINE_double(interval, 1, "seconds between two looks, at least 0.1");
+
+namespace evenkeel {
+namespace {
+
+constexpr char kUsage[] =
+    R"(top: shows what the ranks of a running job do, and which of them the others wait for.
+
+  top [--once] [--json] [--interval=SECONDS] [JOB]
+  top --serve=HOST:PORT [JOB]                  GET /status.json, and GET /metrics for Prometheus
+
+
+JOB is the address of the job's store (host:port), its name (EVENKEEL_JOB), the number of one of its processes, or the
+folder that contains its address. Without it: the only job of this user on this host. The secret is EVENKEEL_SECRET or
+EVENKEEL_SECRET_FILE, or that of the job's processes on this host.
+
+--serve needs EVENKEEL_STATUS_TOKEN; each request needs the header "Authorization: Bearer TOKEN". It ends with the job.
+
+cost is the part of the group's time that it waited for that rank in the last steps; waiting is in milliseconds a step.
+
+Exit code: 0 after --once; 1 if there is no such job, or when it has ended.)";
+
+// Within which the process that hosts the store must reply; otherwise it hangs.
+constexpr absl::Duration kPatience = absl::Seconds(2);
+
+Screen ThisScreen() {
+  winsize size = {};
+  Screen screen{.columns = 200, .rows = 1000};  // A file.
+  if (isatty(STDOUT_FILENO) == 0) return screen;
+  screen = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return screen;
+  return {.columns = size.ws_col, .rows = size.ws_row};
+}
+
+bool MayMoveCursor() {
+  const char* terminal = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) != 0 && terminal != nullptr && std::string(terminal) != "dumb";
+}
+
+absl::Status Show(TcpObserver& observer, bool renews) {
+  const absl::StatusOr<std::string> reply = observer.Status(kPatience);
+  // It may recover. Without a screen to renew, the error is the result.
+  const bool hangs = absl::IsDeadlineExceeded(reply.status()) && !FLAGS_once;
+  if (!reply.ok() && !hangs) return reply.status();
+  if (FLAGS_json && !hangs) return Print(*reply + "\n");
+  std::string text = hangs ? absl::StrCat(reply.status().message(), "\n") : "";
+  if (!hangs) {
+    const nlohmann::json status = nlohmann::json::parse(*reply, nullptr, /*allow_exceptions=*/false);
+    if (status.is_discarded()) return absl::InternalError("the reply is not JSON");
+    text = RenderStatus(status, observer.ServerName(), ThisScreen());
+  }
+  return Print(absl::StrCat(renews ? "\033[H\033[J" : "", text));
+}
+
+// Until the job has ended.
+absl::Status Serve(TcpObserver& observer) {
+  const char* token = std::getenv("EVENKEEL_STATUS_TOKEN");
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<StatusServer> server,
+                      StatusServer::Create(
+                          {.address = FLAGS_serve, .token = token == nullptr ? "" : token},
+                           [&] { return observer.Status(kPatience); }));
+  EK_RETURN_IF_ERROR(Print(absl::StrCat("serving http://", server->address(), "/status.json\n")));
+  while (true) {
+    absl::SleepFor(absl::Seconds(FLAGS_interval));
+    if (const absl::Status status = observer.Status(kPatience).status();
+        !status.ok() && !absl::IsDeadlineExceeded(status))
+      return status;
+  }
+}
+
+absl::StatusOr<int> Run(const std::string& target) {
+  if (FLAGS_interval < 0.1)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--interval is ", FLAGS_interval, " seconds, expected at least 0.1"));
+  EK_ASSIGN_OR_RETURN(TcpStoreOptions options, FindJob(target));
+  options.timeout = kPatience;
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TcpObserver> observer, TcpObserver::Connect(options));
+  if (!FLAGS_serve.empty()) return Serve(*observer);
+  const bool renews = MayMoveCursor() && !FLAGS_json && !FLAGS_once;
+  if (!renews && !FLAGS_json) FLAGS_once = true;
+  while (true) {
+    EK_RETURN_IF_ERROR(Show(*observer, renews));
+    if (FLAGS_once) return 0;
+    absl::SleepFor(absl::Seconds(FLAGS_interval));
+  }
+}
+
+}  // namespace
+}  // namespace evenkeel
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage(evenkeel::kUsage);
+  gflags::ParseCommandLineFlags(&argc, &argv, /*remove_flags=*/true);
+  return evenkeel::RunProgram("top", [&]() -> absl::StatusOr<int> {
+    if (argc > 2)
+      return absl::InvalidArgumentError(
+          absl::StrCat("expected one job, got ", argc - 1, " arguments"));
+    EK_RETURN_IF_ERROR(evenkeel::EnterUserFolder());
+    return evenkeel::Run(argc == 2 ? argv[1] : "");
+  });
+}

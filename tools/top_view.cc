@@ -1,0 +1,253 @@
+#include "evenkeel/tools/top_view.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "evenkeel/comm/control/control.h"
+
+namespace evenkeel {
+namespace {
+
+using Json = nlohmann::json;
+
+// A rank that waits for this long does not merely end its step later than another one; a rank that
+// lives sends something each second.
+constexpr int64_t kLongWaitMs = 1000, kSilentMs = 2500;
+constexpr char kEllipsis[] = "…";
+
+const char* const kPhases[] = {"input", "forward", "backward", "optimizer", "saving"};
+
+struct Rank {
+  int rank = 0;
+  std::string state, doing, phase, cost_phase;
+  int64_t waited_ms = 0, silent_ms = 0, step = 0;
+  std::vector<int> waits_for;
+  bool trains = false, is_exhausted = false, is_straggler = false;
+  double step_ms = 0, cost = 0;
+  std::map<std::string, double> ms;
+
+  bool is_connected() const { return state == "connected"; }
+  bool waits() const { return is_connected() && waited_ms >= kLongWaitMs; }
+};
+
+// A rank's text may contain anything, and must not control the terminal.
+std::string Harmless(std::string text) {
+  for (char& c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = ' ';
+  }
+  return text;
+}
+
+Rank ParseRank(int number, const Json& json) {
+  Rank rank{.rank = number,
+            .state = json.at("state"),
+            .doing = Harmless(json.at("doing")),
+            .waited_ms = json.at("waited_ms"),
+            .silent_ms = json.value("silent_ms", int64_t{0}),
+            .waits_for = json.at("waits_for")};
+  if (!json.contains("steps")) return rank;
+  const Json& steps = json["steps"];
+  rank.trains = true;
+  rank.step = steps.at("step");
+  rank.phase = Harmless(steps.at("phase"));
+  rank.is_exhausted = steps.at("exhausted");
+  rank.waited_ms = std::max<int64_t>(rank.waited_ms, steps.at("waited_ms"));
+  rank.step_ms = steps.value("step_ms", 0.0);
+  rank.cost = steps.value("cost", 0.0);
+  rank.is_straggler = steps.value("straggler", false);
+  rank.cost_phase = Harmless(steps.value("cost_phase", ""));
+  if (steps.contains("ms")) rank.ms = steps["ms"].get<std::map<std::string, double>>();
+  return rank;
+}
+
+std::vector<Rank> ParseRanks(const Json& group) {
+  std::vector<Rank> ranks;
+  for (const Json& json : group.at("ranks"))
+    ranks.push_back(ParseRank(static_cast<int>(ranks.size()), json));
+  return ranks;
+}
+
+std::string Seconds(int64_t ms) {
+  return absl::StrFormat("%.1f s", static_cast<double>(ms) / 1e3);
+}
+
+template <typename Predicate>
+std::vector<int> RanksThat(const std::vector<Rank>& ranks, Predicate holds) {
+  std::vector<int> found;
+  for (const Rank& rank : ranks) {
+    if (holds(rank)) found.push_back(rank.rank);
+  }
+  return found;
+}
+
+const char* Have(const std::vector<int>& ranks) { return ranks.size() == 1 ? " has " : " have "; }
+
+// Returns those for whom others wait, and who do not wait themselves; all of them if each waits.
+std::vector<int> Awaited(const std::vector<Rank>& ranks) {
+  std::set<int> awaited;
+  bool is_known = false;
+  for (const Rank& rank : ranks) {
+    if (!rank.waits() || rank.waits_for.empty()) continue;
+    is_known = true;
+    awaited.insert(rank.waits_for.begin(), rank.waits_for.end());
+  }
+  // The data of the group is not evenkeel's: all that is known is who waits.
+  if (!is_known) return RanksThat(ranks, [](const Rank& rank) { return !rank.waits(); });
+  std::vector<int> roots;
+  for (const int rank : awaited) {
+    if (!ranks[rank].waits()) roots.push_back(rank);
+  }
+  return roots.empty() ? std::vector<int>(awaited.begin(), awaited.end()) : roots;
+}
+
+std::string PlaceOf(const Rank& rank) {
+  if (!rank.is_connected()) return rank.state == "lost" ? "was lost" : rank.state;
+  if (rank.waits()) return rank.doing.empty() ? "waits, too" : rank.doing;
+  if (rank.silent_ms >= kSilentMs) return "is silent";
+  return rank.trains ? absl::StrCat("runs (", rank.phase, ")") : "runs";
+}
+
+void AddWaits(const std::vector<Rank>& ranks, std::vector<std::string>& findings) {
+  const std::vector<int> waiting = RanksThat(ranks, [](const Rank& rank) { return rank.waits(); });
+  if (waiting.empty()) return;
+  int64_t longest = 0;
+  for (const int rank : waiting) longest = std::max(longest, ranks[rank].waited_ms);
+  const std::vector<int> awaited = Awaited(ranks);
+  std::string text = absl::StrCat(RankList(waiting), Have(waiting), "waited for ",
+                                  Seconds(longest));
+  if (!awaited.empty()) {
+    std::set<std::string> places;
+    for (const int rank : awaited) places.insert(PlaceOf(ranks[rank]));
+    absl::StrAppend(&text, " for ", RankList(awaited),
+                    places.size() > 1 ? "" : ", which ", places.size() > 1 ? "" : *places.begin());
+  }
+  findings.push_back(std::move(text));
+}
+
+std::string Cut(absl::string_view line, int columns) {
+  if (static_cast<int>(line.size()) <= columns) return std::string(line);
+  size_t end = std::max(columns - 1, 0);
+  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xc0) == 0x80) --end;
+  return absl::StrCat(line.substr(0, end), kEllipsis);
+}
+
+std::string Headline(const Json& group, const std::vector<Rank>& ranks) {
+  std::string text = absl::StrCat(Harmless(group.at("group")), ": ", ranks.size(), " ranks");
+  int64_t step = 0;
+  double step_ms = 0;
+  for (const Rank& rank : ranks) {
+    step = std::max(step, rank.step);
+    step_ms = std::max(step_ms, rank.step_ms);
+  }
+  if (step > 0) absl::StrAppend(&text, ", step ", step);
+  if (step_ms > 0) absl::StrAppendFormat(&text, ", %.4g ms a step", step_ms);
+  return text;
+}
+
+std::string Row(const Rank& rank, bool is_wide) {
+  const std::string state = !rank.is_connected()              ? rank.state
+                            : rank.silent_ms >= kSilentMs     ? "silent"
+                            : rank.waits()                    ? "waits"
+                            : rank.is_exhausted               ? "no input"
+                                                              : "runs";
+  std::string row = absl::StrFormat("%5d  %-8s", rank.rank, state);
+  const std::string phase = rank.phase == "outside of the step" ? "outside" : rank.phase;
+  absl::StrAppendFormat(&row, " %8d %-9s", rank.step, rank.trains ? phase : "-");
+  if (is_wide) {
+    for (const char* name : kPhases) {
+      const auto found = rank.ms.find(name);
+      absl::StrAppendFormat(&row, " %9.2f", found == rank.ms.end() ? 0 : found->second);
+    }
+  }
+  const auto waiting = rank.ms.find("waiting");
+  absl::StrAppendFormat(&row, " %9.2f %5.1f %%  %s",
+                        waiting == rank.ms.end() ? 0 : waiting->second, 100 * rank.cost,
+                        rank.doing);
+  return row;
+}
+
+std::string Header(bool is_wide) {
+  std::string row = absl::StrFormat("%5s  %-8s %8s %-9s", "rank", "state", "step", "phase");
+  if (is_wide) {
+    for (const char* name : kPhases) absl::StrAppendFormat(&row, " %9s", name);
+  }
+  absl::StrAppendFormat(&row, " %9s %7s  %s", "waiting", "cost", "last report");
+  return row;
+}
+
+// The lower, the sooner it is shown.
+int Importance(const Rank& rank, const std::set<int>& awaited) {
+  if (!rank.is_connected() || rank.silent_ms >= kSilentMs) return 0;
+  if (awaited.contains(rank.rank)) return 1;
+  if (rank.is_straggler) return 2;
+  return 3;
+}
+
+}  // namespace
+
+std::vector<std::string> Findings(const Json& group) {
+  const std::vector<Rank> ranks = ParseRanks(group);
+  std::vector<std::string> findings;
+  if (const std::string error = Harmless(group.at("error")); !error.empty())
+    findings.push_back(absl::StrCat("the group has ended: ", error));
+  for (const Rank& rank : ranks) {
+    if (rank.is_connected() && rank.silent_ms >= kSilentMs)
+      findings.push_back(
+          absl::StrCat("rank ", rank.rank, " has sent nothing for ", Seconds(rank.silent_ms)));
+  }
+  const std::vector<int> absent =
+      RanksThat(ranks, [](const Rank& rank) { return rank.state == "not connected"; });
+  if (!absent.empty())
+    findings.push_back(absl::StrCat(RankList(absent), Have(absent), "not connected yet"));
+  if (findings.empty()) AddWaits(ranks, findings);
+  for (const Rank& rank : ranks) {
+    if (rank.is_straggler)
+      findings.push_back(absl::StrFormat("rank %d costs the group %.0f %% of its time: %s",
+                                         rank.rank, 100 * rank.cost, rank.cost_phase));
+  }
+  const std::vector<int> exhausted =
+      RanksThat(ranks, [](const Rank& rank) { return rank.is_exhausted; });
+  if (!exhausted.empty())
+    findings.push_back(absl::StrCat(RankList(exhausted), Have(exhausted),
+                                    "no more input"));
+  return findings;
+}
+
+std::string RenderStatus(const Json& status, const std::string& server, const Screen& screen) {
+  constexpr int kWide = 130;
+  const bool is_wide = screen.columns >= kWide;
+  std::vector<std::string> lines = {server};
+  if (status.empty()) lines.push_back("no rank is connected");
+  for (const Json& group : status) {
+    std::vector<Rank> ranks = ParseRanks(group);
+    lines.push_back(Headline(group, ranks));
+    for (std::string& finding : Findings(group)) lines.push_back(std::move(finding));
+    lines.push_back(Header(is_wide));
+    const std::vector<int> awaited = Awaited(ranks);
+    const bool waits = std::any_of(ranks.begin(), ranks.end(),
+                                   [](const Rank& rank) { return rank.waits(); });
+    const std::set<int> first(awaited.begin(), waits ? awaited.end() : awaited.begin());
+    // The last line is for those that do not fit.
+    const size_t room = std::max(screen.rows - static_cast<int>(lines.size()) - 1, 1);
+    if (ranks.size() > room) {
+      std::stable_sort(ranks.begin(), ranks.end(), [&first](const Rank& a, const Rank& b) {
+        return Importance(a, first) < Importance(b, first);
+      });
+    }
+    const size_t shown = std::min(ranks.size(), room);
+    for (size_t i = 0; i < shown; ++i) lines.push_back(Row(ranks[i], is_wide));
+    if (shown < ranks.size())
+      lines.push_back(absl::StrCat("and ", ranks.size() - shown, " other ranks"));
+  }
+  std::string text;
+  for (const std::string& line : lines) absl::StrAppend(&text, Cut(line, screen.columns), "\n");
+  return text;
+}
+
+}  // namespace evenkeel

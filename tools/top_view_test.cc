@@ -1,0 +1,134 @@
+#include "evenkeel/tools/top_view.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace evenkeel {
+namespace {
+
+using Json = nlohmann::json;
+using testing::ElementsAre;
+using testing::Each;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::SizeIs;
+
+Json Rank(const char* phase = "forward") {
+  return {{"state", "connected"}, {"doing", "runs"}, {"waited_ms", 0}, {"waits_for", Json::array()},
+          {"silent_ms", 100},
+          {"steps",
+           {{"step", 417}, {"phase", phase}, {"exhausted", false}, {"waited_ms", 0},
+            {"step_ms", 16.25}, {"cost", 0.001}, {"straggler", false}, {"cost_phase", "input"},
+            {"ms", {{"forward", 3.5}, {"waiting", 1.25}}}}}};
+}
+
+Json Waiting(std::vector<int> waits_for) {
+  Json rank = Rank("backward");
+  rank["waited_ms"] = 3210;
+  rank["doing"] = "waits in step 417";
+  rank["waits_for"] = waits_for;
+  return rank;
+}
+
+Json Group(std::vector<Json> ranks) {
+  return {{"group", "world"}, {"error", ""}, {"ranks", std::move(ranks)}};
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+TEST(FindingsTest, AGroupThatTrainsHasNone) {
+  EXPECT_THAT(Findings(Group({Rank(), Rank("backward")})), IsEmpty());
+}
+
+TEST(FindingsTest, NamesTheRankThatTheOthersWaitFor) {
+  EXPECT_THAT(Findings(Group({Waiting({1}), Rank("input"), Waiting({0, 1})})),
+              ElementsAre("ranks 0,2 have waited for 3.2 s for rank 1, which runs (input)"));
+}
+
+TEST(FindingsTest, RanksThatWaitForEachOtherAreAllNamed) {
+  EXPECT_THAT(Findings(Group({Waiting({1}), Waiting({0})})),
+              ElementsAre("ranks 0,1 have waited for 3.2 s for ranks 0,1, which waits in step 417"));
+}
+
+TEST(FindingsTest, WithoutAKnownCollectiveThoseThatDoNotWaitAreNamed) {
+  Json waits = Rank("backward");
+  waits["steps"]["waited_ms"] = 2000;
+  EXPECT_THAT(Findings(Group({waits, Rank("input"), waits})),
+              ElementsAre("ranks 0,2 have waited for 2.0 s for rank 1, which runs (input)"));
+}
+
+TEST(FindingsTest, AShortWaitIsNone) {
+  Json waits = Waiting({1});
+  waits["waited_ms"] = 400;
+  EXPECT_THAT(Findings(Group({waits, Rank()})), IsEmpty());
+}
+
+TEST(FindingsTest, SilenceAnErrorAndAMissingRankComeFirst) {
+  Json silent = Rank();
+  silent["silent_ms"] = 4100;
+  EXPECT_THAT(Findings(Group({Waiting({1}), silent})),
+              ElementsAre("rank 1 has sent nothing for 4.1 s"));
+  Json absent = {{"state", "not connected"}, {"doing", ""}, {"waited_ms", 0},
+                 {"waits_for", Json::array()}};
+  EXPECT_THAT(Findings(Group({Rank(), absent})), ElementsAre("rank 1 has not connected yet"));
+  Json ended = Group({Rank(), Rank()});
+  ended["error"] = "rank 1 was lost";
+  EXPECT_THAT(Findings(ended), ElementsAre("the group has ended: rank 1 was lost"));
+}
+
+TEST(FindingsTest, StragglersAndExhaustedRanks) {
+  Json slow = Rank();
+  slow["steps"]["straggler"] = true;
+  slow["steps"]["cost"] = 0.18;
+  Json exhausted = Rank();
+  exhausted["steps"]["exhausted"] = true;
+  EXPECT_THAT(Findings(Group({slow, exhausted, exhausted})),
+              ElementsAre("rank 0 costs the group 18 % of its time: input",
+                          "ranks 1,2 have no more input"));
+}
+
+TEST(RenderStatusTest, HasALinePerRank) {
+  const std::string text =
+      RenderStatus(Json::array({Group({Rank(), Waiting({0})})}), "the store at 127.0.0.1:1", {});
+  EXPECT_THAT(text, HasSubstr("world: 2 ranks, step 417, 16.25 ms a step\n"));
+  EXPECT_THAT(text, HasSubstr("    0  runs          417 forward        1.25   0.1 %  runs\n"));
+  EXPECT_THAT(text, HasSubstr("    1  waits         417 backward       1.25   0.1 %  waits in step"));
+  EXPECT_THAT(RenderStatus(Json::array(), "the store", {}), HasSubstr("no rank is connected"));
+}
+
+TEST(RenderStatusTest, FitsTheScreenAndShowsTheCulpritFirst) {
+  std::vector<Json> ranks(64, Waiting({50}));
+  ranks[50] = Rank("saving");
+  for (const int columns : {40, 80, 200}) {
+    const std::vector<std::string> lines =
+        Lines(RenderStatus(Json::array({Group(ranks)}), "the store", {.columns = columns}));
+    EXPECT_THAT(lines, SizeIs(24));
+    for (const std::string& line : lines)
+      EXPECT_LE(line.size(), columns + (line.find("…") == std::string::npos ? 0 : 2)) << line;
+    EXPECT_THAT(lines[4], HasSubstr("   50  runs          417 saving"));
+    EXPECT_EQ(lines.back(), "and 45 other ranks");
+  }
+}
+
+TEST(RenderStatusTest, ARanksTextDoesNotControlTheTerminal) {
+  Json hostile = Rank();
+  hostile["doing"] = "runs\033[2J\n\r";
+  EXPECT_THAT(Lines(RenderStatus(Json::array({Group({hostile})}), "the store", {})),
+              Each(Not(HasSubstr("\033"))));
+}
+
+}  // namespace
+}  // namespace evenkeel

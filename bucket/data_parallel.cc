@@ -113,6 +113,7 @@ absl::StatusOr<std::unique_ptr<DataParallel>> DataParallel::Create(
   absl::Status own = Reducer::Check(*comm, *params, options.reducer);
   own.Update(CheckBuffers(*comm, ddp->buffers_, options.buffers));
   own.Update(TrainabilityWatch::Check(options.trainability));
+  own.Update(CheckRange(options.check_replicas));
   EK_RETURN_IF_ERROR(
       Annotate(VerifySame(*comm, absl::StrCat("options/", name), own, ddp->Facts()), name));
   EK_ASSIGN_OR_RETURN(ddp->state_channel_, comm->OpenChannel(absl::StrCat(name, ".state")));
@@ -156,6 +157,7 @@ std::vector<Fact> DataParallel::Facts() const {
   facts.push_back({"the trainability policy",
                    absl::StrCat(ToString(trainability.policy), ", every ", trainability.every,
                                 " steps, verified every ", trainability.verify_every, " steps")});
+  facts.push_back({"check_replicas", ToString(options_.check_replicas, communicator())});
   facts.push_back({"find_unused", reducer.find_unused ? "true" : "false"});
   facts.push_back({"static_graph", reducer.static_graph ? "true" : "false"});
   facts.push_back({"the steps of tuning", absl::StrCat(reducer.tune ? reducer.tuning_steps : 0)});
@@ -192,9 +194,9 @@ absl::Status DataParallel::BeginStep(StepMode mode) {
     });
   }
   EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/true));
-  if (WillSyncBuffers()) {
+  if (WillSyncBuffers() || WillCompareReplicas()) {
     EK_ASSIGN_OR_RETURN(const StepAnswer answer, ticket->Wait());
-    EK_RETURN_IF_ERROR(BeginBufferSync(answer));
+    EK_RETURN_IF_ERROR(PrepareTensors(answer));
   }
   NoteStepBegun(mode == StepMode::kSync);
   return reducer_->BeginStep(std::move(ticket), mode, join_config().divisor);
@@ -291,6 +293,28 @@ absl::Status DataParallel::BeginBufferSync(const StepAnswer& answer) {
   return absl::OkStatus();
 }
 
+absl::Status DataParallel::PrepareTensors(const StepAnswer& answer) {
+  const bool syncs_buffers = WillSyncBuffers();
+  if (syncs_buffers) EK_RETURN_IF_ERROR(BeginBufferSync(answer));
+  // An optimizer outside of RunJoined()'s list does not step on exhausted ranks.
+  const bool has_stale_ranks = !answer.everyone_active() && !join_config().has_optimizer;
+  if (!WillCompareReplicas() || has_stale_ranks) return absl::OkStatus();
+  return CompareReplicas(syncs_buffers);
+}
+
+bool DataParallel::WillCompareReplicas() const {
+  return last_step_synced_ && IsCheckDue(options_.check_replicas, communicator(), buffer_turn_);
+}
+
+absl::Status DataParallel::CompareReplicas(bool has_equal_buffers) {
+  EK_RETURN_IF_ERROR(reducer_->WaitForValues());
+  std::vector<NamedView> tensors = NamedValuesOf(*params_);
+  for (size_t b = 0; b < buffers_.size() && has_equal_buffers; ++b)
+    tensors.push_back({absl::StrCat("buffer ", b), buffers_[b]});
+  return evenkeel::CompareReplicas(join_name(), tensors, communicator(), options_.check_replicas,
+                                   buffer_turn_, params_->stream());
+}
+
 absl::Status DataParallel::SyncBuffers() {
   if (reducer_->in_step()) {
     return absl::FailedPreconditionError(
@@ -385,7 +409,7 @@ absl::Status DataParallel::Shadow(const StepAnswer& answer, absl::string_view me
   *saw_uneven_ = true;
   shadowed_ = true;
   EK_RETURN_IF_ERROR(KeepBuffers(/*is_active=*/false));
-  if (WillSyncBuffers()) EK_RETURN_IF_ERROR(BeginBufferSync(answer));
+  EK_RETURN_IF_ERROR(PrepareTensors(answer));
   NoteStepBegun(action == Action::kSync);
   if (action == Action::kAccumulate) {
     join_config().divisor->ScaleOf(answer, /*reduces=*/false);

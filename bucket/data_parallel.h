@@ -28,6 +28,8 @@
 // Memory:        parameters and buffers may move between steps: ParameterSet::Rebind(),
 //                RebindBuffer(), or readers that each step calls (DataParallelOptions::memory).
 //                Accumulated gradients move with them.
+// Replicas:      DataParallelOptions::check_replicas compares them at regular steps
+//                (replica_check.h).
 // Exclusion:     ParameterSet::Ignore() excludes a parameter; leave an excluded buffer out of the
 //                list.
 // Higher orders: values are reduced. The gradient of a gradient must be complete before the
@@ -76,6 +78,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/reducer/reducer.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/replica_check.h"
 #include "evenkeel/bucket/state_sync.h"
 #include "evenkeel/bucket/trainability.h"
 #include "evenkeel/comm/communicator.h"
@@ -110,6 +113,8 @@ struct DataParallelOptions {
       true;  // From rank 0: parameters, and buffers unless each rank keeps its own.
   TrainabilityOptions trainability;
   MemoryReaders memory;
+  // Compares parameters, and buffers that a step makes equal, in BeginStep(), at regular steps.
+  ReplicaCheckOptions check_replicas;
 };
 
 class DataParallel : public Joinable, public GradientReducer, private StepParticipant {
@@ -206,6 +211,10 @@ class DataParallel : public Joinable, public GradientReducer, private StepPartic
   absl::StatusOr<ControlChannel::Parts> Exchange(absl::string_view topic, std::string mine);
   absl::Status EndJoin(bool is_last_joiner);
   absl::Status CheckReplicas();
+  bool WillCompareReplicas() const;
+  absl::Status CompareReplicas(bool has_equal_buffers);
+  // Makes buffers equal, then compares replicas, each if it is due in the step that begins.
+  absl::Status PrepareTensors(const StepAnswer& answer);
   // Returns the facts that must be equal on all ranks.
   std::vector<Fact> Facts() const;
   void PublishPlan();

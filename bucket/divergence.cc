@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
@@ -57,29 +58,43 @@ class HostBytes {
   Memory memory_;
 };
 
-// By rank: what it has that few have.
-std::vector<int> RanksUnlikeMost(const std::vector<uint64_t>& by_rank) {
+// Sets the ranks whose value differs from the most frequent one; all ranks if two are.
+void NameRanks(const std::vector<uint64_t>& by_rank, Divergence& divergence) {
   std::map<uint64_t, int> count;
   for (const uint64_t hash : by_rank) ++count[hash];
   uint64_t usual = by_rank[0];
   for (const uint64_t hash : by_rank) {
     if (count[hash] > count[usual]) usual = hash;
   }
-  std::vector<int> ranks;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    if (by_rank[rank] != usual) ranks.push_back(static_cast<int>(rank));
+  for (const auto& [hash, ranks] : count) {
+    if (hash != usual && ranks == count[usual]) divergence.is_split = true;
   }
-  return ranks;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (divergence.is_split || by_rank[rank] != usual)
+      divergence.ranks.push_back(static_cast<int>(rank));
+  }
 }
 
 }  // namespace
 
 std::string ToString(const Divergence& divergence) {
-  std::string text = absl::StrCat("\"", divergence.tensor, "\" (tensor ", divergence.index,
-                                  ") differs on ", RankList(divergence.ranks));
+  std::string text = absl::StrCat("\"", divergence.tensor, "\" (tensor ", divergence.index, ")");
+  if (divergence.is_split) {
+    const absl::string_view between = divergence.ranks.size() == 2 ? " and " : ", ";
+    absl::StrAppend(&text, ": ranks ", absl::StrJoin(divergence.ranks, between), " differ");
+  } else {
+    absl::StrAppend(&text, " differs on ", RankList(divergence.ranks));
+  }
   if (divergence.tensors > 1)
     absl::StrAppend(&text, ", and ", divergence.tensors - 1, " more tensors differ");
   return text;
+}
+
+std::vector<NamedView> NamedValuesOf(const ParameterSet& params) {
+  std::vector<NamedView> values;
+  for (int i = 0; i < params.size(); ++i)
+    values.push_back({params[i].name, params.is_ignored(i) ? TensorView() : params[i].value});
+  return values;
 }
 
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors,
@@ -92,8 +107,7 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   uint64_t names = StableHash(tensors.size(), static_cast<uint64_t>(options.parts)), values = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorView& view = tensors[i].view;
-    names = StableHash(names, absl::StrCat(tensors[i].name, " ",
-                                           ToString(TensorView(nullptr, view.count, view.dtype))));
+    names = StableHash(names, tensors[i].name);
     if (static_cast<int64_t>(i) % options.parts != options.part % options.parts) continue;
     EK_ASSIGN_OR_RETURN(const absl::string_view bytes, host.Of(view));
     looked_at.push_back(static_cast<int>(i));
@@ -124,13 +138,13 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
   for (const int index : looked_at) {
     std::vector<uint64_t> by_rank;
     for (internal::ByteReader& reader : readers) by_rank.push_back(reader.U64());
-    std::vector<int> ranks = RanksUnlikeMost(by_rank);
-    if (ranks.empty()) continue;
+    Divergence divergence{.tensor = tensors[index].name, .index = index};
+    NameRanks(by_rank, divergence);
+    if (divergence.ranks.empty()) continue;
     if (found.has_value()) {
       ++found->tensors;
     } else {
-      found = {
-          .tensor = std::string(tensors[index].name), .index = index, .ranks = std::move(ranks)};
+      found = std::move(divergence);
     }
   }
   for (const internal::ByteReader& reader : readers)
@@ -141,11 +155,9 @@ absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedV
 absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params,
                                                          Communicator& comm,
                                                          const DivergenceOptions& options) {
-  std::vector<NamedView> tensors;
-  for (int i = 0; i < params.size(); ++i) tensors.push_back({params[i].name, params[i].value});
   DivergenceOptions own = options;
   if (own.stream.handle == nullptr) own.stream = params.stream();
-  return FindDivergence(tensors, comm, own);
+  return FindDivergence(NamedValuesOf(params), comm, own);
 }
 
 }  // namespace evenkeel

@@ -5,6 +5,8 @@
 //   // prints: "fc1.weight" (tensor 3) differs on rank 2
 //   if (found.has_value()) std::cerr << ToString(*found) << std::endl;
 //
+// replica_check.h does it at regular steps.
+//
 // Each rank reads its values once and sends 24 bytes; only if those differ, eight bytes per tensor.
 // With `parts` a call checks one part of the tensors, so that a check in every step costs little
 // and still covers all of them in turn.
@@ -26,7 +28,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/communicator.h"
@@ -35,19 +36,24 @@
 namespace evenkeel {
 
 struct NamedView {
-  absl::string_view name;
+  std::string name;
   TensorView view;
 };
 
 struct Divergence {
   std::string tensor;  // The first that differs.
   int index = 0;       // Its place in the list.
-  std::vector<int>
-      ranks;        // Those that differ from most ranks; of two equal halves, from the lowest rank.
+  // Those that differ from the value that most ranks have. All ranks, with `is_split`, if no value
+  // is the most frequent: of two ranks either may be wrong.
+  std::vector<int> ranks;
+  bool is_split = false;
   int tensors = 1;  // The number of tensors that differ.
 };
 
 std::string ToString(const Divergence& divergence);
+
+// Returns all parameters, in their order; ignored ones are empty.
+std::vector<NamedView> NamedValuesOf(const ParameterSet& params);
 
 struct DivergenceOptions {
   // Checks the tensors whose index is `part` modulo `parts` (at least 1); any part from 0 up.
@@ -60,7 +66,7 @@ struct DivergenceOptions {
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors,
                                                          Communicator& comm,
                                                          const DivergenceOptions& options = {});
-// Compares the parameters' values, on their stream.
+// Compares the parameters' values, on their stream. Ignored parameters are not compared.
 absl::StatusOr<std::optional<Divergence>> FindDivergence(const ParameterSet& params,
                                                          Communicator& comm,
                                                          const DivergenceOptions& options = {});

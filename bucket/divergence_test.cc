@@ -46,18 +46,49 @@ TEST(FindDivergenceTest, NamesTheFirstTensorAndTheRanksThatDifferFromMost) {
       const int odd_one = world_size - 1;
       if (comm.rank() == odd_one) model.element(6, 4) = 1e-30f;
       EK_ASSIGN_OR_RETURN(found, FindDivergence(model.params, comm));
-      EXPECT_EQ(ToString(*found), absl::StrCat("\"p6\" (tensor 6) differs on rank ", odd_one));
+      EXPECT_EQ(ToString(*found),
+                world_size == 2 ? "\"p6\" (tensor 6): ranks 0 and 1 differ"
+                                : absl::StrCat("\"p6\" (tensor 6) differs on rank ", odd_one));
 
-      // Rank 0 is the odd one out of most; of two, the other one is.
+      // Rank 0 is the odd one out of most; of two, either may be.
       if (comm.rank() == 0) model.element(3, 0) = -0.0f;
       EK_ASSIGN_OR_RETURN(found, FindDivergence(model.params, comm));
       EXPECT_EQ(found->tensor, "p3");
-      EXPECT_THAT(found->ranks, ElementsAre(world_size == 2 ? 1 : 0));
+      if (world_size == 2) {
+        EXPECT_THAT(found->ranks, ElementsAre(0, 1));
+      } else {
+        EXPECT_THAT(found->ranks, ElementsAre(0));
+      }
+      EXPECT_EQ(found->is_split, world_size == 2);
       EXPECT_EQ(found->tensors, 2);
       EXPECT_THAT(ToString(*found), HasSubstr(", and 1 more tensors differ"));
       return absl::OkStatus();
     });
   }
+}
+
+TEST(FindDivergenceTest, NamesAllRanksIfNoValueIsTheMostFrequent) {
+  RunGroup(4, [&](Communicator& comm) -> absl::Status {
+    Model model;
+    model.element(1, 0) = static_cast<float>(comm.rank() % 2);
+    EK_ASSIGN_OR_RETURN(std::optional<Divergence> found, FindDivergence(model.params, comm));
+    EXPECT_EQ(ToString(*found), "\"p1\" (tensor 1): ranks 0, 1, 2, 3 differ");
+    model.element(1, 0) = comm.rank() == 2 ? 7 : static_cast<float>(comm.rank() / 3);
+    EK_ASSIGN_OR_RETURN(found, FindDivergence(model.params, comm));
+    EXPECT_EQ(ToString(*found), "\"p1\" (tensor 1) differs on ranks 2,3");
+    return absl::OkStatus();
+  });
+}
+
+TEST(FindDivergenceTest, IgnoredParametersMayDiffer) {
+  RunGroup(2, [&](Communicator& comm) -> absl::Status {
+    Model model;
+    EK_RETURN_IF_ERROR(model.params.Ignore(3));
+    model.element(3, 1) = static_cast<float>(comm.rank());
+    EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found, FindDivergence(model.params, comm));
+    EXPECT_FALSE(found.has_value());
+    return absl::OkStatus();
+  });
 }
 
 TEST(FindDivergenceTest, SeesEveryTensorOnceInAllParts) {

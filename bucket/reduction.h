@@ -167,6 +167,10 @@ class BucketReduction {
   virtual absl::Status OnPlan(absl::Span<const BucketInfo> /*buckets*/) { return absl::OkStatus(); }
   // Called before this rank sends the record of a step: settings must not change after it.
   virtual void PrepareStep() {}
+  // Waits for parameters that the reduction's owner updates in the background; on a device
+  // ParameterSet::stream() does. Called on all ranks before the parameters are compared
+  // (replica_check.h).
+  virtual absl::Status WaitForValues() { return absl::OkStatus(); }
   // Returns further data for exhausted ranks about the step that begins (a learning rate). Called
   // on the lowest active rank when its step begins; OnShadow() of exhausted ranks receives it
   // before they begin the step.

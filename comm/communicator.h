@@ -193,6 +193,10 @@ struct CommunicatorOptions {
   // (ReducerOptions::check_finite). A factory that reads the environment sets it for
   // EVENKEEL_CHECK_FINITE=1.
   bool check_finite = false;
+  // DataParallel and Optimizer compare their replicas every so many steps; 0: only if their own
+  // options say so (bucket/replica_check.h). Equal on all ranks. A factory that reads the
+  // environment sets it for EVENKEEL_CHECK_REPLICAS.
+  int64_t check_replicas_every = 0;
   WatchOptions watch;
   FlightOptions flight;
 };
@@ -225,6 +229,7 @@ class Communicator {
   absl::string_view backend_name() const { return backend_->name(); }
   absl::Duration timeout() const { return options_.timeout; }
   bool check_finite() const { return options_.check_finite; }
+  int64_t check_replicas_every() const { return options_.check_replicas_every; }
 
   // Returns the channel with that name; the first call opens it. It lives as long as the
   // communicator. Parts of the library use names of the form "part#n" (see UniqueName), and "user"

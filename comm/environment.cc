@@ -286,6 +286,8 @@ absl::Status FindDiagnosis(const Reader& read, Environment& environment) {
   environment.flight_folder = read.Text("EVENKEEL_FLIGHT");
   EK_ASSIGN_OR_RETURN(const int64_t checks, read.NumberOr("EVENKEEL_CHECK_FINITE", 0, 1, 0));
   environment.check_finite = checks != 0;
+  EK_ASSIGN_OR_RETURN(environment.check_replicas_every,
+                      read.NumberOr("EVENKEEL_CHECK_REPLICAS", 0, kMost, 0));
   if (!read.Has("EVENKEEL_VERIFY")) return absl::OkStatus();
   const std::string word = read.Text("EVENKEEL_VERIFY");
   absl::StatusOr<VerifyLevel> level = VerifyLevelFromString(word);

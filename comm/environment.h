@@ -31,6 +31,9 @@
 //                          sets them.
 //   EVENKEEL_CHECK_FINITE  1: a gradient on the CPU that is infinite or not a number ends the group
 //                          before a DataParallel reduces it, with the rank and the parameter.
+//   EVENKEEL_CHECK_REPLICAS
+//                          N: every N steps the ranks compare parameters, buffers and optimizer
+//                          state that must be equal (bucket/replica_check.h). 0: no comparison.
 //   EVENKEEL_FLIGHT        a folder for the flight records of a group that fails
 //                          (comm/flight_dump.h).
 //   EVENKEEL_NCCL          the path of the libnccl.so.2 that the backend nccl loads, unless the
@@ -42,6 +45,7 @@
 #ifndef EVENKEEL_COMM_ENVIRONMENT_H_
 #define EVENKEEL_COMM_ENVIRONMENT_H_
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -80,6 +84,7 @@ struct Environment {
 
   std::optional<VerifyLevel> verify;
   bool check_finite = false;
+  int64_t check_replicas_every = 0;
   std::string flight_folder;
 };
 
@@ -99,8 +104,9 @@ absl::StatusOr<Environment> ParseEnvironment(const Variables& variables,
 absl::StatusOr<Environment> ReadEnvironment();
 
 // Returns the environment of a rank whose job is described by other means: of the variables of this
-// process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY, EVENKEEL_CHECK_FINITE and
-// EVENKEEL_FLIGHT count, and the ranks find each other through a store (Rendezvous::Join()).
+// process only EVENKEEL_ADDRESS, EVENKEEL_HOST_PARTS, EVENKEEL_VERIFY, EVENKEEL_CHECK_FINITE,
+// EVENKEEL_CHECK_REPLICAS and EVENKEEL_FLIGHT count, and the ranks find each other through a store
+// (Rendezvous::Join()).
 absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size);
 
 }  // namespace evenkeel

@@ -274,6 +274,10 @@ TEST(ParseEnvironmentTest, SaysHowMuchIsCheckedAndWhereRecordsGo) {
   EXPECT_TRUE(Parse({{"EVENKEEL_CHECK_FINITE", "1"}}).check_finite);
   EXPECT_THAT(Complaint({{"EVENKEEL_CHECK_FINITE", "yes"}}),
               HasSubstr("EVENKEEL_CHECK_FINITE=yes"));
+  EXPECT_EQ(Parse({}).check_replicas_every, 0);
+  EXPECT_EQ(Parse({{"EVENKEEL_CHECK_REPLICAS", "100"}}).check_replicas_every, 100);
+  EXPECT_THAT(Complaint({{"EVENKEEL_CHECK_REPLICAS", "-1"}}),
+              HasSubstr("EVENKEEL_CHECK_REPLICAS=-1"));
   EXPECT_THAT(Complaint({{"EVENKEEL_VERIFY", "all"}}),
               AllOf(HasSubstr("EVENKEEL_VERIFY=all"), HasSubstr("off, positions, every")));
 }

@@ -34,7 +34,8 @@ enum class FailureKind {
   kRankLost,      // `ranks` were killed, crashed, or fell silent.
   kRankFailed,    // `ranks` reported an error, aborted, or left the group for a new one.
   kDisagreement,  // The ranks called different operations, or `ranks` had ended (Finalize(),
-                  // Leave()) where others went on: an error of the program.
+                  // Leave()) where others went on: an error of the program. Or their replicas
+                  // differ.
   kDeadline,      // `ranks` did not arrive in time. They may still live.
 };
 // "lost", "failed", "disagreement", "deadline".

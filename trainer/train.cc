@@ -105,6 +105,7 @@ absl::Status DumpFlightIfAsked(const TrainOptions& options) {
 CommunicatorOptions GroupOptions(const TrainOptions& options) {
   CommunicatorOptions group;
   group.verify = options.verify;
+  group.check_replicas_every = options.check_replicas_every;
   group.flight.folder = options.flight_folder;
   return group;
 }
@@ -235,6 +236,8 @@ int Main(const TrainFlags& flags, std::vector<std::string> arguments) {
   }
   // Flags override the environment.
   if (!options->verify.has_value()) options->verify = environment->verify;
+  if (options->check_replicas_every == 0)
+    options->check_replicas_every = environment->check_replicas_every;
   if (options->flight_folder.empty()) options->flight_folder = environment->flight_folder;
   if (is_rank && flags.nproc.value_or(environment->world_size) != environment->world_size) {
     return Fail(absl::StrCat("rank ", environment->rank, ": --nproc=", *flags.nproc,

@@ -26,6 +26,10 @@
 // Join:          put it and the DataParallel into RunJoined()'s list. Exhausted ranks take every
 //                step, with the settings of the lowest active rank, so that weights, moments and
 //                step counts stay equal on all ranks.
+// Replicas:      OptimizerOptions::check_replicas compares the state of Replicated at regular
+// steps.
+//                The other placements have it once; DataParallelOptions::check_replicas compares
+//                the parameters of all of them (bucket/replica_check.h).
 // Settings:      call SetLearningRate() between steps, with equal values on all ranks; an exhausted
 //                rank receives them with the next step, or at the end of the loop.
 // Groups:        ReplaceGroup() and Recover() (join/recovery.h) move it to another group, together
@@ -70,6 +74,7 @@
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/bucket/plan/planner.h"
 #include "evenkeel/bucket/reduction.h"
+#include "evenkeel/bucket/replica_check.h"
 #include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/types.h"
 #include "evenkeel/join/joinable.h"
@@ -136,6 +141,8 @@ struct OptimizerOptions {
   LostShard lost_shard = LostShard::kRefuse;  // For split state.
   // The checkpoint that the message of kRefuse names. SetCheckpointHint() changes it.
   std::string checkpoint_hint;
+  // For Replicated; without effect on other placements.
+  ReplicaCheckOptions check_replicas;
 };
 
 // For TakeReduction() of a Replicated optimizer.

@@ -394,6 +394,44 @@ TEST(OptimizerOnADeviceTest, BFloat16ParametersHaveAMasterCopy) {
   });
 }
 
+TEST(OptimizerOnADeviceTest, DamagedReplicasAreNamed) {
+  for (const Placement& placement :
+       {Placement(Replicated{}), Placement(WholeTensors{}), Placement(Slices{}),
+        Placement(Slices{.overlap_forward = true})}) {
+    SCOPED_TRACE(absl::StrCat("placement ", placement.index()));
+    SimulatedDevices devices({.count = 3, .delay = absl::Microseconds(20)});
+    RunOn(devices, 3, [&](Communicator& comm) -> absl::Status {
+      Rank rank(comm, devices);
+      EK_ASSIGN_OR_RETURN(rank.ddp, DataParallel::Create(&comm, &rank.model.params(), {},
+                                                         {.check_replicas = {.every = 1}}));
+      EK_ASSIGN_OR_RETURN(rank.optimizer, Optimizer::Create(*rank.ddp, AdamW{},
+                                                            {.placement = placement,
+                                                             .check_replicas = {.every = 1}}));
+      for (int step = 0; step < 4; ++step)
+        EK_RETURN_IF_ERROR(rank.Step(step, {.skip_nonfinite = true}));
+      if (placement.index() == 0 && comm.rank() == 2) {
+        OptimizerState state = rank.optimizer->state();
+        state.params[4].tensors["exp_avg"].view().as<float>()[3] += 1;
+        EK_RETURN_IF_ERROR(rank.optimizer->LoadState(state));
+      }
+      if (placement.index() == 0) {
+        const std::string message(rank.Step(4).message());
+        EXPECT_TRUE(absl::StrContains(message, "after step 5: \"p4: exp_avg\"")) << message;
+        EXPECT_TRUE(absl::StrContains(message, "differs on rank 2")) << message;
+      }
+      EK_RETURN_IF_ERROR(rank.optimizer->WaitForAll());
+      if (comm.rank() == 1) {
+        const TensorView value = rank.model.params()[1].value;
+        EK_RETURN_IF_ERROR(
+            devices.Put(rank.stream.ref(), [value] { value.as<float>()[299] += 1; }));
+      }
+      const std::string message(rank.ddp->BeginStep().message());
+      EXPECT_TRUE(absl::StrContains(message, "\"p1\" (tensor 1) differs on rank 1")) << message;
+      return devices.Synchronize(rank.stream.ref(), absl::Now() + absl::Minutes(1));
+    });
+  }
+}
+
 TEST(OptimizerOnADeviceTest, SaysWhatDoesNotFit) {
   SimulatedDevices devices;
   RunOn(devices, 1, [&](Communicator& comm) -> absl::Status {

@@ -56,6 +56,7 @@ class CompressedReduction : public BucketReduction {
   absl::StatusOr<GradFate> OnReduced(const BucketInfo& bucket, const ReductionStep& step) override;
   absl::Status OnStepEnd() override { return inner_->OnStepEnd(); }
   void PrepareStep() override { inner_->PrepareStep(); }
+  absl::Status WaitForValues() override { return inner_->WaitForValues(); }
 
   bool HasThread() const override { return true; }
   UsedFlags used_flags() const override { return inner_->used_flags(); }

@@ -509,6 +509,7 @@ void Reducer::Impl::ForgetStep() {
 // Reduction and plan ------------------------------------------------------------------------------
 
 void Reducer::PrepareStep() { impl_->core.reduction->PrepareStep(); }
+absl::Status Reducer::WaitForValues() { return impl_->core.reduction->WaitForValues(); }
 std::string Reducer::StepMessage() { return impl_->core.reduction->StepMessage(); }
 void Reducer::Confirm(std::vector<Work> works) {
   if (impl_->core.device != nullptr) impl_->core.device->Keep(std::move(works));

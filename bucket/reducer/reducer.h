@@ -140,6 +140,7 @@ class Reducer {
   // is changed, if a parameter that is frozen now holds a local gradient that would be lost.
   absl::Status RefreshTrainable();
   void PrepareStep();
+  absl::Status WaitForValues();
   // GradientReducer.
   absl::Status InstallReduction(std::unique_ptr<BucketReduction> reduction);
 

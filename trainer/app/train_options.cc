@@ -250,6 +250,7 @@ absl::Status CheckNumbers(const TrainFlags& flags) {
   EK_RETURN_IF_ERROR(CheckRange("accumulate", flags.accumulate, int64_t{1}, kMaxAccumulated));
   EK_RETURN_IF_ERROR(CheckAtLeast("warmup", flags.warmup.value_or(0), int64_t{0}));
   EK_RETURN_IF_ERROR(CheckAtLeast("clip", flags.clip.value_or(0), 0.0));
+  EK_RETURN_IF_ERROR(CheckAtLeast("check_replicas", flags.check_replicas, int64_t{0}));
   EK_RETURN_IF_ERROR(CheckRange("bucket_cap_mb", flags.bucket_cap_mb, 0.0, kMaxBucketMegabytes));
   return CheckRange("first_bucket_mb", flags.first_bucket_mb, 0.0, kMaxBucketMegabytes);
 }
@@ -317,6 +318,7 @@ absl::StatusOr<TrainOptions> MakeTrainOptions(const TrainFlags& flags) {
       .nproc_is_given = flags.nproc.has_value(),
       .joins = flags.join,
       .stops_early = flags.stop_early,
+      .check_replicas_every = flags.check_replicas,
       .bucket_caps = {Megabytes(flags.first_bucket_mb), Megabytes(flags.bucket_cap_mb)},
       .gradients_are_views = flags.grad_view,
       .init_file = flags.init,

@@ -79,6 +79,7 @@ struct TrainOptions {
   bool lost_shard_is_fresh = false;  // The lost rank's part of a sharded optimizer's state is
                                      // reinitialized; goes_on needs it for a sharded optimizer.
   std::optional<VerifyLevel> verify;
+  int64_t check_replicas_every = 0;  // Steps; 0: not given.
 
   std::vector<Bytes> bucket_caps;
   bool gradients_are_views = false;

@@ -93,6 +93,8 @@ TEST(TrainOptionsTest, RanksStopWithALostOneUnlessTheyAreToGoOn) {
   EXPECT_EQ(options.verify, VerifyLevel::kEvery);
   EXPECT_EQ(options.flight_folder, "here");
   EXPECT_EQ(MakeTrainOptions({})->verify, std::nullopt);
+  EXPECT_EQ(MakeTrainOptions({})->check_replicas_every, 0);
+  EXPECT_EQ(MakeTrainOptions({.check_replicas = 50})->check_replicas_every, 50);
 }
 
 TEST(TrainOptionsTest, AGptHasItsPresetsSizesUnlessTheyAreGiven) {
@@ -225,6 +227,8 @@ TEST(TrainOptionsTest, EveryBadValueIsOneSentenceThatNamesTheFlag) {
        [](TrainFlags& f) { f.on_failure = "continue", f.backend = "local"; }},
       {"--verify=sometimes is not a valid value; choose off, positions, every",
        [](TrainFlags& f) { f.verify = "sometimes"; }},
+      {"--check_replicas=-1 is out of range; it must be at least 0",
+       [](TrainFlags& f) { f.check_replicas = -1; }},
       {"--stop_early needs --join", [](TrainFlags& f) { f.stop_early = true, f.join = false; }},
   };
   for (const auto& c : kCases) {

@@ -278,6 +278,23 @@ absl::Status ParameterUpdater::Refresh() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<NamedView>> ParameterUpdater::NamedState() {
+  EK_RETURN_IF_ERROR(Refresh());
+  std::vector<NamedView> state;
+  for (int param = 0; param < params_->size(); ++param) {
+    if (!groups_.contains(param)) continue;
+    const absl::string_view name = (*params_)[param].name;
+    Slot& slot = slots_[param];
+    const auto names = NamesFor(param);
+    for (size_t t = 0; t < names.size(); ++t) {
+      state.push_back({absl::StrCat(name, ": ", names[t]),
+                       slot.step > 0 ? slot.part.tensors[t].view() : TensorView()});
+    }
+    state.push_back({absl::StrCat(name, ": step"), absl::MakeSpan(&slot.step, 1)});
+  }
+  return state;
+}
+
 absl::Status ParameterUpdater::Copy(const TensorView& to, const TensorView& from) {
   if (to.count == 0) return absl::OkStatus();
   if (is_on_device()) return runtime_->Copy(to.data, from.data, to.bytes(), stream());

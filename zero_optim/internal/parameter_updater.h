@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "evenkeel/bucket/divergence.h"
 #include "evenkeel/bucket/parameter_set.h"
 #include "evenkeel/comm/device/runtime.h"
 #include "evenkeel/comm/memory.h"
@@ -122,6 +123,9 @@ class ParameterUpdater {
   int64_t state_bytes() const;
   int64_t step(int param) const { return slots_[param].step; }
   std::vector<HeldTensor>& tensors(int param) { return slots_[param].part.tensors; }
+  // Returns the state tensors and the step counts of all parameters: "fc1.weight: exp_avg". Of a
+  // parameter without state the tensors are empty. On a device the host waits for the counts.
+  absl::StatusOr<std::vector<NamedView>> NamedState();
 
   // Makes room for the state of a parameter after its update number `step`, which the caller then
   // writes to tensors(); what is there stays. 0: forgets it.

@@ -64,6 +64,7 @@ PlacedOptimizer::PlacedOptimizer(Communicator& comm, absl::string_view kind, Par
       updater_(&params, std::move(groups), comm.runtime()) {}
 
 absl::Status PlacedOptimizer::Start(absl::Status own) {
+  if (own.ok()) own = CheckRange(options_.check_replicas);
   if (own.ok()) own = updater_.Check();
   if (own.ok() && is_split()) own = updater_.CheckDense();
   if (own.ok()) own = Init();

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "evenkeel/bucket/divergence.h"
+#include "evenkeel/bucket/replica_check.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
@@ -15,7 +17,8 @@ constexpr int kStepList = 0;  // In a device's tables.
 }  // namespace
 
 std::vector<std::string> ReplicatedOptimizer::OtherSettings() const {
-  return {absl::StrCat("updates=", updates_in_backward() ? "in backward" : "in Step()")};
+  return {absl::StrCat("updates=", updates_in_backward() ? "in backward" : "in Step()"),
+          absl::StrCat("check_replicas=", ToString(options_.check_replicas, communicator()))};
 }
 
 absl::Status ReplicatedOptimizer::Step(const StepOptions& options) {
@@ -101,8 +104,16 @@ absl::Status ReplicatedOptimizer::Apply(const StepMessage& step) {
     if (step.sources[i] == GradientSource::kNone) continue;
     updater_.Update(i, ElementsOf(*params_, i), options.grad_scale);
   }
-  CountStep(SettingsText(groups(), step.rules, step.options));
-  return absl::OkStatus();
+  return EndStep(SettingsText(groups(), step.rules, step.options));
+}
+
+absl::Status ReplicatedOptimizer::EndStep(absl::string_view settings) {
+  CountStep(settings);
+  if (!IsCheckDue(options_.check_replicas, communicator(), steps_finished()))
+    return absl::OkStatus();
+  EK_ASSIGN_OR_RETURN(const std::vector<NamedView> state, updater_.NamedState());
+  return CompareReplicas(join_name(), state, communicator(), options_.check_replicas,
+                         steps_finished(), updater_.stream());
 }
 
 std::vector<ParameterUpdater::Gradient> ReplicatedOptimizer::GradientsOf(
@@ -125,8 +136,7 @@ absl::Status ReplicatedOptimizer::ApplyThere(const StepMessage& step) {
     EK_RETURN_IF_ERROR(updater_.UpdateThere(kStepList, step.options, is_measured, stream));
     if (is_measured) checks_.SetThere(&updater_.device());
   }
-  CountStep(SettingsText(groups(), step.rules, step.options));
-  return absl::OkStatus();
+  return EndStep(SettingsText(groups(), step.rules, step.options));
 }
 
 absl::Status ReplicatedOptimizer::TakeState(const OptimizerState& state) {

@@ -43,6 +43,7 @@ class ReplicatedOptimizer : public PlacedOptimizer {
   absl::StatusOr<StepMessage> PlanStep(const StepOptions& options) const;
   absl::Status Apply(const StepMessage& step);
   absl::Status ApplyThere(const StepMessage& step);  // On a device.
+  absl::Status EndStep(absl::string_view settings);  // Compares the state, if that is due.
   GradientCheck Measure(const StepMessage& step, double norm) const;
   std::vector<ParameterUpdater::Gradient> GradientsOf(const StepMessage& step) const;
 

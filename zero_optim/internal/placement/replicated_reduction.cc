@@ -80,10 +80,11 @@ class ReplicatedOptimizer::Reduction : public BucketReduction {
     EK_RETURN_IF_ERROR(inner_->OnStepEnd());
     return link_->Call([&](Owner& owner) {
       owner.is_torn_ = false;
-      if (updates_.empty()) owner.CountStep(SettingsOf(owner));  // Otherwise Step() does.
-      return absl::OkStatus();
+      // Otherwise Step() does.
+      return updates_.empty() ? owner.EndStep(SettingsOf(owner)) : absl::OkStatus();
     });
   }
+  absl::Status WaitForValues() override { return inner_->WaitForValues(); }
   void PrepareStep() override {
     inner_->PrepareStep();
     (void)link_->Call([](Owner& owner) {  // The step's first bucket has the error.

@@ -63,6 +63,9 @@ class SlicesOptimizer::Reduction : public BucketReduction {
       return absl::OkStatus();
     });
   }
+  absl::Status WaitForValues() override {
+    return link_->Call([](Owner& owner) { return owner.WaitForGathers(); });
+  }
   std::string StepMessage() override {
     std::string message;
     (void)link_->Call([&](Owner& owner) {

@@ -73,9 +73,10 @@ class DelayedTraining {
   // That many steps with gradients, without RunJoined().
   absl::Status Run(int steps);
   absl::Status Step();
-  // Runs steps without the delay. From then on the delay is a fraction of the time that these took.
+  // Runs steps without the delay. From then on the delay is a fraction of the time that the second
+  // half of them took.
   absl::Status Calibrate(int steps);
-  // Returns setting.step, or the mean time of a step in Calibrate().
+  // Returns setting.step, or as Calibrate() has measured it.
   absl::Duration step_time() const { return step_time_; }
 
   DataParallel& ddp() { return *ddp_; }

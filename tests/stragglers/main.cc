@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <ctime>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -65,8 +66,11 @@ namespace {
 
 constexpr char kSecret[] = "of the ranks of tests/stragglers";
 constexpr int64_t kBlock = 25;
-constexpr int kCalibration = 40;
+constexpr int kHostParts = 2;  // For the hierarchical backend.
+constexpr int kCalibration = 80;
 constexpr absl::Duration kStep = absl::Milliseconds(4), kCleanStep = absl::Microseconds(250);
+
+int Cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
 
 // Slows down the core of the slow rank, until destroyed.
 struct SlowCore {
@@ -77,15 +81,16 @@ struct SlowCore {
 absl::Status SlowDown(DelayedTraining& training, bool is_slow, SlowCore& core) {
   const absl::Duration before = training.step_time();
   if (FLAGS_delay == static_cast<int>(Delay::kThrottled)) {
-    // The quota also pays for what the step costs beside its computation, and not for its waits.
-    constexpr double kTried = 0.5;
-    if (is_slow) {
+    if (is_slow) {  // It no longer waits for other ranks, which may take processor time, too.
       EK_ASSIGN_OR_RETURN(core.throttle, Throttle::Create());
-      EK_RETURN_IF_ERROR(core.throttle->SetShare(kTried));
+      EK_RETURN_IF_ERROR(core.throttle->SetShare(0.5));
     }
+    const std::clock_t used_before = std::clock();
     EK_RETURN_IF_ERROR(training.Calibrate(kCalibration));
-    const double used = kTried * absl::FDivDuration(training.step_time(), before);
-    if (is_slow) EK_RETURN_IF_ERROR(core.throttle->SetShare(used / (1 + FLAGS_fraction)));
+    const absl::Duration used =
+        absl::Seconds(1) * (std::clock() - used_before) / CLOCKS_PER_SEC / kCalibration;
+    const double share = absl::FDivDuration(used, before * (1 + FLAGS_fraction));
+    if (is_slow) EK_RETURN_IF_ERROR(core.throttle->SetShare(share));
   } else if (is_slow && FLAGS_delay == static_cast<int>(Delay::kNeighbour)) {
     const double fraction = FLAGS_fraction * absl::FDivDuration(before, kStep);
     EK_RETURN_IF_ERROR(
@@ -98,9 +103,15 @@ absl::Status SlowDown(DelayedTraining& training, bool is_slow, SlowCore& core) {
 absl::Status RunRank() {
   EndWithParent();
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
+  const auto delay = static_cast<Delay>(FLAGS_delay);
+  if (Computes(delay)) {
+    PinTo(environment.rank);
+  } else if (FLAGS_backend == "hierarchical") {
+    // Hosts have no core in common: ranks that have a core each spin for a while when they wait.
+    PinTo(environment.rank % kHostParts % Cores());
+  }
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm,
                       CreateCommunicator(environment, {.backend = FLAGS_backend}));
-  const auto delay = static_cast<Delay>(FLAGS_delay);
   const bool is_clean = delay == Delay::kNone;
   const DelaySetting setting{.delay = delay,
                              .rank = FLAGS_slow_rank,
@@ -108,7 +119,6 @@ absl::Status RunRank() {
                              .step = is_clean ? kCleanStep : kStep,
                              .computes = is_clean || Computes(delay),
                              .save_every = FLAGS_save_every};
-  if (Computes(delay)) PinTo(comm->rank());
   EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(comm.get(), setting));
   EK_RETURN_IF_ERROR(training->Calibrate(kCalibration));
   SlowCore core;
@@ -154,7 +164,8 @@ absl::StatusOr<Outcome> RunJob(const Trial& trial) {
   ChildProcesses ranks;
   for (int rank = 0; rank < trial.world_size; ++rank) {
     Variables variables = RankVariables(rank, trial.world_size, server->address(), kSecret);
-    if (trial.backend == "hierarchical") variables["EVENKEEL_HOST_PARTS"] = "2";
+    if (trial.backend == "hierarchical")
+      variables["EVENKEEL_HOST_PARTS"] = absl::StrCat(kHostParts);
     EK_RETURN_IF_ERROR(ranks.Start(
         {ThisProgram(), absl::StrCat("--backend=", trial.backend),
          absl::StrCat("--delay=", static_cast<int>(trial.delay)),
@@ -237,7 +248,7 @@ int Main() {
   TrialRange range{.seed = FLAGS_seed,
                    .worlds = {},
                    .backends = absl::StrSplit(FLAGS_backends, ','),
-                   .cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN))};
+                   .cores = Cores()};
   for (const absl::string_view text : absl::StrSplit(FLAGS_worlds, ',')) {
     if (!absl::SimpleAtoi(text, &range.worlds.emplace_back()) || range.worlds.back() < 1) {
       std::cerr << "stragglers: --worlds=" << FLAGS_worlds << " is no list of numbers\n";

@@ -22,6 +22,7 @@ namespace evenkeel {
 namespace {
 
 constexpr int64_t kPeriodUs = 10'000;
+constexpr int64_t kMostShares = 262'144;
 constexpr absl::Duration kBurst = absl::Milliseconds(1);
 
 absl::Status WriteTo(const std::string& path, int64_t number) {
@@ -52,6 +53,8 @@ absl::StatusOr<std::unique_ptr<Throttle>> Throttle::Create() {
   if (mkdir(throttle->own_.c_str(), 0755) != 0)
     return absl::UnavailableError(absl::StrCat(throttle->own_, ": ", std::strerror(errno)));
   EK_RETURN_IF_ERROR(WriteTo(throttle->own_ + "cpu.cfs_period_us", kPeriodUs));
+  // Beside other groups nothing but the quota limits it.
+  EK_RETURN_IF_ERROR(WriteTo(throttle->own_ + "cpu.shares", kMostShares));
   EK_RETURN_IF_ERROR(WriteTo(throttle->own_ + "cgroup.procs", getpid()));
   return throttle;
 }

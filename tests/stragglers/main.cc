@@ -2,16 +2,16 @@
 //
 //   bazel run //tests/stragglers -- --trials=200            # a slow rank in each job
 //   bazel run //tests/stragglers -- --trial=17 --verbose    # one of them again
-//   bazel run //tests/stragglers -- --clean_steps=1000000 --worlds=2,4
+//   bazel run //tests/stragglers -- --clean_steps=100000    # no delay: no rank may be accused
 //
 // A trial is a job of processes with one delay, drawn from --seed: the rank, its cause, 5 to 50 %
 // of a step (as measured before the delay begins), the number of ranks, the backend. The last 500
-// steps are judged. The ranks of a job without delay compute, also if they are more than the cores.
-// Every job is asked for stragglers after each 25 steps.
+// steps are judged; each job is asked for stragglers after every 25 steps. Ranks compute where
+// their core is slow, and in clean steps if --clean_computes; else they sleep.
 //
 // Prints a table, and exits with 1 if fewer ranks than --least_ranks, or fewer phases than
-// --least_phases, were found, or a rank was accused without a cause in more than the rest of the
-// trials or in any clean step.
+// --least_phases, were found, if another rank was accused in more than the rest of the trials, or
+// if any rank was accused in clean steps. A core is throttled by a control group, which needs root.
 
 #include <unistd.h>
 
@@ -46,6 +46,9 @@
 DEFINE_int32(trials, 0, "Jobs with a delay.");
 DEFINE_int32(trial, -1, "Only this one of them.");
 DEFINE_int64(clean_steps, 0, "Steps without a delay, for each world size and backend.");
+DEFINE_int64(clean_step_us, 4000, "The computation in each of them.");
+DEFINE_bool(clean_computes, true,
+            "Their ranks compute, also if they are more than the cores; else they sleep.");
 DEFINE_string(worlds, "2,4,8", "Numbers of ranks.");
 DEFINE_string(backends, "shm,tcp,hierarchical", "Backends.");
 DEFINE_uint64(seed, 1, "Of the trials.");
@@ -68,7 +71,7 @@ constexpr char kSecret[] = "of the ranks of tests/stragglers";
 constexpr int64_t kBlock = 25;
 constexpr int kHostParts = 2;  // For the hierarchical backend.
 constexpr int kCalibration = 80;
-constexpr absl::Duration kStep = absl::Milliseconds(4), kCleanStep = absl::Microseconds(250);
+constexpr absl::Duration kStep = absl::Milliseconds(4);
 
 int Cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
 
@@ -116,8 +119,8 @@ absl::Status RunRank() {
   const DelaySetting setting{.delay = delay,
                              .rank = FLAGS_slow_rank,
                              .fraction = FLAGS_fraction,
-                             .step = is_clean ? kCleanStep : kStep,
-                             .computes = is_clean || Computes(delay),
+                             .step = is_clean ? absl::Microseconds(FLAGS_clean_step_us) : kStep,
+                             .computes = is_clean ? FLAGS_clean_computes : Computes(delay),
                              .save_every = FLAGS_save_every};
   EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(comm.get(), setting));
   EK_RETURN_IF_ERROR(training->Calibrate(kCalibration));
@@ -170,7 +173,9 @@ absl::StatusOr<Outcome> RunJob(const Trial& trial) {
         {ThisProgram(), absl::StrCat("--backend=", trial.backend),
          absl::StrCat("--delay=", static_cast<int>(trial.delay)),
          absl::StrCat("--slow_rank=", trial.rank), absl::StrCat("--fraction=", trial.fraction),
-         absl::StrCat("--save_every=", trial.save_every), absl::StrCat("--steps=", trial.steps)},
+         absl::StrCat("--save_every=", trial.save_every), absl::StrCat("--steps=", trial.steps),
+         absl::StrCat("--clean_step_us=", FLAGS_clean_step_us),
+         absl::StrCat("--clean_computes=", FLAGS_clean_computes)},
         variables));
   }
   std::string said;

@@ -460,6 +460,8 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   ++records_sent_;
   auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, record.joined, this));
   unanswered_.push_back(ticket);
+  // A message wakes a thread, which may take this one's core: not this rank's delay.
+  const internal::CountedWait exchange;
   comm_->control().Exchange(
       kStepTopic, record.Serialize(),
       [this, step, ticket](const absl::StatusOr<std::vector<std::string>>& parts) {

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/communicator.h"
+#include "evenkeel/comm/control/waits.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/comm/testing/tested_group.h"
 #include "gtest/gtest.h"
@@ -41,6 +42,22 @@ TEST(StepControlTest, ANoticeThatComesBeforeTheFirstStepArrives) {
       EXPECT_EQ(call, std::nullopt);
     }
     steps.SetScope(nullptr, 0);
+    return comm.Barrier();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// The message wakes a thread, which may take the core of the sender: most often rank 0's, which
+// forwards all messages.
+TEST(StepControlTest, SendingARecordIsNotBusyTime) {
+  const absl::Status status = RunTestRanks(2, [](Communicator& comm) -> absl::Status {
+    int loop = 0;
+    StepControl& steps = StepControl::Of(comm);
+    const int64_t before = internal::NanosWaited();
+    EK_ASSIGN_OR_RETURN(const auto ticket, steps.Enter(&loop, "a part", 0));
+    EXPECT_GT(internal::NanosWaited(), before);
+    EK_RETURN_IF_ERROR(ticket->Wait().status());
+    steps.EndStep();
     return comm.Barrier();
   });
   EXPECT_TRUE(status.ok()) << status;

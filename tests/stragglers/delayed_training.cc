@@ -14,14 +14,7 @@
 namespace evenkeel {
 namespace {
 
-constexpr int kSaveEvery = 25;
 constexpr size_t kElements = 2048;
-
-absl::Duration CpuTime() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return absl::DurationFromTimespec(now);
-}
 
 // Takes page faults for that time.
 void TouchPages(absl::Duration time) {
@@ -39,6 +32,12 @@ void TouchPages(absl::Duration time) {
 
 }  // namespace
 
+absl::Duration CpuTime() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return absl::DurationFromTimespec(now);
+}
+
 const char* NameOf(Delay delay) {
   static constexpr const char* kNames[kDelays] = {"none",
                                                   "slow loader, marked",
@@ -47,7 +46,8 @@ const char* NameOf(Delay delay) {
                                                   "sleep in backward",
                                                   "page faults",
                                                   "slow disk while saving",
-                                                  "busy neighbour"};
+                                                  "busy neighbour",
+                                                  "throttled core"};
   return kNames[static_cast<int>(delay)];
 }
 
@@ -66,10 +66,13 @@ std::optional<StepPhase> PhaseOf(Delay delay) {
       return StepPhase::kSaving;
     case Delay::kNone:
     case Delay::kNeighbour:
+    case Delay::kThrottled:
       return std::nullopt;
   }
   return std::nullopt;
 }
+
+bool Computes(Delay delay) { return delay == Delay::kNeighbour || delay == Delay::kThrottled; }
 
 absl::StatusOr<std::unique_ptr<DelayedTraining>> DelayedTraining::Create(
     Communicator* comm, const DelaySetting& setting) {
@@ -99,6 +102,16 @@ absl::Status DelayedTraining::Run(int steps) {
   return absl::OkStatus();
 }
 
+absl::Status DelayedTraining::Calibrate(int steps) {
+  is_calibrating_ = true;
+  EK_RETURN_IF_ERROR(Run(steps / 2));  // Caches, connections, and the buckets' second plan.
+  const absl::Time begin = absl::Now();
+  EK_RETURN_IF_ERROR(Run(steps - steps / 2));
+  step_time_ = (absl::Now() - begin) / (steps - steps / 2);
+  is_calibrating_ = false;
+  return absl::OkStatus();
+}
+
 absl::Status DelayedTraining::Step() {
   DelayIf(Delay::kUnmarkedLoader);
   {
@@ -119,9 +132,9 @@ absl::Status DelayedTraining::Step() {
   }
   EK_RETURN_IF_ERROR(ddp_->FinishStep());
   EK_RETURN_IF_ERROR(optimizer_->Step());
-  if (++steps_ % kSaveEvery == 0) {
+  if (++steps_ % setting_.save_every == 0) {
     const PhaseScope saving(*comm_, StepPhase::kSaving);
-    DelayIf(Delay::kSaving, kSaveEvery);
+    DelayIf(Delay::kSaving, setting_.save_every);
   }
   return absl::OkStatus();
 }
@@ -134,8 +147,8 @@ void DelayedTraining::Work(absl::Duration time) const {
 }
 
 void DelayedTraining::DelayIf(Delay delay, double steps) {
-  if (delay != setting_.delay || comm_->rank() != setting_.rank) return;
-  const absl::Duration time = setting_.step * setting_.fraction * steps;
+  if (delay != setting_.delay || comm_->rank() != setting_.rank || is_calibrating_) return;
+  const absl::Duration time = step_time_ * setting_.fraction * steps;
   delay == Delay::kPageFaults ? TouchPages(time) : absl::SleepFor(time);
 }
 

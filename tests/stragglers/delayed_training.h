@@ -1,6 +1,7 @@
 // Training with a known cause of delay on one rank, to test whether the group finds it.
 //
 //   EK_ASSIGN_OR_RETURN(auto training, DelayedTraining::Create(&comm, {.delay = Delay::kLoader}));
+//   EK_RETURN_IF_ERROR(training->Calibrate(40));  // optional: a step as it is, not setting.step
 //   EK_RETURN_IF_ERROR(training->Run(520));
 //   RecentStragglersOf(comm).Stragglers();
 //
@@ -36,13 +37,20 @@ enum class Delay {
   kForward,
   kBackward,
   kPageFaults,  // In forward: memory that is returned and touched again.
-  kSaving,      // Every 25 steps a slow disk.
-  kNeighbour,   // Another process on the rank's core; only if ranks compute.
+  kSaving,      // A slow disk, at intervals of several steps.
+  // The caller slows down the rank's core; only if ranks compute:
+  kNeighbour,  // another process uses it;
+  kThrottled,  // a control group limits the rank.
 };
-inline constexpr int kDelays = 8;
+inline constexpr int kDelays = 9;
 const char* NameOf(Delay delay);
 // Returns the phase that the group should find; nothing if several are right.
 std::optional<StepPhase> PhaseOf(Delay delay);
+// Returns whether the ranks must compute for this delay to have an effect.
+bool Computes(Delay delay);
+
+// Returns the processor time of this thread.
+absl::Duration CpuTime();
 
 struct DelaySetting {
   Delay delay = Delay::kNone;
@@ -50,6 +58,7 @@ struct DelaySetting {
   double fraction = 0.2;  // The delay of a step, as a fraction of its time without delay.
   absl::Duration step = absl::Milliseconds(3);
   bool computes = false;
+  int save_every = 25;  // Steps.
   Placement placement = Replicated{};
 };
 
@@ -64,6 +73,11 @@ class DelayedTraining {
   // That many steps with gradients, without RunJoined().
   absl::Status Run(int steps);
   absl::Status Step();
+  // Runs steps without the delay. From then on the delay is a fraction of the time that the second
+  // half of them took.
+  absl::Status Calibrate(int steps);
+  // Returns setting.step, or as Calibrate() has measured it.
+  absl::Duration step_time() const { return step_time_; }
 
   DataParallel& ddp() { return *ddp_; }
   Optimizer& optimizer() { return *optimizer_; }
@@ -76,6 +90,8 @@ class DelayedTraining {
   Communicator* const comm_;
   const DelaySetting setting_;
   int64_t steps_ = 0;
+  absl::Duration step_time_ = setting_.step;
+  bool is_calibrating_ = false;
   std::vector<std::vector<float>> values_, gradients_;
   ParameterSet params_;
   std::unique_ptr<DataParallel> ddp_;

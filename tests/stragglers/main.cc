@@ -1,28 +1,26 @@
 // Counts how often a group finds its slow rank, and how often it accuses one without a cause.
 //
-//   bazel run //tests/stragglers -- --runs=200              # a slow rank in each run
-//   bazel run //tests/stragglers -- --clean_steps=1000000 --worlds=2,4
+//   bazel run //tests/stragglers -- --trials=200            # a slow rank in each job
+//   bazel run //tests/stragglers -- --trial=17 --verbose    # one of them again
+//   bazel run //tests/stragglers -- --clean_steps=100000    # no delay: no rank may be accused
 //
-// A run is a job of processes with one delay, drawn from --seed: the rank, its cause, 5 to 50 % of
-// a step, the number of ranks, the backend. After 520 steps rank 0 judges the last 500. The ranks
-// of a job without delay compute, also if they are more than the cores; it is judged after every 50
-// steps.
+// A trial is a job of processes with one delay, drawn from --seed: the rank, its cause, 5 to 50 %
+// of a step (as measured before the delay begins), the number of ranks, the backend. The last 500
+// steps are judged; each job is asked for stragglers after every 25 steps. Ranks compute where
+// their core is slow, and in clean steps if --clean_computes; else they sleep.
 //
 // Prints a table, and exits with 1 if fewer ranks than --least_ranks, or fewer phases than
-// --least_phases, were found, or a rank was accused without a cause.
+// --least_phases, were found, if another rank was accused in more than the rest of the trials, or
+// if any rank was accused in clean steps. A core is throttled by a control group, which needs root.
 
-#include <sched.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
+#include <ctime>
 #include <iostream>
-#include <map>
 #include <memory>
-#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,10 +28,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/communicator.h"
 #include "evenkeel/comm/environment.h"
 #include "evenkeel/comm/factory.h"
 #include "evenkeel/comm/rendezvous/tcp_store_server.h"
@@ -41,242 +39,232 @@
 #include "evenkeel/join/straggler.h"
 #include "evenkeel/tests/child_processes.h"
 #include "evenkeel/tests/stragglers/delayed_training.h"
+#include "evenkeel/tests/stragglers/slow_core.h"
+#include "evenkeel/tests/stragglers/trial.h"
 #include "gflags/gflags.h"
 
-DEFINE_int32(runs, 0, "Runs with a delay.");
+DEFINE_int32(trials, 0, "Jobs with a delay.");
+DEFINE_int32(trial, -1, "Only this one of them.");
 DEFINE_int64(clean_steps, 0, "Steps without a delay, for each world size and backend.");
+DEFINE_int64(clean_step_us, 4000, "The computation in each of them.");
+DEFINE_bool(clean_computes, true,
+            "Their ranks compute, also if they are more than the cores; else they sleep.");
 DEFINE_string(worlds, "2,4,8", "Numbers of ranks.");
 DEFINE_string(backends, "shm,tcp,hierarchical", "Backends.");
-DEFINE_uint64(seed, 1, "Of the runs.");
-DEFINE_double(least_ranks, 0.99, "Fraction of the runs whose rank must be found.");
-DEFINE_double(least_phases, 0.95, "Fraction of the runs with a known phase in which it must be.");
-DEFINE_bool(verbose, false, "Prints each run.");
+DEFINE_uint64(seed, 1, "Of the trials.");
+DEFINE_double(least_ranks, 0.99, "Fraction of the trials whose rank must be found.");
+DEFINE_double(least_phases, 0.95, "Fraction of the trials with a known phase in which it must be.");
+DEFINE_bool(verbose, false, "Prints each trial.");
 // For a rank, which this program starts.
 DEFINE_string(backend, "", "For ranks.");
 DEFINE_int32(delay, -1, "For ranks: a Delay; clean steps if it is kNone.");
 DEFINE_int32(slow_rank, 0, "For ranks.");
 DEFINE_double(fraction, 0, "For ranks.");
-DEFINE_int64(steps, 520, "For ranks.");
-DEFINE_bool(neighbour, false, "Takes processor time until it is killed.");
+DEFINE_int32(save_every, 1, "For ranks.");
+DEFINE_int64(steps, 0, "For ranks.");
+DEFINE_double(neighbour, 0, "Takes processor time, this fraction of another process's.");
 
 namespace evenkeel {
 namespace {
 
 constexpr char kSecret[] = "of the ranks of tests/stragglers";
-constexpr int64_t kWindow = 50;
+constexpr int64_t kBlock = 25;
+constexpr int kHostParts = 2;  // For the hierarchical backend.
+constexpr int kCalibration = 80;
+constexpr absl::Duration kStep = absl::Milliseconds(4);
 
-struct Trial {
-  int world_size = 2;
-  std::string backend;
-  Delay delay = Delay::kNone;
-  int rank = 0;
-  double fraction = 0;
-  int64_t steps = 520;
+int Cores() { return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
+
+// Slows down the core of the slow rank, until destroyed.
+struct SlowCore {
+  std::unique_ptr<Throttle> throttle;
+  ChildProcesses neighbour;
 };
 
-struct Tally {
-  int runs = 0, ranks = 0, phases = 0, known_phases = 0;
-};
-
-void PinTo(int core) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(core, &cores);
-  sched_setaffinity(0, sizeof(cores), &cores);
+absl::Status SlowDown(DelayedTraining& training, bool is_slow, SlowCore& core) {
+  const absl::Duration before = training.step_time();
+  if (FLAGS_delay == static_cast<int>(Delay::kThrottled)) {
+    if (is_slow) {  // It no longer waits for other ranks, which may take processor time, too.
+      EK_ASSIGN_OR_RETURN(core.throttle, Throttle::Create());
+      EK_RETURN_IF_ERROR(core.throttle->SetShare(0.5));
+    }
+    const std::clock_t used_before = std::clock();
+    EK_RETURN_IF_ERROR(training.Calibrate(kCalibration));
+    const absl::Duration used =
+        absl::Seconds(1) * (std::clock() - used_before) / CLOCKS_PER_SEC / kCalibration;
+    const double share = absl::FDivDuration(used, before * (1 + FLAGS_fraction));
+    if (is_slow) EK_RETURN_IF_ERROR(core.throttle->SetShare(share));
+  } else if (is_slow && FLAGS_delay == static_cast<int>(Delay::kNeighbour)) {
+    const double fraction = FLAGS_fraction * absl::FDivDuration(before, kStep);
+    EK_RETURN_IF_ERROR(
+        core.neighbour.Start({ThisProgram(), absl::StrCat("--neighbour=", fraction)}, {}));
+  }
+  return absl::OkStatus();
 }
 
-// Prints, on rank 0: "<stragglers>|<phase of the first>|<accusations>".
+// Prints the findings, on rank 0.
 absl::Status RunRank() {
   EndWithParent();
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
+  const auto delay = static_cast<Delay>(FLAGS_delay);
+  if (Computes(delay)) {
+    PinTo(environment.rank);
+  } else if (FLAGS_backend == "hierarchical") {
+    // Hosts have no core in common: ranks that have a core each spin for a while when they wait.
+    PinTo(environment.rank % kHostParts % Cores());
+  }
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm,
                       CreateCommunicator(environment, {.backend = FLAGS_backend}));
-  const auto delay = static_cast<Delay>(FLAGS_delay);
+  const bool is_clean = delay == Delay::kNone;
   const DelaySetting setting{.delay = delay,
                              .rank = FLAGS_slow_rank,
                              .fraction = FLAGS_fraction,
-                             .step = absl::Milliseconds(delay == Delay::kNone ? 1 : 4),
-                             .computes = delay == Delay::kNone || delay == Delay::kNeighbour};
-  if (delay == Delay::kNeighbour) PinTo(comm->rank());
+                             .step = is_clean ? absl::Microseconds(FLAGS_clean_step_us) : kStep,
+                             .computes = is_clean ? FLAGS_clean_computes : Computes(delay),
+                             .save_every = FLAGS_save_every};
   EK_ASSIGN_OR_RETURN(const auto training, DelayedTraining::Create(comm.get(), setting));
-  std::string accusations;
-  const auto judge = [&](int64_t step) {
-    const std::string news = StragglerNews(*comm);
-    if (!news.empty()) absl::StrAppend(&accusations, "step ", step, ": ", news, ". ");
+  EK_RETURN_IF_ERROR(training->Calibrate(kCalibration));
+  SlowCore core;
+  EK_RETURN_IF_ERROR(SlowDown(*training, comm->rank() == FLAGS_slow_rank, core));
+
+  Found found;
+  std::string news;
+  StragglerReport report;
+  // On all ranks, so that it makes none of them slower.
+  const auto ask = [&](int64_t step) {
+    report = RecentStragglersOf(*comm);
+    found.stragglers.clear();
+    for (const StragglerReport::Rank& rank : report.ranks)
+      if (rank.is_straggler) found.stragglers.insert(rank.rank);
+    found.ever.insert(found.stragglers.begin(), found.stragglers.end());
+    const std::string text = StragglerNews(*comm);
+    if (!text.empty()) absl::StrAppend(&news, "  step ", step, ": ", text, "\n");
   };
   for (int64_t step = 0; step < FLAGS_steps; ++step) {
     EK_RETURN_IF_ERROR(training->Step());
-    if (step % kWindow == 0) judge(step);
+    if (step % kBlock == 0) ask(step);
   }
   EK_RETURN_IF_ERROR(comm->Barrier());
-  judge(FLAGS_steps);
+  ask(FLAGS_steps);
+  if (!found.stragglers.empty()) found.phase = report.ranks[*found.stragglers.begin()].phase;
   if (comm->rank() == 0) {
-    const StragglerReport report = RecentStragglersOf(*comm);
-    std::vector<int> found;
-    for (size_t rank = 0; rank < report.ranks.size(); ++rank)
-      if (report.ranks[rank].is_straggler) found.push_back(static_cast<int>(rank));
-    std::cout << absl::StrJoin(found, ",") << "|"
-              << (found.empty() ? 0 : static_cast<int>(report.ranks[found[0]].phase)) << "|"
-              << accusations << std::endl;
-    if (FLAGS_verbose) {
-      for (const StragglerReport::Rank& rank : report.ranks)
-        std::cerr << absl::StrFormat("%.3f ", rank.cost);
-      std::cerr << report.Stragglers() << "\n";
-    }
+    std::cout << found.Text() << std::endl;
+    std::cerr << news << report.Table();
   }
   return comm->Finalize();
 }
 
-// Returns the line of rank 0.
-absl::StatusOr<std::string> RunTrial(const Trial& trial) {
+struct Outcome {
+  Found found;
+  std::string log;  // Of rank 0.
+};
+
+absl::StatusOr<Outcome> RunJob(const Trial& trial) {
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<TcpStoreServer> server,
                       TcpStoreServer::Create({.secret = kSecret,
                                               .world_size = trial.world_size,
                                               .host = "the program of the trials"}));
-  ChildProcesses ranks, neighbour;
-  if (trial.delay == Delay::kNeighbour) {
-    EK_RETURN_IF_ERROR(
-        neighbour.Start({ThisProgram(), "--neighbour", absl::StrCat("--slow_rank=", trial.rank),
-                         absl::StrCat("--fraction=", trial.fraction)},
-                        {}));
-  }
+  ChildProcesses ranks;
   for (int rank = 0; rank < trial.world_size; ++rank) {
     Variables variables = RankVariables(rank, trial.world_size, server->address(), kSecret);
-    if (trial.backend == "hierarchical") variables["EVENKEEL_HOST_PARTS"] = "2";
+    if (trial.backend == "hierarchical")
+      variables["EVENKEEL_HOST_PARTS"] = absl::StrCat(kHostParts);
     EK_RETURN_IF_ERROR(ranks.Start(
         {ThisProgram(), absl::StrCat("--backend=", trial.backend),
          absl::StrCat("--delay=", static_cast<int>(trial.delay)),
          absl::StrCat("--slow_rank=", trial.rank), absl::StrCat("--fraction=", trial.fraction),
-         absl::StrCat("--steps=", trial.steps), absl::StrCat("--verbose=", FLAGS_verbose)},
+         absl::StrCat("--save_every=", trial.save_every), absl::StrCat("--steps=", trial.steps),
+         absl::StrCat("--clean_step_us=", FLAGS_clean_step_us),
+         absl::StrCat("--clean_computes=", FLAGS_clean_computes)},
         variables));
   }
   std::string said;
   const absl::Time deadline =
       absl::Now() + absl::Minutes(2) + trial.steps * trial.world_size * absl::Milliseconds(20);
-  const bool has_ended =
-      ranks.Listen(deadline, [&](int, absl::string_view line) { said = std::string(line); });
-  std::string complaints;
-  bool has_failed = !has_ended;
+  bool has_failed =
+      !ranks.Listen(deadline, [&](int, absl::string_view line) { said = std::string(line); });
+  std::string logs;
   for (int rank = 0; rank < trial.world_size; ++rank) {
-    absl::StrAppend(&complaints, ranks.complaints(rank));
+    absl::StrAppend(&logs, ranks.complaints(rank));
     has_failed = has_failed || ranks.is_running(rank) || ranks.exit_code(rank) != 0;
   }
-  if (has_failed) return absl::InternalError(absl::StrCat("a rank failed: ", complaints));
-  if (FLAGS_verbose) std::cerr << complaints;
-  return said;
+  if (has_failed) return absl::InternalError(absl::StrCat("a rank failed: ", logs));
+  EK_ASSIGN_OR_RETURN(Found found, Found::Parse(said));
+  return Outcome{std::move(found), std::move(logs)};
 }
 
-template <typename Value>
-const Value& Draw(std::mt19937_64& random, const std::vector<Value>& values) {
-  return values[random() % values.size()];
-}
-
-Trial DrawTrial(std::mt19937_64& random, const std::vector<int>& worlds,
-                const std::vector<std::string>& backends) {
-  Trial trial{.world_size = Draw(random, worlds),
-              .backend = Draw(random, backends),
-              .delay = static_cast<Delay>(1 + random() % (kDelays - 1))};
-  // Computing ranks need a core each.
-  const auto cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  if (trial.delay == Delay::kNeighbour) trial.world_size = std::min(trial.world_size, cores);
-  trial.rank = static_cast<int>(random() % trial.world_size);
-  trial.fraction = std::uniform_real_distribution(0.05, 0.5)(random);
-  return trial;
-}
-
-std::string RowOf(const std::string& name, const Tally& tally) {
-  return absl::StrFormat("| %-28s | %4d | %4d | %s |\n", name, tally.runs, tally.ranks,
-                         tally.known_phases == 0
-                             ? "-"
-                             : absl::StrFormat("%d of %d", tally.phases, tally.known_phases));
-}
-
-absl::StatusOr<bool> RunDelays(const std::vector<int>& worlds,
-                               const std::vector<std::string>& backends) {
-  std::mt19937_64 random(FLAGS_seed);
-  std::map<std::string, Tally> tallies;
-  Tally all;
-  for (int run = 0; run < FLAGS_runs; ++run) {
-    const Trial trial = DrawTrial(random, worlds, backends);
-    EK_ASSIGN_OR_RETURN(const std::string said, RunTrial(trial));
-    const std::vector<std::string> parts = absl::StrSplit(said, '|');
-    if (parts.size() != 3) return absl::InternalError("rank 0 said " + said);
-    const bool is_rank = parts[0] == absl::StrCat(trial.rank);
-    const std::optional<StepPhase> phase = PhaseOf(trial.delay);
-    const bool is_phase =
-        is_rank && phase.has_value() && parts[1] == absl::StrCat(static_cast<int>(*phase));
-    for (Tally* tally :
-         {&all, &tallies[NameOf(trial.delay)], &tallies[absl::StrCat(trial.world_size, " ranks")],
-          &tallies[absl::StrCat("over ", trial.backend)]}) {
-      ++tally->runs;
-      tally->ranks += is_rank;
-      tally->known_phases += phase.has_value();
-      tally->phases += is_phase;
-    }
-    if (FLAGS_verbose || !is_rank || (phase.has_value() && !is_phase)) {
-      std::cerr << absl::StrFormat(
-          "run %d: %s of %.0f %% on rank %d of %d over %s: found \"%s\", phase %s\n", run,
-          NameOf(trial.delay), 100 * trial.fraction, trial.rank, trial.world_size, trial.backend,
-          parts[0], NameOf(static_cast<StepPhase>(atoi(parts[1].c_str()))));
+absl::StatusOr<bool> RunTrials(TrialRange range) {
+  const bool can_throttle = Throttle::Create().ok();
+  if (!can_throttle) std::cerr << "Without trials of a throttled core: it needs root, cgroup v1.\n";
+  for (int delay = 1; delay < kDelays; ++delay)
+    if (can_throttle || static_cast<Delay>(delay) != Delay::kThrottled)
+      range.delays.push_back(static_cast<Delay>(delay));
+  Scores scores;
+  const bool is_one = FLAGS_trial >= 0;
+  for (int i = is_one ? FLAGS_trial : 0; i < (is_one ? FLAGS_trial + 1 : FLAGS_trials); ++i) {
+    const Trial trial = DrawTrial(range, i);
+    EK_ASSIGN_OR_RETURN(const Outcome outcome, RunJob(trial));
+    const Verdict verdict = Judge(trial, outcome.found);
+    scores.Add(trial, verdict);
+    const bool is_right = verdict.is_rank && verdict.is_phase.value_or(true) && !verdict.is_false;
+    if (FLAGS_verbose || !is_right) {
+      std::cerr << (is_right ? "right" : "WRONG") << ": trial " << i << ": " << trial.Description()
+                << ": found " << outcome.found.Text() << "\n"
+                << outcome.log;
     }
   }
-  std::cout << "| runs with                    | runs | rank found | phase found |\n"
-               "|---|---|---|---|\n";
-  for (const auto& [name, tally] : tallies) std::cout << RowOf(name, tally);
-  std::cout << RowOf("all", all);
+  std::cout << scores.Table();
+  const Scores::Score& all = scores.all();
   return all.ranks >= FLAGS_least_ranks * all.runs &&
-         all.phases >= FLAGS_least_phases * all.known_phases;
+         all.phases >= FLAGS_least_phases * all.known_phases &&
+         all.false_accusations <= (1 - FLAGS_least_ranks) * all.runs;
 }
 
-absl::StatusOr<bool> RunClean(const std::vector<int>& worlds,
-                              const std::vector<std::string>& backends) {
+absl::StatusOr<bool> RunClean(TrialRange range) {
   bool is_clean = true;
-  for (const int world_size : worlds) {
-    for (const std::string& backend : backends) {
-      EK_ASSIGN_OR_RETURN(
-          const std::string said,
-          RunTrial({.world_size = world_size, .backend = backend, .steps = FLAGS_clean_steps}));
-      const std::vector<std::string> parts = absl::StrSplit(said, '|');
-      if (parts.size() != 3) return absl::InternalError("rank 0 said " + said);
-      std::cout << FLAGS_clean_steps << " steps without a delay, " << world_size << " ranks over "
-                << backend << ": " << (parts[2].empty() ? "no accusation" : parts[2]) << std::endl;
-      is_clean = is_clean && parts[2].empty();
+  for (const int world_size : range.worlds) {
+    for (const std::string& backend : range.backends) {
+      const Trial job{.world_size = world_size, .backend = backend, .steps = FLAGS_clean_steps};
+      const absl::Time begin = absl::Now();
+      EK_ASSIGN_OR_RETURN(const Outcome outcome, RunJob(job));
+      const bool is_false = Judge(job, outcome.found).is_false;
+      std::cout << absl::StrFormat(
+                       "| %d ranks over %s | %d | %.2f ms | %s |", world_size, backend, job.steps,
+                       absl::ToDoubleMilliseconds(absl::Now() - begin) / job.steps,
+                       is_false ? "ranks accused: " + outcome.found.Text() : "no accusation")
+                << std::endl;
+      if (is_false || FLAGS_verbose) std::cerr << outcome.log;
+      is_clean = is_clean && !is_false;
     }
   }
   return is_clean;
 }
 
-// A nicer process gets less: 1024 / 820 of the weight of the next one.
-void BeNeighbour() {
-  EndWithParent();
-  PinTo(FLAGS_slow_rank);
-  // The rank is longer by the neighbour's weight over its own.
-  int nice = 0;
-  for (double weight = 1; weight > FLAGS_fraction && nice < 19; weight /= 1.25) ++nice;
-  setpriority(PRIO_PROCESS, 0, nice);
-  for (std::atomic<int64_t> turns = 0;;) turns.fetch_add(1, std::memory_order_relaxed);
-}
-
 int Main() {
-  if (FLAGS_neighbour) BeNeighbour();
+  if (FLAGS_neighbour > 0) {
+    EndWithParent();
+    BeBusyNeighbour(FLAGS_neighbour);
+  }
   if (FLAGS_delay >= 0) {
     const absl::Status status = RunRank();
     if (!status.ok()) std::cerr << status << "\n";
     return status.ok() ? 0 : 1;
   }
-  std::vector<int> worlds;
+  TrialRange range{.seed = FLAGS_seed,
+                   .worlds = {},
+                   .backends = absl::StrSplit(FLAGS_backends, ','),
+                   .cores = Cores()};
   for (const absl::string_view text : absl::StrSplit(FLAGS_worlds, ',')) {
-    if (!absl::SimpleAtoi(text, &worlds.emplace_back()) || worlds.back() < 1) {
+    if (!absl::SimpleAtoi(text, &range.worlds.emplace_back()) || range.worlds.back() < 1) {
       std::cerr << "stragglers: --worlds=" << FLAGS_worlds << " is no list of numbers\n";
       return 2;
     }
   }
-  const std::vector<std::string> backends = absl::StrSplit(FLAGS_backends, ',');
   bool is_good = true;
-  for (const auto& [wanted, run] :
-       {std::pair(FLAGS_runs > 0, &RunDelays), std::pair(FLAGS_clean_steps > 0, &RunClean)}) {
+  for (const auto& [wanted, run] : {std::pair(FLAGS_trials > 0 || FLAGS_trial >= 0, &RunTrials),
+                                    std::pair(FLAGS_clean_steps > 0, &RunClean)}) {
     if (!wanted) continue;
-    const absl::StatusOr<bool> good = run(worlds, backends);
+    const absl::StatusOr<bool> good = run(range);
     if (!good.ok()) {
       std::cerr << "stragglers: " << good.status() << "\n";
       return 1;

@@ -32,13 +32,13 @@ bool IsCheckDue(const ReplicaCheckOptions& options, const Communicator& comm, in
 }
 
 absl::Status CompareReplicas(absl::string_view name, absl::Span<const NamedView> tensors,
-                           Communicator& comm, const ReplicaCheckOptions& options, int64_t step,
-                           StreamRef stream) {
-  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found,
-                      FindDivergence(tensors, comm,
-                                     {.part = step / EveryOf(options, comm),
-                                      .parts = options.parts,
-                                      .stream = stream}));
+                             Communicator& comm, const ReplicaCheckOptions& options, int64_t step,
+                             StreamRef stream) {
+  EK_ASSIGN_OR_RETURN(
+      const std::optional<Divergence> found,
+      FindDivergence(
+          tensors, comm,
+          {.part = step / EveryOf(options, comm), .parts = options.parts, .stream = stream}));
   if (!found.has_value()) return absl::OkStatus();
   return WithFailureInfo(absl::InternalError(absl::StrCat(name, ": replicas differ after step ",
                                                           step, ": ", ToString(*found))),

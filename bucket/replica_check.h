@@ -5,8 +5,8 @@
 //   EK_ASSIGN_OR_RETURN(auto ddp, DataParallel::Create(&comm, &params, buffers,
 //                                                      {.check_replicas = check}));
 //   EK_ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(*ddp, rule, {.check_replicas = check}));
-//   // ddp->BeginStep() returns, on all ranks: INTERNAL: data_parallel#0: replicas differ after step
-//   // 400: "fc1.weight" (tensor 3) differs on rank 2
+//   // On all ranks ddp->BeginStep() returns "data_parallel#0: replicas differ after step 400:
+//   // "fc1.weight" (tensor 3) differs on rank 2".
 //
 // EVENKEEL_CHECK_REPLICAS=100 does the same for all objects of a program without such options.
 //
@@ -20,8 +20,8 @@
 //                compare it with.
 // Only what differs at a check is found. A step of WholeTensors or Slices overwrites a trained
 // parameter on all ranks with the result of its owner: a difference elsewhere is gone then, and a
-// wrong value of the owner is equal on all ranks. An update of a parameter of 16 bits, too, replaces
-// it by its master copy.
+// wrong value of the owner is equal on all ranks. An update of a parameter of 16 bits, too,
+// replaces it by its master copy.
 //
 // Steps:   DataParallel counts those of its group that synchronise, an Optimizer its own
 //          (Joinable::steps_finished()).
@@ -33,9 +33,9 @@
 // Errors:  at creation InvalidArgument on all ranks for settings that are out of range or differ.
 //          Internal on all ranks from the call that has compared, with the first tensor, the step,
 //          and the ranks that differ from most; with two ranks: "ranks 0 and 1 differ". Its
-//          FailureInfo (kDisagreement) has the same ranks. The group remains usable, unless the call
-//          was inside RunJoined() or a FinishStep() that updates in backward. Recover() makes all
-//          replicas equal to that of its source, which may be the wrong one.
+//          FailureInfo (kDisagreement) has the same ranks. The group remains usable, unless the
+//          call was inside RunJoined() or a FinishStep() that updates in backward. Recover() makes
+//          all replicas equal to that of its source, which may be the wrong one.
 
 #ifndef EVENKEEL_BUCKET_REPLICA_CHECK_H_
 #define EVENKEEL_BUCKET_REPLICA_CHECK_H_
@@ -71,8 +71,8 @@ bool IsCheckDue(const ReplicaCheckOptions& options, const Communicator& comm, in
 // Compares those of `tensors` whose turn it is. A collective, as FindDivergence(). `name`: of the
 // object.
 absl::Status CompareReplicas(absl::string_view name, absl::Span<const NamedView> tensors,
-                           Communicator& comm, const ReplicaCheckOptions& options, int64_t step,
-                           StreamRef stream);
+                             Communicator& comm, const ReplicaCheckOptions& options, int64_t step,
+                             StreamRef stream);
 
 }  // namespace evenkeel
 

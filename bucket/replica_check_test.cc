@@ -52,8 +52,8 @@ struct Rank {
   absl::Status Step(int step, StepMode mode = StepMode::kSync) {
     EK_RETURN_IF_ERROR(ddp->BeginStep(mode));
     model.Forward(comm.rank(), step);
-    EK_RETURN_IF_ERROR(model.Backward(comm.rank(), step,
-                                      [this](int param) { return ddp->GradientReady(param); }));
+    EK_RETURN_IF_ERROR(
+        model.Backward(comm.rank(), step, [this](int param) { return ddp->GradientReady(param); }));
     EK_RETURN_IF_ERROR(ddp->FinishStep());
     if (mode == StepMode::kAccumulate) return absl::OkStatus();
     for (int p = 0; p < model.params().size(); ++p) {
@@ -101,17 +101,16 @@ TEST(ReplicaCheckTest, NamesTheTensorTheStepAndTheRankOnAllRanks) {
 }
 
 TEST(ReplicaCheckTest, TheGroupsSettingIsTheDefault) {
-  RunGroup(
-      3,
-      [](Communicator& comm) -> absl::Status {
-        Rank rank(comm);
-        EK_RETURN_IF_ERROR(rank.Create({}));
-        for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
-        if (comm.rank() == 0) FlipBit(rank.model, 2);
-        EXPECT_THAT(rank.Step(3).message(), HasSubstr("\"p2\" (tensor 2) differs on rank 0"));
-        return absl::OkStatus();
-      },
-      {.check_replicas_every = 3});
+  RunGroup(3,
+           [](Communicator& comm) -> absl::Status {
+             Rank rank(comm);
+             EK_RETURN_IF_ERROR(rank.Create({}));
+             for (int step = 0; step < 3; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
+             if (comm.rank() == 0) FlipBit(rank.model, 2);
+             EXPECT_THAT(rank.Step(3).message(), HasSubstr("\"p2\" (tensor 2) differs on rank 0"));
+             return absl::OkStatus();
+           },
+           {.check_replicas_every = 3});
 }
 
 TEST(ReplicaCheckTest, WithoutASettingNothingIsCompared) {
@@ -184,9 +183,9 @@ TEST(ReplicaCheckTest, BuffersAreComparedOnlyWhereTheyAreMadeEqual) {
     for (const BufferSync how : {BufferSync::kBroadcast, BufferSync::kAverage}) {
       RunGroup(3, [&](Communicator& comm) -> absl::Status {
         Rank rank(comm);
-        EK_RETURN_IF_ERROR(rank.Create(
-            {.buffers = {.how = how, .every = every}, .check_replicas = {.every = 1}},
-            rank.model.buffers()));
+        EK_RETURN_IF_ERROR(
+            rank.Create({.buffers = {.how = how, .every = every}, .check_replicas = {.every = 1}},
+                        rank.model.buffers()));
         for (int step = 0; step < 7; ++step) EK_RETURN_IF_ERROR(rank.Step(step));
         return absl::OkStatus();
       });

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <optional>
 
 #include "absl/status/status.h"
@@ -156,10 +157,13 @@ void AddCandidates(const std::string& host, int first_port, Environment& environ
 }
 
 // Returns a folder that only its user can read, which FileStore ensures.
+std::string FolderOfJobs(const Reader& read, int user) {
+  return absl::StrCat(read.Has("TMPDIR") ? read.Text("TMPDIR") : "/tmp", "/evenkeel-", user);
+}
+
 std::string OurFolder(const Reader& read, const Environment& environment,
                       const ProcessFacts& process) {
-  return absl::StrCat(read.Has("TMPDIR") ? read.Text("TMPDIR") : "/tmp", "/evenkeel-", process.user,
-                      "/", environment.job);
+  return absl::StrCat(FolderOfJobs(read, process.user), "/", environment.job);
 }
 
 // The system chooses the port; on one host the ranks read it in a folder.
@@ -346,7 +350,17 @@ absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size) {
   environment.address = read.Text("EVENKEEL_ADDRESS");
   EK_ASSIGN_OR_RETURN(environment.host_parts, read.NumberOr("EVENKEEL_HOST_PARTS", 1, kMost, 1));
   EK_RETURN_IF_ERROR(FindDiagnosis(read, environment));
+  if (rank == 0 && world_size > 1) {
+    static std::atomic<int> count = 0;  // A process may be in several jobs.
+    environment.observer_folder =
+        absl::StrCat(FolderOfJobs(), "/", kObserverFolder, getpid(), "-", count++);
+  }
   return environment;
+}
+
+std::string FolderOfJobs() {
+  const Variables variables = ReadVariables();
+  return FolderOfJobs(Reader(variables), static_cast<int>(getuid()));
 }
 
 }  // namespace evenkeel

@@ -76,6 +76,9 @@ struct Environment {
   bool rank_zero_hosts = true;  // Rank 0 hosts the store; false: another process, such as the
                                 // launcher.
   std::string address;          // See EVENKEEL_ADDRESS; empty: the default.
+  // If the store's address is only in a store of the program: the folder in which rank 0 also
+  // writes it, for observers of the job on its host, while the job runs.
+  std::string observer_folder;
 
   // At most one of these is set.
   std::string secret;
@@ -108,6 +111,11 @@ absl::StatusOr<Environment> ReadEnvironment();
 // EVENKEEL_CHECK_REPLICAS and EVENKEEL_FLIGHT count, and the ranks find each other through a store
 // (Rendezvous::Join()).
 absl::StatusOr<Environment> EnvironmentOfRank(int rank, int world_size);
+
+// Returns the folder of this user that contains the folders of jobs, and those for observers, whose
+// names begin with kObserverFolder and the number of rank 0's process.
+std::string FolderOfJobs();
+inline constexpr char kObserverFolder[] = "process-";
 
 }  // namespace evenkeel
 

@@ -1,5 +1,6 @@
 #include "evenkeel/tools/find_job.h"
 
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "evenkeel/comm/rendezvous/rendezvous.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/program.h"
@@ -33,17 +35,16 @@ Variables VariablesOf(pid_t process) {
   struct stat info = {};
   Variables variables;
   if (stat(folder.c_str(), &info) != 0 || info.st_uid != getuid()) return variables;
-  const absl::StatusOr<std::string> text =
-      ReadInput(folder + "/environ");
+  const absl::StatusOr<std::string> text = ReadInput(folder + "/environ");
   if (!text.ok()) return variables;
   for (const absl::string_view entry : absl::StrSplit(*text, '\0', absl::SkipEmpty()))
-    variables.insert(std::pair<std::string, std::string>(absl::StrSplit(entry, absl::MaxSplits('=', 1))));
+    variables.insert(
+        std::pair<std::string, std::string>(absl::StrSplit(entry, absl::MaxSplits('=', 1))));
   return variables;
 }
 
 int ParentOf(pid_t process) {
-  const absl::StatusOr<std::string> text =
-      ReadInput(absl::StrCat("/proc/", process, "/stat"));
+  const absl::StatusOr<std::string> text = ReadInput(absl::StrCat("/proc/", process, "/stat"));
   int parent = 0;
   if (!text.ok()) return parent;
   // The name in parentheses may contain anything; after it come the state and the parent.
@@ -59,19 +60,53 @@ std::string AddressOf(const Environment& environment) {
 }
 
 std::string DescribeJob(const FoundJob& job) {
-  return absl::StrCat(job.environment.job.empty() ? AddressOf(job.environment)
-                                                  : job.environment.job,
-                      " (", job.environment.world_size, " ranks, process ", job.processes.front(),
-                      ")");
+  const std::string& name = job.environment.job;
+  return absl::StrCat(name.empty() ? AddressOf(job.environment) : name, " (process ",
+                      job.processes.front(), ")");
 }
 
 bool Fits(const FoundJob& job, absl::string_view target) {
   pid_t process = 0;
   if (absl::SimpleAtoi(target, &process) && absl::c_linear_search(job.processes, process))
     return true;
-  return target.empty() || target == job.environment.job ||
-         target == AddressOf(job.environment) ||
+  return target.empty() || target == job.environment.job || target == AddressOf(job.environment) ||
          absl::c_linear_search(job.environment.store_addresses, target);
+}
+
+// Returns, by the number of rank 0's process, the folders for observers. Removes those of
+// processes that were killed.
+std::multimap<pid_t, std::string> ObserverFolders() {
+  std::multimap<pid_t, std::string> folders;
+  std::error_code error;
+  for (fs::directory_iterator entry(FolderOfJobs(), error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    absl::string_view rest = name;
+    pid_t process = 0;
+    if (!absl::ConsumePrefix(&rest, kObserverFolder) ||
+        !absl::SimpleAtoi(rest.substr(0, rest.find('-')), &process))
+      continue;
+    std::error_code ignored;
+    if (kill(process, 0) == 0) {
+      folders.emplace(process, entry->path().string());
+    } else {
+      fs::remove_all(entry->path(), ignored);
+    }
+  }
+  return folders;
+}
+
+absl::StatusOr<std::vector<TcpStoreOptions>> ServersOf(const FoundJob& job) {
+  std::vector<TcpStoreOptions> servers;
+  for (const std::string& folder : job.folders) {
+    Environment environment;
+    environment.store_folder = folder;
+    absl::StatusOr<TcpStoreOptions> server = Rendezvous::Find(environment);
+    if (server.ok()) servers.push_back(*std::move(server));  // Else the group has just ended.
+  }
+  if (!servers.empty()) return servers;
+  EK_ASSIGN_OR_RETURN(TcpStoreOptions server, Rendezvous::Find(job.environment));
+  return std::vector<TcpStoreOptions>{std::move(server)};
 }
 
 std::string OfThisProcess(const char* variable) {
@@ -97,13 +132,27 @@ std::vector<FoundJob> FindJobs() {
       job.environment = *std::move(environment);
     job.processes.push_back(process);
   }
+  for (const auto& [process, folder] : ObserverFolders()) {
+    const auto owner = absl::c_find_if(jobs, [process = process](const auto& job) {
+      return absl::c_linear_search(job.second.processes, process);
+    });
+    // Rank 0 may have been started without any variables.
+    FoundJob& job = owner != jobs.end() ? owner->second
+                                        : jobs[{absl::StrCat(kObserverFolder, process), "", ""}];
+    if (job.processes.empty()) job.processes.push_back(process);
+    job.folders.push_back(folder);
+  }
   std::vector<FoundJob> found;
-  for (auto& [key, job] : jobs) found.push_back(std::move(job));
+  for (auto& [key, job] : jobs) {
+    absl::c_sort(job.folders);
+    found.push_back(std::move(job));
+  }
   return found;
 }
 
-absl::StatusOr<TcpStoreOptions> FindJob(absl::string_view target) {
-  Environment mine;
+absl::StatusOr<std::vector<TcpStoreOptions>> FindJob(absl::string_view target) {
+  FoundJob named;
+  Environment& mine = named.environment;
   mine.secret = OfThisProcess("EVENKEEL_SECRET");
   mine.secret_file = OfThisProcess("EVENKEEL_SECRET_FILE");
   const bool is_folder = absl::StrContains(target, '/');
@@ -125,26 +174,28 @@ absl::StatusOr<TcpStoreOptions> FindJob(absl::string_view target) {
       environment.secret = mine.secret;
       environment.secret_file = mine.secret_file;
     }
-    return Rendezvous::Find(environment);
+    return ServersOf(fitting.front());
   }
   if (is_folder) {
     mine.store_folder = std::string(target);
-    return Rendezvous::Find(mine);
+    return ServersOf(named);
   }
   if (target.empty())
     return absl::NotFoundError(
         "no process of this user on this host belongs to a job: give the address of the job's "
         "store, host:port");
   if (!absl::StrContains(target, ':'))
-    return absl::NotFoundError(absl::StrCat("no process of this user on this host belongs to a job ",
-                                            "of the name, or with a process, ", target));
+    return absl::NotFoundError(
+        absl::StrCat("no process of this user on this host belongs to a job ",
+                     "of the name, or with a process, ", target));
   if (!has_secret) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the job at ", target, " has no process of this user on this host: set "
+        absl::StrCat("the job at ", target,
+                     " has no process of this user on this host: set "
                      "EVENKEEL_SECRET or EVENKEEL_SECRET_FILE to the job's secret"));
   }
   mine.store_addresses = {std::string(target)};
-  return Rendezvous::Find(mine);
+  return ServersOf(named);
 }
 
 }  // namespace evenkeel

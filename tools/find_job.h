@@ -1,10 +1,12 @@
 // Finds a running job, for a program that is not one of its ranks.
 //
-//   EK_ASSIGN_OR_RETURN(TcpStoreOptions job, FindJob("42"));
-//   EK_ASSIGN_OR_RETURN(std::unique_ptr<TcpObserver> observer, TcpObserver::Connect(job));
+//   EK_ASSIGN_OR_RETURN(std::vector<TcpStoreOptions> servers, FindJob("42"));
+//   for (const TcpStoreOptions& server : servers) TcpObserver::Connect(server) ...
 //
 // Reads the environments of this user's processes on this host (/proc): a rank's environment names
-// its job's store and secret, whichever launcher started it.
+// its job's store and secret, whichever launcher started it. A PyTorch job has them in torch's
+// store; its rank 0 also writes them to a folder that only its user can read
+// (Environment::observer_folder). There it has a server for each of its groups.
 //
 // Errors: NotFound if there is no such job; FailedPrecondition if several fit, which it names.
 
@@ -24,8 +26,9 @@
 namespace evenkeel {
 
 struct FoundJob {
-  Environment environment;      // That of its lowest rank here.
-  std::vector<pid_t> processes;  // The ranks, and programs that they have started.
+  Environment environment;           // That of its lowest rank here.
+  std::vector<std::string> folders;  // Those for observers, in order.
+  std::vector<pid_t> processes;      // The ranks, and programs that they have started.
 };
 
 // Returns the jobs of this user that have a process on this host.
@@ -34,7 +37,7 @@ std::vector<FoundJob> FindJobs();
 // `target` is "host:port" of a job's store, a folder that contains its address (with a '/'), the
 // name of a job, the number of one of its processes, or empty: the only job. The secret is that of
 // EVENKEEL_SECRET or EVENKEEL_SECRET_FILE, or else the one that the job's processes have.
-absl::StatusOr<TcpStoreOptions> FindJob(absl::string_view target);
+absl::StatusOr<std::vector<TcpStoreOptions>> FindJob(absl::string_view target);
 
 }  // namespace evenkeel
 

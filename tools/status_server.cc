@@ -64,10 +64,12 @@ constexpr Metric kMetrics[] = {
 }  // namespace
 
 std::string PrometheusText(const Json& status) {
-  std::string text = "# HELP evenkeel_group_failed Whether the group has ended with an error.\n"
-                     "# TYPE evenkeel_group_failed gauge\n";
+  std::string text =
+      "# HELP evenkeel_group_failed Whether the group has ended with an error.\n"
+      "# TYPE evenkeel_group_failed gauge\n";
   for (const Json& group : status) {
-    absl::StrAppend(&text, "evenkeel_group_failed{group=", Quoted(group.at("group").get<std::string>()),
+    absl::StrAppend(&text,
+                    "evenkeel_group_failed{group=", Quoted(group.at("group").get<std::string>()),
                     "} ", group.at("error") == "" ? 0 : 1, "\n");
   }
   absl::StrAppend(&text, "# HELP evenkeel_rank_connected Whether the rank is connected.\n",
@@ -89,7 +91,8 @@ std::string PrometheusText(const Json& status) {
     for (const Json& group : status) {
       const Json& ranks = group.at("ranks");
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
-        const Json& of = metric.is_of_steps ? ranks[rank].value("steps", Json::object()) : ranks[rank];
+        const Json& of =
+            metric.is_of_steps ? ranks[rank].value("steps", Json::object()) : ranks[rank];
         if (!of.contains(metric.field)) continue;
         absl::StrAppendFormat(&text, "%s%s%.6g\n", metric.name, labels(group, rank),
                               of[metric.field].get<double>() * metric.unit);
@@ -154,11 +157,12 @@ absl::StatusOr<std::unique_ptr<StatusServer>> StatusServer::Create(
                });
   }
   const std::string host = options.address.substr(0, colon);
-  const bool is_bound = port == 0 ? (port = server.bind_to_any_port(host)) > 0
-                                  : server.bind_to_port(host, port);
+  const bool is_bound =
+      port == 0 ? (port = server.bind_to_any_port(host)) > 0 : server.bind_to_port(host, port);
   if (!is_bound) {
     return absl::UnavailableError(absl::StrCat("the status server cannot listen on ",
-                                               options.address, ": is the address one of this host, "
+                                               options.address,
+                                               ": is the address one of this host, "
                                                "and the port free?"));
   }
   state->address = absl::StrCat(host, ":", port);

@@ -6,8 +6,8 @@
 //
 // Each request needs the header "Authorization: Bearer <token>"; without it the reply is 401, for
 // any path. HTTP is not encrypted: bind to a loopback address, or to a network that you trust. The
-// server has threads of its own. It closes a connection after one request, or after a second without
-// one.
+// server has threads of its own. It closes a connection after one request, or after a second
+// without one.
 //
 // Threads: `status` is called on the server's threads, at any time.
 // Errors:  InvalidArgument for a malformed address or an empty token; Unavailable if it cannot

@@ -114,8 +114,7 @@ TEST(StatusServerErrorsTest, RefusesWhatItCannotServe) {
   };
   EXPECT_EQ(status("9400", "token").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status("127.0.0.1:94000", "token").code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status("127.0.0.1:0", "").message()),
-              HasSubstr("EVENKEEL_STATUS_TOKEN"));
+  EXPECT_THAT(std::string(status("127.0.0.1:0", "").message()), HasSubstr("EVENKEEL_STATUS_TOKEN"));
   EXPECT_EQ(status("203.0.113.1:9400", "token").code(), absl::StatusCode::kUnavailable);
 }
 

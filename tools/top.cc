@@ -13,10 +13,14 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
@@ -70,32 +74,68 @@ bool MayMoveCursor() {
   return isatty(STDOUT_FILENO) != 0 && terminal != nullptr && std::string(terminal) != "dumb";
 }
 
-absl::Status Show(TcpObserver& observer, bool renews) {
-  const absl::StatusOr<std::string> reply = observer.Status(kPatience);
+// All servers of a job as one.
+class Job {
+ public:
+  static absl::StatusOr<std::unique_ptr<Job>> Connect(std::vector<TcpStoreOptions> servers) {
+    auto job = std::make_unique<Job>();
+    for (TcpStoreOptions& server : servers) {
+      server.timeout = kPatience;
+      EK_ASSIGN_OR_RETURN(job->observers_.emplace_back(), TcpObserver::Connect(server));
+    }
+    return job;
+  }
+
+  // The job goes on while any of its servers does. Thread-safe.
+  absl::StatusOr<std::string> Status() {
+    absl::MutexLock lock(&mutex_);
+    std::vector<std::string> groups;
+    for (auto it = observers_.begin(); it != observers_.end();) {
+      const absl::StatusOr<std::string> json = (*it)->Status(kPatience);
+      if (!json.ok() && (absl::IsDeadlineExceeded(json.status()) || observers_.size() == 1))
+        return json.status();
+      it = json.ok() ? it + 1 : observers_.erase(it);
+      if (json.ok() && json->size() > 2) groups.push_back(json->substr(1, json->size() - 2));
+    }
+    return absl::StrCat("[", absl::StrJoin(groups, ","), "]");
+  }
+  std::string ServerName() {
+    absl::MutexLock lock(&mutex_);
+    return observers_.front()->ServerName();
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<std::unique_ptr<TcpObserver>> observers_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::Status Show(Job& job, bool renews) {
+  const absl::StatusOr<std::string> reply = job.Status();
   // It may recover. Without a screen to renew, the error is the result.
   const bool hangs = absl::IsDeadlineExceeded(reply.status()) && !FLAGS_once;
   if (!reply.ok() && !hangs) return reply.status();
   if (FLAGS_json && !hangs) return Print(*reply + "\n");
   std::string text = hangs ? absl::StrCat(reply.status().message(), "\n") : "";
   if (!hangs) {
-    const nlohmann::json status = nlohmann::json::parse(*reply, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json status =
+        nlohmann::json::parse(*reply, nullptr, /*allow_exceptions=*/false);
     if (status.is_discarded()) return absl::InternalError("the reply is not JSON");
-    text = RenderStatus(status, observer.ServerName(), ThisScreen());
+    text = RenderStatus(status, job.ServerName(), ThisScreen());
   }
   return Print(absl::StrCat(renews ? "\033[H\033[J" : "", text));
 }
 
 // Until the job has ended.
-absl::Status Serve(TcpObserver& observer) {
+absl::Status Serve(Job& job) {
   const char* token = std::getenv("EVENKEEL_STATUS_TOKEN");
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<StatusServer> server,
-                      StatusServer::Create(
-                          {.address = FLAGS_serve, .token = token == nullptr ? "" : token},
-                           [&] { return observer.Status(kPatience); }));
+  EK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<StatusServer> server,
+      StatusServer::Create({.address = FLAGS_serve, .token = token == nullptr ? "" : token},
+                           [&] { return job.Status(); }));
   EK_RETURN_IF_ERROR(Print(absl::StrCat("serving http://", server->address(), "/status.json\n")));
   while (true) {
     absl::SleepFor(absl::Seconds(FLAGS_interval));
-    if (const absl::Status status = observer.Status(kPatience).status();
+    if (const absl::Status status = job.Status().status();
         !status.ok() && !absl::IsDeadlineExceeded(status))
       return status;
   }
@@ -105,14 +145,13 @@ absl::StatusOr<int> Run(const std::string& target) {
   if (FLAGS_interval < 0.1)
     return absl::InvalidArgumentError(
         absl::StrCat("--interval is ", FLAGS_interval, " seconds, expected at least 0.1"));
-  EK_ASSIGN_OR_RETURN(TcpStoreOptions options, FindJob(target));
-  options.timeout = kPatience;
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<TcpObserver> observer, TcpObserver::Connect(options));
-  if (!FLAGS_serve.empty()) return Serve(*observer);
+  EK_ASSIGN_OR_RETURN(std::vector<TcpStoreOptions> servers, FindJob(target));
+  EK_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Connect(std::move(servers)));
+  if (!FLAGS_serve.empty()) return Serve(*job);
   const bool renews = MayMoveCursor() && !FLAGS_json && !FLAGS_once;
   if (!renews && !FLAGS_json) FLAGS_once = true;
   while (true) {
-    EK_RETURN_IF_ERROR(Show(*observer, renews));
+    EK_RETURN_IF_ERROR(Show(*job, renews));
     if (FLAGS_once) return 0;
     absl::SleepFor(absl::Seconds(FLAGS_interval));
   }

@@ -73,9 +73,7 @@ std::vector<Rank> ParseRanks(const Json& group) {
   return ranks;
 }
 
-std::string Seconds(int64_t ms) {
-  return absl::StrFormat("%.1f s", static_cast<double>(ms) / 1e3);
-}
+std::string Seconds(int64_t ms) { return absl::StrFormat("%.1f s", static_cast<double>(ms) / 1e3); }
 
 template <typename Predicate>
 std::vector<int> RanksThat(const std::vector<Rank>& ranks, Predicate holds) {
@@ -119,13 +117,13 @@ void AddWaits(const std::vector<Rank>& ranks, std::vector<std::string>& findings
   int64_t longest = 0;
   for (const int rank : waiting) longest = std::max(longest, ranks[rank].waited_ms);
   const std::vector<int> awaited = Awaited(ranks);
-  std::string text = absl::StrCat(RankList(waiting), Have(waiting), "waited for ",
-                                  Seconds(longest));
+  std::string text =
+      absl::StrCat(RankList(waiting), Have(waiting), "waited for ", Seconds(longest));
   if (!awaited.empty()) {
     std::set<std::string> places;
     for (const int rank : awaited) places.insert(PlaceOf(ranks[rank]));
-    absl::StrAppend(&text, " for ", RankList(awaited),
-                    places.size() > 1 ? "" : ", which ", places.size() > 1 ? "" : *places.begin());
+    absl::StrAppend(&text, " for ", RankList(awaited), places.size() > 1 ? "" : ", which ",
+                    places.size() > 1 ? "" : *places.begin());
   }
   findings.push_back(std::move(text));
 }
@@ -151,11 +149,11 @@ std::string Headline(const Json& group, const std::vector<Rank>& ranks) {
 }
 
 std::string Row(const Rank& rank, bool is_wide) {
-  const std::string state = !rank.is_connected()              ? rank.state
-                            : rank.silent_ms >= kSilentMs     ? "silent"
-                            : rank.waits()                    ? "waits"
-                            : rank.is_exhausted               ? "no input"
-                                                              : "runs";
+  const std::string state = !rank.is_connected()          ? rank.state
+                            : rank.silent_ms >= kSilentMs ? "silent"
+                            : rank.waits()                ? "waits"
+                            : rank.is_exhausted           ? "no input"
+                                                          : "runs";
   std::string row = absl::StrFormat("%5d  %-8s", rank.rank, state);
   const std::string phase = rank.phase == "outside of the step" ? "outside" : rank.phase;
   absl::StrAppendFormat(&row, " %8d %-9s", rank.step, rank.trains ? phase : "-");
@@ -166,9 +164,8 @@ std::string Row(const Rank& rank, bool is_wide) {
     }
   }
   const auto waiting = rank.ms.find("waiting");
-  absl::StrAppendFormat(&row, " %9.2f %5.1f %%  %s",
-                        waiting == rank.ms.end() ? 0 : waiting->second, 100 * rank.cost,
-                        rank.doing);
+  absl::StrAppendFormat(&row, " %9.2f %5.1f %%  %s", waiting == rank.ms.end() ? 0 : waiting->second,
+                        100 * rank.cost, rank.doing);
   return row;
 }
 
@@ -214,8 +211,7 @@ std::vector<std::string> Findings(const Json& group) {
   const std::vector<int> exhausted =
       RanksThat(ranks, [](const Rank& rank) { return rank.is_exhausted; });
   if (!exhausted.empty())
-    findings.push_back(absl::StrCat(RankList(exhausted), Have(exhausted),
-                                    "no more input"));
+    findings.push_back(absl::StrCat(RankList(exhausted), Have(exhausted), "no more input"));
   return findings;
 }
 
@@ -230,8 +226,8 @@ std::string RenderStatus(const Json& status, const std::string& server, const Sc
     for (std::string& finding : Findings(group)) lines.push_back(std::move(finding));
     lines.push_back(Header(is_wide));
     const std::vector<int> awaited = Awaited(ranks);
-    const bool waits = std::any_of(ranks.begin(), ranks.end(),
-                                   [](const Rank& rank) { return rank.waits(); });
+    const bool waits =
+        std::any_of(ranks.begin(), ranks.end(), [](const Rank& rank) { return rank.waits(); });
     const std::set<int> first(awaited.begin(), waits ? awaited.end() : awaited.begin());
     // The last line is for those that do not fit.
     const size_t room = std::max(screen.rows - static_cast<int>(lines.size()) - 1, 1);

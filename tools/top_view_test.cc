@@ -11,19 +11,28 @@ namespace evenkeel {
 namespace {
 
 using Json = nlohmann::json;
-using testing::ElementsAre;
 using testing::Each;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using testing::SizeIs;
 
 Json Rank(const char* phase = "forward") {
-  return {{"state", "connected"}, {"doing", "runs"}, {"waited_ms", 0}, {"waits_for", Json::array()},
+  return {{"state", "connected"},
+          {"doing", "runs"},
+          {"waited_ms", 0},
+          {"waits_for", Json::array()},
           {"silent_ms", 100},
           {"steps",
-           {{"step", 417}, {"phase", phase}, {"exhausted", false}, {"waited_ms", 0},
-            {"step_ms", 16.25}, {"cost", 0.001}, {"straggler", false}, {"cost_phase", "input"},
+           {{"step", 417},
+            {"phase", phase},
+            {"exhausted", false},
+            {"waited_ms", 0},
+            {"step_ms", 16.25},
+            {"cost", 0.001},
+            {"straggler", false},
+            {"cost_phase", "input"},
             {"ms", {{"forward", 3.5}, {"waiting", 1.25}}}}}};
 }
 
@@ -59,8 +68,9 @@ TEST(FindingsTest, NamesTheRankThatTheOthersWaitFor) {
 }
 
 TEST(FindingsTest, RanksThatWaitForEachOtherAreAllNamed) {
-  EXPECT_THAT(Findings(Group({Waiting({1}), Waiting({0})})),
-              ElementsAre("ranks 0,1 have waited for 3.2 s for ranks 0,1, which waits in step 417"));
+  EXPECT_THAT(
+      Findings(Group({Waiting({1}), Waiting({0})})),
+      ElementsAre("ranks 0,1 have waited for 3.2 s for ranks 0,1, which waits in step 417"));
 }
 
 TEST(FindingsTest, WithoutAKnownCollectiveThoseThatDoNotWaitAreNamed) {
@@ -81,8 +91,8 @@ TEST(FindingsTest, SilenceAnErrorAndAMissingRankComeFirst) {
   silent["silent_ms"] = 4100;
   EXPECT_THAT(Findings(Group({Waiting({1}), silent})),
               ElementsAre("rank 1 has sent nothing for 4.1 s"));
-  Json absent = {{"state", "not connected"}, {"doing", ""}, {"waited_ms", 0},
-                 {"waits_for", Json::array()}};
+  Json absent = {
+      {"state", "not connected"}, {"doing", ""}, {"waited_ms", 0}, {"waits_for", Json::array()}};
   EXPECT_THAT(Findings(Group({Rank(), absent})), ElementsAre("rank 1 has not connected yet"));
   Json ended = Group({Rank(), Rank()});
   ended["error"] = "rank 1 was lost";
@@ -105,7 +115,8 @@ TEST(RenderStatusTest, HasALinePerRank) {
       RenderStatus(Json::array({Group({Rank(), Waiting({0})})}), "the store at 127.0.0.1:1", {});
   EXPECT_THAT(text, HasSubstr("world: 2 ranks, step 417, 16.25 ms a step\n"));
   EXPECT_THAT(text, HasSubstr("    0  runs          417 forward        1.25   0.1 %  runs\n"));
-  EXPECT_THAT(text, HasSubstr("    1  waits         417 backward       1.25   0.1 %  waits in step"));
+  EXPECT_THAT(text,
+              HasSubstr("    1  waits         417 backward       1.25   0.1 %  waits in step"));
   EXPECT_THAT(RenderStatus(Json::array(), "the store", {}), HasSubstr("no rank is connected"));
 }
 

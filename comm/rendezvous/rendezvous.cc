@@ -45,6 +45,11 @@ absl::StatusOr<std::string> SecretOf(const Environment& environment, Store* shar
       absl::StrCat("EVENKEEL_SECRET_FILE=", environment.secret_file, " is empty"));
 }
 
+void RemoveFolder(FileStore& store) {
+  store.Delete(kSecretKey).IgnoreError();
+  rmdir(store.folder().c_str());  // Fails if it has other files, which is intended.
+}
+
 // Returns the addresses on which rank 0 may listen; it takes the first free one.
 absl::StatusOr<std::vector<std::string>> PlacesToListen(const Environment& environment) {
   if (environment.store_addresses.empty()) {
@@ -166,8 +171,19 @@ absl::Status Rendezvous::Host(const Environment& environment) {
                                         : absl::StrCat(" (the other ", places.size() - 1,
                                                        " addresses failed before)")));
   }
-  return options_.published == nullptr ? absl::OkStatus()
-                                       : options_.published->Set(kAddressKey, server_->address());
+  if (options_.published == nullptr) return absl::OkStatus();
+  EK_RETURN_IF_ERROR(options_.published->Set(kAddressKey, server_->address()));
+  if (!environment.observer_folder.empty()) TellObservers(environment.observer_folder);
+  return absl::OkStatus();
+}
+
+// A job that cannot be observed runs all the same.
+void Rendezvous::TellObservers(const std::string& folder) {
+  absl::StatusOr<std::shared_ptr<FileStore>> store = OpenFolder(folder, /*is_ours=*/true);
+  if (!store.ok()) return;
+  for_observers_ = *std::move(store);
+  for_observers_->Set(kSecretKey, options_.secret).IgnoreError();
+  for_observers_->Set(kAddressKey, server_->address()).IgnoreError();
 }
 
 Rendezvous::~Rendezvous() {
@@ -175,9 +191,12 @@ Rendezvous::~Rendezvous() {
   const bool has_published = server_ != nullptr && options_.published != nullptr;
   server_ = nullptr;  // Waits for the other ranks.
   if (has_published) options_.published->Delete(kAddressKey).IgnoreError();
+  if (for_observers_ != nullptr) {
+    for_observers_->Delete(kAddressKey).IgnoreError();
+    RemoveFolder(*for_observers_);
+  }
   if (!removes_folder_) return;
-  folder_->Delete(kSecretKey).IgnoreError();
-  rmdir(folder_->folder().c_str());  // Fails if it has other files, which is intended.
+  RemoveFolder(*folder_);
 }
 
 absl::StatusOr<std::unique_ptr<TcpControlLink>> Rendezvous::OpenGroup(const GroupSeat& seat) {

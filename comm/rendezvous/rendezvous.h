@@ -17,6 +17,7 @@
 #define EVENKEEL_COMM_RENDEZVOUS_RENDEZVOUS_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -51,11 +52,13 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   Rendezvous() = default;
   // Starts the server, and publishes its address in the store of the options, if there is one.
   absl::Status Host(const Environment& environment);
+  void TellObservers(const std::string& folder);
 
   TcpStoreOptions options_;
   std::shared_ptr<FileStore> folder_;
   bool removes_folder_ = false;
-  std::unique_ptr<TcpStoreServer> server_;  // Null: another process hosts it.
+  std::shared_ptr<FileStore> for_observers_;  // Has the address and the secret of `server_`.
+  std::unique_ptr<TcpStoreServer> server_;    // Null: another process hosts it.
   std::unique_ptr<TcpStore> store_;
 };
 

@@ -20,9 +20,8 @@ void Write(const StepStatus& status, const StragglerReport& recent, int rank, st
   fields.Add("\"waited_ms\":", status.waited_ms);
   if (recent.steps == 0) return;
   const StragglerReport::Rank& mine = recent.ranks[rank];
-  fields.Add("\"step_ms\":",
-             Milliseconds(absl::ToDoubleMicroseconds(recent.time) /
-                          static_cast<double>(recent.steps)));
+  fields.Add("\"step_ms\":", Milliseconds(absl::ToDoubleMicroseconds(recent.time) /
+                                          static_cast<double>(recent.steps)));
   fields.Add("\"cost\":", absl::StrFormat("%.4f", mine.cost));
   fields.Add("\"straggler\":", Bool(mine.is_straggler));
   fields.Add("\"cost_phase\":", internal::JsonQuoted(NameOf(mine.phase)));

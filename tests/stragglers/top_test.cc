@@ -42,11 +42,11 @@ absl::Status RunRank() {
   EndWithParent();
   EK_ASSIGN_OR_RETURN(const Environment environment, ReadEnvironment());
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> comm, CreateCommunicator(environment));
-  EK_ASSIGN_OR_RETURN(const std::unique_ptr<DelayedTraining> training,
-                      DelayedTraining::Create(
-                          comm.get(), {.delay = FLAGS_slow >= 0 ? Delay::kLoader : Delay::kNone,
-                                       .rank = FLAGS_slow,
-                                       .fraction = 0.5}));
+  EK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<DelayedTraining> training,
+      DelayedTraining::Create(comm.get(), {.delay = FLAGS_slow >= 0 ? Delay::kLoader : Delay::kNone,
+                                           .rank = FLAGS_slow,
+                                           .fraction = 0.5}));
   while (FLAGS_hangs != comm->rank()) EK_RETURN_IF_ERROR(training->Run(10));
   EK_RETURN_IF_ERROR(training->Run(20));
   const PhaseScope loading(*comm, StepPhase::kInput);
@@ -107,8 +107,8 @@ TEST_F(TopTest, NamesTheRankThatHangsWhileTheOthersWait) {
 
 TEST_F(TopTest, NamesTheSlowRank) {
   StartJob("--slow=2");
-  EXPECT_THAT(TopUntil("costs the group"), testing::ContainsRegex(
-      "rank 2 costs the group [0-9]+ % of its time: input"));
+  EXPECT_THAT(TopUntil("costs the group"),
+              testing::ContainsRegex("rank 2 costs the group [0-9]+ % of its time: input"));
 }
 
 TEST_F(TopTest, NamesAStoppedProcessAndThenWhyTheGroupEnded) {
@@ -124,7 +124,8 @@ TEST_F(TopTest, SaysThatTheHostOfTheStoreHangs) {
   TopUntil("ms a step");
   ranks_.Signal(0, SIGSTOP);
   const absl::Time begin = absl::Now();
-  EXPECT_THAT(Top(job_), testing::ContainsRegex("top: found no store at [0-9.:]+ within 2[.0-9]*s"));
+  EXPECT_THAT(Top(job_),
+              testing::ContainsRegex("top: found no store at [0-9.:]+ within 2[.0-9]*s"));
   EXPECT_EQ(exit_code_, 1);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
 }

@@ -69,6 +69,9 @@ promise 'pip installs it' "$python" -m pip install --quiet --no-deps --no-index 
   --target "$work/site" "$wheels"/*.whl
 export PYTHONPATH=$work/site
 
+promise 'tools:top builds' "${bazel[@]}" build --noshow_progress //tools:top
+export EVENKEEL_TOP=$PWD/bazel-bin/tools/top
+
 tests=python/evenkeel_c10d/tests
 promise 'the example trains under torchrun with 2 ranks' \
   timeout 120 "$python" -m torch.distributed.run --standalone --nproc-per-node=2 "$tests/example.py"

@@ -4,9 +4,11 @@ import copy
 import dataclasses
 import gc
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import time
 import unittest
 import weakref
@@ -292,6 +294,20 @@ def refuses(rank, world):
     return texts
 
 
+def hangs_until(event):
+    """A rank function whose rank 1 loads its input, after a step, until the event is set."""
+
+    def run(rank, world):
+        _said, ddp, _optimizer, job = begin()
+        if rank == 1:
+            with job.phase("input"):
+                event.wait(60)
+        ddp(torch.randn(4, 8)).sum().backward()
+        job.close()
+
+    return run
+
+
 class WatchTest(unittest.TestCase):
     def test_names_the_rank_and_the_phase(self):
         for world, backend, slow, phase in (
@@ -320,6 +336,21 @@ class WatchTest(unittest.TestCase):
         (stack,) = lines[1]
         self.assertIn("rank 1: other ranks wait for this one", stack)
         self.assertIn("reads_forever()", stack)
+
+    @unittest.skipUnless("EVENKEEL_TOP" in os.environ, "EVENKEEL_TOP, the path of tools:top, is not set")
+    def test_top_shows_the_rank_that_the_others_wait_for(self):
+        event = multiprocessing.get_context("fork").Event()
+        ranks = Ranks(3, hangs_until(event), backend="gloo")
+        command = [os.environ["EVENKEEL_TOP"], "--once", str(ranks.processes[0].pid)]
+        text = ""
+        deadline = time.monotonic() + 40
+        while "for rank 1" not in text and time.monotonic() < deadline:
+            text = subprocess.run(command, capture_output=True, text=True).stdout
+            time.sleep(0.2)
+        event.set()
+        self.assertEqual([kind for kind, _ in ranks.results()], ["ok"] * 3)
+        self.assertRegex(text, r"ranks 0,2 have waited for [\d.]+ s for rank 1, which runs \(input\)")
+        self.assertIn("3 ranks, step 1", text)
 
     def test_slow_ranks_do_not_hang(self):
         self.assertEqual(run_ranks(2, is_slow_and_does_not_hang, backend="gloo"), [[], []])

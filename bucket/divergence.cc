@@ -1,5 +1,6 @@
 #include "evenkeel/bucket/divergence.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "evenkeel/comm/agree.h"
 #include "evenkeel/comm/base/bytes.h"
 #include "evenkeel/comm/collective.h"
 #include "evenkeel/comm/device/runtime.h"
@@ -30,28 +32,42 @@ absl::Status Check(absl::Span<const NamedView> tensors, Device device,
   return absl::OkStatus();
 }
 
-// A tensor's bytes on the host.
-class HostBytes {
- public:
-  HostBytes(Communicator& comm, StreamRef stream) : comm_(comm), stream_(stream) {}
+// The pieces in which tensors are read: so much of a device's tensors is copied to the host at
+// once.
+constexpr int64_t kPiece = int64_t{4} << 20;
 
-  absl::StatusOr<absl::string_view> Of(const TensorView& view) {
-    const auto bytes = static_cast<size_t>(view.bytes());
-    if (view.device.is_cpu()) return absl::string_view(static_cast<const char*>(view.data), bytes);
-    DeviceRuntime& runtime = *comm_.runtime();
-    if (stream_.handle == nullptr) {
-      EK_ASSIGN_OR_RETURN(own_, runtime.CreateStream(view.device));
-      stream_ = own_.ref();
+class TensorHash {
+ public:
+  TensorHash(Communicator& comm, StreamRef stream) : comm_(comm), stream_(stream) {}
+
+  absl::StatusOr<uint64_t> Of(const TensorView& view) {
+    uint64_t hash = StableHash(0, static_cast<uint64_t>(view.bytes()));
+    for (int64_t begin = 0; begin < view.bytes(); begin += kPiece) {
+      const int64_t bytes = std::min(kPiece, view.bytes() - begin);
+      const char* piece = static_cast<const char*>(view.data) + begin;
+      if (!view.device.is_cpu()) {
+        EK_ASSIGN_OR_RETURN(piece, OnHost(piece, bytes, view.device));
+      }
+      hash = StableHash(hash, absl::string_view(piece, static_cast<size_t>(bytes)));
     }
-    if (memory_.bytes < view.bytes()) {
-      EK_ASSIGN_OR_RETURN(memory_, runtime.AllocatePinned(view.bytes()));
-    }
-    EK_RETURN_IF_ERROR(runtime.Copy(memory_.data.get(), view.data, view.bytes(), stream_));
-    EK_RETURN_IF_ERROR(runtime.Synchronize(stream_, absl::Now() + comm_.timeout()));
-    return absl::string_view(static_cast<const char*>(memory_.data.get()), bytes);
+    return hash;
   }
 
  private:
+  absl::StatusOr<const char*> OnHost(const char* piece, int64_t bytes, Device device) {
+    DeviceRuntime& runtime = *comm_.runtime();
+    if (stream_.handle == nullptr) {
+      EK_ASSIGN_OR_RETURN(own_, runtime.CreateStream(device));
+      stream_ = own_.ref();
+    }
+    if (memory_.bytes == 0) {
+      EK_ASSIGN_OR_RETURN(memory_, runtime.AllocatePinned(kPiece));
+    }
+    EK_RETURN_IF_ERROR(runtime.Copy(memory_.data.get(), piece, bytes, stream_));
+    EK_RETURN_IF_ERROR(runtime.Synchronize(stream_, absl::Now() + comm_.timeout()));
+    return static_cast<const char*>(memory_.data.get());
+  }
+
   Communicator& comm_;
   StreamRef stream_;
   Stream own_;
@@ -100,25 +116,26 @@ std::vector<NamedView> NamedValuesOf(const ParameterSet& params) {
 absl::StatusOr<std::optional<Divergence>> FindDivergence(absl::Span<const NamedView> tensors,
                                                          Communicator& comm,
                                                          const DivergenceOptions& options) {
-  EK_RETURN_IF_ERROR(Check(tensors, comm.device(), options));
-  HostBytes host(comm, options.stream);
+  absl::Status status = Check(tensors, comm.device(), options);
+  const int64_t count = std::max<int64_t>(options.parts, 1), part = options.part % count;
+  TensorHash hash(comm, options.stream);
   std::vector<int> looked_at;
   std::vector<uint64_t> own;
-  uint64_t names = StableHash(tensors.size(), static_cast<uint64_t>(options.parts)), values = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const TensorView& view = tensors[i].view;
+  uint64_t names = StableHash(tensors.size(), static_cast<uint64_t>(count)), values = 0;
+  for (size_t i = 0; i < tensors.size() && status.ok(); ++i) {
     names = StableHash(names, tensors[i].name);
-    if (static_cast<int64_t>(i) % options.parts != options.part % options.parts) continue;
-    EK_ASSIGN_OR_RETURN(const absl::string_view bytes, host.Of(view));
+    if (static_cast<int64_t>(i) % count != part) continue;
+    const absl::StatusOr<uint64_t> one = hash.Of(tensors[i].view);
+    status = one.status();
+    if (!one.ok()) break;
     looked_at.push_back(static_cast<int>(i));
-    own.push_back(StableHash(0, bytes));
-    values = StableHash(values, own.back());
+    own.push_back(*one);
+    values = StableHash(values, *one);
   }
 
-  const std::string mine =
-      internal::ByteWriter().U64(names).I64(options.part % options.parts).U64(values).Take();
-  EK_ASSIGN_OR_RETURN(const ControlChannel::Parts parts,
-                      comm.control().Exchange("divergence", mine, comm.timeout()));
+  const std::string mine = internal::ByteWriter().U64(names).I64(part).U64(values).Take();
+  EK_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
+                      AgreeOn(comm, "divergence", status, mine));
   bool is_same = true;
   for (const std::string& part : parts) {
     is_same = is_same && part == parts[0];

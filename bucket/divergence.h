@@ -14,9 +14,9 @@
 // Order:   a collective of the control plane: every rank calls it with tensors of the same names in
 //          the same order, and with the same options. Returns the same on all ranks.
 // Threads: blocking; for tensors on a device it also waits for the stream.
-// Errors:  InvalidArgument on all ranks if they name different tensors; on a rank whose options are
-//          out of range, or one of whose tensors lies neither in the CPU's memory nor on the
-//          group's device.
+// Errors:  InvalidArgument on all ranks if they name different tensors; if the options of one are
+//          out of range, or one of its tensors lies neither in the CPU's memory nor on the group's
+//          device. An error of one rank's device is returned on all ranks, too.
 // Source:  Marian's sanity check of its parameter shards, which reports only that they differ.
 
 #ifndef EVENKEEL_BUCKET_DIVERGENCE_H_

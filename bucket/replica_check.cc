@@ -23,7 +23,8 @@ absl::Status CheckRange(const ReplicaCheckOptions& options) {
 }
 
 std::string ToString(const ReplicaCheckOptions& options, const Communicator& comm) {
-  return absl::StrCat("every ", EveryOf(options, comm), " steps in ", options.parts, " parts");
+  return absl::StrCat("every ", EveryOf(options, comm), " steps in ", options.parts,
+                      options.parts == 1 ? " part" : " parts");
 }
 
 bool IsCheckDue(const ReplicaCheckOptions& options, const Communicator& comm, int64_t step) {
@@ -34,11 +35,12 @@ bool IsCheckDue(const ReplicaCheckOptions& options, const Communicator& comm, in
 absl::Status CompareReplicas(absl::string_view name, absl::Span<const NamedView> tensors,
                              Communicator& comm, const ReplicaCheckOptions& options, int64_t step,
                              StreamRef stream) {
-  EK_ASSIGN_OR_RETURN(
-      const std::optional<Divergence> found,
-      FindDivergence(
-          tensors, comm,
-          {.part = step / EveryOf(options, comm), .parts = options.parts, .stream = stream}));
+  EK_ASSIGN_OR_RETURN(const std::optional<Divergence> found,
+                      Annotate(FindDivergence(tensors, comm,
+                                              {.part = step / EveryOf(options, comm),
+                                               .parts = options.parts,
+                                               .stream = stream}),
+                               absl::StrCat(name, ": comparing replicas after step ", step)));
   if (!found.has_value()) return absl::OkStatus();
   return WithFailureInfo(absl::InternalError(absl::StrCat(name, ": replicas differ after step ",
                                                           step, ": ", ToString(*found))),

@@ -8,13 +8,15 @@
 //   // On all ranks ddp->BeginStep() returns "data_parallel#0: replicas differ after step 400:
 //   // "fc1.weight" (tensor 3) differs on rank 2".
 //
-// EVENKEEL_CHECK_REPLICAS=100 does the same for all objects of a program without such options.
+// EVENKEEL_CHECK_REPLICAS=100 does the same for all objects of a program without such options. In
+// libtorch/ it compares parameters and buffers.
 //
 // Compared, byte for byte:
 //   parameters   by DataParallel::BeginStep(), frozen ones included, ignored ones not. It waits for
 //                those that Slices still gathers (overlap_forward).
 //   buffers      by the same call, if it also makes them equal (BufferOptions::every), afterwards.
-//                Between these steps, and with `every` 0, each rank has its own.
+//                Between these steps, and with `every` 0, each rank has its own. With `parts`, a
+//                buffer is compared if its turn comes in such a step.
 //   state        at the end of a step of a Replicated optimizer: moments, master copies, and the
 //                step count of each parameter. WholeTensors and Slices have it once, and nothing to
 //                compare it with.
@@ -26,14 +28,15 @@
 // Steps:   DataParallel counts those of its group that synchronise, an Optimizer its own
 //          (Joinable::steps_finished()).
 // Join:    exhausted ranks are compared, too: they take every step. Only if RunJoined()'s list has
-//          no optimizer, so that they do not, are parameters not compared while a rank is
+//          no optimizer, so that they do not, is nothing compared in BeginStep() while a rank is
 //          exhausted. Ranks that have left return with the state of another rank.
 // Cost:    nothing between checks. A check reads the tensors once and is one exchange of 24 bytes
 //          per rank over the control plane, for which the ranks wait.
 // Errors:  at creation InvalidArgument on all ranks for settings that are out of range or differ.
 //          Internal on all ranks from the call that has compared, with the first tensor, the step,
 //          and the ranks that differ from most; with two ranks: "ranks 0 and 1 differ". Its
-//          FailureInfo (kDisagreement) has the same ranks. The group remains usable, unless the
+//          FailureInfo (kDisagreement) has the same ranks. The step of an Optimizer that returns it
+//          has been taken: do not repeat it. The group remains usable, unless the
 //          call was inside RunJoined() or a FinishStep() that updates in backward. Recover() makes
 //          all replicas equal to that of its source, which may be the wrong one.
 

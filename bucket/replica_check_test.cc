@@ -1,4 +1,4 @@
-// DataParallelOptions::check_replicas: parameters and buffers. zero_optim/replica_check_test.cc has
+// DataParallelOptions::check_replicas: parameters and buffers. zero_optim/damage_test.cc has
 // optimizers.
 
 #include "evenkeel/bucket/replica_check.h"
@@ -239,8 +239,8 @@ TEST(ReplicaCheckTest, SettingsMustBeValidAndEqual) {
     const absl::Status status =
         Rank(comm).Create({.check_replicas = {.every = 5 + int64_t{comm.rank()}}});
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(status.message(), HasSubstr("check_replicas is every 5 steps in 1 parts on rank 0 "
-                                            "and every 6 steps in 1 parts on rank 1"));
+    EXPECT_THAT(status.message(), HasSubstr("check_replicas is every 5 steps in 1 part on rank 0 "
+                                            "and every 6 steps in 1 part on rank 1"));
     return absl::OkStatus();
   });
 }

@@ -202,7 +202,10 @@ internal::RankStatus Communicator::RankStatusNow() const {
   mine.everyone_waits = waits.everyone_waits;
   for (const internal::Waits::Seen& seen : waits.waits) {
     mine.waits.push_back(seen.wait);
-    mine.waited_ms = std::max(mine.waited_ms, (absl::Now() - seen.since) / absl::Milliseconds(1));
+    const int64_t ms = (absl::Now() - seen.since) / absl::Milliseconds(1);
+    if (ms <= mine.waited_ms) continue;
+    mine.waited_ms = ms;
+    std::swap(mine.waits.front(), mine.waits.back());
   }
   if (const internal::GroupExtension* extension = extension_in_use_; extension != nullptr)
     mine.details = extension->StatusJson();

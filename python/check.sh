@@ -94,8 +94,6 @@ if [[ ${1:-} == --all ]]; then
   done
   promise 'who causes a failure is named, in 100 cases' \
     timeout 1800 "$python" "$tests/many_failures.py" --cases=100
-  promise 'watch finds the slow rank over Gloo, in 40 trials' \
-    timeout 1800 "$python" "$tests/watch_trials.py" --trials=40
 fi
 
 exit "$failed"

@@ -109,19 +109,6 @@ def evenkeel_repositories():
     )
     _maybe(
         system_library,
-        name = "httplib",
-        what = "cpp-httplib",
-        package = "libcpp-httplib-dev libssl-dev",
-        header = "/usr/include/httplib.h",
-        libraries = {"httplib": ["libcpp-httplib.so"]},
-        defines = [
-            "CPPHTTPLIB_BROTLI_SUPPORT",
-            "CPPHTTPLIB_OPENSSL_SUPPORT",
-            "CPPHTTPLIB_ZLIB_SUPPORT",
-        ],
-    )
-    _maybe(
-        system_library,
         name = "openssl",
         what = "OpenSSL",
         package = "libssl-dev",

@@ -73,12 +73,17 @@ bool Fits(const FoundJob& job, absl::string_view target) {
          absl::c_linear_search(job.environment.store_addresses, target);
 }
 
-// Returns, by the number of rank 0's process, the folders for observers. Removes those of
-// processes that were killed.
+// Returns, by the number of rank 0's process, the folders for observers. That of a process that was
+// killed remains, and counts for nothing.
 std::multimap<pid_t, std::string> ObserverFolders() {
   std::multimap<pid_t, std::string> folders;
+  const std::string jobs = FolderOfJobs();
+  struct stat info = {};  // Others may write to the folder above.
+  if (lstat(jobs.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != getuid() ||
+      (info.st_mode & 077) != 0)
+    return folders;
   std::error_code error;
-  for (fs::directory_iterator entry(FolderOfJobs(), error), end; !error && entry != end;
+  for (fs::directory_iterator entry(jobs, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     absl::string_view rest = name;
@@ -86,12 +91,7 @@ std::multimap<pid_t, std::string> ObserverFolders() {
     if (!absl::ConsumePrefix(&rest, kObserverFolder) ||
         !absl::SimpleAtoi(rest.substr(0, rest.find('-')), &process))
       continue;
-    std::error_code ignored;
-    if (kill(process, 0) == 0) {
-      folders.emplace(process, entry->path().string());
-    } else {
-      fs::remove_all(entry->path(), ignored);
-    }
+    if (kill(process, 0) == 0) folders.emplace(process, entry->path().string());
   }
   return folders;
 }
@@ -159,7 +159,9 @@ absl::StatusOr<std::vector<TcpStoreOptions>> FindJob(absl::string_view target) {
   const bool has_secret = !mine.secret.empty() || !mine.secret_file.empty();
   std::vector<FoundJob> fitting;
   for (FoundJob& job : FindJobs()) {
-    if (Fits(job, target)) fitting.push_back(std::move(job));
+    // The ranks may belong to a program that does not use evenkeel.
+    if (Fits(job, target) && !absl::IsNotFound(ServersOf(job).status()))
+      fitting.push_back(std::move(job));
   }
   if (fitting.size() > 1) {
     return absl::FailedPreconditionError(absl::StrCat(

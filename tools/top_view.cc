@@ -37,9 +37,13 @@ struct Rank {
 
 // A rank's text may contain anything, and must not control the terminal.
 std::string Harmless(std::string text) {
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = ' ';
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte < 0x20 || byte == 0x7f) text[i] = ' ';
+    // U+0080 to U+009F.
+    const bool is_control =
+        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (is_control) text[i] = text[i + 1] = ' ';
   }
   return text;
 }
@@ -122,8 +126,10 @@ void AddWaits(const std::vector<Rank>& ranks, std::vector<std::string>& findings
   if (!awaited.empty()) {
     std::set<std::string> places;
     for (const int rank : awaited) places.insert(PlaceOf(ranks[rank]));
-    absl::StrAppend(&text, " for ", RankList(awaited), places.size() > 1 ? "" : ", which ",
-                    places.size() > 1 ? "" : *places.begin());
+    absl::StrAppend(&text, " for ", RankList(awaited),
+                    places.size() > 1
+                        ? ""
+                        : absl::StrCat(awaited.size() > 1 ? ": " : ", which ", *places.begin()));
   }
   findings.push_back(std::move(text));
 }
@@ -229,8 +235,8 @@ std::string RenderStatus(const Json& status, const std::string& server, const Sc
     const bool waits =
         std::any_of(ranks.begin(), ranks.end(), [](const Rank& rank) { return rank.waits(); });
     const std::set<int> first(awaited.begin(), waits ? awaited.end() : awaited.begin());
-    // The last line is for those that do not fit.
-    const size_t room = std::max(screen.rows - static_cast<int>(lines.size()) - 1, 1);
+    // One line is for those that do not fit, one for the cursor.
+    const size_t room = std::max(screen.rows - static_cast<int>(lines.size()) - 2, 1);
     if (ranks.size() > room) {
       std::stable_sort(ranks.begin(), ranks.end(), [&first](const Rank& a, const Rank& b) {
         return Importance(a, first) < Importance(b, first);

@@ -26,8 +26,7 @@
 // Join:          put it and the DataParallel into RunJoined()'s list. Exhausted ranks take every
 //                step, with the settings of the lowest active rank, so that weights, moments and
 //                step counts stay equal on all ranks.
-// Replicas:      OptimizerOptions::check_replicas compares the state of Replicated at regular
-// steps.
+// Replicas:      OptimizerOptions::check_replicas compares Replicated state at regular steps.
 //                The other placements have it once; DataParallelOptions::check_replicas compares
 //                the parameters of all of them (bucket/replica_check.h).
 // Settings:      call SetLearningRate() between steps, with equal values on all ranks; an exhausted

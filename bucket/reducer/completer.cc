@@ -49,6 +49,11 @@ bool Completer::BeginStep() {
 
 absl::Status Completer::Complete(double scale) {
   EK_RETURN_IF_ERROR(launcher_.pipeline()->Wait());
+  for (const BucketInfo& bucket : core_.storage->buckets()) {
+    // From here on the parameters' stream may be used, also by OnStepEnd().
+    if (core_.device != nullptr)
+      EK_RETURN_IF_ERROR(launcher_.pipeline()->FollowBucket(bucket.index, core_.device->stream()));
+  }
   EK_RETURN_IF_ERROR(core_.reduction->OnStepEnd());
   ++reductions_;
   if (core_.device == nullptr) {
@@ -82,7 +87,6 @@ absl::Status Completer::WriteBackOnDevice() {
   const StreamRef stream = core_.device->stream();
   std::vector<int> unclear;  // Buckets of which this rank does not know who has gradients.
   for (const BucketInfo& bucket : core_.storage->buckets()) {
-    EK_RETURN_IF_ERROR(pipeline.FollowBucket(bucket.index, stream));
     const bool is_reduced = pipeline.fate(bucket.index) == GradFate::kReduced;
     for (int param : bucket.params)
       params.SetGradState(param, is_reduced ? GradState::kReduced : GradState::kNone);

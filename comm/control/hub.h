@@ -53,7 +53,7 @@ struct HubView {
     std::string doing;  // RankStatus::doing of its last report; empty: it has sent none.
     std::string details;
     int64_t waited_ms = 0;
-    std::vector<int> waits_for;  // The ranks whose part is missing from its first wait.
+    std::vector<int> waits_for;  // The ranks whose part is missing from its longest wait.
   };
   absl::Status status;  // The error with which the group has ended.
   std::vector<Rank> ranks;

@@ -42,8 +42,8 @@ class ControlSeats {
   virtual bool ListensForBeats() const = 0;
   // Returns whether a rank is connected whose group has not ended.
   virtual bool HasLivingGroup() const = 0;
-  // Returns the state of all groups, for observers (comm/rendezvous/job_status.h).
-  virtual std::string StatusJson() { return "{}"; }
+  // Returns the state of all groups, for observers (comm/rendezvous/tcp_store.h).
+  virtual std::string StatusJson() { return "[]"; }
   // Called in each turn of the loop, to send what other threads have queued.
   virtual void SendWaiting() = 0;
 };

@@ -36,8 +36,12 @@ constexpr absl::Duration kDismissal = absl::Seconds(1);
 constexpr absl::Duration kListening = absl::Milliseconds(500);
 // Without file descriptors, accepting again at once would only burn the processor.
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
-// Observers get a state that is at most this old.
+// The same state serves observers for this time, or for this many times what it took: the loop has
+// other work.
 constexpr absl::Duration kStatusAge = absl::Milliseconds(50);
+constexpr int kStatusRest = 20;
+// The most bytes that an observer may leave unread when it asks again.
+constexpr size_t kObserverBacklog = size_t{1} << 20;
 
 }  // namespace
 
@@ -168,7 +172,9 @@ void ServerLoop::HandleFrame(PeerId id, Peer& peer, const std::string& frame) {
       if (!seats_->OnFrame(id, frame).ok()) Dismiss(id, peer);
       return;
     case State::kObserver:
-      return frame.empty() ? Send(id, Status()) : Dismiss(id, peer);
+      // It reads a state before it asks for the next one.
+      if (peer.outgoing.size() - peer.sent > kObserverBacklog) return Dismiss(id, peer);
+      return Send(id, Status());
     case State::kLeaving:
       return;
   }
@@ -177,7 +183,8 @@ void ServerLoop::HandleFrame(PeerId id, Peer& peer, const std::string& frame) {
 const std::string& ServerLoop::Status() {
   if (const absl::Time now = absl::Now(); now >= status_until_) {
     status_ = seats_->StatusJson();
-    status_until_ = now + kStatusAge;
+    const absl::Time done = absl::Now();
+    status_until_ = done + std::max(kStatusAge, kStatusRest * (done - now));
   }
   return status_;
 }
@@ -207,14 +214,14 @@ absl::Status ServerLoop::Judge(const Peer& peer, const Hello& hello) const {
         "the secrets differ: set EVENKEEL_SECRET or EVENKEEL_SECRET_FILE to the same value for "
         "every rank");
   }
-  if (hello.kind == Hello::Kind::kObserver && options_.has_store) return absl::OkStatus();
+  const bool is_control = hello.kind == Hello::Kind::kControl;
+  if (!is_control && !options_.has_store)
+    return absl::InvalidArgumentError("this server has no store");
+  if (hello.kind == Hello::Kind::kObserver) return absl::OkStatus();
   if (hello.world_size < 1 || hello.rank < 0 || hello.rank >= hello.world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", hello.rank, " is out of range for ", hello.world_size, " ranks"));
   }
-  const bool is_control = hello.kind == Hello::Kind::kControl;
-  if (!is_control && !options_.has_store)
-    return absl::InvalidArgumentError("this server has no store");
   const int most = options_.world_size > 0 ? options_.world_size : hello.world_size;
   if (is_control ? hello.world_size > most : hello.world_size != most) {
     return absl::InvalidArgumentError(

@@ -88,7 +88,7 @@ class ServerLoop {
   void HandleHello(PeerId id, Peer& peer, const Hello& hello);
   absl::Status Judge(const Peer& peer, const Hello& hello) const;
   void HandleRequest(PeerId id, Peer& peer, const std::string& frame);
-  // Returns the state of all groups, at most kStatusAge old: many observers cost as much as one.
+  // Returns the state of all groups, which is not quite new: many observers cost as much as one.
   const std::string& Status();
   void Send(PeerId id, absl::string_view payload);
   void Flush(Peer& peer);

@@ -17,6 +17,10 @@
 namespace evenkeel::internal {
 namespace {
 
+std::string NameOf(const Hello& hello) {
+  return hello.kind == Hello::Kind::kObserver ? "the observer" : absl::StrCat("rank ", hello.rank);
+}
+
 constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(250);
 // A foreign server may accept the connection and send nothing, and the next address may be the
@@ -54,8 +58,8 @@ absl::Status Exchange(Greeted& greeted, Hello hello, const JobSecret& job, absl:
     return absl::UnavailableError(
         absl::StrCat("it serves the job ", absl::CHexEscape(challenge.job), ", not ", job.job));
   }
-  const absl::Status same_build = CheckSameBuild("the store", challenge.version, challenge.build,
-                                                 absl::StrCat("rank ", hello.rank));
+  const absl::Status same_build =
+      CheckSameBuild("the store", challenge.version, challenge.build, NameOf(hello));
   is_final = !same_build.ok();
   EK_RETURN_IF_ERROR(same_build);
   EK_ASSIGN_OR_RETURN(hello.nonce, RandomBytes(kNonceSize));
@@ -89,8 +93,8 @@ Attempt GreetOnce(const HostPort& server, const Hello& hello, const JobSecret& j
   if (status.ok()) {
     attempt.result = std::move(greeted);
   } else if (attempt.is_final) {
-    attempt.result = Annotate(
-        status, absl::StrCat("the store at ", server.ToString(), " and rank ", hello.rank));
+    attempt.result =
+        Annotate(status, absl::StrCat("the store at ", server.ToString(), " and ", NameOf(hello)));
   } else {
     attempt.result = Annotate(
         status, absl::StrCat("the server at ", server.ToString(), " is not this job's store"));
@@ -128,8 +132,7 @@ absl::StatusOr<Greeted> Greet(const FindServer& find, const Hello& hello, const 
     const absl::Time now = absl::Now();
     const auto text = [&] {
       return absl::StrCat(
-          hello.kind == Hello::Kind::kObserver ? "" : absl::StrCat("rank ", hello.rank, " "),
-          "found no store at ", Places(servers), " within ",
+          NameOf(hello), " found no store at ", Places(servers), " within ",
           absl::FormatDuration(absl::Trunc(now - start, absl::Milliseconds(1))),
           last.ok() ? "" : absl::StrCat(" (", last.message(), ")"),
           job.host.empty() ? "" : absl::StrCat(": ", job.host, ", which hosts it, is missing"));

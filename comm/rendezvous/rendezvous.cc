@@ -33,7 +33,11 @@ absl::StatusOr<std::string> SecretOf(const Environment& environment, Store* shar
                                      bool may_make = true) {
   if (!environment.secret.empty()) return environment.secret;
   if (environment.secret_file.empty()) {
-    if (!may_make) return shared->Get(kSecretKey, absl::ZeroDuration());
+    if (!may_make) {
+      if (shared != nullptr && shared->Check(kSecretKey).value_or(false))
+        return shared->Get(kSecretKey, absl::ZeroDuration());
+      return absl::NotFoundError("the job has no secret yet, or has ended");
+    }
     EK_ASSIGN_OR_RETURN(const std::string fresh, internal::RandomBytes(kSecretBytes));
     return shared->GetOrSet(kSecretKey, absl::BytesToHexString(fresh));
   }

@@ -191,11 +191,14 @@ TcpObserver::~TcpObserver() { connection_->Close(absl::ZeroDuration()); }
 
 absl::StatusOr<std::string> TcpObserver::Status(absl::Duration timeout) {
   int64_t mine = 0;
+  bool asks = false;
   {
     absl::MutexLock lock(&mutex_);
-    mine = ++asked_;
+    asks = asked_ == answered_;  // Else the reply that is due is new enough.
+    if (asks) ++asked_;
+    mine = asked_;
   }
-  connection_->Send("");
+  if (asks) connection_->Send("");
   absl::MutexLock lock(&mutex_);
   const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return answered_ >= mine || !lost_.ok();

@@ -460,10 +460,11 @@ absl::StatusOr<std::shared_ptr<StepTicket>> StepControl::Begin(StepRecord record
   ++records_sent_;
   auto ticket = std::shared_ptr<StepTicket>(new StepTicket(step, record.joined, this));
   unanswered_.push_back(ticket);
+  std::string mine = record.Serialize();
   // A message wakes a thread, which may take this one's core: not this rank's delay.
   const internal::CountedWait exchange;
   comm_->control().Exchange(
-      kStepTopic, record.Serialize(),
+      kStepTopic, std::move(mine),
       [this, step, ticket](const absl::StatusOr<std::vector<std::string>>& parts) {
         OnRecords(step, *ticket, parts);
       });

@@ -1,5 +1,5 @@
-// What one rank does in its steps, as JSON: for observers of the job (TcpObserver in
-// comm/rendezvous/tcp_store.h), who get it with the rank's heartbeats.
+// One rank's steps as JSON, which it sends with its heartbeats to observers of the job (TcpObserver
+// in comm/rendezvous/tcp_store.h).
 //
 //   {"step": 417, "phase": "input", "exhausted": false, "waited_ms": 0,
 //    "step_ms": 16.2, "cost": 0.18, "straggler": true, "cost_phase": "input",

@@ -124,8 +124,8 @@ TEST_F(TopTest, SaysThatTheHostOfTheStoreHangs) {
   TopUntil("ms a step");
   ranks_.Signal(0, SIGSTOP);
   const absl::Time begin = absl::Now();
-  EXPECT_THAT(Top(job_),
-              testing::ContainsRegex("top: found no store at [0-9.:]+ within 2[.0-9]*s"));
+  EXPECT_THAT(Top(job_), testing::ContainsRegex(
+                             "top: the observer found no store at [0-9.:]+ within 2[.0-9]*s"));
   EXPECT_EQ(exit_code_, 1);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
 }

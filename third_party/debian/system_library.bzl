@@ -25,16 +25,15 @@ def find_library(repository_ctx, file):
             return path
     return None
 
-def _target(name, srcs, linkopts, deps, defines):
+def _target(name, srcs, linkopts, deps):
     return """
 cc_library(
     name = "{}",
     srcs = {},
     linkopts = {},
     deps = {},
-    defines = {},
 )
-""".format(name, srcs, linkopts, deps, defines)
+""".format(name, srcs, linkopts, deps)
 
 def _system_library_impl(repository_ctx):
     attr = repository_ctx.attr
@@ -64,7 +63,7 @@ def _system_library_impl(repository_ctx):
             else:
                 linkopts.append("-l:" + file)
         deps = [":" + dep for dep in attr.library_deps.get(name, [])]
-        text += _target(name, srcs, linkopts, deps, attr.defines)
+        text += _target(name, srcs, linkopts, deps)
     repository_ctx.file("BUILD", text)
 
 system_library = repository_rule(
@@ -81,9 +80,6 @@ system_library = repository_rule(
         ),
         "library_deps": attr.string_list_dict(
             doc = "Target name to the targets of this repository it needs.",
-        ),
-        "defines": attr.string_list(
-            doc = "The macros with which the library was compiled, if its header depends on them.",
         ),
     },
 )

@@ -40,9 +40,10 @@ PHASES = {
     "neighbour": None,  # Shared by forward and backward.
 }
 NEIGHBOUR = """
-import time, sys
+import os, time, sys
+parent = os.getppid()
 next, period = time.monotonic(), 0.001 * (1 + 1 / float(sys.argv[1]))
-while True:
+while os.getppid() == parent:
     time.sleep(max(0, next - time.monotonic()))
     next += period
     end = time.process_time() + 0.001

@@ -8,6 +8,7 @@
 #include "evenkeel/bucket/replica_check.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/join/phase.h"
+#include "evenkeel/zero_optim/internal/agree.h"
 #include "evenkeel/zero_optim/internal/gradient_measure.h"
 #include "evenkeel/zero_optim/internal/gradients.h"
 
@@ -111,8 +112,12 @@ absl::Status ReplicatedOptimizer::EndStep(absl::string_view settings) {
   CountStep(settings);
   if (!IsCheckDue(options_.check_replicas, communicator(), steps_finished()))
     return absl::OkStatus();
-  EK_ASSIGN_OR_RETURN(const std::vector<NamedView> state, updater_.NamedState());
-  return CompareReplicas(join_name(), state, communicator(), options_.check_replicas,
+  const absl::StatusOr<std::vector<NamedView>> state = updater_.NamedState();
+  if (!state.ok()) {  // Its device fails; the others must not wait for it.
+    communicator().Abort(state.status());
+    return state.status();
+  }
+  return CompareReplicas(join_name(), *state, communicator(), options_.check_replicas,
                          steps_finished(), updater_.stream());
 }
 
@@ -164,7 +169,9 @@ absl::StatusOr<StatePieces> ReplicatedOptimizer::Pieces() {
 }
 
 absl::Status ReplicatedOptimizer::EnterGroup(const GroupChange& /*change*/) {
-  return CheckSame(absl::OkStatus());
+  // A new process may have other settings, and would compare replicas at other steps.
+  return CheckSameOnAllRanks(communicator(), join_name(), absl::OkStatus(), *params_, groups(),
+                             SameIn::kShape, OtherSettings());
 }
 
 absl::Status ReplicatedOptimizer::CheckWhole() const {

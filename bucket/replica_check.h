@@ -36,9 +36,9 @@
 //          Internal on all ranks from the call that has compared, with the first tensor, the step,
 //          and the ranks that differ from most; with two ranks: "ranks 0 and 1 differ". Its
 //          FailureInfo (kDisagreement) has the same ranks. The step of an Optimizer that returns it
-//          has been taken: do not repeat it. The group remains usable, unless the
-//          call was inside RunJoined() or a FinishStep() that updates in backward. Recover() makes
-//          all replicas equal to that of its source, which may be the wrong one.
+//          has been taken: do not repeat it. The group remains usable, unless the call was inside
+//          RunJoined() or a FinishStep() that updates in backward. Recover() makes all replicas
+//          equal to that of its source, which may be the wrong one.
 
 #ifndef EVENKEEL_BUCKET_REPLICA_CHECK_H_
 #define EVENKEEL_BUCKET_REPLICA_CHECK_H_

@@ -42,11 +42,13 @@ constexpr char kUsage[] =
 
   top [--once] [--json] [--interval=SECONDS] [JOB]
 
-JOB is the address of the job's store (host:port), its name (EVENKEEL_JOB), the number of one of its processes, or the
-folder that contains its address. Without it: the only job of this user on this host. The secret is EVENKEEL_SECRET or
-EVENKEEL_SECRET_FILE, or that of the job's processes on this host.
+JOB is the address of the job's store (host:port), its name (EVENKEEL_JOB), the number of one of
+its processes, or the folder that contains its address. Without it: the only job of this user on
+this host. The secret is EVENKEEL_SECRET or EVENKEEL_SECRET_FILE, or that of the job's processes on
+this host.
 
-cost is the part of the group's time that it waited for that rank in the last steps; waiting is in milliseconds a step.
+cost is the part of the group's time that it waited for that rank in the last steps; waiting is in
+milliseconds a step.
 
 Exit code: 0 after --once; 1 if there is no such job, or when it has ended.)";
 

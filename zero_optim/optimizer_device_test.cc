@@ -64,11 +64,14 @@ struct Rank {
     return Create(AllInOneGroup(model.params(), rule));
   }
 
-  absl::Status Step(int step, const StepOptions& options = {}) {
+  absl::Status Reduce(int step) {
     EK_RETURN_IF_ERROR(ddp->BeginStep());
     model.params().ClearGradients();
     model.Backward(comm.rank(), step);
-    EK_RETURN_IF_ERROR(internal::Reduce(*ddp, model.params()));
+    return internal::Reduce(*ddp, model.params());
+  }
+  absl::Status Step(int step, const StepOptions& options = {}) {
+    EK_RETURN_IF_ERROR(Reduce(step));
     return optimizer->Step(options);
   }
   void PlainStep(int step, const StepOptions& options = {}) {
@@ -430,6 +433,23 @@ TEST(OptimizerOnADeviceTest, DamagedReplicasAreNamed) {
       return devices.Synchronize(rank.stream.ref(), absl::Now() + absl::Minutes(1));
     });
   }
+}
+
+TEST(OptimizerOnADeviceTest, ReplicasAreComparedAfterTheUpdatesInBackward) {
+  SimulatedDevices devices({.count = 2, .delay = absl::Milliseconds(1)});
+  RunOn(devices, 2, [&](Communicator& comm) -> absl::Status {
+    Rank rank(comm, devices);
+    EK_ASSIGN_OR_RETURN(rank.ddp, DataParallel::Create(&comm, &rank.model.params(), {}));
+    EK_ASSIGN_OR_RETURN(rank.optimizer,
+                        Optimizer::Create(*rank.ddp, AdamW{},
+                                          {.placement = Replicated{.update_in_backward = true},
+                                           .check_replicas = {.every = 1}}));
+    for (int step = 0; step < 6; ++step) EK_RETURN_IF_ERROR(rank.Reduce(step));
+    EK_RETURN_IF_ERROR(devices.Synchronize(rank.stream.ref(), absl::Now() + absl::Minutes(1)));
+    for (const auto& [param, state] : rank.optimizer->state().params)
+      EXPECT_EQ(state.step, 6) << "parameter " << param;
+    return absl::OkStatus();
+  });
 }
 
 TEST(OptimizerOnADeviceTest, SaysWhatDoesNotFit) {

@@ -49,9 +49,9 @@ bool Completer::BeginStep() {
 
 absl::Status Completer::Complete(double scale) {
   EK_RETURN_IF_ERROR(launcher_.pipeline()->Wait());
-  for (const BucketInfo& bucket : core_.storage->buckets()) {
-    // From here on the parameters' stream may be used, also by OnStepEnd().
-    if (core_.device != nullptr)
+  if (core_.device != nullptr) {
+    // Before OnStepEnd(), which may use the parameters' stream.
+    for (const BucketInfo& bucket : core_.storage->buckets())
       EK_RETURN_IF_ERROR(launcher_.pipeline()->FollowBucket(bucket.index, core_.device->stream()));
   }
   EK_RETURN_IF_ERROR(core_.reduction->OnStepEnd());

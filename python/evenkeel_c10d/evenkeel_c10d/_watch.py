@@ -372,8 +372,8 @@ class Watch:
             if waited >= self._hang_after + _REPLY and reported != since:
                 reported = since
                 self._report_hang(now, waited)
-            # Ranks neither come to a collective nor leave it at the same moment: one that waits, too,
-            # is not late, nor is one that is asked for the last time when it has just been left.
+            # Ranks neither come to a collective nor leave it at the same moment. One that waits,
+            # too, is not late; nor is one whose collective ended while the question travelled.
             if is_asked and waited >= self._hang_after / 4:
                 late = None
             elif is_asked and (late is None or late[0] != self._monitor.steps):

@@ -1,13 +1,13 @@
-"""Counts how often watch() finds the slow rank of a DistributedDataParallel over Gloo, and its phase.
+"""Counts how often watch() finds the slow rank of a module trained over Gloo, and its phase.
 
     python watch_trials.py --trials=100 --seed=1
     python watch_trials.py --trial=17             # one of them again
     python watch_trials.py --clean-steps=20000    # no delay: no rank may be accused
 
 The counterpart of tests/stragglers, with its delays: of one rank, 5 to 50 % of a step (as measured
-before the delay begins). Forward and backward sleep, or compute where the core is slow. The last 500
-steps are judged. Exits with 1 if less than 99 % of the ranks, or 95 % of the known phases, are found,
-or if another rank is accused in more than 1 % of the trials or in any clean step.
+before the delay begins). Forward and backward sleep, or compute where the core is slow. The last
+500 steps are judged. Exits with 1 if less than 99 % of the ranks, or 95 % of the known phases, are
+found, or if another rank is accused in more than 1 % of the trials or in any clean step.
 """
 
 import argparse

@@ -11,7 +11,7 @@ every workspace that takes evenkeel in.
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
 load(":precompiled_header.bzl", "precompiled_header")
 
-_COPTS = [
+_FLAGS = [
     "-std=c++20",
     "-Wall",
     "-Wextra",
@@ -19,59 +19,63 @@ _COPTS = [
     "-Woverloaded-virtual",
     "-Wno-missing-field-initializers",  # {.cap = x} means: the rest by default
     "-Wno-restrict",  # GCC 12 sees overlaps in std::string + (PR105651)
+    "-Wno-array-bounds",  # and, with precompiled headers, ends of strings where there are none
 ]
+
+_PRELUDE = "//tools/build_defs:prelude"
 
 # Compiling is most of a test's cost, and its own code need not be fast: that of
 # the libraries is optimised. A test that computes much says copts = ["-O2"].
-_TEST_COPTS = _COPTS + ["-O0", "-include", "test_prelude.h"]
+_TEST_FLAGS = _FLAGS + ["-O0"]
+_TEST_PRELUDE = "//tools/build_defs:test_prelude"
 
 _PROGRAM_DEPS = select({
     "//tools/build_defs:tsan": ["//tools/build_defs:tsan_suppressions"],
     "//conditions:default": [],
 })
 
-def _copts(kwargs, copts = _COPTS):
-    return copts + kwargs.pop("copts", [])
+def _copts(kwargs, prelude):
+    flags = _TEST_FLAGS if prelude == _TEST_PRELUDE else _FLAGS
+    return flags + ["-include", prelude.rpartition(":")[2] + ".h"] + kwargs.pop("copts", [])
 
-def test_prelude(name, hdr, deps):
-    """The headers that every ek_cc_test includes before its first line."""
+def prelude(name, testonly = False, **kwargs):
+    """<name>.h, the headers that targets include before their first line."""
     precompiled_header(
         name = name,
-        testonly = True,
-        hdr = hdr,
-        copts = _COPTS + ["-O0"],
+        testonly = testonly,
+        hdr = name + ".h",
+        copts = _TEST_FLAGS if testonly else _FLAGS,
         visibility = ["//:__subpackages__"],
-        deps = deps,
+        **kwargs
     )
 
-def ek_cc_library(name, deps = [], **kwargs):
+def ek_cc_library(name, deps = [], prelude = _PRELUDE, **kwargs):
     """A library; its headers are included as evenkeel/<folder>/<header>.
 
-    One of tests' parts (testonly, with GoogleTest) is compiled as tests are.
+    Its sources include `prelude` before their first line. One of tests' parts
+    (testonly, with GoogleTest) is compiled as tests are.
     """
-    copts = _COPTS
     is_list = type(deps) == type([])  # and not a select()
     if kwargs.get("testonly") and is_list and "@com_google_googletest//:gtest" in deps:
-        copts = _TEST_COPTS
-        deps = deps + ["//tools/build_defs:test_prelude"]
+        prelude = _TEST_PRELUDE
     cc_library(
         name = name,
-        copts = _copts(kwargs, copts),
+        copts = _copts(kwargs, prelude),
         include_prefix = "evenkeel/" + native.package_name(),
-        deps = deps,
+        deps = deps + [prelude],
         **kwargs
     )
 
-def ek_cc_binary(name, deps = [], **kwargs):
-    """A program."""
+def ek_cc_binary(name, deps = [], prelude = _PRELUDE, **kwargs):
+    """A program; `prelude` is as of ek_cc_library."""
     cc_binary(
         name = name,
-        copts = _copts(kwargs),
-        deps = deps + _PROGRAM_DEPS,
+        copts = _copts(kwargs, prelude),
+        deps = deps + [prelude] + _PROGRAM_DEPS,
         **kwargs
     )
 
-def ek_cc_test(name, srcs = None, size = "small", deps = [], **kwargs):
+def ek_cc_test(name, srcs = None, size = "small", deps = [], prelude = _TEST_PRELUDE, **kwargs):
     """A GoogleTest.
 
     Args:
@@ -80,18 +84,16 @@ def ek_cc_test(name, srcs = None, size = "small", deps = [], **kwargs):
       size: as of cc_test.
       deps: without GoogleTest, its main() and the parts of Abseil that test_prelude.h
         includes: these come by themselves.
+      prelude: another one than the tests'.
       **kwargs: as of cc_test.
     """
     cc_test(
         name = name,
         size = size,
         srcs = [name + ".cc"] if srcs == None else srcs,
-        copts = _copts(kwargs, _TEST_COPTS),
+        copts = _copts(kwargs, prelude),
         linkstatic = kwargs.pop("linkstatic", True),
-        deps = deps + [
-            "//tools/build_defs:test_prelude",
-            "@com_google_googletest//:gtest_main",
-        ] + _PROGRAM_DEPS,
+        deps = deps + [prelude, "@com_google_googletest//:gtest_main"] + _PROGRAM_DEPS,
         **kwargs
     )
 
@@ -125,9 +127,9 @@ def ek_cc_benchmark(name, srcs = None, deps = [], tags = [], size = "small", **k
         name = name + "_cases",
         testonly = True,
         srcs = [name + ".cc"] if srcs == None else srcs,
-        copts = _copts(kwargs),
+        copts = _copts(kwargs, _PRELUDE),
         tags = tags,
-        deps = deps + ["@com_github_google_benchmark//:benchmark_main"],
+        deps = deps + [_PRELUDE, "@com_github_google_benchmark//:benchmark_main"],
         alwayslink = True,
         **kwargs
     )

@@ -1,7 +1,7 @@
 """A header that GCC reads as its own memory image instead of as text.
 
-The tests include GoogleTest, Abseil and the standard library, which takes longer
-to parse than the tests themselves. A target with this rule among its `deps` and
+Sources include Abseil and the standard library, tests GoogleTest besides, which
+takes longer to parse than most sources themselves. A target with this rule among its `deps` and
 `-include <hdr>` among its `copts` starts from the image. GCC ignores an image
 made with other options, and other compilers get the header alone, so that the
 image changes compile times and nothing else.
@@ -60,6 +60,7 @@ def _precompiled_header_impl(ctx):
                 transitive = [context.headers, cc_toolchain.all_files],
             ),
             outputs = [image],
+            execution_requirements = {tag: "" for tag in ctx.attr.tags},
         )
         headers.append(image)
 
@@ -67,13 +68,12 @@ def _precompiled_header_impl(ctx):
         headers = depset(headers),
         quote_includes = depset([header.dirname]),
     )
-    return [
-        DefaultInfo(files = depset(headers)),
-        cc_common.merge_cc_infos(
-            direct_cc_infos = [CcInfo(compilation_context = own)],
-            cc_infos = [dep[CcInfo] for dep in ctx.attr.deps],
-        ),
-    ]
+    contexts = [CcInfo(compilation_context = own)]
+    if ctx.attr.links:
+        contexts += [dep[CcInfo] for dep in ctx.attr.deps]
+    else:
+        contexts.append(CcInfo(compilation_context = context))
+    return [DefaultInfo(files = depset(headers)), cc_common.merge_cc_infos(cc_infos = contexts)]
 
 precompiled_header = rule(
     implementation = _precompiled_header_impl,
@@ -83,6 +83,7 @@ precompiled_header = rule(
         ),
         "deps": attr.label_list(providers = [CcInfo]),
         "hdr": attr.label(allow_single_file = [".h"], mandatory = True),
+        "links": attr.bool(doc = "Whether targets link `deps`, too, or only find their headers."),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],

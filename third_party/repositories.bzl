@@ -109,6 +109,14 @@ def evenkeel_repositories():
     )
     _maybe(
         system_library,
+        name = "microhttpd",
+        what = "GNU libmicrohttpd",
+        package = "libmicrohttpd-dev",
+        header = "/usr/include/microhttpd.h",
+        libraries = {"microhttpd": ["libmicrohttpd.so"]},
+    )
+    _maybe(
+        system_library,
         name = "openssl",
         what = "OpenSSL",
         package = "libssl-dev",

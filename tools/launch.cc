@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <string>
 #include <system_error>
 
@@ -12,9 +14,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/rendezvous/tcp_store.h"
+#include "evenkeel/comm/status.h"
 #include "evenkeel/tools/flight_folder.h"
 #include "evenkeel/tools/launcher.h"
 #include "evenkeel/tools/program.h"
+#include "evenkeel/tools/status_server.h"
 #include "gflags/gflags.h"
 
 DEFINE_int32(nproc, 2, "How many ranks to start.");
@@ -29,6 +34,8 @@ DEFINE_double(
 DEFINE_int32(max_restarts, 0, "How often a job that failed is started anew, all ranks of it.");
 DEFINE_double(restart_pause_s, 1,
               "Seconds before the first restart; twice as long before each next one, up to 30.");
+DEFINE_string(status, "",
+              "host:port where the job's state is served over HTTP (EVENKEEL_STATUS).");
 DEFINE_string(flight, "", "Folder where a rank writes its last collectives when it fails.");
 
 namespace {
@@ -37,7 +44,7 @@ constexpr char kUsage[] =
     R"(Starts ranks of a program on this host, and ends all of them when one fails, or lets the others continue.
 
   launch [--nproc=2] [--on_failure=stop] [--patience_s=5] [--max_restarts=0] [--flight=FOLDER]
-         -- PROGRAM [ARGUMENT...]
+         [--status=HOST:PORT] -- PROGRAM [ARGUMENT...]
 
 Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, and
 the variables by which evenkeel's ranks find and trust each other.
@@ -56,6 +63,9 @@ the variables by which evenkeel's ranks find and trust each other.
 --flight=FOLDER        Where ranks that fail, or see another one fail, write their last collectives, a file for each
                        rank (EVENKEEL_FLIGHT). The folder is created if it does not exist; one that has records
                        of an earlier job is refused. Restarted ranks write to FOLDER/restart1, and so on.
+--status=HOST:PORT     Where the job's state is served over HTTP while it runs, for requests with the header
+                       "Authorization: Bearer $EVENKEEL_STATUS_TOKEN": /status.json, and /metrics for Prometheus.
+                       The default is EVENKEEL_STATUS; without it, nothing is served.
 )";
 
 int Fail(const std::string& sentence) {
@@ -109,6 +119,29 @@ absl::Status OnRestart(const evenkeel::Restart& restart,
   return absl::OkStatus();
 }
 
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Serves the state of the job with that store, in place of the attempt before.
+absl::Status ServeStatus(const std::string& address, const std::string& store,
+                         const std::string& secret,
+                         std::unique_ptr<evenkeel::StatusServer>& server) {
+  server = nullptr;  // It has the port.
+  const auto status = [store, secret]() -> absl::StatusOr<std::string> {
+    constexpr absl::Duration kPatience = absl::Seconds(2);
+    EK_ASSIGN_OR_RETURN(
+        const std::unique_ptr<evenkeel::TcpObserver> observer,
+        evenkeel::TcpObserver::Connect({.addresses = {store}, .secret = secret, .timeout = kPatience}));
+    return observer->Status(kPatience);
+  };
+  EK_ASSIGN_OR_RETURN(server, evenkeel::StatusServer::Create(
+                                  {.address = address, .token = Variable("EVENKEEL_STATUS_TOKEN")},
+                                  status));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -156,6 +189,14 @@ int main(int argc, char** argv) {
                            std::map<std::string, std::string>& variables) {
     return OnRestart(restart, variables, flight_folder);
   };
+  std::unique_ptr<evenkeel::StatusServer> status_server;
+  const std::string status_address =
+      FLAGS_status.empty() ? Variable("EVENKEEL_STATUS") : FLAGS_status;
+  if (!status_address.empty()) {
+    options.on_store = [&](const std::string& store, const std::string& secret) {
+      return ServeStatus(status_address, store, secret, status_server);
+    };
+  }
   const absl::StatusOr<evenkeel::LaunchResult> result = evenkeel::Launch(options);
   if (!result.ok()) return Fail(std::string(result.status().message()));
   const char* const way_out =

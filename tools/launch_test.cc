@@ -17,11 +17,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "evenkeel/comm/net/socket.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -81,6 +83,30 @@ TEST(LaunchTest, GivesRanksTheirVariables) {
 TEST(LaunchTest, EveryJobHasASecretOfItsOwn) {
   const std::string first = RunLaunch("--nproc=1 -- sh -c 'echo $EVENKEEL_SECRET'").output;
   EXPECT_NE(first, RunLaunch("--nproc=1 -- sh -c 'echo $EVENKEEL_SECRET'").output);
+}
+
+int FreePort() {
+  const auto listener = evenkeel::internal::ListenOn({.host = "127.0.0.1"});
+  return LocalAddress(listener.value())->port;
+}
+
+TEST(LaunchTest, ServesTheStateOfEachAttempt) {
+  const int port = FreePort();
+  const std::string flags = "--nproc=1 --max_restarts=1 --restart_pause_s=0 -- ";
+  const std::string variables = absl::StrCat("EVENKEEL_STATUS=127.0.0.1:", port, " ");
+  Outcome outcome = RunLaunch(
+      absl::StrCat(flags, "bash -c 'exec 3<>/dev/tcp/127.0.0.1/", port,
+                   "; printf \"GET /status.json HTTP/1.1\\r\\nHost: x\\r\\n"
+                   "Authorization: Bearer t\\r\\n\\r\\n\" >&3; echo \"attempt $EVENKEEL_RESTART: "
+                   "$(tr -d \"\\r\\n\" <&3)\"; exit $((1 - EVENKEEL_RESTART))'"),
+      variables + "EVENKEEL_STATUS_TOKEN=t ");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, ContainsRegex("attempt 0: HTTP/1.1 200 OK.*\\[\\]\n"));
+  EXPECT_THAT(outcome.output, ContainsRegex("attempt 1: HTTP/1.1 200 OK.*\\[\\]\n"));
+  outcome = RunLaunch(flags + "echo started", variables);
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.output, HasSubstr("set EVENKEEL_STATUS_TOKEN"));
+  EXPECT_THAT(outcome.output, Not(HasSubstr("started")));
 }
 
 TEST(LaunchTest, SaysWhichRankFailedAndHow) {

@@ -333,6 +333,7 @@ absl::StatusOr<LaunchResult> RunAttempt(const LaunchOptions& options,
   variables["EVENKEEL_STORE_HOSTED"] = "1";
   variables["EVENKEEL_SECRET"] = secret;
   variables["EVENKEEL_RESTART"] = absl::StrCat(restarts);
+  if (options.on_store) EK_RETURN_IF_ERROR(options.on_store(server->address(), secret));
   Job job(options);
   EK_RETURN_IF_ERROR(job.Start(variables, signals));
   LaunchResult result = job.WaitForAll(signals);

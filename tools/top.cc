@@ -16,22 +16,26 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "evenkeel/comm/rendezvous/tcp_store.h"
 #include "evenkeel/comm/status.h"
 #include "evenkeel/tools/find_job.h"
 #include "evenkeel/tools/program.h"
+#include "evenkeel/tools/status_server.h"
 #include "evenkeel/tools/top_view.h"
 #include "gflags/gflags.h"
 #include "nlohmann/json.hpp"
 
 DEFINE_bool(json, false, "print the job's state as JSON, one line for each look");
 DEFINE_bool(once, false, "look once; without a terminal this is the default, except with --json");
+DEFINE_string(serve, "", "serve the job's state over HTTP at this host:port instead");
 DEFINE_double(interval, 1, "seconds between two looks, at least 0.1");
 
 namespace evenkeel {
@@ -41,11 +45,14 @@ constexpr char kUsage[] =
     R"(top: shows what the ranks of a running job do, and which of them the others wait for.
 
   top [--once] [--json] [--interval=SECONDS] [JOB]
+  top --serve=HOST:PORT [JOB]         GET /status.json, and GET /metrics for Prometheus
 
 JOB is the address of the job's store (host:port), its name (EVENKEEL_JOB), the number of one of
 its processes, or the folder that contains its address. Without it: the only job of this user on
 this host. The secret is EVENKEEL_SECRET or EVENKEEL_SECRET_FILE, or that of the job's processes on
 this host.
+
+--serve needs EVENKEEL_STATUS_TOKEN, and each request the header "Authorization: Bearer TOKEN".
 
 cost is the part of the group's time that it waited for that rank in the last steps; waiting is in
 milliseconds a step.
@@ -74,6 +81,7 @@ class Job {
  public:
   static absl::StatusOr<std::unique_ptr<Job>> Connect(std::vector<TcpStoreOptions> servers) {
     auto job = std::make_unique<Job>();
+    absl::MutexLock lock(&job->mutex_);
     absl::Status last;
     for (TcpStoreOptions& server : servers) {
       server.timeout = kPatience;
@@ -85,8 +93,9 @@ class Job {
     return job;
   }
 
-  // The job goes on while any of its servers does.
+  // The job goes on while any of its servers does. Thread-safe.
   absl::StatusOr<std::string> Status() {
+    absl::MutexLock lock(&mutex_);
     std::vector<std::string> groups;
     for (auto it = observers_.begin(); it != observers_.end();) {
       const absl::StatusOr<std::string> json = (*it)->Status(kPatience);
@@ -97,10 +106,14 @@ class Job {
     }
     return absl::StrCat("[", absl::StrJoin(groups, ","), "]");
   }
-  std::string ServerName() { return observers_.front()->ServerName(); }
+  std::string ServerName() {
+    absl::MutexLock lock(&mutex_);
+    return observers_.front()->ServerName();
+  }
 
  private:
-  std::vector<std::unique_ptr<TcpObserver>> observers_;
+  absl::Mutex mutex_;
+  std::vector<std::unique_ptr<TcpObserver>> observers_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::Status Show(Job& job, bool renews) {
@@ -123,12 +136,29 @@ absl::Status Show(Job& job, bool renews) {
   return Print(absl::StrCat(renews ? "\033[H\033[J" : "", text));
 }
 
+// Until the job has ended.
+absl::Status Serve(Job& job) {
+  const char* token = std::getenv("EVENKEEL_STATUS_TOKEN");
+  EK_ASSIGN_OR_RETURN(
+      const std::unique_ptr<StatusServer> server,
+      StatusServer::Create({.address = FLAGS_serve, .token = token == nullptr ? "" : token},
+                           [&] { return job.Status(); }));
+  EK_RETURN_IF_ERROR(Print(absl::StrCat("serving http://", server->address(), "/status.json\n")));
+  while (true) {
+    absl::SleepFor(absl::Seconds(FLAGS_interval));
+    if (const absl::Status status = job.Status().status();
+        !status.ok() && !absl::IsDeadlineExceeded(status))
+      return status;
+  }
+}
+
 absl::StatusOr<int> Run(const std::string& target) {
   if (FLAGS_interval < 0.1)
     return absl::InvalidArgumentError(
         absl::StrCat("--interval is ", FLAGS_interval, " seconds, expected at least 0.1"));
   EK_ASSIGN_OR_RETURN(std::vector<TcpStoreOptions> servers, FindJob(target));
   EK_ASSIGN_OR_RETURN(const std::unique_ptr<Job> job, Job::Connect(std::move(servers)));
+  if (!FLAGS_serve.empty()) return Serve(*job);
   const bool renews = MayMoveCursor() && !FLAGS_json && !FLAGS_once;
   if (!renews && !FLAGS_json) FLAGS_once = true;
   while (true) {

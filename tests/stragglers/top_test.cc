@@ -67,7 +67,9 @@ class TopTest : public testing::Test {
   }
   // Returns what top prints.
   std::string Top(const std::string& arguments) {
-    FILE* pipe = popen(absl::StrCat("tools/top ", arguments, " 2>&1").c_str(), "r");
+    return ReadAll(popen(absl::StrCat("tools/top ", arguments, " 2>&1").c_str(), "r"));
+  }
+  std::string ReadAll(FILE* pipe) {
     std::string output;
     std::array<char, 4096> buffer;
     for (size_t size; (size = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
@@ -130,6 +132,30 @@ TEST_F(TopTest, SaysThatTheHostOfTheStoreHangs) {
                              "top: the observer found no store at [0-9.:]+ within 2[.0-9]*s"));
   EXPECT_EQ(exit_code_, 1);
   EXPECT_LT(absl::Now() - begin, absl::Seconds(10));
+}
+
+TEST_F(TopTest, ServesTheStateUntilTheJobHasEnded) {
+  StartJob("--slow=2");
+  TopUntil("rank 2 costs the group");
+  FILE* server = popen(
+      absl::StrCat("EVENKEEL_STATUS_TOKEN=t tools/top --serve=127.0.0.1:0 ", job_, " 2>&1").c_str(),
+      "r");
+  std::array<char, 4096> line;
+  ASSERT_NE(fgets(line.data(), line.size(), server), nullptr);
+  int port = 0;
+  ASSERT_EQ(sscanf(line.data(), "serving http://127.0.0.1:%d/status.json", &port), 1)
+      << line.data();
+  FILE* client = popen(absl::StrCat("bash -c 'exec 3<>/dev/tcp/127.0.0.1/", port,
+                                    "; printf \"GET /metrics HTTP/1.1\\r\\nHost: x\\r\\n"
+                                    "Authorization: Bearer t\\r\\n\\r\\n\" >&3; cat <&3'")
+                           .c_str(),
+                       "r");
+  EXPECT_THAT(ReadAll(client),
+              testing::ContainsRegex(
+                  "evenkeel_rank_cost_ratio\\{group=\"world\",rank=\"2\"\\} 0\\.[1-9]"));
+  for (int rank = 0; rank < kWorld; ++rank) ranks_.Signal(rank, SIGKILL);
+  EXPECT_THAT(ReadAll(server), HasSubstr("top: "));
+  EXPECT_EQ(exit_code_, 1);
 }
 
 TEST_F(TopTest, SaysWhichJobsThereAreNot) {

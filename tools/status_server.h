@@ -1,0 +1,55 @@
+// Serves the state of a job over HTTP: GET /status.json, and GET /metrics for Prometheus.
+//
+//   EK_ASSIGN_OR_RETURN(std::unique_ptr<StatusServer> server,
+//                       StatusServer::Create({.address = "127.0.0.1:9400", .token = token},
+//                                            [&] { return observer->Status(absl::Seconds(2)); }));
+//
+// Each request needs the header "Authorization: Bearer <token>"; without it the reply is 401, for
+// any path, and `status` is not called. HTTP is not encrypted: bind to a loopback address, or to a
+// network that you trust. A connection has one request of at most 8 KiB, and is closed after
+// 2 seconds without progress; further connections than 1000 wait.
+//
+// Threads: one thread of the server serves all connections, and calls `status`.
+// Errors:  InvalidArgument for a malformed address or an empty token; Unavailable if it cannot
+//          listen on the address. The reply is 503 with the message if `status` fails.
+
+#ifndef EVENKEEL_TOOLS_STATUS_SERVER_H_
+#define EVENKEEL_TOOLS_STATUS_SERVER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace evenkeel {
+
+// Returns the job's state (TcpObserver::Status()) in Prometheus's text format.
+std::string PrometheusText(const nlohmann::json& status);
+
+class StatusServer {
+ public:
+  struct Options {
+    std::string address;  // "host:port"; port 0: the system chooses one.
+    std::string token;
+  };
+  static absl::StatusOr<std::unique_ptr<StatusServer>> Create(
+      const Options& options, std::function<absl::StatusOr<std::string>()> status);
+  ~StatusServer();
+  StatusServer(const StatusServer&) = delete;
+  StatusServer& operator=(const StatusServer&) = delete;
+
+  // Returns "host:port", with the actual port.
+  const std::string& address() const;
+
+ private:
+  struct State;
+  explicit StatusServer(std::unique_ptr<State> state);
+
+  const std::unique_ptr<State> state_;
+};
+
+}  // namespace evenkeel
+
+#endif  // EVENKEEL_TOOLS_STATUS_SERVER_H_
